@@ -1,0 +1,33 @@
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?= --arch sm_89 --tile 128x128x32
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help setup generate test lint clean
+
+help:  ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## Install everything into .venv (PYTHON=python3.12 chooses another Python)
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$(PYTHON) is older than 3.10: name another one, as in make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+generate: $(INSTALLED)  ## Make kernels: make generate ARGS="--arch sm_89 --tile 128x128x32"
+	@$(VENV)/bin/generate $(ARGS)
+
+test: $(INSTALLED)  ## Run the whole test suite
+	$(VENV)/bin/python -m pytest -n auto
+
+lint: $(INSTALLED)  ## Check style
+	$(VENV)/bin/ruff check generator hgemm tests
+	$(VENV)/bin/ruff format --check generator hgemm tests
+
+clean:  ## Remove the virtual environment, caches and built artefacts
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis emitted/failed emitted/index.db*
+	find emitted -name 'kernel.cubin' -o -name 'kernel.ptx' -o -name 'record.json' | xargs -r rm -f
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

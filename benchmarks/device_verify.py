@@ -1,0 +1,120 @@
+"""Verifies the variants of a library on this machine's GPU, or runs some of them under compute-sanitizer.
+
+    python benchmarks/device_verify.py LIBRARY --jobs 8 --budget 400 --json verify.json
+    python benchmarks/device_verify.py LIBRARY --sanitize 8 --budget 400 --json sanitize.json
+
+Needs numpy, cuda-bindings and click. Each variant is checked in a process of its own (generator/device_check.py); under
+compute-sanitizer without guard bands, so that its own watch over allocations is exact, and on small ragged shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from generator.device_check import CODES, Outcome, Request, Workers
+from generator.library import Library
+from generator.selection import Selection, select_rows
+from generator.verbs.verify import line_of, plain, summary_of
+from hgemm.device import checked, driver, open_device
+
+TOOLS = ("memcheck", "racecheck", "initcheck")
+RAGGED = "33x65x17@2,1x1x1,130x70x100,129x257x95"
+MANY_TILES = "17x17x40@600"
+"""More tiles than an H200 holds CTAs, so that a persistent CTA goes on to a second tile."""
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)\b.*")
+
+
+def requests_of(args: argparse.Namespace) -> list[Request]:
+    rows = select_rows(Library(args.library), Selection(kernels=args.kernels, where=args.where))
+    if args.sanitize:
+        count = min(args.sanitize, len(rows))
+        rows = [rows[at * len(rows) // count] for at in range(count)]  # spread over the names, which say the specs
+    library = str(args.library.resolve())
+    if not args.sanitize:
+        return [Request(library, str(row["symbol"]), args.shapes, args.code, args.seed) for row in rows]
+    return [
+        Request(
+            library,
+            str(row["symbol"]),
+            args.shapes or RAGGED + (f",{MANY_TILES}" if row["grid"] == "persistent" else ""),
+            args.code,
+            args.seed,
+            data=("integer",),
+            guard_bytes=0,
+            twice=False,
+        )
+        for row in rows
+    ]
+
+
+def verify(args: argparse.Namespace, requests: list[Request]) -> tuple[list[dict], bool]:
+    outcomes: list[Outcome] = []
+    for outcome, _ in Workers(args.jobs, args.timeout, budget_s=args.budget).check_all(requests):
+        outcomes.append(outcome)
+        print(line_of(outcome), flush=True)
+    print(summary_of(outcomes))
+    return [plain(asdict(outcome)) for outcome in outcomes], not any(outcome.failed for outcome in outcomes)
+
+
+def sanitize(args: argparse.Namespace, requests: list[Request]) -> tuple[list[dict], bool]:
+    """Run every variant under every tool; a run is clean where the tool found nothing and the numbers are right."""
+    rows = []
+    for tool in args.tools.split(","):
+        workers = Workers(args.jobs, args.timeout, ("compute-sanitizer", "--tool", tool), args.budget)
+        for outcome, log in workers.check_all(requests):
+            counts = [int(match[1]) for match in _SUMMARY.finditer(log)]
+            clean = bool(counts) and sum(counts) == 0 and outcome.passed
+            summary = next((match[0] for match in _SUMMARY.finditer(log)), "no summary")
+            print(
+                f"{'clean' if clean else 'FOUND'}  {tool:9}  {outcome.symbol}  {summary}  {outcome.reason}", flush=True
+            )
+            rows.append({"tool": tool, "clean": clean, "summary": summary, **plain(asdict(outcome))})
+            if not clean:
+                rows[-1]["log"] = log[-4000:]
+                print("\n".join(f"    {line}" for line in log.splitlines() if line.startswith("========="))[:3000])
+    print(f"{sum(row['clean'] for row in rows)} of {len(rows)} runs are clean")
+    return rows, all(row["clean"] for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--kernels", default="", help="globs over symbols and aliases: '*_tn_*,*_nn_*'")
+    parser.add_argument("--where", default="", help="a condition, as of `hgemm list`")
+    parser.add_argument("--shapes", default="", help="instead of the default ones: 128x128x64,33x65x17@3")
+    parser.add_argument("--code", choices=CODES, default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--timeout", type=float, default=180, help="for one variant, in seconds")
+    parser.add_argument("--budget", type=float, default=420, help="begin no variant (or tool) after so many seconds")
+    parser.add_argument("--sanitize", type=int, default=0, metavar="N", help="run N variants under compute-sanitizer")
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    device = open_device()
+    results, good = (sanitize if args.sanitize else verify)(args, requests_of(args))
+    if args.json:
+        identity = {
+            "device": device.name,
+            "driver": checked(driver().cuDriverGetVersion(), "ask for the driver's version"),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        }
+        args.json.write_text(json.dumps({**identity, "results": results}, indent=1) + "\n")
+    return 0 if good and results else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Exception as error:
+        if not hasattr(error, "exit_code"):  # neither the generator's nor hgemm's
+            raise
+        sys.exit(f"device_verify: {error}")

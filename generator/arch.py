@@ -1,0 +1,179 @@
+"""The architectures that the generator knows, and the limits of each, with the source of every number."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from generator.errors import RequestError
+
+KIB = 1024
+MMA_SYNC_SM80 = "mma_sync_sm80"
+
+
+@dataclass(frozen=True)
+class ArchLimits:
+    """What one SM, one CTA and one thread of an architecture may take.
+
+    Units: names ending in `_bytes` are bytes, registers are 32-bit.
+    Source: CUDA Programming Guide 13.x, section 5.1.3, tables 30 (CTAs, warps), 31 (registers, shared memory) and 32
+        (capacities); CUDA C++ Programming Guide 12.6, "Compute Capability 8.x, Shared Memory" (1 KiB a CTA is the
+        system's). The units of allocation and the four register partitions are those of `cuda_occupancy.h` 13.0;
+        ptxas 13.0 enforces the same CTAs, warps and shared memory; tests/test_arch.py asks it for each architecture.
+    """
+
+    registers_per_sm: int
+    registers_per_cta: int
+    max_registers_per_thread: int
+    register_unit: int
+    sm_partitions: int
+    smem_bytes_per_sm: int
+    smem_bytes_per_cta: int
+    smem_static_bytes_per_cta: int
+    smem_reserved_bytes_per_cta: int
+    smem_unit: int
+    warps_per_sm: int
+    ctas_per_sm: int
+    threads_per_cta: int
+    warp_threads: int
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One compilation target: its name, its limits, and the mainloop families that are served on it."""
+
+    name: str
+    number: int
+    suffix: str
+    limits: ArchLimits
+    has_cp_async: bool
+    has_bf16: bool
+    has_wgmma: bool
+    families: tuple[str, ...]
+
+    @property
+    def compute(self) -> str:
+        """Name the virtual architecture that NVRTC takes for PTX: `compute_89`."""
+        return f"compute_{self.number}{self.suffix}"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Split the number into the compute capability: (8, 9)."""
+        return divmod(self.number, 10)
+
+
+def _limits(smem_kib_per_sm: int, warps_per_sm: int, ctas_per_sm: int) -> ArchLimits:
+    """Fill in what sm_80 and everything after it have in common."""
+    return ArchLimits(
+        registers_per_sm=64 * KIB,
+        registers_per_cta=64 * KIB,
+        max_registers_per_thread=255,
+        register_unit=256,
+        sm_partitions=4,
+        smem_bytes_per_sm=smem_kib_per_sm * KIB,
+        smem_bytes_per_cta=(smem_kib_per_sm - 1) * KIB,
+        smem_static_bytes_per_cta=48 * KIB,
+        smem_reserved_bytes_per_cta=1 * KIB,
+        smem_unit=128,
+        warps_per_sm=warps_per_sm,
+        ctas_per_sm=ctas_per_sm,
+        threads_per_cta=1024,
+        warp_threads=32,
+    )
+
+
+# Turing reserves nothing and allocates in units of 256 B (`cuda_occupancy.h`: cudaOccSMemAllocationGranularity).
+_LIMITS_75 = ArchLimits(
+    registers_per_sm=64 * KIB,
+    registers_per_cta=64 * KIB,
+    max_registers_per_thread=255,
+    register_unit=256,
+    sm_partitions=4,
+    smem_bytes_per_sm=64 * KIB,
+    smem_bytes_per_cta=64 * KIB,
+    smem_static_bytes_per_cta=48 * KIB,
+    smem_reserved_bytes_per_cta=0,
+    smem_unit=256,
+    warps_per_sm=32,
+    ctas_per_sm=16,
+    threads_per_cta=1024,
+    warp_threads=32,
+)
+_LIMITS_80 = _limits(smem_kib_per_sm=164, warps_per_sm=64, ctas_per_sm=32)
+_LIMITS_86 = _limits(smem_kib_per_sm=100, warps_per_sm=48, ctas_per_sm=16)
+_LIMITS_87 = _limits(smem_kib_per_sm=164, warps_per_sm=48, ctas_per_sm=16)
+# sm_88 is in no table of the guide: shared memory is `cuda_occupancy.h`'s, CTAs and warps are what ptxas 13.0 enforces.
+_LIMITS_88 = _limits(smem_kib_per_sm=100, warps_per_sm=48, ctas_per_sm=16)
+_LIMITS_89 = _limits(smem_kib_per_sm=100, warps_per_sm=48, ctas_per_sm=24)
+_LIMITS_90 = _limits(smem_kib_per_sm=228, warps_per_sm=64, ctas_per_sm=32)
+_LIMITS_110 = _limits(smem_kib_per_sm=228, warps_per_sm=48, ctas_per_sm=24)
+_LIMITS_120 = _limits(smem_kib_per_sm=100, warps_per_sm=48, ctas_per_sm=24)
+
+
+def _arch(number: int, limits: ArchLimits, suffix: str = "") -> Arch:
+    ampere = number >= 80
+    return Arch(
+        name=f"sm_{number}{suffix}",
+        number=number,
+        suffix=suffix,
+        limits=limits,
+        has_cp_async=ampere,
+        has_bf16=ampere,
+        has_wgmma=(number, suffix) == (90, "a"),
+        families=(MMA_SYNC_SM80,) if ampere else (),
+    )
+
+
+ARCHS: dict[str, Arch] = {
+    arch.name: arch
+    for arch in (
+        _arch(75, _LIMITS_75),
+        _arch(80, _LIMITS_80),
+        _arch(86, _LIMITS_86),
+        _arch(87, _LIMITS_87),
+        _arch(88, _LIMITS_88),
+        _arch(89, _LIMITS_89),
+        _arch(90, _LIMITS_90),
+        _arch(90, _LIMITS_90, suffix="a"),
+        _arch(100, _LIMITS_90),
+        _arch(103, _LIMITS_90),
+        _arch(110, _LIMITS_110),
+        _arch(120, _LIMITS_120),
+        _arch(121, _LIMITS_120),
+    )
+}
+
+_SPELLING = re.compile(r"(?:sm_?|compute_?)?([0-9]{1,3})(?:\.([0-9]))?([a-z]?)", re.IGNORECASE | re.ASCII)
+
+
+def parse_arch(text: str) -> str:
+    """Turn `sm_90a`, `90a`, `compute_90a` or `9.0a` into the canonical name `sm_90a`.
+
+    Raises: RequestError, naming the nearest and all known ones, where no such architecture is known.
+    """
+    match = _SPELLING.fullmatch(text.strip())
+    if match is None:
+        raise RequestError(_unknown(text, difflib.get_close_matches(text.lower(), ARCHS, n=1)))
+    digits, minor, suffix = match.groups(default="")
+    name = f"sm_{int(digits + minor)}{suffix.lower()}"
+    if name not in ARCHS:
+        nearest = min(ARCHS.values(), key=lambda arch: (abs(arch.number - int(digits + minor)), arch.suffix))
+        raise RequestError(_unknown(text, [nearest.name]))
+    return name
+
+
+def parse_arch_list(text: str) -> tuple[str, ...]:
+    """Turn `sm_80,89` into canonical names in the order given, each once.
+
+    Raises: RequestError where a name is unknown or the list is empty.
+    """
+    names = tuple(dict.fromkeys(parse_arch(word) for word in text.split(",") if word.strip()))
+    if not names:
+        raise RequestError(f"arch list {text!r} names nothing: known are {', '.join(ARCHS)}")
+    return names
+
+
+def _unknown(text: str, nearest: list[str]) -> str:
+    hint = f": did you mean {nearest[0]}?" if nearest else ":"
+    return f"unknown arch {text!r}{hint} known are {', '.join(ARCHS)}"

@@ -1,0 +1,158 @@
+"""The commands `generate` and `hgemm`: options, help and errors. The work is elsewhere, and loaded when asked for."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from generator import __version__
+from generator.common_options import json_option, library_option
+from generator.spec_options import GroupedCommand, grouped_option, spec_options
+
+VERBS = Path(__file__).parent / "verbs"
+INTERRUPTED = 130
+_HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+_GENERATE_HELP = """Emit, compile, inspect and register HGEMM kernels. No GPU is needed.
+
+A list or a range sweeps, and what is not named is planned: --tile 128x128x32,256x128x32 --stages 2:5 asks for every
+combination. Illegal ones are left out and counted; one that is asked for alone is refused, with every rule that it
+breaks.
+"""
+_GENERATE_EPILOG = """\b
+Examples:
+  generate --arch sm_89 --tile 128x128x32
+  generate --arch sm_80,sm_90 --tile 128x128x32,256x128x32 --stages 2:5 --layout tn,nn -j 8
+  generate --arch 89 --tile 256x256x64 --stages 4 --explain
+  generate --spec catalog.toml --dry-run
+
+\b
+stdout is the table, or with --json one list of records; stderr is progress.
+Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
+"""
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@click.command(
+    "generate", cls=GroupedCommand, help=_GENERATE_HELP, epilog=_GENERATE_EPILOG, context_settings=_HELP_OPTIONS
+)
+@spec_options
+@grouped_option("Run", library_option)
+@grouped_option(
+    "Run",
+    click.option(
+        "-j",
+        "--jobs",
+        type=click.IntRange(1, 1024),
+        default=_cores,
+        metavar="N",
+        help="Processes; the cores, if not given.",
+    ),
+)
+@grouped_option("Run", click.option("--force", is_flag=True, help="Build what the library already has."))
+@grouped_option(
+    "Run", click.option("--allow-spills", is_flag=True, help="Register a kernel that spills registers, marked.")
+)
+@grouped_option("Answer", json_option)
+@grouped_option(
+    "Answer",
+    click.option("--explain", is_flag=True, help="Print the plan, or every rule that is broken; build nothing."),
+)
+@grouped_option("Answer", click.option("--dry-run", is_flag=True, help="Print what would be built; build nothing."))
+@grouped_option("Answer", click.option("-q", "--quiet", is_flag=True, help="No progress on stderr."))
+@grouped_option("Answer", click.option("--debug", is_flag=True, help="Show the traceback of an error."))
+@click.version_option(__version__, prog_name="generate")
+@click.pass_context
+def generate_command(ctx: click.Context, **options) -> None:
+    from generator.generate import run
+
+    ctx.exit(run(options))
+
+
+class _Verbs(click.Group):
+    """A group of the modules in the folder `verbs`, each loaded when its verb is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(path.stem.replace("_", "-") for path in VERBS.glob("*.py") if not path.stem.startswith("_"))
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(ctx):
+            return None
+        return importlib.import_module(f"generator.verbs.{name.replace('-', '_')}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, _short_help(name)) for name in self.list_commands(ctx)])
+
+
+def _short_help(verb: str) -> str:
+    """Return what a verb's module says of itself in its first line, without loading it."""
+    text = (VERBS / f"{verb.replace('-', '_')}.py").read_text(encoding="utf-8")
+    first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    said = first.partition(": ")[2] or first
+    return said[:1].upper() + said[1:]
+
+
+_HGEMM_HELP = """Look at, check, run and export the kernels of a library.
+
+`generate` makes them. `hgemm VERB --help` explains a verb.
+"""
+
+
+@click.command("hgemm", cls=_Verbs, help=_HGEMM_HELP, context_settings=_HELP_OPTIONS)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(__version__, prog_name="hgemm")
+def hgemm_command(debug: bool) -> None:
+    pass
+
+
+def generate_main() -> None:
+    """Run `generate` and end the process with its exit status."""
+    sys.exit(main(generate_command, sys.argv[1:]))
+
+
+def hgemm_main() -> None:
+    """Run `hgemm` and end the process with its exit status."""
+    sys.exit(main(hgemm_command, sys.argv[1:]))
+
+
+def main(command: click.Command, arguments: list[str]) -> int:
+    """Run a command and return its exit status; whatever goes wrong is one line on stderr, a traceback with --debug."""
+    program = str(command.name)
+    logging.basicConfig(format=f"{program}: warning: %(message)s", level=logging.WARNING)
+    try:
+        return (
+            command.main([word for word in arguments if word != "--debug"], prog_name=program, standalone_mode=False)
+            or 0
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(f"{program}: interrupted", err=True)
+        return INTERRUPTED
+    except Exception as error:
+        if "--debug" in arguments:
+            import traceback
+
+            traceback.print_exc()
+        return _told(program, error)
+
+
+def _told(program: str, error: Exception) -> int:
+    exit_code = getattr(error, "exit_code", None)  # generator's errors and hgemm's have one
+    if exit_code is not None:
+        click.echo(f"{program}: error: {error}", err=True)
+        return exit_code
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    click.echo(f"{program}: internal error ({told}): run again with --debug and report it", err=True)
+    return 1

@@ -1,0 +1,38 @@
+"""Options that several verbs share, so that they are spelt and explained the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+library_option = click.option(
+    "--library",
+    type=click.Path(readable=False, path_type=Path),
+    default="emitted",
+    envvar="HGEMM_LIBRARY",
+    show_default=True,
+    show_envvar=True,
+    metavar="DIR",
+    help="The library's folder.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
+
+_FILTERS = (
+    click.option("--arch", default="", metavar="ARCHS", help="Architectures: 89 or sm_80,sm_90a."),
+    click.option("--tile", default="", metavar="TILES", help="CTA tiles: 128x128x32,256x128 (any K)."),
+    click.option("--layout", default="", metavar="LAYOUTS", help="Layouts: tn,nn,nt,tt."),
+    click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x128x32*,*_nn_*'."),
+    click.option("--where", default="", metavar="EXPR", help="A condition: \"registers<=128 and layout='tn'\"."),
+)
+
+
+def filter_options(function: Function) -> Function:
+    """Add --arch, --tile, --layout, --kernels and --where, named as the fields of Selection."""
+    for option in reversed(_FILTERS):
+        function = option(function)
+    return function

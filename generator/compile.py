@@ -1,0 +1,130 @@
+"""Emitted text to PTX and machine code: NVRTC to LTO-IR, nvJitLink to PTX, nvJitLink again to a cubin.
+
+Three short steps instead of one: the middle one drops what the headers define and the kernel does not use (NVRTC alone turns
+every `static constexpr` into a device variable), and the cubin comes from the very PTX that is kept beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from generator.arch import ARCHS
+from generator.emit import Kernel
+from generator.errors import BuildError, HgemmError
+from generator.toolchain import INSTALL, Headers, version_of
+
+WHEELS = {"nvrtc": "nvidia-cuda-nvrtc", "nvjitlink": "nvidia-nvjitlink", "cutlass": "nvidia-cutlass", "cudart": "nvidia-cuda-runtime"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compilers made of a kernel: the cubin, the PTX that it came from, and ptxas's report."""
+
+    cubin: bytes
+    ptx: bytes
+    ptxas_log: str
+
+
+def options(kernel: Kernel) -> tuple[str, ...]:
+    """Return the front end's options, without any path."""
+    return (f"--gpu-architecture={ARCHS[kernel.plan.spec.arch].compute}", "--std=c++17", "-dlto")
+
+
+def link_options(kernel: Kernel) -> tuple[str, ...]:
+    """Return the linker's options for LTO-IR to PTX."""
+    return (f"-arch={kernel.plan.spec.arch}", "-lto", "-ptx", "-optimize-unused-variables", f"-kernels-used={kernel.symbol}")
+
+
+def assemble_options(kernel: Kernel) -> tuple[str, ...]:
+    """Return the linker's options for PTX to a cubin."""
+    return (f"-arch={kernel.plan.spec.arch}", "-Xptxas=-v")
+
+
+def toolchain_of(kernel: Kernel) -> dict:
+    """Return the record's `toolchain`: versions and options, which are part of the key."""
+    versions = {name: version_of(wheel) for name, wheel in WHEELS.items()}
+    return {**versions, "options": [*options(kernel), *link_options(kernel), *assemble_options(kernel)]}
+
+
+def key_of(kernel: Kernel, headers: Headers) -> str:
+    """Return the content key: equal for equal text, headers, options and compilers, wherever they lie."""
+    content = {"source": kernel.source, "headers": headers.hashes(), "toolchain": toolchain_of(kernel)}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
+    """Compile a kernel for its architecture, reading nothing but `headers`; no GPU is needed.
+
+    Raises: BuildError with the compiler's log; HgemmError where a compiler's wheel is missing.
+    """
+    try:
+        from cuda.bindings import nvjitlink, nvrtc  # 0.1 s and the compilers themselves: only where something is compiled
+    except ImportError as missing:
+        raise HgemmError(f"wheel cuda-python is missing: {INSTALL}") from missing
+    lto_ir = _front_end(nvrtc, kernel, headers)
+    ptx, _ = _link(nvjitlink, kernel, link_options(kernel), nvjitlink.InputType.LTOIR, lto_ir, "ptx")
+    cubin, log = _link(nvjitlink, kernel, assemble_options(kernel), nvjitlink.InputType.PTX, ptx, "cubin")
+    return Compiled(cubin, ptx.rstrip(b"\0"), log)
+
+
+def supported_archs() -> frozenset[str]:
+    """Ask NVRTC which architectures it compiles for. Raises: HgemmError where its wheel is missing."""
+    from cuda.bindings import nvrtc
+
+    return frozenset(f"sm_{number}" for number in _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs()))
+
+
+def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
+    names = [header.name.encode() for header in headers.files]
+    texts = [header.text for header in headers.files]
+    try:
+        source = kernel.source.encode()
+        program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source, b"kernel.cu", len(names), texts, names))
+    except RuntimeError as missing:  # the bindings' word for a library that does not load
+        raise HgemmError(f"wheel nvidia-cuda-nvrtc 13.0 is missing or broken ({missing}): {INSTALL}") from missing
+    try:
+        arguments = [option.encode() for option in options(kernel)]
+        status = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise BuildError(kernel.symbol, _fetch(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"))
+        return _fetch(nvrtc, program, "LTOIR")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _fetch(nvrtc, program, what: str) -> bytes:
+    size = _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program))
+    buffer = bytes(size)
+    _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+    return buffer
+
+
+def _checked(nvrtc, result):
+    status, *values = result
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise HgemmError(f"NVRTC failed: {nvrtc.nvrtcGetErrorString(status)[1].decode()}")
+    return values[0] if values else None
+
+
+def _link(nvjitlink, kernel: Kernel, arguments: tuple[str, ...], kind, data: bytes, product: str) -> tuple[bytes, str]:
+    handle = nvjitlink.create(len(arguments), list(arguments))
+    try:
+        nvjitlink.add_data(handle, kind, data, len(data), kernel.symbol)
+        nvjitlink.complete(handle)
+        output = bytearray(getattr(nvjitlink, f"get_linked_{product}_size")(handle))
+        getattr(nvjitlink, f"get_linked_{product}")(handle, output)
+        return bytes(output), _log(nvjitlink, handle, "info")
+    except nvjitlink.nvJitLinkError as error:
+        raise BuildError(kernel.symbol, _log(nvjitlink, handle, "error") or str(error)) from error
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def _log(nvjitlink, handle, kind: str) -> str:
+    size = getattr(nvjitlink, f"get_{kind}_log_size")(handle)
+    log = bytearray(size)
+    if size:
+        getattr(nvjitlink, f"get_{kind}_log")(handle, log)
+    return log.rstrip(b"\0").decode(errors="replace")

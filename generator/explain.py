@@ -1,0 +1,77 @@
+"""What a request comes to: every field, where it is from, the numbers that follow, and the rules that it breaks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from generator.layouts import read_conflicts, write_conflicts
+from generator.naming import alias_of, symbol_of
+from generator.plan import Plan
+from generator.sweep import Candidate
+from generator.table import cell
+
+_WIDTH = 26
+
+
+def explain(candidate: Candidate) -> dict[str, Any]:
+    """Return the explanation of one combination as JSON values."""
+    plan = candidate.plan
+    spec = plan.spec.to_dict()
+    return {
+        "symbol": symbol_of(plan.spec),
+        "alias": alias_of(plan.spec),
+        "spec": spec,
+        "planned": [name for name in spec if name not in candidate.asked],
+        "plan": _numbers(plan) | ({} if candidate.broken else _layout_numbers(plan)),
+        "legal": not candidate.broken,
+        "broken": [asdict(violation) for violation in candidate.broken],
+    }
+
+
+def _numbers(plan: Plan) -> dict[str, Any]:
+    return {
+        "threads": plan.threads,
+        "warps": f"{plan.warps_m}x{plan.warps_n}",
+        "smem_bytes": plan.smem_bytes,
+        "stage_bytes": plan.stage_bytes,
+        "epilogue_bytes": plan.epilogue_bytes,
+        "accumulator_registers": plan.accumulator_registers,
+        "fragment_registers": plan.fragment_registers,
+        "needed_registers": plan.needed_registers,
+        "max_registers": plan.max_registers,
+        "mma_opcode": plan.mma_opcode,
+        "mma_per_k_tile": plan.mma_per_k_tile,
+    }
+
+
+def _layout_numbers(plan: Plan) -> dict[str, Any]:
+    """Return what only a legal placement has."""
+    tiles = (plan.a, plan.b)
+    workspace = plan.traits()["workspace"]
+    return {
+        "pitch_a": plan.a.pitch,
+        "pitch_b": plan.b.pitch,
+        "bank_conflicts": sum(read_conflicts(tile) + write_conflicts(tile) for tile in tiles),
+        "workspace_bytes_per_tile": sum(workspace.values()),
+    }
+
+
+def explanation_text(explanation: dict[str, Any]) -> str:
+    """Write an explanation for reading; planned fields are marked with a star."""
+    planned = {*explanation["planned"]}
+    lines = [explanation["symbol"], f"  alias {explanation['alias']}", "  spec, * is planned"]
+    lines += [
+        f"  {'*' if name in planned else ' '} {name:<{_WIDTH}}{_value(value)}"
+        for name, value in explanation["spec"].items()
+    ]
+    lines += ["  plan", *(f"    {name:<{_WIDTH}}{cell(value)}" for name, value in explanation["plan"].items())]
+    if explanation["legal"]:
+        return "\n".join([*lines, "  legal"]) + "\n"
+    lines += [f"  illegal, breaks {len(explanation['broken'])}:"]
+    lines += [f"    {broken['rule']}: {broken['message']}: {broken['way_out']}" for broken in explanation["broken"]]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else cell(value)

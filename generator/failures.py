@@ -1,0 +1,41 @@
+"""What is kept of a variant that did not compile: its source and the compiler's whole log, until it does."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from generator.disk import told
+from generator.errors import BuildError
+from generator.record import SOURCE_NAME
+from generator.whole import write_folder
+
+FAILED_NAME = "failed"
+LOG_NAME = "compile.log"
+
+
+def keep_failure(library: Path, source: str, error: BuildError) -> BuildError:
+    """Write `<library>/failed/<symbol>/` and return the error with the paths of what lies there.
+
+    Raises: LibraryError where the folder cannot be written.
+    """
+    place = library / FAILED_NAME / error.symbol
+    with told("write", place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(place, {SOURCE_NAME: source.encode(), LOG_NAME: error.log.encode()}, lambda name: True)
+    return BuildError(error.symbol, error.log, place / SOURCE_NAME, place / LOG_NAME)
+
+
+def forget_failure(library: Path, symbol: str) -> None:
+    """Remove what an earlier run kept of a variant that now compiles."""
+    place = library / FAILED_NAME / symbol
+    if place.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        with suppress(OSError):  # others have failed too, and stay
+            place.parent.rmdir()
+
+
+def failures_of(library: Path) -> list[Path]:
+    """Return the folders of what is kept, by name."""
+    return sorted(library.glob(f"{FAILED_NAME}/*"))

@@ -1,0 +1,105 @@
+"""The command `generate`, after its options were read: what is asked for, done, and answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import click
+
+from generator.explain import explain, explanation_text
+from generator.library import Library
+from generator.pipeline import Outcome, Settings, cached, make, prepare
+from generator.plan import Plan
+from generator.progress import progress
+from generator.record import Scalar
+from generator.spec_options import texts_of
+from generator.sweep import Sweep, over, read_spec_file, sweep
+from generator.table import to_text
+from generator.toolchain import templates_folder
+
+_COLUMNS = "symbol registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes seconds status".split()
+
+
+def run(options: dict[str, Any]) -> int:
+    """Do what the options of `generate` ask for and return the exit status.
+
+    Raises: HgemmError for an illegal request, or where nothing can be built.
+    """
+    asked = requested(options)
+    if options["explain"]:
+        return print_explanations(asked, options["as_json"])
+    asked.refuse_empty()
+    if asked.illegal:
+        click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
+    settings = Settings(
+        library=Library(options["library"]),
+        templates=templates_folder(),
+        force=options["force"],
+        allow_spills=options["allow_spills"],
+    )
+    if options["dry_run"]:
+        return _dry_run(asked.plans, settings, options["as_json"])
+    outcomes = _make(asked.plans, settings, options["jobs"], options["quiet"])
+    _print(outcomes, options["as_json"])
+    for outcome in outcomes:
+        if outcome.error:
+            click.echo(f"generate: error: {outcome.error}", err=True)
+    return int(any(outcome.error for outcome in outcomes))
+
+
+def requested(options: dict[str, Any]) -> Sweep:
+    """Return what the options of a spec ask for, those of the command line over those of --spec."""
+    given = texts_of(options)
+    groups = read_spec_file(options["spec_file"]) if options["spec_file"] else [{}]
+    return sweep([over(group, given) for group in groups])
+
+
+def print_explanations(asked: Sweep, as_json: bool) -> int:
+    """Print what each combination comes to; the status is that of an illegal request where none is legal."""
+    explanations = [explain(candidate) for candidate in asked.candidates]
+    if as_json:
+        click.echo(json.dumps(explanations, indent=1))
+    else:
+        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
+    return 0 if asked.plans else 2
+
+
+def _dry_run(plans: Sequence[Plan], settings: Settings, as_json: bool) -> int:
+    rows: list[dict[str, Scalar]] = []
+    for plan in plans:
+        prepared = prepare(plan, settings.templates)
+        found = cached(prepared, settings)
+        rows.append(
+            {"symbol": prepared.kernel.symbol, "status": found.status if found else "to build", "key": prepared.key}
+        )
+    click.echo(json.dumps(rows, indent=1) + "\n" if as_json else to_text(rows, ["symbol", "status"]), nl=False)
+    return 0
+
+
+def _make(plans: Sequence[Plan], settings: Settings, processes: int, quiet: bool) -> list[Outcome]:
+    """Make all variants and return their outcomes in the order of the plans."""
+    outcomes: dict[int, Outcome] = {}
+    with progress(len(plans), quiet) as tell, closing(make(plans, settings, processes)) as made:
+        for place, outcome in made:
+            outcomes[place] = outcome
+            tell(outcome)
+    return [outcomes[place] for place in sorted(outcomes)]
+
+
+def _print(outcomes: Sequence[Outcome], as_json: bool) -> None:
+    if as_json:
+        records = [json.dumps(outcome.record.data, sort_keys=True) for outcome in outcomes if outcome.record]
+        click.echo("[" + ",\n ".join(records) + "]")
+    else:
+        click.echo(to_text([_row(outcome) for outcome in outcomes], _COLUMNS), nl=False)
+
+
+def _row(outcome: Outcome) -> dict[str, Scalar]:
+    ends: dict[str, Scalar] = {"symbol": outcome.symbol, "seconds": round(outcome.seconds, 2), "status": outcome.status}
+    if outcome.record is None:
+        return ends
+    flat = outcome.record.flat()
+    return {**flat, "hmma_per_k_tile": flat["proof_mma_per_tile"], **ends}

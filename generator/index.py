@@ -1,0 +1,199 @@
+"""The SQLite index of a library: what the folders say, in a form that answers fast, and the measurements.
+
+The folders are the truth. Rows about variants can be made again from them at any time; measurements are only here,
+are only ever added, and are carried over where the index has to be replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from urllib.parse import quote
+
+from generator.conditions import EVERYTHING, Node, to_sql
+from generator.record import SCHEMA, Record, Scalar
+
+INDEX_NAME = "index.db"
+VERSION = 1000 * SCHEMA + 1
+BUSY_TIMEOUT_S = 15.0
+BATCH_ROWS = 100
+
+TABLES = """
+CREATE TABLE variants (id INTEGER PRIMARY KEY, symbol TEXT NOT NULL UNIQUE, key TEXT NOT NULL, arch TEXT NOT NULL,
+    stamp TEXT NOT NULL, flat TEXT NOT NULL);
+CREATE INDEX variants_key ON variants (key);
+CREATE TABLE facts (variant INTEGER NOT NULL, name TEXT NOT NULL, value, PRIMARY KEY (variant, name)) WITHOUT ROWID;
+CREATE TABLE measurements (id INTEGER PRIMARY KEY, symbol TEXT NOT NULL, key TEXT NOT NULL, problem TEXT NOT NULL,
+    device TEXT NOT NULL, driver TEXT NOT NULL, clocks TEXT NOT NULL, date TEXT NOT NULL, toolchain TEXT NOT NULL,
+    time_us REAL NOT NULL, details TEXT NOT NULL);
+CREATE INDEX measurements_symbol ON measurements (symbol);
+CREATE TRIGGER measurements_stay BEFORE DELETE ON measurements
+    BEGIN SELECT RAISE(ABORT, 'measurements are only added'); END;
+CREATE TRIGGER measurements_hold BEFORE UPDATE ON measurements
+    BEGIN SELECT RAISE(ABORT, 'measurements are only added'); END;
+"""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One timing of one variant on one problem, with what is needed to repeat it.
+
+    `problem` and `details` are JSON documents, `date` is ISO 8601 in UTC, `key` is the content key of the variant.
+    """
+
+    symbol: str
+    key: str
+    problem: str
+    device: str
+    driver: str
+    clocks: str
+    date: str
+    toolchain: str
+    time_us: float
+    details: str = "{}"
+
+
+MEASURED = ", ".join(field.name for field in fields(Measurement))
+_ADD_MEASUREMENT = f"INSERT INTO measurements ({MEASURED}) VALUES ({', '.join('?' * len(fields(Measurement)))})"
+
+
+class Damaged(sqlite3.DatabaseError):
+    """The index is missing, of another version, or broken, and has to be made anew."""
+
+
+@contextmanager
+def open_index(library: Path) -> Iterator[Index]:
+    """Open the index of a library for one piece of work.
+
+    Raises: Damaged where it has to be replaced first, sqlite3.Error where it cannot be used now.
+    """
+    path = library / INDEX_NAME
+    if not path.exists():
+        raise Damaged("it does not exist")
+    with closing(_connect(path)) as database:
+        try:
+            yield Index(database)
+        except sqlite3.DatabaseError as error:
+            if type(error) is sqlite3.DatabaseError or "no such" in str(error):
+                raise Damaged(str(error)) from error
+            raise
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a database, without writing a byte where its folder cannot be written."""
+    place = "file:" + quote(str(path.absolute()))
+    try:
+        return _checked(place + "?mode=rw")
+    except sqlite3.OperationalError:
+        wal = path.with_name(path.name + "-wal")
+        if os.access(path.parent, os.W_OK) or (wal.exists() and wal.stat().st_size):
+            raise
+        return _checked(place + "?mode=ro&immutable=1")
+
+
+def _checked(uri: str) -> sqlite3.Connection:
+    database = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version != VERSION:
+            raise Damaged(f"it has version {version}, not {VERSION}")
+        database.execute("PRAGMA synchronous = NORMAL")
+        return database
+    except sqlite3.DatabaseError as error:
+        database.close()
+        if type(error) is sqlite3.DatabaseError:
+            raise Damaged(str(error)) from error
+        raise
+
+
+class Index:
+    """An open index."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def stamps(self) -> dict[str, str]:
+        """Return the stamp of each indexed record, by symbol."""
+        return dict(self._database.execute("SELECT symbol, stamp FROM variants"))
+
+    def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
+        """Return the flat records that meet a condition, in the order of their symbols."""
+        condition, values = to_sql(where)
+        found = self._database.execute(f"SELECT flat FROM variants WHERE {condition} ORDER BY symbol", values)
+        try:
+            return [json.loads(flat) for (flat,) in found]
+        except (ValueError, TypeError) as error:
+            raise Damaged(f"a row cannot be read: {error}") from error
+
+    def names(self) -> set[str]:
+        """Return the names of all fields that any variant has."""
+        return {name for (name,) in self._database.execute("SELECT DISTINCT name FROM facts")}
+
+    def symbols_of_key(self, key: str) -> list[str]:
+        """Return the symbols of the variants with this content key."""
+        return [symbol for (symbol,) in self._database.execute("SELECT symbol FROM variants WHERE key = ?", (key,))]
+
+    def check(self) -> None:
+        """Look at every page. Raises Damaged where one is not as it should be."""
+        (verdict,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise Damaged(verdict)
+
+    def clear(self) -> None:
+        """Forget every variant; measurements stay."""
+        with self._transaction():
+            self._database.execute("DELETE FROM facts")
+            self._database.execute("DELETE FROM variants")
+
+    def upsert(self, rows: list[tuple[Record, str]]) -> None:
+        """Put records with their stamps, in short transactions."""
+        for start in range(0, len(rows), BATCH_ROWS):
+            with self._transaction():
+                for record, stamp in rows[start : start + BATCH_ROWS]:
+                    self._upsert(record, stamp)
+
+    def _upsert(self, record: Record, stamp: str) -> None:
+        flat = record.flat()
+        values = (record.symbol, record.key, record.arch, stamp, json.dumps(flat))
+        self._database.execute("INSERT OR IGNORE INTO variants VALUES (NULL, ?, ?, ?, ?, ?)", values)
+        query = "SELECT id FROM variants WHERE symbol = ?"
+        (variant,) = self._database.execute(query, (record.symbol,)).fetchone()
+        update = "UPDATE variants SET symbol = ?, key = ?, arch = ?, stamp = ?, flat = ? WHERE id = ?"
+        self._database.execute(update, (*values, variant))
+        self._database.execute("DELETE FROM facts WHERE variant = ?", (variant,))
+        facts = [(variant, name, value) for name, value in flat.items()]
+        self._database.executemany("INSERT INTO facts VALUES (?, ?, ?)", facts)
+
+    def delete(self, rows: list[tuple[str, str]]) -> None:
+        """Remove the rows of these symbols that still have these stamps."""
+        with self._transaction():
+            for row in rows:
+                of_row = "(SELECT id FROM variants WHERE symbol = ? AND stamp = ?)"
+                self._database.execute(f"DELETE FROM facts WHERE variant IN {of_row}", row)
+                self._database.execute("DELETE FROM variants WHERE symbol = ? AND stamp = ?", row)
+
+    def add_measurements(self, measurements: list[Measurement]) -> None:
+        """Add measurements; none is ever changed or removed."""
+        with self._transaction():
+            self._database.executemany(_ADD_MEASUREMENT, map(astuple, measurements))
+
+    def measurements(self, symbol: str | None = None) -> list[Measurement]:
+        """Return the measurements of one variant, or of all, in the order in which they were added."""
+        query = f"SELECT {MEASURED} FROM measurements WHERE ?1 IS NULL OR symbol = ?1 ORDER BY id"
+        return [Measurement(*row) for row in self._database.execute(query, (symbol,))]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")

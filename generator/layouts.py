@@ -1,0 +1,111 @@
+"""Where an operand's elements lie in shared memory, and what a warp's accesses to them cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pycute import Swizzle
+
+from generator.values import Smem
+
+BANK_BYTES = 4
+BANKS = 32
+ELEMENT_BYTES = 2
+PHASE_BYTES = BANKS * BANK_BYTES
+"""Bytes that shared memory serves at once; wider accesses of a warp are served in phases of so many bytes.
+
+Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later: 32 banks of 4 bytes.
+"""
+
+
+@dataclass(frozen=True)
+class OperandTile:
+    """One stage of an operand in shared memory.
+
+    Shapes: (rows, columns), columns contiguous: (tile, k) for a K-major operand, (k, tile) for an MN-major one.
+    Units: elements of 2 bytes; `chunk` is what one copy moves.
+    """
+
+    k_major: bool
+    rows: int
+    columns: int
+    chunk: int
+    threads: int
+    smem: Smem
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row to the next."""
+        return self.columns + self.smem.pad_elements
+
+    @property
+    def period(self) -> int:
+        """Elements after which the swizzle repeats: a stage is whole periods, and whole multiples of 128 bytes."""
+        bits, base, shift = self.smem.swizzle
+        return max(64, 1 << (bits + base + shift)) if bits else 64
+
+    @property
+    def stage_elements(self) -> int:
+        return -(-self.rows * self.pitch // self.period) * self.period
+
+    def offset(self, row: int, column: int) -> int:
+        """Return the element offset of (row, column), swizzled."""
+        return _swizzle(self.smem)(row * self.pitch + column)
+
+
+@lru_cache(maxsize=None)
+def _swizzle(smem: Smem) -> Swizzle:
+    return Swizzle(*smem.swizzle)
+
+
+def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
+    """Return the extra passes that a warp's accesses of `width_bytes` at `byte_offsets` take for bank conflicts.
+
+    Lanes of one phase that touch different words of one bank wait for one another.
+    """
+    lanes = PHASE_BYTES // max(width_bytes, BANK_BYTES)
+    extra = 0
+    for first in range(0, len(byte_offsets), lanes):
+        words: dict[int, set[int]] = {}
+        for offset in byte_offsets[first : first + lanes]:
+            for word in range(offset // BANK_BYTES, (offset + width_bytes - 1) // BANK_BYTES + 1):
+                words.setdefault(word % BANKS, set()).add(word)
+        extra += max(map(len, words.values()), default=1) - 1
+    return extra
+
+
+def read_conflicts(tile: OperandTile) -> int:
+    """Return the bank conflicts of reading every fragment of `tile` once by ldmatrix, 8 rows of 16 bytes a phase."""
+    total = 0
+    for row in range(0, tile.rows - 7, 8):
+        for column in range(0, tile.columns, 8):
+            total += conflicts([tile.offset(row + lane, column) * ELEMENT_BYTES for lane in range(8)], 16)
+    return total
+
+
+def write_conflicts(tile: OperandTile) -> int:
+    """Return the bank conflicts of copying one stage of `tile` in, a chunk a thread, warp after warp."""
+    per_row = tile.columns // tile.chunk
+    row_step = max(1, tile.threads // per_row)
+    chunks = [(row, chunk * tile.chunk) for row in range(min(tile.rows, row_step)) for chunk in range(per_row)]
+    offsets = [tile.offset(row, column) * ELEMENT_BYTES for row, column in chunks]
+    return sum(conflicts(offsets[i : i + 32], tile.chunk * ELEMENT_BYTES) for i in range(0, len(offsets), 32))
+
+
+@lru_cache(maxsize=None)
+def conflict_free(k_major: bool, rows: int, columns: int, chunk: int, threads: int) -> Smem:
+    """Return the smallest placement without bank conflicts: plain, else the least XOR, else the least padding.
+
+    Where none has no conflicts, the one with the fewest.
+    """
+    xors = [Smem("xor", (bits, 3, shift)) for bits in (1, 2, 3) for shift in range(bits, 7)]
+    pads = [Smem("pad", (pad,)) for pad in (8, 16, 24)]
+    found: list[tuple[int, int, int, Smem]] = []
+    for order, smem in enumerate([Smem("none"), *xors, *pads]):
+        tile = OperandTile(k_major, rows, columns, chunk, threads, smem)
+        cost = read_conflicts(tile) + write_conflicts(tile)
+        found.append((cost, tile.stage_elements, order, smem))
+        if cost == 0 and smem.kind != "pad":
+            break
+    return min(found)[-1]

@@ -1,0 +1,168 @@
+"""A library: a folder of variants, asked through its index where that can be used."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from generator.conditions import EVERYTHING, Node, matches
+from generator.disk import reason_of, told
+from generator.errors import LibraryError
+from generator.index import INDEX_NAME, Damaged, Index, Measurement, open_index
+from generator.index_repair import replace_index
+from generator.record import Record, Scalar
+from generator.variants import NoVariant, Variant, read_variant, require, scan, write_variant
+
+Answer = TypeVar("Answer")
+_LOG = logging.getLogger(__name__)
+_REPLACEMENTS = 2
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library in a folder; it holds nothing open, so it may be copied, pickled and shared."""
+
+    folder: Path
+
+    def publish(self, record: dict[str, Any], files: Mapping[str, bytes]) -> Path:
+        """Write a variant whole, replacing one of the same symbol, and return its folder.
+
+        Raises: LibraryError where the record or the files are malformed, or the disk refuses.
+        """
+        written, stamp = write_variant(self.folder, record, files)
+        try:
+            self._with_index(lambda index: index.upsert([(written, stamp)]))
+        except (sqlite3.Error, OSError) as error:
+            _LOG.info("%s is published; the index of %s takes it later (%s)", written.symbol, self.folder, error)
+        return self.folder / written.symbol
+
+    def load(self, symbol: str, verify: bool = True) -> Variant:
+        """Read a variant, with its artefacts where `verify` asks for their hashes to be checked.
+
+        Raises: RequestError for a malformed symbol, LibraryError where there is none or it cannot be trusted.
+        """
+        return read_variant(self.folder, symbol, verify)
+
+    def get(self, symbol: str, verify: bool = True) -> Variant | None:
+        """Read a variant like `load`, or return None where there is none."""
+        try:
+            return read_variant(self.folder, symbol, verify)
+        except NoVariant:
+            return None
+
+    def find_by_key(self, key: str) -> Variant | None:
+        """Return the variant with this content key, checked, or None. Raises LibraryError where it is damaged."""
+        if not self.folder.exists():
+            return None
+        symbols = self._ask(lambda index: index.symbols_of_key(key), lambda: self._symbols_of_key(key))
+        found = [variant for variant in map(self.get, symbols) if variant and variant.record.key == key]
+        return found[0] if found else None
+
+    def _symbols_of_key(self, key: str) -> list[str]:
+        return [record.symbol for record in self._read(scan(self.folder)) if record.key == key]
+
+    def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
+        """Return the flat records that meet a condition, in the order of their symbols."""
+        return self._ask(lambda index: index.rows(where), lambda: self._scan_rows(where))
+
+    def _scan_rows(self, where: Node) -> list[dict[str, Scalar]]:
+        flats = (record.flat() for record in self._read(scan(self.folder)))
+        return [flat for flat in flats if matches(where, flat)]
+
+    def records(self, where: Node = EVERYTHING) -> Iterator[Record]:
+        """Yield the records that meet a condition, each read from its folder and checked."""
+        for row in self.rows(where):
+            variant = self.get(str(row["symbol"]), verify=False)
+            if variant:
+                yield variant.record
+
+    def field_names(self) -> set[str]:
+        """Return the names of all fields that any variant has."""
+        return self._ask(Index.names, lambda: {name for row in self._scan_rows(EVERYTHING) for name in row})
+
+    def add_measurements(self, measurements: list[Measurement]) -> None:
+        """Add measurements. Raises LibraryError where the index cannot be written."""
+        with told("add measurements to", self.folder / INDEX_NAME):
+            self._with_index(lambda index: index.add_measurements(measurements))
+
+    def measurements(self, symbol: str | None = None) -> list[Measurement]:
+        """Return the measurements of one variant, or of all; none where the index cannot be read."""
+        return self._ask(lambda index: index.measurements(symbol), list)
+
+    def reindex(self) -> int:
+        """Make the index anew from the folders, keep the measurements, and return the number of variants.
+
+        Raises: LibraryError where the folder cannot be read or the index cannot be written.
+        """
+        require(self.folder)
+        with told("write the index", self.folder / INDEX_NAME):
+            return len(self._with_index(self._rebuild))
+
+    def _rebuild(self, index: Index) -> dict[str, str]:
+        index.check()
+        index.clear()
+        return self._healed(index).stamps()
+
+    def orphan_rows(self) -> list[str]:
+        """Return the symbols that the index names and no folder has; the next question removes them."""
+        require(self.folder)
+        try:
+            rows = self._with_index(Index.stamps)
+        except (sqlite3.Error, OSError):
+            return []
+        return sorted(rows.keys() - scan(self.folder).keys())
+
+    def _ask(self, question: Callable[[Index], Answer], otherwise: Callable[[], Answer]) -> Answer:
+        """Answer from the index, brought up to date first, or from the folders where that cannot be."""
+        require(self.folder)
+        try:
+            return self._with_index(lambda index: question(self._healed(index)))
+        except (sqlite3.Error, OSError) as error:
+            if scan(self.folder):
+                _LOG.warning(
+                    "the index of %s cannot be used, %s; its folders are read instead", self.folder, reason_of(error)
+                )
+            return otherwise()
+
+    def _with_index(self, work: Callable[[Index], Answer]) -> Answer:
+        """Do one piece of work on the index, replacing it first where it is damaged."""
+        for _ in range(_REPLACEMENTS):
+            try:
+                with open_index(self.folder) as index:
+                    return work(index)
+            except Damaged as error:
+                _LOG.info("the index of %s is made anew: %s", self.folder, error)
+                replace_index(self.folder)
+        with open_index(self.folder) as index:
+            return work(index)
+
+    def _healed(self, index: Index) -> Index:
+        """Bring the rows in line with the folders and return the index; cheap where nothing differs."""
+        rows, folders = index.stamps(), scan(self.folder)
+        if rows == folders:
+            return index
+        changed = {symbol: stamp for symbol, stamp in folders.items() if rows.get(symbol) != stamp}
+        read = {record.symbol: record for record in self._read(changed)}
+        gone = [
+            (symbol, stamp) for symbol, stamp in rows.items() if folders.get(symbol) != stamp and symbol not in read
+        ]
+        if read:
+            index.upsert([(record, changed[symbol]) for symbol, record in read.items()])
+        if gone:
+            index.delete(gone)
+        return index
+
+    def _read(self, symbols: Mapping[str, str]) -> Iterator[Record]:
+        """Yield the records of these variants; one that cannot be trusted is told of and left out."""
+        for symbol in sorted(symbols):
+            try:
+                variant = self.get(symbol, verify=False)
+            except LibraryError as error:
+                _LOG.warning("%s", error)
+                continue
+            if variant:
+                yield variant.record

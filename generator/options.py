@@ -1,0 +1,91 @@
+"""The options that a spec is written with: on the command line by their flags, in a spec file by their names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from generator.arch import ARCHS
+from generator.errors import RequestError
+from generator.spec import PARSERS
+
+Texts = Mapping[str, str]
+"""Options by name, with what was written for them: {"tile": "128x128x32,256x128x32", "stages": "2:5"}."""
+
+
+@dataclass(frozen=True)
+class SpecOption:
+    """One option: the fields of a spec that it sets, and how it is explained; `words` is what a shell completes."""
+
+    name: str
+    fields: tuple[str, ...]
+    group: str
+    metavar: str
+    help: str
+    words: str = ""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+_ARCHS = " ".join(name for name, arch in ARCHS.items() if arch.families)
+_TARGET, _TYPES, _TILES, _PIPELINE = "Target", "Types and operands", "Tiles", "Pipeline and shared memory"
+_ORDER, _EPILOGUE = "Order of the work", "Epilogue"
+_ALIGN = "8 4 2 1"
+_DTYPES = "f16 bf16"
+_SMEM = "auto none pad:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
+_SMEM_HELP = "Placement of A and B: auto, none, pad:H, xor:B,M,S."
+
+SPEC_OPTIONS = (
+    SpecOption("arch", ("arch",), _TARGET, "ARCHS", "Architectures: sm_89, 89 or 8.9. Has no default.", _ARCHS),
+    SpecOption("ctas_per_sm", ("ctas_per_sm",), _TARGET, "N", "CTAs that an SM holds at once; bounds the registers."),
+    SpecOption("dtype", ("dtype_a", "dtype_b"), _TYPES, "TYPES", "Type of A and B: f16, bf16.", _DTYPES),
+    SpecOption("dtype_a", ("dtype_a",), _TYPES, "TYPES", "The same for A only.", _DTYPES),
+    SpecOption("dtype_b", ("dtype_b",), _TYPES, "TYPES", "The same for B only.", _DTYPES),
+    SpecOption("acc", ("acc",), _TYPES, "TYPES", "Accumulator: f32, f16, f16_promoted.", "f32 f16 f16_promoted"),
+    SpecOption("out", ("dtype_d",), _TYPES, "TYPES", "Type of C and D: f16, bf16, f32.", "f16 bf16 f32"),
+    SpecOption("layout", ("layout",), _TYPES, "LAYOUTS", "A and B in BLAS letters: tn, nn, nt, tt.", "tn nn nt tt"),
+    SpecOption("align", ("align_a", "align_b", "align_d"), _TYPES, "N", "Alignment in elements: 8, 4, 2, 1.", _ALIGN),
+    SpecOption("align_a", ("align_a",), _TYPES, "N", "The same for A only.", _ALIGN),
+    SpecOption("align_b", ("align_b",), _TYPES, "N", "The same for B only.", _ALIGN),
+    SpecOption("align_d", ("align_d",), _TYPES, "N", "The same for C and D only.", _ALIGN),
+    SpecOption("tile", ("cta_tile",), _TILES, "MxNxK", "CTA tile: 128x128x32,256x128x32."),
+    SpecOption("warp_tile", ("warp_tile",), _TILES, "MxN", "Warp tile: 64x64."),
+    SpecOption("mma", ("mma",), _TILES, "ATOMS", "Tensor instruction: m16n8k16, m16n8k8.", "m16n8k16 m16n8k8"),
+    SpecOption("stages", ("stages",), _PIPELINE, "N", "Stages of the pipeline, 1 to 8: 3 or 2:5."),
+    SpecOption("fragment_stages", ("fragment_stages",), _PIPELINE, "N", "Fragments read ahead: 2, or not: 1.", "1 2"),
+    SpecOption("copy", ("copy",), _PIPELINE, "WORDS", "Global to shared memory by: cp_async.", "cp_async"),
+    SpecOption("smem", ("smem_a", "smem_b"), _PIPELINE, "WORDS", _SMEM_HELP, _SMEM),
+    SpecOption("smem_a", ("smem_a",), _PIPELINE, "WORDS", "The same for A only.", _SMEM),
+    SpecOption("smem_b", ("smem_b",), _PIPELINE, "WORDS", "The same for B only.", _SMEM),
+    SpecOption("mma_order", ("mma_order",), _PIPELINE, "WORDS", "Order of a warp's atoms: row, zigzag.", "row zigzag"),
+    SpecOption(
+        "raster", ("raster",), _ORDER, "WORDS", "row, column, group:TILES, panel:COLUMNS.", "row column group:8"
+    ),
+    SpecOption("schedule", ("schedule",), _ORDER, "WORDS", "one_tile, persistent, split_k:S.", "one_tile persistent"),
+    SpecOption("beta", ("beta",), _EPILOGUE, "SWITCH", "Add beta * C: on, off.", "on off"),
+    SpecOption("bias", ("bias",), _EPILOGUE, "WORDS", "Add a bias: none, row (n,), column (m,).", "none row column"),
+    SpecOption("activation", ("activation",), _EPILOGUE, "WORDS", "none, relu, gelu, silu.", "none relu gelu silu"),
+    SpecOption("store", ("store",), _EPILOGUE, "WORDS", "D is stored direct, or through smem.", "direct smem"),
+)
+"""Every option, a general one before those that it covers, so that the more specific has the last word."""
+
+BY_NAME = {option.name: option for option in SPEC_OPTIONS}
+
+
+def option_of(name: str) -> SpecOption:
+    """Return the option that a name, a flag or a field of `Spec` stands for.
+
+    Raises: RequestError, naming the nearest, where there is none.
+    """
+    plain = name.strip().lstrip("-").replace("-", "_").lower()
+    if plain in BY_NAME:
+        return BY_NAME[plain]
+    exact = [option for option in SPEC_OPTIONS if option.fields == (plain,)]
+    if exact:
+        return exact[0]
+    nearest = difflib.get_close_matches(plain, [*BY_NAME, *PARSERS], n=1, cutoff=0.4)
+    hint = f"did you mean '{nearest[0]}'?" if nearest else f"the options are {', '.join(BY_NAME)}"
+    raise RequestError(f"a spec has no '{name}': {hint}")

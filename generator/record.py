@@ -1,0 +1,189 @@
+"""The contract of `record.json`: its schema, its one way of being written, and its flat view for filters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from generator.errors import LibraryError
+from generator.schema import (
+    NAME,
+    TEXT,
+    Mismatch,
+    boolean,
+    either,
+    fields,
+    integer,
+    list_of,
+    map_of,
+    number,
+    plain,
+    scalar,
+    text,
+)
+
+SCHEMA = 1
+RECORD_NAME = "record.json"
+SOURCE_NAME = "kernel.cu"
+CUBIN_NAME = "kernel.cubin"
+PTX_NAME = "kernel.ptx"
+ARTEFACTS = (SOURCE_NAME, CUBIN_NAME, PTX_NAME)
+WAY_OUT = "regenerate it with --force, or run `hgemm gc`"
+MAX_RECORD_BYTES = 4 * 1024 * 1024
+
+Scalar = str | int | float | bool
+
+SYMBOL = text(r"[a-z0-9_]{1,200}", "a symbol of a-z, 0-9 and _")
+_SHA256 = text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal")
+_COUNT = integer()
+_POSITIVE = integer(low=1)
+_INPUT = text(r"(?!/)(?!.*(?:^|/)\.\.(?:/|$)).{1,512}", "a relative path without ..")
+_INSTRUCTION = text(r"[A-Z][A-Z0-9_.]{0,63}", "a SASS instruction")
+_FILE = fields({"sha256": _SHA256, "bytes": _COUNT})
+_GRID = fields({"rule": TEXT, "tile_m": _POSITIVE, "tile_n": _POSITIVE, "splits": _POSITIVE})
+_LAUNCH = fields({"threads": _POSITIVE, "smem_bytes": _COUNT, "cluster": list_of(_POSITIVE, length=3), "grid": _GRID})
+_COUNTS = ("registers", "spill_bytes", "stack_bytes", "smem_bytes", "ctas_per_sm", "warps_per_sm")
+_RESOURCES = fields({**dict.fromkeys(_COUNTS, _COUNT), "occupancy": number(high=1.0)}, others=scalar)
+_TRAITS = fields(
+    {
+        "deterministic": boolean,
+        "workspace": map_of(NAME, _COUNT),
+        "graph_safe": boolean,
+        "min_align": fields(dict.fromkeys("abd", _POSITIVE)),
+        "exact_tiles_only": boolean,
+    }
+)
+_DOCUMENT = fields(
+    {
+        "schema": integer(low=SCHEMA, high=SCHEMA),
+        "symbol": SYMBOL,
+        "alias": text(r"[A-Za-z0-9_.\-]{0,200}", "a name of letters, digits, _ . and -"),
+        "key": _SHA256,
+        "arch": text(r"sm_[0-9]{2,3}[a-z]?", "an architecture such as sm_89"),
+        "spec": fields({}, others=scalar),
+        "toolchain": fields(
+            {"nvrtc": TEXT, "cutlass": TEXT, "generator": TEXT, "options": list_of(TEXT)},
+            others=either(list_of(TEXT), TEXT),
+        ),
+        "inputs": map_of(_INPUT, _SHA256),
+        "files": map_of(text(r"kernel\.[a-z0-9]{1,16}", "a kernel.* file"), _FILE),
+        "launch": _LAUNCH,
+        "resources": _RESOURCES,
+        "sass": map_of(_INSTRUCTION, _COUNT),
+        "proof": map_of(NAME, plain),
+        "traits": _TRAITS,
+        "seconds": fields(dict.fromkeys(("emit", "compile", "inspect"), number()), others=number()),
+        "spilled": boolean,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A validated record, with the fields that most readers want by name; `data` is the whole document."""
+
+    data: dict[str, Any]
+
+    @classmethod
+    def parse(cls, document: bytes | str, source: str = RECORD_NAME) -> Record:
+        """Read and check a document that came from the file `source`.
+
+        Raises: LibraryError, naming the file, and the field where there is one.
+        """
+        try:
+            data = json.loads(document, object_pairs_hook=_object, parse_constant=_constant)
+        except (ValueError, RecursionError) as error:
+            raise LibraryError(f"{source} is no JSON document ({error}): {WAY_OUT}") from None
+        except Mismatch as error:
+            raise LibraryError(f"{source}: {error}: {WAY_OUT}") from None
+        validate(data, source)
+        return cls(data)
+
+    @property
+    def symbol(self) -> str:
+        return self.data["symbol"]
+
+    @property
+    def key(self) -> str:
+        return self.data["key"]
+
+    @property
+    def arch(self) -> str:
+        return self.data["arch"]
+
+    @property
+    def files(self) -> dict[str, dict[str, Any]]:
+        return self.data["files"]
+
+    def dump(self) -> str:
+        """Write the document in its one canonical form."""
+        return dump(self.data)
+
+    def flat(self) -> dict[str, Scalar]:
+        """Return the columns that filters and tables name."""
+        return flatten(self.data)
+
+
+def validate(data: object, source: str = RECORD_NAME) -> None:
+    """Check every field and type of a record. Raises LibraryError that names the file and the field."""
+    try:
+        _DOCUMENT(data, "")
+        missing = [name for name in ARTEFACTS if name not in data["files"]]  # type: ignore[index]
+        if missing:
+            raise Mismatch(f"files.{missing[0]} is missing")
+    except Mismatch as error:
+        raise LibraryError(f"{source}: {error}: {WAY_OUT}") from None
+
+
+def dump(data: dict[str, Any]) -> str:
+    """Write a record canonically: names sorted, floats to nine digits, one newline at the end."""
+    return json.dumps(_stable(data), sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
+def flatten(data: dict[str, Any]) -> dict[str, Scalar]:
+    """Return every scalar of a record under a short name; a name that is taken gets its section before it."""
+    launch, traits = data["launch"], data["traits"]
+    flat: dict[str, Scalar] = {name: data[name] for name in ("symbol", "alias", "key", "arch", "spilled")}
+    sections: list[tuple[str, dict[str, Any]]] = [
+        ("resources", data["resources"]),
+        ("spec", data["spec"]),
+        ("launch", {"threads": launch["threads"], "smem_bytes": launch["smem_bytes"]}),
+        ("launch", {"cluster": "x".join(map(str, launch["cluster"])), "grid": launch["grid"]["rule"]}),
+        ("launch", {"splits": launch["grid"]["splits"]}),
+        ("traits", {name: traits[name] for name in ("deterministic", "graph_safe", "exact_tiles_only")}),
+        ("traits", {f"min_align_{name}": value for name, value in traits["min_align"].items()}),
+        ("traits", {f"workspace_{name}": value for name, value in traits["workspace"].items()}),
+        ("sass", {"sass_" + name.lower().replace(".", "_"): count for name, count in data["sass"].items()}),
+        ("files", {name.partition(".")[2] + "_bytes": file["bytes"] for name, file in data["files"].items()}),
+        ("seconds", {f"{name}_seconds": value for name, value in data["seconds"].items()}),
+        ("toolchain", {name: value for name, value in data["toolchain"].items() if isinstance(value, str)}),
+        ("proof", {f"proof_{name}": value for name, value in data["proof"].items() if _is_scalar(value)}),
+    ]
+    for section, values in sections:
+        for name, value in values.items():
+            flat[f"{section}_{name}" if name in flat else name] = value
+    return flat
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (str, int, float))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Mismatch("a name stands twice in one object")
+    return found
+
+
+def _constant(word: str) -> None:
+    raise Mismatch(f"{word} is not a number")
+
+
+def _stable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _stable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_stable(item) for item in value]
+    return float(f"{value:.9g}") + 0.0 if isinstance(value, float) else value

@@ -1,0 +1,76 @@
+"""A compiled and inspected kernel to the document that describes it in a library."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from typing import Any
+
+from generator import __version__
+from generator.compile import Compiled, toolchain_of
+from generator.emit import Kernel
+from generator.inspect_binary import Inspection
+from generator.layouts import read_conflicts, write_conflicts
+from generator.plan import Plan
+from generator.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME
+from generator.toolchain import Headers
+
+_LOCAL_MEMORY = ("LDL", "STL")
+
+
+def planned(kernel: Kernel) -> dict[str, Any]:
+    """Return the sections of a record that a plan alone decides."""
+    plan = kernel.plan
+    return {
+        "schema": SCHEMA,
+        "symbol": kernel.symbol,
+        "alias": kernel.alias,
+        "arch": plan.spec.arch,
+        "spec": plan.spec.to_dict(),
+        "launch": plan.launch(),
+        "traits": plan.traits(),
+    }
+
+
+def artefacts_of(kernel: Kernel, compiled: Compiled) -> dict[str, bytes]:
+    """Return the files of a variant beside its record."""
+    return {SOURCE_NAME: kernel.source.encode(), CUBIN_NAME: compiled.cubin, PTX_NAME: compiled.ptx}
+
+
+def document(
+    kernel: Kernel,
+    headers: Headers,
+    key: str,
+    artefacts: dict[str, bytes],
+    inspection: Inspection,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """Return the record of a variant: what was planned, what it was made from, and what was found in it."""
+    return {
+        **planned(kernel),
+        "key": key,
+        "toolchain": {**toolchain_of(kernel), "generator": __version__},
+        "inputs": headers.hashes(),
+        "files": {name: _described(content) for name, content in artefacts.items()},
+        "resources": asdict(inspection.resources),
+        "sass": inspection.sass,
+        "proof": _proof(kernel.plan),
+        "seconds": seconds,
+        "spilled": spills(inspection),
+    }
+
+
+def spills(inspection: Inspection) -> bool:
+    """Tell whether a kernel uses local memory, for spilled registers or for arrays."""
+    resources = inspection.resources
+    return bool(resources.spill_bytes or resources.stack_bytes or any(map(inspection.sass.get, _LOCAL_MEMORY)))
+
+
+def _proof(plan: Plan) -> dict[str, Any]:
+    """Return what the plan proves of a kernel before it is compiled; bank conflicts are those of one stage."""
+    conflicts = sum(read_conflicts(tile) + write_conflicts(tile) for tile in (plan.a, plan.b))
+    return {"mma_per_tile": plan.mma_per_k_tile, "bank_conflicts": conflicts}
+
+
+def _described(content: bytes) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}

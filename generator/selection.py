@@ -1,0 +1,127 @@
+"""Choosing variants of a library: what the filters of the command line say, as one condition."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from generator.arch import parse_arch_list
+from generator.conditions import Compare, Every, Like, Literal, Node, Some, any_like
+from generator.errors import RequestError
+from generator.library import Library
+from generator.record import Scalar
+from generator.variants import is_symbol
+from generator.where import check_field, parse_where
+
+LAYOUTS = ("tn", "nn", "nt", "tt")
+NAME_FIELDS = ("symbol", "alias")
+CORE_FIELDS = frozenset(
+    "symbol alias key arch spilled registers spill_bytes stack_bytes smem_bytes ctas_per_sm warps_per_sm occupancy "
+    "threads cta_tile warp_tile layout stages deterministic graph_safe exact_tiles_only".split()
+)
+_TILE = re.compile(r"[0-9]{1,5}x[0-9]{1,5}(x[0-9]{1,5})?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The filters as they were written; an empty one chooses everything."""
+
+    arch: str = ""
+    tile: str = ""
+    layout: str = ""
+    kernels: str = ""
+    where: str = ""
+
+
+def condition_of(selection: Selection, known: Collection[str] | None = None) -> Node:
+    """Return the condition that all filters of a selection state together.
+
+    Raises: RequestError where a filter is malformed or names a field that is not `known`.
+    """
+    items: list[Node] = []
+    if selection.arch:
+        items.append(_one_of("arch", parse_arch_list(selection.arch)))
+    if selection.tile:
+        items.append(Some(tuple(_tile(word) for word in _words(selection.tile))))
+    if selection.layout:
+        items.append(_one_of("layout", tuple(_layout(word) for word in _words(selection.layout))))
+    if selection.kernels:
+        items.append(any_like(NAME_FIELDS, _words(selection.kernels)))
+    if selection.where.strip():
+        items.append(parse_where(selection.where, known))
+    return Every(tuple(items))
+
+
+def known_fields(library: Library) -> set[str]:
+    """Return the fields that may be named for this library: those of its variants and those of every record."""
+    return library.field_names() | CORE_FIELDS
+
+
+def select_rows(library: Library, selection: Selection, sort: str = "symbol") -> list[dict[str, Scalar]]:
+    """Return the flat records of a selection, sorted by a field, or downwards by `-field`.
+
+    Raises: RequestError for a malformed filter or an unknown field, LibraryError where the library cannot be read.
+    """
+    known = known_fields(library) if selection.where.strip() or sort != "symbol" else None
+    rows = library.rows(condition_of(selection, known))
+    if sort == "symbol":
+        return rows
+    field = check_field(sort.lstrip("-"), known, "--sort")
+    present = [row for row in rows if field in row]
+    present.sort(key=lambda row: _sort_key(row[field]), reverse=sort.startswith("-"))
+    return present + [row for row in rows if field not in row]
+
+
+def resolve(library: Library, name: str) -> list[str]:
+    """Return the symbols that a symbol, an alias, a unique beginning of either, or a glob names.
+
+    Raises: RequestError where it names none, or a beginning names several.
+    """
+    if is_symbol(name) and library.get(name, verify=False):
+        return [name]
+    found = _symbols(library, name)
+    if found or "*" in name or "?" in name:
+        return found or _none(library, name)
+    found = _symbols(library, name + "*")
+    if len(found) > 1:
+        shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        raise RequestError(f"{name!a} begins {len(found)} variants ({shown}): write more of it, or '{name}*' for all")
+    return found or _none(library, name)
+
+
+def _symbols(library: Library, pattern: str) -> list[str]:
+    return [str(row["symbol"]) for row in library.rows(any_like(NAME_FIELDS, (pattern,)))]
+
+
+def _none(library: Library, name: str) -> list[str]:
+    symbols = [str(row["symbol"]) for row in library.rows()]
+    nearest = difflib.get_close_matches(name, symbols, n=1, cutoff=0.3)
+    hint = f"did you mean {nearest[0]}?" if nearest else "`hgemm list` shows those that are"
+    raise RequestError(f"no variant in {library.folder} is named {name!a}: {hint}")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _one_of(field: str, texts: tuple[str, ...]) -> Node:
+    return Some(tuple(Compare(field, "=", Literal(text)) for text in texts))
+
+
+def _layout(word: str) -> str:
+    if word.lower() not in LAYOUTS:
+        raise RequestError(f"layout {word!a} is unknown: use {', '.join(LAYOUTS)}")
+    return word.lower()
+
+
+def _tile(word: str) -> Node:
+    match = _TILE.fullmatch(word.lower())
+    if not match:
+        raise RequestError(f"tile {word!a} is malformed: write it as MxNxK, such as 128x128x32, or MxN for any K")
+    return Like("cta_tile", word.lower() if match[1] else word.lower() + "x*")
+
+
+def _sort_key(value: Scalar) -> tuple[bool, float, str]:
+    return (True, 0.0, value) if isinstance(value, str) else (False, float(value), "")

@@ -1,0 +1,144 @@
+"""What is wanted of a kernel: the spec, field by field, and the request that leaves some fields open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Callable
+
+from generator.arch import parse_arch
+from generator.errors import RequestError
+from generator.values import Raster, Schedule, Smem, Tile, WarpTile
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Every decision behind one kernel, computing D = activation(alpha * A B + beta * C + bias).
+
+    Shapes: A (m, k), B (k, n), C and D (m, n), row-major D. `layout` names A and B in BLAS letters read
+    column-major: A is `t` when k is contiguous and `n` when m is; B is `n` when k is contiguous and `t`
+    when n is. Bias is a row (n,) or a column (m,) of D's type.
+    """
+
+    arch: str
+    dtype_a: str
+    dtype_b: str
+    acc: str
+    dtype_d: str
+    layout: str
+    cta_tile: Tile
+    warp_tile: WarpTile
+    mma: str
+    stages: int
+    fragment_stages: int
+    copy: str
+    smem_a: Smem
+    smem_b: Smem
+    mma_order: str
+    raster: Raster
+    schedule: Schedule
+    ctas_per_sm: int
+    beta: bool
+    bias: str
+    activation: str
+    store: str
+    align_a: int
+    align_b: int
+    align_d: int
+
+    def to_dict(self) -> dict[str, str | int | bool]:
+        """Return the fields as JSON scalars, which `parse_field` reads back."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value if isinstance(value, (bool, int, str)) else str(value) for name, value in plain.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Spec:
+        """Read what `to_dict` wrote. Raises RequestError for a missing, unknown or malformed field."""
+        missing = [field.name for field in fields(cls) if field.name not in values]
+        if missing:
+            raise RequestError(f"spec lacks {', '.join(missing)}: name every field or plan them")
+        return cls(**{name: parse_field(name, str(value)) for name, value in values.items()})
+
+    @property
+    def a_k_major(self) -> bool:
+        return self.layout[0] == "t"
+
+    @property
+    def b_k_major(self) -> bool:
+        return self.layout[1] == "n"
+
+
+Request = dict[str, Any]
+"""The fields that a user set, by the names of `Spec`; the others are planned."""
+
+
+def _choice(name: str, *words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() in words:
+            return text.strip().lower()
+        raise RequestError(f"{name} '{text}' is unknown: use {', '.join(words)}")
+
+    return parse
+
+
+def _whole(name: str, low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if text.strip().isdecimal() and low <= int(text) <= high:
+            return int(text)
+        raise RequestError(f"{name} '{text}' is not a whole number from {low} to {high}")
+
+    return parse
+
+
+def _switch(name: str) -> Callable[[str], bool]:
+    def parse(text: str) -> bool:
+        word = text.strip().lower()
+        if word in ("on", "true", "yes", "1"):
+            return True
+        if word in ("off", "false", "no", "0"):
+            return False
+        raise RequestError(f"{name} '{text}' is unknown: use on or off")
+
+    return parse
+
+
+def _align(name: str) -> Callable[[str], int]:
+    return lambda text: int(_choice(name, "8", "4", "2", "1")(text))
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "arch": parse_arch,
+    "dtype_a": _choice("dtype_a", "f16", "bf16"),
+    "dtype_b": _choice("dtype_b", "f16", "bf16"),
+    "acc": _choice("acc", "f32", "f16", "f16_promoted"),
+    "dtype_d": _choice("dtype_d", "f16", "bf16", "f32"),
+    "layout": _choice("layout", "tn", "nn", "nt", "tt"),
+    "cta_tile": Tile.parse,
+    "warp_tile": WarpTile.parse,
+    "mma": _choice("mma", "m16n8k16", "m16n8k8"),
+    "stages": _whole("stages", 1, 64),
+    "fragment_stages": _whole("fragment_stages", 1, 8),
+    "copy": _choice("copy", "cp_async"),
+    "smem_a": Smem.parse,
+    "smem_b": Smem.parse,
+    "mma_order": _choice("mma_order", "row", "zigzag"),
+    "raster": Raster.parse,
+    "schedule": Schedule.parse,
+    "ctas_per_sm": _whole("ctas_per_sm", 1, 32),
+    "beta": _switch("beta"),
+    "bias": _choice("bias", "none", "row", "column"),
+    "activation": _choice("activation", "none", "relu", "gelu", "silu"),
+    "store": _choice("store", "direct", "smem"),
+    "align_a": _align("align_a"),
+    "align_b": _align("align_b"),
+    "align_d": _align("align_d"),
+}
+
+
+def parse_field(name: str, text: str) -> Any:
+    """Return the value of one field from its text. Raises RequestError with the values that it takes."""
+    if name not in PARSERS:
+        raise RequestError(f"spec has no field '{name}': the fields are {', '.join(PARSERS)}")
+    return PARSERS[name](text)
+
+
+DTYPE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}

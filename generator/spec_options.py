@@ -1,0 +1,76 @@
+"""The options of a spec for click: one for each of `SPEC_OPTIONS`, with help in groups and completion of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from generator.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Words(click.ParamType):
+    """Values that a spec option takes, separated by commas; only the generator judges them."""
+
+    name = "words"
+
+    def __init__(self, words: str) -> None:
+        self._words = words.split()
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(before + comma + word) for word in self._words if word.startswith(last)]
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists options under the `group` that `grouped_option` gave them."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record:
+                groups.setdefault(getattr(param, "group", "Answer"), []).append(record)
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+def grouped_option(group: str, decorator: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Let the option that `decorator` adds be listed under `group`."""
+
+    def decorate(function: Function) -> Function:
+        decorated = decorator(function)
+        decorated.__click_params__[-1].group = group
+        return decorated
+
+    return decorate
+
+
+def spec_options(function: Function) -> Function:
+    """Add --spec and an option for each field of a spec."""
+    spec_file = click.option(
+        "--spec",
+        "spec_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Read these options from a TOML file; those given here go before it.",
+    )
+    function = grouped_option("Target", spec_file)(function)
+    for option in reversed(SPEC_OPTIONS):
+        function = grouped_option(option.group, _click_option(option))(function)
+    return function
+
+
+def _click_option(option: SpecOption) -> Callable[[Function], Function]:
+    return click.option(option.flag, option.name, type=_Words(option.words), metavar=option.metavar, help=option.help)
+
+
+def texts_of(options: dict[str, Any]) -> Texts:
+    """Return what was written for the options of a spec."""
+    return {name: text for name, text in options.items() if name in BY_NAME and text is not None}

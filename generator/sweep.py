@@ -1,0 +1,200 @@
+"""Texts of options to plans: lists and ranges expanded, every combination resolved, the illegal set apart.
+
+A list is written with commas. A range of whole numbers is `first:last` or `first:last:step`, and includes its last, as
+CUTLASS's do. `auto` leaves a field to be planned.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from generator.defaults import resolve
+from generator.errors import RequestError
+from generator.options import SPEC_OPTIONS, SpecOption, Texts, option_of
+from generator.plan import Plan
+from generator.rules import Violation, refuse_illegal, violations
+from generator.spec import Request, parse_field
+
+MAX_COMBINATIONS = 50_000
+_RANGES = ("stages", "fragment_stages", "ctas_per_sm")
+_RANGE = re.compile(r"(\d{1,4}):(\d{1,4})(?::(\d{1,4}))?")
+_OPEN = object()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One combination: its plan, the fields that were asked for and not planned, and the rules that it breaks."""
+
+    plan: Plan
+    asked: frozenset[str]
+    broken: tuple[Violation, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was asked for: every combination once, in order, the legal and the illegal."""
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The legal ones."""
+        return tuple(candidate.plan for candidate in self.candidates if not candidate.broken)
+
+    @property
+    def illegal(self) -> tuple[Candidate, ...]:
+        return tuple(candidate for candidate in self.candidates if candidate.broken)
+
+    def summary(self) -> str:
+        """Say in one line how many combinations are illegal, by rule; nothing where none is."""
+        counts = Counter(violation.rule for candidate in self.illegal for violation in candidate.broken)
+        rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
+        return f"{len(self.illegal)} of {len(self.candidates)} combinations are illegal ({rules})" if counts else ""
+
+    def refuse_empty(self) -> None:
+        """Raises: RequestError, naming every rule that is broken, where nothing is legal."""
+        if self.plans:
+            return
+        try:
+            refuse_illegal(self.illegal[0].plan)
+        except RequestError as first:
+            if len(self.illegal) == 1:
+                raise
+            raise RequestError(f"all {self.summary().partition(' of ')[2]}; the first:\n{first}") from None
+
+
+def sweep(requests: Sequence[Texts]) -> Sweep:
+    """Resolve every combination of every request.
+
+    Raises: RequestError for a malformed value, an open architecture, or too many combinations.
+    """
+    found: dict[Plan, frozenset[str]] = {}
+    for request in _bounded(requests):
+        found.setdefault(Plan(resolve(request)), frozenset(request))
+    return Sweep(tuple(Candidate(plan, asked, violations(plan)) for plan, asked in found.items()))
+
+
+def _bounded(requests: Sequence[Texts]) -> Iterator[Request]:
+    axes = [_axes(texts) for texts in requests]
+    count = sum(math.prod(len(values) for _, values in request) for request in axes)
+    if count > MAX_COMBINATIONS:
+        raise RequestError(f"{count:,} combinations are more than {MAX_COMBINATIONS:,}: name fewer values")
+    return itertools.chain.from_iterable(map(_combinations, axes))
+
+
+def _axes(texts: Texts) -> list[tuple[SpecOption, list[dict[str, Any]]]]:
+    """Return what each option may set, in the order of SPEC_OPTIONS, general before specific."""
+    options = {option_of(name): text for name, text in texts.items()}
+    places = {option.name: place for place, option in enumerate(SPEC_OPTIONS)}
+    ordered = sorted(options, key=lambda option: places[option.name])
+    return [(option, _values(option, options[option])) for option in ordered]
+
+
+def _combinations(axes: list[tuple[SpecOption, list[dict[str, Any]]]]) -> Iterator[Request]:
+    for choice in itertools.product(*(values for _, values in axes)):
+        merged = {name: value for fields in choice for name, value in fields.items()}
+        yield {name: value for name, value in merged.items() if value is not _OPEN}
+
+
+def _values(option: SpecOption, text: str) -> list[dict[str, Any]]:
+    words = [word for item in _items(text) for word in _range(option, item)]
+    if not words:
+        raise RequestError(f"{option.flag} names nothing: write one value, or several with commas")
+    return [_set(option, word) for word in words]
+
+
+def _items(text: str) -> list[str]:
+    """Split at commas, but not inside `xor:2,3,3`, whose numbers follow one another."""
+    items: list[str] = []
+    for item in (part.strip() for part in text.split(",")):
+        open_xor = items and re.fullmatch(r"xor:\d+(,\d+)?", items[-1], re.IGNORECASE)
+        if open_xor and item.isdecimal():
+            items[-1] += "," + item
+        elif item:
+            items.append(item)
+    return items
+
+
+def _range(option: SpecOption, item: str) -> list[str]:
+    """Write out a range of whole numbers, its last included."""
+    match = _RANGE.fullmatch(item) if option.name in _RANGES else None
+    if not match:
+        return [item]
+    first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
+    if first > last or step < 1:
+        raise RequestError(f"range {option.flag} {item} is empty: write first:last or first:last:step, upwards")
+    return [str(number) for number in range(first, last + 1, step)]
+
+
+def _set(option: SpecOption, word: str) -> dict[str, Any]:
+    if word.lower() == "auto":
+        return dict.fromkeys(option.fields, _OPEN)
+    return {name: parse_field(name, word) for name in option.fields}
+
+
+# ---- Spec files -----------------------------------------------------------------------------------------------------
+
+
+def read_spec_file(path: Path) -> list[Texts]:
+    """Read a TOML file: options at the top, lists to sweep, and a `[[variant]]` table for each group of its own.
+
+    Raises: RequestError where the file cannot be read, is no TOML, or names what a spec does not have.
+    """
+    try:
+        document = _toml().loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(f"spec file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RequestError(f"spec file {path} is no TOML: {error}") from error
+    tables = document.pop("variant", [{}])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise RequestError(f"spec file {path}: write each group as a table [[variant]]")
+    common = _texts(document, path)
+    return [over(common, _texts(table, path)) for table in tables]
+
+
+def over(texts: Texts, above: Texts) -> Texts:
+    """Lay options `above` others: one that sets a field removes those below that set no other."""
+    covered = {field for name in above for field in option_of(name).fields}
+    kept = {name: text for name, text in texts.items() if not covered.issuperset(option_of(name).fields)}
+    return {**kept, **above}
+
+
+def _texts(table: Mapping[str, Any], path: Path) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name, value in table.items():
+        try:
+            option = option_of(name)
+        except RequestError as error:
+            raise RequestError(f"spec file {path}: {error}") from None
+        if option.name in texts:
+            raise RequestError(f"spec file {path}: '{name}' and another name set {option.name} twice: keep one")
+        texts[option.name] = ",".join(
+            _text(item, name, path) for item in (value if isinstance(value, list) else [value])
+        )
+    return texts
+
+
+def _text(value: Any, name: str, path: Path) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (int, str)):
+        return str(value)
+    raise RequestError(
+        f"spec file {path}: '{name}' is a {type(value).__name__}: write a text, a number, or a list of them"
+    )
+
+
+def _toml():
+    try:
+        import tomllib  # Python 3.11 and later, and only where a file is read
+    except ModuleNotFoundError:
+        import tomli as tomllib
+    return tomllib

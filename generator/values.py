@@ -1,0 +1,132 @@
+"""The value types of a spec: small frozen things that know how they are written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from generator.errors import RequestError
+
+
+def _integers(text: str, pattern: str, what: str, example: str) -> list[int]:
+    """Return the integers of `text`, which must match `pattern` whole, or refuse it with an example."""
+    match = re.fullmatch(pattern, text.strip().lower())
+    if not match:
+        raise RequestError(f"{what} '{text}' is malformed: write it as {example}")
+    return [int(group) for group in match.groups()]
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """A CTA tile, in elements of D (m, n) and of the shared dimension (k)."""
+
+    m: int
+    n: int
+    k: int
+
+    @classmethod
+    def parse(cls, text: str) -> Tile:
+        return cls(*_integers(text, r"(\d{1,5})x(\d{1,5})x(\d{1,5})", "tile", "MxNxK, such as 128x128x32"))
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+@dataclass(frozen=True, order=True)
+class WarpTile:
+    """The part of a CTA tile that one warp computes, in elements of D."""
+
+    m: int
+    n: int
+
+    @classmethod
+    def parse(cls, text: str) -> WarpTile:
+        return cls(*_integers(text, r"(\d{1,5})x(\d{1,5})", "warp tile", "MxN, such as 64x64"))
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}"
+
+
+@dataclass(frozen=True, order=True)
+class Smem:
+    """The placement of one operand's tile in shared memory.
+
+    `none` stores rows one after the other, `pad:H` leaves H half elements after each row, and
+    `xor:B,M,S` XORs B bits of an element's offset, those from bit M, with the B bits S above them
+    (the Swizzle<B, M, S> of CuTe, in half elements).
+    """
+
+    kind: str
+    parameters: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Smem:
+        kind, _, rest = text.strip().lower().partition(":")
+        if kind == "none" and not rest:
+            return cls("none")
+        if kind == "pad":
+            return cls("pad", tuple(_integers(rest, r"(\d{1,3})", "smem pad", "pad:8 (half elements after each row)")))
+        if kind == "xor":
+            found = _integers(rest, r"(\d),(\d{1,2}),(\d{1,2})", "smem xor", "xor:B,M,S, such as xor:2,3,3")
+            return cls("xor", tuple(found))
+        raise RequestError(f"smem '{text}' is unknown: use auto, none, pad:H or xor:B,M,S")
+
+    @property
+    def pad_elements(self) -> int:
+        return self.parameters[0] if self.kind == "pad" else 0
+
+    @property
+    def swizzle(self) -> tuple[int, int, int]:
+        """(bits, base, shift), with no bits where nothing is XORed."""
+        return self.parameters if self.kind == "xor" else (0, 3, 3)  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        return self.kind + (":" + ",".join(map(str, self.parameters)) if self.parameters else "")
+
+
+@dataclass(frozen=True, order=True)
+class _Sized:
+    """A word with, for some words, a number after a colon."""
+
+    kind: str
+    size: int = 0
+
+    what: ClassVar[str] = ""
+    plain: ClassVar[tuple[str, ...]] = ()
+    sized: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def parse(cls, text: str):
+        kind, colon, rest = text.strip().lower().partition(":")
+        if kind in cls.plain and not colon:
+            return cls(kind)
+        if kind in cls.sized and re.fullmatch(r"\d{1,6}", rest) and int(rest) >= 1:
+            return cls(kind, int(rest))
+        ways = [*cls.plain, *(f"{word}:N" for word in cls.sized)]
+        raise RequestError(f"{cls.what} '{text}' is unknown: use {', '.join(ways)}")
+
+    def __str__(self) -> str:
+        return self.kind + (f":{self.size}" if self.size else "")
+
+
+@dataclass(frozen=True, order=True)
+class Raster(_Sized):
+    """Which CTA computes which tile: `row`, `column`, `group:TILES` (rows of tiles), `panel:COLUMNS` (of D)."""
+
+    what: ClassVar[str] = "raster"
+    plain: ClassVar[tuple[str, ...]] = ("row", "column")
+    sized: ClassVar[tuple[str, ...]] = ("group", "panel")
+
+
+@dataclass(frozen=True, order=True)
+class Schedule(_Sized):
+    """How CTAs take work: one tile each, persistently, or `split_k:S` CTAs a tile along k."""
+
+    what: ClassVar[str] = "schedule"
+    plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent")
+    sized: ClassVar[tuple[str, ...]] = ("split_k",)
+
+    @property
+    def splits(self) -> int:
+        return self.size if self.kind == "split_k" else 1

@@ -1,0 +1,68 @@
+"""`hgemm show`: one variant in full, its hashes checked first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from generator.card import card
+from generator.common_options import json_option, library_option
+from generator.errors import RequestError
+from generator.library import Library
+from generator.record import CUBIN_NAME, PTX_NAME, SOURCE_NAME
+from generator.selection import resolve
+from generator.variants import Variant
+
+_HELP = """Show a variant: what it is, what it takes, and how it was proved.
+
+SYMBOL is a variant's symbol or alias, a unique beginning of one, or a glob such as '*128x128x32*'. The hashes of all
+artefacts are checked before anything is shown.
+
+\b
+Example:
+  hgemm show '*128x128x32*' --source
+"""
+
+
+@click.command("show", help=_HELP)
+@click.argument("symbol")
+@library_option
+@click.option("--source", "view", flag_value="source", help="Print the CUDA source.")
+@click.option("--ptx", "view", flag_value="ptx", help="Print the PTX.")
+@click.option("--sass", "view", flag_value="sass", help="Print the machine code, disassembled.")
+@click.option("--paths", "view", flag_value="paths", help="Print the paths of the artefacts.")
+@json_option
+def command(symbol: str, library: Path, view: str | None, as_json: bool) -> None:
+    if as_json and view:
+        raise RequestError(f"--json and --{view} exclude each other: give one")
+    opened = Library(library)
+    variants = [opened.load(name) for name in resolve(opened, symbol)]
+    if as_json:
+        click.echo(json.dumps([variant.record.data for variant in variants], sort_keys=True, indent=1))
+        return
+    writers = {"source": _source, "ptx": _ptx, "sass": _sass, "paths": _paths}
+    for place, variant in enumerate(variants):
+        shown = writers[view](variant) if view else card(variant, opened.measurements(variant.symbol))
+        click.echo(("\n" if place and view != "paths" else "") + shown.rstrip("\n"))
+
+
+def _source(variant: Variant) -> str:
+    return variant.artefacts[SOURCE_NAME].decode(errors="replace")
+
+
+def _ptx(variant: Variant) -> str:
+    return variant.artefacts[PTX_NAME].rstrip(b"\0").decode(errors="replace")
+
+
+def _sass(variant: Variant) -> str:
+    from generator.elf import read_cubin  # the disassembler's modules are slow to load, and rarely asked for
+    from generator.sass import Code, disassemble
+
+    cubin = read_cubin(variant.artefacts[CUBIN_NAME], variant.symbol)
+    return disassemble([Code(variant.record.arch, cubin.text)])[0].text()
+
+
+def _paths(variant: Variant) -> str:
+    return "\n".join(str(variant.path(name)) for name in sorted(variant.artefacts))

@@ -1,0 +1,124 @@
+"""`hgemm verify`: variants checked against a float64 reference, on the GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from generator.common_options import filter_options, json_option, library_option
+from generator.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers
+from generator.errors import LibraryError, RequestError
+from generator.junit import write_junit
+from generator.library import Library
+from generator.selection import Selection, resolve, select_rows
+from hgemm.cases import Shape
+from hgemm.device import open_device
+
+_HELP = """Check variants: numbers within what their arithmetic allows, every element written, nothing else touched,
+the same bits twice.
+
+SYMBOLS are symbols, aliases, beginnings or globs; none means all that the filters choose. Each variant is checked on
+shapes made from its own tile (whole, ragged, tiny, batched, with unused elements after rows), or on those of --shapes.
+Variants that the GPU cannot run are left out and told of.
+
+\b
+Example:
+  hgemm verify --device '*128x128x32*' --shapes 128x128x64,33x65x17@3
+"""
+
+
+@click.command("verify", help=_HELP)
+@click.argument("symbols", nargs=-1)
+@click.option("--device", "on_device", is_flag=True, help="Run on this machine's GPU.")
+@library_option
+@filter_options
+@click.option("--shapes", default="", metavar="SHAPES", help="MxNxK or MxNxK@BATCH: 128x128x64,33x65x17@3.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the random operands.")
+@click.option(
+    "--code", type=click.Choice(CODES), default="auto", help="What is loaded; auto: PTX where the cubin does not run."
+)
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1, 64), metavar="N", help="Processes; half the cores, at most 8, if not given."
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=TIMEOUT_S, metavar="S", help="For one variant, in seconds."
+)
+@click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a JUnit file too."
+)
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    symbols: tuple[str, ...],
+    on_device: bool,
+    library: Path,
+    shapes: str,
+    seed: int,
+    code: str,
+    jobs: int | None,
+    timeout: float,
+    junit: Path | None,
+    as_json: bool,
+    **filters: str,
+) -> None:
+    if not on_device:
+        raise RequestError("say where to verify: --device checks on this machine's GPU")
+    if shapes:
+        Shape.parse_list(shapes)
+    chosen = _chosen(Library(library), symbols, Selection(**filters))
+    open_device()
+    requests = [Request(str(library.resolve()), symbol, shapes, code, seed) for symbol in chosen]
+    workers = Workers(jobs or max(1, min(8, (os.cpu_count() or 1) // 2)), timeout)
+    outcomes = []
+    for outcome, _ in workers.check_all(requests):
+        outcomes.append(outcome)
+        click.echo(line_of(outcome), err=as_json)
+    if junit:
+        write_junit(junit, outcomes)
+    if as_json:
+        click.echo(json.dumps([plain(asdict(outcome)) for outcome in outcomes], indent=1))
+    else:
+        click.echo(summary_of(outcomes))
+    ctx.exit(int(any(outcome.failed for outcome in outcomes) or not any(outcome.passed for outcome in outcomes)))
+
+
+def _chosen(library: Library, symbols: tuple[str, ...], selection: Selection) -> list[str]:
+    rows = [str(row["symbol"]) for row in select_rows(library, selection)]
+    named = {symbol for name in symbols for symbol in resolve(library, name)}
+    chosen = [symbol for symbol in rows if not symbols or symbol in named]
+    if not chosen:
+        raise LibraryError(f"no variant in {library.folder} matches: `hgemm list` shows those that are")
+    return chosen
+
+
+def line_of(outcome: Outcome) -> str:
+    """Write what was found of one variant as one line."""
+    if outcome.skipped:
+        return f"skip  {outcome.symbol}  {outcome.skipped}"
+    cases = f"{outcome.passed_cases}/{len(outcome.checks)} shapes"
+    if not outcome.passed:
+        return f"FAIL  {outcome.symbol}  {cases}  {outcome.reason}"
+    return f"ok    {outcome.symbol}  {cases}  worst error/bound {outcome.worst_ratio:.2f}  {outcome.seconds:.1f} s"
+
+
+def summary_of(outcomes: list[Outcome]) -> str:
+    """Write how many variants and shapes passed."""
+    passed, failed = sum(outcome.passed for outcome in outcomes), sum(outcome.failed for outcome in outcomes)
+    cases = sum(outcome.passed_cases for outcome in outcomes)
+    skipped = len(outcomes) - passed - failed
+    return f"{passed} variants passed, {failed} failed, {skipped} left out; {cases} shapes passed"
+
+
+def plain(value: object) -> object:
+    """Return a value that JSON can say: infinities and NaN become null."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,7 @@
+"""The run-time package: launches variants of a library on arrays of any framework; needs the driver and no compiler."""
+
+from hgemm.errors import DeviceError, HgemmError, LibraryError, ProblemError, RequestError
+from hgemm.kernel import Kernel
+from hgemm.problem import Problem
+
+__all__ = ["DeviceError", "HgemmError", "Kernel", "LibraryError", "Problem", "ProblemError", "RequestError"]

@@ -1,0 +1,143 @@
+"""Arrays of other libraries as plain numbers, through DLPack or `__cuda_array_interface__`.
+
+Read here with ctypes: cuda.core's StridedMemoryView would take 0.34 s to import and refuses bf16 without ml_dtypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from hgemm.errors import ProblemError
+
+_DEVICE_KINDS = {2: "CUDA", 13: "CUDA managed"}
+"""The memories that a kernel may be pointed at. Source: DLDeviceType of dlpack.h 1.0."""
+_NO_SYNCHRONISATION = -1
+"""What `__dlpack__` is told: the caller orders the streams, so that a launch can be captured in a graph."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Where an array lies. Units: `strides` are elements; `device` is None where the array does not say."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: int | None
+    readonly: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the elements, whatever the strides."""
+        size = int("".join(digit for digit in self.dtype if digit.isdigit())) // 8
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+def view(array: Any, name: str) -> View:
+    """Return where an array of torch, CuPy, Numba, JAX or another library lies; it stays the caller's.
+
+    Raises: ProblemError, naming the operand, where it is no array on a GPU.
+    """
+    try:
+        if hasattr(array, "__dlpack__"):
+            return _from_dlpack(array, name)
+        if hasattr(array, "__cuda_array_interface__"):
+            return _from_interface(array.__cuda_array_interface__, name)
+    except (BufferError, TypeError, RuntimeError, AttributeError) as error:
+        raise ProblemError(f"{name} does not give its memory away: {' '.join(str(error).split())}") from error
+    raise ProblemError(f"{name} is a {type(array).__name__}: bring an array with DLPack or __cuda_array_interface__")
+
+
+def stream_handle(stream: Any) -> int:
+    """Return the handle of a stream, a number or an object of torch, CuPy, cuda.core or Numba; None is the default.
+
+    Raises: ProblemError for anything else.
+    """
+    if stream is None:
+        return 0
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        if hasattr(stream, attribute):
+            handle = getattr(stream, attribute)
+            return int(getattr(handle, "value", handle) or 0)
+    try:
+        return int(stream)
+    except (TypeError, ValueError):
+        raise ProblemError(
+            f"stream is a {type(stream).__name__}: bring a number, or a stream of torch, CuPy or cuda.core"
+        ) from None
+
+
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of an array whose last index is contiguous and that has no gaps."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+# ---- DLPack ---------------------------------------------------------------------------------------------------------
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32)]
+
+
+class _Dtype(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of dlpack.h, the first member of the DLManagedTensor that a capsule named "dltensor" holds."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Dtype),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_DTYPE_CODES = {0: "i", 1: "u", 2: "f", 4: "bf", 6: "bool"}
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _from_dlpack(array: Any, name: str) -> View:
+    kind, ordinal = array.__dlpack_device__()
+    if int(kind) not in _DEVICE_KINDS:
+        raise ProblemError(f"{name} is not in a GPU's memory (DLPack device {int(kind)}): copy it there first")
+    capsule = array.__dlpack__(stream=_NO_SYNCHRONISATION)  # not renamed: its own destructor gives the tensor back
+    tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else dense_strides(shape)
+    if tensor.dtype.lanes != 1:
+        raise ProblemError(f"{name} has elements of {tensor.dtype.lanes} lanes: view it as one of single numbers")
+    dtype = f"{_DTYPE_CODES.get(tensor.dtype.code, 'type')}{tensor.dtype.bits}"
+    return View((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, int(ordinal))
+
+
+# ---- __cuda_array_interface__ ---------------------------------------------------------------------------------------
+
+
+def _from_interface(interface: dict, name: str) -> View:
+    pointer, readonly = interface["data"]
+    kind, size = interface["typestr"][1], int(interface["typestr"][2:])
+    # NumPy has no bf16: ml_dtypes', which CuPy uses, calls itself two bytes of anything.
+    dtype = "bf16" if (kind, size) == ("V", 2) else f"{'bool' if kind == 'b' else kind}{8 * size}"
+    shape = tuple(interface["shape"])
+    byte_strides = interface.get("strides")
+    if byte_strides and any(stride % size for stride in byte_strides):
+        raise ProblemError(f"{name} has strides of parts of an element")
+    strides = tuple(stride // size for stride in byte_strides) if byte_strides else dense_strides(shape)
+    return View(int(pointer or 0), shape, strides, dtype, None, bool(readonly))

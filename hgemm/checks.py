@@ -1,0 +1,66 @@
+"""Everything that may be wrong with a problem, before it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hgemm.dtypes import DTYPES
+from hgemm.errors import ProblemError
+from hgemm.facts import Facts
+from hgemm.launch import ctas, workspace_bytes
+from hgemm.matrices import Matrix, matrices, overlaps
+from hgemm.problem import Problem
+
+MAX_EXTENT = 2**31 - 512
+"""Largest m, n and k: the kernel's 32-bit indices run past the edge by less than two tiles of 256."""
+MAX_CTAS = 2**31 - 1
+"""Largest grid.x. Source: CUDA Programming Guide 13.x, section 5.1.3, table 30."""
+WORKSPACE_ALIGN_BYTES = 16
+
+
+def check(problem: Problem, facts: Facts, workspace_size: int | None = None) -> None:
+    """Refuse a problem that the variant does not compute; `workspace_size` is what the workspace holds, if known.
+
+    Raises: ProblemError with everything that is wrong, in one line.
+    """
+    wrong = list(_size_complaints(problem, facts))
+    if not wrong:
+        places = matrices(problem, facts)
+        wrong = [told for matrix in places.values() for told in matrix.complaints()]
+        wrong += _scalar_complaints(problem, facts)
+        wrong += _workspace_complaints(problem, facts, workspace_size, places["D"])
+        wrong += [] if wrong else overlaps(places)
+    if wrong:
+        raise ProblemError(f"{facts.symbol}: {'; '.join(wrong)}")
+
+
+def _size_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
+    for name, most in (("m", MAX_EXTENT), ("n", MAX_EXTENT), ("k", MAX_EXTENT), ("batch", MAX_CTAS)):
+        value = getattr(problem, name)
+        if not 1 <= value <= most:
+            yield f"{name} is {value}: it may be 1 to {most}"
+    count = ctas(facts, problem.m, problem.n, problem.batch)
+    if count > MAX_CTAS:
+        yield f"{count} CTA tiles are more than a grid's {MAX_CTAS}: use a larger tile, or fewer batches a launch"
+
+
+def _scalar_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
+    for name in ("alpha", "beta"):
+        if DTYPES["f32"].largest < abs(getattr(problem, name)) < float("inf"):
+            yield f"{name} {getattr(problem, name)} is beyond f32"
+    if problem.beta != 0 and not facts.beta:
+        yield f"beta is {problem.beta}, and the variant does not add C: use one generated with beta on"
+    if problem.bias and facts.bias == "none":
+        yield "bias is given, and the variant adds none: use one generated with bias row or column"
+
+
+def _workspace_complaints(problem: Problem, facts: Facts, size: int | None, d: Matrix) -> Iterator[str]:
+    needed = workspace_bytes(facts, problem.m, problem.n, problem.batch)
+    if needed and not problem.workspace:
+        yield f"a workspace of {needed} B is missing: bring one that was zeroed once"
+    elif needed and size is not None and size < needed:
+        yield f"the workspace has {size} B of {needed} B"
+    elif needed and problem.workspace < d.end and d.pointer < problem.workspace + needed:
+        yield "D overlaps the workspace"
+    elif needed and problem.workspace % WORKSPACE_ALIGN_BYTES:
+        yield f"the workspace begins at an address that is not a multiple of {WORKSPACE_ALIGN_BYTES} B"

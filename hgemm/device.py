@@ -1,0 +1,183 @@
+"""The CUDA driver, as far as a launch needs it: devices, modules, memory, events."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from hgemm.errors import DeviceError, UnfitError
+from hgemm.facts import Facts
+from hgemm.images import Image, choose_code
+
+Address = int
+
+
+def driver() -> Any:
+    """Return the driver's bindings. Raises DeviceError where their wheel is missing."""
+    try:
+        from cuda.bindings import driver as bindings  # 0.06 s, and needed only where there is a GPU
+    except ImportError:
+        raise DeviceError("wheel cuda-bindings is missing: pip install cuda-bindings") from None
+    return bindings
+
+
+def checked(result: tuple, doing: str) -> Any:
+    """Return what a driver call gave. Raises DeviceError that says what was being done."""
+    status, *values = result
+    if int(status):
+        text = driver().cuGetErrorString(status)[1]
+        raise DeviceError(f"cannot {doing}: {status.name} ({text.decode() if text else 'no more is known'})")
+    return values[0] if len(values) == 1 else tuple(values) or None
+
+
+def open_device(ordinal: int = 0) -> Device:
+    """Return a device by its number, always the same one, its primary context held until the process ends.
+
+    Raises: DeviceError where there is no driver, no GPU or none of this number.
+    """
+    return _open(ordinal)
+
+
+@cache
+def _open(ordinal: int) -> Device:
+    bindings = driver()
+    try:
+        status = bindings.cuInit(0)[0]
+    except RuntimeError as error:  # so the bindings say that they found no driver
+        raise DeviceError("no NVIDIA GPU here: the driver, libcuda.so.1, is not installed") from error
+    if int(status):
+        raise DeviceError(f"no NVIDIA GPU here: the driver says {status.name}")
+    count = checked(bindings.cuDeviceGetCount(), "count devices")
+    if not 0 <= ordinal < count:
+        raise DeviceError(
+            f"no NVIDIA GPU here of number {ordinal}: there are {count}" if count else "no NVIDIA GPU here"
+        )
+    handle = checked(bindings.cuDeviceGet(ordinal), f"open device {ordinal}")
+    context = checked(bindings.cuDevicePrimaryCtxRetain(handle), f"make a context on device {ordinal}")
+    return Device(ordinal, handle, context)
+
+
+def ordinal_of(pointer: Address) -> int:
+    """Return the number of the device on which an address lies. Raises DeviceError where it is on none."""
+    open_device()
+    attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(checked(driver().cuPointerGetAttribute(attribute, pointer), f"find the device of address {pointer:#x}"))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel that is loaded on a device, and how many CTAs of it the whole device holds."""
+
+    handle: Any
+    facts: Facts
+    resident_ctas: int
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """One GPU and its primary context, which torch and CuPy use too."""
+
+    ordinal: int
+    handle: Any
+    context: Any
+
+    @property
+    def name(self) -> str:
+        return self._ok("cuDeviceGetName", "name the device", 128, self.handle).rstrip(b"\0").decode()
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self._attribute("COMPUTE_CAPABILITY_MAJOR"), self._attribute("COMPUTE_CAPABILITY_MINOR")
+
+    @property
+    def sms(self) -> int:
+        return self._attribute("MULTIPROCESSOR_COUNT")
+
+    def _attribute(self, name: str) -> int:
+        attribute = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return self._ok("cuDeviceGetAttribute", f"read {name}", attribute, self.handle)
+
+    @staticmethod
+    def _ok(call: str, doing: str, *arguments: Any) -> Any:
+        return checked(getattr(driver(), call)(*arguments), doing)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make this device's context the thread's for a while."""
+        self._ok("cuCtxPushCurrent", "enter the context", self.context)
+        try:
+            yield
+        finally:
+            self._ok("cuCtxPopCurrent", "leave the context")
+
+    # ---- Kernels ----------------------------------------------------------------------------------------------------
+
+    def load(self, image: Image, facts: Facts) -> Function:
+        """Load a variant and allow it its shared memory. Raises UnfitError where it does not run here."""
+        most = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        if facts.smem_bytes > most:
+            raise UnfitError(
+                f"{facts.symbol} needs {facts.smem_bytes} B of shared memory a CTA, {self.name} gives {most} B"
+            )
+        code = choose_code(image, self.capability)
+        names = driver().CUfunction_attribute
+        with self.current():
+            module = self._ok("cuModuleLoadData", f"load {facts.symbol}", code)
+            handle = self._ok("cuModuleGetFunction", f"find {facts.symbol} in its image", module, facts.symbol.encode())
+            smem = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._ok("cuFuncSetAttribute", f"give {facts.symbol} its shared memory", handle, smem, facts.smem_bytes)
+            query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+            ctas = self._ok(query, f"fit {facts.symbol} on an SM", handle, facts.threads, facts.smem_bytes)
+        return Function(handle, facts, ctas * self.sms)
+
+    def bind(self, function: Function, grid_x: int, parameter: bytes, stream: int) -> Callable[[], None]:
+        """Return what launches on a stream (0 is the legacy default one); it does not wait, and may be captured."""
+        bindings, facts = driver(), function.facts
+        block = ctypes.create_string_buffer(parameter, len(parameter))
+        pointers = (ctypes.POINTER(type(block)) * 1)(ctypes.pointer(block))  # keeps the block alive
+        config = bindings.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid_x, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = facts.threads, 1, 1
+        config.sharedMemBytes = facts.smem_bytes
+        config.hStream = bindings.CUstream(stream)
+        if facts.cluster != (1, 1, 1):
+            attribute = bindings.CUlaunchAttribute()
+            attribute.id = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            cluster = attribute.value.clusterDim
+            cluster.x, cluster.y, cluster.z = facts.cluster
+            config.attrs, config.numAttrs = [attribute], 1
+
+        def launch() -> None:
+            with self.current():
+                address = ctypes.addressof(pointers)
+                self._ok("cuLaunchKernelEx", f"launch {facts.symbol}", config, function.handle, address, 0)
+
+        return launch
+
+    # ---- Memory -----------------------------------------------------------------------------------------------------
+
+    def allocate(self, size_bytes: int) -> Address:
+        with self.current():
+            return int(self._ok("cuMemAlloc", f"allocate {size_bytes} B", size_bytes))
+
+    def free(self, pointer: Address) -> None:
+        with self.current():
+            self._ok("cuMemFree", "free memory", pointer)
+
+    def upload(self, pointer: Address, host: Address, size_bytes: int) -> None:
+        """Copy from the host's memory; done when this returns."""
+        with self.current():
+            self._ok("cuMemcpyHtoD", f"copy {size_bytes} B to the device", pointer, host, size_bytes)
+
+    def download(self, host: Address, pointer: Address, size_bytes: int) -> None:
+        """Copy to the host's memory, after everything on the legacy default stream; done when this returns."""
+        with self.current():
+            self._ok("cuMemcpyDtoH", f"copy {size_bytes} B from the device", host, pointer, size_bytes)
+
+    def synchronize(self) -> None:
+        with self.current():
+            self._ok("cuCtxSynchronize", "wait for the device")

@@ -1,0 +1,88 @@
+"""What a launcher must know of a variant, read once from its record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hgemm.errors import LibraryError
+
+GRID_RULES = ("one_tile", "persistent", "split_k")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One variant as its launcher and its checks see it.
+
+    Shapes: A (m, k) is k-contiguous where `layout` begins with t, B (k, n) where it ends with n; C and D (m, n) are
+        row-major, bias is (n,) where `bias` is row and (m,) where it is column.
+    Units: alignments and tiles are elements.
+    """
+
+    symbol: str
+    arch: str
+    layout: str
+    dtype_a: str
+    dtype_b: str
+    dtype_d: str
+    acc: str
+    beta: bool
+    bias: str
+    activation: str
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    align_a: int
+    align_b: int
+    align_d: int
+    threads: int
+    smem_bytes: int
+    cluster: tuple[int, int, int]
+    grid_rule: str
+    splits: int
+    counter_bytes_per_tile: int
+    partial_bytes_per_tile: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Facts:
+        """Read them from a record. Raises LibraryError, naming the field that is missing or unknown."""
+        try:
+            spec, launch, traits = record["spec"], record["launch"], record["traits"]
+            grid, align, workspace = launch["grid"], traits["min_align"], traits["workspace"]
+            facts = cls(
+                symbol=record["symbol"],
+                arch=record["arch"],
+                **{name: spec[name] for name in _SPEC_FIELDS},
+                tile_m=grid["tile_m"],
+                tile_n=grid["tile_n"],
+                tile_k=int(str(spec["cta_tile"]).split("x")[2]),
+                **{f"align_{name}": align[name] for name in "abd"},
+                threads=launch["threads"],
+                smem_bytes=launch["smem_bytes"],
+                cluster=tuple(launch["cluster"]),
+                grid_rule=grid["rule"],
+                splits=grid["splits"],
+                counter_bytes_per_tile=workspace.get("counter_bytes_per_tile", 0),
+                partial_bytes_per_tile=workspace.get("partial_bytes_per_tile", 0),
+            )
+        except (KeyError, IndexError, ValueError) as error:
+            raise LibraryError(
+                f"the record of {record.get('symbol')} lacks {error}: generate the variant anew"
+            ) from None
+        if facts.grid_rule not in GRID_RULES:
+            raise LibraryError(
+                f"{facts.symbol}: grid rule {facts.grid_rule!r} is unknown here: {', '.join(GRID_RULES)} are not"
+            )
+        return facts
+
+    @property
+    def a_k_major(self) -> bool:
+        return self.layout[0] == "t"
+
+    @property
+    def b_k_major(self) -> bool:
+        return self.layout[1] == "n"
+
+
+_SPEC_FIELDS = ("layout", "dtype_a", "dtype_b", "dtype_d", "acc", "beta", "bias", "activation")

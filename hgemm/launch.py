@@ -1,0 +1,39 @@
+"""The numbers of a launch that follow from a variant and a problem: grid and workspace."""
+
+from __future__ import annotations
+
+from hgemm.facts import Facts
+
+COUNTERS_ROUND_BYTES = 256
+"""The counters at the front of a workspace end on a multiple of this (templates/hgemm/split_k.cuh)."""
+
+
+def tiles(facts: Facts, m: int, n: int) -> int:
+    """Return how many CTA tiles one D (m, n) has."""
+    return -(-m // facts.tile_m) * -(-n // facts.tile_n)
+
+
+def ctas(facts: Facts, m: int, n: int, batch: int) -> int:
+    """Return how many pieces of work a problem has: a tile, of a batch, and its splits along k."""
+    return tiles(facts, m, n) * facts.splits * batch
+
+
+def grid_x(facts: Facts, m: int, n: int, batch: int, resident_ctas: int) -> int:
+    """Return grid.x; y and z are 1. `resident_ctas` is how many CTAs the whole device holds at once."""
+    work = ctas(facts, m, n, batch)
+    return min(work, max(1, resident_ctas)) if facts.grid_rule == "persistent" else work
+
+
+def workspace_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:
+    """Return the bytes that a launch works in, 0 for most variants. Zeroed once by the caller, used by one stream.
+
+    Shapes: a counter a tile and batch, rounded up to 256 bytes in all, then the partial sums of each.
+    """
+    count = tiles(facts, m, n) * batch
+    return counter_bytes(facts, m, n, batch) + facts.partial_bytes_per_tile * count
+
+
+def counter_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:
+    """Return the bytes of the counters, which are zeros before and after each launch."""
+    needed = facts.counter_bytes_per_tile * tiles(facts, m, n) * batch
+    return -(-needed // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES

@@ -1,0 +1,193 @@
+"""What a variant should compute, in float64, and how far from that its arithmetic can possibly lead it.
+
+The bound follows the computation (a running error analysis: Higham, "Accuracy and Stability of Numerical Algorithms",
+section 3.3): each rounding errs by at most a roundoff times the largest number that it may meet, and errors add up. So
+it is a bound, not an expectation, and yet grows with the partial sums that occur, not with the worst ones.
+
+Tensor cores. Products of two inputs are exact. An instruction adds them to the accumulator in groups of 4, 8 or 16 of
+k; in a group all terms are aligned to the largest one and cut off below its 24 bits, and the sum is cut off once more.
+A group of b is so b + 2 cuts of 2**-23 of the largest term. Groups of 4 are the worst: 4 x 6 = 24 cuts for 16 of k.
+With f16 accumulators each group's sum is rounded to f16 besides, 2**-10 where that is by cutting off.
+Source: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330
+    (2021); Blanchard, Higham, Lopez, Mary, Pranesh, "Mixed precision block fused multiply-add", SIAM J. Sci. Comput.
+    42 (2020).
+
+Integers whose absolute products sum up to no more than an accumulator holds exactly are added without any error, in
+every order and by every hardware: there the bound is 0, and one element too few or too many is seen.
+
+Inputs must not be so large that an accumulator overflows; bounds are infinite where D itself may.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hgemm.dtypes import DTYPES
+from hgemm.facts import Facts
+
+STEP = 16
+"""Elements of k that are followed as one: one mma.m16n8k16, or two m16n8k8, which have no more groups."""
+_GROUPS, _CUTS = 4, 24
+_F32_CUT, _F32_ROUND, _F16_CUT = 2.0**-23, 2.0**-24, 2.0**-10
+_SECOND_ORDER = 1.01
+"""Covers that a rounding meets a number which earlier roundings of the same step have moved: (1 + 2**-10)**4 < 1.01."""
+_TINY = 2.0**-120
+"""More than all underflows of f32 together, gradual or not."""
+_F64_STEP = 2.0**-48
+"""More than float64 itself errs in a step of 16."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Exact results and a bound of each one's error. Shapes: (batch, m, n), or the rows that were asked for."""
+
+    values: np.ndarray
+    bound: np.ndarray
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Numbers as float64.
+
+    Shapes: a (batch, m, k), b (batch, k, n), c (batch, m, n), bias (batch, 1, n) or (batch, m, 1); a batch of 1 serves
+        all.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    c: np.ndarray | None = None
+    bias: np.ndarray | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+
+
+def reference(facts: Facts, operands: Operands, rows: np.ndarray | None = None) -> Reference:
+    """Compute D, or `rows` of it, and the bound of the variant's error at each element."""
+    a, c, bias = operands.a, operands.c, operands.bias
+    if rows is not None:
+        a = a[:, rows]
+        c = None if c is None else c[:, rows]
+        bias = bias[:, rows] if bias is not None and bias.shape[1] > 1 else bias
+    product, error = accumulate(facts, a, operands.b)
+    return finish(facts, product, error, operands.alpha, operands.beta, c, bias)
+
+
+# ---- A times B ------------------------------------------------------------------------------------------------------
+
+
+def accumulate(facts: Facts, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return A B and a bound of the error of the variant's accumulators, split-K's sum included."""
+    if _is_exact(facts, a, b):
+        product = a @ b
+        return product, np.zeros_like(product)
+    parts = (_split(facts, a, b, first, last) for first, last in _splits(facts, a.shape[-1]))
+    return next(parts) if facts.splits == 1 else _add_up(parts)
+
+
+def _is_exact(facts: Facts, a: np.ndarray, b: np.ndarray) -> bool:
+    whole = bool(np.all(a == np.rint(a)) and np.all(b == np.rint(b)))
+    holds = 2.0**24 if facts.acc == "f32" else 2.0**11
+    return whole and float(np.max(np.abs(a) @ np.abs(b))) <= holds
+
+
+def _splits(facts: Facts, k: int) -> Iterator[tuple[int, int]]:
+    """Yield the part of k that each split adds up, as templates/hgemm/gemm_sm80.cuh cuts it."""
+    k_tiles = -(-k // facts.tile_k)
+    for split in range(facts.splits):
+        first, last = (k_tiles * at // facts.splits * facts.tile_k for at in (split, split + 1))
+        yield first, min(last, k)
+
+
+def _split(facts: Facts, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    if facts.acc != "f16_promoted":
+        return _chain(facts, a, b, first, last)
+    tiles = range(first, max(last, first + 1), facts.tile_k)
+    return _add_up(_chain(facts, a, b, at, min(at + facts.tile_k, last)) for at in tiles)
+
+
+def _chain(facts: Facts, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """Follow one accumulator from zero over [first, last) of k."""
+    total = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]))
+    error = np.zeros_like(total)
+    relative, absolute = _CUTS * _F32_CUT + _F64_STEP, _TINY
+    if facts.acc != "f32":
+        relative, absolute = relative + _GROUPS * _F16_CUT, absolute + _GROUPS * 2.0**-24
+    for at in range(first, last, STEP):
+        a_step, b_step = a[:, :, at : min(at + STEP, last)], b[:, at : min(at + STEP, last)]
+        largest = np.abs(a_step) @ np.abs(b_step)
+        largest += np.abs(total)
+        largest += error
+        largest *= _SECOND_ORDER * relative
+        error += largest
+        error += absolute
+        total += a_step @ b_step
+    return total, error
+
+
+def _add_up(parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Follow the sum of partial sums in f32, rounded to nearest."""
+    total, error = next(parts)
+    for part, part_error in parts:
+        total, error = total + part, error + part_error
+        error = error + _F32_ROUND * _SECOND_ORDER * (np.abs(total) + error)
+    return total, error
+
+
+# ---- Epilogue -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function, how steep it gets, and what evaluating it in f32 adds: at most `error` * (1 + |x|)."""
+
+    function: Callable[[np.ndarray], np.ndarray]
+    steepest: float
+    error: float
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * np.frompyfunc(math.erfc, 1, 1)(-x * math.sqrt(0.5)).astype(np.float64)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+ACTIVATIONS = {
+    "none": Activation(lambda x: x, 1.0, 0.0),
+    "relu": Activation(lambda x: np.maximum(x, 0.0), 1.0, 0.0),
+    "gelu": Activation(_gelu, 1.13, 4 * _F32_CUT),
+    "silu": Activation(_silu, 1.1, 2 * _F32_CUT),
+}
+"""The epilogue's activations. gelu: erff errs by 2 units in the last place, its argument and the sum by a rounding
+each, two products follow: below 3 cuts. silu: __expf errs by 2 + 1.173 |x| units; |x| s (1 - s) <= 0.23 and
+|x|^2 s (1 - s) <= 0.44 for s = sigmoid(x) make that less than a cut; a sum and a division follow.
+Source: CUDA Programming Guide 13.x, "Mathematical Functions", tables of maximum errors of erff and __expf."""
+
+
+def finish(
+    facts: Facts,
+    product: np.ndarray,
+    error: np.ndarray,
+    alpha: float,
+    beta: float,
+    c: np.ndarray | None,
+    bias: np.ndarray | None,
+) -> Reference:
+    """Return activation(alpha * product + beta * C + bias) as D stores it, with the bound after the last rounding."""
+    alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
+    x, largest = alpha * product, abs(alpha) * (np.abs(product) + error)
+    for term in (beta * c if c is not None and beta != 0 else None, bias):
+        if term is not None:
+            x, largest = x + term, largest + np.abs(term)
+    error = abs(alpha) * error + 4 * _F32_ROUND * _SECOND_ORDER * largest + _TINY  # two products and two sums
+    activation, out = ACTIVATIONS[facts.activation], DTYPES[facts.dtype_d]
+    y = activation.function(x)
+    error = activation.steepest * error + activation.error * (1 + np.abs(x) + error)
+    rounding = 0.0 if facts.dtype_d == "f32" else out.roundoff
+    bound = error + rounding * (np.abs(y) + error) + out.underflow
+    return Reference(y, np.where(np.abs(y) + bound > out.largest, np.inf, bound))

@@ -1,0 +1,174 @@
+// Accumulators to D: activation(alpha * sum + beta * C + bias), stored by each thread where its elements lie, or by way of
+// shared memory as whole 16-byte pieces of rows.
+#pragma once
+
+#include <hgemm/atoms.cuh>
+#include <hgemm/problem.cuh>
+
+namespace hgemm {
+
+enum class Bias { none, row, column };
+enum class Activation { none, relu, gelu, silu };
+
+template <Activation ACTIVATION>
+HGEMM_DEVICE float activate(float x) {
+  if constexpr (ACTIVATION == Activation::relu) return x > 0.f ? x : 0.f;
+  if constexpr (ACTIVATION == Activation::gelu) return 0.5f * x * (1.f + atoms::error_function(x * 0.70710678f));
+  if constexpr (ACTIVATION == Activation::silu) return x / (1.f + atoms::exponential(-x));
+  return x;
+}
+
+// COUNT neighbouring elements of a row as one access.
+template <class T, int COUNT>
+struct alignas(sizeof(T) * COUNT) Piece {
+  T element[COUNT];
+};
+
+template <class Policy>
+struct Epilogue {
+  using Out = typename Policy::Out;
+
+  static constexpr int mma_m = Policy::warp_m / 16;
+  static constexpr int mma_n = Policy::warp_n / 8;
+  static constexpr int piece = 16 / sizeof(Out);  // elements of 16 bytes
+  static constexpr int pitch = Policy::epilogue_pitch;
+
+  // 16 rows of each warp's part of D as floats.
+  struct Shared {
+    alignas(16) float rows[Policy::threads / 32][Policy::store_through_shared ? 16 * pitch : 4];
+  };
+
+  Problem const& problem;
+  Out const* c;  // (m, n)
+  Out* d;        // (m, n)
+  Out const* bias;
+  int row_first, column_first;  // of this warp's part
+  int lane;
+
+  HGEMM_DEVICE Epilogue(Problem const& problem, int batch, int m_first, int n_first)
+      : problem(problem),
+        c(static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c),
+        d(static_cast<Out*>(problem.d) + batch * problem.batch_stride_d),
+        bias(static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias) {
+    int const warp = atoms::thread_index() / 32;
+    lane = atoms::thread_index() % 32;
+    row_first = m_first + warp % Policy::warps_m * Policy::warp_m;
+    column_first = n_first + warp / Policy::warps_m * Policy::warp_n;
+  }
+
+  template <class Values>
+  HGEMM_DEVICE void run(Values const& values, Shared& shared) const {
+    if constexpr (Policy::store_through_shared) {
+      store_through_shared(values, shared.rows[atoms::thread_index() / 32]);
+    } else {
+      store_direct(values);
+    }
+  }
+
+  // ---- Direct: a lane's pairs of neighbours -----------------------------------------------------------------------
+
+  template <class Values>
+  HGEMM_DEVICE void store_direct(Values const& values) const {
+    constexpr int width = Policy::align_d < 2 ? 1 : 2;
+    HGEMM_UNROLL
+    for (int i = 0; i < mma_m; ++i) {
+      HGEMM_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        int const row = row_first + i * 16 + half * 8 + lane / 4;
+        HGEMM_UNROLL
+        for (int j = 0; j < mma_n; ++j) {
+          int const column = column_first + j * 8 + lane % 4 * 2;
+          float const sums[2] = {values.value(i, j, half * 2), values.value(i, j, half * 2 + 1)};
+          if (row < problem.m && column + 2 <= problem.n) {
+            finish<width>(sums, row, column);
+            if constexpr (width == 1) finish<1>(sums + 1, row, column + 1);
+          } else if (row < problem.m && column < problem.n) {
+            finish<1>(sums, row, column);
+          }
+        }
+      }
+    }
+  }
+
+  // ---- Through shared memory: 16 rows of the warp's part at a time ------------------------------------------------
+
+  // Rows lie in words of 4 floats; where a piece is two words, the odd ones follow the even ones, so that neither the
+  // pairs written nor the words read meet a bank twice.
+  static constexpr int odd_words_at = piece == 8 ? Policy::epilogue_odd_words * 4 : 4;  // floats
+  static constexpr int piece_step = piece == 8 ? 4 : 8;                                 // floats from 8 columns to the next
+
+  template <class Values>
+  HGEMM_DEVICE void store_through_shared(Values const& values, float* rows) const {
+    float* const to = rows + lane / 4 * pitch + lane % 4 / 2 * odd_words_at + lane % 2 * 2;
+    HGEMM_UNROLL
+    for (int i = 0; i < mma_m; ++i) {
+      HGEMM_UNROLL
+      for (int j = 0; j < mma_n; ++j) {
+        HGEMM_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          Word2 const pair = {atoms::float_bits(values.value(i, j, half * 2)),
+                              atoms::float_bits(values.value(i, j, half * 2 + 1))};
+          atoms::st_shared(reinterpret_cast<Word2*>(to + half * 8 * pitch + j * piece_step), pair);
+        }
+      }
+      atoms::warp_barrier();
+      store_rows(rows, row_first + i * 16);
+      atoms::warp_barrier();
+    }
+  }
+
+  // Finishes 16 rows of sums, a piece of a row a lane at a time.
+  HGEMM_DEVICE void store_rows(float const* rows, int first) const {
+    constexpr uint32_t pieces_per_row = Policy::warp_n / piece;
+    constexpr int width = Policy::align_d < piece ? Policy::align_d : piece;
+    HGEMM_NO_UNROLL
+    for (uint32_t index = lane; index < 16 * pieces_per_row; index += 32) {
+      uint32_t const in_order = index / pieces_per_row;
+      // Where half a row fills a phase of shared memory, rows 0 and 2, then 1 and 3 share one: 1 and 0 would share banks.
+      int const row = pieces_per_row % 8 == 4 ? (in_order & 12) | (in_order & 1) << 1 | (in_order >> 1 & 1) : in_order;
+      int const along = index % pieces_per_row * piece;  // column in the warp's part
+      int const left = first + row < problem.m ? problem.n - column_first - along : 0;
+      float const* const from = rows + row * pitch + index % pieces_per_row * 4;
+      if (left >= piece) {
+        float sums[piece];
+        HGEMM_UNROLL
+        for (int e = 0; e < piece; e += 4) {
+          Word4 const word = atoms::ld_shared(reinterpret_cast<Word4 const*>(from + e / 4 * odd_words_at));
+          sums[e] = atoms::bits_float(word.x);
+          sums[e + 1] = atoms::bits_float(word.y);
+          sums[e + 2] = atoms::bits_float(word.z);
+          sums[e + 3] = atoms::bits_float(word.w);
+        }
+        HGEMM_UNROLL
+        for (int e = 0; e < piece; e += width) finish<width>(sums + e, first + row, column_first + along + e);
+      } else {
+        HGEMM_NO_UNROLL
+        for (int e = 0; e < left; ++e) {
+          float const sum = atoms::ld_shared(from + e / 4 * odd_words_at + e % 4);
+          finish<1>(&sum, first + row, column_first + along + e);
+        }
+      }
+    }
+  }
+
+  // ---- The arithmetic and the store of WIDTH neighbours of a row --------------------------------------------------
+
+  template <int WIDTH>
+  HGEMM_DEVICE void finish(float const* sums, int row, int column) const {
+    bool const adds_c = Policy::beta && problem.beta != 0.f;
+    Piece<Out, WIDTH> c_piece;
+    if (adds_c) c_piece = atoms::ld_global(reinterpret_cast<Piece<Out, WIDTH> const*>(c + row * problem.ldc + column));
+    Piece<Out, WIDTH> d_piece;
+    HGEMM_UNROLL
+    for (int e = 0; e < WIDTH; ++e) {
+      float x = problem.alpha * sums[e];
+      if (adds_c) x += problem.beta * atoms::to_float(c_piece.element[e]);
+      if constexpr (Policy::bias == Bias::row) x += atoms::to_float(atoms::ld_global(bias + column + e));
+      if constexpr (Policy::bias == Bias::column) x += atoms::to_float(atoms::ld_global(bias + row));
+      d_piece.element[e] = atoms::from_float<Out>(activate<Policy::activation>(x));
+    }
+    atoms::st_global(reinterpret_cast<Piece<Out, WIDTH>*>(d + row * problem.ldd + column), d_piece);
+  }
+};
+
+}  // namespace hgemm

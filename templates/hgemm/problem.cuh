@@ -1,0 +1,25 @@
+// One matrix product as a kernel takes it: D = activation(alpha * A B + beta * C + bias), `batch` times.
+#pragma once
+
+#include <hgemm/atoms.cuh>
+
+namespace hgemm {
+
+// Passed by value, 144 bytes, in this order; pointers and strides of unused operands may be null or zero.
+// Leading dimensions and batch strides count elements. `bias` is a row (n,) or a column (m,), of D's type.
+struct Problem {
+  void const* a;  // (m, k), k contiguous in layout t*, m contiguous in layout n*
+  void const* b;  // (k, n), k contiguous in layout *n, n contiguous in layout *t
+  void const* c;  // (m, n), n contiguous, read only where beta is not zero
+  void* d;        // (m, n), n contiguous
+  void const* bias;
+  void* workspace;  // split-K only: zeroed once by the caller, left zeroed by each launch
+  int64_t lda, ldb, ldc, ldd;
+  int64_t batch_stride_a, batch_stride_b, batch_stride_c, batch_stride_d, batch_stride_bias;
+  int32_t m, n, k, batch;
+  float alpha, beta;
+};
+
+static_assert(sizeof(Problem) == 144, "the launchers pack this struct by hand");
+
+}  // namespace hgemm

@@ -1,0 +1,71 @@
+// Which CTA computes which tile: the raster, and the schedules that hand tiles out.
+#pragma once
+
+#include <hgemm/problem.cuh>
+
+namespace hgemm {
+
+enum class Raster { row, column, group, panel };
+enum class Schedule { one_tile, persistent, split_k };
+
+struct Work {
+  int tile_m, tile_n;  // in CTA tiles
+  int batch;
+  int split;
+  uint32_t tile;  // place in launch order, the same for all splits and batches
+};
+
+template <class Policy>
+struct Scheduler {
+  static constexpr bool persistent = Policy::schedule == Schedule::persistent;
+
+  uint32_t tiles_m, tiles_n;
+  uint32_t item, items;  // over the tiles of all batches, and the splits of each
+
+  HGEMM_DEVICE explicit Scheduler(Problem const& problem) {
+    tiles_m = (uint32_t(problem.m) + Policy::tile_m - 1) / Policy::tile_m;
+    tiles_n = (uint32_t(problem.n) + Policy::tile_n - 1) / Policy::tile_n;
+    item = atoms::cta_x();
+    items = tiles() * Policy::splits * problem.batch;
+  }
+
+  HGEMM_DEVICE uint32_t tiles() const { return tiles_m * tiles_n; }
+
+  // Fetches this CTA's next piece of work; false when none is left. A CTA that is not persistent has one.
+  HGEMM_DEVICE bool next(Work& work) {
+    if (item >= items) return false;
+    work.split = item % Policy::splits;
+    work.tile = item / Policy::splits % tiles();
+    work.batch = item / Policy::splits / tiles();
+    locate(work);
+    item = persistent ? item + atoms::grid_x() : items;
+    return true;
+  }
+
+  HGEMM_DEVICE void locate(Work& work) const {
+    uint32_t const tile = work.tile;
+    if constexpr (Policy::raster == Raster::row) {
+      work.tile_m = tile / tiles_n;
+      work.tile_n = tile % tiles_n;
+    } else if constexpr (Policy::raster == Raster::column) {
+      work.tile_m = tile % tiles_m;
+      work.tile_n = tile / tiles_m;
+    } else if constexpr (Policy::raster == Raster::group) {  // raster_tiles rows of tiles, column after column
+      uint32_t const first = tile / (Policy::raster_tiles * tiles_n) * Policy::raster_tiles;
+      uint32_t const rows = smaller(tiles_m - first, Policy::raster_tiles);
+      uint32_t const within = tile - first * tiles_n;
+      work.tile_m = first + within % rows;
+      work.tile_n = within / rows;
+    } else {  // raster_tiles columns of tiles, row after row
+      uint32_t const first = tile / (Policy::raster_tiles * tiles_m) * Policy::raster_tiles;
+      uint32_t const columns = smaller(tiles_n - first, Policy::raster_tiles);
+      uint32_t const within = tile - first * tiles_m;
+      work.tile_m = within / columns;
+      work.tile_n = first + within % columns;
+    }
+  }
+
+  HGEMM_DEVICE static uint32_t smaller(uint32_t x, uint32_t y) { return x < y ? x : y; }
+};
+
+}  // namespace hgemm

@@ -1,0 +1,82 @@
+"""Fixtures that several tests share, and the rule that a test of the GPU is skipped, aloud, where there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from generator.library import Library
+from generator.pipeline import Outcome, Settings, make
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}
+"""What compiles fastest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _no_gpu()
+    for item in items:
+        if reason and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@functools.cache
+def _no_gpu() -> str:
+    """Say why nothing can run on a GPU here; nothing where it can."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver here: run this on a machine with a GPU"
+    count = ctypes.c_int(0)
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return "" if status == 0 and count.value else f"no NVIDIA GPU here (the driver says {status})"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """An empty library of the test's own, and the checkout's templates."""
+    return Settings(library=Library(tmp_path / "library"), templates=templates_folder())
+
+
+@pytest.fixture(scope="session")
+def small_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A library with one small kernel in each layout, compiled once a session; not to be written to."""
+    library = Library(tmp_path_factory.mktemp("shared") / "library")
+    plans = sweep([{**SMALL, "layout": "tn,nn,nt,tt"}]).plans
+    outcomes = [outcome for _, outcome in make(plans, Settings(library, templates_folder()), processes=1)]
+    assert [outcome.error for outcome in outcomes] == [""] * 4
+    return library
+
+
+def made(texts: dict[str, str], settings: Settings, processes: int = 2) -> list[Outcome]:
+    """Make what the texts ask for; return the outcomes in the order of the plans."""
+    return [outcome for _, outcome in sorted(make(sweep([texts]).plans, settings, processes))]
+
+
+def start(command: str, *arguments: object, **options) -> subprocess.Popen[str]:
+    """Start `generate` or `hgemm` in a process of its own, in a session of its own."""
+    code = f"from generator.cli import {command}_main; {command}_main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        **options,
+    )
+
+
+def call(command: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    """Run `generate` or `hgemm` in a process of its own."""
+    process = start(command, *arguments, **options)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -1,0 +1,152 @@
+"""A driver without a GPU: its device's memory is the host's, and its kernels are NumPy functions.
+
+It takes the calls of cuda.bindings.driver with the same arguments and the real enumerations, refuses copies outside its
+allocations, and knows what was not given back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+from cuda.bindings import driver as real
+
+from hgemm import problem as hgemm_problem
+from hgemm.problem import PROBLEM_BYTES, Problem
+
+SUCCESS = real.CUresult.CUDA_SUCCESS
+_ATTRIBUTES = {
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+    "MULTIPROCESSOR_COUNT": 3,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
+}
+
+
+class FakeDriver:
+    """Stands for the module cuda.bindings.driver."""
+
+    CUresult, CUstream = real.CUresult, real.CUstream
+    CUlaunchConfig, CUlaunchAttribute, CUlaunchAttributeID = (
+        real.CUlaunchConfig,
+        real.CUlaunchAttribute,
+        real.CUlaunchAttributeID,
+    )
+    CUdevice_attribute, CUfunction_attribute = real.CUdevice_attribute, real.CUfunction_attribute
+    CUpointer_attribute = real.CUpointer_attribute
+
+    def __init__(self) -> None:
+        self.kernel: Callable[[Problem], None] = lambda problem: None
+        self.memory: dict[int, np.ndarray] = {}
+        self.contexts: list[str] = []
+        self.images: list[bytes] = []
+        self.launches: list[tuple[int, int, int, int]] = []  # grid.x, threads, shared bytes, stream
+        self.status = real.CUresult.CUDA_SUCCESS
+
+    def cuInit(self, flags):
+        return (self.status,)
+
+    def cuDeviceGetCount(self):
+        return SUCCESS, 1
+
+    def cuDeviceGet(self, ordinal):
+        return SUCCESS, f"device {ordinal}"
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return SUCCESS, f"context of {device}"
+
+    def cuDeviceGetName(self, length, device):
+        return SUCCESS, b"Fake GPU".ljust(length, b"\0")
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        return SUCCESS, _ATTRIBUTES[attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
+
+    def cuPointerGetAttribute(self, attribute, pointer):
+        return SUCCESS, 0
+
+    def cuGetErrorString(self, status):
+        return SUCCESS, b"a fake failure"
+
+    def cuCtxPushCurrent(self, context):
+        self.contexts.append(context)
+        return (SUCCESS,)
+
+    def cuCtxPopCurrent(self):
+        return SUCCESS, self.contexts.pop()
+
+    # ---- Kernels ----------------------------------------------------------------------------------------------------
+
+    def cuModuleLoadData(self, image):
+        assert self.contexts
+        self.images.append(image)
+        return SUCCESS, "module"
+
+    def cuModuleGetFunction(self, module, name):
+        assert isinstance(name, bytes)
+        return SUCCESS, "function"
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        assert attribute is real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        return (SUCCESS,)
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, smem_bytes):
+        return SUCCESS, 2
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        assert self.contexts and function == "function" and extra == 0
+        assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ) == (1, 1, 1, 1)
+        self.launches.append((config.gridDimX, config.blockDimX, config.sharedMemBytes, int(config.hStream)))
+        packed = ctypes.string_at(ctypes.c_void_p.from_address(parameters).value, PROBLEM_BYTES)
+        if self.status != SUCCESS:
+            return (self.status,)
+        self.kernel(unpack(packed))
+        return (SUCCESS,)
+
+    # ---- Memory and time --------------------------------------------------------------------------------------------
+
+    def cuMemAlloc(self, size):
+        block = np.full(size + 512, 0xEE, np.uint8)
+        pointer = -(-block.ctypes.data // 256) * 256
+        self.memory[pointer] = block[pointer - block.ctypes.data :][:size]
+        return SUCCESS, pointer
+
+    def cuMemFree(self, pointer):
+        del self.memory[pointer]
+        return (SUCCESS,)
+
+    def cuMemcpyHtoD(self, to, host, size):
+        self._inside(to, size)
+        ctypes.memmove(to, host, size)
+        return (SUCCESS,)
+
+    def cuMemcpyDtoH(self, host, source, size):
+        self._inside(source, size)
+        ctypes.memmove(host, source, size)
+        return (SUCCESS,)
+
+    def _inside(self, pointer: int, size: int) -> None:
+        assert any(base <= pointer and pointer + size <= base + len(block) for base, block in self.memory.items())
+
+    def cuEventCreate(self, flags):
+        return SUCCESS, object()
+
+    def cuEventRecord(self, event, stream):
+        return (SUCCESS,)
+
+    def cuEventSynchronize(self, event):
+        return (SUCCESS,)
+
+    def cuEventElapsedTime(self, start, end):
+        return SUCCESS, 0.5
+
+    def cuEventDestroy(self, event):
+        return (SUCCESS,)
+
+
+def unpack(packed: bytes) -> Problem:
+    """Read the kernel's parameter back."""
+    v = hgemm_problem._LAYOUT.unpack(packed)
+    names = "a b c d bias workspace lda ldb ldc ldd".split()
+    names += [f"batch_stride_{name}" for name in ("a", "b", "c", "d", "bias")] + "m n k batch alpha beta".split()
+    return Problem(**dict(zip(names, v)))

@@ -1,0 +1,173 @@
+"""A model of the tensor cores' arithmetic and of a whole variant, in NumPy, with faults that can be switched on."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import numpy as np
+
+from hgemm.dtypes import DTYPES, decode, encode
+from hgemm.facts import Facts
+from hgemm.launch import counter_bytes
+from hgemm.matrices import Matrix, matrices
+from hgemm.problem import Problem
+
+# What a variant is, as its record says; tests replace fields.
+RECORD = {
+    "symbol": "hgemm_test",
+    "arch": "sm_90",
+    "spec": {
+        "layout": "tn",
+        "dtype_a": "f16",
+        "dtype_b": "f16",
+        "dtype_d": "f16",
+        "acc": "f32",
+        "cta_tile": "32x48x16",
+        "beta": True,
+        "bias": "none",
+        "activation": "none",
+    },
+    "launch": {
+        "threads": 64,
+        "smem_bytes": 4096,
+        "cluster": [1, 1, 1],
+        "grid": {"rule": "one_tile", "tile_m": 32, "tile_n": 48, "splits": 1},
+    },
+    "traits": {
+        "min_align": {"a": 8, "b": 8, "d": 8},
+        "workspace": {"counter_bytes_per_tile": 0, "partial_bytes_per_tile": 0},
+    },
+}
+
+
+def record(rule: str = "one_tile", splits: int = 1, align: tuple[int, int, int] = (8, 8, 8), **spec) -> dict:
+    """Return a record with some fields replaced; split-K gets its workspace."""
+    grid = {**RECORD["launch"]["grid"], "rule": rule, "splits": splits}
+    split = rule == "split_k"
+    workspace = {
+        "counter_bytes_per_tile": 4 if split else 0,
+        "partial_bytes_per_tile": splits * 32 * 48 * 4 if split else 0,
+    }
+    return {
+        **RECORD,
+        "arch": spec.pop("arch", RECORD["arch"]),
+        "spec": {**RECORD["spec"], **spec},
+        "launch": {**RECORD["launch"], "grid": grid},
+        "traits": {"min_align": dict(zip("abd", align)), "workspace": workspace},
+    }
+
+
+# ---- Arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def cut(values: np.ndarray, bits: int) -> np.ndarray:
+    """Cut numbers off after `bits` significant bits, towards zero."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.trunc(np.ldexp(mantissa, bits)), exponent - bits)
+
+
+def tensor_core(a: np.ndarray, b: np.ndarray, start: np.ndarray, group: int, halves: bool, to_zero: bool) -> np.ndarray:
+    """Add a (m, k) b (k, n) to `start` as tensor cores do, `group` of k at a time, terms aligned to the largest one."""
+    total = start
+    for at in range(0, a.shape[1], group):
+        products = a[:, None, at : at + group] * b[at : at + group].T[None]
+        terms = np.concatenate([total[..., None], products], axis=-1)
+        _, exponent = np.frexp(np.max(np.abs(terms), axis=-1, keepdims=True))
+        unit = np.ldexp(1.0, exponent - 24)
+        total = cut(np.sum(np.trunc(terms / unit) * unit, axis=-1), 24)
+        if halves:
+            total = cut(total, 11) if to_zero else total.astype(np.float16).astype(np.float64)
+    return total
+
+
+def accumulate(facts: Facts, a: np.ndarray, b: np.ndarray, group: int = 8, to_zero: bool = True) -> np.ndarray:
+    """Return A B as a variant computes it. Shapes: a (m, k), b (k, n)."""
+    k_tiles = -(-a.shape[1] // facts.tile_k)
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for split in range(facts.splits):
+        first, last = (k_tiles * at // facts.splits * facts.tile_k for at in (split, split + 1))
+        step = facts.tile_k if facts.acc == "f16_promoted" else max(last - first, 1)
+        part = np.zeros_like(total)
+        for at in range(first, last, step):
+            a_part, b_part = a[:, at : min(at + step, last)], b[at : min(at + step, last)]
+            zero = np.zeros(part.shape)
+            part = part + tensor_core(a_part, b_part, zero, group, facts.acc != "f32", to_zero).astype(np.float32)
+        total = total + part
+    return total
+
+
+def activate(name: str, x: np.ndarray) -> np.ndarray:
+    """Evaluate an activation in f32, as the kernel's epilogue does."""
+    one = np.float32(1)
+    if name == "relu":
+        return np.maximum(x, np.float32(0))
+    if name == "gelu":
+        erf = np.frompyfunc(math.erf, 1, 1)(x * np.float32(0.70710678)).astype(np.float32)
+        return np.float32(0.5) * x * (one + erf)
+    with np.errstate(over="ignore"):
+        return x / (one + np.exp(-x)) if name == "silu" else x
+
+
+# ---- A whole launch on the host's memory ----------------------------------------------------------------------------
+
+
+def elements(matrix: Matrix, dtype: str) -> np.ndarray:
+    """Return a view of a matrix in memory. Shapes: (batch, rows, columns)."""
+    memory = (ctypes.c_uint8 * (matrix.end - matrix.pointer)).from_address(matrix.pointer)
+    item = matrix.element_bytes
+    strides = (matrix.batch_stride * item, matrix.leading * item, item)
+    stored = np.frombuffer(memory, DTYPES[dtype].storage)
+    return np.lib.stride_tricks.as_strided(stored, (matrix.batch, matrix.rows, matrix.columns), strides)
+
+
+def launch(facts: Facts, problem: Problem, faults: frozenset[str] = frozenset()) -> None:
+    """Compute a problem in the host's memory as a variant would, or as one with faults would."""
+    places = matrices(problem, facts)
+    a = decode(elements(places["A"], facts.dtype_a), facts.dtype_a)
+    b = decode(elements(places["B"], facts.dtype_b), facts.dtype_b)
+    a = a if facts.a_k_major else a.swapaxes(1, 2)
+    b = b.swapaxes(1, 2) if facts.b_k_major else b
+    if "drops an element of k" in faults:
+        a = a.copy()
+        a[..., problem.k // 2] = 0
+    if "reads past k" in faults and facts.a_k_major and places["A"].leading > problem.k:
+        a = a + decode(np.array([0xFFAD], np.uint16).view("<f2"), "f16") * 0
+    d = elements(places["D"], facts.dtype_d)
+    c = decode(elements(places["C"], facts.dtype_d), facts.dtype_d) if "C" in places else None
+    bias = decode(elements(places["bias"], facts.dtype_d), facts.dtype_d) if "bias" in places else None
+    for batch in range(problem.batch):
+        x = np.float32(problem.alpha) * accumulate(facts, a[batch], b[0 if "takes one B" in faults else batch])
+        if c is not None:
+            x = x + np.float32(problem.beta) * c[batch].astype(np.float32)
+        if bias is not None:
+            x = x + (bias[batch] if facts.bias == "row" else bias[batch].T).astype(np.float32)
+        x[np.isnan(x)] = np.nan  # hardware makes one NaN of all
+        d[batch] = encode(activate(facts.activation, x), facts.dtype_d)
+    _misbehave(facts, problem, places, d, faults)
+
+
+def _misbehave(
+    facts: Facts, problem: Problem, places: dict[str, Matrix], d: np.ndarray, faults: frozenset[str]
+) -> None:
+    def poke(address: int, value: int = 7) -> None:
+        ctypes.c_uint8.from_address(address).value = value
+
+    if "leaves an element" in faults:
+        d[-1, -1, -1] = np.array([0xFFAD], "<u2").view(d.dtype)[0]
+    if "writes before D" in faults:
+        poke(problem.d - 1)
+    if "writes after D" in faults:
+        poke(places["D"].end)
+    if "writes the padding" in faults and problem.ldd > problem.n and problem.m > 1:
+        poke(problem.d + problem.n * places["D"].element_bytes)
+    if "writes to A" in faults:
+        poke(problem.a)
+    if "writes after B" in faults:
+        poke(places["B"].end + 3)
+    if problem.workspace and "leaves a counter" in faults:
+        poke(problem.workspace)
+    if problem.workspace and "writes partial sums" in faults:
+        poke(problem.workspace + counter_bytes(facts, problem.m, problem.n, problem.batch))
+    if "is not repeatable" in faults:
+        d.view("u1")[0, 0, 0] ^= np.random.default_rng().integers(0, 256, dtype=np.uint8)

@@ -1,0 +1,294 @@
+"""The command lines: the answer on stdout, everything else on stderr, one line for an error, and the status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import ROOT, SMALL
+
+from generator import __version__, cli
+from generator.cli import VERBS, generate_command, hgemm_command, main
+from generator.library import Library
+from generator.options import SPEC_OPTIONS
+
+ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
+TOO_LARGE = ["--arch", "sm_89", "--tile", "256x256x64", "--stages", "4"]
+
+
+def generate(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run `generate` in this process; return its status, stdout and stderr."""
+    status = main(generate_command, [*map(str, arguments)])
+    return status, *capsys.readouterr()
+
+
+def hgemm(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = main(hgemm_command, [*map(str, arguments)])
+    return status, *capsys.readouterr()
+
+
+# ---- Answers --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_and_the_progress(capsys, tmp_path: Path) -> None:
+    status, out, err = generate(capsys, *ARGUMENTS, "--library", tmp_path / "new" / "library")
+    header, row = out.splitlines()
+    assert status == 0 and header.split()[-2:] == ["seconds", "status"] and row.split()[-1] == "built"
+    assert header.split()[:3] == ["symbol", "registers", "spill_bytes"] and "hmma_per_k_tile" in header
+    assert err.startswith("[1/1] built hgemm_sm80_tn_") and len(err.splitlines()) == 1
+
+
+def test_json_is_one_list_of_records(capsys, small_library: Library) -> None:
+    status, out, err = generate(
+        capsys, *ARGUMENTS, "--layout", "nn,tn", "--json", "-q", "--library", small_library.folder
+    )
+    records = json.loads(out)
+    assert (status, err) == (0, "") and [record["spec"]["layout"] for record in records] == ["nn", "tn"]
+    assert records[0] == small_library.load(records[0]["symbol"]).record.data
+
+
+def test_dry_run_builds_nothing_and_says_what_is_there(capsys, small_library: Library, tmp_path: Path) -> None:
+    arguments = [*ARGUMENTS, "--layout", "tn", "--smem", "auto,pad:8", "--dry-run"]
+    status, out, _ = generate(capsys, *arguments, "--library", small_library.folder)
+    assert status == 0 and [line.split(maxsplit=1)[1] for line in out.splitlines()] == ["status", "cached", "to build"]
+    status, out, _ = generate(capsys, *arguments, "--json", "--library", tmp_path / "none")
+    assert [row["status"] for row in json.loads(out)] == ["to build"] * 2 and not (tmp_path / "none").exists()
+
+
+def test_explain_prints_the_plan_and_builds_nothing(capsys, tmp_path: Path) -> None:
+    status, out, err = generate(capsys, *ARGUMENTS, "--explain", "--library", tmp_path / "none")
+    assert (status, err) == (0, "") and not (tmp_path / "none").exists()
+    for words in (
+        "    cta_tile                  32x32x16",
+        "  * layout                    tn",
+        "bank_conflicts",
+        "  legal",
+    ):
+        assert words in out
+
+
+def test_explain_prints_every_rule_of_every_combination(capsys) -> None:
+    status, out, _ = hgemm(capsys, "explain", *TOO_LARGE)
+    assert (
+        status == 2
+        and "    shared_memory: smem 262,144 B > 101,376 B of sm_89: use " in out
+        and "    registers: " in out
+    )
+    status, out, _ = hgemm(capsys, "explain", *TOO_LARGE[:4], "--tile", "256x256x64,64x64x32", "--json")
+    found = json.loads(out)
+    assert status == 0 and [each["legal"] for each in found] == [False, True]
+    assert {broken["rule"] for broken in found[0]["broken"]} >= {"registers"} and found[1]["planned"][0] == "dtype_a"
+
+
+def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) -> None:
+    arguments = ["--arch", "89", "--tile", "32x32x16,256x256x64", "--stages", "4", "--dry-run", "--library", tmp_path]
+    status, out, err = generate(capsys, *arguments)
+    assert status == 0 and len(out.splitlines()) == 2
+    assert err.startswith("generate: 1 of 2 combinations are illegal (") and "shared_memory 1" in err
+
+
+def test_a_spec_file_and_options_over_it(capsys, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(
+        'arch = "sm_80"\ntile = "32x32x16"\nstages = [2, 3]\n[[variant]]\nlayout = "nn"\n'
+    )
+    arguments = ["--spec", tmp_path / "spec.toml", "--stages", "4", "--dry-run", "--library", tmp_path / "none"]
+    _, out, _ = generate(capsys, *arguments)
+    (row,) = out.splitlines()[1:]
+    assert "_nn_" in row and "_s4f" in row and "_32x32x16_" in row
+
+
+def test_python_m_generator_is_generate() -> None:
+    command = [sys.executable, "-m", "generator", "--version"]
+    assert (
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == f"generate, version {__version__}\n"
+    )
+
+
+# ---- Errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "arch is missing: name one or more"),
+        (["--arch", "sm_91"], "unknown arch 'sm_91': did you mean sm_90"),
+        (["--arch", "90", "--tile", "128x128"], "tile '128x128' is malformed: write it as MxNxK"),
+        (["--arch", "90", "--bias", "left"], "bias 'left' is unknown: use none, row, column"),
+        (["--arch", "75"], "family: sm_75 has no cp.async"),
+        (TOO_LARGE, "shared_memory: smem 262,144 B > 101,376 B of sm_89: use "),
+        (TOO_LARGE, "\n  registers: about "),
+        (["--spec", "/none.toml"], "spec file /none.toml cannot be read: No such file"),
+    ],
+)
+def test_an_illegal_request_ends_with_2_and_writes_nothing(
+    capsys, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    status, out, err = generate(capsys, *arguments, "--library", tmp_path / "library")
+    assert status == 2 and out == "" and err.startswith("generate: error: ") and message in err
+    assert "Traceback" not in err and not (tmp_path / "library").exists()
+
+
+def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
+    status, _, err = generate(capsys, "--arhc", "90")
+    assert status == 2 and "Did you mean" in err and "--arch" in err
+    status, _, err = hgemm(capsys, "lst")
+    assert status == 2 and "No such command 'lst'" in err
+
+
+def test_a_library_that_cannot_be_used_is_one_line(capsys, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for run, arguments in ((generate, [*ARGUMENTS]), (hgemm, ["list"])):
+        status, out, err = run(capsys, *arguments, "--library", tmp_path / "file")
+        assert status == 1 and out == "" and len(err.splitlines()) == 1 and "file" in err and ": error: " in err
+    status, _, err = hgemm(capsys, "list", "--library", tmp_path / "none")
+    assert status == 1 and "does not exist: run `generate` first" in err
+
+
+def test_a_failure_of_ours_is_one_line_and_a_traceback_when_asked(capsys, monkeypatch) -> None:
+    def fail(options):
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("generator.generate.run", fail)
+    status, _, err = generate(capsys, *ARGUMENTS)
+    assert (
+        status == 1 and err == "generate: internal error (KeyError: 'surprise'): run again with --debug and report it\n"
+    )
+    status, _, err = generate(capsys, *ARGUMENTS, "--debug")
+    assert status == 1 and "Traceback" in err and "in fail" in err
+
+
+def test_debug_is_understood_by_every_verb(capsys, tmp_path: Path) -> None:
+    status, _, err = hgemm(capsys, "list", "--library", tmp_path / "none", "--debug")
+    assert status == 1 and "Traceback" in err and err.splitlines()[-1].startswith("hgemm: error: library")
+
+
+def test_a_missing_compiler_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    status, _, err = generate(capsys, *ARGUMENTS, "-q", "--library", tmp_path / "library")
+    assert status == 1 and err.startswith("generate: error: wheel cuda-python is missing: run 'make setup'")
+
+
+def test_a_missing_wheel_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
+    from generator import toolchain
+
+    def missing(wheel: str) -> str:
+        raise toolchain.metadata.PackageNotFoundError(wheel)
+
+    toolchain.version_of.cache_clear()
+    monkeypatch.setattr(toolchain.metadata, "version", missing)
+    status, _, err = generate(capsys, *ARGUMENTS, "-q", "--library", tmp_path / "library")
+    assert status == 1 and "wheel nvidia-cuda-nvrtc is missing: run 'make setup'" in err
+
+
+# ---- Help, completion, loading --------------------------------------------------------------------------------------
+
+
+def test_help_names_every_option_in_groups(capsys) -> None:
+    _, out, _ = generate(capsys, "--help")
+    assert all(f"  {option.flag}" in out for option in SPEC_OPTIONS)
+    assert {"Target:", "Epilogue:", "Run:", "Answer:"} <= {*out.splitlines()}
+    assert "Examples:\n    generate --arch sm_89 --tile 128x128x32\n" in out
+
+
+def test_help_of_hgemm_tells_of_every_verb_without_loading_it(capsys) -> None:
+    code = (
+        "import sys; from generator.cli import hgemm_command, main; main(hgemm_command, ['--help']);"
+        "print([name for name in sys.modules if name.startswith('generator.verbs')])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    *help_lines, loaded = out.splitlines()
+    verbs = [path.stem for path in VERBS.glob("*.py") if path.stem != "__init__"]
+    assert loaded == "[]" and len(verbs) >= 7
+    for verb in verbs:
+        assert any(line.split()[:1] == [verb] and len(line.split()) > 2 for line in help_lines), verb
+        assert CliRunner().invoke(hgemm_command, [verb, "--help"]).exit_code == 0
+
+
+HEAVY = ("cuda", "jinja2", "pycute", "rich", "numpy", "sqlite3", "email", "multiprocessing")
+
+
+@pytest.mark.parametrize("command", ["generate", "hgemm"])
+def test_help_loads_nothing_heavy(command: str) -> None:
+    code = (
+        f"import sys; from generator.cli import {command}_command, main; main({command}_command, ['--help']);"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "expected"),
+    [
+        ("generate", "generate --arch sm_9", ["sm_90", "sm_90a"]),
+        ("generate", "generate --layout tn,n", ["tn,nn", "tn,nt"]),
+        ("generate", "generate --sta", ["--stages"]),
+        ("hgemm", "hgemm expl", ["explain"]),
+    ],
+)
+def test_shells_complete_options_values_and_verbs(command: str, words: str, expected: list[str]) -> None:
+    environment = {
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+        f"_{command.upper()}_COMPLETE": "bash_complete",
+    }
+    code = f"from generator.cli import {command}_main; {command}_main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_both_commands(capsys, shell: str) -> None:
+    status, out, _ = hgemm(capsys, "completion", shell)
+    assert status == 0 and "_GENERATE_COMPLETE" in out and "_HGEMM_COMPLETE" in out
+
+
+# ---- The terminal, and the doctor -----------------------------------------------------------------------------------
+
+
+def test_a_terminal_gets_one_moving_line(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    code = "from generator.cli import generate_main; generate_main()"
+    command = [sys.executable, "-c", code, *ARGUMENTS, "--layout", "tn,nn", "--library", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 4096):
+            shown += data
+    except OSError:
+        pass  # the end of a terminal
+    out, _ = process.communicate()
+    assert process.returncode == 0 and len(out.splitlines()) == 3
+    assert "variants/s" in shown.decode() and "2 variants in" in shown.decode() and "[1/2]" not in shown.decode()
+
+
+def test_doctor_says_what_is_here_and_what_to_do(capsys, small_library: Library) -> None:
+    status, out, _ = hgemm(capsys, "doctor", "--library", small_library.folder, "--json")
+    checks = {check["name"]: check for check in json.loads(out)}
+    assert status == 0 and {check["state"] for check in checks.values()} <= {"ok", "warn"}
+    assert {"python", "nvidia-cuda-nvrtc", "nvrtc", "nvdisasm", "templates", "gpu", "library"} <= {*checks}
+    assert "4 variants" in checks["library"]["found"]
+
+
+def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(cli.sys.modules, "cuda.bindings", None)
+    status, out, _ = hgemm(capsys, "doctor", "--library", tmp_path)
+    failed = [line for line in out.splitlines() if line.startswith("fail")]
+    assert status == 1 and any("nvrtc" in line for line in failed)
+
+
+def test_the_library_is_taken_from_the_environment(small_library: Library) -> None:
+    environment = {**os.environ, "HGEMM_LIBRARY": str(small_library.folder)}
+    code = "from generator.cli import generate_main; generate_main()"
+    command = [sys.executable, "-c", code, *ARGUMENTS, "--dry-run"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True).stdout
+    assert out.splitlines()[1].split()[-1] == "cached"

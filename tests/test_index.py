@@ -1,0 +1,226 @@
+"""Laws of the index: it says what the folders say, heals, loses nothing, and may be absent."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from records import make_record
+
+from generator import index as index_module
+from generator import library as library_module
+from generator.conditions import Every
+from generator.errors import LibraryError
+from generator.index import Measurement, open_index
+from generator.library import Library
+from generator.variants import write_variant
+from generator.where import parse_where
+
+PROCESSES, EACH = 8, 25
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "lib")
+
+
+def publish(library: Library, symbol: str = "one", **overrides: object) -> Path:
+    return library.publish(*make_record(symbol, **overrides))
+
+
+def symbols(library: Library) -> list[str]:
+    return [str(row["symbol"]) for row in library.rows()]
+
+
+def measurement(symbol: str = "one", time_us: float = 12.5) -> Measurement:
+    return Measurement(
+        symbol,
+        "0" * 64,
+        '{"k": 64, "m": 64, "n": 64}',
+        "H200",
+        "580.1",
+        "1980 MHz",
+        "2025-01-01T00:00:00Z",
+        "13.0",
+        time_us,
+    )
+
+
+def _publish_many(folder: str, worker: int) -> float:
+    longest_s = 0.0
+    for number in range(EACH):
+        start_s = time.monotonic()
+        publish(Library(Path(folder)), f"kernel_{worker}_{number}", registers=number)
+        publish(Library(Path(folder)), "shared", registers=worker)
+        longest_s = max(longest_s, time.monotonic() - start_s)
+    Library(Path(folder)).add_measurements([measurement(time_us=float(worker))])
+    return longest_s
+
+
+def test_eight_processes_at_once_lose_nothing_and_wait_for_nothing_long(library: Library) -> None:
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+        waits_s = pool.starmap(_publish_many, [(str(library.folder), worker) for worker in range(PROCESSES)])
+    with open_index(library.folder) as index:
+        assert len(index.stamps()) >= PROCESSES * EACH  # before anything heals
+    expected = sorted(
+        [f"kernel_{worker}_{number}" for worker in range(PROCESSES) for number in range(EACH)] + ["shared"]
+    )
+    assert symbols(library) == expected
+    assert library.load("shared").record.data["resources"]["registers"] in range(PROCESSES)
+    assert sorted(found.time_us for found in library.measurements()) == [float(worker) for worker in range(PROCESSES)]
+    assert not [path for path in library.folder.iterdir() if path.name.startswith(".tmp-")]
+    assert max(waits_s) < 10
+
+
+def test_the_index_and_the_folders_give_the_same_answer(library: Library) -> None:
+    for number in range(6):
+        publish(library, f"k{number}", registers=64 + number, layout=("tn", "nn")[number % 2])
+    for text in (
+        "registers<67 and layout=tn",
+        "not layout=tn",
+        "occupancy>=0.25",
+        "symbol like 'k?'",
+        "sass_hmma>1000",
+    ):
+        where = parse_where(text)
+        assert library.rows(where) == library._scan_rows(where)
+    assert library.rows() == library._scan_rows(Every(()))
+    assert library.field_names() == {name for row in library.rows() for name in row}
+
+
+def test_whatever_happens_to_the_folders_is_seen(library: Library) -> None:
+    publish(library, "one")
+    publish(library, "two")
+    shutil.rmtree(library.folder / "one")
+    assert library.orphan_rows() == ["one"]
+    assert symbols(library) == ["two"] and library.orphan_rows() == []
+    other = Library(library.folder.parent / "other")
+    publish(other, "three", registers=7)
+    shutil.copytree(other.folder / "three", library.folder / "three")
+    shutil.rmtree(library.folder / "two")
+    shutil.copytree(other.folder / "three", library.folder / "stranger")  # named otherwise than its record says
+    assert symbols(library) == ["three"]
+    assert library.rows()[0]["registers"] == 7
+
+
+def test_a_row_left_behind_by_a_failed_update_is_brought_up_to_date(library: Library, monkeypatch) -> None:
+    publish(library, registers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            index_module.Index, "upsert", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("locked"))
+        )
+        publish(library, registers=2)
+        publish(library, "two", registers=3)
+    assert [row["registers"] for row in library.rows()] == [2, 3]
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "truncated", "torn", "version", "tables", "rows"])
+def test_a_damaged_index_heals_and_measurements_stay(library: Library, damage: str) -> None:
+    for number in range(30):
+        publish(library, f"k{number:02}")
+    library.add_measurements([measurement()])
+    path = library.folder / "index.db"
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage in ("version", "tables", "rows"):
+        database = sqlite3.connect(path)
+        statements = {
+            "version": "PRAGMA user_version = 1",
+            "tables": "DROP TABLE facts",
+            "rows": "UPDATE variants SET flat = '{'",
+        }
+        database.execute(statements[damage])
+        database.commit()
+        database.close()
+    else:
+        torn = content[:4096] + b"\xaa" * 40960 + content[45056:]
+        changed = {"empty": b"", "garbage": b"x" * 9000, "truncated": content[: len(content) // 2], "torn": torn}
+        path.write_bytes(changed[damage])
+    assert symbols(library) == [f"k{number:02}" for number in range(30)]
+    assert [row["registers"] for row in library.rows(parse_where("registers=128"))] == [128] * 30
+    if damage in ("version", "tables", "rows"):
+        assert library.measurements() == [measurement()]
+    publish(library, "more")
+    assert "more" in symbols(library)
+    assert library.reindex() == 31
+
+
+def test_reindex_drops_no_measurement_and_nothing_else_can(library: Library) -> None:
+    publish(library)
+    library.add_measurements([measurement(time_us=2.0), measurement("gone")])
+    assert library.reindex() == 1
+    assert library.measurements() == [measurement(time_us=2.0), measurement("gone")]
+    assert library.measurements("gone") == [measurement("gone")]
+    database = sqlite3.connect(library.folder / "index.db")
+    for statement in ("DELETE FROM measurements", "UPDATE measurements SET time_us = 0"):
+        with pytest.raises(sqlite3.IntegrityError, match="only added"):
+            database.execute(statement)
+    database.close()
+
+
+# Tests may run as root, whom no permission stops: so SQLite's and the system's answers are made up.
+@pytest.mark.parametrize(
+    "refusal",
+    [sqlite3.OperationalError("attempt to write a readonly database"), sqlite3.OperationalError("database is locked")]
+    + [OSError(errno.EROFS, "Read-only file system"), PermissionError(errno.EACCES, "Permission denied")],
+)
+def test_without_an_index_the_folders_answer_and_one_line_is_logged(library, monkeypatch, caplog, refusal) -> None:
+    publish(library, registers=100)
+    publish(library, "two", registers=200)
+
+    def refuse(*_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(library_module, "open_index", refuse)
+    assert symbols(library) == ["one", "two"]
+    assert [row["symbol"] for row in library.rows(parse_where("registers<=128"))] == ["one"]
+    assert "registers" in library.field_names()
+    assert library.find_by_key(make_record("two")[0]["key"]).symbol == "two"
+    assert library.measurements() == []
+    assert all("its folders are read instead" in line.message for line in caplog.records if line.levelname == "WARNING")
+    assert caplog.text.count("\n") == len(caplog.records)
+    publish(library, "three")
+    assert symbols(library) == ["one", "three", "two"]
+    for write in (library.reindex, lambda: library.add_measurements([measurement()])):
+        with pytest.raises(LibraryError) as caught:
+            write()
+        assert str(caught.value).isprintable()
+
+
+def test_an_index_that_cannot_be_written_is_still_read(library: Library, monkeypatch) -> None:
+    publish(library)
+    connect = sqlite3.connect
+
+    def refuse_writing(database: str, **named: object) -> sqlite3.Connection:
+        if "immutable" not in str(database):
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(database, **named)
+
+    monkeypatch.setattr(index_module.sqlite3, "connect", refuse_writing)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with open_index(library.folder) as index:
+        assert [row["symbol"] for row in index.rows()] == ["one"]
+    assert symbols(library) == ["one"]
+
+
+def test_a_library_with_signs_in_its_path(tmp_path: Path) -> None:
+    library = Library(tmp_path / "a b?c#d%20é")
+    publish(library)
+    assert symbols(library) == ["one"] and (library.folder / "index.db").exists()
+
+
+def test_two_thousand_variants(library: Library, monkeypatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk's speed is not what is tested
+    for number in range(2000):
+        write_variant(library.folder, *make_record(f"kernel_{number:04}", registers=number % 256))
+    assert len(library.rows()) == 2000
+    assert len(library.rows(parse_where("registers<=128 and symbol like '*7'"))) == sum(
+        number % 256 <= 128 for number in range(7, 2000, 10)
+    )

@@ -1,0 +1,353 @@
+"""Laws of a library's folders: written whole or not at all, and trusted only after being checked."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records import make_record
+
+from generator.errors import BuildError, HgemmError, LibraryError, RequestError
+from generator.garbage import collect_garbage
+from generator.library import Library
+from generator.record import MAX_RECORD_BYTES, Record, dump, flatten, validate
+from generator.variants import scan
+from generator.whole import temporary_name
+
+ROOT = Path(__file__).resolve().parent.parent
+DEAD_PID = 2**22 + 1  # above the kernel's largest pid
+PUBLISHER = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from pathlib import Path
+from records import make_record
+from generator.library import Library
+print("ready", flush=True)
+for turn in range(10**9):
+    for name in ("one", "two"):
+        Library(Path(sys.argv[3])).publish(*make_record(name, registers=turn % 200))
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "lib")
+
+
+def publish(library: Library, symbol: str = "one", **overrides: object) -> Path:
+    return library.publish(*make_record(symbol, **overrides))
+
+
+def one_line(error: BaseException) -> str:
+    assert str(error).isprintable(), str(error)
+    return str(error)
+
+
+def test_what_is_published_is_loaded(library: Library) -> None:
+    record, files = make_record("one")
+    folder = library.publish(record, files)
+    variant = library.load("one")
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*files, "record.json"])
+    assert variant.artefacts == files
+    assert variant.record.data == record
+    assert library.find_by_key(record["key"]) == variant
+    assert library.find_by_key("0" * 64) is None
+    assert library.get("two") is None
+    assert [found.symbol for found in library.records()] == ["one"]
+    assert pickle.loads(pickle.dumps(library)) == library
+
+
+def test_publishing_again_replaces_whole(library: Library) -> None:
+    publish(library, registers=100)
+    publish(library, registers=101)
+    assert library.load("one").record.data["resources"]["registers"] == 101
+    assert [row["registers"] for row in library.rows()] == [101]
+    assert not [path for path in library.folder.iterdir() if path.name.startswith(".tmp-")]
+
+
+def test_a_source_without_a_record_is_no_variant_and_may_be_completed(library: Library) -> None:
+    folder = library.folder / "one"
+    folder.mkdir(parents=True)
+    (folder / "kernel.cu").write_text("// committed")
+    (folder / "notes.txt").write_text("mine")
+    assert library.rows() == [] and library.get("one") is None
+    assert collect_garbage(library) == []
+    with pytest.raises(LibraryError, match="holds no record.json: `generate` completes it"):
+        library.load("one")
+    publish(library)
+    assert library.load("one").record.symbol == "one"
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "symbol", ["", ".", "..", "../one", "/etc", "a/b", "A", "a.b", "a b", "a\n", "a\x00", "x" * 201, "é"]
+)
+def test_a_symbol_that_could_lead_elsewhere_is_refused(library: Library, symbol: str) -> None:
+    publish(library)
+    with pytest.raises(RequestError) as caught:
+        library.load(symbol)
+    one_line(caught.value)
+    with pytest.raises(HgemmError):
+        publish(library, symbol)
+    assert sorted(scan(library.folder)) == ["one"]
+
+
+@pytest.mark.parametrize("name", ["kernel.cu", "kernel.cubin", "kernel.ptx"])
+def test_a_changed_artefact_is_refused_by_name(library: Library, name: str) -> None:
+    path = publish(library) / name
+    content = path.read_bytes()
+    for changed in (content[:-1] + b"?", content + b"?", b""):
+        path.write_bytes(changed)
+        with pytest.raises(LibraryError, match=rf"one/{name} is not the file .*--force, or run `hgemm gc`"):
+            library.load("one")
+    path.unlink()
+    with pytest.raises(LibraryError, match=rf"one/{name} is missing"):
+        library.load("one")
+    with pytest.raises(LibraryError, match=name):
+        library.find_by_key(make_record("one")[0]["key"])
+    assert library.load("one", verify=False).record.symbol == "one"
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", "record.json"])
+def test_links_and_pipes_are_refused(library: Library, tmp_path: Path, name: str) -> None:
+    path = publish(library) / name
+    elsewhere = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    with pytest.raises(LibraryError, match=f"{name}: it is a symbolic link"):
+        library.load("one")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(LibraryError, match="no regular file"):
+        library.load("one")
+
+
+def test_a_linked_folder_is_refused(library: Library, tmp_path: Path) -> None:
+    elsewhere = publish(library).rename(tmp_path / "elsewhere")
+    (library.folder / "one").symlink_to(elsewhere)
+    assert library.rows() == []
+    with pytest.raises(LibraryError, match="symbolic link"):
+        library.load("one")
+    with pytest.raises(LibraryError, match="a file stands where a folder is needed"):
+        publish(library)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000, b'{"schema": NaN}', b'{"a": 1, "a": 1}', b"9" * 5000]
+    + [b" " * (MAX_RECORD_BYTES + 1)],
+)
+def test_a_corrupt_record_is_one_line_and_hides_nothing_else(library: Library, document: bytes, caplog) -> None:
+    publish(library, "two")
+    (publish(library) / "record.json").write_bytes(document)
+    with pytest.raises(LibraryError, match="one/record.json.*hgemm gc") as caught:
+        library.load("one")
+    one_line(caught.value)
+    assert [row["symbol"] for row in library.rows()] == ["two"]
+    assert "one/record.json" in caplog.text
+
+
+def test_a_record_of_another_symbol_is_refused(library: Library) -> None:
+    publish(library, "two").rename(library.folder / "one")
+    with pytest.raises(LibraryError, match="symbol is two, not its folder's name"):
+        library.load("one")
+
+
+LEAVES = [
+    path for path in (["schema"], ["symbol"], ["key"], ["arch"], ["alias"], ["spec"], ["spec", "stages"], ["spilled"])
+]
+LEAVES += [["toolchain", "options"], ["inputs"], ["files", "kernel.cu", "sha256"], ["files", "kernel.cubin", "bytes"]]
+LEAVES += [["launch", "threads"], ["launch", "cluster"], ["launch", "grid", "splits"], ["resources", "registers"]]
+LEAVES += [["resources", "occupancy"], ["sass", "HMMA"], ["traits", "deterministic"], ["traits", "min_align", "a"]]
+LEAVES += [["seconds", "emit"], ["proof"], ["traits", "workspace"], ["files"]]
+JUNK = st.sampled_from(
+    [None, -1, -1.5, [], [1], {"../x": 1}, {"a": {}}, "\x1b[0m", "x" * 5000, float("inf"), 2**64, "é\n"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(path=st.sampled_from(LEAVES), junk=JUNK)
+def test_every_field_is_checked_and_named(path: list[str], junk: object) -> None:
+    record = copy.deepcopy(make_record("one")[0])
+    inner = record
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = junk
+    if path in (["spec"], ["proof"], ["inputs"], ["toolchain", "options"], ["traits", "workspace"]) and junk == []:
+        return
+    if path == ["spec", "stages"] and junk in (-1, -1.5):
+        return  # a spec holds any finite scalar; its meaning is the spec's own affair
+    if path == ["proof"] and junk == {"a": {}}:
+        return
+    with pytest.raises(LibraryError, match="the file") as caught:
+        validate(record, "the file")
+    assert path[-1] in one_line(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(make_record("one")[0]))
+def test_no_field_may_be_missing_and_none_be_added(name: str) -> None:
+    record = make_record("one")[0]
+    with pytest.raises(LibraryError, match=f"{name} is missing"):
+        validate({key: value for key, value in record.items() if key != name})
+    with pytest.raises(LibraryError, match="more is not a field"):
+        validate({**record, "more": 1})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0, 1e6), st.integers(0, 2**63 - 1))
+def test_a_record_has_one_way_of_being_written(seconds: float, registers: int) -> None:
+    record = make_record("one", seconds={"emit": seconds, "compile": 1, "inspect": 0.0}, registers=registers)[0]
+    text = dump(record)
+    assert dump(json.loads(text)) == text and text.endswith("}\n")
+    assert dump(dict(reversed(record.items()))) == text
+    assert Record.parse(text).dump() == text
+
+
+def test_flat_names_are_short_and_hold_every_section() -> None:
+    flat = flatten(make_record("one", smem_bytes=1, ctas_per_sm=3)[0])
+    assert flat["registers"] == 128 and flat["cta_tile"] == "128x128x32" and flat["sass_hmma"] == 128
+    assert flat["smem_bytes"] == 1 and flat["launch_smem_bytes"] == 49152 and flat["cluster"] == "1x1x1"
+    assert flat["ctas_per_sm"] == flat["spec_ctas_per_sm"] == 3 and flat["nvrtc"] == "13.0"
+    assert flat["deterministic"] is True and flat["min_align_a"] == 8 and flat["cubin_bytes"] > 0
+    assert all(isinstance(value, (str, int, float)) for value in flat.values())
+
+
+def test_a_record_that_does_not_describe_its_files_is_not_published(library: Library) -> None:
+    record, files = make_record("one")
+    with pytest.raises(LibraryError, match="another SHA-256 than kernel.cu"):
+        library.publish(record, {**files, "kernel.cu": b"other"})
+    with pytest.raises(LibraryError, match="record names"):
+        library.publish(record, {name: content for name, content in files.items() if name != "kernel.ptx"})
+    with pytest.raises(LibraryError, match="spec"):
+        library.publish({**record, "spec": 1}, files)
+    assert not library.folder.exists()
+
+
+# Tests may run as root, whom no permission stops: so the system calls themselves are made to fail.
+@pytest.mark.parametrize("call", ["mkdir", "open", "fsync", "rename"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_refuses_is_one_line_and_leaves_what_was(
+    library: Library, monkeypatch, call: str, code: int
+) -> None:
+    publish(library, registers=100)
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(LibraryError, match="choose another --library") as caught:
+            publish(library, registers=101)
+    one_line(caught.value)
+    assert library.load("one").record.data["resources"]["registers"] == 100
+    assert collect_garbage(library) == []
+
+
+def test_the_folder_moved_aside_comes_back_when_the_new_one_cannot_take_its_place(
+    library: Library, monkeypatch
+) -> None:
+    publish(library, registers=100)
+    rename, calls = os.rename, []
+
+    def refuse_third(source: object, target: object) -> None:
+        calls.append(source)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "full")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse_third)
+        with pytest.raises(LibraryError, match="no space"):
+            publish(library, registers=101)
+    assert library.load("one").record.data["resources"]["registers"] == 100
+    assert sorted(scan(library.folder)) == ["one"] and collect_garbage(library) == []
+
+
+def test_missing_and_misplaced_libraries_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match="does not exist: run `generate` first"):
+        Library(tmp_path / "none").rows()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LibraryError, match="is a file, not a folder"):
+        Library(tmp_path / "file").rows()
+    with pytest.raises(LibraryError, match="a file stands where a folder is needed"):
+        publish(Library(tmp_path / "file"))
+    (tmp_path / "one").write_text("")
+    with pytest.raises(LibraryError, match="a file stands where a folder is needed"):
+        publish(Library(tmp_path))
+
+
+def test_a_killed_publisher_leaves_a_library_that_is_read_and_completed(library: Library) -> None:
+    command = [sys.executable, "-c", PUBLISHER, str(ROOT), str(ROOT / "tests"), str(library.folder)]
+    publish(library, "two")
+    for seed in range(6):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout and process.stdout.readline() == b"ready\n"
+            time.sleep(random.Random(seed).uniform(0, 0.05))
+            os.kill(process.pid, signal.SIGKILL)
+        assert {row["symbol"] for row in library.rows()} <= {"one", "two"}
+        for symbol in scan(library.folder):
+            library.load(symbol)
+        collect_garbage(library)
+        assert not [path for path in library.folder.iterdir() if path.name.startswith(".tmp-")]
+        for symbol in ("one", "two"):
+            publish(library, symbol)
+            library.load(symbol)
+        assert [row["symbol"] for row in library.rows()] == ["one", "two"]
+
+
+def test_garbage_is_what_dead_writers_left_and_what_cannot_be_trusted(library: Library, tmp_path: Path) -> None:
+    publish(library, "sound")
+    (publish(library, "changed") / "kernel.ptx").write_bytes(b"?")
+    (publish(library, "other_source") / "kernel.cu").write_bytes(b"?")
+    (publish(library, "corrupt") / "record.json").write_bytes(b"?")
+    dead, alive = library.folder / f".tmp-{DEAD_PID}-{'0' * 16}", library.folder / temporary_name()
+    for folder in (dead, alive, library.folder / ".tmp-mine", library.folder / "drafts"):
+        folder.mkdir()
+        (folder / "kernel.cu").write_text("x" * 100)
+    (library.folder / "sound" / "notes.txt").write_text("mine")
+    planned = collect_garbage(library, dry_run=True)
+    assert dead.exists() and (library.folder / "changed" / "record.json").exists()
+    removals = {removal.name: removal for removal in collect_garbage(library)}
+    assert sorted(removals) == sorted(removal.name for removal in planned)
+    assert sorted(removals) == sorted([dead.name, "changed", "other_source", "corrupt"])
+    assert removals[dead.name].freed_bytes == 100 and "kernel.ptx" in removals["changed"].reason
+    assert alive.exists() and (library.folder / ".tmp-mine").exists() and (library.folder / "drafts/kernel.cu").exists()
+    assert (library.folder / "sound" / "notes.txt").exists() and not (library.folder / "other_source").exists()
+    assert os.listdir(library.folder / "changed") == ["kernel.cu"] == os.listdir(library.folder / "corrupt")
+    assert [row["symbol"] for row in library.rows()] == ["sound"]
+    assert collect_garbage(library) == []
+
+
+def test_a_folder_moved_aside_by_a_dead_process_is_put_back(library: Library) -> None:
+    aside = library.folder / f".tmp-{DEAD_PID}-{'0' * 16}.one"
+    publish(library, registers=100).rename(aside)
+    assert library.rows() == []
+    assert "put back" in collect_garbage(library)[0].reason
+    assert [row["registers"] for row in library.rows()] == [100]
+    (library.folder / "one").rename(aside)
+    publish(library, registers=101)
+    assert collect_garbage(library)[0].freed_bytes > 0
+    assert [row["registers"] for row in library.rows()] == [101] and not aside.exists()
+
+
+def test_a_compiler_failure_says_what_where_and_the_first_error(tmp_path: Path) -> None:
+    log = "In file x.cuh:\nx.cuh(3): warning: w\nx.cuh(7): error:  no such   thing\nx.cuh(9): error: more\n"
+    error = BuildError("one", log, tmp_path / "one.cu", tmp_path / "one.log")
+    assert one_line(error) == (
+        f"one does not compile: x.cuh(7): error: no such thing (source {tmp_path}/one.cu, log {tmp_path}/one.log)"
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.symbol, again.log, again.source_path, again.exit_code) == ("one", log, tmp_path / "one.cu", 1)
+    assert "the compiler left no log" in str(BuildError("one", ""))
+    assert RequestError("x").exit_code == 2

@@ -1,0 +1,289 @@
+"""The pipeline: a variant is built once, from what it is made of; what goes wrong with one is told and stops no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SMALL, call, made, start
+
+from generator import compile as compile_stage
+from generator import pipeline
+from generator.arch import ARCHS
+from generator.errors import LibraryError
+from generator.garbage import collect_garbage
+from generator.library import Library
+from generator.pipeline import Settings, build, make, prepare
+from generator.record import ARTEFACTS, Record
+from generator.register import planned
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
+
+ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
+SPILLING = {"arch": "sm_80", "tile": "64x64x16", "warp_tile": "64x64", "stages": "2", "ctas_per_sm": "16"}
+
+
+def plan_of(**texts: str):
+    (candidate,) = sweep([{**SMALL, **texts}]).candidates
+    return candidate.plan
+
+
+# ---- What is built --------------------------------------------------------------------------------------------------
+
+
+def test_a_variant_is_built_and_then_found(settings: Settings) -> None:
+    (first,) = made(SMALL, settings)
+    (second,) = made(SMALL, settings)
+    assert (first.status, second.status, first.error) == ("built", "cached", "")
+    assert first.record == second.record or first.record.dump() == second.record.dump()
+    variant = settings.library.load(first.symbol)
+    assert {*variant.artefacts} == {*ARTEFACTS}
+    assert variant.artefacts["kernel.cubin"][:4] == b"\x7fELF" and b".target sm_80" in variant.artefacts["kernel.ptx"]
+
+
+def test_a_record_says_what_was_planned_made_and_found(small_library: Library) -> None:
+    for record in small_library.records():
+        data = record.data
+        assert Record.parse(record.dump()).data == data
+        plan = plan_of(layout=data["spec"]["layout"])
+        assert all(data[name] == value for name, value in planned(prepare(plan, templates_folder()).kernel).items())
+        assert data["sass"]["HMMA"] == data["proof"]["mma_per_tile"] == plan.mma_per_k_tile
+        assert data["resources"]["smem_bytes"] == plan.smem_bytes and data["proof"]["bank_conflicts"] == 0
+        assert {"LDSM", "LDGSTS"} <= {*data["sass"]} and not {"LDL", "STL"} & {*data["sass"]}
+        assert "hgemm/gemm_sm80.cuh" in data["inputs"] and data["toolchain"]["nvrtc"].startswith("13.0")
+        assert not any(str(ROOT) in text or "site-packages" in text for text in (record.dump(), data["key"]))
+
+
+def test_several_are_built_in_processes_and_come_in_order(settings: Settings) -> None:
+    texts = {**SMALL, "layout": "tn,nn,nt", "schedule": "one_tile,persistent"}
+    outcomes = made(texts, settings)
+    assert [outcome.status for outcome in outcomes] == ["built"] * 6
+    assert [outcome.symbol for outcome in outcomes] == [
+        prepare(plan, settings.templates).kernel.symbol for plan in sweep([texts]).plans
+    ]
+    assert [outcome.status for outcome in made(texts, settings)] == ["cached"] * 6
+    assert len(settings.library.rows()) == 6
+
+
+def test_kernels_of_every_architecture_are_as_planned(settings: Settings) -> None:
+    served = ",".join(name for name, arch in ARCHS.items() if arch.families)
+    outcomes = made({**SMALL, "arch": served}, settings)
+    assert [outcome.error for outcome in outcomes] == [""] * 12
+    assert {outcome.record.data["resources"]["smem_bytes"] for outcome in outcomes} == {plan_of().smem_bytes}
+
+
+# ---- The cache ------------------------------------------------------------------------------------------------------
+
+
+def test_moving_the_checkout_keeps_the_key_and_editing_a_template_changes_it(
+    settings: Settings, tmp_path: Path
+) -> None:
+    moved, edited = (Path(shutil.copytree(settings.templates, tmp_path / name)) for name in ("moved", "edited"))
+    with open(edited / "hgemm" / "epilogue.cuh", "a") as file:
+        file.write("// edited\n")
+    plan = plan_of()
+    key, same, other = (prepare(plan, folder).key for folder in (settings.templates, moved, edited))
+    assert key == same != other
+    (first,) = made(SMALL, settings)
+    assert [made(SMALL, replace(settings, templates=folder))[0].status for folder in (moved, edited)] == [
+        "cached",
+        "built",
+    ]
+    assert settings.library.load(first.symbol).record.key == other
+
+
+@pytest.mark.parametrize("wheel", ["nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-cutlass"])
+def test_another_version_of_a_compiler_misses(
+    small_library: Library, monkeypatch: pytest.MonkeyPatch, wheel: str
+) -> None:
+    settings, plan = Settings(small_library, templates_folder()), plan_of()
+    assert pipeline.cached(prepare(plan, settings.templates), settings)
+    genuine = compile_stage.version_of
+    monkeypatch.setattr(compile_stage, "version_of", lambda name: "13.1.80" if name == wheel else genuine(name))
+    assert not pipeline.cached(prepare(plan, settings.templates), settings)
+
+
+def test_force_and_a_record_that_says_otherwise_miss(small_library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(small_library, templates_folder())
+    prepared = prepare(plan_of(), settings.templates)
+    assert not pipeline.cached(prepared, replace(settings, force=True))
+    monkeypatch.setattr(pipeline, "planned", lambda kernel: {**planned(kernel), "traits": {}})
+    assert not pipeline.cached(prepared, settings)
+
+
+def test_a_damaged_variant_is_told_of_and_built_again(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    (first,) = made(SMALL, settings)
+    (settings.library.folder / first.symbol / "kernel.cubin").write_bytes(b"?")
+    (second,) = made(SMALL, settings)
+    assert second.status == "built" and f"{first.symbol} is built again: " in caplog.text
+    assert settings.library.load(first.symbol).record.key == first.record.key
+
+
+def test_the_second_run_loads_no_compiler(small_library: Library) -> None:
+    code = (
+        "import sys; from generator.cli import generate_command, main; code = main(generate_command, sys.argv[1:]);"
+        "print(code, [name for name in ('cuda', 'rich', 'numpy', 'tomllib') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, *ARGUMENTS, "--library", str(small_library.folder)]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "0 []" and "cached" in out
+
+
+# ---- What goes wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(settings: Settings, tmp_path: Path) -> Settings:
+    """Templates of which kernels with three stages do not compile."""
+    templates = Path(shutil.copytree(settings.templates, tmp_path / "templates"))
+    with open(templates / "kernel.cu.j2", "a") as file:
+        file.write('static_assert(Policy::stages != 3, "three stages");\n')
+    return replace(settings, templates=templates)
+
+
+def test_one_that_does_not_compile_is_kept_and_stops_no_other(broken: Settings) -> None:
+    two, three, four = made({**SMALL, "stages": "2:4"}, broken)
+    assert (two.status, three.status, four.status) == ("built", "failed", "built")
+    folder = broken.library.folder / "failed" / three.symbol
+    assert three.error.startswith(f"{three.symbol} does not compile: kernel.cu(") and "three stages" in three.error
+    assert f"source {folder}/kernel.cu, log {folder}/compile.log" in three.error and "\n" not in three.error
+    assert three.symbol in (folder / "kernel.cu").read_text() and "three stages" in (folder / "compile.log").read_text()
+    assert len(broken.library.rows()) == 2
+    (again,) = made({**SMALL, "stages": "3"}, replace(broken, templates=templates_folder()))
+    assert again.status == "built" and not folder.parent.exists()
+
+
+def test_what_is_kept_of_failures_is_garbage(broken: Settings) -> None:
+    made({**SMALL, "stages": "3"}, broken)
+    (removal,) = collect_garbage(broken.library)
+    assert removal.name.startswith("failed/hgemm_") and removal.freed_bytes > 0
+    assert not (broken.library.folder / "failed").exists() and collect_garbage(broken.library) == []
+
+
+def test_one_that_spills_is_refused_with_the_figures_unless_allowed(settings: Settings) -> None:
+    (plan,) = (candidate.plan for candidate in sweep([SPILLING]).candidates)
+    ((_, refused),) = make([plan], settings, processes=1)
+    assert refused.status == "failed" and refused.record is None and settings.library.rows() == []
+    assert "is not as planned and is not registered: LDL " in refused.error and "B spilled" in refused.error
+    allowing = replace(settings, allow_spills=True)
+    ((_, spilled),) = make([plan], allowing, processes=1)
+    assert (
+        spilled.status == "spilled"
+        and spilled.record.data["spilled"]
+        and spilled.record.data["resources"]["spill_bytes"]
+    )
+    assert [outcome.status for _, outcome in make([plan], allowing, processes=1)] == ["spilled"]
+    assert [outcome.status for _, outcome in make([plan], settings, processes=1)] == ["failed"]
+
+
+def test_what_is_not_as_planned_is_refused_even_where_spills_are_allowed(settings: Settings, monkeypatch) -> None:
+    genuine = pipeline.expectation_of
+    monkeypatch.setattr(pipeline, "expectation_of", lambda *given: replace(genuine(*given), mma_per_k_tile=3))
+    ((_, outcome),) = make([plan_of()], replace(settings, allow_spills=True), processes=1)
+    assert "theory says 3 a k-tile" in outcome.error and settings.library.rows() == []
+
+
+def test_a_folder_that_cannot_be_written_stops_before_the_compiler(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(pipeline, "compile_kernel", lambda *given: pytest.fail("compiled in vain"))
+    with pytest.raises(LibraryError, match="cannot write .*/file/library: a file stands where"):
+        made(SMALL, Settings(Library(tmp_path / "file" / "library"), templates_folder()))
+
+
+def test_a_disk_that_fills_up_stops_the_run_with_one_line(settings: Settings, monkeypatch) -> None:
+    def full(*given):
+        raise LibraryError("cannot write x: no space is left on the disk: free some")
+
+    monkeypatch.setattr(Library, "publish", full)
+    with pytest.raises(LibraryError, match="no space is left"):
+        made(SMALL, settings)
+
+
+def test_one_that_another_process_built_meanwhile_is_not_built_again(settings: Settings, monkeypatch) -> None:
+    plans = [plan_of(), plan_of(layout="nn")]
+    made(SMALL, settings)
+    outcomes = dict(build(plans, lambda place: None, settings))
+    assert [outcomes[place].status for place in range(2)] == ["cached", "built"]
+
+
+# ---- Processes that share a library, and those that are killed ------------------------------------------------------
+
+
+def test_eight_processes_fill_one_library(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    sets = [["--layout", layout, "--stages", "2"] for layout in ("tn", "nn", "nt", "tt")]
+    running = [start("generate", *ARGUMENTS[:4], *sets[place % 4], "--library", library, "-q") for place in range(8)]
+    results = [(process.communicate(timeout=120), process.returncode) for process in running]
+    assert [(err, code) for (_, err), code in results] == [("", 0)] * 8
+    listed = json.loads(call("hgemm", "list", "--library", library, "--json").stdout)
+    assert [record["spec"]["layout"] for record in listed] == ["nn", "nt", "tn", "tt"]
+    assert not [path for path in library.iterdir() if path.name.startswith(".tmp")]
+
+
+def variants(library: Path) -> list[Path]:
+    return [path.parent for path in library.glob("hgemm_*/record.json")]
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+SWEEP = [*ARGUMENTS[:4], "--stages", "2:5", "--layout", "tn,nn", "-j", "2"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+def test_killed_at_any_moment_it_leaves_a_library_that_the_next_run_completes(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    process = start("generate", *SWEEP, "--library", library)
+    wait_for(lambda: variants(library) or process.poll() is not None)
+    workers = children(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert json.loads(call("hgemm", "list", "--library", library, "--json").stdout)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=20)
+    result = call("generate", *SWEEP, "--library", library)
+    assert result.returncode == 0 and len(variants(library)) == 8 and "cached" in result.stdout
+
+
+def test_a_killed_worker_costs_one_variant_that_is_named(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    process = start("generate", *SWEEP, "--library", library)
+    wait_for(lambda: variants(library) or process.poll() is not None)
+    victims = children(process.pid)[:1]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    failed = [line for line in err.splitlines() if line.startswith("generate: error: hgemm_")]
+    assert len(out.splitlines()) == 9 and len(failed) + len(variants(library)) == 8 and len(failed) <= len(victims)
+    assert all("is not built: its worker was killed by SIGKILL" in line for line in failed)
+    assert process.returncode == int(bool(failed))
+
+
+def test_ctrl_c_ends_promptly(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    process = start("generate", *SWEEP, "--library", library)
+    wait_for(lambda: variants(library) or process.poll() is not None)
+    begin = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    if process.returncode == 0:
+        pytest.skip("it was done before it could be interrupted")
+    assert process.returncode == 130 and time.monotonic() - begin < 3 and "Traceback" not in err
+    assert err.splitlines()[-1] == "generate: interrupted" and out == ""
+    assert call("hgemm", "list", "--library", library).returncode == 0

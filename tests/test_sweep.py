@@ -1,0 +1,195 @@
+"""Sweeps: lists, ranges and spec files become every combination once, in order; what is illegal is told by rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from generator.errors import RequestError
+from generator.options import SPEC_OPTIONS
+from generator.spec import PARSERS, parse_field
+from generator.sweep import over, read_spec_file, sweep
+
+
+def fields(*names: str, **texts: str) -> list[tuple[str, ...]]:
+    """Return these fields of all candidates, as texts."""
+    found = sweep([{"arch": "sm_90", **texts}])
+    return [tuple(str(getattr(candidate.plan.spec, name)) for name in names) for candidate in found.candidates]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3", ["3"]),
+        ("2:4", ["2", "3", "4"]),
+        ("2:6:2", ["2", "4", "6"]),
+        ("2:5:2", ["2", "4"]),
+        ("4:4", ["4"]),
+        ("2, 4:5,", ["2", "4", "5"]),
+        ("2,2:3,3", ["2", "3"]),
+    ],
+)
+def test_lists_and_ranges_include_their_last(text: str, expected: list[str]) -> None:
+    assert fields("stages", stages=text) == [(stages,) for stages in expected]
+
+
+def test_a_placement_keeps_its_own_commas() -> None:
+    found = fields("smem_a", "smem_b", smem="xor:2,3,3,none,pad:8", tile="128x128x32")
+    assert found == [("xor:2,3,3",) * 2, ("none",) * 2, ("pad:8",) * 2]
+    assert fields("smem_b", smem_b="XOR:1,3,3,xor:2,3,3") == [("xor:1,3,3",), ("xor:2,3,3",)]
+
+
+def test_combinations_come_in_the_order_of_the_options() -> None:
+    found = fields("layout", "cta_tile", "stages", stages="3,2", tile="64x64x32,128x64x32", layout="nn,tn")
+    assert found[:3] == [("nn", "64x64x32", "3"), ("nn", "64x64x32", "2"), ("nn", "128x64x32", "3")]
+    assert len(found) == 8 and len({*found}) == 8
+
+
+def test_a_specific_option_goes_before_the_general_one() -> None:
+    names = ("align_a", "align_b", "align_d")
+    assert fields(*names, align_b="2", align="4") == [("4", "2", "4")]
+    assert fields(*names, align="4", align_b="2,1") == [("4", "2", "4"), ("4", "1", "4")]
+
+
+def test_auto_leaves_a_field_to_be_planned() -> None:
+    assert fields("smem_a", "stages", smem="auto", stages="auto") == fields("smem_a", "stages")
+    planned = sweep([{"arch": "90", "stages": "auto,2"}]).candidates
+    assert "stages" not in planned[0].asked and "stages" in planned[1].asked
+
+
+def test_equal_specs_are_asked_for_once() -> None:
+    assert len(sweep([{"arch": "sm_90,90,9.0", "dtype": "f16"}, {"arch": "90"}]).candidates) == 1
+
+
+def test_the_illegal_are_set_apart_and_counted_by_rule() -> None:
+    found = sweep([{"arch": "sm_89", "tile": "128x128x32,256x256x64", "stages": "2,4"}])
+    assert len(found.plans) == 2 and len(found.illegal) == 2
+    assert "2 of 4 combinations are illegal (" in found.summary() and "shared_memory 2" in found.summary()
+    found.refuse_empty()
+
+
+def test_nothing_legal_is_refused_with_the_rules() -> None:
+    with pytest.raises(RequestError, match="262,144 B > 101,376 B of sm_89"):
+        sweep([{"arch": "sm_89", "tile": "256x256x64", "stages": "4"}]).refuse_empty()
+    with pytest.raises(RequestError, match="all 2 combinations are illegal .*the first:\n.*\n  shared_memory: smem"):
+        sweep([{"arch": "sm_89", "tile": "256x256x64", "stages": "4,5"}]).refuse_empty()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({}, "arch is missing"),
+        ({"arch": "sm_91"}, "unknown arch 'sm_91': did you mean sm_90"),
+        ({"arch": "90", "tile": "128x128"}, "malformed: write it as MxNxK"),
+        ({"arch": "90", "stages": "5:2"}, "range --stages 5:2 is empty"),
+        ({"arch": "90", "stages": "2:5:0"}, "is empty"),
+        ({"arch": "90", "stages": "two"}, "stages 'two' is not a whole number"),
+        ({"arch": "90", "stages": " , "}, "--stages names nothing"),
+        ({"arch": "90", "layout": "tn,xx"}, "layout 'xx' is unknown: use tn, nn, nt, tt"),
+        ({"arch": "90", "stagse": "2"}, "no 'stagse': did you mean 'stages'"),
+        ({"arch": "90", "stages": "1:64", "ctas_per_sm": "1:32", "tile": ",".join(["64x64x32"] * 30)}, "61,440 combin"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(texts: dict[str, str], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as refused:
+        sweep([texts])
+    assert "\n" not in str(refused.value)
+
+
+# ---- Spec files -----------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path, text: str) -> list[dict[str, str]]:
+    path = folder / "spec.toml"
+    path.write_text(text)
+    return [dict(texts) for texts in read_spec_file(path)]
+
+
+def test_a_spec_file_has_the_options_of_the_command_line(tmp_path: Path) -> None:
+    (texts,) = read(
+        tmp_path, 'arch = "sm_89"\ntile = ["128x128x32", "64x64x32"]\nstages = [2, 3]\nbeta = [true, false]\n'
+    )
+    assert texts == {"arch": "sm_89", "tile": "128x128x32,64x64x32", "stages": "2,3", "beta": "on,off"}
+    assert len(sweep([texts]).candidates) == 8
+
+
+def test_names_of_fields_do_too(tmp_path: Path) -> None:
+    (texts,) = read(tmp_path, 'arch = "89"\ncta_tile = "64x64x32"\ndtype_d = "f32"\nwarp-tile = "32x32"\nalign_d = 4\n')
+    assert texts == {"arch": "89", "tile": "64x64x32", "out": "f32", "warp_tile": "32x32", "align_d": "4"}
+
+
+def test_variants_lie_over_the_top_and_the_command_line_over_both(tmp_path: Path) -> None:
+    text = 'arch = "sm_90"\nalign = 8\nstages = "2:3"\n[[variant]]\nalign_a = 4\n[[variant]]\nstages = 4\nalign = 2\n'
+    first, second = read(tmp_path, text)
+    assert first == {"arch": "sm_90", "align": "8", "stages": "2:3", "align_a": "4"}
+    assert second == {"arch": "sm_90", "align": "2", "stages": "4"}
+    assert over(first, {"align": "1"}) == {"arch": "sm_90", "stages": "2:3", "align": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stagse = 2", "no 'stagse': did you mean 'stages'"),
+        ("arch = ", "is no TOML"),
+        ("stages = 2.5", "'stages' is a float"),
+        ("variant = 3", r"write each group as a table \[\[variant\]\]"),
+        ('tile = "64x64x32"\ncta_tile = "64x64x32"', "set tile twice"),
+        ("[stages]\nx = 1", "'stages' is a dict"),
+    ],
+)
+def test_a_spec_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as refused:
+        read(tmp_path, text)
+    assert "spec.toml" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_missing_spec_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"none.toml cannot be read: No such file"):
+        read_spec_file(tmp_path / "none.toml")
+
+
+# ---- The table of options -------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_a_spec_has_an_option() -> None:
+    assert {field for option in SPEC_OPTIONS for field in option.fields} == {*PARSERS}
+
+
+def test_what_a_shell_completes_can_be_read() -> None:
+    for option in SPEC_OPTIONS:
+        for word in option.words.split():
+            for field in option.fields if word != "auto" else ():
+                if (field, word) not in {("align_d", "8")}:
+                    parse_field(field, word)
+
+
+values = st.fixed_dictionaries(
+    {"arch": st.sampled_from(["sm_80", "sm_89,sm_90", "sm_75"])},
+    optional={
+        "tile": st.from_regex(r"[0-9]{1,3}x[0-9]{1,3}x[0-9]{1,2}", fullmatch=True),
+        "warp_tile": st.from_regex(r"[0-9]{1,3}x[0-9]{1,3}", fullmatch=True),
+        "stages": st.sampled_from(["1", "2:3", "9", "64"]),
+        "fragment_stages": st.sampled_from(["1", "2", "8"]),
+        "smem": st.sampled_from(["none", "pad:7", "pad:8", "xor:3,3,3", "xor:9,0,0", "xor:0,3,3", "xor:1,60,3"]),
+        "align": st.sampled_from(["8", "4", "2", "1"]),
+        "layout": st.sampled_from(["tn", "nn", "nt", "tt"]),
+        "raster": st.sampled_from(["row", "group:3", "panel:100"]),
+        "schedule": st.sampled_from(["persistent", "split_k:1", "split_k:3"]),
+        "ctas_per_sm": st.sampled_from(["1", "3", "32"]),
+        "acc": st.sampled_from(["f32", "f16", "f16_promoted"]),
+        "out": st.sampled_from(["f16", "bf16", "f32"]),
+        "dtype": st.sampled_from(["f16", "bf16"]),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values)
+def test_whatever_is_written_is_judged_and_never_fails(texts: dict[str, str]) -> None:
+    found = sweep([texts])
+    assert found.candidates == sweep([texts]).candidates
+    for candidate in found.illegal:
+        assert all(violation.way_out and "\n" not in str(violation) for violation in candidate.broken)

@@ -1,0 +1,211 @@
+"""The verbs about a library: what they print, what they refuse, and that other programs can read them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from records import make_record
+
+from generator.errors import HgemmError, LibraryError, RequestError
+from generator.library import Library
+from generator.record import flatten
+from generator.selection import CORE_FIELDS, Selection, condition_of, resolve
+from generator.table import fitting, to_text
+from generator.verbs import gc, list, reindex, show
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    library = Library(tmp_path / "lib")
+    library.publish(*make_record("hgemm_sm89_tn_big", registers=200, cta_tile="256x128x32"))
+    library.publish(*make_record("hgemm_sm89_tn_small", registers=90, cta_tile="64x64x64", occupancy=0.5))
+    library.publish(*make_record("hgemm_sm80_nn", registers=128, arch="sm_80", layout="nn", alias="cutlass_nn"))
+    return library.folder
+
+
+def call(verb, *arguments: object) -> Result:
+    result = CliRunner().invoke(verb.command, [str(argument) for argument in arguments])
+    if isinstance(result.exception, Exception) and not isinstance(result.exception, HgemmError):
+        raise result.exception
+    return result
+
+
+def listed(folder: Path, *arguments: str) -> list[str]:
+    result = call(list, "--library", folder, "--csv", "--columns", "symbol", *arguments)
+    assert result.exit_code == 0, result.exception
+    return result.stdout.split()[1:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "sm80_nn sm89_tn_big sm89_tn_small"),
+        (["--arch", "89"], "sm89_tn_big sm89_tn_small"),
+        (["--arch", "sm_80,8.9", "--layout", "NN"], "sm80_nn"),
+        (["--tile", "64x64x64,256x128"], "sm89_tn_big sm89_tn_small"),
+        (["--kernels", "*_small,cutlass_nn"], "sm80_nn sm89_tn_small"),
+        (["--kernels", "small"], ""),
+        (["--where", "registers<=128 and occupancy>=0.25"], "sm80_nn sm89_tn_small"),
+        (["--where", "registers<=128", "--arch", "89"], "sm89_tn_small"),
+        (["--sort", "registers"], "sm89_tn_small sm80_nn sm89_tn_big"),
+        (["--sort", "-registers", "--limit", "2"], "sm89_tn_big sm80_nn"),
+        (["--sort", "tile"], "sm80_nn sm89_tn_big sm89_tn_small"),
+        (["--limit", "0"], ""),
+    ],
+)
+def test_list_filters_and_sorts(folder: Path, arguments: list[str], expected: str) -> None:
+    assert listed(folder, *arguments) == ["hgemm_" + name for name in expected.split()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "77"], "unknown arch '77'"),
+        (["--tile", "128"], "tile '128' is malformed.*128x128x32"),
+        (["--layout", "xx"], "layout 'xx' is unknown: use tn, nn, nt, tt"),
+        (["--where", "regs<1"], "unknown field 'regs': did you mean registers"),
+        (["--where", "registers<"], "--where expects a number"),
+        (["--sort", "registres"], "--sort names an unknown field 'registres': did you mean registers"),
+        (["--columns", "symbol,lay"], "--columns names an unknown field 'lay': did you mean layout"),
+        (["--csv", "--json"], "exclude each other"),
+    ],
+)
+def test_list_refuses_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    error = call(list, "--library", folder, *arguments).exception
+    assert isinstance(error, RequestError) and str(error).isprintable()
+    with pytest.raises(RequestError, match=message):
+        raise error
+
+
+def test_list_prints_whole_records_as_json(folder: Path) -> None:
+    result = call(list, "--library", folder, "--json", "--arch", "80")
+    assert json.loads(result.stdout) == [
+        make_record("hgemm_sm80_nn", registers=128, arch="sm_80", layout="nn", alias="cutlass_nn")[0]
+    ]
+    assert json.loads(call(list, "--library", folder, "--json", "--arch", "90").stdout) == []
+
+
+def test_list_prints_aligned_text_without_colour(folder: Path) -> None:
+    lines = call(list, "--library", folder).stdout.splitlines()
+    assert len(lines) == 4 and "\x1b" not in "".join(lines)
+    assert lines[0].split()[:3] == ["symbol", "arch", "layout"]
+    assert {line.index("sm_8") for line in lines[1:]} == {lines[0].index("arch")}
+    chosen = call(list, "--library", folder, "--columns", "symbol,spilled,occupancy").stdout.splitlines()
+    assert chosen[1].split() == ["hgemm_sm80_nn", "no", "0.25"]
+    rows = [*csv.DictReader(io.StringIO(call(list, "--library", folder, "--csv").stdout))]
+    assert [row["registers"] for row in rows] == ["128", "200", "90"]
+
+
+def test_list_of_nothing_says_so_on_stderr(folder: Path) -> None:
+    result = call(list, "--library", folder, "--arch", "90")
+    assert result.exit_code == 0 and result.stdout == "" and "no variant" in result.stderr
+
+
+def test_a_narrow_terminal_gets_the_first_columns() -> None:
+    rows = [{"a": "xxxx", "b": 12, "c": "\x1b[0m"}]
+    assert fitting(rows, ["a", "b", "c"], 8) == ["a", "b"] and fitting(rows, ["a", "b"], 1) == ["a"]
+    assert "\x1b" not in to_text(rows, ["a", "b", "c"])
+
+
+def test_a_missing_library_is_one_line(tmp_path: Path) -> None:
+    for verb, arguments in ((list, []), (show, ["x"]), (reindex, []), (gc, [])):
+        error = call(verb, *arguments, "--library", tmp_path / "none").exception
+        assert isinstance(error, LibraryError) and "does not exist: run `generate` first" in str(error)
+
+
+def test_the_library_is_taken_from_the_environment(folder: Path) -> None:
+    result = CliRunner().invoke(list.command, ["--columns", "symbol"], env={"HGEMM_LIBRARY": str(folder)})
+    assert "hgemm_sm80_nn" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hgemm_sm80_nn", ["hgemm_sm80_nn"]),
+        ("cutlass_nn", ["hgemm_sm80_nn"]),
+        ("hgemm_sm80", ["hgemm_sm80_nn"]),
+        ("*_tn_*", ["hgemm_sm89_tn_big", "hgemm_sm89_tn_small"]),
+        ("?gemm*big", ["hgemm_sm89_tn_big"]),
+    ],
+)
+def test_a_variant_is_named_by_symbol_alias_beginning_or_glob(folder: Path, name: str, expected: list[str]) -> None:
+    assert resolve(Library(folder), name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hgemm_sm89", "begins 2 variants"),
+        ("hgemm_sm80_tn", "did you mean"),
+        ("*x*y", "no variant"),
+        ("../lib", "no variant"),
+    ],
+)
+def test_a_name_that_is_not_clear_is_refused(folder: Path, name: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        resolve(Library(folder), name)
+
+
+def test_show_prints_a_card_and_the_parts(folder: Path) -> None:
+    card = call(show, "hgemm_sm80_nn", "--library", folder).stdout
+    for words in ("hgemm_sm80_nn", "cta_tile            128x128x32", "registers           128", "deterministic"):
+        assert words in card
+    assert call(show, "hgemm_sm80_nn", "--library", folder, "--source").stdout == "kernel.cu of hgemm_sm80_nn\n"
+    assert call(show, "hgemm_sm80_nn", "--library", folder, "--ptx").stdout == "kernel.ptx of hgemm_sm80_nn\n"
+    paths = call(show, "*_tn_*", "--library", folder, "--paths").stdout.split()
+    assert len(paths) == 6 and all(Path(path).exists() for path in paths)
+    records = json.loads(call(show, "*_tn_*", "--library", folder, "--json").stdout)
+    assert [record["symbol"] for record in records] == ["hgemm_sm89_tn_big", "hgemm_sm89_tn_small"]
+    assert isinstance(call(show, "hgemm_sm80_nn", "--library", folder, "--json", "--ptx").exception, RequestError)
+    sass = call(show, "hgemm_sm80_nn", "--library", folder, "--sass").exception
+    assert isinstance(sass, HgemmError) and str(sass).isprintable()  # the made-up cubin is none
+
+
+def test_show_checks_hashes_first(folder: Path) -> None:
+    (folder / "hgemm_sm80_nn" / "kernel.cubin").write_bytes(b"?")
+    for arguments in ([], ["--source"], ["--json"]):
+        result = call(show, "hgemm_sm80_nn", "--library", folder, *arguments)
+        assert result.stdout == "" and "hgemm_sm80_nn/kernel.cubin is not the file" in str(result.exception)
+
+
+def test_reindex_counts_and_gc_tells(folder: Path) -> None:
+    assert call(reindex, "--library", folder).stdout == f"3 variants indexed in {folder}\n"
+    assert json.loads(call(reindex, "--library", folder, "--json").stdout)["variants"] == 3
+    assert call(gc, "--library", folder).stdout == "0 removed, 0 B freed\n"
+    (folder / "hgemm_sm80_nn" / "kernel.ptx").write_bytes(b"?")
+    planned = call(gc, "--library", folder, "--dry-run").stdout
+    assert "hgemm_sm80_nn: " in planned and "1 would be removed" in planned and len(listed(folder)) == 3
+    done = json.loads(call(gc, "--library", folder, "--json").stdout)
+    assert [removal["name"] for removal in done["removed"]] == ["hgemm_sm80_nn"] and done["freed_bytes"] > 0
+    assert len(listed(folder)) == 2
+
+
+def test_every_verb_has_help_with_an_example() -> None:
+    for verb in (list, show, reindex, gc):
+        result = call(verb, "--help")
+        assert result.exit_code == 0 and "Example:" in result.stdout and "hgemm " in result.stdout
+
+
+def test_the_fields_of_every_record_are_those_that_may_always_be_named() -> None:
+    assert set(flatten(make_record("one")[0])) >= CORE_FIELDS
+
+
+def test_an_empty_selection_chooses_everything() -> None:
+    assert condition_of(Selection()).items == ()
+
+
+def test_listing_loads_nothing_slow() -> None:
+    code = "import sys; import generator.verbs.list; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"rich", "numpy", "cuda", "filelock", "jinja2", "pycute", "generator.sass", "generator.elf"} & {*found}
