@@ -28,6 +28,6 @@ lint: $(INSTALLED)  ## Check style
 	$(VENV)/bin/ruff format --check generator hgemm tests
 
 clean:  ## Remove the virtual environment, caches and built artefacts
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis emitted/failed emitted/index.db*
-	find emitted -name 'kernel.cubin' -o -name 'kernel.ptx' -o -name 'record.json' | xargs -r rm -f
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf emitted/failed emitted/index.db* emitted/*/kernel.cubin emitted/*/kernel.ptx emitted/*/record.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -106,10 +106,10 @@ def prepare(plan: Plan, templates: Path) -> Prepared:
     return Prepared(kernel, found, key_of(kernel, found), time.perf_counter() - start)
 
 
-def cached(prepared: Prepared, settings: Settings) -> Outcome | None:
+def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING) -> Outcome | None:
     """Return the variant where the library has it, sound and from the same inputs; else None.
 
-    One that spills counts only where that is allowed.
+    One that spills counts only where that is allowed. A damaged one is logged at `level`.
     """
     start, symbol = time.perf_counter(), prepared.kernel.symbol
     if settings.force:
@@ -117,7 +117,7 @@ def cached(prepared: Prepared, settings: Settings) -> Outcome | None:
     try:
         variant = settings.library.get(symbol)
     except LibraryError as error:
-        _LOG.warning("%s is built again: %s", symbol, str(error).rpartition(": ")[0])
+        _LOG.log(level, "%s is built again: %s", symbol, str(error).rpartition(": ")[0])
         return None
     if variant is None or variant.record.key != prepared.key:
         return None
@@ -142,7 +142,7 @@ def build(plans: Sequence[Plan], begin: Begin, settings: Settings) -> Iterator[t
     for place, plan in enumerate(plans):
         begin(place)
         prepared = prepare(plan, settings.templates)
-        found = cached(prepared, settings) if len(plans) > 1 else None  # another process may have built it meanwhile
+        found = cached(prepared, settings, logging.DEBUG)  # another process may have built it meanwhile
         if found:
             yield place, found
             continue

@@ -93,6 +93,13 @@ class Plan:
         """Dynamic shared memory of a CTA: the stages or, later in the same place, the staged rows of the epilogue."""
         return -(-max(self.spec.stages * self.stage_bytes, self.epilogue_bytes) // 128) * 128
 
+    @property
+    def max_smem_bytes(self) -> int:
+        """Shared memory that a CTA may have for `ctas_per_sm` of them to live on an SM."""
+        limits = ARCHS[self.spec.arch].limits
+        share = limits.smem_bytes_per_sm // max(1, self.spec.ctas_per_sm) // limits.smem_unit * limits.smem_unit
+        return min(limits.smem_bytes_per_cta, share - limits.smem_reserved_bytes_per_cta)
+
     # ---- Registers --------------------------------------------------------------------------------------------------
 
     @property
@@ -111,10 +118,15 @@ class Plan:
 
     @property
     def max_registers(self) -> int:
-        """Registers a thread may have for `ctas_per_sm` CTAs to live on an SM; allocation is by 8 a thread."""
+        """Registers a thread may have for `ctas_per_sm` CTAs to live on an SM.
+
+        Each of the SM's partitions holds its share of the warps, and gives registers out a warp at a time, in units. ptxas
+        13.0 bounds a kernel by the same number.
+        """
         limits = ARCHS[self.spec.arch].limits
-        share = limits.registers_per_sm // max(1, self.threads * self.spec.ctas_per_sm) // 8 * 8
-        return min(limits.max_registers_per_thread, share)
+        warps = -(-self.threads // limits.warp_threads * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
+        per_warp = limits.registers_per_sm // limits.sm_partitions // warps // limits.register_unit * limits.register_unit
+        return min(limits.max_registers_per_thread, per_warp // limits.warp_threads)
 
     # ---- Tensor instructions ----------------------------------------------------------------------------------------
 

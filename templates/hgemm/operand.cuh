@@ -26,11 +26,11 @@ struct OperandLayout {
     return element ^ ((element >> Operand::swizzle_shift) & mask);
   }
 
-  // Where element `linear` + `delta` lies; whole periods pass through the swizzle unchanged. With a `delta` that unrolling
-  // makes a constant, those become immediate offsets.
+  // Where element `linear` + `delta` lies. Whole periods pass through the swizzle unchanged: where unrolling makes `delta` a
+  // constant, they become immediate offsets from few addresses.
   HGEMM_DEVICE static constexpr int place(int linear, int delta) {
-    bool const passes = Operand::swizzle_bits == 0 || delta % period == 0;
-    return passes ? swizzle(linear) + delta : swizzle(linear + delta);
+    int const rest = delta % period;
+    return swizzle(linear + rest) + (delta - rest);
   }
 };
 

@@ -1,0 +1,59 @@
+"""The catalog: the variants that are shipped, as data. Each group is a spec file of this folder, as --spec reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from generator.disk import told
+from generator.emit import Kernel, emit
+from generator.errors import RequestError
+from generator.options import Texts
+from generator.record import SOURCE_NAME
+from generator.sweep import read_spec_file, sweep
+from generator.toolchain import templates_folder
+from generator.variants import is_ours
+from generator.whole import write_folder
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def group_names() -> tuple[str, ...]:
+    """Return the names of the groups, in alphabetical order."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+
+
+def load_catalog(names: Sequence[str] = ()) -> list[Texts]:
+    """Return what the named groups ask for, all groups where none is named, as `sweep` takes it.
+
+    Raises: RequestError for a name that no group has.
+    """
+    known = group_names()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise RequestError(f"catalog has no group '{unknown[0]}': the groups are {', '.join(known)}")
+    return [texts for name in names or known for texts in read_spec_file(FOLDER / f"{name}.toml")]
+
+
+def catalog_kernels() -> list[Kernel]:
+    """Emit every kernel of the catalog; nothing is compiled."""
+    templates = templates_folder()
+    return [emit(plan, templates) for plan in sweep(load_catalog()).plans]
+
+
+def write_sources(folder: Path, kernels: Iterable[Kernel]) -> list[Path]:
+    """Write the text of each kernel where it differs from what the library in `folder` has; return those written.
+
+    What was built from another text is removed with it. Raises: LibraryError where the disk refuses.
+    """
+    written = []
+    for kernel in kernels:
+        place = folder / kernel.symbol
+        text = kernel.source.encode()
+        with told("write", place):
+            if (place / SOURCE_NAME).is_file() and (place / SOURCE_NAME).read_bytes() == text:
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            write_folder(place, {SOURCE_NAME: text}, is_ours)
+        written.append(place / SOURCE_NAME)
+    return written

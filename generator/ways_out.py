@@ -1,0 +1,174 @@
+"""Changes of a spec that may mend it, nearest first: what generator.rules tries before it names one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from generator.arch import ARCHS
+from generator.plan import Plan
+from generator.spec import parse_field
+from generator.values import Raster, Smem, Tile, WarpTile
+
+Change = dict[str, str]
+"""Fields of a spec with the texts of their new values."""
+
+MAX_PAD = 64
+MAX_STAGES = 8
+MAX_SWIZZLE_BITS = 13
+"""Address bits of an element offset that a swizzle may reach to: 16 KiB."""
+
+_PHRASES = {"stages": "{} stage", "fragment_stages": "{} fragment stage", "cta_tile": "tile {}"}
+_WARP_TILES_TRIED = 12
+
+
+def apply(plan: Plan, change: Change) -> Plan:
+    """Return the plan of the changed spec."""
+    return plan.having(**{name: parse_field(name, text) for name, text in change.items()})
+
+
+def words(change: Change) -> str:
+    """Write a change as advice: `use 3 stages and 1 fragment stage`."""
+    phrases = [_PHRASES.get(name, name + " {}").format(text) for name, text in change.items()]
+    plural = [phrase + "s" if phrase.endswith("stage") and not phrase.startswith("1 ") else phrase for phrase in phrases]
+    return "use " + " and ".join([", ".join(plural[:-1]), plural[-1]] if plural[1:] else plural)
+
+
+def archs(plan: Plan, family: str) -> list[Change]:
+    """The architectures that a family serves, by the distance of their numbers."""
+    number = ARCHS[plan.spec.arch].number
+    served = [arch for arch in ARCHS.values() if family in arch.families]
+    return [{"arch": arch.name} for arch in sorted(served, key=lambda arch: abs(arch.number - number))]
+
+
+# ---- Tiles ----------------------------------------------------------------------------------------------------------
+
+
+def clamp(value: int, step: int, low: int, high: int) -> int:
+    """Return the multiple of `step` nearest to `value` between `low` and `high`."""
+    return min(max((value + step // 2) // step * step, low), high)
+
+
+def nearest_cta_tile(tile: Tile) -> Tile:
+    """Return the nearest CTA tile of whole atoms in the range that is served."""
+    return Tile(clamp(tile.m, 16, 16, 256), clamp(tile.n, 16, 16, 256), clamp(tile.k, 16, 16, 64))
+
+
+def warp_extents(extent: int, atom: int) -> list[int]:
+    """Return the extents that a warp tile may have along a CTA tile's `extent`."""
+    return [size for size in range(atom, 129, atom) if extent % size == 0]
+
+
+def nearest_warp_tiles(plan: Plan) -> list[Change]:
+    """Legal divisions of the CTA tile, by the distance from the warp tile; of equally near ones, the larger first."""
+    return [{"warp_tile": str(warp)} for warp in _warp_tiles(plan.spec.cta_tile, plan.spec.warp_tile)]
+
+
+def _warp_tiles(tile: Tile, near: WarpTile) -> list[WarpTile]:
+    found = itertools.starmap(WarpTile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, 8)))
+    return sorted(found, key=lambda warp: (abs(warp.m - near.m) + abs(warp.n - near.n), -warp.m * warp.n, -warp.m))
+
+
+def nearest_cta_tiles(plan: Plan) -> Iterator[Change]:
+    """The nearest legal CTA tile and smaller ones, the warp tile kept where it divides them."""
+    near = nearest_cta_tile(plan.spec.cta_tile)
+    return _with_warp_tiles(plan, [near, *_smaller(near)])
+
+
+def smaller_cta_tiles(plan: Plan) -> Iterator[Change]:
+    """Smaller CTA tiles, the largest first."""
+    return _with_warp_tiles(plan, _smaller(nearest_cta_tile(plan.spec.cta_tile)))
+
+
+def _smaller(tile: Tile) -> list[Tile]:
+    """Tiles with m, n or both halved once or more, by what is left of m x n, then of k."""
+    halves = [[max(16, value >> shift) // 16 * 16 for shift in range(5)] for value in (tile.m, tile.n, tile.k)]
+    found = {Tile(*extents) for extents in itertools.product(*halves)} - {tile}
+    return sorted(found, key=lambda t: (-t.m * t.n, -t.k, abs(t.m - t.n), -t.m))
+
+
+def _with_warp_tiles(plan: Plan, tiles: Iterable[Tile]) -> Iterator[Change]:
+    for tile in tiles:
+        warps = _warp_tiles(tile, plan.spec.warp_tile)
+        if plan.spec.warp_tile in warps:
+            yield {"cta_tile": str(tile)}
+        for warp in warps[:_WARP_TILES_TRIED]:
+            yield {"cta_tile": str(tile), "warp_tile": str(warp)}
+
+
+# ---- Stages and shared memory ---------------------------------------------------------------------------------------
+
+
+def fewer_stages(plan: Plan, least: int = 1) -> Iterator[Change]:
+    """As many stages as there may be and fewer; with one, fragments are not read ahead."""
+    for stages in range(min(plan.spec.stages, MAX_STAGES), least - 1, -1):
+        ahead = stages == 1 and plan.spec.fragment_stages > 1
+        yield {"stages": str(stages)} | ({"fragment_stages": "1"} if ahead else {})
+
+
+def fewer_ctas(plan: Plan) -> Iterator[Change]:
+    """Fewer CTAs an SM, each with a larger share of it."""
+    return ({"ctas_per_sm": str(ctas)} for ctas in range(plan.spec.ctas_per_sm - 1, 0, -1))
+
+
+def less_shared_memory(plan: Plan) -> Iterator[Change]:
+    """Fewer stages, fewer CTAs an SM, no staging of D; then a shallower and a smaller tile."""
+    yield from fewer_stages(plan, least=2)
+    yield from fewer_ctas(plan)
+    yield from (fewer | stages for fewer, stages in itertools.product(fewer_ctas(plan), fewer_stages(plan, least=2)))
+    yield {"store": "direct"}
+    tile = plan.spec.cta_tile
+    for k in range(tile.k - 16, 0, -16):
+        shallower = {"cta_tile": str(Tile(tile.m, tile.n, k))}
+        yield from (shallower | stages for stages in fewer_stages(plan, least=2))
+    yield from fewer_stages(plan)
+    yield from (smaller | {"ctas_per_sm": "1", "store": "direct"} for smaller in smaller_cta_tiles(plan))
+    plain = {"smem_a": "none", "smem_b": "none", "ctas_per_sm": "1", "store": "direct", "stages": "1", "fragment_stages": "1"}
+    yield plain
+    yield from (smaller | plain for smaller in smaller_cta_tiles(plan))
+
+
+def nearest_swizzles(plan: Plan) -> list[Change]:
+    """The nearest XOR of whole pieces of 16 bytes, else none."""
+    nearest = {name: str(_nearest_swizzle(smem)) for name, smem in _placements(plan) if smem.kind == "xor"}
+    changed = {name: text for name, text in nearest.items() if text != str(getattr(plan.spec, name))}
+    return [changed, dict.fromkeys(changed, "none")]
+
+
+def _nearest_swizzle(smem: Smem) -> Smem:
+    bits, base, shift = smem.swizzle
+    bits, base = min(max(bits, 1), 3), min(max(base, 3), 7)
+    return Smem("xor", (bits, base, min(max(shift, bits), MAX_SWIZZLE_BITS - bits - base)))
+
+
+def nearest_pads(plan: Plan) -> list[Change]:
+    """The nearest padding by whole pieces of 16 bytes, else none."""
+    nearest = {name: clamp(smem.pad_elements, 8, 8, MAX_PAD) for name, smem in _placements(plan) if smem.pad_elements}
+    changed = {name: f"pad:{pad}" for name, pad in nearest.items() if pad != getattr(plan.spec, name).pad_elements}
+    return [changed, dict.fromkeys(changed, "none")]
+
+
+def _placements(plan: Plan) -> tuple[tuple[str, Smem], ...]:
+    return (("smem_a", plan.spec.smem_a), ("smem_b", plan.spec.smem_b))
+
+
+# ---- Registers and order --------------------------------------------------------------------------------------------
+
+
+def fewer_registers(plan: Plan) -> Iterator[Change]:
+    """Fewer CTAs an SM, fragments not read ahead, both; then a smaller warp tile, then a smaller CTA tile."""
+    milder = [*fewer_ctas(plan)]
+    if plan.spec.fragment_stages > 1:
+        milder += [{"fragment_stages": "1"}, *(fewer | {"fragment_stages": "1"} for fewer in fewer_ctas(plan))]
+    yield from milder
+    least = {"ctas_per_sm": "1"} if plan.spec.ctas_per_sm > 1 else {}
+    yield from (warp | least for warp in nearest_warp_tiles(plan))
+    yield from (smaller | least for smaller in smaller_cta_tiles(plan))
+    yield from (smaller | least | {"fragment_stages": "1"} for smaller in smaller_cta_tiles(plan))
+
+
+def nearest_rasters(plan: Plan) -> list[Change]:
+    """The nearest whole number of tiles, at most 1,024."""
+    tile_n = max(1, plan.spec.cta_tile.n) if plan.spec.raster.kind == "panel" else 1
+    size = min(max(1, round(plan.spec.raster.size / tile_n)), 1024) * tile_n
+    return [{"raster": str(Raster(plan.spec.raster.kind, size))}]

@@ -1,0 +1,158 @@
+"""The shipped catalog: what it asks for is legal and pinned, and its committed texts are what emit writes now."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, made
+
+from generator.catalog import FOLDER, catalog_kernels, group_names, load_catalog, write_sources
+from generator.emit import Kernel
+from generator.errors import LibraryError, RequestError
+from generator.garbage import collect_garbage
+from generator.library import Library
+from generator.options import BY_NAME
+from generator.pipeline import Settings
+from generator.spec import Spec
+from generator.sweep import over, sweep
+
+EMITTED = ROOT / "emitted"
+MAX_TEXT_BYTES = 200_000
+PLANNED = {"smem_a", "smem_b"}
+"""Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen."""
+
+
+@cache
+def kernels() -> list[Kernel]:
+    return catalog_kernels()
+
+
+# ---- The data -------------------------------------------------------------------------------------------------------
+
+
+def test_all_of_it_is_legal_and_named_once() -> None:
+    asked = sweep(load_catalog())
+    assert not asked.summary()
+    assert sum(len(sweep(load_catalog([name])).candidates) for name in group_names()) == len(asked.candidates)
+    assert len({kernel.symbol for kernel in kernels()}) == len(kernels())
+
+
+@pytest.mark.parametrize("group", group_names())
+def test_every_field_that_a_better_planner_could_change_is_pinned(group: str) -> None:
+    for candidate in sweep(load_catalog([group])).candidates:
+        assert {field.name for field in fields(Spec)} - candidate.asked == PLANNED
+
+
+def test_every_layout_and_alignment_is_served_on_every_architecture_of_the_catalog() -> None:
+    specs = [kernel.plan.spec for kernel in kernels()]
+    for arch in {spec.arch for spec in specs}:
+        served = {(spec.layout, spec.align_a, spec.align_b, spec.align_d) for spec in specs if spec.arch == arch}
+        assert served >= {(layout, align, align, align) for layout in ("tn", "nn", "nt", "tt") for align in (8, 1)}, arch
+
+
+def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_there_are() -> None:
+    assert load_catalog(["half", "bf16"]) == load_catalog(["half"]) + load_catalog(["bf16"])
+    with pytest.raises(RequestError, match="no group 'large_m': the groups are .*general.*unaligned"):
+        load_catalog(["general", "large_m"])
+
+
+def test_the_files_say_what_they_are_for_and_use_the_names_of_the_options() -> None:
+    for path in sorted(FOLDER.glob("*.toml")):
+        lines = path.read_text(encoding="ascii").splitlines()
+        assert lines[0].startswith("# "), path
+        assert {line.split(" = ")[0] for line in lines if " = " in line} <= {*BY_NAME}, path
+
+
+# ---- The committed texts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", group_names())
+def test_the_first_of_each_group_passes_inspection(group: str, settings: Settings) -> None:
+    texts = over(load_catalog([group])[0], {"arch": "sm_90", "layout": "tn", "tile": first_tile(group)})
+    (outcome,) = made(texts, settings)
+    assert outcome.error == ""
+
+
+def first_tile(group: str) -> str:
+    return load_catalog([group])[0]["tile"].split(",")[0]
+
+
+def test_the_committed_texts_are_what_emit_writes_now() -> None:
+    stale = [kernel.symbol for kernel in kernels() if committed(kernel) != kernel.source.encode()]
+    assert not stale, f"{len(stale)} of {len(kernels())} texts in emitted/ are missing or old, run `make catalog`: {stale}"
+
+
+def committed(kernel: Kernel) -> bytes:
+    path = EMITTED / kernel.symbol / "kernel.cu"
+    return path.read_bytes() if path.is_file() else b""
+
+
+def test_no_text_is_committed_that_the_catalog_does_not_have() -> None:
+    extra = [path for path in tracked() if Path(path).parent.name not in {kernel.symbol for kernel in kernels()}]
+    assert not extra, f"run `git rm -r` on what the catalog no longer has: {extra}"
+
+
+def test_only_texts_are_committed() -> None:
+    assert {Path(path).name for path in tracked()} <= {"kernel.cu"}
+
+
+def tracked() -> list[str]:
+    """Return what git has of emitted/; a checkout may hold more, which `generate` put there."""
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout: what is committed cannot be told from what was built")
+    listed = subprocess.run(["git", "ls-files", "-z", "emitted"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip(f"git does not list this checkout: {listed.stderr.strip()}")
+    return [path for path in listed.stdout.split("\0") if path]
+
+
+def test_the_committed_texts_stay_small() -> None:
+    assert sum(len(kernel.source) for kernel in kernels()) < MAX_TEXT_BYTES
+
+
+# ---- Writing them ---------------------------------------------------------------------------------------------------
+
+
+def test_texts_are_written_once_and_only_where_they_differ(tmp_path: Path) -> None:
+    first, second = kernels()[:2]
+    paths = write_sources(tmp_path / "library", [first, second])
+    assert [path.read_text() for path in paths] == [first.source, second.source]
+    assert write_sources(tmp_path / "library", [first, second]) == []
+    paths[1].write_text(second.source + " ")
+    assert write_sources(tmp_path / "library", [first, second]) == [paths[1]]
+    assert sorted(path.name for path in (tmp_path / "library").rglob("*")) == sorted(
+        ["kernel.cu", "kernel.cu", first.symbol, second.symbol]
+    )
+
+
+def test_a_library_of_texts_alone_is_a_sound_and_empty_one(tmp_path: Path) -> None:
+    (path,) = write_sources(tmp_path, kernels()[:1])
+    assert Library(tmp_path).rows() == [] and collect_garbage(Library(tmp_path)) == []
+    assert path.is_file()
+
+
+def test_what_was_built_from_another_text_goes_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+    (path,) = write_sources(tmp_path, kernels()[:1])
+    path.write_text("// older\n")
+    for name in ("kernel.cubin", "record.json", "notes.txt"):
+        (path.parent / name).write_text("of the older text")
+    write_sources(tmp_path, kernels()[:1])
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["kernel.cu", "notes.txt"]
+
+
+def test_what_was_built_from_the_same_text_stays(tmp_path: Path) -> None:
+    (path,) = write_sources(tmp_path, kernels()[:1])
+    (path.parent / "kernel.cubin").write_bytes(b"built")
+    assert write_sources(tmp_path, kernels()[:1]) == []
+    assert (path.parent / "kernel.cubin").read_bytes() == b"built"
+
+
+def test_a_file_in_the_way_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "library").write_text("")
+    with pytest.raises(LibraryError, match="library"):
+        write_sources(tmp_path / "library", kernels()[:1])

@@ -1,0 +1,51 @@
+"""The way of the data: no stage imports a later one, only the pipeline joins them, none reads the environment."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+WAY = (
+    "errors values arch spec layouts plan rules defaults naming emit toolchain compile elf ptxas_log occupancy sass "
+    "inspect_binary expectation record register disk whole variants library failures pipeline progress cli"
+).split()
+"""The stages and what they stand on, in the order in which a spec passes them."""
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules that a file imports, anywhere in it."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
+@pytest.mark.parametrize("stage", WAY)
+def test_no_stage_imports_a_later_one(stage: str) -> None:
+    found = {
+        name.partition(".")[2] for name in imports(ROOT / "generator" / f"{stage}.py") if name.startswith("generator.")
+    }
+    later = found & {*WAY[WAY.index(stage) + 1 :]}
+    assert not later
+
+
+def test_only_the_pipeline_joins_compiling_and_publishing() -> None:
+    joining = [
+        path.stem
+        for path in (ROOT / "generator").rglob("*.py")
+        if {"generator.compile", "generator.inspect_binary", "generator.library"} <= imports(path)
+    ]
+    assert joining == ["pipeline"]
+
+
+def test_the_run_time_package_does_not_need_the_generator() -> None:
+    for path in (ROOT / "hgemm").rglob("*.py"):
+        assert not [name for name in imports(path) if name.split(".")[0] == "generator"], path
+
+
+def test_no_stage_reads_the_environment() -> None:
+    for stage in WAY:
+        text = (ROOT / "generator" / f"{stage}.py").read_text()
+        assert "os.environ" not in text and "getenv" not in text, stage
