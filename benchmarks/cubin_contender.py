@@ -65,13 +65,11 @@ class Launch:
         return ceil_div(m, self.tile_m) * ceil_div(n, self.tile_n)
 
     def grid(self, m: int, n: int, batch: int, sms: int) -> tuple[int, int, int]:
-        tiles = self.tiles(m, n)
-        if self.rule == "one_tile":
-            return tiles, 1, min(batch, 65535)
-        if self.rule == "split_k":
-            return tiles * self.splits, 1, min(batch, 65535)
+        items = self.tiles(m, n) * batch
+        if self.rule in ("one_tile", "split_k"):
+            return items * self.splits, 1, 1
         if self.rule == "persistent":
-            return min(tiles * batch, sms * self.ctas_per_sm), 1, 1
+            return min(items, sms * self.ctas_per_sm), 1, 1
         raise LaunchError(f"grid rule '{self.rule}' is not known")
 
     def workspace_bytes(self, m: int, n: int, batch: int) -> int:

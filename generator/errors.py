@@ -5,23 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hgemm.errors import HgemmError, LibraryError, RequestError
+
+__all__ = ["BuildError", "HgemmError", "LibraryError", "RequestError", "first_error"]
+
 _FIRST_ERROR = re.compile(r"\b(?:fatal|error)\b", re.IGNORECASE)
-
-
-class HgemmError(Exception):
-    """Root of all errors that are shown as one line, without a traceback; `exit_code` is the command's."""
-
-    exit_code = 1
-
-
-class RequestError(HgemmError):
-    """An illegal or misspelt request: nothing was done."""
-
-    exit_code = 2
-
-
-class LibraryError(HgemmError):
-    """A library, or something in it, that cannot be read, trusted or written."""
 
 
 class BuildError(HgemmError):

@@ -1,77 +1,11 @@
 // The K loop of sm_80 and later without wgmma: a ring of shared-memory stages filled by cp.async, ldmatrix, mma.sync.
 #pragma once
 
+#include <hgemm/accumulators.cuh>
 #include <hgemm/operand.cuh>
 #include <hgemm/problem.cuh>
 
 namespace hgemm {
-
-// What mma.sync adds up in: floats, halves, or halves that are added to floats after each k-tile.
-enum class Accumulate { f32, f16, f16_promoted };
-
-// ---- Accumulators -------------------------------------------------------------------------------------------------
-
-// One warp's part of D: (mma_m, mma_n) pieces of 16 x 8, of which a lane holds 4 elements, at rows lane / 4 and
-// lane / 4 + 8 and columns lane % 4 * 2 and the next.
-template <class Policy>
-struct Accumulators {
-  static constexpr bool in_halves = Policy::accumulate != Accumulate::f32;
-  static constexpr bool promoted = Policy::accumulate == Accumulate::f16_promoted;
-  static constexpr int mma_m = Policy::warp_m / 16;
-  static constexpr int mma_n = Policy::warp_n / 8;
-
-  uint32_t halves[in_halves ? mma_m : 1][in_halves ? mma_n : 1][2];                 // (mma_m, mma_n), 2 registers
-  float floats[Policy::accumulate == Accumulate::f16 ? 1 : mma_m]
-              [Policy::accumulate == Accumulate::f16 ? 1 : mma_n][4];               // (mma_m, mma_n), 4 registers
-
-  HGEMM_DEVICE void clear() {
-    HGEMM_UNROLL
-    for (int i = 0; i < mma_m; ++i) {
-      HGEMM_UNROLL
-      for (int j = 0; j < mma_n; ++j) {
-        if constexpr (in_halves) halves[i][j][0] = halves[i][j][1] = 0;
-        if constexpr (Policy::accumulate != Accumulate::f16) {
-          floats[i][j][0] = floats[i][j][1] = floats[i][j][2] = floats[i][j][3] = 0.f;
-        }
-      }
-    }
-  }
-
-  HGEMM_DEVICE void multiply(int i, int j, uint32_t const (&a)[4], uint32_t const (&b)[2]) {
-    if constexpr (in_halves) {
-      atoms::mma<typename Policy::In, Policy::mma_k>(halves[i][j], a, b);
-    } else {
-      atoms::mma<typename Policy::In, Policy::mma_k>(floats[i][j], a, b);
-    }
-  }
-
-  // Moves what a k-tile added up in halves over to the floats.
-  HGEMM_DEVICE void promote() {
-    if constexpr (promoted) {
-      HGEMM_UNROLL
-      for (int i = 0; i < mma_m; ++i) {
-        HGEMM_UNROLL
-        for (int j = 0; j < mma_n; ++j) {
-          HGEMM_UNROLL
-          for (int r = 0; r < 2; ++r) {
-            floats[i][j][2 * r] += atoms::low_half(halves[i][j][r]);
-            floats[i][j][2 * r + 1] += atoms::high_half(halves[i][j][r]);
-            halves[i][j][r] = 0;
-          }
-        }
-      }
-    }
-  }
-
-  // Element e of a lane's 4 of piece (i, j), as a float.
-  HGEMM_DEVICE float value(int i, int j, int e) const {
-    if constexpr (Policy::accumulate == Accumulate::f16) {
-      return e % 2 == 0 ? atoms::low_half(halves[i][j][e / 2]) : atoms::high_half(halves[i][j][e / 2]);
-    } else {
-      return floats[i][j][e];
-    }
-  }
-};
 
 // ---- Mainloop -----------------------------------------------------------------------------------------------------
 
@@ -95,7 +29,10 @@ struct Mainloop {
   // last use, three or four rows of A before the next, and a stage is read for longer.
   static constexpr bool ahead = Policy::fragment_stages == 2;
   static constexpr int rows_of_a = mma_m * k_blocks;  // in a k-tile
-  static constexpr int a_rows = !ahead && mma_m > 3 && rows_of_a % 3 == 0 ? 3 : !ahead && mma_m > 4 && rows_of_a % 4 == 0 ? 4 : mma_m;
+  static constexpr int a_rows = ahead                                ? mma_m
+                                : mma_m > 3 && rows_of_a % 3 == 0 ? 3
+                                : mma_m > 4 && rows_of_a % 4 == 0 ? 4
+                                                                    : mma_m;
   static constexpr int stages_in_use = stages == 1 || ahead ? 1 : 2;  // that no copy may overwrite, after a barrier
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read

@@ -2,7 +2,7 @@
 // order of the splits, so that the result does not depend on which one was last.
 #pragma once
 
-#include <hgemm/mainloop_sm80.cuh>
+#include <hgemm/accumulators.cuh>
 #include <hgemm/scheduler.cuh>
 
 namespace hgemm {

@@ -1,0 +1,220 @@
+"""The templates: real headers that compile alone, read nothing but what they are given, and leave only a kernel behind."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import generator.compile
+from generator.compile import Compiled, compile_kernel, options
+from generator.elf import read_cubin
+from generator.emit import ENTRY_HEADER, Kernel, emit
+from generator.errors import BuildError
+from generator.sweep import sweep
+from generator.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
+
+TEMPLATES = templates_folder()
+EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"
+OWN = sorted(path.relative_to(TEMPLATES).as_posix() for path in (TEMPLATES / "hgemm").glob("*.cuh"))
+LEAN = sorted(path.relative_to(TEMPLATES / "lean").as_posix() for path in (TEMPLATES / "lean").rglob("*.hpp"))
+DOORS = ("hgemm/atoms_device.cuh",)
+"""The implementations of the atom layer, which alone may touch the machine."""
+MAX_HEADER_LINES, MAX_COLUMNS = 300, 128
+
+
+def text_of(header: str) -> str:
+    return (TEMPLATES / header).read_text(encoding="ascii")
+
+
+def kernel_of(source: str = "", symbol: str = "", **texts: str) -> Kernel:
+    """Return the kernel of a small spec, with another source and symbol where they are given."""
+    (plan,) = sweep([{"arch": "sm_80", "tile": "32x32x16", "stages": "2", **texts}]).plans
+    kernel = emit(plan, TEMPLATES)
+    return replace(kernel, source=source or kernel.source, symbol=symbol or kernel.symbol)
+
+
+def compiled_alone(header: str, reachable: Headers) -> Compiled:
+    source = f'#include <{header}>\nextern "C" __global__ void alone() {{}}\n'
+    return compile_kernel(kernel_of(source, "alone"), reachable)
+
+
+# ---- Headers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", OWN + LEAN)
+def test_a_header_compiles_alone(header: str) -> None:
+    assert compiled_alone(header, headers(header, TEMPLATES)).cubin
+
+
+@pytest.mark.parametrize("header", [*OWN, *LEAN])
+def test_a_header_is_plain_text_that_says_what_it_is(header: str) -> None:
+    text = text_of(header if header in OWN else f"lean/{header}")
+    lines = text.splitlines()
+    assert lines[0].startswith("// ") and text.endswith("\n") and text.count("#pragma once") == 1
+    assert not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text)
+    assert not [line for line in lines if "\t" in line or line != line.rstrip() or len(line) > MAX_COLUMNS]
+
+
+@pytest.mark.parametrize("header", OWN)
+def test_the_banners_of_sections_look_the_same(header: str) -> None:
+    banners = [line for line in text_of(header).splitlines() if line.lstrip().startswith("// --")]
+    assert not [line for line in banners if not re.fullmatch(r" *// ---- [A-Z][^-].* -{3,}", line)]
+    assert not [line for line in banners if not 115 <= len(line) <= 121], "banners end at about the same column"
+
+
+@pytest.mark.parametrize("header", [header for header in OWN if header.startswith("hgemm/gemm_")])
+def test_every_kernel_has_the_same_sections(header: str) -> None:
+    titles = re.findall(r"// ---- (\w[\w' ]*\w)", text_of(header))
+    assert titles == ["This CTA's place", "Mainloop", "Epilogue"]
+
+
+@pytest.mark.parametrize("header", OWN)
+def test_a_long_header_is_told_of(header: str) -> None:
+    lines = text_of(header).count("\n")
+    if lines > MAX_HEADER_LINES:
+        warnings.warn(f"{header} has {lines} lines > {MAX_HEADER_LINES}: look for the second thing it does", stacklevel=1)
+
+
+@pytest.mark.parametrize("header", OWN)
+def test_what_a_header_defines_is_in_the_namespace_or_has_the_prefix(header: str) -> None:
+    text = text_of(header)
+    assert not [name for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text) if not name.startswith("HGEMM_")]
+    outside = re.sub(r"namespace hgemm \{.*\}  // namespace hgemm\n", "", text, flags=re.DOTALL)
+    assert not re.search(r"^\s*(struct|class|enum|template|using|constexpr|static)\b", outside, re.MULTILINE)
+
+
+@pytest.mark.parametrize("header", [header for header in OWN if header not in DOORS])
+def test_only_the_atom_layer_touches_the_machine(header: str) -> None:
+    """What goes around it could not be run, or judged, on the host."""
+    code = re.sub(r"//.*", "", text_of(header))
+    around = re.findall(
+        r"\b(?:threadIdx|blockIdx|gridDim|blockDim|asm|cute::|cutlass::|atomic[A-Z]\w*|erff|__(?!builtin)\w+)", code
+    )
+    assert not around
+
+
+# ---- Hermetic -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_but_the_given_headers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one of them a kernel does not compile, even in the folder where the header lies."""
+    monkeypatch.chdir(TEMPLATES)
+    whole = headers(ENTRY_HEADER, TEMPLATES)
+    assert not [option for option in options(kernel_of()) if "include" in option or option.startswith("-I")]
+    for name in ("hgemm/problem.cuh", "cute/config.hpp", "cute/arch/mma_sm80.hpp", "cuda_fp16.h"):
+        part = Headers(whole.root, tuple(header for header in whole.files if header.name != name))
+        with pytest.raises(BuildError, match=f'could not open source file "{name}"'):
+            compile_kernel(kernel_of(), part)
+
+
+def test_the_given_headers_have_names_without_places() -> None:
+    names = [header.name for header in headers(ENTRY_HEADER, TEMPLATES).files]
+    assert not [name for name in names if name.startswith("/") or ".." in name.split("/")]
+    assert {*OWN} <= {*names} | {header for header in OWN if header.startswith("hgemm/gemm_")}
+    assert not [name for name in names if name.startswith(("cutlass/", "cuda/std/", "cccl/"))]
+
+
+# ---- Lean stand-ins -------------------------------------------------------------------------------------------------
+
+KINDS = (
+    {"arch": "sm_89", "tile": "64x64x32"},
+    {"arch": "sm_90", "tile": "64x64x32", "layout": "nt", "dtype": "bf16", "schedule": "persistent"},
+    {"arch": "sm_80", "tile": "32x64x32", "layout": "tt", "acc": "f16", "align": "2", "mma": "m16n8k8"},
+)
+
+
+@pytest.fixture
+def genuine(monkeypatch: pytest.MonkeyPatch) -> Headers:
+    """Let compile_kernel read CuTe's own headers, and the C++ library that they need, from where they are installed."""
+    cuda = cuda_include()
+    folders = [f"-I{folder}" for folder in (TEMPLATES, cutlass_include(), cuda, cuda / "cccl")]
+    lean_options = generator.compile.options
+    monkeypatch.setattr(generator.compile, "options", lambda kernel: (*lean_options(kernel), "-default-device", *folders))
+    return Headers(ENTRY_HEADER, ())
+
+
+@pytest.mark.parametrize("texts", KINDS, ids=lambda texts: texts["arch"])
+def test_the_genuine_headers_of_cute_give_the_same_machine_code(
+    texts: dict[str, str], genuine: Headers, request: pytest.FixtureRequest
+) -> None:
+    kernel = kernel_of(**texts)
+    guard = "#ifndef CUTLASS_HOST_DEVICE\n#error these are not the genuine headers\n#endif\n"
+    from_genuine = compile_kernel(replace(kernel, source=kernel.source + guard), genuine)
+    request.getfixturevalue("monkeypatch").undo()
+    from_lean = compile_kernel(kernel, headers(ENTRY_HEADER, TEMPLATES))
+    assert read_cubin(from_lean.cubin, kernel.symbol).text == read_cubin(from_genuine.cubin, kernel.symbol).text
+    assert from_lean.ptx == from_genuine.ptx
+
+
+def test_the_guard_of_the_genuine_headers_bites() -> None:
+    guarded = kernel_of(kernel_of().source + "#ifndef CUTLASS_HOST_DEVICE\n#error lean\n#endif\n")
+    with pytest.raises(BuildError, match="lean"):
+        compile_kernel(guarded, headers(ENTRY_HEADER, TEMPLATES))
+
+
+# ---- What reaches the binary ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])
+def test_only_the_kernel_reaches_the_ptx_and_the_cubin(arch: str) -> None:
+    kernel = kernel_of(arch=arch)
+    compiled = compile_kernel(kernel, headers(ENTRY_HEADER, TEMPLATES))
+    ptx = compiled.ptx.decode("ascii")
+    assert re.findall(r"^\.target (\w+)", ptx, re.MULTILINE) == [arch]
+    assert re.findall(r"\.entry (\w+)", ptx) == [kernel.symbol]
+    assert not re.findall(r"^\s*(?:\.visible |\.weak |\.extern )?\.(?:func|global|const)\b.*", ptx, re.MULTILINE)
+    facts = read_cubin(compiled.cubin, kernel.symbol)
+    others = {*facts.symbols} - {kernel.symbol}
+    assert not [name for name in others if not name.startswith("__cuda_sm")], "but for the compiler's own helpers"
+    assert (facts.global_bytes, facts.constant_bytes) == (0, 0)
+
+
+# ---- The example ----------------------------------------------------------------------------------------------------
+
+
+def the_same_emitted() -> Kernel:
+    wanted = {"arch": "sm_80", "layout": "tn", "dtype": "f16", "acc": "f32", "out": "f16", "tile": "128x128x32"}
+    how = {"warp_tile": "64x64", "stages": "3", "fragment_stages": "2", "smem": "xor:2,3,3", "mma_order": "zigzag"}
+    rest = {"raster": "group:8", "schedule": "one_tile", "ctas_per_sm": "2", "beta": "on", "store": "smem", "align": "8"}
+    return kernel_of(**wanted, **how, **rest)
+
+
+def test_the_example_by_hand_is_the_kernel_that_is_emitted() -> None:
+    emitted = the_same_emitted()
+    by_hand = replace(emitted, source=EXAMPLE.read_text(encoding="ascii"), symbol="gemm_128x128x32")
+    texts = [
+        read_cubin(compile_kernel(kernel, headers(ENTRY_HEADER, TEMPLATES)).cubin, kernel.symbol).text
+        for kernel in (by_hand, emitted)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_the_example_explains_every_field_of_a_policy() -> None:
+    def fields(source: str) -> list[str]:
+        policy = re.sub(r"//.*", "", source[source.index("struct Policy") : source.index("static_assert")])
+        return re.findall(r"(\w+) = ", policy)
+
+    assert sorted(fields(EXAMPLE.read_text())) == sorted(fields(the_same_emitted().source))
+    bare = [line for line in EXAMPLE.read_text().splitlines() if " = " in line and ";" in line and "//" not in line]
+    assert {line.split(" = ")[0].split()[-1] for line in bare} <= {"align", "pitch", "swizzle_bits", "epilogue_pitch"}
+
+
+def test_plain_nvcc_compiles_the_example(tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc here, which only this test needs: put CUDA 12.4 or later on the PATH")
+    command = [nvcc, "-std=c++17", "-arch=sm_80", "-cubin", "-I", TEMPLATES, "-I", cutlass_include(), EXAMPLE]
+    done = subprocess.run([*map(str, command), "-o", str(tmp_path / "x.cubin")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert read_cubin((tmp_path / "x.cubin").read_bytes(), "gemm_128x128x32").max_threads == 128
+
+
+def test_the_example_is_found_from_the_kernel_that_points_to_it() -> None:
+    assert "templates/examples/" in text_of(ENTRY_HEADER) and EXAMPLE.is_relative_to(ROOT / "templates")
