@@ -3,7 +3,7 @@ VENV ?= .venv
 ARGS ?= --arch sm_89 --tile 128x128x32
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup generate test lint clean
+.PHONY: help setup generate catalog test lint clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ $(INSTALLED): pyproject.toml
 
 generate: $(INSTALLED)  ## Make kernels: make generate ARGS="--arch sm_89 --tile 128x128x32"
 	@$(VENV)/bin/generate $(ARGS)
+
+catalog: $(INSTALLED)  ## Write the texts of the shipped kernels (generator/catalog) to emitted
+	$(VENV)/bin/python -m generator.catalog emitted
 
 test: $(INSTALLED)  ## Run the whole test suite
 	$(VENV)/bin/python -m pytest -n auto

@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generator.device_check import CODES, Outcome, Request, Workers
-from generator.library import Library
-from generator.selection import Selection, select_rows
+from generator.commands.device_check import CODES, Outcome, Request, Workers
+from generator.store.library import Library
+from generator.store.selection import Selection, select_rows
 from generator.verbs.verify import line_of, plain, summary_of
 from hgemm.device import checked, driver, open_device
 

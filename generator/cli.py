@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from generator import __version__
-from generator.common_options import json_option, library_option
-from generator.spec_options import GroupedCommand, grouped_option, spec_options
+from generator.commands.common_options import json_option, library_option
+from generator.commands.spec_options import GroupedCommand, grouped_option, spec_options
 
 VERBS = Path(__file__).parent / "verbs"
 INTERRUPTED = 130
@@ -73,7 +73,7 @@ def _cores() -> int:
 @click.version_option(__version__, prog_name="generate")
 @click.pass_context
 def generate_command(ctx: click.Context, **options) -> None:
-    from generator.generate import run
+    from generator.commands.generate import run
 
     ctx.exit(run(options))
 

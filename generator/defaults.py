@@ -1,24 +1,38 @@
-"""Planning: every field that a request leaves open gets the value that measurements and limits recommend."""
+"""Planning: every field that a request leaves open gets the value that measurements recommend and limits allow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator
 
+from generator import rules
 from generator.arch import ARCHS
 from generator.errors import RequestError
 from generator.layouts import OperandTile, conflict_free
 from generator.plan import Plan
-from generator.spec import Request, Spec
+from generator.spec import DTYPE_BYTES, Request, Spec
 from generator.values import Raster, Schedule, Smem, Tile, WarpTile
+from generator.ways_out import nearest_cta_tile, warp_extents
 
-WARP_EXTENTS_M = (16, 32, 48, 64, 80, 96, 112, 128)
-WARP_EXTENTS_N = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128)
-MAX_EXTENT = 256
-"""The largest extent of a legal CTA tile (generator.rules)."""
+# ---- What measurements recommend ------------------------------------------------------------------------------------
+# Source: benchmarks/, sweeps of the H200 at 4096^3. For f32, 128x256x32 with 8 warps of 64x64 is the best; 256x128x32 takes 2 %
+# longer, 128x128x32 with two CTAs an SM 4 %. 3 stages cost 3 to 6 %, 2 stages 30 %.
 
-TARGET_WARPS = 4
-"""Warps a CTA at least, where the tile allows it: one for each of an SM's four schedulers."""
+ROOMY_SMEM_BYTES = 200 * 1024
+"""Shared memory a CTA from which on the large tiles have room for 4 stages; with less, two smaller CTAs share an SM."""
+
+LARGE_TILES = {"f32": Tile(128, 256, 32), "f16": Tile(256, 256, 32), "f16_promoted": Tile(128, 64, 64)}
+TILES = tuple(map(Tile.parse, "128x128x32 128x64x32 64x128x32 64x64x32 64x32x32 32x64x32 32x32x32 16x16x16".split()))
+
+WARP_AREAS = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
+"""Elements of D that a warp computes at best, and leave registers for the fragments."""
+
+WARPS = range(4, 9)
+"""Warps of a CTA: one at least for each of an SM's four schedulers, and not more than share one large tile well."""
+
+WARPS_PER_SM = 8
+STAGES = {2: (4, 3), 1: (5, 4)}
+"""Stages by fragment stages, the best first: without fragments read ahead, one more is in use."""
 
 
 def resolve(request: Request) -> Spec:
@@ -29,22 +43,21 @@ def resolve(request: Request) -> Spec:
     if "arch" not in request:
         raise RequestError("arch is missing: name one or more, as in --arch sm_89 or --arch sm_80,sm_90")
     fields = {**_plain(request), **request}
-    for name, choose in _CHOICES.items():
-        if name not in fields:
-            fields[name] = choose(Plan(Spec(**{**_MODEST, **fields})))
-    return Spec(**fields)
+    tiles = [fields["cta_tile"]] if "cta_tile" in fields else [*_cta_tiles(fields)]
+    choices = itertools.chain.from_iterable(_choices(fields, tile) for tile in tiles)
+    return next(choices, None) or _spec(fields, _modest(fields, tiles[0]))
 
 
 def _plain(request: Request) -> Request:
     """Defaults that depend on nothing but the types."""
     dtype = request.get("dtype_a", request.get("dtype_b", "f16"))
+    dtype_d = request.get("dtype_d", dtype)
     return {
         "dtype_a": dtype,
         "dtype_b": request.get("dtype_b", dtype),
         "acc": "f32",
-        "dtype_d": dtype,
+        "dtype_d": dtype_d,
         "layout": "tn",
-        "cta_tile": Tile(128, 128, 32),
         "mma": "m16n8k16",
         "copy": "cp_async",
         "mma_order": "zigzag",
@@ -53,78 +66,112 @@ def _plain(request: Request) -> Request:
         "beta": True,
         "bias": "none",
         "activation": "none",
-        "store": "smem",
         "align_a": 8,
         "align_b": 8,
-        "align_d": 8,
+        "align_d": 16 // DTYPE_BYTES[dtype_d],
     }
 
 
-def _warp_tile(plan: Plan) -> WarpTile:
-    """Return the warp tile with the most work a loaded byte that keeps its accumulators in registers.
+# ---- Tiles ----------------------------------------------------------------------------------------------------------
 
-    A tile with no legal division gets itself, for the rules to refuse.
-    """
-    tile = plan.spec.cta_tile
-    largest = 64 * 128 if plan.spec.acc == "f16" else 64 * 64
-    candidates = [
-        WarpTile(m, n)
-        for m in WARP_EXTENTS_M
-        for n in WARP_EXTENTS_N
-        if tile.m % m == 0 and tile.n % n == 0 and m * n <= largest and (tile.m // m) * (tile.n // n) <= 16
-    ]
+
+def _cta_tiles(fields: Request) -> Iterator[Tile]:
+    """CTA tiles to try: the best for the architecture, then smaller ones; of a given warp tile, multiples."""
+    if "warp_tile" in fields:
+        warp = fields["warp_tile"]
+        sizes = [Tile(warp.m * m, warp.n * n, 32) for m, n in itertools.product(range(1, 9), repeat=2)]
+        yield from sorted(filter(_is_legal, sizes), key=lambda tile: (_off_target(tile, warp), abs(tile.m - tile.n)))
+    if ARCHS[fields["arch"]].limits.smem_bytes_per_cta >= ROOMY_SMEM_BYTES:
+        yield LARGE_TILES[fields["acc"]]
+    yield from TILES
+
+
+def _is_legal(tile: Tile) -> bool:
+    return tile == nearest_cta_tile(tile)
+
+
+def _off_target(tile: Tile, warp: WarpTile) -> int:
+    """Count the warps that the CTA has too few or too many."""
+    warps = tile.m // warp.m * (tile.n // warp.n)
+    return max(WARPS[0] - warps, warps - WARPS[-1], 0)
+
+
+def _warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
+    """Warp tiles that divide a CTA tile, the best first: 4 to 8 of them, with the most products for a loaded element."""
+    area = WARP_AREAS[fields["acc"]]
+    divisors = itertools.starmap(WarpTile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, 8)))
 
     def merit(warp: WarpTile) -> tuple:
-        warps = (tile.m // warp.m) * (tile.n // warp.n)
-        return (min(warps, TARGET_WARPS), warp.m * warp.n / (warp.m + warp.n), -abs(warp.m - 64), warp.m)
+        too_large = warp.m * warp.n > min(area, 64 * 64)
+        return (_off_target(tile, warp), too_large, -warp.m * warp.n / (warp.m + warp.n), abs(warp.m - 64), -warp.m)
 
-    return max(candidates, key=merit, default=WarpTile(min(tile.m, 64), min(tile.n, 64)))
+    return sorted((warp for warp in divisors if warp.m * warp.n <= area), key=merit)
 
 
-def _smem(tile: OperandTile) -> Smem:
-    if tile.columns < tile.chunk or max(tile.rows, tile.columns) > MAX_EXTENT:
-        return Smem("none")  # of a tile that the rules refuse
+# ---- Everything else, for a tile ------------------------------------------------------------------------------------
+
+_FITS = (rules.warp_tile, rules.threads, rules.fragment_stages, rules.shared_memory, rules.residency, rules.registers)
+"""The rules that a choice of the fields below may break."""
+
+
+def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
+    """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few."""
+    if not _is_legal(tile):
+        return
+    warps = [fields["warp_tile"]] if "warp_tile" in fields else _warp_tiles(fields, tile)
+    warps = [warp for warp in warps if _fits(fields, _least(fields, tile, warp))]
+    for ways in (_good, _poor):
+        for warp in warps:
+            for choice in ways(fields, tile, warp):
+                if _fits(fields, choice):  # without placements, which take longest to choose
+                    spec = _spec(fields, choice)
+                    if not any(rule(Plan(spec)) for rule in _FITS):
+                        yield spec
+
+
+def _good(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
+    warps = max(1, tile.m // warp.m * (tile.n // warp.n))
+    most = max(1, WARPS_PER_SM // warps)
+    for ctas in range(most, 0, -1):
+        for ahead, several in STAGES.items():
+            for stages in several:
+                yield _choice(tile, warp, stages, ahead, ctas)
+
+
+def _poor(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
+    for store, stages, ahead in itertools.product(("smem", "direct"), (3, 2, 1), (2, 1)):
+        yield _choice(tile, warp, stages, ahead, 1, store)
+
+
+def _least(fields: Request, tile: Tile, warp: WarpTile) -> Request:
+    return _choice(tile, warp, 1, 1, 1, "direct")
+
+
+def _modest(fields: Request, tile: Tile) -> Request:
+    """A choice for what nothing fits, for the rules to say why."""
+    warp = next(iter(_warp_tiles(fields, tile) if _is_legal(tile) else ()), WarpTile(min(tile.m, 64), min(tile.n, 64)))
+    return _choice(tile, warp, 3, 1, 1)
+
+
+def _choice(tile: Tile, warp: WarpTile, stages: int, ahead: int, ctas: int, store: str = "smem") -> Request:
+    names = ("cta_tile", "warp_tile", "stages", "fragment_stages", "ctas_per_sm", "store")
+    return dict(zip(names, (tile, warp, stages, ahead, ctas, store)))
+
+
+def _fits(fields: Request, choice: Request) -> bool:
+    plan = Plan(Spec(**{"smem_a": Smem("none"), "smem_b": Smem("none"), **choice, **fields}))
+    return not any(rule(plan) for rule in _FITS)
+
+
+def _spec(fields: Request, choice: Request) -> Spec:
+    """Return the choice as a spec, with what the request says above it and placements without bank conflicts."""
+    spec = Spec(**{"smem_a": Smem("none"), "smem_b": Smem("none"), **choice, **fields})
+    plan = Plan(spec)
+    if not _is_legal(spec.cta_tile):
+        return spec  # which the rules refuse
+    placements = {"smem_a": _placement(plan.a), "smem_b": _placement(plan.b)}
+    return plan.having(**{name: smem for name, smem in placements.items() if name not in fields}).spec
+
+
+def _placement(tile: OperandTile) -> Smem:
     return conflict_free(tile.k_major, tile.rows, tile.columns, tile.chunk, tile.threads)
-
-
-def _fragment_stages(plan: Plan) -> int:
-    """Read fragments ahead where the registers allow it."""
-    ahead = plan.having(fragment_stages=2)
-    return 2 if plan.spec.stages > 1 and ahead.needed_registers <= ahead.max_registers else 1
-
-
-def _ctas_per_sm(plan: Plan) -> int:
-    """Two CTAs an SM where threads, registers and shared memory allow them, to work while the other waits."""
-    pair = plan.having(ctas_per_sm=2)
-    limits = ARCHS[plan.spec.arch].limits
-    smem_bytes = 2 * (plan.smem_bytes + limits.smem_reserved_bytes_per_cta)
-    fits = smem_bytes <= limits.smem_bytes_per_sm and 2 * plan.threads <= limits.warps_per_sm * 32
-    return 2 if fits and pair.needed_registers <= pair.max_registers else 1
-
-
-def _stages(plan: Plan) -> int:
-    """As many stages as fit beside the other CTAs of the SM, 2 to 4."""
-    limits = ARCHS[plan.spec.arch].limits
-    share = limits.smem_bytes_per_sm // plan.spec.ctas_per_sm - limits.smem_reserved_bytes_per_cta
-    return max(2, min(4, min(share, limits.smem_bytes_per_cta) // max(1, plan.stage_bytes)))
-
-
-_MODEST: Request = {
-    "warp_tile": WarpTile(64, 64),
-    "smem_a": Smem("none"),
-    "smem_b": Smem("none"),
-    "stages": 2,
-    "fragment_stages": 1,
-    "ctas_per_sm": 1,
-}
-"""What stands for a field while the fields before it are chosen."""
-
-_CHOICES: dict[str, Callable[[Plan], Any]] = {
-    "warp_tile": _warp_tile,
-    "smem_a": lambda plan: _smem(plan.a),
-    "smem_b": lambda plan: _smem(plan.b),
-    "fragment_stages": _fragment_stages,
-    "ctas_per_sm": _ctas_per_sm,
-    "stages": _stages,
-}
-"""How a field is chosen, in this order, each from the fields before it."""

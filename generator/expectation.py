@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from generator.arch import ARCHS
-from generator.inspect_binary import Expectation
+from generator.binary.inspect import Expectation
 from generator.plan import PROBLEM_BYTES, Plan
 
 

@@ -6,10 +6,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from generator.disk import told
+from generator.store.disk import told
 from generator.errors import BuildError
-from generator.record import SOURCE_NAME
-from generator.whole import write_folder
+from generator.store.record import SOURCE_NAME
+from generator.store.whole import write_folder
 
 FAILED_NAME = "failed"
 LOG_NAME = "compile.log"

@@ -9,10 +9,10 @@ from typing import Any
 from generator import __version__
 from generator.compile import Compiled, toolchain_of
 from generator.emit import Kernel
-from generator.inspect_binary import Inspection
+from generator.binary.inspect import Inspection
 from generator.layouts import read_conflicts, write_conflicts
 from generator.plan import Plan
-from generator.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME
+from generator.store.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME
 from generator.toolchain import Headers
 
 _LOCAL_MEMORY = ("LDL", "STL")

@@ -17,7 +17,7 @@ from typing import Any
 
 from generator.defaults import resolve
 from generator.errors import RequestError
-from generator.options import SPEC_OPTIONS, SpecOption, Texts, option_of
+from generator.commands.options import SPEC_OPTIONS, SpecOption, Texts, option_of
 from generator.plan import Plan
 from generator.rules import Violation, refuse_illegal, violations
 from generator.spec import Request, parse_field

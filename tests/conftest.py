@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.library import Library
+from generator.store.library import Library
 from generator.pipeline import Outcome, Settings, make
 from generator.sweep import sweep
 from generator.toolchain import templates_folder

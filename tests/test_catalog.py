@@ -12,13 +12,13 @@ import pytest
 from conftest import ROOT, made
 
 from generator.catalog import FOLDER, catalog_kernels, group_names, load_catalog, write_sources
+from generator.commands.options import BY_NAME
 from generator.emit import Kernel
 from generator.errors import LibraryError, RequestError
-from generator.garbage import collect_garbage
-from generator.library import Library
-from generator.options import BY_NAME
 from generator.pipeline import Settings
 from generator.spec import Spec
+from generator.store.garbage import collect_garbage
+from generator.store.library import Library
 from generator.sweep import over, sweep
 
 EMITTED = ROOT / "emitted"
@@ -52,7 +52,8 @@ def test_every_layout_and_alignment_is_served_on_every_architecture_of_the_catal
     specs = [kernel.plan.spec for kernel in kernels()]
     for arch in {spec.arch for spec in specs}:
         served = {(spec.layout, spec.align_a, spec.align_b, spec.align_d) for spec in specs if spec.arch == arch}
-        assert served >= {(layout, align, align, align) for layout in ("tn", "nn", "nt", "tt") for align in (8, 1)}, arch
+        wanted = {(layout, align, align, align) for layout in ("tn", "nn", "nt", "tt") for align in (8, 1)}
+        assert wanted <= served, arch
 
 
 def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_there_are() -> None:
@@ -68,23 +69,20 @@ def test_the_files_say_what_they_are_for_and_use_the_names_of_the_options() -> N
         assert {line.split(" = ")[0] for line in lines if " = " in line} <= {*BY_NAME}, path
 
 
-# ---- The committed texts --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("group", group_names())
-def test_the_first_of_each_group_passes_inspection(group: str, settings: Settings) -> None:
-    texts = over(load_catalog([group])[0], {"arch": "sm_90", "layout": "tn", "tile": first_tile(group)})
-    (outcome,) = made(texts, settings)
+def test_the_first_tile_of_each_group_passes_inspection(group: str, settings: Settings) -> None:
+    texts = load_catalog([group])[0]
+    first = {"arch": "sm_90", "layout": "tn", "tile": texts["tile"].partition(",")[0]}
+    (outcome,) = made(over(texts, first), settings)
     assert outcome.error == ""
 
 
-def first_tile(group: str) -> str:
-    return load_catalog([group])[0]["tile"].split(",")[0]
+# ---- The committed texts --------------------------------------------------------------------------------------------
 
 
 def test_the_committed_texts_are_what_emit_writes_now() -> None:
     stale = [kernel.symbol for kernel in kernels() if committed(kernel) != kernel.source.encode()]
-    assert not stale, f"{len(stale)} of {len(kernels())} texts in emitted/ are missing or old, run `make catalog`: {stale}"
+    assert not stale, f"{len(stale)} of {len(kernels())} texts in emitted/ are old, run `make catalog`: {stale}"
 
 
 def committed(kernel: Kernel) -> bytes:

@@ -15,8 +15,8 @@ from conftest import ROOT, SMALL
 
 from generator import __version__, cli
 from generator.cli import VERBS, generate_command, hgemm_command, main
-from generator.library import Library
-from generator.options import SPEC_OPTIONS
+from generator.store.library import Library
+from generator.commands.options import SPEC_OPTIONS
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
 TOO_LARGE = ["--arch", "sm_89", "--tile", "256x256x64", "--stages", "4"]
@@ -154,7 +154,7 @@ def test_a_failure_of_ours_is_one_line_and_a_traceback_when_asked(capsys, monkey
     def fail(options):
         raise KeyError("surprise")
 
-    monkeypatch.setattr("generator.generate.run", fail)
+    monkeypatch.setattr("generator.commands.generate.run", fail)
     status, _, err = generate(capsys, *ARGUMENTS)
     assert (
         status == 1 and err == "generate: internal error (KeyError: 'surprise'): run again with --debug and report it\n"

@@ -21,9 +21,9 @@ from probe_kernels import (
 )
 
 from generator.arch import ARCHS
-from generator.elf import CubinFacts, read_cubin
+from generator.binary.elf import CubinFacts, read_cubin
 from generator.errors import HgemmError
-from generator.ptxas_log import parse_ptxas_log
+from generator.binary.ptxas_log import parse_ptxas_log
 
 E_SHOFF = 40
 E_FLAGS = 48

@@ -180,7 +180,10 @@ OTHERS = {
 
 
 def kernel_of(**texts: str) -> Kernel:
-    return emit(plan_of(**{"align_d": "4", "warp_tile": "32x16", "ctas_per_sm": "2", "fragment_stages": "2", **texts}), TEMPLATES)
+    return emit(
+        plan_of(**{"align_d": "4", "warp_tile": "32x16", "ctas_per_sm": "2", "fragment_stages": "2", **texts}),
+        TEMPLATES,
+    )
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from generator.device_check import CODES, open_kernel
-from generator.library import Library
+from generator.commands.device_check import CODES, open_kernel
+from generator.store.library import Library
 from hgemm import Kernel, ProblemError
 from hgemm.cases import default_cases
 from hgemm.device import open_device

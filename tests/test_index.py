@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from records import make_record
 
-from generator import index as index_module
-from generator import library as library_module
-from generator.conditions import Every
+from generator.store import index as index_module
+from generator.store import library as library_module
+from generator.store.conditions import Every
 from generator.errors import LibraryError
-from generator.index import Measurement, open_index
-from generator.library import Library
-from generator.variants import write_variant
-from generator.where import parse_where
+from generator.store.index import Measurement, open_index
+from generator.store.library import Library
+from generator.store.variants import write_variant
+from generator.store.where import parse_where
 
 PROCESSES, EACH = 8, 25
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from records import make_record
 
 from generator.errors import BuildError, HgemmError, LibraryError, RequestError
-from generator.garbage import collect_garbage
-from generator.library import Library
-from generator.record import MAX_RECORD_BYTES, Record, dump, flatten, validate
-from generator.variants import scan
-from generator.whole import temporary_name
+from generator.store.garbage import collect_garbage
+from generator.store.library import Library
+from generator.store.record import MAX_RECORD_BYTES, Record, dump, flatten, validate
+from generator.store.variants import scan
+from generator.store.whole import temporary_name
 
 ROOT = Path(__file__).resolve().parent.parent
 DEAD_PID = 2**22 + 1  # above the kernel's largest pid
@@ -33,7 +33,7 @@ import sys
 sys.path[:0] = sys.argv[1:3]
 from pathlib import Path
 from records import make_record
-from generator.library import Library
+from generator.store.library import Library
 print("ready", flush=True)
 for turn in range(10**9):
     for name in ("one", "two"):

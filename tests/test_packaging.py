@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, SMALL
 
 from generator import __version__
-from generator.doctor import WHEELS
+from generator.commands.doctor import WHEELS
 from generator.sweep import _toml
 
 PROJECT = _toml().loads((ROOT / "pyproject.toml").read_text())["project"]

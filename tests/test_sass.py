@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 from probe_kernels import BRANCHING, SPILLING, STATIC_SMEM, TENSOR, compile_probe
 
-from generator import sass
-from generator.elf import read_cubin
+from generator.binary import sass
+from generator.binary.elf import read_cubin
 from generator.errors import HgemmError
-from generator.sass import Code, Instruction, Listing, disassemble, find_nvdisasm
+from generator.binary.sass import Code, Instruction, Listing, disassemble, find_nvdisasm
 
 
 @pytest.fixture(scope="module", autouse=True)

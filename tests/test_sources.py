@@ -15,8 +15,9 @@ from conftest import ROOT
 SOURCES = sorted(path for folder in ("generator", "hgemm") for path in (ROOT / folder).rglob("*.py"))
 NAMES = [path.relative_to(ROOT).as_posix() for path in SOURCES]
 MODULES = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in NAMES]
-READS_ENVIRONMENT = {"generator/device_check.py": "hands its own environment on to the process that uses the device"}
-"""The command line reads one variable, by click (generator/common_options.py); beside that, only these do."""
+READS_ENVIRONMENT = {"generator/commands/device_check.py": "hands its own environment on to the process that uses the device"}
+"""The command line reads one variable, by click (generator/commands/common_options.py); beside that, only these do."""
+PICKLES = {"generator/workers.py": "asks whether an exception passes the pipe between it and its own workers"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "input"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_OF_OS = {"system", "popen", "putenv", "chdir", "umask"}
@@ -45,11 +46,14 @@ class Environment(dict):
     def __contains__(self, name):
         if ours(): acts.append(["environment", name, ours()])
         return super().__contains__(name)
+    def __setitem__(self, name, value):
+        if ours(): acts.append(["environment", name, ours()])
+        super().__setitem__(name, value)
 
 def watch(event, arguments):
     writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     starts = event in ("subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect", "sqlite3.connect")
-    changes = event in ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.chdir", "os.putenv", "shutil.rmtree")
+    changes = event in ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.chdir", "shutil.rmtree")
     loads = event == "ctypes.dlopen" and "cuda" in str(arguments[0])
     if writes or starts or changes or loads:
         acts.append([event, str(arguments[0]), ""])
@@ -85,7 +89,7 @@ def test_importing_every_module_does_nothing(tmp_path: Path) -> None:
     report = imported([name for name in MODULES if not name.endswith("__main__")], tmp_path)
     assert report["acts"] == []
     assert report["threads"] == 1
-    assert not [name for name in report["loaded"] if not name.startswith("generator")], "no driver, compiler or framework"
+    assert {name.split(".")[0] for name in report["loaded"]} == {"generator"}, "no driver, compiler or framework"
 
 
 def test_the_run_time_package_runs_without_the_generator(tmp_path: Path) -> None:
@@ -111,7 +115,8 @@ def test_the_watch_sees_what_it_is_there_for(tmp_path: Path) -> None:
 
 def forbidden(path: Path) -> list[str]:
     """Return what a source does that none may do, each with its line."""
-    return [f"{path.name}:{node.lineno} {what}" for node in ast.walk(ast.parse(path.read_text())) if (what := fault(node))]
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [f"{path.name}:{node.lineno} {what}" for node in nodes if (what := fault(node))]
 
 
 def fault(node: ast.AST) -> str:
@@ -133,7 +138,8 @@ def fault(node: ast.AST) -> str:
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
 def test_no_source_runs_text_unpickles_or_calls_a_shell(path: Path) -> None:
-    assert forbidden(path) == []
+    pickles = path.relative_to(ROOT).as_posix() in PICKLES
+    assert [fault for fault in forbidden(path) if not (pickles and "pickle" in fault)] == []
 
 
 def test_the_check_finds_what_it_is_there_for(tmp_path: Path) -> None:
@@ -153,14 +159,14 @@ def test_the_check_finds_what_it_is_there_for(tmp_path: Path) -> None:
 
 
 def test_only_the_command_line_reads_the_environment() -> None:
-    reading = {
-        name: path
-        for name, path in zip(NAMES, SOURCES)
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb", "expandvars"))
-        or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & {"environ", "getenv"})
-    }
-    assert {*reading} == {*READS_ENVIRONMENT}
+    names = ("environ", "environb", "getenv", "getenvb", "expandvars")
+    reading = set()
+    for name, path in zip(NAMES, SOURCES):
+        for node in ast.walk(ast.parse(path.read_text())):
+            taken = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            if (isinstance(node, ast.Attribute) and node.attr in names) or {*taken} & {*names}:
+                reading.add(name)
+    assert reading == {*READS_ENVIRONMENT}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)

@@ -9,10 +9,15 @@ import pytest
 from conftest import ROOT
 
 WAY = (
-    "errors values arch spec layouts plan rules defaults naming emit toolchain compile elf ptxas_log occupancy sass "
-    "inspect_binary expectation record register disk whole variants library failures pipeline progress cli"
+    "errors values arch spec layouts plan ways_out rules defaults naming emit toolchain compile binary.elf binary.ptxas_log "
+    "binary.occupancy binary.sass binary.inspect expectation store.record register store.disk store.whole store.variants "
+    "store.library failures pipeline commands.progress cli"
 ).split()
 """The stages and what they stand on, in the order in which a spec passes them."""
+
+
+def path_of(stage: str) -> Path:
+    return ROOT / "generator" / f"{stage.replace('.', '/')}.py"
 
 
 def imports(path: Path) -> set[str]:
@@ -25,7 +30,7 @@ def imports(path: Path) -> set[str]:
 @pytest.mark.parametrize("stage", WAY)
 def test_no_stage_imports_a_later_one(stage: str) -> None:
     found = {
-        name.partition(".")[2] for name in imports(ROOT / "generator" / f"{stage}.py") if name.startswith("generator.")
+        name.partition(".")[2] for name in imports(path_of(stage)) if name.startswith("generator.")
     }
     later = found & {*WAY[WAY.index(stage) + 1 :]}
     assert not later
@@ -35,7 +40,7 @@ def test_only_the_pipeline_joins_compiling_and_publishing() -> None:
     joining = [
         path.stem
         for path in (ROOT / "generator").rglob("*.py")
-        if {"generator.compile", "generator.inspect_binary", "generator.library"} <= imports(path)
+        if {"generator.compile", "generator.binary.inspect", "generator.store.library"} <= imports(path)
     ]
     assert joining == ["pipeline"]
 
@@ -47,5 +52,5 @@ def test_the_run_time_package_does_not_need_the_generator() -> None:
 
 def test_no_stage_reads_the_environment() -> None:
     for stage in WAY:
-        text = (ROOT / "generator" / f"{stage}.py").read_text()
+        text = (path_of(stage)).read_text()
         assert "os.environ" not in text and "getenv" not in text, stage

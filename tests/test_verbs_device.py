@@ -17,9 +17,9 @@ from fake_driver import FakeDriver
 from records import make_record
 
 import hgemm.device
-from generator.device_check import Outcome, Request, Workers, check_here
-from generator.junit import write_junit
-from generator.library import Library
+from generator.commands.device_check import Outcome, Request, Workers, check_here
+from generator.commands.junit import write_junit
+from generator.store.library import Library
 from generator.verbs import run, verify
 from hgemm import DeviceError
 from hgemm.facts import Facts

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from generator.disk import told
+from generator.commands.options import Texts
 from generator.emit import Kernel, emit
 from generator.errors import RequestError
-from generator.options import Texts
-from generator.record import SOURCE_NAME
+from generator.store.disk import told
+from generator.store.record import SOURCE_NAME
+from generator.store.variants import is_ours
+from generator.store.whole import write_folder
 from generator.sweep import read_spec_file, sweep
 from generator.toolchain import templates_folder
-from generator.variants import is_ours
-from generator.whole import write_folder
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from generator.common_options import json_option, library_option
-from generator.doctor import FAIL, Check, examine
+from generator.commands.common_options import json_option, library_option
+from generator.commands.doctor import FAIL, Check, examine
 
 _HELP = """Check the installation, the compilers, the GPU where there is one, and the library.
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from generator.common_options import json_option
-from generator.generate import print_explanations, requested
-from generator.spec_options import GroupedCommand, spec_options
+from generator.commands.common_options import json_option
+from generator.commands.generate import print_explanations, requested
+from generator.commands.spec_options import GroupedCommand, spec_options
 
 _HELP = """Explain what a request comes to, and build nothing.
 

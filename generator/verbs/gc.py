@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from generator.common_options import json_option, library_option
-from generator.garbage import collect_garbage
-from generator.library import Library
+from generator.commands.common_options import json_option, library_option
+from generator.store.garbage import collect_garbage
+from generator.store.library import Library
 
 _HELP = """Remove leavings of killed runs and variants that cannot be trusted.
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from generator.common_options import filter_options, json_option, library_option
+from generator.commands.common_options import filter_options, json_option, library_option
 from generator.errors import RequestError
-from generator.library import Library
-from generator.record import Scalar
-from generator.selection import Selection, known_fields, select_rows
-from generator.table import fitting, to_csv, to_text
-from generator.where import check_field
+from generator.store.library import Library
+from generator.store.record import Scalar
+from generator.store.selection import Selection, known_fields, select_rows
+from generator.commands.table import fitting, to_csv, to_text
+from generator.store.where import check_field
 
 DEFAULT_COLUMNS = (
     "symbol arch layout cta_tile warp_tile stages registers smem_bytes ctas_per_sm occupancy spilled "

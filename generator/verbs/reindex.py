@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from generator.common_options import json_option, library_option
-from generator.library import Library
+from generator.commands.common_options import json_option, library_option
+from generator.store.library import Library
 
 _HELP = """Make a library's index anew from its folders.
 

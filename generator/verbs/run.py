@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from generator.common_options import json_option, library_option
-from generator.device_check import CODES, open_kernel
+from generator.commands.common_options import json_option, library_option
+from generator.commands.device_check import CODES, open_kernel
 from generator.errors import RequestError
-from generator.library import Library
-from generator.selection import resolve
+from generator.store.library import Library
+from generator.store.selection import resolve
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 

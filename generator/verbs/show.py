@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from generator.card import card
-from generator.common_options import json_option, library_option
+from generator.store.card import card
+from generator.commands.common_options import json_option, library_option
 from generator.errors import RequestError
-from generator.library import Library
-from generator.record import CUBIN_NAME, PTX_NAME, SOURCE_NAME
-from generator.selection import resolve
-from generator.variants import Variant
+from generator.store.library import Library
+from generator.store.record import CUBIN_NAME, PTX_NAME, SOURCE_NAME
+from generator.store.selection import resolve
+from generator.store.variants import Variant
 
 _HELP = """Show a variant: what it is, what it takes, and how it was proved.
 
@@ -57,8 +57,8 @@ def _ptx(variant: Variant) -> str:
 
 
 def _sass(variant: Variant) -> str:
-    from generator.elf import read_cubin  # the disassembler's modules are slow to load, and rarely asked for
-    from generator.sass import Code, disassemble
+    from generator.binary.elf import read_cubin  # the disassembler's modules are slow to load, and rarely asked for
+    from generator.binary.sass import Code, disassemble
 
     cubin = read_cubin(variant.artefacts[CUBIN_NAME], variant.symbol)
     return disassemble([Code(variant.record.arch, cubin.text)])[0].text()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from generator.common_options import filter_options, json_option, library_option
-from generator.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers
+from generator.commands.common_options import filter_options, json_option, library_option
+from generator.commands.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers
 from generator.errors import LibraryError, RequestError
-from generator.junit import write_junit
-from generator.library import Library
-from generator.selection import Selection, resolve, select_rows
+from generator.commands.junit import write_junit
+from generator.store.library import Library
+from generator.store.selection import Selection, resolve, select_rows
 from hgemm.cases import Shape
 from hgemm.device import open_device
 

@@ -9,7 +9,7 @@ from generator.layouts import read_conflicts, write_conflicts
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
 from generator.sweep import Candidate
-from generator.table import cell
+from generator.commands.table import cell
 
 _WIDTH = 26
 

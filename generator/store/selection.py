@@ -8,12 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from generator.arch import parse_arch_list
-from generator.conditions import Compare, Every, Like, Literal, Node, Some, any_like
+from generator.store.conditions import Compare, Every, Like, Literal, Node, Some, any_like
 from generator.errors import RequestError
-from generator.library import Library
-from generator.record import Scalar
-from generator.variants import is_symbol
-from generator.where import check_field, parse_where
+from generator.store.library import Library
+from generator.store.record import Scalar
+from generator.store.variants import is_symbol
+from generator.store.where import check_field, parse_where
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 NAME_FIELDS = ("symbol", "alias")

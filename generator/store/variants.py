@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generator.disk import told
+from generator.store.disk import told
 from generator.errors import LibraryError, RequestError
-from generator.record import MAX_RECORD_BYTES, RECORD_NAME, WAY_OUT, Record
-from generator.record import dump as dump_record
-from generator.whole import is_being_replaced, open_folder, read_regular, write_folder
+from generator.store.record import MAX_RECORD_BYTES, RECORD_NAME, WAY_OUT, Record
+from generator.store.record import dump as dump_record
+from generator.store.whole import is_being_replaced, open_folder, read_regular, write_folder
 
 _SYMBOL = re.compile(r"[a-z0-9_]{1,200}", re.ASCII)
 _OURS = re.compile(r"kernel\.[a-z0-9]{1,16}", re.ASCII)

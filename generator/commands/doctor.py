@@ -14,10 +14,10 @@ from generator.arch import ARCHS
 from generator.compile import supported_archs
 from generator.emit import ENTRY_HEADER
 from generator.errors import HgemmError, LibraryError
-from generator.library import Library
-from generator.sass import find_nvdisasm
+from generator.store.library import Library
+from generator.binary.sass import find_nvdisasm
 from generator.toolchain import INSTALL, headers, templates_folder, version_of
-from generator.variants import scan
+from generator.store.variants import scan
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 WHEELS = {

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from generator.index import Measurement
-from generator.table import cell
-from generator.variants import Variant
+from generator.store.index import Measurement
+from generator.commands.table import cell
+from generator.store.variants import Variant
 
 _INDENT = 2
 _NAME_WIDTH = 18

@@ -15,8 +15,8 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from urllib.parse import quote
 
-from generator.conditions import EVERYTHING, Node, to_sql
-from generator.record import SCHEMA, Record, Scalar
+from generator.store.conditions import EVERYTHING, Node, to_sql
+from generator.store.record import SCHEMA, Record, Scalar
 
 INDEX_NAME = "index.db"
 VERSION = 1000 * SCHEMA + 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from generator.errors import LibraryError
-from generator.schema import (
+from generator.store.schema import (
     NAME,
     TEXT,
     Mismatch,

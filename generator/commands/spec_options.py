@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from generator.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts
+from generator.commands.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from generator.device_check import Outcome
-from generator.disk import told
+from generator.commands.device_check import Outcome
+from generator.store.disk import told
 
 
 def write_junit(path: Path, outcomes: Iterable[Outcome]) -> None:

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from generator.library import Library
-from generator.record import CUBIN_NAME, PTX_NAME
+from generator.store.library import Library
+from generator.store.record import CUBIN_NAME, PTX_NAME
 from hgemm.cases import Shape, cases_of, default_cases
 from hgemm.device import open_device
 from hgemm.errors import DeviceError, UnfitError
@@ -23,7 +23,7 @@ from hgemm.kernel import Kernel
 
 TIMEOUT_S = 300.0
 CODES = ("auto", "cubin", "ptx")
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -141,7 +141,7 @@ class Workers:
         started = time.monotonic()
         if started - self.began > self.budget_s:
             return Outcome(request.symbol, error=f"not begun within {self.budget_s:g} s"), ""
-        command = [*self.wrapper, sys.executable, "-m", "generator.device_check", json.dumps(asdict(request))]
+        command = [*self.wrapper, sys.executable, "-m", "generator.commands.device_check", json.dumps(asdict(request))]
         status, printed, told = self._run(command)
         took = time.monotonic() - started
         if status is None:

@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
-from generator.explain import explain, explanation_text
-from generator.library import Library
+from generator.commands.explain import explain, explanation_text
+from generator.store.library import Library
 from generator.pipeline import Outcome, Settings, cached, make, prepare
 from generator.plan import Plan
-from generator.progress import progress
-from generator.record import Scalar
-from generator.spec_options import texts_of
+from generator.commands.progress import progress
+from generator.store.record import Scalar
+from generator.commands.spec_options import texts_of
 from generator.sweep import Sweep, over, read_spec_file, sweep
-from generator.table import to_text
+from generator.commands.table import to_text
 from generator.toolchain import templates_folder
 
 _COLUMNS = "symbol registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes seconds status".split()

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from generator.conditions import EVERYTHING, Node, matches
-from generator.disk import reason_of, told
+from generator.store.conditions import EVERYTHING, Node, matches
+from generator.store.disk import reason_of, told
 from generator.errors import LibraryError
-from generator.index import INDEX_NAME, Damaged, Index, Measurement, open_index
-from generator.index_repair import replace_index
-from generator.record import Record, Scalar
-from generator.variants import NoVariant, Variant, read_variant, require, scan, write_variant
+from generator.store.index import INDEX_NAME, Damaged, Index, Measurement, open_index
+from generator.store.index_repair import replace_index
+from generator.store.record import Record, Scalar
+from generator.store.variants import NoVariant, Variant, read_variant, require, scan, write_variant
 
 Answer = TypeVar("Answer")
 _LOG = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from generator.index import BUSY_TIMEOUT_S, INDEX_NAME, MEASURED, TABLES, VERSION, Index, Measurement, open_index
-from generator.whole import temporary_name
+from generator.store.index import BUSY_TIMEOUT_S, INDEX_NAME, MEASURED, TABLES, VERSION, Index, Measurement, open_index
+from generator.store.whole import temporary_name
 
 LOCK_NAME = "index.db.lock"
 DAMAGED_NAME = "index.db.damaged"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.arch import ARCHS, Arch
-from generator.elf import CubinFacts, read_cubin
-from generator.occupancy import occupancy
-from generator.ptxas_log import PtxasReport, parse_ptxas_log, ptxas_warnings
-from generator.sass import Code, Listing, disassemble
+from generator.binary.elf import CubinFacts, read_cubin
+from generator.binary.occupancy import occupancy
+from generator.binary.ptxas_log import PtxasReport, parse_ptxas_log, ptxas_warnings
+from generator.binary.sass import Code, Listing, disassemble
 
 _LOCAL = ("LDL", "STL")
 

@@ -7,13 +7,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.disk import told
+from generator.store.disk import told
 from generator.errors import LibraryError
 from generator.failures import failures_of, forget_failure
-from generator.library import Library
-from generator.record import RECORD_NAME, SOURCE_NAME
-from generator.variants import is_ours, is_symbol, read_artefact, read_record, read_variant, scan
-from generator.whole import TEMPORARY, is_stale, open_folder, rename_to_free, retire
+from generator.store.library import Library
+from generator.store.record import RECORD_NAME, SOURCE_NAME
+from generator.store.variants import is_ours, is_symbol, read_artefact, read_record, read_variant, scan
+from generator.store.whole import TEMPORARY, is_stale, open_folder, rename_to_free, retire
 
 
 @dataclass(frozen=True)

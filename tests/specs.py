@@ -1,0 +1,77 @@
+"""Specs to test with: hypothesis strategies over everything that a request may say."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from generator.arch import ARCHS
+from generator.spec import PARSERS
+from generator.values import Raster, Schedule, Smem, Tile, WarpTile
+
+SERVED = [name for name, arch in ARCHS.items() if arch.families]
+
+tiles = st.builds(
+    Tile,
+    m=st.integers(1, 16).map(lambda i: 16 * i),
+    n=st.integers(1, 16).map(lambda i: 16 * i),
+    k=st.sampled_from([16, 32, 48, 64]),
+)
+any_tiles = st.builds(Tile, m=st.integers(0, 600), n=st.integers(0, 600), k=st.integers(0, 200))
+warp_tiles = st.builds(WarpTile, m=st.integers(0, 300), n=st.integers(0, 300)) | st.builds(
+    WarpTile, m=st.sampled_from([16, 32, 48, 64, 96, 128]), n=st.sampled_from([8, 16, 32, 40, 64, 128])
+)
+swizzles = st.builds(
+    lambda bits, base, extra: Smem("xor", (bits, base, bits + extra)),
+    st.integers(1, 3),
+    st.integers(3, 5),
+    st.integers(0, 2),
+)
+any_smem = (
+    st.just(Smem("none"))
+    | swizzles
+    | st.builds(lambda pad: Smem("pad", (pad,)), st.integers(0, 200))
+    | st.builds(lambda *numbers: Smem("xor", numbers), st.integers(0, 9), st.integers(0, 99), st.integers(0, 99))
+)
+rasters = st.sampled_from([Raster("row"), Raster("column")]) | st.builds(
+    Raster, st.sampled_from(["group", "panel"]), st.integers(1, 999_999)
+)
+schedules = st.sampled_from([Schedule("one_tile"), Schedule("persistent")]) | st.builds(
+    Schedule, st.just("split_k"), st.integers(1, 999_999)
+)
+aligns = st.sampled_from([8, 4, 2, 1])
+words = {
+    "acc": st.sampled_from(["f32", "f16", "f16_promoted"]),
+    "dtype_d": st.sampled_from(["f16", "bf16", "f32"]),
+    "layout": st.sampled_from(["tn", "nn", "nt", "tt"]),
+    "mma": st.sampled_from(["m16n8k16", "m16n8k8"]),
+    "mma_order": st.sampled_from(["row", "zigzag"]),
+    "beta": st.booleans(),
+    "bias": st.sampled_from(["none", "row", "column"]),
+    "activation": st.sampled_from(["none", "relu", "gelu", "silu"]),
+    "store": st.sampled_from(["direct", "smem"]),
+    "align_a": aligns,
+    "align_b": aligns,
+    "align_d": aligns,
+    "raster": rasters,
+    "schedule": schedules,
+}
+dtypes = st.sampled_from(["f16", "bf16"])
+
+requests = st.fixed_dictionaries(
+    {"arch": st.sampled_from([*ARCHS])},
+    optional={
+        **words,
+        "dtype_a": dtypes,
+        "dtype_b": dtypes,
+        "cta_tile": tiles | any_tiles,
+        "warp_tile": warp_tiles,
+        "stages": st.integers(1, 64),
+        "fragment_stages": st.integers(1, 8),
+        "copy": st.just("cp_async"),
+        "smem_a": any_smem,
+        "smem_b": any_smem,
+        "ctas_per_sm": st.integers(1, 32),
+    },
+)
+"""Anything that can be written, legal or not, with anything left open."""
+

@@ -1,0 +1,121 @@
+"""Shared-memory layouts: placements are one to one, keep pieces whole, and cost the bank conflicts that they say."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import specs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycute import Swizzle
+
+from generator import rules
+from generator.defaults import resolve
+from generator.layouts import OperandTile, conflict_free, conflicts, read_conflicts, write_conflicts
+from generator.plan import Plan
+from generator.values import Smem
+
+SWIZZLES = [
+    Smem("xor", numbers)
+    for numbers in itertools.product(range(1, 10), range(100), range(100))
+    if not rules.swizzle(Plan(resolve({"arch": "sm_80"})).having(smem_a=Smem("xor", numbers)))
+]
+"""All that the rules accept."""
+
+extents = st.integers(1, 16).map(lambda i: 16 * i)
+operands = st.builds(
+    OperandTile,
+    k_major=st.booleans(),
+    rows=extents,
+    columns=extents,
+    chunk=specs.aligns,
+    threads=st.integers(1, 32).map(lambda warps: 32 * warps),
+    smem=st.sampled_from([Smem("none"), *SWIZZLES, *(Smem("pad", (pad,)) for pad in range(8, 65, 8))]),
+)
+
+
+@pytest.mark.parametrize("smem", SWIZZLES, ids=str)
+def test_a_swizzle_is_one_to_one_within_its_period_and_keeps_pieces_of_16_bytes(smem: Smem) -> None:
+    tile = OperandTile(True, 16, 16, 8, 32, smem)
+    swizzle = Swizzle(*smem.swizzle)
+    placed = [swizzle(element) for element in range(tile.period)]
+    assert sorted(placed) == [*range(tile.period)]
+    assert all(placed[element] == placed[element // 8 * 8] + element % 8 for element in range(tile.period))
+    assert [swizzle(tile.period * 3 + element) for element in range(tile.period)] == [3 * tile.period + p for p in placed]
+
+
+def test_what_is_refused_is_no_such_swizzle() -> None:
+    """Of the small ones all; those beyond 2^13 elements are not served."""
+    for bits, base, shift in itertools.product(range(1, 4), range(1, 5), range(1, 5)):
+        swizzle, period = Swizzle(bits, base, shift), 1 << (bits + base + shift)
+        placed = [swizzle(element) for element in range(period)]
+        whole = all(placed[element] == placed[element // 8 * 8] + element % 8 for element in range(period))
+        one_to_one = len({*placed}) == period and max(placed) < period
+        assert (Smem("xor", (bits, base, shift)) in SWIZZLES) == (whole and one_to_one and bits <= shift)
+
+
+@settings(max_examples=80, deadline=None)
+@given(operands)
+def test_elements_of_a_stage_have_places_of_their_own(tile: OperandTile) -> None:
+    places = [tile.offset(row, column) for row in range(tile.rows) for column in range(tile.columns)]
+    assert len({*places}) == len(places) and min(places) >= 0 and max(places) < tile.stage_elements
+    assert tile.stage_elements * 2 % 128 == 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(operands, st.data())
+def test_ldmatrix_s_rows_are_whole_and_aligned(tile: OperandTile, data: st.DataObject) -> None:
+    row = data.draw(st.integers(0, tile.rows - 1))
+    column = data.draw(st.integers(0, tile.columns // 8 - 1)) * 8
+    first = tile.offset(row, column)
+    assert first % 8 == 0 and [tile.offset(row, column + e) for e in range(8)] == [*range(first, first + 8)]
+
+
+# ---- Bank conflicts -------------------------------------------------------------------------------------------------
+
+
+def banks(element: int, elements: int) -> list[int]:
+    """Return the banks that an access of `elements` at an element offset touches."""
+    return [byte // 4 % 32 for byte in range(element * 2, (element + elements) * 2, 2)]
+
+
+def extra_passes(accesses: list[int], elements: int) -> int:
+    """Count passes beyond the first, one quarter, half or whole warp at a time: the most words that one bank has to give."""
+    lanes = 128 // max(4, elements * 2)
+    total = 0
+    for first in range(0, len(accesses), lanes):
+        phase = accesses[first : first + lanes]
+        words = {(element + e) * 2 // 4 for element in phase for e in range(elements)}
+        total += max(sum(word % 32 == bank for word in words) for bank in range(32)) - 1
+    return total
+
+
+@settings(max_examples=30, deadline=None)
+@given(operands)
+def test_conflicts_are_those_of_an_independent_count(tile: OperandTile) -> None:
+    matrices = itertools.product(range(0, tile.rows, 8), range(0, tile.columns, 8))
+    reads = [[tile.offset(row + lane, column) for lane in range(8)] for row, column in matrices]
+    assert read_conflicts(tile) == sum(extra_passes(read, 8) for read in reads)
+    per_row = tile.columns // tile.chunk
+    rows = max(1, tile.threads // per_row)
+    chunks = [tile.offset(i // per_row, i % per_row * tile.chunk) for i in range(min(rows, tile.rows) * per_row)]
+    warps = [chunks[i : i + 32] for i in range(0, len(chunks), 32)]
+    assert write_conflicts(tile) == sum(extra_passes(warp, tile.chunk) for warp in warps)
+
+
+@pytest.mark.parametrize(("step_bytes", "width", "expected"), [(4, 4, 0), (128, 4, 31), (8, 4, 1), (0, 4, 0), (16, 16, 0), (32, 16, 4), (128, 16, 28)])
+def test_conflicts_of_strides_are_the_textbook_s(step_bytes: int, width: int, expected: int) -> None:
+    assert conflicts([lane * step_bytes for lane in range(32)], width) == expected
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+@pytest.mark.parametrize("extent", range(16, 257, 16))
+def test_planned_placements_have_no_conflicts_in_reads(layout: str, extent: int) -> None:
+    """For every extent, and none in copies either where copies are of 16 bytes."""
+    for depth in (16, 32, 48, 64):
+        rows, columns = (extent, depth) if layout[0] == "t" else (depth, extent)
+        smem = conflict_free(layout[0] == "t", rows, columns, 8, 128)
+        tile = OperandTile(layout[0] == "t", rows, columns, 8, 128, smem)
+        assert read_conflicts(tile) == 0, (smem, rows, columns)
+        assert write_conflicts(tile) == 0, (smem, rows, columns)

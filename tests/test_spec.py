@@ -1,0 +1,144 @@
+"""Specs and their fields: what is written reads back the same, and what is no value is refused with those that are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+import specs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from generator.defaults import resolve
+from generator.errors import RequestError
+from generator.naming import alias_of, symbol_of
+from generator.spec import PARSERS, Spec, parse_field
+
+VALUES = {
+    "cta_tile": specs.any_tiles,
+    "warp_tile": specs.warp_tiles,
+    "smem_a": specs.any_smem,
+    "raster": specs.rasters,
+    "schedule": specs.schedules,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_reads_back_from_its_own_text(name: str) -> None:
+    @given(VALUES[name])
+    def check(value: object) -> None:
+        assert parse_field(name, str(value)) == value
+        assert parse_field(name, f" {str(value).upper()} ") == value
+
+    check()
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs.requests)
+def test_a_spec_reads_back_from_json_and_from_texts(request_: dict) -> None:
+    spec = resolve(request_)
+    plain = spec.to_dict()
+    assert Spec.from_dict(json.loads(json.dumps(plain))) == spec
+    assert {name: parse_field(name, str(text)) for name, text in plain.items()} == vars(spec)
+    assert list(plain) == list(PARSERS) == [field.name for field in fields(Spec)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs.requests, specs.requests)
+def test_symbols_differ_where_specs_do(first: dict, second: dict) -> None:
+    one, other = resolve(first), resolve(second)
+    assert (symbol_of(one) == symbol_of(other)) == (one == other)
+    assert symbol_of(one).isidentifier() and len(symbol_of(one)) < 200
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs.requests, st.data())
+def test_symbols_differ_where_one_field_does(request_: dict, data: st.DataObject) -> None:
+    spec = resolve(request_)
+    name = data.draw(st.sampled_from([*PARSERS]))
+    others = [value for value in OTHERS[name] if str(value) != str(getattr(spec, name))]
+    other = Spec.from_dict({**spec.to_dict(), name: data.draw(st.sampled_from(others))}) if others else spec
+    assert (symbol_of(other) == symbol_of(spec)) == (other == spec)
+
+
+OTHERS: dict[str, list[str]] = {
+    "arch": specs.SERVED,
+    "dtype_a": ["f16", "bf16"],
+    "dtype_b": ["f16", "bf16"],
+    "acc": ["f32", "f16", "f16_promoted"],
+    "dtype_d": ["f16", "bf16", "f32"],
+    "layout": ["tn", "nn", "nt", "tt"],
+    "cta_tile": ["128x128x32", "12x8x128", "128x12x8"],
+    "warp_tile": ["64x64", "6x464"],
+    "mma": ["m16n8k16", "m16n8k8"],
+    "stages": ["1", "11"],
+    "fragment_stages": ["1", "2"],
+    "copy": [],
+    "smem_a": ["none", "pad:8", "pad:16", "xor:1,3,3", "xor:2,3,3", "xor:1,10,2", "xor:1,3,9"],
+    "smem_b": ["none", "pad:8", "pad:16", "xor:1,3,3", "xor:2,3,3", "xor:1,10,2", "xor:1,3,9"],
+    "mma_order": ["row", "zigzag"],
+    "raster": ["row", "column", "group:8", "panel:8"],
+    "schedule": ["one_tile", "persistent", "split_k:2"],
+    "ctas_per_sm": ["1", "2"],
+    "beta": ["True", "False"],
+    "bias": ["none", "row", "column"],
+    "activation": ["none", "relu", "gelu", "silu"],
+    "store": ["direct", "smem"],
+    "align_a": ["8", "4", "2", "1"],
+    "align_b": ["8", "4", "2", "1"],
+    "align_d": ["8", "4", "2", "1"],
+}
+
+
+def test_the_alias_is_cutlass_s_name() -> None:
+    spec = resolve({name: parse_field(name, text) for name, text in {"arch": "sm_80", "cta_tile": "128x128x32", "stages": "3"}.items()})
+    assert alias_of(spec) == "cutlass_tensorop_s16816gemm_f16_128x128_32x3_tn_align8"
+    half = Spec.from_dict({**spec.to_dict(), "acc": "f16", "mma": "m16n8k8", "align_b": "2", "layout": "nt"})
+    assert alias_of(half) == "cutlass_tensorop_h1688gemm_f16_128x128_32x3_nt_align2"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "advice"),
+    [
+        ("cta_tile", "128x128", "128x128x32"),
+        ("cta_tile", "128x128x-32", "128x128x32"),
+        ("warp_tile", "64*64", "64x64"),
+        ("smem_a", "xor:1,3", "xor:2,3,3"),
+        ("smem_a", "pad", "pad:8"),
+        ("smem_b", "swizzle", "xor:B,M,S"),
+        ("raster", "group", "group:N"),
+        ("raster", "group:0", "group:N"),
+        ("schedule", "split_k:-1", "split_k:N"),
+        ("stages", "0", "1 to 64"),
+        ("stages", "²", "1 to 64"),
+        ("ctas_per_sm", "33", "1 to 32"),
+        ("beta", "maybe", "on or off"),
+        ("acc", "tf32", "f32, f16, f16_promoted"),
+        ("align_a", "16", "8, 4, 2, 1"),
+        ("align_b", "3", "8, 4, 2, 1"),
+        ("colour", "red", "cta_tile"),
+    ],
+)
+def test_what_is_no_value_is_refused_in_one_line_with_those_that_are(name: str, text: str, advice: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_field(name, text)
+    assert advice in str(caught.value) and "\n" not in str(caught.value)
+
+
+@settings(max_examples=100)
+@given(st.sampled_from([*PARSERS]), st.text(max_size=12))
+def test_any_text_is_a_value_or_an_error_of_one_line(name: str, text: str) -> None:
+    try:
+        parse_field(name, text)
+    except RequestError as error:
+        assert len(str(error).splitlines()) <= 1 + len(text.splitlines())
+
+
+def test_a_record_s_spec_must_be_whole() -> None:
+    plain = resolve({"arch": "sm_80"}).to_dict()
+    del plain["layout"], plain["store"]
+    with pytest.raises(RequestError, match="lacks layout, store"):
+        Spec.from_dict(plain)
+    with pytest.raises(RequestError, match="no field 'colour'"):
+        Spec.from_dict({**resolve({"arch": "sm_80"}).to_dict(), "colour": "red"})
