@@ -255,13 +255,12 @@ struct Mainloop {
     int const next_block = (block + 1) % k_blocks;
     int const stage = next_block == 0 ? next(read_stage) : read_stage;
     HGEMM_UNROLL
-    for (int piece = 0; piece < pieces; ++piece) {
-      if (piece * products / (2 * pieces) != product) continue;
+    for (int piece = 2 * pieces * product / products; piece < 2 * pieces * (product + 1) / products; ++piece) {
       if (piece == 0) {
         read_a(fragments, stage, next_block, 0);
       } else if (piece <= pieces - mma_m) {
         read_b(fragments, stage, next_block, (piece - 1) * 2);
-      } else {
+      } else if (piece < pieces) {
         read_a(fragments, stage, next_block, piece - (pieces - mma_m));
       }
     }
