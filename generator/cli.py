@@ -30,7 +30,8 @@ Examples:
   generate --arch sm_89 --tile 128x128x32
   generate --arch sm_80,sm_90 --tile 128x128x32,256x128x32 --stages 2:5 --layout tn,nn -j 8
   generate --arch 89 --tile 256x256x64 --stages 4 --explain
-  generate --spec catalog.toml --dry-run
+  generate --spec sweep.toml --dry-run
+  generate --catalog --arch sm_89
 
 \b
 stdout is the table, or with --json one list of records; stderr is progress.
@@ -46,6 +47,16 @@ def _cores() -> int:
     "generate", cls=GroupedCommand, help=_GENERATE_HELP, epilog=_GENERATE_EPILOG, context_settings=_HELP_OPTIONS
 )
 @spec_options
+@grouped_option(
+    "Target",
+    click.option(
+        "--catalog",
+        is_flag=False,
+        flag_value="all",
+        metavar="[GROUPS]",
+        help="The shipped kernels, or those of some groups: general,half.",
+    ),
+)
 @grouped_option("Run", library_option)
 @grouped_option(
     "Run",

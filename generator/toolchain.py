@@ -69,14 +69,14 @@ def _package_folder(module: str, wheel: str) -> Path:
 
 
 @lru_cache(maxsize=None)
-def headers(root: str, templates: Path, lean: bool = True) -> Headers:
+def headers(root: str, templates: Path) -> Headers:
     """Collect the headers that `root` can reach, by following every include, taken or not.
 
-    With `lean`, the headers of templates/lean come first and stand in for the genuine CuTe configuration headers.
+    The headers of templates/lean come before CUTLASS's and stand in for the genuine CuTe configuration headers.
     Includes that are nowhere (the host's standard library, behind the preprocessor) are left to the compiler.
     """
     cuda = cuda_include()
-    folders = [templates, *([templates / "lean"] if lean else []), cutlass_include(), cuda, cuda / "cccl"]
+    folders = [templates, templates / "lean", cutlass_include(), cuda, cuda / "cccl"]
     found: dict[str, Header] = {}
     queue = [root]
     while queue:

@@ -4,6 +4,8 @@
 
 #include <hgemm/gemm_sm80.cuh>
 
+namespace {
+
 struct Policy {
   using In = hgemm::f16;
   using Out = hgemm::f16;
@@ -32,6 +34,8 @@ struct Policy {
   static constexpr auto activation = hgemm::Activation::none;
   static constexpr int align_d = 8, epilogue_pitch = 72, epilogue_odd_words = 9;
 };
+
+}  // namespace
 
 static_assert(sizeof(hgemm::SharedStorage<Policy>) == 49152);
 static_assert(sizeof(hgemm::Mainloop<Policy>::Shared) == 49152);

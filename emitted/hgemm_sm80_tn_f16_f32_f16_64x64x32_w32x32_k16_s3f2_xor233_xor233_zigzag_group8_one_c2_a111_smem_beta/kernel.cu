@@ -4,6 +4,8 @@
 
 #include <hgemm/gemm_sm80.cuh>
 
+namespace {
+
 struct Policy {
   using In = hgemm::f16;
   using Out = hgemm::f16;
@@ -32,6 +34,8 @@ struct Policy {
   static constexpr auto activation = hgemm::Activation::none;
   static constexpr int align_d = 1, epilogue_pitch = 40, epilogue_odd_words = 5;
 };
+
+}  // namespace
 
 static_assert(sizeof(hgemm::SharedStorage<Policy>) == 24576);
 static_assert(sizeof(hgemm::Mainloop<Policy>::Shared) == 24576);

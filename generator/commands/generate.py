@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from generator.catalog import load_catalog
 from generator.commands.explain import explain, explanation_text
 from generator.store.library import Library
 from generator.pipeline import Outcome, Settings, cached, make, prepare
@@ -51,9 +52,16 @@ def run(options: dict[str, Any]) -> int:
 
 
 def requested(options: dict[str, Any]) -> Sweep:
-    """Return what the options of a spec ask for, those of the command line over those of --spec."""
+    """Return what the options of a spec ask for, those of the command line over those of --spec and --catalog.
+
+    Raises: RequestError where a spec file or a group of the catalog is malformed or unknown.
+    """
     given = texts_of(options)
-    groups = read_spec_file(options["spec_file"]) if options["spec_file"] else [{}]
+    catalog = options.get("catalog")
+    groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
+    if catalog:
+        groups += load_catalog([] if catalog == "all" else catalog.split(","))
+    groups = groups or [{}]
     return sweep([over(group, given) for group in groups])
 
 
