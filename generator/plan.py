@@ -7,16 +7,11 @@ from functools import cached_property
 
 from generator.arch import ARCHS
 from generator.layouts import OperandTile
+from generator.register_estimate import estimate
 from generator.spec import DTYPE_BYTES, Spec
 
 PROBLEM_BYTES = 144
 """Size of the `Problem` that a kernel takes by value (templates/hgemm/problem.cuh)."""
-
-OVERHEAD_REGISTERS = 60
-"""Registers a thread that addresses, loop state and temporaries take beside accumulators and fragments.
-
-Source: benchmarks/registers.json, the compiled sample that tests/test_oracle.py repeats.
-"""
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ class Plan:
 
     @property
     def needed_registers(self) -> int:
-        return self.accumulator_registers + self.fragment_registers + OVERHEAD_REGISTERS
+        return estimate(self)
 
     @property
     def max_registers(self) -> int:

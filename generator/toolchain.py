@@ -50,22 +50,21 @@ def templates_folder() -> Path:
 
 def cutlass_include() -> Path:
     """Return CUTLASS's include folder, from the wheel nvidia-cutlass. Raises: HgemmError where it is not installed."""
-    return _package_folder("cutlass_library", "nvidia-cutlass") / "source" / "include"
+    return _folder_in("cutlass_library", "source/include", "cutlass/version.h", "nvidia-cutlass")
 
 
 def cuda_include() -> Path:
     """Return the CUDA runtime's include folder, from its wheel. Raises: HgemmError where it is not installed."""
-    folder = _package_folder("nvidia", "nvidia-cuda-runtime") / "cu13" / "include"
-    if not (folder / "cuda_fp16.h").is_file():
-        raise HgemmError(f"wheel nvidia-cuda-runtime 13.0 is missing: {INSTALL}")
-    return folder
+    return _folder_in("nvidia", "cu13/include", "cuda_fp16.h", "nvidia-cuda-runtime 13.0")
 
 
-def _package_folder(module: str, wheel: str) -> Path:
-    found = find_spec(module)
-    if found is None or not found.submodule_search_locations:
-        raise HgemmError(f"wheel {wheel} is missing: {INSTALL}")
-    return Path(list(found.submodule_search_locations)[0])
+def _folder_in(module: str, folder: str, file: str, wheel: str) -> Path:
+    """Find the folder with `file` in a package, which may lie in several places as `nvidia` does."""
+    spec = find_spec(module)
+    for location in (spec.submodule_search_locations if spec else None) or ():
+        if (Path(location) / folder / file).is_file():
+            return Path(location) / folder
+    raise HgemmError(f"wheel {wheel} is missing: {INSTALL}")
 
 
 @lru_cache(maxsize=None)

@@ -1,0 +1,124 @@
+"""The rules: each finds what it is named for, in numbers, and what it advises mends it and breaks nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import specs
+from hypothesis import given, settings
+
+from generator import ways_out
+from generator.defaults import resolve
+from generator.errors import RequestError
+from generator.plan import Plan
+from generator.rules import RULES, refuse_illegal, violations
+from generator.spec import parse_field
+
+
+def plan(text: str) -> Plan:
+    return Plan(resolve({name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())}))
+
+
+BROKEN = [
+    # request, the only rule that it breaks, a part of the message, the change that is advised
+    ("arch=75", "family", "sm_75 has no cp.async", {"arch": "sm_80"}),
+    ("arch=80 dtype_a=f16 dtype_b=bf16", "same_inputs", "A is f16 and B is bf16", {"dtype_b": "f16"}),
+    ("arch=80 dtype_a=bf16 acc=f16", "accumulator", "accumulate in f32 only", {"acc": "f32"}),
+    ("arch=80 dtype_d=f32 align_d=8", "alignment_of_d", "4 elements (16 B)", {"align_d": "4"}),
+    ("arch=80 cta_tile=64x96x24", "cta_tile", "multiples of 16", {"cta_tile": "64x96x32"}),
+    ("arch=80 cta_tile=64x64x128", "cta_tile", "16 to 64", {"cta_tile": "64x64x64"}),
+    ("arch=80 cta_tile=64x64x32 warp_tile=48x32", "warp_tile", "48x32 does not divide", {"warp_tile": "64x32"}),
+    ("arch=80 cta_tile=256x256x16 warp_tile=16x16 stages=2 store=direct fragment_stages=1", "threads", "8192 threads > 1024", None),
+    ("arch=80 stages=9 cta_tile=64x64x16", "stages", "9 stages, the pipeline has 1 to 8", {"stages": "8"}),
+    ("arch=80 fragment_stages=3", "fragment_stages", "1 or 2 are served", {"fragment_stages": "2"}),
+    ("arch=80 fragment_stages=2 stages=1", "fragment_stages", "with 1 stage", {"fragment_stages": "1"}),
+    ("arch=80 smem_a=xor:4,3,4", "swizzle", "smem_a xor:4,3,4", {"smem_a": "xor:3,3,4"}),
+    ("arch=80 smem_b=xor:2,2,3", "swizzle", "pieces of 16 B", {"smem_b": "xor:2,3,3"}),
+    ("arch=80 smem_a=xor:3,3,2 smem_b=xor:3,3,9", "swizzle", "xor:3,3,2", {"smem_a": "xor:3,3,3", "smem_b": "xor:3,3,7"}),
+    ("arch=80 smem_b=pad:12", "padding", "by 12 elements", {"smem_b": "pad:16"}),
+    ("arch=80 smem_a=pad:80", "padding", "at most 64", {"smem_a": "pad:64"}),
+    ("arch=90 stages=8 cta_tile=256x128x64", "shared_memory", "smem 393,216 B > 232,448 B of sm_90", {"stages": "4"}),
+    ("arch=89 stages=4 ctas_per_sm=2", "shared_memory", "smem 65,536 B > 50,176 B of sm_89 for 2 CTAs", {"stages": "3"}),
+    ("arch=89 cta_tile=16x16x16 ctas_per_sm=32", "residency", "32 CTAs of 64 threads an SM, sm_89 holds 24", {"ctas_per_sm": "24"}),
+    ("arch=90 warp_tile=64x64 cta_tile=128x256x32 ctas_per_sm=2", "registers", "> 128 for 2 CTAs of 256", {"ctas_per_sm": "1"}),
+    ("arch=90 cta_tile=256x256x32", "registers", "128 of them accumulators", {"cta_tile": "256x128x32"}),
+    ("arch=80 raster=panel:300", "raster", "panel of 300 columns is not whole tiles of 128", {"raster": "panel:256"}),
+    ("arch=80 raster=group:2000", "raster", "group of 2,000 tiles > 1,024", {"raster": "group:1024"}),
+    ("arch=80 schedule=split_k:65", "splits", "split_k by 65", {"schedule": "split_k:64"}),
+    ("arch=80 schedule=split_k:1", "splits", "2 to 64 are served", {"schedule": "split_k:2"}),
+]
+
+
+@pytest.mark.parametrize(("text", "rule", "message", "change"), BROKEN, ids=[row[0] for row in BROKEN])
+def test_a_rule_says_what_is_wrong_and_what_would_be_right(text: str, rule: str, message: str, change: dict | None) -> None:
+    found = {violation.rule: violation for violation in violations(plan(text))}
+    assert message in found[rule].message and {*found} <= {rule, "registers", "shared_memory"}
+    assert found[rule].change and (change is None or found[rule].change == change)
+    assert all(value in found[rule].way_out for value in found[rule].change.values())
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {rule.name for rule in RULES} == {row[1] for row in BROKEN}
+
+
+def test_all_broken_rules_are_named_at_once() -> None:
+    with pytest.raises(RequestError) as caught:
+        refuse_illegal(plan("arch=89 cta_tile=256x256x64 stages=4"))
+    text = str(caught.value)
+    assert caught.value.exit_code == 2 and "sm_89 256x256x64 is illegal, it breaks 2 rules" in text
+    assert "smem 262,144 B > 101,376 B of sm_89: use " in text and "> 128 for 1 CTA of 512 threads an SM: use " in text
+
+
+@pytest.mark.parametrize("text", ["arch=89", "arch=90", "arch=80 cta_tile=16x16x16", "arch=120 stages=1"])
+def test_what_is_legal_breaks_nothing(text: str) -> None:
+    refuse_illegal(plan(text))
+    assert violations(plan(text)) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"stages": "4"}, "use 4 stages"),
+        ({"stages": "1", "fragment_stages": "1"}, "use 1 stage and 1 fragment stage"),
+        ({"cta_tile": "64x64x32", "warp_tile": "32x32", "stages": "2"}, "use tile 64x64x32, warp_tile 32x32 and 2 stages"),
+    ],
+)
+def test_a_change_is_put_into_words(change: dict[str, str], text: str) -> None:
+    assert ways_out.words(change) == text
+
+
+# ---- Ways out -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(specs.requests)
+def test_a_way_out_mends_its_rule_and_breaks_no_other(request_: dict) -> None:
+    illegal = Plan(resolve(request_))
+    found = violations(illegal)
+    for violation in found:
+        assert violation.way_out and "\n" not in str(violation)
+        if violation.change:
+            left = {other.rule for other in violations(ways_out.apply(illegal, violation.change))}
+            assert left < {other.rule for other in found} and violation.rule not in left
+
+
+@settings(max_examples=150, deadline=None)
+@given(specs.requests)
+def test_following_ways_out_leads_to_a_legal_spec(request_: dict) -> None:
+    """Of the spec with all fields as they were planned, as `generate --json --explain` prints it."""
+    now, steps = Plan(resolve(request_)), 0
+    while found := violations(now):
+        changes = [violation.change for violation in found if violation.change]
+        assert changes, [*map(str, found)]
+        now, steps = ways_out.apply(now, changes[0]), steps + 1
+        assert steps <= len(RULES)
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs.requests)
+def test_a_way_out_helps_a_request_whose_open_fields_are_planned_anew(request_: dict) -> None:
+    found = violations(Plan(resolve(request_)))
+    for violation in found:
+        if violation.change:
+            changed = {name: parse_field(name, text) for name, text in violation.change.items()}
+            left = {other.rule for other in violations(Plan(resolve({**request_, **changed})))}
+            assert violation.rule not in left
