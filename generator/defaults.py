@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 from generator import rules
 from generator.arch import ARCHS
@@ -43,9 +44,10 @@ def resolve(request: Request) -> Spec:
     if "arch" not in request:
         raise RequestError("arch is missing: name one or more, as in --arch sm_89 or --arch sm_80,sm_90")
     fields = {**_plain(request), **request}
-    tiles = [fields["cta_tile"]] if "cta_tile" in fields else [*_cta_tiles(fields)]
+    tiles = [nearest_cta_tile(fields["cta_tile"])] if "cta_tile" in fields else [*_cta_tiles(fields)]
     choices = itertools.chain.from_iterable(_choices(fields, tile) for tile in tiles)
-    return next(choices, None) or _spec(fields, _modest(fields, tiles[0]))
+    found = next(choices, None) or _spec(fields, _modest(fields, tiles[0]))
+    return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
 
 
 def _plain(request: Request) -> Request:
@@ -110,14 +112,14 @@ def _warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
 
 # ---- Everything else, for a tile ------------------------------------------------------------------------------------
 
+_UNPLACED: Request = {"smem_a": Smem("none"), "smem_b": Smem("none")}
+
 _FITS = (rules.warp_tile, rules.threads, rules.fragment_stages, rules.shared_memory, rules.residency, rules.registers)
 """The rules that a choice of the fields below may break."""
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
     """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few."""
-    if not _is_legal(tile):
-        return
     warps = [fields["warp_tile"]] if "warp_tile" in fields else _warp_tiles(fields, tile)
     warps = [warp for warp in warps if _fits(fields, _least(fields, tile, warp))]
     for ways in (_good, _poor):
@@ -135,40 +137,40 @@ def _good(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
     for ctas in range(most, 0, -1):
         for ahead, several in STAGES.items():
             for stages in several:
-                yield _choice(tile, warp, stages, ahead, ctas)
+                yield _choice(fields, tile, warp, stages, ahead, ctas)
 
 
 def _poor(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
     for store, stages, ahead in itertools.product(("smem", "direct"), (3, 2, 1), (2, 1)):
-        yield _choice(tile, warp, stages, ahead, 1, store)
+        yield _choice(fields, tile, warp, stages, ahead, 1, store)
 
 
 def _least(fields: Request, tile: Tile, warp: WarpTile) -> Request:
-    return _choice(tile, warp, 1, 1, 1, "direct")
+    return _choice(fields, tile, warp, 1, 1, 1, "direct")
 
 
 def _modest(fields: Request, tile: Tile) -> Request:
     """A choice for what nothing fits, for the rules to say why."""
-    warp = next(iter(_warp_tiles(fields, tile) if _is_legal(tile) else ()), WarpTile(min(tile.m, 64), min(tile.n, 64)))
-    return _choice(tile, warp, 3, 1, 1)
+    warp = _warp_tiles(fields, tile)[0]
+    return _choice(fields, tile, warp, 3, 1, 1)
 
 
-def _choice(tile: Tile, warp: WarpTile, stages: int, ahead: int, ctas: int, store: str = "smem") -> Request:
-    names = ("cta_tile", "warp_tile", "stages", "fragment_stages", "ctas_per_sm", "store")
-    return dict(zip(names, (tile, warp, stages, ahead, ctas, store)))
+def _choice(
+    fields: Request, tile: Tile, warp: WarpTile, stages: int, ahead: int, ctas: int, store: str = "smem"
+) -> Request:
+    """Return the choice, except for what the request says."""
+    choice = {"warp_tile": warp, "stages": stages, "fragment_stages": ahead, "ctas_per_sm": ctas, "store": store}
+    return {"cta_tile": tile, **{name: fields.get(name, value) for name, value in choice.items()}}
 
 
 def _fits(fields: Request, choice: Request) -> bool:
-    plan = Plan(Spec(**{"smem_a": Smem("none"), "smem_b": Smem("none"), **choice, **fields}))
+    plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
     return not any(rule(plan) for rule in _FITS)
 
 
 def _spec(fields: Request, choice: Request) -> Spec:
     """Return the choice as a spec, with what the request says above it and placements without bank conflicts."""
-    spec = Spec(**{"smem_a": Smem("none"), "smem_b": Smem("none"), **choice, **fields})
-    plan = Plan(spec)
-    if not _is_legal(spec.cta_tile):
-        return spec  # which the rules refuse
+    plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
     placements = {"smem_a": _placement(plan.a), "smem_b": _placement(plan.b)}
     return plan.having(**{name: smem for name, smem in placements.items() if name not in fields}).spec
 

@@ -123,7 +123,7 @@ def cta_tile(plan: Plan) -> str | None:
 
 @rule(ways_out.nearest_warp_tiles)
 def warp_tile(plan: Plan) -> str | None:
-    warp, tile = plan.spec.warp_tile, plan.spec.cta_tile
+    warp, tile = plan.spec.warp_tile, ways_out.nearest_cta_tile(plan.spec.cta_tile)
     if warp.m in ways_out.warp_extents(tile.m, 16) and warp.n in ways_out.warp_extents(tile.n, 8):
         return None
     return f"warp tile {warp} does not divide the CTA tile {tile} in pieces of 16 x 8, at most 128 x 128"

@@ -87,7 +87,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        return self._ok("cuDeviceGetName", "name the device", 128, self.handle).rstrip(b"\0").decode()
+        return self._ok("cuDeviceGetName", "name the device", 128, self.handle).partition(b"\0")[0].decode()
 
     @property
     def capability(self) -> tuple[int, int]:

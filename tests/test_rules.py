@@ -37,7 +37,7 @@ BROKEN = [
     ("arch=80 smem_b=pad:12", "padding", "by 12 elements", {"smem_b": "pad:16"}),
     ("arch=80 smem_a=pad:80", "padding", "at most 64", {"smem_a": "pad:64"}),
     ("arch=90 stages=8 cta_tile=256x128x64", "shared_memory", "smem 393,216 B > 232,448 B of sm_90", {"stages": "4"}),
-    ("arch=89 stages=4 ctas_per_sm=2", "shared_memory", "smem 65,536 B > 50,176 B of sm_89 for 2 CTAs", {"stages": "3"}),
+    ("arch=89 cta_tile=128x128x32 stages=4 ctas_per_sm=2", "shared_memory", "smem 65,536 B > 50,176 B of sm_89 for 2 CTAs", {"stages": "3"}),
     ("arch=89 cta_tile=16x16x16 ctas_per_sm=32", "residency", "32 CTAs of 64 threads an SM, sm_89 holds 24", {"ctas_per_sm": "24"}),
     ("arch=90 warp_tile=64x64 cta_tile=128x256x32 ctas_per_sm=2", "registers", "> 128 for 2 CTAs of 256", {"ctas_per_sm": "1"}),
     ("arch=90 cta_tile=256x256x32", "registers", "128 of them accumulators", {"cta_tile": "256x128x32"}),
