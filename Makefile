@@ -27,8 +27,8 @@ test: $(INSTALLED)  ## Run the whole test suite
 	$(VENV)/bin/python -m pytest -n auto
 
 lint: $(INSTALLED)  ## Check style
-	$(VENV)/bin/ruff check generator hgemm tests
-	$(VENV)/bin/ruff format --check generator hgemm tests
+	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks
+	$(VENV)/bin/ruff format --check generator hgemm tests docs
 
 clean:  ## Remove the virtual environment, caches and built artefacts
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -113,7 +113,7 @@ def _short_help(verb: str) -> str:
     return said[:1].upper() + said[1:]
 
 
-_HGEMM_HELP = """Look at, check, run and export the kernels of a library.
+_HGEMM_HELP = """Look at, check and run the kernels of a library.
 
 `generate` makes them. `hgemm VERB --help` explains a verb.
 """

@@ -119,14 +119,17 @@ _FITS = (rules.warp_tile, rules.threads, rules.fragment_stages, rules.shared_mem
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
-    """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few."""
+    """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few.
+
+    Last come placements that need no registers for addresses: padding, then none.
+    """
     warps = [fields["warp_tile"]] if "warp_tile" in fields else _warp_tiles(fields, tile)
     warps = [warp for warp in warps if _fits(fields, _least(fields, tile, warp))]
-    for ways in (_good, _poor):
+    for ways, placement in ((_good, None), (_poor, None), (_poor, Smem("pad", (8,))), (_poor, Smem("none"))):
         for warp in warps:
             for choice in ways(fields, tile, warp):
                 if _fits(fields, choice):  # without placements, which take longest to choose
-                    spec = _spec(fields, choice)
+                    spec = _spec(fields, choice, placement)
                     if not any(rule(Plan(spec)) for rule in _FITS):
                         yield spec
 
@@ -168,11 +171,11 @@ def _fits(fields: Request, choice: Request) -> bool:
     return not any(rule(plan) for rule in _FITS)
 
 
-def _spec(fields: Request, choice: Request) -> Spec:
-    """Return the choice as a spec, with what the request says above it and placements without bank conflicts."""
+def _spec(fields: Request, choice: Request, placement: Smem | None = None) -> Spec:
+    """Return the choice as a spec, with operands placed so, or without bank conflicts; what the request says stands."""
     plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
-    placements = {"smem_a": _placement(plan.a), "smem_b": _placement(plan.b)}
-    return plan.having(**{name: smem for name, smem in placements.items() if name not in fields}).spec
+    tiles = {"smem_a": plan.a, "smem_b": plan.b}
+    return plan.having(**{name: placement or _placement(tile) for name, tile in tiles.items() if name not in fields}).spec
 
 
 def _placement(tile: OperandTile) -> Smem:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -77,11 +79,13 @@ def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
 
 def read_conflicts(tile: OperandTile) -> int:
     """Return the bank conflicts of reading every fragment of `tile` once by ldmatrix, 8 rows of 16 bytes a phase."""
-    total = 0
-    for row in range(0, tile.rows - 7, 8):
-        for column in range(0, tile.columns, 8):
-            total += conflicts([tile.offset(row + lane, column) * ELEMENT_BYTES for lane in range(8)], 16)
-    return total
+    places = itertools.product(range(0, tile.rows - 7, 8), range(0, tile.columns, 8))
+    starts = Counter((row * tile.pitch + column) % tile.period for row, column in places)  # whole periods change no bank
+    swizzle, pitch = _swizzle(tile.smem), tile.pitch
+    return sum(
+        count * conflicts([swizzle(start + lane * pitch) * ELEMENT_BYTES for lane in range(8)], 16)
+        for start, count in starts.items()
+    )
 
 
 def write_conflicts(tile: OperandTile) -> int:

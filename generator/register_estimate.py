@@ -14,30 +14,33 @@ from generator.layouts import OperandTile
 if TYPE_CHECKING:
     from generator.plan import Plan
 
-BASE = 27
-"""Pointers, loop state and temporaries, and 12 of margin."""
+BASE = 30
+"""Pointers, loop state and temporaries, and 13 of margin."""
 
-FRAGMENT = 1.25
-"""Registers that a fragment register takes: the next k-block's arrive while it is in use."""
+FRAGMENT = 1.05
+FRAGMENT_AHEAD = 0.7
+"""For a register of the second stage of fragments, whose reads ptxas delays."""
 
-FRAGMENT_AHEAD = 0.5
-"""The same for the second stage of fragments, whose reads ptxas delays."""
+COPY_PASS = 0.7
+MAX_PASSES = 40
+"""Copies beyond so many cost no more registers."""
 
-FRAGMENT_ADDRESS = 2.5
-COPY_PASS = 0.5
-MAX_COPY_PASSES = 40
-PERSISTENT = 18
-PERSISTENT_THROUGH_REGISTERS = 14
-PROMOTED = -13
+COPY_ADDRESS = 1.6
+ODD_COPY_ADDRESS = 3.5
+"""For a place in a stage that is not a constant from another one; of rows that are no power of two, in addition."""
+
+PERSISTENT = 17
+PERSISTENT_BY_ALIGN = {1: 19, 2: 13, 4: 0, 8: 0}
+PROMOTED = -12
 """Half accumulators are free between k-tiles, when much else is alive."""
 
-ONE_K_BLOCK = -15
-MMA_K8 = 7
-ODD_K_BLOCKS = 10
-"""Fragments that change places after each k-tile."""
+K_BLOCKS = {1: -14, 2: 0, 3: 0, 4: 15}
+CHANGING_FRAGMENTS = 15
+"""Two fragment stages that change places after each k-tile, which has an odd number of k-blocks."""
 
-MN_MAJOR = 4
-FLOAT_OUTPUT = 5
+MMA_K8 = 5
+MN_MAJOR = 7
+FLOAT_OUTPUT = 6
 
 
 def estimate(plan: Plan) -> int:
@@ -46,39 +49,43 @@ def estimate(plan: Plan) -> int:
     k_blocks = spec.cta_tile.k // 16
     ahead = spec.fragment_stages > 1
     fragments = spec.warp_tile.m // 4 + spec.warp_tile.n // 4
-    through_registers = 1 in (spec.align_a, spec.align_b)
-    addresses = _fragment_addresses(plan.a, spec.warp_tile.m) + _fragment_addresses(plan.b, spec.warp_tile.n)
+    persistent = spec.schedule.kind == "persistent"
+    copies = [(_passes(tile), _addresses(tile) if tile.chunk > 1 else 0) for tile in (plan.a, plan.b)]
     terms = (
         BASE,
         plan.accumulator_registers,
         plan.accumulator_registers / 2 * (spec.schedule.kind == "split_k" and spec.acc == "f16"),  # summed up as floats
-        FRAGMENT * fragments + FRAGMENT_AHEAD * fragments * ahead,
-        FRAGMENT_ADDRESS * addresses,
-        COPY_PASS * min(_copy_passes(plan.a) + _copy_passes(plan.b), MAX_COPY_PASSES),
-        PERSISTENT * (spec.schedule.kind == "persistent"),
-        PERSISTENT_THROUGH_REGISTERS * (spec.schedule.kind == "persistent" and through_registers),
-        PROMOTED * (spec.acc == "f16_promoted"),
-        ONE_K_BLOCK * (k_blocks == 1),
-        MMA_K8 * (plan.mma_k == 8),
-        ODD_K_BLOCKS * (ahead and k_blocks == 3),
-        MN_MAJOR * ((not plan.a.k_major) + (not plan.b.k_major)),
-        FLOAT_OUTPUT * (spec.dtype_d == "f32"),
+        fragments * (FRAGMENT + FRAGMENT_AHEAD * ahead),
+        min(sum(passes for passes, _ in copies), MAX_PASSES) * COPY_PASS,
+        sum(addresses for _, addresses in copies) * (COPY_ADDRESS + ODD_COPY_ADDRESS * (k_blocks == 3)),
+        persistent * (PERSISTENT + PERSISTENT_BY_ALIGN[min(spec.align_a, spec.align_b)]),
+        (spec.acc == "f16_promoted") * PROMOTED,
+        K_BLOCKS.get(k_blocks, 0),
+        (ahead and k_blocks == 3) * CHANGING_FRAGMENTS,
+        (plan.mma_k == 8) * MMA_K8,
+        ((not plan.a.k_major) + (not plan.b.k_major)) * MN_MAJOR,
+        (spec.dtype_d == "f32") * FLOAT_OUTPUT,
     )
     return int(sum(terms))
 
 
-def _fragment_addresses(tile: OperandTile, extent: int) -> int:
-    """Count the addresses that reading a warp tile takes beside one: offsets that differ modulo the swizzle's period."""
+def _steps(tile: OperandTile) -> tuple[int, int, int]:
+    """Return the row step, row passes and column passes of a thread's copies of one stage."""
+    per_row = max(1, tile.columns // tile.chunk)
+    row_step = max(1, tile.threads // per_row)
+    return row_step, -(-tile.rows // row_step), -(-per_row // tile.threads)
+
+
+def _passes(tile: OperandTile) -> int:
+    """Count the chunks that a thread copies of a stage."""
+    _, rows, columns = _steps(tile)
+    return rows * columns
+
+
+def _addresses(tile: OperandTile) -> int:
+    """Count the places of those chunks that differ modulo the swizzle's period, beside the first."""
     if tile.smem.kind != "xor":
         return 0
-    along_extent, along_k = (tile.pitch, 1) if tile.k_major else (1, tile.pitch)
-    depth = tile.columns if tile.k_major else tile.rows
-    offsets = {i * along_extent + k * along_k for i in range(0, extent, 16) for k in range(0, depth, 16)}
-    return len({offset % tile.period for offset in offsets}) - 1 if offsets else 0
-
-
-def _copy_passes(tile: OperandTile) -> int:
-    """Count the chunks that a thread copies of a stage."""
-    per_row = max(1, tile.columns // tile.chunk)
-    rows = max(1, tile.threads // per_row)
-    return -(-tile.rows // rows) * -(-per_row // tile.threads)
+    step, rows, columns = _steps(tile)
+    places = ((row * step * tile.pitch + column * tile.threads * tile.chunk) for row in range(rows) for column in range(columns))
+    return len({place % tile.period for place in places}) - 1

@@ -34,7 +34,8 @@ def ours(depth=2):
     while frame and frame.f_code.co_filename.startswith("<frozen"):
         frame = frame.f_back
     name = frame.f_code.co_filename if frame else ""
-    return name if name.startswith(root) else ""
+    installed = os.sep + "site-packages" + os.sep  # an environment may lie in the checkout
+    return name if name.startswith(root) and installed not in name else ""
 
 class Environment(dict):
     def __getitem__(self, name):

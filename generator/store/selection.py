@@ -96,6 +96,9 @@ def _symbols(library: Library, pattern: str) -> list[str]:
 
 
 def _none(library: Library, name: str) -> list[str]:
+    inside = f"*{name.strip('*')}*"
+    if _symbols(library, inside):
+        raise RequestError(f"no variant in {library.folder} begins with {name!a}: did you mean '{inside}'?")
     symbols = [str(row["symbol"]) for row in library.rows()]
     nearest = difflib.get_close_matches(name, symbols, n=1, cutoff=0.3)
     hint = f"did you mean {nearest[0]}?" if nearest else "`hgemm list` shows those that are"

@@ -1,0 +1,150 @@
+"""Measure how well the estimate of registers tells kernels that spill from kernels that do not.
+
+Draws random specs that break no rule but, maybe, that of registers; compiles each; holds what ptxas took against the estimate.
+Half of them are drawn evenly, the other half only near the limit, where the estimate is least certain. Writes
+`registers.json`, a row for each kernel, and `confusion.json`, the table.
+
+    python -m benchmarks.calibrate_registers --seconds 300 --processes 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+
+from generator.arch import ARCHS
+from generator.binary.ptxas_log import parse_ptxas_log
+from generator.compile import compile_kernel, toolchain_of
+from generator.defaults import resolve
+from generator.emit import ENTRY_HEADER, emit
+from generator.plan import Plan
+from generator.rules import RULES
+from generator.toolchain import headers, templates_folder
+from generator.values import Raster, Schedule, Tile, WarpTile
+from generator.ways_out import warp_extents
+
+FOLDER = Path(__file__).resolve().parent
+SERVED = [name for name, arch in ARCHS.items() if arch.families]
+NEAR = range(-40, 60)
+"""Registers of the limit beyond the estimate that count as near."""
+
+
+def draw(source: random.Random) -> Plan:
+    """Return the plan of a random spec that breaks no rule, unless that of registers."""
+    while True:
+        plan = Plan(resolve(_request(source)))
+        broken = {rule.name for rule in RULES if rule.broken(plan)}
+        if broken <= {"registers"}:
+            return plan
+
+
+def draw_near(source: random.Random) -> Plan:
+    """The same near the limit of registers."""
+    while True:
+        plan = draw(source)
+        if plan.max_registers - plan.needed_registers in NEAR:
+            return plan
+
+
+def _request(source: random.Random) -> dict:
+    one_of = source.choice
+    extents = [16 * i for i in range(1, 17)] if source.random() < 0.5 else [64, 96, 128, 192, 256]
+    tile = Tile(one_of(extents), one_of(extents), one_of([16, 32, 32, 48, 64, 64]))
+    acc = one_of(["f32", "f32", "f16", "f16_promoted"])
+    dtype = one_of(["f16", "f16", "bf16"]) if acc == "f32" else "f16"
+    dtype_d = one_of([dtype, dtype, "f32"])
+    stages = one_of([1, 2, 3, 3, 4, 4, 5])
+    return {
+        "arch": one_of(SERVED),
+        "dtype_a": dtype,
+        "acc": acc,
+        "dtype_d": dtype_d,
+        "layout": one_of(["tn", "nn", "nt", "tt"]),
+        "cta_tile": tile,
+        "warp_tile": WarpTile(one_of(warp_extents(tile.m, 16)), one_of(warp_extents(tile.n, 8))),
+        "mma": one_of(["m16n8k16", "m16n8k16", "m16n8k16", "m16n8k8"]),
+        "stages": stages,
+        "fragment_stages": one_of([1, 2]) if stages > 1 else 1,
+        "mma_order": one_of(["row", "zigzag"]),
+        "raster": one_of([Raster("row"), Raster("column"), Raster("group", 8), Raster("panel", 2 * tile.n)]),
+        "schedule": one_of([Schedule("one_tile"), Schedule("one_tile"), Schedule("persistent"), Schedule("split_k", 4)]),
+        "ctas_per_sm": one_of([1, 1, 2, 3]),
+        "beta": one_of([True, False]),
+        "bias": one_of(["none", "none", "row", "column"]),
+        "activation": one_of(["none", "none", "relu", "gelu", "silu"]),
+        "store": one_of(["smem", "smem", "direct"]),
+        "align_a": one_of([8, 8, 8, 4, 2, 1]),
+        "align_b": one_of([8, 8, 8, 4, 2, 1]),
+        "align_d": min(one_of([8, 8, 4, 2, 1]), 4 if dtype_d == "f32" else 8),
+    }
+
+
+def measure(plan: Plan) -> dict:
+    """Compile a plan's kernel and return what ptxas says beside what was estimated."""
+    templates = templates_folder()
+    kernel = emit(plan, templates)
+    report = parse_ptxas_log(compile_kernel(kernel, headers(ENTRY_HEADER, templates)).ptxas_log)[kernel.symbol]
+    return {
+        "symbol": kernel.symbol,
+        "accumulators": plan.accumulator_registers,
+        "fragments": plan.fragment_registers,
+        "estimate": plan.needed_registers,
+        "limit": plan.max_registers,
+        "used": report.registers,
+        "spill_bytes": report.spill_bytes,
+    }
+
+
+def sample(seed: int, seconds: float) -> list[dict]:
+    """Measure random plans, evenly drawn and near the limit by turns, until the time is up."""
+    source, rows, end = random.Random(seed), [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        for name, drawn in (("even", draw), ("near", draw_near)):
+            rows.append({"sample": name, **measure(drawn(source))})
+    return rows
+
+
+def confusion(rows: list[dict]) -> dict:
+    """Return the table: accepted or rejected by the estimate, against spilling or not."""
+    counts = Counter((row["estimate"] <= row["limit"], row["spill_bytes"] > 0) for row in rows)
+    accepted, rejected = (sum(counts[side, spills] for spills in (True, False)) for side in (True, False))
+    return {
+        "accepted": {"fine": counts[True, False], "spill": counts[True, True], "wrong": _share(counts[True, True], accepted)},
+        "rejected": {"spill": counts[False, True], "fine": counts[False, False], "wrong": _share(counts[False, False], rejected)},
+    }
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 4) if whole else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    with ProcessPoolExecutor(asked.processes) as pool:
+        seeds = [asked.seed * 1000 + process for process in range(asked.processes)]
+        rows = [row for part in pool.map(sample, seeds, [asked.seconds] * len(seeds)) for row in part]
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    (FOLDER / "registers.json").write_text(f"[\n{lines}\n]\n")
+    toolchain = toolchain_of(emit(Plan(resolve({"arch": "sm_80"})), templates_folder()))
+    table = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "compilers": {name: version for name, version in toolchain.items() if name != "options"},
+        "even": confusion([row for row in rows if row["sample"] == "even"]),
+        "near": confusion([row for row in rows if row["sample"] == "near"]),
+    }
+    (FOLDER / "confusion.json").write_text(json.dumps(table, indent=2) + "\n")
+    print(json.dumps(table, indent=2))
+
+
+if __name__ == "__main__":
+    main()
