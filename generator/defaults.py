@@ -114,23 +114,20 @@ def _warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
 
 _UNPLACED: Request = {"smem_a": Smem("none"), "smem_b": Smem("none")}
 
-_FITS = (rules.warp_tile, rules.threads, rules.fragment_stages, rules.shared_memory, rules.residency, rules.registers)
-"""The rules that a choice of the fields below may break."""
+_FITS = (rules.warp_tile, rules.threads, rules.fragment_stages, rules.shared_memory, rules.residency)
+"""The rules that a choice of the fields below may break, beside that of registers, which placements decide too."""
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
-    """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few.
-
-    Last come placements that need no registers for addresses: padding, then none.
-    """
+    """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few."""
     warps = [fields["warp_tile"]] if "warp_tile" in fields else _warp_tiles(fields, tile)
     warps = [warp for warp in warps if _fits(fields, _least(fields, tile, warp))]
-    for ways, placement in ((_good, None), (_poor, None), (_poor, Smem("pad", (8,))), (_poor, Smem("none"))):
+    for ways in (_good, _poor):
         for warp in warps:
             for choice in ways(fields, tile, warp):
                 if _fits(fields, choice):  # without placements, which take longest to choose
-                    spec = _spec(fields, choice, placement)
-                    if not any(rule(Plan(spec)) for rule in _FITS):
+                    spec = _spec(fields, choice)
+                    if not any(rule(Plan(spec)) for rule in (*_FITS, rules.registers)):
                         yield spec
 
 
@@ -149,7 +146,8 @@ def _poor(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
 
 
 def _least(fields: Request, tile: Tile, warp: WarpTile) -> Request:
-    return _choice(fields, tile, warp, 1, 1, 1, "direct")
+    stages = min(2, fields.get("fragment_stages", 1))  # as many as fragments read ahead need
+    return _choice(fields, tile, warp, stages, 1, 1, "direct")
 
 
 def _modest(fields: Request, tile: Tile) -> Request:
@@ -168,14 +166,14 @@ def _choice(
 
 def _fits(fields: Request, choice: Request) -> bool:
     plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
-    return not any(rule(plan) for rule in _FITS)
+    return plan.accumulator_registers < plan.max_registers and not any(rule(plan) for rule in _FITS)
 
 
-def _spec(fields: Request, choice: Request, placement: Smem | None = None) -> Spec:
-    """Return the choice as a spec, with operands placed so, or without bank conflicts; what the request says stands."""
+def _spec(fields: Request, choice: Request) -> Spec:
+    """Return the choice as a spec, with operands placed without bank conflicts; what the request says stands."""
     plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
     tiles = {"smem_a": plan.a, "smem_b": plan.b}
-    return plan.having(**{name: placement or _placement(tile) for name, tile in tiles.items() if name not in fields}).spec
+    return plan.having(**{name: _placement(tile) for name, tile in tiles.items() if name not in fields}).spec
 
 
 def _placement(tile: OperandTile) -> Smem:

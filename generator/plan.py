@@ -143,7 +143,7 @@ class Plan:
     def raster_tiles(self) -> int:
         """Tiles that a group (rows of tiles) or a panel (columns of tiles) is wide."""
         if self.spec.raster.kind == "panel":
-            return max(1, self.spec.raster.size // self.spec.cta_tile.n)
+            return max(1, self.spec.raster.size // max(1, self.spec.cta_tile.n))
         return max(1, self.spec.raster.size)
 
     def launch(self) -> dict:

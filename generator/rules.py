@@ -6,7 +6,7 @@ only named once it was tried: the rule holds after it, and no rule is broken tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from generator import ways_out
@@ -46,6 +46,8 @@ class Rule:
 
 
 RULES: list[Rule] = []
+_SECOND_CHANGES = 4
+"""Changes for which a further one is looked for, where none mends a rule alone."""
 
 
 def rule(changes: Callable[[Plan], Iterable[Change]]) -> Callable:
@@ -65,12 +67,29 @@ def violations(plan: Plan) -> tuple[Violation, ...]:
 
 
 def _violation(plan: Plan, rule: Rule, found: dict[str, str]) -> Violation:
+    change = next(_mending(plan, rule, found), {})
+    advice = ways_out.words(change) if change else "no single change mends it, leave the other fields to be planned"
+    return Violation(rule.name, found[rule.name], advice, change)
+
+
+def _mending(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
+    """Yield changes after which the rule holds and none is broken that was not; at last those that take a second one."""
+    others = [other for other in RULES if other.name not in found]
+    further: list[tuple[Change, Rule]] = []
     for change in rule.changes(plan):
         after = ways_out.apply(plan, change)
-        others = (other for other in RULES if other.name not in found)
-        if rule.broken(after) is None and not any(other.broken(after) for other in others):
-            return Violation(rule.name, found[rule.name], ways_out.words(change), change)
-    return Violation(rule.name, found[rule.name], "no single change mends it, leave the other fields to be planned", {})
+        if rule.broken(after):
+            continue
+        broken = [other for other in others if other.broken(after)]
+        if not broken:
+            yield change
+        elif len(broken) == 1:
+            further.append((change, broken[0]))
+    for change, other in further[:_SECOND_CHANGES]:
+        for second in other.changes(ways_out.apply(plan, change)):
+            after = ways_out.apply(plan, change | second)
+            if not any(each.broken(after) for each in (rule, *others)):
+                yield change | second
 
 
 def refuse_illegal(plan: Plan) -> None:
@@ -97,7 +116,7 @@ def same_inputs(plan: Plan) -> str | None:
     return None if a == b else f"A is {a} and B is {b}, mma.sync takes one type"
 
 
-@rule(lambda plan: [{"acc": "f32"}])
+@rule(lambda plan: [{"acc": "f32"}, {"dtype_a": "f16", "dtype_b": "f16"}])
 def accumulator(plan: Plan) -> str | None:
     if "bf16" not in (plan.spec.dtype_a, plan.spec.dtype_b) or plan.spec.acc == "f32":
         return None
@@ -121,7 +140,7 @@ def cta_tile(plan: Plan) -> str | None:
     return f"CTA tile {plan.spec.cta_tile}: m and n are multiples of 16 from 16 to 256, k of 16 from 16 to 64"
 
 
-@rule(ways_out.nearest_warp_tiles)
+@rule(ways_out.warp_tiles_that_fit)
 def warp_tile(plan: Plan) -> str | None:
     warp, tile = plan.spec.warp_tile, ways_out.nearest_cta_tile(plan.spec.cta_tile)
     if warp.m in ways_out.warp_extents(tile.m, 16) and warp.n in ways_out.warp_extents(tile.n, 8):
@@ -129,7 +148,7 @@ def warp_tile(plan: Plan) -> str | None:
     return f"warp tile {warp} does not divide the CTA tile {tile} in pieces of 16 x 8, at most 128 x 128"
 
 
-@rule(lambda plan: [*ways_out.nearest_warp_tiles(plan), *ways_out.smaller_cta_tiles(plan)])
+@rule(ways_out.warp_tiles_that_fit)
 def threads(plan: Plan) -> str | None:
     limit = ARCHS[plan.spec.arch].limits.threads_per_cta
     if plan.threads <= limit:

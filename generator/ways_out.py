@@ -69,6 +69,15 @@ def _warp_tiles(tile: Tile, near: WarpTile) -> list[WarpTile]:
     return sorted(found, key=lambda warp: (abs(warp.m - near.m) + abs(warp.n - near.n), -warp.m * warp.n, -warp.m))
 
 
+def warp_tiles_that_fit(plan: Plan) -> Iterator[Change]:
+    """Other warp tiles, with the most registers a thread where they need them, then those of smaller CTA tiles."""
+    frugal = {"fragment_stages": "1", "ctas_per_sm": "1"}
+    yield from nearest_warp_tiles(plan)
+    yield from (warp | frugal for warp in nearest_warp_tiles(plan))
+    yield from smaller_cta_tiles(plan)
+    yield from (smaller | frugal for smaller in smaller_cta_tiles(plan))
+
+
 def nearest_cta_tiles(plan: Plan) -> Iterator[Change]:
     """The nearest legal CTA tile and smaller ones, the warp tile kept where it divides them."""
     near = nearest_cta_tile(plan.spec.cta_tile)

@@ -105,7 +105,10 @@ def test_conflicts_are_those_of_an_independent_count(tile: OperandTile) -> None:
     assert write_conflicts(tile) == sum(extra_passes(warp, tile.chunk) for warp in warps)
 
 
-@pytest.mark.parametrize(("step_bytes", "width", "expected"), [(4, 4, 0), (128, 4, 31), (8, 4, 1), (0, 4, 0), (16, 16, 0), (32, 16, 4), (128, 16, 28)])
+@pytest.mark.parametrize(
+    ("step_bytes", "width", "expected"),
+    [(4, 4, 0), (128, 4, 31), (8, 4, 1), (0, 4, 0), (16, 16, 0), (32, 16, 4), (128, 16, 28)],
+)
 def test_conflicts_of_strides_are_the_textbook_s(step_bytes: int, width: int, expected: int) -> None:
     assert conflicts([lane * step_bytes for lane in range(32)], width) == expected
 
