@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from generator.store.disk import told
 from generator.errors import BuildError
 from generator.store.record import SOURCE_NAME
+from generator.store.variants import is_symbol
 from generator.store.whole import write_folder
 
 FAILED_NAME = "failed"
@@ -30,12 +30,22 @@ def keep_failure(library: Path, source: str, error: BuildError) -> BuildError:
 def forget_failure(library: Path, symbol: str) -> None:
     """Remove what an earlier run kept of a variant that now compiles."""
     place = library / FAILED_NAME / symbol
-    if place.exists():
-        shutil.rmtree(place, ignore_errors=True)
+    if _is_kept(place):
+        for name in (SOURCE_NAME, LOG_NAME):
+            with suppress(OSError):
+                (place / name).unlink()
         with suppress(OSError):  # others have failed too, and stay
+            place.rmdir()
             place.parent.rmdir()
 
 
 def failures_of(library: Path) -> list[Path]:
-    """Return the folders of what is kept, by name."""
-    return sorted(library.glob(f"{FAILED_NAME}/*"))
+    """Return the folders of what is kept, by name; others that lie there are the user's."""
+    return sorted(filter(_is_kept, library.glob(f"{FAILED_NAME}/*")))
+
+
+def _is_kept(place: Path) -> bool:
+    """Tell whether a folder is one that `keep_failure` wrote, with nothing else in it and no link on the way."""
+    if place.parent.is_symlink() or place.is_symlink() or not place.is_dir() or not is_symbol(place.name):
+        return False
+    return {entry.name for entry in place.iterdir()} <= {SOURCE_NAME, LOG_NAME}

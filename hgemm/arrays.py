@@ -29,6 +29,16 @@ class View:
     readonly: bool = False
 
     @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie one after the other, in the order of the axes."""
+        expected = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides)):
+            if extent > 1 and stride != expected:
+                return False
+            expected *= extent
+        return True
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the elements, whatever the strides."""
         size = int("".join(digit for digit in self.dtype if digit.isdigit())) // 8

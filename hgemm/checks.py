@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hgemm.dtypes import DTYPES
 from hgemm.errors import ProblemError
@@ -28,7 +28,7 @@ def check(problem: Problem, facts: Facts, workspace_size: int | None = None) -> 
         places = matrices(problem, facts)
         wrong = [told for matrix in places.values() for told in matrix.complaints()]
         wrong += _scalar_complaints(problem, facts)
-        wrong += _workspace_complaints(problem, facts, workspace_size, places["D"])
+        wrong += _workspace_complaints(problem, facts, workspace_size, places)
         wrong += [] if wrong else overlaps(places)
     if wrong:
         raise ProblemError(f"{facts.symbol}: {'; '.join(wrong)}")
@@ -41,7 +41,7 @@ def _size_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
             yield f"{name} is {value}: it may be 1 to {most}"
     count = ctas(facts, problem.m, problem.n, problem.batch)
     if count > MAX_CTAS:
-        yield f"{count} CTA tiles are more than a grid's {MAX_CTAS}: use a larger tile, or fewer batches a launch"
+        yield f"{count} CTA tiles are more than a launch's {MAX_CTAS}: use a larger tile, or fewer batches a launch"
 
 
 def _scalar_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
@@ -54,13 +54,17 @@ def _scalar_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
         yield "bias is given, and the variant adds none: use one generated with bias row or column"
 
 
-def _workspace_complaints(problem: Problem, facts: Facts, size: int | None, d: Matrix) -> Iterator[str]:
+def _workspace_complaints(
+    problem: Problem, facts: Facts, size: int | None, places: Mapping[str, Matrix]
+) -> Iterator[str]:
     needed = workspace_bytes(facts, problem.m, problem.n, problem.batch)
     if needed and not problem.workspace:
-        yield f"a workspace of {needed} B is missing: bring one that was zeroed once"
+        yield f"a workspace of {needed} B is missing: bring one"
     elif needed and size is not None and size < needed:
         yield f"the workspace has {size} B of {needed} B"
-    elif needed and problem.workspace < d.end and d.pointer < problem.workspace + needed:
-        yield "D overlaps the workspace"
     elif needed and problem.workspace % WORKSPACE_ALIGN_BYTES:
         yield f"the workspace begins at an address that is not a multiple of {WORKSPACE_ALIGN_BYTES} B"
+    elif needed:
+        for name, place in places.items():
+            if problem.workspace < place.end and place.pointer < problem.workspace + needed:
+                yield f"{name} overlaps the workspace"

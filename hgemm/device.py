@@ -134,8 +134,13 @@ class Device:
             ctas = self._ok(query, f"fit {facts.symbol} on an SM", handle, facts.threads, facts.smem_bytes)
         return Function(handle, facts, ctas * self.sms)
 
-    def bind(self, function: Function, grid_x: int, parameter: bytes, stream: int) -> Callable[[], None]:
-        """Return what launches on a stream (0 is the legacy default one); it does not wait, and may be captured."""
+    def bind(
+        self, function: Function, grid_x: int, parameter: bytes, stream: int, counters: tuple[Address, int] = (0, 0)
+    ) -> Callable[[], None]:
+        """Return what launches on a stream (0 is the legacy default one); it does not wait, and may be captured.
+
+        `counters`, an address and a number of bytes, are zeroed before each launch.
+        """
         bindings, facts = driver(), function.facts
         block = ctypes.create_string_buffer(parameter, len(parameter))
         pointers = (ctypes.POINTER(type(block)) * 1)(ctypes.pointer(block))  # keeps the block alive
@@ -154,6 +159,8 @@ class Device:
         def launch() -> None:
             with self.current():
                 address = ctypes.addressof(pointers)
+                if counters[1]:
+                    self._ok("cuMemsetD8Async", "zero the counters", counters[0], 0, counters[1], config.hStream)
                 self._ok("cuLaunchKernelEx", f"launch {facts.symbol}", config, function.handle, address, 0)
 
         return launch

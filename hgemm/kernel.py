@@ -12,7 +12,7 @@ from hgemm.device import Function, open_device, ordinal_of
 from hgemm.errors import ProblemError
 from hgemm.facts import Facts
 from hgemm.images import Image
-from hgemm.launch import grid_x, workspace_bytes
+from hgemm.launch import counter_bytes, grid_x, workspace_bytes
 from hgemm.problem import Problem
 
 
@@ -70,7 +70,8 @@ class Kernel:
         check(problem, self.facts, workspace_size)
         function = self.prepare(device)
         grid = grid_x(self.facts, problem.m, problem.n, problem.batch, function.resident_ctas)
-        return open_device(device).bind(function, grid, problem.pack(), stream_handle(stream))
+        counters = (problem.workspace, counter_bytes(self.facts, problem.m, problem.n, problem.batch))
+        return open_device(device).bind(function, grid, problem.pack(), stream_handle(stream), counters)
 
     def prepare(self, device: int = 0) -> Function:
         """Load the code on a device, if that was not done. Raises UnfitError where it does not run there."""
@@ -79,7 +80,7 @@ class Kernel:
         return self._functions[device]
 
     def workspace_bytes(self, m: int, n: int, batch: int = 1) -> int:
-        """Return the bytes of workspace that a launch needs, zeroed once by the caller; 0 for most variants."""
+        """Return the bytes of workspace that a launch needs, whatever they hold; 0 for most variants."""
         return workspace_bytes(self.facts, m, n, batch)
 
 
@@ -142,8 +143,9 @@ def _check_types(facts: Facts, views: Mapping[str, View]) -> None:
         for name, dtype in wanted.items()
         if name in views and views[name].dtype != dtype
     ]
-    if views["D"].readonly:
-        wrong.append("D is read-only")
+    wrong += [f"{name} is read-only" for name in ("D", "workspace") if name in views and views[name].readonly]
+    if "workspace" in views and not views["workspace"].contiguous:
+        wrong.append("the workspace is not contiguous")
     if wrong:
         raise ProblemError(f"{facts.symbol}: {'; '.join(wrong)}")
 

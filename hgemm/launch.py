@@ -25,7 +25,7 @@ def grid_x(facts: Facts, m: int, n: int, batch: int, resident_ctas: int) -> int:
 
 
 def workspace_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:
-    """Return the bytes that a launch works in, 0 for most variants. Zeroed once by the caller, used by one stream.
+    """Return the bytes that a launch works in, 0 for most variants; used by one launch at a time.
 
     Shapes: a counter a tile and batch, rounded up to 256 bytes in all, then the partial sums of each.
     """
@@ -34,6 +34,6 @@ def workspace_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:
 
 
 def counter_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:
-    """Return the bytes of the counters, which are zeros before and after each launch."""
+    """Return the bytes of the counters, which must be zeros before a launch and are zeros after it."""
     needed = facts.counter_bytes_per_tile * tiles(facts, m, n) * batch
     return -(-needed // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES

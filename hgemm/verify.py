@@ -101,8 +101,8 @@ class Trial:
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
         if size := workspace_bytes(self.facts, *sizes):
             self.workspace = Buffer(self.device, size, WORKSPACE_ALIGN_BYTES, self.options.guard_bytes)
-            self._counters(self.workspace.before)[:] = 0  # the partial sums keep the canary
-            self.workspace.upload()
+            self.workspace.upload()  # all canary: a launch zeroes its counters itself
+            self._counters(self.workspace.before)[:] = 0
 
     def _counters(self, memory: np.ndarray) -> np.ndarray:
         size = counter_bytes(self.facts, self.shape.m, self.shape.n, self.shape.batch)

@@ -111,6 +111,10 @@ class FakeDriver:
         self.memory[pointer] = block[pointer - block.ctypes.data :][:size]
         return SUCCESS, pointer
 
+    def cuMemsetD8Async(self, pointer, value, size, stream):
+        ctypes.memset(int(pointer), value, size)
+        return (SUCCESS,)
+
     def cuMemFree(self, pointer):
         del self.memory[pointer]
         return (SUCCESS,)

@@ -287,3 +287,18 @@ def test_ctrl_c_ends_promptly(tmp_path: Path) -> None:
     assert process.returncode == 130 and time.monotonic() - begin < 3 and "Traceback" not in err
     assert err.splitlines()[-1] == "generate: interrupted" and out == ""
     assert call("hgemm", "list", "--library", library).returncode == 0
+
+
+def test_gc_leaves_what_it_did_not_write_in_a_folder_named_failed(settings: Settings, tmp_path: Path) -> None:
+    folder = settings.library.folder
+    (folder / "failed" / "run1").mkdir(parents=True)
+    (folder / "failed" / "run1" / "notes.txt").write_text("mine")
+    outside = tmp_path / "outside" / "precious"
+    outside.mkdir(parents=True)
+    (outside / "kernel.cu").write_text("mine too")
+    (folder / "linked").symlink_to(outside.parent)
+    assert collect_garbage(settings.library) == []
+    (folder / "failed").rename(folder / "kept")
+    (folder / "failed").symlink_to(outside.parent)
+    assert collect_garbage(settings.library) == []
+    assert (folder / "kept" / "run1" / "notes.txt").exists() and (outside / "kernel.cu").exists()

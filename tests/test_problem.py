@@ -70,7 +70,7 @@ def test_a_good_problem_passes() -> None:
         ({"m": 0}, "m is 0: it may be 1 to 2147483136"),
         ({"n": -3, "k": 2**31}, "n is -3.*; k is 2147483648"),
         ({"batch": 0}, "batch is 0"),
-        ({"m": 2**30, "n": 2**20, "batch": 1}, "CTA tiles are more than a grid's 2147483647"),
+        ({"m": 2**30, "n": 2**20, "batch": 1}, "CTA tiles are more than a launch's 2147483647"),
         ({"a": 0}, "A has no pointer"),
         ({"a": 0x1008}, "A begins at an address that is not a multiple of 16 B"),
         ({"lda": 39}, "A's leading dimension 39 is less than its 40 contiguous elements"),

@@ -59,7 +59,7 @@ def requested(options: dict[str, Any]) -> Sweep:
     given = texts_of(options)
     catalog = options.get("catalog")
     groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
-    if catalog:
+    if catalog is not None:
         groups += load_catalog([] if catalog == "all" else catalog.split(","))
     groups = groups or [{}]
     return sweep([over(group, given) for group in groups])

@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from urllib.parse import quote
 
+from generator.errors import LibraryError
 from generator.store.conditions import EVERYTHING, Node, to_sql
 from generator.store.record import SCHEMA, Record, Scalar
 
@@ -100,6 +101,8 @@ def _checked(uri: str) -> sqlite3.Connection:
     database = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
         (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise LibraryError(f"{INDEX_NAME} was written by a newer hgemm (version {version} > {VERSION}): update this one")
         if version != VERSION:
             raise Damaged(f"it has version {version}, not {VERSION}")
         database.execute("PRAGMA synchronous = NORMAL")

@@ -48,12 +48,17 @@ def _remove_journals(path: Path) -> None:
 
 
 def _is_sound(library: Path) -> bool:
+    path_exists = (library / INDEX_NAME).exists()
     try:
         with open_index(library) as index:
             index.check()
             index.rows()
             index.names()
             return True
+    except sqlite3.OperationalError as error:
+        if path_exists and "locked" in str(error):  # in use, not damaged
+            raise
+        return False
     except sqlite3.DatabaseError:
         return False
 

@@ -16,12 +16,11 @@ from typing import Any
 
 from generator.store.disk import told
 from generator.errors import LibraryError, RequestError
-from generator.store.record import MAX_RECORD_BYTES, RECORD_NAME, WAY_OUT, Record
+from generator.store.record import ARTEFACTS, MAX_RECORD_BYTES, RECORD_NAME, WAY_OUT, Record
 from generator.store.record import dump as dump_record
 from generator.store.whole import is_being_replaced, open_folder, read_regular, write_folder
 
 _SYMBOL = re.compile(r"[a-z0-9_]{1,200}", re.ASCII)
-_OURS = re.compile(r"kernel\.[a-z0-9]{1,16}", re.ASCII)
 _READ_ATTEMPTS = 50
 _SWAP_PAUSE_S = 0.002
 
@@ -49,7 +48,7 @@ class Variant:
 
 def is_ours(name: str) -> bool:
     """Tell whether a file of this name in a variant's folder was written by the generator."""
-    return name == RECORD_NAME or bool(_OURS.fullmatch(name))
+    return name == RECORD_NAME or name in ARTEFACTS
 
 
 def is_symbol(text: str) -> bool:

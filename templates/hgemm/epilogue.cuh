@@ -12,7 +12,7 @@ enum class Activation { none, relu, gelu, silu };
 
 template <Activation ACTIVATION>
 HGEMM_DEVICE float activate(float x) {
-  if constexpr (ACTIVATION == Activation::relu) return x > 0.f ? x : 0.f;
+  if constexpr (ACTIVATION == Activation::relu) return x < 0.f ? 0.f : x;  // NaN stays NaN
   if constexpr (ACTIVATION == Activation::gelu) return 0.5f * x * (1.f + atoms::error_function(x * 0.70710678f));
   if constexpr (ACTIVATION == Activation::silu) return x / (1.f + atoms::exponential(-x));
   return x;

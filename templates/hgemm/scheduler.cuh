@@ -51,14 +51,16 @@ struct Scheduler {
       work.tile_m = tile % tiles_m;
       work.tile_n = tile / tiles_m;
     } else if constexpr (Policy::raster == Raster::group) {  // raster_tiles rows of tiles, column after column
-      uint32_t const first = tile / (Policy::raster_tiles * tiles_n) * Policy::raster_tiles;
-      uint32_t const rows = smaller(tiles_m - first, Policy::raster_tiles);
+      uint32_t const group = smaller(Policy::raster_tiles, tiles_m);  // whose product with tiles_n fits 32 bits
+      uint32_t const first = tile / (group * tiles_n) * group;
+      uint32_t const rows = smaller(tiles_m - first, group);
       uint32_t const within = tile - first * tiles_n;
       work.tile_m = first + within % rows;
       work.tile_n = within / rows;
     } else {  // raster_tiles columns of tiles, row after row
-      uint32_t const first = tile / (Policy::raster_tiles * tiles_m) * Policy::raster_tiles;
-      uint32_t const columns = smaller(tiles_n - first, Policy::raster_tiles);
+      uint32_t const panel = smaller(Policy::raster_tiles, tiles_n);
+      uint32_t const first = tile / (panel * tiles_m) * panel;
+      uint32_t const columns = smaller(tiles_n - first, panel);
       uint32_t const within = tile - first * tiles_m;
       work.tile_m = within / columns;
       work.tile_n = first + within % columns;
