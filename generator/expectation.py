@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from generator.arch import ARCHS
 from generator.binary.inspect import Expectation
-from generator.plan import PROBLEM_BYTES, Plan
+from generator.plan import Plan
+from hgemm.problem import PROBLEM_BYTES
 
 
 def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:

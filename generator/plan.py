@@ -10,9 +10,6 @@ from generator.layouts import OperandTile
 from generator.register_estimate import estimate
 from generator.spec import DTYPE_BYTES, Spec
 
-PROBLEM_BYTES = 144
-"""Size of the `Problem` that a kernel takes by value (templates/hgemm/problem.cuh)."""
-
 
 @dataclass(frozen=True)
 class Plan:

@@ -35,6 +35,9 @@ def run(options: dict[str, Any]) -> int:
     asked.refuse_empty()
     if asked.illegal:
         click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
+    tiles = sorted({str(plan.spec.cta_tile) for plan in asked.plans})
+    if len(tiles) > 1 and options["tile"] is None and not options["spec_file"] and options["catalog"] is None:
+        click.echo(f"generate: the planned tiles differ ({', '.join(tiles)}): name --tile to compare like with like", err=True)
     settings = Settings(
         library=Library(options["library"]),
         templates=templates_folder(),
