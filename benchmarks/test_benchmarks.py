@@ -11,7 +11,6 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "baselines")]
 
 import build_cutlass2x  # noqa: E402
-
 import compile_time  # noqa: E402
 import cubin_contender  # noqa: E402
 import harness  # noqa: E402

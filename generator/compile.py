@@ -15,7 +15,12 @@ from generator.emit import Kernel
 from generator.errors import BuildError, HgemmError
 from generator.toolchain import INSTALL, Headers, version_of
 
-WHEELS = {"nvrtc": "nvidia-cuda-nvrtc", "nvjitlink": "nvidia-nvjitlink", "cutlass": "nvidia-cutlass", "cudart": "nvidia-cuda-runtime"}
+WHEELS = {
+    "nvrtc": "nvidia-cuda-nvrtc",
+    "nvjitlink": "nvidia-nvjitlink",
+    "cutlass": "nvidia-cutlass",
+    "cudart": "nvidia-cuda-runtime",
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,13 @@ def options(kernel: Kernel) -> tuple[str, ...]:
 
 def link_options(kernel: Kernel) -> tuple[str, ...]:
     """Return the linker's options for LTO-IR to PTX."""
-    return (f"-arch={kernel.plan.spec.arch}", "-lto", "-ptx", "-optimize-unused-variables", f"-kernels-used={kernel.symbol}")
+    return (
+        f"-arch={kernel.plan.spec.arch}",
+        "-lto",
+        "-ptx",
+        "-optimize-unused-variables",
+        f"-kernels-used={kernel.symbol}",
+    )
 
 
 def assemble_options(kernel: Kernel) -> tuple[str, ...]:
@@ -60,7 +71,10 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
     Raises: BuildError with the compiler's log; HgemmError where a compiler's wheel is missing.
     """
     try:
-        from cuda.bindings import nvjitlink, nvrtc  # 0.1 s and the compilers themselves: only where something is compiled
+        from cuda.bindings import (  # 0.1 s and the compilers themselves: only where something is compiled
+            nvjitlink,
+            nvrtc,
+        )
     except ImportError as missing:
         raise HgemmError(f"wheel cuda-python is missing: {INSTALL}") from missing
     lto_ir = _front_end(nvrtc, kernel, headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
@@ -32,7 +32,7 @@ def emit(plan: Plan, templates: Path) -> Kernel:
     return Kernel(plan, symbol, alias_of(plan.spec), source)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _template(folder: Path) -> Template:
     environment = Environment(
         loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False

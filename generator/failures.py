@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from generator.store.disk import told
 from generator.errors import BuildError
+from generator.store.disk import told
 from generator.store.record import SOURCE_NAME
 from generator.store.variants import is_symbol
 from generator.store.whole import write_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from pycute import Swizzle
 
@@ -56,7 +56,7 @@ class OperandTile:
         return _swizzle(self.smem)(row * self.pitch + column)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _swizzle(smem: Smem) -> Swizzle:
     return Swizzle(*smem.swizzle)
 
@@ -80,7 +80,9 @@ def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
 def read_conflicts(tile: OperandTile) -> int:
     """Return the bank conflicts of reading every fragment of `tile` once by ldmatrix, 8 rows of 16 bytes a phase."""
     places = itertools.product(range(0, tile.rows - 7, 8), range(0, tile.columns, 8))
-    starts = Counter((row * tile.pitch + column) % tile.period for row, column in places)  # whole periods change no bank
+    starts = Counter(
+        (row * tile.pitch + column) % tile.period for row, column in places
+    )  # whole periods change no bank
     swizzle, pitch = _swizzle(tile.smem), tile.pitch
     return sum(
         count * conflicts([swizzle(start + lane * pitch) * ELEMENT_BYTES for lane in range(8)], 16)
@@ -97,7 +99,7 @@ def write_conflicts(tile: OperandTile) -> int:
     return sum(conflicts(offsets[i : i + 32], tile.chunk * ELEMENT_BYTES) for i in range(0, len(offsets), 32))
 
 
-@lru_cache(maxsize=None)
+@cache
 def conflict_free(k_major: bool, rows: int, columns: int, chunk: int, threads: int) -> Smem:
     """Return the smallest placement without bank conflicts: plain, else the least XOR, else the least padding.
 

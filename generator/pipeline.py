@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from generator.binary.inspect import Binary, inspect_all
 from generator.compile import Compiled, compile_kernel, key_of
-from generator.store.disk import told
 from generator.emit import ENTRY_HEADER, Kernel, emit
 from generator.errors import BuildError, LibraryError
 from generator.expectation import expectation_of
 from generator.failures import forget_failure, keep_failure
-from generator.binary.inspect import Binary, inspect_all
-from generator.store.library import Library
 from generator.naming import symbol_of
 from generator.plan import Plan
-from generator.store.record import Record
 from generator.register import artefacts_of, document, planned, spills
-from generator.toolchain import Headers, headers
+from generator.store.disk import told
+from generator.store.library import Library
+from generator.store.record import Record
 from generator.store.whole import temporary_name
+from generator.toolchain import Headers, headers
 
 _LOG = logging.getLogger(__name__)
 

@@ -117,7 +117,9 @@ class Plan:
         """
         limits = ARCHS[self.spec.arch].limits
         warps = -(-self.threads // limits.warp_threads * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
-        per_warp = limits.registers_per_sm // limits.sm_partitions // warps // limits.register_unit * limits.register_unit
+        per_warp = (
+            limits.registers_per_sm // limits.sm_partitions // warps // limits.register_unit * limits.register_unit
+        )
         return min(limits.max_registers_per_thread, per_warp // limits.warp_threads)
 
     # ---- Tensor instructions ----------------------------------------------------------------------------------------
@@ -146,7 +148,12 @@ class Plan:
     def launch(self) -> dict:
         """Return the record's `launch`: what a launcher needs beside the problem."""
         tile = self.spec.cta_tile
-        grid = {"rule": self.spec.schedule.kind, "tile_m": tile.m, "tile_n": tile.n, "splits": self.spec.schedule.splits}
+        grid = {
+            "rule": self.spec.schedule.kind,
+            "tile_m": tile.m,
+            "tile_n": tile.n,
+            "splits": self.spec.schedule.splits,
+        }
         return {"threads": self.threads, "smem_bytes": self.smem_bytes, "cluster": [1, 1, 1], "grid": grid}
 
     def traits(self) -> dict:

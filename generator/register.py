@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from generator import __version__
+from generator.binary.inspect import Inspection
 from generator.compile import Compiled, toolchain_of
 from generator.emit import Kernel
-from generator.binary.inspect import Inspection
 from generator.layouts import read_conflicts, write_conflicts
 from generator.plan import Plan
 from generator.store.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME

@@ -98,5 +98,9 @@ def _addresses(tile: OperandTile) -> int:
     step, rows, columns = _steps(tile)
     if tile.smem.kind != "xor":
         return rows * columns - 1
-    places = ((row * step * tile.pitch + column * tile.threads * tile.chunk) for row in range(rows) for column in range(columns))
+    places = (
+        (row * step * tile.pitch + column * tile.threads * tile.chunk)
+        for row in range(rows)
+        for column in range(columns)
+    )
     return len({place % tile.period for place in places}) - 1

@@ -195,7 +195,9 @@ def padding(plan: Plan) -> str | None:
     for name in ("smem_a", "smem_b"):
         pad = getattr(plan.spec, name).pad_elements
         if pad % 8 or pad > ways_out.MAX_PAD:
-            return f"{name} pads rows by {pad} elements, ldmatrix needs multiples of 8 (16 B), at most {ways_out.MAX_PAD}"
+            return (
+                f"{name} pads rows by {pad} elements, ldmatrix needs multiples of 8 (16 B), at most {ways_out.MAX_PAD}"
+            )
     return None
 
 

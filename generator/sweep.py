@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from generator.commands.options import SPEC_OPTIONS, SpecOption, Texts, option_of
 from generator.defaults import resolve
 from generator.errors import RequestError
-from generator.commands.options import SPEC_OPTIONS, SpecOption, Texts, option_of
 from generator.plan import Plan
 from generator.rules import Violation, refuse_illegal, violations
 from generator.spec import Request, parse_field

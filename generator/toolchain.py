@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,7 +67,7 @@ def _folder_in(module: str, folder: str, file: str, wheel: str) -> Path:
     raise HgemmError(f"wheel {wheel} is missing: {INSTALL}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def headers(root: str, templates: Path) -> Headers:
     """Collect the headers that `root` can reach, by following every include, taken or not.
 
@@ -95,7 +95,7 @@ def _resolve(included: str, includer: str, folders: list[Path]) -> str:
     return beside if any((folder / beside).is_file() for folder in folders) else included
 
 
-@lru_cache(maxsize=None)
+@cache
 def version_of(wheel: str) -> str:
     """Return an installed wheel's version. Raises: HgemmError where it is not installed."""
     try:

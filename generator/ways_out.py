@@ -30,7 +30,9 @@ def apply(plan: Plan, change: Change) -> Plan:
 def words(change: Change) -> str:
     """Write a change as advice: `use 3 stages and 1 fragment stage`."""
     phrases = [_PHRASES.get(name, name + " {}").format(text) for name, text in change.items()]
-    plural = [phrase + "s" if phrase.endswith("stage") and not phrase.startswith("1 ") else phrase for phrase in phrases]
+    plural = [
+        phrase + "s" if phrase.endswith("stage") and not phrase.startswith("1 ") else phrase for phrase in phrases
+    ]
     return "use " + " and ".join([", ".join(plural[:-1]), plural[-1]] if plural[1:] else plural)
 
 
@@ -132,7 +134,14 @@ def less_shared_memory(plan: Plan) -> Iterator[Change]:
         yield from (shallower | stages for stages in fewer_stages(plan, least=2))
     yield from fewer_stages(plan)
     yield from (smaller | {"ctas_per_sm": "1", "store": "direct"} for smaller in smaller_cta_tiles(plan))
-    plain = {"smem_a": "none", "smem_b": "none", "ctas_per_sm": "1", "store": "direct", "stages": "1", "fragment_stages": "1"}
+    plain = {
+        "smem_a": "none",
+        "smem_b": "none",
+        "ctas_per_sm": "1",
+        "store": "direct",
+        "stages": "1",
+        "fragment_stages": "1",
+    }
     yield plain
     yield from (smaller | plain for smaller in smaller_cta_tiles(plan))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from generator.store.library import Library
 from generator.pipeline import Outcome, Settings, make
+from generator.store.library import Library
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
 

@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(32) probe(const uint4* a, const uin
 """
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def compile_probe(source: str, arch: str) -> tuple[bytes, str]:
     """Compile to a cubin and return it with ptxas's report. Skips the test, aloud, where NVRTC is not installed."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install cuda-python")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from generator.arch import ARCHS
-from generator.spec import PARSERS
 from generator.values import Raster, Schedule, Smem, Tile, WarpTile
 
 SERVED = [name for name, arch in ARCHS.items() if arch.families]
@@ -74,4 +73,3 @@ requests = st.fixed_dictionaries(
     },
 )
 """Anything that can be written, legal or not, with anything left open."""
-

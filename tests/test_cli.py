@@ -15,8 +15,8 @@ from conftest import ROOT, SMALL
 
 from generator import __version__, cli
 from generator.cli import VERBS, generate_command, hgemm_command, main
-from generator.store.library import Library
 from generator.commands.options import SPEC_OPTIONS
+from generator.store.library import Library
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
 TOO_LARGE = ["--arch", "sm_89", "--tile", "256x256x64", "--stages", "4"]

@@ -46,7 +46,9 @@ PLANNED = [
 
 
 @pytest.mark.parametrize(("text", "tile", "warp", "stages", "ahead", "ctas"), PLANNED, ids=[row[0] for row in PLANNED])
-def test_what_was_measured_to_be_best_is_planned(text: str, tile: str, warp: str, stages: int, ahead: int, ctas: int) -> None:
+def test_what_was_measured_to_be_best_is_planned(
+    text: str, tile: str, warp: str, stages: int, ahead: int, ctas: int
+) -> None:
     spec = plan(text).spec
     assert (str(spec.cta_tile), str(spec.warp_tile)) == (tile, warp)
     assert (spec.stages, spec.fragment_stages, spec.ctas_per_sm) == (stages, ahead, ctas)

@@ -22,8 +22,8 @@ from probe_kernels import (
 
 from generator.arch import ARCHS
 from generator.binary.elf import CubinFacts, read_cubin
-from generator.errors import HgemmError
 from generator.binary.ptxas_log import parse_ptxas_log
+from generator.errors import HgemmError
 
 E_SHOFF = 40
 E_FLAGS = 48

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from records import make_record
 
+from generator.errors import LibraryError
 from generator.store import index as index_module
 from generator.store import library as library_module
 from generator.store.conditions import Every
-from generator.errors import LibraryError
 from generator.store.index import Measurement, open_index
 from generator.store.library import Library
 from generator.store.variants import write_variant

@@ -43,7 +43,9 @@ def test_a_swizzle_is_one_to_one_within_its_period_and_keeps_pieces_of_16_bytes(
     placed = [swizzle(element) for element in range(tile.period)]
     assert sorted(placed) == [*range(tile.period)]
     assert all(placed[element] == placed[element // 8 * 8] + element % 8 for element in range(tile.period))
-    assert [swizzle(tile.period * 3 + element) for element in range(tile.period)] == [3 * tile.period + p for p in placed]
+    assert [swizzle(tile.period * 3 + element) for element in range(tile.period)] == [
+        3 * tile.period + p for p in placed
+    ]
 
 
 def test_what_is_refused_is_no_such_swizzle() -> None:

@@ -139,7 +139,9 @@ def test_the_large_sample_is_kept_and_keeps_its_promise() -> None:
     table = json.loads((folder / "confusion.json").read_text())
     rows = json.loads((folder / "registers.json").read_text())
     for sample in ("even", "near"):
-        counts = [count for side in ("accepted", "rejected") for name, count in table[sample][side].items() if name != "wrong"]
+        counts = [
+            count for side in ("accepted", "rejected") for name, count in table[sample][side].items() if name != "wrong"
+        ]
         assert sum(counts) == sum(row["sample"] == sample for row in rows)
     assert len(rows) >= 300
     assert table["even"]["accepted"]["wrong"] <= 0.02 and table["even"]["rejected"]["wrong"] <= 0.35
@@ -149,9 +151,16 @@ def test_the_large_sample_is_kept_and_keeps_its_promise() -> None:
 
 SOUND = Plan(resolve({"arch": "sm_80", "cta_tile": parse_field("cta_tile", "64x64x32")}))
 
+
 @pytest.mark.parametrize(
     "change",
-    [{"cta_tile": "72x64x32"}, {"warp_tile": "48x32"}, {"warp_tile": "24x32"}, {"smem_a": "pad:4"}, {"smem_b": "pad:7"}],
+    [
+        {"cta_tile": "72x64x32"},
+        {"warp_tile": "48x32"},
+        {"warp_tile": "24x32"},
+        {"smem_a": "pad:4"},
+        {"smem_b": "pad:7"},
+    ],
     ids=str,
 )
 def test_what_the_rules_of_tiles_and_pads_reject_does_not_compile(change: dict[str, str]) -> None:

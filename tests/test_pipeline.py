@@ -19,11 +19,11 @@ from generator import compile as compile_stage
 from generator import pipeline
 from generator.arch import ARCHS
 from generator.errors import LibraryError
+from generator.pipeline import Settings, build, make, prepare
+from generator.register import planned
 from generator.store.garbage import collect_garbage
 from generator.store.library import Library
-from generator.pipeline import Settings, build, make, prepare
 from generator.store.record import ARTEFACTS, Record
-from generator.register import planned
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
 

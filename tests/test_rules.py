@@ -33,13 +33,28 @@ BROKEN = [
     ("arch=80 fragment_stages=2 stages=1", "fragment_stages", "with 1 stage", {"fragment_stages": "1"}),
     ("arch=80 smem_a=xor:4,3,4", "swizzle", "smem_a xor:4,3,4", {"smem_a": "xor:3,3,4"}),
     ("arch=80 smem_b=xor:2,2,3", "swizzle", "pieces of 16 B", {"smem_b": "xor:2,3,3"}),
-    ("arch=80 smem_a=xor:3,3,2 smem_b=xor:3,3,9", "swizzle", "xor:3,3,2", {"smem_a": "xor:3,3,3", "smem_b": "xor:3,3,7"}),
+    (
+        "arch=80 smem_a=xor:3,3,2 smem_b=xor:3,3,9",
+        "swizzle",
+        "xor:3,3,2",
+        {"smem_a": "xor:3,3,3", "smem_b": "xor:3,3,7"},
+    ),
     ("arch=80 smem_b=pad:12", "padding", "by 12 elements", {"smem_b": "pad:16"}),
     ("arch=80 smem_a=pad:80", "padding", "at most 64", {"smem_a": "pad:64"}),
     ("arch=90 stages=8 cta_tile=256x128x64", "shared_memory", "smem 393,216 B > 232,448 B of sm_90", {"stages": "4"}),
-    ("arch=89 cta_tile=128x128x32 stages=4 ctas_per_sm=2", "shared_memory", "65,536 B > 50,176 B of sm_89 for 2", {"stages": "3"}),
+    (
+        "arch=89 cta_tile=128x128x32 stages=4 ctas_per_sm=2",
+        "shared_memory",
+        "65,536 B > 50,176 B of sm_89 for 2",
+        {"stages": "3"},
+    ),
     ("arch=89 cta_tile=16x16x16 ctas_per_sm=32", "residency", "32 CTAs of 64 threads", {"ctas_per_sm": "24"}),
-    ("arch=90 warp_tile=64x64 cta_tile=128x256x32 ctas_per_sm=2", "registers", "> 128 for 2 CTAs of 256", {"ctas_per_sm": "1"}),
+    (
+        "arch=90 warp_tile=64x64 cta_tile=128x256x32 ctas_per_sm=2",
+        "registers",
+        "> 128 for 2 CTAs of 256",
+        {"ctas_per_sm": "1"},
+    ),
     ("arch=90 cta_tile=256x256x32", "registers", "128 of them accumulators", {"cta_tile": "256x128x32"}),
     ("arch=80 raster=panel:300", "raster", "panel of 300 columns is not whole tiles of 128", {"raster": "panel:256"}),
     ("arch=80 raster=group:2000", "raster", "group of 2,000 tiles > 1,024", {"raster": "group:1024"}),
@@ -79,7 +94,10 @@ def test_what_is_legal_breaks_nothing(text: str) -> None:
     [
         ({"stages": "4"}, "use 4 stages"),
         ({"stages": "1", "fragment_stages": "1"}, "use 1 stage and 1 fragment stage"),
-        ({"cta_tile": "64x64x32", "warp_tile": "32x32", "stages": "2"}, "use tile 64x64x32, warp_tile 32x32 and 2 stages"),
+        (
+            {"cta_tile": "64x64x32", "warp_tile": "32x32", "stages": "2"},
+            "use tile 64x64x32, warp_tile 32x32 and 2 stages",
+        ),
     ],
 )
 def test_a_change_is_put_into_words(change: dict[str, str], text: str) -> None:

@@ -11,8 +11,8 @@ from probe_kernels import BRANCHING, SPILLING, STATIC_SMEM, TENSOR, compile_prob
 
 from generator.binary import sass
 from generator.binary.elf import read_cubin
-from generator.errors import HgemmError
 from generator.binary.sass import Code, Instruction, Listing, disassemble, find_nvdisasm
+from generator.errors import HgemmError
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,9 @@ from conftest import ROOT
 SOURCES = sorted(path for folder in ("generator", "hgemm") for path in (ROOT / folder).rglob("*.py"))
 NAMES = [path.relative_to(ROOT).as_posix() for path in SOURCES]
 MODULES = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in NAMES]
-READS_ENVIRONMENT = {"generator/commands/device_check.py": "hands its own environment on to the process that uses the device"}
+READS_ENVIRONMENT = {
+    "generator/commands/device_check.py": "hands its own environment on to the process that uses the device"
+}
 """The command line reads one variable, by click (generator/commands/common_options.py); beside that, only these do."""
 PICKLES = {"generator/workers.py": "asks whether an exception passes the pipe between it and its own workers"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "input"}

@@ -29,9 +29,7 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("stage", WAY)
 def test_no_stage_imports_a_later_one(stage: str) -> None:
-    found = {
-        name.partition(".")[2] for name in imports(path_of(stage)) if name.startswith("generator.")
-    }
+    found = {name.partition(".")[2] for name in imports(path_of(stage)) if name.startswith("generator.")}
     later = found & {*WAY[WAY.index(stage) + 1 :]}
     assert not later
 

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 from records import make_record
 
+from generator.commands.table import fitting, to_text
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.library import Library
 from generator.store.record import flatten
 from generator.store.selection import CORE_FIELDS, Selection, condition_of, resolve
-from generator.commands.table import fitting, to_text
 from generator.verbs import gc, list, reindex, show
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -208,4 +208,13 @@ def test_listing_loads_nothing_slow() -> None:
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    assert not {"rich", "numpy", "cuda", "filelock", "jinja2", "pycute", "generator.binary.sass", "generator.binary.elf"} & {*found}
+    assert not {
+        "rich",
+        "numpy",
+        "cuda",
+        "filelock",
+        "jinja2",
+        "pycute",
+        "generator.binary.sass",
+        "generator.binary.elf",
+    } & {*found}

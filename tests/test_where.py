@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generator.store.conditions import Compare, Every, Like, Literal, Node, Not, Some, Truth, matches, to_sql
 from generator.errors import RequestError
+from generator.store.conditions import Compare, Every, Like, Literal, Node, Not, Some, Truth, matches, to_sql
 from generator.store.where import MAX_COMPARISONS, parse_where
 
 FLAT = {

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.arch import ARCHS
+from generator.binary.sass import find_nvdisasm
 from generator.compile import supported_archs
 from generator.emit import ENTRY_HEADER
 from generator.errors import HgemmError, LibraryError
 from generator.store.library import Library
-from generator.binary.sass import find_nvdisasm
-from generator.toolchain import INSTALL, headers, templates_folder, version_of
 from generator.store.variants import scan
+from generator.toolchain import INSTALL, headers, templates_folder, version_of
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 WHEELS = {

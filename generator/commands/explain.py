@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from generator.commands.table import cell
 from generator.layouts import read_conflicts, write_conflicts
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
 from generator.sweep import Candidate
-from generator.commands.table import cell
 
 _WIDTH = 26
 

@@ -11,14 +11,14 @@ import click
 
 from generator.catalog import load_catalog
 from generator.commands.explain import explain, explanation_text
-from generator.store.library import Library
+from generator.commands.progress import progress
+from generator.commands.spec_options import texts_of
+from generator.commands.table import to_text
 from generator.pipeline import Outcome, Settings, cached, make, prepare
 from generator.plan import Plan
-from generator.commands.progress import progress
+from generator.store.library import Library
 from generator.store.record import Scalar
-from generator.commands.spec_options import texts_of
 from generator.sweep import Sweep, over, read_spec_file, sweep
-from generator.commands.table import to_text
 from generator.toolchain import templates_folder
 
 _COLUMNS = "symbol registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes seconds status".split()
@@ -37,7 +37,9 @@ def run(options: dict[str, Any]) -> int:
         click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
     tiles = sorted({str(plan.spec.cta_tile) for plan in asked.plans})
     if len(tiles) > 1 and options["tile"] is None and not options["spec_file"] and options["catalog"] is None:
-        click.echo(f"generate: the planned tiles differ ({', '.join(tiles)}): name --tile to compare like with like", err=True)
+        click.echo(
+            f"generate: the planned tiles differ ({', '.join(tiles)}): name --tile to compare like with like", err=True
+        )
     settings = Settings(
         library=Library(options["library"]),
         templates=templates_folder(),

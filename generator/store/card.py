@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from generator.store.index import Measurement
 from generator.commands.table import cell
+from generator.store.index import Measurement
 from generator.store.variants import Variant
 
 _INDENT = 2

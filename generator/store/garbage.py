@@ -7,9 +7,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.store.disk import told
 from generator.errors import LibraryError
 from generator.failures import failures_of, forget_failure
+from generator.store.disk import told
 from generator.store.library import Library
 from generator.store.record import RECORD_NAME, SOURCE_NAME
 from generator.store.variants import is_ours, is_symbol, read_artefact, read_record, read_variant, scan

@@ -102,7 +102,9 @@ def _checked(uri: str) -> sqlite3.Connection:
     try:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
-            raise LibraryError(f"{INDEX_NAME} was written by a newer hgemm (version {version} > {VERSION}): update this one")
+            raise LibraryError(
+                f"{INDEX_NAME} was written by a newer hgemm (version {version} > {VERSION}): update this one"
+            )
         if version != VERSION:
             raise Damaged(f"it has version {version}, not {VERSION}")
         database.execute("PRAGMA synchronous = NORMAL")

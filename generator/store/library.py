@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from generator.errors import LibraryError
 from generator.store.conditions import EVERYTHING, Node, matches
 from generator.store.disk import reason_of, told
-from generator.errors import LibraryError
 from generator.store.index import INDEX_NAME, Damaged, Index, Measurement, open_index
 from generator.store.index_repair import replace_index
 from generator.store.record import Record, Scalar

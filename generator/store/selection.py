@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from generator.arch import parse_arch_list
-from generator.store.conditions import Compare, Every, Like, Literal, Node, Some, any_like
 from generator.errors import RequestError
+from generator.store.conditions import Compare, Every, Like, Literal, Node, Some, any_like
 from generator.store.library import Library
 from generator.store.record import Scalar
 from generator.store.variants import is_symbol

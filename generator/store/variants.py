@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generator.store.disk import told
 from generator.errors import LibraryError, RequestError
+from generator.store.disk import told
 from generator.store.record import ARTEFACTS, MAX_RECORD_BYTES, RECORD_NAME, WAY_OUT, Record
 from generator.store.record import dump as dump_record
 from generator.store.whole import is_being_replaced, open_folder, read_regular, write_folder

@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 
 from generator.commands.common_options import filter_options, json_option, library_option
+from generator.commands.table import fitting, to_csv, to_text
 from generator.errors import RequestError
 from generator.store.library import Library
 from generator.store.record import Scalar
 from generator.store.selection import Selection, known_fields, select_rows
-from generator.commands.table import fitting, to_csv, to_text
 from generator.store.where import check_field
 
 DEFAULT_COLUMNS = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from generator.store.card import card
 from generator.commands.common_options import json_option, library_option
 from generator.errors import RequestError
+from generator.store.card import card
 from generator.store.library import Library
 from generator.store.record import CUBIN_NAME, PTX_NAME, SOURCE_NAME
 from generator.store.selection import resolve

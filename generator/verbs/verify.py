@@ -12,8 +12,8 @@ import click
 
 from generator.commands.common_options import filter_options, json_option, library_option
 from generator.commands.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers
-from generator.errors import LibraryError, RequestError
 from generator.commands.junit import write_junit
+from generator.errors import LibraryError, RequestError
 from generator.store.library import Library
 from generator.store.selection import Selection, resolve, select_rows
 from hgemm.cases import Shape
