@@ -80,10 +80,10 @@ class Buffer:
 class Operand(Buffer):
     """A matrix, or a batch of them, in such a buffer."""
 
-    def __init__(self, device: Device, place: Place, guard_bytes: int = GUARD_BYTES) -> None:
+    def __init__(self, device: Device, place: Place, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0) -> None:
         self.place = place
         item = DTYPES[place.dtype].bytes
-        super().__init__(device, place.elements * item, place.align * item, guard_bytes)
+        super().__init__(device, place.elements * item, align_bytes or place.align * item, guard_bytes)
 
     def matrices(self, memory: np.ndarray) -> np.ndarray:
         """Return a copy's elements as stored. Shapes: (batch, rows, columns), a view."""

@@ -33,7 +33,8 @@ def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int 
 
     Raises: ProblemError where the variant does not take the problem, DeviceError where a launch fails.
     """
-    trial = Trial(kernel, case, device, Options(seed=seed), "normal")
+    # Aligned as allocations are: 16 bytes off a sector costs a third of the speed (465 us for 324 at 4096^3, H200).
+    trial = Trial(kernel, case, device, Options(seed=seed, align_bytes=256), "normal")
     try:
         trial.prepare()
         problem = trial.problem()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 
 from hgemm.device import Device, checked, driver
 
-WARM_UP_LAUNCHES = 3
+WARM_UP_S = 0.5
+"""Long enough for an idle card to reach its clock."""
 SAMPLE_MS = 1.0
 """A sample is so many launches that it lasts this long: events are exact to about a microsecond."""
 
@@ -35,7 +37,9 @@ def median_us(device: Device, launch: Callable[[], None], samples: int) -> float
         for _ in range(count):
             launch()
 
-    several(WARM_UP_LAUNCHES)
+    until = time.perf_counter() + WARM_UP_S
     once_ms = elapsed_ms(device, launch)
+    while time.perf_counter() < until:
+        once_ms = elapsed_ms(device, launch)
     count = max(1, min(1000, round(SAMPLE_MS / max(once_ms, 1e-3))))
     return statistics.median(elapsed_ms(device, lambda: several(count)) / count for _ in range(samples)) * 1000

@@ -22,12 +22,17 @@ from hgemm.samples import draw, places, stored
 
 @dataclass(frozen=True)
 class Options:
-    """How a case is checked. Fields: `data` are the kinds of operands; `guard_bytes` is 0 under compute-sanitizer."""
+    """How a case is checked.
+
+    Fields: `data` are the kinds of operands; `guard_bytes` is 0 under compute-sanitizer; operands begin on multiples of
+    `align_bytes`, where 0 is of no more than the variant needs.
+    """
 
     seed: int = 0
     data: tuple[str, ...] = ("integer", "normal")
     guard_bytes: int = GUARD_BYTES
     twice: bool = True
+    align_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Trial:
         poisoned = {"d"} | ({"c"} if self.facts.beta and self.case.loose and not self.case.in_place else set())
         for name, place in places(self.facts, self.case).items():
             if name in numbers or name in poisoned:
-                self.buffers[name] = Operand(self.device, place, self.options.guard_bytes)
+                self.buffers[name] = Operand(self.device, place, self.options.guard_bytes, self.options.align_bytes)
                 self.buffers[name].fill(numbers.get(name))
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
         if size := workspace_bytes(self.facts, *sizes):

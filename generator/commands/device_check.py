@@ -95,7 +95,7 @@ def check_here(request: Request) -> Outcome:
         resident_ctas = kernel.prepare(device.ordinal).resident_ctas
     except UnfitError as error:
         return Outcome(request.symbol, skipped=str(error))
-    options = Options(request.seed, tuple(request.data), request.guard_bytes, request.twice)
+    options = Options(seed=request.seed, data=tuple(request.data), guard_bytes=request.guard_bytes, twice=request.twice)
     if request.shapes:
         cases = cases_of(kernel.facts, Shape.parse_list(request.shapes))
     else:
