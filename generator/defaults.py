@@ -18,7 +18,7 @@ from generator.ways_out import nearest_cta_tile, warp_extents
 # ---- What measurements recommend ------------------------------------------------------------------------------------
 # Source: benchmarks/data/mma_sync_h200.json, squares of 2048, 4096 and 8192, and sweep_h200.json. 256x128x32 with 8 warps of
 # 64x64 and 4 stages is the best or within 1 % of it for f32, and has the best geometric mean for f16, where 256x256x32 wins
-# from 4096 on by 10 % and loses 43 % at 2048; 128x128x32 with two CTAs an SM takes 8 % longer, 3 stages 3 to 6 %, 2 stages 30 %.
+# from 4096 on by 10 % and loses 43 % at 2048; 128x128x32 with two CTAs an SM takes 9 % longer, 3 stages 6 to 13 %, 2 stages 29 %.
 
 ROOMY_SMEM_BYTES = 200 * 1024
 """Shared memory a CTA from which on the large tiles have room for 4 stages; with less, two smaller CTAs share an SM."""
