@@ -7,9 +7,9 @@ from pathlib import Path
 
 from generator.errors import BuildError
 from generator.store.disk import told
-from generator.store.record import SOURCE_NAME
-from generator.store.variants import is_symbol
 from generator.store.whole import write_folder
+from hgemm.record import SOURCE_NAME
+from hgemm.variants import is_symbol
 
 FAILED_NAME = "failed"
 LOG_NAME = "compile.log"

@@ -24,9 +24,9 @@ from generator.plan import Plan
 from generator.register import artefacts_of, document, planned, spills
 from generator.store.disk import told
 from generator.store.library import Library
-from generator.store.record import Record
 from generator.store.whole import temporary_name
 from generator.toolchain import Headers, headers
+from hgemm.record import Record
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from generator.compile import Compiled, toolchain_of
 from generator.emit import Kernel
 from generator.layouts import read_conflicts, write_conflicts
 from generator.plan import Plan
-from generator.store.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME
 from generator.toolchain import Headers
+from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME
 
 _LOCAL_MEMORY = ("LDL", "STL")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from generator.store.record import ARTEFACTS, SCHEMA
+from hgemm.record import ARTEFACTS, SCHEMA
 
 SPEC = {
     "arch": "sm_89",

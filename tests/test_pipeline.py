@@ -23,9 +23,9 @@ from generator.pipeline import Settings, build, make, prepare
 from generator.register import planned
 from generator.store.garbage import collect_garbage
 from generator.store.library import Library
-from generator.store.record import ARTEFACTS, Record
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
+from hgemm.record import ARTEFACTS, Record
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
 SPILLING = {"arch": "sm_80", "tile": "64x64x16", "warp_tile": "64x64", "stages": "2", "ctas_per_sm": "16"}

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 WAY = (
     "errors values arch spec layouts plan ways_out rules defaults naming emit toolchain compile binary.elf binary.ptxas_log "
-    "binary.occupancy binary.sass binary.inspect expectation store.record register store.disk store.whole store.variants "
+    "binary.occupancy binary.sass binary.inspect expectation register store.disk store.whole store.variants "
     "store.library failures pipeline commands.progress cli"
 ).split()
 """The stages and what they stand on, in the order in which a spec passes them."""

@@ -16,9 +16,9 @@ from records import make_record
 from generator.commands.table import fitting, to_text
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.library import Library
-from generator.store.record import flatten
 from generator.store.selection import CORE_FIELDS, Selection, condition_of, resolve
 from generator.verbs import gc, list, reindex, show
+from hgemm.record import flatten
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,11 +9,11 @@ from generator.commands.options import Texts
 from generator.emit import Kernel, emit
 from generator.errors import RequestError
 from generator.store.disk import told
-from generator.store.record import SOURCE_NAME
 from generator.store.variants import is_ours
 from generator.store.whole import write_folder
 from generator.sweep import read_spec_file, sweep
 from generator.toolchain import templates_folder
+from hgemm.record import SOURCE_NAME
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from generator.store.library import Library
-from generator.store.record import CUBIN_NAME, PTX_NAME
 from hgemm.cases import Shape, cases_of, default_cases
 from hgemm.device import open_device
 from hgemm.errors import DeviceError, UnfitError
 from hgemm.kernel import Kernel
+from hgemm.record import CUBIN_NAME, PTX_NAME
 
 TIMEOUT_S = 300.0
 CODES = ("auto", "cubin", "ptx")

@@ -16,8 +16,8 @@ from generator.compile import supported_archs
 from generator.emit import ENTRY_HEADER
 from generator.errors import HgemmError, LibraryError
 from generator.store.library import Library
-from generator.store.variants import scan
 from generator.toolchain import INSTALL, headers, templates_folder, version_of
+from hgemm.variants import scan
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 WHEELS = {

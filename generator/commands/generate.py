@@ -17,9 +17,9 @@ from generator.commands.table import to_text
 from generator.pipeline import Outcome, Settings, cached, make, prepare
 from generator.plan import Plan
 from generator.store.library import Library
-from generator.store.record import Scalar
 from generator.sweep import Sweep, over, read_spec_file, sweep
 from generator.toolchain import templates_folder
+from hgemm.record import Scalar
 
 _COLUMNS = "symbol registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes seconds status".split()
 

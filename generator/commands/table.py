@@ -10,7 +10,7 @@ import io
 import itertools
 from collections.abc import Mapping, Sequence
 
-from generator.store.record import Scalar
+from hgemm.record import Scalar
 
 Row = Mapping[str, Scalar]
 _GAP = "  "

@@ -8,7 +8,7 @@ from typing import Any
 
 from generator.commands.table import cell
 from generator.store.index import Measurement
-from generator.store.variants import Variant
+from hgemm.variants import Variant
 
 _INDENT = 2
 _NAME_WIDTH = 18

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from generator.store.record import Scalar
+from hgemm.record import Scalar
 
 _OPERATORS = {"<": operator.lt, "<=": operator.le, "=": operator.eq, ">=": operator.ge, ">": operator.gt}
 _FACT = "EXISTS (SELECT 1 FROM facts WHERE facts.variant = variants.id AND facts.name = ? AND "

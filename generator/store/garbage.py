@@ -11,9 +11,11 @@ from generator.errors import LibraryError
 from generator.failures import failures_of, forget_failure
 from generator.store.disk import told
 from generator.store.library import Library
-from generator.store.record import RECORD_NAME, SOURCE_NAME
-from generator.store.variants import is_ours, is_symbol, read_artefact, read_record, read_variant, scan
-from generator.store.whole import TEMPORARY, is_stale, open_folder, rename_to_free, retire
+from generator.store.variants import is_ours
+from generator.store.whole import rename_to_free, retire
+from hgemm.folders import TEMPORARY, is_stale, open_folder
+from hgemm.record import RECORD_NAME, SOURCE_NAME
+from hgemm.variants import is_symbol, read_artefact, read_record, read_variant, scan
 
 
 @dataclass(frozen=True)

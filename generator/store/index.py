@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from generator.errors import LibraryError
 from generator.store.conditions import EVERYTHING, Node, to_sql
-from generator.store.record import SCHEMA, Record, Scalar
+from hgemm.record import SCHEMA, Record, Scalar
 
 INDEX_NAME = "index.db"
 VERSION = 1000 * SCHEMA + 1

@@ -14,8 +14,9 @@ from generator.store.conditions import EVERYTHING, Node, matches
 from generator.store.disk import reason_of, told
 from generator.store.index import INDEX_NAME, Damaged, Index, Measurement, open_index
 from generator.store.index_repair import replace_index
-from generator.store.record import Record, Scalar
-from generator.store.variants import NoVariant, Variant, read_variant, require, scan, write_variant
+from generator.store.variants import write_variant
+from hgemm.record import Record, Scalar
+from hgemm.variants import NoVariant, Variant, read_variant, require, scan
 
 Answer = TypeVar("Answer")
 _LOG = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from generator.arch import parse_arch_list
 from generator.errors import RequestError
 from generator.store.conditions import Compare, Every, Like, Literal, Node, Some, any_like
 from generator.store.library import Library
-from generator.store.record import Scalar
-from generator.store.variants import is_symbol
 from generator.store.where import check_field, parse_where
+from hgemm.record import Scalar
+from hgemm.variants import is_symbol
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 NAME_FIELDS = ("symbol", "alias")

@@ -1,181 +1,27 @@
-"""The folder of one variant: how it is found, checked before it is trusted, and written whole."""
+"""The folder of one variant, written whole."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
-import re
 import stat
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generator.errors import LibraryError, RequestError
+from generator.errors import LibraryError
 from generator.store.disk import told
-from generator.store.record import ARTEFACTS, MAX_RECORD_BYTES, RECORD_NAME, WAY_OUT, Record
-from generator.store.record import dump as dump_record
-from generator.store.whole import is_being_replaced, open_folder, read_regular, write_folder
-
-_SYMBOL = re.compile(r"[a-z0-9_]{1,200}", re.ASCII)
-_READ_ATTEMPTS = 50
-_SWAP_PAUSE_S = 0.002
-
-
-class NoVariant(LibraryError):
-    """There is no folder of that name, or it holds a source without a record."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A variant that was read: its record, its folder, and its artefacts where their hashes were checked."""
-
-    record: Record
-    folder: Path
-    artefacts: Mapping[str, bytes]
-
-    @property
-    def symbol(self) -> str:
-        return self.record.symbol
-
-    def path(self, name: str) -> Path:
-        """Return where the artefact `name` lies."""
-        return self.folder / name
+from generator.store.whole import write_folder
+from hgemm.record import ARTEFACTS, RECORD_NAME, Record
+from hgemm.record import dump as dump_record
+from hgemm.variants import check_symbol, stamp_of
 
 
 def is_ours(name: str) -> bool:
     """Tell whether a file of this name in a variant's folder was written by the generator."""
     return name == RECORD_NAME or name in ARTEFACTS
-
-
-def is_symbol(text: str) -> bool:
-    """Tell whether a text may be the name of a variant, and so of a folder."""
-    return bool(_SYMBOL.fullmatch(text))
-
-
-def check_symbol(symbol: str) -> str:
-    """Return the symbol. Raises RequestError where it may not become part of a path."""
-    if not is_symbol(symbol):
-        raise RequestError(f"symbol {ascii(symbol)[:80]} is malformed: use a to z, 0 to 9 and _ only")
-    return symbol
-
-
-def stamp_of(status: os.stat_result) -> str:
-    """Return what changes when a record is written anew: its time of writing and its size."""
-    return f"{status.st_mtime_ns}:{status.st_size}"
-
-
-def require(library: Path) -> None:
-    """Raise LibraryError where there is no library at this place."""
-    if not library.exists():
-        raise LibraryError(f"library {library} does not exist: run `generate` first, or name one with --library")
-    if not library.is_dir():
-        raise LibraryError(f"library {library} is a file, not a folder: name another with --library")
-
-
-def scan(library: Path) -> dict[str, str]:
-    """Return the stamp of every variant of a library, by symbol; sources without a record are left out.
-
-    Raises: LibraryError where the library is missing, is no folder, or cannot be read.
-    """
-    require(library)
-    stamps: dict[str, str] = {}
-    with told("read the library", library), os.scandir(library) as entries:
-        for entry in entries:
-            if is_symbol(entry.name) and entry.is_dir(follow_symlinks=False):
-                try:
-                    stamps[entry.name] = stamp_of(os.lstat(f"{entry.path}/{RECORD_NAME}"))
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-    return stamps
-
-
-def read_variant(library: Path, symbol: str, verify: bool = True) -> Variant:
-    """Read a variant, with its artefacts where `verify` asks for their hashes to be checked.
-
-    Raises: RequestError for a malformed symbol, NoVariant where there is none, LibraryError where the record
-        is malformed or an artefact is not what the record says.
-    """
-    place = library / check_symbol(symbol)
-    for attempt in range(_READ_ATTEMPTS):
-        try:
-            return _read_once(place, verify)
-        except _Replaced:
-            time.sleep(_SWAP_PAUSE_S)
-        except NoVariant:
-            if attempt and not is_being_replaced(place):
-                raise
-            time.sleep(_SWAP_PAUSE_S if attempt else 0)
-    raise LibraryError(f"{place} is being replaced all the time: try again when the other run is done")
-
-
-class _Replaced(Exception):
-    """The folder being read was replaced by another process; what was read says nothing."""
-
-
-def _read_once(place: Path, verify: bool) -> Variant:
-    if place.is_symlink():
-        raise LibraryError(f"{place} is a symbolic link, which a library may not hold: remove it")
-    try:
-        with told("read", place):
-            folder = open_folder(place)
-    except LibraryError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise NoVariant(f"no variant {place.name} in {place.parent}: `hgemm list` shows those that are") from None
-        raise
-    try:
-        record = read_record(place, folder)
-        artefacts = {name: read_artefact(place, folder, record, name) for name in record.files} if verify else {}
-        return Variant(record, place, artefacts)
-    except LibraryError:
-        if not _is_at(folder, place):
-            raise _Replaced from None
-        raise
-    finally:
-        os.close(folder)
-
-
-def _is_at(folder: int, place: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(folder), os.lstat(place))
-    except FileNotFoundError:
-        return False
-
-
-def read_record(place: Path, folder: int) -> Record:
-    """Read and check the record in the open `folder` that stands at `place`. Raises LibraryError, or NoVariant."""
-    path = place / RECORD_NAME
-    try:
-        with told("read", path):
-            document = read_regular(RECORD_NAME, folder, MAX_RECORD_BYTES)
-    except LibraryError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise NoVariant(f"{place} holds no {RECORD_NAME}: `generate` completes it") from None
-        raise
-    if len(document) > MAX_RECORD_BYTES:
-        raise LibraryError(f"{path} is larger than {MAX_RECORD_BYTES} B: {WAY_OUT}")
-    record = Record.parse(document, str(path))
-    if record.symbol != place.name:
-        raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {WAY_OUT}")
-    return record
-
-
-def read_artefact(place: Path, folder: int, record: Record, name: str) -> bytes:
-    """Read a file of the open `folder` that stands at `place`. Raises LibraryError where it is not as recorded."""
-    path, expected = place / name, record.files[name]
-    try:
-        with told("read", path):
-            content = read_regular(name, folder, expected["bytes"])
-    except LibraryError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise LibraryError(f"{path} is missing: {WAY_OUT}") from None
-        raise
-    if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
-        raise LibraryError(f"{path} is not the file that its record describes (SHA-256 differs): {WAY_OUT}")
-    return content
 
 
 def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, bytes]) -> tuple[Record, str]:

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from generator.arch import parse_arch
 from generator.errors import RequestError
 from generator.store.conditions import Compare, Every, Like, Literal, Node, Not, Some, Truth
-from generator.store.schema import MAX_INTEGER
+from hgemm.schema import MAX_INTEGER
 
 FIELD_ALIASES = {"tile": "cta_tile"}
 MAX_CHARACTERS = 4000

@@ -14,9 +14,9 @@ from generator.commands.common_options import filter_options, json_option, libra
 from generator.commands.table import fitting, to_csv, to_text
 from generator.errors import RequestError
 from generator.store.library import Library
-from generator.store.record import Scalar
 from generator.store.selection import Selection, known_fields, select_rows
 from generator.store.where import check_field
+from hgemm.record import Scalar
 
 DEFAULT_COLUMNS = (
     "symbol arch layout cta_tile warp_tile stages registers smem_bytes ctas_per_sm occupancy spilled "

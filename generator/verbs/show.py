@@ -11,9 +11,9 @@ from generator.commands.common_options import json_option, library_option
 from generator.errors import RequestError
 from generator.store.card import card
 from generator.store.library import Library
-from generator.store.record import CUBIN_NAME, PTX_NAME, SOURCE_NAME
 from generator.store.selection import resolve
-from generator.store.variants import Variant
+from hgemm.record import CUBIN_NAME, PTX_NAME, SOURCE_NAME
+from hgemm.variants import Variant
 
 _HELP = """Show a variant: what it is, what it takes, and how it was proved.
 

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from generator.errors import LibraryError
-from generator.store.schema import (
+from hgemm.errors import LibraryError
+from hgemm.schema import (
     NAME,
     TEXT,
     Mismatch,

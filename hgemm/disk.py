@@ -1,0 +1,35 @@
+"""What the disk says when it refuses, as one line for people."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hgemm.errors import LibraryError
+
+REASONS = {
+    errno.ENOSPC: "no space is left on the disk: free some or choose another --library",
+    errno.EDQUOT: "the disk quota is used up: free some space or choose another --library",
+    errno.EROFS: "it is read-only: choose another --library",
+    errno.EACCES: "permission is denied: change its permissions or choose another --library",
+    errno.EPERM: "permission is denied: change its permissions or choose another --library",
+    errno.ENOTDIR: "a file stands where a folder is needed: move it or choose another --library",
+    errno.EEXIST: "a file stands where a folder is needed: move it or choose another --library",
+    errno.ELOOP: "it is a symbolic link, which a library may not hold: remove it",
+}
+
+
+@contextmanager
+def told(doing: str, place: Path) -> Iterator[None]:
+    """Turn a failure of the file system into one LibraryError line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise LibraryError(f"cannot {doing} {place}: {reason_of(error)}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """Say why the disk refused, and what to do."""
+    return REASONS.get(error.errno or 0, f"{error.strerror or error}: check the folder and try again")
