@@ -1,0 +1,47 @@
+"""`hgemm draw`: a picture of a variant's shared memory and fragments, as SVG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from generator.commands.common_options import library_option
+from generator.drawing.picture import picture_of
+from generator.errors import RequestError
+from generator.plan import Plan
+from generator.spec import Spec
+from generator.store.disk import told
+from generator.store.library import Library
+from generator.store.selection import resolve
+
+_HELP = """Draw how a variant's operands lie among the banks of shared memory, before and after the swizzle, with the lanes
+of one ldmatrix, and which lane holds which elements of its tensor instruction.
+
+SYMBOL is a variant's symbol or alias, a unique beginning of one, or a glob that one variant matches.
+
+\b
+Example:
+  hgemm draw '*128x128x32*s3f2*' --to tile.svg
+"""
+
+
+@click.command("draw", help=_HELP)
+@click.argument("symbol")
+@library_option
+@click.option(
+    "--to", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write there, not to stdout."
+)
+def command(symbol: str, library: Path, to: Path | None) -> None:
+    opened = Library(library)
+    found = resolve(opened, symbol)
+    if len(found) > 1:
+        raise RequestError(f"'{symbol}' matches {len(found)} variants: name one of {', '.join(found[:3])}")
+    record = opened.load(found[0], verify=False).record
+    picture = picture_of(Plan(Spec.from_dict(record.data["spec"])), record.symbol)
+    if to is None:
+        click.echo(picture, nl=False)
+    else:
+        with told("write", to):
+            to.write_text(picture)
+        click.echo(to)

@@ -1,0 +1,98 @@
+"""Pictures say what the layouts compute, and `hgemm draw` writes them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+from conftest import ROOT
+
+from generator.defaults import resolve
+from generator.drawing.fragments import fragments_of
+from generator.drawing.picture import picture_of
+from generator.drawing.shared_tile import group_of, unswizzled, view_of
+from generator.drawing.svg import Svg
+from generator.layouts import conflicts
+from generator.plan import Plan
+from generator.spec import parse_field
+from generator.store.library import Library
+from generator.verbs import draw
+
+
+def plan(text: str) -> Plan:
+    return Plan(resolve({name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())}))
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_the_lanes_of_an_ldmatrix_touch_four_matrices_once_each(layout: str) -> None:
+    made = plan(f"arch=89 cta_tile=128x128x32 layout={layout}")
+    for name, tile in (("A", made.a), ("B", made.b)):
+        view = view_of(name, tile)
+        places = [view.lane_place(lane) for lane in range(32)]
+        assert {*places} == {(row, piece) for row in range(16) for piece in range(2)}
+        for first in range(0, 32, 8):
+            groups = [group_of(tile, *place) for place in places[first : first + 8]]
+            offsets = [tile.offset(row, piece * 8) * 2 for row, piece in places[first : first + 8]]
+            assert max(Counter(groups).values()) - 1 == conflicts(offsets, 16) == 0
+            plain = [group_of(unswizzled(tile), *place) for place in places[first : first + 8]]
+            assert max(Counter(plain).values()) > 1
+
+
+def test_the_registers_of_a_follow_one_another_as_the_matrices_do() -> None:
+    """Matrix i of an ldmatrix.x4 lands in register i: its rows are m for A, n for B, and its pieces k."""
+    made = plan("arch=89 cta_tile=128x128x32")
+    a, b, _ = fragments_of(16, True)
+    for lane in range(32):
+        matrix = lane // 8
+        row, piece = view_of("A", made.a).lane_place(lane)
+        assert a.owner(row, piece * 8) == (row % 8 * 4, matrix)
+        row, piece = view_of("B", made.b).lane_place(lane)
+        assert b.owner(piece * 8, row % 8) == (row % 8 * 4, matrix % 2)
+
+
+@pytest.mark.parametrize("mma_k", [8, 16])
+def test_every_lane_holds_as_many_elements_as_every_other(mma_k: int) -> None:
+    for fragment in fragments_of(mma_k, floats=True):
+        rows, columns = fragment.extents
+        lanes = Counter(fragment.owner(row, column)[0] for row in range(rows) for column in range(columns))
+        assert [*lanes.values()] == [rows * columns // 32] * 32
+
+
+def test_a_picture_is_sound_and_the_same_every_time() -> None:
+    made = plan("arch=89 cta_tile=128x128x32 acc=f16 layout=nt")
+    text = picture_of(made, "hgemm_x")
+    assert text == picture_of(made, "hgemm_x")
+    root = ElementTree.fromstring(text)
+    words = ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("text")]
+    assert "hgemm_x" in words and sum(word.endswith("passes") for word in words) == 8 and words.count("1 pass") == 8
+    assert words.count("All of one stage read once: 0 bank conflicts.") == 2
+
+
+def test_text_is_escaped() -> None:
+    svg = Svg()
+    svg.text(0, 10, "a < b & c")
+    assert "".join(ElementTree.fromstring(svg.document()).itertext()).strip() == "a < b & c"
+
+
+def test_the_verb_draws_a_variant_of_the_library(small_library: Library, tmp_path: Path) -> None:
+    place = tmp_path / "tile.svg"
+    arguments = ["hgemm_sm80_nt_*", "--library", str(small_library.folder)]
+    printed = CliRunner().invoke(draw.command, arguments)
+    written = CliRunner().invoke(draw.command, [*arguments, "--to", str(place)])
+    assert printed.exit_code == written.exit_code == 0 and written.stdout == f"{place}\n"
+    assert printed.stdout == place.read_text() and "hgemm_sm80_nt_" in printed.stdout
+    several = CliRunner().invoke(draw.command, ["hgemm_*", "--library", str(small_library.folder)])
+    assert re.search("matches 4 variants", str(several.exception))
+
+
+def test_the_picture_of_the_readme_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import draw_swizzle
+
+    assert (ROOT / "docs" / "swizzle.svg").read_text() == draw_swizzle.picture()
+    sys.modules.pop("draw_swizzle")
