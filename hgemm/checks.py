@@ -10,6 +10,7 @@ from hgemm.facts import Facts
 from hgemm.launch import ctas, workspace_bytes
 from hgemm.matrices import Matrix, matrices, overlaps
 from hgemm.problem import Problem
+from hgemm.tensor_maps import map_complaints
 
 MAX_EXTENT = 2**31 - 512
 """Largest m, n and k: the kernel's 32-bit indices run past the edge by less than two tiles of 256."""
@@ -27,6 +28,9 @@ def check(problem: Problem, facts: Facts, workspace_size: int | None = None) -> 
     if not wrong:
         places = matrices(problem, facts)
         wrong = [told for matrix in places.values() for told in matrix.complaints()]
+        misplaced = list(map_complaints(facts, places))
+        wrong = wrong or misplaced
+        wrong += ["variants of the mma.sync family (arch sm_90, sm_80) take any operands"] if misplaced else []
         wrong += _scalar_complaints(problem, facts)
         wrong += _workspace_complaints(problem, facts, workspace_size, places)
         wrong += [] if wrong else overlaps(places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -70,7 +70,7 @@ def ordinal_of(pointer: Address) -> int:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel that is loaded on a device, and how many CTAs of it the whole device holds."""
+    """A kernel that is loaded on a device, and how many CTAs of it the whole device holds, in whole clusters."""
 
     handle: Any
     facts: Facts
@@ -130,31 +130,42 @@ class Device:
             handle = self._ok("cuModuleGetFunction", f"find {facts.symbol} in its image", module, facts.symbol.encode())
             smem = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._ok("cuFuncSetAttribute", f"give {facts.symbol} its shared memory", handle, smem, facts.smem_bytes)
-            query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-            ctas = self._ok(query, f"fit {facts.symbol} on an SM", handle, facts.threads, facts.smem_bytes)
-        return Function(handle, facts, ctas * self.sms)
+            return Function(handle, facts, self._resident_ctas(handle, facts))
 
-    def bind(
-        self, function: Function, grid_x: int, parameter: bytes, stream: int, counters: tuple[Address, int] = (0, 0)
-    ) -> Callable[[], None]:
-        """Return what launches on a stream (0 is the legacy default one); it does not wait, and may be captured.
+    def _resident_ctas(self, handle: Any, facts: Facts) -> int:
+        size, fitting = facts.cluster_ctas, f"fit {facts.symbol} on an SM"
+        if size > 1:  # GPCs whose SMs are no multiple of it leave some idle, which only the driver knows
+            config = self._config(facts, size * self.sms, 0)
+            return size * self._ok("cuOccupancyMaxActiveClusters", fitting, handle, config)
+        query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        return self.sms * self._ok(query, fitting, handle, facts.threads, facts.smem_bytes)
 
-        `counters`, an address and a number of bytes, are zeroed before each launch.
-        """
-        bindings, facts = driver(), function.facts
-        block = ctypes.create_string_buffer(parameter, len(parameter))
-        pointers = (ctypes.POINTER(type(block)) * 1)(ctypes.pointer(block))  # keeps the block alive
-        config = bindings.CUlaunchConfig()
+    @staticmethod
+    def _config(facts: Facts, grid_x: int, stream: int) -> Any:
+        """Describe a launch. The size of a cluster is not in it: it is compiled into the kernel."""
+        config = driver().CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid_x, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = facts.threads, 1, 1
         config.sharedMemBytes = facts.smem_bytes
-        config.hStream = bindings.CUstream(stream)
-        if facts.cluster != (1, 1, 1):
-            attribute = bindings.CUlaunchAttribute()
-            attribute.id = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            cluster = attribute.value.clusterDim
-            cluster.x, cluster.y, cluster.z = facts.cluster
-            config.attrs, config.numAttrs = [attribute], 1
+        config.hStream = driver().CUstream(stream)
+        return config
+
+    def bind(
+        self,
+        function: Function,
+        grid_x: int,
+        parameters: Sequence[bytes],
+        stream: int,
+        counters: tuple[Address, int] = (0, 0),
+    ) -> Callable[[], None]:
+        """Return what launches on a stream (0 is the legacy default one); it does not wait, and may be captured.
+
+        `parameters` are passed by value, so that a captured launch keeps its own. `counters`, an address and a number of
+        bytes, are zeroed before each launch.
+        """
+        facts = function.facts
+        pointers = (ctypes.c_char_p * len(parameters))(*parameters)  # keeps the parameters alive
+        config = self._config(facts, grid_x, stream)
 
         def launch() -> None:
             with self.current():

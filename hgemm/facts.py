@@ -12,12 +12,31 @@ GRID_RULES = ("one_tile", "persistent", "split_k")
 
 
 @dataclass(frozen=True)
+class MapRule:
+    """How the tensor map of one operand is encoded; the kernel takes the maps of a, b and d beside the problem.
+
+    Units: `box` counts elements along the contiguous axis, the other axis and the batch.
+    """
+
+    operand: str
+    box: tuple[int, int, int]
+    swizzle_bytes: int
+    element: str
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> MapRule:
+        """Read it from an entry of a record's `launch.tensor_maps`."""
+        x, y, z = entry["box"]
+        return cls(entry["operand"], (x, y, z), entry["swizzle_bytes"], entry["element"])
+
+
+@dataclass(frozen=True)
 class Facts:
     """One variant as its launcher and its checks see it.
 
     Shapes: A (m, k) is k-contiguous where `layout` begins with t, B (k, n) where it ends with n; C and D (m, n) are
         row-major, bias is (n,) where `bias` is row and (m,) where it is column.
-    Units: alignments and tiles are elements.
+    Units: alignments and tiles are elements; `cluster_shape` counts CTA tiles along m and n.
     """
 
     symbol: str
@@ -43,6 +62,8 @@ class Facts:
     splits: int
     counter_bytes_per_tile: int
     partial_bytes_per_tile: int
+    cluster_shape: tuple[int, int] = (1, 1)
+    tensor_maps: tuple[MapRule, ...] = ()
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Facts:
@@ -65,6 +86,8 @@ class Facts:
                 splits=grid["splits"],
                 counter_bytes_per_tile=workspace.get("counter_bytes_per_tile", 0),
                 partial_bytes_per_tile=workspace.get("partial_bytes_per_tile", 0),
+                cluster_shape=tuple(launch.get("cluster_shape", (1, 1))),
+                tensor_maps=tuple(MapRule.of(entry) for entry in launch.get("tensor_maps", ())),
             )
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(
@@ -74,7 +97,16 @@ class Facts:
             raise LibraryError(
                 f"{facts.symbol}: grid rule {facts.grid_rule!r} is unknown here: {', '.join(GRID_RULES)} are not"
             )
+        if facts.cluster != (facts.cluster_ctas, 1, 1):
+            raise LibraryError(
+                f"{facts.symbol}: a cluster of {facts.cluster} is not {facts.cluster_shape} tiles: generate it anew"
+            )
         return facts
+
+    @property
+    def cluster_ctas(self) -> int:
+        """Return how many CTAs work on neighbouring tiles as one cluster; 1 is none."""
+        return self.cluster_shape[0] * self.cluster_shape[1]
 
     @property
     def a_k_major(self) -> bool:

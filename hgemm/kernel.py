@@ -14,6 +14,7 @@ from hgemm.facts import Facts
 from hgemm.images import Image
 from hgemm.launch import counter_bytes, grid_x, workspace_bytes
 from hgemm.problem import Problem
+from hgemm.tensor_maps import tensor_maps
 
 
 class Kernel:
@@ -71,7 +72,10 @@ class Kernel:
         function = self.prepare(device)
         grid = grid_x(self.facts, problem.m, problem.n, problem.batch, function.resident_ctas)
         counters = (problem.workspace, counter_bytes(self.facts, problem.m, problem.n, problem.batch))
-        return open_device(device).bind(function, grid, problem.pack(), stream_handle(stream), counters)
+        parameters = [problem.pack()]
+        if self.facts.tensor_maps:
+            parameters.append(tensor_maps(self.facts, problem, device))
+        return open_device(device).bind(function, grid, parameters, stream_handle(stream), counters)
 
     def prepare(self, device: int = 0) -> Function:
         """Load the code on a device, if that was not done. Raises UnfitError where it does not run there."""

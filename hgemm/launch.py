@@ -9,19 +9,23 @@ COUNTERS_ROUND_BYTES = 256
 
 
 def tiles(facts: Facts, m: int, n: int) -> int:
-    """Return how many CTA tiles one D (m, n) has."""
-    return -(-m // facts.tile_m) * -(-n // facts.tile_n)
+    """Return how many CTA tiles one D (m, n) has, those included that complete a cluster beyond its edges."""
+    rows, columns = (extent * tile for extent, tile in zip(facts.cluster_shape, (facts.tile_m, facts.tile_n)))
+    return -(-m // rows) * -(-n // columns) * facts.cluster_ctas
 
 
 def ctas(facts: Facts, m: int, n: int, batch: int) -> int:
-    """Return how many pieces of work a problem has: a tile, of a batch, and its splits along k."""
+    """Return how many pieces of work a problem has: a tile, of a batch, and its splits along k.
+
+    Clusters take work together, so this is a multiple of their size.
+    """
     return tiles(facts, m, n) * facts.splits * batch
 
 
 def grid_x(facts: Facts, m: int, n: int, batch: int, resident_ctas: int) -> int:
-    """Return grid.x; y and z are 1. `resident_ctas` is how many CTAs the whole device holds at once."""
+    """Return grid.x; y and z are 1. `resident_ctas` is how many CTAs the device holds at once, in whole clusters."""
     work = ctas(facts, m, n, batch)
-    return min(work, max(1, resident_ctas)) if facts.grid_rule == "persistent" else work
+    return min(work, max(facts.cluster_ctas, resident_ctas)) if facts.grid_rule == "persistent" else work
 
 
 def workspace_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:

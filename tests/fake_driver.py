@@ -7,6 +7,7 @@ allocations, and knows what was not given back.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -28,11 +29,11 @@ class FakeDriver:
     """Stands for the module cuda.bindings.driver."""
 
     CUresult, CUstream = real.CUresult, real.CUstream
-    CUlaunchConfig, CUlaunchAttribute, CUlaunchAttributeID = (
-        real.CUlaunchConfig,
-        real.CUlaunchAttribute,
-        real.CUlaunchAttributeID,
-    )
+    CUlaunchConfig = real.CUlaunchConfig
+    CUtensorMapDataType, CUtensorMapInterleave = real.CUtensorMapDataType, real.CUtensorMapInterleave
+    CUtensorMapSwizzle, CUtensorMapL2promotion = real.CUtensorMapSwizzle, real.CUtensorMapL2promotion
+    CUtensorMapFloatOOBfill = real.CUtensorMapFloatOOBfill
+    cuuint32_t, cuuint64_t = real.cuuint32_t, real.cuuint64_t
     CUdevice_attribute, CUfunction_attribute = real.CUdevice_attribute, real.CUfunction_attribute
     CUpointer_attribute = real.CUpointer_attribute
 
@@ -42,6 +43,10 @@ class FakeDriver:
         self.contexts: list[str] = []
         self.images: list[bytes] = []
         self.launches: list[tuple[int, int, int, int]] = []  # grid.x, threads, shared bytes, stream
+        self.maps: list[bytes] = []  # the second parameter of each launch, where there is one
+        self.takes_maps = False
+        self.encoded = 0
+        self.resident_clusters = 2
         self.status = real.CUresult.CUDA_SUCCESS
 
     def cuInit(self, flags):
@@ -93,11 +98,27 @@ class FakeDriver:
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, smem_bytes):
         return SUCCESS, 2
 
+    def cuOccupancyMaxActiveClusters(self, function, config):
+        return SUCCESS, self.resident_clusters
+
+    def cuTensorMapEncodeTiled(
+        self, element, rank, pointer, extents, strides, box, steps, interleave, swizzle, promotion, fill
+    ):
+        """Write what was asked for in the map's place: 12 words and an element's name."""
+        assert self.contexts and rank == 3 and list(map(int, steps)) == [1, 1, 1]
+        assert (int(interleave), int(promotion), int(fill)) == (0, 3, 0)
+        self.encoded += 1
+        words = [pointer, *map(int, extents), *map(int, strides), *map(int, box), int(swizzle)]
+        return SUCCESS, FakeMap(struct.pack("<10Q", *words) + element.name.rpartition("_")[2].encode().ljust(48))
+
     def cuLaunchKernelEx(self, config, function, parameters, extra):
         assert self.contexts and function == "function" and extra == 0
         assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ) == (1, 1, 1, 1)
         self.launches.append((config.gridDimX, config.blockDimX, config.sharedMemBytes, int(config.hStream)))
-        packed = ctypes.string_at(ctypes.c_void_p.from_address(parameters).value, PROBLEM_BYTES)
+        addresses = (ctypes.c_void_p * (2 if self.takes_maps else 1)).from_address(parameters)
+        packed = ctypes.string_at(addresses[0], PROBLEM_BYTES)
+        if self.takes_maps:
+            self.maps.append(ctypes.string_at(addresses[1], 384))
         if self.status != SUCCESS:
             return (self.status,)
         self.kernel(unpack(packed))
@@ -146,6 +167,16 @@ class FakeDriver:
 
     def cuEventDestroy(self, event):
         return (SUCCESS,)
+
+
+class FakeMap:
+    """A CUtensorMap."""
+
+    def __init__(self, content: bytes) -> None:
+        self.block = ctypes.create_string_buffer(content, 128)
+
+    def getPtr(self) -> int:
+        return ctypes.addressof(self.block)
 
 
 def unpack(packed: bytes) -> Problem:
