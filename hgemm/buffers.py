@@ -13,8 +13,10 @@ import numpy as np
 from hgemm.device import Device
 from hgemm.dtypes import DTYPES
 
-CANARY = 0xFFAD
-"""Two bytes that are NaN as f16 and as bf16, twice NaN as f32, and no NaN that hardware makes (those are 0x7FFF)."""
+CANARY = 0xFFFF
+"""Two bytes that are NaN as f16 and as bf16, twice NaN as f32, and no NaN that hardware makes (those are 0x7FFF).
+
+The executor on the CPU follows it through a kernel's arithmetic: HGEMM_POISON of templates/executor/abi.h."""
 GUARD_BYTES = 4096
 
 

@@ -32,7 +32,7 @@ def tensor_maps(facts: Facts, problem: Problem, device: int) -> bytes:
     rules = {rule.operand: rule for rule in facts.tensor_maps}
     places = matrices(problem, facts)
     return b"".join(
-        _encode(device, rules[name], places[name.upper()].pointer, *_geometry(places[name.upper()]))
+        _encode(device, rules[name], places[name.upper()].pointer, *geometry(places[name.upper()]))
         if name in rules
         else bytes(MAP_BYTES)
         for name in OPERANDS
@@ -43,7 +43,7 @@ def map_complaints(facts: Facts, places: Mapping[str, Matrix]) -> Iterator[str]:
     """Yield what the TMA unit does not address in a problem's operands."""
     for rule in facts.tensor_maps:
         matrix = places[rule.operand.upper()]
-        extents, strides = _geometry(matrix)
+        extents, strides = geometry(matrix)
         if matrix.pointer % STRIDE_MULTIPLE_BYTES:
             yield f"{matrix.name} begins at an address that is not a multiple of {STRIDE_MULTIPLE_BYTES} B, which TMA needs"
         for name, stride in zip(("leading dimension", "batch stride"), strides):
@@ -55,7 +55,7 @@ def map_complaints(facts: Facts, places: Mapping[str, Matrix]) -> Iterator[str]:
             yield f"{matrix.name} is {extents} elements wide: TMA takes less than {MAX_EXTENT}"
 
 
-def _geometry(matrix: Matrix) -> tuple[tuple[int, int, int], tuple[int, int]]:
+def geometry(matrix: Matrix) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """Return extents (contiguous, other, batch) in elements, and strides of the last two in bytes.
 
     A matrix that serves the whole batch has one layer, and the kernel reads layer 0 where the batch stride is 0.
