@@ -132,7 +132,7 @@ def launch(facts: Facts, problem: Problem, faults: frozenset[str] = frozenset())
         a = a.copy()
         a[..., problem.k // 2] = 0
     if "reads past k" in faults and facts.a_k_major and places["A"].leading > problem.k:
-        a = a + decode(np.array([0xFFAD], np.uint16).view("<f2"), "f16") * 0
+        a = a + decode(np.array([0xFFFF], np.uint16).view("<f2"), "f16") * 0
     d = elements(places["D"], facts.dtype_d)
     c = decode(elements(places["C"], facts.dtype_d), facts.dtype_d) if "C" in places else None
     bias = decode(elements(places["bias"], facts.dtype_d), facts.dtype_d) if "bias" in places else None
@@ -154,7 +154,7 @@ def _misbehave(
         ctypes.c_uint8.from_address(address).value = value
 
     if "leaves an element" in faults:
-        d[-1, -1, -1] = np.array([0xFFAD], "<u2").view(d.dtype)[0]
+        d[-1, -1, -1] = np.array([0xFFFF], "<u2").view(d.dtype)[0]
     if "writes before D" in faults:
         poke(problem.d - 1)
     if "writes after D" in faults:
