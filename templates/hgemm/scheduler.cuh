@@ -21,11 +21,13 @@ struct Scheduler {
 
   uint32_t tiles_m, tiles_n;
   uint32_t item, items;  // over the tiles of all batches, and the splits of each
+  uint32_t step;         // from a persistent worker's item to its next
 
-  HGEMM_DEVICE explicit Scheduler(Problem const& problem) {
+  // Workers are the CTAs of the grid, or its clusters.
+  HGEMM_DEVICE explicit Scheduler(Problem const& problem, uint32_t worker = atoms::cta_x(), uint32_t workers = atoms::grid_x())
+      : item(worker), step(workers) {
     tiles_m = (uint32_t(problem.m) + Policy::tile_m - 1) / Policy::tile_m;
     tiles_n = (uint32_t(problem.n) + Policy::tile_n - 1) / Policy::tile_n;
-    item = atoms::cta_x();
     items = tiles() * Policy::splits * problem.batch;
   }
 
@@ -38,7 +40,7 @@ struct Scheduler {
     work.tile = item / Policy::splits % tiles();
     work.batch = item / Policy::splits / tiles();
     locate(work);
-    item = persistent ? item + atoms::grid_x() : items;
+    item = persistent ? item + step : items;
     return true;
   }
 
