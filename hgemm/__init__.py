@@ -2,6 +2,18 @@
 
 from hgemm.errors import DeviceError, HgemmError, LibraryError, ProblemError, RequestError
 from hgemm.kernel import Kernel
+from hgemm.library import Library
+from hgemm.library import open_library as open
 from hgemm.problem import Problem
 
-__all__ = ["DeviceError", "HgemmError", "Kernel", "LibraryError", "Problem", "ProblemError", "RequestError"]
+__all__ = [
+    "DeviceError",
+    "HgemmError",
+    "Kernel",
+    "Library",
+    "LibraryError",
+    "Problem",
+    "ProblemError",
+    "RequestError",
+    "open",
+]

@@ -97,6 +97,14 @@ class Device:
     def sms(self) -> int:
         return self._attribute("MULTIPROCESSOR_COUNT")
 
+    @property
+    def smem_bytes_per_cta(self) -> int:
+        return self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+
+    @property
+    def l2_bytes(self) -> int:
+        return self._attribute("L2_CACHE_SIZE")
+
     def _attribute(self, name: str) -> int:
         attribute = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return self._ok("cuDeviceGetAttribute", f"read {name}", attribute, self.handle)
@@ -118,7 +126,7 @@ class Device:
 
     def load(self, image: Image, facts: Facts) -> Function:
         """Load a variant and allow it its shared memory. Raises UnfitError where it does not run here."""
-        most = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        most = self.smem_bytes_per_cta
         if facts.smem_bytes > most:
             raise UnfitError(
                 f"{facts.symbol} needs {facts.smem_bytes} B of shared memory a CTA, {self.name} gives {most} B"

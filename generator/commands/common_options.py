@@ -36,3 +36,21 @@ def filter_options(function: Function) -> Function:
     for option in reversed(_FILTERS):
         function = option(function)
     return function
+
+
+_KIND = (
+    click.option("--layout", default="tn", show_default=True, metavar="LAYOUT", help="Of A and B: tn, nn, nt, tt."),
+    click.option("--dtype-a", default="f16", show_default=True, metavar="TYPE", help="Of A: f16, bf16."),
+    click.option("--dtype-b", default="f16", show_default=True, metavar="TYPE", help="Of B."),
+    click.option("--dtype-d", default="f16", show_default=True, metavar="TYPE", help="Of C and D: f16, bf16, f32."),
+    click.option("--acc", default="f32", show_default=True, metavar="TYPE", help="The least exact accumulation."),
+    click.option("--bias", default="none", show_default=True, metavar="KIND", help="none, row, column."),
+    click.option("--activation", default="none", show_default=True, metavar="NAME", help="none, relu, gelu, silu."),
+)
+
+
+def kind_options(function: Function) -> Function:
+    """Add the options that say what kind of product is wanted, named as the fields of Kind."""
+    for option in reversed(_KIND):
+        function = option(function)
+    return function

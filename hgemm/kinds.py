@@ -1,0 +1,75 @@
+"""What a product computes beside its sizes: layout, types, accumulation and epilogue, each a word and a small number.
+
+The numbers are those of the enumerations in hgemm.h (templates/c/include), so that a table made here serves C too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hgemm.errors import RequestError
+
+LAYOUTS = ("tn", "nn", "nt", "tt")
+TYPES = ("f16", "bf16", "f32")
+ACCUMULATIONS = ("f32", "f16_promoted", "f16")
+"""From the most exact to the least; a variant serves what asks for its own accumulation or a less exact one."""
+BIASES = ("none", "row", "column")
+ACTIVATIONS = ("none", "relu", "gelu", "silu")
+
+_WORDS = {
+    "layout": LAYOUTS,
+    "dtype_a": TYPES,
+    "dtype_b": TYPES,
+    "dtype_d": TYPES,
+    "acc": ACCUMULATIONS,
+    "bias": BIASES,
+    "activation": ACTIVATIONS,
+}
+"""The fields of a kind in the order of their digits, the lowest first."""
+DIGIT_BITS = 4
+ACC_SHIFT = DIGIT_BITS * list(_WORDS).index("acc")
+ACC_MASK = (1 << DIGIT_BITS) - 1 << ACC_SHIFT
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The kind of a product: D = activation(alpha * A B + beta * C + bias) in these types and this layout.
+
+    Raises: RequestError, naming the words there are, for one that is unknown.
+    """
+
+    layout: str = "tn"
+    dtype_a: str = "f16"
+    dtype_b: str = "f16"
+    dtype_d: str = "f16"
+    acc: str = "f32"
+    bias: str = "none"
+    activation: str = "none"
+
+    def __post_init__(self) -> None:
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                raise RequestError(f"{name} {getattr(self, name)!a} is unknown: use {', '.join(words)}")
+
+    @property
+    def code(self) -> int:
+        """Return the kind as one number, a digit of 4 bits a field."""
+        digits = [words.index(getattr(self, name)) for name, words in _WORDS.items()]
+        return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
+
+    @classmethod
+    def of_code(cls, code: int) -> Kind:
+        """Return the kind that a number stands for."""
+        mask = (1 << DIGIT_BITS) - 1
+        return cls(*(words[code >> DIGIT_BITS * place & mask] for place, words in enumerate(_WORDS.values())))
+
+    def __str__(self) -> str:
+        types = f"{self.layout} {self.dtype_a}" + (f"*{self.dtype_b}" if self.dtype_b != self.dtype_a else "")
+        extras = [f"bias {self.bias}"] * (self.bias != "none") + [self.activation] * (self.activation != "none")
+        return " ".join([f"{types}->{self.dtype_d} acc {self.acc}", *extras])
+
+
+def serves(offered: int, wanted: int) -> bool:
+    """Tell whether variants of one kind's code compute what another asks for: the same, as exactly or more."""
+    same = (offered ^ wanted) & ~ACC_MASK == 0
+    return same and (offered & ACC_MASK) <= (wanted & ACC_MASK)

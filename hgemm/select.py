@@ -1,0 +1,178 @@
+"""Which variant of a table computes a problem on a device: the rule that templates/c/src/select.c follows step by step.
+
+1. Groups of variants are tried by how their code runs: exact cubins, then compatible ones, then PTX.
+2. Of those that serve the problem, the first of a measured order is taken; where nothing was measured, the one of least
+   estimated cost, and of equals the first of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from hgemm.checks import MAX_CTAS
+from hgemm.cost import clocks
+from hgemm.dtypes import DTYPES
+from hgemm.errors import UnfitError
+from hgemm.kinds import Kind, serves
+from hgemm.problem import Problem
+from hgemm.table import PTX, Row, Table
+from hgemm.target import Target
+
+MAX_ALIGN = 8
+"""Elements; no variant asks for more."""
+MAX_MAP_STRIDE_BYTES = 2**40
+"""TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A problem as selection sees it.
+
+    Units: alignments are elements, of pointers, leading dimensions and batch strides together, 1 to 8.
+    """
+
+    kind: Kind
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    beta: bool = False
+    align_a: int = MAX_ALIGN
+    align_b: int = MAX_ALIGN
+    align_d: int = MAX_ALIGN
+    workspace_bytes: int = 0
+    mappable: bool = True
+    """Whether TMA can address its strides."""
+
+    @classmethod
+    def of(cls, kind: Kind, problem: Problem, workspace_bytes: int = 0) -> Wanted:
+        """Read it from a problem; pointers that are null are taken to be aligned to anything."""
+        p, size = problem, {name: DTYPES[getattr(kind, f"dtype_{name}")].bytes for name in "abd"}
+        rows = {
+            "a": p.m if kind.layout[0] == "t" else p.k,
+            "b": p.n if kind.layout[1] == "n" else p.k,
+            "d": p.m,
+        }
+        leading = {name: getattr(p, f"ld{name}") if rows[name] > 1 else 0 for name in "abd"}
+        strides = {name: getattr(p, f"batch_stride_{name}") if p.batch > 1 else 0 for name in "abd"}
+        align = {name: _align(getattr(p, name), size[name], leading[name] | strides[name]) for name in "abd"}
+        if p.beta:
+            ldc, stride = p.ldc if p.m > 1 else 0, p.batch_stride_c if p.batch > 1 else 0
+            align["d"] = min(align["d"], _align(p.c, size["d"], ldc | stride))
+        widest = max(size[name] * max(leading[name], strides[name]) for name in "abd")
+        return cls(
+            kind,
+            *(p.m, p.n, p.k, p.batch),
+            bool(p.beta),
+            *(align["a"], align["b"], align["d"]),
+            workspace_bytes,
+            widest < MAX_MAP_STRIDE_BYTES,
+        )
+
+
+def _align(pointer: int, element_bytes: int, strides: int) -> int:
+    """Return the largest power of 2, up to 8, of elements that a pointer and all of `strides` are multiples of."""
+    together = pointer // element_bytes | strides | MAX_ALIGN
+    return together & -together
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen: the table's row, how its code runs, and what that launch needs. Units: `clocks` of an SM."""
+
+    row: Row
+    way: int
+    clocks: int
+    workspace_bytes: int
+
+    @property
+    def symbol(self) -> str:
+        return self.row.symbol
+
+    @property
+    def code(self) -> str:
+        return "ptx" if self.way == PTX else "cubin"
+
+
+class Selector:
+    """A table on one device."""
+
+    def __init__(self, table: Table, target: Target) -> None:
+        self.table, self.target = table, target
+        self.ways = table.ways(target)
+
+    @cached_property
+    def _measured(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        return {entry.key: entry.rows for entry in self.table.measured}
+
+    def find(self, wanted: Wanted) -> Choice | None:
+        """Return the variant for a problem whose extents are all 1 or more, k also 0; None where there is none."""
+        order = self._measured.get(
+            (self.target.number, wanted.kind.code, wanted.m, wanted.n, wanted.k, wanted.batch), ()
+        )
+        by_way: dict[int, list[int]] = {}
+        for way, place in self._serving(wanted):
+            by_way.setdefault(way, []).append(place)
+        for way, places in sorted(by_way.items()):
+            first = next((place for place in order if place in places), None)
+            place = first if first is not None else min(places, key=lambda place: self._clocks(place, wanted))
+            return self._choice(place, way, wanted)
+        return None
+
+    def choose(self, wanted: Wanted) -> Choice:
+        """Return the variant for a problem. Raises UnfitError, saying what is missing, where there is none."""
+        found = self.find(wanted)
+        if found is None:
+            raise UnfitError(self._reason(wanted))
+        return found
+
+    def ranked(self, wanted: Wanted) -> list[Choice]:
+        """Return all variants that serve a problem, the one that would be chosen without measurements first."""
+        found = [self._choice(place, way, wanted) for way, place in self._serving(wanted)]
+        return sorted(found, key=lambda choice: (choice.way, choice.clocks))
+
+    def _serving(self, wanted: Wanted) -> Iterator[tuple[int, int]]:
+        for way, place in self.ways:
+            group = self.table.groups[place]
+            if serves(group.kind, wanted.kind.code):
+                for row in range(group.first, group.first + group.count):
+                    if row_serves(self.table.rows[row], wanted, self.target):
+                        yield way, row
+
+    def _clocks(self, place: int, wanted: Wanted) -> int:
+        row = self.table.rows[place]
+        return clocks(row, row.work(wanted.m, wanted.n, wanted.batch), wanted.k, self.target)
+
+    def _choice(self, place: int, way: int, wanted: Wanted) -> Choice:
+        row = self.table.rows[place]
+        needed = row.workspace_bytes(wanted.m, wanted.n, wanted.batch)
+        return Choice(row, way, self._clocks(place, wanted), needed)
+
+    def _reason(self, wanted: Wanted) -> str:
+        kinds = {self.table.groups[place].kind for _, place in self.ways}
+        if not kinds:
+            there = sorted({group.arch for group in self.table.groups})
+            return f"no variant runs on {self.target.name}: the library has {', '.join(there) or 'none'}"
+        if not any(serves(kind, wanted.kind.code) for kind in kinds):
+            return f"no variant computes {wanted.kind} on {self.target.name}: `hgemm cover --add` makes one"
+        aligned = f"A, B and D aligned to {wanted.align_a}, {wanted.align_b} and {wanted.align_d} elements"
+        return (
+            f"no variant for {wanted.kind} on {self.target.name} takes {wanted.m}x{wanted.n}x{wanted.k} with {aligned} and "
+            f"{wanted.workspace_bytes} B of workspace: `hgemm cover --add` makes one"
+        )
+
+
+def row_serves(row: Row, wanted: Wanted, target: Target) -> bool:
+    """Tell whether a variant of the right kind takes a problem on a device that its code runs on."""
+    w = wanted
+    if row.align_a > w.align_a or row.align_b > w.align_b or row.align_d > w.align_d or row.beta < w.beta:
+        return False
+    if row.smem_bytes > target.smem_bytes_per_cta or (row.tensor_maps and (w.k == 0 or not w.mappable)):
+        return False
+    if row.exact_tiles_only and (w.m % row.tile_m or w.n % row.tile_n or w.k % row.tile_k or w.k == 0):
+        return False
+    if row.work(w.m, w.n, w.batch) > MAX_CTAS:
+        return False
+    return row.workspace_bytes(w.m, w.n, w.batch) <= w.workspace_bytes

@@ -1,0 +1,27 @@
+"""Dispatch tables without a compiler: the records of the shipped catalog as planned, with variants of each kind beside them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from generator.catalog import catalog_kernels
+from generator.emit import Kernel
+from generator.register import planned
+from hgemm.table import Table
+
+
+def record_of(kernel: Kernel) -> dict[str, Any]:
+    """Return what selection reads of a kernel's record."""
+    return {**planned(kernel), "resources": {"ctas_per_sm": kernel.plan.spec.ctas_per_sm}}
+
+
+@cache
+def catalog_records() -> tuple[dict[str, Any], ...]:
+    return tuple(record_of(kernel) for kernel in catalog_kernels())
+
+
+@cache
+def catalog_table() -> Table:
+    """Return the table of the whole catalog."""
+    return Table.of(catalog_records())

@@ -1,0 +1,89 @@
+"""A library at run time: opened without the generator, quickly, and nothing used before its schema and hashes are checked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from records import make_record
+
+import hgemm
+from generator.store.library import Library
+from hgemm.errors import LibraryError, RequestError, UnfitError
+from hgemm.kinds import Kind
+from hgemm.select import Wanted
+from hgemm.target import Target
+
+MAX_IMPORT_S = 0.1
+TIMED = """
+import sys, time
+began = time.perf_counter()
+import hgemm
+library = hgemm.open(sys.argv[1])
+print(time.perf_counter() - began, "numpy" in sys.modules, any(name.split(".")[0] == "generator" for name in sys.modules))
+"""
+
+
+@pytest.fixture
+def copied(small_library: Library, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_library.folder, tmp_path / "library"))
+
+
+def test_importing_and_opening_are_cheap_and_need_no_generator(small_library: Library) -> None:
+    command = [sys.executable, "-c", TIMED, str(small_library.folder)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    runs = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(5)]
+    seconds, *loaded = zip(*(run.stdout.split() for run in runs))
+    assert min(map(float, seconds)) < MAX_IMPORT_S, seconds
+    assert {*loaded[0], *loaded[1]} == {"False"}
+
+
+def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
+    library = hgemm.open(copied)
+    assert len(library.symbols) == 4
+    target = Target.typical("sm_80")
+    choice = library.select(Wanted(Kind(layout="nt"), 100, 100, 100), target)
+    kernel = library.kernel(choice.symbol)
+    assert kernel.facts.layout == "nt" and kernel.image.cubin and kernel.image.ptx
+    assert library.kernel(choice.symbol) is kernel
+    assert library.selector(target) is library.selector(Target.typical("sm_80"))
+    with pytest.raises(UnfitError, match="no variant computes tn bf16"):
+        library.select(Wanted(Kind("tn", "bf16", "bf16", "bf16"), 1, 1, 1), target)
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.ptx", "kernel.cu"])
+def test_a_changed_file_is_refused_before_it_is_used(copied: Path, name: str) -> None:
+    library = hgemm.open(copied)
+    symbol = library.symbols[0]
+    path = copied / symbol / name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(LibraryError, match=f"{name} is not the file that its record describes"):
+        library.kernel(symbol)
+
+
+def test_a_record_of_another_schema_is_refused(copied: Path) -> None:
+    path = copied / hgemm.open(copied).symbols[0] / "record.json"
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
+    with pytest.raises(LibraryError, match="schema must be a whole number"):
+        hgemm.open(copied).symbols  # noqa: B018
+
+
+def test_a_record_that_the_launcher_cannot_use_is_told(tmp_path: Path) -> None:
+    Library(tmp_path).publish(*make_record("one"))
+    with pytest.raises(LibraryError, match="grid rule 'tiles' is unknown here"):
+        hgemm.open(tmp_path).table  # noqa: B018
+
+
+def test_what_is_not_there_is_told(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match="does not exist"):
+        hgemm.open(tmp_path / "absent")
+    library = hgemm.open(copied)
+    with pytest.raises(LibraryError, match="no variant absent"):
+        library.kernel("absent")
+    with pytest.raises(RequestError, match="malformed"):
+        library.kernel("../absent")

@@ -1,0 +1,236 @@
+"""Laws of dispatch: the table is the same whatever the order of the records, and what is chosen serves the problem."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import catalog_records, catalog_table
+
+from hgemm.checks import check
+from hgemm.cost import LIMIT, clocks
+from hgemm.errors import RequestError, UnfitError
+from hgemm.facts import Facts
+from hgemm.images import cubin_runs, ptx_runs
+from hgemm.kinds import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
+from hgemm.launch import workspace_bytes
+from hgemm.problem import Problem
+from hgemm.select import Selector, Wanted, row_serves
+from hgemm.table import COMPATIBLE, EXACT, PTX, Table, kind_of, way_of
+from hgemm.target import TYPICAL, Target
+
+H200 = Target.typical("sm_90")
+ANY_WORKSPACE = 2**62
+kinds = st.builds(
+    Kind,
+    layout=st.sampled_from(LAYOUTS),
+    dtype_a=st.sampled_from(TYPES),
+    dtype_b=st.sampled_from(TYPES),
+    dtype_d=st.sampled_from(TYPES),
+    acc=st.sampled_from(("f32", "f16_promoted", "f16")),
+    bias=st.sampled_from(BIASES),
+    activation=st.sampled_from(ACTIVATIONS),
+)
+extents = st.integers(1, 300) | st.integers(1, 2**31 - 512)
+aligns = st.sampled_from((1, 2, 4, 8))
+problems = st.builds(
+    Wanted,
+    kind=st.builds(Kind, layout=st.sampled_from(LAYOUTS)) | kinds,
+    m=extents,
+    n=extents,
+    k=st.just(0) | extents,
+    batch=st.integers(1, 5),
+    beta=st.booleans(),
+    align_a=aligns,
+    align_b=aligns,
+    align_d=aligns,
+    workspace_bytes=st.sampled_from((0, 2**16, ANY_WORKSPACE)),
+    mappable=st.booleans(),
+)
+targets = st.sampled_from(sorted(TYPICAL)).map(lambda number: Target.typical(f"sm_{number}"))
+
+
+def choose(wanted: Wanted, target: Target = H200, table: Table | None = None):
+    return Selector(table or catalog_table(), target).find(wanted)
+
+
+# ---- The table ------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_does_not_depend_on_the_order_of_the_records() -> None:
+    records = [*catalog_records()]
+    for seed in range(3):
+        random.Random(seed).shuffle(records)
+        assert Table.of(records) == catalog_table()
+
+
+def test_the_table_is_json_and_back() -> None:
+    table = catalog_table()
+    assert Table.from_dict(json.loads(json.dumps(table.to_dict()))) == table
+
+
+def test_every_record_is_one_row_of_the_group_of_its_architecture_and_kind() -> None:
+    table = catalog_table()
+    assert len(table.rows) == len(catalog_records())
+    facts = {record["symbol"]: Facts.of(record) for record in catalog_records()}
+    for place, group in enumerate(table.groups):
+        for row in table.rows[group.first : group.first + group.count]:
+            assert row.group == place and facts[row.symbol].arch == group.arch
+            assert kind_of(facts[row.symbol]).code == group.kind
+
+
+def test_rows_need_the_workspace_that_launches_do() -> None:
+    for record, m, batch in itertools.product(catalog_records(), (1, 129, 5000), (1, 7)):
+        (row,) = (row for row in catalog_table().rows if row.symbol == record["symbol"])
+        assert row.workspace_bytes(m, 300, batch) == workspace_bytes(Facts.of(record), m, 300, batch)
+
+
+@given(kinds)
+def test_a_kind_is_its_code(kind: Kind) -> None:
+    assert Kind.of_code(kind.code) == kind
+
+
+@given(kinds, kinds)
+def test_only_accumulation_may_be_better_than_asked_for(offered: Kind, wanted: Kind) -> None:
+    order = ("f32", "f16_promoted", "f16")
+    same = dataclasses.replace(offered, acc="f32") == dataclasses.replace(wanted, acc="f32")
+    assert serves(offered.code, wanted.code) == (same and order.index(offered.acc) <= order.index(wanted.acc))
+
+
+def test_an_unknown_word_is_refused_with_those_there_are() -> None:
+    with pytest.raises(RequestError, match="layout 'rr' is unknown: use tn, nn, nt, tt"):
+        Kind(layout="rr")
+    with pytest.raises(RequestError, match="arch 'sm_52' is unknown: use sm_80"):
+        Target.typical("sm_52")
+
+
+# ---- What runs where ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_120", "sm_121"])
+@pytest.mark.parametrize("number", sorted(TYPICAL))
+def test_a_way_is_the_best_form_of_code_that_runs(arch: str, number: int) -> None:
+    capability = divmod(number, 10)
+    way = way_of(arch, capability)
+    assert (way in (EXACT, COMPATIBLE)) == cubin_runs(arch, capability)
+    assert (way is not None) == (cubin_runs(arch, capability) or ptx_runs(arch, capability))
+    assert (way == EXACT) == (arch.strip("sm_a") == str(number))
+
+
+def test_code_of_its_own_goes_before_compatible_code_and_that_before_ptx() -> None:
+    wanted = Wanted(Kind(), 512, 512, 512)
+    assert choose(wanted, Target.typical("sm_89")).symbol.startswith("hgemm_sm89_")
+    without_89 = Table.of(record for record in catalog_records() if record["arch"] != "sm_89")
+    found = choose(wanted, Target.typical("sm_89"), without_89)
+    assert found.way == COMPATIBLE and found.code == "cubin" and found.symbol.startswith(("hgemm_sm86_", "hgemm_sm80_"))
+    found = choose(wanted, Target.typical("sm_100"))
+    assert found.way == PTX and found.code == "ptx"
+
+
+# ---- What is chosen -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems, targets)
+def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: Wanted, target: Target) -> None:
+    table = catalog_table()
+    found = Selector(table, target).find(wanted)
+    serving = [
+        (way_of(group.arch, target.capability), row)
+        for group in table.groups
+        for row in table.rows[group.first : group.first + group.count]
+        if way_of(group.arch, target.capability) is not None
+        and serves(group.kind, wanted.kind.code)
+        and row_serves(row, wanted, target)
+    ]
+    if found is None:
+        assert not serving
+        return
+    assert (found.way, found.row) in serving
+    assert found.way == min(way for way, _ in serving)
+    assert found.workspace_bytes <= wanted.workspace_bytes
+    peers = [row for way, row in serving if way == found.way]
+    costs = [clocks(row, row.work(wanted.m, wanted.n, wanted.batch), wanted.k, target) for row in peers]
+    assert found.clocks == min(costs) and found.row == peers[costs.index(min(costs))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 400), st.sampled_from(LAYOUTS), st.data())
+def test_the_variant_takes_the_problem_that_it_was_chosen_for(m: int, n: int, k: int, layout: str, data) -> None:
+    """Whatever pointers and leading dimensions: what selection lets through, the launcher's checks let through."""
+    a_columns = k if layout[0] == "t" else m
+    b_columns = k if layout[1] == "n" else n
+    more = st.integers(0, 17)
+    problem = Problem(
+        *(m, n, k),
+        a=2**20 + 2 * data.draw(more),
+        b=2**30 + 2 * data.draw(more),
+        d=2**40 + 2 * data.draw(more),
+        lda=a_columns + data.draw(more),
+        ldb=b_columns + data.draw(more),
+        ldd=n + data.draw(more),
+    )
+    found = choose(Wanted.of(Kind(layout=layout), problem))
+    (record,) = (record for record in catalog_records() if record["symbol"] == found.symbol)
+    facts = Facts.of(record)
+    if min(m, n, k) > 1:  # with one row the leading dimension means nothing, and may be of any alignment
+        check(problem, facts)
+
+
+def test_shapes_get_the_tiles_that_suit_them() -> None:
+    def tile(m: int, n: int, k: int, **fields) -> str:
+        return choose(Wanted(Kind(), m, n, k, **fields)).symbol.split("_")[6]
+
+    assert tile(8192, 8192, 8192) in ("256x128x32", "128x256x32")
+    assert tile(16, 8192 * 4, 4096) == "16x128x64"
+    assert tile(64, 64, 65536, workspace_bytes=ANY_WORKSPACE) == "64x64x64"
+    assert tile(4096, 4096, 4096, align_b=1) == "64x64x32"
+
+
+def test_a_least_accumulation_is_served_by_a_better_one() -> None:
+    f16 = Kind(acc="f16")
+    assert "_f16_f16_f16_256x256x32_" in choose(Wanted(f16, 8192, 8192, 8192)).symbol
+    assert "_f16_f32_f16_" in choose(Wanted(f16, 512, 512, 512)).symbol
+    assert "_f16_f32_f16_" in choose(Wanted(Kind(), 8192, 8192, 8192)).symbol
+
+
+def test_no_variant_is_told_with_what_is_missing() -> None:
+    selector = Selector(catalog_table(), H200)
+    with pytest.raises(UnfitError, match="no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --add`"):
+        selector.choose(Wanted(Kind(activation="gelu"), 1, 1, 1))
+    only_80 = Selector(Table.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
+    with pytest.raises(UnfitError, match="no variant runs on sm_90: the library has sm_120"):
+        only_80.choose(Wanted(Kind(), 1, 1, 1))
+
+
+def test_more_tiles_than_a_launch_has_are_not_served() -> None:
+    assert choose(Wanted(Kind(), 2**31 - 512, 2**31 - 512, 1)) is None
+
+
+# ---- Measurements ---------------------------------------------------------------------------------------------------
+
+
+def test_a_measured_order_decides_for_its_problem_alone() -> None:
+    small = next(r["symbol"] for r in catalog_records() if "sm90_tn_f16_f32_f16_16x128x64" in r["symbol"])
+    key = (90, Kind().code, 4096, 4096, 4096, 1)
+    table = Table.of(catalog_records(), [(key, ["hgemm_gone", small])])
+    assert len(table.measured) == 1 and Table.from_dict(table.to_dict()) == table
+    assert choose(Wanted(Kind(), 4096, 4096, 4096), table=table).symbol == small
+    for other in (Wanted(Kind(), 4096, 4096, 4095), Wanted(Kind(acc="f16"), 4096, 4096, 4096)):
+        assert choose(other, table=table) == choose(other)
+    assert choose(Wanted(Kind(), 4096, 4096, 4096, align_a=4), table=table).symbol != small
+
+
+# ---- Costs ----------------------------------------------------------------------------------------------------------
+
+
+def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
+    for row in catalog_table().rows:
+        found = [clocks(row, 2**i, 2**20, H200) for i in range(31)]
+        assert found == sorted(found)
+        assert clocks(row, 2**31 - 1, 2**31 - 512, H200) <= LIMIT
