@@ -22,12 +22,12 @@ from generator.arch import ARCHS
 from generator.binary.ptxas_log import parse_ptxas_log
 from generator.compile import compile_kernel, toolchain_of
 from generator.defaults import resolve
-from generator.emit import ENTRY_HEADER, emit
-from generator.plan import Plan
-from generator.rules import RULES
+from generator.emit import emit
+from generator.families.sm80.rules import RULES
+from generator.families.sm80.ways_out import warp_extents
+from generator.plan import Plan, plan_of
 from generator.toolchain import headers, templates_folder
 from generator.values import Raster, Schedule, Tile, WarpTile
-from generator.ways_out import warp_extents
 
 FOLDER = Path(__file__).resolve().parent
 SERVED = [name for name, arch in ARCHS.items() if arch.families]
@@ -38,7 +38,7 @@ NEAR = range(-40, 60)
 def draw(source: random.Random) -> Plan:
     """Return the plan of a random spec that breaks no rule, unless that of registers."""
     while True:
-        plan = Plan(resolve(_request(source)))
+        plan = plan_of(resolve(_request(source)))
         broken = {rule.name for rule in RULES if rule.broken(plan)}
         if broken <= {"registers"}:
             return plan
@@ -73,7 +73,9 @@ def _request(source: random.Random) -> dict:
         "fragment_stages": one_of([1, 2]) if stages > 1 else 1,
         "mma_order": one_of(["row", "zigzag"]),
         "raster": one_of([Raster("row"), Raster("column"), Raster("group", 8), Raster("panel", 2 * tile.n)]),
-        "schedule": one_of([Schedule("one_tile"), Schedule("one_tile"), Schedule("persistent"), Schedule("split_k", 4)]),
+        "schedule": one_of(
+            [Schedule("one_tile"), Schedule("one_tile"), Schedule("persistent"), Schedule("split_k", 4)]
+        ),
         "ctas_per_sm": one_of([1, 1, 2, 3]),
         "beta": one_of([True, False]),
         "bias": one_of(["none", "none", "row", "column"]),
@@ -89,7 +91,7 @@ def measure(plan: Plan) -> dict:
     """Compile a plan's kernel and return what ptxas says beside what was estimated."""
     templates = templates_folder()
     kernel = emit(plan, templates)
-    report = parse_ptxas_log(compile_kernel(kernel, headers(ENTRY_HEADER, templates)).ptxas_log)[kernel.symbol]
+    report = parse_ptxas_log(compile_kernel(kernel, headers(kernel.entry_header, templates)).ptxas_log)[kernel.symbol]
     return {
         "symbol": kernel.symbol,
         "accumulators": plan.accumulator_registers,
@@ -115,8 +117,16 @@ def confusion(rows: list[dict]) -> dict:
     counts = Counter((row["estimate"] <= row["limit"], row["spill_bytes"] > 0) for row in rows)
     accepted, rejected = (sum(counts[side, spills] for spills in (True, False)) for side in (True, False))
     return {
-        "accepted": {"fine": counts[True, False], "spill": counts[True, True], "wrong": _share(counts[True, True], accepted)},
-        "rejected": {"spill": counts[False, True], "fine": counts[False, False], "wrong": _share(counts[False, False], rejected)},
+        "accepted": {
+            "fine": counts[True, False],
+            "spill": counts[True, True],
+            "wrong": _share(counts[True, True], accepted),
+        },
+        "rejected": {
+            "spill": counts[False, True],
+            "fine": counts[False, False],
+            "wrong": _share(counts[False, False], rejected),
+        },
     }
 
 
@@ -135,7 +145,7 @@ def main() -> None:
         rows = [row for part in pool.map(sample, seeds, [asked.seconds] * len(seeds)) for row in part]
     lines = ",\n".join(json.dumps(row) for row in rows)
     (FOLDER / "registers.json").write_text(f"[\n{lines}\n]\n")
-    toolchain = toolchain_of(emit(Plan(resolve({"arch": "sm_80"})), templates_folder()))
+    toolchain = toolchain_of(emit(plan_of(resolve({"arch": "sm_80"})), templates_folder()))
     table = {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "compilers": {name: version for name, version in toolchain.items() if name != "options"},

@@ -10,6 +10,7 @@ from generator.errors import RequestError
 
 KIB = 1024
 MMA_SYNC_SM80 = "mma_sync_sm80"
+WGMMA_SM90 = "wgmma_sm90"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ArchLimits:
 
 @dataclass(frozen=True)
 class Arch:
-    """One compilation target: its name, its limits, and the mainloop families that are served on it."""
+    """One compilation target: its name, its limits, and the families of kernels that are served on it, the best first."""
 
     name: str
     number: int
@@ -112,7 +113,7 @@ _LIMITS_120 = _limits(smem_kib_per_sm=100, warps_per_sm=48, ctas_per_sm=24)
 
 
 def _arch(number: int, limits: ArchLimits, suffix: str = "") -> Arch:
-    ampere = number >= 80
+    ampere, wgmma = number >= 80, (number, suffix) == (90, "a")
     return Arch(
         name=f"sm_{number}{suffix}",
         number=number,
@@ -120,8 +121,8 @@ def _arch(number: int, limits: ArchLimits, suffix: str = "") -> Arch:
         limits=limits,
         has_cp_async=ampere,
         has_bf16=ampere,
-        has_wgmma=(number, suffix) == (90, "a"),
-        families=(MMA_SYNC_SM80,) if ampere else (),
+        has_wgmma=wgmma,
+        families=((WGMMA_SM90,) if wgmma else ()) + ((MMA_SYNC_SM80,) if ampere else ()),
     )
 
 

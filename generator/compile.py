@@ -1,7 +1,9 @@
 """Emitted text to PTX and machine code: NVRTC to LTO-IR, nvJitLink to PTX, nvJitLink again to a cubin.
 
 Three short steps instead of one: the middle one drops what the headers define and the kernel does not use (NVRTC alone turns
-every `static constexpr` into a device variable), and the cubin comes from the very PTX that is kept beside it.
+every `static constexpr` into a device variable), and the cubin comes from the very PTX that is kept beside it. Kernels on wgmma
+are the exception: nvJitLink 13.0 assembles PTX as a part of a program, for which ptxas ignores setmaxnreg (C7504), and LTO-IR
+as a whole one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from generator.arch import ARCHS
+from generator.arch import ARCHS, WGMMA_SM90
 from generator.emit import Kernel
 from generator.errors import BuildError, HgemmError
 from generator.toolchain import INSTALL, Headers, version_of
@@ -39,18 +41,22 @@ def options(kernel: Kernel) -> tuple[str, ...]:
 
 def link_options(kernel: Kernel) -> tuple[str, ...]:
     """Return the linker's options for LTO-IR to PTX."""
-    return (
-        f"-arch={kernel.plan.spec.arch}",
-        "-lto",
-        "-ptx",
-        "-optimize-unused-variables",
-        f"-kernels-used={kernel.symbol}",
-    )
+    return (f"-arch={kernel.plan.spec.arch}", "-lto", "-ptx", *_kept(kernel))
 
 
 def assemble_options(kernel: Kernel) -> tuple[str, ...]:
-    """Return the linker's options for PTX to a cubin."""
-    return (f"-arch={kernel.plan.spec.arch}", "-Xptxas=-v")
+    """Return the linker's options for a cubin, from PTX or, where that must be a whole program, from LTO-IR."""
+    whole = ("-lto", *_kept(kernel)) if _from_lto_ir(kernel) else ()
+    return (f"-arch={kernel.plan.spec.arch}", "-Xptxas=-v", *whole)
+
+
+def _kept(kernel: Kernel) -> tuple[str, ...]:
+    """Return what tells the linker to drop all but the kernel."""
+    return ("-optimize-unused-variables", f"-kernels-used={kernel.symbol}")
+
+
+def _from_lto_ir(kernel: Kernel) -> bool:
+    return kernel.plan.spec.family == WGMMA_SM90
 
 
 def toolchain_of(kernel: Kernel) -> dict:
@@ -79,7 +85,8 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
         raise HgemmError(f"wheel cuda-python is missing: {INSTALL}") from missing
     lto_ir = _front_end(nvrtc, kernel, headers)
     ptx, _ = _link(nvjitlink, kernel, link_options(kernel), nvjitlink.InputType.LTOIR, lto_ir, "ptx")
-    cubin, log = _link(nvjitlink, kernel, assemble_options(kernel), nvjitlink.InputType.PTX, ptx, "cubin")
+    kind, code = (nvjitlink.InputType.LTOIR, lto_ir) if _from_lto_ir(kernel) else (nvjitlink.InputType.PTX, ptx)
+    cubin, log = _link(nvjitlink, kernel, assemble_options(kernel), kind, code, "cubin")
     return Compiled(cubin, ptx.rstrip(b"\0"), log)
 
 

@@ -1,40 +1,29 @@
-"""Planning: every field that a request leaves open gets the value that measurements recommend and limits allow."""
+"""Planning: the family that a request asks for, which fills in every field that is left open."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
-from generator import rules
-from generator.arch import ARCHS
+from generator.arch import ARCHS, MMA_SYNC_SM80, WGMMA_SM90
 from generator.errors import RequestError
-from generator.layouts import OperandTile, conflict_free
-from generator.plan import Plan
-from generator.spec import DTYPE_BYTES, Request, Spec
-from generator.values import Raster, Schedule, Smem, Tile, WarpTile
-from generator.ways_out import nearest_cta_tile, warp_extents
+from generator.families.sm80 import defaults as sm80
+from generator.families.sm90 import defaults as sm90
+from generator.spec import Request, Spec, family_of_mma
 
-# ---- What measurements recommend ------------------------------------------------------------------------------------
-# Source: benchmarks/data/mma_sync_h200.json, squares of 2048, 4096 and 8192, and sweep_h200.json. 256x128x32 with 8 warps of
-# 64x64 and 4 stages is the best or within 1 % of it for f32, and has the best geometric mean for f16, where 256x256x32 wins
-# from 4096 on by 10 % and loses 43 % at 2048; 128x128x32 with two CTAs an SM takes 9 % longer, 3 stages 6 to 13 %, 2 stages 29 %.
+_RESOLVERS = {MMA_SYNC_SM80: sm80.resolve, WGMMA_SM90: sm90.resolve}
 
-ROOMY_SMEM_BYTES = 200 * 1024
-"""Shared memory a CTA from which on the large tiles have room for 4 stages; with less, two smaller CTAs share an SM."""
-
-LARGE_TILES = {"f32": Tile(256, 128, 32), "f16": Tile(256, 128, 32), "f16_promoted": Tile(128, 64, 64)}
-TILES = tuple(map(Tile.parse, "128x128x32 128x64x32 64x128x32 64x64x32 64x32x32 32x64x32 32x32x32 16x16x16".split()))
-
-WARP_AREAS = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
-"""Elements of D that a warp computes at best, and leave registers for the fragments."""
-
-WARPS = range(4, 9)
-"""Warps of a CTA: one at least for each of an SM's four schedulers, and not more than share one large tile well."""
-
-WARPS_PER_SM = 8
-STAGES = {2: (4, 3), 1: (5, 4)}
-"""Stages by fragment stages, the best first: without fragments read ahead, one more is in use."""
+_CLAIMS: dict[str, Callable[[Any], str | None]] = {
+    "mma": family_of_mma,
+    "copy": {"cp_async": MMA_SYNC_SM80, "tma": WGMMA_SM90}.get,
+    "store": {"smem": MMA_SYNC_SM80, "tma": WGMMA_SM90}.get,
+    "warp_tile": lambda warp: MMA_SYNC_SM80,
+    "fragment_stages": lambda stages: MMA_SYNC_SM80,
+    "consumers": lambda consumers: WGMMA_SM90 if consumers else None,
+    "cluster": lambda cluster: WGMMA_SM90 if cluster.ctas > 1 else None,
+    "cooperation": {"pingpong": WGMMA_SM90}.get,
+}
+"""Fields with values that only one family has, the most telling first."""
 
 
 def resolve(request: Request) -> Spec:
@@ -44,138 +33,11 @@ def resolve(request: Request) -> Spec:
     """
     if "arch" not in request:
         raise RequestError("arch is missing: name one or more, as in --arch sm_89 or --arch sm_80,sm_90")
-    fields = {**_plain(request), **request}
-    tiles = [nearest_cta_tile(fields["cta_tile"])] if "cta_tile" in fields else [*_cta_tiles(fields)]
-    choices = itertools.chain.from_iterable(_choices(fields, tile) for tile in tiles)
-    found = next(choices, None) or _spec(fields, _modest(fields, tiles[0]))
-    return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
+    return _RESOLVERS[family_of(request)](request)
 
 
-def _plain(request: Request) -> Request:
-    """Defaults that depend on nothing but the types."""
-    dtype = request.get("dtype_a", request.get("dtype_b", "f16"))
-    dtype_d = request.get("dtype_d", dtype)
-    return {
-        "dtype_a": dtype,
-        "dtype_b": request.get("dtype_b", dtype),
-        "acc": "f32",
-        "dtype_d": dtype_d,
-        "layout": "tn",
-        "mma": "m16n8k16",
-        "copy": "cp_async",
-        "mma_order": "zigzag",
-        "raster": Raster("group", 8),
-        "schedule": Schedule("one_tile"),
-        "beta": True,
-        "bias": "none",
-        "activation": "none",
-        "align_a": 8,
-        "align_b": 8,
-        "align_d": 16 // DTYPE_BYTES[dtype_d],
-    }
-
-
-# ---- Tiles ----------------------------------------------------------------------------------------------------------
-
-
-def _cta_tiles(fields: Request) -> Iterator[Tile]:
-    """CTA tiles to try: the best for the architecture, then smaller ones; of a given warp tile, multiples."""
-    if "warp_tile" in fields:
-        warp = fields["warp_tile"]
-        sizes = [Tile(warp.m * m, warp.n * n, 32) for m, n in itertools.product(range(1, 9), repeat=2)]
-        yield from sorted(filter(_is_legal, sizes), key=lambda tile: (_off_target(tile, warp), abs(tile.m - tile.n)))
-    if ARCHS[fields["arch"]].limits.smem_bytes_per_cta >= ROOMY_SMEM_BYTES:
-        yield LARGE_TILES[fields["acc"]]
-    yield from TILES
-
-
-def _is_legal(tile: Tile) -> bool:
-    return tile == nearest_cta_tile(tile)
-
-
-def _off_target(tile: Tile, warp: WarpTile) -> int:
-    """Count the warps that the CTA has too few or too many."""
-    warps = tile.m // warp.m * (tile.n // warp.n)
-    return max(WARPS[0] - warps, warps - WARPS[-1], 0)
-
-
-def _warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
-    """Warp tiles that divide a CTA tile, the best first: 4 to 8 of them, with the most products for a loaded element."""
-    area = WARP_AREAS[fields["acc"]]
-    divisors = itertools.starmap(WarpTile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, 8)))
-
-    def merit(warp: WarpTile) -> tuple:
-        too_large = warp.m * warp.n > min(area, 64 * 64)
-        return (_off_target(tile, warp), too_large, -warp.m * warp.n / (warp.m + warp.n), abs(warp.m - 64), -warp.m)
-
-    return sorted((warp for warp in divisors if warp.m * warp.n <= area), key=merit)
-
-
-# ---- Everything else, for a tile ------------------------------------------------------------------------------------
-
-_UNPLACED: Request = {"smem_a": Smem("none"), "smem_b": Smem("none")}
-
-_FITS = (rules.warp_tile, rules.threads, rules.fragment_stages, rules.shared_memory, rules.residency)
-"""The rules that a choice of the fields below may break, beside that of registers, which placements decide too."""
-
-
-def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
-    """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few."""
-    warps = [fields["warp_tile"]] if "warp_tile" in fields else _warp_tiles(fields, tile)
-    warps = [warp for warp in warps if _fits(fields, _least(fields, tile, warp))]
-    for ways in (_good, _poor):
-        for warp in warps:
-            for choice in ways(fields, tile, warp):
-                if _fits(fields, choice):  # without placements, which take longest to choose
-                    spec = _spec(fields, choice)
-                    if not any(rule(Plan(spec)) for rule in (*_FITS, rules.registers)):
-                        yield spec
-
-
-def _good(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
-    warps = max(1, tile.m // warp.m * (tile.n // warp.n))
-    most = max(1, WARPS_PER_SM // warps)
-    for ctas in range(most, 0, -1):
-        for ahead, several in STAGES.items():
-            for stages in several:
-                yield _choice(fields, tile, warp, stages, ahead, ctas)
-
-
-def _poor(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
-    for store, stages, ahead in itertools.product(("smem", "direct"), (3, 2, 1), (2, 1)):
-        yield _choice(fields, tile, warp, stages, ahead, 1, store)
-
-
-def _least(fields: Request, tile: Tile, warp: WarpTile) -> Request:
-    stages = min(2, fields.get("fragment_stages", 1))  # as many as fragments read ahead need
-    return _choice(fields, tile, warp, stages, 1, 1, "direct")
-
-
-def _modest(fields: Request, tile: Tile) -> Request:
-    """A choice for what nothing fits, for the rules to say why."""
-    warp = _warp_tiles(fields, tile)[0]
-    return _choice(fields, tile, warp, 3, 1, 1)
-
-
-def _choice(
-    fields: Request, tile: Tile, warp: WarpTile, stages: int, ahead: int, ctas: int, store: str = "smem"
-) -> Request:
-    """Return the choice, except for what the request says."""
-    choice = {"warp_tile": warp, "stages": stages, "fragment_stages": ahead, "ctas_per_sm": ctas, "store": store}
-    return {"cta_tile": tile, **{name: fields.get(name, value) for name, value in choice.items()}}
-
-
-def _fits(fields: Request, choice: Request) -> bool:
-    plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
-    return plan.accumulator_registers < plan.max_registers and not any(rule(plan) for rule in _FITS)
-
-
-def _spec(fields: Request, choice: Request) -> Spec:
-    """Return the choice as a spec, with operands placed without bank conflicts; what the request says stands."""
-    plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
-    tiles = {"smem_a": plan.a, "smem_b": plan.b}
-    return plan.having(**{name: _placement(tile) for name, tile in tiles.items() if name not in fields}).spec
-
-
-def _placement(tile: OperandTile) -> Smem:
-    return conflict_free(tile.k_major, tile.rows, tile.columns, tile.chunk, tile.threads)
+def family_of(request: Request) -> str:
+    """Return the family that a request asks for; where it asks for none, the best that its architecture has."""
+    claims = (claim(request[name]) for name, claim in _CLAIMS.items() if name in request)
+    best = (*ARCHS[request["arch"]].families, MMA_SYNC_SM80)[0]
+    return next(filter(None, claims), best)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from generator.arch import ARCHS
+from generator.arch import MMA_SYNC_SM80, WGMMA_SM90
 from generator.binary.inspect import Expectation
+from generator.families.sm80 import expectation as sm80
+from generator.families.sm90 import expectation as sm90
 from generator.plan import Plan
-from hgemm.problem import PROBLEM_BYTES
+
+_EXPECTATIONS = {MMA_SYNC_SM80: sm80.expectation_of, WGMMA_SM90: sm90.expectation_of}
 
 
 def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
     """State what inspection must find in the kernel of a plan."""
-    copies_by_cp_async = max(plan.spec.align_a, plan.spec.align_b) > 1
-    return Expectation(
-        arch=plan.spec.arch,
-        threads=plan.threads,
-        static_smem_bytes=0,
-        smem_bytes=plan.smem_bytes,
-        param_bytes=PROBLEM_BYTES,
-        max_registers=plan.max_registers,
-        mma_opcode=plan.mma_opcode,
-        mma_per_k_tile=plan.mma_per_k_tile,
-        mma_theory=f"warp {plan.spec.warp_tile}, k {plan.spec.cta_tile.k}, {plan.spec.mma}",
-        required=("HMMA", "LDSM", "LDGSTS") if copies_by_cp_async else ("HMMA", "LDSM"),
-        max_k_tiles_in_code=2 if ARCHS[plan.spec.arch].number >= 100 else 1,
-        allow_spills=allow_spills,
-    )
+    return _EXPECTATIONS[plan.spec.family](plan, allow_spills)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from generator.arch import MMA_SYNC_SM80, WGMMA_SM90
+from generator.families.naming import short
+from generator.families.sm80 import naming as sm80
+from generator.families.sm90 import naming as sm90
+from generator.plan import plan_of
 from generator.spec import Spec
 
+_FAMILIES = {MMA_SYNC_SM80: sm80, WGMMA_SM90: sm90}
 _ACC = {"f32": "f32", "f16": "f16", "f16_promoted": "f16p"}
 _BIAS = {"none": "", "row": "_biasrow", "column": "_biascol"}
 
 
 def symbol_of(spec: Spec) -> str:
     """Return the kernel's `extern "C"` name. Specs that differ have symbols that differ."""
-    tile, warp = spec.cta_tile, spec.warp_tile
+    family = _FAMILIES[spec.family]
     words = [
         "hgemm",
         spec.arch.replace("_", ""),
@@ -18,34 +24,25 @@ def symbol_of(spec: Spec) -> str:
         f"{spec.dtype_a}{spec.dtype_b if spec.dtype_b != spec.dtype_a else ''}",
         _ACC[spec.acc],
         spec.dtype_d,
-        f"{tile.m}x{tile.n}x{tile.k}",
-        f"w{warp.m}x{warp.n}",
-        spec.mma.replace("m16n8", ""),
-        f"s{spec.stages}f{spec.fragment_stages}",
-        _short(str(spec.smem_a)),
-        _short(str(spec.smem_b)),
-        "zigzag" if spec.mma_order == "zigzag" else "inorder",
-        _short(str(spec.raster)),
-        _short(str(spec.schedule)).replace("onetile", "one"),
-        f"c{spec.ctas_per_sm}",
+        str(spec.cta_tile),
+        *family.words(spec),
+        short(spec.raster),
+        short(spec.schedule).replace("onetile", "one"),
+        *family.residency_words(spec),
         f"a{spec.align_a}{spec.align_b}{spec.align_d}",
         spec.store,
+        *_strays(spec),
     ]
     extras = ("_beta" if spec.beta else "") + _BIAS[spec.bias]
     return "_".join(words) + extras + (f"_{spec.activation}" if spec.activation != "none" else "")
 
 
-def _short(text: str) -> str:
-    return text.replace(":", "").replace(",", "").replace("_", "")
+def _strays(spec: Spec) -> list[str]:
+    """Return the fields that are not as the family decides them, which no legal spec has."""
+    implied = plan_of(spec).implied.items()
+    return [short(name) + short(getattr(spec, name)) for name, value in implied if getattr(spec, name) != value]
 
 
 def alias_of(spec: Spec) -> str:
     """Return the name in the style of CUTLASS's library, for filters that users know; variants may share it."""
-    depth = spec.mma.rpartition("k")[2]
-    letter = {"f32": "s", "f16": "h", "f16_promoted": "s"}[spec.acc]
-    tile = spec.cta_tile
-    align = min(spec.align_a, spec.align_b)
-    return (
-        f"cutlass_tensorop_{letter}168{depth}gemm_{spec.dtype_a}_{tile.m}x{tile.n}_{tile.k}x{spec.stages}"
-        f"_{spec.layout}_align{align}"
-    )
+    return _FAMILIES[spec.family].alias(spec)

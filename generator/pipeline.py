@@ -15,7 +15,7 @@ from pathlib import Path
 
 from generator.binary.inspect import Binary, inspect_all
 from generator.compile import Compiled, compile_kernel, key_of
-from generator.emit import ENTRY_HEADER, Kernel, emit
+from generator.emit import Kernel, emit
 from generator.errors import BuildError, LibraryError
 from generator.expectation import expectation_of
 from generator.failures import forget_failure, keep_failure
@@ -102,7 +102,7 @@ def prepare(plan: Plan, templates: Path) -> Prepared:
     """Emit a plan's kernel, collect the headers that it can reach, and compute the key."""
     start = time.perf_counter()
     kernel = emit(plan, templates)
-    found = headers(ENTRY_HEADER, templates)
+    found = headers(kernel.entry_header, templates)
     return Prepared(kernel, found, key_of(kernel, found), time.perf_counter() - start)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from generator.arch import parse_arch
+from generator.arch import MMA_SYNC_SM80, WGMMA_SM90, parse_arch
 from generator.errors import RequestError
-from generator.values import Raster, Schedule, Smem, Tile, WarpTile
+from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Spec:
 
     Shapes: A (m, k), B (k, n), C and D (m, n), row-major D. `layout` names A and B in BLAS letters read
     column-major: A is `t` when k is contiguous and `n` when m is; B is `n` when k is contiguous and `t`
-    when n is. Bias is a row (n,) or a column (m,) of D's type.
+    when n is. Bias is a row (n,) or a column (m,) of D's type. The fields with defaults are those that only kernels on
+    wgmma have a choice in.
     """
 
     arch: str
@@ -45,6 +47,9 @@ class Spec:
     align_a: int
     align_b: int
     align_d: int
+    consumers: int = 0
+    cooperation: str = "cooperative"
+    cluster: Cluster = Cluster(1, 1)
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return the fields as JSON scalars, which `parse_field` reads back."""
@@ -53,11 +58,19 @@ class Spec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Spec:
-        """Read what `to_dict` wrote. Raises RequestError for a missing, unknown or malformed field."""
-        missing = [field.name for field in fields(cls) if field.name not in values]
+        """Read what `to_dict` wrote, now or before a field with a default was added.
+
+        Raises: RequestError for a missing, unknown or malformed field.
+        """
+        missing = [field.name for field in fields(cls) if field.name not in values and field.default is MISSING]
         if missing:
             raise RequestError(f"spec lacks {', '.join(missing)}: name every field or plan them")
         return cls(**{name: parse_field(name, str(value)) for name, value in values.items()})
+
+    @property
+    def family(self) -> str:
+        """The family of the kernel, which the tensor instruction decides."""
+        return family_of_mma(self.mma)
 
     @property
     def a_k_major(self) -> bool:
@@ -70,6 +83,23 @@ class Spec:
 
 Request = dict[str, Any]
 """The fields that a user set, by the names of `Spec`; the others are planned."""
+
+
+WGMMA = "wgmma"
+"""The instruction of a request that leaves its width to the tile; a spec says `m64n256k16`."""
+
+_WGMMA_ATOM = re.compile(r"m64n(\d{1,3})k16", re.ASCII)
+
+
+def family_of_mma(mma: str) -> str:
+    """Return the family that a tensor instruction belongs to."""
+    return WGMMA_SM90 if mma == WGMMA or mma.startswith("m64n") else MMA_SYNC_SM80
+
+
+def _mma(text: str) -> str:
+    if _WGMMA_ATOM.fullmatch(text.strip().lower()):
+        return text.strip().lower()
+    return _choice("mma", "m16n8k16", "m16n8k8", WGMMA, "m64nNk16")(text)
 
 
 def _choice(name: str, *words: str) -> Callable[[str], str]:
@@ -115,10 +145,10 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "layout": _choice("layout", "tn", "nn", "nt", "tt"),
     "cta_tile": Tile.parse,
     "warp_tile": WarpTile.parse,
-    "mma": _choice("mma", "m16n8k16", "m16n8k8"),
+    "mma": _mma,
     "stages": _whole("stages", 1, 64),
     "fragment_stages": _whole("fragment_stages", 1, 8),
-    "copy": _choice("copy", "cp_async"),
+    "copy": _choice("copy", "cp_async", "tma"),
     "smem_a": Smem.parse,
     "smem_b": Smem.parse,
     "mma_order": _choice("mma_order", "row", "zigzag"),
@@ -128,10 +158,13 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "beta": _switch("beta"),
     "bias": _choice("bias", "none", "row", "column"),
     "activation": _choice("activation", "none", "relu", "gelu", "silu"),
-    "store": _choice("store", "direct", "smem"),
+    "store": _choice("store", "direct", "smem", "tma"),
     "align_a": _align("align_a"),
     "align_b": _align("align_b"),
     "align_d": _align("align_d"),
+    "consumers": _whole("consumers", 0, 3),
+    "cooperation": _choice("cooperation", "cooperative", "pingpong"),
+    "cluster": Cluster.parse,
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from generator.commands.options import SPEC_OPTIONS, SpecOption, Texts, option_of
 from generator.defaults import resolve
 from generator.errors import RequestError
-from generator.plan import Plan
+from generator.plan import Plan, plan_of
 from generator.rules import Violation, refuse_illegal, violations
 from generator.spec import Request, parse_field
 
@@ -77,7 +77,7 @@ def sweep(requests: Sequence[Texts]) -> Sweep:
     """
     found: dict[Plan, frozenset[str]] = {}
     for request in _bounded(requests):
-        found.setdefault(Plan(resolve(request)), frozenset(request))
+        found.setdefault(plan_of(resolve(request)), frozenset(request))
     return Sweep(tuple(Candidate(plan, asked, violations(plan)) for plan, asked in found.items()))
 
 

@@ -49,6 +49,25 @@ class WarpTile:
 
 
 @dataclass(frozen=True, order=True)
+class Cluster:
+    """CTAs that share operands: m of them down a column of tiles, which share B, and n along a row, which share A."""
+
+    m: int
+    n: int
+
+    @classmethod
+    def parse(cls, text: str) -> Cluster:
+        return cls(*_integers(text, r"([1-9]\d?)x([1-9]\d?)", "cluster", "MxN, such as 2x1"))
+
+    @property
+    def ctas(self) -> int:
+        return self.m * self.n
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}"
+
+
+@dataclass(frozen=True, order=True)
 class Smem:
     """The placement of one operand's tile in shared memory.
 

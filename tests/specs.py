@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from generator.arch import ARCHS
-from generator.values import Raster, Schedule, Smem, Tile, WarpTile
+from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
+MMA_SYNC = ["m16n8k16", "m16n8k8"]
 SERVED = [name for name, arch in ARCHS.items() if arch.families]
 
 tiles = st.builds(
@@ -37,17 +38,21 @@ rasters = st.sampled_from([Raster("row"), Raster("column")]) | st.builds(
 schedules = st.sampled_from([Schedule("one_tile"), Schedule("persistent")]) | st.builds(
     Schedule, st.just("split_k"), st.integers(1, 999_999)
 )
+clusters = st.builds(Cluster, st.integers(1, 4), st.integers(1, 4))
 aligns = st.sampled_from([8, 4, 2, 1])
 words = {
     "acc": st.sampled_from(["f32", "f16", "f16_promoted"]),
     "dtype_d": st.sampled_from(["f16", "bf16", "f32"]),
     "layout": st.sampled_from(["tn", "nn", "nt", "tt"]),
-    "mma": st.sampled_from(["m16n8k16", "m16n8k8"]),
+    "mma": st.sampled_from([*MMA_SYNC, "wgmma", "m64n256k16", "m64n8k16"]),
     "mma_order": st.sampled_from(["row", "zigzag"]),
     "beta": st.booleans(),
     "bias": st.sampled_from(["none", "row", "column"]),
     "activation": st.sampled_from(["none", "relu", "gelu", "silu"]),
-    "store": st.sampled_from(["direct", "smem"]),
+    "store": st.sampled_from(["direct", "smem", "tma"]),
+    "cooperation": st.sampled_from(["cooperative", "pingpong"]),
+    "consumers": st.integers(0, 3),
+    "cluster": clusters,
     "align_a": aligns,
     "align_b": aligns,
     "align_d": aligns,
@@ -66,10 +71,15 @@ requests = st.fixed_dictionaries(
         "warp_tile": warp_tiles,
         "stages": st.integers(1, 64),
         "fragment_stages": st.integers(1, 8),
-        "copy": st.just("cp_async"),
+        "copy": st.sampled_from(["cp_async", "tma"]),
         "smem_a": any_smem,
         "smem_b": any_smem,
         "ctas_per_sm": st.integers(1, 32),
     },
 )
 """Anything that can be written, legal or not, with anything left open."""
+
+
+def kept(request: dict) -> dict:
+    """Return the fields of a request that a spec must have as they are: not those that name more than one value."""
+    return {name: value for name, value in request.items() if value not in ("wgmma", "sm_90")}

@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from generator.arch import ARCHS
 from generator.defaults import resolve
 from generator.errors import RequestError
+from generator.families.sm80.ways_out import warp_extents
 from generator.layouts import read_conflicts, write_conflicts
-from generator.plan import Plan
-from generator.rules import RULES, violations
+from generator.plan import Plan, plan_of
+from generator.rules import rules_of, violations
 from generator.spec import Spec, parse_field
 from generator.values import WarpTile
-from generator.ways_out import warp_extents
 
 
 def plan(text: str) -> Plan:
-    return Plan(resolve({name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())}))
+    return plan_of(
+        resolve({name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())})
+    )
 
 
 PLANNED = [
@@ -30,7 +32,7 @@ PLANNED = [
     ("arch=120", "128x128x32", "64x64", 3, 2, 2),
     ("arch=80", "128x128x32", "64x64", 4, 2, 2),
     ("arch=90", "256x128x32", "64x64", 4, 2, 1),
-    ("arch=90a", "256x128x32", "64x64", 4, 2, 1),
+    ("arch=90a mma=m16n8k16", "256x128x32", "64x64", 4, 2, 1),
     ("arch=100", "256x128x32", "64x64", 4, 2, 1),
     ("arch=90 acc=f16", "256x128x32", "64x64", 4, 2, 1),
     ("arch=90 acc=f16 cta_tile=256x256x32 fragment_stages=2", "256x256x32", "64x128", 4, 2, 1),
@@ -52,7 +54,7 @@ def test_what_was_measured_to_be_best_is_planned(
     spec = plan(text).spec
     assert (str(spec.cta_tile), str(spec.warp_tile)) == (tile, warp)
     assert (spec.stages, spec.fragment_stages, spec.ctas_per_sm) == (stages, ahead, ctas)
-    assert violations(Plan(spec)) == ()
+    assert violations(plan_of(spec)) == ()
 
 
 def test_an_architecture_must_be_named() -> None:
@@ -64,34 +66,33 @@ def test_an_architecture_must_be_named() -> None:
 @given(specs.requests)
 def test_what_is_set_is_kept_and_what_is_planned_stays(request_: dict) -> None:
     spec = resolve(request_)
-    assert all(getattr(spec, name) == value for name, value in request_.items())
+    assert all(getattr(spec, name) == value for name, value in specs.kept(request_).items())
     assert resolve(vars(spec)) == spec == resolve(Spec.from_dict(spec.to_dict()).__dict__) == resolve(request_)
 
 
 natural = st.fixed_dictionaries(
-    {"arch": st.sampled_from(specs.SERVED), "cta_tile": specs.tiles},
+    {"arch": st.sampled_from(specs.SERVED), "cta_tile": specs.tiles, "mma": st.sampled_from(specs.MMA_SYNC)},
     optional={
         "acc": specs.words["acc"],
         "dtype_d": specs.words["dtype_d"],
         "layout": specs.words["layout"],
-        "mma": specs.words["mma"],
         "schedule": st.sampled_from([parse_field("schedule", text) for text in ("persistent", "split_k:4")]),
         **{f"align_{name}": specs.aligns for name in "ab"},
     },
 )
-"""What people ask for: a tile and what the problem needs."""
+"""What people ask for of mma.sync: a tile and what the problem needs."""
 
 
 @settings(max_examples=300, deadline=None)
 @given(natural)
 def test_a_plan_is_legal_wherever_one_exists(request_: dict) -> None:
-    planned = Plan(resolve(request_))
+    planned = plan_of(resolve(request_))
     broken = violations(planned)
     assert not broken or not any(map(is_legal, every_warp_tile(request_)))
 
 
 def is_legal(plan: Plan) -> bool:
-    return not any(rule.broken(plan) for rule in RULES)
+    return not any(rule.broken(plan) for rule in rules_of(plan))
 
 
 def every_warp_tile(request_: dict) -> list[Plan]:
@@ -100,7 +101,7 @@ def every_warp_tile(request_: dict) -> list[Plan]:
     tile = request_["cta_tile"]
     divisors = itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, 8))
     area = AREA[request_.get("acc", "f32")]
-    return [Plan(resolve({**modest, "warp_tile": WarpTile(m, n)})) for m, n in divisors if m * n <= area]
+    return [plan_of(resolve({**modest, "warp_tile": WarpTile(m, n)})) for m, n in divisors if m * n <= area]
 
 
 AREA = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
@@ -111,7 +112,7 @@ AREA = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
 @given(natural)
 def test_a_plan_is_good(request_: dict) -> None:
     """No bank conflicts, pieces of 16 bytes, a pipeline, warps for all schedulers where the tile has so many."""
-    planned = Plan(resolve(request_))
+    planned = plan_of(resolve(request_))
     if violations(planned):
         return
     spec = planned.spec

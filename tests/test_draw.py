@@ -18,14 +18,16 @@ from generator.drawing.picture import picture_of
 from generator.drawing.shared_tile import group_of, unswizzled, view_of
 from generator.drawing.svg import Svg
 from generator.layouts import conflicts
-from generator.plan import Plan
+from generator.plan import Plan, plan_of
 from generator.spec import parse_field
 from generator.store.library import Library
 from generator.verbs import draw
 
 
 def plan(text: str) -> Plan:
-    return Plan(resolve({name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())}))
+    return plan_of(
+        resolve({name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())})
+    )
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])

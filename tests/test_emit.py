@@ -13,8 +13,9 @@ from conftest import ROOT
 from jinja2 import meta, nodes
 
 from generator.compile import compile_kernel
-from generator.emit import ENTRY_HEADER, Kernel, _template, _values, emit
+from generator.emit import Kernel, _template, emit
 from generator.errors import BuildError
+from generator.families.sm80.emit import ENTRY_HEADER, TEMPLATE, values
 from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.rules import violations
@@ -33,7 +34,7 @@ def plan_of(**texts: str) -> Plan:
 
 
 def values_of(plan: Plan) -> dict:
-    return _values(plan, "a_symbol")
+    return values(plan, "a_symbol")
 
 
 # ---- Placeholders ---------------------------------------------------------------------------------------------------
@@ -41,7 +42,7 @@ def values_of(plan: Plan) -> dict:
 
 def template_tree() -> nodes.Template:
     environment = jinja2.Environment()
-    return environment.parse((TEMPLATES / "kernel.cu.j2").read_text())
+    return environment.parse((TEMPLATES / TEMPLATE).read_text())
 
 
 def test_the_template_uses_every_value_and_no_other() -> None:
@@ -63,17 +64,17 @@ def test_the_template_only_substitutes() -> None:
 
 @pytest.mark.parametrize("name", sorted(values_of(plan_of())))
 def test_a_missing_value_is_an_error(name: str) -> None:
-    values = {other: value for other, value in values_of(plan_of()).items() if other != name}
+    others = {other: value for other, value in values_of(plan_of()).items() if other != name}
     with pytest.raises(jinja2.UndefinedError, match=f"'{name}' is undefined"):
-        _template(TEMPLATES).render(values)
+        _template(TEMPLATES, TEMPLATE).render(others)
 
 
 @pytest.mark.parametrize("name", sorted(values_of(plan_of())["a"]))
 def test_a_missing_value_of_an_operand_is_an_error(name: str) -> None:
-    values = values_of(plan_of())
-    del values["a"][name]
+    given = values_of(plan_of())
+    del given["a"][name]
     with pytest.raises(jinja2.UndefinedError, match=f"no attribute '{name}'"):
-        _template(TEMPLATES).render(values)
+        _template(TEMPLATES, TEMPLATE).render(given)
 
 
 # ---- The text -------------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pycute import Swizzle
 
-from generator import rules
 from generator.defaults import resolve
+from generator.families.sm80 import rules
 from generator.layouts import OperandTile, conflict_free, conflicts, read_conflicts, write_conflicts
-from generator.plan import Plan
+from generator.plan import plan_of
 from generator.values import Smem
 
-PLAN = Plan(resolve({"arch": "sm_80"}))
+PLAN = plan_of(resolve({"arch": "sm_80"}))
 SWIZZLES = [
     Smem("xor", numbers)
     for numbers in itertools.product(range(10), range(15), range(15))

@@ -19,12 +19,12 @@ from generator.binary.inspect import Binary, Inspection, inspect_all
 from generator.binary.occupancy import occupancy
 from generator.compile import compile_kernel, supported_archs
 from generator.defaults import resolve
-from generator.emit import ENTRY_HEADER, emit
+from generator.emit import emit
 from generator.errors import BuildError
 from generator.expectation import expectation_of
 from generator.layouts import read_conflicts
 from generator.naming import symbol_of
-from generator.plan import Plan
+from generator.plan import Plan, plan_of
 from generator.rules import violations
 from generator.spec import parse_field
 from generator.toolchain import headers, templates_folder
@@ -35,7 +35,9 @@ MAX_WRONGLY_REJECTED = 0.5
 
 
 def plan(text: str) -> Plan:
-    return Plan(resolve({name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())}))
+    return plan_of(
+        resolve({name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())})
+    )
 
 
 CORNERS = [
@@ -44,7 +46,7 @@ CORNERS = [
     "arch=86 cta_tile=16x256x64 layout=tt",
     "arch=87 cta_tile=256x16x64 layout=nn",
     "arch=90 acc=f16",
-    "arch=90a acc=f16_promoted",
+    "arch=90a acc=f16_promoted mma=m16n8k16",
     "arch=100",
     "arch=103 layout=nt",
     "arch=110 layout=nn",
@@ -76,7 +78,7 @@ def build(plans: list[Plan]) -> list[Inspection | str]:
     binaries: dict[int, Binary] = {}
     for place, kernel in enumerate(kernels):
         try:
-            made = compile_kernel(kernel, headers(ENTRY_HEADER, templates))
+            made = compile_kernel(kernel, headers(kernel.entry_header, templates))
             binaries[place] = Binary(made.cubin, kernel.symbol, expectation_of(kernel.plan, False), made.ptxas_log)
             results.append("")
         except BuildError as error:
@@ -149,7 +151,7 @@ def test_the_large_sample_is_kept_and_keeps_its_promise() -> None:
 
 # ---- Rejected by other rules ----------------------------------------------------------------------------------------
 
-SOUND = Plan(resolve({"arch": "sm_80", "cta_tile": parse_field("cta_tile", "64x64x32")}))
+SOUND = plan_of(resolve({"arch": "sm_80", "cta_tile": parse_field("cta_tile", "64x64x32")}))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_several_are_built_in_processes_and_come_in_order(settings: Settings) ->
 
 def test_kernels_of_every_architecture_are_as_planned(settings: Settings) -> None:
     served = ",".join(name for name, arch in ARCHS.items() if arch.families)
-    outcomes = made({**SMALL, "arch": served}, settings)
+    outcomes = made({**SMALL, "arch": served, "mma": "m16n8k16"}, settings)
     assert [outcome.error for outcome in outcomes] == [""] * 12
     assert {outcome.record.data["resources"]["smem_bytes"] for outcome in outcomes} == {plan_of().smem_bytes}
 

@@ -21,6 +21,7 @@ VALUES = {
     "smem_a": specs.any_smem,
     "raster": specs.rasters,
     "schedule": specs.schedules,
+    "cluster": specs.clusters,
 }
 
 
@@ -71,10 +72,10 @@ OTHERS: dict[str, list[str]] = {
     "layout": ["tn", "nn", "nt", "tt"],
     "cta_tile": ["128x128x32", "12x8x128", "128x12x8"],
     "warp_tile": ["64x64", "6x464"],
-    "mma": ["m16n8k16", "m16n8k8"],
+    "mma": ["m16n8k16", "m16n8k8", "m64n128k16", "m64n256k16"],
     "stages": ["1", "11"],
     "fragment_stages": ["1", "2"],
-    "copy": [],
+    "copy": ["cp_async", "tma"],
     "smem_a": ["none", "pad:8", "pad:16", "xor:1,3,3", "xor:2,3,3", "xor:1,10,2", "xor:1,3,9"],
     "smem_b": ["none", "pad:8", "pad:16", "xor:1,3,3", "xor:2,3,3", "xor:1,10,2", "xor:1,3,9"],
     "mma_order": ["row", "zigzag"],
@@ -84,10 +85,13 @@ OTHERS: dict[str, list[str]] = {
     "beta": ["True", "False"],
     "bias": ["none", "row", "column"],
     "activation": ["none", "relu", "gelu", "silu"],
-    "store": ["direct", "smem"],
+    "store": ["direct", "smem", "tma"],
     "align_a": ["8", "4", "2", "1"],
     "align_b": ["8", "4", "2", "1"],
     "align_d": ["8", "4", "2", "1"],
+    "consumers": ["0", "1", "2", "3"],
+    "cooperation": ["cooperative", "pingpong"],
+    "cluster": ["1x1", "2x1", "1x2", "12x1", "1x12"],
 }
 
 
@@ -115,6 +119,10 @@ def test_the_alias_is_cutlass_s_name() -> None:
         ("stages", "²", "1 to 64"),
         ("ctas_per_sm", "33", "1 to 32"),
         ("beta", "maybe", "on or off"),
+        ("mma", "m64n256k8", "wgmma"),
+        ("cluster", "2", "2x1"),
+        ("cluster", "0x1", "2x1"),
+        ("consumers", "4", "0 to 3"),
         ("acc", "tf32", "f32, f16, f16_promoted"),
         ("align_a", "16", "8, 4, 2, 1"),
         ("align_b", "3", "8, 4, 2, 1"),

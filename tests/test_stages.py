@@ -9,8 +9,13 @@ import pytest
 from conftest import ROOT
 
 WAY = (
-    "errors values arch spec layouts plan ways_out rules defaults naming emit toolchain compile binary.elf binary.ptxas_log "
-    "binary.occupancy binary.sass binary.inspect expectation register store.disk store.whole store.variants "
+    "errors values arch spec layouts families.plan families.sm80.plan families.sm90.tensor_maps "
+    "families.sm90.plan plan families.ways_out families.rules families.defaults "
+    "families.sm80.ways_out families.sm80.rules families.sm80.defaults families.sm90.ways_out families.sm90.rules "
+    "families.sm90.defaults rules defaults families.naming families.sm80.naming families.sm90.naming naming families.emit "
+    "families.sm80.emit families.sm90.emit emit toolchain compile binary.elf binary.ptxas_log "
+    "binary.occupancy binary.sass binary.inspect families.sm80.expectation families.sm90.expectation expectation "
+    "register store.disk store.whole store.variants "
     "store.library failures pipeline commands.progress cli"
 ).split()
 """The stages and what they stand on, in the order in which a spec passes them."""

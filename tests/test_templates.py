@@ -15,8 +15,9 @@ from conftest import ROOT
 import generator.compile
 from generator.binary.elf import read_cubin
 from generator.compile import Compiled, compile_kernel, options
-from generator.emit import ENTRY_HEADER, Kernel, emit
+from generator.emit import Kernel, emit
 from generator.errors import BuildError
+from generator.families.sm80.emit import ENTRY_HEADER
 from generator.sweep import sweep
 from generator.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
 

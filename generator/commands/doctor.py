@@ -13,8 +13,8 @@ from pathlib import Path
 from generator.arch import ARCHS
 from generator.binary.sass import find_nvdisasm
 from generator.compile import supported_archs
-from generator.emit import ENTRY_HEADER
 from generator.errors import HgemmError, LibraryError
+from generator.families.sm80.emit import ENTRY_HEADER
 from generator.store.library import Library
 from generator.toolchain import INSTALL, headers, templates_folder, version_of
 from hgemm.variants import scan

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 from generator.commands.table import cell
-from generator.layouts import read_conflicts, write_conflicts
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
 from generator.sweep import Candidate
@@ -23,36 +22,18 @@ def explain(candidate: Candidate) -> dict[str, Any]:
         "alias": alias_of(plan.spec),
         "spec": spec,
         "planned": [name for name in spec if name not in candidate.asked],
-        "plan": _numbers(plan) | ({} if candidate.broken else _layout_numbers(plan)),
+        "plan": plan.numbers() | ({} if candidate.broken else _layout_numbers(plan)),
         "legal": not candidate.broken,
         "broken": [asdict(violation) for violation in candidate.broken],
     }
 
 
-def _numbers(plan: Plan) -> dict[str, Any]:
-    return {
-        "threads": plan.threads,
-        "warps": f"{plan.warps_m}x{plan.warps_n}",
-        "smem_bytes": plan.smem_bytes,
-        "stage_bytes": plan.stage_bytes,
-        "epilogue_bytes": plan.epilogue_bytes,
-        "accumulator_registers": plan.accumulator_registers,
-        "fragment_registers": plan.fragment_registers,
-        "needed_registers": plan.needed_registers,
-        "max_registers": plan.max_registers,
-        "mma_opcode": plan.mma_opcode,
-        "mma_per_k_tile": plan.mma_per_k_tile,
-    }
-
-
 def _layout_numbers(plan: Plan) -> dict[str, Any]:
     """Return what only a legal placement has."""
-    tiles = (plan.a, plan.b)
     workspace = plan.traits()["workspace"]
     return {
-        "pitch_a": plan.a.pitch,
-        "pitch_b": plan.b.pitch,
-        "bank_conflicts": sum(read_conflicts(tile) + write_conflicts(tile) for tile in tiles),
+        **plan.placements(),
+        "bank_conflicts": plan.bank_conflicts,
         "workspace_bytes_per_tile": sum(workspace.values()),
     }
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from generator.arch import MMA_SYNC_SM80
 from generator.commands.common_options import library_option
 from generator.drawing.picture import picture_of
 from generator.errors import RequestError
-from generator.plan import Plan
+from generator.plan import plan_of
 from generator.spec import Spec
 from generator.store.disk import told
 from generator.store.library import Library
@@ -38,7 +39,12 @@ def command(symbol: str, library: Path, to: Path | None) -> None:
     if len(found) > 1:
         raise RequestError(f"'{symbol}' matches {len(found)} variants: name one of {', '.join(found[:3])}")
     record = opened.load(found[0], verify=False).record
-    picture = picture_of(Plan(Spec.from_dict(record.data["spec"])), record.symbol)
+    spec = Spec.from_dict(record.data["spec"])
+    if spec.family != MMA_SYNC_SM80:
+        raise RequestError(
+            f"{record.symbol} is on {spec.mma}, whose operands stay in shared memory: draw a kernel on mma.sync"
+        )
+    picture = picture_of(plan_of(spec), record.symbol)
     if to is None:
         click.echo(picture, nl=False)
     else:

@@ -1,54 +1,22 @@
-"""Changes of a spec that may mend it, nearest first: what generator.rules tries before it names one."""
+"""Changes of a spec on mma.sync that may mend it, nearest first."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
 
-from generator.arch import ARCHS
-from generator.plan import Plan
-from generator.spec import parse_field
-from generator.values import Raster, Smem, Tile, WarpTile
-
-Change = dict[str, str]
-"""Fields of a spec with the texts of their new values."""
+from generator.families.sm80.plan import MmaSyncPlan as Plan
+from generator.families.ways_out import Change, clamp
+from generator.values import Smem, Tile, WarpTile
 
 MAX_PAD = 64
 MAX_STAGES = 8
 MAX_SWIZZLE_BITS = 13
 """Address bits of an element offset that a swizzle may reach to: 16 KiB."""
 
-_PHRASES = {"stages": "{} stage", "fragment_stages": "{} fragment stage", "cta_tile": "tile {}"}
 _WARP_TILES_TRIED = 12
 
-
-def apply(plan: Plan, change: Change) -> Plan:
-    """Return the plan of the changed spec."""
-    return plan.having(**{name: parse_field(name, text) for name, text in change.items()})
-
-
-def words(change: Change) -> str:
-    """Write a change as advice: `use 3 stages and 1 fragment stage`."""
-    phrases = [_PHRASES.get(name, name + " {}").format(text) for name, text in change.items()]
-    plural = [
-        phrase + "s" if phrase.endswith("stage") and not phrase.startswith("1 ") else phrase for phrase in phrases
-    ]
-    return "use " + " and ".join([", ".join(plural[:-1]), plural[-1]] if plural[1:] else plural)
-
-
-def archs(plan: Plan, family: str) -> list[Change]:
-    """The architectures that a family serves, by the distance of their numbers."""
-    number = ARCHS[plan.spec.arch].number
-    served = [arch for arch in ARCHS.values() if family in arch.families]
-    return [{"arch": arch.name} for arch in sorted(served, key=lambda arch: abs(arch.number - number))]
-
-
 # ---- Tiles ----------------------------------------------------------------------------------------------------------
-
-
-def clamp(value: int, step: int, low: int, high: int) -> int:
-    """Return the multiple of `step` nearest to `value` between `low` and `high`."""
-    return min(max((value + step // 2) // step * step, low), high)
 
 
 def nearest_cta_tile(tile: Tile) -> Tile:
@@ -170,7 +138,7 @@ def _placements(plan: Plan) -> tuple[tuple[str, Smem], ...]:
     return (("smem_a", plan.spec.smem_a), ("smem_b", plan.spec.smem_b))
 
 
-# ---- Registers and order --------------------------------------------------------------------------------------------
+# ---- Registers ------------------------------------------------------------------------------------------------------
 
 
 def fewer_registers(plan: Plan) -> Iterator[Change]:
@@ -183,10 +151,3 @@ def fewer_registers(plan: Plan) -> Iterator[Change]:
     yield from (warp | least for warp in nearest_warp_tiles(plan))
     yield from (smaller | least for smaller in smaller_cta_tiles(plan))
     yield from (smaller | least | {"fragment_stages": "1"} for smaller in smaller_cta_tiles(plan))
-
-
-def nearest_rasters(plan: Plan) -> list[Change]:
-    """The nearest whole number of tiles, at most 1,024."""
-    tile_n = max(1, plan.spec.cta_tile.n) if plan.spec.raster.kind == "panel" else 1
-    size = min(max(1, round(plan.spec.raster.size / tile_n)), 1024) * tile_n
-    return [{"raster": str(Raster(plan.spec.raster.kind, size))}]

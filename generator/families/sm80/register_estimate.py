@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from generator.layouts import OperandTile
 
 if TYPE_CHECKING:
-    from generator.plan import Plan
+    from generator.families.sm80.plan import MmaSyncPlan
 
 BASE = 36
 """Pointers, loop state and temporaries, and 19 of margin."""
@@ -49,7 +49,7 @@ RELAXED_LIMIT = 200
 """Under a tighter limit, ptxas recomputes addresses that it keeps under this one."""
 
 
-def estimate(plan: Plan) -> int:
+def estimate(plan: MmaSyncPlan) -> int:
     """Return the registers that a thread of the planned kernel needs, in order not to spill."""
     spec = plan.spec
     k_blocks = spec.cta_tile.k // 16

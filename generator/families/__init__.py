@@ -1,0 +1,15 @@
+"""The families of kernels: each is one way of building a product, with a kernel header, a template and a vocabulary of its own.
+
+`sm80` multiplies with mma.sync, on every architecture that has cp.async; `sm90` with wgmma on tiles that TMA brings, on sm_90a.
+A family is a folder here with one module for each stage that it has a say in:
+
+    plan         the numbers that follow from a spec, and the fields that the family decides (`implied`)
+    ways_out     the changes that may mend its illegal specs
+    rules        what is illegal
+    defaults     what is planned where a request says nothing
+    naming       its words in a symbol
+    emit         its template, its header, and the values that the template takes
+    expectation  what inspection must find
+
+The stages of `generator` of the same names ask for the family of a spec (`Spec.family`) and hold what all families share.
+"""

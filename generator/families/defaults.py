@@ -1,0 +1,24 @@
+"""What requests of all families leave open: the fields that state the problem."""
+
+from __future__ import annotations
+
+from generator.spec import DTYPE_BYTES, Request
+
+
+def problem_fields(request: Request) -> Request:
+    """Return the problem that is meant where a request says nothing: f16, `tn`, alpha and beta, whole 16-byte pieces."""
+    dtype = request.get("dtype_a", request.get("dtype_b", "f16"))
+    dtype_d = request.get("dtype_d", dtype)
+    return {
+        "dtype_a": dtype,
+        "dtype_b": request.get("dtype_b", dtype),
+        "acc": "f32",
+        "dtype_d": dtype_d,
+        "layout": "tn",
+        "beta": True,
+        "bias": "none",
+        "activation": "none",
+        "align_a": 8,
+        "align_b": 8,
+        "align_d": 16 // DTYPE_BYTES[dtype_d],
+    }

@@ -1,0 +1,53 @@
+"""The values that the template of kernels on mma.sync takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from generator.families.emit import boolean, common_values
+from generator.families.sm80.plan import MmaSyncPlan as Plan
+from generator.layouts import OperandTile
+
+TEMPLATE = "kernel.cu.j2"
+ENTRY_HEADER = "hgemm/gemm_sm80.cuh"
+
+
+def values(plan: Plan, symbol: str) -> dict[str, Any]:
+    """Return them by name."""
+    spec = plan.spec
+    return {
+        **common_values(plan, symbol),
+        "summary": _summary(plan),
+        "warp_m": spec.warp_tile.m,
+        "warp_n": spec.warp_tile.n,
+        "warps_m": plan.warps_m,
+        "warps_n": plan.warps_n,
+        "mma_k": plan.mma_k,
+        "fragment_stages": spec.fragment_stages,
+        "zigzag": boolean(spec.mma_order == "zigzag"),
+        "a": _operand(plan.a, "m"),
+        "b": _operand(plan.b, "n"),
+        "store_through_shared": boolean(spec.store == "smem"),
+        "epilogue_pitch": plan.epilogue_pitch,
+        "epilogue_odd_words": plan.epilogue_odd_words,
+        "mainloop_bytes": spec.stages * plan.stage_bytes,
+        "ctas_per_sm": spec.ctas_per_sm,
+    }
+
+
+def _operand(tile: OperandTile, extent: str) -> dict:
+    return {
+        "k_major": boolean(tile.k_major),
+        "contiguous": "k" if tile.k_major else extent,
+        "align": tile.chunk,
+        "pitch": tile.pitch,
+        "swizzle": tile.smem.swizzle,
+    }
+
+
+def _summary(plan: Plan) -> str:
+    spec = plan.spec
+    return (
+        f"{spec.arch} {spec.layout}, {spec.dtype_a} in, {spec.acc} accumulate, {spec.dtype_d} out; CTA tile {spec.cta_tile}, "
+        f"warp tile {spec.warp_tile}, {spec.stages} stages, {plan.threads} threads, {plan.smem_bytes} B of shared memory."
+    )

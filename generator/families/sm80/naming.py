@@ -1,0 +1,34 @@
+"""How kernels on mma.sync are named."""
+
+from __future__ import annotations
+
+from generator.families.naming import short
+from generator.spec import Spec
+
+
+def words(spec: Spec) -> list[str]:
+    """Return what a symbol says between the tile and the order of the work."""
+    return [
+        f"w{spec.warp_tile.m}x{spec.warp_tile.n}",
+        spec.mma.replace("m16n8", ""),
+        f"s{spec.stages}f{spec.fragment_stages}",
+        short(spec.smem_a),
+        short(spec.smem_b),
+        "zigzag" if spec.mma_order == "zigzag" else "inorder",
+    ]
+
+
+def residency_words(spec: Spec) -> list[str]:
+    """Return what a symbol says after the order of the work."""
+    return [f"c{spec.ctas_per_sm}"]
+
+
+def alias(spec: Spec) -> str:
+    """Return the name that CUTLASS 2.x would give it."""
+    depth = spec.mma.rpartition("k")[2]
+    letter = {"f32": "s", "f16": "h", "f16_promoted": "s"}[spec.acc]
+    tile = spec.cta_tile
+    return (
+        f"cutlass_tensorop_{letter}168{depth}gemm_{spec.dtype_a}_{tile.m}x{tile.n}_{tile.k}x{spec.stages}"
+        f"_{spec.layout}_align{min(spec.align_a, spec.align_b)}"
+    )

@@ -1,0 +1,157 @@
+"""The numbers of a kernel on mma.sync: computed here once, asserted by the emitted kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from generator.arch import ARCHS
+from generator.families.plan import Plan
+from generator.families.sm80.register_estimate import estimate
+from generator.layouts import OperandTile, read_conflicts, write_conflicts
+from generator.spec import DTYPE_BYTES
+from generator.values import Cluster
+
+
+@dataclass(frozen=True)
+class MmaSyncPlan(Plan):
+    """A spec and what follows from it.
+
+    Units: elements for pitches and stages, floats for the epilogue's pitch and words of 4 floats for its `epilogue_odd_words`.
+    """
+
+    instruction = "mma.sync"
+
+    @cached_property
+    def implied(self) -> dict[str, Any]:
+        """Every warp copies and multiplies, and no CTAs share operands."""
+        return {"copy": "cp_async", "consumers": 0, "cooperation": "cooperative", "cluster": Cluster(1, 1)}
+
+    @property
+    def warps_m(self) -> int:
+        return max(1, self.spec.cta_tile.m // max(1, self.spec.warp_tile.m))
+
+    @property
+    def warps_n(self) -> int:
+        return max(1, self.spec.cta_tile.n // max(1, self.spec.warp_tile.n))
+
+    @property
+    def threads(self) -> int:
+        return self.warps_m * self.warps_n * 32
+
+    @property
+    def mma_k(self) -> int:
+        return int(self.spec.mma.rpartition("k")[2])
+
+    @cached_property
+    def a(self) -> OperandTile:
+        return self._operand(self.spec.a_k_major, self.spec.cta_tile.m, self.spec.align_a, self.spec.smem_a)
+
+    @cached_property
+    def b(self) -> OperandTile:
+        return self._operand(self.spec.b_k_major, self.spec.cta_tile.n, self.spec.align_b, self.spec.smem_b)
+
+    def _operand(self, k_major: bool, extent: int, align: int, smem) -> OperandTile:
+        rows, columns = (extent, self.spec.cta_tile.k) if k_major else (self.spec.cta_tile.k, extent)
+        return OperandTile(k_major, rows, columns, align, self.threads, smem)
+
+    # ---- Shared memory ----------------------------------------------------------------------------------------------
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage, A and B together."""
+        return 2 * (self.a.stage_elements + self.b.stage_elements)
+
+    @property
+    def epilogue_pieces_of_two_words(self) -> bool:
+        return DTYPE_BYTES[self.spec.dtype_d] == 2
+
+    @property
+    def epilogue_odd_words(self) -> int:
+        """Words of 4 floats before the odd words of a staged row begin, so that 8 lanes meet 8 groups of banks."""
+        return self.spec.warp_tile.n // 8 | 1 if self.epilogue_pieces_of_two_words else 0
+
+    @property
+    def epilogue_pitch(self) -> int:
+        """Floats from one staged row to the next: past the row, and 8 or 24 modulo the 32 banks."""
+        row = 8 * self.epilogue_odd_words if self.epilogue_pieces_of_two_words else self.spec.warp_tile.n
+        pitch = -(-row // 8) * 8
+        return pitch if pitch % 16 == 8 else pitch + 8
+
+    @property
+    def epilogue_bytes(self) -> int:
+        return self.threads // 32 * 16 * self.epilogue_pitch * 4 if self.spec.store == "smem" else 0
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: the stages or, later in the same place, the staged rows of the epilogue."""
+        return -(-max(self.spec.stages * self.stage_bytes, self.epilogue_bytes) // 128) * 128
+
+    @property
+    def bank_conflicts(self) -> int:
+        return sum(read_conflicts(tile) + write_conflicts(tile) for tile in (self.a, self.b))
+
+    # ---- Registers --------------------------------------------------------------------------------------------------
+
+    @property
+    def accumulator_registers(self) -> int:
+        elements = self.spec.warp_tile.m * self.spec.warp_tile.n // 32
+        return {"f32": elements, "f16": elements // 2, "f16_promoted": elements + elements // 2}[self.spec.acc]
+
+    @property
+    def fragment_registers(self) -> int:
+        """Fragments of A and B for 16 of k, times the fragment stages."""
+        return (self.spec.warp_tile.m // 4 + self.spec.warp_tile.n // 4) * self.spec.fragment_stages
+
+    @property
+    def needed_registers(self) -> int:
+        return estimate(self)
+
+    @property
+    def max_registers(self) -> int:
+        """Registers a thread may have for `ctas_per_sm` CTAs to live on an SM.
+
+        Each of the SM's partitions holds its share of the warps, and gives registers out a warp at a time, in units. ptxas
+        13.0 bounds a kernel by the same number.
+        """
+        limits = ARCHS[self.spec.arch].limits
+        warps = -(-self.threads // limits.warp_threads * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
+        per_warp = (
+            limits.registers_per_sm // limits.sm_partitions // warps // limits.register_unit * limits.register_unit
+        )
+        return min(limits.max_registers_per_thread, per_warp // limits.warp_threads)
+
+    # ---- Tensor instructions ----------------------------------------------------------------------------------------
+
+    @property
+    def mma_per_k_tile(self) -> int:
+        """Tensor instructions that one warp issues for a k-tile."""
+        warp, k = self.spec.warp_tile, self.spec.cta_tile.k
+        return (warp.m // 16) * (warp.n // 8) * (k // self.mma_k)
+
+    @property
+    def mma_opcode(self) -> str:
+        shape = {16: "16816", 8: "1688"}[self.mma_k]
+        result = "F32" if self.spec.acc == "f32" else "F16"
+        return f"HMMA.{shape}.{result}" + (".BF16" if self.spec.dtype_a == "bf16" else "")
+
+    # ---- Explanation ------------------------------------------------------------------------------------------------
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "threads": self.threads,
+            "warps": f"{self.warps_m}x{self.warps_n}",
+            "smem_bytes": self.smem_bytes,
+            "stage_bytes": self.stage_bytes,
+            "epilogue_bytes": self.epilogue_bytes,
+            "accumulator_registers": self.accumulator_registers,
+            "fragment_registers": self.fragment_registers,
+            "needed_registers": self.needed_registers,
+            "max_registers": self.max_registers,
+            "mma_opcode": self.mma_opcode,
+            "mma_per_k_tile": self.mma_per_k_tile,
+        }
+
+    def placements(self) -> dict[str, Any]:
+        return {"pitch_a": self.a.pitch, "pitch_b": self.b.pitch}

@@ -1,0 +1,63 @@
+"""The values that the template of kernels on TMA and wgmma takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from generator.families.emit import boolean, common_values
+from generator.families.sm90.plan import WgmmaPlan as Plan
+from generator.families.sm90.tensor_maps import OperandBoxes
+
+TEMPLATE = "kernel_sm90.cu.j2"
+ENTRY_HEADER = "hgemm/gemm_sm90.cuh"
+
+
+def values(plan: Plan, symbol: str) -> dict[str, Any]:
+    """Return them by name."""
+    spec = plan.spec
+    producer, consumer = plan.rebalanced
+    return {
+        **common_values(plan, symbol),
+        "summary": _summary(plan),
+        "wgmma": _atom(plan),
+        "consumers": spec.consumers,
+        "consumer_m": plan.consumer_rows,
+        "pingpong": boolean(plan.pingpong),
+        "producer_registers": producer,
+        "consumer_registers": consumer,
+        "cluster_m": spec.cluster.m,
+        "cluster_n": spec.cluster.n,
+        "cluster_size": spec.cluster.ctas,
+        "ctas_per_sm": spec.ctas_per_sm,
+        "a": _operand(plan.a, "m"),
+        "b": _operand(plan.b, "n"),
+        "store": spec.store,
+        "store_columns": plan.d.columns,
+        "epilogue_columns": plan.d.turn_columns,
+        "epilogue_stages": plan.epilogue_stages,
+        "mainloop_bytes": plan.mainloop_bytes,
+    }
+
+
+def _operand(boxes: OperandBoxes, extent: str) -> dict[str, Any]:
+    return {
+        "k_major": boolean(boxes.k_major),
+        "contiguous": "k" if boxes.k_major else extent,
+        "swizzle_bytes": boxes.swizzle_bytes,
+    }
+
+
+def _atom(plan: Plan) -> str:
+    """Name the instruction as CuTe does: the shape, the types of D, A and B, both operands in shared memory."""
+    spec = plan.spec
+    types = "".join(dtype.upper() for dtype in (spec.acc, spec.dtype_a, spec.dtype_b))
+    return f"64x{spec.cta_tile.n}x16_{types}_SS"
+
+
+def _summary(plan: Plan) -> str:
+    spec = plan.spec
+    return (
+        f"{spec.arch} {spec.layout}, {spec.dtype_a} in, {spec.acc} accumulate, {spec.dtype_d} out; CTA tile {spec.cta_tile}, "
+        f"{spec.consumers} {spec.cooperation} consumers, cluster {spec.cluster}, {spec.stages} stages, {plan.threads} threads, "
+        f"{plan.smem_bytes} B of shared memory."
+    )

@@ -1,0 +1,46 @@
+"""What inspection must find in a kernel on TMA and wgmma."""
+
+from __future__ import annotations
+
+from generator.binary.inspect import Expectation
+from generator.families.sm90.plan import WgmmaPlan as Plan
+from hgemm.problem import PROBLEM_BYTES
+
+MAP_BYTES = 128
+MAPS = 3
+MAPS_ALIGNMENT_BYTES = 64
+"""Source: CUDA driver API, CUtensorMap."""
+
+PARAM_BASE_BYTES = 0x210
+"""Where parameters begin in an sm_90 kernel's constant bank, whose addresses are what is aligned (found in its SASS)."""
+
+
+def _param_bytes() -> int:
+    """Return the bytes of the problem and, after it, of the maps of A, B and D."""
+    end = PARAM_BASE_BYTES + PROBLEM_BYTES
+    maps_at = -(-end // MAPS_ALIGNMENT_BYTES) * MAPS_ALIGNMENT_BYTES - PARAM_BASE_BYTES
+    return maps_at + MAPS * MAP_BYTES
+
+
+MAINLOOP_COPIES = 2
+"""Times that a k-tile's instructions stand in the code: the first k-tile, which sets the sums, and the loop over the others."""
+
+
+def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
+    """State what inspection must find in the kernel of a plan."""
+    store = ("UTMASTG",) if plan.spec.store == "tma" else ("STG",)
+    rebalancing = ("USETMAXREG",) if any(plan.rebalanced) else ()
+    return Expectation(
+        arch=plan.spec.arch,
+        threads=plan.threads,
+        static_smem_bytes=0,
+        smem_bytes=plan.smem_bytes,
+        param_bytes=_param_bytes(),
+        max_registers=plan.launch_registers,
+        mma_opcode=plan.mma_opcode,
+        mma_per_k_tile=plan.mma_per_k_tile,
+        mma_theory=f"consumer {plan.consumer_rows}x{plan.spec.cta_tile.n}, k {plan.spec.cta_tile.k}, {plan.spec.mma}",
+        required=("HGMMA", "UTMALDG", "SYNCS", *rebalancing, *store),
+        max_k_tiles_in_code=MAINLOOP_COPIES,
+        allow_spills=allow_spills,
+    )

@@ -1,0 +1,152 @@
+"""What is legal of kernels on TMA and wgmma, and why not."""
+
+from __future__ import annotations
+
+from generator.arch import ARCHS, WGMMA_SM90
+from generator.families import rules as shared
+from generator.families.rules import Rule, adder
+from generator.families.sm90 import ways_out
+from generator.families.sm90.plan import WgmmaPlan as Plan
+from generator.families.ways_out import (
+    archs,
+    fields_as_implied,
+    nearest_accumulators,
+    nearest_inputs,
+    nearest_rasters,
+    nearest_splits,
+)
+from generator.spec import DTYPE_BYTES
+
+RULES: list[Rule] = []
+rule = adder(RULES)
+
+CORE_ROWS = 8
+"""Rows of a core matrix, of which the swizzles are made: a slice of a stage is whole ones."""
+
+
+# ---- Architecture and types -----------------------------------------------------------------------------------------
+
+
+@rule(lambda plan: [*archs(plan, WGMMA_SM90), *ways_out.on_mma_sync(plan)])
+def family(plan: Plan) -> str | None:
+    return None if WGMMA_SM90 in ARCHS[plan.spec.arch].families else f"{plan.spec.arch} has no wgmma"
+
+
+same_inputs = rule(nearest_inputs)(shared.same_inputs)
+
+
+@rule(lambda plan: [*nearest_accumulators(plan), {"acc": "f16"}, *ways_out.on_mma_sync(plan)])
+def accumulator(plan: Plan) -> str | None:
+    if plan.spec.acc == "f16_promoted":
+        return "wgmma accumulates in f32 or f16, f16_promoted is for mma.sync"
+    return shared.accumulator(plan)
+
+
+@rule(lambda plan: [*ways_out.on_mma_sync(plan), {"align_a": "8", "align_b": "8"}])
+def alignment(plan: Plan) -> str | None:
+    short = [
+        f"align_{name} {align}" for name, align in (("a", plan.spec.align_a), ("b", plan.spec.align_b)) if align < 8
+    ]
+    if not short:
+        return None
+    return f"{', '.join(short)}: TMA takes pointers and leading dimensions that are multiples of 16 B, 8 elements"
+
+
+alignment_of_d = rule(lambda plan: [{"align_d": "4"}])(shared.alignment_of_d)
+implied_fields = rule(fields_as_implied)(shared.implied_fields)
+
+
+# ---- Tiles and the warpgroups that share them -----------------------------------------------------------------------
+
+
+@rule(ways_out.nearest_cta_tiles)
+def cta_tile(plan: Plan) -> str | None:
+    tile, b_k_major = plan.spec.cta_tile, plan.spec.b_k_major
+    if tile == ways_out.nearest_cta_tile(tile, b_k_major):
+        return None
+    step = "8" if b_k_major else "16 (B is n-contiguous)"
+    return f"CTA tile {tile}: m is 64, 128, 192 or 256, n a multiple of {step} up to 256, k 32, 64 or 128"
+
+
+@rule(ways_out.other_sharing)
+def consumers(plan: Plan) -> str | None:
+    spec = plan.spec
+    if spec.consumers < 1:
+        return "0 consumer warpgroups, a wgmma kernel has 1 to 3"
+    if plan.pingpong:
+        return None if spec.consumers == 2 else f"ping-pong of {spec.consumers} consumers, it takes 2"
+    if spec.cta_tile.m == spec.consumers * plan.consumer_rows and plan.consumer_rows in (64, 128):
+        return None
+    return f"{spec.consumers} consumers of {spec.cta_tile.m} rows, each computes 64 or 128"
+
+
+@rule(ways_out.cooperation_that_fits)
+def cooperation(plan: Plan) -> str | None:
+    spec = plan.spec
+    if not plan.pingpong:
+        return None
+    if spec.schedule.kind != "persistent":
+        return f"ping-pong takes tiles in turns, with {spec.schedule} a CTA has one"
+    if plan.consumer_rows not in (64, 128):
+        return f"ping-pong of tiles of {spec.cta_tile.m} rows, each consumer computes 64 or 128"
+    return None
+
+
+@rule(ways_out.nearest_clusters)
+def cluster(plan: Plan) -> str | None:
+    spec = plan.spec
+    if spec.cluster not in ways_out.CLUSTERS:
+        return f"cluster {spec.cluster}, served are {', '.join(map(str, ways_out.CLUSTERS))}"
+    for name, boxes in (("A", plan.a), ("B", plan.b)):
+        slices = boxes.shared_by
+        if boxes.sliced % (slices * CORE_ROWS):
+            what = "k-rows" if not boxes.k_major else "rows"
+            return f"cluster {spec.cluster}: {boxes.sliced} {what} of {name} are no {slices} slices of multiples of 8"
+    return None
+
+
+# ---- Shared memory and registers ------------------------------------------------------------------------------------
+
+
+@rule(ways_out.nearest_stages)
+def stages(plan: Plan) -> str | None:
+    low, high = ways_out.STAGES[0], ways_out.STAGES[-1]
+    return None if low <= plan.spec.stages <= high else f"{plan.spec.stages} stages, the pipeline has {low} to {high}"
+
+
+shared_memory = rule(ways_out.less_shared_memory)(shared.shared_memory)
+
+
+@rule(ways_out.fewer_ctas)
+def residency(plan: Plan) -> str | None:
+    limits, ctas = ARCHS[plan.spec.arch].limits, plan.spec.ctas_per_sm
+    most = limits.warps_per_sm * limits.warp_threads // plan.threads
+    return None if ctas <= most else f"{ctas} CTAs of {plan.threads} threads an SM, {plan.spec.arch} holds {most}"
+
+
+@rule(ways_out.fewer_registers)
+def registers(plan: Plan) -> str | None:
+    if plan.needed_registers <= plan.max_registers:
+        return None
+    return (
+        f"about {plan.needed_registers} registers a consumer's thread ({plan.accumulator_registers} of them accumulators) > "
+        f"{plan.max_registers} that {plan.spec.ctas_per_sm} x {plan.spec.consumers} consumer warpgroups leave each"
+    )
+
+
+# ---- Order of the work, and D ---------------------------------------------------------------------------------------
+
+
+raster = rule(nearest_rasters)(shared.raster)
+splits = rule(nearest_splits)(shared.splits)
+
+
+@rule(ways_out.aligned_store)
+def store(plan: Plan) -> str | None:
+    spec = plan.spec
+    if spec.store == "smem":
+        return "D is stored by tma or direct, smem is for mma.sync"
+    size = spec.align_d * DTYPE_BYTES[spec.dtype_d]
+    if spec.store == "tma" and size < 16:
+        return f"align_d {spec.align_d} is {size} B, TMA stores to pointers and leading dimensions of 16 B"
+    return None

@@ -1,0 +1,108 @@
+"""What TMA moves at once: the boxes of A, B and D, their swizzles, and the maps that a launcher encodes from them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+ELEMENT_BYTES = 2
+ROWS_PER_WARPGROUP = 64
+"""Rows of D that one wgmma computes, and that a consumer stages at a time."""
+
+SWIZZLES_BYTES = (128, 64, 32)
+"""Widths of a box's rows that TMA swizzles and wgmma reads, the widest first.
+
+Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", swizzling modes.
+"""
+
+MAX_BOX = 256
+"""Elements of a box along any dimension. Source: CUDA driver API, cuTensorMapEncodeTiled, boxDim."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """What a launcher encodes of an operand: a 3-D map of (contiguous, other, batch).
+
+    Units: elements for `box`, along the same dimensions; a swizzle of 0 bytes is none.
+    """
+
+    operand: str
+    box: tuple[int, int, int]
+    swizzle_bytes: int
+    element: str
+    contiguous: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "box": [*self.box]}
+
+
+@dataclass(frozen=True)
+class OperandBoxes:
+    """One stage of A or B as TMA brings it, in slices where `shared_by` CTAs of a cluster load one each for all.
+
+    Shapes: (extent, k); the slices of a K-major operand are along its extent, those of an MN-major one along k.
+    """
+
+    k_major: bool
+    extent: int
+    k: int
+    shared_by: int
+
+    @cached_property
+    def swizzle_bytes(self) -> int:
+        """Bytes of a box's rows: the widest swizzle that the contiguous extent is whole boxes of."""
+        along = (self.k if self.k_major else self.extent) * ELEMENT_BYTES
+        return next((size for size in SWIZZLES_BYTES if along % size == 0), SWIZZLES_BYTES[-1])
+
+    @property
+    def sliced(self) -> int:
+        """The extent that slices divide."""
+        return self.extent if self.k_major else self.k
+
+    @property
+    def box(self) -> tuple[int, int, int]:
+        return (self.swizzle_bytes // ELEMENT_BYTES, self.sliced // self.shared_by, 1)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.extent * self.k * ELEMENT_BYTES
+
+    def tensor_map(self, operand: str, extent: str, element: str) -> TensorMap:
+        return TensorMap(operand, self.box, self.swizzle_bytes, element, "k" if self.k_major else extent)
+
+
+@dataclass(frozen=True)
+class StoreBoxes:
+    """D as consumers stage it: some columns of 64 rows a turn, in boxes of `columns`.
+
+    Shapes: (64, turn_columns) a turn.
+    """
+
+    n: int
+    element_bytes: int
+
+    @cached_property
+    def columns(self) -> int:
+        """Columns of a box: the widest swizzle that whole boxes of divide the tile, else 16 bytes."""
+        sizes = [size // self.element_bytes for size in (*SWIZZLES_BYTES, 16)]
+        return next((size for size in sizes if self.n % size == 0), sizes[-1])
+
+    @cached_property
+    def turn_columns(self) -> int:
+        """Columns staged a turn: the most boxes that divide the tile and are 128 bytes together at most."""
+        most = SWIZZLES_BYTES[0] // self.element_bytes
+        return max((size for size in range(self.columns, most + 1, self.columns) if self.n % size == 0), default=most)
+
+    @property
+    def turn_bytes(self) -> int:
+        """Bytes that a consumer stages a turn."""
+        return ROWS_PER_WARPGROUP * self.turn_columns * self.element_bytes
+
+    @property
+    def swizzle_bytes(self) -> int:
+        size = self.columns * self.element_bytes
+        return size if size in SWIZZLES_BYTES else 0
+
+    def tensor_map(self, element: str) -> TensorMap:
+        return TensorMap("d", (self.columns, ROWS_PER_WARPGROUP, 1), self.swizzle_bytes, element, "n")

@@ -1,0 +1,161 @@
+"""Changes of a spec on wgmma that may mend it, nearest first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from generator.families.sm80.defaults import resolve as resolve_on_mma_sync
+from generator.families.sm90.plan import WgmmaPlan as Plan
+from generator.families.ways_out import Change, clamp
+from generator.spec import DTYPE_BYTES, Spec
+from generator.values import Cluster, Tile
+
+TILE_M = (64, 128, 192, 256)
+TILE_K = (32, 64, 128)
+MAX_TILE_N = 256
+STAGES = range(2, 17)
+"""One more than is multiplied at a time, up to what keeps the small tiles' loads in flight."""
+
+CLUSTERS = tuple(Cluster.parse(text) for text in ("1x1", "2x1", "1x2", "4x1", "1x4", "2x2"))
+_OF_THE_PROBLEM = (
+    "arch dtype_a dtype_b acc dtype_d layout beta bias activation align_a align_b align_d schedule raster".split()
+)
+
+
+def on_mma_sync(plan: Plan) -> Iterator[Change]:
+    """The same problem on mma.sync, which takes any alignment and size, planned anew."""
+    kept = {name: getattr(plan.spec, name) for name in _OF_THE_PROBLEM}
+    other = resolve_on_mma_sync({name: value for name, value in kept.items() if not _of_tiles(name, value)})
+    yield differences(plan.spec, other)
+
+
+def _of_tiles(name: str, value: object) -> bool:
+    """Tell whether a raster counts columns of the tile that is given up."""
+    return name == "raster" and getattr(value, "kind", "") == "panel"
+
+
+def differences(spec: Spec, other: Spec) -> Change:
+    """Return the change from one spec to another."""
+    old, new = spec.to_dict(), other.to_dict()
+    return {name: str(value) for name, value in new.items() if value != old[name]}
+
+
+# ---- Tiles and the warpgroups that share them -----------------------------------------------------------------------
+
+
+def nearest_cta_tile(tile: Tile, b_k_major: bool) -> Tile:
+    """Return the nearest tile that warpgroups can share and TMA can bring."""
+    step = 8 if b_k_major else 16
+    return Tile(_nearest(tile.m, TILE_M), clamp(tile.n, step, step, MAX_TILE_N), _nearest(tile.k, TILE_K))
+
+
+def _nearest(value: int, choices: tuple[int, ...]) -> int:
+    return min(choices, key=lambda choice: (abs(choice - value), choice))
+
+
+def consumers_of(tile_m: int) -> list[tuple[str, int]]:
+    """Return how consumers may share tiles of so many rows: (cooperation, consumers), the usual way first."""
+    return {
+        64: [("cooperative", 1), ("pingpong", 2)],
+        128: [("cooperative", 2), ("pingpong", 2), ("cooperative", 1)],
+        192: [("cooperative", 3)],
+        256: [("cooperative", 2)],
+    }.get(tile_m, [])
+
+
+def sharing(plan: Plan, tile: Tile) -> Iterator[Change]:
+    """The ways in which consumers share a tile, the present one first."""
+    spec = plan.spec
+    ways = consumers_of(tile.m)
+    for cooperation, consumers in sorted(ways, key=lambda way: way != (spec.cooperation, spec.consumers)):
+        yield {
+            name: str(value)
+            for name, value in {"consumers": consumers, "cooperation": cooperation}.items()
+            if value != getattr(spec, name)
+        }
+
+
+def nearest_cta_tiles(plan: Plan) -> Iterator[Change]:
+    """The nearest legal CTA tile, then smaller ones, shared as they can be."""
+    near = nearest_cta_tile(plan.spec.cta_tile, plan.spec.b_k_major)
+    yield from _tiles(plan, [near, *_smaller(near, plan.spec.b_k_major)])
+
+
+def smaller_cta_tiles(plan: Plan) -> Iterator[Change]:
+    """Smaller CTA tiles, the largest first."""
+    near = nearest_cta_tile(plan.spec.cta_tile, plan.spec.b_k_major)
+    yield from _tiles(plan, _smaller(near, plan.spec.b_k_major))
+
+
+def _smaller(tile: Tile, b_k_major: bool) -> list[Tile]:
+    step = 8 if b_k_major else 16
+    columns = {max(step, tile.n * part // 8 // step * step) for part in range(1, 9)}
+    rows = [m for m in TILE_M if m <= tile.m]
+    found = itertools.starmap(Tile, itertools.product(rows, columns, [k for k in TILE_K if k <= tile.k]))
+    return sorted({*found} - {tile}, key=lambda t: (-t.m * t.n, -t.k, abs(t.m - t.n), -t.m))
+
+
+def _tiles(plan: Plan, tiles: list[Tile]) -> Iterator[Change]:
+    for tile in tiles:
+        for shared in sharing(plan, tile):
+            change = shared if tile == plan.spec.cta_tile else {"cta_tile": str(tile), **shared}
+            yield change
+            yield {**change, "cluster": "1x1"}
+            yield {**change, "cluster": "1x1", "stages": "2"}
+
+
+def other_sharing(plan: Plan) -> Iterator[Change]:
+    """Other ways to share the tile, then other tiles."""
+    yield from sharing(plan, plan.spec.cta_tile)
+    for shared in sharing(plan, plan.spec.cta_tile):
+        yield {**shared, "schedule": "persistent"}
+    yield from nearest_cta_tiles(plan)
+
+
+def cooperation_that_fits(plan: Plan) -> Iterator[Change]:
+    """Ping-pong's schedule, else no ping-pong."""
+    yield {"schedule": "persistent"}
+    yield from other_sharing(plan)
+
+
+def nearest_clusters(plan: Plan) -> list[Change]:
+    """Served clusters, by the distance in CTAs along m and n."""
+    near = plan.spec.cluster
+    served = sorted(CLUSTERS, key=lambda c: (abs(c.m - near.m) + abs(c.n - near.n), c.ctas))
+    return [{"cluster": str(cluster)} for cluster in served if cluster != near]
+
+
+# ---- Shared memory, registers and D ---------------------------------------------------------------------------------
+
+
+def fewer_ctas(plan: Plan) -> Iterator[Change]:
+    """Fewer CTAs an SM, each with a larger share of it."""
+    return ({"ctas_per_sm": str(ctas)} for ctas in range(plan.spec.ctas_per_sm - 1, 0, -1))
+
+
+def nearest_stages(plan: Plan) -> Iterator[Change]:
+    """The most stages that there may be, and fewer."""
+    most = min(max(plan.spec.stages, STAGES[0]), STAGES[-1])
+    return ({"stages": str(stages)} for stages in range(most, STAGES[0] - 1, -1))
+
+
+def less_shared_memory(plan: Plan) -> Iterator[Change]:
+    """Fewer stages, fewer CTAs an SM, no staging of D, a smaller tile."""
+    yield from nearest_stages(plan)
+    yield from fewer_ctas(plan)
+    yield from ({**stages, "store": "direct"} for stages in nearest_stages(plan))
+    yield from ({**tile, "stages": "2", "ctas_per_sm": "1"} for tile in smaller_cta_tiles(plan))
+
+
+def fewer_registers(plan: Plan) -> Iterator[Change]:
+    """Fewer CTAs an SM, more consumers for the tile, then smaller tiles."""
+    yield from fewer_ctas(plan)
+    yield from sharing(plan, plan.spec.cta_tile)
+    yield from smaller_cta_tiles(plan)
+    yield from ({**tile, "ctas_per_sm": "1"} for tile in smaller_cta_tiles(plan))
+
+
+def aligned_store(plan: Plan) -> list[Change]:
+    """D stored by threads, else whole pieces of 16 bytes."""
+    return [{"store": "direct"}, {"align_d": str(16 // DTYPE_BYTES[plan.spec.dtype_d])}]

@@ -1,0 +1,86 @@
+"""Changes of a spec that may mend it, nearest first, of any family: what generator.rules tries before it names one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from generator.arch import ARCHS
+from generator.families.plan import Plan
+from generator.plan import plan_of
+from generator.spec import Spec, family_of_mma, parse_field
+from generator.values import Raster, Schedule
+
+Change = dict[str, str]
+"""Fields of a spec with the texts of their new values."""
+
+_PHRASES = {"stages": "{} stage", "fragment_stages": "{} fragment stage", "cta_tile": "tile {}"}
+_OF_THE_PROBLEM = ("mma", "cta_tile", "acc", "dtype_d", "align_a", "align_b", "align_d", "schedule")
+"""What a change of family is told by; the other fields are planned anew."""
+
+
+def apply(plan: Plan, change: Change) -> Plan:
+    """Return the plan of the changed spec; what the family decides follows, unless the family changes."""
+    values = {name: parse_field(name, text) for name, text in change.items()}
+    if _changes_family(plan, change):
+        return plan_of(Spec(**{**vars(plan.spec), **values}))
+    return plan.having(**values)
+
+
+def _changes_family(plan: Plan, change: Change) -> bool:
+    return "mma" in change and family_of_mma(change["mma"]) != plan.spec.family
+
+
+def words(change: Change) -> str:
+    """Write a change as advice: `use 3 stages and 1 fragment stage`."""
+    phrases = [_PHRASES.get(name, name + " {}").format(text) for name, text in change.items()]
+    plural = [
+        phrase + "s" if phrase.endswith("stage") and not phrase.startswith("1 ") else phrase for phrase in phrases
+    ]
+    return "use " + " and ".join([", ".join(plural[:-1]), plural[-1]] if plural[1:] else plural)
+
+
+def advice(plan: Plan, change: Change) -> str:
+    """Write the change of a plan's spec; of one to another family, what asks for it."""
+    if not _changes_family(plan, change):
+        return words(change)
+    return words({name: change[name] for name in _OF_THE_PROBLEM if name in change}) + ", the rest planned anew"
+
+
+def archs(plan: Plan, family: str) -> list[Change]:
+    """The architectures that a family serves, by the distance of their numbers."""
+    number = ARCHS[plan.spec.arch].number
+    served = [arch for arch in ARCHS.values() if family in arch.families]
+    return [{"arch": arch.name} for arch in sorted(served, key=lambda arch: abs(arch.number - number))]
+
+
+def clamp(value: int, step: int, low: int, high: int) -> int:
+    """Return the multiple of `step` nearest to `value` between `low` and `high`."""
+    return min(max((value + step // 2) // step * step, low), high)
+
+
+def fields_as_implied(plan: Plan) -> Iterator[Change]:
+    """What the family leaves no choice in, as it decides it."""
+    strays = {name: str(value) for name, value in plan.implied.items() if getattr(plan.spec, name) != value}
+    yield strays
+
+
+def nearest_inputs(plan: Plan) -> list[Change]:
+    """One type for both."""
+    return [{"dtype_b": plan.spec.dtype_a}, {"dtype_a": plan.spec.dtype_b}]
+
+
+def nearest_accumulators(plan: Plan) -> list[Change]:
+    """Sums in f32, or inputs in f16."""
+    return [{"acc": "f32"}, {"dtype_a": "f16", "dtype_b": "f16"}]
+
+
+def nearest_rasters(plan: Plan) -> list[Change]:
+    """The nearest whole number of tiles, at most 1,024."""
+    tile_n = max(1, plan.spec.cta_tile.n) if plan.spec.raster.kind == "panel" else 1
+    size = min(max(1, round(plan.spec.raster.size / tile_n)), 1024) * tile_n
+    return [{"raster": str(Raster(plan.spec.raster.kind, size))}]
+
+
+def nearest_splits(plan: Plan) -> list[Change]:
+    """The nearest number of splits that is served."""
+    return [{"schedule": str(Schedule("split_k", min(max(plan.spec.schedule.splits, 2), 64)))}]
