@@ -19,7 +19,7 @@ using TensorMap = cute::TmaDescriptor;  // 128 bytes, encoded by the launcher
 
 namespace atoms {
 
-// ---- Warpgroups and clusters -----------------------------------------------------------------------------------------------------
+// ---- Warpgroups and clusters ----------------------------------------------------------------------------------------
 
 // The warpgroup of this thread, in a form that the compiler knows to be the same for a warp.
 HGEMM_DEVICE int warpgroup_index() { return __shfl_sync(0xffffffff, thread_index() / 128, 0); }
@@ -127,14 +127,29 @@ HGEMM_DEVICE void registers_increase() {
 
 // ---- Numbers and matrices -----------------------------------------------------------------------------------------
 
-// Four 8x8 matrices of half elements; lane l gives the address of row l % 8 of matrix l / 8 (16 bytes).
+// Four 8x8 matrices of half elements, held as the sums of wgmma are; lane l gives the address of row l % 8 of matrix l / 8
+// (16 bytes). TRANSPOSE writes the transposed matrices.
+template <bool TRANSPOSE>
 HGEMM_DEVICE void stmatrix_x4(void* row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-  cute::SM90_U32x4_STSM_N::copy(r0, r1, r2, r3, *static_cast<cute::uint128_t*>(row));
+  auto& to = *static_cast<cute::uint128_t*>(row);
+  if constexpr (TRANSPOSE) {
+    cute::SM90_U16x8_STSM_T::copy(r0, r1, r2, r3, to);
+  } else {
+    cute::SM90_U32x4_STSM_N::copy(r0, r1, r2, r3, to);
+  }
 }
+// Two 8x8 matrices; lanes 0 to 15 give the addresses.
+template <bool TRANSPOSE>
 HGEMM_DEVICE void stmatrix_x2(void* row, uint32_t r0, uint32_t r1) {
-  cute::SM90_U32x2_STSM_N::copy(r0, r1, *static_cast<cute::uint128_t*>(row));
+  auto& to = *static_cast<cute::uint128_t*>(row);
+  if constexpr (TRANSPOSE) {
+    cute::SM90_U16x4_STSM_T::copy(r0, r1, to);
+  } else {
+    cute::SM90_U32x2_STSM_N::copy(r0, r1, to);
+  }
 }
 
+// Two numbers as the halves of a register, the lower one first.
 template <class Out>
 HGEMM_DEVICE uint32_t pack(float low, float high);
 template <>

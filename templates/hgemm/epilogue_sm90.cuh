@@ -9,19 +9,27 @@ namespace hgemm {
 
 enum class Store { direct, tma };
 
+// Sums come in blocks of 64 rows and tile_n columns; rows are D's m and columns its n, or the other way round where operands
+// are swapped.
 template <class Policy>
 struct EpilogueSm90 {
   using Out = typename Policy::Out;
   using Accumulators = WarpgroupAccumulators<Policy>;
 
   static constexpr bool by_tma = Policy::store == Store::tma;
-  static constexpr int columns = Policy::epilogue_columns;  // of D, staged in a turn
-  static constexpr int box_columns = Policy::store_columns;
-  static constexpr int row_bytes = box_columns * sizeof(Out);  // of a box: 128, 64, 32 or 16
-  static constexpr int box_bytes = 64 * row_bytes;
+  static constexpr int columns = Policy::epilogue_columns;  // of the sums, staged in a turn
   static constexpr int turns = (Policy::tile_n + columns - 1) / columns;
+  static constexpr int last_columns = Policy::tile_n - (turns - 1) * columns;
 
-  // 64 rows and `columns` of D a turn, as boxes of (64, box_columns), for each consumer.
+  // A box that the TMA stores has rows of `box_width` elements along D's n, 128, 64, 32 or 16 bytes.
+  static constexpr int box_width = Policy::store_columns;
+  static constexpr int box_row_bytes = box_width * sizeof(Out);
+  static constexpr int box_bytes = (Policy::swapped ? columns : 64) * box_row_bytes;
+
+  static_assert(!by_tma || !Policy::swapped || (box_width == 64 && sizeof(Out) == 2 && last_columns == columns),
+                "swapped, a turn is one box of 64 of n");
+
+  // What a consumer stages in a turn: boxes of (64, box_width), or one of (columns, 64) where operands are swapped.
   struct Shared {
     alignas(1024) unsigned char turn[by_tma ? Policy::consumers : 1][by_tma ? Policy::epilogue_stages : 1]
                                     [by_tma ? 64 * columns * sizeof(Out) : 16];
@@ -36,16 +44,16 @@ struct EpilogueSm90 {
   HGEMM_DEVICE EpilogueSm90(Problem const& problem, TensorMap const& map, Shared& shared, int consumer)
       : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128) {}
 
-  // Finishes (consumer_m, tile_n) sums whose first element is (m_first, n_first) of D.
+  // Finishes (consumer_m, tile_n) sums, the first of which is at (row_first, column_first).
   template <class Values>
-  HGEMM_DEVICE void run(Values const& values, int batch, int m_first, int n_first) {
+  HGEMM_DEVICE void run(Values const& values, int batch, int row_first, int column_first) {
     HGEMM_UNROLL
-    for (int block = 0; block < Accumulators::blocks; ++block) {
+    for (int block = 0; block < Accumulators::mma_m; ++block) {
       if constexpr (by_tma) {
         HGEMM_UNROLL
-        for (int turn = 0; turn < turns; ++turn) store_turn(values, block, turn, batch, m_first + block * 64, n_first);
+        for (int turn = 0; turn < turns; ++turn) store_turn(values, block, turn, batch, row_first + block * 64, column_first);
       } else {
-        store_direct(values, block, batch, m_first + block * 64, n_first);
+        store_direct(values, block, batch, row_first + block * 64, column_first);
       }
     }
   }
@@ -57,68 +65,85 @@ struct EpilogueSm90 {
     }
   }
 
-  // ---- By TMA: `columns` of 64 rows a turn ------------------------------------------------------------------------
+  // ---- By TMA: `columns` of a block a turn ------------------------------------------------------------------------
 
   template <class Values>
-  HGEMM_DEVICE void store_turn(Values const& values, int block, int turn, int batch, int m_first, int n_first) {
-    constexpr int last_columns = Policy::tile_n - (turns - 1) * columns;
-    unsigned char* const boxes = shared.turn[consumer][stage];  // (columns / box_columns) of (64, box_columns)
+  HGEMM_DEVICE void store_turn(Values const& values, int block, int turn, int batch, int row_first, int column_first) {
+    unsigned char* const boxes = shared.turn[consumer][stage];
     int const count = turn == turns - 1 ? last_columns : columns;
 
     if (thread == 0) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
     atoms::named_barrier(1 + consumer, 128);  // the boxes may be written
-    stage_columns(values, block, turn, count, boxes, batch, m_first, n_first);
+    if constexpr (sizeof(Out) == 2) {
+      stage_halves(values, block, turn, count, boxes, batch, row_first, column_first);
+    } else {
+      stage_floats(values, block, turn, count, boxes, batch, row_first, column_first);
+    }
     atoms::async_proxy_fence();
     atoms::named_barrier(1 + consumer, 128);  // the boxes are written
     if (thread == 0) {
-      HGEMM_UNROLL
-      for (int column = 0; column < count; column += box_columns) {
-        atoms::tma_store(map, boxes + column / box_columns * box_bytes, n_first + turn * columns + column, m_first, batch);
+      if constexpr (Policy::swapped) {
+        atoms::tma_store(map, boxes, row_first, column_first + turn * columns, batch);
+      } else {
+        HGEMM_UNROLL
+        for (int column = 0; column < count; column += box_width) {
+          unsigned char const* const box = boxes + column / box_width * box_bytes;
+          atoms::tma_store(map, box, column_first + turn * columns + column, row_first, batch);
+        }
       }
       atoms::tma_store_commit();
     }
     stage = stage + 1 == Policy::epilogue_stages ? 0 : stage + 1;
   }
 
-  // Byte offset of 16-byte piece `piece` of a row, as the TMA swizzles boxes of this width.
+  // Byte offset of 16-byte piece `piece` of a box's row, as the TMA swizzles boxes of this width.
   HGEMM_DEVICE static int offset(int row, int piece) {
-    int const bytes = row * row_bytes + piece * 16;
-    return bytes ^ (bytes >> 3 & (row_bytes - 16));
+    int const bytes = row * box_row_bytes + piece * 16;
+    return bytes ^ (bytes >> 3 & (box_row_bytes - 16));
+  }
+
+  // Two groups of 8 columns at a time, as four 8x8 matrices: lane l addresses a row of matrix l / 8.
+  template <class Values>
+  HGEMM_DEVICE void stage_halves(Values const& values, int block, int turn, int count, unsigned char* boxes, int batch,
+                                 int row_first, int column_first) const {
+    constexpr int groups = Policy::swapped ? columns / 8 : box_width / 8;  // of 8 columns in a box
+    constexpr int step = groups % 2 == 0 ? 2 : 1;
+    int const warp = thread / 32, lane = thread % 32;
+    HGEMM_UNROLL
+    for (int j = 0; j < count / 8; j += step) {
+      uint32_t r[2 * step];  // (step), rows of the upper and the lower 8
+      HGEMM_UNROLL
+      for (int i = 0; i < 2 * step; ++i) {
+        Two const two = finished(values, block, turn * (columns / 8) + j + i / 2, i % 2 * 2, batch, row_first, column_first);
+        r[i] = atoms::pack<Out>(two.x, two.y);
+      }
+      unsigned char* const box = boxes + (Policy::swapped ? 0 : j / groups * box_bytes);
+      int const in_box = j % groups;
+      if constexpr (Policy::swapped) {
+        void* const to = box + offset((in_box + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+        if constexpr (step == 2) atoms::stmatrix_x4<true>(to, r[0], r[1], r[2], r[3]);
+        if constexpr (step == 1) atoms::stmatrix_x2<true>(to, r[0], r[1]);
+      } else {
+        void* const to = box + offset(warp * 16 + lane % 16, in_box + (step == 2 ? lane / 16 : 0));
+        if constexpr (step == 2) atoms::stmatrix_x4<false>(to, r[0], r[1], r[2], r[3]);
+        if constexpr (step == 1) atoms::stmatrix_x2<false>(to, r[0], r[1]);
+      }
+    }
   }
 
   template <class Values>
-  HGEMM_DEVICE void stage_columns(Values const& values, int block, int turn, int count, unsigned char* boxes, int batch,
-                                  int m_first, int n_first) const {
-    int const warp = thread / 32, lane = thread % 32;
-    constexpr int groups_a_box = box_columns / 8;
-    if constexpr (sizeof(Out) == 2) {
-      int const row = warp * 16 + lane % 16;  // whose pieces this lane addresses for stmatrix
+  HGEMM_DEVICE void stage_floats(Values const& values, int block, int turn, int count, unsigned char* boxes, int batch,
+                                 int row_first, int column_first) const {
+    int const column_in_8 = thread % 4 * 2;
+    HGEMM_UNROLL
+    for (int j = 0; j < count / 8; ++j) {
       HGEMM_UNROLL
-      for (int j = 0; j < count / 8; j += groups_a_box >= 2 ? 2 : 1) {
-        unsigned char* const box = boxes + j / groups_a_box * box_bytes;
-        int const group = turn * (columns / 8) + j;
-        uint32_t const r0 = pair(values, block, group, 0, batch, m_first, n_first);
-        uint32_t const r1 = pair(values, block, group, 2, batch, m_first, n_first);
-        if constexpr (groups_a_box >= 2) {
-          uint32_t const r2 = pair(values, block, group + 1, 0, batch, m_first, n_first);
-          uint32_t const r3 = pair(values, block, group + 1, 2, batch, m_first, n_first);
-          atoms::stmatrix_x4(box + offset(row, j % groups_a_box + lane / 16), r0, r1, r2, r3);
-        } else {
-          atoms::stmatrix_x2(box + offset(row, 0), r0, r1);
-        }
-      }
-    } else {
-      HGEMM_UNROLL
-      for (int j = 0; j < count / 8; ++j) {
-        HGEMM_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          int const row = warp * 16 + lane / 4 + half * 8;
-          int const column = j * 8 + lane % 4 * 2;
-          Two const sums = finished(values, block, turn * (columns / 8) + j, half * 2, batch, m_first, n_first);
-          unsigned char* const box = boxes + column / box_columns * box_bytes;
-          unsigned char* const to = box + offset(row, column % box_columns / 4) + column % 4 * 4;
-          atoms::st_shared(reinterpret_cast<Word2*>(to), Word2{atoms::float_bits(sums.x), atoms::float_bits(sums.y)});
-        }
+      for (int half = 0; half < 2; ++half) {
+        int const row = thread / 32 * 16 + thread % 32 / 4 + half * 8, column = j * 8 + column_in_8;
+        Two const two = finished(values, block, turn * (columns / 8) + j, half * 2, batch, row_first, column_first);
+        unsigned char* const box = boxes + column / box_width * box_bytes;
+        unsigned char* const to = box + offset(row, column % box_width / 4) + column % 4 * 4;
+        atoms::st_shared(reinterpret_cast<Word2*>(to), Word2{atoms::float_bits(two.x), atoms::float_bits(two.y)});
       }
     }
   }
@@ -126,67 +151,73 @@ struct EpilogueSm90 {
   // ---- Direct: a lane's pairs of neighbours -----------------------------------------------------------------------
 
   template <class Values>
-  HGEMM_DEVICE void store_direct(Values const& values, int block, int batch, int m_first, int n_first) const {
+  HGEMM_DEVICE void store_direct(Values const& values, int block, int batch, int row_first, int column_first) const {
     Out* const d = static_cast<Out*>(problem.d) + batch * problem.batch_stride_d;
     HGEMM_UNROLL
     for (int half = 0; half < 2; ++half) {
-      int const row = m_first + thread / 32 * 16 + thread % 32 / 4 + half * 8;
       HGEMM_UNROLL
       for (int j = 0; j < Policy::tile_n / 8; ++j) {
-        int const column = n_first + j * 8 + thread % 4 * 2;
-        if (row >= problem.m || column >= problem.n) continue;
-        Two const sums = finished(values, block, j, half * 2, batch, m_first, n_first);
-        Out* const to = d + row * problem.ldd + column;
-        if (Policy::align_d >= 2 && column + 1 < problem.n) {
-          Piece<Out, 2> const both = {{atoms::from_float<Out>(sums.x), atoms::from_float<Out>(sums.y)}};
+        Pair const at = pair_at(j, half * 2, row_first, column_first);
+        if (!at.first_inside) continue;
+        Two const two = finished(values, block, j, half * 2, batch, row_first, column_first);
+        Out* const to = d + at.m * problem.ldd + at.n;
+        if (paired && at.second_inside) {
+          Piece<Out, 2> const both = {{atoms::from_float<Out>(two.x), atoms::from_float<Out>(two.y)}};
           atoms::st_global(reinterpret_cast<Piece<Out, 2>*>(to), both);
         } else {
-          atoms::st_global(to, atoms::from_float<Out>(sums.x));
-          if (column + 1 < problem.n) atoms::st_global(to + 1, atoms::from_float<Out>(sums.y));
+          atoms::st_global(to, atoms::from_float<Out>(two.x));
+          if (at.second_inside) atoms::st_global(to + (Policy::swapped ? problem.ldd : 1), atoms::from_float<Out>(two.y));
         }
       }
     }
   }
 
-  // ---- The arithmetic of two neighbours of a row ------------------------------------------------------------------
+  // ---- The arithmetic of two neighbours of a row of sums ----------------------------------------------------------
 
   struct Two {
     float x, y;
   };
+  // Where they are in D: the first at (m, n), the second one further along n, or along m where operands are swapped.
+  struct Pair {
+    int m, n;
+    bool first_inside, second_inside;
+  };
+  static constexpr bool paired = !Policy::swapped && Policy::align_d >= 2;  // one access may serve both
 
-  // Elements e and e + 1 of the 8 columns j of a block whose first element is (m_first, n_first) of D.
-  template <class Values>
-  HGEMM_DEVICE Two finished(Values const& values, int block, int j, int e, int batch, int m_first, int n_first) const {
-    Two sums = {problem.alpha * values.value(block, j, e), problem.alpha * values.value(block, j, e + 1)};
-    if constexpr (Policy::beta || Policy::bias != Bias::none) {
-      int const row = m_first + thread / 32 * 16 + thread % 32 / 4 + e / 2 * 8;
-      int const column = n_first + j * 8 + thread % 4 * 2;
-      bool const inside = row < problem.m && column < problem.n, both = inside && column + 1 < problem.n;
-      if (Policy::beta && problem.beta != 0.f) {
-        Out const* const c = static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c + row * problem.ldc + column;
-        if (Policy::align_d >= 2 && both) {
-          Piece<Out, 2> const old = atoms::ld_global(reinterpret_cast<Piece<Out, 2> const*>(c));
-          sums.x += problem.beta * atoms::to_float(old.element[0]);
-          sums.y += problem.beta * atoms::to_float(old.element[1]);
-        } else {
-          if (inside) sums.x += problem.beta * atoms::to_float(atoms::ld_global(c));
-          if (both) sums.y += problem.beta * atoms::to_float(atoms::ld_global(c + 1));
-        }
-      }
-      if constexpr (Policy::bias != Bias::none) {
-        Out const* const bias = static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias;
-        constexpr bool along_row = Policy::bias == Bias::row;
-        if (inside) sums.x += atoms::to_float(atoms::ld_global(bias + (along_row ? column : row)));
-        if (both) sums.y += atoms::to_float(atoms::ld_global(bias + (along_row ? column + 1 : row)));
-      }
-    }
-    return {activate<Policy::activation>(sums.x), activate<Policy::activation>(sums.y)};
+  HGEMM_DEVICE Pair pair_at(int j, int e, int row_first, int column_first) const {
+    int const row = row_first + thread / 32 * 16 + thread % 32 / 4 + e / 2 * 8;
+    int const column = column_first + j * 8 + thread % 4 * 2;
+    int const rows = Policy::swapped ? problem.n : problem.m, columns = Policy::swapped ? problem.m : problem.n;
+    return {Policy::swapped ? column : row, Policy::swapped ? row : column, row < rows && column < columns,
+            row < rows && column + 1 < columns};
   }
 
+  // Elements e and e + 1 of the 8 columns j of a block whose first sum is at (row_first, column_first).
   template <class Values>
-  HGEMM_DEVICE uint32_t pair(Values const& values, int block, int j, int e, int batch, int m_first, int n_first) const {
-    Two const sums = finished(values, block, j, e, batch, m_first, n_first);
-    return atoms::pack<Out>(sums.x, sums.y);
+  HGEMM_DEVICE Two finished(Values const& values, int block, int j, int e, int batch, int row_first, int column_first) const {
+    Two two = {problem.alpha * values.value(block, j, e), problem.alpha * values.value(block, j, e + 1)};
+    Pair const at = pair_at(j, e, row_first, column_first);
+    if (Policy::beta && problem.beta != 0.f) {
+      Out const* const c = static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c + at.m * problem.ldc + at.n;
+      if (paired && at.second_inside) {
+        Piece<Out, 2> const old = atoms::ld_global(reinterpret_cast<Piece<Out, 2> const*>(c));
+        two.x += problem.beta * atoms::to_float(old.element[0]);
+        two.y += problem.beta * atoms::to_float(old.element[1]);
+      } else {
+        if (at.first_inside) two.x += problem.beta * atoms::to_float(atoms::ld_global(c));
+        if (at.second_inside) {
+          two.y += problem.beta * atoms::to_float(atoms::ld_global(c + (Policy::swapped ? problem.ldc : 1)));
+        }
+      }
+    }
+    if constexpr (Policy::bias != Bias::none) {
+      constexpr bool along_n = Policy::bias == Bias::row;
+      Out const* const bias = static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias;
+      Out const* const first = bias + (along_n ? at.n : at.m);
+      if (at.first_inside) two.x += atoms::to_float(atoms::ld_global(first));
+      if (at.second_inside) two.y += atoms::to_float(atoms::ld_global(first + (along_n != Policy::swapped ? 1 : 0)));
+    }
+    return {activate<Policy::activation>(two.x), activate<Policy::activation>(two.y)};
   }
 };
 

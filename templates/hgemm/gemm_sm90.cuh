@@ -1,11 +1,14 @@
-// The kernel of sm_90a: a producer warpgroup loads by TMA, consumer warpgroups multiply by wgmma and finish the tiles.
+// The kernel of sm_90a: consumer warpgroups multiply by wgmma and finish the tiles that a producer loads by TMA.
 //
-// A Policy holds the numbers of one variant. D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias).
+// A Policy holds the numbers of one variant. D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). Where
+// operands are swapped, the kernel's A is the problem's B transposed and its D the problem's transposed: few rows m then fill
+// the n of an instruction, whose m is 64 at least.
 #pragma once
 
 #include <hgemm/epilogue_sm90.cuh>
 #include <hgemm/mainloop_sm90.cuh>
 #include <hgemm/scheduler.cuh>
+#include <hgemm/split_k.cuh>
 
 namespace hgemm {
 
@@ -14,26 +17,55 @@ struct SharedStorage {
   typename MainloopSm90<Policy>::Shared mainloop;
   typename EpilogueSm90<Policy>::Shared epilogue;
   typename MainloopSm90<Policy>::Barriers barriers;
+  uint32_t is_last_split;
 };
 
-// The tiles of a cluster as one, for the scheduler.
+// The tiles of a cluster as one tile of the problem, for the scheduler.
 template <class Policy>
 struct ClusterTile : Policy {
-  static constexpr int tile_m = Policy::tile_m * Policy::cluster_m;
-  static constexpr int tile_n = Policy::tile_n * Policy::cluster_n;
+  static constexpr int down = Policy::tile_m * Policy::cluster_m;
+  static constexpr int across = Policy::tile_n * Policy::cluster_n;
+  static constexpr int tile_m = Policy::swapped ? across : down;
+  static constexpr int tile_n = Policy::swapped ? down : across;
+};
+
+// The threads that reduce together: the consumers.
+template <class Policy>
+struct ConsumerThreads {
+  static constexpr int count = Policy::consumers * 128;
+
+  HGEMM_DEVICE static int index() { return atoms::thread_index(); }
+  HGEMM_DEVICE static void barrier() { atoms::named_barrier(1 + Policy::consumers, count); }
+};
+
+// A piece of work as a CTA of the cluster takes it.
+template <class Policy>
+struct CtaWork {
+  int m_first, n_first;  // first element of the kernel's D
+  int k_first, k_count;  // in k-tiles
+
+  HGEMM_DEVICE CtaWork(Work const& work, ClusterPlace<Policy> const& place, int k_tiles) {
+    int const down = Policy::swapped ? work.tile_n : work.tile_m, across = Policy::swapped ? work.tile_m : work.tile_n;
+    m_first = (down * Policy::cluster_m + place.row) * Policy::tile_m;
+    n_first = (across * Policy::cluster_n + place.column) * Policy::tile_n;
+    k_first = int(int64_t(k_tiles) * work.split / Policy::splits);
+    k_count = int(int64_t(k_tiles) * (work.split + 1) / Policy::splits) - k_first;
+  }
 };
 
 template <class Policy>
 HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
-  static_assert(Policy::threads == (Policy::consumers + 1) * 128, "a producer warpgroup and the consumers");
+  static_assert(Policy::threads == Policy::consumers * 128 + (Policy::producer_registers > 0 ? 128 : 32),
+                "after the consumers a producer: a warp, or a warpgroup where registers change hands");
   static_assert(Policy::consumer_m * (Policy::pingpong ? 1 : Policy::consumers) == Policy::tile_m,
                 "consumers share a tile by rows, or take tiles in turn");
   using Mainloop = MainloopSm90<Policy>;
+  using Accumulators = WarpgroupAccumulators<Policy>;
   using Place = ClusterPlace<Policy>;
   HGEMM_SHARED(SharedStorage<Policy>, shared);
 
   Place const place;
-  int const warpgroup = atoms::warpgroup_index();
+  int const consumer = atoms::warpgroup_index();  // or the producer, after the last of them
   int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
   Scheduler<ClusterTile<Policy>> scheduler(problem, atoms::cta_x() / Place::size, atoms::grid_x() / Place::size);
   Mainloop mainloop(shared.mainloop, shared.barriers, place);
@@ -53,41 +85,45 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
     atoms::cta_barrier();
   }
 
-  if (warpgroup == 0) {
-    // ---- Producer ------------------------------------------------------------------------------------------------------
-    if constexpr (Policy::producer_registers > 0) atoms::registers_decrease<Policy::producer_registers>();
-    if (atoms::thread_index() == 0) {
-      while (scheduler.next(work)) {
-        int const m_first = (work.tile_m * Policy::cluster_m + place.row) * Policy::tile_m;
-        int const n_first = (work.tile_n * Policy::cluster_n + place.column) * Policy::tile_n;
-        int const k_first = int(int64_t(k_tiles) * work.split / Policy::splits);
-        int const k_last = int(int64_t(k_tiles) * (work.split + 1) / Policy::splits);
-        mainloop.load(maps, problem, work.batch, m_first, n_first, k_first, k_last - k_first);
-      }
-    }
-    atoms::warp_barrier();
-  } else {
+  if (consumer < Policy::consumers) {
     // ---- Consumers -----------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::registers_increase<Policy::consumer_registers>();
-    int const consumer = warpgroup - 1;
     int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
     EpilogueSm90<Policy> epilogue(problem, maps.d, shared.epilogue, consumer);
     for (int turn = 0; scheduler.next(work); turn ^= 1) {
-      int const m_first = (work.tile_m * Policy::cluster_m + place.row) * Policy::tile_m + m_offset;
-      int const n_first = (work.tile_n * Policy::cluster_n + place.column) * Policy::tile_n;
-      int const k_first = int(int64_t(k_tiles) * work.split / Policy::splits);
-      int const k_last = int(int64_t(k_tiles) * (work.split + 1) / Policy::splits);
+      CtaWork<Policy> const mine(work, place, k_tiles);
       if (Policy::pingpong && turn != consumer) {
-        mainloop.ring.skip(k_last - k_first);  // the other consumer's tile
+        mainloop.ring.skip(mine.k_count);  // the other consumer's tile
         continue;
       }
-      WarpgroupAccumulators<Policy> accumulators;  // (consumer_m, tile_n)
+      Accumulators accumulators;  // (consumer_m, tile_n)
       mainloop.await_turn(consumer);
-      mainloop.multiply(accumulators, m_offset, k_last - k_first);
+      mainloop.multiply(accumulators, m_offset, mine.k_count);
       mainloop.pass_turn(consumer);
-      epilogue.run(accumulators, work.batch, m_first, n_first);
+      if constexpr (Policy::schedule == Schedule::split_k) {
+        if (mine.k_count == 0) accumulators.clear();
+        Sums<Accumulators> sums;
+        work.tile = work.tile * Place::size + place.rank;
+        uint32_t const tiles = scheduler.tiles() * Place::size;
+        if (SplitK<Policy, Accumulators, ConsumerThreads<Policy>>::reduce(accumulators, sums, problem, work, tiles,
+                                                                          shared.is_last_split)) {
+          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+        }
+      } else {
+        epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
+      }
     }
     epilogue.finish();
+  } else {
+    // ---- Producer ------------------------------------------------------------------------------------------------------
+    if constexpr (Policy::producer_registers > 0) atoms::registers_decrease<Policy::producer_registers>();
+    if (atoms::thread_index() == Policy::consumers * 128) {
+      while (scheduler.next(work)) {
+        CtaWork<Policy> const mine(work, place, k_tiles);
+        mainloop.load(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k_first, mine.k_count);
+      }
+    }
+    atoms::warp_barrier();
   }
 
   // ---- A CTA's shared memory must outlive what its cluster sends there ----------------------------------------------------

@@ -7,7 +7,8 @@
 
 namespace hgemm {
 
-// The maps of a problem's operands: A and B as the mainloop loads them, D as the epilogue stores it, if by TMA.
+// The maps of a problem's operands as the mainloop loads them (A and B, or B and A where they are swapped), and of D as the
+// epilogue stores it, if by TMA.
 struct TensorMaps {
   TensorMap a, b, d;
 };
@@ -64,30 +65,31 @@ struct Ring {
 template <class Policy>
 struct WarpgroupAccumulators {
   static constexpr bool in_halves = Policy::accumulate == Accumulate::f16;
-  static constexpr int blocks = Policy::consumer_m / 64;
-  static constexpr int registers = in_halves ? Policy::tile_n / 4 : Policy::tile_n / 2;
+  static constexpr int mma_m = Policy::consumer_m / 64;
+  static constexpr int mma_n = Policy::tile_n / 8;
+  static constexpr int registers = in_halves ? mma_n * 2 : mma_n * 4;
   template <bool IN_HALVES, class>
   struct RegisterOf { using Type = float; };
   template <class T>
   struct RegisterOf<true, T> { using Type = uint32_t; };
   using Register = typename RegisterOf<in_halves, void>::Type;
 
-  Register sums[blocks][registers];  // (consumer_m / 64), (tile_n / 8) of 4 floats or 2 pairs of halves
+  Register sums[mma_m][registers];  // (mma_m), (mma_n) of 4 floats or 2 pairs of halves
 
   HGEMM_DEVICE void clear() {
     HGEMM_UNROLL
-    for (int i = 0; i < blocks; ++i) {
+    for (int i = 0; i < mma_m; ++i) {
       HGEMM_UNROLL
       for (int r = 0; r < registers; ++r) sums[i][r] = 0;
     }
   }
-  // Element e of a lane's 4 of the 8 columns j, as a float.
-  HGEMM_DEVICE float value(int block, int j, int e) const {
+  // Element e of a lane's 4 of block i and the 8 columns j, as a float.
+  HGEMM_DEVICE float value(int i, int j, int e) const {
     if constexpr (in_halves) {
-      uint32_t const pair = sums[block][2 * j + e / 2];
+      uint32_t const pair = sums[i][2 * j + e / 2];
       return e % 2 == 0 ? atoms::low_half(pair) : atoms::high_half(pair);
     } else {
-      return sums[block][4 * j + e];
+      return sums[i][4 * j + e];
     }
   }
 };
@@ -133,8 +135,9 @@ struct MainloopSm90 {
 
   HGEMM_DEVICE void load(TensorMaps const& maps, Problem const& problem, int batch, int m_first, int n_first, int k_first,
                          int k_tiles) {
-    int const a_batch = problem.batch_stride_a == 0 ? 0 : batch;
-    int const b_batch = problem.batch_stride_b == 0 ? 0 : batch;
+    int64_t const a_stride = Policy::swapped ? problem.batch_stride_b : problem.batch_stride_a;
+    int64_t const b_stride = Policy::swapped ? problem.batch_stride_a : problem.batch_stride_b;
+    int const a_batch = a_stride == 0 ? 0 : batch, b_batch = b_stride == 0 ? 0 : batch;
     int const k_end = (k_first + k_tiles) * Policy::tile_k;
     HGEMM_NO_UNROLL
     for (int k = k_first * Policy::tile_k; k < k_end; k += Policy::tile_k) {

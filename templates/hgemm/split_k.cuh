@@ -7,72 +7,88 @@
 
 namespace hgemm {
 
-// A warp's part of D as floats, laid out as Accumulators are.
-template <class Policy>
+// A thread's part of D as floats, laid out as its accumulators are.
+template <class Accumulators>
 struct Sums {
-  float floats[Policy::warp_m / 16][Policy::warp_n / 8][4];
+  float floats[Accumulators::mma_m][Accumulators::mma_n][4];
 
   HGEMM_DEVICE float value(int i, int j, int e) const { return floats[i][j][e]; }
 };
 
+// The threads that reduce together: all of the CTA.
+template <class Policy>
+struct CtaThreads {
+  static constexpr int count = Policy::threads;
+
+  HGEMM_DEVICE static int index() { return atoms::thread_index(); }
+  HGEMM_DEVICE static void barrier() { atoms::cta_barrier(); }
+};
+
 // Workspace: one counter a tile and batch, rounded up to 256 bytes in all; then the partial sums of each tile, batch and
 // split, as (mma_m, mma_n, threads) words of 4 floats. Counters start as zeros and are zeros again at the end.
-template <class Policy>
+template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>>
 struct SplitK {
-  static constexpr int mma_m = Policy::warp_m / 16;
-  static constexpr int mma_n = Policy::warp_n / 8;
-  static constexpr int words = mma_m * mma_n * Policy::threads;
+  static constexpr int mma_m = Accumulators::mma_m;
+  static constexpr int mma_n = Accumulators::mma_n;
+  static constexpr int words = mma_m * mma_n * Threads::count;
 
   // Returns whether this CTA is the last of its tile; then `sums` holds the tile's sums.
-  HGEMM_DEVICE static bool reduce(Accumulators<Policy> const& accumulators, Sums<Policy>& sums,
-                                  Problem const& problem, Work const& work, uint32_t tiles, uint32_t& is_last) {
+  HGEMM_DEVICE static bool reduce(Accumulators const& accumulators, Sums<Accumulators>& sums, Problem const& problem,
+                                  Work const& work, uint32_t tiles, uint32_t& is_last) {
     uint64_t const tile = uint64_t(work.batch) * tiles + work.tile;
     uint64_t const counter_bytes = (uint64_t(tiles) * problem.batch * 4 + 255) / 256 * 256;
     uint32_t* const counter = static_cast<uint32_t*>(problem.workspace) + tile;
     Word4* const partial = reinterpret_cast<Word4*>(static_cast<char*>(problem.workspace) + counter_bytes) +
-                           tile * Policy::splits * words + atoms::thread_index();
+                           tile * Policy::splits * words + Threads::index();
 
     store(accumulators, partial + uint64_t(work.split) * words);
     atoms::global_fence();
-    atoms::cta_barrier();
-    if (atoms::thread_index() == 0) {
+    Threads::barrier();
+    if (Threads::index() == 0) {
       uint32_t const before = atoms::global_fetch_add(counter, 1);
       atoms::st_shared(&is_last, uint32_t(before == Policy::splits - 1));
       atoms::global_fence();
     }
-    atoms::cta_barrier();
+    Threads::barrier();
     bool const adds_up = atoms::ld_shared(&is_last);
-    atoms::cta_barrier();  // the epilogue writes where the answer was
+    Threads::barrier();  // the epilogue writes where the answer was
     if (!adds_up) return false;
 
     add_up(sums, partial);
-    if (atoms::thread_index() == 0) atoms::st_global(counter, 0u);
+    if (Threads::index() == 0) atoms::st_global(counter, 0u);
     return true;
   }
 
-  HGEMM_DEVICE static void store(Accumulators<Policy> const& accumulators, Word4* partial) {
+  HGEMM_DEVICE static void store(Accumulators const& accumulators, Word4* partial) {
     HGEMM_UNROLL
     for (int i = 0; i < mma_m; ++i) {
       HGEMM_UNROLL
       for (int j = 0; j < mma_n; ++j) {
         Word4 const word = {atoms::float_bits(accumulators.value(i, j, 0)), atoms::float_bits(accumulators.value(i, j, 1)),
                             atoms::float_bits(accumulators.value(i, j, 2)), atoms::float_bits(accumulators.value(i, j, 3))};
-        atoms::st_global(partial + (i * mma_n + j) * Policy::threads, word);
+        atoms::st_global(partial + (i * mma_n + j) * Threads::count, word);
       }
     }
   }
 
-  HGEMM_DEVICE static void add_up(Sums<Policy>& sums, Word4 const* partial) {
+  // A split at a time, so that its loads are all on their way before the first is waited for.
+  HGEMM_DEVICE static void add_up(Sums<Accumulators>& sums, Word4 const* partial) {
     HGEMM_UNROLL
     for (int i = 0; i < mma_m; ++i) {
       HGEMM_UNROLL
       for (int j = 0; j < mma_n; ++j) {
-        float* const sum = sums.floats[i][j];
-        sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
-        HGEMM_NO_UNROLL
-        for (int split = 0; split < Policy::splits; ++split) {
-          Word4 const word =
-              atoms::ld_global_l2(partial + uint64_t(split) * words + (i * mma_n + j) * Policy::threads);
+        HGEMM_UNROLL
+        for (int e = 0; e < 4; ++e) sums.floats[i][j][e] = 0.f;
+      }
+    }
+    HGEMM_NO_UNROLL
+    for (int split = 0; split < Policy::splits; ++split, partial += words) {
+      HGEMM_UNROLL
+      for (int i = 0; i < mma_m; ++i) {
+        HGEMM_UNROLL
+        for (int j = 0; j < mma_n; ++j) {
+          float* const sum = sums.floats[i][j];
+          Word4 const word = atoms::ld_global_l2(partial + (i * mma_n + j) * Threads::count);
           sum[0] += atoms::bits_float(word.x);
           sum[1] += atoms::bits_float(word.y);
           sum[2] += atoms::bits_float(word.z);
