@@ -16,6 +16,7 @@ from generator.arch import ARCHS, WGMMA_SM90
 from generator.emit import Kernel
 from generator.errors import BuildError, HgemmError
 from generator.toolchain import INSTALL, Headers, version_of
+from generator.wgmma_atoms import only_named_atom
 
 WHEELS = {
     "nvrtc": "nvidia-cuda-nvrtc",
@@ -98,8 +99,9 @@ def supported_archs() -> frozenset[str]:
 
 
 def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
-    names = [header.name.encode() for header in headers.files]
-    texts = [header.text for header in headers.files]
+    files = only_named_atom(headers.files, kernel.source)
+    names = [header.name.encode() for header in files]
+    texts = [header.text for header in files]
     try:
         source = kernel.source.encode()
         program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source, b"kernel.cu", len(names), texts, names))

@@ -1,6 +1,7 @@
 // Device implementation of the atoms of sm_90a: thin wrappers of CuTe's instruction atoms.
 #pragma once
 
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // every n that is a multiple of 8
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>

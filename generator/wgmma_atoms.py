@@ -1,0 +1,51 @@
+"""CuTe's wgmma atoms, cut down to the one that a kernel names.
+
+CuTe writes each shape and type of wgmma out as a struct: 77,000 lines, 0.9 s of parsing. A kernel uses one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from generator.errors import HgemmError
+from generator.toolchain import Header
+
+ATOMS = "cute/arch/mma_sm90_gmma.hpp"
+MORE_ATOMS = "cute/arch/mma_sm90_gmma_ext.hpp"
+_NAMED = re.compile(r"^\s*HGEMM_WGMMA\((\w+)\)", re.MULTILINE)
+_FIRST_ATOM = b"template <\n  GMMA::Major tnspA"
+_END_OF_ATOM = b"\n};\n"
+_TAIL = b"\n}  // namespace SM90::GMMA\n}  // namespace cute\n"
+
+
+def only_named_atom(headers: tuple[Header, ...], source: str) -> tuple[Header, ...]:
+    """Return the headers with one wgmma atom left, that which `source` names by HGEMM_WGMMA; all of them if it names none.
+
+    Raises: HgemmError where CuTe has no such atom, or lays its header out in another way.
+    """
+    named = _NAMED.search(source)
+    texts = {header.name: header.text for header in headers}
+    if named is None or ATOMS not in texts:
+        return headers
+    text = _prelude(texts[ATOMS]) + _atom(f"MMA_{named[1]}", texts[ATOMS], texts.get(MORE_ATOMS, b"")) + _TAIL
+    cut = Header(ATOMS, text, hashlib.sha256(text).hexdigest())
+    return tuple(cut if header.name == ATOMS else header for header in headers if header.name != MORE_ATOMS)
+
+
+def _prelude(text: bytes) -> bytes:
+    """Return what comes before the first atom: the instructions around wgmma and the enumerations."""
+    before, found, _ = text.partition(_FIRST_ATOM)
+    if not found:
+        raise HgemmError(f"{ATOMS} of the installed CUTLASS is not as expected: install nvidia-cutlass 4.2.0.0")
+    return before
+
+
+def _atom(name: str, *texts: bytes) -> bytes:
+    opening = f"struct {name}\n".encode()
+    for text in texts:
+        at = text.find(opening)
+        if at >= 0:
+            start, end = text.rfind(b"template <", 0, at), text.find(_END_OF_ATOM, at)
+            return text[start : end + len(_END_OF_ATOM)]
+    raise HgemmError(f"the installed CUTLASS has no wgmma atom {name}: install nvidia-cutlass 4.2.0.0")
