@@ -1,0 +1,84 @@
+// The executor as one object file: compiled once, linked into every variant's shared object. abi.h says how.
+#include <atomic>
+#include <new>
+
+#include <executor/machine.hpp>
+
+#include <executor/lives.hpp>
+#include <executor/schedule.hpp>
+#include <executor/access.hpp>
+#include <executor/copies.hpp>
+#include <executor/execute.hpp>
+
+namespace hgemm::executor {
+
+std::string Machine::report() const {
+  Counters counters = counters_;
+  uint64_t const pairs = mma_counts_[1];
+  if (mma_counts_[0]) counters.add("mma_m16n8k16", mma_counts_[0]);
+  if (pairs) counters.add("mma_m16n8k8", 2 * pairs);
+  uint64_t copied = 0, read = 0, written = 0, shared_read = 0, shared_written = 0;
+  for (SiteCost const& cost : costs_.sites) {
+    if (cost.kind == Kind::cp_async) copied += cost.bytes;
+    if (cost.kind == Kind::load) (cost.shared ? shared_read : read) += cost.bytes;
+    if (cost.kind == Kind::store) (cost.shared ? shared_written : written) += cost.bytes;
+    if (cost.kind == Kind::ldmatrix) shared_read += cost.bytes;
+  }
+  counters.add("bytes_global_to_shared", copied);
+  counters.add("bytes_global_read", read);
+  counters.add("bytes_global_written", written);
+  counters.add("bytes_shared_read", shared_read);
+  counters.add("bytes_shared_written", shared_written);
+  counters.add("steps", steps_);
+  return "{\"findings\": " + findings_.json() + ", \"sites\": " + costs_.json() + ", \"counters\": " + counters.json() + "}";
+}
+
+namespace {
+
+// Says what is wrong with a request, or nothing.
+std::string refusal(hgemm_emulation const& request, Kernel const& kernel) {
+  if (request.version != HGEMM_ABI_VERSION) return text("version is %u and must be %d", request.version, HGEMM_ABI_VERSION);
+  if (request.threads == 0 || request.threads % 32 || request.threads > 1024) return "threads must be a multiple of 32 up to 1024";
+  if (request.shared_bytes > 232448) return "shared_bytes is more than a CTA can have, 232448";
+  for (int i = 0; i < 3; ++i) {
+    if (!request.grid[i] || !request.cluster[i] || request.grid[i] % request.cluster[i]) return "grid must be whole clusters";
+  }
+  if (request.parameter_count != kernel.parameter_count) {
+    return text("the kernel takes %u parameters, the request has %u", kernel.parameter_count, request.parameter_count);
+  }
+  for (uint32_t i = 0; i < kernel.parameter_count; ++i) {
+    if (request.parameter_bytes[i] == kernel.parameter_bytes[i]) continue;
+    return text("parameter %u has %llu bytes, the request %llu", i, static_cast<unsigned long long>(kernel.parameter_bytes[i]),
+                static_cast<unsigned long long>(request.parameter_bytes[i]));
+  }
+  if (request.timing > HGEMM_ANY_TIME || request.order > HGEMM_ANY_ORDER) return "timing or order has no such value";
+  return "";
+}
+
+int put(std::string const& report, char* report_json, size_t capacity) {
+  if (!capacity) return HGEMM_REPORT_TOO_LONG;
+  size_t const bytes = std::min(report.size(), capacity - 1);
+  memcpy(report_json, report.data(), bytes);
+  report_json[bytes] = 0;
+  return bytes == report.size() ? HGEMM_EMULATED : HGEMM_REPORT_TOO_LONG;
+}
+
+}  // namespace
+
+int emulate(hgemm_emulation const& request, Kernel const& kernel, char* report_json, size_t capacity) {
+  static std::atomic_flag busy = ATOMIC_FLAG_INIT;
+  if (busy.test_and_set()) return HGEMM_BUSY;
+  int status = HGEMM_BAD_REQUEST;
+  std::string const wrong = refusal(request, kernel);
+  if (!wrong.empty()) {
+    put("{\"error\": " + quoted(wrong) + "}", report_json, capacity);
+  } else {
+    auto const machine = std::make_unique<Machine>(request, kernel);
+    machine->run();
+    status = put(machine->report(), report_json, capacity);
+  }
+  busy.clear();
+  return status;
+}
+
+}  // namespace hgemm::executor

@@ -1,0 +1,151 @@
+// The launch's global memory: which addresses belong to what, who may do what there, and what was written.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <executor/abi.h>
+#include <executor/findings.hpp>
+#include <executor/numbers.hpp>
+#include <executor/shadow.hpp>
+
+namespace hgemm::executor {
+
+class GlobalMemory {
+ public:
+  // One region of the request, and what is known about its bytes if they can change.
+  struct Region {
+    hgemm_region is;
+    uintptr_t begin, end;        // the first byte, and the one after the last
+    Shadow shadow;               // of [begin & ~15, end), where is.flags has HGEMM_WRITABLE
+    std::vector<uint8_t> writes;  // of each element, where it has HGEMM_WRITE_ONCE
+    uintptr_t row_begin = 0, row_end = 0;  // of the row that was looked at last
+
+    bool has(uint32_t flag) const { return is.flags & flag; }
+    bool holds(uintptr_t address) const { return address >= begin && address < end; }
+    size_t offset(uintptr_t address) const { return address - (begin & ~uintptr_t(15)); }
+  };
+
+  explicit GlobalMemory(hgemm_emulation const& request) {
+    for (uint32_t i = 0; i < request.region_count; ++i) add(request.regions[i]);
+  }
+
+  // Returns why [address, address + bytes) may not be read or written, or nothing.
+  std::string trespass(uintptr_t address, uint32_t bytes, bool write) {
+    for (Region& region : regions) {
+      if (region.holds(address) && allows(region, address, bytes, write)) return "";
+    }
+    return explain(address, bytes, write);
+  }
+
+  // Counts a write towards what must be written exactly once; returns what it does too much, or nothing.
+  std::string note_element_writes(Region& region, uintptr_t address, uint32_t bytes) {
+    std::string again;
+    for (uintptr_t at = address; at < address + bytes; at += region.is.element_bytes) {
+      uint8_t& writes = region.writes[(at - region.begin) / region.is.element_bytes];
+      if (writes < 255) ++writes;
+      if (writes > 1 && again.empty()) again = name(region, at) + " is written again";
+    }
+    return again;
+  }
+
+  // Returns an element that no one wrote though it must be written, and adds up how many there are.
+  std::string missing(Region const& region, uint64_t& count) const {
+    std::string first;
+    for (uint64_t batch = 0; batch < region.is.batches; ++batch) {
+      for (uint64_t row = 0; row < region.is.rows; ++row) {
+        uint64_t const offset = batch * region.is.batch_stride_bytes + row * region.is.pitch_bytes;
+        for (uint64_t at = offset; at < offset + region.is.row_bytes; at += region.is.element_bytes) {
+          if (region.writes[at / region.is.element_bytes]) continue;
+          ++count;
+          if (first.empty()) first = name(region, region.begin + at);
+        }
+      }
+    }
+    return first;
+  }
+
+  // Returns what the value at `address` is called if it is poison, or nothing.
+  static std::string poisoned(Region const& region, uintptr_t address, unsigned char const* value, uint32_t bytes) {
+    for (uint32_t at = 0; at < bytes; at += region.is.element_bytes) {
+      uint32_t bits = 0;
+      memcpy(&bits, value + at, region.is.element_bytes < 4 ? region.is.element_bytes : 4);
+      bool const poison = region.is.element_bytes == 2 ? is_poison_half(uint16_t(bits))
+                          : region.is.element_bytes == 4 && is_poison_float(bits);
+      if (poison) return name(region, address + at);
+    }
+    return "";
+  }
+
+  // "D[batch 1][row 3][column 5]"
+  static std::string name(Region const& region, uintptr_t address) {
+    uint64_t offset = address - region.begin;
+    std::string result = region.is.name ? region.is.name : "a region";
+    if (region.is.batches > 1) {
+      result += text("[batch %llu]", static_cast<unsigned long long>(offset / region.is.batch_stride_bytes));
+      offset %= region.is.batch_stride_bytes;
+    }
+    uint64_t const row = region.is.rows > 1 ? offset / region.is.pitch_bytes : 0;
+    uint64_t const column = (offset - row * region.is.pitch_bytes) / region.is.element_bytes;
+    return result + text("[row %llu][column %llu]", static_cast<unsigned long long>(row), static_cast<unsigned long long>(column));
+  }
+
+  std::vector<Region> regions;
+
+ private:
+  void add(hgemm_region is) {
+    if (!is.rows || !is.row_bytes || !is.batches) return;
+    if (is.batch_stride_bytes == 0) is.batches = 1;
+    if (is.element_bytes == 0) is.element_bytes = 1;
+    uintptr_t const begin = reinterpret_cast<uintptr_t>(is.base);
+    uint64_t const span = (is.batches - 1) * is.batch_stride_bytes + (is.rows - 1) * is.pitch_bytes + is.row_bytes;
+    regions.push_back({is, begin, begin + span, {}, {}});
+    Region& region = regions.back();
+    if (region.has(HGEMM_WRITABLE)) region.shadow.reset(region.offset(region.end), region.has(HGEMM_INITIALISED));
+    if (region.has(HGEMM_WRITE_ONCE)) region.writes.assign(span / is.element_bytes + 1, 0);
+  }
+
+  static bool allows(Region& region, uintptr_t address, uint32_t bytes, bool write) {
+    if (!region.has(write ? HGEMM_WRITABLE : HGEMM_READABLE)) return false;
+    if (address < region.row_begin || address >= region.row_end) find_row(region, address);
+    bool const in_row = address >= region.row_begin && address + bytes <= region.row_begin + region.is.row_bytes;
+    bool const in_padding = !write && region.has(HGEMM_PADDING_READABLE) && address + bytes <= region.row_end;
+    return in_row || (in_padding && address + bytes <= region.end);
+  }
+
+  // row_end is where the next row begins, or the next matrix.
+  static void find_row(Region& region, uintptr_t address) {
+    uint64_t const offset = address - region.begin;
+    uint64_t const batch = region.is.batches > 1 ? std::min(offset / region.is.batch_stride_bytes, region.is.batches - 1) : 0;
+    uint64_t const within = offset - batch * region.is.batch_stride_bytes;
+    uint64_t const row = region.is.rows > 1 ? std::min(within / region.is.pitch_bytes, region.is.rows - 1) : 0;
+    region.row_begin = region.begin + batch * region.is.batch_stride_bytes + row * region.is.pitch_bytes;
+    region.row_end = row + 1 < region.is.rows          ? region.row_begin + region.is.pitch_bytes
+                     : batch + 1 < region.is.batches ? region.begin + (batch + 1) * region.is.batch_stride_bytes
+                                                     : region.end;
+  }
+
+  std::string explain(uintptr_t address, uint32_t bytes, bool write) {
+    char const* const what = write ? "write" : "read";
+    for (Region& region : regions) {
+      if (!region.holds(address)) continue;
+      std::string const at = name(region, address);
+      if (!region.has(write ? HGEMM_WRITABLE : HGEMM_READABLE)) return text("%s of %u bytes at %s, which is not for that", what, bytes, at.c_str());
+      return text("%s of %u bytes at %s runs out of its row of %llu bytes", what, bytes, at.c_str(),
+                  static_cast<unsigned long long>(region.is.row_bytes));
+    }
+    Region const* nearest = nullptr;
+    for (Region const& region : regions) {
+      if (!nearest || distance(region, address) < distance(*nearest, address)) nearest = &region;
+    }
+    if (!nearest) return text("%s of %u bytes at an address that belongs to nothing", what, bytes);
+    return text("%s of %u bytes that belong to nothing, %llu bytes %s %s", what, bytes,
+                static_cast<unsigned long long>(distance(*nearest, address)),
+                address < nearest->begin ? "before" : "past the end of", nearest->is.name ? nearest->is.name : "a region");
+  }
+  static uint64_t distance(Region const& region, uintptr_t address) {
+    return address < region.begin ? region.begin - address : address - region.end;
+  }
+};
+
+}  // namespace hgemm::executor

@@ -1,0 +1,111 @@
+// The arithmetic of the tensor cores.
+//
+// Products are exact: two significands of 11 bits (8 for bf16) have one of at most 22, which f32 holds. With f32 accumulators they
+// are added to the accumulator one after another in f32, to the nearest. Hardware aligns 4, 8 or 16 products to the largest one,
+// cuts them off and adds them at once; its error a product is at most 2^-23 of the largest term, ours 2^-24 of a partial sum.
+// With f16 accumulators the sum of an instruction is rounded to f16 once, to the nearest; hardware does so once a group.
+// Both therefore lie within the bound that results are checked against, and neither is bit for bit the other.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include <executor/numbers.hpp>
+#include <executor/operation.hpp>
+
+namespace hgemm::executor {
+
+typedef float Floats __attribute__((vector_size(16)));
+typedef uint32_t Words __attribute__((vector_size(16)));
+
+// Four numbers of 16 bits, each in the low half of a word, as floats.
+inline Floats widen(Words halves, Element element) {
+  if (element == Element::bf16) return reinterpret_cast<Floats>(halves << 16);
+  Words const shifted = (halves & 0x7fff) << 13;
+  Words const special = reinterpret_cast<Words>(shifted >= 0x7c00u << 13);  // all ones where infinite or NaN
+  Words const scaled = reinterpret_cast<Words>(reinterpret_cast<Floats>(shifted) * 0x1p112f);
+  return reinterpret_cast<Floats>((special & (shifted | 0x7f800000)) | (~special & scaled) | (halves & 0x8000) << 16);
+}
+
+// The order of k within a group of 8 is that of the lanes' registers, low halves first: 0, 2, 4, 6, 1, 3, 5, 7.
+struct Fragment16x8x16 {
+  float a[16][16];            // (m, k)
+  alignas(16) float b[16][8];  // (k, n)
+  alignas(16) float d[16][8];  // (m, n)
+
+  // Lane l has rows l / 4 (and + 8) and columns l % 4 * 2 and the next (and + 8) of a; column l / 4 of b; d as a's first half.
+  void read(uint32_t const* const* a_registers, uint32_t const* const* b_registers, Element element) {
+    for (int g = 0; g < 8; ++g) {
+      uint32_t const* const* const lanes = a_registers + g * 4;
+      for (int i = 0; i < 4; ++i) {
+        Words const pairs = {lanes[0][i], lanes[1][i], lanes[2][i], lanes[3][i]};
+        float* const row = a[g + i % 2 * 8] + i / 2 * 8;
+        Floats const low = widen(pairs & 0xffff, element), high = widen(pairs >> 16, element);
+        memcpy(row, &low, 16);
+        memcpy(row + 4, &high, 16);
+      }
+      uint32_t const* const* const columns = b_registers + g * 4;
+      for (int i = 0; i < 2; ++i) {
+        Words const pairs = {columns[0][i], columns[1][i], columns[2][i], columns[3][i]};
+        Floats const low = widen(pairs & 0xffff, element), high = widen(pairs >> 16, element);
+        for (int k = 0; k < 4; ++k) {
+          b[i * 8 + k][g] = low[k];
+          b[i * 8 + 4 + k][g] = high[k];
+        }
+      }
+    }
+  }
+
+  // Adds the products of k in [begin, end).
+  void multiply(int begin, int end) {
+    for (int row = 0; row < 16; ++row) {
+      Floats left, right;
+      memcpy(&left, d[row], 16);
+      memcpy(&right, d[row] + 4, 16);
+      for (int k = begin; k < end; ++k) {
+        Floats const* const columns = reinterpret_cast<Floats const*>(b[k]);
+        left += a[row][k] * columns[0];
+        right += a[row][k] * columns[1];
+      }
+      memcpy(d[row], &left, 16);
+      memcpy(d[row] + 4, &right, 16);
+    }
+  }
+
+  // Moves the lanes' accumulators in or out.
+  template <class Move>
+  void each_pair(Move move) {
+    for (int l = 0; l < 32; ++l) {
+      for (int half = 0; half < 2; ++half) move(l, half, d[l / 4 + half * 8] + l % 4 * 2);
+    }
+  }
+};
+
+// d (16, 8) += a (16, 16) b (16, 8) with each lane's registers; depth 8 is two instructions one after the other.
+inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b, void* const* d, Element in, Element sum,
+                             int depth) {
+  Fragment16x8x16 fragment;
+  fragment.read(a, b, in);
+  if (sum == Element::f32) {
+    fragment.each_pair([&](int l, int half, float* pair) { memcpy(pair, static_cast<float const*>(d[l]) + half * 2, 8); });
+    fragment.multiply(0, 16);
+    fragment.each_pair([&](int l, int half, float* pair) { memcpy(static_cast<float*>(d[l]) + half * 2, pair, 8); });
+    return;
+  }
+  fragment.each_pair([&](int l, int half, float* pair) {
+    uint32_t const halves = static_cast<uint32_t const*>(d[l])[half];
+    pair[0] = half_to_float(uint16_t(halves));
+    pair[1] = half_to_float(uint16_t(halves >> 16));
+  });
+  for (int k = 0; k < 16; k += depth) {
+    fragment.multiply(k, k + depth);
+    fragment.each_pair([&](int l, int half, float* pair) {
+      uint16_t const low = float_to_half(pair[0]), high = float_to_half(pair[1]);
+      static_cast<uint32_t*>(d[l])[half] = low | uint32_t(high) << 16;
+      pair[0] = half_to_float(low);
+      pair[1] = half_to_float(high);
+    });
+  }
+}
+
+}  // namespace hgemm::executor
