@@ -1,6 +1,7 @@
 """The cut of CuTe's wgmma header: the atom that a kernel names and nothing else."""
 
 import pytest
+
 from generator.errors import HgemmError
 from generator.toolchain import headers, templates_folder
 from generator.wgmma_atoms import ATOMS, MORE_ATOMS, only_named_atom
