@@ -71,6 +71,14 @@ def _cores() -> int:
 )
 @grouped_option("Run", click.option("--force", is_flag=True, help="Build what the library already has."))
 @grouped_option(
+    "Run",
+    click.option(
+        "--verify",
+        type=click.Choice(["emulate"]),
+        help="Run each kernel on the CPU first, and register none that fails; needs a C++ compiler (CXX).",
+    ),
+)
+@grouped_option(
     "Run", click.option("--allow-spills", is_flag=True, help="Register a kernel that spills registers, marked.")
 )
 @grouped_option("Answer", json_option)

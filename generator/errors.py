@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hgemm.errors import HgemmError, LibraryError, RequestError
 
-__all__ = ["BuildError", "HgemmError", "LibraryError", "RequestError", "first_error"]
+__all__ = ["BuildError", "HgemmError", "LibraryError", "ProofError", "RequestError", "first_error"]
 
 _FIRST_ERROR = re.compile(r"\b(?:fatal|error)\b", re.IGNORECASE)
 
@@ -30,6 +30,10 @@ class BuildError(HgemmError):
         places = [f"{name} {path}" for name, path in (("source", self.source_path), ("log", self.log_path)) if path]
         where = f" ({', '.join(places)})" if places else ""
         return f"{self.symbol} does not compile: {first_error(self.log)}{where}"
+
+
+class ProofError(HgemmError):
+    """A variant that was run on the CPU and is not what it should be, or could not be run."""
 
 
 def first_error(log: str) -> str:

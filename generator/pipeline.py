@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from generator.binary.inspect import Binary, inspect_all
 from generator.compile import Compiled, compile_kernel, key_of
 from generator.emit import Kernel, emit
-from generator.errors import BuildError, LibraryError
+from generator.errors import BuildError, LibraryError, ProofError
 from generator.expectation import expectation_of
 from generator.failures import forget_failure, keep_failure
 from generator.naming import symbol_of
@@ -33,12 +34,25 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Where variants are filed, what they are made from, and what is let pass."""
+    """Where variants are filed, what they are made from, and what is let pass.
+
+    Fields: `prover` runs each variant before it is registered, where there is one.
+    """
 
     library: Library
     templates: Path
     force: bool = False
     allow_spills: bool = False
+    prover: Prover | None = None
+
+
+class Prover(Protocol):
+    """What proves a variant, in `version` of itself, which the proof then has as its `executor`."""
+
+    version: str
+
+    def proof(self, source: str, record: dict[str, Any]) -> dict[str, Any]:
+        """Return what is added to the record's `proof`. Raises ProofError where the variant is not right."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,8 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
         return None
     if data["spilled"] and not settings.allow_spills:
         return None
+    if settings.prover and data["proof"].get("executor") != settings.prover.version:
+        return None
     status = "spilled" if data["spilled"] else "cached"
     return Outcome(symbol, status, prepared.seconds + time.perf_counter() - start, variant.record)
 
@@ -182,6 +198,13 @@ def _inspect_and_publish(compiled: list[_Built], settings: Settings) -> Iterator
             continue
         artefacts = artefacts_of(prepared.kernel, built.compiled)
         data = document(prepared.kernel, prepared.headers, prepared.key, artefacts, inspection, seconds)
+        try:
+            if settings.prover:
+                data["proof"] |= settings.prover.proof(prepared.kernel.source, data)
+        except ProofError as error:
+            told = f"{symbol} is not proved and is not registered: {error}"
+            yield built.place, Outcome(symbol, "failed", total, error=told)
+            continue
         settings.library.publish(data, artefacts)
         forget_failure(settings.library.folder, symbol)
         status = "spilled" if spills(inspection) else "built"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler
 from generator.pipeline import Outcome, Settings, make
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -44,6 +45,15 @@ def _no_gpu() -> str:
 def settings(tmp_path: Path) -> Settings:
     """An empty library of the test's own, and the checkout's templates."""
     return Settings(library=Library(tmp_path / "library"), templates=templates_folder())
+
+
+@pytest.fixture(scope="session")
+def host_compiler() -> HostCompiler:
+    """The C++ compiler that CXX names or that is found; what needs it is skipped, aloud, where there is none."""
+    try:
+        return find_compiler(os.environ.get("CXX", ""))
+    except NoCompiler as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ SOURCES = sorted(path for folder in ("generator", "hgemm") for path in (ROOT / f
 NAMES = [path.relative_to(ROOT).as_posix() for path in SOURCES]
 MODULES = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in NAMES]
 READS_ENVIRONMENT = {
-    "generator/commands/device_check.py": "hands its own environment on to the process that uses the device"
+    "generator/commands/device_check.py": "hands its own environment on to the process that uses the device",
+    "generator/commands/emulate.py": "asks which compiler CXX names, and where the user keeps caches",
 }
 """The command line reads one variable, by click (generator/commands/common_options.py); beside that, only these do."""
 PICKLES = {"generator/workers.py": "asks whether an exception passes the pipe between it and its own workers"}

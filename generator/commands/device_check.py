@@ -44,13 +44,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found: checks (see hgemm.verify.Check), or why the variant was left out or could not be checked."""
+    """What was found: checks (see hgemm.verify.Check), or why the variant was left out or could not be checked.
+
+    Fields: `proof` is what running it on the CPU adds to the variant's record, and `sites` what its source lines cost.
+    """
 
     symbol: str
     checks: tuple[dict, ...] = ()
     skipped: str = ""
     error: str = ""
     seconds: float = 0.0
+    proof: dict = field(default_factory=dict)
+    sites: tuple[dict, ...] = ()
 
     @property
     def passed_cases(self) -> int:
@@ -117,12 +122,13 @@ def check_here(request: Request) -> Outcome:
 @dataclass(frozen=True)
 class Workers:
     """How processes are started. Fields: `wrapper` is a command before the interpreter, such as compute-sanitizer;
-    after `budget_s` no further variant is begun."""
+    after `budget_s` no further variant is begun; `module` is what a process runs, with a request as its argument."""
 
     jobs: int = 1
     timeout_s: float = TIMEOUT_S
     wrapper: tuple[str, ...] = ()
     budget_s: float = float("inf")
+    module: str = "generator.commands.device_check"
     began: float = field(default_factory=time.monotonic)
     _running: set[subprocess.Popen] = field(default_factory=set)
 
@@ -141,7 +147,7 @@ class Workers:
         started = time.monotonic()
         if started - self.began > self.budget_s:
             return Outcome(request.symbol, error=f"not begun within {self.budget_s:g} s"), ""
-        command = [*self.wrapper, sys.executable, "-m", "generator.commands.device_check", json.dumps(asdict(request))]
+        command = [*self.wrapper, sys.executable, "-m", self.module, json.dumps(asdict(request))]
         status, printed, told = self._run(command)
         took = time.monotonic() - started
         if status is None:

@@ -14,7 +14,7 @@ from generator.commands.explain import explain, explanation_text
 from generator.commands.progress import progress
 from generator.commands.spec_options import texts_of
 from generator.commands.table import to_text
-from generator.pipeline import Outcome, Settings, cached, make, prepare
+from generator.pipeline import Outcome, Prover, Settings, cached, make, prepare
 from generator.plan import Plan
 from generator.store.library import Library
 from generator.sweep import Sweep, over, read_spec_file, sweep
@@ -45,6 +45,7 @@ def run(options: dict[str, Any]) -> int:
         templates=templates_folder(),
         force=options["force"],
         allow_spills=options["allow_spills"],
+        prover=_prover(options),
     )
     if options["dry_run"]:
         return _dry_run(asked.plans, settings, options["as_json"])
@@ -54,6 +55,15 @@ def run(options: dict[str, Any]) -> int:
         if outcome.error:
             click.echo(f"generate: error: {outcome.error}", err=True)
     return int(any(outcome.error for outcome in outcomes))
+
+
+def _prover(options: dict[str, Any]) -> Prover | None:
+    """Return what --verify asks for. Raises HgemmError where this machine has no C++ compiler."""
+    if options["verify"] != "emulate" or options["dry_run"]:
+        return None
+    from generator.commands.emulate import Prover, workshop  # only where it is asked for
+
+    return Prover(workshop())
 
 
 def requested(options: dict[str, Any]) -> Sweep:

@@ -1,11 +1,12 @@
-"""`hgemm verify`: variants checked against a float64 reference, on the GPU."""
+"""`hgemm verify`: variants checked against a float64 reference, on the GPU, or proved by running them on the CPU."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -22,12 +23,17 @@ from hgemm.device import open_device
 _HELP = """Check variants: numbers within what their arithmetic allows, every element written, nothing else touched,
 the same bits twice.
 
+With --emulate the emitted source itself, compiled by this machine's C++ compiler (CXX), runs on the CPU, every thread of it,
+under schedules and copies chosen to do harm: races, missing waits, accesses out of bounds and reads of what nobody wrote
+are found too, and bank conflicts counted. What is proved is filed in the variant's record.
+
 SYMBOLS are symbols, aliases, beginnings or globs; none means all that the filters choose. Each variant is checked on
 shapes made from its own tile (whole, ragged, tiny, batched, with unused elements after rows), or on those of --shapes.
 Variants that the GPU cannot run are left out and told of.
 
 \b
-Example:
+Examples:
+  hgemm verify --emulate
   hgemm verify --device '*128x128x32*' --shapes 128x128x64,33x65x17@3
 """
 
@@ -35,19 +41,22 @@ Example:
 @click.command("verify", help=_HELP)
 @click.argument("symbols", nargs=-1)
 @click.option("--device", "on_device", is_flag=True, help="Run on this machine's GPU.")
+@click.option("--emulate", is_flag=True, help="Run on this machine's CPU; needs no GPU.")
 @library_option
 @filter_options
 @click.option("--shapes", default="", metavar="SHAPES", help="MxNxK or MxNxK@BATCH: 128x128x64,33x65x17@3.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the random operands.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of operands and schedules.")
 @click.option(
     "--code", type=click.Choice(CODES), default="auto", help="What is loaded; auto: PTX where the cubin does not run."
 )
 @click.option(
-    "-j", "--jobs", type=click.IntRange(1, 64), metavar="N", help="Processes; half the cores, at most 8, if not given."
+    "-j",
+    "--jobs",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Processes; half the cores, at most 8, if not given; all with --emulate.",
 )
-@click.option(
-    "--timeout", type=click.FloatRange(min=1), default=TIMEOUT_S, metavar="S", help="For one variant, in seconds."
-)
+@click.option("--timeout", type=click.FloatRange(min=1), metavar="S", help="For one variant, in seconds.")
 @click.option(
     "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a JUnit file too."
 )
@@ -57,26 +66,28 @@ def command(
     ctx: click.Context,
     symbols: tuple[str, ...],
     on_device: bool,
+    emulate: bool,
     library: Path,
     shapes: str,
     seed: int,
     code: str,
     jobs: int | None,
-    timeout: float,
+    timeout: float | None,
     junit: Path | None,
     as_json: bool,
     **filters: str,
 ) -> None:
-    if not on_device:
-        raise RequestError("say where to verify: --device checks on this machine's GPU")
+    if on_device == emulate:
+        raise RequestError("say where to verify: --device checks on this machine's GPU, --emulate on its CPU")
     if shapes:
         Shape.parse_list(shapes)
     chosen = _chosen(Library(library), symbols, Selection(**filters))
-    open_device()
-    requests = [Request(str(library.resolve()), symbol, shapes, code, seed) for symbol in chosen]
-    workers = Workers(jobs or max(1, min(8, (os.cpu_count() or 1) // 2)), timeout)
+    if emulate:
+        found = _emulated(Library(library), chosen, shapes, seed, jobs, timeout)
+    else:
+        found = _on_device(library, chosen, shapes, seed, jobs, timeout, code)
     outcomes = []
-    for outcome, _ in workers.check_all(requests):
+    for outcome in found:
         outcomes.append(outcome)
         click.echo(line_of(outcome), err=as_json)
     if junit:
@@ -86,6 +97,25 @@ def command(
     else:
         click.echo(summary_of(outcomes))
     ctx.exit(int(any(outcome.failed for outcome in outcomes) or not any(outcome.passed for outcome in outcomes)))
+
+
+def _on_device(
+    library: Path, symbols: list[str], shapes: str, seed: int, jobs: int | None, timeout: float | None, code: str
+) -> Iterator[Outcome]:
+    open_device()
+    requests = [Request(str(library.resolve()), symbol, shapes, code, seed) for symbol in symbols]
+    workers = Workers(jobs or max(1, min(8, (os.cpu_count() or 1) // 2)), timeout or TIMEOUT_S)
+    for outcome, _ in workers.check_all(requests):
+        yield outcome
+
+
+def _emulated(
+    library: Library, symbols: list[str], shapes: str, seed: int, jobs: int | None, timeout: float | None
+) -> Iterator[Outcome]:
+    from generator.commands import emulate  # only where it is asked for
+
+    emulation = emulate.Emulation(library, emulate.workshop(), shapes, seed, jobs or emulate.cores())
+    return replace(emulation, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 
 
 def _chosen(library: Library, symbols: tuple[str, ...], selection: Selection) -> list[str]:

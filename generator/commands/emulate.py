@@ -1,0 +1,100 @@
+"""Proving on the CPU, as `hgemm verify --emulate` and `generate --verify emulate` ask for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from generator.commands.device_check import Outcome
+from generator.commands.emulated_check import TIMEOUT_S, Request, request_of, workers
+from generator.errors import ProofError
+from generator.executor.build import Workshop
+from generator.executor.cache import cache_folder, trim
+from generator.executor.host_compiler import find_compiler
+from generator.store.library import Library
+from generator.toolchain import templates_folder
+from hgemm.record import SOURCE_NAME
+
+_TIMES = "emulate_seconds"
+
+
+def workshop() -> Workshop:
+    """Return what builds executable variants here: the compiler that CXX names, or the first that is found.
+
+    Raises: HgemmError where there is no compiler.
+    """
+    return Workshop(find_compiler(os.environ.get("CXX", "")), templates_folder(), cache_folder(os.environ))
+
+
+def cores() -> int:
+    """Return how many processes this one may keep busy."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """How variants of a library are proved: on which shapes, from which seed, by how many processes."""
+
+    library: Library
+    workshop: Workshop
+    shapes: str = ""
+    seed: int = 0
+    jobs: int = 1
+    timeout_s: float = TIMEOUT_S
+
+    def outcomes(self, symbols: Iterable[str]) -> Iterator[Outcome]:
+        """Yield what came of each variant, in order; a proof on the default shapes is filed in its record."""
+        wanted = [self._request(symbol) for symbol in symbols]
+        told = workers(self.jobs, self.timeout_s).check_all(one for one in wanted if isinstance(one, Request))
+        for one in wanted:
+            outcome = next(told)[0] if isinstance(one, Request) else one
+            if outcome.proof:
+                self._file(outcome)
+            yield outcome
+        trim(self.workshop.cache)
+
+    def _request(self, symbol: str) -> Request | Outcome:
+        variant = self.library.load(symbol)
+        try:
+            require_same_headers(self.workshop, variant.record.data)
+        except ProofError as error:
+            return Outcome(symbol, error=str(error))
+        source = variant.artefacts[SOURCE_NAME].decode()
+        return request_of(self.workshop, source, variant.record.data, self.shapes, self.seed)
+
+    def _file(self, outcome: Outcome) -> None:
+        variant = self.library.load(outcome.symbol)
+        old = variant.record.data["proof"]
+        new = {**old, **outcome.proof}
+        if {**new, _TIMES: None} != {**old, _TIMES: None}:
+            self.library.publish({**variant.record.data, "proof": new}, variant.artefacts)
+
+
+def require_same_headers(workshop: Workshop, record: Mapping[str, Any]) -> None:
+    """Raise ProofError where a variant was compiled from other templates than would be run here."""
+    for name, sha256 in record["inputs"].items():
+        if name.startswith("hgemm/") and workshop.hash_of(name) != sha256 and "host" not in name:
+            raise ProofError(f"it was made from another templates/{name} than there is now: generate it anew")
+
+
+@dataclass(frozen=True)
+class Prover:
+    """Proves a variant before it is registered; may be sent to other processes."""
+
+    workshop: Workshop
+    timeout_s: float = TIMEOUT_S
+
+    @cached_property
+    def version(self) -> str:
+        """Return what a proof of this executor has in it."""
+        return self.workshop.version()
+
+    def proof(self, source: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what running a variant adds to its record's `proof`. Raises ProofError with what was found."""
+        outcome, _ = workers(1, self.timeout_s).check(request_of(self.workshop, source, record))
+        if not outcome.passed:
+            raise ProofError(outcome.reason)
+        return outcome.proof

@@ -1,0 +1,129 @@
+"""A variant's emitted text to a shared object of this machine: the executor once, each text by itself, both cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from generator.errors import BuildError
+from generator.executor.cache import keep, kept, place
+from generator.executor.host_compiler import HostCompiler
+
+EXECUTOR = "executor/executor.cpp"
+VARIANT = "executor/variant.cpp"
+_COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
+_EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
+_VARIANT_OPTIONS = (*_COMMON, "-O1", "-shared", "-DHGEMM_HOST")
+_TIMEOUT_S = 300
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """With what variants are made executable. Fields: `flags` go to every compilation, such as those of a sanitizer."""
+
+    compiler: HostCompiler
+    templates: Path
+    cache: Path
+    flags: tuple[str, ...] = ()
+
+    def executable(self, symbol: str, source: str) -> Path:
+        """Return the shared object of a variant's text, from the cache where it is there.
+
+        Raises: BuildError with the compiler's log; LibraryError where the cache cannot be written.
+        """
+        executor = self._executor()
+        read = includes_of(source.encode(), self.templates) | includes_of_file(VARIANT, self.templates)
+        name = self._name(
+            "variant", _VARIANT_OPTIONS, {**read, "kernel.cu": _hash(source.encode()), "": executor.name}, ".so"
+        )
+        found = kept(self.cache, name)
+        if found:
+            return found
+        text = place(self.cache)
+        try:
+            text.write_text(source)
+            arguments = [
+                f"-DHGEMM_VARIANT={symbol}",
+                f'-DHGEMM_VARIANT_FILE="{text}"',
+                self._path(VARIANT),
+                str(executor),
+            ]
+            return self._compile(symbol, _VARIANT_OPTIONS, arguments, name)
+        finally:
+            text.unlink()
+
+    def _executor(self) -> Path:
+        name = self._name("executor", _EXECUTOR_OPTIONS, includes_of_file(EXECUTOR, self.templates), ".o")
+        return kept(self.cache, name) or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
+
+    def version(self) -> str:
+        """Return what changes whenever the executor's or the atoms' text does, in short."""
+        read = includes_of_file(EXECUTOR, self.templates) | includes_of_file(VARIANT, self.templates)
+        atoms = {name: text for name, text in read.items() if name.startswith("executor/") or "atoms" in name}
+        return _hash(json.dumps(atoms, sort_keys=True).encode())[:16]
+
+    def hash_of(self, name: str) -> str:
+        """Return the hash of a file of the templates, or nothing where there is none."""
+        path = self.templates / name
+        return _hash(path.read_bytes()) if path.is_file() else ""
+
+    def _path(self, name: str) -> str:
+        return str(self.templates / name)
+
+    def _name(self, kind: str, options: tuple[str, ...], inputs: dict[str, str], suffix: str) -> str:
+        content = {"inputs": inputs, "options": [*options, *self.flags], "compiler": self.compiler.identity}
+        return f"{kind}-{_hash(json.dumps(content, sort_keys=True).encode())}{suffix}"
+
+    def _compile(self, symbol: str, options: tuple[str, ...], arguments: list[str], name: str) -> Path:
+        made = place(self.cache)
+        command = [
+            *self.compiler.command,
+            *options,
+            *self.flags,
+            "-I",
+            str(self.templates),
+            *arguments,
+            "-o",
+            str(made),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+            if done.returncode:
+                raise BuildError(symbol, done.stderr or f"{command[0]} ended with status {done.returncode}")
+            return keep(made, name)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(symbol, f"error: {command[0]}: {error}") from error
+        finally:
+            made.unlink(missing_ok=True)
+
+
+def includes_of_file(name: str, templates: Path) -> dict[str, str]:
+    """Return the hash of a file of the templates and of all that it can include there, by name."""
+    text = (templates / name).read_bytes()
+    return {name: _hash(text), **includes_of(text, templates, name)}
+
+
+def includes_of(text: bytes, templates: Path, name: str = "") -> dict[str, str]:
+    """Return the hashes of the files of the templates that a text can include, taken or not, by name."""
+    found: dict[str, str] = {}
+    queue = [(name, text)]
+    while queue:
+        includer, includes = queue.pop()
+        for included in map(bytes.decode, _INCLUDE.findall(includes)):
+            for candidate in ((Path(includer).parent / included).as_posix(), included):
+                if candidate not in found and (templates / candidate).is_file():
+                    content = (templates / candidate).read_bytes()
+                    found[candidate] = _hash(content)
+                    queue.append((candidate, content))
+    return found
+
+
+@cache
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

@@ -1,0 +1,64 @@
+"""The C++ compiler of this machine: found, or named by the user, and known by what it says of itself."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from generator.errors import HgemmError
+
+CANDIDATES = ("g++", "clang++")
+WAY_OUT = "install g++ 12 or later (or clang++ 16), or name a compiler in CXX"
+_TIMEOUT_S = 20
+
+
+class NoCompiler(HgemmError):
+    """There is no C++ compiler here, or the one that was named does not answer."""
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """A compiler by its command; `identity` is its version and its target, equal wherever it lies."""
+
+    command: tuple[str, ...]
+    identity: str
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.command)} ({self.identity})"
+
+
+def find_compiler(named: str = "") -> HostCompiler:
+    """Return the compiler that `named` says, a command as in CXX, or the first of CANDIDATES that is there.
+
+    Raises: NoCompiler, with what to do.
+    """
+    words = tuple(shlex.split(named))
+    if words:
+        if not shutil.which(words[0]):
+            raise NoCompiler(f"CXX names {words[0]}, which is not here: {WAY_OUT}")
+        return HostCompiler(words, _identity(words))
+    for name in CANDIDATES:
+        if shutil.which(name):
+            return HostCompiler((name,), _identity((name,)))
+    raise NoCompiler(
+        f"no C++ compiler here ({', '.join(CANDIDATES)}), which running kernels on the CPU needs: {WAY_OUT}"
+    )
+
+
+def _identity(command: tuple[str, ...]) -> str:
+    said = [_ask(command, question).splitlines() for question in ("--version", "-dumpmachine")]
+    return " ".join(lines[0].strip() for lines in said if lines)
+
+
+def _ask(command: tuple[str, ...], question: str) -> str:
+    try:
+        done = subprocess.run(
+            [*command, question], capture_output=True, text=True, timeout=_TIMEOUT_S, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompiler(f"{command[0]} does not run ({error}): {WAY_OUT}") from error
+    if done.returncode:
+        raise NoCompiler(f"{command[0]} {question} ends with status {done.returncode}, as no compiler does: {WAY_OUT}")
+    return done.stdout

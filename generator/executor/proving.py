@@ -1,0 +1,124 @@
+"""A variant proved on the CPU: every case under every adversary, then what it costs; all in the process that asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from generator.executor.abi import Adversary, Executable, Finding
+from generator.executor.adversaries import LAUNCHES, adversaries_of
+from generator.executor.build import Workshop
+from generator.executor.cases import default_cases
+from generator.executor.costs import Costs, count, disagreements
+from generator.executor.machine import EmulatedKernel, HostMemory
+from hgemm.cases import Case, Shape, cases_of
+from hgemm.facts import Facts
+from hgemm.verify import Check, Options, verify
+
+COSTS_CASE = "costs of a k-tile"
+_STOPPED = 3
+"""Failed cases after which a variant is given up: the first ones tell."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is proved: a variant's text, the sections of its record, and the tensor instructions planned for a k-tile."""
+
+    symbol: str
+    source: str
+    record: Mapping[str, Any]
+    mma_per_tile: int
+
+    @property
+    def stages(self) -> int:
+        return int(self.record["spec"]["stages"])
+
+
+@dataclass(frozen=True)
+class Judged(Check):
+    """A check, with what was found beside the numbers: `numbers_passed` is the verdict that a device would give."""
+
+    numbers_passed: bool = True
+    findings: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Proved:
+    """What came of it: a check a case, and the proof for the record, empty unless all passed on the default cases."""
+
+    checks: tuple[Judged, ...]
+    proof: dict[str, Any]
+    sites: tuple[dict[str, Any], ...] = ()
+
+
+def prove(subject: Subject, workshop: Workshop, shapes: tuple[Shape, ...] = (), seed: int = 0) -> Proved:
+    """Build and check a variant, on its default cases or on `shapes`.
+
+    Raises: BuildError where its text is no C++ for this compiler, DeviceError where the executor refuses a launch.
+    """
+    began = time.monotonic()
+    facts = Facts.of(subject.record)
+    kernel = EmulatedKernel(facts, Executable(workshop.executable(subject.symbol, subject.source)), ())
+    cases = cases_of(facts, shapes) if shapes else default_cases(facts, subject.stages)
+    checks = list(_judged(kernel, cases, seed))
+    if shapes or not all(check.passed for check in checks):
+        return Proved(tuple(checks), {})
+    costs, sites = count(kernel, subject.stages)
+    wrong = "; ".join(disagreements(costs, facts, subject.record["spec"], subject.mma_per_tile))
+    checks.append(Judged(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
+    proof = {} if wrong else proof_of(subject, workshop, checks[:-1], costs, seed, time.monotonic() - began)
+    return Proved(tuple(checks), proof, tuple(sites))
+
+
+def _judged(kernel: EmulatedKernel, cases: list[Case], seed: int) -> Iterator[Judged]:
+    failed = 0
+    for case in cases:
+        judged = judge(kernel, case, seed)
+        yield judged
+        failed += not judged.passed
+        if failed == _STOPPED:
+            return
+
+
+def judge(kernel: EmulatedKernel, case: Case, seed: int) -> Judged:
+    """Check one case: its numbers as on a device, and what the executor found while it ran."""
+    alone = EmulatedKernel(kernel.facts, kernel.executable, adversaries_of(str(case), seed))
+    check = verify(alone, case, HostMemory(), Options(seed=seed))
+    found = [(adversary, finding) for adversary, report in alone.reports for finding in report.findings]
+    if not found:
+        return Judged(**asdict(check), numbers_passed=check.passed)
+    reason = "; ".join(_told(found)) + ("" if check.passed else f"; {check.reason}")
+    findings = tuple({**asdict(finding), "adversary": str(adversary)} for adversary, finding in found)
+    numbers = {name: value for name, value in asdict(check).items() if name not in ("passed", "reason")}
+    return Judged(**numbers, passed=False, reason=reason, numbers_passed=check.passed, findings=findings)
+
+
+def _told(found: list[tuple[Adversary, Finding]]) -> Iterator[str]:
+    """Say each finding once, a kind and a place, with the first adversary that showed it."""
+    seen = set()
+    for adversary, finding in found:
+        place = (finding.kind, finding.file, finding.line)
+        if place not in seen:
+            seen.add(place)
+            yield f"{finding} ({adversary})"
+
+
+def proof_of(
+    subject: Subject, workshop: Workshop, checks: list[Judged], costs: Costs, seed: int, seconds: float
+) -> dict[str, Any]:
+    """Return the record's `proof`, beside what the plan already says there."""
+    return {
+        **{name: value for name, value in asdict(costs).items() if name != "mma_per_tile"},
+        "mma_per_tile": subject.mma_per_tile,
+        "races": 0,
+        "max_error": max(check.max_error for check in checks),
+        "max_bound_ratio": max(check.max_bound_ratio for check in checks),
+        "shapes": [check.case for check in checks],
+        "timings": [f"{timing}, {order}" for timing, order in LAUNCHES],
+        "seed": seed,
+        "executor": workshop.version(),
+        "host_compiler": workshop.compiler.identity,
+        "emulate_seconds": round(seconds, 2),
+    }

@@ -1,0 +1,192 @@
+"""Executable variants are built by the compiler of this machine, once for each content."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from generator.errors import BuildError, LibraryError
+from generator.executor import abi
+from generator.executor.build import Workshop, includes_of, includes_of_file
+from generator.executor.cache import cache_folder, keep, kept, place, trim
+from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler
+from generator.store.whole import temporary_name
+from generator.toolchain import templates_folder
+
+TEMPLATES = templates_folder()
+FAKE = """#!/bin/sh
+case "$*" in
+  *--version) echo "fake++ 1.0"; exit;;
+  *-dumpmachine) echo "none-none"; exit;;
+esac
+echo "$@" >> "$(dirname "$0")/calls"
+while [ $# -gt 1 ]; do shift; done
+echo object > "$1"
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    """A compiler that notes how it was called and writes something."""
+    path = tmp_path / "bin" / "fake++"
+    path.parent.mkdir()
+    path.write_text(FAKE)
+    path.chmod(0o755)
+    return path
+
+
+def workshop(fake: Path, templates: Path = TEMPLATES, **others) -> Workshop:
+    return Workshop(find_compiler(str(fake)), templates, fake.parent / "cache", **others)
+
+
+def calls(fake: Path) -> list[str]:
+    place = fake.parent / "calls"
+    return place.read_text().splitlines() if place.exists() else []
+
+
+# ---- The compiler ---------------------------------------------------------------------------------------------------
+
+
+def test_a_compiler_is_known_by_what_it_says(fake: Path) -> None:
+    found = find_compiler(f"{fake} -m64")
+    assert found == HostCompiler((str(fake), "-m64"), "fake++ 1.0 none-none")
+
+
+def test_a_compiler_is_looked_for(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(fake, fake.with_name("clang++"))
+    monkeypatch.setenv("PATH", f"{fake.parent}:/bin:/usr/sbin")
+    monkeypatch.setattr("generator.executor.host_compiler.CANDIDATES", ("no-such++", "clang++"))
+    assert find_compiler().command == ("clang++",)
+
+
+def test_without_a_compiler_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NoCompiler, match=r"no C\+\+ compiler here \(g\+\+, clang\+\+\).*install g\+\+ 12.*CXX") as told:
+        find_compiler()
+    assert told.value.exit_code == 1 and "\n" not in str(told.value)
+    with pytest.raises(NoCompiler, match="CXX names no-such, which is not here"):
+        find_compiler("no-such --flag")
+
+
+def test_what_is_no_compiler_is_refused() -> None:
+    with pytest.raises(NoCompiler, match="as no compiler does"):
+        find_compiler("/bin/false")
+
+
+# ---- Building -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_compiled_twice(fake: Path) -> None:
+    first = workshop(fake).executable("hgemm_x", "text")
+    assert first == workshop(fake).executable("hgemm_x", "text") and first.read_text() == "object\n"
+    assert len(calls(fake)) == 2  # the executor, and the variant
+    assert workshop(fake).executable("hgemm_x", "other text") != first and len(calls(fake)) == 3
+    assert workshop(fake, flags=("-fsanitize=address",)).executable("hgemm_x", "text") != first
+    assert len(calls(fake)) == 5
+    assert not [path for path in first.parent.iterdir() if path.name.startswith(".tmp")]
+
+
+def test_a_variant_is_built_as_the_interface_says(fake: Path) -> None:
+    workshop(fake).executable("hgemm_x", "text")
+    executor, variant = calls(fake)
+    assert "-c" in executor.split() and "executor/executor.cpp" in executor
+    for option in ("-std=c++17", "-fPIC", "-shared", "-DHGEMM_HOST", "-DHGEMM_VARIANT=hgemm_x", f"-I {TEMPLATES}"):
+        assert option in variant, option
+
+
+def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: Path) -> None:
+    templates = tmp_path / "templates"
+    shutil.copytree(TEMPLATES, templates)
+    source = "#include <hgemm/gemm_sm80.cuh>\n"
+    before = workshop(fake, templates).executable("hgemm_x", source)
+    (templates / "hgemm" / "unrelated.cuh").write_text("// nobody includes this\n")
+    assert workshop(fake, templates).executable("hgemm_x", source) == before
+    header = templates / "hgemm" / "epilogue.cuh"
+    header.write_text(header.read_text() + "\n// changed\n")
+    assert workshop(fake, templates).executable("hgemm_x", source) != before
+    assert len(calls(fake)) == 3  # not the executor
+
+
+def test_the_place_of_the_templates_is_not_part_of_a_name(fake: Path, tmp_path: Path) -> None:
+    shutil.copytree(TEMPLATES, tmp_path / "elsewhere")
+    here, there = (workshop(fake, place).executable("hgemm_x", "text") for place in (TEMPLATES, tmp_path / "elsewhere"))
+    assert here == there
+
+
+def test_includes_are_followed() -> None:
+    found = includes_of(b"#include <hgemm/gemm_sm80.cuh>\n#include <vector>\n", TEMPLATES)
+    assert {"hgemm/gemm_sm80.cuh", "hgemm/operand.cuh", "hgemm/atoms_host.hpp"} <= {*found}
+    assert "executor/abi.h" in includes_of_file("executor/variant.cpp", TEMPLATES)
+
+
+def test_a_compilers_complaint_is_kept(tmp_path: Path, fake: Path) -> None:
+    broken = fake.with_name("broken++")
+    broken.write_text(FAKE.split('echo "$@"')[0] + "echo 'kernel.cu:3: error: what' >&2; exit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(BuildError, match="the executor does not compile: kernel.cu:3: error: what"):
+        workshop(broken).executable("hgemm_x", "text")
+    assert not any((fake.parent / "cache").iterdir())
+
+
+def test_the_structures_are_those_of_the_header(host_compiler: HostCompiler, tmp_path: Path) -> None:
+    structures = {"region": abi._Region, "tensor_map": abi.TensorMap, "emulation": abi._Emulation}
+    lines = [f'printf("%zu\\n", sizeof(struct hgemm_{name}));' for name in structures]
+    expected = [str(abi.ctypes.sizeof(structure)) for structure in structures.values()]
+    for name, structure in structures.items():
+        for field, _ in structure._fields_:
+            lines.append(f'printf("%zu\\n", offsetof(struct hgemm_{name}, {field}));')
+            expected.append(str(getattr(structure, field).offset))
+    for constant, value in (
+        ("HGEMM_ABI_VERSION", abi.ABI_VERSION),
+        ("HGEMM_TENSOR_MAP", abi.TENSOR_MAP_MAGIC),
+        ("HGEMM_LATE", abi.TIMINGS.index("late")),
+        ("HGEMM_ANY_TIME", abi.TIMINGS.index("any_time")),
+        ("HGEMM_AHEAD_HIGH", abi.ORDERS.index("ahead_high")),
+        ("HGEMM_ANY_ORDER", abi.ORDERS.index("any_order")),
+        ("HGEMM_WRITE_ONCE", abi.WRITE_ONCE),
+        ("HGEMM_PADDING_READABLE", abi.PADDING_READABLE),
+    ):
+        lines.append(f'printf("%zu\\n", (size_t){constant});')
+        expected.append(str(value))
+    program = tmp_path / "sizes.cpp"
+    program.write_text("#include <cstdio>\n#include <executor/abi.h>\nint main() {\n" + "\n".join(lines) + "\n}\n")
+    command = [*host_compiler.command, "-I", str(TEMPLATES), str(program), "-o", str(tmp_path / "sizes")]
+    subprocess.run(command, check=True)
+    assert subprocess.check_output([str(tmp_path / "sizes")], text=True).split() == expected
+
+
+# ---- The cache ------------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_lies_where_the_user_says() -> None:
+    assert cache_folder({"HGEMM_CACHE_DIR": "/x"}) == Path("/x/executor")
+    assert cache_folder({"XDG_CACHE_HOME": "/y"}) == Path("/y/hgemm/executor")
+    assert cache_folder({}) == Path.home() / ".cache" / "hgemm" / "executor"
+
+
+def test_what_was_not_used_for_long_is_dropped(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "oldest")):
+        made = place(tmp_path)
+        made.write_bytes(b"x" * 100)
+        path = keep(made, name)
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert kept(tmp_path, "oldest") and kept(tmp_path, "none") is None  # now it is the newest
+    left = tmp_path / temporary_name().replace(str(os.getpid()), "999999999")
+    left.write_bytes(b"x" * 7)
+    assert trim(tmp_path, kept_bytes=200) == 107
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "oldest"}
+
+
+def test_a_cache_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LibraryError, match="cannot write to the cache"):
+        place(tmp_path / "file" / "cache")
+
+
+def test_the_templates_of_the_executor_are_shipped() -> None:
+    assert (ROOT / "templates" / "executor" / "abi.h").is_file()
