@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from generator.arch import parse_arch_list
-from generator.errors import RequestError
+from generator.errors import LibraryError, RequestError
 from generator.store.conditions import Compare, Every, Like, Literal, Node, Some, any_like
 from generator.store.library import Library
 from generator.store.where import check_field, parse_where
@@ -72,6 +72,19 @@ def select_rows(library: Library, selection: Selection, sort: str = "symbol") ->
     present = [row for row in rows if field in row]
     present.sort(key=lambda row: _sort_key(row[field]), reverse=sort.startswith("-"))
     return present + [row for row in rows if field not in row]
+
+
+def choose(library: Library, names: Collection[str], selection: Selection) -> list[str]:
+    """Return the symbols that a selection and, where there are any, names (as `resolve` reads them) both choose.
+
+    Raises: RequestError for what is malformed or names nothing, LibraryError where nothing is left.
+    """
+    rows = [str(row["symbol"]) for row in select_rows(library, selection)]
+    named = {symbol for name in names for symbol in resolve(library, name)}
+    chosen = [symbol for symbol in rows if not names or symbol in named]
+    if not chosen:
+        raise LibraryError(f"no variant in {library.folder} matches: `hgemm list` shows those that are")
+    return chosen
 
 
 def resolve(library: Library, name: str) -> list[str]:

@@ -1,0 +1,32 @@
+"""`python -m hgemm.bench`: the benchmark of a library's folder, where the generator is not installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from hgemm.bench.options import bench, bench_options
+from hgemm.bench.variants import read_kernels
+from hgemm.errors import HgemmError
+
+
+@click.command("bench")
+@click.option("--library", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR")
+@click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
+@bench_options
+def command(library: Path, kernels: str, **options) -> int:
+    """Measure the variants of a library beside cuBLASLt; `hgemm bench --help` explains how."""
+    return bench(read_kernels(library, kernels), options)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(command.main(prog_name="python -m hgemm.bench", standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except HgemmError as error:
+        click.echo(f"bench: error: {error}", err=True)
+        sys.exit(error.exit_code)

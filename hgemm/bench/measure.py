@@ -1,0 +1,146 @@
+"""One problem measured: operands, contenders, screening, check, paired rounds, figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hgemm.bench.check import Sample
+from hgemm.bench.contenders import BASELINE, OURS, Contender, Proposal, Variant
+from hgemm.bench.cublaslt import CublasLt, Proposals
+from hgemm.bench.memory import copy_bytes_per_s
+from hgemm.bench.operands import Operands, Pool
+from hgemm.bench.protocol import Protocol, fastest, figures, round_times
+from hgemm.bench.race import Race
+from hgemm.bench.results import ratios
+from hgemm.bench.stream import Stream
+from hgemm.bench.telemetry import Telemetry
+from hgemm.bench.work import Work
+from hgemm.device import Device
+from hgemm.errors import HgemmError
+from hgemm.kernel import Kernel
+
+FEW_ROWS = 16
+"""Up to so many rows of A the weights' way from memory is what bounds a product."""
+
+
+@dataclass
+class Stand:
+    """What all measurements of a run share. Its device's context must be the thread's."""
+
+    device: Device
+    stream: Stream
+    protocol: Protocol
+    telemetry: Telemetry
+    seed: int
+    baseline: CublasLt | None = None
+    warm: bool = False
+    pools: dict[str, Pool] = field(default_factory=dict)
+
+    def operands(self, work: Work) -> Operands:
+        for dtype in (work.dtype_a, work.dtype_b):
+            if dtype not in self.pools:
+                self.pools[dtype] = Pool(self.stream, dtype, self.seed)
+        protocol = self.protocol
+        least_bytes = int(protocol.l2_multiple * self.device.l2_bytes)
+        return Operands(self.stream, work, self.pools, least_bytes, (protocol.sets_min, protocol.sets_max))
+
+
+def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> dict[str, Any]:
+    """Measure one problem in one state (steady or burst) and return its result, ready for JSON.
+
+    Raises: LostDevice where a kernel faults; other failures are in the result's `refused`.
+    """
+    begun = time.perf_counter()
+    operands = stand.operands(work)
+    proposals = Proposals(stand.baseline, work, stand.protocol.algorithms) if stand.baseline else None
+    contenders: list[Contender] = [Variant(kernel, stand.device) for kernel in kernels if work.fits(kernel.facts)]
+    if proposals:
+        contenders += [Proposal(proposals, one, at) for at, one in enumerate(proposals.algorithms)]
+    race = Race(stand.stream, operands, stand.protocol)
+    try:
+        return _measured(race, contenders, stand, state, begun)
+    finally:
+        for thing in (race, *contenders, *([proposals] if proposals else []), operands):
+            with suppress(HgemmError):  # after a fault nothing works any more: what was told first counts
+                thing.free()
+
+
+def _measured(race: Race, contenders: list[Contender], stand: Stand, state: str, begun: float) -> dict[str, Any]:
+    work, protocol = race.operands.work, stand.protocol
+    for contender in contenders:
+        race.enter(contender)
+    screened = {**race.screen(OURS), **race.screen(BASELINE)}
+    first = next((one.name for one in contenders if one.side == BASELINE and one.name in race.launches), None)
+    sample = Sample(race.operands, stand.seed)
+    ours, theirs = (_right(race, sample, side, protocol.finalists) for side in (OURS, BASELINE))
+    first = first if first in race.launches else None
+    result: dict[str, Any] = {
+        "work": work.plain(),
+        "state": state,
+        "sets": race.operands.sets,
+        "rotated_bytes": race.operands.total_bytes,
+        "screened_us": {name: round(ms * 1e3, 3) for name, ms in screened.items()},
+        "screening_winner": ours[0] if ours else None,
+        "refused": race.refused,
+    }
+    if not ours:
+        return result
+    names = list(dict.fromkeys([*ours, *([first] if first else []), *theirs]))
+    measured_from, times = _rounds(race, names, stand, state)
+    ended = time.perf_counter()
+    best = fastest(times, ours)
+    if wrong := sample.complaint(race.launches[best][0]):  # on a hot card: a race may show only there
+        race.refuse(best, f"after timing: {wrong}")
+    result |= {
+        "ours": best,
+        "first": first,
+        "best": fastest(times, theirs),
+        "figures": {name: figures(times[name], work) for name in names},
+        "telemetry": stand.telemetry.between(measured_from, ended),
+    }
+    result |= ratios(times, result)
+    if work.m <= FEW_ROWS:
+        result["memory"] = _memory(work, result, stand)
+    result["seconds"] = {"setup": round(measured_from - begun, 2), "rounds": round(ended - measured_from, 2)}
+    return result
+
+
+def _right(race: Race, sample: Sample, side: str, count: int) -> list[str]:
+    """Return a side's fastest contenders whose numbers are right; the wrong ones before them are refused."""
+    right: list[str] = []
+    for name in race.of(side):
+        if len(right) == count:
+            break
+        wrong = sample.complaint(race.launches[name][0])
+        if wrong:
+            race.refuse(name, wrong)
+        else:
+            right.append(name)
+    return right
+
+
+def _rounds(race: Race, names: list[str], stand: Stand, state: str) -> tuple[float, dict[str, list[float]]]:
+    """Time the finalists; return when that began, the way to the state excluded, and each one's time a round."""
+    protocol = stand.protocol
+    race.prepare(names, protocol.rounds if state == "steady" else protocol.burst_rounds)
+    if state == "steady":
+        race.load(names, protocol.rewarm_s if stand.warm else protocol.warm_up_s)
+        stand.warm = True
+    begun = time.perf_counter()
+    rounds = race.steady(names) if state == "steady" else race.burst(names)
+    return begun, round_times(rounds)
+
+
+def _memory(work: Work, result: dict[str, Any], stand: Stand) -> dict[str, float]:
+    """Return the rate at which the weights are read, once each, beside that of a copy in the same run."""
+    copy = copy_bytes_per_s(stand.stream)
+    rate = work.weight_bytes / (result["figures"][result["ours"]]["time_us"] * 1e-6)
+    return {
+        "weights_gb_per_s": round(rate * 1e-9, 1),
+        "copy_gb_per_s": round(copy * 1e-9, 1),
+        "of_copy": round(rate / copy, 4),
+    }

@@ -1,0 +1,123 @@
+"""The operands that are measured with: several sets of random numbers, together larger than the L2 cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hgemm.bench.stream import Stream
+from hgemm.bench.work import Work
+from hgemm.dtypes import DTYPES, encode
+from hgemm.problem import Problem
+
+POOL_ELEMENTS = 8 * 2097143
+"""Eight times a prime: no two rows of a matrix begin at the same place of the pool, and all copies are aligned."""
+ALIGN_BYTES = 256
+"""As allocations are; what cuBLASLt's heuristic assumes where it is told nothing else."""
+POISON = 0xFF
+"""A byte that makes a NaN of every element type, and none that hardware computes."""
+
+
+class Pool:
+    """Normal random numbers of one type, on the host and on the device, from which operands are filled."""
+
+    def __init__(self, stream: Stream, dtype: str, seed: int) -> None:
+        self.stream, self.item = stream, DTYPES[dtype].bytes
+        self.stored = encode(np.random.default_rng(seed).standard_normal(POOL_ELEMENTS, np.float32), dtype)
+        self.pointer = stream.device.allocate(POOL_ELEMENTS * self.item)
+        stream.device.upload(self.pointer, self.stored.ctypes.data, POOL_ELEMENTS * self.item)
+
+    def fill(self, pointer: int, elements: int) -> None:
+        """Fill memory: its element i becomes the pool's i modulo the pool."""
+        for first in range(0, elements, POOL_ELEMENTS):
+            count = min(POOL_ELEMENTS, elements - first)
+            self.stream.copy(pointer + first * self.item, self.pointer, count * self.item)
+
+    def at(self, index: np.ndarray) -> np.ndarray:
+        """Return the elements of such memory at some places, as they are stored."""
+        return self.stored[index % POOL_ELEMENTS]
+
+    def free(self) -> None:
+        self.stream.device.free(self.pointer)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """How one operand lies in its block: sets of `batch` matrices of `rows` by `columns` without gaps. Units: elements."""
+
+    rows: int
+    columns: int
+    batch: int
+    dtype: str
+
+    @property
+    def item(self) -> int:
+        return DTYPES[self.dtype].bytes
+
+    @property
+    def stride(self) -> int:
+        """Return the elements from one matrix of a batch to the next."""
+        return self.rows * self.columns
+
+    @property
+    def pitch(self) -> int:
+        """Return the elements from one set to the next."""
+        align = ALIGN_BYTES // self.item
+        return -(-self.stride * self.batch // align) * align
+
+
+def dense(work: Work) -> dict[str, Dense]:
+    """Return how A, B and D of a problem are stored."""
+    a = (work.m, work.k) if work.layout[0] == "t" else (work.k, work.m)
+    b = (work.n, work.k) if work.layout[1] == "n" else (work.k, work.n)
+    return {
+        "a": Dense(*a, work.batch, work.dtype_a),
+        "b": Dense(*b, work.batch, work.dtype_b),
+        "d": Dense(work.m, work.n, work.batch, work.dtype_d),
+    }
+
+
+class Operands:
+    """So many sets of a problem's operands that they fill the L2 cache several times; used in turn."""
+
+    def __init__(
+        self, stream: Stream, work: Work, pools: dict[str, Pool], least_bytes: int, sets: tuple[int, int]
+    ) -> None:
+        self.stream, self.work, self.pools, self.places = stream, work, pools, dense(work)
+        set_bytes = sum(place.pitch * place.item for place in self.places.values())
+        self.sets = min(sets[1], max(sets[0], math.ceil(least_bytes / set_bytes)))
+        self.total_bytes = self.sets * set_bytes
+        self.memory = stream.device.allocate(self.total_bytes)
+        self.blocks: dict[str, int] = {}
+        end = self.memory
+        for name, place in self.places.items():
+            self.blocks[name], end = end, end + self.sets * place.pitch * place.item
+            if name != "d":
+                pools[place.dtype].fill(self.blocks[name], self.sets * place.pitch)
+        self.poison()
+        stream.synchronize()
+
+    def poison(self) -> None:
+        """Fill the first set's D with what no kernel writes."""
+        place = self.places["d"]
+        self.stream.fill(self.blocks["d"], POISON, place.pitch * place.item)
+
+    def problem(self, at: int, workspace: int = 0) -> Problem:
+        """Return the problem of one set."""
+        fields: dict[str, int] = {"workspace": workspace}
+        for name, place in self.places.items():
+            fields[name] = self.blocks[name] + at * place.pitch * place.item
+            fields[f"ld{name}"] = place.columns
+            fields[f"batch_stride_{name}"] = place.stride if place.batch > 1 else 0
+        return Problem(self.work.m, self.work.n, self.work.k, self.work.batch, **fields)
+
+    def stored(self, name: str, batch: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """Return elements of A or B of the first set, as stored. Shapes: (rows, columns)."""
+        place = self.places[name]
+        index = batch * place.stride + rows[:, None].astype(np.int64) * place.columns + columns[None, :]
+        return self.pools[place.dtype].at(index)
+
+    def free(self) -> None:
+        self.stream.device.free(self.memory)

@@ -1,0 +1,132 @@
+"""The options of the benchmark for click, the same for `hgemm bench` and `python -m hgemm.bench`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hgemm.bench.protocol import Protocol
+from hgemm.bench.runner import Plan, run
+from hgemm.bench.suites import names, read_suite
+from hgemm.bench.work import Work, checked, grid
+from hgemm.cases import Shape
+from hgemm.device import open_device
+from hgemm.errors import RequestError
+from hgemm.kernel import Kernel
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+STATES = ("steady", "burst")
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_NUMBER = click.FloatRange(min=0.0)
+
+_OPTIONS = (
+    click.option("--suite", default="", metavar="NAME|FILE", help=f"Problems of a suite: {', '.join(names())}."),
+    click.option("--group", default="", metavar="WORDS", help="Its groups whose names have one of these: square,llm."),
+    click.option("--shapes", default="", metavar="SHAPES", help="MxNxK or MxNxK@BATCH, instead of a suite."),
+    click.option("--m", default="", metavar="RANGE", help="4096, 512,1024 or 1024:4096:256, instead of a suite."),
+    click.option("--n", default="", metavar="RANGE", help="The same for n; m's values, one by one, if not given."),
+    click.option("--k", default="", metavar="RANGE", help="The same for k."),
+    click.option("--batch", type=click.IntRange(min=1), default=1, metavar="N", help="Of --m, --n and --k."),
+    click.option("--layouts", default="", metavar="LAYOUTS", help="tn,nn,nt,tt; the suite's, or tn."),
+    click.option("--in", "dtype", default="", metavar="TYPE", help="Type of A and B; the suite's, or f16."),
+    click.option("--acc", default="", metavar="TYPE", help="Accumulator; the suite's, or f32."),
+    click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B where --in is given."),
+    click.option("--baseline", type=click.Choice(("cublaslt", "none")), default="cublaslt", show_default=True),
+    click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady and burst."),
+    click.option("--seconds", type=_NUMBER, default=Protocol.seconds, show_default=True, help="Of rounds a problem."),
+    click.option("--rounds", type=click.IntRange(3), default=Protocol.rounds, show_default=True, help="At least."),
+    click.option("--burst-rounds", type=click.IntRange(1), default=Protocol.burst_rounds, show_default=True),
+    click.option("--finalists", type=click.IntRange(1, 16), default=Protocol.finalists, show_default=True),
+    click.option("--algorithms", type=click.IntRange(1, 100), default=Protocol.algorithms, show_default=True),
+    click.option("--screen-ms", type=_NUMBER, default=Protocol.screen_ms, show_default=True, help="Of a sample."),
+    click.option("--warm-up", type=_NUMBER, default=Protocol.warm_up_s, show_default=True, help="Seconds of load."),
+    click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
+    click.option(
+        "--seed", type=click.IntRange(min=0), default=None, help="Of the operands; the clock's, if not given."
+    ),
+    click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document there after every problem."),
+    click.option("--resume", is_flag=True, help="Measure only what the file of --keep has not."),
+    click.option("--csv", type=_FILE, metavar="FILE", help="Write a row a problem there."),
+    click.option("--junit", type=_FILE, metavar="FILE", help="Write a JUnit file there."),
+    click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
+)
+
+
+def bench_options(function: Function) -> Function:
+    """Add every option but those that choose the variants."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def bench(kernels: Sequence[Kernel], options: dict[str, Any]) -> int:
+    """Measure what the options say, print it, and return the exit status: 1 where something is wrong or unmeasured."""
+    from hgemm.bench.results import table
+    from hgemm.bench.written import write_csv, write_junit
+
+    plan = plan_of(kernels, options)
+    document = run(plan, open_device(), lambda text: click.echo(text, err=True))
+    results = document["results"]
+    if options["csv"]:
+        write_csv(options["csv"], results)
+    if options["junit"]:
+        write_junit(options["junit"], results)
+    click.echo(json.dumps(document, indent=1) if options["as_json"] else table(results))
+    measured = all(result.get("ours") and not _wrong(result) for result in results)
+    return int(not results or not measured or "not_measured" in document)
+
+
+def _wrong(result: dict[str, Any]) -> bool:
+    return result.get("ours") in result["refused"]
+
+
+def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> Plan:
+    """Return the plan that the options state. Raises RequestError where they are malformed."""
+    states = [word.strip() for word in options["state"].split(",") if word.strip()]
+    for state in states:
+        if state not in STATES:
+            raise RequestError(f"state {state!a} is unknown: use {', '.join(STATES)}")
+    if options["resume"] and not options["keep"]:
+        raise RequestError("--resume needs the file of an earlier run: name it with --keep")
+    fields = ("seconds", "rounds", "burst_rounds", "finalists", "algorithms", "screen_ms")
+    protocol = Protocol(**{name: options[name] for name in fields}, warm_up_s=options["warm_up"])
+    return Plan(
+        works=works_of(options),
+        kernels=kernels,
+        states=states,
+        protocol=protocol,
+        baseline=options["baseline"] == "cublaslt",
+        budget_s=options["budget"] or float("inf"),
+        seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
+        keep=options["keep"],
+        resume=options["resume"],
+    )
+
+
+def works_of(options: dict[str, Any]) -> list[Work]:
+    """Return the problems that the options name, each once a group. Raises RequestError where they name none."""
+    given = {"dtype_a": options["dtype"], "dtype_b": options["dtype"], "acc": options["acc"]}
+    given["dtype_d"] = options["out"] or options["dtype"]
+    changed = {name: value for name, value in given.items() if value}
+    works: list[Work] = []
+    if options["suite"]:
+        works += read_suite(options["suite"], options["group"])
+    shapes = Shape.parse_list(options["shapes"]) if options["shapes"] else ()
+    works += [Work(shape.m, shape.n, shape.k, shape.batch) for shape in shapes]
+    if options["m"]:
+        works += grid(options["m"], options["n"], options["k"], Work(1, 1, 1, options["batch"]))
+    if not works:
+        raise RequestError("name problems: --suite public, --shapes 4096x4096x4096 or --m 1024:4096:256")
+    layouts = [word.strip() for word in options["layouts"].split(",") if word.strip()]
+    found = {}
+    for work in works:
+        for layout in layouts or [work.layout]:
+            one = checked(replace(work, layout=layout, **changed))
+            found.setdefault((one.key, one.group), one)
+    return list(found.values())

@@ -1,0 +1,159 @@
+"""The contenders of one problem on the device: bound, screened, checked, and timed in pairs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from hgemm.bench.contenders import Contender, Launch
+from hgemm.bench.operands import Operands
+from hgemm.bench.protocol import Protocol, abba, block_launches
+from hgemm.bench.stream import Graph, Stream
+from hgemm.errors import DeviceError, HgemmError
+
+HOPELESS = 1.5
+"""A contender whose first launches take so many times the best one's is screened no further."""
+_FIRST_LAUNCHES = 6
+_HOST_MS = 0.02
+"""Launches that are shorter than this are timed by graphs only: the host is too slow to tell them apart."""
+
+
+class LostDevice(DeviceError):
+    """A fault inside a kernel."""
+
+
+class Race:
+    """Contenders on the same operands; `refused` says why one is out."""
+
+    def __init__(self, stream: Stream, operands: Operands, protocol: Protocol) -> None:
+        self.stream, self.operands, self.protocol = stream, operands, protocol
+        self.launches: dict[str, list[Launch]] = {}
+        self.sides: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self.launch_ms: dict[str, float] = {}
+        self._graphs: dict[str, list[Graph]] = {}
+        self._at = 0  # the set that the next block begins with, where blocks are less than a turn
+
+    def enter(self, contender: Contender) -> None:
+        """Bind a contender and launch it a few times: code is loaded, and its time is roughly known."""
+        try:
+            launches = contender.bind(self.operands, self.stream.handle)
+            launches[0]()
+            some = [launches[at % len(launches)] for at in range(_FIRST_LAUNCHES)]
+            once = self.stream.timed(launches[-1])()
+            rough = once if once > self.protocol.screen_ms else self.stream.timed(lambda: [one() for one in some])()
+        except HgemmError as error:
+            self.still_there(contender.name)
+            self.refused[contender.name] = str(error).removeprefix(f"{contender.name}: ")
+            return
+        self.launches[contender.name], self.sides[contender.name] = launches, contender.side
+        self.launch_ms[contender.name] = once if once > self.protocol.screen_ms else rough / len(some)
+
+    def still_there(self, name: str) -> None:
+        """Raise LostDevice where a contender's launches have ended the context: nothing after it could be measured."""
+        try:
+            self.stream.synchronize()
+        except DeviceError as error:
+            raise LostDevice(f"{name} on {self.operands.work.key} lost the device: {error}") from None
+
+    def of(self, side: str) -> list[str]:
+        """Return the contenders of a side, the fastest so far first."""
+        return sorted((name for name in self.launches if self.sides[name] == side), key=self.launch_ms.__getitem__)
+
+    def refuse(self, name: str, why: str) -> None:
+        """Leave a contender out of all that follows."""
+        self.refused[name] = why
+        del self.launches[name]
+
+    # ---- Screening --------------------------------------------------------------------------------------------------
+
+    def screen(self, side: str) -> dict[str, float]:
+        """Time a side's contenders shortly, in turns, and return the milliseconds of a launch by name.
+
+        Contenders that the first launches have shown to be far behind keep what was measured then.
+        """
+        names = self.of(side)
+        best = min((self.launch_ms[name] for name in names), default=0.0)
+        close = [name for name in names if self.launch_ms[name] <= max(_HOST_MS, HOPELESS * best)]
+        graphs = {name: self._screening_graph(name) for name in close}
+        samples: dict[str, list[float]] = {name: [] for name in close}
+        for at in range(self.protocol.screen_samples):
+            for name in close[:: -1 if at % 2 else 1]:
+                graph = graphs[name]
+                wait = self.stream.timed(lambda graph=graph: self.stream.replay(graph))
+                samples[name].append(wait() / graph.launches)
+        for name, times in samples.items():
+            self.launch_ms[name] = statistics.median(times)
+            graphs[name].free()
+        return {name: self.launch_ms[name] for name in self.of(side)}
+
+    def _screening_graph(self, name: str) -> Graph:
+        launches = self.launches[name]
+        count = max(1, min(round(self.protocol.screen_ms / self.launch_ms[name]), 4000))
+        return self.stream.capture(launches[at % len(launches)] for at in range(count))
+
+    # ---- Rounds -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, names: Sequence[str], rounds: int) -> None:
+        """Capture the blocks of the rounds: for a contender of few launches a block, one graph for each first set."""
+        self.free()
+        sets = self.operands.sets
+        for name in names:
+            count = block_launches(self.launch_ms[name], self.protocol, len(names), sets, rounds)
+            firsts = range(sets if count < sets else 1)
+            self._graphs[name] = [self.stream.capture(self._turn(name, first, count)) for first in firsts]
+
+    def _turn(self, name: str, first: int, count: int) -> list[Launch]:
+        launches = self.launches[name]
+        return [launches[(first + at) % len(launches)] for at in range(count)]
+
+    def block(self, name: str) -> Callable[[], float]:
+        """Enqueue one block; return what waits for it and gives the milliseconds of a launch."""
+        graphs = self._graphs[name]
+        graph = graphs[self._at % len(graphs)]
+        self._at += graph.launches
+        wait = self.stream.timed(lambda: self.stream.replay(graph))
+        return lambda: wait() / graph.launches
+
+    def load(self, names: Sequence[str], seconds: float) -> None:
+        """Keep the device busy with what will be measured."""
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            for wait in [self.block(name) for name in names]:
+                wait()
+
+    def steady(self, names: Sequence[str]) -> list[list[tuple[str, float]]]:
+        """Return the rounds of a device that never rests: for each, names and milliseconds in their order."""
+        protocol = self.protocol
+        until = time.perf_counter() + protocol.seconds
+        rounds: list[list[tuple[str, float]]] = []
+        pending: list[tuple[str, Callable[[], float]]] = []
+        while True:  # one round is always queued behind the one that runs
+            enqueued = [(name, self.block(name)) for name in abba(names)]
+            if pending:
+                rounds.append([(name, wait()) for name, wait in pending])
+            pending = enqueued
+            begun = len(rounds) + 1
+            if begun >= protocol.rounds_max or (begun >= protocol.rounds and time.perf_counter() > until):
+                return [*rounds, [(name, wait()) for name, wait in pending]]
+
+    def burst(self, names: Sequence[str]) -> list[list[tuple[str, float]]]:
+        """Return rounds whose every block comes after a rest, and a first block that brings the clock up."""
+        rounds = []
+        for _ in range(self.protocol.burst_rounds):
+            row = []
+            for name in abba(names):
+                self.stream.synchronize()
+                time.sleep(self.protocol.cool_down_s)
+                self.block(name)()
+                row.append((name, self.block(name)()))
+            rounds.append(row)
+        return rounds
+
+    def free(self) -> None:
+        """Drop the graphs."""
+        for graphs in self._graphs.values():
+            for graph in graphs:
+                graph.free()
+        self._graphs = {}

@@ -1,0 +1,117 @@
+"""What was measured, as people and other programs read it: ratios, lines, tables, means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hgemm.bench.protocol import Ratio, geometric_mean
+from hgemm.bench.work import Work
+
+Result = Mapping[str, Any]
+COLUMNS = "problem ours TFLOP/s us first best r_first r_best +-% MHz W".split()
+WORST = 5
+
+
+def ratios(times: Mapping[str, Sequence[float]], chosen: Result) -> dict[str, Any]:
+    """Return our paired ratio to the baseline's first guess and to its best, where they were measured."""
+    found = {}
+    for against in ("first", "best"):
+        if chosen[against]:
+            ratio = Ratio.of(times[chosen[against]], times[chosen["ours"]])
+            found[f"ratio_{against}"] = {**asdict(ratio), "wins": ratio.wins}
+    return found
+
+
+def row(result: Result) -> dict[str, Any]:
+    """Return one result as a flat row, for tables and CSV."""
+    work, figures = Work(**result["work"]), result.get("figures", {})
+    seen = result.get("telemetry") or {}
+    found: dict[str, Any] = {
+        "group": work.group,
+        **{key: value for key, value in work.plain().items() if key != "group"},
+    }
+    found["state"] = result["state"]
+    for role in ("ours", "first", "best"):
+        name = result.get(role)
+        found[role] = name
+        for field in ("tflops", "time_us"):
+            found[f"{role}_{field}"] = figures[name][field] if name else None
+    for against in ("first", "best"):
+        ratio = result.get(f"ratio_{against}") or {}
+        found[f"ratio_{against}"] = ratio.get("median")
+        found[f"spread_{against}"] = (ratio["p90"] - ratio["p10"]) / 2 if ratio else None
+    memory = result.get("memory") or {}
+    found |= {"sm_mhz": seen.get("sm_mhz"), "power_w": seen.get("power_w"), "of_copy": memory.get("of_copy")}
+    return found
+
+
+def line(result: Result) -> str:
+    """Write one result as a line: the problem, our rate and variant, both ratios, clock and power."""
+    work, it = Work(**result["work"]), row(result)
+    name = f"{work.shape} {work.layout}"
+    if not it["ours"]:
+        why = next(iter(result["refused"].values()), "no variant of this layout and these types")
+        return f"{name:26} {'-':>8}  not measured: {why}"
+    spread = it["spread_best"] if it["spread_best"] is not None else 0.0
+    parts = [
+        f"{name:26} {it['ours_tflops']:8.1f} {it['ours_time_us']:10.2f}",
+        f"{_rate(it['first_tflops'])} {_rate(it['best_tflops'])}",
+        f"{_ratio(it['ratio_first'])} {_ratio(it['ratio_best'])} {100 * spread:5.1f}",
+        f"{it['sm_mhz'] or 0:5.0f} {it['power_w'] or 0:5.0f}",
+    ]
+    memory = f"  {100 * it['of_copy']:.0f} % of copy" if it["of_copy"] is not None else ""
+    return "  ".join(parts) + f"  {it['ours']}{memory}"
+
+
+HEADER = "  ".join(
+    [f"{'problem':26} {'TFLOP/s':>8} {'us':>10}", f"{'first':>7} {'best':>7}", f"{'/first':>6} {'/best':>6} {'+-%':>5}"]
+    + [f"{'MHz':>5} {'W':>5}", "variant"]
+)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Write all results by state and group, each group's geometric means below it, and the worst at the end."""
+    lines = []
+    for state in dict.fromkeys(result["state"] for result in results):
+        of_state = [result for result in results if result["state"] == state]
+        for group in dict.fromkeys(result["work"]["group"] for result in of_state):
+            chosen = [result for result in of_state if result["work"]["group"] == group]
+            lines += [f"{group}, {state}", HEADER, *map(line, chosen), *means(chosen), ""]
+        lines += [f"all, {state}", *means(of_state), *_worst(of_state), ""]
+    return "\n".join(lines)
+
+
+def means(results: Sequence[Result]) -> list[str]:
+    """Return the geometric means of both ratios, as lines; of all rows, and of few and of many rows of A."""
+    lines = []
+    parts = (("all", 0, 2**31), ("m <= 16", 0, 17), ("m <= 128", 0, 129), ("m >= 512", 512, 2**31))
+    total = len(results)
+    for name, low, high in parts:
+        of_part = [one for one in results if low <= one["work"]["m"] < high]
+        if not of_part or (name != "all" and len(of_part) == total):
+            continue
+        told = []
+        for against in ("first", "best"):
+            values = [one[f"ratio_{against}"]["median"] for one in of_part if f"ratio_{against}" in one]
+            if values:
+                told.append(
+                    f"{geometric_mean(values):.4f} of {against} (least {min(values):.3f}, {len(values)} problems)"
+                )
+        if told:
+            lines.append(f"  geometric mean, {name}: {', '.join(told)}")
+    return lines
+
+
+def _worst(results: Sequence[Result]) -> list[str]:
+    measured = sorted((one for one in results if "ratio_best" in one), key=lambda one: one["ratio_best"]["median"])
+    return ["  worst:"] + [f"    {line(one)}" for one in measured[:WORST]] if measured else []
+
+
+def _rate(value: float | None) -> str:
+    return f"{value:7.1f}" if value is not None else "      -"
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:6.3f}" if value is not None else "     -"

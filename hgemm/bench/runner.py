@@ -1,0 +1,167 @@
+"""A whole run: problem after problem, each result kept at once, within a budget, resumable."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hgemm.bench.cublaslt import WORKSPACE_BYTES, CublasLt
+from hgemm.bench.measure import Stand, measure
+from hgemm.bench.protocol import Protocol
+from hgemm.bench.race import LostDevice
+from hgemm.bench.results import line
+from hgemm.bench.stream import Stream
+from hgemm.bench.telemetry import Telemetry
+from hgemm.bench.work import Work
+from hgemm.device import Device, checked, driver
+from hgemm.errors import DeviceError, HgemmError, LibraryError
+from hgemm.kernel import Kernel
+
+SCHEMA = 1
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured, and until when. Fields: `keep` is the file that results go to, read first to resume."""
+
+    works: Sequence[Work]
+    kernels: Sequence[Kernel]
+    states: Sequence[str] = ("steady",)
+    protocol: Protocol = Protocol()
+    baseline: bool = True
+    budget_s: float = float("inf")
+    seed: int = 0
+    keep: Path | None = None
+    resume: bool = False
+
+
+def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
+    """Measure all of a plan and return the document: the device's state, the rules, and the results.
+
+    Raises: LibraryError where the kept results are not readable or of another device, DeviceError where the device is
+        lost; what was measured before is kept.
+    """
+    begun = time.perf_counter()
+    document = _begin(plan, device)
+    wanted = [(work, state) for state in plan.states for work in plan.works]
+    left = _left_over(wanted, document)
+    with ExitStack() as stack:
+        stand = _stand(plan, device, document, stack)
+        for at, (work, state) in enumerate(left):
+            spent = time.perf_counter() - begun
+            if at and spent + spent / at > plan.budget_s:
+                document["not_measured"] = [f"{other.key} {its}" for other, its in left[at:]]
+                tell(f"budget of {plan.budget_s:g} s: {len(left) - at} of {len(wanted)} problems are not measured")
+                break
+            try:
+                result = measure(work, plan.kernels, stand, state)
+            except LostDevice:
+                raise
+            except DeviceError as error:  # such as too little memory for the operands
+                result = {"work": work.plain(), "state": state, "refused": {"all": str(error)}}
+            document["results"].append(result)
+            _keep(plan, document)
+            ahead = (time.perf_counter() - begun) / (at + 1) * (len(left) - at - 1)
+            tell(f"[{len(wanted) - len(left) + at + 1}/{len(wanted)}] {line(result)}  {_left(ahead)} left")
+        document["seconds"] = round(time.perf_counter() - begun, 1)
+        _in_every_group(wanted, document)
+        _keep(plan, document)
+    return document
+
+
+def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStack) -> Stand:
+    stack.enter_context(device.current())
+    stream = Stream(device)
+    stack.callback(_quietly, stream.free)
+    telemetry = Telemetry(device.ordinal)
+    telemetry.start()
+    stack.callback(telemetry.stop)
+    stand = Stand(device, stream, plan.protocol, telemetry, plan.seed)
+    document["driver"] = telemetry.driver()
+    if plan.baseline:
+        workspace = device.allocate(WORKSPACE_BYTES)
+        stack.callback(_quietly, device.free, workspace)
+        stand.baseline = CublasLt(workspace)
+        stack.callback(_quietly, stand.baseline.free)
+        document["cublaslt"] = stand.baseline.version
+    stack.callback(lambda: [_quietly(pool.free) for pool in stand.pools.values()])
+    return stand
+
+
+def _quietly(free: Callable[..., None], *arguments: int) -> None:
+    with suppress(HgemmError):  # after a fault nothing works any more: what was told first counts
+        free(*arguments)
+
+
+def _begin(plan: Plan, device: Device) -> dict[str, Any]:
+    """Return a new document, or the kept one where a run is resumed."""
+    cuda = checked(driver().cuDriverGetVersion(), "ask for the driver's version")
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "device": device.name,
+        "sms": device.sms,
+        "l2_bytes": device.l2_bytes,
+        "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "data": "normal(0, 1)",
+        "seed": plan.seed,
+        "protocol": asdict(plan.protocol),
+        "variants": {},
+        "results": [],
+    }
+    if plan.resume and plan.keep and plan.keep.exists():
+        kept = _read(plan.keep)
+        if kept.get("device") != device.name:
+            raise LibraryError(
+                f"{plan.keep} was measured on {kept.get('device')}, this is {device.name}: name another file"
+            )
+        document = {**document, **kept}
+        document.pop("not_measured", None)
+    document["variants"] |= {kernel.facts.symbol: asdict(kernel.facts) for kernel in plan.kernels}
+    return document
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LibraryError(f"{path} cannot be read: {error}") from None
+    if not isinstance(kept, dict) or kept.get("schema") != SCHEMA:
+        raise LibraryError(f"{path} holds no results of this kind: name another file")
+    return kept
+
+
+def _keep(plan: Plan, document: dict[str, Any]) -> None:
+    if not plan.keep:
+        return
+    temporary = plan.keep.with_name(f".{plan.keep.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(plan.keep)
+
+
+def _left_over(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]) -> list[tuple[Work, str]]:
+    """Return what has no result yet, each problem once, whatever groups it stands in."""
+    done = {(Work(**result["work"]).key, result["state"]) for result in document["results"]}
+    left = {(work.key, state): (work, state) for work, state in reversed(wanted)}
+    return [one for key, one in reversed(left.items()) if key not in done]
+
+
+def _in_every_group(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]) -> None:
+    """Give a result to each group that its problem stands in, in the order that was asked for."""
+    found = {(Work(**result["work"]).key, result["state"]): result for result in document["results"]}
+    asked = [{**found[work.key, state], "work": work.plain()} for work, state in wanted if (work.key, state) in found]
+    keys = {(work.key, state) for work, state in wanted}
+    others = [one for one in document["results"] if (Work(**one["work"]).key, one["state"]) not in keys]
+    document["results"] = others + asked
+
+
+def _left(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds > 90 else f"{seconds:.0f} s"

@@ -1,0 +1,143 @@
+"""Samples the card's SM clock, power, temperature and clock limits beside a measurement, through NVML or nvidia-smi."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+
+POWER_INSTANT_FIELD = (
+    186  # NVML_FI_DEV_POWER_INSTANT, milliwatts; nvmlDeviceGetPowerUsage averages over a second on Hopper
+)
+
+# nvmlClocksEventReasons of nvml.h that say why clocks are below the maximum; idle is no limit.
+CLOCK_LIMITS = {0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "hw_power_brake"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    time_s: float  # time.perf_counter
+    sm_mhz: float
+    power_w: float
+    temperature_c: float
+    limits: int  # bits of CLOCK_LIMITS
+
+
+class _Nvml:
+    def __init__(self, device_index: int) -> None:
+        import pynvml
+
+        self.nvml = pynvml
+        pynvml.nvmlInit()
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(device_index)
+        # Renamed in newer packages.
+        self.reasons = (
+            getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+            or pynvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        )
+        self.sample()
+
+    def driver(self) -> str:
+        version = self.nvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else version
+
+    def sample(self) -> Sample:
+        nvml, handle = self.nvml, self.handle
+        field = nvml.nvmlDeviceGetFieldValues(handle, [POWER_INSTANT_FIELD])[0]
+        milliwatts = field.value.uiVal if field.nvmlReturn == 0 else nvml.nvmlDeviceGetPowerUsage(handle)
+        return Sample(
+            time.perf_counter(),
+            nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            milliwatts / 1000,
+            nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            self.reasons(handle),
+        )
+
+
+class _NvidiaSmi:
+    QUERY = "clocks.sm,power.draw.instant,temperature.gpu,clocks_event_reasons.active"
+
+    def __init__(self, device_index: int) -> None:
+        self.device_index = device_index
+        self.sample()
+
+    def _ask(self, query: str) -> str:
+        command = ["nvidia-smi", f"--id={self.device_index}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+    def driver(self) -> str:
+        return self._ask("driver_version")
+
+    def sample(self) -> Sample:
+        return parse_smi(self._ask(self.QUERY), time.perf_counter())
+
+
+def parse_smi(line: str, time_s: float) -> Sample:
+    """Read one line of `nvidia-smi --query-gpu` in the order of the query."""
+    clock, power, temperature, reasons = (part.strip() for part in line.split(","))
+    return Sample(time_s, float(clock), float(power), float(temperature), int(reasons, 16))
+
+
+class Telemetry:
+    """Samples in the background from `start` to `stop`, and sums up any interval between."""
+
+    def __init__(self, device_index: int = 0, period_s: float = 0.05) -> None:
+        self.source = self._open(device_index)
+        self.period_s = period_s
+        self.samples: list[Sample] = []
+        self._halt = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @staticmethod
+    def _open(device_index: int):
+        for kind in (_Nvml, _NvidiaSmi):
+            try:
+                return kind(device_index)
+            except Exception:  # any failure of one source only means: try the next, or report no telemetry
+                continue
+        return None
+
+    def driver(self) -> str | None:
+        return self.source.driver() if self.source else None
+
+    def start(self) -> None:
+        if self.source and self._thread is None:
+            self._thread = threading.Thread(target=self._loop, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread:
+            self._halt.set()
+            self._thread.join(timeout=5)
+
+    def _loop(self) -> None:
+        while not self._halt.wait(self.period_s):
+            try:
+                self.samples.append(self.source.sample())
+            except Exception:  # a lost sample must not end a measurement
+                continue
+
+    def between(self, begin_s: float, end_s: float) -> dict | None:
+        return summarise([sample for sample in self.samples if begin_s <= sample.time_s <= end_s])
+
+
+def summarise(samples: list[Sample]) -> dict | None:
+    """Return medians and extremes of an interval, or None where nothing was sampled."""
+    if not samples:
+        return None
+    clocks = [sample.sm_mhz for sample in samples]
+    limits = 0
+    for sample in samples:
+        limits |= sample.limits
+    return dict(
+        samples=len(samples),
+        sm_mhz=statistics.median(clocks),
+        sm_mhz_min=min(clocks),
+        sm_mhz_max=max(clocks),
+        power_w=round(statistics.median(sample.power_w for sample in samples), 1),
+        power_w_max=round(max(sample.power_w for sample in samples), 1),
+        temperature_c=statistics.median(sample.temperature_c for sample in samples),
+        limited_by=[name for bit, name in CLOCK_LIMITS.items() if limits & bit],
+    )

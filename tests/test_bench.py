@@ -1,0 +1,271 @@
+"""The benchmark on a driver and a cuBLASLt without a GPU: baseline, screening, check, rounds, resuming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simulated
+from fake_bench import BenchDriver, FakeCublasLt, build
+
+import hgemm.bench.operands
+import hgemm.device
+from hgemm import DeviceError, Kernel, LibraryError
+from hgemm.bench import cublaslt, race
+from hgemm.bench.protocol import Protocol, block_launches
+from hgemm.bench.runner import Plan, run
+from hgemm.bench.work import Work
+from hgemm.device import open_device
+
+QUICK = Protocol(
+    seconds=0.0, block_ms=0.05, block_ms_min=0.05, screen_ms=0.05, warm_up_s=0.0, rewarm_s=0.0, cool_down_s=0.0
+)
+WORK = Work(40, 56, 24)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("lt"))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchDriver]:
+    fake = BenchDriver()
+    for place in ("device", "bench.stream", "bench.runner"):
+        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
+    monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
+    monkeypatch.setattr("hgemm.bench.memory.COPIED_BYTES", 4096)
+    hgemm.device._open.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+    assert not fake.memory and not fake.alive and not fake.contexts
+
+
+@pytest.fixture
+def lt(driver: BenchDriver, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCublasLt]:
+    monkeypatch.setattr(cublaslt, "find_library", lambda: str(library))
+    fake = FakeCublasLt(library, driver, [12.0, 10.0, 11.0, 40.0])
+    yield fake
+    assert fake.alive == 0
+
+
+def kernel(symbol: str, **spec) -> Kernel:
+    return Kernel({**simulated.record(beta=False, **spec), "symbol": symbol}, b"cubin")
+
+
+@pytest.fixture
+def kernels(driver: BenchDriver) -> list[Kernel]:
+    costs = {"slow": 20.0, "fast": 8.0, "middle": 9.0, "third": 9.5, "last": 11.0}
+    return [driver.serve(kernel(f"hgemm_{name}"), cost) for name, cost in costs.items()]
+
+
+def measured(plan: Plan) -> dict:
+    return run(plan, open_device(), lambda text: None)
+
+
+def first(plan: Plan) -> dict:
+    return measured(plan)["results"][0]
+
+
+# ---- Choice and ratios ----------------------------------------------------------------------------------------------
+
+
+def test_ours_and_the_baseline_are_chosen_and_paired(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+    document = measured(Plan([WORK], kernels, protocol=QUICK))
+    result = document["results"][0]
+    assert (result["ours"], result["first"], result["best"]) == ("hgemm_fast", "cublaslt#0", "cublaslt#1")
+    assert result["screening_winner"] == "hgemm_fast" and not result["refused"]
+    assert result["ratio_first"]["median"] == 1.5 and result["ratio_best"]["median"] == 1.25
+    assert result["ratio_best"]["wins"] and result["figures"]["hgemm_fast"]["rounds"] == 15
+    assert result["figures"]["hgemm_fast"]["time_us"] == pytest.approx(8.0)
+    finalists = {"hgemm_fast", "hgemm_middle", "hgemm_third", "cublaslt#0", "cublaslt#1", "cublaslt#2"}
+    assert set(result["figures"]) == finalists
+    assert set(result["screened_us"]) == {k.facts.symbol for k in kernels} | {f"cublaslt#{at}" for at in range(4)}
+    assert document["cublaslt"] == "13.1.0" and document["device"] == "Fake GPU" and document["driver_cuda"] == "13.0"
+
+
+def test_a_variant_that_gets_slow_after_the_screening_is_not_ours(
+    driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = race.Race.prepare
+
+    def slower(self, *arguments) -> None:
+        driver.cost_us["hgemm_fast"] = 30.0
+        prepare(self, *arguments)
+
+    monkeypatch.setattr(race.Race, "prepare", slower)
+    result = first(Plan([WORK], kernels, protocol=QUICK))
+    assert result["screening_winner"] == "hgemm_fast" and result["ours"] == "hgemm_middle"
+
+
+def test_rounds_go_forwards_and_backwards(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+    protocol = replace(QUICK, finalists=1, block_ms=1e-6, block_ms_min=1e-6, rounds=3, rounds_max=3)
+    measured(Plan([WORK], kernels, protocol=protocol))
+    ran = [name for name in driver.log if name not in ("fill", "copy")]
+    order = ["hgemm_fast", "cublaslt#0", "cublaslt#1"]
+    assert ran[-19:-1] == 3 * (order + order[::-1])  # then the check
+
+
+def test_blocks_go_round_the_sets(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+    """Blocks of less than a turn begin where the block before them ended."""
+    protocol = replace(QUICK, finalists=1, block_ms=1e-6, block_ms_min=1e-6, rounds=3, rounds_max=3)
+    result = first(Plan([WORK], kernels, protocol=protocol))
+    assert result["sets"] == 3 and result["rotated_bytes"] >= 3 * 4096 // 2
+    used = [p.pointer_d for p in lt.products if p.algorithm == 1]
+    assert len(set(used)) == 3
+
+
+def test_blocks_have_whole_turns_or_less() -> None:
+    protocol = Protocol(seconds=1.5, block_ms=7.0)
+    assert block_launches(0.01, protocol, contenders=5, sets=25, rounds=15) == 700
+    assert block_launches(0.01, replace(protocol, seconds=0.15), contenders=5, sets=25, rounds=15) == 100
+    assert block_launches(13.0, protocol, contenders=5, sets=3, rounds=15) == 1
+    assert block_launches(3.0, protocol, contenders=5, sets=3, rounds=15) == 2
+
+
+def test_bursts_rest_before_each_block(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+    result = first(Plan([WORK], kernels, states=("burst",), protocol=QUICK))
+    assert result["state"] == "burst" and result["figures"]["hgemm_fast"]["rounds"] == 5
+    assert result["ratio_best"]["median"] == 1.25
+
+
+def test_without_a_baseline_only_our_time_is_told(driver: BenchDriver, kernels: list) -> None:
+    result = first(Plan([WORK], kernels, protocol=QUICK, baseline=False))
+    assert result["ours"] == "hgemm_fast" and result["first"] is None and "ratio_first" not in result
+
+
+def test_few_rows_are_held_against_a_copy(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+    result = first(Plan([Work(8, 56, 24)], kernels, protocol=QUICK))
+    rate = 56 * 24 * 2 / 8e-6 * 1e-9  # a copy takes a nanosecond a byte, and moves two
+    assert result["memory"] == {"weights_gb_per_s": round(rate, 1), "copy_gb_per_s": 2.0, "of_copy": round(rate / 2, 4)}
+
+
+# ---- What is right --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+@pytest.mark.parametrize(
+    "types",
+    [{}, {"dtype_a": "bf16", "dtype_b": "bf16", "dtype_d": "f32"}, {"acc": "f16"}],
+    ids=["f16", "bf16 to f32", "f16 accumulators"],
+)
+def test_every_layout_and_type_is_described_to_the_baseline(
+    driver: BenchDriver, lt: FakeCublasLt, layout: str, types: dict
+) -> None:
+    """Nothing is refused: the baseline's numbers are those of the same operands as ours."""
+    ours = driver.serve(kernel("hgemm_one", layout=layout, **types), 5.0)
+    work = Work(40, 56, 24, batch=3, layout=layout, **types)
+    result = first(Plan([work], [ours], protocol=QUICK))
+    assert result["ours"] == "hgemm_one" and result["best"] == "cublaslt#1" and not result["refused"]
+    product, half = lt.products[-1], types.get("acc") == "f16"
+    assert (product.compute, product.scale) == ((64, 2) if half else (68, 0))
+    assert (product.alpha, product.beta) == (0x3C00 if half else 0x3F800000, 0)
+    assert product.workspace_bytes == 64 << 20 and product.stream == 77 and product.pointer_c == product.pointer_d
+
+
+def test_wrong_numbers_are_refused_on_both_sides(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+    driver.faults["hgemm_fast"] = frozenset({"drops an element of k"})
+    driver.faults["hgemm_middle"] = frozenset({"leaves an element"})
+    lt.wrong.add(1)
+    result = first(Plan([WORK], kernels, protocol=QUICK))
+    assert (result["ours"], result["best"]) == ("hgemm_third", "cublaslt#2")
+    assert "sampled elements are off" in result["refused"]["hgemm_fast"]
+    assert set(result["refused"]) == {"hgemm_fast", "hgemm_middle", "cublaslt#1"}
+
+
+def test_a_large_d_is_sampled_by_rows(driver: BenchDriver, kernels: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hgemm.bench.check.WHOLE_BYTES", 100)
+    driver.faults["hgemm_fast"] = frozenset({"leaves an element"})  # the last one, which is always sampled
+    result = first(Plan([WORK], kernels, protocol=QUICK, baseline=False))
+    assert result["ours"] == "hgemm_middle" and "1 elements of D were not written" in result["refused"]["hgemm_fast"]
+
+
+def test_what_does_not_take_the_problem_is_told(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+    lt.statuses = {0: 15, 3: 13}
+    result = first(Plan([WORK], kernels, protocol=QUICK))
+    assert result["first"] == "cublaslt#1" and result["refused"]["cublaslt#3"] == "cublasLtMatmul returned status 13"
+    result = first(Plan([Work(40, 56, 23)], kernels, protocol=QUICK))
+    assert "ours" not in result and "leading dimension 23 is not a multiple of 8" in result["refused"]["hgemm_fast"]
+
+
+def test_a_lost_device_ends_the_run_with_its_cause(driver: BenchDriver, kernels: list) -> None:
+    launch = driver.cuLaunchKernelEx
+
+    def fault(config, function, parameters, extra):
+        if function == "hgemm_third":
+            driver.status = BenchDriver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+        return launch(config, function, parameters, extra)
+
+    driver.cuLaunchKernelEx = fault
+    with pytest.raises(
+        DeviceError, match="hgemm_third on 40x56x24 tn f16 f16 f32 f16 lost the device: .*ILLEGAL_ADDRESS"
+    ):
+        measured(Plan([WORK], kernels, protocol=QUICK, baseline=False))
+
+
+# ---- Whole runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_kept_and_resumed(driver: BenchDriver, lt: FakeCublasLt, kernels: list, tmp_path: Path) -> None:
+    works = [replace(WORK, m=8 * at) for at in range(1, 5)]
+    plan = Plan(works, kernels, protocol=QUICK, keep=tmp_path / "out.json", resume=True)
+    cut_short = replace(plan, budget_s=1e-9)
+    told: list[str] = []
+    document = run(cut_short, open_device(), told.append)
+    assert len(document["results"]) == 1 and len(document["not_measured"]) == 3
+    assert told[-1] == "budget of 1e-09 s: 3 of 4 problems are not measured" and told[0].startswith("[1/4] 8x56x24 tn")
+    kept = json.loads((tmp_path / "out.json").read_text())
+    document = run(plan, open_device(), told.append)
+    assert document["results"][0] == kept["results"][0] and "not_measured" not in document
+    assert [result["work"]["m"] for result in document["results"]] == [8, 16, 24, 32]
+    assert json.loads((tmp_path / "out.json").read_text())["results"] == document["results"] and told[2].startswith(
+        "[2/4] 16x56x24"
+    )
+    assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ("{}", "holds no results of this kind"),
+        ('{"schema": 1, "device": "B"}', "measured on B"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(driver: BenchDriver, tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "out.json").write_text(content)
+    with pytest.raises(LibraryError, match=message):
+        measured(Plan([WORK], [], keep=tmp_path / "out.json", resume=True))
+
+
+def test_too_little_memory_is_told_of_one_problem_only(
+    driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate: Callable = driver.cuMemAlloc
+    scarce = lambda size: (
+        (driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None) if 2 * 10**6 < size < 10**7 else allocate(size)
+    )  # noqa: E731
+    monkeypatch.setattr(driver, "cuMemAlloc", scarce)
+    results = measured(Plan([Work(1024, 512, 24), WORK], kernels, protocol=QUICK))["results"]
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in results[0]["refused"]["all"] and results[1]["ours"] == "hgemm_fast"
+
+
+def test_operands_are_random_and_differ_from_set_to_set(driver: BenchDriver, kernels: list) -> None:
+    seen: list[np.ndarray] = []
+    compute = simulated.launch
+
+    def look(facts, problem, faults) -> None:
+        seen.append(simulated.elements(simulated.matrices(problem, facts)["A"], "f16").astype(np.float64))
+        compute(facts, problem, faults)
+
+    simulated.launch = look
+    try:
+        first(Plan([WORK], kernels[:1], protocol=QUICK, baseline=False, seed=3))
+    finally:
+        simulated.launch = compute
+    assert abs(seen[0].mean()) < 0.2 and 0.8 < seen[0].std() < 1.2
+    assert len({one.tobytes() for one in seen}) == 3

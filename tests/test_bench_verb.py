@@ -1,0 +1,220 @@
+"""`hgemm bench` and `python -m hgemm.bench`: problems, options, tables, files, exit statuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import simulated
+from click.testing import CliRunner, Result
+from fake_bench import BenchDriver, FakeCublasLt, build
+from records import make_record
+
+import hgemm.bench.operands
+import hgemm.device
+from generator.store.library import Library
+from generator.verbs import bench
+from hgemm.bench import cublaslt
+from hgemm.bench.__main__ import command as module_command
+from hgemm.bench.options import works_of
+from hgemm.bench.results import means
+from hgemm.bench.suites import names, read_suite
+from hgemm.bench.work import Work
+from hgemm.errors import RequestError
+from hgemm.kernel import Kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE = simulated.record(beta=False)
+QUICK = "--seconds 0 --screen-ms 0.01 --warm-up 0 --rounds 3 --seed 1".split()
+
+
+@pytest.fixture(scope="module")
+def lt_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("lt"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    library = Library(tmp_path / "lib")
+    traits = {**MADE["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
+    for symbol, layout in (("hgemm_fast", "tn"), ("hgemm_slow", "tn"), ("hgemm_other", "nt")):
+        made = make_record(
+            symbol, arch="sm_80", launch=MADE["launch"], traits=traits, cta_tile="32x48x16", layout=layout
+        )
+        library.publish(*made)
+    return library.folder
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, lt_path: Path) -> Iterator[BenchDriver]:
+    fake = BenchDriver()
+    for place in ("device", "bench.stream", "bench.runner"):
+        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
+    monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
+    monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt_path))
+    for symbol, cost in (("hgemm_fast", 8.0), ("hgemm_slow", 16.0), ("hgemm_other", 4.0)):
+        fake.serve(Kernel(Library(folder).load(symbol).record.data), cost)
+    fake.lt = FakeCublasLt(lt_path, fake, [10.0, 9.0])
+    hgemm.device._open.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+
+
+def call(*arguments: object, command=bench.command) -> Result:
+    result = CliRunner().invoke(command, [*map(str, arguments), *QUICK])
+    if isinstance(result.exception, Exception) and not hasattr(result.exception, "exit_code"):
+        raise result.exception
+    return result
+
+
+# ---- Output ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_ratios_and_means(driver: BenchDriver, folder: Path) -> None:
+    result = call("--library", folder, "--shapes", "40x56x24,48x56x24", "--layouts", "tn,nt")
+    lines = result.stdout.splitlines()
+    assert (
+        lines[0] == "shapes, steady"
+        and lines[1].split() == "problem TFLOP/s us first best /first /best +-% MHz W variant".split()
+    )
+    assert lines[2].startswith("40x56x24 tn") and lines[2].endswith("hgemm_fast") and " 1.250  1.125 " in lines[2]
+    assert lines[3].endswith("hgemm_other") and " 2.500  2.250 " in lines[3]
+    assert lines[6] == (
+        "  geometric mean, all: 1.7678 of first (least 1.250, 4 problems), 1.5910 of best (least 1.125, 4 problems)"
+    )
+    assert "  worst:" in lines and result.exit_code == 0
+    assert result.stderr.splitlines()[0].startswith("[1/4] 40x56x24 tn")
+
+
+def test_results_are_written_in_every_form(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"out.{name}" for name in ("keep", "csv", "junit")}
+    options = [word for name, path in files.items() for word in (f"--{name}", path)]
+    result = call("--library", folder, "--shapes", "40x56x24,40x56x23", *options, "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 1  # 40x56x23 was not measured
+    assert json.loads(files["keep"].read_text()) == document and len(document["results"]) == 2
+    assert set(document["results"][0]["screened_us"]) == {"hgemm_fast", "hgemm_slow", "cublaslt#0", "cublaslt#1"}
+    rows = list(csv.DictReader(files["csv"].open()))
+    assert [row["ours"] for row in rows] == ["hgemm_fast", ""] and rows[0]["ratio_first"] == "1.25"
+    suite = ElementTree.parse(files["junit"]).getroot()[0]
+    assert [len(case.findall("skipped")) for case in suite] == [0, 1] and suite.get("tests") == "2"
+
+
+def test_a_problem_of_two_groups_is_measured_once(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:
+    suite = [
+        {"name": name, "shapes": shapes} for name, shapes in (("x", [[40, 56, 24]]), ("y", [[8, 8, 8], [40, 56, 24]]))
+    ]
+    (tmp_path / "suite.json").write_text(json.dumps(suite))
+    result = call("--library", folder, "--suite", tmp_path / "suite.json", "--json")
+    results = json.loads(result.stdout)["results"]
+    assert [(one["work"]["group"], one["work"]["m"]) for one in results] == [("x", 40), ("y", 8), ("y", 40)]
+    assert results[0]["figures"] == results[2]["figures"] and len(result.stderr.splitlines()) == 2
+
+
+def test_wrong_numbers_fail(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:
+    compute = driver.faults
+    driver.faults = {**compute, **dict.fromkeys(compute, frozenset({"drops an element of k"}))}
+    result = call("--library", folder, "--shapes", "40x56x24")
+    assert result.exit_code == 1 and "sampled elements are off" in result.stdout
+
+
+def test_variants_are_chosen_by_name_and_filter(driver: BenchDriver, folder: Path) -> None:
+    result = call("hgemm_s*", "--library", folder, "--shapes", "40x56x24")
+    assert "hgemm_slow" in result.stdout and "hgemm_fast" not in result.stdout
+    result = call(
+        "--library", folder, "--layout", "nt", "--shapes", "40x56x24", "--layouts", "nt", "--baseline", "none"
+    )
+    assert "hgemm_other" in result.stdout and "geometric mean" not in result.stdout
+
+
+def test_the_module_needs_a_folder_only(driver: BenchDriver, folder: Path) -> None:
+    result = call("--library", folder, "--kernels", "*fast", "--shapes", "40x56x24", command=module_command)
+    assert "hgemm_fast" in result.stdout
+    error = call("--library", folder, "--kernels", "no*", "--shapes", "40x56x24", command=module_command).exception
+    assert "no variant in" in str(error) and error.exit_code == 1
+
+
+def test_the_module_imports_no_generator() -> None:
+    code = "import sys, hgemm.bench.__main__; print([m for m in sys.modules if m.partition('.')[0] in ('generator', 'jinja2', 'torch')])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name problems: --suite public"),
+        (["--suite", "nothing"], "no suite 'nothing': name a file, or one of public"),
+        (["--suite", "public", "--group", "cubes"], "no group 'cubes' in the suite: it has square, rectangular"),
+        (["--m", "12:x"], "--m '12:x' is malformed"),
+        (["--m", "0"], "--m '0' names no positive number"),
+        (["--shapes", "8x8x8", "--acc", "f64"], "acc 'f64' is unknown: use f32, f16"),
+        (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use steady, burst"),
+        (["--shapes", "8x8x8", "--resume"], "--resume needs the file of an earlier run"),
+    ],
+)
+def test_requests_are_refused_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    error = call("--library", folder, *arguments).exception
+    assert error.exit_code == 2 and message in str(error)
+
+
+# ---- Problems -------------------------------------------------------------------------------------------------------
+
+
+def options(**given: object) -> dict:
+    names_of = "suite group shapes m n k layouts dtype acc out".split()
+    return {**dict.fromkeys(names_of, ""), "batch": 1, **given}
+
+
+def test_ranges_make_squares_or_every_combination() -> None:
+    assert [work.shape.k for work in works_of(options(m="1024:2048:512"))] == [1024, 1536, 2048]
+    works = works_of(options(m="16,32", n="8:24:8", k="64", batch=2))
+    assert len(works) == 6 and works[-1] == Work(32, 24, 64, 2)
+
+
+def test_types_and_layouts_are_put_over_a_suite() -> None:
+    works = works_of(options(suite="public", group="square", dtype="bf16", acc="f32", layouts="tn,nt"))
+    assert len(works) == 24 and {(work.dtype_a, work.dtype_b, work.dtype_d) for work in works} == {("bf16",) * 3}
+    assert works_of(options(shapes="8x8x8", dtype="bf16", out="f32"))[0].dtype_d == "f32"
+
+
+def test_the_public_suite_is_whole() -> None:
+    works = read_suite("public")
+    groups = {group: sum(work.group == group for work in works) for group in dict.fromkeys(w.group for w in works)}
+    assert groups == {
+        "square": 12,
+        "rectangular": 24,
+        **{f"layouts_{x}": 3 for x in ("nn", "nt", "tt")},
+        "llm": 42,
+        "ragged": 8,
+    }
+    assert names() == ["public"]
+
+
+def test_problem_files_of_cutlass_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "problems.json"
+    common = {"m": 8, "n": 16, "k": 24, "batch_count": 2, "dtype_a": "f16", "dtype_acc": "f32", "dtype_d": "fp32"}
+    path.write_text(json.dumps([{**common, "layout": "tnt"}, {**common, "layout": "tnn"}, {**common, "layout": "nnn"}]))
+    row, column, other = read_suite(str(path))
+    assert row == Work(8, 16, 24, 2, dtype_d="f32", group="problems")
+    assert (column.m, column.n, column.layout) == (16, 8, "tn") and (other.m, other.layout) == (16, "tt")
+    path.write_text("[{}]")
+    with pytest.raises(RequestError, match="cannot be read .KeyError"):
+        read_suite(str(path))
+
+
+def test_means_are_of_parts_where_there_are_several() -> None:
+    results = [
+        {"work": {"m": m}, "ratio_first": {"median": first}, "ratio_best": {"median": 1.0}}
+        for m, first in ((1, 0.5), (4096, 2.0))
+    ]
+    told = means(results)
+    assert told[0].startswith("  geometric mean, all: 1.0000 of first (least 0.500, 2 problems), 1.0000 of best")
+    assert [line.partition(":")[0].partition(", ")[2] for line in told] == ["all", "m <= 16", "m <= 128", "m >= 512"]
+    assert len(means(results[:1])) == 1
