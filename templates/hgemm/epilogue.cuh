@@ -67,24 +67,23 @@ struct Epilogue {
 
   // ---- Direct: a lane's pairs of neighbours -----------------------------------------------------------------------
 
+  // One 16 x 8 after the other, in a loop: the code below is there once, however many there are.
   template <class Values>
   HGEMM_DEVICE void store_direct(Values const& values) const {
     constexpr int width = Policy::align_d < 2 ? 1 : 2;
-    HGEMM_UNROLL
-    for (int i = 0; i < mma_m; ++i) {
+    HGEMM_NO_UNROLL
+    for (int index = 0; index < mma_m * mma_n; ++index) {
+      float tile[4];
+      pick(values, index, tile);
+      int const column = column_first + index % mma_n * 8 + lane % 4 * 2;
       HGEMM_UNROLL
       for (int half = 0; half < 2; ++half) {
-        int const row = row_first + i * 16 + half * 8 + lane / 4;
-        HGEMM_UNROLL
-        for (int j = 0; j < mma_n; ++j) {
-          int const column = column_first + j * 8 + lane % 4 * 2;
-          float const sums[2] = {values.value(i, j, half * 2), values.value(i, j, half * 2 + 1)};
-          if (row < problem.m && column + 2 <= problem.n) {
-            finish<width>(sums, row, column);
-            if constexpr (width == 1) finish<1>(sums + 1, row, column + 1);
-          } else if (row < problem.m && column < problem.n) {
-            finish<1>(sums, row, column);
-          }
+        int const row = row_first + index / mma_n * 16 + half * 8 + lane / 4;
+        if (row < problem.m && column + 2 <= problem.n) {
+          finish<width>(tile + half * 2, row, column);
+          if constexpr (width == 1) finish<1>(tile + half * 2 + 1, row, column + 1);
+        } else if (row < problem.m && column < problem.n) {
+          finish<1>(tile + half * 2, row, column);
         }
       }
     }
@@ -97,33 +96,29 @@ struct Epilogue {
   static constexpr int odd_words_at = piece == 8 ? Policy::epilogue_odd_words * 4 : 4;  // floats
   static constexpr int piece_step = piece == 8 ? 4 : 8;                                 // floats from 8 columns to the next
 
+  // The barriers are the CTA's: where warps may have diverged, a warp's own is a call, for which registers must be free.
   template <class Values>
   HGEMM_DEVICE void store_through_shared(Values const& values, float* rows) const {
     float* const to = rows + lane / 4 * pitch + lane % 4 / 2 * odd_words_at + lane % 2 * 2;
-    HGEMM_UNROLL
+    HGEMM_NO_UNROLL
     for (int i = 0; i < mma_m; ++i) {
-      HGEMM_UNROLL
-      for (int j = 0; j < mma_n; ++j) {
-        HGEMM_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          Word2 const pair = {atoms::float_bits(values.value(i, j, half * 2)),
-                              atoms::float_bits(values.value(i, j, half * 2 + 1))};
-          atoms::st_shared(reinterpret_cast<Word2*>(to + half * 8 * pitch + j * piece_step), pair);
-        }
-      }
-      atoms::warp_barrier();
+      stage(values, i, to);
+      atoms::cta_barrier();
       store_rows(rows, row_first + i * 16);
-      atoms::warp_barrier();
+      atoms::cta_barrier();
     }
   }
 
   // Finishes 16 rows of sums, a piece of a row a lane at a time.
   HGEMM_DEVICE void store_rows(float const* rows, int first) const {
-    constexpr uint32_t pieces_per_row = Policy::warp_n / piece;
+    constexpr int pieces_per_row = Policy::warp_n / piece;
+    constexpr int pieces = 16 * pieces_per_row;
     constexpr int width = Policy::align_d < piece ? Policy::align_d : piece;
     HGEMM_NO_UNROLL
-    for (uint32_t index = lane; index < 16 * pieces_per_row; index += 32) {
-      uint32_t const in_order = index / pieces_per_row;
+    for (int turn = 0; turn < pieces; turn += 32) {  // the same turns for all lanes
+      int const index = turn + lane;
+      if (pieces % 32 != 0 && index >= pieces) continue;
+      int const in_order = index / pieces_per_row;
       // Where half a row fills a phase of shared memory, rows 0 and 2, then 1 and 3 share one: 1 and 0 would share banks.
       int const row = pieces_per_row % 8 == 4 ? (in_order & 12) | (in_order & 1) << 1 | (in_order >> 1 & 1) : in_order;
       int const along = index % pieces_per_row * piece;  // column in the warp's part
@@ -148,6 +143,39 @@ struct Epilogue {
           finish<1>(&sum, first + row, column_first + along + e);
         }
       }
+    }
+  }
+
+  // ---- Sums by a number that is not a constant --------------------------------------------------------------------
+
+  // Registers have no addresses: each has a branch of its own here, of which all lanes take the same.
+
+  // Writes this lane's part of rows i * 16 to i * 16 + 15 where they are staged.
+  template <class Values>
+  HGEMM_DEVICE static void stage(Values const& values, int i, float* to) {
+    HGEMM_UNROLL
+    for (int here = 0; here < mma_m; ++here) {
+      if (here != i) continue;
+      HGEMM_UNROLL
+      for (int j = 0; j < mma_n; ++j) {
+        HGEMM_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          Word2 const pair = {atoms::float_bits(values.value(here, j, half * 2)),
+                              atoms::float_bits(values.value(here, j, half * 2 + 1))};
+          atoms::st_shared(reinterpret_cast<Word2*>(to + half * 8 * pitch + j * piece_step), pair);
+        }
+      }
+    }
+  }
+
+  // Copies this lane's part of the 16 x 8 at (index / mma_n, index % mma_n).
+  template <class Values>
+  HGEMM_DEVICE static void pick(Values const& values, int index, float (&tile)[4]) {
+    HGEMM_UNROLL
+    for (int here = 0; here < mma_m * mma_n; ++here) {
+      if (here != index) continue;
+      HGEMM_UNROLL
+      for (int e = 0; e < 4; ++e) tile[e] = values.value(here / mma_n, here % mma_n, e);
     }
   }
 

@@ -46,8 +46,9 @@ HGEMM_DEVICE void gemm_sm80(Problem const& problem) {
     // ---- Epilogue --------------------------------------------------------------------------------------------------
     Epilogue<Policy> const epilogue(problem, work.batch, m_first, n_first);
     if constexpr (Policy::schedule == Schedule::split_k) {
+      using Reduction = SplitK<Policy, Accumulators<Policy>>;
       Sums<Accumulators<Policy>> sums;
-      if (SplitK<Policy, Accumulators<Policy>>::reduce(accumulators, sums, problem, work, scheduler.tiles(), shared.is_last_split)) {
+      if (Reduction::reduce(accumulators, sums, problem, work, scheduler.tiles(), shared.is_last_split)) {
         epilogue.run(sums, shared.epilogue);
       }
     } else {
