@@ -52,6 +52,9 @@ class BenchDriver(FakeDriver):
         else:
             self.capturing.append(step)
 
+    def cuCtxSynchronize(self):
+        return (self.status,)
+
     def cuDriverGetVersion(self):
         return SUCCESS, 13000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -222,10 +223,38 @@ def test_a_run_is_kept_and_resumed(driver: BenchDriver, lt: FakeCublasLt, kernel
     document = run(plan, open_device(), told.append)
     assert document["results"][0] == kept["results"][0] and "not_measured" not in document
     assert [result["work"]["m"] for result in document["results"]] == [8, 16, 24, 32]
-    assert json.loads((tmp_path / "out.json").read_text())["results"] == document["results"] and told[2].startswith(
-        "[2/4] 16x56x24"
-    )
+    kept = json.loads((tmp_path / "out.json").read_text())
+    assert kept["results"] == document["results"] and told[2].startswith("[2/4] 16x56x24")
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_launch_that_hangs_ends_the_process_and_is_left_out_afterwards(
+    driver: BenchDriver, lt: FakeCublasLt, kernels: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    class Ended(BaseException):
+        pass
+
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    launch = driver.cuLaunchKernelEx
+
+    def hang(config, function, parameters, extra):
+        if function != "hgemm_third":
+            return launch(config, function, parameters, extra)
+        until = time.monotonic() + 10
+        while not ended and time.monotonic() < until:
+            time.sleep(0.01)
+        raise Ended
+
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", hang)
+    plan = Plan([WORK], kernels, protocol=QUICK, keep=tmp_path / "out.json", resume=True, limit_s=0.3)
+    with pytest.raises(Ended):
+        measured(plan)
+    assert "hgemm_third has not returned for 0.3 s: run again with --resume" in capfd.readouterr().err
+    (tmp_path / "out.json.running").write_text("hgemm_third")  # as it lies there when the process has ended
+    document = measured(plan)
+    assert document["hung"] == ["hgemm_third"] and "hgemm_third" not in document["results"][0]["screened_us"]
+    assert not (tmp_path / "out.json.running").exists()
 
 
 @pytest.mark.parametrize(
@@ -246,9 +275,11 @@ def test_too_little_memory_is_told_of_one_problem_only(
     driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate: Callable = driver.cuMemAlloc
-    scarce = lambda size: (
-        (driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None) if 2 * 10**6 < size < 10**7 else allocate(size)
-    )  # noqa: E731
+
+    def scarce(size: int) -> tuple:
+        none_left = 2 * 10**6 < size < 10**7
+        return (driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None) if none_left else allocate(size)
+
     monkeypatch.setattr(driver, "cuMemAlloc", scarce)
     results = measured(Plan([Work(1024, 512, 24), WORK], kernels, protocol=QUICK))["results"]
     assert "CUDA_ERROR_OUT_OF_MEMORY" in results[0]["refused"]["all"] and results[1]["ours"] == "hgemm_fast"

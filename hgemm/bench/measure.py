@@ -18,6 +18,7 @@ from hgemm.bench.race import Race
 from hgemm.bench.results import ratios
 from hgemm.bench.stream import Stream
 from hgemm.bench.telemetry import Telemetry
+from hgemm.bench.watch import Watch
 from hgemm.bench.work import Work
 from hgemm.device import Device
 from hgemm.errors import HgemmError
@@ -36,6 +37,7 @@ class Stand:
     protocol: Protocol
     telemetry: Telemetry
     seed: int
+    watch: Watch
     baseline: CublasLt | None = None
     warm: bool = False
     pools: dict[str, Pool] = field(default_factory=dict)
@@ -64,6 +66,7 @@ def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> 
     try:
         return _measured(race, contenders, stand, state, begun)
     finally:
+        stand.watch.rest()
         for thing in (race, *contenders, *([proposals] if proposals else []), operands):
             with suppress(HgemmError):  # after a fault nothing works any more: what was told first counts
                 thing.free()
@@ -72,11 +75,14 @@ def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> 
 def _measured(race: Race, contenders: list[Contender], stand: Stand, state: str, begun: float) -> dict[str, Any]:
     work, protocol = race.operands.work, stand.protocol
     for contender in contenders:
+        stand.watch.begin(contender.name)
         race.enter(contender)
     screened = {**race.screen(OURS), **race.screen(BASELINE)}
     first = next((one.name for one in contenders if one.side == BASELINE and one.name in race.launches), None)
     sample = Sample(race.operands, stand.seed)
-    ours, theirs = (_right(race, sample, side, protocol.finalists) for side in (OURS, BASELINE))
+    finalists = 1 if state == "burst" else protocol.finalists  # each block after a rest: time for few
+    ours, theirs = (_right(race, sample, side, finalists) for side in (OURS, BASELINE))
+    stand.watch.rest()
     first = first if first in race.launches else None
     result: dict[str, Any] = {
         "work": work.plain(),

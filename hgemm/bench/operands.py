@@ -28,6 +28,7 @@ class Pool:
         self.stored = encode(np.random.default_rng(seed).standard_normal(POOL_ELEMENTS, np.float32), dtype)
         self.pointer = stream.device.allocate(POOL_ELEMENTS * self.item)
         stream.device.upload(self.pointer, self.stored.ctypes.data, POOL_ELEMENTS * self.item)
+        stream.device.synchronize()  # such a copy may end after the call, and the stream does not wait for it
 
     def fill(self, pointer: int, elements: int) -> None:
         """Fill memory: its element i becomes the pool's i modulo the pool."""

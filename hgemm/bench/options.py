@@ -47,6 +47,7 @@ _OPTIONS = (
     click.option("--screen-ms", type=_NUMBER, default=Protocol.screen_ms, show_default=True, help="Of a sample."),
     click.option("--warm-up", type=_NUMBER, default=Protocol.warm_up_s, show_default=True, help="Seconds of load."),
     click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
+    click.option("--limit", type=_NUMBER, default=60.0, show_default=True, help="Seconds until a launch has hung."),
     click.option(
         "--seed", type=click.IntRange(min=0), default=None, help="Of the operands; the clock's, if not given."
     ),
@@ -106,6 +107,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> Plan:
         seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
         keep=options["keep"],
         resume=options["resume"],
+        limit_s=options["limit"],
     )
 
 

@@ -37,18 +37,24 @@ class Race:
 
     def enter(self, contender: Contender) -> None:
         """Bind a contender and launch it a few times: code is loaded, and its time is roughly known."""
+        name = contender.name
         try:
             launches = contender.bind(self.operands, self.stream.handle)
             launches[0]()
-            some = [launches[at % len(launches)] for at in range(_FIRST_LAUNCHES)]
-            once = self.stream.timed(launches[-1])()
-            rough = once if once > self.protocol.screen_ms else self.stream.timed(lambda: [one() for one in some])()
+            self.launch_ms[name] = self._rough_ms(launches)
         except HgemmError as error:
-            self.still_there(contender.name)
-            self.refused[contender.name] = str(error).removeprefix(f"{contender.name}: ")
-            return
-        self.launches[contender.name], self.sides[contender.name] = launches, contender.side
-        self.launch_ms[contender.name] = once if once > self.protocol.screen_ms else rough / len(some)
+            self.still_there(name)
+            self.refused[name] = str(error).removeprefix(f"{name}: ")
+        else:
+            self.launches[name], self.sides[name] = launches, contender.side
+
+    def _rough_ms(self, launches: list[Launch]) -> float:
+        """Return what a launch takes, or what the host does where that is longer."""
+        once_ms = self.stream.timed(launches[-1])()
+        if once_ms > self.protocol.screen_ms:
+            return once_ms
+        some = [launches[at % len(launches)] for at in range(_FIRST_LAUNCHES)]
+        return self.stream.timed(lambda: [launch() for launch in some])() / len(some)
 
     def still_there(self, name: str) -> None:
         """Raise LostDevice where a contender's launches have ended the context: nothing after it could be measured."""
@@ -74,8 +80,11 @@ class Race:
         Contenders that the first launches have shown to be far behind keep what was measured then.
         """
         names = self.of(side)
-        best = min((self.launch_ms[name] for name in names), default=0.0)
-        close = [name for name in names if self.launch_ms[name] <= max(_HOST_MS, HOPELESS * best)]
+        limit_ms = max(_HOST_MS, HOPELESS * min((self.launch_ms[name] for name in names), default=0.0))
+        for name in names:
+            if self.launch_ms[name] > limit_ms:  # once more: the clock may have been that of an idle device
+                self.launch_ms[name] = min(self.launch_ms[name], self._rough_ms(self.launches[name]))
+        close = [name for name in names if self.launch_ms[name] <= limit_ms]
         graphs = {name: self._screening_graph(name) for name in close}
         samples: dict[str, list[float]] = {name: [] for name in close}
         for at in range(self.protocol.screen_samples):

@@ -19,6 +19,7 @@ from hgemm.bench.race import LostDevice
 from hgemm.bench.results import line
 from hgemm.bench.stream import Stream
 from hgemm.bench.telemetry import Telemetry
+from hgemm.bench.watch import Watch
 from hgemm.bench.work import Work
 from hgemm.device import Device, checked, driver
 from hgemm.errors import DeviceError, HgemmError, LibraryError
@@ -30,7 +31,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured, and until when. Fields: `keep` is the file that results go to, read first to resume."""
+    """What is to be measured, and until when. Fields: `keep` is the file that results go to, read first to resume;
+    a problem that takes `limit_s` from its last contender's first launch on has hung."""
 
     works: Sequence[Work]
     kernels: Sequence[Kernel]
@@ -41,6 +43,7 @@ class Plan:
     seed: int = 0
     keep: Path | None = None
     resume: bool = False
+    limit_s: float = 60.0
 
 
 def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
@@ -55,6 +58,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
     left = _left_over(wanted, document)
     with ExitStack() as stack:
         stand = _stand(plan, device, document, stack)
+        kernels = [kernel for kernel in plan.kernels if kernel.facts.symbol not in document["hung"]]
         for at, (work, state) in enumerate(left):
             spent = time.perf_counter() - begun
             if at and spent + spent / at > plan.budget_s:
@@ -62,7 +66,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
                 tell(f"budget of {plan.budget_s:g} s: {len(left) - at} of {len(wanted)} problems are not measured")
                 break
             try:
-                result = measure(work, plan.kernels, stand, state)
+                result = measure(work, kernels, stand, state)
             except LostDevice:
                 raise
             except DeviceError as error:  # such as too little memory for the operands
@@ -84,7 +88,11 @@ def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStac
     telemetry = Telemetry(device.ordinal)
     telemetry.start()
     stack.callback(telemetry.stop)
-    stand = Stand(device, stream, plan.protocol, telemetry, plan.seed)
+    watch = Watch(plan.keep, plan.limit_s)
+    stack.callback(watch.stop)
+    if plan.resume and watch.unfinished():
+        document["hung"] = sorted({*document["hung"], watch.unfinished()})
+    stand = Stand(device, stream, plan.protocol, telemetry, plan.seed, watch)
     document["driver"] = telemetry.driver()
     if plan.baseline:
         workspace = device.allocate(WORKSPACE_BYTES)
@@ -115,6 +123,7 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
         "seed": plan.seed,
         "protocol": asdict(plan.protocol),
         "variants": {},
+        "hung": [],
         "results": [],
     }
     if plan.resume and plan.keep and plan.keep.exists():
