@@ -19,7 +19,7 @@ class Spec:
     Shapes: A (m, k), B (k, n), C and D (m, n), row-major D. `layout` names A and B in BLAS letters read
     column-major: A is `t` when k is contiguous and `n` when m is; B is `n` when k is contiguous and `t`
     when n is. Bias is a row (n,) or a column (m,) of D's type. The fields with defaults are those that only kernels on
-    wgmma have a choice in.
+    wgmma have a choice in; `swapped` multiplies B and A transposed, so that the n of an instruction runs along m.
     """
 
     arch: str
@@ -50,6 +50,7 @@ class Spec:
     consumers: int = 0
     cooperation: str = "cooperative"
     cluster: Cluster = Cluster(1, 1)
+    swapped: bool = False
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return the fields as JSON scalars, which `parse_field` reads back."""
@@ -165,6 +166,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "consumers": _whole("consumers", 0, 3),
     "cooperation": _choice("cooperation", "cooperative", "pingpong"),
     "cluster": Cluster.parse,
+    "swapped": _switch("swapped"),
 }
 
 

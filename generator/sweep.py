@@ -23,7 +23,7 @@ from generator.rules import Violation, refuse_illegal, violations
 from generator.spec import Request, parse_field
 
 MAX_COMBINATIONS = 50_000
-_RANGES = ("stages", "fragment_stages", "ctas_per_sm")
+_RANGES = ("stages", "fragment_stages", "ctas_per_sm", "consumers")
 _RANGE = re.compile(r"(\d{1,4}):(\d{1,4})(?::(\d{1,4}))?")
 _OPEN = object()
 

@@ -42,7 +42,19 @@ _INPUT = text(r"(?!/)(?!.*(?:^|/)\.\.(?:/|$)).{1,512}", "a relative path without
 _INSTRUCTION = text(r"[A-Z][A-Z0-9_.]{0,63}", "a SASS instruction")
 _FILE = fields({"sha256": _SHA256, "bytes": _COUNT})
 _GRID = fields({"rule": TEXT, "tile_m": _POSITIVE, "tile_n": _POSITIVE, "splits": _POSITIVE})
-_LAUNCH = fields({"threads": _POSITIVE, "smem_bytes": _COUNT, "cluster": list_of(_POSITIVE, length=3), "grid": _GRID})
+_TENSOR_MAP = fields(
+    {
+        "operand": text(r"[abd]", "a, b or d"),
+        "box": list_of(_POSITIVE, length=3),
+        "swizzle_bytes": integer(high=128),
+        "element": TEXT,
+        "contiguous": text(r"[kmn]", "k, m or n"),
+    }
+)
+_LAUNCH = fields(
+    {"threads": _POSITIVE, "smem_bytes": _COUNT, "cluster": list_of(_POSITIVE, length=3), "grid": _GRID},
+    optional={"cluster_shape": list_of(_POSITIVE, length=2), "tensor_maps": list_of(_TENSOR_MAP)},
+)
 _COUNTS = ("registers", "spill_bytes", "stack_bytes", "smem_bytes", "ctas_per_sm", "warps_per_sm")
 _RESOURCES = fields({**dict.fromkeys(_COUNTS, _COUNT), "occupancy": number(high=1.0)}, others=scalar)
 _TRAITS = fields(

@@ -107,8 +107,12 @@ def map_of(name: Check, item: Check) -> Check:
     return check
 
 
-def fields(required: dict[str, Check], others: Check | None = None) -> Check:
-    """Accept an object that has every required field; other fields need `others`, and are refused without it."""
+def fields(required: dict[str, Check], others: Check | None = None, optional: dict[str, Check] | None = None) -> Check:
+    """Accept an object that has every required field, and may have the optional ones.
+
+    Other fields need `others`, and are refused without it.
+    """
+    known = {**required, **(optional or {})}
 
     def check(value: Any, field: str) -> None:
         if type(value) is not dict:
@@ -119,7 +123,7 @@ def fields(required: dict[str, Check], others: Check | None = None) -> Check:
                 raise Mismatch(f"{prefix}{key} is missing")
         for key, entry in value.items():
             NAME(key, f"a name in {field or 'the document'}")
-            rule = required.get(key, others)
+            rule = known.get(key, others)
             if rule is None:
                 raise Mismatch(f"{prefix}{key} is not a field of this schema")
             rule(entry, f"{prefix}{key}")

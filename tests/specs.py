@@ -53,6 +53,7 @@ words = {
     "cooperation": st.sampled_from(["cooperative", "pingpong"]),
     "consumers": st.integers(0, 3),
     "cluster": clusters,
+    "swapped": st.booleans(),
     "align_a": aligns,
     "align_b": aligns,
     "align_d": aligns,

@@ -35,6 +35,9 @@ _TARGET, _TYPES, _TILES, _PIPELINE = "Target", "Types and operands", "Tiles", "P
 _ORDER, _EPILOGUE = "Order of the work", "Epilogue"
 _ALIGN = "8 4 2 1"
 _DTYPES = "f16 bf16"
+_COOPERATION = "cooperative pingpong"
+_CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
+_ATOMS = "m16n8k16 m16n8k8 wgmma"
 _SMEM = "auto none pad:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
 _SMEM_HELP = "Placement of A and B: auto, none, pad:H, xor:B,M,S."
 
@@ -53,10 +56,16 @@ SPEC_OPTIONS = (
     SpecOption("align_d", ("align_d",), _TYPES, "N", "The same for C and D only.", _ALIGN),
     SpecOption("tile", ("cta_tile",), _TILES, "MxNxK", "CTA tile: 128x128x32,256x128x32."),
     SpecOption("warp_tile", ("warp_tile",), _TILES, "MxN", "Warp tile: 64x64."),
-    SpecOption("mma", ("mma",), _TILES, "ATOMS", "Tensor instruction: m16n8k16, m16n8k8.", "m16n8k16 m16n8k8"),
-    SpecOption("stages", ("stages",), _PIPELINE, "N", "Stages of the pipeline, 1 to 8: 3 or 2:5."),
+    SpecOption("mma", ("mma",), _TILES, "ATOMS", "Tensor instruction: m16n8k16, m16n8k8, wgmma.", _ATOMS),
+    SpecOption("consumers", ("consumers",), _TILES, "N", "wgmma: warpgroups that multiply, 1 to 3.", "1 2 3"),
+    SpecOption(
+        "cooperation", ("cooperation",), _TILES, "WORDS", "wgmma: consumers share a tile or take turns.", _COOPERATION
+    ),
+    SpecOption("cluster", ("cluster",), _TILES, "MxN", "wgmma: CTAs that share operands, along m and n.", _CLUSTERS),
+    SpecOption("swapped", ("swapped",), _TILES, "SWITCH", "wgmma: multiply B and A transposed, for small m.", "on off"),
+    SpecOption("stages", ("stages",), _PIPELINE, "N", "Stages of the pipeline, 1 to 8, of wgmma 2 to 16: 3 or 2:5."),
     SpecOption("fragment_stages", ("fragment_stages",), _PIPELINE, "N", "Fragments read ahead: 2, or not: 1.", "1 2"),
-    SpecOption("copy", ("copy",), _PIPELINE, "WORDS", "Global to shared memory by: cp_async.", "cp_async"),
+    SpecOption("copy", ("copy",), _PIPELINE, "WORDS", "Global to shared memory by: cp_async, tma.", "cp_async tma"),
     SpecOption("smem", ("smem_a", "smem_b"), _PIPELINE, "WORDS", _SMEM_HELP, _SMEM),
     SpecOption("smem_a", ("smem_a",), _PIPELINE, "WORDS", "The same for A only.", _SMEM),
     SpecOption("smem_b", ("smem_b",), _PIPELINE, "WORDS", "The same for B only.", _SMEM),
@@ -68,7 +77,9 @@ SPEC_OPTIONS = (
     SpecOption("beta", ("beta",), _EPILOGUE, "SWITCH", "Add beta * C: on, off.", "on off"),
     SpecOption("bias", ("bias",), _EPILOGUE, "WORDS", "Add a bias: none, row (n,), column (m,).", "none row column"),
     SpecOption("activation", ("activation",), _EPILOGUE, "WORDS", "none, relu, gelu, silu.", "none relu gelu silu"),
-    SpecOption("store", ("store",), _EPILOGUE, "WORDS", "D is stored direct, or through smem.", "direct smem"),
+    SpecOption(
+        "store", ("store",), _EPILOGUE, "WORDS", "D is stored direct, through smem, or by tma.", "direct smem tma"
+    ),
 )
 """Every option, a general one before those that it covers, so that the more specific has the last word."""
 

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from generator.arch import ARCHS
 from generator.families.plan import Plan
-from generator.families.ways_out import Change
-
-MAX_RASTER_TILES = 1024
-"""The widest group or panel: a group's tiles, counted in 32 bits, then suffice for any n that launches."""
+from generator.families.ways_out import MAX_RASTER_TILES, Change
 
 Broken = Callable[[Plan], "str | None"]
 Changes = Callable[[Plan], Iterable[Change]]

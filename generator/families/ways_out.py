@@ -13,6 +13,9 @@ from generator.values import Raster, Schedule
 Change = dict[str, str]
 """Fields of a spec with the texts of their new values."""
 
+MAX_RASTER_TILES = 1024
+"""The widest group or panel: a group's tiles, counted in 32 bits, then suffice for any n that launches."""
+
 _PHRASES = {"stages": "{} stage", "fragment_stages": "{} fragment stage", "cta_tile": "tile {}"}
 _OF_THE_PROBLEM = ("mma", "cta_tile", "acc", "dtype_d", "align_a", "align_b", "align_d", "schedule")
 """What a change of family is told by; the other fields are planned anew."""
@@ -75,9 +78,9 @@ def nearest_accumulators(plan: Plan) -> list[Change]:
 
 
 def nearest_rasters(plan: Plan) -> list[Change]:
-    """The nearest whole number of tiles, at most 1,024."""
+    """The nearest whole number of tiles that is served."""
     tile_n = max(1, plan.spec.cta_tile.n) if plan.spec.raster.kind == "panel" else 1
-    size = min(max(1, round(plan.spec.raster.size / tile_n)), 1024) * tile_n
+    size = min(max(1, round(plan.spec.raster.size / tile_n)), MAX_RASTER_TILES) * tile_n
     return [{"raster": str(Raster(plan.spec.raster.kind, size))}]
 
 

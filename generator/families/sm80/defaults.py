@@ -55,6 +55,7 @@ _PLAIN: Request = {
     "consumers": 0,
     "cooperation": "cooperative",
     "cluster": Cluster(1, 1),
+    "swapped": False,
 }
 
 

@@ -26,7 +26,13 @@ class MmaSyncPlan(Plan):
     @cached_property
     def implied(self) -> dict[str, Any]:
         """Every warp copies and multiplies, and no CTAs share operands."""
-        return {"copy": "cp_async", "consumers": 0, "cooperation": "cooperative", "cluster": Cluster(1, 1)}
+        return {
+            "copy": "cp_async",
+            "consumers": 0,
+            "cooperation": "cooperative",
+            "cluster": Cluster(1, 1),
+            "swapped": False,
+        }
 
     @property
     def warps_m(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from generator.families.defaults import problem_fields
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from generator.families.sm90.rules import RULES
-from generator.families.sm90.ways_out import CLUSTERS, STAGES, consumers_of, nearest_cta_tile
+from generator.families.sm90.ways_out import CLUSTERS, STAGES, TILE_M, consumers_of, nearest_tile
 from generator.spec import DTYPE_BYTES, WGMMA, Request, Spec
 from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
@@ -21,8 +21,16 @@ SMS = 132
 """SMs of an H100 SXM or H200, which the raster is chosen for. Source: NVIDIA H100 white paper, table 3."""
 
 GROUPS = (4, 8, 16, 32)
-_UNIMPLIED: Request = {"mma": "m64n8k16", "copy": "tma", "warp_tile": WarpTile(64, 8), "fragment_stages": 1}
-_PLACEHOLDERS: Request = {**_UNIMPLIED, "smem_a": Smem("none"), "smem_b": Smem("none"), "mma_order": "row"}
+_UNIMPLIED: Request = {
+    "mma": "m64n8k16",
+    "copy": "tma",
+    "warp_tile": WarpTile(64, 8),
+    "fragment_stages": 1,
+    "smem_a": Smem("none"),
+    "smem_b": Smem("none"),
+    "mma_order": "row",
+}
+"""Stands for what the family decides until the rest is known."""
 
 
 def resolve(request: Request) -> Spec:
@@ -31,7 +39,6 @@ def resolve(request: Request) -> Spec:
     fields = {**problem_fields(request), "schedule": Schedule("persistent"), "ctas_per_sm": 1, **request}
     if fields["arch"] == "sm_90":
         fields["arch"] = "sm_90a"  # which alone has the instructions
-    fields.setdefault("store", "tma" if fields["align_d"] * DTYPE_BYTES[fields["dtype_d"]] >= 16 else "direct")
     tiles = [fields["cta_tile"]] if "cta_tile" in fields else TILES
     plans = [_with_most_stages(fields, choice) for tile in tiles for choice in _choices(fields, tile)]
     legal = (plan for plan in plans if not any(rule.broken(plan) for rule in RULES))
@@ -40,17 +47,35 @@ def resolve(request: Request) -> Spec:
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
     """The open fields of a CTA tile, the best values first: how it is shared, and by how large a cluster."""
-    near = nearest_cta_tile(tile, fields["layout"][1] == "n")
-    for cooperation, consumers in _sharing(near, fields["schedule"]):
-        for cluster in _clusters(near):
-            choice = {"cooperation": cooperation, "consumers": consumers, "cluster": cluster, "raster": _raster(near)}
+    swapped = fields.get("swapped", tile.m not in TILE_M and tile.n in TILE_M)
+    own = Tile(tile.n, tile.m, tile.k) if swapped else tile
+    store = "tma" if _stores_by_tma(fields, swapped) else "direct"
+    for cooperation, consumers in _sharing(_nearest_m(own), fields["schedule"]):
+        for cluster in _clusters(tile):
+            choice = {
+                "swapped": swapped,
+                "store": store,
+                "cooperation": cooperation,
+                "consumers": consumers,
+                "cluster": cluster,
+                "raster": _raster(tile),
+            }
             yield {"cta_tile": tile, **{name: fields.get(name, value) for name, value in choice.items()}}
 
 
-def _sharing(tile: Tile, schedule: Schedule) -> list[tuple[str, int]]:
-    """Two consumers of one warpgroup's rows each where the tile has so many, else in turns where there are turns."""
-    ways = consumers_of(tile.m)
-    takes_turns = tile.m == 64 and schedule.kind == "persistent"
+def _stores_by_tma(fields: Request, swapped: bool) -> bool:
+    size = DTYPE_BYTES[fields["dtype_d"]]
+    return fields["align_d"] * size >= 16 and not (swapped and size > 2)
+
+
+def _nearest_m(tile: Tile) -> int:
+    return nearest_tile(tile, b_k_major=True).m
+
+
+def _sharing(tile_m: int, schedule: Schedule) -> list[tuple[str, int]]:
+    """Two consumers that share the tile where it has so many rows, else two in turns where there are turns."""
+    ways = consumers_of(tile_m)
+    takes_turns = tile_m == 64 and schedule.kind == "persistent"
     return sorted(ways, key=lambda way: way[0] != "pingpong") if takes_turns else ways
 
 
@@ -67,15 +92,10 @@ def _raster(tile: Tile) -> Raster:
 
 def _with_most_stages(fields: Request, choice: Request) -> Plan:
     """Return the plan of a choice with as many stages as fit, unless the request says how many."""
-    least = {**_PLACEHOLDERS, "stages": STAGES[0], **fields, **choice}
-    plan = _implying(Plan(Spec(**least)), fields)
+    spec = Spec(**{**_UNIMPLIED, "stages": STAGES[0], **fields, **choice})
+    plan = Plan(spec).having(**{name: value for name, value in Plan(spec).implied.items() if name not in fields})
     for stages in range(MAX_STAGES, STAGES[0], -1):
         more = plan.having(stages=stages)
         if "stages" not in fields and more.smem_bytes <= more.max_smem_bytes:
             return more
     return plan
-
-
-def _implying(plan: Plan, fields: Request) -> Plan:
-    """Set what the family decides, except for what the request says."""
-    return plan.having(**{name: value for name, value in plan.implied.items() if name not in fields})

@@ -23,16 +23,19 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "consumers": spec.consumers,
         "consumer_m": plan.consumer_rows,
         "pingpong": boolean(plan.pingpong),
+        "swapped": boolean(spec.swapped),
         "producer_registers": producer,
         "consumer_registers": consumer,
-        "cluster_m": spec.cluster.m,
-        "cluster_n": spec.cluster.n,
+        "tile_m": plan.tile.m,
+        "tile_n": plan.tile.n,
+        "cluster_m": plan.cluster.m,
+        "cluster_n": plan.cluster.n,
         "cluster_size": spec.cluster.ctas,
         "ctas_per_sm": spec.ctas_per_sm,
-        "a": _operand(plan.a, "m"),
-        "b": _operand(plan.b, "n"),
+        "a": _operand(plan.a, "n" if spec.swapped else "m"),
+        "b": _operand(plan.b, "m" if spec.swapped else "n"),
         "store": spec.store,
-        "store_columns": plan.d.columns,
+        "store_columns": plan.d.width,
         "epilogue_columns": plan.d.turn_columns,
         "epilogue_stages": plan.epilogue_stages,
         "mainloop_bytes": plan.mainloop_bytes,
@@ -51,13 +54,14 @@ def _atom(plan: Plan) -> str:
     """Name the instruction as CuTe does: the shape, the types of D, A and B, both operands in shared memory."""
     spec = plan.spec
     types = "".join(dtype.upper() for dtype in (spec.acc, spec.dtype_a, spec.dtype_b))
-    return f"64x{spec.cta_tile.n}x16_{types}_SS"
+    return f"64x{plan.tile.n}x16_{types}_SS"
 
 
 def _summary(plan: Plan) -> str:
     spec = plan.spec
+    swapped = "operands swapped, " if spec.swapped else ""
     return (
         f"{spec.arch} {spec.layout}, {spec.dtype_a} in, {spec.acc} accumulate, {spec.dtype_d} out; CTA tile {spec.cta_tile}, "
-        f"{spec.consumers} {spec.cooperation} consumers, cluster {spec.cluster}, {spec.stages} stages, {plan.threads} threads, "
-        f"{plan.smem_bytes} B of shared memory."
+        f"{swapped}{spec.consumers} {spec.cooperation} consumers, cluster {spec.cluster}, {spec.stages} stages, "
+        f"{plan.threads} threads, {plan.smem_bytes} B of shared memory."
     )

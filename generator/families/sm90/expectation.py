@@ -39,7 +39,7 @@ def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
         max_registers=plan.launch_registers,
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,
-        mma_theory=f"consumer {plan.consumer_rows}x{plan.spec.cta_tile.n}, k {plan.spec.cta_tile.k}, {plan.spec.mma}",
+        mma_theory=f"consumer {plan.consumer_rows}x{plan.tile.n}, k {plan.spec.cta_tile.k}, {plan.spec.mma}",
         required=("HGMMA", "UTMALDG", "SYNCS", *rebalancing, *store),
         max_k_tiles_in_code=MAINLOOP_COPIES,
         allow_spills=allow_spills,

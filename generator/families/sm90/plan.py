@@ -10,9 +10,10 @@ from generator.arch import ARCHS
 from generator.families.plan import Plan
 from generator.families.sm90.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes, StoreBoxes, TensorMap
 from generator.spec import DTYPE_BYTES
-from generator.values import Smem, WarpTile
+from generator.values import Cluster, Smem, Tile, WarpTile
 
 WARPGROUP_THREADS = 128
+WARP_THREADS = 32
 MMA_K = 16
 PART_BYTES = 1024
 """Alignment of each part of shared memory: after so many bytes the widest swizzle repeats."""
@@ -21,6 +22,7 @@ BARRIER_BYTES = 8
 TURN_BARRIERS = 2
 """One for each of two consumers that multiply in turn."""
 
+ANSWER_BYTES = 4
 DIRECT_BYTES = 16
 """What stands for the staged rows where threads store D themselves."""
 
@@ -39,8 +41,9 @@ BASE_REGISTERS = 40
 class WgmmaPlan(Plan):
     """A spec and what follows from it.
 
-    A CTA has one producer warpgroup and `consumers` others. Cooperative ones share a tile, each computing `consumer_rows`
-    of it; ping-pong ones compute whole tiles in turns.
+    A CTA has `consumers` warpgroups and a producer after them. Cooperative consumers share a tile, each computing
+    `consumer_rows` of it; ping-pong ones compute whole tiles in turns. What the kernel calls A and m are the problem's,
+    or its B and n where operands are swapped.
     Units: elements for boxes and columns.
     """
 
@@ -50,12 +53,12 @@ class WgmmaPlan(Plan):
     def implied(self) -> dict[str, Any]:
         """One instruction is as wide as the tile; operands stay in shared memory, swizzled as TMA and wgmma agree on."""
         return {
-            "mma": f"m64n{self.spec.cta_tile.n}k{MMA_K}",
-            "warp_tile": WarpTile(self.consumer_rows, self.spec.cta_tile.n),
+            "mma": f"m64n{self.tile.n}k{MMA_K}",
+            "warp_tile": WarpTile(self.consumer_rows, self.tile.n),
             "fragment_stages": 1,
             "copy": "tma",
-            "smem_a": _xor(self.a.swizzle_bytes),
-            "smem_b": _xor(self.b.swizzle_bytes),
+            "smem_a": _xor((self.b if self.spec.swapped else self.a).swizzle_bytes),
+            "smem_b": _xor((self.a if self.spec.swapped else self.b).swizzle_bytes),
             "mma_order": "row",
         }
 
@@ -64,27 +67,42 @@ class WgmmaPlan(Plan):
         return self.spec.cooperation == "pingpong"
 
     @property
+    def tile(self) -> Tile:
+        """The CTA tile as the kernel sees it."""
+        tile = self.spec.cta_tile
+        return Tile(tile.n, tile.m, tile.k) if self.spec.swapped else tile
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as the kernel sees it."""
+        cluster = self.spec.cluster
+        return Cluster(cluster.n, cluster.m) if self.spec.swapped else cluster
+
+    @property
     def threads(self) -> int:
-        return WARPGROUP_THREADS * (self.spec.consumers + 1)
+        """Those of the consumers, and a warp that produces, or a warpgroup where registers change hands."""
+        return WARPGROUP_THREADS * self.spec.consumers + (WARPGROUP_THREADS if any(self.rebalanced) else WARP_THREADS)
 
     @property
     def consumer_rows(self) -> int:
-        """Rows of D that a consumer computes at a time."""
-        return self.spec.cta_tile.m // (1 if self.pingpong else max(1, self.spec.consumers))
+        """Rows of the kernel's D that a consumer computes at a time."""
+        return self.tile.m // (1 if self.pingpong else max(1, self.spec.consumers))
 
     @cached_property
     def a(self) -> OperandBoxes:
-        tile = self.spec.cta_tile
-        return OperandBoxes(self.spec.a_k_major, tile.m, tile.k, shared_by=self.spec.cluster.n)
+        """The kernel's A."""
+        k_major = self.spec.b_k_major if self.spec.swapped else self.spec.a_k_major
+        return OperandBoxes(k_major, self.tile.m, self.tile.k, shared_by=self.cluster.n)
 
     @cached_property
     def b(self) -> OperandBoxes:
-        tile = self.spec.cta_tile
-        return OperandBoxes(self.spec.b_k_major, tile.n, tile.k, shared_by=self.spec.cluster.m)
+        """The kernel's B."""
+        k_major = self.spec.a_k_major if self.spec.swapped else self.spec.b_k_major
+        return OperandBoxes(k_major, self.tile.n, self.tile.k, shared_by=self.cluster.m)
 
     @cached_property
     def d(self) -> StoreBoxes:
-        return StoreBoxes(self.spec.cta_tile.n, DTYPE_BYTES[self.spec.dtype_d])
+        return StoreBoxes(self.tile.n, DTYPE_BYTES[self.spec.dtype_d], self.spec.swapped)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 
@@ -100,8 +118,8 @@ class WgmmaPlan(Plan):
 
     @property
     def barrier_bytes(self) -> int:
-        """Full and empty of each stage, and the turns."""
-        return BARRIER_BYTES * (2 * self.spec.stages + TURN_BARRIERS)
+        """Full and empty of each stage, the turns, and the answer of split-K's reduction."""
+        return BARRIER_BYTES * (2 * self.spec.stages + TURN_BARRIERS) + ANSWER_BYTES
 
     @cached_property
     def epilogue_stages(self) -> int:
@@ -131,24 +149,35 @@ class WgmmaPlan(Plan):
 
     # ---- Registers --------------------------------------------------------------------------------------------------
 
+    def _launch_registers(self, producer_threads: int) -> int:
+        """Return what a thread is launched with at most: a partition holds its share of warps, and gives in units."""
+        limits = ARCHS[self.spec.arch].limits
+        warps = (WARPGROUP_THREADS * max(1, self.spec.consumers) + producer_threads) // WARP_THREADS
+        warps_per_partition = -(-warps * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
+        per_warp = limits.registers_per_sm // limits.sm_partitions // warps_per_partition
+        units = per_warp // limits.register_unit * limits.register_unit
+        return min(limits.max_registers_per_thread, units // WARP_THREADS)
+
     @property
     def launch_registers(self) -> int:
         """Registers that each thread is launched with at most."""
-        limits, threads = ARCHS[self.spec.arch].limits, self.threads * max(1, self.spec.ctas_per_sm)
-        return min(limits.max_registers_per_thread, _round_down(limits.registers_per_sm // threads))
+        return self._launch_registers(WARPGROUP_THREADS if any(self.rebalanced) else WARP_THREADS)
 
-    @property
+    @cached_property
     def rebalanced(self) -> tuple[int, int]:
         """Registers that a producer's and a consumer's thread change to; (0, 0) where consumers would gain none."""
         limits, consumers = ARCHS[self.spec.arch].limits, max(1, self.spec.consumers)
         producer = PRODUCER_REGISTERS[consumers]
         all_warpgroups = limits.registers_per_sm // max(1, self.spec.ctas_per_sm) // WARPGROUP_THREADS
-        consumer = min(MAX_CONSUMER_REGISTERS, _round_down((all_warpgroups - producer) // consumers))
-        return (producer, consumer) if consumer > self.launch_registers > producer else (0, 0)
+        consumer = min(
+            MAX_CONSUMER_REGISTERS, (all_warpgroups - producer) // consumers // REGISTER_STEP * REGISTER_STEP
+        )
+        gains = consumer > self._launch_registers(WARP_THREADS)
+        return (producer, consumer) if gains and self._launch_registers(WARPGROUP_THREADS) > producer else (0, 0)
 
     @property
     def accumulator_registers(self) -> int:
-        columns = self.spec.cta_tile.n // (4 if self.spec.acc == "f16" else 2)
+        columns = self.tile.n // (4 if self.spec.acc == "f16" else 2)
         return self.consumer_rows // ROWS_PER_WARPGROUP * columns
 
     @property
@@ -163,20 +192,27 @@ class WgmmaPlan(Plan):
 
     @property
     def mma_per_k_tile(self) -> int:
-        return self.consumer_rows // ROWS_PER_WARPGROUP * (self.spec.cta_tile.k // MMA_K)
+        return self.consumer_rows // ROWS_PER_WARPGROUP * (self.tile.k // MMA_K)
 
     @property
     def mma_opcode(self) -> str:
         result = "F32" if self.spec.acc == "f32" else "F16"
-        return f"HGMMA.64x{self.spec.cta_tile.n}x16.{result}" + (".BF16" if self.spec.dtype_a == "bf16" else "")
+        return f"HGMMA.64x{self.tile.n}x16.{result}" + (".BF16" if self.spec.dtype_a == "bf16" else "")
 
     # ---- Launch -----------------------------------------------------------------------------------------------------
 
     @property
+    def raster_tiles(self) -> int:
+        """Tiles of clusters that a group or a panel is wide."""
+        along = self.spec.cluster.n if self.spec.raster.kind == "panel" else self.spec.cluster.m
+        return max(1, super().raster_tiles // along)
+
+    @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
-        """The maps that the kernel takes, in its order; none of D where threads store it themselves."""
+        """The maps of the problem's A, B and D, as the kernel takes them; none of D where threads store it themselves."""
         spec = self.spec
-        maps = (self.a.tensor_map("a", "m", spec.dtype_a), self.b.tensor_map("b", "n", spec.dtype_b))
+        a, b = (self.b, self.a) if spec.swapped else (self.a, self.b)
+        maps = (a.tensor_map("a", "m", spec.dtype_a), b.tensor_map("b", "n", spec.dtype_b))
         return (*maps, self.d.tensor_map(spec.dtype_d)) if spec.store == "tma" else maps
 
     def launch(self) -> dict[str, Any]:
@@ -209,10 +245,6 @@ class WgmmaPlan(Plan):
 
 def _round_up(size_bytes: int) -> int:
     return -(-size_bytes // PART_BYTES) * PART_BYTES
-
-
-def _round_down(registers: int) -> int:
-    return registers // REGISTER_STEP * REGISTER_STEP
 
 
 def _xor(swizzle_bytes: int) -> Smem:

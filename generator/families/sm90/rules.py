@@ -12,7 +12,6 @@ from generator.families.ways_out import (
     fields_as_implied,
     nearest_accumulators,
     nearest_inputs,
-    nearest_rasters,
     nearest_splits,
 )
 from generator.spec import DTYPE_BYTES
@@ -61,11 +60,12 @@ implied_fields = rule(fields_as_implied)(shared.implied_fields)
 
 @rule(ways_out.nearest_cta_tiles)
 def cta_tile(plan: Plan) -> str | None:
-    tile, b_k_major = plan.spec.cta_tile, plan.spec.b_k_major
-    if tile == ways_out.nearest_cta_tile(tile, b_k_major):
+    if plan.tile == ways_out.nearest_tile(plan.tile, plan.b.k_major):
         return None
-    step = "8" if b_k_major else "16 (B is n-contiguous)"
-    return f"CTA tile {tile}: m is 64, 128, 192 or 256, n a multiple of {step} up to 256, k 32, 64 or 128"
+    m, n = "nm" if plan.spec.swapped else "mn"
+    step = "8" if plan.b.k_major else f"16 ({n} is contiguous)"
+    told = f"CTA tile {plan.spec.cta_tile}" + (", swapped" if plan.spec.swapped else "")
+    return f"{told}: {m} is 64, 128, 192 or 256, {n} a multiple of {step} up to 256, k 32, 64 or 128"
 
 
 @rule(ways_out.other_sharing)
@@ -75,9 +75,9 @@ def consumers(plan: Plan) -> str | None:
         return "0 consumer warpgroups, a wgmma kernel has 1 to 3"
     if plan.pingpong:
         return None if spec.consumers == 2 else f"ping-pong of {spec.consumers} consumers, it takes 2"
-    if spec.cta_tile.m == spec.consumers * plan.consumer_rows and plan.consumer_rows in (64, 128):
+    if plan.tile.m == spec.consumers * plan.consumer_rows and plan.consumer_rows in (64, 128):
         return None
-    return f"{spec.consumers} consumers of {spec.cta_tile.m} rows, each computes 64 or 128"
+    return f"{spec.consumers} consumers of {plan.tile.m} rows, each computes 64 or 128"
 
 
 @rule(ways_out.cooperation_that_fits)
@@ -88,7 +88,7 @@ def cooperation(plan: Plan) -> str | None:
     if spec.schedule.kind != "persistent":
         return f"ping-pong takes tiles in turns, with {spec.schedule} a CTA has one"
     if plan.consumer_rows not in (64, 128):
-        return f"ping-pong of tiles of {spec.cta_tile.m} rows, each consumer computes 64 or 128"
+        return f"ping-pong of tiles of {plan.tile.m} rows, each consumer computes 64 or 128"
     return None
 
 
@@ -97,7 +97,7 @@ def cluster(plan: Plan) -> str | None:
     spec = plan.spec
     if spec.cluster not in ways_out.CLUSTERS:
         return f"cluster {spec.cluster}, served are {', '.join(map(str, ways_out.CLUSTERS))}"
-    for name, boxes in (("A", plan.a), ("B", plan.b)):
+    for name, boxes in zip("BA" if spec.swapped else "AB", (plan.a, plan.b)):
         slices = boxes.shared_by
         if boxes.sliced % (slices * CORE_ROWS):
             what = "k-rows" if not boxes.k_major else "rows"
@@ -137,7 +137,16 @@ def registers(plan: Plan) -> str | None:
 # ---- Order of the work, and D ---------------------------------------------------------------------------------------
 
 
-raster = rule(nearest_rasters)(shared.raster)
+@rule(ways_out.rasters_of_clusters)
+def raster(plan: Plan) -> str | None:
+    spec = plan.spec
+    whole = {"group": spec.cluster.m, "panel": spec.cluster.n * max(1, spec.cta_tile.n)}.get(spec.raster.kind, 1)
+    if spec.raster.size % whole:
+        what = "columns" if spec.raster.kind == "panel" else "tiles"
+        return f"{spec.raster.kind} of {spec.raster.size} {what} is not whole clusters of {whole}"
+    return shared.raster(plan)
+
+
 splits = rule(nearest_splits)(shared.splits)
 
 
@@ -147,6 +156,8 @@ def store(plan: Plan) -> str | None:
     if spec.store == "smem":
         return "D is stored by tma or direct, smem is for mma.sync"
     size = spec.align_d * DTYPE_BYTES[spec.dtype_d]
+    if spec.store == "tma" and spec.swapped and DTYPE_BYTES[spec.dtype_d] > 2:
+        return f"operands are swapped, TMA then stores f16 and bf16 only, D is {spec.dtype_d}"
     if spec.store == "tma" and size < 16:
         return f"align_d {spec.align_d} is {size} B, TMA stores to pointers and leading dimensions of 16 B"
     return None

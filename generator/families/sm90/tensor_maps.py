@@ -74,25 +74,28 @@ class OperandBoxes:
 
 @dataclass(frozen=True)
 class StoreBoxes:
-    """D as consumers stage it: some columns of 64 rows a turn, in boxes of `columns`.
+    """D as consumers stage it: some columns of 64 rows of sums a turn.
 
-    Shapes: (64, turn_columns) a turn.
+    Shapes: (64, turn_columns) a turn, as boxes of (64, width); (turn_columns, 64) as one box where operands are swapped.
     """
 
     n: int
     element_bytes: int
+    swapped: bool
 
     @cached_property
-    def columns(self) -> int:
-        """Columns of a box: the widest swizzle that whole boxes of divide the tile, else 16 bytes."""
+    def width(self) -> int:
+        """Elements of D's n in a box: the widest swizzle of whose boxes the tile is made, else 16 bytes; 64 swapped."""
+        if self.swapped:
+            return ROWS_PER_WARPGROUP
         sizes = [size // self.element_bytes for size in (*SWIZZLES_BYTES, 16)]
         return next((size for size in sizes if self.n % size == 0), sizes[-1])
 
     @cached_property
     def turn_columns(self) -> int:
-        """Columns staged a turn: the most boxes that divide the tile and are 128 bytes together at most."""
-        most = SWIZZLES_BYTES[0] // self.element_bytes
-        return max((size for size in range(self.columns, most + 1, self.columns) if self.n % size == 0), default=most)
+        """Columns of sums staged a turn, 128 bytes at most; swapped, all turns are alike."""
+        most = min(self.n, SWIZZLES_BYTES[0] // self.element_bytes)
+        return next((size for size in range(most, 8, -8) if not self.swapped or self.n % size == 0), 8)
 
     @property
     def turn_bytes(self) -> int:
@@ -101,8 +104,9 @@ class StoreBoxes:
 
     @property
     def swizzle_bytes(self) -> int:
-        size = self.columns * self.element_bytes
+        size = self.width * self.element_bytes
         return size if size in SWIZZLES_BYTES else 0
 
     def tensor_map(self, element: str) -> TensorMap:
-        return TensorMap("d", (self.columns, ROWS_PER_WARPGROUP, 1), self.swizzle_bytes, element, "n")
+        box = (self.width, self.turn_columns if self.swapped else ROWS_PER_WARPGROUP, 1)
+        return TensorMap("d", box, self.swizzle_bytes, element, "n")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from generator.families.sm80.defaults import resolve as resolve_on_mma_sync
 from generator.families.sm90.plan import WgmmaPlan as Plan
-from generator.families.ways_out import Change, clamp
+from generator.families.ways_out import MAX_RASTER_TILES, Change, clamp
 from generator.spec import DTYPE_BYTES, Spec
-from generator.values import Cluster, Tile
+from generator.values import Cluster, Raster, Tile
 
 TILE_M = (64, 128, 192, 256)
 TILE_K = (32, 64, 128)
@@ -44,8 +44,8 @@ def differences(spec: Spec, other: Spec) -> Change:
 # ---- Tiles and the warpgroups that share them -----------------------------------------------------------------------
 
 
-def nearest_cta_tile(tile: Tile, b_k_major: bool) -> Tile:
-    """Return the nearest tile that warpgroups can share and TMA can bring."""
+def nearest_tile(tile: Tile, b_k_major: bool) -> Tile:
+    """Return the nearest tile, as the kernel sees it, that warpgroups can share and TMA can bring."""
     step = 8 if b_k_major else 16
     return Tile(_nearest(tile.m, TILE_M), clamp(tile.n, step, step, MAX_TILE_N), _nearest(tile.k, TILE_K))
 
@@ -78,14 +78,13 @@ def sharing(plan: Plan, tile: Tile) -> Iterator[Change]:
 
 def nearest_cta_tiles(plan: Plan) -> Iterator[Change]:
     """The nearest legal CTA tile, then smaller ones, shared as they can be."""
-    near = nearest_cta_tile(plan.spec.cta_tile, plan.spec.b_k_major)
-    yield from _tiles(plan, [near, *_smaller(near, plan.spec.b_k_major)])
+    near = nearest_tile(plan.tile, plan.b.k_major)
+    yield from _tiles(plan, [near, *_smaller(near, plan.b.k_major)])
 
 
 def smaller_cta_tiles(plan: Plan) -> Iterator[Change]:
     """Smaller CTA tiles, the largest first."""
-    near = nearest_cta_tile(plan.spec.cta_tile, plan.spec.b_k_major)
-    yield from _tiles(plan, _smaller(near, plan.spec.b_k_major))
+    yield from _tiles(plan, _smaller(nearest_tile(plan.tile, plan.b.k_major), plan.b.k_major))
 
 
 def _smaller(tile: Tile, b_k_major: bool) -> list[Tile]:
@@ -97,9 +96,11 @@ def _smaller(tile: Tile, b_k_major: bool) -> list[Tile]:
 
 
 def _tiles(plan: Plan, tiles: list[Tile]) -> Iterator[Change]:
+    """Write tiles, as the kernel sees them, as the spec does."""
     for tile in tiles:
+        cta_tile = Tile(tile.n, tile.m, tile.k) if plan.spec.swapped else tile
         for shared in sharing(plan, tile):
-            change = shared if tile == plan.spec.cta_tile else {"cta_tile": str(tile), **shared}
+            change = shared if tile == plan.tile else {"cta_tile": str(cta_tile), **shared}
             yield change
             yield {**change, "cluster": "1x1"}
             yield {**change, "cluster": "1x1", "stages": "2"}
@@ -107,8 +108,8 @@ def _tiles(plan: Plan, tiles: list[Tile]) -> Iterator[Change]:
 
 def other_sharing(plan: Plan) -> Iterator[Change]:
     """Other ways to share the tile, then other tiles."""
-    yield from sharing(plan, plan.spec.cta_tile)
-    for shared in sharing(plan, plan.spec.cta_tile):
+    yield from sharing(plan, plan.tile)
+    for shared in sharing(plan, plan.tile):
         yield {**shared, "schedule": "persistent"}
     yield from nearest_cta_tiles(plan)
 
@@ -117,6 +118,14 @@ def cooperation_that_fits(plan: Plan) -> Iterator[Change]:
     """Ping-pong's schedule, else no ping-pong."""
     yield {"schedule": "persistent"}
     yield from other_sharing(plan)
+
+
+def rasters_of_clusters(plan: Plan) -> list[Change]:
+    """The nearest group or panel of whole clusters, of 1,024 at most; then the same without a cluster."""
+    kind, spec = plan.spec.raster.kind, plan.spec
+    whole = max(1, spec.cluster.n * spec.cta_tile.n) if kind == "panel" else spec.cluster.m
+    size = min(max(1, round(spec.raster.size / whole)), MAX_RASTER_TILES) * whole
+    return [{"raster": str(Raster(kind, size))}, {"raster": "row"}]
 
 
 def nearest_clusters(plan: Plan) -> list[Change]:
@@ -151,7 +160,7 @@ def less_shared_memory(plan: Plan) -> Iterator[Change]:
 def fewer_registers(plan: Plan) -> Iterator[Change]:
     """Fewer CTAs an SM, more consumers for the tile, then smaller tiles."""
     yield from fewer_ctas(plan)
-    yield from sharing(plan, plan.spec.cta_tile)
+    yield from sharing(plan, plan.tile)
     yield from smaller_cta_tiles(plan)
     yield from ({**tile, "ctas_per_sm": "1"} for tile in smaller_cta_tiles(plan))
 
