@@ -7,8 +7,7 @@
 
 namespace hgemm {
 
-// The maps of a problem's operands as the mainloop loads them (A and B, or B and A where they are swapped), and of D as the
-// epilogue stores it, if by TMA.
+// The maps of the problem's A and B as the mainloop loads them, and of D as the epilogue stores it, if by TMA.
 struct TensorMaps {
   TensorMap a, b, d;
 };
@@ -138,14 +137,16 @@ struct MainloopSm90 {
     int64_t const a_stride = Policy::swapped ? problem.batch_stride_b : problem.batch_stride_a;
     int64_t const b_stride = Policy::swapped ? problem.batch_stride_a : problem.batch_stride_b;
     int const a_batch = a_stride == 0 ? 0 : batch, b_batch = b_stride == 0 ? 0 : batch;
+    TensorMap const& a_map = Policy::swapped ? maps.b : maps.a;
+    TensorMap const& b_map = Policy::swapped ? maps.a : maps.b;
     int const k_end = (k_first + k_tiles) * Policy::tile_k;
     HGEMM_NO_UNROLL
     for (int k = k_first * Policy::tile_k; k < k_end; k += Policy::tile_k) {
       uint64_t* const full = &barriers.full[ring.stage];
       atoms::mbarrier_wait(&barriers.empty[ring.stage], ring.round ^ 1);
       atoms::mbarrier_arrive_and_expect(full, A::bytes + B::bytes);
-      A::load(shared.a[ring.stage], maps.a, full, m_first, k, a_batch, place.column, place.row_ranks());
-      B::load(shared.b[ring.stage], maps.b, full, n_first, k, b_batch, place.row, place.column_ranks());
+      A::load(shared.a[ring.stage], a_map, full, m_first, k, a_batch, place.column, place.row_ranks());
+      B::load(shared.b[ring.stage], b_map, full, n_first, k, b_batch, place.row, place.column_ranks());
       ring.advance();
     }
   }
