@@ -37,7 +37,7 @@ class Compiled:
 
 def options(kernel: Kernel) -> tuple[str, ...]:
     """Return the front end's options, without any path."""
-    return (f"--gpu-architecture={ARCHS[kernel.plan.spec.arch].compute}", "--std=c++17", "-dlto")
+    return (f"--gpu-architecture={ARCHS[kernel.plan.spec.arch].compute}", "--std=c++17", "--minimal", "-dlto")
 
 
 def link_options(kernel: Kernel) -> tuple[str, ...]:

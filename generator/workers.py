@@ -74,8 +74,9 @@ def run(task: Task, items: Sequence[Any], processes: int) -> Iterator[tuple[int,
 
 
 def _batches(count: int, processes: int) -> list[list[int]]:
-    """Cut the places into runs: long ones share an inspection, short ones keep the last worker from being alone."""
-    size = max(1, min(MAX_BATCH, count // (2 * processes)))
+    """Cut the places into runs: long ones share an inspection, short ones keep the last of several workers from being alone."""
+    share = count // (2 * processes) if processes > 1 else count
+    size = max(1, min(MAX_BATCH, share))
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 

@@ -78,3 +78,7 @@ def test_batches_are_few_and_leave_no_worker_alone(count: int, processes: int) -
     batches = _batches(count, processes)
     assert [place for batch in batches for place in batch] == list(range(count))
     assert max(map(len, batches)) <= 8 and len(batches) >= min(count, 2 * processes)
+
+
+def test_a_single_worker_inspects_as_many_at_once_as_it_may() -> None:
+    assert [len(batch) for batch in _batches(17, 1)] == [8, 8, 1]
