@@ -31,6 +31,8 @@ server cards); sm_90's is what benchmarks/data/mma_rate_h200.json measured."""
 USUAL_PRODUCTS_PER_CLOCK = 1024
 WGMMA_PRODUCTS_PER_CLOCK = 2048
 """Source: NVIDIA H100 white paper, table 2: 989 TFLOP/s of 132 SMs at 1.83 GHz."""
+WARPGROUP_ROWS = 64
+"""Rows of a wgmma, each of which reads all columns. Source: PTX ISA 8.8, "wgmma.mma_async", shapes."""
 SMEM_BYTES_PER_CLOCK = 128
 L2_BYTES_PER_CLOCK = 48
 STORE_BYTES_PER_CLOCK = 32
@@ -73,8 +75,8 @@ def _k_tile(facts: Facts, spec: Mapping[str, Any]) -> int:
     bytes_filled = 2 * (m + n) * k
     if facts.tensor_maps:
         rate, copies = WGMMA_PRODUCTS_PER_CLOCK, 0
-        warpgroups = max(1, -(-m // 64))
-        bytes_read = 2 * (m + n * warpgroups) * k
+        rows, columns = (n, m) if spec.get("swapped") else (m, n)
+        bytes_read = 2 * (rows + columns * -(-rows // WARPGROUP_ROWS)) * k
     else:
         rate = PRODUCTS_PER_CLOCK.get(_number(facts.arch), USUAL_PRODUCTS_PER_CLOCK)
         warp_m, warp_n = (int(word) for word in str(spec["warp_tile"]).split("x"))

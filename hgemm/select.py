@@ -48,7 +48,7 @@ class Wanted:
 
     @classmethod
     def of(cls, kind: Kind, problem: Problem, workspace_bytes: int = 0) -> Wanted:
-        """Read it from a problem; pointers that are null are taken to be aligned to anything."""
+        """Read it from a problem; pointers that are null, and A and B where k is 0, are taken to be aligned to anything."""
         p, size = problem, {name: DTYPES[getattr(kind, f"dtype_{name}")].bytes for name in "abd"}
         rows = {
             "a": p.m if kind.layout[0] == "t" else p.k,
@@ -58,6 +58,8 @@ class Wanted:
         leading = {name: getattr(p, f"ld{name}") if rows[name] > 1 else 0 for name in "abd"}
         strides = {name: getattr(p, f"batch_stride_{name}") if p.batch > 1 else 0 for name in "abd"}
         align = {name: _align(getattr(p, name), size[name], leading[name] | strides[name]) for name in "abd"}
+        if p.k == 0:
+            align["a"] = align["b"] = MAX_ALIGN
         if p.beta:
             ldc, stride = p.ldc if p.m > 1 else 0, p.batch_stride_c if p.batch > 1 else 0
             align["d"] = min(align["d"], _align(p.c, size["d"], ldc | stride))

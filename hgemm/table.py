@@ -21,7 +21,11 @@ EXACT, COMPATIBLE, PTX = range(3)
 
 @dataclass(frozen=True)
 class Row:
-    """One variant as selection sees it. Units: elements for tiles and alignments, clocks of an SM where the name says so."""
+    """One variant as selection sees it.
+
+    Units: elements for tiles and alignments, clocks of an SM where the name says so. `ctas_per_sm` are those that an SM
+        needs to be busy: as many as were planned, unless fewer fit.
+    """
 
     symbol: str
     group: int
@@ -160,7 +164,7 @@ def _row(facts: Facts, record: Mapping[str, Any], group: int) -> Row:
         cluster_m=facts.cluster_shape[0],
         cluster_n=facts.cluster_shape[1],
         splits=facts.splits,
-        ctas_per_sm=max(1, int(record["resources"]["ctas_per_sm"])),
+        ctas_per_sm=max(1, min(record["resources"]["ctas_per_sm"], record["spec"]["ctas_per_sm"])),
         smem_bytes=facts.smem_bytes,
         align_a=facts.align_a,
         align_b=facts.align_b,
