@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from generator.executor.build import Workshop
 from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler
 from generator.pipeline import Outcome, Settings, make
 from generator.store.library import Library
@@ -54,6 +55,14 @@ def host_compiler() -> HostCompiler:
         return find_compiler(os.environ.get("CXX", ""))
     except NoCompiler as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def workshop(host_compiler: HostCompiler, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """What makes kernels executable on the CPU; its cache is shared by all processes of a run of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return Workshop(host_compiler, templates_folder(), shared / "executor-cache")
 
 
 @pytest.fixture(scope="session")

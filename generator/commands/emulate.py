@@ -16,7 +16,7 @@ from generator.executor.cache import cache_folder, trim
 from generator.executor.host_compiler import find_compiler
 from generator.store.library import Library
 from generator.toolchain import templates_folder
-from hgemm.record import SOURCE_NAME
+from hgemm.record import SOURCE_NAME, dump
 
 _TIMES = "emulate_seconds"
 
@@ -69,7 +69,7 @@ class Emulation:
         variant = self.library.load(outcome.symbol)
         old = variant.record.data["proof"]
         new = {**old, **outcome.proof}
-        if {**new, _TIMES: None} != {**old, _TIMES: None}:
+        if dump({**new, _TIMES: None}) != dump({**old, _TIMES: None}):
             self.library.publish({**variant.record.data, "proof": new}, variant.artefacts)
 
 

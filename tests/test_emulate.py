@@ -1,0 +1,223 @@
+"""Kernels proved on the CPU, from the command line and before they are registered; needs a C++ compiler, and no GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+from conftest import SMALL, call, made
+
+from benchmarks.faults import FAULTS, faulty_templates
+from generator.catalog.prove import chosen
+from generator.cli import generate_command
+from generator.commands import emulate, generate
+from generator.commands.emulate import Emulation, Prover
+from generator.commands.emulated_check import Request, request_of, workers
+from generator.emit import Kernel, emit
+from generator.executor.build import Workshop
+from generator.executor.costs import Costs, disagreements
+from generator.pipeline import Settings
+from generator.register import planned
+from generator.store.library import Library
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
+from generator.verbs import verify
+from hgemm.facts import Facts
+
+ONE = {**SMALL, "layout": "tn"}
+EDGE = next(fault for fault in FAULTS if fault.name == "row past the edge of D")
+
+
+def invoke(command, *arguments: object) -> Result:
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if isinstance(result.exception, Exception) and not hasattr(result.exception, "exit_code"):
+        raise result.exception
+    return result
+
+
+def kernel_of(options: dict[str, str]) -> Kernel:
+    (plan,) = sweep([options]).plans
+    return emit(plan, templates_folder())
+
+
+def request(workshop: Workshop, kernel: Kernel, source: str = "", **others) -> Request:
+    record = {**planned(kernel), "proof": {"mma_per_tile": kernel.plan.mma_per_k_tile}}
+    return replace(request_of(workshop, source or kernel.source, record), **others)
+
+
+@pytest.fixture
+def library(small_library: Library, tmp_path: Path) -> Library:
+    """One variant of the shared library, to be written to."""
+    (symbol,) = (row["symbol"] for row in small_library.rows() if "_tn_" in row["symbol"])
+    shutil.copytree(small_library.folder / symbol, tmp_path / "lib" / symbol)
+    return Library(tmp_path / "lib")
+
+
+# ---- hgemm verify --emulate -----------------------------------------------------------------------------------------
+
+
+def test_a_library_is_proved_and_the_proof_is_filed(library: Library, workshop: Workshop, tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    result = invoke(verify.command, "--emulate", "--library", library.folder, "--junit", report, "--seed", 3)
+    (record,) = library.records()
+    assert result.exit_code == 0 and result.stdout.startswith(f"ok    {record.symbol}  17/17 shapes"), result.stdout
+    proof = record.data["proof"]
+    assert proof["mma_per_tile"] == proof["bytes_per_k_tile"] / 1024 == 2 and proof["bank_conflicts"] == 0
+    assert proof["read_conflicts_per_k_tile"] == proof["copy_conflicts_per_k_tile"] == proof["races"] == 0
+    assert proof["barriers_per_k_tile"] == 1 and proof["seed"] == 3 and proof["executor"] == workshop.version()
+    assert 0 < proof["max_bound_ratio"] <= 1 and len(proof["shapes"]) == 16 and len(proof["timings"]) == 4
+    assert 0 < proof["least_sectors_per_request"] <= proof["sectors_per_request"]
+    (suite,) = ElementTree.parse(report).getroot()
+    assert suite.get("tests") == "17" and suite.get("failures") == "0"
+    written = (library.folder / record.symbol / "record.json").stat().st_mtime_ns
+    assert invoke(verify.command, "--emulate", "--library", library.folder, "--seed", 3).exit_code == 0
+    assert (library.folder / record.symbol / "record.json").stat().st_mtime_ns == written
+
+
+def test_shapes_are_taken_and_answered_as_json(library: Library, workshop: Workshop) -> None:
+    arguments = ["--emulate", "--library", library.folder, "--shapes", "33x17x40,8x8x8@2", "--json"]
+    (answer,) = json.loads(invoke(verify.command, *arguments).stdout)
+    assert [check["case"].split()[0] for check in answer["checks"]] == ["33x17x40", "8x8x8@2"]
+    assert all(check["passed"] and check["numbers_passed"] and check["findings"] == [] for check in answer["checks"])
+    (record,) = library.records()
+    assert "executor" not in record.data["proof"]  # chosen shapes prove nothing in general
+    assert answer["checks"] == json.loads(invoke(verify.command, *arguments).stdout)[0]["checks"]
+
+
+def test_where_to_verify_must_be_said_once(library: Library) -> None:
+    for flags in ([], ["--device", "--emulate"]):
+        result = invoke(verify.command, *flags, "--library", library.folder)
+        assert "say where to verify" in str(result.exception) and result.exception.exit_code == 2
+
+
+def test_without_a_compiler_one_line_says_what_to_do(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such++")
+    done = call("hgemm", "verify", "--emulate", "--library", library.folder)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("hgemm: error: CXX names no-such++, which is not here: install g++ 12")
+
+
+def test_a_variant_of_other_templates_is_not_run(library: Library, workshop: Workshop, tmp_path: Path) -> None:
+    (record,) = library.records()
+    templates = tmp_path / "templates"
+    shutil.copytree(templates_folder(), templates)
+    with open(templates / "hgemm" / "epilogue.cuh", "a") as header:
+        header.write("// changed\n")
+    emulation = Emulation(library, replace(workshop, templates=templates))
+    (outcome,) = emulation.outcomes([record.symbol])
+    assert outcome.failed and "made from another templates/hgemm/epilogue.cuh than there is now" in outcome.reason
+
+
+# ---- generate --verify emulate --------------------------------------------------------------------------------------
+
+
+def test_what_is_proved_is_registered_with_its_proof(settings: Settings, workshop: Workshop) -> None:
+    proving = replace(settings, prover=Prover(workshop))
+    (outcome,) = made(ONE, proving)
+    assert outcome.status == "built" and outcome.record.data["proof"]["executor"] == workshop.version()
+    assert made(ONE, proving)[0].status == made(ONE, settings)[0].status == "cached"
+
+
+def test_what_was_registered_without_a_proof_is_proved(settings: Settings, workshop: Workshop) -> None:
+    assert made(ONE, settings)[0].status == "built"
+    (outcome,) = made(ONE, replace(settings, prover=Prover(workshop)))
+    assert outcome.status == "built" and "executor" in outcome.record.data["proof"]
+
+
+def test_what_fails_is_not_registered(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_templates(EDGE) as templates:
+        monkeypatch.setattr(generate, "templates_folder", lambda: templates)
+        monkeypatch.setattr(emulate, "templates_folder", lambda: templates)
+        options = [word for name, text in ONE.items() for word in (f"--{name}", text)]
+        result = invoke(generate_command, *options, "--verify", "emulate", "--library", tmp_path / "lib", "-q")
+    assert result.exit_code == 1 and "is not proved and is not registered: " in result.stderr
+    assert "bounds at epilogue.cuh:" in result.stderr and "write of" in result.stderr
+    assert not [*Library(tmp_path / "lib").rows()]
+
+
+# ---- Text that is not as it should be -------------------------------------------------------------------------------
+
+BODY = "hgemm::gemm_sm80<Policy>(problem);"
+
+
+@pytest.mark.parametrize(
+    ("body", "timeout_s", "message"),
+    [
+        ("*reinterpret_cast<int volatile*>(8) = 1;", 60, "its process ended with status -11"),
+        ("for (int volatile i = 0;; i = i + 1) {}", 2, "no answer within 2 s: the kernel may hang"),
+        ("this is no C++;", 60, "does not compile: "),
+        ("", 60, "elements of D were not written"),
+    ],
+    ids=["crashes", "hangs", "is no C++", "does nothing"],
+)
+def test_a_text_that_is_no_kernel_is_told_of(workshop: Workshop, body: str, timeout_s: float, message: str) -> None:
+    kernel = kernel_of(ONE)
+    assert BODY in kernel.source
+    outcome, _ = workers(1, timeout_s).check(request(workshop, kernel, kernel.source.replace(BODY, body)))
+    assert outcome.failed and message in outcome.reason, outcome.reason
+
+
+def test_an_epilogue_of_ones_own_is_proved_the_same_way(workshop: Workshop, tmp_path: Path) -> None:
+    """It scales and activates in another way: right where it means the same, and found out where it does not."""
+    ours = "activate<Policy::activation>(x)"
+    for mine, right in ((f"x > 0.f ? x : {ours} * 1.f", True), ("x + 1.f", False)):
+        templates = tmp_path / str(right)
+        shutil.copytree(templates_folder(), templates)
+        epilogue = templates / "hgemm" / "epilogue.cuh"
+        assert epilogue.read_text().count(ours) == 1
+        epilogue.write_text(epilogue.read_text().replace(ours, mine))
+        kernel = kernel_of({**ONE, "activation": "relu"})
+        asked = request(replace(workshop, templates=templates), kernel, shapes="33x17x40,64x64x64")
+        outcome, _ = workers(1).check(asked)
+        assert outcome.passed == right, outcome.reason
+
+
+# ---- Costs ----------------------------------------------------------------------------------------------------------
+
+PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"smem": "none"},
+        {"smem": "none", "layout": "nt"},
+        {"smem": "xor:1,3,3", "layout": "nn", "align": "4"},
+        {"smem": "pad:8", "layout": "tt", "align": "2"},
+        {"tile": "48x80x48", "warp_tile": "48x40", "smem": "none", "align": "1"},
+        {"schedule": "split_k:3", "mma": "m16n8k8"},
+    ],
+    ids=str,
+)
+def test_counted_and_computed_costs_agree(workshop: Workshop, options: dict[str, str]) -> None:
+    outcome, _ = workers(1).check(request(workshop, kernel_of({**PLACED, **options})))
+    assert outcome.passed, outcome.reason
+    assert outcome.proof["read_conflicts_per_k_tile"] > 0 or options.get("smem") != "none"
+    kinds = {site["kind"] for site in outcome.sites}
+    assert {"ldmatrix", "store"} <= kinds and all(site["file"].endswith(".cuh") for site in outcome.sites)
+
+
+def test_a_disagreement_is_told_with_both_numbers() -> None:
+    kernel = kernel_of(ONE)
+    record = planned(kernel)
+    costs = Costs(2, 1, 2048, 5, 0, 0, 1, 1)
+    told = [*disagreements(costs, Facts.of(record), record["spec"], 3)]
+    assert told == [
+        "mma per tile: 2 were counted, 3 follow from the plan",
+        "read conflicts per k tile: 5 were counted, 0 follow from the plan",
+    ]
+
+
+# ---- The sample of CI -----------------------------------------------------------------------------------------------
+
+
+def test_the_sample_changes_with_the_commit_and_has_all_that_changed() -> None:
+    kernels = [replace(kernel_of(ONE), symbol=f"k{i:02}") for i in range(40)]
+    first, second = ({kernel.symbol for kernel in chosen(kernels, 5, seed, ["k07", "gone"])} for seed in ("abc", "abd"))
+    assert len(first) == len(second) == 6 and "k07" in first & second and first != second
+    assert first == {kernel.symbol for kernel in chosen(kernels, 5, "abc", ["k07", "gone"])}

@@ -1,0 +1,39 @@
+"""Every fault that is seeded into the templates is found when its kernel runs on the CPU, and nothing is found without one.
+
+`python -m benchmarks.faults` prints the table: fault, caught by, seed.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.faults import FAULTS, NUMBERS, Fault, catch, faulty_templates
+from generator.executor.build import Workshop
+
+SEED = 0
+SOUND = {(*sorted(fault.options.items()), fault.shapes): fault for fault in FAULTS}.values()
+"""A fault for each kernel and shape that faults are seeded into."""
+
+
+def test_there_are_faults_of_every_kind() -> None:
+    assert len(FAULTS) >= 20 and len({fault.name for fault in FAULTS}) == len(FAULTS)
+    caught_by = {kind for fault in FAULTS for kind in fault.caught_by}
+    assert {"race", "bounds", "alignment", "poison", "uninitialised", "write_once", "pending", NUMBERS} <= caught_by
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_a_seeded_fault_is_found(fault: Fault, workshop: Workshop) -> None:
+    caught = catch(fault, workshop, SEED)
+    assert caught.as_expected, (caught.by, caught.told)
+
+
+@pytest.mark.parametrize("fault", SOUND, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_nothing_is_found_without_it(fault: Fault, workshop: Workshop) -> None:
+    caught = catch(fault, workshop, SEED, seeded=False)
+    assert caught.by == () and caught.told == ""
+
+
+def test_a_fault_must_stand_in_the_templates_once() -> None:
+    missing = Fault("none", FAULTS[0].file, "no such text", "", {}, "", ())
+    with pytest.raises(LookupError, match="its text stands 0 times in"), faulty_templates(missing):
+        pass
