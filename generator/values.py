@@ -114,6 +114,7 @@ class _Sized:
     what: ClassVar[str] = ""
     plain: ClassVar[tuple[str, ...]] = ()
     sized: ClassVar[tuple[str, ...]] = ()
+    unserved: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def parse(cls, text: str):
@@ -122,6 +123,8 @@ class _Sized:
             return cls(kind)
         if kind in cls.sized and re.fullmatch(r"\d{1,6}", rest) and int(rest) >= 1:
             return cls(kind, int(rest))
+        if kind in cls.unserved:
+            raise RequestError(f"{cls.what} '{kind}' is not served yet: use {cls.unserved[kind]}")
         ways = [*cls.plain, *(f"{word}:N" for word in cls.sized)]
         raise RequestError(f"{cls.what} '{text}' is unknown: use {', '.join(ways)}")
 
@@ -136,6 +139,7 @@ class Raster(_Sized):
     what: ClassVar[str] = "raster"
     plain: ClassVar[tuple[str, ...]] = ("row", "column")
     sized: ClassVar[tuple[str, ...]] = ("group", "panel")
+    unserved: ClassVar[dict[str, str]] = {"hilbert": "group:N"}
 
 
 @dataclass(frozen=True, order=True)
@@ -145,6 +149,7 @@ class Schedule(_Sized):
     what: ClassVar[str] = "schedule"
     plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent")
     sized: ClassVar[tuple[str, ...]] = ("split_k",)
+    unserved: ClassVar[dict[str, str]] = {"stream_k": "split_k:N or persistent"}
 
     @property
     def splits(self) -> int:

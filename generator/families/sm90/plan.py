@@ -36,6 +36,12 @@ REGISTER_STEP = 8
 BASE_REGISTERS = 40
 """What a consumer's thread needs beside its accumulators: descriptors, loop state, the addresses of the epilogue."""
 
+BETA_REGISTERS = 17
+"""In addition where C is read."""
+
+INSTRUCTION_REGISTERS = 26
+"""What ptxas 13.0 keeps beside one instruction's accumulators, of those that a thread is launched with (its error C7602)."""
+
 
 @dataclass(frozen=True)
 class WgmmaPlan(Plan):
@@ -177,12 +183,20 @@ class WgmmaPlan(Plan):
 
     @property
     def accumulator_registers(self) -> int:
-        columns = self.tile.n // (4 if self.spec.acc == "f16" else 2)
-        return self.consumer_rows // ROWS_PER_WARPGROUP * columns
+        return self.consumer_rows // ROWS_PER_WARPGROUP * self._instruction_accumulators
+
+    @property
+    def _instruction_accumulators(self) -> int:
+        return self.tile.n // (4 if self.spec.acc == "f16" else 2)
+
+    @property
+    def instruction_registers(self) -> int:
+        """Registers that a thread must be launched with for one instruction."""
+        return self._instruction_accumulators + INSTRUCTION_REGISTERS
 
     @property
     def needed_registers(self) -> int:
-        return self.accumulator_registers + BASE_REGISTERS
+        return self.accumulator_registers + BASE_REGISTERS + (BETA_REGISTERS if self.spec.beta else 0)
 
     @property
     def max_registers(self) -> int:

@@ -134,6 +134,16 @@ def registers(plan: Plan) -> str | None:
     )
 
 
+@rule(ways_out.fewer_registers)
+def instruction(plan: Plan) -> str | None:
+    if plan.instruction_registers <= plan.launch_registers:
+        return None
+    return (
+        f"{plan.spec.mma} takes {plan.instruction_registers} registers a thread > {plan.launch_registers} that "
+        f"{plan.spec.ctas_per_sm} x {plan.threads} threads an SM are launched with"
+    )
+
+
 # ---- Order of the work, and D ---------------------------------------------------------------------------------------
 
 
