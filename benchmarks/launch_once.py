@@ -1,38 +1,47 @@
-"""Launches contenders a few times each and nothing else, for profilers.
+"""Launches variants a few times each and nothing else, for profilers.
 
-    ncu --clock-control none --set full python benchmarks/launch_once.py --library DIR --shape 4096 --filter '*'
+ncu --clock-control none --set full python -m benchmarks.launch_once --library DIR --shape 4096x4096x4096
 """
 
+from __future__ import annotations
+
 import argparse
-import fnmatch
+from dataclasses import replace
 from pathlib import Path
 
-from contenders import Buffers, Problem, cutlass_contenders
-from cubin_contender import library_contenders
+from hgemm.bench.contenders import Variant
+from hgemm.bench.operands import Operands, Pool
+from hgemm.bench.stream import Stream
+from hgemm.bench.variants import read_kernels
+from hgemm.bench.work import Work
+from hgemm.cases import Shape
+from hgemm.device import open_device
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--library", type=Path)
-    parser.add_argument("--cutlass", type=Path)
-    parser.add_argument("--filter", default="*")
-    parser.add_argument("--shape", type=Problem.parse, default=Problem.parse("4096"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", type=Path, required=True)
+    parser.add_argument("--kernels", default="", help="globs over their names")
+    parser.add_argument("--shape", type=Shape.parse, default=Shape(4096, 4096, 4096))
     parser.add_argument("--times", type=int, default=2)
     args = parser.parse_args()
-    import torch
-
-    found = library_contenders(args.library, "auto", torch.cuda.get_device_capability()) if args.library else []
-    found += cutlass_contenders(args.cutlass) if args.cutlass else []
-    m, n, k = args.shape.m, args.shape.n, args.shape.k
-    a, b = (torch.randn(rows, k, device="cuda", dtype=torch.float16) for rows in (m, n))
-    buffers = Buffers(args.shape, a, b, torch.empty(m, n, device="cuda", dtype=torch.float16))
-    for contender in found:
-        if fnmatch.fnmatch(contender.name, args.filter):
-            contender.prepare(args.shape)
-            for _ in range(args.times):
-                contender.launch(torch.cuda.current_stream().cuda_stream, buffers)
-            torch.cuda.synchronize()
-            print(contender.name)
+    device = open_device()
+    shape = args.shape
+    with device.current():
+        stream = Stream(device)
+        for kernel in read_kernels(args.library, args.kernels):
+            facts = kernel.facts
+            types = {name: getattr(facts, name) for name in ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")}
+            work = replace(Work(shape.m, shape.n, shape.k, shape.batch), **types)
+            pools = {dtype: Pool(stream, dtype, seed=0) for dtype in {work.dtype_a, work.dtype_b}}
+            operands = Operands(stream, work, pools, 0, (1, 1))
+            variant = Variant(kernel, device)
+            for launch in variant.bind(operands, stream.handle) * args.times:
+                launch()
+            stream.synchronize()
+            print(variant.name)
+            for thing in (variant, operands, *pools.values()):
+                thing.free()
 
 
 if __name__ == "__main__":

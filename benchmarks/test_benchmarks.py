@@ -1,6 +1,5 @@
-"""Tests of the measuring tools' arithmetic; no GPU, no torch."""
+"""Tests of what builds and times compilers' output; no GPU."""
 
-import ctypes
 import json
 import sys
 from pathlib import Path
@@ -12,125 +11,10 @@ sys.path[:0] = [str(HERE), str(HERE / "baselines")]
 
 import build_cutlass2x  # noqa: E402
 import compile_time  # noqa: E402
-import cubin_contender  # noqa: E402
-import harness  # noqa: E402
-import protocol  # noqa: E402
-import telemetry  # noqa: E402
-from contenders import LaunchError, Problem  # noqa: E402
-from cubin_contender import Launch, ProblemStruct  # noqa: E402
+import cutlass_baseline  # noqa: E402
 
-
-def test_problem_reads_cubes_and_boxes():
-    assert Problem.parse("4096") == Problem(4096, 4096, 4096)
-    assert Problem.parse("4096x7168x16384") == Problem(4096, 7168, 16384)
-    for text in ("", "4096x4096", "0", "-1", "axb"):
-        with pytest.raises(ValueError):
-            Problem.parse(text)
-
-
-def test_problem_struct_has_the_kernels_layout():
-    assert ctypes.sizeof(ProblemStruct) == 144
-    offsets = {
-        name: getattr(ProblemStruct, name).offset
-        for name in ("a", "workspace", "lda", "batch_stride_a", "m", "alpha", "beta")
-    }
-    assert offsets == {"a": 0, "workspace": 40, "lda": 48, "batch_stride_a": 80, "m": 120, "alpha": 136, "beta": 140}
-
-
-def test_grid_rules():
-    record = dict(threads=128, smem_bytes=98304, cluster=[1, 1, 1], grid=dict(rule="one_tile", tile_m=128, tile_n=256))
-    assert Launch.of(record).grid(1000, 1000, 1, sms=132) == (8 * 4, 1, 1)
-    split = Launch.of(
-        record | {"grid": record["grid"] | {"rule": "split_k", "splits": 4}},
-        traits={"workspace": {"counter_bytes_per_tile": 4, "partial_bytes_per_tile": 1000}},
-    )
-    assert split.grid(1000, 1000, 1, sms=132) == (128, 1, 1)
-    assert split.workspace_bytes(1000, 1000, 1) == 256 + 32 * 1000
-    persistent = Launch.of(record | {"grid": record["grid"] | {"rule": "persistent"}}, resources={"ctas_per_sm": 2})
-    assert persistent.grid(256, 256, 1, sms=132) == (2, 1, 1)
-    assert persistent.grid(8192, 8192, 1, sms=132) == (264, 1, 1)
-    with pytest.raises(LaunchError, match="stream_k"):
-        Launch.of(record | {"grid": record["grid"] | {"rule": "stream_k"}}).grid(1, 1, 1, 132)
-
-
-@pytest.mark.parametrize(
-    "arch, runs", [("sm_90", True), ("sm_90a", True), ("sm_89", False), ("sm_80", False), ("sm_100a", False)]
-)
-def test_machine_code_runs_on_its_own_major_version(arch, runs):
-    assert cubin_contender.cubin_runs(arch, (9, 0)) is runs
-
-
-def test_abba_cancels_a_linear_drift():
-    drift, blocks = 0.0, []
-    for name in protocol.abba(["a", "b", "c"]):
-        blocks.append((name, 1.0 + drift))
-        drift += 0.1
-    times = protocol.round_times([blocks])
-    assert [times[name][0] for name in "abc"] == pytest.approx([1.25] * 3)
-
-
-def rows_of(times, accs, pattern="base_*"):
-    return {row["name"]: row for row in protocol.summarise(times, accs, Problem(1000, 1000, 1000), pattern)}
-
-
-def test_summary_takes_the_fastest_baseline_of_the_same_accumulator():
-    times = {
-        "ours": [1.0, 1.0, 1.0],
-        "base_slow": [2.0, 2.0, 2.0],
-        "base_fast": [1.5, 1.6, 1.4],
-        "base_half": [0.5, 0.5, 0.5],
-    }
-    accs = {"ours": "f32", "base_slow": "f32", "base_fast": "f32", "base_half": "f16"}
-    rows = rows_of(times, accs)
-    assert rows["ours"]["baseline"] == "base_fast"
-    assert rows["ours"]["ratio"] == 1.5 and rows["ours"]["ratio_p10"] == 1.42 and rows["ours"]["wins"]
-    assert rows["base_half"]["ratio"] == 1.0 and not rows["base_half"]["wins"]
-    assert rows["ours"]["tflops"] == 2.0  # 2e9 operations in a millisecond
-    assert "ratio" not in rows_of({"ours": [1.0]}, {"ours": "f32"})["ours"]
-
-
-def test_ratios_are_paired_by_round():
-    rows = rows_of({"ours": [1.0, 2.0], "base": [1.1, 2.2]}, {"ours": "f32", "base": "f32"}, "base")
-    assert rows["ours"]["ratio_p10"] == rows["ours"]["ratio_p90"] == 1.1  # both slowed down together
-
-
-def test_tolerance_sees_one_missing_k_tile():
-    for k in (2048, 4096, 8192):
-        missing = (32 / k) ** 0.5  # relative norm of 32 of k terms
-        assert protocol.Tolerance.of(k, "f32").norm < missing / 10
-        assert protocol.Tolerance.of(k, "f16").norm < missing / 1.5
-
-
-def test_finalists_keep_baselines_and_torch():
-    rows = [dict(name=name, acc="f32") for name in ("torch_mm_f32", "x1", "x2", "base_1", "x3", "base_2", "base_3")]
-    assert protocol.finalists(rows, 2, "base_*") == ["x1", "x2", "base_1", "base_2", "torch_mm_f32"]
-
-
-def test_table_prints_what_a_result_holds():
-    rows = protocol.summarise(
-        {"ours": [1.0], "base": [1.5]}, {"ours": "f32", "base": "f32"}, Problem(1000, 1000, 1000), "base"
-    )
-    result = dict(
-        problem=dict(m=1000, n=1000, k=1000), state="steady", rows=rows, refused={"odd": "why"}, telemetry=None
-    )
-    text = harness.table(json.loads(json.dumps(result)))
-    assert "1.500" in text and "refused: odd: why" in text and text.splitlines()[-2].endswith("*")
-
-
-def test_arguments():
-    args = harness.parse_arguments(["--shapes", "2048,4096x7168x16384", "--states", "steady,burst"])
-    assert args.shapes[1].n == 7168 and args.states == ["steady", "burst"]
-    for bad in ([], ["--shapes", "12,x"], ["--shapes", "64", "--states", "warm"]):
-        with pytest.raises(SystemExit):
-            harness.parse_arguments(bad)
-
-
-def test_telemetry_summary():
-    one = telemetry.parse_smi("1740, 655.31, 61, 0x0000000000000004", 1.0)
-    two = telemetry.parse_smi("1980, 455.31, 59, 0x0000000000000000", 2.0)
-    seen = telemetry.summarise([one, two])
-    assert seen["sm_mhz"] == 1860 and seen["power_w_max"] == 655.3 and seen["limited_by"] == ["sw_power_cap"]
-    assert telemetry.summarise([]) is None
+from hgemm.bench.work import Work  # noqa: E402
+from hgemm.problem import Problem  # noqa: E402
 
 
 def test_ptxas_report():
@@ -177,3 +61,35 @@ def test_rival_line_is_read():
     assert compile_time.describe("noise\n" + line + "\n") == dict(
         version="1", cubin_bytes=100, import_s=0.5, compile_s=0.25
     )
+
+
+class FakeCutlass:
+    """The library of baselines/cutlass2x_abi.cpp: two kernels, the second refuses to run."""
+
+    def __init__(self, path):
+        self.ran = []
+        self.cutlass2x_count = lambda: 2
+        self.cutlass2x_name = lambda index: (b"cutlass2x_a_sw8", b"cutlass2x_b_sw8")[index]
+        self.cutlass2x_acc = lambda index: (32, 16)[index]
+        self.cutlass2x_init = lambda index: 0
+        self.cutlass2x_run = lambda *arguments: self.ran.append(arguments) or arguments[0]
+
+
+def test_cutlass_kernels_serve_their_accumulator_and_layout(monkeypatch, tmp_path):
+    monkeypatch.setattr(cutlass_baseline.ctypes, "CDLL", FakeCutlass)
+    baseline = cutlass_baseline.Cutlass(tmp_path / "x.so", "*_sw8")
+
+    class Operands:
+        sets = 2
+
+        def problem(self, at):
+            return Problem(8, 16, 24, a=1 + at, b=2, d=3, lda=24, ldb=24, ldd=16)
+
+    one, two = (baseline.propose(Work(8, 16, 24, acc=acc), 32).contenders for acc in ("f32", "f16"))
+    assert [kernel.name for kernel in one + two] == ["cutlass2x_a_sw8", "cutlass2x_b_sw8"]
+    assert not baseline.propose(Work(8, 16, 24, layout="nn"), 32).contenders
+    for launch in one[0].bind(Operands(), 77):
+        launch()
+    assert baseline.library.ran == [(0, 8, 16, 24, at, 2, 3, 24, 24, 16, 77) for at in (1, 2)]
+    with pytest.raises(cutlass_baseline.CutlassError, match="cutlass2x_run returned cudaError 1"):
+        two[0].bind(Operands(), 77)[0]()

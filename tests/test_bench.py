@@ -17,7 +17,7 @@ import hgemm.bench.operands
 import hgemm.device
 from hgemm import DeviceError, Kernel, LibraryError
 from hgemm.bench import cublaslt, race
-from hgemm.bench.protocol import Protocol, block_launches
+from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
 from hgemm.bench.work import Work
 from hgemm.device import open_device
@@ -86,7 +86,11 @@ def test_ours_and_the_baseline_are_chosen_and_paired(driver: BenchDriver, lt: Fa
     finalists = {"hgemm_fast", "hgemm_middle", "hgemm_third", "cublaslt#0", "cublaslt#1", "cublaslt#2"}
     assert set(result["figures"]) == finalists
     assert set(result["screened_us"]) == {k.facts.symbol for k in kernels} | {f"cublaslt#{at}" for at in range(4)}
-    assert document["cublaslt"] == "13.1.0" and document["device"] == "Fake GPU" and document["driver_cuda"] == "13.0"
+    assert (
+        document["baseline"] == "cuBLASLt 13.1.0"
+        and document["device"] == "Fake GPU"
+        and document["driver_cuda"] == "13.0"
+    )
 
 
 def test_a_variant_that_gets_slow_after_the_screening_is_not_ours(
@@ -120,22 +124,20 @@ def test_blocks_go_round_the_sets(driver: BenchDriver, lt: FakeCublasLt, kernels
     assert len(set(used)) == 3
 
 
-def test_blocks_have_whole_turns_or_less() -> None:
-    protocol = Protocol(seconds=1.5, block_ms=7.0)
-    assert block_launches(0.01, protocol, contenders=5, sets=25, rounds=15) == 700
-    assert block_launches(0.01, replace(protocol, seconds=0.15), contenders=5, sets=25, rounds=15) == 100
-    assert block_launches(13.0, protocol, contenders=5, sets=3, rounds=15) == 1
-    assert block_launches(3.0, protocol, contenders=5, sets=3, rounds=15) == 2
-
-
 def test_bursts_rest_before_each_block(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
     result = first(Plan([WORK], kernels, states=("burst",), protocol=QUICK))
     assert result["state"] == "burst" and result["figures"]["hgemm_fast"]["rounds"] == 5
     assert result["ratio_best"]["median"] == 1.25
 
 
+def test_alone_each_has_its_own_clock(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:
+    result = first(Plan([WORK], kernels, states=("solo",), protocol=replace(QUICK, solo_s=0.0)))
+    assert set(result["alone"]) == set(result["figures"]) == {"hgemm_fast", "cublaslt#0", "cublaslt#1"}
+    assert result["figures"]["hgemm_fast"]["rounds"] == 4 and result["ratio_best"]["median"] == 1.25
+
+
 def test_without_a_baseline_only_our_time_is_told(driver: BenchDriver, kernels: list) -> None:
-    result = first(Plan([WORK], kernels, protocol=QUICK, baseline=False))
+    result = first(Plan([WORK], kernels, protocol=QUICK, baseline=None))
     assert result["ours"] == "hgemm_fast" and result["first"] is None and "ratio_first" not in result
 
 
@@ -181,7 +183,7 @@ def test_wrong_numbers_are_refused_on_both_sides(driver: BenchDriver, lt: FakeCu
 def test_a_large_d_is_sampled_by_rows(driver: BenchDriver, kernels: list, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hgemm.bench.check.WHOLE_BYTES", 100)
     driver.faults["hgemm_fast"] = frozenset({"leaves an element"})  # the last one, which is always sampled
-    result = first(Plan([WORK], kernels, protocol=QUICK, baseline=False))
+    result = first(Plan([WORK], kernels, protocol=QUICK, baseline=None))
     assert result["ours"] == "hgemm_middle" and "1 elements of D were not written" in result["refused"]["hgemm_fast"]
 
 
@@ -205,7 +207,7 @@ def test_a_lost_device_ends_the_run_with_its_cause(driver: BenchDriver, kernels:
     with pytest.raises(
         DeviceError, match="hgemm_third on 40x56x24 tn f16 f16 f32 f16 lost the device: .*ILLEGAL_ADDRESS"
     ):
-        measured(Plan([WORK], kernels, protocol=QUICK, baseline=False))
+        measured(Plan([WORK], kernels, protocol=QUICK, baseline=None))
 
 
 # ---- Whole runs -----------------------------------------------------------------------------------------------------
@@ -295,7 +297,7 @@ def test_operands_are_random_and_differ_from_set_to_set(driver: BenchDriver, ker
 
     simulated.launch = look
     try:
-        first(Plan([WORK], kernels[:1], protocol=QUICK, baseline=False, seed=3))
+        first(Plan([WORK], kernels[:1], protocol=QUICK, baseline=None, seed=3))
     finally:
         simulated.launch = compute
     assert abs(seen[0].mean()) < 0.2 and 0.8 < seen[0].std() < 1.2

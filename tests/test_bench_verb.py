@@ -155,7 +155,7 @@ def test_the_module_imports_no_generator() -> None:
         (["--m", "12:x"], "--m '12:x' is malformed"),
         (["--m", "0"], "--m '0' names no positive number"),
         (["--shapes", "8x8x8", "--acc", "f64"], "acc 'f64' is unknown: use f32, f16"),
-        (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use steady, burst"),
+        (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use steady, burst, solo"),
         (["--shapes", "8x8x8", "--resume"], "--resume needs the file of an earlier run"),
     ],
 )

@@ -27,7 +27,8 @@ Examples:
   hgemm bench hgemm_sm90a_tn_128x256x64 --m 1024:8192:1024 --keep out.json --budget 300
   hgemm bench --suite public --acc f16 --state steady,burst --csv out.csv
 
-Steady is after seconds of load and without a pause, burst is after a rest each time. Exit status 1 says that a problem
+Steady is after seconds of load and without a pause, burst is after a rest each time, solo is one contender alone, for
+its own clock and power: there the ratios are not paired. Exit status 1 says that a problem
 was not measured, or that the numbers of what is fastest are wrong.
 """
 

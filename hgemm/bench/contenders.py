@@ -1,4 +1,4 @@
-"""What is timed against one another on one problem: our variants, and the proposals of a library."""
+"""What is timed against one another on one problem: our variants, and what a baseline proposes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hgemm.bench.cublaslt import Heuristic, Proposals
 from hgemm.bench.operands import Operands
+from hgemm.bench.work import Work
 from hgemm.device import Device
 from hgemm.kernel import Kernel
 from hgemm.launch import workspace_bytes
@@ -23,6 +23,24 @@ class Contender(Protocol):
     side: str
 
     def bind(self, operands: Operands, stream: int) -> list[Launch]: ...
+
+    def free(self) -> None: ...
+
+
+class Proposed(Protocol):
+    """What a baseline proposes for one problem, its first guess first."""
+
+    contenders: list[Contender]
+
+    def free(self) -> None: ...
+
+
+class Baseline(Protocol):
+    """A library that ours is held against; `name` says its version too."""
+
+    name: str
+
+    def propose(self, work: Work, count: int) -> Proposed: ...
 
     def free(self) -> None: ...
 
@@ -55,24 +73,3 @@ class Variant:
         if self.workspace:
             self.device.free(self.workspace)
             self.workspace = 0
-
-
-@dataclass
-class Proposal:
-    """One algorithm that cuBLASLt proposes; number 0 is its first guess."""
-
-    proposals: Proposals
-    algorithm: Heuristic
-    number: int
-    side: str = BASELINE
-
-    @property
-    def name(self) -> str:
-        return f"cublaslt#{self.number}"
-
-    def bind(self, operands: Operands, stream: int) -> list[Launch]:
-        sets = range(operands.sets)
-        return [self.proposals.bind(self.algorithm, operands.problem(at), stream) for at in sets]
-
-    def free(self) -> None:
-        pass

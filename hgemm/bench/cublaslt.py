@@ -11,10 +11,13 @@ import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from hgemm.bench.operands import Dense, dense
+from hgemm.bench.contenders import BASELINE
+from hgemm.bench.operands import Dense, Operands, dense
 from hgemm.bench.work import Work
+from hgemm.device import Device
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.problem import Problem
 
@@ -76,10 +79,10 @@ def find_library() -> str:
 
 
 class CublasLt:
-    """The library on the current context's device, with a workspace of 64 MiB that the caller gives."""
+    """The library on a device whose context is the thread's, with a workspace of 64 MiB."""
 
-    def __init__(self, workspace: int, path: str | None = None) -> None:
-        path = path or find_library()
+    def __init__(self, device: Device) -> None:
+        path = find_library()
         try:
             self.library = ctypes.CDLL(path)
         except OSError as error:
@@ -88,17 +91,18 @@ class CublasLt:
             function = getattr(self.library, name)
             function.argtypes, function.restype = arguments, _INT
         self.library.cublasLtGetVersion.restype = _SIZE
-        self.workspace = workspace
-        self.handle = self._made("cublasLtCreate")
-
-    @property
-    def version(self) -> str:
-        """Return its version, such as 13.1.0."""
         number = int(self.library.cublasLtGetVersion())
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        self.name = f"cuBLASLt {number // 10000}.{number // 100 % 100}.{number % 100}"
+        self.handle = self._made("cublasLtCreate")
+        self.device, self.workspace = device, device.allocate(WORKSPACE_BYTES)
 
     def free(self) -> None:
+        self.device.free(self.workspace)
         self.ok("cublasLtDestroy", self.handle)
+
+    def propose(self, work: Work, count: int) -> Proposals:
+        """Return what the heuristic answers for a problem, at most `count` algorithms."""
+        return Proposals(self, work, count)
 
     def ok(self, call: str, *arguments: object) -> None:
         """Call a function. Raises CublasError where it returns another status than 0."""
@@ -146,14 +150,14 @@ class CublasError(HgemmError):
 
 
 class Proposals:
-    """What cuBLASLt proposes for a problem, best guess first; `algorithms` may be empty."""
+    """What cuBLASLt proposes for a problem, its best guess first; there may be nothing."""
 
     def __init__(self, lt: CublasLt, work: Work, count: int) -> None:
         self.lt, places = lt, dense(work)
         self.operation = lt.operation(work)
         self.layouts = {name: lt.layout(place) for name, place in places.items()}
         self.one, self.zero = (struct.pack("<e" if work.acc == "f16" else "<f", value) for value in (1.0, 0.0))
-        self.algorithms = self._ask(count)
+        self.contenders = [Proposal(self, one, at) for at, one in enumerate(self._ask(count))]
 
     def _ask(self, count: int) -> list[Heuristic]:
         found, returned, lay = (Heuristic * count)(), ctypes.c_int(), self.layouts
@@ -179,3 +183,24 @@ class Proposals:
         for layout in self.layouts.values():
             self.lt.ok("cublasLtMatrixLayoutDestroy", layout)
         self.lt.ok("cublasLtMatmulDescDestroy", self.operation)
+
+
+@dataclass
+class Proposal:
+    """One algorithm that cuBLASLt proposes; number 0 is its first guess."""
+
+    proposals: Proposals
+    algorithm: Heuristic
+    number: int
+    side: str = BASELINE
+
+    @property
+    def name(self) -> str:
+        return f"cublaslt#{self.number}"
+
+    def bind(self, operands: Operands, stream: int) -> list[Callable[[], None]]:
+        sets = range(operands.sets)
+        return [self.proposals.bind(self.algorithm, operands.problem(at), stream) for at in sets]
+
+    def free(self) -> None:
+        pass

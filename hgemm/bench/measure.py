@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hgemm.bench.check import Sample
-from hgemm.bench.contenders import BASELINE, OURS, Contender, Proposal, Variant
-from hgemm.bench.cublaslt import CublasLt, Proposals
+from hgemm.bench.contenders import BASELINE, OURS, Baseline, Contender, Variant
 from hgemm.bench.memory import copy_bytes_per_s
 from hgemm.bench.operands import Operands, Pool
 from hgemm.bench.protocol import Protocol, fastest, figures, round_times
@@ -38,7 +37,7 @@ class Stand:
     telemetry: Telemetry
     seed: int
     watch: Watch
-    baseline: CublasLt | None = None
+    baseline: Baseline | None = None
     warm: bool = False
     pools: dict[str, Pool] = field(default_factory=dict)
 
@@ -58,61 +57,67 @@ def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> 
     """
     begun = time.perf_counter()
     operands = stand.operands(work)
-    proposals = Proposals(stand.baseline, work, stand.protocol.algorithms) if stand.baseline else None
+    proposed = stand.baseline.propose(work, stand.protocol.algorithms) if stand.baseline else None
     contenders: list[Contender] = [Variant(kernel, stand.device) for kernel in kernels if work.fits(kernel.facts)]
-    if proposals:
-        contenders += [Proposal(proposals, one, at) for at, one in enumerate(proposals.algorithms)]
+    contenders += proposed.contenders if proposed else []
     race = Race(stand.stream, operands, stand.protocol)
     try:
         return _measured(race, contenders, stand, state, begun)
     finally:
         stand.watch.rest()
-        for thing in (race, *contenders, *([proposals] if proposals else []), operands):
+        for thing in (race, *contenders, *([proposed] if proposed else []), operands):
             with suppress(HgemmError):  # after a fault nothing works any more: what was told first counts
                 thing.free()
 
 
 def _measured(race: Race, contenders: list[Contender], stand: Stand, state: str, begun: float) -> dict[str, Any]:
-    work, protocol = race.operands.work, stand.protocol
-    for contender in contenders:
-        stand.watch.begin(contender.name)
-        race.enter(contender)
-    screened = {**race.screen(OURS), **race.screen(BASELINE)}
-    first = next((one.name for one in contenders if one.side == BASELINE and one.name in race.launches), None)
+    work = race.operands.work
     sample = Sample(race.operands, stand.seed)
-    finalists = 1 if state == "burst" else protocol.finalists  # each block after a rest: time for few
+    result = _screened(race, contenders, stand, state)
+    # A block after a rest takes long, and one alone is for its clock and power: both for few.
+    finalists = stand.protocol.finalists if state == "steady" else 1
     ours, theirs = (_right(race, sample, side, finalists) for side in (OURS, BASELINE))
     stand.watch.rest()
-    first = first if first in race.launches else None
-    result: dict[str, Any] = {
-        "work": work.plain(),
-        "state": state,
-        "sets": race.operands.sets,
-        "rotated_bytes": race.operands.total_bytes,
-        "screened_us": {name: round(ms * 1e3, 3) for name, ms in screened.items()},
-        "screening_winner": ours[0] if ours else None,
-        "refused": race.refused,
-    }
     if not ours:
         return result
+    first = next((one.name for one in contenders if one.side == BASELINE and one.name in race.launches), None)
     names = list(dict.fromkeys([*ours, *([first] if first else []), *theirs]))
-    measured_from, times = _rounds(race, names, stand, state)
+    measured_from, times = _timed(race, names, stand, state)
     ended = time.perf_counter()
     best = fastest(times, ours)
-    if wrong := sample.complaint(race.launches[best][0]):  # on a hot card: a race may show only there
-        race.refuse(best, f"after timing: {wrong}")
     result |= {
         "ours": best,
         "first": first,
         "best": fastest(times, theirs),
+        "screening_winner": ours[0],
         "figures": {name: figures(times[name], work) for name in names},
         "telemetry": stand.telemetry.between(measured_from, ended),
     }
     result |= ratios(times, result)
     if work.m <= FEW_ROWS:
         result["memory"] = _memory(work, result, stand)
+    if state == "solo":
+        result["alone"] = {name: stand.telemetry.between(*race.spans[name]) for name in names}
+    if wrong := sample.complaint(race.launches[best][0]):  # on a hot card: a race may show only there
+        race.refuse(best, f"after timing: {wrong}")
     result["seconds"] = {"setup": round(measured_from - begun, 2), "rounds": round(ended - measured_from, 2)}
     return result
+
+
+def _screened(race: Race, contenders: list[Contender], stand: Stand, state: str) -> dict[str, Any]:
+    """Bind and screen all contenders, and return what the result begins with."""
+    for contender in contenders:
+        stand.watch.begin(contender.name)
+        race.enter(contender)
+    screened = {**race.screen(OURS), **race.screen(BASELINE)}
+    return {
+        "work": race.operands.work.plain(),
+        "state": state,
+        "sets": race.operands.sets,
+        "rotated_bytes": race.operands.total_bytes,
+        "screened_us": {name: round(ms * 1e3, 3) for name, ms in screened.items()},
+        "refused": race.refused,
+    }
 
 
 def _right(race: Race, sample: Sample, side: str, count: int) -> list[str]:
@@ -129,16 +134,17 @@ def _right(race: Race, sample: Sample, side: str, count: int) -> list[str]:
     return right
 
 
-def _rounds(race: Race, names: list[str], stand: Stand, state: str) -> tuple[float, dict[str, list[float]]]:
-    """Time the finalists; return when that began, the way to the state excluded, and each one's time a round."""
+def _timed(race: Race, names: list[str], stand: Stand, state: str) -> tuple[float, dict[str, list[float]]]:
+    """Time the finalists; return when that began, the way to the state excluded, and each one's times."""
     protocol = stand.protocol
-    race.prepare(names, protocol.rounds if state == "steady" else protocol.burst_rounds)
+    race.prepare(names, protocol.burst_rounds if state == "burst" else protocol.rounds)
     if state == "steady":
         race.load(names, protocol.rewarm_s if stand.warm else protocol.warm_up_s)
         stand.warm = True
     begun = time.perf_counter()
-    rounds = race.steady(names) if state == "steady" else race.burst(names)
-    return begun, round_times(rounds)
+    if state == "solo":
+        return begun, {name: race.alone(name) for name in names}
+    return begun, round_times(race.steady(names) if state == "steady" else race.burst(names))
 
 
 def _memory(work: Work, result: dict[str, Any], stand: Stand) -> dict[str, float]:

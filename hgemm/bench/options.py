@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from hgemm.bench.cublaslt import CublasLt
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
 from hgemm.bench.suites import names, read_suite
@@ -21,7 +22,8 @@ from hgemm.errors import RequestError
 from hgemm.kernel import Kernel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-STATES = ("steady", "burst")
+STATES = ("steady", "burst", "solo")
+BASELINES = {"cublaslt": CublasLt, "none": None}
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _NUMBER = click.FloatRange(min=0.0)
 
@@ -37,8 +39,8 @@ _OPTIONS = (
     click.option("--in", "dtype", default="", metavar="TYPE", help="Type of A and B; the suite's, or f16."),
     click.option("--acc", default="", metavar="TYPE", help="Accumulator; the suite's, or f32."),
     click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B where --in is given."),
-    click.option("--baseline", type=click.Choice(("cublaslt", "none")), default="cublaslt", show_default=True),
-    click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady and burst."),
+    click.option("--baseline", type=click.Choice(list(BASELINES)), default="cublaslt", show_default=True),
+    click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady, burst and solo."),
     click.option("--seconds", type=_NUMBER, default=Protocol.seconds, show_default=True, help="Of rounds a problem."),
     click.option("--rounds", type=click.IntRange(3), default=Protocol.rounds, show_default=True, help="At least."),
     click.option("--burst-rounds", type=click.IntRange(1), default=Protocol.burst_rounds, show_default=True),
@@ -66,12 +68,15 @@ def bench_options(function: Function) -> Function:
     return function
 
 
-def bench(kernels: Sequence[Kernel], options: dict[str, Any]) -> int:
-    """Measure what the options say, print it, and return the exit status: 1 where something is wrong or unmeasured."""
+def bench(kernels: Sequence[Kernel], options: dict[str, Any], **changed: Any) -> int:
+    """Measure what the options say, print it, and return the exit status: 1 where something is wrong or unmeasured.
+
+    `changed` are fields of the Plan that other tools put in place of the options', such as a baseline of their own.
+    """
     from hgemm.bench.results import table
     from hgemm.bench.written import write_csv, write_junit
 
-    plan = plan_of(kernels, options)
+    plan = replace(plan_of(kernels, options), **changed)
     document = run(plan, open_device(), lambda text: click.echo(text, err=True))
     results = document["results"]
     if options["csv"]:
@@ -102,7 +107,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> Plan:
         kernels=kernels,
         states=states,
         protocol=protocol,
-        baseline=options["baseline"] == "cublaslt",
+        baseline=BASELINES[options["baseline"]],
         budget_s=options["budget"] or float("inf"),
         seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
         keep=options["keep"],

@@ -33,6 +33,7 @@ class Protocol:
     rewarm_s: float = 0.2
     cool_down_s: float = 0.7
     burst_rounds: int = 5
+    solo_s: float = 0.5
     l2_multiple: float = 3.0
     sets_min: int = 3
     sets_max: int = 256

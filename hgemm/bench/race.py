@@ -15,6 +15,7 @@ from hgemm.errors import DeviceError, HgemmError
 HOPELESS = 1.5
 """A contender whose first launches take so many times the best one's is screened no further."""
 _FIRST_LAUNCHES = 6
+_SOLO_BLOCKS = 4
 _HOST_MS = 0.02
 """Launches that are shorter than this are timed by graphs only: the host is too slow to tell them apart."""
 
@@ -32,6 +33,7 @@ class Race:
         self.sides: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.launch_ms: dict[str, float] = {}
+        self.spans: dict[str, tuple[float, float]] = {}
         self._graphs: dict[str, list[Graph]] = {}
         self._at = 0  # the set that the next block begins with, where blocks are less than a turn
 
@@ -159,6 +161,22 @@ class Race:
                 row.append((name, self.block(name)()))
             rounds.append(row)
         return rounds
+
+    def alone(self, name: str) -> list[float]:
+        """Run one contender and nothing else for a while; return its times in the second half of that.
+
+        `spans` remembers when that half was, for its clock and power.
+        """
+        begun = time.perf_counter()
+        middle, end = begun + self.protocol.solo_s / 2, begun + self.protocol.solo_s
+        times: list[float] = []
+        while not times or time.perf_counter() < end:
+            late = time.perf_counter() >= middle
+            waits = [self.block(name) for _ in range(_SOLO_BLOCKS)]
+            blocks = [wait() for wait in waits]
+            times = [*times, *blocks] if late else []
+        self.spans[name] = (middle, time.perf_counter())
+        return times
 
     def free(self) -> None:
         """Drop the graphs."""

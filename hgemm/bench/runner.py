@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hgemm.bench.cublaslt import WORKSPACE_BYTES, CublasLt
+from hgemm.bench.contenders import Baseline
+from hgemm.bench.cublaslt import CublasLt
 from hgemm.bench.measure import Stand, measure
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.race import LostDevice
@@ -38,7 +39,7 @@ class Plan:
     kernels: Sequence[Kernel]
     states: Sequence[str] = ("steady",)
     protocol: Protocol = Protocol()
-    baseline: bool = True
+    baseline: Callable[[Device], Baseline] | None = CublasLt
     budget_s: float = float("inf")
     seed: int = 0
     keep: Path | None = None
@@ -95,18 +96,16 @@ def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStac
     stand = Stand(device, stream, plan.protocol, telemetry, plan.seed, watch)
     document["driver"] = telemetry.driver()
     if plan.baseline:
-        workspace = device.allocate(WORKSPACE_BYTES)
-        stack.callback(_quietly, device.free, workspace)
-        stand.baseline = CublasLt(workspace)
+        stand.baseline = plan.baseline(device)
         stack.callback(_quietly, stand.baseline.free)
-        document["cublaslt"] = stand.baseline.version
+        document["baseline"] = stand.baseline.name
     stack.callback(lambda: [_quietly(pool.free) for pool in stand.pools.values()])
     return stand
 
 
-def _quietly(free: Callable[..., None], *arguments: int) -> None:
+def _quietly(free: Callable[[], None]) -> None:
     with suppress(HgemmError):  # after a fault nothing works any more: what was told first counts
-        free(*arguments)
+        free()
 
 
 def _begin(plan: Plan, device: Device) -> dict[str, Any]:
