@@ -22,14 +22,23 @@ namespace atoms {
 
 // ---- Warpgroups and clusters ----------------------------------------------------------------------------------------
 
-// The warpgroup of this thread, in a form that the compiler knows to be the same for a warp.
-HGEMM_DEVICE int warpgroup_index() { return __shfl_sync(0xffffffff, thread_index() / 128, 0); }
+// The warp of this thread, in a form that the compiler knows to be the same for a warp.
+HGEMM_DEVICE int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+// True in one thread of the warp, the same at each call, in a form that the compiler knows to be one.
+HGEMM_DEVICE bool elect_one() { return cute::elect_one_sync(); }
 
 HGEMM_DEVICE uint32_t cluster_rank() { return cute::block_rank_in_cluster(); }
 
 // Both by all threads of all CTAs of the cluster; what was written before the arrival is seen after the wait.
 HGEMM_DEVICE void cluster_arrive() { cute::cluster_arrive(); }
 HGEMM_DEVICE void cluster_wait() { cute::cluster_wait(); }
+
+// ---- Launches that follow one another -----------------------------------------------------------------------------
+
+// Lets the next launch of the stream begin, if it was launched to overlap with this one, as CTAs of this one end.
+HGEMM_DEVICE void next_launch_may_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Waits until the launches before this one have ended and their writes are visible.
+HGEMM_DEVICE void await_previous_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- Barriers -----------------------------------------------------------------------------------------------------
 

@@ -39,10 +39,11 @@ struct EpilogueSm90 {
   TensorMap const& map;
   Shared& shared;
   int consumer, thread;  // warpgroup, and thread in it
+  bool stores;           // whether this is the thread that stores what the warpgroup has staged
   int stage = 0;
 
-  HGEMM_DEVICE EpilogueSm90(Problem const& problem, TensorMap const& map, Shared& shared, int consumer)
-      : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128) {}
+  HGEMM_DEVICE EpilogueSm90(Problem const& problem, TensorMap const& map, Shared& shared, int consumer, bool stores)
+      : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128), stores(stores) {}
 
   // Finishes (consumer_m, tile_n) sums, the first of which is at (row_first, column_first).
   template <class Values>
@@ -61,7 +62,7 @@ struct EpilogueSm90 {
   // Waits until the TMA has read all that was staged.
   HGEMM_DEVICE void finish() const {
     if constexpr (by_tma) {
-      if (thread == 0) atoms::tma_store_wait_read<0>();
+      if (stores) atoms::tma_store_wait_read<0>();
     }
   }
 
@@ -72,7 +73,7 @@ struct EpilogueSm90 {
     unsigned char* const boxes = shared.turn[consumer][stage];
     int const count = turn == turns - 1 ? last_columns : columns;
 
-    if (thread == 0) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
+    if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
     atoms::named_barrier(1 + consumer, 128);  // the boxes may be written
     if constexpr (sizeof(Out) == 2) {
       stage_halves(values, block, turn, count, boxes, batch, row_first, column_first);
@@ -81,7 +82,7 @@ struct EpilogueSm90 {
     }
     atoms::async_proxy_fence();
     atoms::named_barrier(1 + consumer, 128);  // the boxes are written
-    if (thread == 0) {
+    if (stores) {
       if constexpr (Policy::swapped) {
         atoms::tma_store(map, boxes, row_first, column_first + turn * columns, batch);
       } else {

@@ -65,14 +65,15 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   HGEMM_SHARED(SharedStorage<Policy>, shared);
 
   Place const place;
-  int const consumer = atoms::warpgroup_index();  // or the producer, after the last of them
+  int const warp = atoms::warp_index();
+  int const consumer = warp / 4;  // warpgroup; the producer comes after the last of them
   int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
   Scheduler<ClusterTile<Policy>> scheduler(problem, atoms::cta_x() / Place::size, atoms::grid_x() / Place::size);
   Mainloop mainloop(shared.mainloop, shared.barriers, place);
   Work work;
 
   // ---- Barriers, before anyone of the cluster uses them --------------------------------------------------------------
-  if (atoms::thread_index() == 0) {
+  if (warp == 0 && atoms::elect_one()) {
     atoms::tma_prefetch(maps.a);
     atoms::tma_prefetch(maps.b);
     Mainloop::init(shared.barriers);
@@ -85,11 +86,15 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
     atoms::cta_barrier();
   }
 
+  // ---- What follows may begin its own barriers; what came before must have ended ------------------------------------------
+  atoms::next_launch_may_begin();
+  atoms::await_previous_launches();
+
   if (consumer < Policy::consumers) {
     // ---- Consumers -----------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::registers_increase<Policy::consumer_registers>();
     int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
-    EpilogueSm90<Policy> epilogue(problem, maps.d, shared.epilogue, consumer);
+    EpilogueSm90<Policy> epilogue(problem, maps.d, shared.epilogue, consumer, warp % 4 == 0 && atoms::elect_one());
     for (int turn = 0; scheduler.next(work); turn ^= 1) {
       CtaWork<Policy> const mine(work, place, k_tiles);
       if (Policy::pingpong && turn != consumer) {
@@ -117,7 +122,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   } else {
     // ---- Producer ------------------------------------------------------------------------------------------------------
     if constexpr (Policy::producer_registers > 0) atoms::registers_decrease<Policy::producer_registers>();
-    if (atoms::thread_index() == Policy::consumers * 128) {
+    if (warp == Policy::consumers * 4 && atoms::elect_one()) {
       while (scheduler.next(work)) {
         CtaWork<Policy> const mine(work, place, k_tiles);
         mainloop.load(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k_first, mine.k_count);
