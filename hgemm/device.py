@@ -156,6 +156,11 @@ class Device:
         config.blockDimX, config.blockDimY, config.blockDimZ = facts.threads, 1, 1
         config.sharedMemBytes = facts.smem_bytes
         config.hStream = driver().CUstream(stream)
+        if facts.programmatic:
+            attribute = driver().CUlaunchAttribute()
+            attribute.id = driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
         return config
 
     def bind(

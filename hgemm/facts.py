@@ -37,6 +37,7 @@ class Facts:
     Shapes: A (m, k) is k-contiguous where `layout` begins with t, B (k, n) where it ends with n; C and D (m, n) are
         row-major, bias is (n,) where `bias` is row and (m,) where it is column.
     Units: alignments and tiles are elements; `cluster_shape` counts CTA tiles along m and n.
+    Fields: a `programmatic` launch may begin before the one before it in the stream has ended; the kernel waits itself.
     """
 
     symbol: str
@@ -64,6 +65,7 @@ class Facts:
     partial_bytes_per_tile: int
     cluster_shape: tuple[int, int] = (1, 1)
     tensor_maps: tuple[MapRule, ...] = ()
+    programmatic: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Facts:
@@ -88,6 +90,7 @@ class Facts:
                 partial_bytes_per_tile=workspace.get("partial_bytes_per_tile", 0),
                 cluster_shape=tuple(launch.get("cluster_shape", (1, 1))),
                 tensor_maps=tuple(MapRule.of(entry) for entry in launch.get("tensor_maps", ())),
+                programmatic=launch.get("programmatic", False),
             )
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(

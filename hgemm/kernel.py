@@ -25,7 +25,7 @@ class Kernel:
     """
 
     def __init__(self, record: Mapping[str, Any], cubin: bytes = b"", ptx: bytes = b"") -> None:
-        self.facts = Facts.of(record)
+        self.record, self.facts = record, Facts.of(record)
         self.image = Image(self.facts.arch, cubin, ptx)
         self._functions: dict[int, Function] = {}
 

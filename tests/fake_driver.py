@@ -29,7 +29,8 @@ class FakeDriver:
     """Stands for the module cuda.bindings.driver."""
 
     CUresult, CUstream = real.CUresult, real.CUstream
-    CUlaunchConfig = real.CUlaunchConfig
+    CUlaunchConfig, CUlaunchAttribute = real.CUlaunchConfig, real.CUlaunchAttribute
+    CUlaunchAttributeID = real.CUlaunchAttributeID
     CUtensorMapDataType, CUtensorMapInterleave = real.CUtensorMapDataType, real.CUtensorMapInterleave
     CUtensorMapSwizzle, CUtensorMapL2promotion = real.CUtensorMapSwizzle, real.CUtensorMapL2promotion
     CUtensorMapFloatOOBfill = real.CUtensorMapFloatOOBfill
@@ -45,6 +46,7 @@ class FakeDriver:
         self.launches: list[tuple[int, int, int, int]] = []  # grid.x, threads, shared bytes, stream
         self.maps: list[bytes] = []  # the second parameter of each launch, where there is one
         self.takes_maps = False
+        self.attributes: list[str] = []  # of the last launch
         self.encoded = 0
         self.resident_clusters = 2
         self.status = real.CUresult.CUDA_SUCCESS
@@ -114,6 +116,7 @@ class FakeDriver:
     def cuLaunchKernelEx(self, config, function, parameters, extra):
         assert self.contexts and function == "function" and extra == 0
         assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ) == (1, 1, 1, 1)
+        self.attributes = [one.id.name.removeprefix("CU_LAUNCH_ATTRIBUTE_") for one in config.attrs[: config.numAttrs]]
         self.launches.append((config.gridDimX, config.blockDimX, config.sharedMemBytes, int(config.hStream)))
         addresses = (ctypes.c_void_p * (2 if self.takes_maps else 1)).from_address(parameters)
         packed = ctypes.string_at(addresses[0], PROBLEM_BYTES)

@@ -347,6 +347,15 @@ def test_single_rows_and_columns_need_no_stride(driver: FakeDriver) -> None:
     assert d[0, 0] == 3
 
 
+def test_a_launch_may_begin_early_where_the_kernel_waits(driver: FakeDriver) -> None:
+    early = record()
+    early["launch"] = {**early["launch"], "programmatic": True}
+    for made, attributes in ((record(), []), (early, ["PROGRAMMATIC_STREAM_SERIALIZATION"])):
+        kernel = Kernel(made, b"cubin")
+        attach(driver, kernel)
+        assert (call(kernel, driver) == 24).all() and driver.attributes == attributes
+
+
 def test_a_bound_launch_repeats_itself(driver: FakeDriver) -> None:
     kernel = Kernel(record(), b"cubin")
     seen: list[Problem] = []

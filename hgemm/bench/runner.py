@@ -133,7 +133,9 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
             )
         document = {**document, **kept}
         document.pop("not_measured", None)
-    document["variants"] |= {kernel.facts.symbol: asdict(kernel.facts) for kernel in plan.kernels}
+    for kernel in plan.kernels:
+        record = kernel.record
+        document["variants"][kernel.facts.symbol] = {name: record.get(name) for name in ("arch", "spec", "resources")}
     return document
 
 
