@@ -197,7 +197,7 @@ def _inspect_and_publish(compiled: list[_Built], settings: Settings) -> Iterator
             yield built.place, Outcome(symbol, "failed", total, error=error)
             continue
         artefacts = artefacts_of(prepared.kernel, built.compiled)
-        data = document(prepared.kernel, prepared.headers, prepared.key, artefacts, inspection, seconds)
+        data = document(prepared.kernel, prepared.headers, prepared.key, built.compiled, inspection, seconds)
         try:
             if settings.prover:
                 data["proof"] |= settings.prover.proof(prepared.kernel.source, data)

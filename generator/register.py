@@ -8,7 +8,7 @@ from typing import Any
 
 from generator import __version__
 from generator.binary.inspect import Inspection
-from generator.compile import Compiled, toolchain_of
+from generator.compile import Compiled, versions
 from generator.emit import Kernel
 from generator.plan import Plan
 from generator.toolchain import Headers
@@ -40,7 +40,7 @@ def document(
     kernel: Kernel,
     headers: Headers,
     key: str,
-    artefacts: dict[str, bytes],
+    compiled: Compiled,
     inspection: Inspection,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def document(
     return {
         **planned(kernel),
         "key": key,
-        "toolchain": {**toolchain_of(kernel), "generator": __version__},
+        "toolchain": {**versions(), "options": [*compiled.options], "generator": __version__},
         "inputs": headers.hashes(),
-        "files": {name: _described(content) for name, content in artefacts.items()},
+        "files": {name: _described(content) for name, content in artefacts_of(kernel, compiled).items()},
         "resources": asdict(inspection.resources),
         "sass": inspection.sass,
         "proof": _proof(kernel.plan),

@@ -18,6 +18,8 @@ from conftest import ROOT, SMALL, call, made, start
 from generator import compile as compile_stage
 from generator import pipeline
 from generator.arch import ARCHS
+from generator.binary.ptxas_log import parse_ptxas_log
+from generator.compile import compile_kernel
 from generator.errors import LibraryError
 from generator.pipeline import Settings, build, make, prepare
 from generator.register import planned
@@ -29,6 +31,27 @@ from hgemm.record import ARTEFACTS, Record
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
 SPILLING = {"arch": "sm_80", "tile": "64x64x16", "warp_tile": "64x64", "stages": "2", "ctas_per_sm": "16"}
+
+TIGHT = {
+    **{
+        "arch": "sm_80",
+        "tile": "64x96x48",
+        "warp_tile": "32x24",
+        "stages": "3",
+        "fragment_stages": "2",
+        "ctas_per_sm": "2",
+    },
+    **{
+        "align_a": "8",
+        "align_b": "1",
+        "align_d": "2",
+        "raster": "panel:192",
+        "store": "direct",
+        "bias": "column",
+        "beta": "off",
+    },
+}
+"""Spills 16 B with ptxas's own options."""
 
 
 def plan_of(**texts: str):
@@ -182,6 +205,17 @@ def test_one_that_spills_is_refused_with_the_figures_unless_allowed(settings: Se
     )
     assert [outcome.status for _, outcome in make([plan], allowing, processes=1)] == ["spilled"]
     assert [outcome.status for _, outcome in make([plan], settings, processes=1)] == ["failed"]
+
+
+def test_one_that_spills_is_assembled_again_with_less_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    (candidate,) = sweep([TIGHT]).candidates
+    prepared = prepare(candidate.plan, templates_folder())
+    frugal = compile_kernel(prepared.kernel, prepared.headers)
+    monkeypatch.setattr(compile_stage, "FRUGAL", compile_stage.FRUGAL[:1])
+    plain = compile_kernel(prepared.kernel, prepared.headers)
+    reports = [parse_ptxas_log(made.ptxas_log)[prepared.kernel.symbol] for made in (plain, frugal)]
+    assert reports[0].spill_bytes > 0 == reports[1].spill_bytes
+    assert frugal.ptx == plain.ptx and {*frugal.options} - {*plain.options}
 
 
 def test_what_is_not_as_planned_is_refused_even_where_spills_are_allowed(settings: Settings, monkeypatch) -> None:

@@ -13,7 +13,7 @@ WAY = (
     "families.sm90.plan plan families.ways_out families.rules families.defaults "
     "families.sm80.ways_out families.sm80.rules families.sm80.defaults families.sm90.ways_out families.sm90.rules "
     "families.sm90.defaults rules defaults families.naming families.sm80.naming families.sm90.naming naming families.emit "
-    "families.sm80.emit families.sm90.emit emit toolchain compile binary.elf binary.ptxas_log "
+    "families.sm80.emit families.sm90.emit emit toolchain binary.ptxas_log compile binary.elf "
     "binary.occupancy binary.sass binary.inspect families.sm80.expectation families.sm90.expectation expectation "
     "register store.disk store.whole store.variants "
     "store.library failures pipeline commands.progress cli"
