@@ -62,7 +62,8 @@ def _mending(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
     """Yield changes after which the rule holds and none is broken that was not; at last those that take a second one."""
     others = [other for other in rules_of(plan) if other.name not in found]
     further: list[tuple[Change, Rule]] = []
-    for change in rule.changes(plan):
+    for proposed in rule.changes(plan):
+        change = ways_out.effective(plan, proposed)
         after = ways_out.apply(plan, change)
         if after.spec.family != plan.spec.family:
             if not any(each.broken(after) for each in rules_of(after)):

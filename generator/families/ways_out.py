@@ -29,6 +29,11 @@ def apply(plan: Plan, change: Change) -> Plan:
     return plan.having(**values)
 
 
+def effective(plan: Plan, change: Change) -> Change:
+    """Return what a change would change."""
+    return {name: text for name, text in change.items() if parse_field(name, text) != getattr(plan.spec, name)}
+
+
 def _changes_family(plan: Plan, change: Change) -> bool:
     return "mma" in change and family_of_mma(change["mma"]) != plan.spec.family
 

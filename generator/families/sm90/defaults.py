@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from generator.families.defaults import problem_fields
@@ -40,9 +41,10 @@ def resolve(request: Request) -> Spec:
     if fields["arch"] == "sm_90":
         fields["arch"] = "sm_90a"  # which alone has the instructions
     tiles = [fields["cta_tile"]] if "cta_tile" in fields else TILES
-    plans = [_with_most_stages(fields, choice) for tile in tiles for choice in _choices(fields, tile)]
-    legal = (plan for plan in plans if not any(rule.broken(plan) for rule in RULES))
-    return next(legal, plans[0]).spec
+    first, *others = (choice for tile in tiles for choice in _choices(fields, tile))
+    plan = _with_most_stages(fields, first)
+    plans = itertools.chain([plan], (_with_most_stages(fields, choice) for choice in others))
+    return next((legal for legal in plans if not any(rule.broken(legal) for rule in RULES)), plan).spec
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Request]:

@@ -99,7 +99,7 @@ def cluster(plan: Plan) -> str | None:
         return f"cluster {spec.cluster}, served are {', '.join(map(str, ways_out.CLUSTERS))}"
     for name, boxes in zip("BA" if spec.swapped else "AB", (plan.a, plan.b)):
         slices = boxes.shared_by
-        if boxes.sliced % (slices * CORE_ROWS):
+        if slices > 1 and boxes.sliced % (slices * CORE_ROWS):
             what = "k-rows" if not boxes.k_major else "rows"
             return f"cluster {spec.cluster}: {boxes.sliced} {what} of {name} are no {slices} slices of multiples of 8"
     return None

@@ -14,6 +14,9 @@ from generator.values import Cluster, Raster, Tile
 TILE_M = (64, 128, 192, 256)
 TILE_K = (32, 64, 128)
 MAX_TILE_N = 256
+PARTS = 16
+"""Widths that are tried of a tile that is too wide."""
+
 STAGES = range(2, 17)
 """One more than is multiplied at a time, up to what keeps the small tiles' loads in flight."""
 
@@ -67,8 +70,8 @@ def consumers_of(tile_m: int) -> list[tuple[str, int]]:
 def sharing(plan: Plan, tile: Tile) -> Iterator[Change]:
     """The ways in which consumers share a tile, the present one first."""
     spec = plan.spec
-    ways = consumers_of(tile.m)
-    for cooperation, consumers in sorted(ways, key=lambda way: way != (spec.cooperation, spec.consumers)):
+    present = (spec.cooperation, spec.consumers)
+    for cooperation, consumers in sorted(consumers_of(tile.m), key=lambda way: (way != present, way[0] != present[0])):
         yield {
             name: str(value)
             for name, value in {"consumers": consumers, "cooperation": cooperation}.items()
@@ -89,7 +92,7 @@ def smaller_cta_tiles(plan: Plan) -> Iterator[Change]:
 
 def _smaller(tile: Tile, b_k_major: bool) -> list[Tile]:
     step = 8 if b_k_major else 16
-    columns = {max(step, tile.n * part // 8 // step * step) for part in range(1, 9)}
+    columns = {max(step, tile.n * part // PARTS // step * step) for part in range(1, PARTS + 1)}
     rows = [m for m in TILE_M if m <= tile.m]
     found = itertools.starmap(Tile, itertools.product(rows, columns, [k for k in TILE_K if k <= tile.k]))
     return sorted({*found} - {tile}, key=lambda t: (-t.m * t.n, -t.k, abs(t.m - t.n), -t.m))

@@ -1,0 +1,136 @@
+"""The rules of kernels on wgmma: each finds what it is named for, in numbers, and its nearest way out is legal."""
+
+from __future__ import annotations
+
+import pytest
+
+from generator.arch import MMA_SYNC_SM80, WGMMA_SM90
+from generator.defaults import family_of, resolve
+from generator.families import ways_out
+from generator.families.sm90.plan import WgmmaPlan
+from generator.families.sm90.rules import RULES
+from generator.plan import plan_of
+from generator.rules import refuse_illegal, violations
+from generator.spec import parse_field
+
+
+def fields(text: str) -> dict:
+    return {name: parse_field(name, value) for name, value in (word.split("=") for word in text.split())}
+
+
+def plan(text: str) -> WgmmaPlan:
+    return plan_of(resolve(fields(text)))
+
+
+BROKEN = [
+    # request, a rule that it breaks, a part of the message, the change that is advised
+    ("arch=80 mma=wgmma", "family", "sm_80 has no wgmma", {"arch": "sm_90a"}),
+    ("arch=90a dtype_a=f16 dtype_b=bf16", "same_inputs", "wgmma takes one type", {"dtype_b": "f16"}),
+    ("arch=90a dtype_a=bf16 acc=f16", "accumulator", "accumulate in f32 only", {"acc": "f32"}),
+    ("arch=90a acc=f16_promoted", "accumulator", "f16_promoted is for mma.sync", {"acc": "f32"}),
+    ("arch=90a dtype_d=f32 align_d=8", "alignment_of_d", "4 elements (16 B)", {"align_d": "4"}),
+    ("arch=90a mma=m64n128k16 cta_tile=128x256x64", "implied_fields", "m64n128k16 (not m64n256k16)", {"mma": "m64n256k16"}),
+    ("arch=90a mma=wgmma fragment_stages=2", "implied_fields", "fragment_stages 2 (not 1)", {"fragment_stages": "1"}),
+    ("arch=90a smem_a=pad:8", "implied_fields", "smem_a pad:8 (not xor:3,3,3)", {"smem_a": "xor:3,3,3"}),
+    ("arch=90a cta_tile=96x248x64", "cta_tile", "m is 64, 128, 192 or 256", {"cta_tile": "64x248x64"}),
+    ("arch=90a cta_tile=128x100x64", "cta_tile", "n a multiple of 8 up to 256", {"cta_tile": "128x104x64"}),
+    ("arch=90a cta_tile=128x104x64 layout=tt", "cta_tile", "16 (n is contiguous)", {"cta_tile": "128x112x64"}),
+    ("arch=90a cta_tile=24x128x64 layout=nn", "cta_tile", "16 (m is contiguous)", {"cta_tile": "32x128x64"}),
+    ("arch=90a cta_tile=128x128x48", "cta_tile", "k 32, 64 or 128", {"cta_tile": "128x128x32"}),
+    ("arch=90a mma=wgmma consumers=0", "consumers", "0 consumer warpgroups", {"consumers": "2"}),
+    ("arch=90a cta_tile=192x128x64 consumers=2", "consumers", "2 consumers of 192 rows", {"consumers": "3"}),
+    ("arch=90a cooperation=pingpong consumers=1", "consumers", "ping-pong of 1 consumers", {"consumers": "2"}),
+    (
+        "arch=90a cta_tile=128x128x64 cooperation=pingpong schedule=split_k:2",
+        "cooperation",
+        "with split_k:2 a CTA has one",
+        {"schedule": "persistent"},
+    ),
+    ("arch=90a cta_tile=192x64x64 cooperation=pingpong consumers=2", "cooperation", "tiles of 192 rows", None),
+    ("arch=90a cluster=3x1", "cluster", "served are 1x1, 2x1", {"cluster": "2x1"}),
+    ("arch=90a cta_tile=128x200x64 cluster=2x1", "cluster", "200 rows of B are no 2 slices", {"cluster": "1x1"}),
+    ("arch=90a stages=1", "stages", "1 stages, the pipeline has 2 to 16", {"stages": "2"}),
+    ("arch=90a cta_tile=64x8x32 stages=17", "stages", "17 stages", {"stages": "16"}),
+    ("arch=90a cta_tile=128x256x64 stages=5", "shared_memory", "smem 263,168 B > 232,448 B of sm_90a", {"stages": "4"}),
+    ("arch=90a cta_tile=64x64x64 ctas_per_sm=16", "residency", "16 CTAs of 288 threads", {"ctas_per_sm": "7"}),
+    ("arch=90a cta_tile=256x256x64", "registers", "256 of them accumulators", {"cta_tile": "256x160x64"}),
+    (
+        "arch=90a cta_tile=192x208x64",
+        "instruction",
+        "m64n208k16 takes 130 registers a thread > 128 that 1 x 512 threads",
+        {"cta_tile": "192x192x64"},
+    ),
+    ("arch=90a cta_tile=128x256x64 raster=panel:300", "raster", "whole clusters of 256", {"raster": "panel:256"}),
+    ("arch=90a cluster=2x1 raster=group:7", "raster", "group of 7 tiles is not whole clusters of 2", {"raster": "group:8"}),
+    ("arch=90a cluster=2x1 raster=group:4000", "raster", "group of 2,000 tiles > 1,024", {"raster": "group:2048"}),
+    ("arch=90a schedule=split_k:65", "splits", "split_k by 65", {"schedule": "split_k:64"}),
+    ("arch=90a mma=wgmma store=smem", "store", "smem is for mma.sync", {"store": "direct"}),
+    ("arch=90a align_d=4 store=tma", "store", "align_d 4 is 8 B", {"store": "direct"}),
+    ("arch=90a cta_tile=16x128x64 dtype_d=f32 store=tma", "store", "f16 and bf16 only", {"store": "direct"}),
+]
+
+
+@pytest.mark.parametrize(("text", "rule", "message", "change"), BROKEN, ids=[row[0] for row in BROKEN])
+def test_a_rule_says_what_is_wrong_and_what_is_right(text: str, rule: str, message: str, change: dict | None) -> None:
+    found = {violation.rule: violation for violation in violations(plan(text))}
+    assert message in found[rule].message
+    assert found[rule].change and (change is None or found[rule].change == change)
+    assert all(value in found[rule].way_out for value in found[rule].change.values())
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {rule.name for rule in RULES} == {row[1] for row in BROKEN} | {"alignment"}
+
+
+@pytest.mark.parametrize("text", ["arch=90a align_a=4", "arch=90a align_b=1 layout=nt", "arch=90a align_a=2 align_b=2"])
+def test_what_tma_cannot_address_is_left_to_mma_sync(text: str) -> None:
+    illegal = plan(text)
+    (violation,) = violations(illegal)
+    assert violation.rule == "alignment" and "16 B" in violation.message
+    assert violation.way_out.startswith("use mma m16n8k16 ") and violation.way_out.endswith(", the rest planned anew")
+    mended = ways_out.apply(illegal, violation.change)
+    assert mended.spec.family == MMA_SYNC_SM80 and not violations(mended)
+    asked = fields(text)
+    assert all(getattr(mended.spec, name) == value for name, value in asked.items())
+
+
+LEGAL = (
+    "arch=90a",
+    "arch=90 mma=wgmma",
+    "arch=90a cta_tile=64x8x32",
+    "arch=90a cta_tile=8x64x128 schedule=split_k:64",
+    "arch=90a cta_tile=256x256x64 acc=f16 beta=off",
+    "arch=90a cta_tile=192x200x64",
+    "arch=90a cta_tile=128x256x64 cluster=2x2 layout=tt",
+    "arch=90a cta_tile=64x128x64 ctas_per_sm=2",
+    "arch=90a align_d=1",
+)
+
+
+@pytest.mark.parametrize("text", LEGAL)
+def test_what_is_legal_breaks_nothing(text: str) -> None:
+    refuse_illegal(plan(text))
+    assert plan(text).spec.family == WGMMA_SM90 and plan(text).spec.arch == "sm_90a"
+
+
+FAMILIES = [
+    ("arch=90", MMA_SYNC_SM80),
+    ("arch=90a", WGMMA_SM90),
+    ("arch=75", MMA_SYNC_SM80),
+    ("arch=100", MMA_SYNC_SM80),
+    ("arch=90a mma=m16n8k16", MMA_SYNC_SM80),
+    ("arch=90a copy=cp_async", MMA_SYNC_SM80),
+    ("arch=90a warp_tile=64x64", MMA_SYNC_SM80),
+    ("arch=90a store=smem", MMA_SYNC_SM80),
+    ("arch=90 copy=tma", WGMMA_SM90),
+    ("arch=90 cluster=2x1", WGMMA_SM90),
+    ("arch=90 cluster=1x1 consumers=0 cooperation=cooperative", MMA_SYNC_SM80),
+    ("arch=90 cooperation=pingpong", WGMMA_SM90),
+    ("arch=90 mma=wgmma warp_tile=64x256", WGMMA_SM90),
+    ("arch=80 swapped=on", WGMMA_SM90),
+]
+
+
+@pytest.mark.parametrize(("text", "family"), FAMILIES, ids=[row[0] for row in FAMILIES])
+def test_a_request_gets_the_family_that_it_asks_for_else_the_best_of_its_architecture(text: str, family: str) -> None:
+    assert family_of(fields(text)) == resolve(fields(text)).family == family
