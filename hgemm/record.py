@@ -53,7 +53,11 @@ _TENSOR_MAP = fields(
 )
 _LAUNCH = fields(
     {"threads": _POSITIVE, "smem_bytes": _COUNT, "cluster": list_of(_POSITIVE, length=3), "grid": _GRID},
-    optional={"cluster_shape": list_of(_POSITIVE, length=2), "tensor_maps": list_of(_TENSOR_MAP)},
+    optional={
+        "cluster_shape": list_of(_POSITIVE, length=2),
+        "tensor_maps": list_of(_TENSOR_MAP),
+        "programmatic": boolean,
+    },
 )
 _COUNTS = ("registers", "spill_bytes", "stack_bytes", "smem_bytes", "ctas_per_sm", "warps_per_sm")
 _RESOURCES = fields({**dict.fromkeys(_COUNTS, _COUNT), "occupancy": number(high=1.0)}, others=scalar)

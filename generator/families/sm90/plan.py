@@ -232,7 +232,8 @@ class WgmmaPlan(Plan):
     def launch(self) -> dict[str, Any]:
         cluster = self.spec.cluster
         maps = [tensor_map.to_dict() for tensor_map in self.tensor_maps]
-        return {**super().launch(), "cluster_shape": [cluster.m, cluster.n], "tensor_maps": maps}
+        waits_itself = {"programmatic": True}  # for the launch before: gemm_sm90.cuh, await_previous_launches
+        return {**super().launch(), "cluster_shape": [cluster.m, cluster.n], "tensor_maps": maps, **waits_itself}
 
     # ---- Explanation ------------------------------------------------------------------------------------------------
 
