@@ -30,7 +30,7 @@ class BenchDriver(FakeDriver):
         self.faults: dict[str, frozenset[str]] = {}
         self.now_us = 0.0
         self.log: list[str] = []  # what ran, in order
-        self.capturing: list[Callable[[], None]] | None = None
+        self.capturing: list[tuple[str, float]] | None = None
         self.alive = 0  # streams, graphs and events
 
     def serve(self, kernel: Kernel, cost_us: float, faults: frozenset[str] = frozenset()) -> Kernel:
@@ -40,17 +40,16 @@ class BenchDriver(FakeDriver):
         return kernel
 
     def enqueue(self, name: str, cost_us: float, work: Callable[[], None]) -> None:
-        """Run something now, or keep it for the graph that is being captured."""
-
-        def step() -> None:
-            self.log.append(name)
-            self.now_us += cost_us
+        """Run something now, or note it for the graph that is being captured, whose replays take time only."""
+        if self.capturing is not None:
+            self.capturing.append((name, cost_us))
+        else:
+            self._pass(name, cost_us)
             work()
 
-        if self.capturing is None:
-            step()
-        else:
-            self.capturing.append(step)
+    def _pass(self, name: str, cost_us: float) -> None:
+        self.log.append(name)
+        self.now_us += cost_us
 
     def cuCtxSynchronize(self):
         return (self.status,)
@@ -101,6 +100,9 @@ class BenchDriver(FakeDriver):
         self.alive += 1
         return SUCCESS, list(graph)
 
+    def cuGraphUpload(self, executable, stream):
+        return (SUCCESS,)
+
     def cuGraphDestroy(self, graph):
         self.alive -= 1
         return (SUCCESS,)
@@ -110,8 +112,8 @@ class BenchDriver(FakeDriver):
         return (SUCCESS,)
 
     def cuGraphLaunch(self, executable, stream):
-        for step in executable:
-            step()
+        for name, cost_us in executable:
+            self._pass(name, cost_us)
         return (SUCCESS,)
 
     def cuMemFree(self, pointer):

@@ -15,7 +15,7 @@ from fake_bench import BenchDriver, FakeCublasLt, build
 
 import hgemm.bench.operands
 import hgemm.device
-from hgemm import DeviceError, Kernel, LibraryError
+from hgemm import Kernel, LibraryError
 from hgemm.bench import cublaslt, race
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
@@ -195,19 +195,21 @@ def test_what_does_not_take_the_problem_is_told(driver: BenchDriver, lt: FakeCub
     assert "ours" not in result and "leading dimension 23 is not a multiple of 8" in result["refused"]["hgemm_fast"]
 
 
-def test_a_lost_device_ends_the_run_with_its_cause(driver: BenchDriver, kernels: list) -> None:
+def test_a_lost_device_ends_the_run_with_its_cause(driver: BenchDriver, kernels: list, tmp_path: Path) -> None:
     launch = driver.cuLaunchKernelEx
 
     def fault(config, function, parameters, extra):
-        if function == "hgemm_third":
+        if function == "hgemm_third" and config.gridDimX == 4:  # the second problem's
             driver.status = BenchDriver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
         return launch(config, function, parameters, extra)
 
     driver.cuLaunchKernelEx = fault
-    with pytest.raises(
-        DeviceError, match="hgemm_third on 40x56x24 tn f16 f16 f32 f16 lost the device: .*ILLEGAL_ADDRESS"
-    ):
-        measured(Plan([WORK], kernels, protocol=QUICK, baseline=None))
+    works = [replace(WORK, m=8), WORK, replace(WORK, m=16)]
+    document = measured(Plan(works, kernels, protocol=QUICK, baseline=None, keep=tmp_path / "out.json"))
+    assert [result["work"]["m"] for result in document["results"]] == [8]
+    assert document["lost"].startswith("hgemm_third on 40x56x24 tn f16 f16 f32 f16 lost the device: ")
+    assert "ILLEGAL_ADDRESS" in document["lost"]
+    assert json.loads((tmp_path / "out.json").read_text())["results"] == document["results"]
 
 
 # ---- Whole runs -----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from hgemm.kernel import Kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
-QUICK = "--seconds 0 --screen-ms 0.01 --warm-up 0 --rounds 3 --seed 1".split()
+QUICK = "--seconds 0 --screen-ms 0.01 --warm-up 0 --rewarm 0 --rounds 3 --seed 1".split()
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,20 @@ def test_wrong_numbers_fail(driver: BenchDriver, folder: Path, tmp_path: Path) -
     driver.faults = {**compute, **dict.fromkeys(compute, frozenset({"drops an element of k"}))}
     result = call("--library", folder, "--shapes", "40x56x24")
     assert result.exit_code == 1 and "sampled elements are off" in result.stdout
+
+
+def test_a_lost_device_is_an_error_after_the_table(driver: BenchDriver, folder: Path) -> None:
+    launch = driver.cuLaunchKernelEx
+
+    def fault(config, function, parameters, extra):
+        if config.gridDimX == 4:
+            driver.status = BenchDriver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+        return launch(config, function, parameters, extra)
+
+    driver.cuLaunchKernelEx = fault
+    result = call("--library", folder, "--shapes", "8x56x24,40x56x24")
+    assert "8x56x24 tn" in result.stdout and result.exception.exit_code == 1
+    assert str(result.exception).startswith("hgemm_fast on 40x56x24 tn f16 f16 f32 f16 lost the device")
 
 
 def test_variants_are_chosen_by_name_and_filter(driver: BenchDriver, folder: Path) -> None:

@@ -53,7 +53,7 @@ class Stand:
 def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> dict[str, Any]:
     """Measure one problem in one state (steady or burst) and return its result, ready for JSON.
 
-    Raises: LostDevice where a kernel faults; other failures are in the result's `refused`.
+    Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
     """
     begun = time.perf_counter()
     operands = stand.operands(work)

@@ -18,7 +18,7 @@ from hgemm.bench.suites import names, read_suite
 from hgemm.bench.work import Work, checked, grid
 from hgemm.cases import Shape
 from hgemm.device import open_device
-from hgemm.errors import RequestError
+from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -48,6 +48,7 @@ _OPTIONS = (
     click.option("--algorithms", type=click.IntRange(1, 100), default=Protocol.algorithms, show_default=True),
     click.option("--screen-ms", type=_NUMBER, default=Protocol.screen_ms, show_default=True, help="Of a sample."),
     click.option("--warm-up", type=_NUMBER, default=Protocol.warm_up_s, show_default=True, help="Seconds of load."),
+    click.option("--rewarm", type=_NUMBER, default=Protocol.rewarm_s, show_default=True, help="The same, later on."),
     click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
     click.option("--limit", type=_NUMBER, default=60.0, show_default=True, help="Seconds until a launch has hung."),
     click.option(
@@ -84,6 +85,8 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], **changed: Any) ->
     if options["junit"]:
         write_junit(options["junit"], results)
     click.echo(json.dumps(document, indent=1) if options["as_json"] else table(results))
+    if document["lost"]:
+        raise DeviceError(document["lost"])
     measured = all(result.get("ours") and not _wrong(result) for result in results)
     return int(not results or not measured or "not_measured" in document)
 
@@ -101,7 +104,8 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> Plan:
     if options["resume"] and not options["keep"]:
         raise RequestError("--resume needs the file of an earlier run: name it with --keep")
     fields = ("seconds", "rounds", "burst_rounds", "finalists", "algorithms", "screen_ms")
-    protocol = Protocol(**{name: options[name] for name in fields}, warm_up_s=options["warm_up"])
+    seconds = {"warm_up_s": options["warm_up"], "rewarm_s": options["rewarm"]}
+    protocol = Protocol(**{name: options[name] for name in fields}, **seconds)
     return Plan(
         works=works_of(options),
         kernels=kernels,

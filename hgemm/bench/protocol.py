@@ -17,7 +17,8 @@ class Protocol:
 
     Fields: `seconds` is the time of the paired rounds of one problem, kept to unless that many `rounds` of one launch
         each take longer; `screen_ms` is one sample of the screening, of which a contender gets `screen_samples`;
-        `finalists` of ours and of the baseline go on to the rounds.
+        `finalists` of ours and of the baseline go on to the rounds. The first problem comes after `warm_up_s` of load,
+        the others, whose preparation is a pause, after `rewarm_s`.
     """
 
     seconds: float = 1.2
@@ -30,7 +31,7 @@ class Protocol:
     finalists: int = 3
     algorithms: int = 32
     warm_up_s: float = 3.0
-    rewarm_s: float = 0.2
+    rewarm_s: float = 0.3
     cool_down_s: float = 0.7
     burst_rounds: int = 5
     solo_s: float = 0.5

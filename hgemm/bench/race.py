@@ -130,9 +130,12 @@ class Race:
     def load(self, names: Sequence[str], seconds: float) -> None:
         """Keep the device busy with what will be measured."""
         until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
-            for wait in [self.block(name) for name in names]:
+        pending: list[Callable[[], float]] = []
+        while time.perf_counter() < until or pending:
+            enqueued = [self.block(name) for name in names] if time.perf_counter() < until else []
+            for wait in pending:
                 wait()
+            pending = enqueued
 
     def steady(self, names: Sequence[str]) -> list[list[tuple[str, float]]]:
         """Return the rounds of a device that never rests: for each, names and milliseconds in their order."""

@@ -50,8 +50,8 @@ class Plan:
 def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
     """Measure all of a plan and return the document: the device's state, the rules, and the results.
 
-    Raises: LibraryError where the kept results are not readable or of another device, DeviceError where the device is
-        lost; what was measured before is kept.
+    Where a kernel's fault ends it early, `lost` says which. Raises: LibraryError where the kept results are not readable
+        or of another device.
     """
     begun = time.perf_counter()
     document = _begin(plan, device)
@@ -68,8 +68,9 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
                 break
             try:
                 result = measure(work, kernels, stand, state)
-            except LostDevice:
-                raise
+            except LostDevice as error:
+                document["lost"] = str(error)
+                break
             except DeviceError as error:  # such as too little memory for the operands
                 result = {"work": work.plain(), "state": state, "refused": {"all": str(error)}}
             document["results"].append(result)
@@ -123,6 +124,7 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
         "protocol": asdict(plan.protocol),
         "variants": {},
         "hung": [],
+        "lost": "",
         "results": [],
     }
     if plan.resume and plan.keep and plan.keep.exists():
@@ -133,6 +135,7 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
             )
         document = {**document, **kept}
         document.pop("not_measured", None)
+        document["lost"] = ""
     for kernel in plan.kernels:
         record = kernel.record
         document["variants"][kernel.facts.symbol] = {name: record.get(name) for name in ("arch", "spec", "resources")}

@@ -61,7 +61,9 @@ class Stream:
             raise
         graph = checked(driver().cuStreamEndCapture(self.stream), "end a graph")
         try:
-            return Graph(checked(driver().cuGraphInstantiate(graph, 0), "make a graph"), count)
+            executable = checked(driver().cuGraphInstantiate(graph, 0), "make a graph")
+            checked(driver().cuGraphUpload(executable, self.stream), "upload a graph")  # else its first launch does
+            return Graph(executable, count)
         finally:
             checked(driver().cuGraphDestroy(graph), "drop a graph")
 
