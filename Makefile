@@ -3,7 +3,7 @@ VENV ?= .venv
 ARGS ?= --arch sm_89 --tile 128x128x32
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup generate catalog test lint clean
+.PHONY: help setup generate catalog test verify lint clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ catalog: $(INSTALLED)  ## Write the texts of the shipped kernels (generator/cata
 
 test: $(INSTALLED)  ## Run the whole test suite
 	$(VENV)/bin/python -m pytest -n auto
+
+verify: $(INSTALLED)  ## Prove the shipped kernels by running them on the CPU; needs g++ or clang++ (CXX)
+	@$(VENV)/bin/python -m generator.catalog.prove $(SAMPLE)
 
 lint: $(INSTALLED)  ## Check style
 	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -414,6 +415,11 @@ def seed_fault(fault: Fault, templates: Path) -> None:
             f"fault '{fault.name}': its text stands {text.count(fault.before)} times in {fault.file}, not once"
         )
     place.write_text(text.replace(fault.before, fault.after))
+
+
+def slug(fault: Fault) -> str:
+    """Return a fault's name as that of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", fault.name.lower()).strip("-")
 
 
 @dataclass(frozen=True)

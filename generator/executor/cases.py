@@ -8,8 +8,8 @@ from generator.executor.machine import PERSISTENT_CTAS
 from hgemm.cases import Case, Shape, cases_of
 from hgemm.facts import Facts
 
-_MOST_TILE_PRODUCTS = 2**20
-"""Products of a CTA tile and one k-tile up to which the raster is checked beyond its first group."""
+_MOST_TILE_PRODUCTS, _MOST_SPLITS = 2**20, 4
+"""Products of a CTA tile and one k-tile, and splits, up to which the raster is checked beyond its first group."""
 
 
 def default_cases(facts: Facts, stages: int) -> list[Case]:
@@ -46,7 +46,7 @@ def default_cases(facts: Facts, stages: int) -> list[Case]:
 def _raster_cases(facts: Facts) -> list[Case]:
     """Return problems of many tiles, so that the raster comes to its second group or panel."""
     m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
-    if m * n * k > _MOST_TILE_PRODUCTS:
+    if m * n * k > _MOST_TILE_PRODUCTS or facts.splits > _MOST_SPLITS:
         return []
     return [Case(Shape(8 * m + 1, n + 1, 1)), Case(Shape(m + 1, 8 * n + 1, 1))]
 

@@ -28,6 +28,8 @@ _ALIGN_BYTES = 256
 """What allocations begin on, as those of a device do."""
 PERSISTENT_CTAS = 3
 """CTAs that a persistent variant gets, few, so that each takes several tiles."""
+RESIDENT_CTAS = 4
+"""CTAs that run side by side, in clusters; no more are needed, since no CTA waits for a later one."""
 STEP_LIMIT = 50_000_000
 """Warp instructions of one launch; the largest case takes a hundredth."""
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
@@ -92,7 +94,7 @@ def launch_of(facts: Facts, problem: Problem) -> Launch:
         smem_bytes=facts.smem_bytes,
         parameters=tuple(parameters),
         regions=tuple(regions(facts, problem)),
-        resident_ctas=0,
+        resident_ctas=RESIDENT_CTAS * facts.cluster_ctas,
         step_limit=STEP_LIMIT,
     )
 

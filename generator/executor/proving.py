@@ -110,7 +110,7 @@ def proof_of(
 ) -> dict[str, Any]:
     """Return the record's `proof`, beside what the plan already says there."""
     return {
-        **{name: value for name, value in asdict(costs).items() if name != "mma_per_tile"},
+        **{name: int(value) if value == int(value) else value for name, value in asdict(costs).items()},
         "mma_per_tile": subject.mma_per_tile,
         "races": 0,
         "max_error": max(check.max_error for check in checks),

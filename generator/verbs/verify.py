@@ -134,7 +134,11 @@ def line_of(outcome: Outcome) -> str:
     cases = f"{outcome.passed_cases}/{len(outcome.checks)} shapes"
     if not outcome.passed:
         return f"FAIL  {outcome.symbol}  {cases}  {outcome.reason}"
-    return f"ok    {outcome.symbol}  {cases}  worst error/bound {outcome.worst_ratio:.2f}  {outcome.seconds:.1f} s"
+    worst, proof = f"worst error/bound {outcome.worst_ratio:.2f}", outcome.proof
+    if proof:
+        conflicts = proof["read_conflicts_per_k_tile"] + proof["copy_conflicts_per_k_tile"]
+        worst += f", no race, {conflicts:g} bank conflicts"
+    return f"ok    {outcome.symbol}  {cases}  {worst}, {outcome.seconds:.1f} s"
 
 
 def summary_of(outcomes: list[Outcome]) -> str:

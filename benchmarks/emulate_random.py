@@ -1,0 +1,115 @@
+"""Proves random legal specs on the CPU, and keeps what came of it.
+
+    python -m benchmarks.emulate_random --seed 1 --count 200 [-j 2] [--json benchmarks/data/emulate_random.json]
+
+Specs are drawn over tiles, warp tiles, stages, layouts, types, alignments, swizzles and pads, rasters, schedules and
+epilogues; those that break a rule, registers left aside, are drawn again. The same seed draws the same specs. Nothing is
+compiled for a GPU. Exit status 1 says that one was not proved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.calibrate_registers import draw as draw_request
+from generator.commands.device_check import Outcome
+from generator.commands.emulate import workshop
+from generator.commands.emulated_check import request_of, workers
+from generator.emit import emit
+from generator.executor.cache import trim
+from generator.plan import Plan
+from generator.register import planned
+from generator.rules import violations
+from generator.toolchain import templates_folder
+from generator.values import Raster, Schedule, Smem
+from generator.verbs.verify import line_of, summary_of
+
+TIMEOUT_S = 300.0
+FIELDS = ("layout", "acc", "dtype_a", "dtype_d", "stages", "fragment_stages", "mma", "store", "bias", "activation")
+"""What the summary counts."""
+_PLACEMENTS = [Smem.parse(text) for text in "none pad:8 pad:24 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4 xor:2,4,5".split()]
+
+
+def draw(source: random.Random) -> Plan:
+    """Return the plan of a random legal spec, its placements and its schedule random too in half of all cases."""
+    while True:
+        plan = draw_request(source)
+        if source.random() < 0.5:
+            tile = plan.spec.cta_tile
+            plan = plan.having(
+                smem_a=source.choice([plan.spec.smem_a, *_PLACEMENTS]),
+                smem_b=source.choice([plan.spec.smem_b, *_PLACEMENTS]),
+                raster=source.choice([plan.spec.raster, Raster("group", 3), Raster("panel", 5 * tile.n)]),
+                schedule=source.choice([plan.spec.schedule, Schedule("split_k", source.choice([2, 3, 7]))]),
+            )
+        if {violation.rule for violation in violations(plan)} <= {"registers"}:
+            return plan
+
+
+def drawn(seed: int, count: int) -> list[Plan]:
+    source = random.Random(seed)
+    return [draw(source) for _ in range(count)]
+
+
+def prove(plans: list[Plan], seed: int, jobs: int) -> list[Outcome]:
+    """Prove the kernels of plans, and print a line for each."""
+    made, templates, requests = workshop(), templates_folder(), []
+    for plan in plans:
+        kernel = emit(plan, templates)
+        record = {**planned(kernel), "proof": {"mma_per_tile": plan.mma_per_k_tile}}
+        requests.append(request_of(made, kernel.source, record, seed=seed))
+    outcomes = []
+    for outcome, _ in workers(jobs, TIMEOUT_S).check_all(requests):
+        outcomes.append(outcome)
+        print(f"[{len(outcomes)}/{len(plans)}] {line_of(outcome)}", flush=True)
+    trim(made.cache)
+    return outcomes
+
+
+def summary(plans: list[Plan], outcomes: list[Outcome], seed: int, seconds: float) -> dict:
+    """Return what is kept: how many of each field's values were proved, and every failure with its reason."""
+    made = workshop()
+    return {
+        "seed": seed,
+        "specs": len(plans),
+        "proved": sum(outcome.passed for outcome in outcomes),
+        "cases": sum(len(outcome.checks) for outcome in outcomes),
+        "seconds": round(seconds, 1),
+        "longest_seconds": round(max(outcome.seconds for outcome in outcomes), 1),
+        "worst_error_over_bound": max(outcome.worst_ratio for outcome in outcomes),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "executor": made.version(),
+        "host_compiler": made.compiler.identity,
+        "drawn": {name: Counter(str(getattr(plan.spec, name)) for plan in plans) for name in FIELDS},
+        "failures": [{"symbol": one.symbol, "reason": one.reason} for one in outcomes if not one.passed],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    plans, began = drawn(args.seed, args.count), time.monotonic()
+    outcomes = prove(plans, args.seed, args.jobs)
+    print(summary_of(outcomes))
+    if args.json:
+        found = summary(plans, outcomes, args.seed, time.monotonic() - began)
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if all(outcome.passed for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Holds the CPU executor's verdicts against a GPU's, variant by variant and case by case, sound kernels and faulty ones.
+
+    python -m benchmarks.verdicts prepare .carry/verdicts        # anywhere: builds the variants and runs them on the CPU
+    python -m benchmarks.verdicts compare .carry/verdicts [--json FILE]      # where the GPU is
+
+Both check the same shapes with the same operands, by the same reference and bound. A case agrees where both pass it or
+neither does. It is latent where the executor has a finding, such as a race, that did no harm on the GPU: told apart, for
+neither is wrong. Everything else is a disagreement, and makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from generator.commands.device_check import Outcome, Request, Workers
+
+SHAPES = "256x256x256,129x257x95,33x65x17@3,1x1x1,64x64x1000,127x61x509,200x8x72,17x300x33@2"
+VERDICTS = "verdicts.json"
+SOUND = "sound"
+"""The folder of the variants without a fault; those with one lie in a folder of the fault's name."""
+_BASES = (
+    {"arch": "sm_90", "tile": "128x128x32"},
+    {"arch": "sm_80", "tile": "64x64x32"},
+    {"arch": "sm_89", "tile": "96x48x48", "stages": "2"},
+    {"arch": "sm_90", "tile": "32x64x64", "store": "direct"},
+)
+_CHANGES = (
+    {},
+    {"layout": "nn"},
+    {"layout": "nt"},
+    {"layout": "tt", "align": "4"},
+    {"dtype": "bf16", "out": "f32", "align_d": "4"},
+    {"acc": "f16", "bias": "row", "activation": "relu"},
+    {"acc": "f16_promoted", "bias": "column", "activation": "gelu"},
+    {"schedule": "split_k:3", "align": "1"},
+    {"schedule": "persistent", "raster": "column", "smem": "none"},
+)
+"""Each change of each base is a variant."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of one variant as the executor saw it."""
+
+    library: str
+    symbol: str
+    case: str
+    passed: bool
+    numbers_passed: bool
+    kinds: tuple[str, ...]
+
+    def against(self, passed: bool) -> str:
+        """Say how the GPU's verdict stands to the executor's."""
+        if passed == self.passed:
+            return "agrees"
+        return "latent" if self.kinds and passed else "disagrees"
+
+
+# ---- Where there is a compiler --------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, jobs: int) -> int:
+    """Build all variants into libraries under `folder`, run them on the CPU, and write what came of it."""
+    from benchmarks.faults import FAULTS, faulty_templates, slug
+    from generator.commands.emulate import Emulation, workshop
+    from generator.pipeline import Settings, make
+    from generator.store.library import Library
+    from generator.sweep import sweep
+    from generator.toolchain import templates_folder
+
+    made = workshop()
+    cases: list[Case] = []
+
+    def build(name: str, requests: list[dict[str, str]], templates: Path, shapes: str) -> None:
+        library = Library(folder / name)
+        outcomes = [outcome for _, outcome in make(sweep(requests).plans, Settings(library, templates), jobs)]
+        failed = [outcome.error for outcome in outcomes if outcome.error]
+        if failed:
+            raise SystemExit(f"verdicts: {name}: {failed[0]}")
+        emulation = Emulation(library, replace(made, templates=templates), shapes, jobs=jobs)
+        found = list(emulation.outcomes([outcome.symbol for outcome in outcomes]))
+        cases.extend(case for outcome in found for case in _cases(name, outcome))
+        print(f"{name}: {len(found)} variants, {sum(one.passed for one in found)} without a finding", flush=True)
+
+    build(SOUND, [{**base, **change} for base in _BASES for change in _CHANGES], templates_folder(), SHAPES)
+    for fault in FAULTS:
+        with faulty_templates(fault) as templates:
+            build(slug(fault), [fault.options], templates, f"{fault.shapes},{SHAPES}")
+    document = {
+        "executor": made.version(),
+        "host_compiler": made.compiler.identity,
+        "cases": [vars(one) for one in cases],
+    }
+    (folder / VERDICTS).write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{len(cases)} verdicts in {folder / VERDICTS}")
+    return 0
+
+
+def _cases(library: str, outcome: Outcome) -> Iterator[Case]:
+    if outcome.error:
+        raise SystemExit(f"verdicts: {outcome.symbol}: {outcome.error}")
+    for check in outcome.checks:
+        kinds = tuple(dict.fromkeys(finding["kind"] for finding in check["findings"]))
+        yield Case(library, outcome.symbol, check["case"], check["passed"], check["numbers_passed"], kinds)
+
+
+# ---- Where there is a GPU -------------------------------------------------------------------------------------------
+
+
+def compare(folder: Path, jobs: int, json_path: Path | None) -> int:
+    """Run every variant on the GPU, print how each stands to the executor, and return the exit status."""
+    from hgemm.device import checked, driver, open_device
+
+    device = open_device()
+    document = json.loads((folder / VERDICTS).read_text())
+    expected: dict[tuple[str, str], list[Case]] = {}
+    for row in document["cases"]:
+        case = Case(**{**row, "kinds": tuple(row["kinds"])})
+        expected.setdefault((case.library, case.symbol), []).append(case)
+    requests = [
+        Request(str((folder / library).resolve()), symbol, _shapes(cases))
+        for (library, symbol), cases in expected.items()
+    ]
+    rows: list[dict] = []
+    for cases, (outcome, _) in zip(expected.values(), Workers(jobs, timeout_s=120).check_all(requests)):
+        here = list(_compared(cases, outcome))
+        rows += here
+        counts = Counter(row["stands"] for row in here)
+        told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        print(f"{cases[0].library:58}  {told}  {outcome.error or outcome.skipped}", flush=True)
+    return _summed_up(rows, document, device.name, checked(driver().cuDriverGetVersion(), "ask the driver"), json_path)
+
+
+def _shapes(cases: list[Case]) -> str:
+    """Return the cases' shapes in order, of which `cases_of` makes the same cases again."""
+    return ",".join(case.case.split()[0] for case in cases)
+
+
+def _compared(cases: list[Case], outcome: Outcome) -> Iterator[dict]:
+    """Yield a row a case that the GPU came to; the one at which the device gave up is a failure."""
+    checks = {check["case"]: check for check in outcome.checks}
+    for case in cases:
+        check = checks.get(case.case)
+        if check is None and not outcome.error.startswith(f"{case.case}: "):
+            continue
+        passed = bool(check and check["passed"])
+        reason = check["reason"] if check else outcome.error
+        yield {**vars(case), "gpu_passed": passed, "gpu_reason": reason, "stands": case.against(passed)}
+
+
+def _summed_up(rows: list[dict], document: dict, device: str, driver_version: int, json_path: Path | None) -> int:
+    counts = {
+        name: Counter(row["stands"] for row in rows if (row["library"] == SOUND) == sound)
+        for name, sound in (("sound", True), ("faulty", False))
+    }
+    variants = len({(row["library"], row["symbol"]) for row in rows})
+    for name, count in counts.items():
+        print(f"{name} kernels: " + ", ".join(f"{n} cases {word}" for word, n in sorted(count.items())))
+    for row in rows:
+        if row["stands"] == "disagrees":
+            print(
+                f"DISAGREES  {row['library']}  {row['case']}: executor {row['passed']} {row['kinds']}, GPU {row['gpu_reason']}"
+            )
+    if json_path:
+        found = {
+            "device": device,
+            "driver": driver_version,
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+            "executor": document["executor"],
+            "variants": variants,
+            "counts": counts,
+            "latent": [row for row in rows if row["stands"] == "latent"],
+            "disagreements": [row for row in rows if row["stands"] == "disagrees"],
+            "cases": [
+                {name: row[name] for name in ("library", "symbol", "case", "passed", "gpu_passed")} for row in rows
+            ],
+        }
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+    return int(any(count["disagrees"] for count in counts.values()) or not rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("prepare", "compare"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-j", "--jobs", type=int, default=min(8, os.cpu_count() or 1))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    return prepare(args.folder, args.jobs) if args.what == "prepare" else compare(args.folder, args.jobs, args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
