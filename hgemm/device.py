@@ -144,7 +144,8 @@ class Device:
         size, fitting = facts.cluster_ctas, f"fit {facts.symbol} on an SM"
         if size > 1:  # GPCs whose SMs are no multiple of it leave some idle, which only the driver knows
             config = self._config(facts, size * self.sms, 0)
-            return size * self._ok("cuOccupancyMaxActiveClusters", fitting, handle, config)
+            status, clusters = driver().cuOccupancyMaxActiveClusters(handle, config)
+            return size * (clusters if not int(status) and clusters else self.sms // size)
         query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
         return self.sms * self._ok(query, fitting, handle, facts.threads, facts.smem_bytes)
 

@@ -101,7 +101,8 @@ class FakeDriver:
         return SUCCESS, 2
 
     def cuOccupancyMaxActiveClusters(self, function, config):
-        return SUCCESS, self.resident_clusters
+        refused = (real.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE, None)
+        return (SUCCESS, self.resident_clusters) if self.resident_clusters else refused
 
     def cuTensorMapEncodeTiled(
         self, element, rank, pointer, extents, strides, box, steps, interleave, swizzle, promotion, fill

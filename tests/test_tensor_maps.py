@@ -79,6 +79,8 @@ def test_a_persistent_grid_is_whole_clusters(driver: FakeDriver) -> None:
     assert grid_x(persistent, 3200, 48, 1, 0) == 2
     driver.resident_clusters = 5
     assert Kernel(record((2, 1)), b"cubin").prepare().resident_ctas == 10
+    driver.resident_clusters = 0
+    assert Kernel(record((2, 1)), b"cubin").prepare().resident_ctas == 2  # 3 SMs hold one
     assert Kernel(record((1, 1)), b"cubin").prepare().resident_ctas == 6  # 3 SMs of 2 CTAs
 
 
