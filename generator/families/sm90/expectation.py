@@ -22,8 +22,8 @@ def _param_bytes() -> int:
     return maps_at + MAPS * MAP_BYTES
 
 
-MAINLOOP_COPIES = 2
-"""Times that a k-tile's instructions stand in the code: the first k-tile, which sets the sums, and the loop over the others."""
+MAINLOOP_COPIES = 1
+"""Times that a k-tile's instructions stand in the code: the k loop is neither peeled nor unrolled."""
 
 
 def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:

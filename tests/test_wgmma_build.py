@@ -1,0 +1,132 @@
+"""Kernels on wgmma as the compilers make them: as planned in instructions, registers and memory, and registered whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import made
+from records import make_record
+
+from generator.arch import MMA_SYNC_SM80
+from generator.binary.inspect import Binary, inspect, inspect_all
+from generator.compile import Compiled, compile_kernel
+from generator.emit import Kernel, emit
+from generator.expectation import expectation_of
+from generator.pipeline import Settings
+from generator.plan import plan_of
+from generator.spec import Spec
+from generator.store.library import Library
+from generator.sweep import sweep
+from generator.toolchain import headers, templates_folder
+from hgemm.facts import Facts
+from hgemm.record import Record
+
+TEMPLATES = templates_folder()
+BASE = {"arch": "sm_90a", "beta": "off"}
+VARIANTS = [
+    {"tile": "128x256x64"},
+    {"tile": "64x8x32"},
+    {"tile": "64x24x64", "layout": "nn"},
+    {"tile": "128x48x32", "layout": "nt", "cluster": "1x2"},
+    {"tile": "192x96x64", "layout": "tt"},
+    {"tile": "256x64x128", "dtype": "bf16", "stages": "2"},
+    {"tile": "64x128x64", "cooperation": "pingpong", "out": "f32"},
+    {"tile": "128x128x64", "cooperation": "pingpong", "cluster": "2x2"},
+    {"tile": "128x64x64", "acc": "f16", "schedule": "one_tile", "bias": "row"},
+    {"tile": "128x64x64", "schedule": "split_k:4", "beta": "on", "activation": "relu"},
+    {"tile": "128x64x64", "align_d": "1", "beta": "on", "bias": "column"},
+    {"tile": "16x64x64", "consumers": "1", "ctas_per_sm": "2"},
+    {"tile": "32x128x64", "layout": "nn", "schedule": "split_k:2"},
+]
+
+
+def kernel_of(texts: dict[str, str]) -> Kernel:
+    (plan,) = sweep([{**BASE, **texts}]).plans
+    return emit(plan, TEMPLATES)
+
+
+def binary(kernel: Kernel, compiled: Compiled) -> Binary:
+    return Binary(compiled.cubin, kernel.symbol, expectation_of(kernel.plan, False), compiled.ptxas_log)
+
+
+@pytest.fixture(scope="module")
+def built() -> list[tuple[Kernel, Compiled]]:
+    kernels = [kernel_of(texts) for texts in VARIANTS]
+    return [(kernel, compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))) for kernel in kernels]
+
+
+def test_kernels_are_as_planned(built: list[tuple[Kernel, Compiled]]) -> None:
+    found = inspect_all([binary(*pair) for pair in built])
+    assert {kernel.symbol: inspection.violations for (kernel, _), inspection in zip(built, found)} == {
+        kernel.symbol: () for kernel, _ in built
+    }
+    for (kernel, compiled), inspection in zip(built, found):
+        plan, sass = kernel.plan, inspection.sass
+        assert sass["HGMMA"] == plan.mma_per_k_tile and not {"LDL", "STL", "HMMA", "LDGSTS"} & {*sass}
+        assert ("USETMAXREG" in sass) == any(plan.rebalanced)
+        assert inspection.resources.ctas_per_sm >= plan.spec.ctas_per_sm
+        assert len(compiled.cubin) <= 64 * 1024
+
+
+def test_the_ptx_beside_the_cubin_is_the_same_kernel(built: list[tuple[Kernel, Compiled]]) -> None:
+    for kernel, compiled in built:
+        text = compiled.ptx.decode()
+        assert f".entry {kernel.symbol}(" in text and ".target sm_90a" in text
+        assert text.count("wgmma.mma_async") == kernel.plan.mma_per_k_tile
+        cluster = kernel.plan.spec.cluster.ctas
+        assert (f".reqnctapercluster {cluster}, 1, 1" in text) or cluster == 1
+
+
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ...",
+        "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirement",
+        "ptxas info    : (C7504) Potential Performance Loss: 'setmaxnreg' ignored to maintain compatibility across ...",
+    ],
+)
+def test_a_warning_that_means_a_slow_kernel_is_a_fault(built: list[tuple[Kernel, Compiled]], warning: str) -> None:
+    kernel, compiled = built[0]
+    told = replace(compiled, ptxas_log=f"{compiled.ptxas_log}\n{warning}\n")
+    (fault,) = inspect(binary(kernel, told)).violations
+    assert fault == f"ptxas warns: {' '.join(warning.split())}"
+
+
+def test_another_instruction_or_count_than_planned_is_a_fault(built: list[tuple[Kernel, Compiled]]) -> None:
+    (_, compiled), other = built[0], kernel_of({"tile": "128x256x32", "stages": "4"})
+    found = Binary(compiled.cubin, built[0][0].symbol, expectation_of(other.plan, False), compiled.ptxas_log)
+    assert (
+        "HGMMA 4, theory says 2 a k-tile (consumer 64x256, k 32, m64n256k16): the k loop was unrolled"
+        in inspect(found).violations
+    )
+
+
+def test_a_record_has_the_launch_of_a_kernel_and_reads_back(settings: Settings) -> None:
+    texts = {**BASE, "tile": "64x64x32", "consumers": "1", "cooperation": "cooperative", "cluster": "2x1"}
+    (outcome,) = made(texts, settings)
+    assert (outcome.status, outcome.error) == ("built", "")
+    record = Library(settings.library.folder).load(outcome.symbol).record
+    assert Record.parse(record.dump()).data == record.data == Record.parse(outcome.record.dump()).data
+    launch = record.data["launch"]
+    assert launch["cluster"] == [2, 1, 1] and launch["cluster_shape"] == [2, 1]
+    assert [(entry["operand"], entry["box"]) for entry in launch["tensor_maps"]] == [
+        ("a", [32, 64, 1]),
+        ("b", [32, 32, 1]),
+        ("d", [64, 64, 1]),
+    ]
+    facts = Facts.of(record.data)
+    assert facts.cluster_ctas == 2 and len(facts.tensor_maps) == 3
+    flat = record.flat()
+    assert (flat["cluster"], flat["consumers"], flat["cooperation"]) == ("2x1", 1, "cooperative")
+    assert made(texts, settings)[0].status == "cached"
+
+
+def test_a_record_of_before_the_family_reads_as_it_did() -> None:
+    data, _ = make_record("a_symbol")
+    assert not {"consumers", "cooperation", "cluster", "swapped"} & {*data["spec"]}
+    record = Record.parse(json.dumps(data))
+    assert json.loads(record.dump()) == data
+    spec = Spec.from_dict(record.data["spec"])
+    assert spec.family == MMA_SYNC_SM80 and plan_of(spec).launch()["cluster"] == data["launch"]["cluster"]
