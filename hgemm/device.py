@@ -102,6 +102,11 @@ class Device:
         return self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
 
     @property
+    def bus_id(self) -> str:
+        """Return its place on the PCI bus, by which NVML knows it whatever devices are visible."""
+        return self._ok("cuDeviceGetPCIBusId", "find the device", 16, self.handle).partition(b"\0")[0].decode()
+
+    @property
     def l2_bytes(self) -> int:
         return self._attribute("L2_CACHE_SIZE")
 

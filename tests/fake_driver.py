@@ -66,6 +66,9 @@ class FakeDriver:
     def cuDeviceGetName(self, length, device):
         return SUCCESS, b"Fake GPU".ljust(length, b"\0")
 
+    def cuDeviceGetPCIBusId(self, length, device):
+        return SUCCESS, b"0000:00:00.0".ljust(length, b"\0")
+
     def cuDeviceGetAttribute(self, attribute, device):
         return SUCCESS, _ATTRIBUTES[attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
 

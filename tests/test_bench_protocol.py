@@ -15,7 +15,7 @@ from hgemm.bench.protocol import (
     geometric_mean,
     round_times,
 )
-from hgemm.bench.telemetry import parse_smi, summarise
+from hgemm.bench.telemetry import Telemetry, parse_smi, summarise
 from hgemm.bench.work import Work
 
 
@@ -72,3 +72,23 @@ def test_telemetry_sums_up_an_interval() -> None:
     seen = summarise([one, two])
     assert seen["sm_mhz"] == 1860 and seen["power_w_max"] == 655.3 and seen["limited_by"] == ["sw_power_cap"]
     assert summarise([]) is None
+
+
+def test_the_devices_state_is_told_as_far_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Source:
+        def driver(self):
+            return "580.1"
+
+        def limits(self):
+            return 700.0, 1980.0
+
+        def sample(self):
+            return parse_smi("1740, 655.31, 61, 0x0", 1.0)
+
+    monkeypatch.setattr(Telemetry, "_open", staticmethod(lambda bus_id: Source()))
+    told = {"driver": "580.1", "power_limit_w": 700.0, "sm_mhz_max": 1980.0, "temperature_c": 61.0, "power_w": 655.3}
+    assert Telemetry("0").state() == told
+    monkeypatch.setattr(Source, "limits", lambda self: 1 / 0)
+    assert Telemetry("0").state() == {"driver": "580.1"}
+    monkeypatch.setattr(Telemetry, "_open", staticmethod(lambda bus_id: None))
+    assert Telemetry("0").state() == {}

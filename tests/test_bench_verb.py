@@ -178,6 +178,12 @@ def test_requests_are_refused_in_one_line(folder: Path, arguments: list[str], me
     assert error.exit_code == 2 and message in str(error)
 
 
+def test_a_baseline_that_is_not_installed_is_named(driver: BenchDriver, folder: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    error = call("--library", folder, "--shapes", "8x8x8", "--baseline", "torch").exception
+    assert error.exit_code == 1 and str(error).startswith("torch is not installed: pip install torch")
+
+
 # ---- Problems -------------------------------------------------------------------------------------------------------
 
 

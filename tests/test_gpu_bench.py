@@ -13,6 +13,7 @@ from generator.store.library import Library
 from hgemm import Kernel
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
+from hgemm.bench.torch_matmul import Torch
 from hgemm.bench.work import Work
 from hgemm.cases import default_cases
 from hgemm.device import open_device
@@ -38,6 +39,15 @@ def test_both_sides_are_right_and_are_paired(kernels: list[Kernel], layout: str)
     for result in measured([work, replace(work, batch=3, m=8)], kernels):
         assert result["ours"] and result["first"] and result["best"] and not result["refused"]
         assert 0.1 < result["ratio_best"]["median"] < 10 and result["figures"][result["ours"]]["rounds"] >= 15
+
+
+def test_torch_is_a_baseline_too(kernels: list[Kernel]) -> None:
+    pytest.importorskip("torch")
+    works = [Work(512, 384, 256, layout=layout, batch=batch) for layout in ("tn", "nt") for batch in (1, 3)]
+    document = run(Plan(works, kernels, protocol=QUICK, baseline=Torch), open_device(), print)
+    assert document["baseline"].startswith("torch")
+    for result in document["results"]:
+        assert result["ours"] and result["best"] == "torch" and not result["refused"]
 
 
 def test_bursts_and_solos_are_measured_too(kernels: list[Kernel]) -> None:

@@ -15,6 +15,7 @@ from hgemm.bench.cublaslt import CublasLt
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
 from hgemm.bench.suites import names, read_suite
+from hgemm.bench.torch_matmul import Torch
 from hgemm.bench.work import Work, checked, grid
 from hgemm.cases import Shape
 from hgemm.device import open_device
@@ -23,7 +24,7 @@ from hgemm.kernel import Kernel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 STATES = ("steady", "burst", "solo")
-BASELINES = {"cublaslt": CublasLt, "none": None}
+BASELINES = {"cublaslt": CublasLt, "torch": Torch, "none": None}
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _NUMBER = click.FloatRange(min=0.0)
 

@@ -87,7 +87,7 @@ def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStac
     stack.enter_context(device.current())
     stream = Stream(device)
     stack.callback(_quietly, stream.free)
-    telemetry = Telemetry(device.ordinal)
+    telemetry = Telemetry(device.bus_id)
     telemetry.start()
     stack.callback(telemetry.stop)
     watch = Watch(plan.keep, plan.limit_s)
@@ -95,7 +95,7 @@ def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStac
     if plan.resume and watch.unfinished():
         document["hung"] = sorted({*document["hung"], watch.unfinished()})
     stand = Stand(device, stream, plan.protocol, telemetry, plan.seed, watch)
-    document["driver"] = telemetry.driver()
+    document["state"] = telemetry.state()
     if plan.baseline:
         stand.baseline = plan.baseline(device)
         stack.callback(_quietly, stand.baseline.free)

@@ -26,12 +26,12 @@ class Sample:
 
 
 class _Nvml:
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, bus_id: str) -> None:
         import pynvml
 
         self.nvml = pynvml
         pynvml.nvmlInit()
-        self.handle = pynvml.nvmlDeviceGetHandleByIndex(device_index)
+        self.handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
         # Renamed in newer packages.
         self.reasons = (
             getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
@@ -42,6 +42,10 @@ class _Nvml:
     def driver(self) -> str:
         version = self.nvml.nvmlSystemGetDriverVersion()
         return version.decode() if isinstance(version, bytes) else version
+
+    def limits(self) -> tuple[float, float]:
+        milliwatts = self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)
+        return milliwatts / 1000, self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
 
     def sample(self) -> Sample:
         nvml, handle = self.nvml, self.handle
@@ -59,16 +63,20 @@ class _Nvml:
 class _NvidiaSmi:
     QUERY = "clocks.sm,power.draw.instant,temperature.gpu,clocks_event_reasons.active"
 
-    def __init__(self, device_index: int) -> None:
-        self.device_index = device_index
+    def __init__(self, bus_id: str) -> None:
+        self.bus_id = bus_id
         self.sample()
 
     def _ask(self, query: str) -> str:
-        command = ["nvidia-smi", f"--id={self.device_index}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+        command = ["nvidia-smi", f"--id={self.bus_id}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
     def driver(self) -> str:
         return self._ask("driver_version")
+
+    def limits(self) -> tuple[float, float]:
+        power, clock = self._ask("enforced.power.limit,clocks.max.sm").split(",")
+        return float(power), float(clock)
 
     def sample(self) -> Sample:
         return parse_smi(self._ask(self.QUERY), time.perf_counter())
@@ -83,24 +91,38 @@ def parse_smi(line: str, time_s: float) -> Sample:
 class Telemetry:
     """Samples in the background from `start` to `stop`, and sums up any interval between."""
 
-    def __init__(self, device_index: int = 0, period_s: float = 0.05) -> None:
-        self.source = self._open(device_index)
+    def __init__(self, bus_id: str, period_s: float = 0.05) -> None:
+        self.source = self._open(bus_id)
         self.period_s = period_s
         self.samples: list[Sample] = []
         self._halt = threading.Event()
         self._thread: threading.Thread | None = None
 
     @staticmethod
-    def _open(device_index: int):
+    def _open(bus_id: str):
         for kind in (_Nvml, _NvidiaSmi):
             try:
-                return kind(device_index)
+                return kind(bus_id)
             except Exception:  # any failure of one source only means: try the next, or report no telemetry
                 continue
         return None
 
-    def driver(self) -> str | None:
-        return self.source.driver() if self.source else None
+    def state(self) -> dict:
+        """Return the driver's version, what bounds the clock, and how the device is now; nothing where none tells."""
+        if not self.source:
+            return {}
+        try:
+            power_limit_w, sm_mhz_max = self.source.limits()
+            now = self.source.sample()
+        except Exception:  # an old driver may not know of one of them
+            return {"driver": self.source.driver()}
+        return {
+            "driver": self.source.driver(),
+            "power_limit_w": power_limit_w,
+            "sm_mhz_max": sm_mhz_max,
+            "temperature_c": now.temperature_c,
+            "power_w": round(now.power_w, 1),
+        }
 
     def start(self) -> None:
         if self.source and self._thread is None:

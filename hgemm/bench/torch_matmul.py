@@ -1,0 +1,97 @@
+"""torch.matmul as a baseline: what a PyTorch user gets without asking for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hgemm.bench.contenders import BASELINE
+from hgemm.bench.operands import Operands
+from hgemm.bench.work import Work
+from hgemm.device import Device
+from hgemm.errors import DeviceError, HgemmError
+
+
+class TorchError(HgemmError):
+    """What torch raised."""
+
+
+class Torch:
+    """torch on a device whose context is the thread's."""
+
+    def __init__(self, device: Device) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise DeviceError("torch is not installed: pip install torch, or use another --baseline") from None
+        self.torch, self.device, self.name = torch, device, f"torch {torch.__version__}"
+
+    def propose(self, work: Work, count: int) -> TorchMatmul:
+        """Return its one way to compute a problem."""
+        return TorchMatmul(self.torch, self.device.ordinal)
+
+    def free(self) -> None:
+        pass
+
+
+@dataclass
+class TorchMatmul:
+    """Both what is proposed and the one contender."""
+
+    torch: Any
+    ordinal: int
+    name: str = "torch"
+    side: str = BASELINE
+
+    @property
+    def contenders(self) -> list[TorchMatmul]:
+        return [self]
+
+    def bind(self, operands: Operands, stream: int) -> list[Callable[[], None]]:
+        """Return a launch for each set. Raises TorchError where torch does not multiply such types."""
+        matmul = self.torch.backends.cuda.matmul
+        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+        matmul.allow_fp16_accumulation = operands.work.acc == "f16"
+        return [self._launch(operands, at, stream) for at in range(operands.sets)]
+
+    def _launch(self, operands: Operands, at: int, stream: int) -> Callable[[], None]:
+        work, its = operands.work, self.torch.cuda.ExternalStream(stream, device=self.ordinal)
+        a, b, d = (self._tensor(operands, name, at) for name in "abd")
+        a = a if work.layout[0] == "t" else a.transpose(-1, -2)
+        b = b if work.layout[1] == "t" else b.transpose(-1, -2)
+
+        def launch() -> None:
+            try:
+                with self.torch.cuda.stream(its):
+                    self.torch.matmul(a, b, out=d)
+            except RuntimeError as error:
+                raise TorchError(" ".join(str(error).split())) from None
+
+        return launch
+
+    def _tensor(self, operands: Operands, name: str, at: int) -> Any:
+        """Return one operand of a set as it is stored, without a copy. Shapes: (rows, columns), or with a batch."""
+        place = operands.places[name]
+        pointer = operands.blocks[name] + at * place.pitch * place.item
+        memory = _Memory(pointer, place.batch * place.stride * place.item)
+        dtype = {"f16": self.torch.float16, "bf16": self.torch.bfloat16, "f32": self.torch.float32}[place.dtype]
+        flat = self.torch.as_tensor(memory, device=f"cuda:{self.ordinal}").view(dtype)
+        shape = (place.rows, place.columns)
+        return flat.view(place.batch, *shape) if place.batch > 1 else flat.view(shape)
+
+    def free(self) -> None:
+        pass
+
+
+class _Memory:
+    """Bytes on the device, for torch to look at."""
+
+    def __init__(self, pointer: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "strides": None,
+            "version": 3,
+        }
