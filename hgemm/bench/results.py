@@ -10,7 +10,6 @@ from hgemm.bench.protocol import Ratio, geometric_mean
 from hgemm.bench.work import Work
 
 Result = Mapping[str, Any]
-COLUMNS = "problem ours TFLOP/s us first best r_first r_best +-% MHz W".split()
 WORST = 5
 
 
@@ -76,11 +75,45 @@ def table(results: Sequence[Result]) -> str:
     lines = []
     for state in dict.fromkeys(result["state"] for result in results):
         of_state = [result for result in results if result["state"] == state]
-        for group in dict.fromkeys(result["work"]["group"] for result in of_state):
+        groups = list(dict.fromkeys(result["work"]["group"] for result in of_state))
+        for group in groups:
             chosen = [result for result in of_state if result["work"]["group"] == group]
-            lines += [f"{group}, {state}", HEADER, *map(line, chosen), *means(chosen), ""]
-        lines += [f"all, {state}", *means(of_state), *_worst(of_state), ""]
+            lines += [f"{group}, {state}", HEADER]
+            for result in chosen:
+                lines += [line(result), *_alone(result)]
+            lines += [*means(chosen), ""]
+        if len(groups) > 1:
+            lines += [f"all, {state}", *means(of_state), *_beside_tn(of_state), *_worst(of_state), ""]
     return "\n".join(lines)
+
+
+def _alone(result: Result) -> list[str]:
+    """Write what each contender did by itself, with its own clock and power."""
+    figures = result.get("figures", {})
+    return [
+        f"    {figures[name]['tflops']:8.1f} TFLOP/s  {seen['sm_mhz']:5.0f} MHz  {seen['power_w']:5.0f} W  {name}"
+        for name, seen in result.get("alone", {}).items()
+        if seen
+    ]
+
+
+def _beside_tn(results: Sequence[Result]) -> list[str]:
+    """Write how our other layouts' rates stand beside tn's, over the problems that were measured in both."""
+    rates = {}
+    for result in results:
+        if result.get("ours"):
+            same = {**result["work"], "layout": "", "group": ""}
+            rates[tuple(same.values()), result["work"]["layout"]] = result["figures"][result["ours"]]["tflops"]
+    lines = []
+    for layout in ("nn", "nt", "tt"):
+        found = [
+            rate / rates[same, "tn"] for (same, its), rate in rates.items() if its == layout and (same, "tn") in rates
+        ]
+        if found:
+            lines.append(
+                f"  ours, {layout} of tn: {geometric_mean(found):.3f} (least {min(found):.3f}, {len(found)} problems)"
+            )
+    return lines
 
 
 def means(results: Sequence[Result]) -> list[str]:
