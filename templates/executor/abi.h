@@ -129,7 +129,8 @@ enum hgemm_emulate_status {
  *   endless        the step limit was reached
  *
  * `space` is "shared", "global" or "both" (a copy from one to the other). Counters of sites add up all warp instructions of
- * that line; a wavefront is one pass of shared memory, a sector 32 bytes of global memory. */
+ * that line; a wavefront is one pass of shared memory, a sector 32 bytes of global memory. Bytes are those that arrive: of a
+ * multicast those of all receivers. "wgmma_m64n256k16" and the like count instructions of a warpgroup, "mma_..." of a warp. */
 #if defined(__GNUC__)
 __attribute__((visibility("default")))
 #endif

@@ -9,22 +9,24 @@ std::string Machine::whoami(Lane const& lane) const {
   return text("CTA (%u,%u,%u) thread %d", lane.cta->index[0], lane.cta->index[1], lane.cta->index[2], lane.thread);
 }
 
-// "thread 3 at operand.cuh:12", "a copy of thread 3 still in flight, started at ..."
+// "thread 3 of CTA 0 at operand.cuh:12"
 std::string Machine::who(Access const& access) const {
-  std::string result;
-  if (access.agent < request_.threads) {
-    result = text("thread %u", access.agent);
-  } else {
-    result = "an asynchronous copy";
-    for (auto const& cta : ctas_) {
-      if (cta->number != access.cta) continue;
-      for (Lane const& lane : cta->lanes) {
-        if (lane.knowledge.copies == access.agent) result += text(" of thread %d, not waited for", lane.thread);
-      }
+  std::string agent = access.agent < request_.threads ? text("thread %u", access.agent) : "an asynchronous operation";
+  for (Cta const& cta : ctas_) {
+    if (cta.number != access.cta || access.agent < request_.threads) continue;
+    for (Lane const& lane : cta.lanes) {
+      if (lane.knowledge.copies == access.agent) agent = text("an asynchronous copy of thread %d, not waited for,", lane.thread);
+      if (lane.stores_agent == access.agent) agent = text("a TMA store of thread %d, not waited for,", lane.thread);
+    }
+    for (auto const& [offset, barrier] : cta.mbarriers) {
+      if (barrier.agent == access.agent) agent = text("the TMA, not waited for at the mbarrier at byte %zu,", offset);
+    }
+    for (Warpgroup const& group : cta.warpgroups) {
+      if (group.agent == access.agent) agent = text("a wgmma of warpgroup %d, not waited for,", int(&group - cta.warpgroups.data()));
     }
   }
   SiteCost const& cost = costs_.sites[access.site];
-  return result + text(" of CTA %u at %s:%d", access.cta, base_name(cost.site.file).c_str(), cost.site.line);
+  return agent + text(" of CTA %u at %s:%d", access.cta, base_name(cost.site.file).c_str(), cost.site.line);
 }
 
 Access Machine::access_of(Lane const& lane, Operation const& operation) {
@@ -33,15 +35,16 @@ Access Machine::access_of(Lane const& lane, Operation const& operation) {
 
 bool Machine::may_access_shared(Lane const& lane, Operation const& operation, void const* address, uint32_t bytes) {
   uintptr_t const at = reinterpret_cast<uintptr_t>(address), base = reinterpret_cast<uintptr_t>(lane.cta->arena);
+  uint32_t const align = bytes & -bytes;
   if (at < base || at + bytes > base + request_.shared_bytes) {
     findings_.add("bounds", operation.site, [&] {
-      if (at - base >= arena_bytes) return text("%s: %u bytes at an address outside shared memory", whoami(lane).c_str(), bytes);
+      if (at - base >= shared_window) return text("%s: %u bytes at an address outside shared memory", whoami(lane).c_str(), bytes);
       return text("%s: %u bytes at offset %zu of shared memory, which has %u", whoami(lane).c_str(), bytes, size_t(at - base),
                   request_.shared_bytes);
     });
     return false;
   }
-  if (at % bytes) {
+  if (at % align) {
     findings_.add("alignment", operation.site, [&] {
       return text("%s: %u bytes at offset %zu of shared memory", whoami(lane).c_str(), bytes, size_t(at - base));
     });
@@ -80,35 +83,65 @@ void Machine::say_conflict(Lane const& lane, Operation const& operation, Conflic
   });
 }
 
-// Notes an access of shared memory by `agent` in its `epoch`, on behalf of `lane`.
-void Machine::note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write, uint16_t agent,
-                          uint32_t epoch) {
-  size_t const offset = size_t(static_cast<unsigned char const*>(address) - lane.cta->arena);
-  Access const me = {epoch, lane.cta->number, agent, costs_.index_of(operation)};
-  Shadow& shadow = lane.cta->shadow;
-  Conflict const conflict = write ? shadow.write(offset, bytes, lane.knowledge, me) : shadow.read(offset, bytes, lane.knowledge, me);
+void Machine::note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write) {
+  note_shared(lane, operation, address, bytes, write, access_of(lane, operation));
+}
+
+// Notes that `me` accesses the shared memory of its CTA, on behalf of `lane`.
+void Machine::note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write,
+                          Access const& me) {
+  size_t const offset = reinterpret_cast<uintptr_t>(address) % shared_window;
+  Cta& cta = me.cta == lane.cta->number ? *lane.cta : *cta_of(*lane.cta->cluster, me.cta);
+  Conflict const conflict = write ? cta.shadow.write(offset, bytes, lane.knowledge, me)
+                                  : cta.shadow.read(offset, bytes, lane.knowledge, me);
   if (conflict.clash != Clash::none) say_conflict(lane, operation, conflict, "shared memory", write);
 }
 
-void Machine::note_global_read(Lane& lane, Operation const& operation) {
-  uintptr_t const at = reinterpret_cast<uintptr_t>(operation.from);
-  for (auto& region : memory_.regions) {
-    if (!region.has(HGEMM_WRITABLE) || !region.holds(at) || at + operation.bytes > region.end) continue;
-    Conflict const conflict = region.shadow.read(region.offset(at), operation.bytes, lane.knowledge, access_of(lane, operation));
-    if (conflict.clash != Clash::none) say_conflict(lane, operation, conflict, region.is.name, false);
+Cta* Machine::cta_of(Cluster& cluster, uint32_t number) {
+  return *std::find_if(cluster.ctas.begin(), cluster.ctas.end(), [&](Cta const* cta) { return cta->number == number; });
+}
+
+// The same for a read by the async proxy, which sees what threads wrote only after a proxy fence.
+void Machine::note_async_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, Access const& me) {
+  size_t const offset = reinterpret_cast<uintptr_t>(address) % shared_window;
+  Shadow& shadow = lane.cta->shadow;
+  Access unfenced;
+  size_t unfenced_at = 0;
+  Conflict const conflict = shadow.read(offset, bytes, lane.knowledge, me, [&](Access const& write, size_t at) {
+    if (write.epoch == 0 || write.agent >= request_.threads || unfenced.epoch || passed_proxy(lane, write)) return;
+    unfenced = write;
+    unfenced_at = at;
+  });
+  if (conflict.clash != Clash::none) {
+    say_conflict(lane, operation, conflict, "shared memory", false);
+  } else if (unfenced.epoch) {
+    findings_.add("proxy", operation.site, [&] {
+      return text("%s lets the async proxy read shared memory at byte %zu without a proxy fence after the write by %s",
+                  whoami(lane).c_str(), unfenced_at, who(unfenced).c_str());
+    });
   }
 }
 
-void Machine::note_global_write(Lane& lane, Operation const& operation, void const* value) {
-  uintptr_t const at = reinterpret_cast<uintptr_t>(operation.to);
+void Machine::note_global_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes) {
+  uintptr_t const at = reinterpret_cast<uintptr_t>(address);
   for (auto& region : memory_.regions) {
-    if (!region.has(HGEMM_WRITABLE) || !region.holds(at) || at + operation.bytes > region.end) continue;
-    Conflict const conflict = region.shadow.write(region.offset(at), operation.bytes, lane.knowledge, access_of(lane, operation));
-    if (conflict.clash != Clash::none) say_conflict(lane, operation, conflict, region.is.name, true);
+    if (!region.has(HGEMM_WRITABLE) || !region.holds(at) || at + bytes > region.end) continue;
+    Conflict const conflict = region.shadow.read(region.offset(at), bytes, lane.knowledge, access_of(lane, operation));
+    if (conflict.clash != Clash::none) say_conflict(lane, operation, conflict, region.name(), false);
+  }
+}
+
+void Machine::note_global_write(Lane& lane, Operation const& operation, void* address, uint32_t bytes, void const* value,
+                                Access const& me) {
+  uintptr_t const at = reinterpret_cast<uintptr_t>(address);
+  for (auto& region : memory_.regions) {
+    if (!region.has(HGEMM_WRITABLE) || !region.holds(at) || at + bytes > region.end) continue;
+    Conflict const conflict = region.shadow.write(region.offset(at), bytes, lane.knowledge, me);
+    if (conflict.clash != Clash::none) say_conflict(lane, operation, conflict, region.name(), true);
     if (!region.has(HGEMM_WRITE_ONCE)) continue;
-    std::string const again = memory_.note_element_writes(region, at, operation.bytes);
+    std::string const again = memory_.note_element_writes(region, at, bytes);
     if (!again.empty()) findings_.add("write_once", operation.site, [&] { return whoami(lane) + ": " + again; });
-    std::string const poison = memory_.poisoned(region, at, static_cast<unsigned char const*>(value), operation.bytes);
+    std::string const poison = memory_.poisoned(region, at, static_cast<unsigned char const*>(value), bytes);
     if (poison.empty()) continue;
     findings_.add("poison", operation.site, [&] {
       return poison + " depends on memory that was never written, in flight or padding, or on a register never set";

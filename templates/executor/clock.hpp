@@ -68,6 +68,19 @@ struct Clock {
   }
 };
 
+// Whether all that `less` knows is known to `more`.
+inline bool covers(Clock const* more, Clock const* less) {
+  if (more == less || !less) return true;
+  for (auto const& part : less->ctas) {
+    Epochs const* const epochs = more ? more->of(part->cta) : nullptr;
+    if (epochs == part.get()) continue;
+    for (size_t i = 0; i < part->known.size(); ++i) {
+      if (part->known[i] > (epochs && i < epochs->known.size() ? epochs->known[i] : 0)) return false;
+    }
+  }
+  return true;
+}
+
 struct Knowledge {
   uint32_t cta = 0;
   uint16_t thread = 0;
@@ -98,8 +111,8 @@ struct Knowledge {
 class Joined {
  public:
   void add(Held<Clock> const& clock) {
-    if (!clock || clock.get() == latest_) return;
-    latest_ = clock.get();
+    if (!clock || clock.get() == latest_.get()) return;
+    latest_ = clock;
     for (auto const& epochs : clock->ctas) add(epochs);
   }
   void add(Knowledge const& thread) {
@@ -116,7 +129,7 @@ class Joined {
     Held<Clock> result(new Clock);
     for (auto& part : parts_) result->ctas.push_back(part.epochs);
     parts_.clear();
-    latest_ = nullptr;
+    latest_ = Held<Clock>();
     return result;
   }
 
@@ -157,7 +170,27 @@ class Joined {
   }
 
   std::vector<Part> parts_;
-  Clock const* latest_ = nullptr;
+  Held<Clock> latest_;  // that was added
+};
+
+// Adds the same to what many threads know, of whom most know the same: those then share one clock.
+class Learning {
+ public:
+  explicit Learning(Held<Clock> what) : what_(std::move(what)) {}
+
+  void teach(Knowledge& thread) {
+    if (!result_ || thread.clock.get() != before_.get()) {
+      Joined joined;
+      joined.add(thread.clock);
+      joined.add(what_);
+      before_ = thread.clock;
+      result_ = joined.clock();
+    }
+    thread.learn(result_);
+  }
+
+ private:
+  Held<Clock> what_, before_, result_;
 };
 
 }  // namespace hgemm::executor

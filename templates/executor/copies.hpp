@@ -10,13 +10,14 @@ void Machine::start_copy(Lane& lane, Operation& operation, SiteCost& cost) {
   bool const readable = !operation.flag || may_access_global(lane, operation, operation.from, operation.bytes, false);
   if (!may_access_shared(lane, operation, operation.to, operation.bytes)) return;
   if (lane.knowledge.copies == no_agent) lane.knowledge.copies = lane.cta->new_agent();
-  note_shared(lane, operation, to, operation.bytes, true, lane.knowledge.copies, lane.groups_committed + 1);
+  Access const me = {lane.groups_committed + 1, lane.cta->number, lane.knowledge.copies, costs_.index_of(operation)};
+  note_shared(lane, operation, to, operation.bytes, true, me);
   Copy copy = {to, nullptr, operation.bytes, lane.groups_committed, 0, false, operation.site};
   if (operation.flag) {
     copy.fill = HGEMM_POISON;
     if (readable) {
       copy.from = operation.from;
-      note_global_read(lane, operation);
+      note_global_read(lane, operation, operation.from, operation.bytes);
     }
     cost.bytes += operation.bytes;
   }

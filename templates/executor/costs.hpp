@@ -12,7 +12,11 @@ namespace hgemm::executor {
 
 inline char const* name_of(Kind kind) {
   static char const* const names[] = {"load", "store", "fetch_add", "global_fence", "cp_async", "cp_async_commit", "cp_async_wait",
-                                      "barrier_sync", "barrier_arrive", "warp_barrier", "ldmatrix", "mma"};
+                                      "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_wait", "tma_prefetch",
+                                      "tma_load", "tma_store", "tma_store_commit", "tma_store_wait_read", "async_proxy_fence",
+                                      "barrier_sync", "barrier_arrive", "warp_barrier", "elect_one", "cluster_arrive",
+                                      "cluster_wait", "ldmatrix", "stmatrix", "mma", "wgmma_fence", "wgmma", "wgmma_commit",
+                                      "wgmma_wait", "setmaxnreg"};
   static_assert(sizeof(names) / sizeof(names[0]) == size_t(Kind::count), "a name for each kind");
   return names[size_t(kind)];
 }

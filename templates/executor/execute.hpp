@@ -7,7 +7,7 @@
 namespace hgemm::executor {
 
 void Machine::execute(Warp& warp, uint32_t lanes) {
-  Operation const& first = *warp.lanes[__builtin_ctz(lanes)].operation;
+  Operation const first = *warp.lanes[__builtin_ctz(lanes)].operation;
   Kind const kind = first.kind;
   if (kind == Kind::barrier_sync || kind == Kind::barrier_arrive) {
     arrive(warp, lanes);
@@ -15,49 +15,80 @@ void Machine::execute(Warp& warp, uint32_t lanes) {
   }
   SiteCost& cost = costs_.sites[costs_.index_of(first)];
   ++cost.requests;
-  Addresses shared, global;
-  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
-    int const index = __builtin_ctz(rest);
-    Lane& lane = warp.lanes[index];
-    Operation& operation = *lane.operation;
-    switch (kind) {
-      case Kind::load:
-        (operation.space == Space::shared ? shared : global).add(index, operation.from);
-        load(lane, operation, cost);
-        break;
-      case Kind::store:
-        (operation.space == Space::shared ? shared : global).add(index, operation.to);
-        store(lane, operation, cost);
-        break;
-      case Kind::fetch_add: fetch_add(lane, operation); break;
-      case Kind::global_fence: fence(lane); break;
-      case Kind::cp_async:
+  if (is_collective(kind)) {
+    execute_warp(warp, first, cost);
+  } else {
+    Addresses shared, global;
+    for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+      int const index = __builtin_ctz(rest);
+      Operation& operation = *warp.lanes[index].operation;
+      if (kind == Kind::cp_async) {
         shared.add(index, operation.to);
         if (operation.flag) global.add(index, operation.from);
-        start_copy(lane, operation, cost);
-        break;
-      case Kind::cp_async_commit: ++lane.groups_committed; break;
-      case Kind::cp_async_wait: wait_for_copies(lane, operation.number); break;
-      case Kind::ldmatrix:
-        if (index < int(operation.number) * 8) shared.add(index, operation.from);
-        break;
-      default: break;
+      } else if (kind == Kind::load || kind == Kind::store) {
+        (operation.space == Space::shared ? shared : global).add(index, kind == Kind::load ? operation.from : operation.to);
+      }
+      execute_lane(warp.lanes[index], operation, cost);
     }
-  }
-  if (kind == Kind::warp_barrier) warp_barrier(warp);
-  if (kind == Kind::ldmatrix) load_matrices(warp, cost);
-  if (kind == Kind::mma) multiply(warp);
-  if (kind == Kind::global_fence || kind == Kind::warp_barrier || kind == Kind::fetch_add) counters_.add(name_of(kind));
-  if (shared.lanes) {
-    cost.shared = true;
-    count_wavefronts(shared, first.bytes, cost);
-  }
-  if (global.lanes) {
-    cost.global = true;
-    count_sectors(global, first.bytes, cost);
+    count(shared, global, first.bytes, cost);
   }
   warp.parked &= ~lanes;
   resume(warp, lanes);
+}
+
+void Machine::execute_lane(Lane& lane, Operation& operation, SiteCost& cost) {
+  switch (operation.kind) {
+    case Kind::load: load(lane, operation, cost); break;
+    case Kind::store: store(lane, operation, cost); break;
+    case Kind::fetch_add: fetch_add(lane, operation); break;
+    case Kind::global_fence: fence(lane); break;
+    case Kind::cp_async: start_copy(lane, operation, cost); break;
+    case Kind::cp_async_commit: ++lane.groups_committed; break;
+    case Kind::cp_async_wait: wait_for_copies(lane, operation.number); break;
+    case Kind::mbarrier_init: init(lane, operation); break;
+    case Kind::mbarrier_init_fence: init_fence(lane); break;
+    case Kind::mbarrier_arrive: arrive(lane, operation); break;
+    case Kind::mbarrier_wait: end_wait(lane, operation); break;
+    case Kind::tma_prefetch: sound(lane, operation, map_of(operation), nullptr); break;
+    case Kind::tma_load: start_load(lane, operation, cost); break;
+    case Kind::tma_store: start_store(lane, operation, cost); break;
+    case Kind::tma_store_commit: ++lane.stores_committed; break;
+    case Kind::tma_store_wait_read: wait_for_stores(lane, operation.number); break;
+    case Kind::async_proxy_fence: proxy_fence(lane); break;
+    default: break;
+  }
+}
+
+void Machine::execute_warp(Warp& warp, Operation const& first, SiteCost& cost) {
+  switch (first.kind) {
+    case Kind::warp_barrier: warp_barrier(warp); break;
+    case Kind::elect_one: elect_one(warp); break;
+    case Kind::cluster_arrive: cluster_arrive(warp); break;
+    case Kind::cluster_wait: cluster_wait(warp); break;
+    case Kind::ldmatrix: load_matrices(warp, cost); break;
+    case Kind::stmatrix: store_matrices(warp, cost); break;
+    case Kind::mma: multiply(warp); break;
+    case Kind::wgmma_fence: warp.wgmma_fenced = true; break;
+    case Kind::wgmma: issue(warp, cost); break;
+    case Kind::wgmma_commit:
+      ++warp.wgmma_committed;
+      warp.cta->wake();
+      break;
+    case Kind::wgmma_wait: end_wait(warp, first.number); break;
+    case Kind::setmaxnreg: set_registers(warp, first); break;
+    default: break;
+  }
+}
+
+void Machine::count(Addresses const& shared, Addresses const& global, uint32_t bytes, SiteCost& cost) {
+  if (shared.lanes) {
+    cost.shared = true;
+    count_wavefronts(shared, bytes, cost);
+  }
+  if (global.lanes) {
+    cost.global = true;
+    count_sectors(global, bytes, cost);
+  }
 }
 
 // ---- Loads and stores ---------------------------------------------------------------------------------------------
@@ -66,10 +97,10 @@ void Machine::load(Lane& lane, Operation& operation, SiteCost& cost) {
   memset(operation.to, HGEMM_POISON, operation.bytes);
   if (operation.space == Space::shared) {
     if (!may_access_shared(lane, operation, operation.from, operation.bytes)) return;
-    note_shared(lane, operation, operation.from, operation.bytes, false, lane.knowledge.thread, lane.knowledge.epoch);
+    note_shared(lane, operation, operation.from, operation.bytes, false);
   } else {
     if (!may_access_global(lane, operation, operation.from, operation.bytes, false)) return;
-    note_global_read(lane, operation);
+    note_global_read(lane, operation, operation.from, operation.bytes);
   }
   memcpy(operation.to, operation.from, operation.bytes);
   cost.bytes += operation.bytes;
@@ -78,10 +109,10 @@ void Machine::load(Lane& lane, Operation& operation, SiteCost& cost) {
 void Machine::store(Lane& lane, Operation& operation, SiteCost& cost) {
   if (operation.space == Space::shared) {
     if (!may_access_shared(lane, operation, operation.to, operation.bytes)) return;
-    note_shared(lane, operation, operation.to, operation.bytes, true, lane.knowledge.thread, lane.knowledge.epoch);
+    note_shared(lane, operation, operation.to, operation.bytes, true);
   } else {
     if (!may_access_global(lane, operation, operation.to, operation.bytes, true)) return;
-    note_global_write(lane, operation, operation.from);
+    note_global_write(lane, operation, operation.to, operation.bytes, operation.from, access_of(lane, operation));
   }
   memcpy(operation.to, operation.from, operation.bytes);
   cost.bytes += operation.bytes;
@@ -100,13 +131,8 @@ void Machine::fetch_add(Lane& lane, Operation& operation) {
   for (auto& region : memory_.regions) {
     if (!region.has(HGEMM_WRITABLE) || !region.holds(at)) continue;
     size_t const offset = region.offset(at);
-    if (!region.has(HGEMM_INITIALISED)) {
-      region.shadow.each_write(offset, 4, [&](Access const& write, size_t where) {
-        if (!write.epoch) say_conflict(lane, operation, {Clash::uninitialised, {}, where}, region.is.name, false);
-      });
-    }
     Conflict const conflict = region.shadow.write(offset, 4, lane.knowledge, access_of(lane, operation), true);
-    if (conflict.clash != Clash::none) say_conflict(lane, operation, conflict, region.is.name, true);
+    if (conflict.clash != Clash::none) say_conflict(lane, operation, conflict, region.name(), true);
   }
 
   Held<Clock>& passed_on = atomics_[at];
@@ -141,72 +167,20 @@ void Machine::fence(Lane& lane) {
   ++lane.knowledge.epoch;
 }
 
-// ---- Barriers -----------------------------------------------------------------------------------------------------
-
-void Machine::warp_barrier(Warp& warp) {
-  Joined joined;
-  for (int i = 0; i < 32; ++i) joined.add(warp.lanes[i].knowledge);
-  Held<Clock> const clock = joined.clock();
-  for (int i = 0; i < 32; ++i) {
-    warp.lanes[i].knowledge.learn(clock);
-    ++warp.lanes[i].knowledge.epoch;
-  }
-}
-
-// Lanes come to a barrier of their CTA, and stay there until all have come unless they only arrive.
-void Machine::arrive(Warp& warp, uint32_t lanes) {
-  Cta& cta = *warp.cta;
-  Operation const first = *warp.lanes[__builtin_ctz(lanes)].operation;
-  Barrier& barrier = cta.barriers[first.number % 16];
-  uint32_t const expected = first.threads ? first.threads : request_.threads;
-  if (barrier.arrived && barrier.expected != expected) {
-    findings_.add("divergence", first.site, [&] {
-      return text("CTA %u barrier %u: %u threads are expected here and %u elsewhere", cta.number, first.number, expected, barrier.expected);
-    });
-  }
-  barrier.expected = expected;
-  bool const waits = first.kind == Kind::barrier_sync;
-  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
-    Lane& lane = warp.lanes[__builtin_ctz(rest)];
-    barrier.knowledge.add(lane.knowledge);
-    ++lane.knowledge.epoch;
-    ++barrier.arrived;
-    if (waits) barrier.waiting.push_back(&lane);
-  }
-  warp.parked &= ~lanes;
-  if (waits) warp.at_barrier |= lanes;
-  if (barrier.arrived >= expected) release(cta, barrier);
-  if (!waits) resume(warp, lanes);
-}
-
-void Machine::release(Cta& cta, Barrier& barrier) {
-  counters_.add(barrier.expected == request_.threads ? "cta_barrier" : "named_barrier");
-  Held<Clock> const clock = barrier.knowledge.clock();
-  std::vector<uint32_t> lanes(cta.warps.size());
-  for (Lane* lane : barrier.waiting) {
-    lane->knowledge.learn(clock);
-    lanes[size_t(lane->thread) / 32] |= 1u << (lane->thread % 32);
-  }
-  barrier = Barrier();
-  for (size_t i = 0; i < lanes.size(); ++i) {
-    if (!lanes[i]) continue;
-    cta.warps[i].at_barrier &= ~lanes[i];
-    resume(cta.warps[i], lanes[i]);
-  }
-}
-
 // ---- Fragments and tensor cores -----------------------------------------------------------------------------------
 
 // Lane 8 i + r has the address of row r of matrix i; lane l receives words l % 4 of row l / 4, or what is there transposed.
 void Machine::load_matrices(Warp& warp, SiteCost& cost) {
   int const matrices = int(warp.lanes[0].operation->number);
   uint16_t rows[32][8];
+  Addresses addresses;
   for (int i = 0; i < matrices * 8; ++i) {
     Lane& lane = warp.lanes[i];
     Operation const& operation = *lane.operation;
     memset(rows[i], HGEMM_POISON, 16);
     if (!may_access_shared(lane, operation, operation.from, 16)) continue;
-    note_shared(lane, operation, operation.from, 16, false, lane.knowledge.thread, lane.knowledge.epoch);
+    addresses.add(i, operation.from);
+    note_shared(lane, operation, operation.from, 16, false);
     memcpy(rows[i], operation.from, 16);
   }
   bool const transpose = warp.lanes[0].operation->flag;
@@ -220,6 +194,34 @@ void Machine::load_matrices(Warp& warp, SiteCost& cost) {
     }
   }
   cost.bytes += uint64_t(matrices) * 128;
+  count(addresses, {}, 16, cost);
+}
+
+// The way back: the same places in registers and memory.
+void Machine::store_matrices(Warp& warp, SiteCost& cost) {
+  int const matrices = int(warp.lanes[0].operation->number);
+  bool const transpose = warp.lanes[0].operation->flag;
+  uint16_t rows[32][8];
+  for (int l = 0; l < 32; ++l) {
+    auto const* const registers = static_cast<uint32_t const*>(warp.lanes[l].operation->from);
+    for (int i = 0; i < matrices; ++i) {
+      for (int e = 0; e < 2; ++e) {
+        int const along = l / 4, across = l % 4 * 2 + e;
+        rows[i * 8 + (transpose ? across : along)][transpose ? along : across] = uint16_t(registers[i] >> 16 * e);
+      }
+    }
+  }
+  Addresses addresses;
+  for (int i = 0; i < matrices * 8; ++i) {
+    Lane& lane = warp.lanes[i];
+    Operation const& operation = *lane.operation;
+    if (!may_access_shared(lane, operation, operation.to, 16)) continue;
+    addresses.add(i, operation.to);
+    note_shared(lane, operation, operation.to, 16, true);
+    memcpy(operation.to, rows[i], 16);
+  }
+  cost.bytes += uint64_t(matrices) * 128;
+  count(addresses, {}, 16, cost);
 }
 
 void Machine::multiply(Warp& warp) {

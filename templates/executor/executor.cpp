@@ -8,6 +8,10 @@
 #include <executor/schedule.hpp>
 #include <executor/access.hpp>
 #include <executor/copies.hpp>
+#include <executor/barriers.hpp>
+#include <executor/mbarriers.hpp>
+#include <executor/tma.hpp>
+#include <executor/wgmma.hpp>
 #include <executor/execute.hpp>
 
 namespace hgemm::executor {
@@ -22,7 +26,12 @@ std::string Machine::report() const {
     if (cost.kind == Kind::cp_async) copied += cost.bytes;
     if (cost.kind == Kind::load) (cost.shared ? shared_read : read) += cost.bytes;
     if (cost.kind == Kind::store) (cost.shared ? shared_written : written) += cost.bytes;
-    if (cost.kind == Kind::ldmatrix) shared_read += cost.bytes;
+    if (cost.kind == Kind::ldmatrix || cost.kind == Kind::wgmma) shared_read += cost.bytes;
+    if (cost.kind == Kind::stmatrix) shared_written += cost.bytes;
+    if (cost.kind == Kind::tma_load) copied += cost.bytes;
+    if (cost.kind == Kind::tma_store) written += cost.bytes;
+    bool const counted = cost.kind == Kind::warp_barrier || cost.kind == Kind::global_fence || cost.kind == Kind::fetch_add;
+    if (counted) counters.add(name_of(cost.kind), cost.requests);
   }
   counters.add("bytes_global_to_shared", copied);
   counters.add("bytes_global_read", read);
@@ -73,9 +82,9 @@ int emulate(hgemm_emulation const& request, Kernel const& kernel, char* report_j
   if (!wrong.empty()) {
     put("{\"error\": " + quoted(wrong) + "}", report_json, capacity);
   } else {
-    auto const machine = std::make_unique<Machine>(request, kernel);
-    machine->run();
-    status = put(machine->report(), report_json, capacity);
+    Machine launch(request, kernel);
+    launch.run();
+    status = put(launch.report(), report_json, capacity);
   }
   busy.clear();
   return status;

@@ -23,6 +23,7 @@ class GlobalMemory {
 
     bool has(uint32_t flag) const { return is.flags & flag; }
     bool holds(uintptr_t address) const { return address >= begin && address < end; }
+    char const* name() const { return is.name ? is.name : "a region"; }
     size_t offset(uintptr_t address) const { return address - (begin & ~uintptr_t(15)); }
   };
 
@@ -44,7 +45,7 @@ class GlobalMemory {
     for (uintptr_t at = address; at < address + bytes; at += region.is.element_bytes) {
       uint8_t& writes = region.writes[(at - region.begin) / region.is.element_bytes];
       if (writes < 255) ++writes;
-      if (writes > 1 && again.empty()) again = name(region, at) + " is written again";
+      if (writes > 1 && again.empty()) again = element(region, at) + " is written again";
     }
     return again;
   }
@@ -58,7 +59,7 @@ class GlobalMemory {
         for (uint64_t at = offset; at < offset + region.is.row_bytes; at += region.is.element_bytes) {
           if (region.writes[at / region.is.element_bytes]) continue;
           ++count;
-          if (first.empty()) first = name(region, region.begin + at);
+          if (first.empty()) first = element(region, region.begin + at);
         }
       }
     }
@@ -72,15 +73,15 @@ class GlobalMemory {
       memcpy(&bits, value + at, region.is.element_bytes < 4 ? region.is.element_bytes : 4);
       bool const poison = region.is.element_bytes == 2 ? is_poison_half(uint16_t(bits))
                           : region.is.element_bytes == 4 && is_poison_float(bits);
-      if (poison) return name(region, address + at);
+      if (poison) return element(region, address + at);
     }
     return "";
   }
 
   // "D[batch 1][row 3][column 5]"
-  static std::string name(Region const& region, uintptr_t address) {
+  static std::string element(Region const& region, uintptr_t address) {
     uint64_t offset = address - region.begin;
-    std::string result = region.is.name ? region.is.name : "a region";
+    std::string result = region.name();
     if (region.is.batches > 1) {
       result += text("[batch %llu]", static_cast<unsigned long long>(offset / region.is.batch_stride_bytes));
       offset %= region.is.batch_stride_bytes;
@@ -129,7 +130,7 @@ class GlobalMemory {
     char const* const what = write ? "write" : "read";
     for (Region& region : regions) {
       if (!region.holds(address)) continue;
-      std::string const at = name(region, address);
+      std::string const at = element(region, address);
       if (!region.has(write ? HGEMM_WRITABLE : HGEMM_READABLE)) return text("%s of %u bytes at %s, which is not for that", what, bytes, at.c_str());
       return text("%s of %u bytes at %s runs out of its row of %llu bytes", what, bytes, at.c_str(),
                   static_cast<unsigned long long>(region.is.row_bytes));
@@ -141,7 +142,7 @@ class GlobalMemory {
     if (!nearest) return text("%s of %u bytes at an address that belongs to nothing", what, bytes);
     return text("%s of %u bytes that belong to nothing, %llu bytes %s %s", what, bytes,
                 static_cast<unsigned long long>(distance(*nearest, address)),
-                address < nearest->begin ? "before" : "past the end of", nearest->is.name ? nearest->is.name : "a region");
+                address < nearest->begin ? "before" : "past the end of", nearest->name());
   }
   static uint64_t distance(Region const& region, uintptr_t address) {
     return address < region.begin ? region.begin - address : address - region.end;

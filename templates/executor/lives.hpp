@@ -9,29 +9,37 @@ namespace hgemm::executor {
 
 inline Machine* machine = nullptr;
 Place const* place = nullptr;
-uint32_t grid[3], cluster[3];
+uint32_t grid[3];
 
 Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
     : request_(request), kernel_(kernel), memory_(request), random_state_(request.seed * 2 + 1) {
   uint32_t const ctas = request.grid[0] * request.grid[1] * request.grid[2];
-  uint32_t const cluster_ctas = request.cluster[0] * request.cluster[1] * request.cluster[2];
-  slots_ = request.resident_ctas ? std::min(request.resident_ctas, ctas) : ctas;
-  slots_ = std::max<size_t>(slots_ / cluster_ctas, 1) * cluster_ctas;
+  cluster_ctas_ = request.cluster[0] * request.cluster[1] * request.cluster[2];
+  size_t const resident = request.resident_ctas ? std::min(request.resident_ctas, ctas) : ctas;
+  clusters_.resize(std::max<size_t>(resident / cluster_ctas_, 1));
+  slots_ = clusters_.size() * cluster_ctas_;
+  ctas_.resize(slots_);
   auto map = [](size_t bytes) {
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? nullptr : static_cast<unsigned char*>(memory);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<unsigned char*>(memory);
   };
-  arenas_ = map((slots_ + 1) * arena_bytes);
+  arenas_ = map((slots_ + 1) * shared_window);
   stacks_ = map(slots_ * request.threads * stack_bytes);
-  for (uint32_t number = ctas; number-- > 0;) numbers_.push_back(number);
+  for (uint32_t number = ctas / cluster_ctas_; number-- > 0;) numbers_.push_back(number);
+  uintptr_t const first = (reinterpret_cast<uintptr_t>(arenas_) + shared_window - 1) / shared_window * shared_window;
+  for (size_t slot = 0; slot < slots_; ++slot) {
+    ctas_[slot].arena = reinterpret_cast<unsigned char*>(first + slot * shared_window);
+    ctas_[slot].cluster = &clusters_[slot / cluster_ctas_];
+    clusters_[slot / cluster_ctas_].ctas.push_back(&ctas_[slot]);
+  }
   memcpy(grid, request.grid, sizeof grid);
-  memcpy(cluster, request.cluster, sizeof cluster);
   machine = this;
 }
 
 Machine::~Machine() {
-  if (arenas_) munmap(arenas_, (slots_ + 1) * arena_bytes);
-  if (stacks_) munmap(stacks_, slots_ * request_.threads * stack_bytes);
+  munmap(arenas_, (slots_ + 1) * shared_window);
+  munmap(stacks_, slots_ * request_.threads * stack_bytes);
   machine = nullptr;
   place = nullptr;
 }
@@ -45,49 +53,53 @@ uint32_t Machine::next_number() {
   return number;
 }
 
-// Fills free slots with CTAs that have not begun.
+// Fills free places with clusters that have not begun.
 void Machine::admit() {
-  while (!numbers_.empty() && living_.size() < slots_) {
-    Cta* free = nullptr;
-    for (auto& cta : ctas_) {
-      if (cta->lanes_left == 0) free = cta.get();
+  for (Cluster& cluster : clusters_) {
+    if (cluster.living || numbers_.empty()) continue;
+    uint32_t const number = next_number();
+    cluster.living = true;
+    cluster.arrived = cluster.phase = 0;
+    cluster.gathered = Joined();
+    cluster.done = Held<Clock>();
+    uint32_t const* const size = request_.cluster;
+    uint32_t const across = grid[0] / size[0], down = grid[1] / size[1];
+    uint32_t const first[3] = {number % across * size[0], number / across % down * size[1], number / across / down * size[2]};
+    for (uint32_t rank = 0; rank < cluster_ctas_; ++rank) {
+      Cta& cta = *cluster.ctas[rank];
+      cta.index[0] = first[0] + rank % size[0];
+      cta.index[1] = first[1] + rank / size[0] % size[1];
+      cta.index[2] = first[2] + rank / size[0] / size[1];
+      cta.number = cta.index[0] + grid[0] * (cta.index[1] + grid[1] * cta.index[2]);
+      living_.push_back(&cta);
+      begin(cta, rank);
     }
-    if (!free) {
-      ctas_.push_back(std::make_unique<Cta>());
-      free = ctas_.back().get();
-      uintptr_t const first = (reinterpret_cast<uintptr_t>(arenas_) + arena_bytes - 1) / arena_bytes * arena_bytes;
-      free->arena = reinterpret_cast<unsigned char*>(first + (ctas_.size() - 1) * arena_bytes);
-    }
-    living_.push_back(free);
-    begin(*free, next_number());
   }
 }
 
-void Machine::begin(Cta& cta, uint32_t number) {
+void Machine::begin(Cta& cta, uint32_t rank) {
   uint32_t const threads = request_.threads;
-  size_t slot = 0;
-  while (ctas_[slot].get() != &cta) ++slot;
-  cta.number = number;
-  cta.index[0] = number % grid[0];
-  cta.index[1] = number / grid[0] % grid[1];
-  cta.index[2] = number / grid[0] / grid[1];
+  size_t const slot = size_t(&cta - ctas_.data());
   cta.agents = threads;
   cta.lanes_left = threads;
+  cta.free_registers = 0;
   memset(cta.arena, HGEMM_POISON, request_.shared_bytes);
   cta.shadow.reset(request_.shared_bytes, false);
   for (Barrier& barrier : cta.barriers) barrier = Barrier();
-  if (cta.lanes.empty()) cta.lanes = std::vector<Lane>(threads);
+  cta.mbarriers.clear();
+  cta.warpgroups.assign((threads + 127) / 128, Warpgroup());
   cta.warps.assign(threads / 32, Warp());
+  cta.lanes.assign(threads, Lane());
   for (uint32_t thread = 0; thread < threads; ++thread) {
     Lane& lane = cta.lanes[thread];
-    lane = Lane();
     lane.thread = int(thread);
     lane.shared = cta.arena;
+    lane.cluster_rank = rank;
     memcpy(lane.cta_index, cta.index, sizeof cta.index);
     lane.cta = &cta;
-    lane.knowledge.cta = number;
+    lane.knowledge.cta = cta.number;
     lane.knowledge.thread = uint16_t(thread);
-    lane.fenced.epoch = 0;
+    lane.fenced.epoch = lane.proxy_fenced.epoch = 0;
     // Stacks begin at different places of a page: at the same place they would all compete for the same lines of the cache.
     unsigned char* const stack = stacks_ + (slot * threads + thread) * stack_bytes;
     size_t const bytes = stack_bytes - thread * 1088 % 16384 / 64 * 64;
@@ -98,14 +110,14 @@ void Machine::begin(Cta& cta, uint32_t number) {
     warp.cta = &cta;
     warp.index = int(&warp - cta.warps.data());
     warp.lanes = &cta.lanes[size_t(warp.index) * 32];
+    warp.registers = request_.registers;
     resume(warp, ~0u);
   }
 }
 
-void Machine::end(Cta& cta) {
-  for (size_t i = 0; i < living_.size(); ++i) {
-    if (living_[i] == &cta) living_.erase(living_.begin() + std::ptrdiff_t(i));
-  }
+void Machine::end(Cluster& cluster) {
+  cluster.living = false;
+  living_.erase(std::remove_if(living_.begin(), living_.end(), [&](Cta* cta) { return cta->cluster == &cluster; }), living_.end());
 }
 
 // ---- Fibers -------------------------------------------------------------------------------------------------------
@@ -153,17 +165,25 @@ void Machine::resume(Warp& warp, uint32_t lanes) {
   warp.parked |= lanes;
   warp.may_run = true;
   for (int i = 0; i < queue_end_; ++i) {
-    Lane& lane = *queue_[i];
-    if (!lane.exited) continue;
-    uint32_t const bit = 1u << (lane.thread % 32);
-    warp.parked &= ~bit;
-    warp.exited |= bit;
-    --lane.cta->lanes_left;
-    if (!lane.copies.empty()) {
-      findings_.add("pending", lane.copies.front().site, [&] {
-        return text("%s ends with %zu asynchronous copies in flight", whoami(lane).c_str(), lane.copies.size());
-      });
-    }
+    if (queue_[i]->exited) exit_lane(warp, *queue_[i]);
+  }
+}
+
+void Machine::exit_lane(Warp& warp, Lane& lane) {
+  uint32_t const bit = 1u << (lane.thread % 32);
+  warp.parked &= ~bit;
+  warp.exited |= bit;
+  --lane.cta->lanes_left;
+  if (!lane.copies.empty()) {
+    findings_.add("pending", lane.copies.front().site, [&] {
+      return text("%s ends with %zu asynchronous copies in flight", whoami(lane).c_str(), lane.copies.size());
+    });
+  }
+  if (!lane.stores.empty()) {
+    findings_.add("pending", lane.stores.front().operation.site, [&] {
+      return text("%s ends while the TMA may still read what it stores from shared memory", whoami(lane).c_str());
+    });
+    for (BoxStore& store : lane.stores) land(store, lane);
   }
 }
 

@@ -6,8 +6,8 @@
 // shadow of the memory whether each access is ordered with those before it, counts costs, and lets the lanes run on.
 #pragma once
 
+#include <algorithm>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,18 +32,18 @@ class Machine {
   void wait_for(Operation& operation, void const* program_counter);
 
  private:
-  static constexpr size_t arena_bytes = 256 << 10;  // also their alignment: the low 18 bits are the address in shared memory
   static constexpr size_t stack_bytes = 64 << 10;
   static constexpr size_t poisoned_stack_bytes = 6 << 10;
 
   // ---- Living and dying: lives.hpp ----
   void admit();
-  void begin(Cta& cta, uint32_t number);
-  void end(Cta& cta);
+  void begin(Cta& cta, uint32_t rank);
+  void end(Cluster& cluster);
   static void enter();
   [[noreturn]] void leave();
   void next_fiber(Fiber& from);
   void resume(Warp& warp, uint32_t lanes);
+  void exit_lane(Warp& warp, Lane& lane);
   uint32_t next_number();
 
   // ---- Choosing what happens next: schedule.hpp ----
@@ -51,35 +51,81 @@ class Machine {
   uint32_t choose(Warp& warp) const;
   bool ready(Lane const& lane) const;
   void land_some();
+  bool land_next();
   void deadlock();
+  bool has_parted(Warp const& warp) const;
+  bool together(Warp const& warp) const;
   std::string standing(Warp const& warp) const;
+  std::string waits_for(Warp const& warp, Lane const& lane) const;
   uint32_t random(uint32_t below);
 
   // ---- Carrying out: execute.hpp ----
   void execute(Warp& warp, uint32_t lanes);
+  void execute_lane(Lane& lane, Operation& operation, SiteCost& cost);
+  void execute_warp(Warp& warp, Operation const& first, SiteCost& cost);
+  static void count(Addresses const& shared, Addresses const& global, uint32_t bytes, SiteCost& cost);
   void load(Lane& lane, Operation& operation, SiteCost& cost);
   void store(Lane& lane, Operation& operation, SiteCost& cost);
   void fetch_add(Lane& lane, Operation& operation);
   void fence(Lane& lane);
-  void warp_barrier(Warp& warp);
-  void arrive(Warp& warp, uint32_t lanes);
-  void release(Cta& cta, Barrier& barrier);
   void load_matrices(Warp& warp, SiteCost& cost);
+  void store_matrices(Warp& warp, SiteCost& cost);
   void multiply(Warp& warp);
 
-  // ---- Copies: copies.hpp ----
+  // ---- Barriers of threads: barriers.hpp ----
+  void warp_barrier(Warp& warp);
+  void elect_one(Warp& warp);
+  void arrive(Warp& warp, uint32_t lanes);
+  void release(Cta& cta, Barrier& barrier);
+  void cluster_arrive(Warp& warp);
+  void cluster_wait(Warp& warp);
+  void set_registers(Warp& warp, Operation const& operation);
+
+  // ---- Barriers in shared memory: mbarriers.hpp ----
+  Mbarrier* find(Lane const& lane, Operation const& operation, Cta& cta, void const* barrier, bool remote);
+  void init(Lane& lane, Operation const& operation);
+  void init_fence(Lane& lane);
+  void arrive(Lane& lane, Operation const& operation);
+  void end_wait(Lane& lane, Operation const& operation);
+  void end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site);
+  Mbarrier const* awaited(Lane const& lane) const;
+
+  // ---- Asynchronous copies: copies.hpp ----
   void start_copy(Lane& lane, Operation& operation, SiteCost& cost);
   static void land(Copy& copy);
   void wait_for_copies(Lane& lane, uint32_t pending);
 
+  // ---- Boxes: tma.hpp ----
+  bool sound(Lane const& lane, Operation const& operation, hgemm_tensor_map const& map, void const* shared);
+  void start_load(Lane& lane, Operation const& operation, SiteCost& cost);
+  void start_load(Lane& lane, Operation const& operation, Cta& cta, bool readable);
+  bool may_read_box(Lane const& lane, Operation const& operation, SiteCost& cost);
+  void land(size_t load);
+  void start_store(Lane& lane, Operation const& operation, SiteCost& cost);
+  void land(BoxStore& store, Lane& lane);
+  void write_row(BoxStore const& store, Lane& lane, uintptr_t address, unsigned char* row, uint32_t bytes);
+  void wait_for_stores(Lane& lane, uint32_t pending);
+  void proxy_fence(Lane& lane);
+  bool passed_proxy(Lane const& reader, Access const& write) const;
+
+  // ---- Products of warpgroups: wgmma.hpp ----
+  void issue(Warp& warp, SiteCost& cost);
+  void take_sums(Warp& warp, Product& product, int quarter);
+  bool judge_operand(Warp& warp, Product const& product, bool is_b, SiteCost* cost);
+  void compute(Warp& warp, Product& product, int quarter);
+  void compute_some(Warpgroup& group, Cta& cta);
+  void end_wait(Warp& warp, uint32_t pending);
+
   // ---- Judging accesses: access.hpp ----
   bool may_access_shared(Lane const& lane, Operation const& operation, void const* address, uint32_t bytes);
   bool may_access_global(Lane const& lane, Operation const& operation, void const* address, uint32_t bytes, bool write);
-  void note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write, uint16_t agent,
-                   uint32_t epoch);
-  void note_global_read(Lane& lane, Operation const& operation);
-  void note_global_write(Lane& lane, Operation const& operation, void const* value);
+  void note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write);
+  void note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write, Access const& me);
+  void note_async_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, Access const& me);
+  void note_global_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes);
+  void note_global_write(Lane& lane, Operation const& operation, void* address, uint32_t bytes, void const* value, Access const& me);
   void say_conflict(Lane const& lane, Operation const& operation, Conflict const& conflict, char const* memory, bool write);
+  static Cta* cta_of(Cluster& cluster, uint32_t number);
   Access access_of(Lane const& lane, Operation const& operation);
   std::string who(Access const& access) const;
   std::string whoami(Lane const& lane) const;
@@ -93,14 +139,19 @@ class Machine {
 
   unsigned char* arenas_ = nullptr;
   unsigned char* stacks_ = nullptr;
-  size_t slots_ = 0;                        // CTAs that may live at once
-  std::vector<std::unique_ptr<Cta>> ctas_;  // of each slot
-  std::vector<Cta*> living_;                // in the order in which the adversary sees them
-  std::vector<uint32_t> numbers_;           // CTAs that have not begun, the next one last
+  uint32_t cluster_ctas_ = 1;
+  size_t slots_ = 0;  // CTAs that may live at once
+  std::vector<Cta> ctas_;
+  std::vector<Cluster> clusters_;
+  std::vector<Cta*> living_;        // in the order in which the adversary sees them
+  std::vector<uint32_t> numbers_;   // clusters that have not begun, the next one last
+  std::vector<BoxLoad> box_loads_;  // in flight
+  Held<Clock> learning_from_;       // of an mbarrier: all its waiters learn the same
+  Learning learning_{Held<Clock>()};
   std::map<uintptr_t, Held<Clock>> atomics_;  // what an address's atomic operations pass on
-  size_t next_warp_ = 0;                    // where round robin goes on
+  size_t next_warp_ = 0;            // where round robin goes on
   uint64_t steps_ = 0, random_state_ = 1;
-  uint64_t mma_counts_[2] = {};             // of depth 16, of depth 8 in pairs
+  uint64_t mma_counts_[2] = {};     // of depth 16, of depth 8 in pairs
   bool stopped_ = false;
 
   Fiber scheduler_;

@@ -1,4 +1,4 @@
-// What a kernel's threads ask of the executor. Every atom fills in one Operation and waits until it was carried out.
+// What a kernel's threads ask of the executor. Every atom fills in one Operation and waits until it is carried out.
 #pragma once
 
 #include <stdint.h>
@@ -21,31 +21,64 @@ enum class Kind : uint8_t {
   cp_async,
   cp_async_commit,
   cp_async_wait,
+  mbarrier_init,
+  mbarrier_init_fence,
+  mbarrier_arrive,
+  mbarrier_wait,
+  tma_prefetch,
+  tma_load,
+  tma_store,
+  tma_store_commit,
+  tma_store_wait_read,
+  async_proxy_fence,
+  // All lanes of a warp at once, as their PTX has it (.aligned).
   barrier_sync,
   barrier_arrive,
-  // All 32 lanes of a warp at once.
   warp_barrier,
+  elect_one,
+  cluster_arrive,
+  cluster_wait,
   ldmatrix,
+  stmatrix,
   mma,
+  wgmma_fence,
+  wgmma,
+  wgmma_commit,
+  wgmma_wait,
+  setmaxnreg,
   count
 };
-constexpr bool is_collective(Kind kind) { return kind >= Kind::warp_barrier; }
+constexpr bool is_collective(Kind kind) { return kind >= Kind::barrier_sync; }
 
 enum class Space : uint8_t { global, shared };
 enum class Element : uint8_t { f16, bf16, f32 };
 
+// What a few kinds need besides.
+struct TmaArguments {
+  void const* map;    // struct hgemm_tensor_map
+  int at[3];          // of the box in the map, elements
+  uint64_t* barrier;  // load: where its bytes count
+  uint16_t ranks;     // load: CTAs of the cluster that receive it, 0 for this one
+};
+struct WgmmaArguments {
+  uint64_t a, b;  // descriptors
+  uint32_t n;
+  bool a_k_major, b_k_major;
+  bool accumulate;
+};
+
 struct Operation {
   Kind kind;
   Space space = Space::global;
-  bool flag = true;           // cp_async: valid; ldmatrix: transpose
-  Element in = Element::f16;  // mma: of a and b
-  Element sum = Element::f32;  // mma: of d
-  uint32_t bytes = 0;         // that a lane accesses
-  uint32_t number = 0;        // wait: groups that may be pending; barrier: its id; ldmatrix: matrices; mma: depth
-  uint32_t threads = 0;       // barrier: that take part, 0 for all
-  void* to = nullptr;         // memory written; mma: the caller's d; ldmatrix: its registers
-  void const* from = nullptr;  // memory read; mma: the caller's a
-  void const* second = nullptr;  // mma: the caller's b
+  bool flag = true;              // cp_async: valid; ldmatrix, stmatrix: transpose; setmaxnreg: increase
+  Element in = Element::f16;     // mma, wgmma: of a and b
+  Element sum = Element::f32;    // mma, wgmma: of d
+  uint32_t bytes = 0;            // that a lane accesses; mbarrier_arrive: to expect
+  uint32_t number = 0;           // waits: groups that may be pending, parity; barriers: id, count; matrices; mma: depth; registers
+  uint32_t threads = 0;          // barriers: that take part, 0 for all; mbarrier_arrive: 1 + rank of its CTA, 0 for this one
+  void* to = nullptr;            // memory written, the mbarrier; mma, wgmma: the caller's d; ldmatrix: its registers
+  void const* from = nullptr;    // memory read; mma: the caller's a; stmatrix: its registers
+  void const* second = nullptr;  // mma: the caller's b; TmaArguments; WgmmaArguments
   Site site;
 };
 
@@ -60,6 +93,8 @@ struct Place {
   unsigned char* shared = nullptr;
 };
 extern Place const* place;
-extern uint32_t grid[3], cluster[3];
+extern uint32_t grid[3];
+
+constexpr uint32_t shared_window = 256 << 10;  // shared memory begins on a multiple of it: the rest is the address in it
 
 }  // namespace hgemm::executor

@@ -17,7 +17,7 @@ void Machine::run() {
   admit();
   while (!living_.empty() && !stopped_) {
     if (request_.timing == HGEMM_ANY_TIME) land_some();
-    if (!step()) {
+    if (!step() && !land_next()) {
       deadlock();
     } else if (++steps_ >= limit) {
       findings_.add("endless", {nullptr, 0}, [&] { return text("given up after %llu steps", static_cast<unsigned long long>(steps_)); });
@@ -56,8 +56,8 @@ bool Machine::step() {
     }
     next_warp_ = at + 1;
     execute(warp, lanes);
-    if (cta.lanes_left == 0) {
-      end(cta);
+    if (cta.lanes_left == 0 && !cta.cluster->left()) {
+      end(*cta.cluster);
       admit();
     }
     return true;
@@ -82,7 +82,8 @@ uint32_t Machine::choose(Warp& warp) const {
       if (ready(lane)) able |= left & -left;
     }
     rest &= ~group;
-    if (is_collective(operation.kind) && able != ~0u) continue;
+    bool const at_barrier = operation.kind == Kind::barrier_sync || operation.kind == Kind::barrier_arrive;
+    if (is_collective(operation.kind) && able != (at_barrier ? ~warp.exited : ~0u)) continue;
     if (able && (!best || first.program_counter < best_at)) {
       best = able;
       best_at = first.program_counter;
@@ -91,18 +92,54 @@ uint32_t Machine::choose(Warp& warp) const {
   return best;
 }
 
-bool Machine::ready(Lane const&) const { return true; }
+bool Machine::ready(Lane const& lane) const {
+  Operation const& operation = *lane.operation;
+  Warp const& warp = lane.cta->warps[size_t(lane.thread) / 32];
+  switch (operation.kind) {
+    case Kind::mbarrier_wait: {
+      Mbarrier const* const barrier = awaited(lane);
+      return !barrier || (barrier->phase & 1) != operation.number;
+    }
+    case Kind::cluster_wait: return lane.cta->cluster->phase >= lane.cluster_phase;
+    case Kind::setmaxnreg:
+      return !request_.registers || !operation.flag || operation.number <= warp.registers ||
+             32 * int64_t(operation.number - warp.registers) <= lane.cta->free_registers;
+    case Kind::wgmma_wait: {  // until all four warps have issued what is waited for
+      size_t const first = size_t(lane.thread) / 128 * 4;
+      bool all = true;
+      for (size_t i = first; i < first + 4; ++i) {
+        all &= i < lane.cta->warps.size() && lane.cta->warps[i].wgmma_committed + operation.number >= warp.wgmma_committed;
+      }
+      return all;
+    }
+    default: return true;
+  }
+}
 
 // Lets some asynchronous work take effect, any of it in any order.
 void Machine::land_some() {
   if (random(4)) return;
   Cta& cta = *living_[random(uint32_t(living_.size()))];
   Warp& warp = cta.warps[random(uint32_t(cta.warps.size()))];
-  for (int lane = 0; lane < 32; ++lane) {
-    for (Copy& copy : warp.lanes[lane].copies) {
+  for (int i = 0; i < 32; ++i) {
+    Lane& lane = warp.lanes[i];
+    for (Copy& copy : lane.copies) {
       if (random(2)) land(copy);
     }
+    for (BoxStore& store : lane.stores) {
+      if (random(2)) land(store, lane);
+    }
   }
+  if (!box_loads_.empty() && random(2)) land(random(uint32_t(box_loads_.size())));
+  compute_some(cta.warpgroups[size_t(warp.index) / 4], cta);
+}
+
+// The last moment for boxes to land is when nothing else can happen.
+bool Machine::land_next() {
+  if (box_loads_.empty()) return false;
+  uint32_t const count = uint32_t(box_loads_.size());
+  land(request_.order == HGEMM_ANY_ORDER ? random(count) : request_.order == HGEMM_AHEAD_HIGH ? count - 1 : 0);
+  return true;
 }
 
 // ---- Deadlock -----------------------------------------------------------------------------------------------------
@@ -128,15 +165,57 @@ void Machine::deadlock() {
       previous = now;
     }
     for (Warp const& warp : cta->warps) {
-      for (uint32_t rest = warp.parked; rest; rest &= rest - 1) {
+      for (uint32_t rest = warp.parked | warp.at_barrier; rest; rest &= rest - 1) {
         Operation const& operation = *warp.lanes[__builtin_ctz(rest)].operation;
-        if (!site.file || is_collective(operation.kind)) site = operation.site;
-        divergence |= is_collective(operation.kind);
+        bool const parted = has_parted(warp) && is_collective(operation.kind);
+        if (!site.file || (parted && !divergence)) site = operation.site;
+        divergence |= parted;
       }
-      for (uint32_t rest = warp.at_barrier; rest && !site.file; rest &= rest - 1) site = warp.lanes[__builtin_ctz(rest)].operation->site;
     }
   }
   findings_.add(divergence ? "divergence" : "deadlock", site, [&] { return "nothing can run: " + where; });
+}
+
+std::string Machine::waits_for(Warp const& warp, Lane const& lane) const {
+  Operation const& operation = *lane.operation;
+  if (warp.at_barrier >> (lane.thread % 32) & 1) {
+    Barrier const& barrier = warp.cta->barriers[operation.number % 16];
+    return text(" (barrier %u, %u of %u threads there)", operation.number, barrier.arrived, barrier.expected);
+  }
+  Mbarrier const* const barrier = operation.kind == Kind::mbarrier_wait ? awaited(lane) : nullptr;
+  if (barrier) {
+    return text(" (mbarrier at byte %zu, parity %u, phase %u: %u of %u arrivals and %lld bytes missing)",
+                size_t(reinterpret_cast<uintptr_t>(operation.to) % shared_window), operation.number, barrier->phase, barrier->pending,
+                barrier->count, static_cast<long long>(barrier->bytes));
+  }
+  if (operation.kind == Kind::setmaxnreg) {
+    return text(" (%u registers a thread, has %u, the CTA has %lld to give)", operation.number, warp.registers,
+                static_cast<long long>(warp.cta->free_registers));
+  }
+  if (operation.kind == Kind::cluster_wait) {
+    Cluster const& cluster = *warp.cta->cluster;
+    return text(" (%u of %u threads there)", cluster.arrived, request_.threads * cluster_ctas_);
+  }
+  return "";
+}
+
+// Whether lanes wait for others of their warp which have ended or wait for them in turn.
+bool Machine::has_parted(Warp const& warp) const {
+  if (warp.parked == 0 || (warp.parked == ~0u && together(warp))) return false;
+  for (uint32_t rest = warp.parked; rest; rest &= rest - 1) {
+    if (!is_collective(warp.lanes[__builtin_ctz(rest)].operation->kind)) return false;  // it may yet come
+  }
+  return true;
+}
+
+// Whether all lanes of a warp wait for the same.
+bool Machine::together(Warp const& warp) const {
+  Operation const& first = *warp.lanes[0].operation;
+  for (int i = 1; i < 32; ++i) {
+    Operation const& other = *warp.lanes[i].operation;
+    if (other.kind != first.kind || other.site.line != first.site.line) return false;
+  }
+  return true;
 }
 
 // "barrier_sync at gemm.cuh:12 (barrier 0, 96 of 128 threads there) / 4 lanes ended"
@@ -148,10 +227,7 @@ std::string Machine::standing(Warp const& warp) const {
     if (!lane.exited) {
       Operation const& operation = *lane.operation;
       here = std::string(name_of(operation.kind)) + " at " + base_name(operation.site.file) + text(":%d", operation.site.line);
-      if (warp.at_barrier >> i & 1) {
-        Barrier const& barrier = warp.cta->barriers[operation.number];
-        here += text(" (barrier %u, %u of %u threads there)", operation.number, barrier.arrived, barrier.expected);
-      }
+      here += waits_for(warp, lane);
     }
     bool found = false;
     for (auto& group : groups) {

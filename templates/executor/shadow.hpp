@@ -36,10 +36,13 @@ class Shadow {
     initialised_ = initialised;
   }
 
-  // Notes that `me` reads [offset, offset + bytes), as ordered by what `reader` knows.
-  Conflict read(size_t offset, size_t bytes, Knowledge const& reader, Access const& me) {
+  // Notes that `me` reads [offset, offset + bytes), as ordered by what `reader` knows; calls visit(last write, offset) for
+  // each cell.
+  template <class Visit>
+  Conflict read(size_t offset, size_t bytes, Knowledge const& reader, Access const& me, Visit visit) {
     Conflict conflict;
     each_cell(offset, bytes, [&](Cell& cell, size_t at) {
+      visit(cell.write, at);
       if (conflict.clash == Clash::none) {
         if (cell.write.epoch == 0 && !initialised_) {
           conflict = {Clash::uninitialised, {}, at};
@@ -50,6 +53,9 @@ class Shadow {
       note_read(cell, reader, me);
     });
     return conflict;
+  }
+  Conflict read(size_t offset, size_t bytes, Knowledge const& reader, Access const& me) {
+    return read(offset, bytes, reader, me, [](Access const&, size_t) {});
   }
 
   // The same for a write. Atomic operations on one address put each other in order: `atomic` passes over earlier ones.
@@ -69,12 +75,6 @@ class Shadow {
       });
     }
     return conflict;
-  }
-
-  // Calls visit(last write, offset) for each cell of the range.
-  template <class Visit>
-  void each_write(size_t offset, size_t bytes, Visit visit) {
-    each_cell(offset, bytes, [&](Cell& cell, size_t at) { visit(cell.write, at); });
   }
 
  private:

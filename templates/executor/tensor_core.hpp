@@ -108,4 +108,63 @@ inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b,
   }
 }
 
+// ---- wgmma --------------------------------------------------------------------------------------------------------
+
+// Eight neighbours of 16 bits as floats.
+inline void widen_8(unsigned char const* from, float* to, Element element) {
+  uint16_t halves[8];
+  memcpy(halves, from, 16);
+  for (int i = 0; i < 8; i += 4) {
+    Floats const four = widen(Words{halves[i], halves[i + 1], halves[i + 2], halves[i + 3]}, element);
+    memcpy(to + i, &four, 16);
+  }
+}
+
+// A warp's part of m64nNk16: 16 rows. Lane l holds rows l / 4 and l / 4 + 8, and of each 8 columns l % 4 * 2 and the next.
+struct WgmmaTile {
+  float a[16][16];                // (m, k)
+  alignas(16) float b[16][256];  // (k, n)
+  alignas(16) float d[16][256];  // (m, n)
+
+  void move_in(uint32_t lane, uint32_t n, uint32_t const* registers, Element sum, bool accumulate) {
+    for (uint32_t i = 0; i < n / 4; ++i) {  // pairs
+      float* const pair = d[lane / 4 + i % 2 * 8] + i / 2 * 8 + lane % 4 * 2;
+      pair[0] = pair[1] = 0.f;
+      if (!accumulate) continue;
+      if (sum == Element::f32) {
+        memcpy(pair, registers + i * 2, 8);
+      } else {
+        pair[0] = half_to_float(uint16_t(registers[i]));
+        pair[1] = half_to_float(uint16_t(registers[i] >> 16));
+      }
+    }
+  }
+  void move_out(uint32_t lane, uint32_t n, uint32_t* registers, Element sum) const {
+    for (uint32_t i = 0; i < n / 4; ++i) {
+      float const* const pair = d[lane / 4 + i % 2 * 8] + i / 2 * 8 + lane % 4 * 2;
+      if (sum == Element::f32) {
+        memcpy(registers + i * 2, pair, 8);
+      } else {
+        registers[i] = float_to_half(pair[0]) | uint32_t(float_to_half(pair[1])) << 16;
+      }
+    }
+  }
+  void multiply(uint32_t n) {
+    for (int row = 0; row < 16; ++row) {
+      for (uint32_t column = 0; column < n; column += 8) {
+        Floats left, right;
+        memcpy(&left, d[row] + column, 16);
+        memcpy(&right, d[row] + column + 4, 16);
+        for (int k = 0; k < 16; ++k) {
+          Floats const* const columns = reinterpret_cast<Floats const*>(b[k] + column);
+          left += a[row][k] * columns[0];
+          right += a[row][k] * columns[1];
+        }
+        memcpy(d[row] + column, &left, 16);
+        memcpy(d[row] + column + 4, &right, 16);
+      }
+    }
+  }
+};
+
 }  // namespace hgemm::executor

@@ -51,6 +51,10 @@ template <>
 struct ElementOf<f16> { static constexpr auto value = Element::f16; };
 template <>
 struct ElementOf<bf16> { static constexpr auto value = Element::bf16; };
+template <>
+struct ElementOf<float> { static constexpr auto value = Element::f32; };
+template <>
+struct ElementOf<uint32_t> { static constexpr auto value = Element::f16; };  // a pair
 
 // ---- Where a thread is --------------------------------------------------------------------------------------------
 
@@ -185,7 +189,7 @@ HGEMM_DEVICE void mma(Accumulator (&d)[REGISTERS], uint32_t const (&a)[4], uint3
   static_assert(sizeof(Accumulator) == 4 && (REGISTERS == 4 || REGISTERS == 2), "4 floats or 2 pairs of halves");
   Operation product = operation(Kind::mma, site);
   product.in = ElementOf<In>::value;
-  product.sum = REGISTERS == 4 ? Element::f32 : Element::f16;
+  product.sum = ElementOf<Accumulator>::value;
   product.number = K;
   product.to = d;
   product.from = a;
