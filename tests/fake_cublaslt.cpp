@@ -39,10 +39,12 @@ Callback callback;
 int proposals = 4;
 int alive;
 uint64_t allowed;
+int refused_type = -1;
 }  // namespace
 
 extern "C" {
 void fake_set(Callback to, int count) { callback = to, proposals = count; }
+void fake_refuse(int type) { refused_type = type; }
 int fake_alive() { return alive; }
 size_t cublasLtGetVersion() { return 130100; }
 int cublasLtCreate(void** handle) { return *handle = new int(7), ++alive, 0; }
@@ -60,6 +62,7 @@ int cublasLtMatmulDescSetAttribute(Operation* to, int attribute, void const* val
 int cublasLtMatmulDescDestroy(Operation* one) { return delete one, --alive, 0; }
 
 int cublasLtMatrixLayoutCreate(Layout** made, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+  if (type == refused_type) return 7;
   *made = new Layout{type, rows, columns, leading, 1, 0};
   return ++alive, 0;
 }

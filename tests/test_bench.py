@@ -195,6 +195,17 @@ def test_what_does_not_take_the_problem_is_told(driver: BenchDriver, lt: FakeCub
     assert "ours" not in result and "leading dimension 23 is not a multiple of 8" in result["refused"]["hgemm_fast"]
 
 
+def test_a_baseline_that_takes_no_such_problem_leaves_ours(
+    driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cublaslt._DATA, "f16", 99)  # a type that it does not know
+    lt.library.fake_refuse(99)
+    result = first(Plan([WORK], kernels, protocol=QUICK))
+    assert result["ours"] == "hgemm_fast" and result["best"] is None
+    assert result["refused"] == {"cuBLASLt 13.1.0": "cublasLtMatrixLayoutCreate returned status 7"}
+    lt.library.fake_refuse(-1)
+
+
 def test_a_lost_device_ends_the_run_with_its_cause(driver: BenchDriver, kernels: list, tmp_path: Path) -> None:
     launch = driver.cuLaunchKernelEx
 

@@ -153,11 +153,17 @@ class Proposals:
     """What cuBLASLt proposes for a problem, its best guess first; there may be nothing."""
 
     def __init__(self, lt: CublasLt, work: Work, count: int) -> None:
-        self.lt, places = lt, dense(work)
+        self.lt = lt
         self.operation = lt.operation(work)
-        self.layouts = {name: lt.layout(place) for name, place in places.items()}
+        self.layouts: dict[str, ctypes.c_void_p] = {}
         self.one, self.zero = (struct.pack("<e" if work.acc == "f16" else "<f", value) for value in (1.0, 0.0))
-        self.contenders = [Proposal(self, one, at) for at, one in enumerate(self._ask(count))]
+        try:
+            for name, place in dense(work).items():
+                self.layouts[name] = lt.layout(place)
+            self.contenders = [Proposal(self, one, at) for at, one in enumerate(self._ask(count))]
+        except CublasError:
+            self.free()
+            raise
 
     def _ask(self, count: int) -> list[Heuristic]:
         found, returned, lay = (Heuristic * count)(), ctypes.c_int(), self.layouts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,23 +51,32 @@ class Stand:
 
 
 def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> dict[str, Any]:
-    """Measure one problem in one state (steady or burst) and return its result, ready for JSON.
+    """Measure one problem in one state (steady, burst or solo) and return its result, ready for JSON.
 
     Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
     """
     begun = time.perf_counter()
-    operands = stand.operands(work)
-    proposed = stand.baseline.propose(work, stand.protocol.algorithms) if stand.baseline else None
-    contenders: list[Contender] = [Variant(kernel, stand.device) for kernel in kernels if work.fits(kernel.facts)]
-    contenders += proposed.contenders if proposed else []
-    race = Race(stand.stream, operands, stand.protocol)
-    try:
-        return _measured(race, contenders, stand, state, begun)
-    finally:
-        stand.watch.rest()
-        for thing in (race, *contenders, *([proposed] if proposed else []), operands):
-            with suppress(HgemmError):  # after a fault nothing works any more: what was told first counts
-                thing.free()
+    with ExitStack() as stack:
+
+        def own(thing: Any) -> Any:
+            stack.callback(quietly, thing.free)
+            return thing
+
+        race = own(Race(stand.stream, own(stand.operands(work)), stand.protocol))
+        stack.callback(stand.watch.rest)
+        contenders: list[Contender] = [Variant(kernel, stand.device) for kernel in kernels if work.fits(kernel.facts)]
+        if stand.baseline:
+            try:
+                contenders += own(stand.baseline.propose(work, stand.protocol.algorithms)).contenders
+            except HgemmError as error:
+                race.refused[stand.baseline.name] = str(error)
+        return _measured(race, [own(one) for one in contenders], stand, state, begun)
+
+
+def quietly(free: Callable[[], None]) -> None:
+    """Give something back; after a fault nothing works any more, and what was told first counts."""
+    with suppress(HgemmError):
+        free()
 
 
 def _measured(race: Race, contenders: list[Contender], stand: Stand, state: str, begun: float) -> dict[str, Any]:

@@ -7,14 +7,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hgemm.bench.contenders import Baseline
 from hgemm.bench.cublaslt import CublasLt
-from hgemm.bench.measure import Stand, measure
+from hgemm.bench.measure import Stand, measure, quietly
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.race import LostDevice
 from hgemm.bench.results import line
@@ -23,7 +23,7 @@ from hgemm.bench.telemetry import Telemetry
 from hgemm.bench.watch import Watch
 from hgemm.bench.work import Work
 from hgemm.device import Device, checked, driver
-from hgemm.errors import DeviceError, HgemmError, LibraryError
+from hgemm.errors import DeviceError, LibraryError
 from hgemm.kernel import Kernel
 
 SCHEMA = 1
@@ -86,7 +86,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
 def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStack) -> Stand:
     stack.enter_context(device.current())
     stream = Stream(device)
-    stack.callback(_quietly, stream.free)
+    stack.callback(quietly, stream.free)
     telemetry = Telemetry(device.bus_id)
     telemetry.start()
     stack.callback(telemetry.stop)
@@ -98,15 +98,10 @@ def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStac
     document["state"] = telemetry.state()
     if plan.baseline:
         stand.baseline = plan.baseline(device)
-        stack.callback(_quietly, stand.baseline.free)
+        stack.callback(quietly, stand.baseline.free)
         document["baseline"] = stand.baseline.name
-    stack.callback(lambda: [_quietly(pool.free) for pool in stand.pools.values()])
+    stack.callback(lambda: [quietly(pool.free) for pool in stand.pools.values()])
     return stand
-
-
-def _quietly(free: Callable[[], None]) -> None:
-    with suppress(HgemmError):  # after a fault nothing works any more: what was told first counts
-        free()
 
 
 def _begin(plan: Plan, device: Device) -> dict[str, Any]:
