@@ -135,7 +135,7 @@ def _right(race: Race, sample: Sample, side: str, count: int) -> list[str]:
     for name in race.of(side):
         if len(right) == count:
             break
-        wrong = sample.complaint(race.launches[name][0])
+        wrong = sample.complaint(race.launches[name][0], side)
         if wrong:
             race.refuse(name, wrong)
         else:

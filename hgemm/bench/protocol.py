@@ -61,6 +61,10 @@ class Tolerance:
         accumulated = steps * 2.0**-23 if acc == "f32" else math.sqrt(steps) * 2.0**-11
         return cls(absolute=8 * accumulated * math.sqrt(k) + 1e-3, relative=2 * output, norm=output + 2 * accumulated)
 
+    def times(self, factor: float) -> Tolerance:
+        """Return one that allows so many times as much."""
+        return Tolerance(factor * self.absolute, factor * self.relative, factor * self.norm)
+
 
 def abba(names: Sequence[str]) -> list[str]:
     """Return the order of one round: forwards, then backwards, so that a drift cancels."""

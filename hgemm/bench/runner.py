@@ -133,7 +133,9 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
         document["lost"] = ""
     for kernel in plan.kernels:
         record = kernel.record
-        document["variants"][kernel.facts.symbol] = {name: record.get(name) for name in ("arch", "spec", "resources")}
+        document["variants"][kernel.facts.symbol] = {
+            name: record.get(name) for name in ("arch", "spec", "launch", "resources")
+        }
     return document
 
 
