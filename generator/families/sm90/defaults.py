@@ -48,21 +48,21 @@ def resolve(request: Request) -> Spec:
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
-    """The open fields of a CTA tile, the best values first: how it is shared, and by how large a cluster."""
+    """The open fields of a CTA tile, the best values first: how D is stored, how it is shared, and by how large a cluster."""
     swapped = fields.get("swapped", tile.m not in TILE_M and tile.n in TILE_M)
     own = Tile(tile.n, tile.m, tile.k) if swapped else tile
-    store = "tma" if _stores_by_tma(fields, swapped) else "direct"
-    for cooperation, consumers in _sharing(_nearest_m(own), fields["schedule"]):
-        for cluster in _clusters(tile):
-            choice = {
-                "swapped": swapped,
-                "store": store,
-                "cooperation": cooperation,
-                "consumers": consumers,
-                "cluster": cluster,
-                "raster": _raster(tile),
-            }
-            yield {"cta_tile": tile, **{name: fields.get(name, value) for name, value in choice.items()}}
+    stores = ("tma", "direct") if _stores_by_tma(fields, swapped) else ("direct",)
+    sharings = _sharing(_nearest_m(own), fields["schedule"])
+    for store, (cooperation, consumers), cluster in itertools.product(stores, sharings, _clusters(tile)):
+        choice = {
+            "swapped": swapped,
+            "store": store,
+            "cooperation": cooperation,
+            "consumers": consumers,
+            "cluster": cluster,
+            "raster": _raster(tile),
+        }
+        yield {"cta_tile": tile, **{name: fields.get(name, value) for name, value in choice.items()}}
 
 
 def _stores_by_tma(fields: Request, swapped: bool) -> bool:
