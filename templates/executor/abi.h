@@ -47,7 +47,7 @@ enum hgemm_region_flags {
 /* One matrix, or a batch of them, or a plain buffer (one row). Row r of matrix b begins at
  *     base + b * batch_stride_bytes + r * pitch_bytes
  * and has row_bytes bytes; what follows until the next row is padding. A batch stride of 0 is one matrix that serves all.
- * Regions may overlap where they are the same memory (C and D in place): an access is legal if one of them allows it.
+ * Matrices of a batch do not interleave. Regions may overlap where they are the same memory (C and D in place): an access is legal if one of them allows it.
  * What lies in no region belongs to nobody. Nothing after the last row's row_bytes bytes belongs to the region. */
 struct hgemm_region {
   char const *name; /* of findings: "A", "D" */
@@ -84,9 +84,9 @@ struct hgemm_emulation {
   uint32_t grid[3], cluster[3]; /* CTAs; 1 where there are no clusters */
   uint32_t threads;             /* of a CTA, a multiple of 32 */
   uint32_t shared_bytes;        /* dynamic shared memory of a CTA, at most 232448 */
-  uint32_t registers;           /* of a thread at launch; setmaxnreg deals in these. 0: not checked */
-  uint32_t resident_ctas; /* that live at once, whole clusters; 0: all. 1 runs them one after another, which suffices where
-                           * no CTA waits for another; races between CTAs are found in any case */
+  uint32_t registers; /* of a thread at launch, which setmaxnreg hands round; 0: all that a CTA alone on its SM can have */
+  uint32_t resident_ctas; /* that live at once, whole clusters; 0: all of them, up to 64. 1 runs them one after another, which
+                           * suffices where no CTA waits for another; races between CTAs are found in any case */
   uint32_t timing, order; /* enum hgemm_timing, enum hgemm_order */
   uint64_t seed;          /* of whatever is left to chance; the same seed replays the same run */
   uint64_t step_limit;    /* warp instructions after which the run is given up as endless; 0: 1e9 */

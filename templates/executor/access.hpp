@@ -134,6 +134,7 @@ void Machine::note_global_read(Lane& lane, Operation const& operation, void cons
 void Machine::note_global_write(Lane& lane, Operation const& operation, void* address, uint32_t bytes, void const* value,
                                 Access const& me) {
   uintptr_t const at = reinterpret_cast<uintptr_t>(address);
+  atomics_.erase(at);  // a plain write hands nothing on
   for (auto& region : memory_.regions) {
     if (!region.has(HGEMM_WRITABLE) || !region.holds(at) || at + bytes > region.end) continue;
     Conflict const conflict = region.shadow.write(region.offset(at), bytes, lane.knowledge, me);

@@ -28,6 +28,9 @@ void Machine::arrive(Warp& warp, uint32_t lanes) {
   Cta& cta = *warp.cta;
   Operation const first = *warp.lanes[__builtin_ctz(lanes)].operation;
   Barrier& barrier = cta.barriers[first.number % 16];
+  if (first.number >= 16) {
+    findings_.add("bounds", first.site, [&] { return text("CTA %u has no barrier %u: there are 16", cta.number, first.number); });
+  }
   uint32_t const expected = first.threads ? first.threads : request_.threads;
   if (barrier.arrived && barrier.expected != expected) {
     findings_.add("divergence", first.site, [&] {
@@ -105,7 +108,6 @@ void Machine::cluster_wait(Warp& warp) {
 
 // Source: PTX ISA, setmaxnreg: 24 to 256 in steps of 8, out of the registers that the CTA was launched with.
 void Machine::set_registers(Warp& warp, Operation const& operation) {
-  if (!request_.registers) return;
   bool const grows = operation.flag;
   uint32_t const now = operation.number;
   if (now % 8 || now < 24 || now > 256 || (grows ? now < warp.registers : now > warp.registers)) {

@@ -1,6 +1,7 @@
 // What a kernel's accesses cost on a GPU, counted on their real addresses, line by line of its text.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <string>
 #include <vector>
@@ -121,7 +122,8 @@ class Costs {
     return "[" + result + "]";
   }
 
-  std::vector<SiteCost> sites = {SiteCost{{nullptr, 0}, Kind::count}};  // the first is nobody's
+  // The first is nobody's. A deque: references to a site outlive the next one's coming.
+  std::deque<SiteCost> sites = {SiteCost{{nullptr, 0}, Kind::count}};
 
  private:
   static constexpr size_t slots = 4096;  // more than any kernel has lines

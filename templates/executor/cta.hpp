@@ -78,6 +78,7 @@ struct Warp {
   uint32_t wgmma_issued = 0, wgmma_retired = 0;  // in all
   uint32_t wgmma_committed = 0;  // groups
   bool wgmma_fenced = false;
+  Site wgmma_site = {nullptr, 0};  // of the last one
 };
 
 // Threads counted at one of a CTA's 16 barriers.

@@ -72,6 +72,17 @@ int put(std::string const& report, char* report_json, size_t capacity) {
   return bytes == report.size() ? HGEMM_EMULATED : HGEMM_REPORT_TOO_LONG;
 }
 
+int run(hgemm_emulation const& request, Kernel const& kernel, char* report_json, size_t capacity) {
+  try {
+    Machine launch(request, kernel);
+    launch.run();
+    return put(launch.report(), report_json, capacity);
+  } catch (std::bad_alloc const&) {
+    put("{\"error\": \"out of memory: fewer resident CTAs need less\"}", report_json, capacity);
+    return HGEMM_BAD_REQUEST;
+  }
+}
+
 }  // namespace
 
 int emulate(hgemm_emulation const& request, Kernel const& kernel, char* report_json, size_t capacity) {
@@ -82,9 +93,7 @@ int emulate(hgemm_emulation const& request, Kernel const& kernel, char* report_j
   if (!wrong.empty()) {
     put("{\"error\": " + quoted(wrong) + "}", report_json, capacity);
   } else {
-    Machine launch(request, kernel);
-    launch.run();
-    status = put(launch.report(), report_json, capacity);
+    status = run(request, kernel, report_json, capacity);
   }
   busy.clear();
   return status;

@@ -11,35 +11,48 @@ inline Machine* machine = nullptr;
 Place const* place = nullptr;
 uint32_t grid[3];
 
+// Memory that one launch leaves to the next, since fresh pages cost more than what most launches do with them.
+class Pages {
+ public:
+  unsigned char* at_least(size_t bytes) {
+    if (bytes <= bytes_) return memory_;
+    if (memory_) munmap(memory_, bytes_);
+    bytes_ = 0;
+    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    bytes_ = bytes;
+    return memory_ = static_cast<unsigned char*>(memory);
+  }
+
+ private:
+  unsigned char* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+inline Pages arena_pages, stack_pages;
+
 Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
     : request_(request), kernel_(kernel), memory_(request), random_state_(request.seed * 2 + 1) {
   uint32_t const ctas = request.grid[0] * request.grid[1] * request.grid[2];
   cluster_ctas_ = request.cluster[0] * request.cluster[1] * request.cluster[2];
-  size_t const resident = request.resident_ctas ? std::min(request.resident_ctas, ctas) : ctas;
+  size_t const resident = std::min(request.resident_ctas ? request.resident_ctas : most_resident, ctas);
   clusters_.resize(std::max<size_t>(resident / cluster_ctas_, 1));
-  slots_ = clusters_.size() * cluster_ctas_;
-  ctas_.resize(slots_);
-  auto map = [](size_t bytes) {
-    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    return static_cast<unsigned char*>(memory);
-  };
-  arenas_ = map((slots_ + 1) * shared_window);
-  stacks_ = map(slots_ * request.threads * stack_bytes);
-  for (uint32_t number = ctas / cluster_ctas_; number-- > 0;) numbers_.push_back(number);
-  uintptr_t const first = (reinterpret_cast<uintptr_t>(arenas_) + shared_window - 1) / shared_window * shared_window;
-  for (size_t slot = 0; slot < slots_; ++slot) {
+  size_t const slots = clusters_.size() * cluster_ctas_;
+  ctas_.resize(slots);
+  uintptr_t const arenas = reinterpret_cast<uintptr_t>(arena_pages.at_least((slots + 1) * shared_window));
+  uintptr_t const first = (arenas + shared_window - 1) / shared_window * shared_window;
+  stacks_ = stack_pages.at_least(slots * request.threads * stack_bytes);
+  for (size_t slot = 0; slot < slots; ++slot) {
     ctas_[slot].arena = reinterpret_cast<unsigned char*>(first + slot * shared_window);
     ctas_[slot].cluster = &clusters_[slot / cluster_ctas_];
     clusters_[slot / cluster_ctas_].ctas.push_back(&ctas_[slot]);
   }
+  for (uint32_t number = ctas / cluster_ctas_; number-- > 0;) numbers_.push_back(number);
+  if (!request_.registers) request_.registers = std::min(65536 / request.threads / 8 * 8, 248u);
   memcpy(grid, request.grid, sizeof grid);
   machine = this;
 }
 
 Machine::~Machine() {
-  munmap(arenas_, (slots_ + 1) * shared_window);
-  munmap(stacks_, slots_ * request_.threads * stack_bytes);
   machine = nullptr;
   place = nullptr;
 }
@@ -117,6 +130,12 @@ void Machine::begin(Cta& cta, uint32_t rank) {
 
 void Machine::end(Cluster& cluster) {
   cluster.living = false;
+  for (size_t i = box_loads_.size(); i-- > 0;) {
+    BoxLoad const load = box_loads_[i];
+    if (load.cta->cluster != &cluster) continue;
+    findings_.add("pending", load.site, [&] { return text("CTA %u ends while the TMA still writes its shared memory", load.cta->number); });
+    box_loads_.erase(box_loads_.begin() + std::ptrdiff_t(i));
+  }
   living_.erase(std::remove_if(living_.begin(), living_.end(), [&](Cta* cta) { return cta->cluster == &cluster; }), living_.end());
 }
 
@@ -184,6 +203,9 @@ void Machine::exit_lane(Warp& warp, Lane& lane) {
       return text("%s ends while the TMA may still read what it stores from shared memory", whoami(lane).c_str());
     });
     for (BoxStore& store : lane.stores) land(store, lane);
+  }
+  if (warp.wgmma_retired < warp.wgmma_issued) {
+    findings_.add("pending", warp.wgmma_site, [&] { return text("%s ends with products in flight", whoami(lane).c_str()); });
   }
 }
 

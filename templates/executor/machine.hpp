@@ -22,6 +22,7 @@ namespace hgemm::executor {
 
 class Machine {
  public:
+  // The request has been found to be sound.
   Machine(hgemm_emulation const& request, Kernel const& kernel);
   ~Machine();
 
@@ -32,6 +33,7 @@ class Machine {
   void wait_for(Operation& operation, void const* program_counter);
 
  private:
+  static constexpr uint32_t most_resident = 64;  // CTAs, where a request leaves it open
   static constexpr size_t stack_bytes = 64 << 10;
   static constexpr size_t poisoned_stack_bytes = 6 << 10;
 
@@ -137,11 +139,9 @@ class Machine {
   Costs costs_;
   Counters counters_;
 
-  unsigned char* arenas_ = nullptr;
   unsigned char* stacks_ = nullptr;
   uint32_t cluster_ctas_ = 1;
-  size_t slots_ = 0;  // CTAs that may live at once
-  std::vector<Cta> ctas_;
+  std::vector<Cta> ctas_;           // as many as may live at once
   std::vector<Cluster> clusters_;
   std::vector<Cta*> living_;        // in the order in which the adversary sees them
   std::vector<uint32_t> numbers_;   // clusters that have not begun, the next one last

@@ -102,7 +102,7 @@ bool Machine::ready(Lane const& lane) const {
     }
     case Kind::cluster_wait: return lane.cta->cluster->phase >= lane.cluster_phase;
     case Kind::setmaxnreg:
-      return !request_.registers || !operation.flag || operation.number <= warp.registers ||
+      return !operation.flag || operation.number <= warp.registers ||
              32 * int64_t(operation.number - warp.registers) <= lane.cta->free_registers;
     case Kind::wgmma_wait: {  // until all four warps have issued what is waited for
       size_t const first = size_t(lane.thread) / 128 * 4;

@@ -49,6 +49,7 @@ void Machine::issue(Warp& warp, SiteCost& cost) {
   Warpgroup& group = cta.warpgroups[size_t(warp.index) / 4];
   int const quarter = warp.index % 4;
   if (group.agent == no_agent) group.agent = cta.new_agent();
+  warp.wgmma_site = first.site;
 
   size_t const at = warp.wgmma_issued++ - group.first;
   if (at == group.products.size()) {
