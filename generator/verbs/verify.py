@@ -14,9 +14,9 @@ import click
 from generator.commands.common_options import filter_options, json_option, library_option
 from generator.commands.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers
 from generator.commands.junit import write_junit
-from generator.errors import LibraryError, RequestError
+from generator.errors import RequestError
 from generator.store.library import Library
-from generator.store.selection import Selection, resolve, select_rows
+from generator.store.selection import Selection, choose
 from hgemm.cases import Shape
 from hgemm.device import open_device
 
@@ -81,7 +81,7 @@ def command(
         raise RequestError("say where to verify: --device checks on this machine's GPU, --emulate on its CPU")
     if shapes:
         Shape.parse_list(shapes)
-    chosen = _chosen(Library(library), symbols, Selection(**filters))
+    chosen = choose(Library(library), symbols, Selection(**filters))
     if emulate:
         found = _emulated(Library(library), chosen, shapes, seed, jobs, timeout)
     else:
@@ -116,15 +116,6 @@ def _emulated(
 
     emulation = emulate.Emulation(library, emulate.workshop(), shapes, seed, jobs or emulate.cores())
     return replace(emulation, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
-
-
-def _chosen(library: Library, symbols: tuple[str, ...], selection: Selection) -> list[str]:
-    rows = [str(row["symbol"]) for row in select_rows(library, selection)]
-    named = {symbol for name in symbols for symbol in resolve(library, name)}
-    chosen = [symbol for symbol in rows if not symbols or symbol in named]
-    if not chosen:
-        raise LibraryError(f"no variant in {library.folder} matches: `hgemm list` shows those that are")
-    return chosen
 
 
 def line_of(outcome: Outcome) -> str:

@@ -56,7 +56,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
     begun = time.perf_counter()
     document = _begin(plan, device)
     wanted = [(work, state) for state in plan.states for work in plan.works]
-    left = _left_over(wanted, document)
+    left, total = _left_over(wanted, document), len({(work.key, state) for work, state in wanted})
     with ExitStack() as stack:
         stand = _stand(plan, device, document, stack)
         kernels = [kernel for kernel in plan.kernels if kernel.facts.symbol not in document["hung"]]
@@ -64,7 +64,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
             spent = time.perf_counter() - begun
             if at and spent + spent / at > plan.budget_s:
                 document["not_measured"] = [f"{other.key} {its}" for other, its in left[at:]]
-                tell(f"budget of {plan.budget_s:g} s: {len(left) - at} of {len(wanted)} problems are not measured")
+                tell(f"budget of {plan.budget_s:g} s: {len(left) - at} of {total} problems are not measured")
                 break
             try:
                 result = measure(work, kernels, stand, state)
@@ -76,7 +76,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
             document["results"].append(result)
             _keep(plan, document)
             ahead = (time.perf_counter() - begun) / (at + 1) * (len(left) - at - 1)
-            tell(f"[{len(wanted) - len(left) + at + 1}/{len(wanted)}] {line(result)}  {_left(ahead)} left")
+            tell(f"[{total - len(left) + at + 1}/{total}] {line(result)}  {_left(ahead)} left")
         document["seconds"] = round(time.perf_counter() - begun, 1)
         _in_every_group(wanted, document)
         _keep(plan, document)
