@@ -216,3 +216,12 @@ def test_copies_count_every_pass_and_no_thread_without_a_chunk() -> None:
     assert copy_conflicts(plain, 64) >= copy_conflicts(replace(plain, rows=10), 64) * 6
     wide = OperandTile(False, 4, 256, 1, 64, Smem("none"))  # 4 passes along a row
     assert copy_conflicts(wide, 64) == 0
+
+
+@pytest.mark.parametrize(
+    ("tile", "align", "even"),
+    [("64x32x32", 8, True), ("64x48x48", 8, True), ("32x32x16", 8, True), ("64x32x48", 4, False)],
+)
+def test_copies_are_even_where_no_warp_is_partly_idle(tile: str, align: int, even: bool) -> None:
+    aligned = {"align_a": align, "align_b": align, "smem_a": "none", "smem_b": "none", "warp_tile": "16x16"}
+    assert placement_of({**SPEC, **aligned, "cta_tile": tile}).copies_are_even == even

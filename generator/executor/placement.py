@@ -28,6 +28,15 @@ class Placement:
         return read_conflicts(self.a) * self.warps_n + read_conflicts(self.b) * self.warps_m
 
     @property
+    def copies_are_even(self) -> bool:
+        """Whether whole warps have chunks in every pass of every copy, or none.
+
+        Where a lane has none it goes on to its next chunk at once, and a count by source lines takes lanes of two passes for
+        one instruction; the compiler's code has an instruction for each pass.
+        """
+        return all(_is_even(tile, self.threads) for tile in (self.a, self.b))
+
+    @property
     def copy_conflicts(self) -> int:
         """Conflicts of copying a k-tile in."""
         return sum(copy_conflicts(tile, self.threads) for tile in (self.a, self.b))
@@ -67,6 +76,14 @@ def copy_conflicts(tile: OperandTile, threads: int) -> int:
                 ]
                 extra += conflicts(offsets, width_bytes)
     return extra
+
+
+def _is_even(tile: OperandTile, threads: int) -> bool:
+    per_row = tile.columns // tile.chunk
+    if per_row >= threads:
+        return per_row % _WARP == 0
+    row_step = threads // per_row
+    return row_step * per_row % _WARP == 0 and tile.rows % row_step * per_row % _WARP == 0
 
 
 def _chunk(tile: OperandTile, thread: int, per_row: int, row_step: int) -> tuple[int, int] | None:
