@@ -75,6 +75,22 @@ def small_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return library
 
 
+@pytest.fixture(scope="session")
+def paper_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """The catalog's kernels and others, planned and not compiled; not to be written to."""
+    from exports import full_library
+
+    return full_library(tmp_path_factory.mktemp("paper") / "library")
+
+
+@pytest.fixture(scope="session")
+def paper_export(paper_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C library of those kernels, built once a session; not to be written to."""
+    from exports import export_paper
+
+    return export_paper(paper_library, tmp_path_factory.mktemp("export") / "hgemm")
+
+
 def made(texts: dict[str, str], settings: Settings, processes: int = 2) -> list[Outcome]:
     """Make what the texts ask for; return the outcomes in the order of the plans."""
     return [outcome for _, outcome in sorted(make(sweep([texts]).plans, settings, processes))]

@@ -23,7 +23,7 @@ from generator.store.library import Library
 from generator.sweep import over, sweep
 
 EMITTED = ROOT / "emitted"
-MAX_TEXT_BYTES = 200_000
+MAX_TEXT_BYTES = 300_000
 PLANNED = {"smem_a", "smem_b"}
 """Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen.
 

@@ -75,5 +75,6 @@ def test_the_names_in_the_example_are_the_emitted_ones() -> None:
 
 
 def test_the_c_program_says_what_is_shown() -> None:
-    (said,) = re.findall(r"\$ \./multiply .*\n(.*)\n", README)
-    assert f'"{said}\\n"' in (ROOT / "examples" / "link" / "multiply.c").read_text()
+    (said,) = re.findall(r"\$ examples/c/multiply\n(.*)\n(.*)\n", README)
+    sources = [ROOT / "templates" / "c" / "src" / "driver.c", ROOT / "examples" / "c" / "multiply.c"]
+    assert all(line in source.read_text() for line, source in zip(said, sources))

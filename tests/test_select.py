@@ -182,9 +182,14 @@ def test_the_variant_takes_the_problem_that_it_was_chosen_for(m: int, n: int, k:
         check(problem, facts)
 
 
+def mma_sync_table() -> Table:
+    """Return the table of the catalog's kernels for sm_90 that do without wgmma."""
+    return Table.of(record for record in catalog_records() if record["arch"] == "sm_90")
+
+
 def test_shapes_get_the_tiles_that_suit_them() -> None:
     def tile(m: int, n: int, k: int, **fields) -> str:
-        return choose(Wanted(Kind(), m, n, k, **fields)).symbol.split("_")[6]
+        return choose(Wanted(Kind(), m, n, k, **fields), table=mma_sync_table()).symbol.split("_")[6]
 
     assert tile(8192, 8192, 8192) in ("256x128x32", "128x256x32")
     assert tile(16, 8192 * 4, 4096) == "16x128x64"
@@ -193,10 +198,20 @@ def test_shapes_get_the_tiles_that_suit_them() -> None:
 
 
 def test_a_least_accumulation_is_served_by_a_better_one() -> None:
-    f16 = Kind(acc="f16")
-    assert "_f16_f16_f16_256x256x32_" in choose(Wanted(f16, 8192, 8192, 8192)).symbol
-    assert "_f16_f32_f16_" in choose(Wanted(f16, 512, 512, 512)).symbol
-    assert "_f16_f32_f16_" in choose(Wanted(Kind(), 8192, 8192, 8192)).symbol
+    f16, table = Kind(acc="f16"), mma_sync_table()
+    assert "_f16_f16_f16_256x256x32_" in choose(Wanted(f16, 8192, 8192, 8192), table=table).symbol
+    assert "_f16_f32_f16_" in choose(Wanted(f16, 512, 512, 512), table=table).symbol
+    assert "_f16_f32_f16_" in choose(Wanted(Kind(), 8192, 8192, 8192), table=table).symbol
+
+
+def test_wgmma_is_taken_where_it_can_be() -> None:
+    """On sm_90 alone, with operands that TMA addresses, and some k."""
+    large = Wanted(Kind(), 4096, 4096, 4096)
+    assert "_sm90a_" in choose(large).symbol
+    assert "_sm90_" in choose(dataclasses.replace(large, k=0)).symbol
+    assert "_sm90_" in choose(dataclasses.replace(large, mappable=False)).symbol
+    assert "_sm90_" in choose(dataclasses.replace(large, align_a=4)).symbol
+    assert "_sm90_" in choose(large, Target.typical("sm_100")).symbol
 
 
 def test_no_variant_is_told_with_what_is_missing() -> None:

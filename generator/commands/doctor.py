@@ -28,9 +28,10 @@ WHEELS = {
     "cuda-python": "13.",
     "nvidia-cuda-nvrtc": "13.0.",
     "nvidia-nvjitlink": "13.0.",
+    "nvidia-nvfatbin": "13.0.",
     "nvidia-cuda-nvdisasm": "13.",
 }
-"""The wheels that compile and inspect, and how the version begins that pyproject.toml asks for."""
+"""The wheels that compile, inspect and export, and how the version begins that pyproject.toml asks for."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,144 @@
+/* Multiplies matrices of several shapes and layouts with an exported library, and checks each product.
+ *
+ *     hgemm export --to build/hgemm
+ *     make -C examples/c HGEMM=$PWD/build/hgemm && examples/c/multiply
+ *
+ * Exit status: 0 the products are right, 1 something failed, 77 there is no NVIDIA GPU here.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device.h"
+#include "hgemm.h"
+
+enum { NO_GPU = 77 };
+
+/* ---- Data: whole numbers from -2 to 2, whose sums of products f32 holds exactly ------------------------------------ */
+
+static int number(int64_t i, int64_t j) { return (int)((i * 7 + j * 3 + i * j % 11) % 5) - 2; }
+
+static uint16_t half_of(int value) {
+  static uint16_t const halves[5] = {0xC000, 0xBC00, 0x0000, 0x3C00, 0x4000};
+  return halves[value + 2];
+}
+
+static float float_of(uint16_t half) { /* finite normal numbers and zero */
+  int const exponent = half >> 10 & 31;
+  float value = (float)(exponent ? 1024 + (half & 1023) : half & 1023);
+  int shift = (exponent ? exponent : 1) - 25;
+  for (; shift > 0; --shift) value *= 2.0f;
+  for (; shift < 0; ++shift) value *= 0.5f;
+  return half & 0x8000 ? -value : value;
+}
+
+/* A matrix on the host, as it is stored: `rows` of `leading` elements, of which `columns` are used. */
+typedef struct Stored {
+  int64_t rows, columns, leading;
+  uint16_t *elements;
+} Stored;
+
+static Stored stored(int64_t rows, int64_t columns, int64_t leading, int64_t seed) {
+  Stored x = {rows, columns, leading, malloc((size_t)(rows * leading + 1) * sizeof(uint16_t))};
+  if (x.elements == NULL) exit(1);
+  memset(x.elements, 0xFF, (size_t)(rows * leading + 1) * sizeof(uint16_t)); /* NaN beside the elements */
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) x.elements[i * leading + j] = half_of(number(i + seed, j));
+  return x;
+}
+
+static size_t bytes_of(Stored x) { return (size_t)(x.rows * x.leading + 1) * sizeof(uint16_t); }
+
+/* ---- One product -------------------------------------------------------------------------------------------------- */
+
+typedef struct Case {
+  hgemm_layout layout;
+  int64_t m, n, k, spare; /* elements that are unused after each row */
+  float beta;
+} Case;
+
+static int64_t wrong_elements(Case const *c, Stored a, Stored b, Stored before, Stored d) {
+  int const a_by_rows = c->layout == HGEMM_TN || c->layout == HGEMM_TT, b_by_rows = c->layout == HGEMM_TN || c->layout == HGEMM_NN;
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < c->m; ++i) {
+    for (int64_t j = 0; j < c->n; ++j) {
+      float expected = c->beta != 0.0f ? c->beta * float_of(before.elements[i * before.leading + j]) : 0.0f;
+      for (int64_t k = 0; k < c->k; ++k) {
+        expected += float_of(a.elements[a_by_rows ? i * a.leading + k : k * a.leading + i]) *
+                    float_of(b.elements[b_by_rows ? j * b.leading + k : k * b.leading + j]);
+      }
+      float const off = float_of(d.elements[i * d.leading + j]) - expected; /* f16 has 11 bits */
+      wrong += !((off < 0 ? -off : off) <= (expected < 0 ? -expected : expected) / 2048);
+    }
+  }
+  return wrong;
+}
+
+static int run(hgemm_handle *handle, Case const *c) {
+  int const a_by_rows = c->layout == HGEMM_TN || c->layout == HGEMM_TT, b_by_rows = c->layout == HGEMM_TN || c->layout == HGEMM_NN;
+  int64_t const a_columns = a_by_rows ? c->k : c->m, b_columns = b_by_rows ? c->k : c->n;
+  Stored const a = stored(a_by_rows ? c->m : c->k, a_columns, a_columns + c->spare, 0);
+  Stored const b = stored(b_by_rows ? c->n : c->k, b_columns, b_columns + c->spare, 1000);
+  Stored const before = stored(c->m, c->n, c->n + c->spare, 2000), d = stored(c->m, c->n, c->n + c->spare, 2000);
+  void *const on_device[3] = {upload(a.elements, bytes_of(a)), upload(b.elements, bytes_of(b)), upload(d.elements, bytes_of(d))};
+  void *workspace = NULL;
+  hgemm_problem problem;
+  hgemm_choice choice;
+  hgemm_status status;
+  int64_t wrong;
+
+  hgemm_problem_init(&problem);
+  problem.layout = c->layout;
+  problem.m = c->m, problem.n = c->n, problem.k = c->k;
+  problem.a = on_device[0], problem.lda = a.leading;
+  problem.b = on_device[1], problem.ldb = b.leading;
+  problem.c = problem.d = on_device[2], problem.ldc = problem.ldd = d.leading; /* in place */
+  problem.beta = c->beta;
+  problem.workspace_bytes = HGEMM_ANY_WORKSPACE;
+  status = hgemm_select(handle, &problem, &choice); /* what the best kernel needs */
+  if (status == HGEMM_OK) {
+    problem.workspace_bytes = choice.workspace_bytes;
+    if (choice.workspace_bytes > 0) {
+      void *const zeros = calloc(1, (size_t)choice.workspace_bytes);
+      problem.workspace = workspace = upload(zeros, (size_t)choice.workspace_bytes);
+      free(zeros);
+    }
+    status = hgemm_run(handle, &problem, NULL);
+  }
+  if (status != HGEMM_OK) {
+    fprintf(stderr, "%s: %s\n", hgemm_status_string(status), hgemm_last_message());
+    exit(1);
+  }
+  download(d.elements, on_device[2], bytes_of(d));
+  wrong = wrong_elements(c, a, b, before, d);
+  printf("%lldx%lldx%lld %s: %lld of %lld elements wrong\n", (long long)c->m, (long long)c->n, (long long)c->k, choice.symbol,
+         (long long)wrong, (long long)(c->m * c->n));
+  for (int i = 0; i < 3; ++i) release(on_device[i]);
+  if (workspace != NULL) release(workspace);
+  free(a.elements), free(b.elements), free(before.elements), free(d.elements);
+  return wrong != 0;
+}
+
+int main(void) {
+  static Case const cases[] = {
+      {HGEMM_TN, 200, 136, 96, 0, 0.0f}, {HGEMM_NN, 128, 256, 64, 8, 1.0f}, {HGEMM_NT, 72, 40, 33, 0, -0.5f},
+      {HGEMM_TT, 65, 131, 67, 0, 0.0f},  {HGEMM_TN, 16, 512, 512, 0, 0.0f}, {HGEMM_TN, 64, 64, 2048, 0, 1.0f},
+      {HGEMM_TN, 100, 50, 0, 3, 2.0f},   {HGEMM_TT, 1, 1, 1, 0, 0.0f},
+  };
+  int failures = 0;
+  hgemm_handle *handle;
+  hgemm_status const status = hgemm_create(&handle, 0);
+  if (status == HGEMM_ERROR_NO_DRIVER || status == HGEMM_ERROR_NO_DEVICE) {
+    printf("%s\nthis was built, and has nothing to run on\n", hgemm_last_message());
+    return NO_GPU;
+  }
+  if (status != HGEMM_OK) {
+    fprintf(stderr, "%s: %s\n", hgemm_status_string(status), hgemm_last_message());
+    return 1;
+  }
+  enter_device(0);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) failures += run(handle, &cases[i]);
+  hgemm_destroy(handle);
+  return failures != 0;
+}

@@ -1,0 +1,45 @@
+"""The kernels as sources: the text of each variant, and every header that it includes but the CUDA toolkit's own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from generator.errors import LibraryError
+from generator.toolchain import cutlass_include
+from hgemm.library import Library
+from hgemm.record import SOURCE_NAME
+from hgemm.variants import read_variant
+
+README = """\
+Each file of instances/ is one kernel; it includes headers of include/ and, of a CUDA toolkit, cuda_fp16.h and what that needs.
+
+    nvcc -std=c++17 -arch=sm_89 -Iinclude -Iinclude/lean -c instances/SYMBOL.cu
+
+An architecture with a letter, such as sm_90a, is written out. include/lean comes before any other copy of CuTe.
+hgemm/problem.cuh is what a kernel takes; launch.json says with how many threads, how much shared memory, and which grid.
+"""
+
+
+def source_files(library: Library, symbols: Iterable[str], templates: Path) -> dict[str, bytes]:
+    """Return the files by their paths. Raises LibraryError where a header is not the one a variant was made from."""
+    files = {"README": README.encode()}
+    for symbol in symbols:
+        variant = read_variant(library.folder, symbol)
+        files[f"instances/{symbol}.cu"] = variant.artefacts[SOURCE_NAME]
+        for path, text in _headers(variant.record.data["inputs"], symbol, templates):
+            files[f"include/{path}"] = text
+    return files
+
+
+def _headers(inputs: dict[str, str], symbol: str, templates: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the headers that are ours or CUTLASS's; those of the toolkit stay where it is."""
+    for name, sha256 in inputs.items():
+        for folder, place in ((templates, ""), (templates / "lean", "lean/"), (cutlass_include(), "")):
+            if (folder / name).is_file():
+                text = (folder / name).read_bytes()
+                if hashlib.sha256(text).hexdigest() != sha256:
+                    raise LibraryError(f"{symbol} was made from another {name} than is installed: generate it anew")
+                yield place + name, text
+                break

@@ -1,0 +1,58 @@
+"""`hgemm export`: a library as a C library with headers, CMake and pkg-config files, for other people's programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from generator.commands.common_options import filter_options, json_option, library_option
+from generator.errors import LibraryError
+from generator.export.tree import Wish, export
+from generator.store.library import Library
+from generator.store.selection import Selection, select_rows
+from hgemm.library import open_library
+
+_HELP = """Write a C library with the kernels inside, to link to. It needs the NVIDIA driver when it runs, and nothing of
+NVIDIA's before: no GPU, no toolkit, any C compiler.
+
+The folder holds include/hgemm.h and hgemm.hpp, lib/libhgemm.a and .so, what find_package and pkg-config look for, and the
+sources with a CMakeLists.txt for add_subdirectory. The same kernels and compiler give the same bytes.
+
+\b
+Examples:
+  hgemm export --to build/hgemm
+  hgemm export --to third_party/mygemm --arch 90,90a --prefix mygemm
+"""
+
+
+@click.command("export", help=_HELP)
+@library_option
+@filter_options
+@click.option(
+    "--to", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="The folder to write."
+)
+@click.option("--prefix", default="hgemm", show_default=True, metavar="NAME", help="Begins every symbol and file name.")
+@click.option("--source", is_flag=True, help="Also the kernels' sources, to compile in translation units of your own.")
+@click.option("--uncompressed", is_flag=True, help="Embed cubins and PTX as they are; nvFatbin is not needed then.")
+@click.option(
+    "--cc", default="cc", envvar="CC", show_default=True, show_envvar=True, metavar="CC", help="The C compiler."
+)
+@json_option
+def command(
+    library: Path, to: Path, prefix: str, source: bool, uncompressed: bool, cc: str, as_json: bool, **filters: str
+) -> None:
+    symbols = [str(row["symbol"]) for row in select_rows(Library(library), Selection(**filters))]
+    if not symbols:
+        raise LibraryError(f"no variant in {library} matches: `generate --catalog` makes the shipped ones")
+    done = export(open_library(library), to, Wish(symbols, prefix, source, not uncompressed, cc))
+    if not done.compiler:
+        click.echo(
+            f"hgemm: no C compiler {cc!a} and `ar` here: the sources are written, and lib/ is left to CMake", err=True
+        )
+    if as_json:
+        click.echo(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
+        return
+    click.echo(f"{done.folder}: {done.variants} kernels for {', '.join(done.archs)}, {done.image_bytes:,} B of images")

@@ -1,0 +1,28 @@
+# find_package(hgemm CONFIG) gives hgemm::hgemm, the shared library, and hgemm::hgemm_static.
+get_filename_component(_hgemm_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+
+foreach(_hgemm_file libhgemm.so libhgemm.a)
+  if(NOT EXISTS "${_hgemm_root}/lib/${_hgemm_file}")
+    set(hgemm_FOUND FALSE)
+    set(hgemm_NOT_FOUND_MESSAGE "${_hgemm_root}/lib/${_hgemm_file} was not built: add_subdirectory(${_hgemm_root}) builds it")
+    return()
+  endif()
+endforeach()
+
+include(CMakeFindDependencyMacro)
+find_dependency(Threads)
+
+if(NOT TARGET hgemm::hgemm)
+  add_library(hgemm::hgemm SHARED IMPORTED)
+  set_target_properties(hgemm::hgemm PROPERTIES
+    IMPORTED_LOCATION "${_hgemm_root}/lib/libhgemm.so"
+    IMPORTED_SONAME libhgemm.so
+    INTERFACE_INCLUDE_DIRECTORIES "${_hgemm_root}/include")
+
+  add_library(hgemm::hgemm_static STATIC IMPORTED)
+  set_target_properties(hgemm::hgemm_static PROPERTIES
+    IMPORTED_LOCATION "${_hgemm_root}/lib/libhgemm.a"
+    INTERFACE_INCLUDE_DIRECTORIES "${_hgemm_root}/include"
+    INTERFACE_LINK_LIBRARIES "Threads::Threads;${CMAKE_DL_LIBS}")
+endif()
+unset(_hgemm_root)

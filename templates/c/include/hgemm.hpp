@@ -1,0 +1,75 @@
+// hgemm.h for C++17: handles that close themselves, and exceptions for statuses.
+#ifndef HGEMM_HPP
+#define HGEMM_HPP
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "hgemm.h"
+
+namespace hgemm {
+
+// What a call that failed threw: its status, and as what() the status's line and the call's own message.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(hgemm_status status)
+      : std::runtime_error(std::string(hgemm_status_string(status)) + ": " + hgemm_last_message()), status_(status) {}
+
+  hgemm_status status() const noexcept { return status_; }
+
+ private:
+  hgemm_status status_;
+};
+
+inline void check(hgemm_status status) {
+  if (status != HGEMM_OK) throw Error(status);
+}
+
+// A problem with every field set: f16, tn, f32 accumulation, batch 1, alpha 1, beta 0.
+struct Problem : hgemm_problem {
+  Problem() { hgemm_problem_init(static_cast<hgemm_problem*>(this)); }
+};
+
+// One GPU. Movable; threads may share it. Throws Error.
+class Handle {
+ public:
+  explicit Handle(int device = 0) {
+    hgemm_handle* opened = nullptr;
+    check(hgemm_create(&opened, device));
+    handle_.reset(opened);
+  }
+
+  // Launches a problem on a stream and does not wait.
+  void run(hgemm_problem const& problem, void* stream = nullptr) const { check(hgemm_run(handle_.get(), &problem, stream)); }
+
+  // Loads the kernel that run() would launch: before a stream is captured.
+  void prepare(hgemm_problem const& problem) const { check(hgemm_prepare(handle_.get(), &problem)); }
+
+  // Tells which kernel run() would launch, and what workspace it needs.
+  hgemm_choice select(hgemm_problem const& problem) const {
+    hgemm_choice choice{};
+    check(hgemm_select(handle_.get(), &problem, &choice));
+    return choice;
+  }
+
+  hgemm_handle* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(hgemm_handle* handle) const noexcept { hgemm_destroy(handle); }
+  };
+  std::unique_ptr<hgemm_handle, Destroy> handle_;
+};
+
+// The kernels of the library.
+inline std::vector<hgemm_variant> list() {
+  std::vector<hgemm_variant> variants(hgemm_list(nullptr, 0));
+  hgemm_list(variants.data(), variants.size());
+  return variants;
+}
+
+}  // namespace hgemm
+
+#endif

@@ -1,0 +1,67 @@
+/* The CUDA driver as far as a launch needs it, opened when the program runs. */
+#ifndef HGEMM_DRIVER_H
+#define HGEMM_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "internal.h"
+
+typedef struct hgemm_launch_attribute { /* CUlaunchAttribute */
+  uint32_t id, padding;
+  int32_t value[16];
+} hgemm_launch_attribute;
+
+typedef struct hgemm_launch_config { /* CUlaunchConfig */
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, smem_bytes;
+  void *stream;
+  hgemm_launch_attribute const *attributes;
+  unsigned attribute_count;
+} hgemm_launch_config;
+
+/* CUdevice_attribute, CUfunction_attribute, CUlaunchAttributeID and CUtensorMap* of cuda.h. */
+enum {
+  HGEMM_CU_MULTIPROCESSOR_COUNT = 16,
+  HGEMM_CU_CAPABILITY_MAJOR = 75,
+  HGEMM_CU_CAPABILITY_MINOR = 76,
+  HGEMM_CU_MAX_SMEM_OPTIN = 97,
+  HGEMM_CU_FUNCTION_MAX_DYNAMIC_SMEM = 8,
+  HGEMM_CU_LAUNCH_PROGRAMMATIC = 6,
+  HGEMM_CU_MAP_FLOAT16 = 6,
+  HGEMM_CU_MAP_FLOAT32 = 7,
+  HGEMM_CU_MAP_BFLOAT16 = 9,
+  HGEMM_CU_MAP_L2_256B = 3
+};
+
+typedef struct hgemm_driver {
+  int (*init)(unsigned flags);
+  int (*device_count)(int *count);
+  int (*device)(int *device, int ordinal);
+  int (*attribute)(int *value, int attribute, int device);
+  int (*retain_context)(void **context, int device);
+  int (*release_context)(int device);
+  int (*current_context)(void **context);
+  int (*context_device)(int *device);
+  int (*push_context)(void *context);
+  int (*pop_context)(void **context);
+  int (*load)(void **module, void const *image);
+  int (*unload)(void *module);
+  int (*function)(void **function, void *module, char const *name);
+  int (*set_attribute)(void *function, int attribute, int value);
+  int (*resident_ctas)(int *count, void *function, int threads, size_t smem_bytes);
+  int (*launch)(hgemm_launch_config const *config, void *function, void **parameters, void **extra);
+  int (*zero)(uint64_t address, unsigned char value, size_t bytes, void *stream);
+  int (*error_text)(int status, char const **text);
+  /* Of drivers for CUDA 12: null in older ones, which run no kernel that needs them. */
+  int (*resident_clusters)(int *count, void *function, hgemm_launch_config const *config);
+  int (*encode_map)(void *map, int type, uint32_t rank, void *address, uint64_t const *extents, uint64_t const *strides,
+                    uint32_t const *box, uint32_t const *element_strides, int interleave, int swizzle, int l2, int fill);
+} hgemm_driver;
+
+/* Opens the driver, once a process, and writes it. */
+hgemm_status hgemm_open_driver(hgemm_driver const **driver);
+
+/* Turns the driver's refusal into a message that says what was being done. */
+hgemm_status hgemm_refused(hgemm_driver const *driver, int status, char const *doing);
+
+#endif

@@ -1,0 +1,167 @@
+/* Opens GPUs, and tells which kernels there are. */
+#include "handle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Contexts ---------------------------------------------------------------------------------------------------------- */
+
+hgemm_status hgemm_enter(hgemm_handle const *handle, int *pushed) {
+  void *current = NULL;
+  int status = handle->cuda->current_context(&current);
+  *pushed = status == 0 && current != handle->context;
+  if (*pushed) status = handle->cuda->push_context(handle->context);
+  if (status != 0) *pushed = 0;
+  return status == 0 ? HGEMM_OK : hgemm_refused(handle->cuda, status, "enter the context");
+}
+
+void hgemm_leave(hgemm_handle const *handle, int pushed) {
+  void *popped;
+  if (pushed) handle->cuda->pop_context(&popped);
+}
+
+/* ---- Opening ----------------------------------------------------------------------------------------------------------- */
+
+static hgemm_status find_device(hgemm_handle *handle, int ordinal) {
+  hgemm_driver const *const cuda = handle->cuda;
+  int count = 0;
+  int status = cuda->device_count(&count);
+  if (status != 0) return hgemm_refused(cuda, status, "count devices");
+  if (count == 0) return hgemm_fail(HGEMM_ERROR_NO_DEVICE, "no NVIDIA GPU here");
+  if (ordinal == HGEMM_CURRENT_CONTEXT) {
+    status = cuda->current_context(&handle->context);
+    if (status != 0 || handle->context == NULL || cuda->context_device(&handle->device) != 0) {
+      return hgemm_fail(HGEMM_ERROR_WRONG_DEVICE, "no context is current on this thread: make one, or name a device");
+    }
+    return HGEMM_OK;
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return hgemm_fail(HGEMM_ERROR_WRONG_DEVICE, "no NVIDIA GPU of number %d: there are %d", ordinal, count);
+  }
+  status = cuda->device(&handle->device, ordinal);
+  if (status == 0) status = cuda->retain_context(&handle->context, handle->device);
+  if (status != 0) return hgemm_refused(cuda, status, "open the device");
+  handle->owns_context = 1;
+  return HGEMM_OK;
+}
+
+static hgemm_status look(hgemm_handle *handle) {
+  enum { MAJOR, MINOR, SMS, SMEM, COUNT };
+  static int const attributes[COUNT] = {HGEMM_CU_CAPABILITY_MAJOR, HGEMM_CU_CAPABILITY_MINOR, HGEMM_CU_MULTIPROCESSOR_COUNT,
+                                        HGEMM_CU_MAX_SMEM_OPTIN};
+  int values[COUNT];
+  for (int i = 0; i < COUNT; ++i) {
+    int const status = handle->cuda->attribute(&values[i], attributes[i], handle->device);
+    if (status != 0) return hgemm_refused(handle->cuda, status, "read what the device is");
+  }
+  hgemm_target_init(&handle->target, (uint32_t)(values[MAJOR] * 10 + values[MINOR]), (uint32_t)values[SMS],
+                    (uint32_t)values[SMEM]);
+  if (handle->target.count > 0) return HGEMM_OK;
+  return hgemm_fail(HGEMM_ERROR_UNSUPPORTED_DEVICE, "no kernel of this library runs on sm_%d%d", values[MAJOR], values[MINOR]);
+}
+
+hgemm_status hgemm_create(hgemm_handle **result, int device) {
+  hgemm_driver const *cuda;
+  hgemm_handle *handle;
+  hgemm_status status;
+  if (result == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "there is no place for the handle");
+  *result = NULL;
+  if ((status = hgemm_open_driver(&cuda)) != HGEMM_OK) return status;
+  if ((handle = calloc(1, sizeof *handle)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "the host has no memory left");
+  handle->cuda = cuda;
+  pthread_mutex_init(&handle->loading, NULL);
+  status = find_device(handle, device);
+  if (status == HGEMM_OK) status = look(handle);
+  if (status != HGEMM_OK) {
+    hgemm_destroy(handle);
+    return status;
+  }
+  *result = handle;
+  return HGEMM_OK;
+}
+
+void hgemm_destroy(hgemm_handle *handle) {
+  int pushed;
+  if (handle == NULL) return;
+  if (handle->context != NULL && hgemm_enter(handle, &pushed) == HGEMM_OK) {
+    for (uint32_t row = 0; row < HGEMM_ROW_COUNT; ++row) {
+      if (handle->kernels[row].module != NULL) handle->cuda->unload(handle->kernels[row].module);
+    }
+    hgemm_leave(handle, pushed);
+  }
+  if (handle->owns_context) handle->cuda->release_context(handle->device);
+  pthread_mutex_destroy(&handle->loading);
+  free(handle);
+}
+
+/* ---- The kernels ------------------------------------------------------------------------------------------------------- */
+
+size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
+  for (size_t i = 0; variants != NULL && i < capacity && i < HGEMM_ROW_COUNT; ++i) {
+    hgemm_row const *const row = &hgemm_rows[i];
+    uint32_t const kind = hgemm_groups[row->group].kind;
+    hgemm_variant const found = {
+        .symbol = row->symbol,
+        .arch = hgemm_groups[row->group].arch,
+        .layout = (int32_t)(kind & 15),
+        .type_a = (int32_t)(kind >> 4 & 15),
+        .type_b = (int32_t)(kind >> 8 & 15),
+        .type_d = (int32_t)(kind >> 12 & 15),
+        .accumulation = (int32_t)(kind >> 16 & 15),
+        .bias_kind = (int32_t)(kind >> 20 & 15),
+        .activation = (int32_t)(kind >> 24 & 15),
+        .adds_c = (int32_t)row->beta,
+        .tile_m = (int32_t)row->tile_m,
+        .tile_n = (int32_t)row->tile_n,
+        .tile_k = (int32_t)row->tile_k,
+        .align_a = (int32_t)row->align_a,
+        .align_b = (int32_t)row->align_b,
+        .align_d = (int32_t)row->align_d,
+        .splits = (int32_t)row->splits,
+    };
+    variants[i] = found;
+  }
+  return HGEMM_ROW_COUNT;
+}
+
+/* ---- Selecting without launching --------------------------------------------------------------------------------------- */
+
+static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *problem, hgemm_choice *choice) {
+  hgemm_call call;
+  uint32_t place;
+  hgemm_status status;
+  hgemm_row const *row;
+  uint64_t work;
+  memset(choice, 0, sizeof *choice);
+  choice->variant = -1;
+  status = hgemm_check(problem, HGEMM_TO_PLAN, &call);
+  if (status != HGEMM_OK || call.nothing) return status;
+  if ((status = hgemm_choose(target, &call.wanted, &place)) != HGEMM_OK) return status;
+  row = &hgemm_rows[place];
+  work = hgemm_tiles(row, call.wanted.m, call.wanted.n) * row->splits * (uint64_t)call.wanted.batch;
+  choice->symbol = row->symbol;
+  choice->variant = (int32_t)place;
+  choice->jit = target->ways[row->group] == HGEMM_PTX;
+  choice->workspace_bytes = hgemm_workspace_bytes(row, &call.wanted);
+  choice->clocks = hgemm_clocks(target, row, work, call.wanted.k);
+  return HGEMM_OK;
+}
+
+hgemm_status hgemm_select(hgemm_handle *handle, hgemm_problem const *problem, hgemm_choice *choice) {
+  if (handle == NULL || choice == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the handle or the choice is null");
+  return select_on(&handle->target, problem, choice);
+}
+
+hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *problem, hgemm_choice *choice) {
+  hgemm_target target;
+  if (device == NULL || choice == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the device or the choice is null");
+  if (device->capability_major < 1 || device->capability_major > 99 || device->capability_minor < 0 ||
+      device->capability_minor > 9 || device->multiprocessors < 1 || device->smem_bytes_per_cta < 0) {
+    return hgemm_fail(HGEMM_ERROR_WRONG_DEVICE, "compute capability %d.%d with %d SMs and %d bytes is no GPU",
+                      (int)device->capability_major, (int)device->capability_minor, (int)device->multiprocessors,
+                      (int)device->smem_bytes_per_cta);
+  }
+  hgemm_target_init(&target, (uint32_t)(device->capability_major * 10 + device->capability_minor),
+                    (uint32_t)device->multiprocessors, (uint32_t)device->smem_bytes_per_cta);
+  return select_on(&target, problem, choice);
+}

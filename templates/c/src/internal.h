@@ -1,0 +1,107 @@
+/* What the sources of this library share: the table of its kernels, a checked problem, and the driver. */
+#ifndef HGEMM_INTERNAL_H
+#define HGEMM_INTERNAL_H
+
+#include "hgemm.h"
+#include "table.h"
+
+/* ---- The table: written by the generator, the same numbers as the library's dispatch table in Python -------------------- */
+
+enum { HGEMM_EXACT, HGEMM_COMPATIBLE, HGEMM_PTX, HGEMM_NOT_HERE }; /* how code runs on a device, the preferred way first */
+
+typedef struct hgemm_code { /* in the image blob */
+  uint64_t offset;
+  uint32_t bytes, crc32;
+} hgemm_code;
+
+typedef struct hgemm_map_rule { /* of a tensor map; box[0] is 0 where the kernel has none */
+  uint32_t box[3];              /* elements along the contiguous axis, the other axis and the batch */
+  uint32_t swizzle_bytes;
+} hgemm_map_rule;
+
+typedef struct hgemm_row {
+  char const *symbol;
+  uint32_t group;
+  uint32_t tile_m, tile_n, tile_k, cluster_m, cluster_n, splits, ctas_per_sm, smem_bytes;
+  uint32_t align_a, align_b, align_d, beta, exact_tiles_only, tensor_maps;
+  uint32_t counter_bytes_per_tile, partial_bytes_per_tile;
+  uint32_t k_tile_clocks, tile_clocks, launch_clocks;
+  uint32_t threads, persistent;
+  uint32_t programmatic;  /* a launch may begin before the one before it has ended: the kernel waits itself */
+  hgemm_map_rule maps[3]; /* A, B, D */
+  hgemm_code cubin, ptx;
+} hgemm_row;
+
+typedef struct hgemm_group {
+  char const *arch;
+  uint32_t number; /* 90 */
+  uint32_t own;    /* 1 where code runs on exactly this architecture, as sm_90a's does */
+  uint32_t kind, first, count;
+} hgemm_group;
+
+typedef struct hgemm_measured { /* the rows that were measured to be fastest, in the order of these keys */
+  uint32_t capability, kind;
+  int64_t m, n, k, batch;
+  uint32_t first, count; /* in hgemm_orders */
+} hgemm_measured;
+
+extern hgemm_group const hgemm_groups[HGEMM_GROUP_COUNT];
+extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
+extern hgemm_measured const hgemm_measurements[HGEMM_MEASURED_COUNT + 1];
+extern uint32_t const hgemm_orders[HGEMM_ORDER_COUNT + 1];
+extern unsigned char const hgemm_images[];
+
+/* ---- Problems ---------------------------------------------------------------------------------------------------------- */
+
+/* A problem as selection sees it; alignments are elements, 1 to 8, of a pointer and its strides together. */
+typedef struct hgemm_wanted {
+  uint32_t kind;
+  int64_t m, n, k, batch;
+  uint32_t beta, align_a, align_b, align_d;
+  uint32_t mappable; /* 1 where TMA can address its strides */
+  uint64_t workspace_bytes;
+} hgemm_wanted;
+
+typedef struct hgemm_call {
+  hgemm_problem problem; /* with what is not looked at made harmless */
+  hgemm_wanted wanted;
+  int nothing; /* m, n or batch is 0 */
+} hgemm_call;
+
+enum hgemm_purpose { HGEMM_TO_PLAN, HGEMM_TO_RUN }; /* null pointers are legal where a launch is only planned */
+
+/* Checks all that can be known of a problem before a kernel is chosen. */
+hgemm_status hgemm_check(hgemm_problem const *problem, enum hgemm_purpose purpose, hgemm_call *call);
+
+/* Checks what depends on the kernel: that D keeps clear of the workspace it uses. */
+hgemm_status hgemm_check_workspace(hgemm_call const *call, enum hgemm_purpose purpose, uint64_t needed);
+
+/* ---- Selection --------------------------------------------------------------------------------------------------------- */
+
+typedef struct hgemm_target {
+  uint32_t number, sms, smem_bytes; /* 90 for compute capability 9.0 */
+  uint32_t count;                   /* groups that run here, the preferred way first */
+  uint16_t order[HGEMM_GROUP_COUNT];
+  uint8_t ways[HGEMM_GROUP_COUNT]; /* by group */
+} hgemm_target;
+
+void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
+
+/* Writes the place of the row that is taken, or tells why there is none. */
+hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted, uint32_t *row);
+
+uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
+uint64_t hgemm_counter_bytes(hgemm_row const *row, hgemm_wanted const *wanted);
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_wanted const *wanted);
+uint64_t hgemm_clocks(hgemm_target const *target, hgemm_row const *row, uint64_t work, int64_t k);
+
+/* ---- Words ------------------------------------------------------------------------------------------------------------- */
+
+/* Keeps a message for hgemm_last_message and returns the status. */
+hgemm_status hgemm_fail(hgemm_status status, char const *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
+#endif

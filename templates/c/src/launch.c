@@ -1,0 +1,235 @@
+/* Loads kernels when they are first needed, and launches them. */
+#include <stdio.h>
+#include <string.h>
+
+#include "handle.h"
+
+/* ---- What kernels take ------------------------------------------------------------------------------------------------- */
+
+typedef struct Problem { /* hgemm::Problem of the kernels */
+  uint64_t a, b, c, d, bias, workspace;
+  int64_t lda, ldb, ldc, ldd;
+  int64_t batch_stride_a, batch_stride_b, batch_stride_c, batch_stride_d, batch_stride_bias;
+  int32_t m, n, k, batch;
+  float alpha, beta;
+} Problem;
+
+typedef char problem_has_144_bytes[sizeof(Problem) == 144 ? 1 : -1];
+
+typedef struct Maps { /* of A, B and D: opaque to all but the driver */
+  _Alignas(64) unsigned char bytes[3][128];
+} Maps;
+
+static Problem pack(hgemm_problem const *p, hgemm_row const *row) {
+  Problem const packed = {
+      (uintptr_t)p->a, (uintptr_t)p->b, (uintptr_t)p->c, (uintptr_t)p->d, (uintptr_t)p->bias, (uintptr_t)p->workspace,
+      p->lda, p->ldb, p->ldc, p->ldd,
+      p->batch_stride_a, p->batch_stride_b, p->batch_stride_c, p->batch_stride_d, p->batch_stride_bias,
+      (int32_t)p->m, (int32_t)p->n,
+      /* Kernels count k-tiles as (k + tile_k - 1) / tile_k and take one at least; of this k all of it is past the end. */
+      p->k > 0 ? (int32_t)p->k : -(int32_t)row->tile_k,
+      (int32_t)p->batch,
+      p->k > 0 ? p->alpha : 0.0f, p->beta,
+  };
+  return packed;
+}
+
+/* ---- Tensor maps ------------------------------------------------------------------------------------------------------- */
+
+typedef struct Operand {
+  void const *pointer;
+  int32_t type;
+  int64_t contiguous, other, leading, stride;
+} Operand;
+
+static hgemm_status encode(hgemm_driver const *cuda, hgemm_map_rule const *rule, Operand const *x, int64_t batch,
+                           unsigned char map[128]) {
+  static int const types[] = {HGEMM_CU_MAP_FLOAT16, HGEMM_CU_MAP_BFLOAT16, HGEMM_CU_MAP_FLOAT32};
+  static uint32_t const ones[3] = {1, 1, 1};
+  int64_t const bytes = x->type == HGEMM_F32 ? 4 : 2;
+  int const layers = batch > 1 && x->stride > 0; /* else one matrix serves the whole batch */
+  uint64_t const extents[3] = {(uint64_t)x->contiguous, (uint64_t)x->other, layers ? (uint64_t)batch : 1};
+  uint64_t const strides[2] = {(uint64_t)(x->leading * bytes), (uint64_t)((layers ? x->stride : x->leading) * bytes)};
+  int const swizzle = rule->swizzle_bytes == 128 ? 3 : (int)(rule->swizzle_bytes / 32); /* none, 32, 64 or 128 bytes */
+  int const status = cuda->encode_map(map, types[x->type], 3, (void *)(uintptr_t)x->pointer, extents, strides, rule->box,
+                                      ones, 0, swizzle, HGEMM_CU_MAP_L2_256B, 0);
+  return status == 0 ? HGEMM_OK : hgemm_refused(cuda, status, "encode a tensor map");
+}
+
+static hgemm_status encode_all(hgemm_driver const *cuda, hgemm_row const *row, hgemm_problem const *p, Maps *maps) {
+  int const a_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_TT;
+  int const b_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_NN;
+  Operand const operands[3] = {
+      {p->a, p->type_a, a_by_rows ? p->k : p->m, a_by_rows ? p->m : p->k, p->lda, p->batch_stride_a},
+      {p->b, p->type_b, b_by_rows ? p->k : p->n, b_by_rows ? p->n : p->k, p->ldb, p->batch_stride_b},
+      {p->d, p->type_d, p->n, p->m, p->ldd, p->batch_stride_d},
+  };
+  memset(maps, 0, sizeof *maps);
+  if (cuda->encode_map == NULL) return hgemm_fail(HGEMM_ERROR_DRIVER, "the driver has no cuTensorMapEncodeTiled");
+  for (int i = 0; i < 3; ++i) {
+    hgemm_status const status =
+        row->maps[i].box[0] ? encode(cuda, &row->maps[i], &operands[i], p->batch, maps->bytes[i]) : HGEMM_OK;
+    if (status != HGEMM_OK) return status;
+  }
+  return HGEMM_OK;
+}
+
+/* Maps depend on the kernel and the problem alone, and take longer to encode than all else here: a thread keeps some. */
+static hgemm_status maps_of(hgemm_driver const *cuda, hgemm_row const *row, hgemm_problem const *p, Maps *maps) {
+  enum { KEPT = 8 };
+  typedef struct Key {
+    hgemm_row const *row;
+    void const *a, *b, *d;
+    int64_t numbers[10];
+  } Key;
+  static _Thread_local struct {
+    Key key;
+    Maps maps;
+  } kept[KEPT];
+  Key key;
+  int64_t const numbers[10] = {p->m, p->n, p->k, p->batch, p->lda, p->ldb, p->ldd,
+                               p->batch_stride_a, p->batch_stride_b, p->batch_stride_d};
+  size_t slot;
+  hgemm_status status = HGEMM_OK;
+  memset(&key, 0, sizeof key); /* padding too: keys are compared as bytes */
+  key.row = row, key.a = p->a, key.b = p->b, key.d = p->d;
+  memcpy(key.numbers, numbers, sizeof numbers);
+  slot = ((uintptr_t)p->a / 256 ^ (uintptr_t)p->b / 256 * 3 ^ (uintptr_t)p->d / 256 * 5 ^ (uintptr_t)row / 16) % KEPT;
+  if (memcmp(&kept[slot].key, &key, sizeof key) != 0) {
+    kept[slot].key.row = NULL;
+    status = encode_all(cuda, row, p, &kept[slot].maps);
+    if (status == HGEMM_OK) kept[slot].key = key;
+  }
+  *maps = kept[slot].maps;
+  return status;
+}
+
+/* ---- Loading ----------------------------------------------------------------------------------------------------------- */
+
+static uint32_t crc32_of(unsigned char const *bytes, uint32_t count) { /* zlib's */
+  static uint32_t const nibbles[16] = {0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4,
+                                       0x4DB26158, 0x5005713C, 0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C,
+                                       0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C};
+  uint32_t crc = 0xFFFFFFFF;
+  for (uint32_t i = 0; i < count; ++i) {
+    crc ^= bytes[i];
+    crc = crc >> 4 ^ nibbles[crc & 15];
+    crc = crc >> 4 ^ nibbles[crc & 15];
+  }
+  return ~crc;
+}
+
+static int resident(hgemm_handle *handle, hgemm_row const *row, void *function, int *ctas) {
+  int const cluster = (int)(row->cluster_m * row->cluster_n);
+  int status;
+  if (cluster > 1 && handle->cuda->resident_clusters != NULL) { /* GPCs of other sizes leave SMs idle: the driver knows */
+    hgemm_launch_config const config = {(unsigned)cluster * handle->target.sms, 1, 1, row->threads, 1, 1,
+                                        row->smem_bytes, NULL, NULL, 0};
+    status = handle->cuda->resident_clusters(ctas, function, &config);
+    *ctas *= cluster;
+  } else {
+    status = handle->cuda->resident_ctas(ctas, function, (int)row->threads, row->smem_bytes);
+    *ctas *= (int)handle->target.sms;
+  }
+  return status;
+}
+
+static hgemm_status load_locked(hgemm_handle *handle, uint32_t place) {
+  hgemm_driver const *const cuda = handle->cuda;
+  hgemm_row const *const row = &hgemm_rows[place];
+  hgemm_code const *const code = handle->target.ways[row->group] == HGEMM_PTX ? &row->ptx : &row->cubin;
+  hgemm_kernel *const kernel = &handle->kernels[place];
+  void *function = NULL;
+  int ctas = 0, status;
+  if (crc32_of(hgemm_images + code->offset, code->bytes) != code->crc32) {
+    return hgemm_fail(HGEMM_ERROR_IMAGE, "%s inside this library is damaged (CRC-32 differs): link it anew", row->symbol);
+  }
+  if (kernel->module == NULL) {
+    status = cuda->load(&kernel->module, hgemm_images + code->offset);
+    if (status != 0) {
+      kernel->module = NULL;
+      return hgemm_refused(cuda, status, "load a kernel");
+    }
+  }
+  status = cuda->function(&function, kernel->module, row->symbol);
+  if (status != 0) return hgemm_refused(cuda, status, "find the kernel in its image");
+  status = cuda->set_attribute(function, HGEMM_CU_FUNCTION_MAX_DYNAMIC_SMEM, (int)row->smem_bytes);
+  if (status != 0) return hgemm_refused(cuda, status, "give the kernel its shared memory");
+  status = resident(handle, row, function, &ctas);
+  if (status != 0) return hgemm_refused(cuda, status, "fit the kernel on an SM");
+  kernel->resident_ctas = (uint32_t)ctas;
+  atomic_store_explicit(&kernel->function, function, memory_order_release);
+  return HGEMM_OK;
+}
+
+hgemm_status hgemm_load(hgemm_handle *handle, uint32_t row) {
+  hgemm_status status = HGEMM_OK;
+  pthread_mutex_lock(&handle->loading);
+  if (atomic_load_explicit(&handle->kernels[row].function, memory_order_acquire) == NULL) status = load_locked(handle, row);
+  pthread_mutex_unlock(&handle->loading);
+  return status;
+}
+
+/* ---- Launching --------------------------------------------------------------------------------------------------------- */
+
+/* Chooses and, where it was not, loads the kernel; the handle's context is current. */
+static hgemm_status ready(hgemm_handle *handle, hgemm_call const *call, enum hgemm_purpose purpose, uint32_t *row) {
+  hgemm_status status = hgemm_choose(&handle->target, &call->wanted, row);
+  if (status == HGEMM_OK) {
+    status = hgemm_check_workspace(call, purpose, hgemm_workspace_bytes(&hgemm_rows[*row], &call->wanted));
+  }
+  if (status == HGEMM_OK && atomic_load_explicit(&handle->kernels[*row].function, memory_order_acquire) == NULL) {
+    status = hgemm_load(handle, *row);
+  }
+  return status;
+}
+
+static hgemm_status launch(hgemm_handle *handle, hgemm_call const *call, uint32_t place, void *stream) {
+  hgemm_driver const *const cuda = handle->cuda;
+  hgemm_row const *const row = &hgemm_rows[place];
+  hgemm_kernel *const kernel = &handle->kernels[place];
+  uint32_t const cluster = row->cluster_m * row->cluster_n;
+  uint32_t const most = kernel->resident_ctas > cluster ? kernel->resident_ctas : cluster;
+  uint32_t const work =
+      (uint32_t)(hgemm_tiles(row, call->wanted.m, call->wanted.n) * row->splits * (uint64_t)call->wanted.batch);
+  static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
+  hgemm_launch_config const config = {row->persistent && work > most ? most : work, 1, 1, row->threads, 1, 1,
+                                      row->smem_bytes, stream, &programmatic, row->programmatic};
+  Problem problem = pack(&call->problem, row);
+  Maps maps;
+  void *parameters[2] = {&problem, &maps};
+  int status = 0;
+  if (row->tensor_maps) {
+    hgemm_status const encoded = maps_of(cuda, row, &call->problem, &maps);
+    if (encoded != HGEMM_OK) return encoded;
+  }
+  if (row->counter_bytes_per_tile > 0) {
+    status = cuda->zero(problem.workspace, 0, (size_t)hgemm_counter_bytes(row, &call->wanted), stream);
+    if (status != 0) return hgemm_refused(cuda, status, "zero the counters");
+  }
+  status = cuda->launch(&config, atomic_load_explicit(&kernel->function, memory_order_acquire), parameters, NULL);
+  return status == 0 ? HGEMM_OK : hgemm_refused(cuda, status, "launch the kernel");
+}
+
+static hgemm_status serve(hgemm_handle *handle, hgemm_problem const *problem, enum hgemm_purpose purpose, void *stream) {
+  hgemm_call call;
+  hgemm_status status;
+  uint32_t row;
+  int pushed;
+  if (handle == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the handle is null");
+  status = hgemm_check(problem, purpose, &call);
+  if (status != HGEMM_OK || call.nothing) return status;
+  if ((status = hgemm_enter(handle, &pushed)) != HGEMM_OK) return status;
+  status = ready(handle, &call, purpose, &row);
+  if (status == HGEMM_OK && purpose == HGEMM_TO_RUN) status = launch(handle, &call, row, stream);
+  hgemm_leave(handle, pushed);
+  return status;
+}
+
+hgemm_status hgemm_prepare(hgemm_handle *handle, hgemm_problem const *problem) {
+  return serve(handle, problem, HGEMM_TO_PLAN, NULL);
+}
+
+hgemm_status hgemm_run(hgemm_handle *handle, hgemm_problem const *problem, void *stream) {
+  return serve(handle, problem, HGEMM_TO_RUN, stream);
+}

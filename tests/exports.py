@@ -1,0 +1,141 @@
+"""Exports to test with: a library of the catalog and more, on paper, and the C interface as ctypes sees it."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from records import make_record
+
+from generator.catalog import catalog_kernels
+from generator.emit import Kernel, emit
+from generator.export.tree import Wish, export
+from generator.register import planned
+from generator.store.library import Library
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
+from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind
+from hgemm.library import open_library
+from hgemm.problem import Problem
+
+TESTS = Path(__file__).resolve().parent
+MORE = (
+    {"arch": "sm_80,sm_90", "tile": "128x128x32", "bias": "row,column", "activation": "gelu,relu"},
+    {"arch": "sm_80", "tile": "128x128x32,64x128x32", "schedule": "persistent", "layout": "tn,nt", "align_b": "4,1"},
+    {"arch": "sm_80,sm_120", "tile": "64x64x32", "schedule": "split_k:3", "align_a": "2", "out": "f32"},
+    {"arch": "sm_89", "tile": "64x64x32", "beta": "off", "align": "1"},
+    {"arch": "sm_90a", "tile": "128x256x64,64x128x64", "layout": "tn,nt", "swapped": "on,off"},
+)
+"""Kinds, schedules and alignments that the catalog has none of."""
+
+
+def more_kernels() -> Iterator[Kernel]:
+    """Emit kernels of kinds that the catalog lacks."""
+    templates = templates_folder()
+    for texts in MORE:
+        yield from (emit(plan, templates) for plan in sweep([texts]).plans)
+
+
+def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
+    """Return a library of kernels that were planned and not compiled: their code is a few bytes that name them."""
+    library = Library(folder)
+    for kernel in kernels:
+        record, files = make_record(kernel.symbol)
+        record.update(planned(kernel))
+        record["resources"]["ctas_per_sm"] = kernel.plan.spec.ctas_per_sm
+        library.publish(record, files)
+    return library
+
+
+def full_library(folder: Path) -> Library:
+    """Return the catalog and more, on paper."""
+    return paper_library(folder, [*catalog_kernels(), *more_kernels()])
+
+
+def export_paper(library: Library, to: Path, name: str = "hgemm") -> Path:
+    """Export a library without nvFatbin, which would refuse code that is none; skip where there is no compiler."""
+    need_compiler()
+    opened = open_library(library.folder)
+    export(opened, to, Wish(opened.symbols, name, compressed=False))
+    return to
+
+
+def need_compiler() -> str:
+    compiler = shutil.which("cc")
+    if compiler is None or shutil.which("ar") is None:
+        pytest.skip("no C compiler, cc, and ar here: nothing is built")
+    return compiler
+
+
+def compiled(*arguments: object, cwd: Path | None = None) -> None:
+    """Run the C compiler with all warnings as errors."""
+    command = [need_compiler(), "-Wall", "-Wextra", "-Werror", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def fake_driver(folder: Path) -> Path:
+    """Build a libcuda.so.1 without a GPU, which computes what is launched on the CPU; return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    compiled("-std=gnu11", "-O2", "-shared", "-fPIC", TESTS / "fake_libcuda.c", "-o", folder / "libcuda.so.1", "-lm")
+    return folder
+
+
+# ---- hgemm.h --------------------------------------------------------------------------------------------------------
+
+ANY_WORKSPACE = 2**64 - 1
+
+
+class CProblem(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_uint64),
+        *((name, ctypes.c_int32) for name in ("layout", "type_a", "type_b", "type_d")),
+        *((name, ctypes.c_int32) for name in ("accumulation", "bias_kind", "activation", "reserved")),
+        *((name, ctypes.c_int64) for name in ("m", "n", "k", "batch")),
+        *((name, ctypes.c_void_p) for name in ("a", "b", "c", "d", "bias", "workspace")),
+        ("workspace_bytes", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("lda", "ldb", "ldc", "ldd")),
+        *((f"batch_stride_{name}", ctypes.c_int64) for name in ("a", "b", "c", "d", "bias")),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+    ]
+
+    @classmethod
+    def of(cls, kind: Kind, problem: Problem, workspace_bytes: int) -> CProblem:
+        """Return a problem as C takes it."""
+        words = {
+            "layout": LAYOUTS.index(kind.layout),
+            **{f"type_{name}": TYPES.index(getattr(kind, f"dtype_{name}")) for name in "abd"},
+            "accumulation": ACCUMULATIONS.index(kind.acc),
+            "bias_kind": BIASES.index(kind.bias),
+            "activation": ACTIVATIONS.index(kind.activation),
+        }
+        values = {field.name: getattr(problem, field.name) for field in fields(problem)}
+        return cls(size=ctypes.sizeof(cls), workspace_bytes=workspace_bytes, **words, **values)
+
+
+class CDevice(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("major", "minor", "sms", "smem_bytes")]
+
+
+class CChoice(ctypes.Structure):
+    _fields_ = [
+        ("symbol", ctypes.c_char_p),
+        ("variant", ctypes.c_int32),
+        ("jit", ctypes.c_int32),
+        ("workspace_bytes", ctypes.c_uint64),
+        ("clocks", ctypes.c_uint64),
+    ]
+
+
+def loaded(folder: Path, name: str = "hgemm") -> ctypes.CDLL:
+    """Load an export's shared library."""
+    library = ctypes.CDLL(str(folder / "lib" / f"lib{name}.so"))
+    for function in ("status_string", "last_message", "version"):
+        getattr(library, f"{name}_{function}").restype = ctypes.c_char_p
+    return library

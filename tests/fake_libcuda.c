@@ -1,0 +1,201 @@
+/* A libcuda.so.1 without a GPU: memory is the host's, and what is launched is computed by the CPU, from the kernel's name.
+ *
+ * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
+ * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing. */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Config {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, smem;
+  void *stream;
+  int const *attributes; /* id, padding, value */
+  unsigned attribute_count;
+} Config;
+
+typedef struct Problem {
+  uint64_t a, b, c, d, bias, workspace;
+  int64_t lda, ldb, ldc, ldd, stride_a, stride_b, stride_c, stride_d, stride_bias;
+  int32_t m, n, k, batch;
+  float alpha, beta;
+} Problem;
+
+typedef struct Function {
+  char name[256];
+  int smem;
+} Function;
+
+static char context[1];
+static __thread void *current, *below[8]; /* the thread's contexts */
+static __thread int depth;
+static long launches, live; /* allocations, modules and contexts that were not given back */
+
+long fake_launches(void) { return launches; }
+long fake_live(void) { return live; }
+
+static int number_of(char const *variable, int otherwise) {
+  char const *const text = getenv(variable);
+  return text ? atoi(text) : otherwise;
+}
+
+static int fails(char const *entry) {
+  char const *const name = getenv("FAKE_FAIL");
+  return name && strcmp(name, entry) == 0 ? 999 : 0;
+}
+
+static void say(char const *text) {
+  char const *const path = getenv("FAKE_LOG");
+  FILE *const file = path ? fopen(path, "a") : NULL;
+  if (file == NULL) return;
+  fprintf(file, "%s\n", text);
+  fclose(file);
+}
+
+int cuInit(unsigned flags) { return fails("cuInit") ? 100 : (int)flags; }
+int cuDeviceGetCount(int *count) { *count = number_of("FAKE_COUNT", 1); return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  int const capability = number_of("FAKE_CAPABILITY", 90);
+  (void)device;
+  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? number_of("FAKE_SMS", 132)
+         : attribute == 97 ? number_of("FAKE_SMEM", 232448) : -1;
+  return *value < 0;
+}
+int cuDevicePrimaryCtxRetain(void **found, int device) { *found = context; ++live; return device != 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { --live; return device != 0; }
+int cuCtxGetCurrent(void **found) { *found = current; return 0; }
+int cuCtxGetDevice(int *device) { *device = 0; return current == NULL; }
+int cuCtxSetCurrent(void *wanted) { current = wanted; return 0; }
+int cuCtxPushCurrent_v2(void *wanted) { below[depth++] = current; current = wanted; return 0; }
+int cuCtxPopCurrent_v2(void **popped) { *popped = current; current = below[--depth]; return 0; }
+int cuCtxSynchronize(void) { return current == NULL; }
+int cuModuleLoadData(void **module, void const *image) {
+  if (current == NULL) return 201;
+  if (fails("cuModuleLoadData")) return 200;
+  *module = calloc(1, sizeof(Function));
+  ++live;
+  say(memcmp(image, "kernel.ptx", 10) == 0 ? "load ptx" : "load");
+  return 0;
+}
+int cuModuleUnload(void *module) { free(module); --live; return current == NULL; }
+int cuModuleGetFunction(void **function, void *module, char const *name) {
+  strncpy(((Function *)module)->name, name, 255);
+  *function = module;
+  return fails("cuModuleGetFunction");
+}
+int cuFuncSetAttribute(void *function, int attribute, int value) {
+  ((Function *)function)->smem = value;
+  return attribute != 8;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int threads, size_t smem) {
+  *count = 2;
+  return function == NULL || threads < 32 || smem == 0;
+}
+int cuOccupancyMaxActiveClusters(int *count, void *function, Config const *config) {
+  *count = number_of("FAKE_SMS", 132) / 2;
+  return function == NULL || config->attribute_count != 0;
+}
+int cuGetErrorString(int status, char const **text) { *text = status == 999 ? "a fake failure" : "refused"; return 0; }
+int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+  *address = (uint64_t)(uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
+  ++live;
+  return *address == 0;
+}
+int cuMemFree_v2(uint64_t address) { free((void *)(uintptr_t)address); --live; return 0; }
+int cuMemcpyHtoD_v2(uint64_t to, void const *from, size_t bytes) { memcpy((void *)(uintptr_t)to, from, bytes); return 0; }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { memcpy(to, (void *)(uintptr_t)from, bytes); return 0; }
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *stream) {
+  char line[128];
+  snprintf(line, sizeof line, "zero %zu %p", bytes, stream);
+  say(line);
+  if (!getenv("FAKE_LAZY")) memset((void *)(uintptr_t)to, value, bytes);
+  return fails("cuMemsetD8Async");
+}
+int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, uint64_t const *extents, uint64_t const *strides,
+                           uint32_t const *box, uint32_t const *steps, int interleave, int swizzle, int l2, int fill) {
+  char line[256];
+  (void)steps;
+  snprintf(line, sizeof line, "map type %d rank %u extents %lu %lu %lu strides %lu %lu box %u %u %u swizzle %d l2 %d", type, rank,
+           extents[0], extents[1], extents[2], strides[0], strides[1], box[0], box[1], box[2], swizzle, l2);
+  say(line);
+  memset(map, 0, 128);
+  memcpy(map, &address, sizeof address);
+  return interleave != 0 || fill != 0 || rank != 3 || fails("cuTensorMapEncodeTiled");
+}
+
+/* ---- Numbers ------------------------------------------------------------------------------------------------------ */
+
+enum { F16, BF16, F32 };
+
+static int type_of(char const *word) { return word[0] == 'b' ? BF16 : word[1] == '3' ? F32 : F16; }
+
+static double load(uint64_t base, int64_t index, int type) {
+  uint16_t half;
+  uint32_t bits;
+  float value;
+  if (type == F32) return ((float const *)(uintptr_t)base)[index];
+  half = ((uint16_t const *)(uintptr_t)base)[index];
+  if (type == F16) return (double)((_Float16 const *)(uintptr_t)base)[index];
+  bits = (uint32_t)half << 16;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+static void store(uint64_t base, int64_t index, int type, double value) {
+  float const narrow = (float)value;
+  uint32_t bits;
+  if (type == F32) ((float *)(uintptr_t)base)[index] = narrow;
+  if (type == F16) ((_Float16 *)(uintptr_t)base)[index] = (_Float16)value;
+  memcpy(&bits, &narrow, 4);
+  if (type == BF16) ((uint16_t *)(uintptr_t)base)[index] = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static double activate(char const *name, double x) {
+  if (strstr(name, "_relu")) return x < 0 ? 0 : x;
+  if (strstr(name, "_gelu")) return 0.5 * x * (1 + erf(x * 0.7071067811865476));
+  if (strstr(name, "_silu")) return x / (1 + exp(-x));
+  return x;
+}
+
+static void compute(char const *name, Problem const *p) {
+  char arch[16], layout[4], in[16], acc[16], out[16];
+  int t_in, t_out, a_rows, b_rows;
+  sscanf(name, "hgemm_%15[^_]_%3[^_]_%15[^_]_%15[^_]_%15[^_]_", arch, layout, in, acc, out);
+  t_in = type_of(in), t_out = type_of(out);
+  a_rows = layout[0] == 't', b_rows = layout[1] == 'n';
+  for (int64_t batch = 0; batch < p->batch; ++batch) {
+    for (int64_t i = 0; i < p->m; ++i) {
+      for (int64_t j = 0; j < p->n; ++j) {
+        int64_t const at_c = batch * p->stride_c + i * p->ldc + j;
+        double x = 0;
+        for (int64_t k = 0; k < p->k; ++k) {
+          x += load(p->a, batch * p->stride_a + (a_rows ? i * p->lda + k : k * p->lda + i), t_in) *
+               load(p->b, batch * p->stride_b + (b_rows ? j * p->ldb + k : k * p->ldb + j), t_in);
+        }
+        x *= p->alpha;
+        if (strstr(name, "_beta") && p->beta != 0) x += p->beta * load(p->c, at_c, t_out);
+        if (strstr(name, "_biasrow")) x += load(p->bias, batch * p->stride_bias + j, t_out);
+        if (strstr(name, "_biascol")) x += load(p->bias, batch * p->stride_bias + i, t_out);
+        store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, activate(name, x));
+      }
+    }
+  }
+}
+
+int cuLaunchKernelEx(Config const *config, void *handle, void **parameters, void **extra) {
+  Function const *const function = handle;
+  Problem const *const p = parameters[0];
+  char line[512];
+  if (current == NULL || extra != NULL || (int)config->smem > function->smem) return 1;
+  if (config->grid_y != 1 || config->grid_z != 1 || config->block_y != 1 || config->block_z != 1) return 1;
+  snprintf(line, sizeof line, "launch %s grid %u threads %u smem %u stream %p problem %d %d %d %d", function->name, config->grid_x,
+           config->block_x, config->smem, config->stream, p->m, p->n, p->k, p->batch);
+  say(line);
+  if (config->attribute_count > 1 || (config->attribute_count == 1 && (config->attributes[0] != 6 || config->attributes[2] != 1))) return 1;
+  if (fails("cuLaunchKernelEx")) return 999;
+  ++launches;
+  if (!getenv("FAKE_LAZY")) compute(function->name, p);
+  return 0;
+}

@@ -1,0 +1,118 @@
+"""What a library does not serve is told, and added: the shipped catalog has no holes, a smaller one gets the least that closes its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import call
+from tables import catalog_records, catalog_table, record_of
+
+from generator.emit import emit
+from generator.export.cover import SORTS, holes, kinds_of
+from generator.store.library import Library
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
+from hgemm.errors import RequestError
+from hgemm.kinds import LAYOUTS
+from hgemm.select import Selector, Wanted
+from hgemm.table import Table
+from hgemm.target import Target
+
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+"""What the catalog is shipped for; code for sm_90a serves GPUs of sm_90."""
+ALIGNS = (8, 4, 2, 1)
+PROMISED = kinds_of(("f16", "bf16"), LAYOUTS, ("none",), ("none",))
+
+
+def found(table: Table, archs=ARCHS, kinds=PROMISED, aligns=ALIGNS, beta: bool = True) -> list:
+    return list(holes(table, archs, kinds, aligns, beta))
+
+
+def test_the_catalog_serves_all_that_it_promises_on_every_architecture() -> None:
+    assert found(catalog_table()) == []
+    assert {record["arch"].rstrip("a") for record in catalog_records()} == {*ARCHS}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_catalog_serves_with_code_of_its_own(arch: str) -> None:
+    """Nothing that is promised is left to the driver's compiler."""
+    own = Table.of(record for record in catalog_records() if record["arch"].rstrip("a") == arch)
+    assert found(own, archs=[arch]) == []
+
+
+def test_each_kernel_of_the_fallback_is_needed() -> None:
+    """Without any one of them there is a hole: the catalog has no more of them than it takes."""
+    fallback = [record for record in catalog_records() if "_a111_" in record["symbol"]]
+    for left_out in fallback:
+        rest = Table.of(
+            r for r in catalog_records() if r["symbol"] != left_out["symbol"] and r["arch"] == left_out["arch"]
+        )
+        (hole,) = found(rest, archs=[left_out["arch"]])
+        assert (hole.arch, hole.kind.layout) == (left_out["arch"], left_out["spec"]["layout"])
+
+
+def test_a_hole_says_alignments_and_sorts_and_asks_for_the_least() -> None:
+    table = Table.of(record for record in catalog_records() if "_a111_" not in record["symbol"])
+    missing = found(table, archs=["sm_90"])
+    assert len(missing) == len(PROMISED)
+    for hole in missing:
+        assert hole.sorts == {align: tuple(SORTS) for align in (4, 2, 1)} or hole.sorts.keys() == {8, 4, 2, 1}
+        assert hole.request()["align"] == "1"
+    (hole,) = found(table, ["sm_80"], kinds_of(["f16"], ["nn"], ["none"], ["none"]), aligns=(8, 4))
+    assert (hole.sorts, hole.request()["align"]) == ({4: tuple(SORTS)}, "4")
+
+
+def test_what_is_asked_for_closes_the_hole() -> None:
+    kinds = kinds_of(["f16:f32", "bf16"], ["tn", "tt"], ["none", "row"], ["none", "gelu"])
+    missing = found(catalog_table(), ["sm_89"], kinds)
+    assert len(missing) == 14, "all but plain bf16"
+    plans = sweep([hole.request() for hole in missing]).plans
+    assert len(plans) == len(missing)
+    records = [record_of(emit(plan, templates_folder())) for plan in plans]
+    assert found(Table.of([*catalog_records(), *records]), ["sm_89"], kinds) == []
+
+
+def test_every_problem_of_what_is_covered_is_served() -> None:
+    """Not only the sorts that are looked at: shapes beside the edges of tiles, and mixed alignments."""
+    extents = (1, 2, 15, 16, 17, 63, 65, 127, 129, 255, 257, 5000)
+    for arch in ARCHS:
+        selector = Selector(catalog_table(), Target.typical(arch))
+        for place, kind in enumerate(PROMISED):
+            for m in extents:
+                n, k = extents[(m + place) % len(extents)], extents[(3 * m + place) % len(extents)]
+                aligned = {f"align_{name}": ALIGNS[(m + place + i) % 4] for i, name in enumerate("abd")}
+                assert selector.find(Wanted(kind, m, n, k, batch=1 + m % 3, beta=bool(m % 2), **aligned))
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(RequestError, match="dtype_a 'f8' is unknown"):
+        kinds_of(["f8"], ["tn"], ["none"], ["none"])
+
+
+def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
+    small_library: Library, tmp_path: Path
+) -> None:
+    library = tmp_path / "library"
+    symbol = small_library.rows()[0]["symbol"]
+    (library / symbol).mkdir(parents=True)
+    for path in (small_library.folder / symbol).iterdir():
+        (library / symbol / path.name).write_bytes(path.read_bytes())
+    layout = symbol.split("_")[2]
+    words = ["cover", "--library", library, "--arch", "80", "--types", "f16", "--layout", layout]
+    done = call("hgemm", *words)
+    assert done.returncode == 1 and done.stdout.splitlines()[1].split() == [
+        "sm_80",
+        layout,
+        *"f16->f16 acc f32 yes 4,2,1 all".split(),
+    ]
+    done = call("hgemm", *words, "--json")
+    (hole,) = json.loads(done.stdout)
+    assert hole["sorts"].keys() == {"4", "2", "1"} and hole["request"]["align"] == "1"
+    done = call("hgemm", *words, "--add")
+    assert done.returncode == 0 and done.stderr.startswith("added hgemm_sm80_") and "_a111_" in done.stderr, done.stderr
+    assert done.stdout.startswith("sm_80: 1 kinds are served, at alignments 8,4,2,1")
+    assert call("hgemm", *words).returncode == 0
+    assert call("hgemm", *words, "--align", "3").returncode == 2
+    assert call("hgemm", *words, "--arch", "75").returncode == 2

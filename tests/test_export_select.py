@@ -1,0 +1,136 @@
+"""The exported C library chooses as Python does, from the same table."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, loaded
+
+from generator.store.library import Library
+from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, Kind
+from hgemm.library import open_library
+from hgemm.problem import Problem
+from hgemm.select import Selector, Wanted
+from hgemm.table import PTX, Table
+from hgemm.target import TYPICAL, Target
+
+PROBLEMS = 10_000
+OK, WORKSPACE, NO_KERNEL = 0, 14, 15
+
+
+@pytest.fixture(scope="module")
+def library(paper_export: Path) -> ctypes.CDLL:
+    return loaded(paper_export)
+
+
+def in_c(
+    library: ctypes.CDLL, target: Target, kind: Kind, problem: Problem, workspace_bytes: int
+) -> tuple[int, CChoice]:
+    device = CDevice(*target.capability, target.sms, target.smem_bytes_per_cta)
+    given = CProblem.of(kind, problem, workspace_bytes)
+    choice = CChoice()
+    status = library.hgemm_select_for(ctypes.byref(device), ctypes.byref(given), ctypes.byref(choice))
+    return status, choice
+
+
+def drawn(rng: random.Random, kinds: list[Kind]) -> tuple[Target, Kind, Problem, int]:
+    """Draw a device, a kind, mostly one of `kinds`, a problem whose operands lie apart, and a workspace."""
+    target = Target.typical(f"sm_{rng.choice([*TYPICAL])}", rng.choice([0, rng.randint(1, 200)]))
+    kind = replace(rng.choice(kinds), acc=rng.choice(ACCUMULATIONS))
+    if rng.random() < 0.1:
+        kind = replace(kind, layout=rng.choice(LAYOUTS), bias=rng.choice(BIASES), activation=rng.choice(ACTIVATIONS))
+    m, n, k = (int(2 ** rng.uniform(0, rng.choice([7, 13, 20]))) for _ in range(3))
+    k = rng.choice([k, k, k, k, 0])
+    batch, step = rng.choice([1, 1, 1, 2, 7]), rng.choice([1, 2, 4, 8, 8, 8])
+
+    def up(extent: int) -> int:
+        return -(-extent // step) * step + step * rng.choice([0, 0, 3])
+
+    lda = up(k if kind.layout[0] == "t" else m)
+    ldb = up(k if kind.layout[1] == "n" else n)
+    ldd, ldc = up(n), up(n)
+    at = {name: (place << 56) + 4 * step * rng.randrange(4) for place, name in enumerate("abcd", 1)}
+    strides = {f"batch_stride_{name}": step * (2**41 if name == "d" else rng.choice([0, 2**36])) for name in "abcd"}
+    problem = Problem(
+        *(m, n, k, batch),
+        **at,
+        bias=5 << 56,
+        lda=lda,
+        ldb=ldb,
+        ldc=ldc,
+        ldd=ldd,
+        **strides,
+        beta=rng.choice([0.0, 0.0, 1.0]),
+    )
+    return target, kind, problem, rng.choice([0, 2**20, ANY_WORKSPACE])
+
+
+def test_c_chooses_as_python_does(paper_library: Library, library: ctypes.CDLL) -> None:
+    table = open_library(paper_library.folder).table
+    selectors: dict[Target, Selector] = {}
+    rng = random.Random(0)
+    kinds = [Kind.of_code(group.kind) for group in table.groups]
+    chosen: dict[str, int] = {}
+    for _ in range(PROBLEMS):
+        target, kind, problem, workspace_bytes = drawn(rng, kinds)
+        if target not in selectors:
+            selectors[target] = Selector(table, target)
+        expected = selectors[target].find(Wanted.of(kind, problem, workspace_bytes))
+        status, found = in_c(library, target, kind, problem, workspace_bytes)
+        if expected is None:
+            assert status in (WORKSPACE, NO_KERNEL), library.hgemm_last_message()
+            assert (found.symbol, found.variant) == (None, -1)
+            continue
+        assert status == OK, library.hgemm_last_message()
+        assert found.symbol.decode() == expected.symbol == table.rows[found.variant].symbol
+        assert (found.jit, found.clocks) == (expected.way == PTX, expected.clocks)
+        assert found.workspace_bytes == expected.workspace_bytes
+        chosen[expected.symbol] = chosen.get(expected.symbol, 0) + 1
+    assert sum(chosen.values()) > PROBLEMS // 2 and len(chosen) > len(table.rows) // 2, "the draw is too narrow"
+
+
+def test_the_table_that_is_exported_is_the_librarys(paper_library: Library, paper_export: Path) -> None:
+    exported = Table.from_dict(json.loads((paper_export / "table.json").read_text()))
+    assert exported == open_library(paper_library.folder).table
+
+
+def test_the_header_numbers_the_words_as_python_does(paper_export: Path) -> None:
+    """Every enumeration of hgemm.h, in the order of hgemm/kinds.py."""
+    text = (paper_export / "include" / "hgemm.h").read_text()
+    wanted = {
+        "layout": [f"HGEMM_{word}" for word in LAYOUTS],
+        "type": ["HGEMM_F16", "HGEMM_BF16", "HGEMM_F32"],
+        "accumulation": [f"HGEMM_ACC_{word}" for word in ACCUMULATIONS],
+        "bias": [f"HGEMM_BIAS_{word}" for word in BIASES],
+        "activation": ["HGEMM_ACTIVATION_NONE", "HGEMM_RELU", "HGEMM_GELU", "HGEMM_SILU"],
+    }
+    for name, words in wanted.items():
+        (body,) = re.findall(rf"typedef enum hgemm_{name} {{(.*?)}}", text, re.DOTALL)
+        found = re.findall(r"(HGEMM_\w+) = (\d+)", body)
+        assert found == [(word.upper(), str(place)) for place, word in enumerate(words)]
+
+
+def test_devices_that_are_none_are_refused(library: ctypes.CDLL) -> None:
+    for device in (CDevice(0, 0, 1, 1), CDevice(9, 10, 1, 1), CDevice(9, 0, 0, 1), CDevice(9, 0, 132, -1)):
+        problem, choice = CProblem.of(Kind(), Problem(1, 1, 1), 0), CChoice()
+        assert library.hgemm_select_for(ctypes.byref(device), ctypes.byref(problem), ctypes.byref(choice)) == 3
+        assert b"is no GPU" in library.hgemm_last_message()
+
+
+def test_what_is_missing_is_told(library: ctypes.CDLL) -> None:
+    h200 = Target.typical("sm_90")
+    status, _ = in_c(library, h200, Kind(activation="silu"), Problem(1, 1, 1), 0)
+    assert status == NO_KERNEL
+    assert library.hgemm_last_message() == b"no kernel for sm_90 has this layout, types, bias and activation"
+    narrow = Target((9, 0), 132, 1024)
+    status, _ = in_c(library, narrow, Kind(), Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 0)
+    assert status == NO_KERNEL and b"takes 64x64x64, 1 times" in library.hgemm_last_message()
+    only_splits = Kind("tn", "f16", "f16", "f32")
+    status, _ = in_c(library, Target.typical("sm_80"), only_splits, Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 100)
+    assert status == WORKSPACE and library.hgemm_last_message().startswith(b"the workspace has 100 bytes, and ")
