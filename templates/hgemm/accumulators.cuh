@@ -13,6 +13,7 @@ enum class Accumulate { f32, f16, f16_promoted };
 template <class Policy>
 struct Accumulators {
   static constexpr bool in_halves = Policy::accumulate != Accumulate::f32;
+  static constexpr bool in_pairs = Policy::accumulate == Accumulate::f16;  // the sums are halves, two a register
   static constexpr bool promoted = Policy::accumulate == Accumulate::f16_promoted;
   static constexpr int mma_m = Policy::warp_m / 16;
   static constexpr int mma_n = Policy::warp_n / 8;

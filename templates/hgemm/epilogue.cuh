@@ -148,34 +148,61 @@ struct Epilogue {
 
   // ---- Sums by a number that is not a constant --------------------------------------------------------------------
 
-  // Registers have no addresses: each has a branch of its own here, of which all lanes take the same.
+  // Registers have no addresses: each has a branch of its own here, of which all lanes take the same. Halves become floats
+  // behind the branches, since what is the same in every turn of a loop would be computed before it, for all registers.
 
   // Writes this lane's part of rows i * 16 to i * 16 + 15 where they are staged.
   template <class Values>
   HGEMM_DEVICE static void stage(Values const& values, int i, float* to) {
+    uint32_t row[mma_n][2];
     HGEMM_UNROLL
     for (int here = 0; here < mma_m; ++here) {
       if (here != i) continue;
       HGEMM_UNROLL
       for (int j = 0; j < mma_n; ++j) {
-        HGEMM_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          Word2 const pair = {atoms::float_bits(values.value(here, j, half * 2)),
-                              atoms::float_bits(values.value(here, j, half * 2 + 1))};
-          atoms::st_shared(reinterpret_cast<Word2*>(to + half * 8 * pitch + j * piece_step), pair);
+        if constexpr (Values::in_pairs) {
+          row[j][0] = values.halves[here][j][0];
+          row[j][1] = values.halves[here][j][1];
+        } else {
+          float const(&tile)[4] = values.floats[here][j];
+          stage_tile(tile[0], tile[1], tile[2], tile[3], to + j * piece_step);
         }
       }
     }
+    if constexpr (Values::in_pairs) {
+      HGEMM_UNROLL
+      for (int j = 0; j < mma_n; ++j) {
+        stage_tile(atoms::low_half(row[j][0]), atoms::high_half(row[j][0]), atoms::low_half(row[j][1]),
+                   atoms::high_half(row[j][1]), to + j * piece_step);
+      }
+    }
+  }
+
+  HGEMM_DEVICE static void stage_tile(float x, float y, float x_below, float y_below, float* to) {
+    Word2 const upper = {atoms::float_bits(x), atoms::float_bits(y)};
+    Word2 const lower = {atoms::float_bits(x_below), atoms::float_bits(y_below)};
+    atoms::st_shared(reinterpret_cast<Word2*>(to), upper);
+    atoms::st_shared(reinterpret_cast<Word2*>(to + 8 * pitch), lower);
   }
 
   // Copies this lane's part of the 16 x 8 at (index / mma_n, index % mma_n).
   template <class Values>
   HGEMM_DEVICE static void pick(Values const& values, int index, float (&tile)[4]) {
+    uint32_t pair[2];
     HGEMM_UNROLL
     for (int here = 0; here < mma_m * mma_n; ++here) {
       if (here != index) continue;
+      if constexpr (Values::in_pairs) {
+        pair[0] = values.halves[here / mma_n][here % mma_n][0];
+        pair[1] = values.halves[here / mma_n][here % mma_n][1];
+      } else {
+        HGEMM_UNROLL
+        for (int e = 0; e < 4; ++e) tile[e] = values.floats[here / mma_n][here % mma_n][e];
+      }
+    }
+    if constexpr (Values::in_pairs) {
       HGEMM_UNROLL
-      for (int e = 0; e < 4; ++e) tile[e] = values.value(here / mma_n, here % mma_n, e);
+      for (int e = 0; e < 4; ++e) tile[e] = e % 2 == 0 ? atoms::low_half(pair[e / 2]) : atoms::high_half(pair[e / 2]);
     }
   }
 

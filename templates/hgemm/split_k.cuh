@@ -10,6 +10,8 @@ namespace hgemm {
 // A thread's part of D as floats, laid out as its accumulators are.
 template <class Accumulators>
 struct Sums {
+  static constexpr bool in_pairs = false;
+
   float floats[Accumulators::mma_m][Accumulators::mma_n][4];
 
   HGEMM_DEVICE float value(int i, int j, int e) const { return floats[i][j][e]; }
