@@ -27,7 +27,7 @@ _WARP = 32
 class Costs:
     """What one CTA does for a k-tile, and around its mainloop.
 
-    Units: `mma_per_tile` counts a warp's tensor instructions; sectors are 32 bytes of global memory; conflicts are passes
+    Units: `mma_per_tile` counts the tensor instructions of a warp, or of a warpgroup for wgmma; sectors are 32 bytes of global memory; conflicts are passes
     of shared memory beyond the fewest that the accesses could take.
     """
 
@@ -41,9 +41,9 @@ class Costs:
     least_sectors_per_request: float
 
 
-def count(kernel: EmulatedKernel, stages: int) -> tuple[Costs, list[dict[str, Any]]]:
+def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[dict[str, Any]]]:
     """Run and count both launches; return the costs, and what each source line of the longer one did."""
-    shorter, longer = (_counted(kernel, stages + extra) for extra in (1, 2))
+    shorter, longer = (_counted(kernel, int(spec["stages"]) + extra) for extra in (1, 2))
     ctas = kernel.facts.splits * kernel.facts.cluster_ctas
     before = {_key(site): site for site in shorter.sites}
     steps = [(site, _less(site, before.get(_key(site)))) for site in longer.sites]
@@ -52,7 +52,7 @@ def count(kernel: EmulatedKernel, stages: int) -> tuple[Costs, list[dict[str, An
     touching = [site for site in longer.sites if site.sectors]
     requests = sum(site.requests for site in touching) or 1
     costs = Costs(
-        mma_per_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * kernel.facts.threads // _WARP),
+        mma_per_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * _issuers(kernel.facts, spec)),
         barriers_per_k_tile=counters.get(_BARRIER, 0) / ctas,
         bytes_per_k_tile=sum(step.bytes for _, step in steps if step.sectors) / ctas,
         read_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if step.kind == _READ) / ctas,
@@ -62,6 +62,14 @@ def count(kernel: EmulatedKernel, stages: int) -> tuple[Costs, list[dict[str, An
         least_sectors_per_request=sum(site.ideal_sectors for site in touching) / requests,
     )
     return costs, [asdict(site) for site in longer.sites]
+
+
+def _issuers(facts: Facts, spec: Mapping[str, Any]) -> int:
+    """Return how many warps, or warpgroups for wgmma, share the products of one tile."""
+    consumers = int(spec.get("consumers", 0))
+    if not consumers:
+        return facts.threads // _WARP
+    return consumers if spec["cooperation"] == "cooperative" else 1
 
 
 def _counted(kernel: EmulatedKernel, k_tiles: int) -> Report:

@@ -65,7 +65,7 @@ def prove(subject: Subject, workshop: Workshop, shapes: tuple[Shape, ...] = (), 
     checks = list(_judged(kernel, cases, seed))
     if shapes or not all(check.passed for check in checks):
         return Proved(tuple(checks), {})
-    costs, sites = count(kernel, subject.stages)
+    costs, sites = count(kernel, subject.record["spec"])
     wrong = "; ".join(disagreements(costs, facts, subject.record["spec"], subject.mma_per_tile))
     checks.append(Judged(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
     proof = {} if wrong else proof_of(subject, workshop, checks[:-1], costs, seed, time.monotonic() - began)

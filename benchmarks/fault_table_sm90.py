@@ -1,0 +1,197 @@
+"""Faults of the wgmma kernels, as data: see benchmarks/faults.py."""
+
+from __future__ import annotations
+
+from benchmarks.fault_table_sm80 import NUMBERS, Fault
+
+# ---- The kernels that faults are seeded into -------------------------------------------------------------------------
+
+ALONE = {
+    "arch": "sm_90a",
+    "tile": "128x64x64",
+    "stages": "3",
+    "cluster": "1x1",
+    "schedule": "one_tile",
+    "raster": "row",
+}
+CLUSTER = {**ALONE, "cluster": "2x1"}
+PERSISTENT = {**ALONE, "schedule": "persistent"}
+IN_TURN = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
+
+WHOLE, TWO, MANY = "128x64x448", "256x64x320", "1280x64x64"
+
+MAINLOOP, EPILOGUE, GEMM = "hgemm/mainloop_sm90.cuh", "hgemm/epilogue_sm90.cuh", "hgemm/gemm_sm90.cuh"
+OPERAND = "hgemm/operand_sm90.cuh"
+
+FAULTS_SM90 = (
+    # ---- The ring of stages
+    Fault(
+        "stage multiplied before it has arrived",
+        MAINLOOP,
+        "      atoms::mbarrier_wait(&barriers.full[ring.stage], ring.round);\n",
+        "",
+        ALONE,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "stage loaded before it was released",
+        MAINLOOP,
+        "      atoms::mbarrier_wait(&barriers.empty[ring.stage], ring.round ^ 1);\n",
+        "",
+        ALONE,
+        WHOLE,
+        ("race", "mbarrier"),
+    ),
+    Fault(
+        "producer begins with the other parity",
+        MAINLOOP,
+        "&barriers.empty[ring.stage], ring.round ^ 1);",
+        "&barriers.empty[ring.stage], ring.round);",
+        ALONE,
+        WHOLE,
+        ("deadlock",),
+    ),
+    Fault(
+        "more bytes expected than arrive",
+        MAINLOOP,
+        "atoms::mbarrier_arrive_and_expect(full, A::bytes + B::bytes);",
+        "atoms::mbarrier_arrive_and_expect(full, A::bytes + B::bytes + 16);",
+        ALONE,
+        WHOLE,
+        ("deadlock",),
+    ),
+    Fault(
+        "fewer bytes expected than arrive",
+        MAINLOOP,
+        "atoms::mbarrier_arrive_and_expect(full, A::bytes + B::bytes);",
+        "atoms::mbarrier_arrive_and_expect(full, A::bytes);",
+        ALONE,
+        WHOLE,
+        ("race", "mbarrier", "deadlock"),
+    ),
+    Fault(
+        "one more reader awaited than there is",
+        MAINLOOP,
+        "readers * Place::neighbours);",
+        "readers * Place::neighbours + 1);",
+        ALONE,
+        WHOLE,
+        ("deadlock",),
+    ),
+    Fault(
+        "barriers used before they are there",
+        GEMM,
+        "  } else {\n    atoms::cta_barrier();\n  }",
+        "  }",
+        ALONE,
+        WHOLE,
+        ("mbarrier", "race", "uninitialised"),
+    ),
+    Fault(
+        "both consumers begin with the same turn",
+        MAINLOOP,
+        "turns ^ (consumer == 0));",
+        "turns);",
+        IN_TURN,
+        MANY,
+        ("deadlock",),
+    ),
+    # ---- Products
+    Fault(
+        "stage released while its products run",
+        MAINLOOP,
+        "      atoms::wgmma_wait<1>();  // the stage before has been read\n",
+        "",
+        ALONE,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "sums read before the products are done",
+        MAINLOOP,
+        "    atoms::wgmma_wait<0>();\n",
+        "",
+        ALONE,
+        WHOLE,
+        ("wgmma", "poison"),
+    ),
+    Fault("no fence before the products", MAINLOOP, "      atoms::wgmma_fence();\n", "", ALONE, WHOLE, ("wgmma",)),
+    Fault(
+        "products not committed",
+        MAINLOOP,
+        "      atoms::wgmma_commit();\n",
+        "",
+        ALONE,
+        WHOLE,
+        ("race", "wgmma", "poison"),
+    ),
+    Fault(
+        "descriptor of another swizzle",
+        OPERAND,
+        "row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;",
+        "row_bytes == 128 ? 2 : row_bytes == 64 ? 2 : 3;",
+        ALONE,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    # ---- Clusters
+    Fault(
+        "a multicast that leaves the neighbour out",
+        MAINLOOP,
+        "return ((1 << Policy::cluster_m) - 1) << column * Policy::cluster_m;",
+        "return 1 << rank;",
+        CLUSTER,
+        TWO,
+        ("deadlock",),
+    ),
+    Fault(
+        "release of one's own stage only",
+        MAINLOOP,
+        "if (thread < Place::neighbours) atoms::mbarrier_arrive_at(&barriers.empty[stage], place.neighbour(thread));",
+        "if (thread < Place::neighbours) atoms::mbarrier_arrive_at(&barriers.empty[stage], place.rank);",
+        CLUSTER,
+        TWO,
+        ("race",),
+    ),
+    Fault(
+        "a CTA that leaves its cluster early",
+        GEMM,
+        "sends there ----------------------------------------------------\n  if constexpr (Place::size > 1) {",
+        "sends there ----------------------------------------------------\n  if constexpr (false) {",
+        CLUSTER,
+        TWO,
+        ("cluster", "pending", "mbarrier"),
+    ),
+    # ---- The epilogue
+    Fault(
+        "no fence before the TMA stores", EPILOGUE, "    atoms::async_proxy_fence();\n", "", ALONE, WHOLE, ("proxy",)
+    ),
+    Fault(
+        "boxes stored before they are written",
+        EPILOGUE,
+        "    atoms::named_barrier(1 + consumer, 128);  // the boxes are written\n",
+        "",
+        ALONE,
+        WHOLE,
+        ("race", "proxy"),
+    ),
+    Fault(
+        "boxes written before the last ones are stored",
+        EPILOGUE,
+        "if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();",
+        "if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages>();",
+        PERSISTENT,
+        MANY,
+        ("race",),
+    ),
+    Fault(
+        "a CTA that ends before its stores have read",
+        EPILOGUE,
+        "      if (stores) atoms::tma_store_wait_read<0>();\n",
+        "",
+        ALONE,
+        WHOLE,
+        ("pending", "tma"),
+    ),
+)
