@@ -45,15 +45,21 @@ static int fails(char const *entry) {
   return name && strcmp(name, entry) == 0 ? 999 : 0;
 }
 
+static int lazy, logging, refusing_launches; /* read once: launches are timed on this driver too */
+
 static void say(char const *text) {
-  char const *const path = getenv("FAKE_LOG");
-  FILE *const file = path ? fopen(path, "a") : NULL;
+  FILE *const file = fopen(getenv("FAKE_LOG"), "a");
   if (file == NULL) return;
   fprintf(file, "%s\n", text);
   fclose(file);
 }
 
-int cuInit(unsigned flags) { return fails("cuInit") ? 100 : (int)flags; }
+int cuInit(unsigned flags) {
+  lazy = getenv("FAKE_LAZY") != NULL;
+  logging = getenv("FAKE_LOG") != NULL;
+  refusing_launches = fails("cuLaunchKernelEx");
+  return fails("cuInit") ? 100 : (int)flags;
+}
 int cuDeviceGetCount(int *count) { *count = number_of("FAKE_COUNT", 1); return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
@@ -76,7 +82,7 @@ int cuModuleLoadData(void **module, void const *image) {
   if (fails("cuModuleLoadData")) return 200;
   *module = calloc(1, sizeof(Function));
   ++live;
-  say(memcmp(image, "kernel.ptx", 10) == 0 ? "load ptx" : "load");
+  if (logging) say(memcmp(image, "kernel.ptx", 10) == 0 ? "load ptx" : "load");
   return 0;
 }
 int cuModuleUnload(void *module) { free(module); --live; return current == NULL; }
@@ -109,8 +115,8 @@ int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { memcpy(to, (void *)
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *stream) {
   char line[128];
   snprintf(line, sizeof line, "zero %zu %p", bytes, stream);
-  say(line);
-  if (!getenv("FAKE_LAZY")) memset((void *)(uintptr_t)to, value, bytes);
+  if (logging) say(line);
+  if (!lazy) memset((void *)(uintptr_t)to, value, bytes);
   return fails("cuMemsetD8Async");
 }
 int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, uint64_t const *extents, uint64_t const *strides,
@@ -119,7 +125,7 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, ui
   (void)steps;
   snprintf(line, sizeof line, "map type %d rank %u extents %lu %lu %lu strides %lu %lu box %u %u %u swizzle %d l2 %d", type, rank,
            extents[0], extents[1], extents[2], strides[0], strides[1], box[0], box[1], box[2], swizzle, l2);
-  say(line);
+  if (logging) say(line);
   memset(map, 0, 128);
   memcpy(map, &address, sizeof address);
   return interleave != 0 || fill != 0 || rank != 3 || fails("cuTensorMapEncodeTiled");
@@ -190,12 +196,14 @@ int cuLaunchKernelEx(Config const *config, void *handle, void **parameters, void
   char line[512];
   if (current == NULL || extra != NULL || (int)config->smem > function->smem) return 1;
   if (config->grid_y != 1 || config->grid_z != 1 || config->block_y != 1 || config->block_z != 1) return 1;
-  snprintf(line, sizeof line, "launch %s grid %u threads %u smem %u stream %p problem %d %d %d %d", function->name, config->grid_x,
-           config->block_x, config->smem, config->stream, p->m, p->n, p->k, p->batch);
-  say(line);
+  if (logging) {
+    snprintf(line, sizeof line, "launch %s grid %u threads %u smem %u stream %p problem %d %d %d %d", function->name,
+             config->grid_x, config->block_x, config->smem, config->stream, p->m, p->n, p->k, p->batch);
+    say(line);
+  }
   if (config->attribute_count > 1 || (config->attribute_count == 1 && (config->attributes[0] != 6 || config->attributes[2] != 1))) return 1;
-  if (fails("cuLaunchKernelEx")) return 999;
+  if (refusing_launches) return 999;
   ++launches;
-  if (!getenv("FAKE_LAZY")) compute(function->name, p);
+  if (!lazy) compute(function->name, p);
   return 0;
 }

@@ -131,19 +131,19 @@ static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *p
   uint32_t place;
   hgemm_status status;
   hgemm_row const *row;
-  uint64_t work;
+  uint64_t tiles;
   memset(choice, 0, sizeof *choice);
   choice->variant = -1;
   status = hgemm_check(problem, HGEMM_TO_PLAN, &call);
   if (status != HGEMM_OK || call.nothing) return status;
   if ((status = hgemm_choose(target, &call.wanted, &place)) != HGEMM_OK) return status;
   row = &hgemm_rows[place];
-  work = hgemm_tiles(row, call.wanted.m, call.wanted.n) * row->splits * (uint64_t)call.wanted.batch;
+  tiles = hgemm_tiles(row, call.wanted.m, call.wanted.n) * (uint64_t)call.wanted.batch;
   choice->symbol = row->symbol;
   choice->variant = (int32_t)place;
   choice->jit = target->ways[row->group] == HGEMM_PTX;
-  choice->workspace_bytes = hgemm_workspace_bytes(row, &call.wanted);
-  choice->clocks = hgemm_clocks(target, row, work, call.wanted.k);
+  choice->workspace_bytes = hgemm_workspace_bytes(row, tiles);
+  choice->clocks = hgemm_clocks(target, place, tiles, call.wanted.k);
   return HGEMM_OK;
 }
 

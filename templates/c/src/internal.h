@@ -82,7 +82,8 @@ typedef struct hgemm_target {
   uint32_t number, sms, smem_bytes; /* 90 for compute capability 9.0 */
   uint32_t count;                   /* groups that run here, the preferred way first */
   uint16_t order[HGEMM_GROUP_COUNT];
-  uint8_t ways[HGEMM_GROUP_COUNT]; /* by group */
+  uint8_t ways[HGEMM_GROUP_COUNT];     /* by group */
+  uint32_t resident[HGEMM_ROW_COUNT];  /* CTAs that an SM works on at once, by row */
 } hgemm_target;
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
@@ -90,10 +91,11 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
 /* Writes the place of the row that is taken, or tells why there is none. */
 hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted, uint32_t *row);
 
+/* CTA tiles of one D, those that complete clusters counted; in all else, `tiles` are those of all batches. */
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
-uint64_t hgemm_counter_bytes(hgemm_row const *row, hgemm_wanted const *wanted);
-uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_wanted const *wanted);
-uint64_t hgemm_clocks(hgemm_target const *target, hgemm_row const *row, uint64_t work, int64_t k);
+uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles);
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles);
+uint64_t hgemm_clocks(hgemm_target const *target, uint32_t row, uint64_t tiles, int64_t k);
 
 /* ---- Words ------------------------------------------------------------------------------------------------------------- */
 

@@ -172,11 +172,16 @@ hgemm_status hgemm_load(hgemm_handle *handle, uint32_t row) {
 
 /* ---- Launching --------------------------------------------------------------------------------------------------------- */
 
+static uint64_t tiles_of(hgemm_row const *row, hgemm_wanted const *w) {
+  return hgemm_tiles(row, w->m, w->n) * (uint64_t)w->batch;
+}
+
 /* Chooses and, where it was not, loads the kernel; the handle's context is current. */
 static hgemm_status ready(hgemm_handle *handle, hgemm_call const *call, enum hgemm_purpose purpose, uint32_t *row) {
   hgemm_status status = hgemm_choose(&handle->target, &call->wanted, row);
-  if (status == HGEMM_OK) {
-    status = hgemm_check_workspace(call, purpose, hgemm_workspace_bytes(&hgemm_rows[*row], &call->wanted));
+  if (status == HGEMM_OK && hgemm_rows[*row].partial_bytes_per_tile > 0) {
+    uint64_t const tiles = tiles_of(&hgemm_rows[*row], &call->wanted);
+    status = hgemm_check_workspace(call, purpose, hgemm_workspace_bytes(&hgemm_rows[*row], tiles));
   }
   if (status == HGEMM_OK && atomic_load_explicit(&handle->kernels[*row].function, memory_order_acquire) == NULL) {
     status = hgemm_load(handle, *row);
@@ -190,8 +195,8 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_call const *call, uint32_
   hgemm_kernel *const kernel = &handle->kernels[place];
   uint32_t const cluster = row->cluster_m * row->cluster_n;
   uint32_t const most = kernel->resident_ctas > cluster ? kernel->resident_ctas : cluster;
-  uint32_t const work =
-      (uint32_t)(hgemm_tiles(row, call->wanted.m, call->wanted.n) * row->splits * (uint64_t)call->wanted.batch);
+  uint64_t const tiles = tiles_of(row, &call->wanted);
+  uint32_t const work = (uint32_t)(tiles * row->splits);
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
   hgemm_launch_config const config = {row->persistent && work > most ? most : work, 1, 1, row->threads, 1, 1,
                                       row->smem_bytes, stream, &programmatic, row->programmatic};
@@ -204,7 +209,7 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_call const *call, uint32_
     if (encoded != HGEMM_OK) return encoded;
   }
   if (row->counter_bytes_per_tile > 0) {
-    status = cuda->zero(problem.workspace, 0, (size_t)hgemm_counter_bytes(row, &call->wanted), stream);
+    status = cuda->zero(problem.workspace, 0, (size_t)hgemm_counter_bytes(row, tiles), stream);
     if (status != 0) return hgemm_refused(cuda, status, "zero the counters");
   }
   status = cuda->launch(&config, atomic_load_explicit(&kernel->function, memory_order_acquire), parameters, NULL);

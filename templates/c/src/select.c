@@ -17,6 +17,13 @@ static uint8_t way_of(hgemm_group const *group, uint32_t here) {
   return HGEMM_COMPATIBLE;
 }
 
+/* CTAs of a kernel that an SM works on at once. */
+static uint32_t resident_ctas(hgemm_row const *row, uint32_t smem_bytes) {
+  uint32_t const fitting = (smem_bytes + SMEM_RESERVED_BYTES_PER_CTA) / (row->smem_bytes + SMEM_RESERVED_BYTES_PER_CTA);
+  uint32_t const least = row->ctas_per_sm < fitting ? row->ctas_per_sm : fitting;
+  return least > 1 ? least : 1;
+}
+
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes) {
   target->number = number, target->sms = sms, target->smem_bytes = smem_bytes;
   target->count = 0;
@@ -26,39 +33,37 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
       if (target->ways[group] == way) target->order[target->count++] = (uint16_t)group;
     }
   }
+  for (uint32_t row = 0; row < HGEMM_ROW_COUNT; ++row) target->resident[row] = resident_ctas(&hgemm_rows[row], smem_bytes);
 }
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------------- */
 
-static uint64_t up(uint64_t x, uint64_t y) { return (x + y - 1) / y; }
+/* Of 32 bits where that is enough: divisions of 64 take several times as long. */
+static uint32_t up(uint32_t x, uint32_t y) { return (x + y - 1) / y; }
 
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n) {
-  uint64_t const clusters_m = up((uint64_t)m, (uint64_t)row->tile_m * row->cluster_m);
-  uint64_t const clusters_n = up((uint64_t)n, (uint64_t)row->tile_n * row->cluster_n);
-  return clusters_m * row->cluster_m * clusters_n * row->cluster_n;
+  uint32_t const clusters_m = up((uint32_t)m, row->tile_m * row->cluster_m);
+  uint32_t const clusters_n = up((uint32_t)n, row->tile_n * row->cluster_n);
+  return (uint64_t)clusters_m * row->cluster_m * ((uint64_t)clusters_n * row->cluster_n);
 }
 
-uint64_t hgemm_counter_bytes(hgemm_row const *row, hgemm_wanted const *w) {
-  uint64_t const tiles = hgemm_tiles(row, w->m, w->n) * (uint64_t)w->batch;
-  return up(row->counter_bytes_per_tile * tiles, COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES;
+uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles) {
+  return (row->counter_bytes_per_tile * tiles + COUNTERS_ROUND_BYTES - 1) / COUNTERS_ROUND_BYTES * COUNTERS_ROUND_BYTES;
 }
 
-uint64_t hgemm_workspace_bytes(hgemm_row const *row, hgemm_wanted const *w) {
-  if (row->splits == 1 && row->counter_bytes_per_tile == 0) return 0;
-  return hgemm_counter_bytes(row, w) + row->partial_bytes_per_tile * (hgemm_tiles(row, w->m, w->n) * (uint64_t)w->batch);
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles) {
+  return hgemm_counter_bytes(row, tiles) + row->partial_bytes_per_tile * tiles;
 }
 
-uint64_t hgemm_clocks(hgemm_target const *target, hgemm_row const *row, uint64_t work, int64_t k) {
-  uint64_t const k_tiles = up(up(k > 0 ? (uint64_t)k : 1, row->tile_k), row->splits);
-  uint64_t const tile = k_tiles * row->k_tile_clocks + row->tile_clocks;
-  uint64_t const fitting = ((uint64_t)target->smem_bytes + SMEM_RESERVED_BYTES_PER_CTA) /
-                           ((uint64_t)row->smem_bytes + SMEM_RESERVED_BYTES_PER_CTA);
-  uint64_t const least = row->ctas_per_sm < fitting ? row->ctas_per_sm : fitting;
-  uint64_t const resident = least > 1 ? least : 1;
-  uint64_t const waves = work / (resident * target->sms);
-  uint64_t const rest = work - waves * resident * target->sms;
-  uint64_t const halves = 2 * waves * resident + (rest ? up(rest, target->sms) + resident : 0);
-  if (tile > COST_LIMIT / halves) return COST_LIMIT;
+uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, uint64_t tiles, int64_t k) {
+  hgemm_row const *const row = &hgemm_rows[place];
+  uint32_t const work = (uint32_t)(tiles * row->splits), resident = target->resident[place];
+  uint32_t const k_tiles = up(up(k > 0 ? (uint32_t)k : 1, row->tile_k), row->splits);
+  uint64_t const tile = (uint64_t)k_tiles * row->k_tile_clocks + row->tile_clocks;
+  uint32_t const waves = work / (resident * target->sms);
+  uint32_t const rest = work - waves * resident * target->sms;
+  uint64_t const halves = 2 * (uint64_t)waves * resident + (rest ? up(rest, target->sms) + resident : 0);
+  if ((tile | halves) >> 31 != 0 && tile > COST_LIMIT / halves) return COST_LIMIT;
   return row->launch_clocks + tile * halves / 2;
 }
 
@@ -70,16 +75,16 @@ static int same_kind(uint32_t offered, uint32_t wanted) { /* but for accumulatio
 
 enum { SERVES, LACKS_WORKSPACE, REFUSES };
 
-/* Whether a row of the right kind takes a problem; `work` is then its CTA tiles, splits and batches counted. */
-static int takes(hgemm_row const *row, hgemm_wanted const *w, hgemm_target const *target, uint64_t *work) {
-  uint64_t tiles;
+/* Whether a row of the right kind takes a problem; `tiles` are then its CTA tiles, batches counted. */
+static int takes(hgemm_row const *row, hgemm_wanted const *w, hgemm_target const *target, uint64_t *tiles) {
   if (row->align_a > w->align_a || row->align_b > w->align_b || row->align_d > w->align_d || row->beta < w->beta) return REFUSES;
   if (row->smem_bytes > target->smem_bytes || (row->tensor_maps && (w->k == 0 || !w->mappable))) return REFUSES;
   if (row->exact_tiles_only && (w->m % row->tile_m || w->n % row->tile_n || w->k % row->tile_k || w->k == 0)) return REFUSES;
-  tiles = hgemm_tiles(row, w->m, w->n);
-  if (tiles > MAX_CTAS || tiles * row->splits > MAX_CTAS || tiles * row->splits * (uint64_t)w->batch > MAX_CTAS) return REFUSES;
-  *work = tiles * row->splits * (uint64_t)w->batch;
-  return hgemm_workspace_bytes(row, w) <= w->workspace_bytes ? SERVES : LACKS_WORKSPACE;
+  *tiles = hgemm_tiles(row, w->m, w->n);
+  if (*tiles > MAX_CTAS) return REFUSES;
+  *tiles *= (uint64_t)w->batch;
+  if (*tiles > MAX_CTAS || *tiles * row->splits > MAX_CTAS) return REFUSES;
+  return hgemm_workspace_bytes(row, *tiles) <= w->workspace_bytes ? SERVES : LACKS_WORKSPACE;
 }
 
 static int compare(hgemm_measured const *x, hgemm_target const *target, hgemm_wanted const *w) {
@@ -139,16 +144,16 @@ hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *w, uin
     way = target->ways[target->order[i]];
     kind_is_there = 1;
     for (uint32_t row = group->first; row < group->first + group->count; ++row) {
-      uint64_t work, clocks;
+      uint64_t tiles, clocks;
       uint32_t place;
-      int const answer = takes(&hgemm_rows[row], w, target, &work);
+      int const answer = takes(&hgemm_rows[row], w, target, &tiles);
       if (answer == LACKS_WORKSPACE) {
-        uint64_t const needed = hgemm_workspace_bytes(&hgemm_rows[row], w);
+        uint64_t const needed = hgemm_workspace_bytes(&hgemm_rows[row], tiles);
         if (needed < least_workspace) least_workspace = needed;
       }
       if (answer != SERVES) continue;
       place = rank(measured, row);
-      clocks = hgemm_clocks(target, &hgemm_rows[row], work, w->k);
+      clocks = hgemm_clocks(target, row, tiles, w->k);
       if (place < best_rank || (place == best_rank && clocks < best_clocks)) best_rank = place, best_clocks = clocks, best = row;
     }
   }
