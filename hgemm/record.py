@@ -70,6 +70,27 @@ _TRAITS = fields(
         "exact_tiles_only": boolean,
     }
 )
+_PROVED = {
+    **dict.fromkeys(("mma_per_tile", "bank_conflicts", "races", "seed"), _COUNT),
+    **dict.fromkeys(
+        ("barriers_per_k_tile", "bytes_per_k_tile", "max_error", "max_bound_ratio", "emulate_seconds"), number()
+    ),
+    **dict.fromkeys(("sectors_per_request", "least_sectors_per_request"), number()),
+    **{f"{part}_conflicts_per_k_tile": number() for part in ("read", "copy")},
+    "epilogue_conflicts": number(),
+    **dict.fromkeys(("shapes", "timings"), list_of(TEXT)),
+    **dict.fromkeys(("executor", "host_compiler"), TEXT),
+}
+"""What a proof may have: the first two from the plan, the others once the variant was run on the CPU."""
+
+
+def _proof(value: Any, field: str) -> None:
+    """Accept an object whose known fields have their types, and anything plain beside them."""
+    map_of(NAME, plain)(value, field)
+    for name in _PROVED.keys() & value.keys():
+        _PROVED[name](value[name], f"{field}.{name}")
+
+
 _DOCUMENT = fields(
     {
         "schema": integer(low=SCHEMA, high=SCHEMA),
@@ -87,7 +108,7 @@ _DOCUMENT = fields(
         "launch": _LAUNCH,
         "resources": _RESOURCES,
         "sass": map_of(_INSTRUCTION, _COUNT),
-        "proof": map_of(NAME, plain),
+        "proof": _proof,
         "traits": _TRAITS,
         "seconds": fields(dict.fromkeys(("emit", "compile", "inspect"), number()), others=number()),
         "spilled": boolean,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import simulated
+from records import make_record
 from simulated import record
 
 from generator.executor import abi
@@ -19,8 +20,10 @@ from generator.layouts import OperandTile, read_conflicts, write_conflicts
 from generator.values import Smem
 from hgemm.buffers import CANARY
 from hgemm.cases import Case, Shape
+from hgemm.errors import LibraryError
 from hgemm.facts import Facts
 from hgemm.problem import Problem
+from hgemm.record import validate
 from hgemm.samples import places
 from hgemm.verify import Options, verify
 
@@ -225,3 +228,16 @@ def test_copies_count_every_pass_and_no_thread_without_a_chunk() -> None:
 def test_copies_are_even_where_no_warp_is_partly_idle(tile: str, align: int, even: bool) -> None:
     aligned = {"align_a": align, "align_b": align, "smem_a": "none", "smem_b": "none", "warp_tile": "16x16"}
     assert placement_of({**SPEC, **aligned, "cta_tile": tile}).copies_are_even == even
+
+
+# ---- The record -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("races", "none"), ("shapes", "33x17x40"), ("max_error", -1), ("executor", 3), ("seed", 1.5)]
+)
+def test_the_fields_of_a_proof_have_types(name: str, value: object) -> None:
+    proof = {"mma_per_tile": 4, "races": 0, "shapes": ["8x8x8"], "max_error": 0.5, "note": {"of": ["others"]}}
+    validate({**make_record("one")[0], "proof": proof})
+    with pytest.raises(LibraryError, match=f"proof.{name}"):
+        validate({**make_record("one")[0], "proof": {**proof, name: value}})
