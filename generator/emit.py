@@ -15,6 +15,8 @@ from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
 
 _FAMILIES = {MMA_SYNC_SM80: sm80, WGMMA_SM90: sm90}
+ENTRY_HEADERS = tuple(family.ENTRY_HEADER for family in _FAMILIES.values())
+"""The headers that emitted texts include, one each."""
 
 
 @dataclass(frozen=True)

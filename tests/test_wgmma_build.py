@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from hgemm.facts import Facts
 from hgemm.record import Record
 
 TEMPLATES = templates_folder()
+SEED, DRAWN = 20, 10
 BASE = {"arch": "sm_90a", "beta": "off"}
 VARIANTS = [
     {"tile": "128x256x64"},
@@ -77,6 +79,42 @@ def test_the_ptx_beside_the_cubin_is_the_same_kernel(built: list[tuple[Kernel, C
         assert text.count("wgmma.mma_async") == kernel.plan.mma_per_k_tile
         cluster = kernel.plan.spec.cluster.ctas
         assert (f".reqnctapercluster {cluster}, 1, 1" in text) or cluster == 1
+
+
+def drawn(source: random.Random) -> Kernel:
+    """Draw a legal kernel that compiles fast: without C and curves, at random in all else."""
+    while True:
+        rows, columns = source.choice([64, 128, 192, 256]), 8 * source.randint(1, 24)
+        swapped = source.random() < 0.3
+        tile = f"{columns}x{rows}x64" if swapped else f"{rows}x{columns}x{source.choice([32, 64, 128])}"
+        texts = {
+            "tile": tile,
+            "swapped": "on" if swapped else "off",
+            "dtype": source.choice(["f16", "bf16"]),
+            "layout": source.choice(["tn", "nn", "nt", "tt"]),
+            "cluster": source.choice(["1x1", "2x1", "1x2", "4x1", "1x4", "2x2"]),
+            "cooperation": source.choice(["cooperative", "pingpong"]),
+            "schedule": source.choice(["one_tile", "persistent", "split_k:3"]),
+            "raster": source.choice(["row", "column", "group:8"]),
+            "bias": source.choice(["none", "row", "column"]),
+            "align_d": source.choice(["4", "1"]),
+            "ctas_per_sm": source.choice(["1", "1", "2"]),
+        }
+        plans = sweep([{**BASE, **texts}]).plans
+        if plans:
+            return emit(plans[0], TEMPLATES)
+
+
+def test_what_is_legal_is_sound() -> None:
+    source = random.Random(SEED)
+    kernels = [drawn(source) for _ in range(DRAWN)]
+    made_of = [compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES)) for kernel in kernels]
+    found = inspect_all([binary(*pair) for pair in zip(kernels, made_of)])
+    assert {
+        kernel.symbol: inspection.violations for kernel, inspection in zip(kernels, found) if inspection.violations
+    } == {}
+    for kernel, inspection in zip(kernels, found):
+        assert inspection.resources.ctas_per_sm >= kernel.plan.spec.ctas_per_sm
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 from generator.arch import ARCHS
 from generator.binary.sass import find_nvdisasm
 from generator.compile import supported_archs
+from generator.emit import ENTRY_HEADERS
 from generator.errors import HgemmError, LibraryError
-from generator.families.sm80.emit import ENTRY_HEADER
 from generator.store.library import Library
 from generator.toolchain import INSTALL, headers, templates_folder, version_of
 from hgemm.variants import scan
@@ -90,11 +90,12 @@ def _wheels() -> Iterator[Check]:
 
 def _templates() -> Iterator[Check]:
     folder = templates_folder()
-    files = headers(ENTRY_HEADER, folder).files
-    ours = [header for header in files if header.name.startswith("hgemm/")]
-    good = any(header.name == ENTRY_HEADER for header in ours)
-    found = f"{folder}: {len(ours)} headers, {len(files)} with those that they include"
-    yield Check("templates", OK if good else FAIL, found, "" if good else f"{ENTRY_HEADER} is missing: {INSTALL}")
+    names = {header.name for entry in ENTRY_HEADERS for header in headers(entry, folder).files}
+    ours = [name for name in names if name.startswith("hgemm/")]
+    missing = [entry for entry in ENTRY_HEADERS if entry not in names]
+    found = f"{folder}: {len(ours)} headers, {len(names)} with those that they include"
+    way_out = f"{', '.join(missing)} is missing: {INSTALL}" if missing else ""
+    yield Check("templates", FAIL if missing else OK, found, way_out)
 
 
 def _nvrtc() -> Iterator[Check]:
