@@ -19,8 +19,10 @@ from generator.commands import emulate, generate
 from generator.commands.emulate import Emulation, Prover
 from generator.commands.emulated_check import Request, request_of, workers
 from generator.emit import Kernel, emit
+from generator.executor.abi import Executable
 from generator.executor.build import Workshop
-from generator.executor.costs import Costs, disagreements
+from generator.executor.costs import Costs, count, disagreements
+from generator.executor.machine import EmulatedKernel
 from generator.pipeline import Settings
 from generator.register import planned
 from generator.store.library import Library
@@ -199,11 +201,28 @@ PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
     ids=lambda options: " ".join(options.values()),
 )
 def test_counted_and_computed_costs_agree(workshop: Workshop, options: dict[str, str]) -> None:
-    outcome, _ = workers(1).check(request(workshop, kernel_of({**PLACED, **options})))
-    assert outcome.passed, outcome.reason
-    assert outcome.proof["read_conflicts_per_k_tile"] > 0 or options.get("smem") != "none"
-    kinds = {site["kind"] for site in outcome.sites}
-    assert {"ldmatrix", "store"} <= kinds and all(site["file"].endswith(".cuh") for site in outcome.sites)
+    costs, sites = counted({**PLACED, **options}, workshop)
+    assert costs.read_conflicts_per_k_tile > 0 or options.get("smem") != "none"
+    assert {"ldmatrix", "store"} <= {site["kind"] for site in sites}
+    assert all(site["file"].endswith(".cuh") for site in sites)
+
+
+def test_the_costs_of_a_cluster_are_those_of_each_of_its_ctas(workshop: Workshop) -> None:
+    options = {"arch": "sm_90a", "tile": "128x64x64", "stages": "3"}
+    for cluster in ("1x1", "2x1"):
+        costs, sites = counted({**options, "cluster": cluster}, workshop)
+        assert (costs.mma_per_tile, costs.bytes_per_k_tile) == (4, (128 + 64) * 64 * 2)
+        assert {"tma_load", "wgmma", "tma_store"} <= {site["kind"] for site in sites}
+
+
+def counted(options: dict[str, str], workshop: Workshop) -> tuple[Costs, list[dict]]:
+    """Return the costs of a kernel, which must be those of its plan, and of its source lines."""
+    made = kernel_of(options)
+    record = planned(made)
+    kernel = EmulatedKernel(Facts.of(record), Executable(workshop.executable(made.symbol, made.source)), ())
+    costs, sites = count(kernel, record["spec"])
+    assert not [*disagreements(costs, kernel.facts, record["spec"], made.plan.mma_per_k_tile)]
+    return costs, sites
 
 
 def test_a_disagreement_is_told_with_both_numbers() -> None:
