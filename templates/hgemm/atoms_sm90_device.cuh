@@ -33,6 +33,17 @@ HGEMM_DEVICE uint32_t cluster_rank() { return cute::block_rank_in_cluster(); }
 HGEMM_DEVICE void cluster_arrive() { cute::cluster_arrive(); }
 HGEMM_DEVICE void cluster_wait() { cute::cluster_wait(); }
 
+// Reads what lies at the same place in the shared memory of CTA `rank` of the cluster.
+HGEMM_DEVICE Word4 ld_shared_at(Word4 const* pointer, uint32_t rank) {
+  uint32_t const address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(pointer), rank);
+  Word4 word;
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "r"(address)
+               : "memory");
+  return word;
+}
+
 // ---- Launches that follow one another -----------------------------------------------------------------------------
 
 // Lets the next launch of the stream begin, if it was launched to overlap with this one, as CTAs of this one end.

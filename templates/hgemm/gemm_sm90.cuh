@@ -5,6 +5,7 @@
 // the n of an instruction, whose m is 64 at least.
 #pragma once
 
+#include <hgemm/cluster_k.cuh>
 #include <hgemm/epilogue_sm90.cuh>
 #include <hgemm/mainloop_sm90.cuh>
 #include <hgemm/scheduler.cuh>
@@ -62,6 +63,10 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   using Mainloop = MainloopSm90<Policy>;
   using Accumulators = WarpgroupAccumulators<Policy>;
   using Place = ClusterPlace<Policy>;
+  using Reduction = ClusterK<Policy, Accumulators, ConsumerThreads<Policy>>;
+  static constexpr bool in_cluster = Policy::schedule == Schedule::cluster_k;
+  static_assert(!in_cluster || (Place::size == 1 && sizeof(typename Mainloop::Shared) >= Reduction::bytes),
+                "a cluster that splits k shares no operand, and its sums fit the stages");
   HGEMM_SHARED(SharedStorage<Policy>, shared);
 
   Place const place;
@@ -114,6 +119,16 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
                                                                           shared.is_last_split)) {
           epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
         }
+      } else if constexpr (in_cluster) {
+        if (mine.k_count == 0) accumulators.clear();
+        Reduction::leave(accumulators, &shared.mainloop);
+        atoms::cluster_arrive();
+        atoms::cluster_wait();
+        if (work.split == 0) {
+          Sums<Accumulators> sums;
+          Reduction::add_up(sums, &shared.mainloop);
+          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+        }
       } else {
         epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
       }
@@ -129,10 +144,14 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
       }
     }
     atoms::warp_barrier();
+    if constexpr (in_cluster) {  // where the consumers leave their sums
+      atoms::cluster_arrive();
+      atoms::cluster_wait();
+    }
   }
 
   // ---- A CTA's shared memory must outlive what its cluster sends there ----------------------------------------------------
-  if constexpr (Place::size > 1) {
+  if constexpr (Place::size > 1 || in_cluster) {
     atoms::cluster_arrive();
     atoms::cluster_wait();
   }

@@ -6,7 +6,7 @@
 namespace hgemm {
 
 enum class Raster { row, column, group, panel };
-enum class Schedule { one_tile, persistent, split_k };
+enum class Schedule { one_tile, persistent, split_k, cluster_k };
 
 struct Work {
   int tile_m, tile_n;  // in CTA tiles
