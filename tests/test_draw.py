@@ -72,7 +72,19 @@ def test_a_picture_is_sound_and_the_same_every_time() -> None:
     root = ElementTree.fromstring(text)
     words = ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("text")]
     assert "hgemm_x" in words and sum(word.endswith("passes") for word in words) == 8 and words.count("1 pass") == 8
-    assert words.count("All of one stage read once: 0 bank conflicts.") == 2
+    assert words.count("All of it read once: 0 bank conflicts.") == 2
+
+
+@pytest.mark.parametrize("fields", ["", " layout=nt", " swapped=true cta_tile=128x64x64"])
+def test_a_kernel_on_wgmma_is_drawn_by_its_boxes(fields: str) -> None:
+    """Eight rows of 16 bytes meet in one bank group without the swizzle, and nowhere with it."""
+    words = [
+        "".join(node.itertext())
+        for node in ElementTree.fromstring(picture_of(plan(f"arch=90a{fields}"), "hgemm_x")).iter()
+        if node.tag.endswith("text")
+    ]
+    assert words.count("8 passes") == words.count("1 pass") == 8 and not any("lanes 0..7" in word for word in words)
+    assert sum(word.startswith("One TMA box of") for word in words) == 2
 
 
 def test_text_is_escaped() -> None:

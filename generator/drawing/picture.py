@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from generator.arch import MMA_SYNC_SM80
 from generator.drawing.fragments import draw_fragment, fragments_of
-from generator.drawing.shared_tile import GROUPS, draw_tile, unswizzled, view_of
+from generator.drawing.shared_tile import GROUPS, PIECE, draw_tile, unswizzled, view_of
 from generator.drawing.svg import Svg
-from generator.layouts import OperandTile
+from generator.families.sm90.tensor_maps import OperandBoxes
+from generator.layouts import ELEMENT_BYTES, OperandTile
 from generator.plan import Plan
+from generator.values import Smem
 
 _LEFT, _GAP = 16, 40
 
@@ -14,32 +17,36 @@ _LEFT, _GAP = 16, 40
 def picture_of(plan: Plan, symbol: str) -> str:
     """Return the SVG of a plan's kernel."""
     svg = Svg()
-    spec = plan.spec
+    spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC_SM80
     svg.text(_LEFT, 32, symbol, 16, bold=True)
-    svg.text(
-        _LEFT,
-        54,
-        f"A square is 16 bytes of shared memory, 8 elements of {spec.dtype_a}. Its number and colour are the group of 4 banks "
-        f"(of {GROUPS}) that holds it; the marked ones are read by",
-        12.5,
+    square = f"A square is 16 bytes of shared memory, 8 elements of {spec.dtype_a}. Its number and colour are the group of 4 banks"
+    reading = (
+        "one ldmatrix.x4, a row of a matrix by the address of the lane that is named."
+        if by_lanes
+        else "wgmma for 16 of k: four of the matrices of 8 rows that it goes through."
     )
-    svg.text(
-        _LEFT,
-        71,
-        "one ldmatrix.x4, a row of a matrix by the address of the lane that is named. Pieces of one matrix in one group of "
-        "banks wait for one another.",
-        12.5,
-    )
+    svg.text(_LEFT, 54, f"{square} (of {GROUPS}) that holds it; the framed ones are read by", 12.5)
+    svg.text(_LEFT, 71, f"{reading} Pieces of one matrix in one group of banks wait for one another.", 12.5)
     y = 96.0
-    for name, tile, stored in (("A", plan.a, spec.smem_a), ("B", plan.b, spec.smem_b)):
-        y += draw_operand(svg, _LEFT, y, name, tile, str(stored)) + 26
+    first, second = (plan.b, plan.a) if spec.swapped else (plan.a, plan.b)
+    for name, stored, smem in (("A", first, spec.smem_a), ("B", second, spec.smem_b)):
+        tile = stored if by_lanes else box_of(stored, smem, plan.threads)
+        y += draw_operand(svg, _LEFT, y, name, tile, str(smem), by_lanes) + 26
     return _fragments(svg, y, plan).document()
 
 
-def draw_operand(svg: Svg, x: float, y: float, name: str, tile: OperandTile, stored: str) -> float:
+def box_of(operand: OperandBoxes, smem: Smem, threads: int) -> OperandTile:
+    """Return the first box of a stage of a wgmma kernel, all slices of it, as a tile whose rows are those of its swizzle."""
+    return OperandTile(operand.k_major, operand.sliced, operand.swizzle_bytes // ELEMENT_BYTES, PIECE, threads, smem)
+
+
+def draw_operand(
+    svg: Svg, x: float, y: float, name: str, tile: OperandTile, stored: str, by_lanes: bool = True
+) -> float:
     """Draw a tile in order and as it is stored, side by side; return the height taken."""
-    view = view_of(name, tile)
-    head = f"One stage of {name} ({view.rows} {tile.rows}, {view.columns} {tile.columns}), {view.columns} contiguous"
+    view = view_of(name, tile, by_lanes)
+    what = "stage" if by_lanes else "TMA box"
+    head = f"One {what} of {name} ({view.rows} {tile.rows}, {view.columns} {tile.columns}), {view.columns} contiguous"
     width, height = draw_tile(svg, x, y, unswizzled(tile), view, f"{head}: rows in order")
     _, stored_height = draw_tile(svg, x + width + _GAP, y, tile, view, f"as it is stored: {stored}")
     return max(height, stored_height)
@@ -47,8 +54,18 @@ def draw_operand(svg: Svg, x: float, y: float, name: str, tile: OperandTile, sto
 
 def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
     words = f"{plan.spec.mma}: the lane that holds each pair of elements, coloured by its register; lane 5's are framed"
+    by_lanes, floats = plan.spec.family == MMA_SYNC_SM80, plan.spec.acc == "f32"
+    in_registers = fragments_of(plan.mma_k, floats) if by_lanes else fragments_of(16, floats)[2:]
     svg.text(_LEFT, y + 8, words, 15, bold=True)
+    if not by_lanes:
+        svg.text(
+            _LEFT,
+            y + 28,
+            "Of the 64 rows warp w of a warpgroup holds 16 w to 16 w + 15, and these again for every 8 columns.",
+            12.5,
+        )
+        y += 16
     x = float(_LEFT)
-    for fragment in fragments_of(plan.mma_k, plan.spec.acc == "f32"):
+    for fragment in in_registers:
         x += draw_fragment(svg, x, y + 26, fragment)[0] + _GAP
     return svg

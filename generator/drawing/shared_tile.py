@@ -1,4 +1,4 @@
-"""One stage of an operand in shared memory: the bank group of each 16-byte piece, and the lanes of one ldmatrix."""
+"""One stage of an operand in shared memory: the bank group of each 16-byte piece, and what is read of it at once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _SLOT = 54
 
 @dataclass(frozen=True)
 class View:
-    """How a tile is shown: `name` of the operand, `rows` and `columns` the names of its two indices, and whether the 8x8
-    matrices of an ldmatrix.x4 follow one another down the rows first."""
+    """How a tile is shown: `name` of the operand, `rows` and `columns` the names of its two indices, whether the 8x8
+    matrices of an ldmatrix.x4 follow one another down the rows first, and whether lanes address them at all."""
 
     name: str
     rows: str
     columns: str
     down_first: bool
+    by_lanes: bool = True
 
     def lane_place(self, lane: int) -> tuple[int, int]:
         """Return the (row, piece) whose address a lane gives, as FragmentReader of templates/hgemm/operand.cuh does."""
@@ -36,11 +37,11 @@ class View:
         return down * 8 + lane % 8, across
 
 
-def view_of(name: str, tile: OperandTile) -> View:
+def view_of(name: str, tile: OperandTile, by_lanes: bool = True) -> View:
     """Return how operand A or B is shown. For A the matrices follow one another along m, for B along k."""
     extent = "m" if name == "A" else "n"
     rows, columns = (extent, "k") if tile.k_major else ("k", extent)
-    return View(name, rows, columns, down_first=(name == "A") == tile.k_major)
+    return View(name, rows, columns, (name == "A") == tile.k_major, by_lanes)
 
 
 def unswizzled(tile: OperandTile) -> OperandTile:
@@ -61,7 +62,7 @@ def draw_tile(svg: Svg, x: float, y: float, tile: OperandTile, view: View, title
     for piece in range(pieces):
         label = f"{view.columns} {piece * PIECE}..{piece * PIECE + PIECE - 1}"
         svg.text(left + (piece + 0.5) * _CELL, top - 7, label, 10.5, "middle")
-    lanes = {view.lane_place(lane): lane for lane in range(32)}
+    lanes = {view.lane_place(lane): lane for lane in range(32)} if view.by_lanes else {}
     for row in range(rows):
         svg.text(left - 8, top + row * _ROW + 16, f"{view.rows} {row}", 11, "end")
         for piece in range(pieces):
@@ -71,7 +72,7 @@ def draw_tile(svg: Svg, x: float, y: float, tile: OperandTile, view: View, title
         svg.box(left + piece * _CELL + 1, top + row * _ROW + 1, _CELL - 2, 8 * _ROW - 2, line="#111", bold=2.4)
     bottom = _draw_phases(svg, left, top + rows * _ROW + 26, tile, view)
     total = read_conflicts(tile)
-    svg.text(left, bottom, f"All of one stage read once: {total} bank conflicts.", 12.5, bold=True)
+    svg.text(left, bottom, f"All of it read once: {total} bank conflicts.", 12.5, bold=True)
     return _LABEL + max(pieces * _CELL, GROUPS * _SLOT + 150), bottom - y + 12
 
 
@@ -86,7 +87,8 @@ def _cell(svg: Svg, x: float, y: float, group: int, lane: int | None) -> None:
 
 def _draw_phases(svg: Svg, x: float, y: float, tile: OperandTile, view: View) -> float:
     """Draw which lanes meet in which bank group, an 8x8 matrix a line; return where the next line goes."""
-    svg.text(x, y, "Each framed matrix is read at once. The lanes that meet in each bank group:", 12)
+    meeting = "lanes" if view.by_lanes else "rows"
+    svg.text(x, y, f"Each framed matrix is read at once. The {meeting} that meet in each bank group:", 12)
     y += 10
     svg.text(x, y + 12, "banks", 10, fill="#555")
     for group in range(GROUPS):
@@ -96,17 +98,24 @@ def _draw_phases(svg: Svg, x: float, y: float, tile: OperandTile, view: View) ->
     for matrix in range(4):
         met: dict[int, list[int]] = defaultdict(list)
         for lane in range(8 * matrix, 8 * matrix + 8):
-            met[group_of(tile, *view.lane_place(lane))].append(lane)
+            place = view.lane_place(lane)
+            met[group_of(tile, *place)].append(lane if view.by_lanes else place[0])
         offsets = [
             tile.offset(row, piece * PIECE) * ELEMENT_BYTES
             for row, piece in map(view.lane_place, range(8 * matrix, 8 * matrix + 8))
         ]
         passes = 1 + conflicts(offsets, PIECE * ELEMENT_BYTES)
-        svg.text(x, y + 15, f"lanes {8 * matrix}..{8 * matrix + 7}", 11)
+        row, piece = view.lane_place(8 * matrix)
+        told = (
+            f"lanes {8 * matrix}..{8 * matrix + 7}"
+            if view.by_lanes
+            else f"{view.columns} {piece * PIECE}, {view.rows}:"
+        )
+        svg.text(x, y + 15, told, 11)
         for group in range(GROUPS):
             here = met.get(group, [])
             svg.box(x + 88 + group * _SLOT + 1, y + 1, _SLOT - 2, 20, COLOURS[group] if here else "#F6F6F6")
-            words = " ".join(map(str, here)) if len(here) < 4 else f"{len(here)} lanes"
+            words = " ".join(map(str, here)) if len(here) < 4 else f"{len(here)} {meeting}"
             svg.text(x + 88 + (group + 0.5) * _SLOT, y + 15, words, 10, "middle", bold=len(here) > 1)
         told = "1 pass" if passes == 1 else f"{passes} passes"
         svg.text(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from generator.arch import MMA_SYNC_SM80
 from generator.commands.common_options import library_option
 from generator.drawing.picture import picture_of
 from generator.errors import RequestError
@@ -17,7 +16,7 @@ from generator.store.library import Library
 from generator.store.selection import resolve
 
 _HELP = """Draw how a variant's operands lie among the banks of shared memory, before and after the swizzle, with the lanes
-of one ldmatrix, and which lane holds which elements of its tensor instruction.
+of one ldmatrix or the matrices that wgmma reads, and which lane holds which elements of the tensor instruction.
 
 SYMBOL is a variant's symbol or alias, a unique beginning of one, or a glob that one variant matches.
 
@@ -39,12 +38,7 @@ def command(symbol: str, library: Path, to: Path | None) -> None:
     if len(found) > 1:
         raise RequestError(f"'{symbol}' matches {len(found)} variants: name one of {', '.join(found[:3])}")
     record = opened.load(found[0], verify=False).record
-    spec = Spec.from_dict(record.data["spec"])
-    if spec.family != MMA_SYNC_SM80:
-        raise RequestError(
-            f"{record.symbol} is on {spec.mma}, whose operands stay in shared memory: draw a kernel on mma.sync"
-        )
-    picture = picture_of(plan_of(spec), record.symbol)
+    picture = picture_of(plan_of(Spec.from_dict(record.data["spec"])), record.symbol)
     if to is None:
         click.echo(picture, nl=False)
     else:
