@@ -26,16 +26,22 @@ from generator.export.tree import Wish, export  # noqa: E402
 from hgemm.kinds import Kind  # noqa: E402
 from hgemm.launch import ctas  # noqa: E402
 from hgemm.library import Library, open_library  # noqa: E402
-from hgemm.select import Wanted  # noqa: E402
+from hgemm.select import Selector, Wanted  # noqa: E402
+from hgemm.table import Table  # noqa: E402
 from hgemm.target import Target  # noqa: E402
 
 EXTENTS = (256, 256, 256)
 """Small, so that the device keeps up with the launches."""
 
 
+def without_maps(library: Library) -> list[str]:
+    """Return the variants that take nothing but a problem, which is what the bare launch passes."""
+    return [name for name in library.symbols if "tensor_maps" not in library.records[name].data["launch"]]
+
+
 def program(library: Library, folder: Path) -> Path:
     """Export the library without nvFatbin, which not every machine with a GPU has, and build the program with it."""
-    export(library, folder / "hgemm", Wish(library.symbols, compressed=False))
+    export(library, folder / "hgemm", Wish(without_maps(library), compressed=False))
     built = folder / "launch_overhead"
     flags = ["-std=c99", "-O2", f"-I{folder / 'hgemm' / 'include'}", "-o", built]
     parts = [ROOT / "benchmarks" / "launch_overhead.c", folder / "hgemm" / "lib" / "libhgemm.a", "-ldl", "-lpthread"]
@@ -46,10 +52,11 @@ def program(library: Library, folder: Path) -> Path:
 def arguments(library: Library, target: Target) -> list[str]:
     """Return the program's arguments: the variant that the library takes here, and the problem."""
     m, n, k = EXTENTS
-    choice = library.select(Wanted(Kind(), m, n, k), target)
+    table = Table.of(library.records[name].data for name in without_maps(library))
+    choice = Selector(table, target).choose(Wanted(Kind(), m, n, k))
     facts = library.kernel(choice.symbol).facts
-    if facts.tensor_maps or facts.grid_rule != "one_tile" or choice.code != "cubin":
-        sys.exit(f"{choice.symbol} takes more than a problem: use a library without sm_90a")
+    if facts.grid_rule != "one_tile" or choice.code != "cubin":
+        sys.exit(f"{choice.symbol} is not launched one tile a CTA from a cubin: generate --catalog for {target.name}")
     cubin = library.folder / choice.symbol / "kernel.cubin"
     return [*map(str, (cubin, choice.symbol, facts.threads, facts.smem_bytes, ctas(facts, m, n, 1), m, n, k))]
 
@@ -80,7 +87,7 @@ def main() -> None:
         "device": device,
         "host": platform.processor() or platform.machine(),
         "date": datetime.date.today().isoformat(),
-        "variants": len(library.symbols),
+        "variants": len(without_maps(library)),
         "problem": "x".join(map(str, EXTENTS)),
         "rounds": len(lines),
         **{
