@@ -62,7 +62,7 @@ def workshop(host_compiler: HostCompiler, tmp_path_factory: pytest.TempPathFacto
     """What makes kernels executable on the CPU; its cache is shared by all processes of a run of the tests."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    return Workshop(host_compiler, templates_folder(), shared / "executor-cache")
+    return Workshop(host_compiler, templates_folder(), shared / "cache" / "executor")
 
 
 @pytest.fixture(scope="session")

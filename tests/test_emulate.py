@@ -52,6 +52,13 @@ def request(workshop: Workshop, kernel: Kernel, source: str = "", **others) -> R
     return replace(request_of(workshop, source or kernel.source, record), **others)
 
 
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Commands use the cache of the tests, not the user's."""
+    if "workshop" in request.fixturenames:
+        monkeypatch.setenv("HGEMM_CACHE_DIR", str(request.getfixturevalue("workshop").cache.parent))
+
+
 @pytest.fixture
 def library(small_library: Library, tmp_path: Path) -> Library:
     """One variant of the shared library, to be written to."""
