@@ -144,13 +144,16 @@ class Raster(_Sized):
 
 @dataclass(frozen=True, order=True)
 class Schedule(_Sized):
-    """How CTAs take work: one tile each, persistently, or `split_k:S` CTAs a tile along k."""
+    """How CTAs take work: one tile each, persistently, or S CTAs a tile along k.
+
+    Those of `split_k:S` leave their sums in a workspace, those of `cluster_k:S` in the shared memory of their cluster.
+    """
 
     what: ClassVar[str] = "schedule"
     plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent")
-    sized: ClassVar[tuple[str, ...]] = ("split_k",)
+    sized: ClassVar[tuple[str, ...]] = ("split_k", "cluster_k")
     unserved: ClassVar[dict[str, str]] = {"stream_k": "split_k:N or persistent"}
 
     @property
     def splits(self) -> int:
-        return self.size if self.kind == "split_k" else 1
+        return self.size or 1

@@ -62,7 +62,7 @@ class Clocks:
 
 def clocks_of(facts: Facts, record: Mapping[str, Any]) -> Clocks:
     """Return the three numbers of a variant."""
-    split = facts.splits > 1
+    split = facts.partial_bytes_per_tile > 0  # by way of a workspace
     out = facts.tile_m * facts.tile_n * (4 if facts.dtype_d == "f32" else 2)
     partial = 2 * 4 * facts.tile_m * facts.tile_n if split else 0  # written, and read again by one of the splits
     store = (out + partial) // STORE_BYTES_PER_CLOCK

@@ -146,7 +146,7 @@ class Device:
             return Function(handle, facts, self._resident_ctas(handle, facts))
 
     def _resident_ctas(self, handle: Any, facts: Facts) -> int:
-        size, fitting = facts.cluster_ctas, f"fit {facts.symbol} on an SM"
+        size, fitting = facts.cluster[0], f"fit {facts.symbol} on an SM"
         if size > 1:  # GPCs whose SMs are no multiple of it leave some idle, which only the driver knows
             config = self._config(facts, size * self.sms, 0)
             status, clusters = driver().cuOccupancyMaxActiveClusters(handle, config)

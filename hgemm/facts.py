@@ -8,7 +8,7 @@ from typing import Any
 
 from hgemm.errors import LibraryError
 
-GRID_RULES = ("one_tile", "persistent", "split_k")
+GRID_RULES = ("one_tile", "persistent", "split_k", "cluster_k")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Facts:
             raise LibraryError(
                 f"{facts.symbol}: grid rule {facts.grid_rule!r} is unknown here: {', '.join(GRID_RULES)} are not"
             )
-        if facts.cluster != (facts.cluster_ctas, 1, 1):
+        if facts.cluster != (facts.cluster_ctas * (facts.splits if facts.grid_rule == "cluster_k" else 1), 1, 1):
             raise LibraryError(
                 f"{facts.symbol}: a cluster of {facts.cluster} is not {facts.cluster_shape} tiles: generate it anew"
             )

@@ -36,7 +36,7 @@ rasters = st.sampled_from([Raster("row"), Raster("column")]) | st.builds(
     Raster, st.sampled_from(["group", "panel"]), st.integers(1, 999_999)
 )
 schedules = st.sampled_from([Schedule("one_tile"), Schedule("persistent")]) | st.builds(
-    Schedule, st.just("split_k"), st.integers(1, 999_999)
+    Schedule, st.sampled_from(["split_k", "cluster_k"]), st.integers(1, 999_999)
 )
 clusters = st.builds(Cluster, st.integers(1, 4), st.integers(1, 4))
 aligns = st.sampled_from([8, 4, 2, 1])

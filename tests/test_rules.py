@@ -65,6 +65,7 @@ BROKEN = [
     ("arch=90 cta_tile=256x256x32", "registers", "128 of them accumulators", {"cta_tile": "256x128x32"}),
     ("arch=80 raster=panel:300", "raster", "panel of 300 columns is not whole tiles of 128", {"raster": "panel:256"}),
     ("arch=80 raster=group:2000", "raster", "group of 2,000 tiles > 1,024", {"raster": "group:1024"}),
+    ("arch=80 schedule=cluster_k:4", "schedule", "takes a cluster", {"schedule": "split_k:4"}),
     ("arch=80 schedule=split_k:65", "splits", "split_k by 65", {"schedule": "split_k:64"}),
     ("arch=80 schedule=split_k:1", "splits", "2 to 64 are served", {"schedule": "split_k:2"}),
 ]

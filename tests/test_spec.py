@@ -83,7 +83,7 @@ OTHERS: dict[str, list[str]] = {
     "smem_b": ["none", "pad:8", "pad:16", "xor:1,3,3", "xor:2,3,3", "xor:1,10,2", "xor:1,3,9"],
     "mma_order": ["row", "zigzag"],
     "raster": ["row", "column", "group:8", "panel:8"],
-    "schedule": ["one_tile", "persistent", "split_k:2"],
+    "schedule": ["one_tile", "persistent", "split_k:2", "cluster_k:2"],
     "ctas_per_sm": ["1", "2"],
     "beta": ["True", "False"],
     "bias": ["none", "row", "column"],

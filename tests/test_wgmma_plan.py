@@ -69,7 +69,9 @@ natural = st.fixed_dictionaries(
         "layout": specs.words["layout"],
         "beta": st.booleans(),
         "align_d": st.sampled_from([1, 2, 4]),
-        "schedule": st.sampled_from([parse_field("schedule", text) for text in ("one_tile", "split_k:4")]),
+        "schedule": st.sampled_from(
+            [parse_field("schedule", text) for text in ("one_tile", "split_k:4", "cluster_k:4")]
+        ),
         "cluster": st.sampled_from([Cluster(1, 1), Cluster(2, 1), Cluster(1, 2), Cluster(4, 1), Cluster(2, 2)]),
         "ctas_per_sm": st.integers(1, 3),
     },
@@ -171,7 +173,7 @@ def test_a_launcher_reads_the_launch_of_a_plan(request_: dict) -> None:
     }
     facts = Facts.of(record)
     cluster = planned.spec.cluster
-    assert facts.cluster_shape == (cluster.m, cluster.n) and facts.cluster == (cluster.ctas, 1, 1)
+    assert facts.cluster_shape == (cluster.m, cluster.n) and facts.cluster == (planned.launch_cluster, 1, 1)
     assert [rule.box for rule in facts.tensor_maps] == [tensor_map.box for tensor_map in planned.tensor_maps]
     assert (facts.tile_m, facts.tile_n) == (planned.spec.cta_tile.m, planned.spec.cta_tile.n)
 

@@ -73,7 +73,14 @@ SPEC_OPTIONS = (
     SpecOption(
         "raster", ("raster",), _ORDER, "WORDS", "row, column, group:TILES, panel:COLUMNS.", "row column group:8"
     ),
-    SpecOption("schedule", ("schedule",), _ORDER, "WORDS", "one_tile, persistent, split_k:S.", "one_tile persistent"),
+    SpecOption(
+        "schedule",
+        ("schedule",),
+        _ORDER,
+        "WORDS",
+        "one_tile, persistent, split_k:S, cluster_k:S.",
+        "one_tile persistent",
+    ),
     SpecOption("beta", ("beta",), _EPILOGUE, "SWITCH", "Add beta * C: on, off.", "on off"),
     SpecOption("bias", ("bias",), _EPILOGUE, "WORDS", "Add a bias: none, row (n,), column (m,).", "none row column"),
     SpecOption("activation", ("activation",), _EPILOGUE, "WORDS", "none, relu, gelu, silu.", "none relu gelu silu"),

@@ -88,13 +88,13 @@ def launch_of(facts: Facts, problem: Problem) -> Launch:
     if facts.tensor_maps:
         parameters.append(host_maps(facts, problem))
     return Launch(
-        grid_x=grid_x(facts, problem.m, problem.n, problem.batch, resident * facts.cluster_ctas),
-        cluster_ctas=facts.cluster_ctas,
+        grid_x=grid_x(facts, problem.m, problem.n, problem.batch, resident * facts.cluster[0]),
+        cluster_ctas=facts.cluster[0],
         threads=facts.threads,
         smem_bytes=facts.smem_bytes,
         parameters=tuple(parameters),
         regions=tuple(regions(facts, problem)),
-        resident_ctas=RESIDENT_CTAS * facts.cluster_ctas,
+        resident_ctas=RESIDENT_CTAS * facts.cluster[0],
         step_limit=STEP_LIMIT,
     )
 

@@ -126,7 +126,7 @@ class Plan(ABC):
     def traits(self) -> dict[str, Any]:
         """Return the record's `traits`: what a caller may rely on and must bring."""
         spec = self.spec
-        split = spec.schedule.splits > 1
+        split = spec.schedule.kind == "split_k"
         workspace = {
             "counter_bytes_per_tile": 4 if split else 0,
             "partial_bytes_per_tile": spec.schedule.splits * spec.cta_tile.m * spec.cta_tile.n * 4 if split else 0,

@@ -89,6 +89,6 @@ def nearest_rasters(plan: Plan) -> list[Change]:
     return [{"raster": str(Raster(plan.spec.raster.kind, size))}]
 
 
-def nearest_splits(plan: Plan) -> list[Change]:
-    """The nearest number of splits that is served."""
+def split_in_workspace(plan: Plan) -> list[Change]:
+    """Split-K by way of a workspace, with the nearest number of splits that is served."""
     return [{"schedule": str(Schedule("split_k", min(max(plan.spec.schedule.splits, 2), 64)))}]

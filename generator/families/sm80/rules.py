@@ -13,7 +13,7 @@ from generator.families.ways_out import (
     nearest_accumulators,
     nearest_inputs,
     nearest_rasters,
-    nearest_splits,
+    split_in_workspace,
 )
 
 RULES: list[Rule] = []
@@ -140,4 +140,11 @@ def registers(plan: Plan) -> str | None:
 
 
 raster = rule(nearest_rasters)(shared.raster)
-splits = rule(nearest_splits)(shared.splits)
+splits = rule(split_in_workspace)(shared.splits)
+
+
+@rule(split_in_workspace)
+def schedule(plan: Plan) -> str | None:
+    if plan.spec.schedule.kind != "cluster_k":
+        return None
+    return f"{plan.spec.schedule} takes a cluster, which wgmma kernels have"

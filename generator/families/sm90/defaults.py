@@ -53,7 +53,9 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
     own = Tile(tile.n, tile.m, tile.k) if swapped else tile
     stores = ("tma", "direct") if _stores_by_tma(fields, swapped) else ("direct",)
     sharings = _sharing(_nearest_m(own), fields["schedule"])
-    for store, (cooperation, consumers), cluster in itertools.product(stores, sharings, _clusters(tile)):
+    for store, (cooperation, consumers), cluster in itertools.product(
+        stores, sharings, _clusters(tile, fields["schedule"])
+    ):
         choice = {
             "swapped": swapped,
             "store": store,
@@ -81,9 +83,9 @@ def _sharing(tile_m: int, schedule: Schedule) -> list[tuple[str, int]]:
     return sorted(ways, key=lambda way: way[0] != "pingpong") if takes_turns else ways
 
 
-def _clusters(tile: Tile) -> list[Cluster]:
-    """Pairs of CTAs that share B, where the tile is tall enough for m to have two of them."""
-    pairs = [Cluster(2, 1)] if tile.m >= 128 else []
+def _clusters(tile: Tile, schedule: Schedule) -> list[Cluster]:
+    """Pairs of CTAs that share B, where the tile is tall enough for m to have two of them and no clusters split k."""
+    pairs = [Cluster(2, 1)] if tile.m >= 128 and schedule.kind != "cluster_k" else []
     return [*pairs, *(cluster for cluster in CLUSTERS if cluster not in pairs)]
 
 

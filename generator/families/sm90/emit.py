@@ -30,7 +30,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "tile_n": plan.tile.n,
         "cluster_m": plan.cluster.m,
         "cluster_n": plan.cluster.n,
-        "cluster_size": spec.cluster.ctas,
+        "cluster_size": plan.launch_cluster,
         "ctas_per_sm": spec.ctas_per_sm,
         "a": _operand(plan.a, "n" if spec.swapped else "m"),
         "b": _operand(plan.b, "m" if spec.swapped else "n"),

@@ -94,6 +94,12 @@ class WgmmaPlan(Plan):
         return Cluster(cluster.n, cluster.m) if self.spec.swapped else cluster
 
     @property
+    def launch_cluster(self) -> int:
+        """CTAs that are launched as a cluster: those that share operands, or those that share a tile."""
+        spec = self.spec
+        return spec.schedule.splits if spec.schedule.kind == "cluster_k" else spec.cluster.ctas
+
+    @property
     def threads(self) -> int:
         """Those of the consumers, and a warp that produces, or a warpgroup where registers change hands."""
         return WARPGROUP_THREADS * self.spec.consumers + (WARPGROUP_THREADS if any(self.rebalanced) else WARP_THREADS)
@@ -130,6 +136,11 @@ class WgmmaPlan(Plan):
         """All stages of A, then all of B."""
         stages = self.spec.stages
         return _round_up(stages * self.a.stage_bytes) + _round_up(stages * self.b.stage_bytes)
+
+    @property
+    def sums_bytes(self) -> int:
+        """A tile's sums as floats, which CTAs that split k in a cluster leave in place of the stages."""
+        return self.tile.m * self.tile.n * 4
 
     @property
     def barrier_bytes(self) -> int:
@@ -244,10 +255,13 @@ class WgmmaPlan(Plan):
         return (*maps, self.d.tensor_map(spec.dtype_d)) if spec.store == "tma" else maps
 
     def launch(self) -> dict[str, Any]:
-        cluster = self.spec.cluster
-        maps = [tensor_map.to_dict() for tensor_map in self.tensor_maps]
-        waits_itself = {"programmatic": True}  # for the launch before: gemm_sm90.cuh, await_previous_launches
-        return {**super().launch(), "cluster_shape": [cluster.m, cluster.n], "tensor_maps": maps, **waits_itself}
+        return {
+            **super().launch(),
+            "cluster": [self.launch_cluster, 1, 1],
+            "cluster_shape": [self.spec.cluster.m, self.spec.cluster.n],
+            "tensor_maps": [tensor_map.to_dict() for tensor_map in self.tensor_maps],
+            "programmatic": True,  # the kernel waits for the launch before: gemm_sm90.cuh, await_previous_launches
+        }
 
     # ---- Explanation ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from generator.families.ways_out import (
     fields_as_implied,
     nearest_accumulators,
     nearest_inputs,
-    nearest_splits,
 )
 from generator.spec import DTYPE_BYTES
 
@@ -157,7 +156,18 @@ def raster(plan: Plan) -> str | None:
     return shared.raster(plan)
 
 
-splits = rule(nearest_splits)(shared.splits)
+@rule(ways_out.nearest_splits)
+def splits(plan: Plan) -> str | None:
+    spec = plan.spec
+    if spec.schedule.kind != "cluster_k":
+        return shared.splits(plan)
+    if spec.schedule.splits not in ways_out.CLUSTER_SPLITS:
+        return f"cluster_k by {spec.schedule.splits}, 2 to {ways_out.CLUSTER_SPLITS[-1]} CTAs are a cluster"
+    if spec.cluster.ctas > 1:
+        return f"{spec.schedule} with cluster {spec.cluster}: CTAs that share a tile share no operand"
+    if plan.sums_bytes > plan.mainloop_bytes:
+        return f"{spec.schedule}: sums of {plan.sums_bytes:,} B > {plan.mainloop_bytes:,} B of the stages, where they are left"
+    return None
 
 
 @rule(ways_out.aligned_store)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from generator.families.sm80.defaults import resolve as resolve_on_mma_sync
 from generator.families.sm90.plan import WgmmaPlan as Plan
-from generator.families.ways_out import MAX_RASTER_TILES, Change, clamp
+from generator.families.ways_out import MAX_RASTER_TILES, Change, clamp, split_in_workspace
 from generator.spec import DTYPE_BYTES, Spec
-from generator.values import Cluster, Raster, Tile
+from generator.values import Cluster, Raster, Schedule, Tile
 
 TILE_M = (64, 128, 192, 256)
 TILE_K = (32, 64, 128)
@@ -21,6 +21,9 @@ STAGES = range(2, 17)
 """One more than is multiplied at a time, up to what keeps the small tiles' loads in flight."""
 
 CLUSTERS = tuple(Cluster.parse(text) for text in ("1x1", "2x1", "1x2", "4x1", "1x4", "2x2"))
+CLUSTER_SPLITS = range(2, 9)
+"""CTAs that may share a tile. Source: CUDA Programming Guide, thread block clusters: 8 are portable."""
+
 _OF_THE_PROBLEM = (
     "arch dtype_a dtype_b acc dtype_d layout beta bias activation align_a align_b align_d schedule raster".split()
 )
@@ -29,6 +32,8 @@ _OF_THE_PROBLEM = (
 def on_mma_sync(plan: Plan) -> Iterator[Change]:
     """The same problem on mma.sync, which takes any alignment and size, planned anew."""
     kept = {name: getattr(plan.spec, name) for name in _OF_THE_PROBLEM}
+    if plan.spec.schedule.kind == "cluster_k":
+        kept["schedule"] = Schedule("split_k", plan.spec.schedule.splits)
     other = resolve_on_mma_sync({name: value for name, value in kept.items() if not _of_tiles(name, value)})
     yield differences(plan.spec, other)
 
@@ -129,6 +134,16 @@ def rasters_of_clusters(plan: Plan) -> list[Change]:
     whole = max(1, spec.cluster.n * spec.cta_tile.n) if kind == "panel" else spec.cluster.m
     size = min(max(1, round(spec.raster.size / whole)), MAX_RASTER_TILES) * whole
     return [{"raster": str(Raster(kind, size))}, {"raster": "row"}]
+
+
+def nearest_splits(plan: Plan) -> Iterator[Change]:
+    """The nearest number of splits that is served, without a cluster of tiles, with more stages; else in a workspace."""
+    spec, splits = plan.spec, plan.spec.schedule.splits
+    if spec.schedule.kind == "cluster_k":
+        nearest = {"schedule": f"cluster_k:{min(max(splits, CLUSTER_SPLITS[0]), CLUSTER_SPLITS[-1])}", "cluster": "1x1"}
+        yield nearest
+        yield from ({**nearest, "stages": str(stages)} for stages in STAGES)
+    yield from split_in_workspace(plan)
 
 
 def nearest_clusters(plan: Plan) -> list[Change]:
