@@ -3,8 +3,9 @@
  * Building. The executor is compiled once, each variant's emitted text by itself, unchanged:
  *
  *     c++ -std=c++17 -O2 -fPIC -fvisibility=hidden -I TEMPLATES -c TEMPLATES/executor/executor.cpp -o executor.o
- *     c++ -std=c++17 -O1 -fPIC -fvisibility=hidden -shared -DHGEMM_HOST -I TEMPLATES \
- *         -DHGEMM_VARIANT_FILE='"/path/of/kernel.cu"' -DHGEMM_VARIANT=SYMBOL TEMPLATES/executor/variant.cpp executor.o -o variant.so
+ *     c++ -std=c++17 -O1 -fPIC -fvisibility=hidden -shared -DHGEMM_HOST -I TEMPLATES
+ *         -DHGEMM_VARIANT_FILE='"/path/of/kernel.cu"' -DHGEMM_VARIANT=SYMBOL
+ *         TEMPLATES/executor/variant.cpp executor.o -o variant.so
  *
  * Then `dlopen` it and call hgemm_emulate. The shared object keeps its state in globals: one call at a time in each (a second
  * one is refused), as many processes and shared objects as you like. A kernel that goes round the atoms may crash the process.
@@ -47,8 +48,8 @@ enum hgemm_region_flags {
 /* One matrix, or a batch of them, or a plain buffer (one row). Row r of matrix b begins at
  *     base + b * batch_stride_bytes + r * pitch_bytes
  * and has row_bytes bytes; what follows until the next row is padding. A batch stride of 0 is one matrix that serves all.
- * Matrices of a batch do not interleave. Regions may overlap where they are the same memory (C and D in place): an access is legal if one of them allows it.
- * What lies in no region belongs to nobody. Nothing after the last row's row_bytes bytes belongs to the region. */
+ * Matrices of a batch do not interleave. Regions may overlap where they are the same memory (C and D in place): an access is
+ * legal if one of them allows it. What lies in no region belongs to nobody; a region ends with its last row's row_bytes. */
 struct hgemm_region {
   char const *name; /* of findings: "A", "D" */
   void *base;

@@ -15,14 +15,18 @@ std::string Machine::who(Access const& access) const {
   for (Cta const& cta : ctas_) {
     if (cta.number != access.cta || access.agent < request_.threads) continue;
     for (Lane const& lane : cta.lanes) {
-      if (lane.knowledge.copies == access.agent) agent = text("an asynchronous copy of thread %d, not waited for,", lane.thread);
+      if (lane.knowledge.copies == access.agent) {
+        agent = text("an asynchronous copy of thread %d, not waited for,", lane.thread);
+      }
       if (lane.stores_agent == access.agent) agent = text("a TMA store of thread %d, not waited for,", lane.thread);
     }
     for (auto const& [offset, barrier] : cta.mbarriers) {
       if (barrier.agent == access.agent) agent = text("the TMA, not waited for at the mbarrier at byte %zu,", offset);
     }
     for (Warpgroup const& group : cta.warpgroups) {
-      if (group.agent == access.agent) agent = text("a wgmma of warpgroup %d, not waited for,", int(&group - cta.warpgroups.data()));
+      if (group.agent == access.agent) {
+        agent = text("a wgmma of warpgroup %d, not waited for,", int(&group - cta.warpgroups.data()));
+      }
     }
   }
   SiteCost const& cost = costs_.sites[access.site];
@@ -38,7 +42,9 @@ bool Machine::may_access_shared(Lane const& lane, Operation const& operation, vo
   uint32_t const align = bytes & -bytes;
   if (at < base || at + bytes > base + request_.shared_bytes) {
     findings_.add("bounds", operation.site, [&] {
-      if (at - base >= shared_window) return text("%s: %u bytes at an address outside shared memory", whoami(lane).c_str(), bytes);
+      if (at - base >= shared_window) {
+        return text("%s: %u bytes at an address outside shared memory", whoami(lane).c_str(), bytes);
+      }
       return text("%s: %u bytes at offset %zu of shared memory, which has %u", whoami(lane).c_str(), bytes, size_t(at - base),
                   request_.shared_bytes);
     });
@@ -53,7 +59,8 @@ bool Machine::may_access_shared(Lane const& lane, Operation const& operation, vo
   return true;
 }
 
-bool Machine::may_access_global(Lane const& lane, Operation const& operation, void const* address, uint32_t bytes, bool write) {
+bool Machine::may_access_global(Lane const& lane, Operation const& operation, void const* address, uint32_t bytes,
+                                bool write) {
   uintptr_t const at = reinterpret_cast<uintptr_t>(address);
   std::string const why = memory_.trespass(at, bytes, write);
   if (!why.empty()) {
@@ -62,14 +69,16 @@ bool Machine::may_access_global(Lane const& lane, Operation const& operation, vo
   }
   if (at % bytes) {
     findings_.add("alignment", operation.site, [&] {
-      return text("%s: %u bytes at address %p, a multiple of %u only", whoami(lane).c_str(), bytes, address, uint32_t(at & -at));
+      return text("%s: %u bytes at address %p, a multiple of %u only", whoami(lane).c_str(), bytes, address,
+                  uint32_t(at & -at));
     });
     return false;
   }
   return true;
 }
 
-void Machine::say_conflict(Lane const& lane, Operation const& operation, Conflict const& conflict, char const* memory, bool write) {
+void Machine::say_conflict(Lane const& lane, Operation const& operation, Conflict const& conflict, char const* memory,
+                           bool write) {
   char const* const verb = write ? "writes" : "reads";
   if (conflict.clash == Clash::uninitialised) {
     findings_.add("uninitialised", operation.site, [&] {

@@ -17,7 +17,9 @@ void Machine::warp_barrier(Warp& warp) {
 
 // Which lane it is, is not for a kernel to know: the adversary chooses, once for the launch.
 void Machine::elect_one(Warp& warp) {
-  uint64_t const elected = request_.order == HGEMM_ANY_ORDER ? request_.seed % 32 : request_.order == HGEMM_AHEAD_HIGH ? 31 : 0;
+  uint64_t const elected = request_.order == HGEMM_ANY_ORDER    ? request_.seed % 32
+                           : request_.order == HGEMM_AHEAD_HIGH ? 31
+                                                                : 0;
   for (uint64_t i = 0; i < 32; ++i) *static_cast<bool*>(warp.lanes[i].operation->to) = i == elected;
 }
 
@@ -29,7 +31,8 @@ void Machine::arrive(Warp& warp, uint32_t lanes) {
   Operation const first = *warp.lanes[__builtin_ctz(lanes)].operation;
   Barrier& barrier = cta.barriers[first.number % 16];
   if (first.number >= 16) {
-    findings_.add("bounds", first.site, [&] { return text("CTA %u has no barrier %u: there are 16", cta.number, first.number); });
+    findings_.add("bounds", first.site,
+                  [&] { return text("CTA %u has no barrier %u: there are 16", cta.number, first.number); });
   }
   uint32_t const expected = first.threads ? first.threads : request_.threads;
   if (barrier.arrived && barrier.expected != expected) {
@@ -76,7 +79,8 @@ void Machine::cluster_arrive(Warp& warp) {
   for (int i = 0; i < 32; ++i) {
     Lane& lane = warp.lanes[i];
     if (lane.cluster_phase) {
-      findings_.add("cluster", lane.operation->site, [&] { return whoami(lane) + " arrives at the cluster's barrier twice"; });
+      findings_.add("cluster", lane.operation->site,
+                    [&] { return whoami(lane) + " arrives at the cluster's barrier twice"; });
     }
     cluster.gathered.add(lane.knowledge);
     ++lane.knowledge.epoch;
@@ -96,7 +100,8 @@ void Machine::cluster_wait(Warp& warp) {
   for (int i = 0; i < 32; ++i) {
     Lane& lane = warp.lanes[i];
     if (!lane.cluster_phase) {
-      findings_.add("cluster", lane.operation->site, [&] { return whoami(lane) + " waits at the cluster's barrier without arriving"; });
+      findings_.add("cluster", lane.operation->site,
+                    [&] { return whoami(lane) + " waits at the cluster's barrier without arriving"; });
       continue;
     }
     learning.teach(lane.knowledge);
@@ -112,8 +117,8 @@ void Machine::set_registers(Warp& warp, Operation const& operation) {
   uint32_t const now = operation.number;
   if (now % 8 || now < 24 || now > 256 || (grows ? now < warp.registers : now > warp.registers)) {
     findings_.add("setmaxnreg", operation.site, [&] {
-      return text("CTA %u warp %d: %s from %u to %u registers a thread, which must be 24 to 256 and a multiple of 8", warp.cta->number,
-                  warp.index, grows ? "an increase" : "a decrease", warp.registers, now);
+      return text("CTA %u warp %d: %s from %u to %u registers a thread, which must be 24 to 256 and a multiple of 8",
+                  warp.cta->number, warp.index, grows ? "an increase" : "a decrease", warp.registers, now);
     });
     return;
   }

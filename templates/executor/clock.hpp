@@ -1,9 +1,9 @@
 // Vector clocks: what a thread knows to have happened.
 //
-// An agent is whatever accesses memory by itself: a thread, or the asynchronous copies of one. Agents count epochs; an access is
-// stamped with its agent and the agent's epoch, and it happened before a thread's present if the thread knows that epoch.
-// Knowledge is kept for one CTA's agents at a time, in immutable arrays that threads share: after a barrier all of them hold the
-// same one. What a thread knows of itself is not in there, but in its Knowledge.
+// An agent is whatever accesses memory by itself: a thread, or the asynchronous copies of one. Agents count epochs; an access
+// is stamped with its agent and the agent's epoch, and it happened before a thread's present if the thread knows that epoch.
+// Knowledge is kept for one CTA's agents at a time, in immutable arrays that threads share: after a barrier all of them hold
+// the same one. What a thread knows of itself is not in there, but in its Knowledge.
 #pragma once
 
 #include <stdint.h>

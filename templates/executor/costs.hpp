@@ -12,12 +12,13 @@
 namespace hgemm::executor {
 
 inline char const* name_of(Kind kind) {
-  static char const* const names[] = {"load", "store", "fetch_add", "global_fence", "cp_async", "cp_async_commit", "cp_async_wait",
-                                      "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_wait", "tma_prefetch",
-                                      "tma_load", "tma_store", "tma_store_commit", "tma_store_wait_read", "async_proxy_fence",
-                                      "barrier_sync", "barrier_arrive", "warp_barrier", "elect_one", "cluster_arrive",
-                                      "cluster_wait", "ldmatrix", "stmatrix", "mma", "wgmma_fence", "wgmma", "wgmma_commit",
-                                      "wgmma_wait", "setmaxnreg"};
+  static char const* const names[] = {
+      "load", "store", "fetch_add", "global_fence",
+      "cp_async", "cp_async_commit", "cp_async_wait",
+      "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_wait",
+      "tma_prefetch", "tma_load", "tma_store", "tma_store_commit", "tma_store_wait_read", "async_proxy_fence",
+      "barrier_sync", "barrier_arrive", "warp_barrier", "elect_one", "cluster_arrive", "cluster_wait",
+      "ldmatrix", "stmatrix", "mma", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "setmaxnreg"};
   static_assert(sizeof(names) / sizeof(names[0]) == size_t(Kind::count), "a name for each kind");
   return names[size_t(kind)];
 }
@@ -40,8 +41,8 @@ struct SiteCost {
   uint64_t requests = 0, wavefronts = 0, ideal_wavefronts = 0, sectors = 0, ideal_sectors = 0, bytes = 0;
 };
 
-// Shared memory serves 128 bytes at once, one word of 4 from each of 32 banks: so many lanes of an instruction make one phase,
-// and a phase takes as many wavefronts as the fullest bank has different words.
+// Shared memory serves 128 bytes at once, one word of 4 from each of 32 banks: so many lanes of an instruction make one
+// phase, and a phase takes as many wavefronts as the fullest bank has different words.
 // Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later.
 inline void count_wavefronts(Addresses const& addresses, uint32_t bytes, SiteCost& cost) {
   int const lanes = bytes <= 4 ? 32 : 128 / int(bytes);
@@ -98,7 +99,9 @@ class Costs {
         return slots_[slot];
       }
       SiteCost const& cost = sites[found];
-      if (cost.site.line == operation.site.line && cost.kind == operation.kind && cost.site.file == operation.site.file) return found;
+      if (cost.site.line == operation.site.line && cost.kind == operation.kind && cost.site.file == operation.site.file) {
+        return found;
+      }
     }
   }
 
@@ -110,7 +113,9 @@ class Costs {
       char const* const space = cost.shared && cost.global ? "both" : cost.shared ? "shared" : "global";
       result += "{\"file\": " + quoted(base_name(cost.site.file)) + ", \"line\": " + std::to_string(cost.site.line) +
                 ", \"kind\": " + quoted(name_of(cost.kind)) + ", \"space\": " + quoted(space);
-      auto number = [&](char const* name, uint64_t value) { result += std::string(", \"") + name + "\": " + std::to_string(value); };
+      auto number = [&](char const* name, uint64_t value) {
+        result += std::string(", \"") + name + "\": " + std::to_string(value);
+      };
       number("requests", cost.requests);
       number("wavefronts", cost.wavefronts);
       number("ideal_wavefronts", cost.ideal_wavefronts);
@@ -136,7 +141,9 @@ class Counters {
   void add(std::string const& name, uint64_t by = 1) { values_[name] += by; }
   std::string json() const {
     std::string result;
-    for (auto const& [name, value] : values_) result += (result.empty() ? "" : ", ") + quoted(name) + ": " + std::to_string(value);
+    for (auto const& [name, value] : values_) {
+      result += (result.empty() ? "" : ", ") + quoted(name) + ": " + std::to_string(value);
+    }
     return "{" + result + "}";
   }
 

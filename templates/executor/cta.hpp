@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <utility>
 #include <vector>
 
 #include <executor/abi.h>
@@ -136,6 +137,13 @@ struct Warpgroup {
   uint16_t agent = no_agent;      // of its reads; epochs count groups from 1
 };
 
+// The last thing that somebody else, the TMA or a thread of another CTA, did to a CTA's shared memory: it must be over when
+// the CTA ends.
+struct Visit {
+  Access access;
+  Site site;
+};
+
 struct Cta {
   uint32_t number = 0;  // in the grid
   uint32_t index[3] = {};
@@ -146,11 +154,13 @@ struct Cta {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   std::map<size_t, Mbarrier> mbarriers;  // by offset in shared memory
+  std::map<std::pair<uint32_t, uint16_t>, Visit> visits;
   Barrier barriers[16];
   uint32_t agents = 0;  // numbers given away so far: threads first
   uint32_t lanes_left = 0;
   int64_t free_registers = 0;  // that setmaxnreg may hand out
 
+  void note_visit(Access const& access, Site site) { visits[{access.cta, access.agent}] = {access, site}; }
   uint16_t new_agent() { return uint16_t(agents++); }
   void wake() {
     for (Warp& warp : warps) warp.may_run = true;

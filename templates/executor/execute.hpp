@@ -120,8 +120,8 @@ void Machine::store(Lane& lane, Operation& operation, SiteCost& cost) {
 
 // ---- Atomic operations and fences ---------------------------------------------------------------------------------
 
-// Before an atomic operation hands something over, a fence must have come: that of the thread itself covers what it knew then,
-// those of other threads of the CTA what they had done, if this thread knows of them by a barrier.
+// Before an atomic operation hands something over, a fence must have come: that of the thread itself covers what it knew
+// then, those of other threads of the CTA what they had done, if this thread knows of them by a barrier.
 void Machine::fetch_add(Lane& lane, Operation& operation) {
   uint32_t value;
   memcpy(&value, operation.from, 4);

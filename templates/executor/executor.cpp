@@ -47,7 +47,9 @@ namespace {
 // Says what is wrong with a request, or nothing.
 std::string refusal(hgemm_emulation const& request, Kernel const& kernel) {
   if (request.version != HGEMM_ABI_VERSION) return text("version is %u and must be %d", request.version, HGEMM_ABI_VERSION);
-  if (request.threads == 0 || request.threads % 32 || request.threads > 1024) return "threads must be a multiple of 32 up to 1024";
+  if (request.threads == 0 || request.threads % 32 || request.threads > 1024) {
+    return "threads must be a multiple of 32 up to 1024";
+  }
   if (request.shared_bytes > 232448) return "shared_bytes is more than a CTA can have, 232448";
   for (int i = 0; i < 3; ++i) {
     if (!request.grid[i] || !request.cluster[i] || request.grid[i] % request.cluster[i]) return "grid must be whole clusters";
@@ -57,7 +59,8 @@ std::string refusal(hgemm_emulation const& request, Kernel const& kernel) {
   }
   for (uint32_t i = 0; i < kernel.parameter_count; ++i) {
     if (request.parameter_bytes[i] == kernel.parameter_bytes[i]) continue;
-    return text("parameter %u has %llu bytes, the request %llu", i, static_cast<unsigned long long>(kernel.parameter_bytes[i]),
+    return text("parameter %u has %llu bytes, the request %llu", i,
+                static_cast<unsigned long long>(kernel.parameter_bytes[i]),
                 static_cast<unsigned long long>(request.parameter_bytes[i]));
   }
   if (request.timing > HGEMM_ANY_TIME || request.order > HGEMM_ANY_ORDER) return "timing or order has no such value";

@@ -113,14 +113,16 @@ inline void prepare_registers(Fiber& fiber, uintptr_t top, void (*entry)()) {
 }
 #endif
 
-// Makes `fiber` begin with `entry`, which never returns, on the stack of `bytes` from `stack` on.
-inline void prepare(Fiber& fiber, void* stack, size_t bytes, void (*entry)()) {
+// Makes `fiber` begin with `entry`, which never returns, on the stack of `bytes` from `stack` on, of which the first that it
+// uses, `filled`, hold `fill`.
+inline void prepare(Fiber& fiber, unsigned char* stack, size_t bytes, size_t filled, int fill, void (*entry)()) {
   fiber.stack = stack;
   fiber.stack_bytes = bytes;
   fiber.sanitizer_stack = nullptr;
 #if HGEMM_FIBER_ASAN
   __asan_unpoison_memory_region(stack, bytes);  // frames of a fiber that was never finished
 #endif
+  memset(stack + bytes - filled, fill, filled);
 #if HGEMM_FIBER_ASSEMBLY
   prepare_registers(fiber, (reinterpret_cast<uintptr_t>(stack) + bytes) & ~uintptr_t(15), entry);
 #else

@@ -88,7 +88,8 @@ class GlobalMemory {
     }
     uint64_t const row = region.is.rows > 1 ? offset / region.is.pitch_bytes : 0;
     uint64_t const column = (offset - row * region.is.pitch_bytes) / region.is.element_bytes;
-    return result + text("[row %llu][column %llu]", static_cast<unsigned long long>(row), static_cast<unsigned long long>(column));
+    return result +
+           text("[row %llu][column %llu]", static_cast<unsigned long long>(row), static_cast<unsigned long long>(column));
   }
 
   std::vector<Region> regions;
@@ -131,7 +132,9 @@ class GlobalMemory {
     for (Region& region : regions) {
       if (!region.holds(address)) continue;
       std::string const at = element(region, address);
-      if (!region.has(write ? HGEMM_WRITABLE : HGEMM_READABLE)) return text("%s of %u bytes at %s, which is not for that", what, bytes, at.c_str());
+      if (!region.has(write ? HGEMM_WRITABLE : HGEMM_READABLE)) {
+        return text("%s of %u bytes at %s, which is not for that", what, bytes, at.c_str());
+      }
       return text("%s of %u bytes at %s runs out of its row of %llu bytes", what, bytes, at.c_str(),
                   static_cast<unsigned long long>(region.is.row_bytes));
     }

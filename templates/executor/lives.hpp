@@ -100,6 +100,7 @@ void Machine::begin(Cta& cta, uint32_t rank) {
   cta.shadow.reset(request_.shared_bytes, false);
   for (Barrier& barrier : cta.barriers) barrier = Barrier();
   cta.mbarriers.clear();
+  cta.visits.clear();
   cta.warpgroups.assign((threads + 127) / 128, Warpgroup());
   cta.warps.assign(threads / 32, Warp());
   cta.lanes.assign(threads, Lane());
@@ -116,8 +117,7 @@ void Machine::begin(Cta& cta, uint32_t rank) {
     // Stacks begin at different places of a page: at the same place they would all compete for the same lines of the cache.
     unsigned char* const stack = stacks_ + (slot * threads + thread) * stack_bytes;
     size_t const bytes = stack_bytes - thread * 1088 % 16384 / 64 * 64;
-    memset(stack + bytes - poisoned_stack_bytes, HGEMM_POISON, poisoned_stack_bytes);
-    prepare(lane.fiber, stack, bytes, &Machine::enter);
+    prepare(lane.fiber, stack, bytes, poisoned_stack_bytes, HGEMM_POISON, &Machine::enter);
   }
   for (Warp& warp : cta.warps) {
     warp.cta = &cta;
@@ -130,13 +130,10 @@ void Machine::begin(Cta& cta, uint32_t rank) {
 
 void Machine::end(Cluster& cluster) {
   cluster.living = false;
-  for (size_t i = box_loads_.size(); i-- > 0;) {
-    BoxLoad const load = box_loads_[i];
-    if (load.cta->cluster != &cluster) continue;
-    findings_.add("pending", load.site, [&] { return text("CTA %u ends while the TMA still writes its shared memory", load.cta->number); });
-    box_loads_.erase(box_loads_.begin() + std::ptrdiff_t(i));
-  }
-  living_.erase(std::remove_if(living_.begin(), living_.end(), [&](Cta* cta) { return cta->cluster == &cluster; }), living_.end());
+  auto of_cluster = [&](BoxLoad const& load) { return load.cta->cluster == &cluster; };
+  box_loads_.erase(std::remove_if(box_loads_.begin(), box_loads_.end(), of_cluster), box_loads_.end());
+  living_.erase(std::remove_if(living_.begin(), living_.end(), [&](Cta* cta) { return cta->cluster == &cluster; }),
+                living_.end());
 }
 
 // ---- Fibers -------------------------------------------------------------------------------------------------------
@@ -206,6 +203,18 @@ void Machine::exit_lane(Warp& warp, Lane& lane) {
   }
   if (warp.wgmma_retired < warp.wgmma_issued) {
     findings_.add("pending", warp.wgmma_site, [&] { return text("%s ends with products in flight", whoami(lane).c_str()); });
+  }
+  if (lane.cta->lanes_left == 0) exit_cta(*lane.cta);
+}
+
+// Whatever others did to a CTA's shared memory, one of its threads must have learnt that it is over.
+void Machine::exit_cta(Cta const& cta) {
+  for (auto const& [agent, visit] : cta.visits) {
+    auto knows = [&visit = visit](Lane const& lane) { return lane.knowledge.knows(visit.access); };
+    if (std::any_of(cta.lanes.begin(), cta.lanes.end(), knows)) continue;
+    findings_.add(visit.access.cta == cta.number ? "pending" : "cluster", visit.site, [&visit = visit, &cta, this] {
+      return text("CTA %u ends in no order with what %s does to its shared memory", cta.number, who(visit.access).c_str());
+    });
   }
 }
 

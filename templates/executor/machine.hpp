@@ -1,9 +1,9 @@
-// The executor: it holds the CTAs that live, lets an adversary choose which warp goes on and when asynchronous work takes effect,
-// carries out warp instructions, and judges them.
+// The executor: it holds the CTAs that live, lets an adversary choose which warp goes on and when asynchronous work takes
+// effect, carries out warp instructions, and judges them.
 //
-// A thread of the kernel is a fiber. It runs to its next atom and waits there. Lanes of a warp that wait at the same line for the
-// same kind of operation form one warp instruction; a collective one needs all 32. Carrying it out checks every address, asks the
-// shadow of the memory whether each access is ordered with those before it, counts costs, and lets the lanes run on.
+// A thread of the kernel is a fiber. It runs to its next atom and waits there. Lanes of a warp that wait at the same line for
+// the same kind of operation form one warp instruction; a collective one needs all 32. Carrying it out checks every address,
+// asks the shadow of the memory whether each access is ordered with those before it, counts costs, and lets the lanes run on.
 #pragma once
 
 #include <algorithm>
@@ -46,6 +46,7 @@ class Machine {
   void next_fiber(Fiber& from);
   void resume(Warp& warp, uint32_t lanes);
   void exit_lane(Warp& warp, Lane& lane);
+  void exit_cta(Cta const& cta);
   uint32_t next_number();
 
   // ---- Choosing what happens next: schedule.hpp ----
@@ -125,7 +126,8 @@ class Machine {
   void note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write, Access const& me);
   void note_async_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, Access const& me);
   void note_global_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes);
-  void note_global_write(Lane& lane, Operation const& operation, void* address, uint32_t bytes, void const* value, Access const& me);
+  void note_global_write(Lane& lane, Operation const& operation, void* address, uint32_t bytes, void const* value,
+                         Access const& me);
   void say_conflict(Lane const& lane, Operation const& operation, Conflict const& conflict, char const* memory, bool write);
   static Cta* cta_of(Cluster& cluster, uint32_t number);
   Access access_of(Lane const& lane, Operation const& operation);

@@ -5,8 +5,8 @@
 
 namespace hgemm::executor {
 
-// The barrier at the place of `barrier` in `cta`; nothing where none is, which is then told. `remote`: of another CTA, or as the
-// TMA sees it.
+// The barrier at the place of `barrier` in `cta`; nothing where none is, which is then told. `remote`: of another CTA, or as
+// the TMA sees it.
 Mbarrier* Machine::find(Lane const& lane, Operation const& operation, Cta& cta, void const* barrier, bool remote) {
   if (!may_access_shared(lane, operation, barrier, 8)) return nullptr;
   size_t const offset = reinterpret_cast<uintptr_t>(barrier) % shared_window;
@@ -40,7 +40,9 @@ Mbarrier* Machine::find(Lane const& lane, Operation const& operation, Cta& cta, 
 void Machine::init(Lane& lane, Operation const& operation) {
   if (!may_access_shared(lane, operation, operation.to, 8)) return;
   note_shared(lane, operation, operation.to, 8, true);
-  if (operation.number == 0) findings_.add("mbarrier", operation.site, [&] { return whoami(lane) + ": a count of 0 arrivals"; });
+  if (operation.number == 0) {
+    findings_.add("mbarrier", operation.site, [&] { return whoami(lane) + ": a count of 0 arrivals"; });
+  }
   Mbarrier barrier;
   barrier.init = access_of(lane, operation);
   barrier.count = barrier.pending = operation.number;
@@ -56,12 +58,14 @@ void Machine::arrive(Lane& lane, Operation const& operation) {
   Cluster& cluster = *lane.cta->cluster;
   uint32_t const rank = operation.threads ? operation.threads - 1 : lane.cluster_rank;
   if (rank >= cluster.ctas.size()) {
-    findings_.add("cluster", operation.site, [&] { return text("%s: the cluster has no CTA %u", whoami(lane).c_str(), rank); });
+    findings_.add("cluster", operation.site,
+                  [&] { return text("%s: the cluster has no CTA %u", whoami(lane).c_str(), rank); });
     return;
   }
   Cta& cta = *cluster.ctas[rank];
   Mbarrier* const barrier = find(lane, operation, cta, operation.to, &cta != lane.cta);
   if (!barrier) return;
+  if (&cta != lane.cta) cta.note_visit(access_of(lane, operation), operation.site);
   barrier->gathered.add(lane.knowledge);
   ++lane.knowledge.epoch;
   barrier->bytes += operation.bytes;
@@ -80,8 +84,9 @@ void Machine::end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site) {
   for (BoxLoad const& load : box_loads_) {
     if (load.cta != &cta || &cta.mbarriers.at(load.barrier) != &barrier || load.phase != barrier.phase) continue;
     findings_.add("mbarrier", site, [&] {
-      return text("CTA %u: a phase of the mbarrier at byte %zu ends while the TMA still writes: fewer bytes are expected than come",
-                  cta.number, load.barrier);
+      return text(
+          "CTA %u: a phase of the mbarrier at byte %zu ends while the TMA still writes: fewer bytes are expected than come",
+          cta.number, load.barrier);
     });
   }
   ++barrier.phase;

@@ -20,7 +20,8 @@ void Machine::run() {
     if (!step() && !land_next()) {
       deadlock();
     } else if (++steps_ >= limit) {
-      findings_.add("endless", {nullptr, 0}, [&] { return text("given up after %llu steps", static_cast<unsigned long long>(steps_)); });
+      findings_.add("endless", {nullptr, 0},
+                    [&] { return text("given up after %llu steps", static_cast<unsigned long long>(steps_)); });
       return;
     }
   }
@@ -65,8 +66,8 @@ bool Machine::step() {
   return false;
 }
 
-// The lanes of the warp's next instruction. Where lanes went different ways, those at the lowest address of the code go first:
-// that lets the others meet them again, as a GPU does.
+// The lanes of the warp's next instruction. Where lanes went different ways, those at the lowest address of the code go
+// first: that lets the others meet them again, as a GPU does.
 uint32_t Machine::choose(Warp& warp) const {
   uint32_t best = 0;
   void const* best_at = nullptr;
@@ -77,7 +78,9 @@ uint32_t Machine::choose(Warp& warp) const {
     for (uint32_t left = rest; left; left &= left - 1) {
       Lane const& lane = warp.lanes[__builtin_ctz(left)];
       Operation const& other = *lane.operation;
-      if (other.kind != operation.kind || other.site.line != operation.site.line || other.site.file != operation.site.file) continue;
+      if (other.kind != operation.kind || other.site.line != operation.site.line || other.site.file != operation.site.file) {
+        continue;
+      }
       group |= left & -left;
       if (ready(lane)) able |= left & -left;
     }
@@ -185,8 +188,8 @@ std::string Machine::waits_for(Warp const& warp, Lane const& lane) const {
   Mbarrier const* const barrier = operation.kind == Kind::mbarrier_wait ? awaited(lane) : nullptr;
   if (barrier) {
     return text(" (mbarrier at byte %zu, parity %u, phase %u: %u of %u arrivals and %lld bytes missing)",
-                size_t(reinterpret_cast<uintptr_t>(operation.to) % shared_window), operation.number, barrier->phase, barrier->pending,
-                barrier->count, static_cast<long long>(barrier->bytes));
+                size_t(reinterpret_cast<uintptr_t>(operation.to) % shared_window), operation.number, barrier->phase,
+                barrier->pending, barrier->count, static_cast<long long>(barrier->bytes));
   }
   if (operation.kind == Kind::setmaxnreg) {
     return text(" (%u registers a thread, has %u, the CTA has %lld to give)", operation.number, warp.registers,
@@ -226,7 +229,8 @@ std::string Machine::standing(Warp const& warp) const {
     std::string here = "ended";
     if (!lane.exited) {
       Operation const& operation = *lane.operation;
-      here = std::string(name_of(operation.kind)) + " at " + base_name(operation.site.file) + text(":%d", operation.site.line);
+      here =
+          std::string(name_of(operation.kind)) + " at " + base_name(operation.site.file) + text(":%d", operation.site.line);
       here += waits_for(warp, lane);
     }
     bool found = false;

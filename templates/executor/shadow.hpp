@@ -1,7 +1,7 @@
 // What is known about each piece of a memory: who wrote it last, and who has read it since.
 //
-// Memory is divided into lines of 16 bytes. A line that is always accessed as a whole has one cell; narrower accesses divide it
-// into cells of 8, 4 or 2 bytes until it is next written as a whole.
+// Memory is divided into lines of 16 bytes. A line that is always accessed as a whole has one cell; narrower accesses divide
+// it into cells of 8, 4 or 2 bytes until it is next written as a whole.
 #pragma once
 
 #include <stddef.h>
@@ -64,7 +64,8 @@ class Shadow {
     if (offset % line_bytes == 0 && bytes % line_bytes == 0) {
       for (size_t at = offset; at < offset + bytes; at += line_bytes) {
         Line& line = lines_[at / line_bytes];
-        for_cells(line, at, at, at + line_bytes, [&](Cell& cell, size_t where) { check_write(cell, where, writer, conflict); });
+        for_cells(line, at, at, at + line_bytes,
+                  [&](Cell& cell, size_t where) { check_write(cell, where, writer, conflict); });
         make_whole(line);
         overwrite(line.cell, me, atomic);
       }
@@ -115,10 +116,13 @@ class Shadow {
     }
     int const shift = 4 - line.log2_cells;
     Parts& parts = divided_[line.parts - 1];
-    for (size_t i = (begin - first) >> shift; i < ((end - first - 1) >> shift) + 1; ++i) visit(parts.cell[i], first + (i << shift));
+    for (size_t i = (begin - first) >> shift; i < ((end - first - 1) >> shift) + 1; ++i) {
+      visit(parts.cell[i], first + (i << shift));
+    }
   }
 
-  // Makes the line's cells small enough to begin at `edges` (the bits of all offsets within the line that cells must begin at).
+  // Makes the line's cells small enough to begin at `edges` (the bits of all offsets within the line that cells must begin
+  // at).
   void divide(Line& line, size_t edges) {
     int const needed = edges == 0 ? 0 : edges % 8 == 0 ? 1 : edges % 4 == 0 ? 2 : 3;
     if (needed <= line.log2_cells) return;

@@ -1,10 +1,10 @@
 // The arithmetic of the tensor cores.
 //
-// Products are exact: two significands of 11 bits (8 for bf16) have one of at most 22, which f32 holds. With f32 accumulators they
-// are added to the accumulator one after another in f32, to the nearest. Hardware aligns 4, 8 or 16 products to the largest one,
-// cuts them off and adds them at once; its error a product is at most 2^-23 of the largest term, ours 2^-24 of a partial sum.
-// With f16 accumulators the sum of an instruction is rounded to f16 once, to the nearest; hardware does so once a group.
-// Both therefore lie within the bound that results are checked against, and neither is bit for bit the other.
+// Products are exact: two significands of 11 bits (8 for bf16) have one of at most 22, which f32 holds. With f32 accumulators
+// they are added to the accumulator one after another in f32, to the nearest. Hardware aligns 4, 8 or 16 products to the
+// largest one, cuts them off and adds them at once; its error a product is at most 2^-23 of the largest term, ours 2^-24 of a
+// partial sum. With f16 accumulators the sum of an instruction is rounded to f16 once, to the nearest; hardware does so once
+// a group. Both therefore lie within the bound that results are checked against, and neither is bit for bit the other.
 #pragma once
 
 #include <stdint.h>
@@ -33,7 +33,8 @@ struct Fragment16x8x16 {
   alignas(16) float b[16][8];  // (k, n)
   alignas(16) float d[16][8];  // (m, n)
 
-  // Lane l has rows l / 4 (and + 8) and columns l % 4 * 2 and the next (and + 8) of a; column l / 4 of b; d as a's first half.
+  // Lane l has rows l / 4 (and + 8) and columns l % 4 * 2 and the next (and + 8) of a; column l / 4 of b; d as a's first
+  // half.
   void read(uint32_t const* const* a_registers, uint32_t const* const* b_registers, Element element) {
     for (int g = 0; g < 8; ++g) {
       uint32_t const* const* const lanes = a_registers + g * 4;

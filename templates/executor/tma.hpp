@@ -5,7 +5,8 @@
 
 namespace hgemm::executor {
 
-// Swizzles exchange the 16-byte pieces of a row, by the address itself: BITS of it from bit 7 on are added to those from bit 4 on.
+// Swizzles exchange the 16-byte pieces of a row, by the address itself: BITS of it from bit 7 on are added to those from bit
+// 4 on.
 inline uintptr_t swizzled(uintptr_t address, uint32_t bits) {
   return address ^ (address >> 3 & (((uintptr_t(1) << bits) - 1) << 4));
 }
@@ -23,11 +24,14 @@ inline RowPart row_part(hgemm_tensor_map const& map, int const (&at)[3], uint32_
   int64_t const first = std::max<int64_t>(at[0], 0);
   int64_t const last = std::min<int64_t>(int64_t(at[0]) + map.box[0], int64_t(map.extent[0]));
   if (y < 0 || y >= int64_t(map.extent[1]) || z < 0 || z >= int64_t(map.extent[2]) || first >= last) return {};
-  uint64_t const offset = uint64_t(y) * map.stride_bytes[0] + uint64_t(z) * map.stride_bytes[1] + uint64_t(first) * map.element_bytes;
+  uint64_t const offset =
+      uint64_t(y) * map.stride_bytes[0] + uint64_t(z) * map.stride_bytes[1] + uint64_t(first) * map.element_bytes;
   return {map.base + offset, uint32_t(first - at[0]) * map.element_bytes, uint32_t(last - first) * map.element_bytes};
 }
 
-inline TmaArguments const& tma_arguments(Operation const& operation) { return *static_cast<TmaArguments const*>(operation.second); }
+inline TmaArguments const& tma_arguments(Operation const& operation) {
+  return *static_cast<TmaArguments const*>(operation.second);
+}
 inline hgemm_tensor_map const& map_of(Operation const& operation) {
   return *static_cast<hgemm_tensor_map const*>(tma_arguments(operation).map);
 }
@@ -40,25 +44,33 @@ bool Machine::sound(Lane const& lane, Operation const& operation, hgemm_tensor_m
     return false;
   };
   if (map.magic != HGEMM_TENSOR_MAP) return wrong("this is no tensor map");
-  if (map.rank != 3 || map.swizzle > HGEMM_SWIZZLE_128) return wrong("a map of this rank or swizzle is not one of a kernel's");
-  for (int i = 0; i < 3; ++i) {
-    if (map.box[i] < 1 || map.box[i] > 256) return wrong(text("a box of %u along dimension %d is not one of 1 to 256", map.box[i], i));
+  if (map.rank != 3 || map.swizzle > HGEMM_SWIZZLE_128) {
+    return wrong("a map of this rank or swizzle is not one of a kernel's");
   }
-  if (map.base % 16 || map.stride_bytes[0] % 16 || map.stride_bytes[1] % 16) return wrong("base and strides must be multiples of 16 bytes");
+  for (int i = 0; i < 3; ++i) {
+    if (map.box[i] < 1 || map.box[i] > 256) {
+      return wrong(text("a box of %u along dimension %d is not one of 1 to 256", map.box[i], i));
+    }
+  }
+  if (map.base % 16 || map.stride_bytes[0] % 16 || map.stride_bytes[1] % 16) {
+    return wrong("base and strides must be multiples of 16 bytes");
+  }
   uint32_t const bytes = row_bytes(map), span = 16u << map.swizzle;
   if (bytes % 16 || (map.swizzle && bytes != span)) {
     return wrong(text("rows of %u bytes of a box do not fill what a swizzle of %u bytes exchanges", bytes, span));
   }
   if (!shared) return true;
   if (reinterpret_cast<uintptr_t>(shared) % 128) {
-    findings_.add("alignment", operation.site, [&] { return whoami(lane) + ": boxes lie at multiples of 128 bytes of shared memory"; });
+    findings_.add("alignment", operation.site,
+                  [&] { return whoami(lane) + ": boxes lie at multiples of 128 bytes of shared memory"; });
     return false;
   }
   uint32_t const total = bytes * box_rows(map);
   uintptr_t const base = reinterpret_cast<uintptr_t>(lane.cta->arena), at = reinterpret_cast<uintptr_t>(shared);
   if (at >= base && at + total <= base + request_.shared_bytes) return true;
   findings_.add("bounds", operation.site, [&] {
-    return text("%s: a box of %u bytes at byte %td leaves shared memory", whoami(lane).c_str(), total, std::ptrdiff_t(at - base));
+    return text("%s: a box of %u bytes at byte %td leaves shared memory", whoami(lane).c_str(), total,
+                std::ptrdiff_t(at - base));
   });
   return false;
 }
@@ -79,7 +91,8 @@ void Machine::start_load(Lane& lane, Operation const& operation, SiteCost& cost)
     if (rank < ctas.size()) {
       start_load(lane, operation, *ctas[rank], readable);
     } else {
-      findings_.add("cluster", operation.site, [&] { return text("%s: the cluster has no CTA %u", whoami(lane).c_str(), rank); });
+      findings_.add("cluster", operation.site,
+                    [&] { return text("%s: the cluster has no CTA %u", whoami(lane).c_str(), rank); });
     }
   }
 }
@@ -94,9 +107,16 @@ void Machine::start_load(Lane& lane, Operation const& operation, Cta& cta, bool 
   size_t const offset = reinterpret_cast<uintptr_t>(operation.to) % shared_window;
   Access const me = {barrier->phase + 1, cta.number, barrier->agent, costs_.index_of(operation)};
   note_shared(lane, operation, operation.to, bytes, true, me);
+  cta.note_visit(me, operation.site);
   memset(cta.arena + offset, HGEMM_POISON, bytes);
-  box_loads_.push_back({map, {arguments.at[0], arguments.at[1], arguments.at[2]}, cta.arena + offset, &cta,
-                        reinterpret_cast<uintptr_t>(arguments.barrier) % shared_window, barrier->phase, operation.site, readable});
+  box_loads_.push_back({map,
+                        {arguments.at[0], arguments.at[1], arguments.at[2]},
+                        cta.arena + offset,
+                        &cta,
+                        reinterpret_cast<uintptr_t>(arguments.barrier) % shared_window,
+                        barrier->phase,
+                        operation.site,
+                        readable});
   if (request_.timing == HGEMM_EARLY) land(box_loads_.size() - 1);
 }
 
@@ -127,7 +147,9 @@ void Machine::land(size_t index) {
   for (uint32_t row = 0; row < box_rows(load.map); ++row) {
     unsigned char buffer[1024] = {};
     RowPart const part = row_part(load.map, load.at, row);
-    if (part.bytes) memcpy(buffer + part.skipped, reinterpret_cast<void const*>(part.address), load.readable ? part.bytes : 0);
+    if (part.bytes) {
+      memcpy(buffer + part.skipped, reinterpret_cast<void const*>(part.address), load.readable ? part.bytes : 0);
+    }
     if (!load.readable) memset(buffer, HGEMM_POISON, bytes);
     for (uint32_t piece = 0; piece < bytes; piece += 16) {
       uintptr_t const to = reinterpret_cast<uintptr_t>(load.to) + row * bytes + piece;
@@ -156,8 +178,13 @@ void Machine::start_store(Lane& lane, Operation const& operation, SiteCost& cost
     cost.sectors += (part.address + part.bytes + 31) / 32 - part.address / 32;
     cost.ideal_sectors += (part.bytes + 31) / 32;
   }
-  lane.stores.push_back({map, {at[0], at[1], at[2]}, static_cast<unsigned char const*>(operation.from), lane.stores_committed, false,
-                         operation, me});
+  lane.stores.push_back({map,
+                         {at[0], at[1], at[2]},
+                         static_cast<unsigned char const*>(operation.from),
+                         lane.stores_committed,
+                         false,
+                         operation,
+                         me});
   if (request_.timing == HGEMM_EARLY) land(lane.stores.back(), lane);
 }
 
@@ -207,8 +234,8 @@ void Machine::proxy_fence(Lane& lane) {
   ++lane.knowledge.epoch;
 }
 
-// Whether a thread's write may be read by the async proxy for `reader`: the writer has fenced after it, and the reader knows of
-// that; or the reader has fenced since it knew of the write.
+// Whether a thread's write may be read by the async proxy for `reader`: the writer has fenced after it, and the reader knows
+// of that; or the reader has fenced since it knew of the write.
 bool Machine::passed_proxy(Lane const& reader, Access const& write) const {
   Lane const& writer = reader.cta->lanes[write.agent];
   uint32_t const known = reader.knowledge.known_of(write.cta, write.agent);

@@ -67,7 +67,10 @@ void Machine::issue(Warp& warp, SiteCost& cost) {
             its.accumulate == product.arguments.accumulate;
     product.d[quarter][i] = operation.to;
   }
-  if (!same) findings_.add("wgmma", first.site, [&] { return whoami(warp.lanes[0]) + ": threads of a warpgroup give different operands"; });
+  if (!same) {
+    findings_.add("wgmma", first.site,
+                  [&] { return whoami(warp.lanes[0]) + ": threads of a warpgroup give different operands"; });
+  }
   product.group[quarter] = warp.wgmma_committed;
   product.issued[quarter] = true;
   take_sums(warp, product, quarter);
@@ -154,7 +157,8 @@ void Machine::compute(Warp& warp, Product& product, int quarter) {
   };
   read(product.arguments.a, product.arguments.a_k_major, uint32_t(quarter) * 16, 16,
        [](uint32_t m, uint32_t k, float value) { tile.a[m][k] = value; });
-  read(product.arguments.b, product.arguments.b_k_major, 0, n, [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
+  read(product.arguments.b, product.arguments.b_k_major, 0, n,
+       [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
   for (uint32_t l = 0; l < 32; ++l) tile.move_in(l, n, &sums.registers[l * count], product.sum, product.arguments.accumulate);
   tile.multiply(n);
   for (uint32_t l = 0; l < 32; ++l) tile.move_out(l, n, &sums.registers[l * count], product.sum);

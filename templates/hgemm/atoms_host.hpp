@@ -9,7 +9,7 @@
 #include <executor/numbers.hpp>
 #include <executor/operation.hpp>
 
-#define HGEMM_DEVICE inline
+#define HGEMM_DEVICE inline __attribute__((always_inline))
 #define HGEMM_UNROLL
 #define HGEMM_NO_UNROLL
 #define HGEMM_KERNEL(threads, ctas_per_sm) extern "C" void

@@ -1,0 +1,360 @@
+// One kernel for each rule that the executor judges by: sound, or with the fault that breaks the rule.
+#include <hgemm/atoms_sm90.cuh>
+
+namespace {
+
+using namespace hgemm;
+
+struct Parameters {
+  uint32_t rule, fault;
+  uint32_t const* in;  // 256 words
+  uint32_t* out;       // 1024 words, each to be written once
+  uint32_t* scratch;   // a counter, then 1024 words
+};
+
+struct Shared {
+  alignas(1024) unsigned char box[2][4096];  // 64 rows of 64 bytes
+  alignas(1024) unsigned char more[16384];
+  uint32_t words[1024];
+  uint64_t full, empty;
+};
+
+// A wgmma of m64n64k16, both operands in 16-byte pieces without a swizzle.
+struct Product {
+  using In = f16;
+  HGEMM_WGMMA(64x64x16_F32F16F16_SS);
+  struct A { static constexpr bool k_major = true; };
+  struct B { static constexpr bool k_major = true; };
+};
+
+struct Thread {
+  Parameters const& p;
+  TensorMap const& map;
+  Shared& shared;
+  int index = atoms::thread_index();
+  bool fault = p.fault;
+
+  void put(uint32_t value) const { atoms::st_global(p.out + atoms::cta_x() * 128 + index, value); }
+
+  // ---- Threads among themselves -----------------------------------------------------------------------------------
+
+  void neighbours_of_a_cta() const {
+    atoms::st_shared(&shared.words[index], uint32_t(index));
+    if (!fault) atoms::cta_barrier();
+    put(atoms::ld_shared(&shared.words[(index + 32) % 128]));
+  }
+  void neighbours_of_a_warp() const {
+    atoms::st_shared(&shared.words[index], uint32_t(index));
+    if (!fault) atoms::warp_barrier();
+    put(atoms::ld_shared(&shared.words[index ^ 1]));
+  }
+  void overwritten_while_read() const {
+    atoms::st_shared(&shared.words[index], uint32_t(index));
+    atoms::cta_barrier();
+    uint32_t const seen = atoms::ld_shared(&shared.words[127 - index]);
+    if (!fault) atoms::cta_barrier();
+    atoms::st_shared(&shared.words[index], 0u);
+    put(seen);
+  }
+  void halves_of_a_word() const {  // neighbours share words, and banks, but no bytes
+    auto* const halves = reinterpret_cast<f16*>(shared.words);
+    atoms::st_shared(halves + index, atoms::from_float<f16>(1.f));
+    put(fault ? uint32_t(atoms::to_float(atoms::ld_shared(halves + (index ^ 1)))) : 1);
+  }
+  void a_barrier_for_all() const {
+    if (!fault || index < 96) atoms::cta_barrier();
+    put(0);
+  }
+  void a_collective_for_all() const {
+    float d[4] = {};
+    uint32_t const a[4] = {}, b[2] = {};
+    if (!fault || index % 32 < 16) atoms::mma<f16, 16>(d, a, b);
+    put(atoms::float_bits(d[0]));
+  }
+  void named_barriers() const {
+    if (index < 64) {
+      atoms::st_shared(&shared.words[index], 7u);
+      atoms::named_barrier_arrive(3, 128);
+      put(7);
+    } else {
+      atoms::named_barrier(3, fault ? 96 : 128);
+      put(atoms::ld_shared(&shared.words[index - 64]));
+    }
+  }
+  void fences_between_ctas() const {  // CTAs add up what each of them leaves in memory; the last one sees all of it
+    atoms::st_global(p.scratch + 1 + atoms::cta_x() * 128 + index, 1u);
+    if (!fault) atoms::global_fence();
+    atoms::cta_barrier();
+    if (index == 0) {
+      atoms::st_shared(&shared.words[0], atoms::global_fetch_add(p.scratch, 1));
+      atoms::global_fence();
+    }
+    atoms::cta_barrier();
+    uint32_t sum = 0;
+    if (atoms::ld_shared(&shared.words[0]) == atoms::grid_x() - 1) {
+      for (uint32_t cta = 0; cta < atoms::grid_x(); ++cta) sum += atoms::ld_global(p.scratch + 1 + cta * 128 + index);
+    }
+    put(sum);
+  }
+  void endless() const {
+    while (fault && atoms::ld_global(p.in) != 1) {
+    }
+    put(0);
+  }
+
+  // ---- Memory -----------------------------------------------------------------------------------------------------
+
+  void initialised() const {
+    if (!fault || index != 5) atoms::st_shared(&shared.words[index], 1u);
+    put(atoms::ld_shared(&shared.words[index]));
+  }
+  void inside_shared() const {
+    atoms::st_shared(fault ? reinterpret_cast<uint32_t*>(&shared + 1) + index : shared.words + index, 1u);
+    put(0);
+  }
+  void inside_global() const { put(atoms::ld_global(p.in + index + (fault ? 129 : 0))); }
+  void allowed() const {
+    if (fault) atoms::st_global(const_cast<uint32_t*>(p.in) + index, 1u);
+    put(0);
+  }
+  void aligned() const {
+    auto const* const from = reinterpret_cast<Word2 const*>(p.in + index / 2 * 2 + (fault ? 1 : 0));
+    put(atoms::ld_global(from).x);
+  }
+  void once() const {
+    put(0);
+    if (fault && index == 3) put(0);
+  }
+  void always() const {
+    if (!fault || index != 3) put(0);
+  }
+  void set() const {  // the stack of a thread begins as poison
+    float volatile sums[4];
+    if (!fault) sums[2] = 0.f;
+    put(atoms::float_bits(sums[2] + 1.f));
+  }
+
+  // ---- Asynchronous copies ----------------------------------------------------------------------------------------
+
+  void copies_awaited() const {
+    atoms::cp_async<4>(&shared.words[index], p.in + index, true);
+    atoms::cp_async_commit();
+    atoms::cp_async<4>(&shared.words[128 + index], p.in + index, true);
+    atoms::cp_async_commit();
+    if (fault) atoms::cp_async_wait<1>();
+    if (!fault) atoms::cp_async_wait<0>();
+    atoms::cta_barrier();
+    put(atoms::ld_shared(&shared.words[255 - index]));
+    if (fault) atoms::cp_async_wait<0>();
+  }
+  void copies_finished() const {
+    atoms::cp_async<16>(&shared.words[index * 4], p.in + index % 64 * 4, true);
+    if (!fault) atoms::cp_async_wait<0>();
+    put(0);
+  }
+
+  // ---- Barriers in shared memory, and boxes -----------------------------------------------------------------------
+
+  void begin(int arrivals, bool fenced = true, bool waits = true) const {
+    if (index == 0) {
+      atoms::mbarrier_init(&shared.full, arrivals);
+      atoms::mbarrier_init(&shared.empty, 128);
+      if (fenced) atoms::mbarrier_init_fence();
+    }
+    if (waits) atoms::cta_barrier();
+  }
+  void load(int stage, uint32_t bytes = 4096) const {
+    if (index != 0) return;
+    atoms::mbarrier_arrive_and_expect(&shared.full, bytes);
+    atoms::tma_load(shared.box[stage], map, &shared.full, 0, 0, 0);
+  }
+  void put_box(int stage) const { put(atoms::ld_shared(reinterpret_cast<uint32_t*>(shared.box[stage]) + index)); }
+
+  void boxes_awaited() const {
+    begin(1);
+    load(0);
+    if (!fault) atoms::mbarrier_wait(&shared.full, 0);
+    put_box(0);
+  }
+  void bytes_expected(uint32_t bytes) const {
+    begin(1);
+    load(0, fault ? bytes : 4096);
+    atoms::mbarrier_wait(&shared.full, 0);
+    put_box(0);
+  }
+  void too_many_expected() const { bytes_expected(4100); }
+  void too_few_expected() const { bytes_expected(4000); }
+  void barriers_fenced() const {
+    begin(1, !fault);
+    load(0);
+    atoms::mbarrier_wait(&shared.full, 0);
+    put_box(0);
+  }
+  void barriers_begun() const {
+    begin(1, true, !fault);
+    if (index >= 96) atoms::mbarrier_wait(&shared.full, 1);
+    if (fault) atoms::cta_barrier();
+    put(0);
+  }
+  void arrivals_counted() const {
+    begin(1);
+    if (index == 0) {
+      atoms::mbarrier_arrive_and_expect(&shared.full, 4096);
+      if (fault) atoms::mbarrier_arrive(&shared.full);
+      atoms::tma_load(shared.box[0], map, &shared.full, 0, 0, 0);
+    }
+    atoms::mbarrier_wait(&shared.full, 0);
+    put_box(0);
+  }
+  void missing_arrival() const {
+    begin(fault ? 129 : 128);
+    atoms::mbarrier_arrive(&shared.full);
+    atoms::mbarrier_wait(&shared.full, 0);
+    put(0);
+  }
+  void boxes_reused() const {  // the second box goes where the first one was, once all have read that
+    begin(1);
+    load(0);
+    atoms::mbarrier_wait(&shared.full, 0);
+    uint32_t const seen = atoms::ld_shared(reinterpret_cast<uint32_t*>(shared.box[0]) + index);
+    if (!fault || index == 0) atoms::mbarrier_arrive(&shared.empty);
+    if (index == 0 && !fault) atoms::mbarrier_wait(&shared.empty, 0);
+    load(0);
+    atoms::mbarrier_wait(&shared.full, 1);
+    put(seen);
+  }
+  void boxes_aligned() const {
+    begin(1);
+    if (index == 0) {
+      atoms::mbarrier_arrive_and_expect(&shared.full, 4096);
+      atoms::tma_load(shared.box[0] + (fault ? 64 : 128), map, &shared.full, 0, 0, 0);
+    }
+    if (!fault) atoms::mbarrier_wait(&shared.full, 0);
+    put(0);
+  }
+
+  void stage(uint32_t value) const {
+    auto* const words = reinterpret_cast<uint32_t*>(shared.box[0]);
+    for (int i = index; i < 1024; i += 128) atoms::st_shared(words + i, value + uint32_t(i));
+  }
+  void stores_fenced() const {  // 1024 words by one box
+    stage(0);
+    if (!fault) atoms::async_proxy_fence();
+    atoms::cta_barrier();
+    if (index == 0) {
+      atoms::tma_store(map, shared.box[0], 0, 0, 0);
+      atoms::tma_store_commit();
+      atoms::tma_store_wait_read<0>();
+    }
+  }
+  void stores_awaited() const {
+    stage(0);
+    atoms::async_proxy_fence();
+    atoms::cta_barrier();
+    if (index == 0) {
+      atoms::tma_store(map, shared.box[0], 0, 0, 0);
+      atoms::tma_store_commit();
+      if (!fault) atoms::tma_store_wait_read<0>();
+    }
+    atoms::cta_barrier();
+    stage(7);
+    if (index == 0) atoms::tma_store_wait_read<0>();
+  }
+
+  // ---- Products of a warpgroup ------------------------------------------------------------------------------------
+
+  uint64_t descriptor(void const* at) const {  // pieces of 8 rows follow each other along k, then along m or n
+    return uint64_t(atoms::shared_address(at) >> 4) | uint64_t(128 / 16) << 16 | uint64_t(256 / 16) << 32;
+  }
+  void operands() const {
+    auto* const words = reinterpret_cast<uint32_t*>(shared.more);
+    for (int i = index; i < 1024; i += 128) atoms::st_shared(words + i, 0x3c003c00u);  // ones
+    atoms::async_proxy_fence();
+    atoms::cta_barrier();
+  }
+  void multiply(float (&sums)[32], bool fenced = true) const {
+    if (fenced) atoms::wgmma_fence();
+    atoms::wgmma<Product>(sums, descriptor(shared.more), descriptor(shared.more + 2048), false);
+    atoms::wgmma_commit();
+  }
+  void products_fenced() const {
+    float sums[32];
+    operands();
+    multiply(sums, !fault);
+    atoms::wgmma_wait<0>();
+    put(uint32_t(sums[0]));
+  }
+  void products_awaited() const {
+    float sums[32];
+    operands();
+    multiply(sums);
+    if (!fault) atoms::wgmma_wait<0>();
+    put(atoms::float_bits(sums[0]));
+    if (fault) atoms::wgmma_wait<0>();
+  }
+  void operands_kept() const {
+    float sums[32];
+    operands();
+    multiply(sums);
+    if (!fault) atoms::wgmma_wait<0>();
+    atoms::cta_barrier();
+    if (index == 0) atoms::st_shared(reinterpret_cast<uint32_t*>(shared.more), 0u);
+    if (fault) atoms::wgmma_wait<0>();
+    put(uint32_t(sums[0]));
+  }
+  void registers_handed_over() const {  // three warpgroups, which begin with 168 a thread
+    if (index < 128) {
+      if (!fault) atoms::registers_decrease<40>();
+      if (fault) atoms::registers_decrease<120>();
+    } else {
+      atoms::registers_increase<232>();
+    }
+    put(0);
+  }
+
+  // ---- Clusters ---------------------------------------------------------------------------------------------------
+
+  void cluster_waits() const {  // each CTA loads a box for both
+    begin(1);
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+    if (index == 0) {
+      atoms::mbarrier_arrive_and_expect(&shared.full, 8192);
+      atoms::tma_load_multicast(shared.box[atoms::cluster_rank()], map, &shared.full, 3, 0, 0, 0);
+    }
+    if (!fault || atoms::cluster_rank() == 0) atoms::mbarrier_wait(&shared.full, 0);
+    put_box(atoms::cluster_rank() ^ (fault ? 0 : 1));
+    if (!fault || index > 0) atoms::cluster_arrive();
+    if (!fault || index > 0) atoms::cluster_wait();
+  }
+  void cluster_outlives() const {
+    begin(128);
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+    put(0);
+    if (atoms::cluster_rank() == 0) atoms::mbarrier_arrive_at(&shared.full, 1);
+    if (!fault) {
+      atoms::cluster_arrive();
+      atoms::cluster_wait();
+    }
+  }
+};
+
+#define RULES(DO)                                                                                                           \
+  DO(neighbours_of_a_cta) DO(neighbours_of_a_warp) DO(overwritten_while_read) DO(halves_of_a_word) DO(a_barrier_for_all)    \
+  DO(a_collective_for_all) DO(named_barriers) DO(fences_between_ctas) DO(endless) DO(initialised) DO(inside_shared)         \
+  DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited) DO(copies_finished)              \
+  DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced) DO(barriers_begun) DO(arrivals_counted)  \
+  DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced) DO(stores_awaited) DO(products_fenced)           \
+  DO(products_awaited) DO(operands_kept) DO(registers_handed_over) DO(cluster_waits) DO(cluster_outlives)
+
+}  // namespace
+
+HGEMM_KERNEL_SM90(128, 1, 1) executor_rules(HGEMM_PARAMETER Parameters parameters, HGEMM_PARAMETER hgemm::TensorMap map) {
+  HGEMM_SHARED(Shared, shared);
+  Thread const thread = {parameters, map, shared};
+  uint32_t rule = 0;
+#define TRY(name) \
+  if (parameters.rule == rule++) return thread.name();
+  RULES(TRY)
+}
