@@ -63,7 +63,10 @@ static double now_ns(void) {
 static char *contents(char const *path) {
   FILE *const file = fopen(path, "rb");
   char *bytes = calloc(1, 1 << 22);
-  if (file == NULL || bytes == NULL || fread(bytes, 1, (1 << 22) - 1, file) == 0) fprintf(stderr, "cannot read %s\n", path), exit(2);
+  if (file == NULL || bytes == NULL || fread(bytes, 1, (1 << 22) - 1, file) == 0) {
+    fprintf(stderr, "cannot read %s\n", path);
+    exit(2);
+  }
   fclose(file);
   return bytes;
 }

@@ -57,12 +57,6 @@ class Kind:
         digits = [words.index(getattr(self, name)) for name, words in _WORDS.items()]
         return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
 
-    @classmethod
-    def of_code(cls, code: int) -> Kind:
-        """Return the kind that a number stands for."""
-        mask = (1 << DIGIT_BITS) - 1
-        return cls(*(words[code >> DIGIT_BITS * place & mask] for place, words in enumerate(_WORDS.values())))
-
     def __str__(self) -> str:
         types = f"{self.layout} {self.dtype_a}" + (f"*{self.dtype_b}" if self.dtype_b != self.dtype_a else "")
         extras = [f"bias {self.bias}"] * (self.bias != "none") + [self.activation] * (self.activation != "none")

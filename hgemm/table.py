@@ -127,13 +127,6 @@ class Table:
         """Return the table as JSON says it."""
         return {"format": FORMAT, **asdict(self)}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Table:
-        """Read what `to_dict` returned."""
-        measured = (Measured(**{**entry, "rows": tuple(entry["rows"])}) for entry in values["measured"])
-        groups = (Group(**entry) for entry in values["groups"])
-        return cls(tuple(groups), tuple(Row(**entry) for entry in values["rows"]), tuple(measured))
-
 
 def kind_of(facts: Facts) -> Kind:
     """Return the kind of product that a variant computes."""

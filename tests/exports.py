@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from records import make_record
 
 from generator.catalog import catalog_kernels
 from generator.emit import Kernel, emit
-from generator.export.tree import Wish, export
+from generator.export.tree import MANIFEST, Wish, export
 from generator.register import planned
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -63,6 +65,20 @@ def export_paper(library: Library, to: Path, name: str = "hgemm") -> Path:
     opened = open_library(library.folder)
     export(opened, to, Wish(opened.symbols, name, compressed=False))
     return to
+
+
+def check_manifest(folder: Path) -> list[str]:
+    """Return what differs from an export's manifest: files that are missing, changed or more."""
+    wanted = json.loads((folder / MANIFEST).read_bytes())["files"]
+    found = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != MANIFEST:
+            text = path.read_bytes()
+            found[path.relative_to(folder).as_posix()] = {
+                "sha256": hashlib.sha256(text).hexdigest(),
+                "bytes": len(text),
+            }
+    return sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
 
 
 def need_compiler() -> str:

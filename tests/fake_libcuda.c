@@ -30,7 +30,7 @@ typedef struct Function {
 static char context[1];
 static __thread void *current, *below[8]; /* the thread's contexts */
 static __thread int depth;
-static long launches, live; /* allocations, modules and contexts that were not given back */
+static _Atomic long launches, live; /* allocations, modules and contexts that were not given back */
 
 long fake_launches(void) { return launches; }
 long fake_live(void) { return live; }
@@ -201,7 +201,8 @@ int cuLaunchKernelEx(Config const *config, void *handle, void **parameters, void
              config->grid_x, config->block_x, config->smem, config->stream, p->m, p->n, p->k, p->batch);
     say(line);
   }
-  if (config->attribute_count > 1 || (config->attribute_count == 1 && (config->attributes[0] != 6 || config->attributes[2] != 1))) return 1;
+  if (config->attribute_count > 1) return 1;
+  if (config->attribute_count == 1 && (config->attributes[0] != 6 || config->attributes[2] != 1)) return 1;
   if (refusing_launches) return 999;
   ++launches;
   if (!lazy) compute(function->name, p);

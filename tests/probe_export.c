@@ -180,7 +180,8 @@ int main(int count, char **arguments) {
   struct {
     char const *name;
     int (*act)(void);
-  } const acts[] = {{"lifetime", lifetime}, {"context", context}, {"threads", threads}, {"list", list}, {"maps", maps}, {"bad", bad}};
+  } const acts[] = {{"lifetime", lifetime}, {"context", context}, {"threads", threads},
+                    {"list", list},         {"maps", maps},       {"bad", bad}};
   for (size_t i = 0; count == 2 && i < sizeof acts / sizeof *acts; ++i) {
     if (strcmp(arguments[1], acts[i].name) == 0) return acts[i].act();
   }

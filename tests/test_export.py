@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, call
-from exports import compiled, export_paper, fake_driver, loaded, need_compiler
+from exports import check_manifest, compiled, export_paper, fake_driver, loaded, need_compiler
 
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.names import check_name, renamed
-from generator.export.tree import Wish, check_manifest, export
+from generator.export.tree import Wish, export
 from generator.store.library import Library
 from generator.toolchain import cuda_include
 from hgemm.facts import Facts
@@ -269,6 +269,21 @@ def test_threads_load_a_kernel_once(probe: Path, cuda: dict[str, str], tmp_path:
     done = run(probe, "threads", FAKE_LAZY="1", FAKE_LOG=str(tmp_path / "log"), **cuda)
     words = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
     assert done.returncode == 0 and words.count("load") == 1 and words.count("launch") == 8 * 100
+
+
+def test_threads_do_not_race(paper_export: Path, tmp_path: Path) -> None:
+    """Eight threads that first meet a kernel at once, and the driver below them, under the thread sanitizer."""
+    flags = [need_compiler(), "-std=gnu11", "-O1", "-fsanitize=thread", "-ldl", "-lpthread", "-lm"]
+    defines = [f"-I{paper_export / 'include'}", f'-DHGEMM_IMAGES="{paper_export / "src" / "images.bin"}"']
+    sources = [ROOT / "tests" / "probe_export.c", *sorted((paper_export / "src").glob("*.c"))]
+    driver = [ROOT / "tests" / "fake_libcuda.c", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1"]
+    for command in ([*flags, *driver], [*flags, *defines, *sources, "-o", tmp_path / "probe"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if "tsan" in done.stderr:
+            pytest.skip("this C compiler has no thread sanitizer")
+        assert done.returncode == 0, done.stderr
+    done = run(tmp_path / "probe", "threads", FAKE_LAZY="1", LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
 
 
 def test_the_list_is_the_library(probe: Path, paper_library: Library) -> None:

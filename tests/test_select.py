@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import random
 
 import pytest
@@ -69,11 +68,6 @@ def test_the_table_does_not_depend_on_the_order_of_the_records() -> None:
         assert Table.of(records) == catalog_table()
 
 
-def test_the_table_is_json_and_back() -> None:
-    table = catalog_table()
-    assert Table.from_dict(json.loads(json.dumps(table.to_dict()))) == table
-
-
 def test_every_record_is_one_row_of_the_group_of_its_architecture_and_kind() -> None:
     table = catalog_table()
     assert len(table.rows) == len(catalog_records())
@@ -90,9 +84,9 @@ def test_rows_need_the_workspace_that_launches_do() -> None:
         assert row.workspace_bytes(m, 300, batch) == workspace_bytes(Facts.of(record), m, 300, batch)
 
 
-@given(kinds)
-def test_a_kind_is_its_code(kind: Kind) -> None:
-    assert Kind.of_code(kind.code) == kind
+@given(kinds, kinds)
+def test_kinds_that_differ_have_codes_that_differ(one: Kind, other: Kind) -> None:
+    assert (one == other) == (one.code == other.code) and one.code < 2**32
 
 
 @given(kinds, kinds)
@@ -234,7 +228,7 @@ def test_a_measured_order_decides_for_its_problem_alone() -> None:
     small = next(r["symbol"] for r in catalog_records() if "sm90_tn_f16_f32_f16_16x128x64" in r["symbol"])
     key = (90, Kind().code, 4096, 4096, 4096, 1)
     table = Table.of(catalog_records(), [(key, ["hgemm_gone", small])])
-    assert len(table.measured) == 1 and Table.from_dict(table.to_dict()) == table
+    assert len(table.measured) == 1
     assert choose(Wanted(Kind(), 4096, 4096, 4096), table=table).symbol == small
     for other in (Wanted(Kind(), 4096, 4096, 4095), Wanted(Kind(acc="f16"), 4096, 4096, 4096)):
         assert choose(other, table=table) == choose(other)

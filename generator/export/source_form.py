@@ -12,6 +12,8 @@ from hgemm.library import Library
 from hgemm.record import SOURCE_NAME
 from hgemm.variants import read_variant
 
+_FOR_THE_CPU = "executor/"
+"""Headers that the kernels' own include only where a C++ compiler makes them run on the CPU."""
 README = """\
 Each file of instances/ is one kernel; it includes headers of include/ and, of a CUDA toolkit, cuda_fp16.h and what that needs.
 
@@ -36,6 +38,8 @@ def source_files(library: Library, symbols: Iterable[str], templates: Path) -> d
 def _headers(inputs: dict[str, str], symbol: str, templates: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the headers that are ours or CUTLASS's; those of the toolkit stay where it is."""
     for name, sha256 in inputs.items():
+        if name.startswith(_FOR_THE_CPU):
+            continue
         for folder, place in ((templates, ""), (templates / "lean", "lean/"), (cutlass_include(), "")):
             if (folder / name).is_file():
                 text = (folder / name).read_bytes()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator import __version__
-from generator.errors import LibraryError, RequestError
+from generator.errors import RequestError
 from generator.export.build import build, compiler_version
 from generator.export.images import pack
 from generator.export.names import check_name, renamed
@@ -157,14 +157,3 @@ def _hashes(folder: Path) -> dict[str, dict[str, str | int]]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     return {name: {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)} for name, text in found.items()}
-
-
-def check_manifest(folder: Path) -> list[str]:
-    """Return what differs from an export's manifest: files that are missing, changed or more. Raises LibraryError."""
-    try:
-        wanted = json.loads((folder / MANIFEST).read_bytes())["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise LibraryError(f"{folder} holds no export ({error}): export the library anew") from None
-    found = _hashes(folder)
-    found.pop(MANIFEST)
-    return sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))

@@ -1,0 +1,33 @@
+"""`hgemm select`: the answer on the command line is the library's."""
+
+from __future__ import annotations
+
+import json
+
+from conftest import call
+
+from generator.store.library import Library
+
+
+def test_it_prints_the_variant_and_with_all_the_others(small_library: Library) -> None:
+    words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64]
+    done = call("hgemm", *words, "--arch", "80", "--layout", "nt", "--json")
+    (symbol,) = (row["symbol"] for row in small_library.rows() if "_nt_" in row["symbol"])
+    found = json.loads(done.stdout)
+    assert (found["symbol"], found["code"], found["workspace_bytes"]) == (symbol, "cubin", 0) and found["clocks"] > 0
+    done = call("hgemm", *words, "--arch", "sm_90", "--all")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["symbol", "code", "clocks", "workspace_bytes"]
+    assert len(lines) == 2 and lines[1].split()[1] == "ptx"
+
+
+def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
+    words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64]
+    done = call("hgemm", *words, "--arch", "80", "--align", "1")
+    assert done.returncode == 1 and "with A, B and D aligned to 1, 1 and 1 elements" in done.stderr
+    done = call("hgemm", *words, "--arch", "80", "--dtype-a", "f12")
+    assert done.returncode == 2 and "dtype_a 'f12' is unknown: use f16, bf16, f32" in done.stderr
+    done = call("hgemm", *words, "--arch", "75")
+    assert done.returncode == 2 and "arch '75' is unknown" in done.stderr
+    done = call("hgemm", *words, "--sms", "10")
+    assert done.returncode == 2 and "--sms needs an --arch" in done.stderr
