@@ -17,6 +17,7 @@ struct EpilogueSm90 {
   using Accumulators = WarpgroupAccumulators<Policy>;
 
   static constexpr bool by_tma = Policy::store == Store::tma;
+  static constexpr int piece = 16 / sizeof(Out);            // elements of 16 bytes
   static constexpr int columns = Policy::epilogue_columns;  // of the sums, staged in a turn
   static constexpr int turns = (Policy::tile_n + columns - 1) / columns;
   static constexpr int last_columns = Policy::tile_n - (turns - 1) * columns;
@@ -93,7 +94,9 @@ struct EpilogueSm90 {
     }
     atoms::async_proxy_fence();
     atoms::named_barrier(1 + consumer, 128);  // the boxes are written
-    if (stores) {
+    if (problem.n % piece != 0) {
+      copy_out(boxes, turn, count, batch, row_first, column_first);
+    } else if (stores) {
       if constexpr (Policy::swapped) {
         atoms::tma_store(map, boxes, row_first, column_first + turn * columns, batch);
       } else {
@@ -108,10 +111,36 @@ struct EpilogueSm90 {
     stage = stage + 1 == Policy::epilogue_stages ? 0 : stage + 1;
   }
 
-  // Byte offset of 16-byte piece `piece` of a box's row, as the TMA swizzles boxes of this width.
-  HGEMM_DEVICE static int offset(int row, int piece) {
-    int const bytes = row * box_row_bytes + piece * 16;
+  // Byte offset of the 16-byte piece `along` of a box's row, as the TMA swizzles boxes of this width.
+  HGEMM_DEVICE static int offset(int row, int along) {
+    int const bytes = row * box_row_bytes + along * 16;
     return bytes ^ (bytes >> 3 & (box_row_bytes - 16));
+  }
+
+  // What the TMA does, for rows of D that end within a piece: the TMA would write that piece whole.
+  HGEMM_DEVICE void copy_out(unsigned char const* boxes, int turn, int count, int batch, int row_first, int column_first) const {
+    int const m_first = Policy::swapped ? column_first + turn * columns : row_first;
+    int const n_first = Policy::swapped ? row_first : column_first + turn * columns;
+    int const rows = Policy::swapped ? count : 64, pieces = (Policy::swapped ? 64 : count) / piece;  // of a turn, and of a row
+    Out* const d = static_cast<Out*>(problem.d) + batch * problem.batch_stride_d;
+    HGEMM_NO_UNROLL
+    for (int index = thread; index < rows * pieces; index += 128) {
+      int const row = index / pieces, along = index % pieces;
+      int const m = m_first + row, n = n_first + along * piece;
+      if (m >= problem.m || n >= problem.n) continue;
+      unsigned char const* const box = boxes + along * piece / box_width * box_bytes;
+      auto const from = reinterpret_cast<Piece<Out, piece> const*>(box + offset(row, along % (box_width / piece)));
+      Piece<Out, piece> const whole = atoms::ld_shared(from);
+      Out* const to = d + m * problem.ldd + n;
+      if (n + piece <= problem.n) {
+        atoms::st_global(reinterpret_cast<Piece<Out, piece>*>(to), whole);
+      } else {
+        HGEMM_UNROLL
+        for (int e = 0; e < piece; ++e) {
+          if (n + e < problem.n) atoms::st_global(to + e, whole.element[e]);
+        }
+      }
+    }
   }
 
   // Two groups of 8 columns at a time, as four 8x8 matrices: lane l addresses a row of matrix l / 8.
