@@ -327,6 +327,17 @@ struct Thread {
     if (!fault || index > 0) atoms::cluster_arrive();
     if (!fault || index > 0) atoms::cluster_wait();
   }
+  void cluster_reads() const {  // each CTA reads what the other one wrote, which stays until it has
+    atoms::st_shared(&shared.words[index], uint32_t(index));
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+    auto const* const words = reinterpret_cast<Word4 const*>(shared.words);
+    uint32_t const seen = atoms::ld_shared_at(words + index % 32, 1 - atoms::cluster_rank()).x;
+    if (!fault) atoms::cluster_arrive();
+    if (!fault) atoms::cluster_wait();
+    atoms::st_shared(&shared.words[index], seen);
+    put(seen);
+  }
   void cluster_outlives() const {
     begin(128);
     atoms::cluster_arrive();
@@ -346,7 +357,8 @@ struct Thread {
   DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited) DO(copies_finished)              \
   DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced) DO(barriers_begun) DO(arrivals_counted)  \
   DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced) DO(stores_awaited) DO(products_fenced)           \
-  DO(products_awaited) DO(operands_kept) DO(registers_handed_over) DO(cluster_waits) DO(cluster_outlives)
+  DO(products_awaited) DO(operands_kept) DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads)     \
+  DO(cluster_outlives)
 
 }  // namespace
 

@@ -66,10 +66,11 @@ EXPECTED = {
     "operands_kept": {"race"},
     "registers_handed_over": {"deadlock"},
     "cluster_waits": {"divergence", "race", "uninitialised", "poison"},
+    "cluster_reads": {"race", "cluster"},
     "cluster_outlives": {"cluster"},
 }
 """What a broken rule may be called; at least one of them must be found, whatever the adversary does, and nothing else."""
-GRIDS = {"fences_between_ctas": (4, 1), "cluster_waits": (2, 2), "cluster_outlives": (2, 2)}
+GRIDS = {"fences_between_ctas": (4, 1), "cluster_waits": (2, 2), "cluster_reads": (2, 2), "cluster_outlives": (2, 2)}
 THREADS = {"registers_handed_over": 384}
 
 

@@ -93,21 +93,31 @@ void Machine::say_conflict(Lane const& lane, Operation const& operation, Conflic
 }
 
 void Machine::note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write) {
-  note_shared(lane, operation, address, bytes, write, access_of(lane, operation));
+  note_shared(lane, operation, *lane.cta, address, bytes, write, access_of(lane, operation));
 }
 
-// Notes that `me` accesses the shared memory of its CTA, on behalf of `lane`.
-void Machine::note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write,
+// Notes that `me` accesses what lies at the place of `address` in the shared memory of `cta`, on behalf of `lane`.
+void Machine::note_shared(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
                           Access const& me) {
   size_t const offset = reinterpret_cast<uintptr_t>(address) % shared_window;
-  Cta& cta = me.cta == lane.cta->number ? *lane.cta : *cta_of(*lane.cta->cluster, me.cta);
   Conflict const conflict = write ? cta.shadow.write(offset, bytes, lane.knowledge, me)
                                   : cta.shadow.read(offset, bytes, lane.knowledge, me);
   if (conflict.clash != Clash::none) say_conflict(lane, operation, conflict, "shared memory", write);
 }
 
-Cta* Machine::cta_of(Cluster& cluster, uint32_t number) {
-  return *std::find_if(cluster.ctas.begin(), cluster.ctas.end(), [&](Cta const* cta) { return cta->number == number; });
+// The CTA of a rank in the lane's cluster, to reach into its shared memory; nothing where there is none.
+Cta* Machine::neighbour(Lane const& lane, Operation const& operation, uint32_t rank) {
+  auto const& ctas = lane.cta->cluster->ctas;
+  if (rank >= ctas.size()) {
+    findings_.add("cluster", operation.site, [&] { return text("%s: the cluster has no CTA %u", whoami(lane).c_str(), rank); });
+    return nullptr;
+  }
+  if (ctas[rank] != lane.cta && !ctas[rank]->lanes_left) {
+    findings_.add("cluster", operation.site, [&] {
+      return text("%s reaches into shared memory of CTA %u, which has ended", whoami(lane).c_str(), ctas[rank]->number);
+    });
+  }
+  return ctas[rank];
 }
 
 // The same for a read by the async proxy, which sees what threads wrote only after a proxy fence.

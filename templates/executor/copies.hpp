@@ -11,7 +11,7 @@ void Machine::start_copy(Lane& lane, Operation& operation, SiteCost& cost) {
   if (!may_access_shared(lane, operation, operation.to, operation.bytes)) return;
   if (lane.knowledge.copies == no_agent) lane.knowledge.copies = lane.cta->new_agent();
   Access const me = {lane.groups_committed + 1, lane.cta->number, lane.knowledge.copies, costs_.index_of(operation)};
-  note_shared(lane, operation, to, operation.bytes, true, me);
+  note_shared(lane, operation, *lane.cta, to, operation.bytes, true, me);
   Copy copy = {to, nullptr, operation.bytes, lane.groups_committed, 0, false, operation.site};
   if (operation.flag) {
     copy.fill = HGEMM_POISON;

@@ -95,14 +95,19 @@ void Machine::count(Addresses const& shared, Addresses const& global, uint32_t b
 
 void Machine::load(Lane& lane, Operation& operation, SiteCost& cost) {
   memset(operation.to, HGEMM_POISON, operation.bytes);
+  void const* from = operation.from;
   if (operation.space == Space::shared) {
-    if (!may_access_shared(lane, operation, operation.from, operation.bytes)) return;
-    note_shared(lane, operation, operation.from, operation.bytes, false);
+    Cta* const cta = operation.threads ? neighbour(lane, operation, operation.threads - 1) : lane.cta;
+    if (!cta || !may_access_shared(lane, operation, from, operation.bytes)) return;
+    Access const me = access_of(lane, operation);
+    note_shared(lane, operation, *cta, from, operation.bytes, false, me);
+    if (cta != lane.cta) cta->note_visit(me, operation.site);
+    from = cta->arena + reinterpret_cast<uintptr_t>(from) % shared_window;
   } else {
-    if (!may_access_global(lane, operation, operation.from, operation.bytes, false)) return;
-    note_global_read(lane, operation, operation.from, operation.bytes);
+    if (!may_access_global(lane, operation, from, operation.bytes, false)) return;
+    note_global_read(lane, operation, from, operation.bytes);
   }
-  memcpy(operation.to, operation.from, operation.bytes);
+  memcpy(operation.to, from, operation.bytes);
   cost.bytes += operation.bytes;
 }
 

@@ -123,13 +123,14 @@ class Machine {
   bool may_access_shared(Lane const& lane, Operation const& operation, void const* address, uint32_t bytes);
   bool may_access_global(Lane const& lane, Operation const& operation, void const* address, uint32_t bytes, bool write);
   void note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write);
-  void note_shared(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, bool write, Access const& me);
+  void note_shared(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
+                   Access const& me);
+  Cta* neighbour(Lane const& lane, Operation const& operation, uint32_t rank);
   void note_async_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, Access const& me);
   void note_global_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes);
   void note_global_write(Lane& lane, Operation const& operation, void* address, uint32_t bytes, void const* value,
                          Access const& me);
   void say_conflict(Lane const& lane, Operation const& operation, Conflict const& conflict, char const* memory, bool write);
-  static Cta* cta_of(Cluster& cluster, uint32_t number);
   Access access_of(Lane const& lane, Operation const& operation);
   std::string who(Access const& access) const;
   std::string whoami(Lane const& lane) const;

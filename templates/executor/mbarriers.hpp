@@ -29,11 +29,6 @@ Mbarrier* Machine::find(Lane const& lane, Operation const& operation, Cta& cta, 
       return text("%s: the initialisation of the mbarrier at byte %zu was not fenced", whoami(lane).c_str(), offset);
     });
   }
-  if (&cta != lane.cta && !cta.lanes_left) {
-    findings_.add("cluster", operation.site, [&] {
-      return text("%s reaches into shared memory of CTA %u, which has ended", whoami(lane).c_str(), cta.number);
-    });
-  }
   return &result;
 }
 
@@ -55,14 +50,9 @@ void Machine::init_fence(Lane& lane) {
 }
 
 void Machine::arrive(Lane& lane, Operation const& operation) {
-  Cluster& cluster = *lane.cta->cluster;
-  uint32_t const rank = operation.threads ? operation.threads - 1 : lane.cluster_rank;
-  if (rank >= cluster.ctas.size()) {
-    findings_.add("cluster", operation.site,
-                  [&] { return text("%s: the cluster has no CTA %u", whoami(lane).c_str(), rank); });
-    return;
-  }
-  Cta& cta = *cluster.ctas[rank];
+  Cta* const its = neighbour(lane, operation, operation.threads ? operation.threads - 1 : lane.cluster_rank);
+  if (!its) return;
+  Cta& cta = *its;
   Mbarrier* const barrier = find(lane, operation, cta, operation.to, &cta != lane.cta);
   if (!barrier) return;
   if (&cta != lane.cta) cta.note_visit(access_of(lane, operation), operation.site);

@@ -75,7 +75,7 @@ struct Operation {
   Element sum = Element::f32;    // mma, wgmma: of d
   uint32_t bytes = 0;            // that a lane accesses; mbarrier_arrive: to expect
   uint32_t number = 0;  // waits: groups that may be pending, parity; barriers: id, count; matrices; mma: depth; registers
-  uint32_t threads = 0;          // barriers: that take part, 0 for all; mbarrier_arrive: 1 + rank of its CTA, 0 for this one
+  uint32_t threads = 0;          // barriers: that take part, 0 for all; mbarrier_arrive, load: 1 + rank of a CTA, or 0
   void* to = nullptr;            // memory written, the mbarrier; mma, wgmma: the caller's d; ldmatrix: its registers
   void const* from = nullptr;    // memory read; mma: the caller's a; stmatrix: its registers
   void const* second = nullptr;  // mma: the caller's b; TmaArguments; WgmmaArguments

@@ -85,15 +85,9 @@ void Machine::start_load(Lane& lane, Operation const& operation, SiteCost& cost)
     start_load(lane, operation, *lane.cta, readable);
     return;
   }
-  auto const& ctas = lane.cta->cluster->ctas;
   for (uint32_t rank = 0; rank < 16; ++rank) {
     if (!(arguments.ranks >> rank & 1)) continue;
-    if (rank < ctas.size()) {
-      start_load(lane, operation, *ctas[rank], readable);
-    } else {
-      findings_.add("cluster", operation.site,
-                    [&] { return text("%s: the cluster has no CTA %u", whoami(lane).c_str(), rank); });
-    }
+    if (Cta* const cta = neighbour(lane, operation, rank)) start_load(lane, operation, *cta, readable);
   }
 }
 
@@ -106,7 +100,7 @@ void Machine::start_load(Lane& lane, Operation const& operation, Cta& cta, bool 
   uint32_t const bytes = row_bytes(map) * box_rows(map);
   size_t const offset = reinterpret_cast<uintptr_t>(operation.to) % shared_window;
   Access const me = {barrier->phase + 1, cta.number, barrier->agent, costs_.index_of(operation)};
-  note_shared(lane, operation, operation.to, bytes, true, me);
+  note_shared(lane, operation, cta, operation.to, bytes, true, me);
   cta.note_visit(me, operation.site);
   memset(cta.arena + offset, HGEMM_POISON, bytes);
   box_loads_.push_back({map,

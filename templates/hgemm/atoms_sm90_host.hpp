@@ -39,6 +39,18 @@ HGEMM_DEVICE void cluster_wait(Site site = here()) {
   perform(wait);
 }
 
+HGEMM_DEVICE Word4 ld_shared_at(Word4 const* pointer, uint32_t rank, Site site = here()) {
+  Word4 word;
+  Operation read = operation(Kind::load, site);
+  read.space = Space::shared;
+  read.to = &word;
+  read.from = pointer;
+  read.bytes = sizeof(Word4);
+  read.threads = 1 + rank;
+  perform(read);
+  return word;
+}
+
 // ---- One launch after another -------------------------------------------------------------------------------------
 
 // There is one launch only, and all memory is as those before it left it.
