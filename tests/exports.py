@@ -21,9 +21,11 @@ from generator.register import planned
 from generator.store.library import Library
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
+from hgemm.facts import Facts
 from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind
 from hgemm.library import open_library
 from hgemm.problem import Problem
+from hgemm.table import kind_of
 
 TESTS = Path(__file__).resolve().parent
 MORE = (
@@ -155,3 +157,27 @@ def loaded(folder: Path, name: str = "hgemm") -> ctypes.CDLL:
     for function in ("status_string", "last_message", "version"):
         getattr(library, f"{name}_{function}").restype = ctypes.c_char_p
     return library
+
+
+class ByC:
+    """Stands for a Kernel where a trial launches: C chooses among the export's kernels, and launches."""
+
+    def __init__(self, library: ctypes.CDLL, facts: Facts) -> None:
+        self.library, self.facts, self.chosen = library, facts, ""
+        self.handle = ctypes.c_void_p()
+        assert library.hgemm_create(ctypes.byref(self.handle), 0) == 0, library.hgemm_last_message()
+
+    def problem(self, problem: Problem, workspace_bytes: int) -> ctypes.Structure:
+        return CProblem.of(kind_of(self.facts), problem, workspace_bytes)
+
+    def launch(
+        self, problem: Problem, *, device: int = 0, workspace_size: int | None = None, stream: int | None = None
+    ) -> None:
+        given, choice = self.problem(problem, workspace_size or 0), CChoice()
+        status = self.library.hgemm_select(self.handle, ctypes.byref(given), ctypes.byref(choice))
+        status = status or self.library.hgemm_run(self.handle, ctypes.byref(given), ctypes.c_void_p(stream))
+        assert status == 0, self.library.hgemm_last_message()
+        self.chosen = choice.symbol.decode()
+
+    def close(self) -> None:
+        self.library.hgemm_destroy(self.handle)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,19 @@ def test_devices_that_have_no_kernel_or_are_not_there_are_told(example: Path, cu
     assert run(example, FAKE_COUNT="0", **cuda).returncode == NO_GPU
     done = run(example, FAKE_FAIL="cuInit", **cuda)
     assert done.returncode == NO_GPU and "the driver says 100" in done.stdout
+
+
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_operands_go_where_the_kernel_looks_for_them(
+    paper_export: Path, paper_library: Library, cuda: dict[str, str], capability: str
+) -> None:
+    """Every sort of product, ragged, batched, broadcast, with unused elements after rows, and in place."""
+    command = [sys.executable, ROOT / "tests" / "export_trials.py", paper_export, paper_library.folder]
+    env = {**os.environ, **cuda, "FAKE_CAPABILITY": capability, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = re.fullmatch(r"(\d+) sorts, (\d+) kernels\n", done.stdout)
+    assert found and int(found[1]) > 20 and int(found[2]) > 10, done.stdout
 
 
 def test_launches_are_those_of_python(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from exports import CChoice, CProblem, compiled, loaded, need_compiler
+from exports import ByC, CChoice, CProblem, compiled, loaded, need_compiler
 
 from generator.catalog import load_catalog
 from generator.export.tree import Wish, export
@@ -20,12 +20,10 @@ from generator.sweep import over, sweep
 from generator.toolchain import templates_folder
 from hgemm.cases import default_cases
 from hgemm.device import open_device
-from hgemm.facts import Facts
 from hgemm.kinds import LAYOUTS, Kind
 from hgemm.library import open_library
 from hgemm.problem import Problem
 from hgemm.select import Wanted
-from hgemm.table import kind_of
 
 pytestmark = pytest.mark.gpu
 GROUPS = ("general", "unaligned", "small_m", "split_k")
@@ -85,30 +83,6 @@ def test_memcheck_finds_nothing_in_the_example(example: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     leaks = [line for line in done.stdout.splitlines() if "Leaked" in line]
     assert done.returncode == 0 and not leaks, done.stdout[-2000:]
-
-
-class ByC:
-    """Stands for a Kernel where a trial launches: C chooses among the export's kernels, and launches."""
-
-    def __init__(self, library: ctypes.CDLL, facts: Facts) -> None:
-        self.library, self.facts, self.chosen = library, facts, ""
-        self.handle = ctypes.c_void_p()
-        assert library.hgemm_create(ctypes.byref(self.handle), 0) == 0, library.hgemm_last_message()
-
-    def problem(self, problem: Problem, workspace_bytes: int) -> ctypes.Structure:
-        return CProblem.of(kind_of(self.facts), problem, workspace_bytes)
-
-    def launch(
-        self, problem: Problem, *, device: int = 0, workspace_size: int | None = None, stream: int | None = None
-    ) -> None:
-        given, choice = self.problem(problem, workspace_size or 0), CChoice()
-        status = self.library.hgemm_select(self.handle, ctypes.byref(given), ctypes.byref(choice))
-        status = status or self.library.hgemm_run(self.handle, ctypes.byref(given), ctypes.c_void_p(stream))
-        assert status == 0, self.library.hgemm_last_message()
-        self.chosen = choice.symbol.decode()
-
-    def close(self) -> None:
-        self.library.hgemm_destroy(self.handle)
 
 
 @pytest.mark.parametrize("align", [8, 1])
