@@ -41,6 +41,7 @@ VARIANTS = [
     {"tile": "128x64x64", "align_d": "1", "beta": "on", "bias": "column"},
     {"tile": "16x64x64", "consumers": "1", "ctas_per_sm": "2"},
     {"tile": "32x128x64", "layout": "nn", "schedule": "split_k:2"},
+    {"tile": "64x64x64", "schedule": "cluster_k:4"},
 ]
 
 
@@ -77,7 +78,7 @@ def test_the_ptx_beside_the_cubin_is_the_same_kernel(built: list[tuple[Kernel, C
         text = compiled.ptx.decode()
         assert f".entry {kernel.symbol}(" in text and ".target sm_90a" in text
         assert text.count("wgmma.mma_async") == kernel.plan.mma_per_k_tile
-        cluster = kernel.plan.spec.cluster.ctas
+        cluster = kernel.plan.launch_cluster
         assert (f".reqnctapercluster {cluster}, 1, 1" in text) or cluster == 1
 
 
@@ -94,7 +95,7 @@ def drawn(source: random.Random) -> Kernel:
             "layout": source.choice(["tn", "nn", "nt", "tt"]),
             "cluster": source.choice(["1x1", "2x1", "1x2", "4x1", "1x4", "2x2"]),
             "cooperation": source.choice(["cooperative", "pingpong"]),
-            "schedule": source.choice(["one_tile", "persistent", "split_k:3"]),
+            "schedule": source.choice(["one_tile", "persistent", "split_k:3", "cluster_k:2"]),
             "raster": source.choice(["row", "column", "group:8"]),
             "bias": source.choice(["none", "row", "column"]),
             "align_d": source.choice(["4", "1"]),
