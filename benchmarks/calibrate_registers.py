@@ -1,7 +1,7 @@
 """Measure how well the estimate of registers tells kernels that spill from kernels that do not.
 
 Draws random specs that break no rule but, maybe, that of registers; compiles each; holds what ptxas took against the estimate.
-Half of them are drawn evenly, the other half only near the limit, where the estimate is least certain. Writes
+Two of five are drawn evenly, the others only near the limit, where the estimate is least certain. Writes
 `registers.json`, a row for each kernel, and `confusion.json`, the table.
 
     python -m benchmarks.calibrate_registers --seconds 300 --processes 2
@@ -33,6 +33,7 @@ FOLDER = Path(__file__).resolve().parent
 SERVED = [name for name, arch in ARCHS.items() if arch.families]
 NEAR = range(-40, 60)
 """Registers of the limit beyond the estimate that count as near."""
+TURNS = ("near", "even", "near", "even", "near")
 
 
 def draw(source: random.Random) -> Plan:
@@ -107,8 +108,8 @@ def sample(seed: int, seconds: float) -> list[dict]:
     """Measure random plans, evenly drawn and near the limit by turns, until the time is up."""
     source, rows, end = random.Random(seed), [], time.monotonic() + seconds
     while time.monotonic() < end:
-        for name, drawn in (("even", draw), ("near", draw_near)):
-            rows.append({"sample": name, **measure(drawn(source))})
+        for name in TURNS:
+            rows.append({"sample": name, **measure(draw(source) if name == "even" else draw_near(source))})
     return rows
 
 

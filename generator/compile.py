@@ -34,7 +34,7 @@ FRUGAL = (
 )
 """Further options of ptxas for a kernel that spills with those before: each reorders less, and so keeps fewer values at hand.
 
-Of 30 kernels that spilled up to 200 B, the second did without for 6, the third for 5 more and the last for 8 more.
+Of 30 kernels that spilled up to 200 B, the second did without for 6, the third for 4 more and the last for 8 more.
 """
 
 
