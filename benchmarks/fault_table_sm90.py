@@ -16,12 +16,13 @@ ALONE = {
 }
 CLUSTER = {**ALONE, "cluster": "2x1"}
 PERSISTENT = {**ALONE, "schedule": "persistent"}
+SPLIT = {**ALONE, "schedule": "cluster_k:2"}
 IN_TURN = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
 
 WHOLE, TWO, MANY = "128x64x448", "256x64x320", "1280x64x64"
 
 MAINLOOP, EPILOGUE, GEMM = "hgemm/mainloop_sm90.cuh", "hgemm/epilogue_sm90.cuh", "hgemm/gemm_sm90.cuh"
-OPERAND = "hgemm/operand_sm90.cuh"
+OPERAND, CLUSTER_K = "hgemm/operand_sm90.cuh", "hgemm/cluster_k.cuh"
 
 FAULTS_SM90 = (
     # ---- The ring of stages
@@ -157,11 +158,29 @@ FAULTS_SM90 = (
     Fault(
         "a CTA that leaves its cluster early",
         GEMM,
-        "sends there ----------------------------------------------------\n  if constexpr (Place::size > 1) {",
-        "sends there ----------------------------------------------------\n  if constexpr (false) {",
+        "  if constexpr (Place::size > 1 || in_cluster) {\n    atoms::cluster_arrive();\n    atoms::cluster_wait();\n  }\n",
+        "",
         CLUSTER,
         TWO,
         ("cluster", "pending", "mbarrier"),
+    ),
+    Fault(
+        "sums left where stages are still multiplied",
+        CLUSTER_K,
+        "static_cast<Word4*>(shared) + Threads::index();\n    Threads::barrier();\n",
+        "static_cast<Word4*>(shared) + Threads::index();\n",
+        SPLIT,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "a neighbour's sums read before they are left",
+        GEMM,
+        "&shared.mainloop);\n        atoms::cluster_arrive();\n        atoms::cluster_wait();\n        if (work.split == 0) {",
+        "&shared.mainloop);\n        if (work.split == 0) {",
+        SPLIT,
+        WHOLE,
+        ("race", "deadlock"),
     ),
     # ---- The epilogue
     Fault(

@@ -121,7 +121,10 @@ def main() -> int:
     args = parser.parse_args()
     words = [word for word in args.only.split(",") if word]
     faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
-    caught = catch_all(faults, args.seed, args.jobs)
+    try:
+        caught = catch_all(faults, args.seed, args.jobs)
+    except LookupError as error:
+        sys.exit(f"faults: {error}")
     rows = [one.row() for one in caught]
     print(to_text(rows, ["fault", "caught by", "seed", "first finding"]), end="")
     found = sum(one.as_expected for one in caught)
