@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
@@ -37,7 +36,7 @@ class Plan(ABC):
 
     # ---- What each family works out ---------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     @abstractmethod
     def implied(self) -> dict[str, Any]:
         """The fields that the family leaves no choice in, with the values that follow from the other fields."""

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from generator.arch import ARCHS
 from generator.families.plan import Plan
+from generator.families.sm90 import registers
+from generator.families.sm90.registers import WARP_THREADS, WARPGROUP_THREADS
 from generator.families.sm90.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes, StoreBoxes, TensorMap
 from generator.spec import DTYPE_BYTES
 from generator.values import Cluster, Smem, Tile, WarpTile
 
-WARPGROUP_THREADS = 128
-WARP_THREADS = 32
 MMA_K = 16
 PART_BYTES = 1024
 """Alignment of each part of shared memory: after so many bytes the widest swizzle repeats."""
@@ -25,31 +24,6 @@ TURN_BARRIERS = 2
 ANSWER_BYTES = 4
 DIRECT_BYTES = 16
 """What stands for the staged rows where threads store D themselves."""
-
-PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
-"""Registers of a producer's thread by consumers: what its loop takes, and what lets the consumers have most."""
-
-MAX_CONSUMER_REGISTERS = 232
-REGISTER_STEP = 8
-"""Registers that setmaxnreg gives and takes. Source: PTX ISA 8.8, setmaxnreg: multiples of 8 from 24 to 256."""
-
-BASE_REGISTERS = 40
-"""What a consumer's thread needs beside its accumulators: descriptors, loop state, the addresses of the epilogue."""
-
-BETA_REGISTERS = 20
-CURVE_REGISTERS = 20
-CURVES = ("gelu", "silu")
-DIRECT_REGISTERS = 28
-HALVES_REGISTERS = 48
-"""In addition where C is read, where an activation is computed by a series, where threads store D themselves (twice that
-swapped, when each of their rows has an address), and where C is added to sums that were halves.
-
-Source: 280 random kernels, 40 of them near the limit, compiled by ptxas 13.0: of those that this accepts fewer than one in
-fifty spills, by less than 100 bytes, which inspection refuses.
-"""
-
-INSTRUCTION_REGISTERS = 26
-"""What ptxas 13.0 keeps beside one instruction's accumulators, of those that a thread is launched with (its error C7602)."""
 
 
 @dataclass(frozen=True)
@@ -175,54 +149,33 @@ class WgmmaPlan(Plan):
 
     # ---- Registers --------------------------------------------------------------------------------------------------
 
-    def _launch_registers(self, producer_threads: int) -> int:
-        """Return what a thread is launched with at most: a partition holds its share of warps, and gives in units."""
-        limits = ARCHS[self.spec.arch].limits
-        warps = (WARPGROUP_THREADS * max(1, self.spec.consumers) + producer_threads) // WARP_THREADS
-        warps_per_partition = -(-warps * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
-        per_warp = limits.registers_per_sm // limits.sm_partitions // warps_per_partition
-        units = per_warp // limits.register_unit * limits.register_unit
-        return min(limits.max_registers_per_thread, units // WARP_THREADS)
+    @cached_property
+    def rebalanced(self) -> tuple[int, int]:
+        """Registers that a producer's and a consumer's thread change to; (0, 0) where they keep those of the launch."""
+        return registers.rebalanced(self)
 
     @property
     def launch_registers(self) -> int:
         """Registers that each thread is launched with at most."""
-        return self._launch_registers(WARPGROUP_THREADS if any(self.rebalanced) else WARP_THREADS)
-
-    @cached_property
-    def rebalanced(self) -> tuple[int, int]:
-        """Registers that a producer's and a consumer's thread change to; (0, 0) where consumers would gain none."""
-        limits, consumers = ARCHS[self.spec.arch].limits, max(1, self.spec.consumers)
-        producer = PRODUCER_REGISTERS[consumers]
-        all_warpgroups = limits.registers_per_sm // max(1, self.spec.ctas_per_sm) // WARPGROUP_THREADS
-        consumer = min(
-            MAX_CONSUMER_REGISTERS, (all_warpgroups - producer) // consumers // REGISTER_STEP * REGISTER_STEP
-        )
-        gains = consumer > self._launch_registers(WARP_THREADS)
-        return (producer, consumer) if gains and self._launch_registers(WARPGROUP_THREADS) > producer else (0, 0)
+        return registers.at_launch(self, WARPGROUP_THREADS if any(self.rebalanced) else WARP_THREADS)
 
     @property
     def accumulator_registers(self) -> int:
-        return self.consumer_rows // ROWS_PER_WARPGROUP * self._instruction_accumulators
+        return self.sums_registers // (2 if self.spec.acc == "f16" else 1)
 
     @property
-    def _instruction_accumulators(self) -> int:
-        return self.tile.n // (4 if self.spec.acc == "f16" else 2)
+    def sums_registers(self) -> int:
+        """Registers of a thread's sums as floats."""
+        return self.consumer_rows // ROWS_PER_WARPGROUP * self.tile.n // 2
 
     @property
     def instruction_registers(self) -> int:
         """Registers that a thread must be launched with for one instruction."""
-        return self._instruction_accumulators + INSTRUCTION_REGISTERS
+        return self.tile.n // (4 if self.spec.acc == "f16" else 2) + registers.INSTRUCTION
 
     @property
     def needed_registers(self) -> int:
-        """Sums, which split-K adds up as floats, and what else is alive."""
-        floats = self.consumer_rows // ROWS_PER_WARPGROUP * self.tile.n // 2
-        sums = floats if self.spec.schedule.splits > 1 else self.accumulator_registers
-        beta = BETA_REGISTERS + HALVES_REGISTERS * (self.spec.acc == "f16") if self.spec.beta else 0
-        curve = CURVE_REGISTERS if self.spec.activation in CURVES else 0
-        direct = DIRECT_REGISTERS * (2 if self.spec.swapped else 1) if self.spec.store == "direct" else 0
-        return sums + BASE_REGISTERS + beta + curve + direct
+        return registers.estimate(self)
 
     @property
     def max_registers(self) -> int:
