@@ -25,7 +25,7 @@ from generator.store.selection import Selection, select_rows
 from generator.verbs.verify import line_of, plain, summary_of
 from hgemm.device import checked, driver, open_device
 
-TOOLS = ("memcheck", "racecheck", "initcheck")
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 RAGGED = "33x65x17@2,1x1x1,130x70x100,129x257x95"
 MANY_TILES = "17x17x40@600"
 """More tiles than an H200 holds CTAs, so that a persistent CTA goes on to a second tile."""

@@ -33,7 +33,7 @@ def main() -> None:
             facts = kernel.facts
             types = {name: getattr(facts, name) for name in ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")}
             work = replace(Work(shape.m, shape.n, shape.k, shape.batch), **types)
-            pools = {dtype: Pool(stream, dtype, seed=0) for dtype in {work.dtype_a, work.dtype_b}}
+            pools = {"a": Pool(stream, work.dtype_a, seed=0), "b": Pool(stream, work.dtype_b, seed=1)}
             operands = Operands(stream, work, pools, 0, (1, 1))
             variant = Variant(kernel, device)
             for launch in variant.bind(operands, stream.handle) * args.times:

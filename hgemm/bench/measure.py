@@ -39,15 +39,17 @@ class Stand:
     watch: Watch
     baseline: Baseline | None = None
     warm: bool = False
-    pools: dict[str, Pool] = field(default_factory=dict)
+    pools: dict[tuple[str, str], Pool] = field(default_factory=dict)
 
     def operands(self, work: Work) -> Operands:
-        for dtype in (work.dtype_a, work.dtype_b):
-            if dtype not in self.pools:
-                self.pools[dtype] = Pool(self.stream, dtype, self.seed)
+        wanted = {"a": work.dtype_a, "b": work.dtype_b}
+        for at, (name, dtype) in enumerate(wanted.items()):
+            if (name, dtype) not in self.pools:
+                self.pools[name, dtype] = Pool(self.stream, dtype, self.seed + at)
+        pools = {name: self.pools[name, dtype] for name, dtype in wanted.items()}
         protocol = self.protocol
         least_bytes = int(protocol.l2_multiple * self.device.l2_bytes)
-        return Operands(self.stream, work, self.pools, least_bytes, (protocol.sets_min, protocol.sets_max))
+        return Operands(self.stream, work, pools, least_bytes, (protocol.sets_min, protocol.sets_max))
 
 
 def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> dict[str, Any]:

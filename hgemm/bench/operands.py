@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,10 +82,14 @@ def dense(work: Work) -> dict[str, Dense]:
 
 
 class Operands:
-    """So many sets of a problem's operands that they fill the L2 cache several times; used in turn."""
+    """So many sets of a problem's operands that they fill the L2 cache several times; used in turn.
+
+    `pools` has one for a and another for b: a row of A that is a column of B makes an element of D as large as k, which
+    f16 accumulators round far more than the others.
+    """
 
     def __init__(
-        self, stream: Stream, work: Work, pools: dict[str, Pool], least_bytes: int, sets: tuple[int, int]
+        self, stream: Stream, work: Work, pools: Mapping[str, Pool], least_bytes: int, sets: tuple[int, int]
     ) -> None:
         self.stream, self.work, self.pools, self.places = stream, work, pools, dense(work)
         set_bytes = sum(place.pitch * place.item for place in self.places.values())
@@ -96,7 +101,7 @@ class Operands:
         for name, place in self.places.items():
             self.blocks[name], end = end, end + self.sets * place.pitch * place.item
             if name != "d":
-                pools[place.dtype].fill(self.blocks[name], self.sets * place.pitch)
+                pools[name].fill(self.blocks[name], self.sets * place.pitch)
         self.poison()
         stream.synchronize()
 
@@ -118,7 +123,7 @@ class Operands:
         """Return elements of A or B of the first set, as stored. Shapes: (rows, columns)."""
         place = self.places[name]
         index = batch * place.stride + rows[:, None].astype(np.int64) * place.columns + columns[None, :]
-        return self.pools[place.dtype].at(index)
+        return self.pools[name].at(index)
 
     def free(self) -> None:
         self.stream.device.free(self.memory)
