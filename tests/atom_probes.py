@@ -1,0 +1,374 @@
+"""Probes of the atoms: given bits go in, and what each thread and shared memory hold afterwards comes out, on the CPU or a GPU.
+
+`python -m tests.atom_probes` runs them on a GPU and prints what came out, as tests/data/atoms_h200.json keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from generator.compile import compile_kernel
+from generator.emit import Kernel, emit
+from generator.executor import abi
+from generator.executor.abi import Adversary, Executable, Launch, Region, TensorMap
+from generator.sweep import sweep
+from generator.toolchain import headers, templates_folder
+from hgemm.device import checked, driver, open_device
+
+ROOT = Path(__file__).resolve().parents[1]
+SYMBOL, THREADS, SHARED_BYTES = "atom_probes", 128, 18432 + 1024
+SHARED_WORDS, IN_WORDS, OUT_WORDS = 4608, 64, 128
+TEXT = (ROOT / "tests" / "atom_probes.cu").read_text()
+VECTORS = ROOT / "tests" / "data" / "atoms_h200.json"
+MATRICES, PRODUCTS, BF16_PRODUCTS, NUMBERS, COPIES, LOAD, STORE, WGMMA, ELECTION = range(9)
+SWIZZLES = (0, 32, 64, 128)
+_MAP_ROWS, _MAP_LAYERS = 24, 2
+
+
+@dataclass(frozen=True)
+class Box:
+    """A tensor map over the 128 x 64 words of a thread's input or over the output, and where its box is.
+
+    Units: elements; `swizzle` and `element_bytes` are bytes.
+    """
+
+    swizzle: int
+    element_bytes: int
+    columns: int
+    rows: int
+    at: tuple[int, int, int]
+
+    @property
+    def box(self) -> tuple[int, int, int]:
+        return (self.swizzle or 32) // self.element_bytes, 16, 1
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        return self.columns, self.rows, _MAP_LAYERS
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        pitch = -(-self.columns * self.element_bytes // 16) * 16
+        return pitch, pitch * _MAP_ROWS
+
+    @property
+    def bytes(self) -> int:
+        return self.box[0] * self.box[1] * self.element_bytes
+
+    def span(self) -> int:
+        return self.strides[1] * _MAP_LAYERS
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """One wgmma: its types, its n, how A and B lie, and where their tiles begin in shared memory. Units: bytes."""
+
+    n: int
+    sum: str
+    dtype: str
+    a_k_major: bool
+    b_k_major: bool
+    swizzle: int
+    a_first: int = 0
+    b_first: int = 8192
+
+    @property
+    def name(self) -> str:
+        kind = self.dtype.upper()
+        return f"64x{self.n}x16_{self.sum.upper()}{kind}{kind}_SS"
+
+    def text(self) -> str:
+        lines = {
+            "HGEMM_WGMMA(64x64x16_F32F16F16_SS)": f"HGEMM_WGMMA({self.name})",
+            "registers = 32": f"registers = {self.n // (2 if self.sum == 'f32' else 4)}",
+            _side("A", True): _side("A", self.a_k_major),
+            _side("B", True): _side("B", self.b_k_major),
+            "using In = f16": f"using In = {self.dtype}",
+            "using Sum = float": f"using Sum = {'float' if self.sum == 'f32' else 'uint32_t'}",
+        }
+        text = TEXT
+        for old, new in lines.items():
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        return text
+
+    def place(self, k_major: bool, extent: int, first: int) -> Callable[[int, int], int]:
+        """Return where element (m or n, k) lies. Rows of the swizzle's width, 8 of them a group, groups along the other index."""
+        width = self.swizzle or 16
+        leading, stride = self.steps(k_major, extent)
+
+        def at(index: int, k: int) -> int:
+            along, across = (k, index) if k_major else (index, k)
+            if self.swizzle:
+                piece = along * 2 % width + along * 2 // width * leading + across // 8 * stride
+            else:
+                piece = along * 2 % 16 + along // 8 * (leading if k_major else stride)
+                piece += across // 8 * (stride if k_major else leading)
+            address = first + piece + across % 8 * width
+            return address ^ (address >> 3 & (width - 16 if self.swizzle else 0))
+
+        return at
+
+    def steps(self, k_major: bool, extent: int) -> tuple[int, int]:
+        """Return the descriptor's leading and stride byte offsets."""
+        width = self.swizzle or 16
+        group = 8 * width
+        if self.swizzle:
+            return (16, group) if k_major else (2 * group, group)
+        return (group, 2 * group) if k_major else (group * -(-extent // 8), group)
+
+    def descriptor(self, k_major: bool, extent: int, first: int) -> int:
+        mode = {0: 0, 128: 1, 64: 2, 32: 3}[self.swizzle]
+        leading, stride = self.steps(k_major, extent)
+        return first // 16 | leading // 16 << 16 | stride // 16 << 32 | mode << 62
+
+
+def _side(name: str, k_major: bool) -> str:
+    return f"struct {name} {{ static constexpr bool k_major = {str(k_major).lower()}; }}"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One launch of the probing kernel. Fields: `exact` where every implementation must give the same bits."""
+
+    name: str
+    mode: int
+    data: str = "bits"
+    offset: int = 0
+    box: Box | None = None
+    wgmma: Wgmma | None = None
+    exact: bool = True
+
+    def text(self) -> str:
+        return self.wgmma.text() if self.wgmma else TEXT
+
+    def words(self) -> np.ndarray:
+        """Return what goes in: the words of shared memory, then those of each thread."""
+        rng = np.random.default_rng(int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "little"))
+        count = SHARED_WORDS + THREADS * IN_WORDS
+        if self.data == "bits":
+            return rng.integers(0, 2**32, count, np.uint32)
+        if self.data == "integers":
+            return small_integers(rng, count, "bf16" if self._bf16 else "f16", in_floats=slice(6, 10))
+        halves = rng.standard_normal(2 * count).astype(np.float32)
+        return _encoded(halves, "bf16" if self._bf16 else "f16").view(np.uint32).copy()
+
+    @property
+    def _bf16(self) -> bool:
+        return self.mode == BF16_PRODUCTS or bool(self.wgmma and self.wgmma.dtype == "bf16")
+
+
+def _encoded(values: np.ndarray, dtype: str) -> np.ndarray:
+    return (
+        values.astype(np.float16).view(np.uint16)
+        if dtype == "f16"
+        else (values.view(np.uint32) >> 16).astype(np.uint16)
+    )
+
+
+def small_integers(rng: np.random.Generator, count: int, dtype: str, in_floats: slice) -> np.ndarray:
+    """Return pairs of halves between -3 and 3; of each thread's words, those of `in_floats` are floats."""
+    words = _encoded(rng.integers(-3, 4, 2 * count).astype(np.float32), dtype).view(np.uint32).copy()
+    threads = words[SHARED_WORDS:].reshape(THREADS, IN_WORDS)
+    floats = threads[:, in_floats]
+    floats[...] = rng.integers(-9, 10, floats.shape).astype(np.float32).view(np.uint32)
+    return words
+
+
+def probes() -> Iterator[Probe]:
+    """Yield all probes, those of one text after one another."""
+    yield Probe("matrices", MATRICES)
+    yield Probe("products", PRODUCTS, "integers")
+    yield Probe("products of bf16", BF16_PRODUCTS, "integers")
+    yield Probe("products of normal numbers", PRODUCTS, "normal", exact=False)
+    yield Probe("products of normal bf16", BF16_PRODUCTS, "normal", exact=False)
+    yield Probe("numbers", NUMBERS)
+    yield Probe("copies", COPIES)
+    yield Probe("election", ELECTION)
+    for swizzle in SWIZZLES:
+        for element_bytes in (2, 4):
+            width = (swizzle or 32) // element_bytes
+            columns = 2 * width + 8 // element_bytes
+            for at in ((0, 0, 0), (width, 8, 1), (-3, -5, 0), (columns - 5, _MAP_ROWS - 3, 1), (0, 0, 2)):
+                for offset in (0, 1280):
+                    box = Box(swizzle, element_bytes, columns, _MAP_ROWS - 1, at)
+                    name = f"{swizzle} B, elements of {element_bytes} B, from {offset}, at {at}"
+                    yield Probe(f"load, {name}", LOAD, offset=offset, box=box)
+                    if min(at) >= 0:
+                        yield Probe(f"store, {name}", STORE, offset=offset, box=box)
+    yield from _wgmmas()
+
+
+def _wgmmas() -> Iterator[Probe]:
+    for swizzle in SWIZZLES:
+        for a_k_major, b_k_major in ((True, True), (True, False), (False, True), (False, False)):
+            n = 64 if b_k_major or not swizzle else 128
+            first = Wgmma(n, "f32", "f16", a_k_major, b_k_major, swizzle)
+            yield from _wgmma_probes(first)
+            yield from _wgmma_probes(replace(first, a_first=128, b_first=8192 + 384))  # not where the swizzle repeats
+    for n, total, dtype in (
+        (8, "f32", "f16"),
+        (24, "f32", "bf16"),
+        (208, "f32", "f16"),
+        (256, "f32", "bf16"),
+        (256, "f16", "f16"),
+    ):
+        yield from _wgmma_probes(Wgmma(n, total, dtype, True, True, 32, 0, 4096))
+
+
+def _wgmma_probes(wgmma: Wgmma) -> Iterator[Probe]:
+    majors = "".join("k" if major else "m" for major in (wgmma.a_k_major, wgmma.b_k_major))
+    name = f"wgmma {wgmma.name}, {majors}, {wgmma.swizzle} B, from {wgmma.a_first} and {wgmma.b_first}"
+    yield Probe(name, WGMMA, "integers", wgmma=wgmma)
+
+
+# ---- Running --------------------------------------------------------------------------------------------------------
+
+
+def parameter(probe: Probe, inputs: int, outputs: int) -> bytes:
+    box, wgmma = probe.box, probe.wgmma
+    a = wgmma.descriptor(wgmma.a_k_major, 64, wgmma.a_first) if wgmma else 0
+    b = wgmma.descriptor(wgmma.b_k_major, wgmma.n, wgmma.b_first) if wgmma else 0
+    at = box.at if box else (0, 0, 0)
+    return struct.pack("<2Q2I3iI2Q", inputs, outputs, probe.mode, probe.offset, *at, box.bytes if box else 0, a, b)
+
+
+def map_base(probe: Probe, inputs: int, outputs: int) -> int:
+    """Return where the box's tensor lies: among the threads' words."""
+    return (inputs if probe.mode == LOAD else outputs) + SHARED_WORDS * 4
+
+
+def run_on_executor(executable: Executable, probe: Probe, adversary: Adversary) -> tuple[np.ndarray, tuple]:
+    """Return the words that come out, those that nothing writes as they were (ones), and the findings."""
+    inputs, outputs = (
+        _aligned(probe.words()),
+        _aligned(np.full(SHARED_WORDS + THREADS * OUT_WORDS, 0xFFFFFFFF, np.uint32)),
+    )
+    at, to = inputs.ctypes.data, outputs.ctypes.data
+    tensor = TensorMap()
+    if probe.box:
+        box = probe.box
+        tensor = TensorMap(
+            base=map_base(probe, at, to),
+            extent=box.extents,
+            stride_bytes=box.strides,
+            box=box.box,
+            rank=3,
+            element_bytes=box.element_bytes,
+            swizzle=SWIZZLES.index(box.swizzle),
+            magic=abi.TENSOR_MAP_MAGIC,
+        )
+    regions = (
+        Region("in", at, 1, inputs.nbytes, inputs.nbytes, 1, 0, 4, abi.READABLE | abi.INITIALISED),
+        Region("out", to, 1, outputs.nbytes, outputs.nbytes, 1, 0, 4, abi.WRITABLE),
+    )
+    launch = Launch(1, 1, THREADS, SHARED_BYTES, (parameter(probe, at, to), bytes(tensor)), regions, 0, 1_000_000)
+    report = executable.run(launch, adversary)
+    return outputs.copy(), report.findings
+
+
+def _aligned(words: np.ndarray) -> np.ndarray:
+    block = np.empty(len(words) + 64, np.uint32)
+    first = -block.ctypes.data % 256 // 4
+    block[first : first + len(words)] = words
+    return block[first : first + len(words)]
+
+
+def run_on_device(probe: Probe, cubin: bytes) -> np.ndarray:
+    """Return the same from a GPU. Raises DeviceError where there is none."""
+    device, words = open_device(), probe.words()
+    result = np.full(SHARED_WORDS + THREADS * OUT_WORDS, 0xFFFFFFFF, np.uint32)
+    at, to = device.allocate(words.nbytes), device.allocate(result.nbytes)
+    device.upload(at, words.ctypes.data, words.nbytes)
+    device.upload(to, result.ctypes.data, result.nbytes)
+    d = driver()
+    with device.current():
+        module = checked(d.cuModuleLoadData(cubin), "load the probes")
+        function = checked(d.cuModuleGetFunction(module, SYMBOL.encode()), "find the probes")
+        parameters = [parameter(probe, at, to), _device_map(probe, at, to)]
+        pointers = (ctypes.c_char_p * 2)(*parameters)
+        launched = d.cuLaunchKernel(function, 1, 1, 1, THREADS, 1, 1, SHARED_BYTES, 0, ctypes.addressof(pointers), 0)
+        checked(launched, f"launch {probe.name}")
+        checked(d.cuCtxSynchronize(), f"run {probe.name}")
+    device.download(result.ctypes.data, to, result.nbytes)
+    device.free(at)
+    device.free(to)
+    return result
+
+
+def _device_map(probe: Probe, at: int, to: int) -> bytes:
+    if not probe.box:
+        return bytes(128)
+    d, box = driver(), probe.box
+    element = "FLOAT16" if box.element_bytes == 2 else "FLOAT32"
+    swizzle = f"{box.swizzle}B" if box.swizzle else "NONE"
+    encoded = d.cuTensorMapEncodeTiled(
+        getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{element}"),
+        3,
+        map_base(probe, at, to),
+        [d.cuuint64_t(extent) for extent in box.extents],
+        [d.cuuint64_t(stride) for stride in box.strides],
+        [d.cuuint32_t(extent) for extent in box.box],
+        [d.cuuint32_t(1)] * 3,
+        d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+        d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return ctypes.string_at(checked(encoded, f"encode the map of {probe.name}").getPtr(), 128)
+
+
+def compiled(text: str) -> bytes:
+    """Return the cubin of a probing kernel's text for sm_90a."""
+    (plan,) = sweep([{"arch": "sm_90a", "tile": "64x64x64"}]).plans
+    kernel: Kernel = replace(emit(plan, templates_folder()), source=text, symbol=SYMBOL)
+    return compile_kernel(kernel, headers("hgemm/atoms_sm90.cuh", templates_folder())).cubin
+
+
+# ---- What is kept ---------------------------------------------------------------------------------------------------
+
+
+def without_nan_bits(words: np.ndarray, probe: Probe) -> np.ndarray:
+    """Return words in which each NaN is the same one: hardware gives its own, the executor keeps the bits of what came in."""
+    if probe.mode != NUMBERS:
+        return words
+    threads = words.copy()[SHARED_WORDS:].reshape(THREADS, OUT_WORDS)
+    halves, bfloats, floats = threads[:, :32].copy(), threads[:, 32:64].copy(), threads[:, 64:].copy()
+    for part, infinity in ((halves.view(np.uint16), 0x7C00), (bfloats.view(np.uint16), 0x7F80)):
+        part[(part & 0x7FFF) > infinity] = 0x7FFF
+    floats[(floats & 0x7FFFFFFF) > 0x7F800000] = 0x7FFFFFFF
+    return np.concatenate([words[:SHARED_WORDS], np.hstack([halves, bfloats, floats]).ravel()])
+
+
+def kept(probe: Probe, words: np.ndarray) -> dict:
+    """Return what the file keeps of a probe: a hash of all, the first thread's words; of what is not exact, all that is used."""
+    words = without_nan_bits(words, probe)
+    threads = words[SHARED_WORDS:].reshape(THREADS, OUT_WORDS)
+    if not probe.exact:
+        return {"words": threads[:, :12].tolist()}
+    return {"sha256": hashlib.sha256(words.tobytes()).hexdigest(), "first": threads[0, :16].tolist()}
+
+
+def main() -> None:
+    vectors, text, cubin = {}, "", b""
+    for probe in probes():
+        if probe.text() != text:
+            text = probe.text()
+            cubin = compiled(text)
+        vectors[probe.name] = kept(probe, run_on_device(probe, cubin))
+        print(probe.name, file=sys.stderr)
+    device = open_device()
+    print(json.dumps({"device": device.name, "vectors": vectors}))
+
+
+if __name__ == "__main__":
+    main()
