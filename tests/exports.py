@@ -34,6 +34,7 @@ MORE = (
     {"arch": "sm_80,sm_120", "tile": "64x64x32", "schedule": "split_k:3", "align_a": "2", "out": "f32"},
     {"arch": "sm_89", "tile": "64x64x32", "beta": "off", "align": "1"},
     {"arch": "sm_90a", "tile": "128x256x64,64x128x64", "layout": "tn,nt", "swapped": "on,off"},
+    {"arch": "sm_90a", "tile": "128x128x64", "schedule": "cluster_k:2"},
 )
 """Kinds, schedules and alignments that the catalog has none of."""
 

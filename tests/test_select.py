@@ -9,8 +9,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import catalog_records, catalog_table
+from tables import catalog_records, catalog_table, record_of
 
+from generator.emit import emit
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
 from hgemm.checks import check
 from hgemm.cost import LIMIT, clocks
 from hgemm.errors import RequestError, UnfitError
@@ -219,6 +222,14 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
 
 def test_more_tiles_than_a_launch_has_are_not_served() -> None:
     assert choose(Wanted(Kind(), 2**31 - 512, 2**31 - 512, 1)) is None
+
+
+def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:
+    (plan,) = sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "cluster_k:4"}]).plans
+    table = Table.of([*catalog_records(), record_of(emit(plan, templates_folder()))])
+    found = choose(Wanted(Kind(), 128, 128, 2**16), table=table)
+    assert "_clusterk4_" in found.symbol and found.workspace_bytes == 0
+    assert "_clusterk4_" not in choose(Wanted(Kind(), 8192, 8192, 8192), table=table).symbol
 
 
 # ---- Measurements ---------------------------------------------------------------------------------------------------
