@@ -96,6 +96,12 @@ struct Thread {
     }
     put(sum);
   }
+  void launches_awaited() const {
+    atoms::next_launch_may_begin();
+    if (!fault && index < 32) atoms::await_previous_launches();
+    atoms::cta_barrier();
+    put(0);
+  }
   void endless() const {
     while (fault && atoms::ld_global(p.in) != 1) {
     }
@@ -358,7 +364,7 @@ struct Thread {
   DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced) DO(barriers_begun) DO(arrivals_counted)  \
   DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced) DO(stores_awaited) DO(products_fenced)           \
   DO(products_awaited) DO(operands_kept) DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads)     \
-  DO(cluster_outlives)
+  DO(cluster_outlives) DO(launches_awaited)
 
 }  // namespace
 

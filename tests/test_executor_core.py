@@ -68,6 +68,7 @@ EXPECTED = {
     "cluster_waits": {"divergence", "race", "uninitialised", "poison"},
     "cluster_reads": {"race", "cluster"},
     "cluster_outlives": {"cluster"},
+    "launches_awaited": {"launch"},
 }
 """What a broken rule may be called; at least one of them must be found, whatever the adversary does, and nothing else."""
 GRIDS = {"fences_between_ctas": (4, 1), "cluster_waits": (2, 2), "cluster_reads": (2, 2), "cluster_outlives": (2, 2)}

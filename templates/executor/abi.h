@@ -127,6 +127,7 @@ enum hgemm_emulate_status {
  *   divergence     a collective (mma, ldmatrix, barrier) that some lanes or threads never reach, or reach with other operands
  *   pending        a thread ends with copies in flight, or a CTA while others still write into its shared memory
  *   mbarrier, wgmma, tma, setmaxnreg, cluster     an instruction of these used against its rules
+ *   launch         global memory touched before previous launches have ended, by one that lets the next one begin early
  *   endless        the step limit was reached
  *
  * `space` is "shared", "global" or "both" (a copy from one to the other). Counters of sites add up all warp instructions of

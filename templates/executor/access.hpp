@@ -62,6 +62,7 @@ bool Machine::may_access_shared(Lane const& lane, Operation const& operation, vo
 bool Machine::may_access_global(Lane const& lane, Operation const& operation, void const* address, uint32_t bytes,
                                 bool write) {
   uintptr_t const at = reinterpret_cast<uintptr_t>(address);
+  note_touch(lane, operation);
   std::string const why = memory_.trespass(at, bytes, write);
   if (!why.empty()) {
     findings_.add("bounds", operation.site, [&] { return whoami(lane) + ": " + why; });

@@ -15,6 +15,7 @@
 namespace hgemm::executor {
 
 constexpr uint16_t no_agent = 0xffff;
+constexpr uint32_t previous_launches = 0xffffffff;  // in the place of a CTA: epoch 1 of its agent 0 is their end
 
 struct Access {
   uint32_t epoch = 0;  // 0: none
@@ -176,7 +177,10 @@ class Joined {
 // Adds the same to what many threads know, of whom most know the same: those then share one clock.
 class Learning {
  public:
+  Learning() = default;
   explicit Learning(Held<Clock> what) : what_(std::move(what)) {}
+
+  Clock const* what() const { return what_.get(); }
 
   void teach(Knowledge& thread) {
     if (!result_ || thread.clock.get() != before_.get()) {

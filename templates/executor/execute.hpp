@@ -55,6 +55,8 @@ void Machine::execute_lane(Lane& lane, Operation& operation, SiteCost& cost) {
     case Kind::tma_store_commit: ++lane.stores_committed; break;
     case Kind::tma_store_wait_read: wait_for_stores(lane, operation.number); break;
     case Kind::async_proxy_fence: proxy_fence(lane); break;
+    case Kind::next_launch_may_begin: overlaps_ = true; break;
+    case Kind::await_previous_launches: await_previous_launches(lane); break;
     default: break;
   }
 }
@@ -170,6 +172,25 @@ void Machine::fence(Lane& lane) {
   }
   lane.fenced = lane.knowledge;
   ++lane.knowledge.epoch;
+}
+
+// ---- Launches that overlap ----------------------------------------------------------------------------------------
+
+void Machine::await_previous_launches(Lane& lane) {
+  if (!previous_launches_.what()) {
+    Joined over;
+    over.set(previous_launches, 0, 1);
+    previous_launches_ = Learning(over.clock());
+  }
+  previous_launches_.teach(lane.knowledge);
+}
+
+// A launch that lets the next one begin before it ends may itself have begun before those before it ended.
+void Machine::note_touch(Lane const& lane, Operation const& operation) {
+  if (!overlaps_ || lane.knowledge.known_of(previous_launches, 0)) return;
+  findings_.add("launch", operation.site, [&] {
+    return whoami(lane) + " touches global memory without knowing that previous launches have ended";
+  });
 }
 
 // ---- Fragments and tensor cores -----------------------------------------------------------------------------------

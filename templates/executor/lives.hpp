@@ -23,6 +23,13 @@ class Pages {
     bytes_ = bytes;
     return memory_ = static_cast<unsigned char*>(memory);
   }
+  // The same, of which the lowest page of each `stride` bytes cannot be touched: a stack that overflows stops the process.
+  unsigned char* at_least_guarded(size_t bytes, size_t stride) {
+    if (bytes <= bytes_) return memory_;
+    at_least(bytes);
+    for (size_t at = 0; at < bytes; at += stride) mprotect(memory_ + at, 4096, PROT_NONE);
+    return memory_;
+  }
 
  private:
   unsigned char* memory_ = nullptr;
@@ -40,7 +47,7 @@ Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
   ctas_.resize(slots);
   uintptr_t const arenas = reinterpret_cast<uintptr_t>(arena_pages.at_least((slots + 1) * shared_window));
   uintptr_t const first = (arenas + shared_window - 1) / shared_window * shared_window;
-  stacks_ = stack_pages.at_least(slots * request.threads * stack_bytes);
+  stacks_ = stack_pages.at_least_guarded(slots * request.threads * stack_bytes, stack_bytes);
   for (size_t slot = 0; slot < slots; ++slot) {
     ctas_[slot].arena = reinterpret_cast<unsigned char*>(first + slot * shared_window);
     ctas_[slot].cluster = &clusters_[slot / cluster_ctas_];

@@ -71,6 +71,8 @@ class Machine {
   void store(Lane& lane, Operation& operation, SiteCost& cost);
   void fetch_add(Lane& lane, Operation& operation);
   void fence(Lane& lane);
+  void await_previous_launches(Lane& lane);
+  void note_touch(Lane const& lane, Operation const& operation);
   void load_matrices(Warp& warp, SiteCost& cost);
   void store_matrices(Warp& warp, SiteCost& cost);
   void multiply(Warp& warp);
@@ -149,8 +151,9 @@ class Machine {
   std::vector<Cta*> living_;        // in the order in which the adversary sees them
   std::vector<uint32_t> numbers_;   // clusters that have not begun, the next one last
   std::vector<BoxLoad> box_loads_;  // in flight
-  Held<Clock> learning_from_;       // of an mbarrier: all its waiters learn the same
-  Learning learning_{Held<Clock>()};
+  Learning phase_end_;              // of the mbarrier that was last waited for: all waiters learn the same
+  Learning previous_launches_;
+  bool overlaps_ = false;           // with other launches
   std::map<uintptr_t, Held<Clock>> atomics_;  // what an address's atomic operations pass on
   size_t next_warp_ = 0;            // where round robin goes on
   uint64_t steps_ = 0, random_state_ = 1;

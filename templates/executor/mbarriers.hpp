@@ -96,11 +96,8 @@ Mbarrier const* Machine::awaited(Lane const& lane) const {
 void Machine::end_wait(Lane& lane, Operation const& operation) {
   Mbarrier const* const barrier = find(lane, operation, *lane.cta, operation.to, false);
   if (!barrier || !barrier->done) return;
-  if (learning_from_.get() != barrier->done.get()) {
-    learning_from_ = barrier->done;
-    learning_ = Learning(barrier->done);
-  }
-  learning_.teach(lane.knowledge);
+  if (phase_end_.what() != barrier->done.get()) phase_end_ = Learning(barrier->done);
+  phase_end_.teach(lane.knowledge);
 }
 
 }  // namespace hgemm::executor

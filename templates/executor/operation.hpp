@@ -31,6 +31,8 @@ enum class Kind : uint8_t {
   tma_store_commit,
   tma_store_wait_read,
   async_proxy_fence,
+  next_launch_may_begin,
+  await_previous_launches,
   // All lanes of a warp at once, as their PTX has it (.aligned).
   barrier_sync,
   barrier_arrive,

@@ -80,6 +80,7 @@ bool Machine::sound(Lane const& lane, Operation const& operation, hgemm_tensor_m
 void Machine::start_load(Lane& lane, Operation const& operation, SiteCost& cost) {
   TmaArguments const& arguments = tma_arguments(operation);
   if (!sound(lane, operation, map_of(operation), operation.to)) return;
+  note_touch(lane, operation);
   bool const readable = may_read_box(lane, operation, cost);
   if (!arguments.ranks) {
     start_load(lane, operation, *lane.cta, readable);
@@ -160,6 +161,7 @@ void Machine::land(size_t index) {
 void Machine::start_store(Lane& lane, Operation const& operation, SiteCost& cost) {
   hgemm_tensor_map const& map = map_of(operation);
   if (!sound(lane, operation, map, operation.from)) return;
+  note_touch(lane, operation);
   if (lane.stores_agent == no_agent) lane.stores_agent = lane.cta->new_agent();
   Access const me = {lane.stores_committed + 1, lane.cta->number, lane.stores_agent, costs_.index_of(operation)};
   note_async_read(lane, operation, operation.from, row_bytes(map) * box_rows(map), me);

@@ -51,11 +51,16 @@ HGEMM_DEVICE Word4 ld_shared_at(Word4 const* pointer, uint32_t rank, Site site =
   return word;
 }
 
-// ---- One launch after another -------------------------------------------------------------------------------------
+// ---- Launches that follow one another -------------------------------------------------------------------------------------
 
-// There is one launch only, and all memory is as those before it left it.
-HGEMM_DEVICE void next_launch_may_begin() {}
-HGEMM_DEVICE void await_previous_launches() {}
+HGEMM_DEVICE void next_launch_may_begin(Site site = here()) {
+  Operation permit = operation(Kind::next_launch_may_begin, site);
+  perform(permit);
+}
+HGEMM_DEVICE void await_previous_launches(Site site = here()) {
+  Operation wait = operation(Kind::await_previous_launches, site);
+  perform(wait);
+}
 
 // ---- Barriers -----------------------------------------------------------------------------------------------------
 
