@@ -96,8 +96,11 @@ def prepare(folder: Path, jobs: int) -> int:
         library = Library(folder / name)
         outcomes = [outcome for _, outcome in make(sweep(requests).plans, Settings(library, templates), jobs)]
         failed = [outcome.error for outcome in outcomes if outcome.error]
-        if failed:
-            raise SystemExit(f"verdicts: {name}: {failed[0]}")
+        if failed and name == SOUND:
+            raise SystemExit(f"verdicts: {failed[0]}")
+        if failed:  # such as a missing wait that the compiler puts in, and inspection reports
+            print(f"{name}: left out, {failed[0]}", flush=True)
+            return
         emulation = Emulation(library, replace(made, templates=templates), shapes, jobs=jobs)
         found = list(emulation.outcomes([outcome.symbol for outcome in outcomes]))
         cases.extend(case for outcome in found for case in _cases(name, outcome))
