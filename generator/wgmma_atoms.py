@@ -20,15 +20,16 @@ _TAIL = b"\n}  // namespace SM90::GMMA\n}  // namespace cute\n"
 
 
 def only_named_atom(headers: tuple[Header, ...], source: str) -> tuple[Header, ...]:
-    """Return the headers with one wgmma atom left, that which `source` names by HGEMM_WGMMA; all of them if it names none.
+    """Return the headers with one wgmma atom left, that which `source` names by HGEMM_WGMMA; with none if it names none.
 
     Raises: HgemmError where CuTe has no such atom, or lays its header out in another way.
     """
     named = _NAMED.search(source)
     texts = {header.name: header.text for header in headers}
-    if named is None or ATOMS not in texts:
+    if ATOMS not in texts:
         return headers
-    text = _prelude(texts[ATOMS]) + _atom(f"MMA_{named[1]}", texts[ATOMS], texts.get(MORE_ATOMS, b"")) + _TAIL
+    atom = _atom(f"MMA_{named[1]}", texts[ATOMS], texts.get(MORE_ATOMS, b"")) if named else b""
+    text = _prelude(texts[ATOMS]) + atom + _TAIL
     cut = Header(ATOMS, text, hashlib.sha256(text).hexdigest())
     return tuple(cut if header.name == ATOMS else header for header in headers if header.name != MORE_ATOMS)
 

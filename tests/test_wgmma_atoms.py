@@ -31,8 +31,14 @@ def test_other_headers_stay_as_they_are():
     assert {name: text for name, text in cut.items() if name != ATOMS} == rest
 
 
-def test_a_kernel_without_wgmma_gets_everything():
-    assert only_named_atom(WHOLE, "struct Policy {};") == WHOLE
+def test_a_kernel_without_wgmma_gets_no_atom():
+    cut = texts(only_named_atom(WHOLE, "struct Policy {};"))
+    assert b"struct MMA_" not in cut[ATOMS] and b"warpgroup_wait" in cut[ATOMS]
+
+
+def test_headers_without_wgmma_stay_as_they_are():
+    files = headers("hgemm/gemm_sm80.cuh", templates_folder()).files
+    assert only_named_atom(files, "struct Policy {};") == files
 
 
 def test_an_unknown_atom_is_named():

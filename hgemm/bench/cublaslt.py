@@ -1,4 +1,4 @@
-"""cuBLASLt as far as a baseline needs it, by ctypes: what it proposes for a problem, and running it.
+"""The part of cuBLASLt that a baseline needs, by ctypes: what it proposes for a problem, and running it.
 
 It is column-major. D (m, n) of ours is row-major, which is D^T (n, m) to it: so it is asked for D^T = B^T A^T.
 Source: cuBLAS Library 13.x, "Using the cuBLASLt API"; cublasLt.h for the numbers of its enumerations.

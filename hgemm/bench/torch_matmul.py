@@ -1,4 +1,4 @@
-"""torch.matmul as a baseline: what a PyTorch user gets without asking for anything."""
+"""The baseline torch.matmul: what a PyTorch user gets without asking for anything."""
 
 from __future__ import annotations
 
