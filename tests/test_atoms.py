@@ -1,6 +1,6 @@
 """The atoms on the CPU: they do what the instructions' documents say, and what an H200 did with the same bits.
 
-`python -m tests.atom_probes > tests/data/atoms_h200.json` on that GPU makes the vectors anew.
+`PYTHONPATH=. python tests/atom_runs.py > tests/data/atoms_h200.json` on that GPU makes the vectors anew.
 """
 
 from __future__ import annotations
@@ -19,15 +19,10 @@ from atom_probes import (
     STORE,
     SYMBOL,
     THREADS,
-    VECTORS,
     Probe,
-    compiled,
-    kept,
-    map_base,
     probes,
-    run_on_device,
-    run_on_executor,
 )
+from atom_runs import VECTORS, compiled, kept, map_base, run_on_device, run_on_executor
 
 from generator.executor.abi import Adversary, Executable
 from generator.executor.build import Workshop
@@ -219,7 +214,7 @@ def compare(probe: Probe, words: np.ndarray, vector: dict) -> None:
         )
 
 
-@pytest.mark.skipif(not VECTORS.is_file(), reason="no vectors of an H200 are recorded: run tests.atom_probes on one")
+@pytest.mark.skipif(not VECTORS.is_file(), reason="no vectors of an H200 are recorded: run tests/atom_runs.py on one")
 @pytest.mark.parametrize("probe", ALL, ids=lambda probe: probe.name.replace(" ", "-"))
 def test_the_executor_does_what_an_h200_did(executed, probe: Probe) -> None:
     vectors = json.loads(VECTORS.read_text())["vectors"]
