@@ -18,6 +18,7 @@ from conftest import ROOT
 from generator.executor import abi
 from generator.executor.abi import Adversary, Executable, Launch, Region, Report, TensorMap
 from generator.executor.build import Workshop
+from hgemm.errors import DeviceError
 
 SOURCE = (ROOT / "tests" / "executor_rules.cu").read_text()
 RULES = re.findall(r"\bDO\((\w+)\)", SOURCE)
@@ -184,6 +185,22 @@ def test_poison_and_bounds_name_the_element(rules: Executable) -> None:
 def test_the_same_adversary_replays_the_same_run(rules: Executable, rule: str) -> None:
     for adversary in ALL[-3:]:
         assert run(rules, rule, True, adversary) == run(rules, rule, True, adversary)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"parameters": (bytes(31), bytes(128))}, "parameter 0 has 32 bytes, the request 31"),
+        ({"parameters": (bytes(32),)}, "the kernel takes 2 parameters, the request has 1"),
+        ({"threads": 48}, "threads must be a multiple of 32"),
+        ({"smem_bytes": 232449}, "shared_bytes is more than a CTA can have"),
+        ({"grid_x": 3, "cluster_ctas": 2}, "grid must be whole clusters"),
+    ],
+)
+def test_a_launch_that_makes_no_sense_is_refused(rules: Executable, change: dict, reason: str) -> None:
+    launch = Launch(1, 1, 128, SHARED_BYTES, (bytes(32), bytes(128)), (), 0, 1000)
+    with pytest.raises(DeviceError, match=reason):
+        rules.run(replace(launch, **change), ALL[0])
 
 
 # ---- What is counted ------------------------------------------------------------------------------------------------

@@ -169,12 +169,14 @@ class Shadow {
     cell.crowd = 0;
   }
 
+  // A write that comes after a thread's read comes after the reads that the thread knew of, too: those need not be kept.
   void note_read(Cell& cell, Knowledge const& reader, Access const& me) {
+    bool const itself = me.agent == reader.thread && me.cta == reader.cta;
     int kept = 0;
     for (int i = 0; i < cell.read_count; ++i) {
       Access const& earlier = cell.reads[i];
       bool const same = earlier.agent == me.agent && earlier.cta == me.cta;
-      if (!same && !reader.knows(earlier)) cell.reads[kept++] = earlier;  // a write after this read is after those known, too
+      if (!same && !(itself && reader.knows(earlier))) cell.reads[kept++] = earlier;
     }
     if (kept < inline_reads) {
       cell.reads[kept++] = me;

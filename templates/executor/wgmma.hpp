@@ -71,6 +71,10 @@ void Machine::issue(Warp& warp, SiteCost& cost) {
     findings_.add("wgmma", first.site,
                   [&] { return whoami(warp.lanes[0]) + ": threads of a warpgroup give different operands"; });
   }
+  if ((arguments.a | arguments.b) >> 49 & 7) {
+    findings_.add("wgmma", first.site,
+                  [&] { return whoami(warp.lanes[0]) + ": a descriptor has a base offset, which is not known here"; });
+  }
   product.group[quarter] = warp.wgmma_committed;
   product.issued[quarter] = true;
   take_sums(warp, product, quarter);
