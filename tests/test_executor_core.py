@@ -8,6 +8,7 @@ import shlex
 import struct
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -201,6 +202,23 @@ def test_a_launch_that_makes_no_sense_is_refused(rules: Executable, change: dict
     launch = Launch(1, 1, 128, SHARED_BYTES, (bytes(32), bytes(128)), (), 0, 1000)
     with pytest.raises(DeviceError, match=reason):
         rules.run(replace(launch, **change), ALL[0])
+
+
+def test_one_launch_at_a_time(rules: Executable) -> None:
+    refused: list[str] = []
+
+    def second() -> None:
+        try:
+            run(rules, "endless", True, ALL[0])
+        except DeviceError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=second) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) < 8 and all("another thread runs" in reason for reason in refused)
 
 
 # ---- What is counted ------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ enum hgemm_emulate_status {
   HGEMM_EMULATED = 0,        /* the kernel ran, or was stopped by a finding: the report says */
   HGEMM_BAD_REQUEST = 1,     /* nothing ran: report_json is {"error": "..."} */
   HGEMM_REPORT_TOO_LONG = 2, /* it ran, and the report was cut off at the capacity: call again with more */
-  HGEMM_BUSY = 3             /* another thread is inside this shared object */
+  HGEMM_BUSY = 3             /* another thread is inside this shared object; the report says so as that of a bad request does */
 };
 
 /* Runs one launch and writes its report, a NUL-terminated JSON object:

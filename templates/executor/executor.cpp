@@ -90,7 +90,10 @@ int run(hgemm_emulation const& request, Kernel const& kernel, char* report_json,
 
 int emulate(hgemm_emulation const& request, Kernel const& kernel, char* report_json, size_t capacity) {
   static std::atomic_flag busy = ATOMIC_FLAG_INIT;
-  if (busy.test_and_set()) return HGEMM_BUSY;
+  if (busy.test_and_set()) {
+    put("{\"error\": \"another thread runs a launch of this variant\"}", report_json, capacity);
+    return HGEMM_BUSY;
+  }
   int status = HGEMM_BAD_REQUEST;
   std::string const wrong = refusal(request, kernel);
   if (!wrong.empty()) {
