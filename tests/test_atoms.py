@@ -145,7 +145,7 @@ def test_halves_are_rounded_as_numpy_rounds_them(executed) -> None:
     )
     bfloat = (threads[:, 32:64] << 16).view(np.float32)
     finite = np.isfinite(values) & (abs(values) < 3e38) & (abs(values) > 1e-37)
-    assert (abs(bfloat - values)[finite] <= abs(values)[finite] * 2.0**-8).all()
+    assert (abs(bfloat[finite] - values[finite]) <= abs(values[finite]) * 2.0**-8).all()
 
 
 @pytest.mark.parametrize("probe", BOXES, ids=lambda probe: probe.name.replace(" ", "-"))
