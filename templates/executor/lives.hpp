@@ -16,19 +16,16 @@ class Pages {
  public:
   unsigned char* at_least(size_t bytes) {
     if (bytes <= bytes_) return memory_;
-    if (memory_) munmap(memory_, bytes_);
-    bytes_ = 0;
+    release();
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     bytes_ = bytes;
     return memory_ = static_cast<unsigned char*>(memory);
   }
-  // The same, of which the lowest page of each `stride` bytes cannot be touched: a stack that overflows stops the process.
-  unsigned char* at_least_guarded(size_t bytes, size_t stride) {
-    if (bytes <= bytes_) return memory_;
-    at_least(bytes);
-    for (size_t at = 0; at < bytes; at += stride) mprotect(memory_ + at, 4096, PROT_NONE);
-    return memory_;
+  void release() {
+    if (memory_) munmap(memory_, bytes_);
+    memory_ = nullptr;
+    bytes_ = 0;
   }
 
  private:
@@ -47,7 +44,8 @@ Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
   ctas_.resize(slots);
   uintptr_t const arenas = reinterpret_cast<uintptr_t>(arena_pages.at_least((slots + 1) * shared_window));
   uintptr_t const first = (arenas + shared_window - 1) / shared_window * shared_window;
-  stacks_ = stack_pages.at_least_guarded(slots * request.threads * stack_bytes, stack_bytes);
+  stacks_ = stack_pages.at_least(slots * request.threads * stack_bytes);
+  guard_stacks();
   for (size_t slot = 0; slot < slots; ++slot) {
     ctas_[slot].arena = reinterpret_cast<unsigned char*>(first + slot * shared_window);
     ctas_[slot].cluster = &clusters_[slot / cluster_ctas_];
@@ -59,7 +57,16 @@ Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
   machine = this;
 }
 
+// Stacks that overflow stop the process: those of each warp's first lane in one CTA are guarded, as the others are used alike.
+void Machine::guard_stacks() const {
+  for (uint32_t thread = 0; thread < request_.threads; thread += 32) mprotect(stacks_ + thread * stack_bytes, 4096, PROT_NONE);
+}
+
 Machine::~Machine() {
+  if (ctas_.size() * request_.threads > most_threads_kept) {
+    arena_pages.release();
+    stack_pages.release();
+  }
   machine = nullptr;
   place = nullptr;
 }

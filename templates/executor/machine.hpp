@@ -34,10 +34,12 @@ class Machine {
 
  private:
   static constexpr uint32_t most_resident = 64;  // CTAs, where a request leaves it open
+  static constexpr size_t most_threads_kept = 8192;   // whose memory is left to the next launch
   static constexpr size_t stack_bytes = 64 << 10;
   static constexpr size_t poisoned_stack_bytes = 6 << 10;
 
   // ---- Living and dying: lives.hpp ----
+  void guard_stacks() const;
   void admit();
   void begin(Cta& cta, uint32_t rank);
   void end(Cluster& cluster);
