@@ -46,28 +46,103 @@ struct EpilogueSm90 {
   HGEMM_DEVICE EpilogueSm90(Problem const& problem, TensorMap const& map, Shared& shared, int consumer, bool stores)
       : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128), stores(stores) {}
 
-  // Finishes (consumer_m, tile_n) sums, the first of which is at (row_first, column_first).
+  static constexpr int groups = Policy::swapped || !by_tma ? columns / 8 : box_width / 8;  // of 8 columns in a box
+  static constexpr int step = groups % 2 == 0 ? 2 : 1;                                     // finished at a time
+
+  static constexpr bool curved = Policy::activation == Activation::gelu || Policy::activation == Activation::silu;
+
+  // Two neighbours of a row of sums.
+  struct Two {
+    float x, y;
+  };
+  // Where they are in D: the first at (m, n), the second one further along n, or along m where operands are swapped.
+  struct Pair {
+    int m, n;
+    bool first_inside, second_inside;
+  };
+
+  // 64 rows and `count` columns of the sums, of which a lane holds 4 elements of each 8 columns. Registers have no addresses:
+  // where a turn or its groups are counted by a loop, each has a branch of its own, of which all lanes take the same.
+  template <bool IN_PAIRS>
+  struct Turn {
+    static constexpr int registers = IN_PAIRS ? 2 : 4;
+
+    int batch, row_first, column_first, count;
+    uint32_t bits[columns / 8][registers];  // (columns / 8), 4 floats or 2 pairs of halves
+
+    template <class Values>
+    HGEMM_DEVICE void pick(Values const& values, int index) {
+      HGEMM_UNROLL
+      for (int here = 0; here < Accumulators::mma_m * turns; ++here) {
+        if (here != index) continue;
+        int const block = here / turns, first = here % turns * (columns / 8);
+        HGEMM_UNROLL
+        for (int j = 0; j < columns / 8 && first + j < Accumulators::mma_n; ++j) {
+          HGEMM_UNROLL
+          for (int r = 0; r < registers; ++r) bits[j][r] = values.bits(block, first + j, r);
+        }
+      }
+    }
+    // The `step` groups of 8 columns from group j on.
+    HGEMM_DEVICE void pick_groups(uint32_t (&group)[step][registers], int j) const {
+      HGEMM_UNROLL
+      for (int here = 0; here < columns / 8; here += step) {
+        if (here != j) continue;
+        HGEMM_UNROLL
+        for (int i = 0; i < step; ++i) {
+          HGEMM_UNROLL
+          for (int r = 0; r < registers; ++r) group[i][r] = bits[here + i][r];
+        }
+      }
+    }
+  };
+
+  // Finishes (consumer_m, tile_n) sums, the first of which is at (row_first, column_first). Where all is plain the turns are
+  // written out, which is 2 to 8 % faster; what is rare or long is there once, in a loop.
   template <class Values>
   HGEMM_DEVICE void run(Values const& values, int batch, int row_first, int column_first) {
-    if (Policy::beta && problem.beta != 0.f) {
-      finish_all<true>(values, batch, row_first, column_first);
+    bool const adds_c = Policy::beta && problem.beta != 0.f;
+    if (by_tma && !curved && !adds_c && problem.n % piece == 0) {
+      HGEMM_UNROLL
+      for (int index = 0; index < Accumulators::mma_m * turns; ++index) {
+        take_turn<true>(values, index, batch, row_first, column_first, false);
+      }
     } else {
-      finish_all<false>(values, batch, row_first, column_first);
+      HGEMM_NO_UNROLL
+      for (int index = 0; index < Accumulators::mma_m * turns; ++index) {
+        take_turn<false>(values, index, batch, row_first, column_first, adds_c);
+      }
     }
   }
 
-  // Without C a tile takes half the time: the choice is made once, not for each element.
-  template <bool ADDS_C, class Values>
-  HGEMM_DEVICE void finish_all(Values const& values, int batch, int row_first, int column_first) {
-    HGEMM_UNROLL
-    for (int block = 0; block < Accumulators::mma_m; ++block) {
-      int const row = row_first + block * 64;
-      if constexpr (by_tma) {
-        HGEMM_UNROLL
-        for (int turn = 0; turn < turns; ++turn) store_turn<ADDS_C>(values, block, turn, batch, row, column_first);
-      } else {
-        store_direct<ADDS_C>(values, block, batch, row, column_first);
+  template <bool PLAIN, class Values>
+  HGEMM_DEVICE void take_turn(Values const& values, int index, int batch, int row_first, int column_first, bool adds_c) {
+    int const column = index % turns * columns;
+    Turn<Values::in_pairs> turn;
+    turn.batch = batch;
+    turn.row_first = row_first + index / turns * 64;
+    turn.column_first = column_first + column;
+    turn.count = Policy::tile_n - column < columns ? Policy::tile_n - column : columns;
+    turn.pick(values, index);
+    unsigned char* const boxes = shared.turn[consumer][stage];
+    if constexpr (by_tma) {
+      if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
+      atoms::named_barrier(1 + consumer, 128);  // the boxes may be written
+    }
+    if (!PLAIN && adds_c) {
+      finish_turn<true>(turn, boxes);
+    } else {
+      finish_turn<false>(turn, boxes);
+    }
+    if constexpr (by_tma) {
+      atoms::async_proxy_fence();
+      atoms::named_barrier(1 + consumer, 128);  // the boxes are written
+      if (!PLAIN && problem.n % piece != 0) {
+        copy_out(turn, boxes);
+      } else if (stores) {
+        store_boxes(turn, boxes);
       }
+      stage = stage + 1 == Policy::epilogue_stages ? 0 : stage + 1;
     }
   }
 
@@ -78,38 +153,48 @@ struct EpilogueSm90 {
     }
   }
 
-  // ---- By TMA: `columns` of a block a turn ------------------------------------------------------------------------
-
-  template <bool ADDS_C, class Values>
-  HGEMM_DEVICE void store_turn(Values const& values, int block, int turn, int batch, int row_first, int column_first) {
-    unsigned char* const boxes = shared.turn[consumer][stage];
-    int const count = turn == turns - 1 ? last_columns : columns;
-
-    if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
-    atoms::named_barrier(1 + consumer, 128);  // the boxes may be written
-    if constexpr (sizeof(Out) == 2) {
-      stage_halves<ADDS_C>(values, block, turn, count, boxes, batch, row_first, column_first);
-    } else {
-      stage_floats<ADDS_C>(values, block, turn, count, boxes, batch, row_first, column_first);
-    }
-    atoms::async_proxy_fence();
-    atoms::named_barrier(1 + consumer, 128);  // the boxes are written
-    if (problem.n % piece != 0) {
-      copy_out(boxes, turn, count, batch, row_first, column_first);
-    } else if (stores) {
-      if constexpr (Policy::swapped) {
-        atoms::tma_store(map, boxes, row_first, column_first + turn * columns, batch);
-      } else {
-        HGEMM_UNROLL
-        for (int column = 0; column < count; column += box_width) {
-          unsigned char const* const box = boxes + column / box_width * box_bytes;
-          atoms::tma_store(map, box, column_first + turn * columns + column, row_first, batch);
-        }
+  // Groups of 8 columns, `step` at a time. Curves are long: their code is there once.
+  template <bool ADDS_C, class Turn>
+  HGEMM_DEVICE void finish_turn(Turn const& turn, unsigned char* boxes) const {
+    uint32_t group[step][Turn::registers];
+    if constexpr (curved) {
+      HGEMM_NO_UNROLL
+      for (int j = 0; j < turn.count / 8; j += step) {
+        turn.pick_groups(group, j);
+        finish_groups<ADDS_C>(turn, group, j, boxes);
       }
-      atoms::tma_store_commit();
+    } else {
+      HGEMM_UNROLL
+      for (int j = 0; j < columns / 8; j += step) {
+        if (last_columns < columns && j >= turn.count / 8) continue;
+        turn.pick_groups(group, j);
+        finish_groups<ADDS_C>(turn, group, j, boxes);
+      }
     }
-    stage = stage + 1 == Policy::epilogue_stages ? 0 : stage + 1;
   }
+
+  template <bool ADDS_C, class Turn>
+  HGEMM_DEVICE void finish_groups(Turn const& turn, uint32_t const (&group)[step][Turn::registers], int j,
+                                  unsigned char* boxes) const {
+    Two two[2 * step];  // (step), rows of the upper and the lower 8
+    Pair at[2 * step];
+    HGEMM_UNROLL
+    for (int i = 0; i < 2 * step; ++i) {
+      at[i] = pair_at(turn, j + i / 2, i % 2);
+      two[i] = finished<ADDS_C>(pair_of(group[i / 2], i % 2), at[i], turn.batch);
+    }
+    if constexpr (!by_tma) {
+      HGEMM_UNROLL
+      for (int i = 0; i < 2 * step; ++i) store_pair(two[i], at[i], turn.batch);
+    } else if constexpr (sizeof(Out) == 2) {
+      stage_halves(two, j, boxes);
+    } else {
+      HGEMM_UNROLL
+      for (int i = 0; i < 2 * step; ++i) stage_floats(two[i], j + i / 2, i % 2, boxes);
+    }
+  }
+
+  // ---- By TMA -----------------------------------------------------------------------------------------------------
 
   // Byte offset of the 16-byte piece `along` of a box's row, as the TMA swizzles boxes of this width.
   HGEMM_DEVICE static int offset(int row, int along) {
@@ -117,12 +202,54 @@ struct EpilogueSm90 {
     return bytes ^ (bytes >> 3 & (box_row_bytes - 16));
   }
 
+  // Four 8x8 matrices, or two: lane l addresses a row of matrix l / 8.
+  HGEMM_DEVICE void stage_halves(Two const (&two)[2 * step], int j, unsigned char* boxes) const {
+    int const warp = thread / 32, lane = thread % 32;
+    uint32_t r[2 * step];
+    HGEMM_UNROLL
+    for (int i = 0; i < 2 * step; ++i) r[i] = atoms::pack<Out>(two[i].x, two[i].y);
+    unsigned char* const box = boxes + (Policy::swapped ? 0 : j / groups * box_bytes);
+    int const in_box = j % groups;
+    if constexpr (Policy::swapped) {
+      void* const to = box + offset((in_box + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+      if constexpr (step == 2) atoms::stmatrix_x4<true>(to, r[0], r[1], r[2], r[3]);
+      if constexpr (step == 1) atoms::stmatrix_x2<true>(to, r[0], r[1]);
+    } else {
+      void* const to = box + offset(warp * 16 + lane % 16, in_box + (step == 2 ? lane / 16 : 0));
+      if constexpr (step == 2) atoms::stmatrix_x4<false>(to, r[0], r[1], r[2], r[3]);
+      if constexpr (step == 1) atoms::stmatrix_x2<false>(to, r[0], r[1]);
+    }
+  }
+
+  HGEMM_DEVICE void stage_floats(Two const& two, int j, int half, unsigned char* boxes) const {
+    int const row = thread / 32 * 16 + thread % 32 / 4 + half * 8, column = j * 8 + thread % 4 * 2;
+    unsigned char* const box = boxes + column / box_width * box_bytes;
+    unsigned char* const to = box + offset(row, column % box_width / 4) + column % 4 * 4;
+    atoms::st_shared(reinterpret_cast<Word2*>(to), Word2{atoms::float_bits(two.x), atoms::float_bits(two.y)});
+  }
+
+  template <class Turn>
+  HGEMM_DEVICE void store_boxes(Turn const& turn, unsigned char const* boxes) const {
+    if constexpr (Policy::swapped) {
+      atoms::tma_store(map, boxes, turn.row_first, turn.column_first, turn.batch);
+    } else {
+      HGEMM_UNROLL
+      for (int column = 0; column < columns; column += box_width) {
+        if (column >= turn.count) continue;
+        unsigned char const* const box = boxes + column / box_width * box_bytes;
+        atoms::tma_store(map, box, turn.column_first + column, turn.row_first, turn.batch);
+      }
+    }
+    atoms::tma_store_commit();
+  }
+
   // What the TMA does, for rows of D that end within a piece: the TMA would write that piece whole.
-  HGEMM_DEVICE void copy_out(unsigned char const* boxes, int turn, int count, int batch, int row_first, int column_first) const {
-    int const m_first = Policy::swapped ? column_first + turn * columns : row_first;
-    int const n_first = Policy::swapped ? row_first : column_first + turn * columns;
-    int const rows = Policy::swapped ? count : 64, pieces = (Policy::swapped ? 64 : count) / piece;  // of a turn, and of a row
-    Out* const d = static_cast<Out*>(problem.d) + batch * problem.batch_stride_d;
+  template <class Turn>
+  HGEMM_DEVICE void copy_out(Turn const& turn, unsigned char const* boxes) const {
+    int const m_first = Policy::swapped ? turn.column_first : turn.row_first;
+    int const n_first = Policy::swapped ? turn.row_first : turn.column_first;
+    int const rows = Policy::swapped ? turn.count : 64, pieces = (Policy::swapped ? 64 : turn.count) / piece;
+    Out* const d = static_cast<Out*>(problem.d) + turn.batch * problem.batch_stride_d;
     HGEMM_NO_UNROLL
     for (int index = thread; index < rows * pieces; index += 128) {
       int const row = index / pieces, along = index % pieces;
@@ -143,101 +270,46 @@ struct EpilogueSm90 {
     }
   }
 
-  // Two groups of 8 columns at a time, as four 8x8 matrices: lane l addresses a row of matrix l / 8.
-  template <bool ADDS_C, class Values>
-  HGEMM_DEVICE void stage_halves(Values const& values, int block, int turn, int count, unsigned char* boxes, int batch,
-                                 int row_first, int column_first) const {
-    constexpr int groups = Policy::swapped ? columns / 8 : box_width / 8;  // of 8 columns in a box
-    constexpr int step = groups % 2 == 0 ? 2 : 1;
-    int const warp = thread / 32, lane = thread % 32;
-    HGEMM_UNROLL
-    for (int j = 0; j < count / 8; j += step) {
-      uint32_t r[2 * step];  // (step), rows of the upper and the lower 8
-      HGEMM_UNROLL
-      for (int i = 0; i < 2 * step; ++i) {
-        Two const two = finished<ADDS_C>(values, block, turn * (columns / 8) + j + i / 2, i % 2 * 2, batch, row_first, column_first);
-        r[i] = atoms::pack<Out>(two.x, two.y);
-      }
-      unsigned char* const box = boxes + (Policy::swapped ? 0 : j / groups * box_bytes);
-      int const in_box = j % groups;
-      if constexpr (Policy::swapped) {
-        void* const to = box + offset((in_box + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2);
-        if constexpr (step == 2) atoms::stmatrix_x4<true>(to, r[0], r[1], r[2], r[3]);
-        if constexpr (step == 1) atoms::stmatrix_x2<true>(to, r[0], r[1]);
-      } else {
-        void* const to = box + offset(warp * 16 + lane % 16, in_box + (step == 2 ? lane / 16 : 0));
-        if constexpr (step == 2) atoms::stmatrix_x4<false>(to, r[0], r[1], r[2], r[3]);
-        if constexpr (step == 1) atoms::stmatrix_x2<false>(to, r[0], r[1]);
-      }
-    }
-  }
+  // ---- Direct -----------------------------------------------------------------------------------------------------
 
-  template <bool ADDS_C, class Values>
-  HGEMM_DEVICE void stage_floats(Values const& values, int block, int turn, int count, unsigned char* boxes, int batch,
-                                 int row_first, int column_first) const {
-    int const column_in_8 = thread % 4 * 2;
-    HGEMM_UNROLL
-    for (int j = 0; j < count / 8; ++j) {
-      HGEMM_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        int const row = thread / 32 * 16 + thread % 32 / 4 + half * 8, column = j * 8 + column_in_8;
-        Two const two = finished<ADDS_C>(values, block, turn * (columns / 8) + j, half * 2, batch, row_first, column_first);
-        unsigned char* const box = boxes + column / box_width * box_bytes;
-        unsigned char* const to = box + offset(row, column % box_width / 4) + column % 4 * 4;
-        atoms::st_shared(reinterpret_cast<Word2*>(to), Word2{atoms::float_bits(two.x), atoms::float_bits(two.y)});
-      }
-    }
-  }
-
-  // ---- Direct: a lane's pairs of neighbours -----------------------------------------------------------------------
-
-  template <bool ADDS_C, class Values>
-  HGEMM_DEVICE void store_direct(Values const& values, int block, int batch, int row_first, int column_first) const {
-    Out* const d = static_cast<Out*>(problem.d) + batch * problem.batch_stride_d;
-    HGEMM_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      HGEMM_UNROLL
-      for (int j = 0; j < Policy::tile_n / 8; ++j) {
-        Pair const at = pair_at(j, half * 2, row_first, column_first);
-        if (!at.first_inside) continue;
-        Two const two = finished<ADDS_C>(values, block, j, half * 2, batch, row_first, column_first);
-        Out* const to = d + at.m * problem.ldd + at.n;
-        if (paired && at.second_inside) {
-          Piece<Out, 2> const both = {{atoms::from_float<Out>(two.x), atoms::from_float<Out>(two.y)}};
-          atoms::st_global(reinterpret_cast<Piece<Out, 2>*>(to), both);
-        } else {
-          atoms::st_global(to, atoms::from_float<Out>(two.x));
-          if (at.second_inside) atoms::st_global(to + (Policy::swapped ? problem.ldd : 1), atoms::from_float<Out>(two.y));
-        }
-      }
+  HGEMM_DEVICE void store_pair(Two const& two, Pair const& at, int batch) const {
+    if (!at.first_inside) return;
+    Out* const to = static_cast<Out*>(problem.d) + batch * problem.batch_stride_d + at.m * problem.ldd + at.n;
+    if (paired && at.second_inside) {
+      Piece<Out, 2> const both = {{atoms::from_float<Out>(two.x), atoms::from_float<Out>(two.y)}};
+      atoms::st_global(reinterpret_cast<Piece<Out, 2>*>(to), both);
+    } else {
+      atoms::st_global(to, atoms::from_float<Out>(two.x));
+      if (at.second_inside) atoms::st_global(to + (Policy::swapped ? problem.ldd : 1), atoms::from_float<Out>(two.y));
     }
   }
 
   // ---- The arithmetic of two neighbours of a row of sums ----------------------------------------------------------
 
-  struct Two {
-    float x, y;
-  };
-  // Where they are in D: the first at (m, n), the second one further along n, or along m where operands are swapped.
-  struct Pair {
-    int m, n;
-    bool first_inside, second_inside;
-  };
   static constexpr bool paired = !Policy::swapped && Policy::align_d >= 2;  // one access may serve both
 
-  HGEMM_DEVICE Pair pair_at(int j, int e, int row_first, int column_first) const {
-    int const row = row_first + thread / 32 * 16 + thread % 32 / 4 + e / 2 * 8;
-    int const column = column_first + j * 8 + thread % 4 * 2;
+  // Those of the upper or the lower row of a lane's 4.
+  template <int REGISTERS>
+  HGEMM_DEVICE static Two pair_of(uint32_t const (&bits)[REGISTERS], int half) {
+    if constexpr (REGISTERS == 2) {
+      return {atoms::low_half(bits[half]), atoms::high_half(bits[half])};
+    } else {
+      return {atoms::bits_float(bits[2 * half]), atoms::bits_float(bits[2 * half + 1])};
+    }
+  }
+
+  template <class Turn>
+  HGEMM_DEVICE Pair pair_at(Turn const& turn, int j, int half) const {
+    int const row = turn.row_first + thread / 32 * 16 + thread % 32 / 4 + half * 8;
+    int const column = turn.column_first + j * 8 + thread % 4 * 2;
     int const rows = Policy::swapped ? problem.n : problem.m, columns = Policy::swapped ? problem.m : problem.n;
     return {Policy::swapped ? column : row, Policy::swapped ? row : column, row < rows && column < columns,
             row < rows && column + 1 < columns};
   }
 
-  // Elements e and e + 1 of the 8 columns j of a block whose first sum is at (row_first, column_first).
-  template <bool ADDS_C, class Values>
-  HGEMM_DEVICE Two finished(Values const& values, int block, int j, int e, int batch, int row_first, int column_first) const {
-    Two two = {problem.alpha * values.value(block, j, e), problem.alpha * values.value(block, j, e + 1)};
-    Pair const at = pair_at(j, e, row_first, column_first);
+  template <bool ADDS_C>
+  HGEMM_DEVICE Two finished(Two const& sums, Pair const& at, int batch) const {
+    Two two = {problem.alpha * sums.x, problem.alpha * sums.y};
     if constexpr (ADDS_C) {
       Out const* const c = static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c + at.m * problem.ldc + at.n;
       if (paired && at.second_inside) {

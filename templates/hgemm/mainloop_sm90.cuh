@@ -63,15 +63,15 @@ struct Ring {
 // and columns 8 j + l % 4 * 2 and the next.
 template <class Policy>
 struct WarpgroupAccumulators {
-  static constexpr bool in_halves = Policy::accumulate == Accumulate::f16;
+  static constexpr bool in_pairs = Policy::accumulate == Accumulate::f16;  // the sums are halves, two a register
   static constexpr int mma_m = Policy::consumer_m / 64;
   static constexpr int mma_n = Policy::tile_n / 8;
-  static constexpr int registers = in_halves ? mma_n * 2 : mma_n * 4;
-  template <bool IN_HALVES, class>
+  static constexpr int registers = in_pairs ? mma_n * 2 : mma_n * 4;
+  template <bool IN_PAIRS, class>
   struct RegisterOf { using Type = float; };
   template <class T>
   struct RegisterOf<true, T> { using Type = uint32_t; };
-  using Register = typename RegisterOf<in_halves, void>::Type;
+  using Register = typename RegisterOf<in_pairs, void>::Type;
 
   Register sums[mma_m][registers];  // (mma_m), (mma_n) of 4 floats or 2 pairs of halves
 
@@ -84,11 +84,19 @@ struct WarpgroupAccumulators {
   }
   // Element e of a lane's 4 of block i and the 8 columns j, as a float.
   HGEMM_DEVICE float value(int i, int j, int e) const {
-    if constexpr (in_halves) {
+    if constexpr (in_pairs) {
       uint32_t const pair = sums[i][2 * j + e / 2];
       return e % 2 == 0 ? atoms::low_half(pair) : atoms::high_half(pair);
     } else {
       return sums[i][4 * j + e];
+    }
+  }
+  // Register r of the 4, or of the 2 pairs, as bits.
+  HGEMM_DEVICE uint32_t bits(int i, int j, int r) const {
+    if constexpr (in_pairs) {
+      return sums[i][2 * j + r];
+    } else {
+      return atoms::float_bits(sums[i][4 * j + r]);
     }
   }
 };

@@ -15,6 +15,7 @@ struct Sums {
   float floats[Accumulators::mma_m][Accumulators::mma_n][4];
 
   HGEMM_DEVICE float value(int i, int j, int e) const { return floats[i][j][e]; }
+  HGEMM_DEVICE uint32_t bits(int i, int j, int r) const { return atoms::float_bits(floats[i][j][r]); }
 };
 
 // The threads that reduce together: all of the CTA.
