@@ -2,16 +2,20 @@
 
 from hgemm.errors import DeviceError, HgemmError, LibraryError, ProblemError, RequestError
 from hgemm.kernel import Kernel
+from hgemm.kinds import Kind
 from hgemm.library import Library
 from hgemm.library import open_library as open
+from hgemm.plan import Plan
 from hgemm.problem import Problem
 
 __all__ = [
     "DeviceError",
     "HgemmError",
     "Kernel",
+    "Kind",
     "Library",
     "LibraryError",
+    "Plan",
     "Problem",
     "ProblemError",
     "RequestError",

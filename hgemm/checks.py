@@ -26,7 +26,7 @@ def check(problem: Problem, facts: Facts, workspace_size: int | None = None) -> 
     """
     wrong = list(_size_complaints(problem, facts))
     if not wrong:
-        places = matrices(problem, facts)
+        places = {name: place for name, place in matrices(problem, facts).items() if problem.k or name not in "AB"}
         wrong = [told for matrix in places.values() for told in matrix.complaints()]
         misplaced = list(map_complaints(facts, places))
         wrong = wrong or misplaced
@@ -41,8 +41,9 @@ def check(problem: Problem, facts: Facts, workspace_size: int | None = None) -> 
 def _size_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
     for name, most in (("m", MAX_EXTENT), ("n", MAX_EXTENT), ("k", MAX_EXTENT), ("batch", MAX_CTAS)):
         value = getattr(problem, name)
-        if not 1 <= value <= most:
-            yield f"{name} is {value}: it may be 1 to {most}"
+        least = 0 if name == "k" and not facts.tensor_maps else 1
+        if not least <= value <= most:
+            yield f"{name} is {value}: it may be {least} to {most}"
     count = ctas(facts, problem.m, problem.n, problem.batch)
     if count > MAX_CTAS:
         yield f"{count} CTA tiles are more than a launch's {MAX_CTAS}: use a larger tile, or fewer batches a launch"

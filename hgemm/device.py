@@ -148,14 +148,14 @@ class Device:
     def _resident_ctas(self, handle: Any, facts: Facts) -> int:
         size, fitting = facts.cluster[0], f"fit {facts.symbol} on an SM"
         if size > 1:  # GPCs whose SMs are no multiple of it leave some idle, which only the driver knows
-            config = self._config(facts, size * self.sms, 0)
+            config = self.config(facts, size * self.sms, 0)
             status, clusters = driver().cuOccupancyMaxActiveClusters(handle, config)
             return size * (clusters if not int(status) and clusters else self.sms // size)
         query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
         return self.sms * self._ok(query, fitting, handle, facts.threads, facts.smem_bytes)
 
     @staticmethod
-    def _config(facts: Facts, grid_x: int, stream: int) -> Any:
+    def config(facts: Facts, grid_x: int, stream: int) -> Any:
         """Describe a launch. The size of a cluster is not in it: it is compiled into the kernel."""
         config = driver().CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid_x, 1, 1
@@ -184,7 +184,7 @@ class Device:
         """
         facts = function.facts
         pointers = (ctypes.c_char_p * len(parameters))(*parameters)  # keeps the parameters alive
-        config = self._config(facts, grid_x, stream)
+        config = self.config(facts, grid_x, stream)
 
         def launch() -> None:
             with self.current():

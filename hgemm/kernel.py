@@ -55,7 +55,7 @@ class Kernel:
         views = {name: view(array, name) for name, array in given.items() if array is not None}
         problem = problem_of(self.facts, views, alpha, beta)
         workspace_size = views["workspace"].size_bytes if "workspace" in views else None
-        self.launch(problem, stream=stream, device=_device_of(views), workspace_size=workspace_size)
+        self.launch(problem, stream=stream, device=device_of(views), workspace_size=workspace_size)
         return out
 
     def launch(
@@ -72,10 +72,14 @@ class Kernel:
         function = self.prepare(device)
         grid = grid_x(self.facts, problem.m, problem.n, problem.batch, function.resident_ctas)
         counters = (problem.workspace, counter_bytes(self.facts, problem.m, problem.n, problem.batch))
-        parameters = [problem.pack()]
+        parameters = [self.parameter(problem)]
         if self.facts.tensor_maps:
             parameters.append(tensor_maps(self.facts, problem, device))
         return open_device(device).bind(function, grid, parameters, stream_handle(stream), counters)
+
+    def parameter(self, problem: Problem) -> bytes:
+        """Return a problem as the kernel takes it: of one without k it reads nothing when k is a tile less than that."""
+        return (problem if problem.k else replace(problem, k=-self.facts.tile_k)).pack()
 
     def prepare(self, device: int = 0) -> Function:
         """Load the code on a device, if that was not done. Raises UnfitError where it does not run there."""
@@ -88,7 +92,8 @@ class Kernel:
         return workspace_bytes(self.facts, m, n, batch)
 
 
-def _device_of(views: Mapping[str, View]) -> int:
+def device_of(views: Mapping[str, View]) -> int:
+    """Return the number of the device on which all arrays lie. Raises ProblemError where they do not lie on one."""
     ordinals = {name: ordinal_of(v.pointer) if v.device is None else v.device for name, v in views.items()}
     if len(set(ordinals.values())) > 1:
         places = ", ".join(f"{name} on {ordinal}" for name, ordinal in ordinals.items())

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+from hgemm.calls import Calls
 from hgemm.kernel import Kernel
+from hgemm.kinds import Kind
+from hgemm.matmul import Options, empty_product, launcher_of
+from hgemm.plan import Plan, make_plan
+from hgemm.problem import Problem
 from hgemm.record import CUBIN_NAME, PTX_NAME, Record
 from hgemm.select import Choice, Selector, Wanted
 from hgemm.table import Table
@@ -33,6 +39,7 @@ class Library:
         self.folder = folder
         self._kernels: dict[str, Kernel] = {}
         self._selectors: dict[Target, Selector] = {}
+        self._calls = Calls(lambda views, device, options: launcher_of(self, views, device, Options(*options)))
 
     def __repr__(self) -> str:
         return f"Library({str(self.folder)!r})"
@@ -72,3 +79,42 @@ class Library:
         if target not in self._selectors:
             self._selectors.setdefault(target, Selector(self.table, target))
         return self._selectors[target]
+
+    def matmul(
+        self,
+        a: Any,
+        b: Any,
+        out: Any = None,
+        bias: Any = None,
+        activation: str | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        c: Any = None,
+        workspace: Any = None,
+        stream: Any = None,
+    ) -> Any:
+        """Launch out = activation(alpha * a b + beta * c + bias) by the variant that serves it, and return `out` without waiting.
+
+        Without `out` one is made, of the type of `a`; without `stream`, the current one of the library that `out` is of (torch,
+        CuPy) is taken, and the legacy default one of others. Variants that split k are chosen only where a `workspace` is
+        given, any array of as many bytes, used by one call at a time. The first call of a geometry chooses and loads:
+        capture later ones in graphs, or a Plan's.
+
+        Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,) (where m is n, one for each column), each with or
+            without a leading batch; of each matrix one of the last two axes is contiguous, of out and c the last.
+        Raises: ProblemError where the arrays make no product, UnfitError where no variant serves it, DeviceError where the
+            driver refuses.
+        """
+        if out is None:
+            out = empty_product(a, b)
+        return self._calls.run(a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none"))
+
+    def plan(self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int = 0) -> Plan:  # noqa: B008
+        """Choose the variant for a problem and load it.
+
+        Of `problem`, addresses may be 0: then arrays are thought to begin as allocations do. So may leading dimensions be:
+        then rows follow one another without gaps. `workspace_bytes` is what each call will bring.
+
+        Raises: UnfitError, saying why, where no variant serves it, DeviceError where there is no such device.
+        """
+        return make_plan(self, problem, kind, device, workspace_bytes)

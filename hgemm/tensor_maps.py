@@ -7,7 +7,7 @@ Source: CUDA Driver API 13.x, "Tensor Map Object Management", cuTensorMapEncodeT
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from hgemm.device import checked, driver, open_device
@@ -29,14 +29,21 @@ _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 def tensor_maps(facts: Facts, problem: Problem, device: int) -> bytes:
     """Return the kernel's second parameter for a problem that was checked. Raises DeviceError where encoding fails."""
-    rules = {rule.operand: rule for rule in facts.tensor_maps}
-    places = matrices(problem, facts)
-    return b"".join(
-        _encode(device, rules[name], places[name.upper()].pointer, *geometry(places[name.upper()]))
-        if name in rules
-        else bytes(MAP_BYTES)
-        for name in OPERANDS
-    )
+    addresses = (getattr(problem, name) for name in OPERANDS)
+    return b"".join(encode(address) for encode, address in zip(encoders(facts, problem, device), addresses))
+
+
+def encoders(facts: Facts, problem: Problem, device: int) -> tuple[Callable[[int], bytes], ...]:
+    """Return for each of OPERANDS what encodes its map at an address, in the geometry of a problem that was checked."""
+    rules, places = {rule.operand: rule for rule in facts.tensor_maps}, matrices(problem, facts)
+
+    def encoder(name: str) -> Callable[[int], bytes]:
+        if name not in rules:
+            return lambda address: bytes(MAP_BYTES)
+        extents, strides = geometry(places[name.upper()])
+        return lambda address: _encode(device, rules[name], address, extents, strides)
+
+    return tuple(map(encoder, OPERANDS))
 
 
 def map_complaints(facts: Facts, places: Mapping[str, Matrix]) -> Iterator[str]:

@@ -85,6 +85,9 @@ class FakeDriver:
     def cuCtxPopCurrent(self):
         return SUCCESS, self.contexts.pop()
 
+    def cuCtxGetCurrent(self):
+        return SUCCESS, self.contexts[-1] if self.contexts else None
+
     # ---- Kernels ----------------------------------------------------------------------------------------------------
 
     def cuModuleLoadData(self, image):

@@ -1,0 +1,92 @@
+"""The way from arrays to a launch that was made before: what each call of a product does, however its variant is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from hgemm.arrays import View, stream_handle
+from hgemm.kernel import device_of
+from hgemm.launcher import Addresses, Launcher
+from hgemm.readers import READERS, Read
+
+MAX_LAUNCHERS = 4096
+"""Geometries that are remembered."""
+_ALIGN_BITS = 31
+"""What an address may be a multiple of for a variant's sake: 8 elements of 4 bytes."""
+
+
+class Calls:
+    """Launchers by the signatures of the arrays, and by options that `make` is told beside their views.
+
+    `make` returns a launcher on a device. Threads may share this: two that meet a geometry first both make one, and
+    the later one is kept.
+    """
+
+    def __init__(self, make: Callable[[Mapping[str, View], int, Any], Launcher]) -> None:
+        self._make = make
+        self._launchers: dict[Hashable, Launcher | None] = {}
+        self._last: tuple[Hashable, Launcher | None, Addresses] = (None, None, ())
+        """What was given in the last call, and what followed from it: to compare is cheaper than to find."""
+
+    def run(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        bias: Any = None,
+        c: Any = None,
+        workspace: Any = None,
+        stream: Any = None,
+        options: Hashable = None,
+    ) -> Any:
+        """Launch on `stream`, or without one on that on which the library of `out` works now, and return `out`."""
+        reader = READERS[type(out)]
+        read_out = reader.read(out)
+        others = None if bias is None and c is None and workspace is None else (_read(bias), _read(c), _read(workspace))
+        given = (READERS[type(a)].read(a), READERS[type(b)].read(b), read_out, others, options)
+        last, launcher, addresses = self._last
+        if given != last:
+            arrays = {"A": a, "B": b, "D": out, "bias": bias, "C": c, "workspace": workspace}
+            launcher, addresses = self._find(given, arrays)
+        if launcher is not None:
+            if stream is None:
+                stream = reader.stream(read_out)
+            elif type(stream) is not int:
+                stream = stream_handle(stream)
+            launcher.launch(addresses, stream)
+        return out
+
+    def _find(self, given: tuple, arrays: Mapping[str, Any]) -> tuple[Launcher | None, Addresses]:
+        """Return the launcher of a geometry, None where D has no elements, and the addresses as it takes them."""
+        read_a, read_b, read_out, others, options = given
+        a, b, d = read_a[0], read_b[0], read_out[0]
+        bias, c, workspace = (read[0] for read in others or _NOTHING)
+        low: Hashable = (a | b | d) & _ALIGN_BITS
+        if low:
+            low = (a & _ALIGN_BITS, b & _ALIGN_BITS, d & _ALIGN_BITS)
+        more = others and tuple((*read[1:], read[0] & _ALIGN_BITS) for read in others)
+        key = (read_a[1:], read_b[1:], read_out[1:], low, more, options)
+        try:
+            found = self._launchers[key]
+        except KeyError:
+            found = self._add(key, {name: array for name, array in arrays.items() if array is not None})
+        addresses = (a, b, c, d, bias, workspace)
+        self._last = (given, found, addresses)
+        return found, addresses
+
+    def _add(self, key: tuple, arrays: Mapping[str, Any]) -> Launcher | None:
+        views = {name: READERS[type(array)].view(array, name) for name, array in arrays.items()}
+        made = self._make(views, device_of(views), key[-1]) if 0 not in views["D"].shape else None
+        if len(self._launchers) >= MAX_LAUNCHERS:
+            self._launchers.clear()
+        self._launchers[key] = made
+        return made
+
+
+_ABSENT: Read = (0, None)
+_NOTHING = (_ABSENT,) * 3
+
+
+def _read(array: Any) -> Read:
+    return READERS[type(array)].read(array) if array is not None else _ABSENT

@@ -1,0 +1,74 @@
+"""A driver without a GPU that computes each variant of a library that is launched on it, and arrays that lie there."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import simulated
+from fake_driver import SUCCESS, FakeDriver
+
+from hgemm.facts import Facts
+from hgemm.library import Library
+
+
+class ComputingDriver(FakeDriver):
+    """Launches are by symbol; `symbols` are those that were launched."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__()
+        self.facts = {symbol: Facts.of(record.data) for symbol, record in library.records.items()}
+        self.symbols: list[str] = []
+        self.zeroed: list[int] = []
+
+    def cuModuleGetFunction(self, module, name):
+        return SUCCESS, name.decode()
+
+    def cuMemsetD8Async(self, pointer, value, size, stream):
+        self.zeroed.append(size)
+        return super().cuMemsetD8Async(pointer, value, size, stream)
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        facts = self.facts[function]
+        self.symbols.append(function)
+        self.takes_maps = bool(facts.tensor_maps)
+        self.kernel = lambda problem: simulated.launch(facts, problem)
+        return super().cuLaunchKernelEx(config, "function", parameters, extra)
+
+    def mapped(self) -> list[int]:
+        """Return the addresses in the tensor maps of the last launch, 0 for one that is not there."""
+        return [struct.unpack_from("<Q", self.maps[-1], at)[0] for at in range(0, 384, 128)]
+
+
+class Cuda:
+    """A NumPy array that says it lies on GPU 0, with both protocols; `offset` bytes of memory are before it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape = array, array.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: int):
+        return self.array.__dlpack__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        dense = self.array.flags.c_contiguous
+        return {
+            "shape": self.array.shape,
+            "typestr": self.array.dtype.str,
+            "data": (self.array.ctypes.data, False),
+            "strides": None if dense else self.array.strides,
+            "version": 3,
+        }
+
+
+def placed(array: np.ndarray, offset_elements: int = 0, align_bytes: int = 256) -> np.ndarray:
+    """Return a copy that begins so many elements after a multiple of `align_bytes`, with the same strides."""
+    order = "F" if array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    block = np.zeros(array.nbytes + 2 * align_bytes + offset_elements * array.itemsize, np.uint8)
+    start = -block.ctypes.data % align_bytes + offset_elements * array.itemsize
+    copy = block[start : start + array.nbytes].view(array.dtype).reshape(array.shape, order=order)
+    copy[...] = array
+    return copy

@@ -1,0 +1,415 @@
+"""Library.matmul and plans, on a driver that computes on the CPU: any arrays in, the right variant launched on them."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from computing_driver import ComputingDriver, Cuda, placed
+from fake_driver import SUCCESS, unpack
+
+import hgemm
+import hgemm.device
+from generator.store.library import Library as Store
+from hgemm import Kind, Library, Problem, ProblemError
+from hgemm.calls import MAX_LAUNCHERS
+from hgemm.errors import UnfitError
+from hgemm.problem import PROBLEM_BYTES
+from hgemm.readers import READERS
+
+
+@pytest.fixture(scope="module")
+def opened(paper_library: Store) -> Library:
+    """The catalog and more, on paper; what a test's driver has seen of it, no other's has."""
+    return hgemm.open(paper_library.folder)
+
+
+@pytest.fixture
+def library(opened: Library) -> Library:
+    fresh = hgemm.open(opened.folder)
+    fresh.records = opened.records
+    fresh.table = opened.table
+    return fresh
+
+
+@pytest.fixture
+def driver(opened: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputingDriver]:
+    fake = ComputingDriver(opened)
+    monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
+    for module in ("launcher", "tensor_maps"):
+        monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
+    hgemm.device._open.cache_clear()
+    hgemm.tensor_maps._encode.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+    hgemm.tensor_maps._encode.cache_clear()
+
+
+def numbers(*shape: int, dtype: str = "f2") -> np.ndarray:
+    """Return small whole numbers, of which sums are exact."""
+    return placed(np.random.default_rng(sum(shape)).integers(-2, 3, shape).astype(dtype))
+
+
+def column_major(array: np.ndarray) -> np.ndarray:
+    return placed(array.swapaxes(-1, -2).copy()).swapaxes(-1, -2)
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a.astype(np.float64) @ b.astype(np.float64)
+
+
+# ---- What is computed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 128, 96), (33, 47, 21), (1, 64, 64), (64, 1, 64), (5, 7, 1)])
+def test_the_layout_is_read_from_the_strides(
+    library: Library, driver: ComputingDriver, layout: str, m: int, n: int, k: int
+) -> None:
+    a, b, out = numbers(m, k), numbers(k, n), numbers(m, n)
+    a_stored = a if layout[0] == "t" else column_major(a)
+    b_stored = b if layout[1] == "t" else column_major(b)
+    given = Cuda(out)
+    assert library.matmul(Cuda(a_stored), Cuda(b_stored), given) is given
+    assert (out == product(a, b)).all()
+    if min(m, n, k) > 1:
+        assert f"_{layout}_" in driver.symbols[0]
+
+
+def test_alpha_beta_and_c_are_applied(library: Library, driver: ComputingDriver) -> None:
+    a, w, c, out = numbers(40, 64), numbers(48, 64), numbers(40, 48), numbers(40, 48)
+    library.matmul(Cuda(a), Cuda(w.T), Cuda(out), alpha=0.5, beta=2, c=Cuda(c))
+    expected = 0.5 * product(a, w.T) + 2 * c
+    assert (out == expected).all()
+    for _ in range(2):  # C is D itself
+        library.matmul(Cuda(a), Cuda(w.T), Cuda(out), beta=1, c=Cuda(out))
+        expected = expected + product(a, w.T)
+        assert (out == expected).all()
+
+
+@pytest.mark.parametrize(("bias", "activation"), [("row", "gelu"), ("column", "relu")])
+def test_bias_and_activation_choose_their_variants(
+    library: Library, driver: ComputingDriver, bias: str, activation: str
+) -> None:
+    a, w, out = numbers(40, 64), numbers(48, 64), numbers(40, 48)
+    given = numbers(48 if bias == "row" else 40)
+    library.matmul(Cuda(a), Cuda(w.T), Cuda(out), bias=Cuda(given), activation=activation)
+    chosen = driver.facts[driver.symbols[0]]
+    assert (chosen.bias, chosen.activation) == (bias, activation)
+    x = product(a, w.T) + (given if bias == "row" else given[:, None])
+    assert activation == "gelu" or (out == np.maximum(x, 0)).all()
+
+
+def test_batches_compute_and_fold_into_rows_where_one_b_serves_all(library: Library, driver: ComputingDriver) -> None:
+    a, b, w = numbers(3, 40, 64), numbers(3, 64, 48), numbers(48, 64)
+    out = numbers(3, 40, 48)
+    library.matmul(Cuda(a), Cuda(b), Cuda(out))
+    assert (out == product(a, b)).all()
+    fresh = Library(library.folder)
+    for rows in (a, placed(a.reshape(120, 64))):
+        out = placed(np.zeros((*rows.shape[:-1], 48), "f2"))
+        fresh.matmul(Cuda(rows), Cuda(w.T), Cuda(out))
+        assert (out == product(rows, w.T)).all()
+    assert driver.launches[1] == driver.launches[2] != driver.launches[0]
+
+
+def test_unaligned_addresses_get_a_variant_of_their_own(library: Library, driver: ComputingDriver) -> None:
+    wide, w = numbers(40, 72), numbers(48, 64)
+    for first in (0, 1, 0, 2):  # the same shapes and strides each time
+        a, out = wide[:, first : first + 64], numbers(40, 48)
+        library.matmul(Cuda(a), Cuda(w.T), Cuda(out))
+        assert (out == product(a, w.T)).all()
+    chosen = driver.symbols
+    assert chosen[0] == chosen[2] and len({*chosen}) >= 2
+    assert [driver.facts[symbol].align_a <= align for symbol, align in zip(chosen, (8, 1, 8, 2))] == [True] * 4
+
+
+def test_sums_over_nothing_are_the_rest(library: Library, driver: ComputingDriver) -> None:
+    c, out = numbers(40, 48), numbers(40, 48)
+    empty_a, empty_b, seen = np.zeros((40, 0), "f2"), np.zeros((0, 48), "f2"), []
+
+    def launch(config, function, parameters, extra):
+        packed = ctypes.string_at(ctypes.c_void_p.from_address(parameters).value, PROBLEM_BYTES)
+        seen.append((unpack(packed), driver.facts[function].tile_k))
+        return (SUCCESS,)
+
+    driver.cuLaunchKernelEx = launch
+    library.matmul(Cuda(empty_a), Cuda(empty_b), Cuda(out), beta=1, c=Cuda(c))
+    ((problem, tile_k),) = seen
+    assert problem.k == -tile_k and problem.m == 40 and problem.c == c.ctypes.data
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 8), (8, 0)])
+def test_empty_products_launch_nothing(library: Library, driver: ComputingDriver, m: int, n: int) -> None:
+    out = Cuda(np.zeros((m, n), "f2"))
+    assert library.matmul(Cuda(np.zeros((m, 16), "f2")), Cuda(np.zeros((16, n), "f2")), out) is out
+    assert not driver.launches
+
+
+def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDriver) -> None:
+    """Two buffers taken by turns: the maps are those of the call, and each is encoded once."""
+    w = numbers(256, 256)
+    pairs = [(numbers(512, 256), placed(np.zeros((512, 256), "f2"))) for _ in range(2)]
+    plan = library.plan(Problem(512, 256, 256))
+    assert plan.kernel.facts.tensor_maps, plan
+    for a, out in pairs * 2:
+        plan(Cuda(a), Cuda(w.T), Cuda(out))
+        assert (out == product(a, w.T)).all()
+        mapped = dict(zip("abd", driver.mapped()))
+        addresses = {"a": a, "b": w, "d": out}
+        for rule in plan.kernel.facts.tensor_maps:
+            assert mapped[rule.operand] == addresses[rule.operand].ctypes.data
+    assert driver.encoded <= 5
+
+
+# ---- Workspaces and streams -----------------------------------------------------------------------------------------
+
+
+def test_variants_that_split_k_are_chosen_where_a_workspace_is_given(library: Library, driver: ComputingDriver) -> None:
+    a, w, out = numbers(16, 4096), numbers(64, 4096), placed(np.zeros((16, 64), "f4"))
+    library.matmul(Cuda(placed(a)), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))))
+    assert not driver.zeroed
+    split = [
+        s for s, facts in driver.facts.items() if facts.partial_bytes_per_tile and facts.arch in ("sm_80", "sm_90")
+    ]
+    workspace = placed(np.zeros(1 << 22, np.uint8))
+    found = library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), workspace=Cuda(workspace))
+    assert split and driver.symbols[-1] in split and driver.zeroed
+    assert (found.array == product(a, w.T)).all() and not out.any()
+
+
+def test_streams_and_contexts(library: Library, driver: ComputingDriver) -> None:
+    a, w, out = (Cuda(x) for x in (numbers(32, 32), numbers(32, 32).T, numbers(32, 32)))
+    for stream in (7, None, 9, 9):
+        library.matmul(a, w, out, stream=stream)
+    driver.contexts.append("context of device 0")  # as torch leaves it
+    library.matmul(a, w, out)
+    assert driver.contexts == ["context of device 0"]
+    driver.contexts[:] = ["context of device 1"]
+    library.matmul(a, w, out)
+    assert driver.contexts == ["context of device 1"]
+    assert [launch[3] for launch in driver.launches] == [7, 0, 9, 9, 0, 0]
+
+
+class Torch(Cuda):
+    """A stand-in for a tensor: what a call reads of one."""
+
+    __module__ = "torch"
+    requires_grad = False
+    reads = 0
+
+    @property
+    def dtype(self) -> str:
+        return f"torch.{self.array.dtype}"
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(stride // self.array.itemsize for stride in self.array.strides)
+
+    def get_device(self) -> int:
+        return 0
+
+    def detach(self) -> Torch:
+        return self
+
+    def new_empty(self, shape: tuple[int, ...]) -> Torch:
+        return Torch(placed(np.zeros(shape, self.array.dtype)))
+
+    def __dlpack__(self, *, stream: int):
+        type(self).reads += 1
+        return super().__dlpack__(stream=stream)
+
+
+class FakeTorch:
+    _C = type("_C", (), {"_cuda_getCurrentRawStream": staticmethod(lambda device: 40 + device)})
+    recording = True
+
+    @classmethod
+    def is_grad_enabled(cls) -> bool:
+        return cls.recording
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeTorch]]:
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch)
+    monkeypatch.setattr(Torch, "reads", 0)
+    yield FakeTorch
+    READERS.pop(Torch, None)
+
+
+def test_tensors_are_read_without_dlpack_after_the_first_call(
+    library: Library, driver: ComputingDriver, torch: type[FakeTorch]
+) -> None:
+    a, w = numbers(32, 64), numbers(48, 64)
+    for _ in range(5):
+        found = library.matmul(Torch(a), Torch(w.T))
+        assert isinstance(found, Torch) and (found.array == product(a, w.T)).all()
+    assert Torch.reads == 3
+    assert {launch[3] for launch in driver.launches} == {40}  # torch's current stream
+    library.matmul(Torch(a), Torch(w.T), found, stream=0)
+    assert driver.launches[-1][3] == 0
+    batched = library.matmul(Torch(placed(np.stack([a, a]))), Torch(w.T))
+    assert batched.shape == (2, 32, 48)
+
+
+def test_gradients_that_would_be_lost_are_refused(
+    library: Library, driver: ComputingDriver, torch: type[FakeTorch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, w = Torch(numbers(32, 64)), Torch(numbers(48, 64).T)
+    w.requires_grad = True
+    with pytest.raises(ProblemError, match="asks for gradients, which this call does not record: use hgemm.torch"):
+        library.matmul(a, w)
+    monkeypatch.setattr(FakeTorch, "recording", False)
+    library.matmul(a, w)
+    assert len(driver.launches) == 1
+
+
+# ---- Plans and remembering ------------------------------------------------------------------------------------------
+
+
+def test_a_plan_chooses_as_selection_does_and_loads_at_once(library: Library, driver: ComputingDriver) -> None:
+    plan = library.plan(Problem(40, 48, 64), Kind("tt"))
+    assert len(driver.images) == 1 and "Plan(40x48x64" in repr(plan) and "_tt_" in repr(plan)
+    a, b, out = numbers(40, 64), numbers(64, 48), numbers(40, 48)
+    given = Cuda(out)
+    assert plan(Cuda(a), Cuda(b), given, stream=3) is given and (out == product(a, b)).all()
+    library.matmul(Cuda(a), Cuda(b), given)
+    assert {*driver.symbols} == {plan.kernel.facts.symbol} and len(driver.images) == 1
+
+
+def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: ComputingDriver) -> None:
+    plan = library.plan(Problem(40, 48, 64))
+    a, w, out = numbers(41, 64), numbers(48, 64), numbers(41, 48)
+    with pytest.raises(ProblemError, match="the arrays are not those of Plan.40x48x64.*: m is 41, not 40"):
+        plan(Cuda(a), Cuda(w.T), Cuda(out))
+    with pytest.raises(ProblemError, match="layout tn needs that"):
+        plan(Cuda(a[:40]), Cuda(numbers(64, 48)), Cuda(out[:40]))
+    misplaced = placed(a[:40], offset_elements=1)
+    with pytest.raises(ProblemError, match="A begins at an address that is not a multiple of 16 B"):
+        plan(Cuda(misplaced), Cuda(w.T), Cuda(out[:40]))
+    assert not driver.launches
+
+
+def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDriver) -> None:
+    plan = library.plan(Problem(16, 64, 8192), workspace_bytes=1 << 24)
+    assert 0 < plan.workspace_bytes <= 1 << 24
+    a, w, out = Cuda(numbers(16, 8192)), Cuda(numbers(64, 8192).T), Cuda(numbers(16, 64))
+    with pytest.raises(ProblemError, match=f"a workspace of {plan.workspace_bytes} B is missing"):
+        plan(a, w, out)
+    workspaces = [Cuda(placed(np.zeros(plan.workspace_bytes, np.uint8))) for _ in range(2)]
+    for workspace in workspaces * 2:
+        plan(a, w, out, workspace=workspace)
+    with pytest.raises(ProblemError, match="the workspace has"):
+        plan(a, w, out, workspace=Cuda(placed(np.zeros(plan.workspace_bytes - 16, np.uint8))))
+
+
+def test_what_overlaps_is_refused_at_every_call(library: Library, driver: ComputingDriver) -> None:
+    plan = library.plan(Problem(64, 64, 64))
+    block = placed(np.zeros((256, 64), "f2"))
+    w = Cuda(numbers(64, 64).T)
+    for first in (64, 128, 192):
+        plan(Cuda(block[:64]), w, Cuda(block[first : first + 64]))
+    for first in (8, 56):
+        with pytest.raises(ProblemError, match="D overlaps A"):
+            plan(Cuda(block[:64]), w, Cuda(block[first : first + 64]))
+    c = Cuda(block[64:128])
+    library.matmul(Cuda(block[:64]), w, Cuda(block[128:192]), beta=1, c=c)
+    with pytest.raises(ProblemError, match="D overlaps C"):
+        library.matmul(Cuda(block[:64]), w, Cuda(block[72:136]), beta=1, c=c)
+    assert len(driver.launches) == 4
+
+
+def test_what_is_remembered_has_a_limit(
+    library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hgemm.calls.MAX_LAUNCHERS", 8)
+    assert MAX_LAUNCHERS > 8
+    w = Cuda(numbers(16, 16).T)
+    for m in range(1, 30):
+        library.matmul(Cuda(numbers(m, 16)), w, Cuda(numbers(m, 16)))
+    assert len(library._calls._launchers) <= 8 and len(driver.launches) == 29
+
+
+def test_threads_share_a_library_and_a_plan(library: Library, driver: ComputingDriver) -> None:
+    """Each thread has arrays of its own; the fake context is a list, which all of them find current."""
+    driver.contexts.append("context of device 0")
+    lock, compute, wrong = threading.Lock(), driver.cuLaunchKernelEx, []
+
+    def launch(config, function, parameters, extra):
+        with lock:
+            return compute(config, function, parameters, extra)
+
+    driver.cuLaunchKernelEx = launch
+    plan = library.plan(Problem(24, 32, 40))
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for turn in range(20):
+            a, w = (placed(rng.integers(-2, 3, shape).astype("f2")) for shape in ((24, 40), (32, 40)))
+            out = placed(np.zeros((24, 32), "f2"))
+            call = plan if turn % 2 else library.matmul
+            call(Cuda(a), Cuda(w.T), Cuda(out), stream=seed + 1)
+            if not (out == product(a, w.T)).all():
+                wrong.append((seed, turn))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(driver.launches) == 120
+    assert {launch[3] for launch in driver.launches} == {*range(1, 7)}
+
+
+# ---- Bad input ------------------------------------------------------------------------------------------------------
+
+A, W, OUT = np.zeros((40, 64), "f2"), np.zeros((48, 64), "f2"), np.zeros((40, 48), "f2")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ((A, W, OUT), {}, r"B is \(48, 64\), not \(64, 64\)|B is \(48, 64\), not \(64, .*"),
+        ((A, W.T, OUT[:, :40]), {}, r"D is \(40, 40\), not \(40, 48\), which A \(40, 64\) and B \(64, 48\) ask for"),
+        ((A, W.T, OUT), {"activation": "tanh"}, "activation 'tanh' is unknown: use none, relu, gelu, silu"),
+        ((A.astype("f8"), W.T, OUT), {}, "A is f64: use f16, bf16, f32"),
+        ((A[0], W.T, OUT), {}, "A has 1 axes, not 2, or 3 with a batch"),
+        (
+            (A, np.zeros((128, 96), "f2").T[::2, ::2], OUT),
+            {},
+            "is contiguous along neither of its last two axes: copy it",
+        ),
+        ((A, W.T, OUT.T.copy().T), {}, "D .* is not contiguous along n"),
+        ((A, W.T, OUT), {"beta": 1.0}, "beta is 1.0 and there is no C: bring c, which may be out itself"),
+        ((A, W.T, OUT), {"alpha": 1e39}, "alpha 1e[+]39 is beyond f32"),
+        ((A, W.T, OUT), {"bias": np.zeros(7, "f2")}, r"bias is \(7,\), not \(40,\)"),
+        ((A, W.T, OUT), {"stream": "fast"}, "stream is a str"),
+        ((A, W.T, None), {}, "out is missing, and no Cuda is made here: bring an array for D"),
+    ],
+)
+def test_what_makes_no_product_is_told(
+    library: Library, driver: ComputingDriver, arrays: tuple, options: dict, message: str
+) -> None:
+    given = [None if array is None else Cuda(array) for array in arrays]
+    options = {name: Cuda(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+    with pytest.raises(ProblemError, match=message):
+        library.matmul(*given, **options)
+    assert not driver.launches
+
+
+def test_what_no_variant_serves_is_told(library: Library, driver: ComputingDriver) -> None:
+    with pytest.raises(UnfitError, match="no variant computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --add`"):
+        library.matmul(Cuda(placed(A)), Cuda(placed(W).T), Cuda(placed(OUT)), activation="silu")
+
+
+def test_arrays_that_are_elsewhere_are_told(library: Library, driver: ComputingDriver) -> None:
+    with pytest.raises(ProblemError, match="an operand is not in a GPU's memory|A is not in a GPU's memory"):
+        library.matmul(A, Cuda(W.T), Cuda(OUT))
+    with pytest.raises(ProblemError, match="is a list: bring an array with DLPack"):
+        library.matmul([[1.0]], Cuda(W.T), Cuda(OUT))
