@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import json
 import struct
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -34,6 +35,7 @@ from generator.executor.abi import Adversary, Executable, Launch, Region, Tensor
 from generator.sweep import sweep
 from generator.toolchain import headers, templates_folder
 from hgemm.device import checked, driver, open_device
+from hgemm.errors import DeviceError
 
 VECTORS = ROOT / "tests" / "data" / "atoms_h200.json"
 
@@ -162,16 +164,36 @@ def kept(probe: Probe, words: np.ndarray) -> dict:
     return {"sha256": hashlib.sha256(words.tobytes()).hexdigest(), "first": threads[0, :16].tolist()}
 
 
-def main() -> None:
-    vectors, text, cubin = {}, "", b""
-    for probe in probes():
+def record(first: int) -> None:
+    """Run the probes from one on, a line of JSON each, until the device faults."""
+    text, cubin = "", b""
+    for at, probe in enumerate(probes()):
+        if at < first:
+            continue
         if probe.text() != text:
-            text = probe.text()
-            cubin = compiled(text)
-        vectors[probe.name] = kept(probe, run_on_device(probe, cubin))
-        print(probe.name, file=sys.stderr)
-    device = open_device()
-    print(json.dumps({"device": device.name, "vectors": vectors}))
+            text, cubin = probe.text(), compiled(probe.text())
+        try:
+            entry = kept(probe, run_on_device(probe, cubin))
+        except DeviceError as error:  # after which the context is of no use
+            print(json.dumps({probe.name: {"fault": str(error).rpartition(": ")[2]}}), flush=True)
+            return
+        print(json.dumps({probe.name: entry}), flush=True)
+
+
+def main() -> None:
+    """Record all probes, in a new process after each fault."""
+    if len(sys.argv) > 1:
+        return record(int(sys.argv[1]))
+    vectors, count = {}, sum(1 for _ in probes())
+    while len(vectors) < count:
+        command = [sys.executable, __file__, str(len(vectors))]
+        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
+        for line in lines:
+            vectors |= json.loads(line)
+        if not lines:
+            raise SystemExit(f"the probe after {[*vectors][-1:]} gave nothing")
+        print(len(vectors), "of", count, file=sys.stderr)
+    print(json.dumps({"device": open_device().name, "vectors": vectors}))
 
 
 if __name__ == "__main__":
