@@ -33,8 +33,11 @@ SWEEPS = {
             "--swapped",
             "on",
             "--tile",
-            "8x64x128,16x64x64,16x64x128,16x128x64,32x64x128,64x64x64,64x128x64,128x64x64,128x128x64",
+            "8x64x128,16x64x64,16x64x128,32x64x128,64x64x64,128x64x64",
+            "--cooperation",
+            "cooperative,pingpong",
         ),
+        ("--swapped", "on", "--tile", "16x128x64,64x128x64,128x128x64"),
         (
             "--swapped",
             "on",
