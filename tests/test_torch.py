@@ -1,0 +1,133 @@
+"""The operator of torch: shapes, gradients and what opcheck asks, with torch's own product on the CPU in the place of a launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+import hgemm.torch as hgemm_torch  # noqa: E402
+from hgemm import LibraryError, ProblemError  # noqa: E402
+from hgemm.kinds import ACTIVATIONS  # noqa: E402
+
+FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu() -> None:
+    """Give the operator an implementation for the CPU, which the library itself has not."""
+
+    def compute(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
+        return formula(a, b, bias, c, alpha, beta, activation).to(a.dtype).contiguous()
+
+    torch.library.impl("hgemm::matmul", "cpu", compute)
+
+
+def formula(a, b, bias=None, c=None, alpha=1.0, beta=0.0, activation="none"):
+    wide = (lambda x: x) if a.dtype == torch.float64 else (lambda x: x.float())
+    x = alpha * (wide(a) @ wide(b))
+    x = x + beta * wide(c) if c is not None else x
+    if bias is not None:
+        x = x + wide(bias) if bias.shape[-1] == b.shape[-1] else x + wide(bias)[..., None]
+    return FUNCTIONS.get(activation, lambda y: y)(x)
+
+
+def tensors(*shapes: tuple[int, ...], dtype=torch.float64, requires_grad: bool = True) -> list:
+    generator = torch.Generator().manual_seed(7)
+    made = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
+    return [x.to(dtype).requires_grad_(requires_grad) for x in made]
+
+
+CASES = {
+    "plain": (((5, 7), (7, 4)), {}),
+    "alpha": (((5, 7), (7, 4)), {"alpha": 0.5}),
+    "bias": (((5, 7), (7, 4), (4,)), {}),
+    "bias of rows": (((5, 7), (7, 4), (5,)), {}),
+    "batch": (((3, 5, 7), (3, 7, 4), (4,)), {"alpha": 2.0}),
+    "batch of one": (((1, 5, 7), (3, 7, 4)), {}),
+    "one b for all": (((3, 5, 7), (7, 4), (5,)), {}),
+    "one a for all": (((5, 7), (3, 7, 4)), {}),
+    "c": (((5, 7), (7, 4), (4,), (5, 4)), {"alpha": 0.5, "beta": -2.0}),
+    "one c for all": (((3, 5, 7), (7, 4), (4,), (1, 5, 4)), {"beta": 3.0}),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_formula(case: str, activation: str) -> None:
+    shapes, options = CASES[case]
+    given = tensors(*shapes)
+    assert torch.autograd.gradcheck(lambda *x: hgemm_torch.matmul(*x, activation=activation, **options), given)
+    found, expected = (
+        hgemm_torch.matmul(*given, activation=activation, **options),
+        formula(*given, activation=activation, **options),
+    )
+    assert torch.allclose(found, expected)
+    gradient = torch.ones(()).double().expand(found.shape)  # without strides, as sum() gives it
+    found, expected = (torch.autograd.grad(x, given, gradient) for x in (found, expected))
+    assert all(map(torch.allclose, found, expected))
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])  # torch has none for silu_backward, and says so
+def test_gradients_have_gradients(activation: str) -> None:
+    given = tensors((3, 4), (4, 2), (2,))
+    assert torch.autograd.gradgradcheck(lambda *x: hgemm_torch.matmul(*x, activation=activation), given)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("case", ["bias", "batch", "one b for all", "c"])
+def test_opcheck_passes(case: str, activation: str) -> None:
+    shapes, options = CASES[case]
+    given = tensors(*shapes, dtype=torch.float32)
+    torch.library.opcheck(torch.ops.hgemm.matmul.default, tuple(given), {"activation": activation, **options})
+
+
+def test_opcheck_passes_for_a_transposed_weight_without_gradients() -> None:
+    x, w = tensors((6, 8), (4, 8), dtype=torch.float16, requires_grad=False)
+    torch.library.opcheck(torch.ops.hgemm.matmul.default, (x, w.t()))
+
+
+def test_linear_is_that_of_torch() -> None:
+    module = torch.nn.Linear(16, 8, dtype=torch.float64)
+    ours = hgemm_torch.Linear.of(module, activation="silu").eval()
+    assert ours.weight is module.weight and ours.bias is module.bias and not ours.training
+    (x,) = tensors((2, 3, 16))
+    expected = torch.nn.functional.silu(module(x))
+    assert torch.allclose(ours(x), expected) and "activation=silu" in repr(ours)
+    assert {*ours.state_dict()} == {*module.state_dict()}
+    without = hgemm_torch.Linear(16, 8, bias=False, dtype=torch.float64)
+    assert torch.allclose(without(x[0]), x[0] @ without.weight.t())
+    with pytest.raises(ProblemError, match="activation 'tanh' is unknown"):
+        hgemm_torch.Linear(16, 8, activation="tanh")
+
+
+def test_compile_takes_it_whole() -> None:
+    """Traced, with gradients, without a break; aot_eager asks for no compiler."""
+    x, w, bias = tensors((6, 16), (8, 16), (8,), dtype=torch.float32)
+
+    def block(x):
+        return hgemm_torch.linear(x, w, bias, activation="gelu").square().sum()
+
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    found, expected = (torch.autograd.grad(f(x), (x, w, bias)) for f in (compiled, block))
+    assert all(map(torch.allclose, found, expected))
+
+
+def test_shapes_that_make_no_product_are_told_without_memory() -> None:
+    a, b = torch.empty(4, 6, device="meta"), torch.empty(5, 3, device="meta")
+    with pytest.raises(RuntimeError, match=r"a is \(4, 6\), and b \(5, 3\)"):
+        hgemm_torch.matmul(a, b)
+    assert hgemm_torch.matmul(a[None].expand(2, 4, 6), b.new_empty(6, 3)).shape == (2, 4, 3)
+
+
+def test_the_library_is_named_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hgemm_torch, "_library", None)
+    with pytest.raises(LibraryError, match="no library is in use: call hgemm.torch.use.folder."):
+        hgemm_torch.used_library()
+    with pytest.raises(LibraryError, match="does not exist"):
+        hgemm_torch.use(tmp_path / "absent")
+    opened = hgemm_torch.use(tmp_path)
+    assert opened.folder == tmp_path and hgemm_torch.used_library() is opened
+    assert hgemm_torch.use(opened) is opened
