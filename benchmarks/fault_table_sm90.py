@@ -19,7 +19,7 @@ PERSISTENT = {**ALONE, "schedule": "persistent"}
 SPLIT = {**ALONE, "schedule": "cluster_k:2"}
 IN_TURN = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
 
-WHOLE, TWO, MANY = "128x64x448", "256x64x320", "1280x64x64"
+WHOLE, TWO, MANY, RAGGED = "128x64x448", "256x64x320", "1280x64x64", "128x60x64"
 
 MAINLOOP, EPILOGUE, GEMM = "hgemm/mainloop_sm90.cuh", "hgemm/epilogue_sm90.cuh", "hgemm/gemm_sm90.cuh"
 OPERAND, CLUSTER_K = "hgemm/operand_sm90.cuh", "hgemm/cluster_k.cuh"
@@ -212,5 +212,23 @@ FAULTS_SM90 = (
         ALONE,
         WHOLE,
         ("pending", "tma"),
+    ),
+    Fault(
+        "ragged rows stored by the TMA",
+        EPILOGUE,
+        "if (!PLAIN && problem.n % piece != 0) {",
+        "if (false) {",
+        ALONE,
+        RAGGED,
+        ("bounds",),
+    ),
+    Fault(
+        "the last piece of a ragged row stored whole",
+        EPILOGUE,
+        "if (n + piece <= problem.n) {",
+        "if (true) {",
+        ALONE,
+        RAGGED,
+        ("bounds",),
     ),
 )

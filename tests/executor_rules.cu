@@ -266,6 +266,20 @@ struct Thread {
     stage(7);
     if (index == 0) atoms::tma_store_wait_read<0>();
   }
+  void stores_within_rows() const {  // rows of 15 words, whose sixteenth a box would write, too
+    stage(0);
+    atoms::async_proxy_fence();
+    atoms::cta_barrier();
+    if (fault && index == 0) {
+      atoms::tma_store(map, shared.box[0], 0, 0, 0);
+      atoms::tma_store_commit();
+      atoms::tma_store_wait_read<0>();
+    }
+    auto const* const words = reinterpret_cast<uint32_t const*>(shared.box[0]);
+    for (int i = index; i < 1024 && !fault; i += 128) {
+      if (i % 16 < 15) atoms::st_global(p.out + i, atoms::ld_shared(words + i));
+    }
+  }
 
   // ---- Products of a warpgroup ------------------------------------------------------------------------------------
 
@@ -357,14 +371,14 @@ struct Thread {
   }
 };
 
-#define RULES(DO)                                                                                                           \
-  DO(neighbours_of_a_cta) DO(neighbours_of_a_warp) DO(overwritten_while_read) DO(halves_of_a_word) DO(a_barrier_for_all)    \
-  DO(a_collective_for_all) DO(named_barriers) DO(fences_between_ctas) DO(endless) DO(initialised) DO(inside_shared)         \
-  DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited) DO(copies_finished)              \
-  DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced) DO(barriers_begun) DO(arrivals_counted)  \
-  DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced) DO(stores_awaited) DO(products_fenced)           \
-  DO(products_awaited) DO(operands_kept) DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads)     \
-  DO(cluster_outlives) DO(launches_awaited)
+#define RULES(DO)                                                                                                         \
+  DO(neighbours_of_a_cta) DO(neighbours_of_a_warp) DO(overwritten_while_read) DO(halves_of_a_word)                        \
+  DO(a_barrier_for_all) DO(a_collective_for_all) DO(named_barriers) DO(fences_between_ctas) DO(endless) DO(initialised)   \
+  DO(inside_shared) DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited)              \
+  DO(copies_finished) DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                    \
+  DO(barriers_begun) DO(arrivals_counted) DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced)        \
+  DO(stores_awaited) DO(stores_within_rows) DO(products_fenced) DO(products_awaited) DO(operands_kept)                    \
+  DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads) DO(cluster_outlives) DO(launches_awaited)
 
 }  // namespace
 

@@ -63,6 +63,7 @@ EXPECTED = {
     "boxes_aligned": {"alignment"},
     "stores_fenced": {"proxy"},
     "stores_awaited": {"race"},
+    "stores_within_rows": {"bounds"},
     "products_fenced": {"wgmma"},
     "products_awaited": {"poison"},
     "operands_kept": {"race"},
@@ -94,8 +95,9 @@ class Memory:
         arrays["scratch"][0] = 0
         return cls(arrays)
 
-    def region(self, name: str, first: int, words: int, flags: int) -> Region:
-        return Region(name, self.arrays[name].ctypes.data + first * 4, 1, words * 4, words * 4, 1, 0, 4, flags)
+    def region(self, name: str, first: int, words: int, flags: int, rows: int = 1, pitch: int = 0) -> Region:
+        """Return rows of so many words, `pitch` words apart."""
+        return Region(name, self.arrays[name].ctypes.data + first * 4, rows, words * 4, pitch * 4, 1, 0, 4, flags)
 
 
 def run(executable: Executable, rule: str, fault: bool, adversary: Adversary, memory: Memory | None = None) -> Report:
@@ -105,9 +107,10 @@ def run(executable: Executable, rule: str, fault: bool, adversary: Adversary, me
     stores = rule.startswith("stores")
     at = {name: array.ctypes.data for name, array in memory.arrays.items()}
     parameters = struct.pack("<2I3Q", RULES.index(rule), fault, at["in"], at["out"], at["scratch"])
+    columns = 15 if rule == "stores_within_rows" else 16
     tensor = TensorMap(
         base=at["out" if stores else "in"],
-        extent=(16, 64 if stores else 16, 1, 0, 0),
+        extent=(columns, 64 if stores else 16, 1, 0, 0),
         stride_bytes=(64, 4096, 0, 0),
         box=(16, 64, 1, 0, 0),
         rank=3,
@@ -115,10 +118,10 @@ def run(executable: Executable, rule: str, fault: bool, adversary: Adversary, me
         swizzle=0,
         magic=abi.TENSOR_MAP_MAGIC,
     )
-    out = 1024 if stores else ctas * threads
+    rows, words = (64, columns) if stores else (1, ctas * threads)
     regions = (
         memory.region("in", 0, 128 if rule == "inside_global" else 256, READ),
-        memory.region("out", 0, out, abi.WRITABLE | abi.WRITE_ONCE),
+        memory.region("out", 0, words, abi.WRITABLE | abi.WRITE_ONCE, rows, pitch=16),
         memory.region("scratch", 0, 1, BOTH | abi.INITIALISED),
         memory.region("scratch", 1, 1024, BOTH),
     )

@@ -29,6 +29,15 @@ inline RowPart row_part(hgemm_tensor_map const& map, int const (&at)[3], uint32_
   return {map.base + offset, uint32_t(first - at[0]) * map.element_bytes, uint32_t(last - first) * map.element_bytes};
 }
 
+// The part of it that a store writes: on the H200 a row of the tensor that ends within 16 bytes is written to their end.
+inline RowPart stored_part(hgemm_tensor_map const& map, int const (&at)[3], uint32_t row) {
+  RowPart part = row_part(map, at, row);
+  uint32_t const past = uint32_t(map.extent[0] * map.element_bytes % 16);
+  bool const ends = int64_t(at[0]) + map.box[0] > int64_t(map.extent[0]);  // the tensor's row, not the box's
+  if (part.bytes && past && ends) part.bytes = std::min(part.bytes + 16 - past, row_bytes(map) - part.skipped);
+  return part;
+}
+
 inline TmaArguments const& tma_arguments(Operation const& operation) {
   return *static_cast<TmaArguments const*>(operation.second);
 }
@@ -168,7 +177,7 @@ void Machine::start_store(Lane& lane, Operation const& operation, SiteCost& cost
   int const(&at)[3] = tma_arguments(operation).at;
   cost.global = true;
   for (uint32_t row = 0; row < box_rows(map); ++row) {
-    RowPart const part = row_part(map, at, row);
+    RowPart const part = stored_part(map, at, row);
     if (!part.bytes) continue;
     cost.bytes += part.bytes;
     cost.sectors += (part.address + part.bytes + 31) / 32 - part.address / 32;
@@ -194,7 +203,7 @@ void Machine::land(BoxStore& store, Lane& lane) {
       uintptr_t const from = reinterpret_cast<uintptr_t>(store.from) + row * bytes + piece;
       memcpy(buffer + piece, reinterpret_cast<void const*>(swizzled(from, store.map.swizzle)), 16);
     }
-    RowPart const part = row_part(store.map, store.at, row);
+    RowPart const part = stored_part(store.map, store.at, row);
     if (part.bytes) write_row(store, lane, part.address, buffer + part.skipped, part.bytes);
   }
 }
