@@ -18,15 +18,21 @@ from generator.compile import Compiled, compile_kernel, options
 from generator.emit import Kernel, emit
 from generator.errors import BuildError
 from generator.families.sm80.emit import ENTRY_HEADER
+from generator.families.sm90.emit import ENTRY_HEADER as ENTRY_HEADER_SM90
 from generator.sweep import sweep
 from generator.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
 
 TEMPLATES = templates_folder()
 EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"
 OWN = sorted(path.relative_to(TEMPLATES).as_posix() for path in (TEMPLATES / "hgemm").glob("*.cuh"))
-LEAN = sorted(path.relative_to(TEMPLATES / "lean").as_posix() for path in (TEMPLATES / "lean").rglob("*.hpp"))
-DOORS = ("hgemm/atoms_device.cuh",)
-"""The implementations of the atom layer, which alone may touch the machine."""
+LEAN = sorted(path.relative_to(TEMPLATES / "lean").as_posix() for path in (TEMPLATES / "lean").rglob("*.h*"))
+DOORS = ("hgemm/atoms_device.cuh", "hgemm/atoms_sm90_device.cuh")
+"""The implementations of the atom layer, which alone may touch the machine, and set the switches of CuTe."""
+SECTIONS = {
+    ENTRY_HEADER: ["This CTA's place", "Mainloop", "Epilogue"],
+    ENTRY_HEADER_SM90: ["Barriers", "Consumers", "Producer"],
+}
+"""What a kernel of each family reads like, from top to bottom."""
 MAX_HEADER_LINES, MAX_COLUMNS = 300, 128
 MAX_LITERAL_BYTES = 64
 """Literals of the kernel that ptxas keeps in a constant bank of its own."""
@@ -38,7 +44,8 @@ def text_of(header: str) -> str:
 
 def kernel_of(source: str = "", symbol: str = "", **texts: str) -> Kernel:
     """Return the kernel of a small spec, with another source and symbol where they are given."""
-    (plan,) = sweep([{"arch": "sm_80", "tile": "32x32x16", "stages": "2", **texts}]).plans
+    tile = "64x32x32" if texts.get("arch") == "sm_90a" else "32x32x16"
+    (plan,) = sweep([{"arch": "sm_80", "tile": tile, "stages": "2", **texts}]).plans
     kernel = emit(plan, TEMPLATES)
     return replace(kernel, source=source or kernel.source, symbol=symbol or kernel.symbol)
 
@@ -73,9 +80,9 @@ def test_the_banners_of_sections_look_the_same(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", [header for header in OWN if header.startswith("hgemm/gemm_")])
-def test_every_kernel_has_the_same_sections(header: str) -> None:
+def test_every_kernel_has_the_sections_of_its_family(header: str) -> None:
     titles = re.findall(r"// ---- (\w[\w' ]*\w)", text_of(header))
-    assert titles == ["This CTA's place", "Mainloop", "Epilogue"]
+    assert [title for title in titles if title in SECTIONS[header]] == SECTIONS[header]
 
 
 @pytest.mark.parametrize("header", OWN)
@@ -88,8 +95,10 @@ def test_a_long_header_is_told_of(header: str) -> None:
 @pytest.mark.parametrize("header", OWN)
 def test_what_a_header_defines_is_in_the_namespace_or_has_the_prefix(header: str) -> None:
     text = text_of(header)
-    assert not [name for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text) if not name.startswith("HGEMM_")]
-    outside = re.sub(r"namespace hgemm \{.*\}  // namespace hgemm\n", "", text, flags=re.DOTALL)
+    prefixes = ("HGEMM_", "CUTE_") if header in DOORS else ("HGEMM_",)
+    assert not [name for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text) if not name.startswith(prefixes)]
+    macros = re.compile(r"#[ \t]*define\b(?:.*\\\n)*.*\n")
+    outside = re.sub(r"namespace hgemm \{.*\}  // namespace hgemm\n", "", macros.sub("", text), flags=re.DOTALL)
     assert not re.search(r"^\s*(struct|class|enum|template|using|constexpr|static)\b", outside, re.MULTILINE)
 
 
@@ -118,10 +127,10 @@ def test_nothing_but_the_given_headers_is_read(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_given_headers_have_names_without_places() -> None:
-    names = [header.name for header in headers(ENTRY_HEADER, TEMPLATES).files]
+    names = [header.name for entry in SECTIONS for header in headers(entry, TEMPLATES).files]
     assert not [name for name in names if name.startswith("/") or ".." in name.split("/")]
     assert {*OWN} <= {*names} | {header for header in OWN if header.startswith("hgemm/gemm_")}
-    assert not [name for name in names if name.startswith(("cutlass/", "cuda/std/", "cccl/"))]
+    assert not [name for name in {*names} - {*LEAN} if name.startswith(("cutlass/", "cuda/std/", "cccl/"))]
 
 
 # ---- Lean stand-ins -------------------------------------------------------------------------------------------------
@@ -168,7 +177,7 @@ def test_the_guard_of_the_genuine_headers_bites() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])
 def test_only_the_kernel_reaches_the_ptx_and_the_cubin(arch: str) -> None:
     kernel = kernel_of(arch=arch)
-    compiled = compile_kernel(kernel, headers(ENTRY_HEADER, TEMPLATES))
+    compiled = compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))
     ptx = compiled.ptx.decode("ascii")
     assert re.findall(r"^\.target (\w+)", ptx, re.MULTILINE) == [arch]
     assert re.findall(r"\.entry (\w+)", ptx) == [kernel.symbol]

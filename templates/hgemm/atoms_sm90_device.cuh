@@ -5,6 +5,7 @@
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
+#include <hgemm/atoms_device.cuh>
 
 #define HGEMM_KERNEL_SM90(threads, ctas_per_sm, cluster_size) \
   extern "C" __global__ void __launch_bounds__(threads, ctas_per_sm) __cluster_dims__(cluster_size, 1, 1)
@@ -132,7 +133,8 @@ HGEMM_DEVICE void wgmma_expand(Register (&d)[COUNT], uint64_t a, uint64_t b, cut
 template <class Policy, class Register, int COUNT>
 HGEMM_DEVICE void wgmma(Register (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate) {
   using namespace cute::SM90::GMMA;
-  using Wgmma = typename Policy::template Wgmma<Policy::A::k_major ? Major::K : Major::MN, Policy::B::k_major ? Major::K : Major::MN>;
+  using Wgmma = typename Policy::template Wgmma<Policy::A::k_major ? Major::K : Major::MN,
+                                                Policy::B::k_major ? Major::K : Major::MN>;
   wgmma_expand<Wgmma>(d, a, b, accumulate ? ScaleOut::One : ScaleOut::Zero, typename MakeIndices<COUNT>::Type{});
 }
 

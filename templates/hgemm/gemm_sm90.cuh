@@ -91,12 +91,12 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
     atoms::cta_barrier();
   }
 
-  // ---- What follows may begin its own barriers; what came before must have ended ------------------------------------------
+  // ---- What follows may begin its own barriers; what came before must have ended -----------------------------------
   atoms::next_launch_may_begin();
   atoms::await_previous_launches();
 
   if (consumer < Policy::consumers) {
-    // ---- Consumers -----------------------------------------------------------------------------------------------------
+    // ---- Consumers -------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::registers_increase<Policy::consumer_registers>();
     int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
     EpilogueSm90<Policy> epilogue(problem, maps.d, shared.epilogue, consumer, warp % 4 == 0 && atoms::elect_one());
@@ -135,7 +135,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
     }
     epilogue.finish();
   } else {
-    // ---- Producer ------------------------------------------------------------------------------------------------------
+    // ---- Producer --------------------------------------------------------------------------------------------------
     if constexpr (Policy::producer_registers > 0) atoms::registers_decrease<Policy::producer_registers>();
     if (warp == Policy::consumers * 4 && atoms::elect_one()) {
       while (scheduler.next(work)) {
@@ -150,7 +150,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
     }
   }
 
-  // ---- A CTA's shared memory must outlive what its cluster sends there ----------------------------------------------------
+  // ---- A CTA's shared memory must outlive what its cluster sends there ---------------------------------------------
   if constexpr (Place::size > 1 || in_cluster) {
     atoms::cluster_arrive();
     atoms::cluster_wait();
