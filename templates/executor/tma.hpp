@@ -69,6 +69,11 @@ bool Machine::sound(Lane const& lane, Operation const& operation, hgemm_tensor_m
     return wrong(text("rows of %u bytes of a box do not fill what a swizzle of %u bytes exchanges", bytes, span));
   }
   if (!shared) return true;
+  int64_t const first_byte = int64_t(tma_arguments(operation).at[0]) * map.element_bytes;
+  if (first_byte % 16) {
+    return wrong(text("a box begins %lld bytes into a row: not at a multiple of 16, an H200 ends with an illegal instruction",
+                      static_cast<long long>(first_byte)));
+  }
   if (reinterpret_cast<uintptr_t>(shared) % 128) {
     findings_.add("alignment", operation.site,
                   [&] { return whoami(lane) + ": boxes lie at multiples of 128 bytes of shared memory"; });
