@@ -47,8 +47,7 @@ class Calls:
         given = (READERS[type(a)].read(a), READERS[type(b)].read(b), read_out, others, options)
         last, launcher, addresses = self._last
         if given != last:
-            arrays = {"A": a, "B": b, "D": out, "bias": bias, "C": c, "workspace": workspace}
-            launcher, addresses = self._find(given, arrays)
+            launcher, addresses = self._find(given, (a, b, out, bias, c, workspace))
         if launcher is not None:
             if stream is None:
                 stream = reader.stream(read_out)
@@ -57,35 +56,37 @@ class Calls:
             launcher.launch(addresses, stream)
         return out
 
-    def _find(self, given: tuple, arrays: Mapping[str, Any]) -> tuple[Launcher | None, Addresses]:
+    def _find(self, given: tuple, arrays: tuple) -> tuple[Launcher | None, Addresses]:
         """Return the launcher of a geometry, None where D has no elements, and the addresses as it takes them."""
-        read_a, read_b, read_out, others, options = given
-        a, b, d = read_a[0], read_b[0], read_out[0]
-        bias, c, workspace = (read[0] for read in others or _NOTHING)
+        (a, *like_a), (b, *like_b), (d, *like_d), others, options = given
+        bias = c = workspace = 0
+        more = None
+        if others is not None:
+            bias, c, workspace = (read[0] for read in others)
+            more = tuple((*read[1:], read[0] & _ALIGN_BITS) for read in others)
         low: Hashable = (a | b | d) & _ALIGN_BITS
         if low:
             low = (a & _ALIGN_BITS, b & _ALIGN_BITS, d & _ALIGN_BITS)
-        more = others and tuple((*read[1:], read[0] & _ALIGN_BITS) for read in others)
-        key = (read_a[1:], read_b[1:], read_out[1:], low, more, options)
-        try:
-            found = self._launchers[key]
-        except KeyError:
-            found = self._add(key, {name: array for name, array in arrays.items() if array is not None})
+        key = (*like_a, *like_b, *like_d, low, more, options)
+        found = self._launchers.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._add(key, {name: array for name, array in zip(_NAMES, arrays) if array is not None}, options)
         addresses = (a, b, c, d, bias, workspace)
         self._last = (given, found, addresses)
         return found, addresses
 
-    def _add(self, key: tuple, arrays: Mapping[str, Any]) -> Launcher | None:
+    def _add(self, key: Hashable, arrays: Mapping[str, Any], options: Hashable) -> Launcher | None:
         views = {name: READERS[type(array)].view(array, name) for name, array in arrays.items()}
-        made = self._make(views, device_of(views), key[-1]) if 0 not in views["D"].shape else None
+        made = self._make(views, device_of(views), options) if 0 not in views["D"].shape else None
         if len(self._launchers) >= MAX_LAUNCHERS:
             self._launchers.clear()
         self._launchers[key] = made
         return made
 
 
+_NAMES = ("A", "B", "D", "bias", "C", "workspace")
 _ABSENT: Read = (0, None)
-_NOTHING = (_ABSENT,) * 3
+_UNKNOWN: Any = object()
 
 
 def _read(array: Any) -> Read:

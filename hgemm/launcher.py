@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 
 from hgemm.checks import check
@@ -85,7 +86,11 @@ class Launcher:
             check(given, self.kernel.facts, self.workspace_size)
         _ADDRESSES.pack_into(slot.problem, 0, *addresses)
         if self._encoders:
-            slot.maps.raw = b"".join(map(self._map, range(len(OPERANDS)), (a, b, d)))
+            known_a, known_b, known_d = self._encoded
+            try:
+                slot.maps.raw = known_a[a] + known_b[b] + known_d[d]
+            except KeyError:
+                slot.maps.raw = b"".join(map(self._map, self._encoded, self._encoders, (a, b, d)))
         slot.addresses = addresses
 
     def _launch_elsewhere(self, slot: _Slot) -> object:
@@ -96,13 +101,13 @@ class Launcher:
                 checked(done, "zero the counters")
             return self._launch_kernel(slot.config, self._handle, slot.address, 0)[0]
 
-    def _map(self, operand: int, address: int) -> bytes:
-        known = self._encoded[operand]
+    @staticmethod
+    def _map(known: dict[int, bytes], encode: Callable[[int], bytes], address: int) -> bytes:
         found = known.get(address)
         if found is None:
             if len(known) >= MAX_ENCODED:
                 known.clear()
-            found = known[address] = self._encoders[operand](address)
+            found = known[address] = encode(address)
         return found
 
 

@@ -68,8 +68,13 @@ def empty_product(a: Any, b: Any) -> Any:
     make = READERS[type(a)].empty
     if make is None:
         raise ProblemError(f"out is missing, and no {type(a).__name__} is made here: bring an array for D")
-    batches = [x.shape[0] for x in (a, b) if len(x.shape) == 3]
-    return make(a, (*([max(batches)] if batches else []), a.shape[-2] if len(a.shape) > 1 else 1, b.shape[-1]))
+    shape_a, shape_b = a.shape, b.shape
+    if len(shape_a) == len(shape_b) == 2:
+        return make(a, (shape_a[0], shape_b[1]))
+    if not {len(shape_a), len(shape_b)} <= {2, 3}:
+        raise ProblemError(f"A is {tuple(shape_a)} and B {tuple(shape_b)}: bring 2 axes, or 3 with a batch")
+    batch = max(shape[0] for shape in (shape_a, shape_b) if len(shape) == 3)
+    return make(a, (batch, shape_a[-2], shape_b[-1]))
 
 
 def kinds(views: Mapping[str, View], options: Options) -> Iterator[Kind]:

@@ -256,6 +256,8 @@ def test_tensors_are_read_without_dlpack_after_the_first_call(
     assert driver.launches[-1][3] == 0
     batched = library.matmul(Torch(placed(np.stack([a, a]))), Torch(w.T))
     assert batched.shape == (2, 32, 48)
+    with pytest.raises(ProblemError, match=r"A is .64,. and B .64, 48.: bring 2 axes, or 3 with a batch"):
+        library.matmul(Torch(a[0]), Torch(w.T))
 
 
 def test_gradients_that_would_be_lost_are_refused(
