@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
+from computing_driver import ComputingDriver  # noqa: E402
+from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
+
+import hgemm.arrays  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
-from hgemm import LibraryError, ProblemError  # noqa: E402
+from hgemm import Library, LibraryError, Problem, ProblemError  # noqa: E402
 from hgemm.kinds import ACTIVATIONS  # noqa: E402
+from hgemm.readers import READERS  # noqa: E402
 
 FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
@@ -128,6 +134,49 @@ def test_the_library_is_named_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         hgemm_torch.used_library()
     with pytest.raises(LibraryError, match="does not exist"):
         hgemm_torch.use(tmp_path / "absent")
-    opened = hgemm_torch.use(tmp_path)
-    assert opened.folder == tmp_path and hgemm_torch.used_library() is opened
-    assert hgemm_torch.use(opened) is opened
+    named = hgemm_torch.use(tmp_path)
+    assert named.folder == tmp_path and hgemm_torch.used_library() is named
+    assert hgemm_torch.use(named) is named
+
+
+# ---- Launches on tensors, by a driver whose device is the CPU ---------------------------------------------------------
+
+
+@pytest.fixture
+def launching(library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch) -> ComputingDriver:  # noqa: F811
+    """Let tensors of the CPU pass for the device's: memory of DLPack's kind 1, on no stream."""
+    monkeypatch.setitem(hgemm.arrays._DEVICE_KINDS, 1, "CPU")
+    monkeypatch.setitem(READERS, torch.Tensor, replace(READERS[torch.Tensor], stream=lambda read: 0))
+    monkeypatch.setitem(READERS, torch.nn.Parameter, READERS[torch.Tensor])
+    monkeypatch.setattr(hgemm_torch, "_library", library)
+    return driver
+
+
+def whole(*shape: int, dtype=torch.float16):
+    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_operator_launches_what_it_promises(launching: ComputingDriver, dtype) -> None:
+    x, weight = whole(40, 64, dtype=dtype), torch.nn.Parameter(whole(48, 64, dtype=dtype))
+    cases = [(x, weight.t()), (x.t().contiguous().t(), weight.t().contiguous()), (x[:, ::2], weight.t()[::2])]
+    cases += [(torch.stack([x, x]), weight.t()), (x[:1], weight.t())]
+    with torch.no_grad():
+        for a, b in cases:
+            found, promised = hgemm_torch._launch(a, b), hgemm_torch._meta(a.to("meta"), b.to("meta"))
+            assert (found.double() == a.double() @ b.double()).all()
+            assert (found.shape, found.stride(), found.dtype) == (promised.shape, promised.stride(), promised.dtype)
+    assert len(launching.launches) == len(cases)
+
+
+def test_parameters_are_refused_where_gradients_are_recorded(
+    launching: ComputingDriver,
+    library: Library,  # noqa: F811
+) -> None:
+    x, weight = whole(40, 64), torch.nn.Parameter(whole(48, 64))
+    with pytest.raises(ProblemError, match="asks for gradients, which this call does not record"):
+        library.matmul(x, weight.t())
+    out, plan = torch.empty(40, 48, dtype=torch.float16), library.plan(Problem(40, 48, 64))
+    with torch.no_grad():
+        assert plan(x, weight.t(), out) is out
+    assert (out.double() == x.double() @ weight.detach().t().double()).all()
