@@ -79,9 +79,8 @@ def test_cupy_and_torch_share_a_product(library, torch) -> None:
     cupy = pytest.importorskip("cupy")
     a, b = cupy.random.randint(-2, 3, (64, 128)).astype("f2"), whole(torch, 96, 128)
     expected = torch.as_tensor(a).double() @ b.t().double()
+    cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.wait_event(cupy.cuda.get_current_stream().record())
-        cupy.cuda.Device().synchronize()
         out = library.matmul(a, b.t())  # a new array of CuPy's, on CuPy's current stream
         stream.synchronize()
     assert isinstance(out, cupy.ndarray) and (torch.as_tensor(out).double() == expected).all()
