@@ -32,7 +32,10 @@ PLANNED = [
     # request, tile, cooperation, consumers, cluster, stages, raster, shared memory
     ("", "128x256x64", "cooperative", 2, "2x1", 4, "group:16", 230400),
     ("cta_tile=256x128x64", "256x128x64", "cooperative", 2, "2x1", 4, "group:8", 230400),
-    ("cta_tile=128x128x64", "128x128x64", "cooperative", 2, "2x1", 6, "group:8", 230400),
+    ("cta_tile=128x128x64", "128x128x64", "pingpong", 2, "2x1", 6, "group:8", 230400),
+    ("cta_tile=128x128x64 schedule=split_k:4", "128x128x64", "cooperative", 2, "2x1", 6, "group:8", 230400),
+    ("cta_tile=64x128x64", "64x128x64", "pingpong", 2, "1x1", 8, "group:16", 230400),
+    ("cta_tile=128x64x64", "128x64x64", "cooperative", 2, "1x1", 8, "group:8", 230400),
     ("cta_tile=192x192x64", "192x192x64", "cooperative", 3, "2x1", 4, "group:8", 222208),
     ("cta_tile=64x256x64", "64x256x64", "pingpong", 2, "1x1", 5, "group:16", 222208),
     ("cta_tile=64x128x64 schedule=split_k:4", "64x128x64", "cooperative", 1, "1x1", 8, "group:16", 214016),

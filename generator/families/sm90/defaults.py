@@ -22,6 +22,13 @@ SMS = 132
 """SMs of an H100 SXM or H200, which the raster is chosen for. Source: NVIDIA H100 white paper, table 3."""
 
 GROUPS = (4, 8, 16, 32)
+
+TURNS_TILE_N = {64: range(8, 257), 128: range(72, 129)}
+"""Columns of tiles that two consumers take in turn, by rows: one finishes its tile while the other one multiplies."""
+
+PAIRED_AREA = 128 * 128
+"""Elements of a CTA tile from which on pairs of CTAs share B; smaller ones lose more by waiting for one another."""
+
 _UNIMPLIED: Request = {
     "mma": "m64n8k16",
     "copy": "tma",
@@ -52,7 +59,7 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
     swapped = fields.get("swapped", tile.m not in TILE_M and tile.n in TILE_M)
     own = Tile(tile.n, tile.m, tile.k) if swapped else tile
     stores = ("tma", "direct") if _stores_by_tma(fields, swapped) else ("direct",)
-    sharings = _sharing(_nearest_m(own), fields["schedule"])
+    sharings = _sharing(nearest_tile(own, b_k_major=True), fields["schedule"])
     for store, (cooperation, consumers), cluster in itertools.product(
         stores, sharings, _clusters(tile, fields["schedule"])
     ):
@@ -72,20 +79,17 @@ def _stores_by_tma(fields: Request, swapped: bool) -> bool:
     return fields["align_d"] * size >= 16 and not (swapped and size > 2)
 
 
-def _nearest_m(tile: Tile) -> int:
-    return nearest_tile(tile, b_k_major=True).m
-
-
-def _sharing(tile_m: int, schedule: Schedule) -> list[tuple[str, int]]:
-    """Two consumers that share the tile where it has so many rows, else two in turns where there are turns."""
-    ways = consumers_of(tile_m)
-    takes_turns = tile_m == 64 and schedule.kind == "persistent"
+def _sharing(tile: Tile, schedule: Schedule) -> list[tuple[str, int]]:
+    """Two consumers in turn where there are turns and one of them can hold a tile, else as many as share it by rows."""
+    ways = consumers_of(tile.m)
+    takes_turns = schedule.kind == "persistent" and tile.n in TURNS_TILE_N.get(tile.m, ())
     return sorted(ways, key=lambda way: way[0] != "pingpong") if takes_turns else ways
 
 
 def _clusters(tile: Tile, schedule: Schedule) -> list[Cluster]:
-    """Pairs of CTAs that share B, where the tile is tall enough for m to have two of them and no clusters split k."""
-    pairs = [Cluster(2, 1)] if tile.m >= 128 and schedule.kind != "cluster_k" else []
+    """Pairs of CTAs that share B, where the tile is so large and tall that m has two of them, and no clusters split k."""
+    large = tile.m >= 128 and tile.m * tile.n >= PAIRED_AREA
+    pairs = [Cluster(2, 1)] if large and schedule.kind != "cluster_k" else []
     return [*pairs, *(cluster for cluster in CLUSTERS if cluster not in pairs)]
 
 
