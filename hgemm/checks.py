@@ -12,8 +12,8 @@ from hgemm.matrices import Matrix, matrices, overlaps
 from hgemm.problem import Problem
 from hgemm.tensor_maps import map_complaints
 
-MAX_EXTENT = 2**31 - 512
-"""Largest m, n and k: the kernel's 32-bit indices run past the edge by less than two tiles of 256."""
+MAX_EXTENT = 2**31 - 1024
+"""Largest m, n and k: 32-bit indices run past the edge by less than the tiles of a cluster, 4 of at most 256."""
 MAX_CTAS = 2**31 - 1
 """Largest grid.x. Source: CUDA Programming Guide 13.x, section 5.1.3, table 30."""
 WORKSPACE_ALIGN_BYTES = 16

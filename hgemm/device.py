@@ -156,13 +156,16 @@ class Device:
 
     @staticmethod
     def config(facts: Facts, grid_x: int, stream: int) -> Any:
-        """Describe a launch. The size of a cluster is not in it: it is compiled into the kernel."""
+        """Describe a launch. The size of a cluster is not in it: it is compiled into the kernel.
+
+        One that follows the zeroing of its counters is never programmatic: it has nothing to overlap with.
+        """
         config = driver().CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid_x, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = facts.threads, 1, 1
         config.sharedMemBytes = facts.smem_bytes
         config.hStream = driver().CUstream(stream)
-        if facts.programmatic:
+        if facts.programmatic and not facts.counter_bytes_per_tile:
             attribute = driver().CUlaunchAttribute()
             attribute.id = driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1

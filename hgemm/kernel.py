@@ -78,8 +78,8 @@ class Kernel:
         return open_device(device).bind(function, grid, parameters, stream_handle(stream), counters)
 
     def parameter(self, problem: Problem) -> bytes:
-        """Return a problem as the kernel takes it: of one without k it reads nothing when k is a tile less than that."""
-        return (problem if problem.k else replace(problem, k=-self.facts.tile_k)).pack()
+        """Return a problem as the kernel takes it: one without k reads nothing when k is a tile less, and adds beta * C to 0."""
+        return (problem if problem.k else replace(problem, k=-self.facts.tile_k, alpha=0.0)).pack()
 
     def prepare(self, device: int = 0) -> Function:
         """Load the code on a device, if that was not done. Raises UnfitError where it does not run there."""

@@ -58,13 +58,19 @@ def matrices(problem: Problem, facts: Facts) -> dict[str, Matrix]:
     a_shape = (p.m, p.k) if facts.a_k_major else (p.k, p.m)
     b_shape = (p.n, p.k) if facts.b_k_major else (p.k, p.n)
     bytes_a, bytes_b, bytes_d = (DTYPES[name].bytes for name in (facts.dtype_a, facts.dtype_b, facts.dtype_d))
+
+    def matrix(name: str, pointer: int, shape: tuple[int, int], leading: int, stride: int, item: int, align: int) -> Matrix:
+        if shape[0] == 1:  # there is no next row: nothing reads the leading dimension
+            leading = -(-shape[1] // align) * align
+        return Matrix(name, pointer, *shape, leading, p.batch, stride, item, align)
+
     found = [
-        Matrix("A", p.a, *a_shape, p.lda, p.batch, p.batch_stride_a, bytes_a, facts.align_a),
-        Matrix("B", p.b, *b_shape, p.ldb, p.batch, p.batch_stride_b, bytes_b, facts.align_b),
-        Matrix("D", p.d, p.m, p.n, p.ldd, p.batch, p.batch_stride_d, bytes_d, facts.align_d),
+        matrix("A", p.a, a_shape, p.lda, p.batch_stride_a, bytes_a, facts.align_a),
+        matrix("B", p.b, b_shape, p.ldb, p.batch_stride_b, bytes_b, facts.align_b),
+        matrix("D", p.d, (p.m, p.n), p.ldd, p.batch_stride_d, bytes_d, facts.align_d),
     ]
     if facts.beta and p.beta != 0:
-        found.append(Matrix("C", p.c, p.m, p.n, p.ldc, p.batch, p.batch_stride_c, bytes_d, facts.align_d))
+        found.append(matrix("C", p.c, (p.m, p.n), p.ldc, p.batch_stride_c, bytes_d, facts.align_d))
     if facts.bias != "none":
         extent = p.n if facts.bias == "row" else p.m
         found.append(Matrix("bias", p.bias, 1, extent, extent, p.batch, p.batch_stride_bias, bytes_d, 1))

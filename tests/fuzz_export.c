@@ -26,7 +26,7 @@ static int rarely(unsigned in) { return below(in) == 0; }
 static int64_t edge(void) { /* a number that code gets wrong */
   static int64_t const edges[] = {
       0, 1, -1, 7, 8, 9, 255, 256, 257, INT32_MAX, -(int64_t)INT32_MAX, INT64_MAX, INT64_MIN,
-      (int64_t)INT32_MAX - 511, (int64_t)INT32_MAX - 512, (int64_t)1 << 32, (int64_t)1 << 40, (int64_t)1 << 61,
+      (int64_t)INT32_MAX - 1023, (int64_t)INT32_MAX - 1024, (int64_t)1 << 32, (int64_t)1 << 40, (int64_t)1 << 61,
   };
   return rarely(3) ? (int64_t)next() : edges[below(sizeof edges / sizeof *edges)];
 }

@@ -38,7 +38,7 @@ kinds = st.builds(
     bias=st.sampled_from(BIASES),
     activation=st.sampled_from(ACTIVATIONS),
 )
-extents = st.integers(1, 300) | st.integers(1, 2**31 - 512)
+extents = st.integers(1, 300) | st.integers(1, 2**31 - 1024)
 aligns = st.sampled_from((1, 2, 4, 8))
 problems = st.builds(
     Wanted,
@@ -221,7 +221,7 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
 
 
 def test_more_tiles_than_a_launch_has_are_not_served() -> None:
-    assert choose(Wanted(Kind(), 2**31 - 512, 2**31 - 512, 1)) is None
+    assert choose(Wanted(Kind(), 2**31 - 1024, 2**31 - 1024, 1)) is None
 
 
 def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:
@@ -253,4 +253,4 @@ def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
     for row in catalog_table().rows:
         found = [clocks(row, 2**i, 2**20, H200) for i in range(31)]
         assert found == sorted(found)
-        assert clocks(row, 2**31 - 1, 2**31 - 512, H200) <= LIMIT
+        assert clocks(row, 2**31 - 1, 2**31 - 1024, H200) <= LIMIT

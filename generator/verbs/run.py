@@ -26,7 +26,7 @@ large, against a float64 reference and what the variant's arithmetic allows.
 Example:
   hgemm run hgemm_sm90_tn --m 4096 --n 4096 --k 4096
 """
-_SIZE = click.IntRange(1, 2**31 - 512)
+_SIZE = click.IntRange(1, 2**31 - 1024)
 
 
 @click.command("run", help=_HELP)

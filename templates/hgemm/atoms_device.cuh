@@ -15,8 +15,8 @@
 #define HGEMM_PARAMETER __grid_constant__ const
 
 // Dynamic shared memory of the CTA as one object. A macro, because another implementation has one a CTA.
-#define HGEMM_SHARED(Type, name)                                    \
-  extern __shared__ __align__(128) unsigned char hgemm_shared_raw[]; \
+#define HGEMM_SHARED(Type, name)                                     \
+  extern __shared__ __align__(1024) unsigned char hgemm_shared_raw[]; \
   Type& name = *reinterpret_cast<Type*>(hgemm_shared_raw)
 
 namespace hgemm {

@@ -47,8 +47,8 @@ struct EpilogueSm90 {
       : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128), stores(stores) {}
 
   static constexpr int groups = Policy::swapped || !by_tma ? columns / 8 : box_width / 8;  // of 8 columns in a box
-  static constexpr int step = groups % 2 == 0 ? 2 : 1;                                     // finished at a time
-
+  // Groups finished at a time: two, unless a turn may end after the first of them.
+  static constexpr int step = groups % 2 == 0 && last_columns % 16 == 0 ? 2 : 1;
   static constexpr bool curved = Policy::activation == Activation::gelu || Policy::activation == Activation::silu;
 
   // Two neighbours of a row of sums.

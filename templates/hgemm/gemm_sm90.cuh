@@ -91,9 +91,9 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
     atoms::cta_barrier();
   }
 
-  // ---- What follows may begin its own barriers; what came before must have ended -----------------------------------
-  atoms::next_launch_may_begin();
+  // ---- What came before must have ended; then what follows may begin its own barriers ------------------------------
   atoms::await_previous_launches();
+  atoms::next_launch_may_begin();
 
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------

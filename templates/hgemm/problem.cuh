@@ -8,7 +8,7 @@ namespace hgemm {
 // Passed by value, 144 bytes, in this order; pointers and strides of unused operands may be null or zero.
 // Leading dimensions and batch strides count elements. `bias` is a row (n,) or a column (m,), of D's type.
 // Pointers, leading dimensions and batch strides are multiples of the variant's alignment of A, B and D (C as D). m, n and k
-// are at most 2^31 - 512, and tiles * splits * batch at most 2^31 - 1, which is also the grid unless it is persistent.
+// are at most 2^31 - 1024, and tiles * splits * batch at most 2^31 - 1, which is also the grid unless it is persistent.
 // Kernels without TMA take a k of -tile_k as none at all: one k-tile, of zeros, for which nothing is read.
 // Split-K works in `workspace`, aligned to 16 bytes: 4 bytes a tile and batch, rounded up to 256 in all, which are zeros at
 // each launch and are left as zeros; then the partial sums. A launch of another shape puts them elsewhere: zero them first.

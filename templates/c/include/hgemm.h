@@ -82,7 +82,7 @@ typedef enum hgemm_activation {
 
 /* One matrix product, or `batch` of them. Begin with hgemm_problem_init.
  *
- * m, n, k and batch are 0 or more and at most 2^31 - 512. Where m, n or batch is 0 there is nothing to do; where k is 0, D is
+ * m, n, k and batch are 0 or more and at most 2^31 - 1024. Where m, n or batch is 0 there is nothing to do; where k is 0, D is
  * activation(beta * C + bias), and A and B are not read. C is read where beta is not 0; it may be D itself, with the same
  * leading dimension and batch stride. Where batch is more than 1 a batch stride of 0 uses one matrix for all. Where a matrix
  * has one row of contiguous elements its leading dimension is not looked at. Pointers need only be aligned to an element,
@@ -126,7 +126,7 @@ typedef struct hgemm_variant {
   int32_t adds_c;                      /* 1 where beta may be other than 0 */
   int32_t tile_m, tile_n, tile_k;      /* elements of a CTA tile */
   int32_t align_a, align_b, align_d;   /* elements that pointers and strides must be multiples of; C as D */
-  int32_t splits;                      /* CTAs along k that share a tile, in a workspace; 1 for most */
+  int32_t splits;                      /* CTAs along k that share a tile; 1 for most */
 } hgemm_variant;
 
 /* One GPU and the kernels that were loaded on it. */

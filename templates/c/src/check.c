@@ -3,7 +3,7 @@
 
 #include "internal.h"
 
-#define MAX_EXTENT (INT64_C(2147483648) - 512) /* kernels' 32-bit indices run past the edge by less than two tiles */
+#define MAX_EXTENT (INT64_C(2147483648) - 1024) /* kernels' 32-bit indices run past the edge by a cluster's tiles */
 #define MAX_SPAN_BYTES 4e18                    /* below 2^62 */
 #define MAX_MAP_STRIDE_BYTES (INT64_C(1) << 40)
 enum { MAX_ALIGN = 8, WORKSPACE_ALIGN_BYTES = 16 };

@@ -91,7 +91,7 @@ static hgemm_status maps_of(hgemm_driver const *cuda, hgemm_row const *row, hgem
                                p->batch_stride_a, p->batch_stride_b, p->batch_stride_d};
   size_t slot;
   hgemm_status status = HGEMM_OK;
-  memset(&key, 0, sizeof key); /* padding too: keys are compared as bytes */
+  memset(&key, 0, sizeof key);
   key.row = row, key.a = p->a, key.b = p->b, key.d = p->d;
   memcpy(key.numbers, numbers, sizeof numbers);
   slot = ((uintptr_t)p->a / 256 ^ (uintptr_t)p->b / 256 * 3 ^ (uintptr_t)p->d / 256 * 5 ^ (uintptr_t)row / 16) % KEPT;
@@ -126,7 +126,9 @@ static int resident(hgemm_handle *handle, hgemm_row const *row, void *function, 
     hgemm_launch_config const config = {(unsigned)cluster * handle->target.sms, 1, 1, row->threads, 1, 1,
                                         row->smem_bytes, NULL, NULL, 0};
     status = handle->cuda->resident_clusters(ctas, function, &config);
+    if (status != 0 || *ctas == 0) *ctas = (int)handle->target.sms / cluster;
     *ctas *= cluster;
+    status = 0;
   } else {
     status = handle->cuda->resident_ctas(ctas, function, (int)row->threads, row->smem_bytes);
     *ctas *= (int)handle->target.sms;
@@ -199,7 +201,8 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_call const *call, uint32_
   uint32_t const work = (uint32_t)(tiles * row->splits);
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
   hgemm_launch_config const config = {row->persistent && work > most ? most : work, 1, 1, row->threads, 1, 1,
-                                      row->smem_bytes, stream, &programmatic, row->programmatic};
+                                      row->smem_bytes, stream, &programmatic,
+                                      row->programmatic && row->counter_bytes_per_tile == 0};
   Problem problem = pack(&call->problem, row);
   Maps maps;
   void *parameters[2] = {&problem, &maps};
