@@ -1,10 +1,11 @@
 """Proves random legal specs on the CPU, and keeps what came of it.
 
     python -m benchmarks.emulate_random --seed 1 --count 200 [-j 2] [--json benchmarks/data/emulate_random.json]
+    python -m benchmarks.emulate_random --family wgmma --seed 1 --count 60 [--json benchmarks/data/emulate_random_sm90a.json]
 
-Specs are drawn over tiles, warp tiles, stages, layouts, types, alignments, swizzles and pads, rasters, schedules and
-epilogues; those that break a rule, registers left aside, are drawn again. The same seed draws the same specs. Nothing is
-compiled for a GPU. Exit status 1 says that one was not proved.
+Specs of the mma.sync family, or of that on wgmma, are drawn over tiles, warp tiles, stages, layouts, types, alignments,
+swizzles and pads, clusters, rasters, schedules and epilogues; those that break a rule, registers of mma.sync left aside, are
+drawn again. The same seed draws the same specs. Nothing is compiled for a GPU. Exit status 1 says that one was not proved.
 """
 
 from __future__ import annotations
@@ -26,18 +27,34 @@ from generator.commands.device_check import Outcome
 from generator.commands.emulate import workshop
 from generator.commands.emulated_check import request_of, workers
 from generator.emit import emit
+from generator.errors import RequestError
 from generator.executor.cache import trim
 from generator.plan import Plan
 from generator.register import planned
 from generator.rules import violations
+from generator.sweep import sweep
 from generator.toolchain import templates_folder
 from generator.values import Raster, Schedule, Smem
 from generator.verbs.verify import line_of, summary_of
 
 TIMEOUT_S = 300.0
-FIELDS = ("layout", "acc", "dtype_a", "dtype_d", "stages", "fragment_stages", "mma", "store", "bias", "activation")
+FIELDS = (
+    "layout",
+    "acc",
+    "dtype_a",
+    "dtype_d",
+    "stages",
+    "cooperation",
+    "cluster",
+    "schedule",
+    "store",
+    "bias",
+    "activation",
+)
 """What the summary counts."""
-_PLACEMENTS = [Smem.parse(text) for text in "none pad:8 pad:24 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4 xor:2,4,5".split()]
+_PLACEMENTS = [
+    Smem.parse(text) for text in "none pad:8 pad:24 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4 xor:2,4,5".split()
+]
 
 
 def draw(source: random.Random) -> Plan:
@@ -56,9 +73,37 @@ def draw(source: random.Random) -> Plan:
             return plan
 
 
-def drawn(seed: int, count: int) -> list[Plan]:
+def draw_wgmma(source: random.Random) -> Plan:
+    """Return the plan of a random legal spec on wgmma, small enough to be run on the CPU."""
+    one_of = source.choice
+    while True:
+        m, n = one_of([8, 16, 40, 64, 64, 128, 128, 192, 256]), 8 * source.randint(1, 24)
+        dtype, acc = one_of([("f16", "f32"), ("f16", "f32"), ("bf16", "f32"), ("f16", "f16")])
+        texts = {
+            **{"arch": "sm_90a", "tile": f"{m}x{n}x{one_of([32, 64, 64, 128])}", "dtype": dtype, "acc": acc},
+            **{"layout": one_of(["tn", "nn", "nt", "tt"]), "out": one_of([dtype, dtype, "f32"])},
+            **{"cluster": one_of(["1x1", "1x1", "2x1", "1x2", "2x2"]), "raster": one_of(["row", "column", "group:3"])},
+            "schedule": one_of(["one_tile", "persistent", "persistent", "split_k:3", "cluster_k:2", "cluster_k:4"]),
+            **{"beta": one_of(["on", "off"]), "bias": one_of(["none", "none", "row", "column"])},
+            "activation": one_of(["none", "none", "relu", "gelu", "silu"]),
+            **({"store": "direct", "align_d": one_of(["8", "2", "1"])} if source.random() < 0.4 else {}),
+            **({"cooperation": "pingpong"} if source.random() < 0.3 else {}),
+            **({"swapped": "on"} if source.random() < 0.2 else {}),
+        }
+        try:
+            (plan,) = sweep([texts]).plans or (None,)
+        except RequestError:
+            continue
+        if plan is not None and not violations(plan):
+            return plan
+
+
+DRAWS = {"mma.sync": draw, "wgmma": draw_wgmma}
+
+
+def drawn(seed: int, count: int, family: str = "mma.sync") -> list[Plan]:
     source = random.Random(seed)
-    return [draw(source) for _ in range(count)]
+    return [DRAWS[family](source) for _ in range(count)]
 
 
 def prove(plans: list[Plan], seed: int, jobs: int) -> list[Outcome]:
@@ -97,12 +142,13 @@ def summary(plans: list[Plan], outcomes: list[Outcome], seed: int, seconds: floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", choices=DRAWS, default="mma.sync")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    plans, began = drawn(args.seed, args.count), time.monotonic()
+    plans, began = drawn(args.seed, args.count, args.family), time.monotonic()
     outcomes = prove(plans, args.seed, args.jobs)
     print(summary_of(outcomes))
     if args.json:

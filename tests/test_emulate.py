@@ -186,6 +186,21 @@ def test_an_epilogue_of_ones_own_is_proved_the_same_way(workshop: Workshop, tmp_
         assert outcome.passed == right, outcome.reason
 
 
+# ---- Once wrong -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tile": "128x72x64", "store": "direct"}, {"tile": "128x40x64", "out": "f32", "align_d": "1", "bias": "row"}],
+    ids=lambda options: " ".join(options.values()),
+)
+def test_direct_stores_of_a_tile_that_ends_on_8_columns_stay_in_it(workshop: Workshop, options: dict[str, str]) -> None:
+    outcome, _ = workers(1).check(
+        request(workshop, kernel_of({"arch": "sm_90a", **options}), shapes="128x144x128,64x100x64")
+    )
+    assert outcome.passed, outcome.reason
+
+
 # ---- Costs ----------------------------------------------------------------------------------------------------------
 
 PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
