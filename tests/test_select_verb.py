@@ -31,3 +31,13 @@ def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
     assert done.returncode == 2 and "arch '75' is unknown" in done.stderr
     done = call("hgemm", *words, "--sms", "10")
     assert done.returncode == 2 and "--sms needs an --arch" in done.stderr
+
+
+def test_operands_are_taken_to_lie_dense_unless_an_alignment_is_given(small_library: Library) -> None:
+    words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--arch", "80"]
+    done = call("hgemm", *words, "--k", 63)
+    assert done.returncode == 1 and "with A, B and D aligned to 1, 1 and 8 elements" in done.stderr
+    assert call("hgemm", *words, "--k", 63, "--align", "8").returncode == 0
+    assert call("hgemm", *words, "--k", 63, "--layout", "nt").returncode == 0  # no row of A or B is k long
+    done = call("hgemm", *words, "--k", 64, "--n", 63, "--beta", "--json")
+    assert done.returncode == 1 and "aligned to 8, 8 and 1 elements" in done.stderr

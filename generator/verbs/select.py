@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,12 +14,14 @@ from generator.errors import RequestError
 from hgemm.device import open_device
 from hgemm.kinds import Kind
 from hgemm.library import open_library
+from hgemm.problem import Problem
 from hgemm.select import Choice, Wanted
 from hgemm.target import Target
 
 _HELP = """Tell which variant computes a problem, as exported libraries and `hgemm.open(...)` choose it.
 
-The estimate ranks variants of one library; it is no prediction of time.
+Operands are taken to lie dense, as an array of that shape does: a row of 4095 elements leaves an alignment of 1. --align
+says what lies otherwise. The estimate ranks variants of one library; it is no prediction of time.
 
 \b
 Example:
@@ -35,7 +38,11 @@ _COLUMNS = ("symbol", "code", "clocks", "workspace_bytes")
 @click.option("--batch", type=click.IntRange(1), default=1, metavar="N", help="Products at once.")
 @kind_options
 @click.option("--beta", is_flag=True, help="C is added.")
-@click.option("--align", type=click.Choice(["8", "4", "2", "1"]), default="8", help="Of all operands, in elements.")
+@click.option(
+    "--align",
+    type=click.Choice(["8", "4", "2", "1"]),
+    help="Of all operands, in elements; what dense ones have, if not given.",
+)
 @click.option(
     "--workspace", type=click.IntRange(0), metavar="BYTES", help="Workspace; as much as is wanted, if not given."
 )
@@ -50,7 +57,7 @@ def command(
     k: int,
     batch: int,
     beta: bool,
-    align: str,
+    align: str | None,
     workspace: int | None,
     arch: str,
     sms: int | None,
@@ -62,13 +69,29 @@ def command(
         raise RequestError("--sms needs an --arch: this machine's GPU has the SMs that it has")
     target = Target.typical(arch, sms or 0) if arch else Target.of(open_device())
     selector = open_library(library).selector(target)
-    elements = int(align)
-    bytes_given = 2**62 if workspace is None else workspace
-    wanted = Wanted(Kind(**kind), m, n, k, batch, beta, elements, elements, elements, bytes_given)
+    dense = _dense(Kind(**kind), m, n, k, batch, beta, 2**62 if workspace is None else workspace)
+    wanted = replace(dense, **dict.fromkeys(("align_a", "align_b", "align_d"), int(align))) if align else dense
     best = selector.choose(wanted)
     others = [choice for choice in selector.ranked(wanted) if choice.row is not best.row] if show_all else []
     rows = [_row(choice) for choice in (best, *others)]
     click.echo(json.dumps(rows if show_all else rows[0], indent=1) if as_json else to_text(rows, _COLUMNS).rstrip("\n"))
+
+
+def _dense(kind: Kind, m: int, n: int, k: int, batch: int, beta: bool, workspace_bytes: int) -> Wanted:
+    """Return a problem whose operands, C as D, have nothing unused after a row or a matrix."""
+    problem = Problem(
+        *(m, n, k, batch),
+        lda=k if kind.layout[0] == "t" else m,
+        ldb=k if kind.layout[1] == "n" else n,
+        ldc=n,
+        ldd=n,
+        batch_stride_a=m * k,
+        batch_stride_b=n * k,
+        batch_stride_c=m * n,
+        batch_stride_d=m * n,
+        beta=float(beta),
+    )
+    return Wanted.of(kind, problem, workspace_bytes)
 
 
 def _row(choice: Choice) -> dict[str, str | int]:
