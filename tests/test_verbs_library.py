@@ -17,7 +17,7 @@ from generator.commands.table import fitting, to_text
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.library import Library
 from generator.store.selection import CORE_FIELDS, Selection, condition_of, resolve
-from generator.verbs import gc, list, reindex, show
+from generator.verbs import bench, export, gc, list, reindex, show, verify
 from hgemm.record import flatten
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,6 +108,20 @@ def test_list_prints_aligned_text_without_colour(folder: Path) -> None:
 def test_list_of_nothing_says_so_on_stderr(folder: Path) -> None:
     result = call(list, "--library", folder, "--arch", "90")
     assert result.exit_code == 0 and result.stdout == "" and "no variant" in result.stderr
+
+
+def test_what_sm_90a_has_is_told_where_only_sm_90_is_asked_for(folder: Path) -> None:
+    Library(folder).publish(*make_record("hgemm_sm90_tn", arch="sm_90"))
+    Library(folder).publish(*make_record("hgemm_sm90a_tn", arch="sm_90a"))
+    note = "hgemm: 1 variant for sm_90a left out: --arch 90,90a\n"
+    assert call(list, "--library", folder, "--arch", "90").stderr == note
+    for arch in ("90,90a", "90a", "89"):
+        assert call(list, "--library", folder, "--arch", arch).stderr == ""
+    assert call(list, "--library", folder, "--arch", "90", "--kernels", "*sm90_*").stderr == ""
+    assert call(export, "--library", folder, "--arch", "90", "--to", "/dev/null/x").stderr == note
+    for verb, words in ((verify, ["--emulate"]), (bench, [])):
+        told = call(verb, *words, "--library", folder, "--arch", "90", "hgemm_sm90a_tn")
+        assert told.stderr == note and isinstance(told.exception, LibraryError)  # that is all that was named
 
 
 def test_a_narrow_terminal_gets_the_first_columns() -> None:

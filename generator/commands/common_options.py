@@ -23,7 +23,7 @@ library_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
 
 _FILTERS = (
-    click.option("--arch", default="", metavar="ARCHS", help="Architectures: 89 or sm_80,sm_90a."),
+    click.option("--arch", default="", metavar="ARCHS", help="Architectures, each as written: 89, or 90,90a."),
     click.option("--tile", default="", metavar="TILES", help="CTA tiles: 128x128x32,256x128 (any K)."),
     click.option("--layout", default="", metavar="LAYOUTS", help="Layouts: tn,nn,nt,tt."),
     click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x128x32*,*_nn_*'."),

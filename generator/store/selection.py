@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from generator.arch import parse_arch_list
+from generator.arch import ARCHS, parse_arch_list
 from generator.errors import LibraryError, RequestError
 from generator.store.conditions import Compare, Every, Like, Literal, Node, Some, any_like
 from generator.store.library import Library
@@ -79,12 +79,29 @@ def choose(library: Library, names: Collection[str], selection: Selection) -> li
 
     Raises: RequestError for what is malformed or names nothing, LibraryError where nothing is left.
     """
-    rows = [str(row["symbol"]) for row in select_rows(library, selection)]
-    named = {symbol for name in names for symbol in resolve(library, name)}
-    chosen = [symbol for symbol in rows if not names or symbol in named]
+    chosen = _chosen(library, names, selection)
     if not chosen:
         raise LibraryError(f"no variant in {library.folder} matches: `hgemm list` shows those that are")
     return chosen
+
+
+def left_out(library: Library, names: Collection[str], selection: Selection) -> dict[str, int]:
+    """Count by architecture the variants that --arch alone keeps out, though GPUs that it names run them: 90, not 90a.
+
+    Raises: RequestError and LibraryError as `choose` does for what is malformed.
+    """
+    asked = parse_arch_list(selection.arch) if selection.arch else ()
+    kin = {
+        arch.name for arch in ARCHS.values() if arch.suffix and arch.name not in asked and f"sm_{arch.number}" in asked
+    }
+    counts = {arch: len(_chosen(library, names, replace(selection, arch=arch))) for arch in sorted(kin)}
+    return {arch: count for arch, count in counts.items() if count}
+
+
+def _chosen(library: Library, names: Collection[str], selection: Selection) -> list[str]:
+    rows = [str(row["symbol"]) for row in select_rows(library, selection)]
+    named = {symbol for name in names for symbol in resolve(library, name)}
+    return [symbol for symbol in rows if not names or symbol in named]
 
 
 def resolve(library: Library, name: str) -> list[str]:

@@ -8,6 +8,7 @@ import click
 
 from generator.commands.common_options import filter_options, library_option
 from generator.commands.device_check import CODES, open_kernel
+from generator.commands.left_out import tell_left_out
 from generator.store.library import Library
 from generator.store.selection import Selection, choose
 from hgemm.bench.options import bench, bench_options
@@ -54,6 +55,7 @@ def command(
     where: str,
     **options,
 ) -> None:
-    opened = Library(library)
-    names = choose(opened, symbols, Selection(arch, tile, layout, kernels, where))
+    opened, selection = Library(library), Selection(arch, tile, layout, kernels, where)
+    tell_left_out(opened, selection, symbols)
+    names = choose(opened, symbols, selection)
     ctx.exit(bench([open_kernel(opened, name, code) for name in names], options))

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from generator.commands.common_options import filter_options, json_option, library_option
+from generator.commands.left_out import tell_left_out
 from generator.errors import LibraryError
 from generator.export.tree import Wish, export
 from generator.store.library import Library
@@ -45,6 +46,7 @@ def command(
     library: Path, to: Path, prefix: str, source: bool, uncompressed: bool, cc: str, as_json: bool, **filters: str
 ) -> None:
     symbols = [str(row["symbol"]) for row in select_rows(Library(library), Selection(**filters))]
+    tell_left_out(Library(library), Selection(**filters))
     if not symbols:
         raise LibraryError(f"no variant in {library} matches: `generate --catalog` makes the shipped ones")
     done = export(open_library(library), to, Wish(symbols, prefix, source, not uncompressed, cc))

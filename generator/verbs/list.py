@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from generator.commands.common_options import filter_options, json_option, library_option
+from generator.commands.left_out import tell_left_out
 from generator.commands.table import fitting, to_csv, to_text
 from generator.errors import RequestError
 from generator.store.library import Library
@@ -49,6 +50,7 @@ def command(
         raise RequestError("--csv and --json exclude each other: give one")
     opened = Library(library)
     rows = select_rows(opened, Selection(**filters), sort)[:limit]
+    tell_left_out(opened, Selection(**filters))
     if as_json:
         _print_json(opened, rows)
         return

@@ -14,6 +14,7 @@ import click
 from generator.commands.common_options import filter_options, json_option, library_option
 from generator.commands.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers
 from generator.commands.junit import write_junit
+from generator.commands.left_out import tell_left_out
 from generator.errors import RequestError
 from generator.store.library import Library
 from generator.store.selection import Selection, choose
@@ -81,6 +82,7 @@ def command(
         raise RequestError("say where to verify: --device checks on this machine's GPU, --emulate on its CPU")
     if shapes:
         Shape.parse_list(shapes)
+    tell_left_out(Library(library), Selection(**filters), symbols)
     chosen = choose(Library(library), symbols, Selection(**filters))
     if emulate:
         found = _emulated(Library(library), chosen, shapes, seed, jobs, timeout)
