@@ -39,6 +39,12 @@ def resolve(request: Request) -> Spec:
 
 def family_of(request: Request) -> str:
     """Return the family that a request asks for; where it asks for none, the best that its architecture has."""
-    claims = (claim(request[name]) for name, claim in _CLAIMS.items() if name in request)
+    field = deciding_field(request)
     best = (*ARCHS[request["arch"]].families, MMA_SYNC_SM80)[0]
-    return next(filter(None, claims), best)
+    claimed = _CLAIMS[field](request[field]) if field else None
+    return claimed or best
+
+
+def deciding_field(request: Request) -> str:
+    """Return the field by which a request asks for a family; nothing where it asks for none."""
+    return next((name for name, claim in _CLAIMS.items() if name in request and claim(request[name])), "")

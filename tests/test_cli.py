@@ -93,6 +93,32 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
     assert err.startswith("generate: 1 of 2 combinations are illegal (") and "shared_memory 1" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--arch", "sm_90"], "sm_90a has kernels of wgmma for the same GPUs: --arch sm_90a"),
+        (["--arch", "sm_90", "--stages", "2,3,4"], "sm_90a has kernels of wgmma for the same GPUs: --arch sm_90a"),
+        (["--arch", "sm_90", "--mma", "m16n8k16"], ""),
+        (["--arch", "90,90a", "--tile", "128x128x64"], ""),
+        (
+            ["--arch", "90a", "--warp-tile", "64x64"],
+            "warning: --warp-tile asks for mma.sync on sm_90a: leave it out for wgmma",
+        ),
+        (["--arch", "90a", "--fragment-stages", "2"], "warning: --fragment-stages asks for mma.sync on sm_90a"),
+        (["--arch", "90a", "--warp-tile", "64x64", "--mma", "m16n8k16"], ""),
+        (["--arch", "90a", "--copy", "tma"], ""),
+    ],
+)
+def test_what_the_family_of_a_kernel_depends_on_is_told_once(capsys, tmp_path: Path, arguments, told: str) -> None:
+    for run, program, words in (
+        (generate, "generate", [*arguments, "--dry-run", "--library", tmp_path]),
+        (hgemm, "hgemm", ["explain", *arguments]),
+    ):
+        status, _, err = run(capsys, *words)
+        assert status == 0 and len(err.splitlines()) == bool(told)
+        assert err.startswith(f"{program}: {told}" if told else "")
+
+
 def test_a_spec_file_and_options_over_it(capsys, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(
         'arch = "sm_80"\ntile = "32x32x16"\nstages = [2, 3]\n[[variant]]\nlayout = "nn"\n'

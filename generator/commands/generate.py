@@ -11,6 +11,7 @@ import click
 
 from generator.catalog import load_catalog
 from generator.commands.explain import explain, explanation_text
+from generator.commands.hints import tell_hints
 from generator.commands.progress import progress
 from generator.commands.spec_options import texts_of
 from generator.commands.table import to_text
@@ -33,6 +34,7 @@ def run(options: dict[str, Any]) -> int:
     if options["explain"]:
         return print_explanations(asked, options["as_json"])
     asked.refuse_empty()
+    tell_hints(asked)
     if asked.illegal:
         click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
     tiles = sorted({str(plan.spec.cta_tile) for plan in asked.plans})
@@ -83,6 +85,7 @@ def requested(options: dict[str, Any]) -> Sweep:
 def print_explanations(asked: Sweep, as_json: bool) -> int:
     """Print what each combination comes to; the status is that of an illegal request where none is legal."""
     explanations = [explain(candidate) for candidate in asked.candidates]
+    tell_hints(asked)
     if as_json:
         click.echo(json.dumps(explanations, indent=1))
     else:
