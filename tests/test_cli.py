@@ -312,6 +312,23 @@ def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: P
     assert status == 1 and any("nvrtc" in line for line in failed)
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [("/nowhere/g++", "CXX names /nowhere/g++, which is not here: "), ("/bin/true", "/bin/true makes no C++17 shared")],
+)
+def test_doctor_and_verify_say_the_same_of_a_host_compiler(
+    capsys, monkeypatch, small_library: Library, named: str, found: str
+) -> None:
+    monkeypatch.setenv("CXX", named)
+    status, out, _ = hgemm(capsys, "doctor", "--library", small_library.folder)
+    (line,) = (line for line in out.splitlines() if "host compiler" in line)
+    assert status == 1 and line.startswith("fail") and found in line
+    status, _, err = hgemm(capsys, "verify", "--emulate", "--library", small_library.folder)
+    assert (
+        status == 1 and err.startswith("hgemm: error: ") and line.endswith(err.removeprefix("hgemm: error: ").strip())
+    )
+
+
 def test_the_library_is_taken_from_the_environment(small_library: Library) -> None:
     environment = {**os.environ, "HGEMM_LIBRARY": str(small_library.folder)}
     code = "from generator.cli import generate_main; generate_main()"

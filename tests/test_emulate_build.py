@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-from generator.errors import BuildError, LibraryError
-from generator.executor import abi
+from generator.errors import BuildError, LibraryError, ProofError
+from generator.executor import abi, proving
 from generator.executor.build import Workshop, includes_of, includes_of_file
 from generator.executor.cache import cache_folder, keep, kept, place, trim
-from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler
+from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler, require_working
 from generator.store.whole import temporary_name
 from generator.toolchain import templates_folder
 
@@ -78,6 +80,15 @@ def test_what_is_no_compiler_is_refused() -> None:
         find_compiler("/bin/false")
 
 
+def test_a_compiler_that_makes_nothing_to_load_is_told_in_one_line(host_compiler: HostCompiler, fake: Path) -> None:
+    require_working(host_compiler, TEMPLATES)
+    with pytest.raises(NoCompiler, match="makes no C.*17 shared object that can be loaded .*probe.cpp.*error: .*CXX"):
+        require_working(replace(host_compiler, command=(*host_compiler.command, "-fno-exceptions")), TEMPLATES)
+    with pytest.raises(NoCompiler, match=r"fake\+\+ makes no .* \(OSError: .*CXX") as told:
+        require_working(find_compiler(str(fake)), TEMPLATES)
+    assert str(told.value).isprintable()
+
+
 # ---- Building -------------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +108,18 @@ def test_a_variant_is_built_as_the_interface_says(fake: Path) -> None:
     assert "-c" in executor.split() and "executor/executor.cpp" in executor
     for option in ("-std=c++17", "-fPIC", "-shared", "-DHGEMM_HOST", "-DHGEMM_VARIANT=hgemm_x", f"-I {TEMPLATES}"):
         assert option in variant, option
+
+
+def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = proving.Subject("hgemm_x", "text", {}, 0)
+    path = workshop(fake).executable("hgemm_x", "text")
+    path.write_bytes(b"")
+    with pytest.raises(ProofError, match=r"what .*fake\+\+ .* makes cannot be loaded \(.*: name another in CXX"):
+        proving.load(subject, workshop(fake))
+    assert len(calls(fake)) == 4 and path.read_text() == "object\n"  # the executor and the variant, twice
+    path.write_bytes(b"")
+    monkeypatch.setattr(proving, "Executable", lambda found: found.read_bytes() or ctypes.CDLL(str(found)))
+    assert proving.load(subject, workshop(fake)) == b"object\n" and len(calls(fake)) == 6
 
 
 def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: Path) -> None:

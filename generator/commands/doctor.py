@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +12,11 @@ from pathlib import Path
 
 from generator.arch import ARCHS
 from generator.binary.sass import find_nvdisasm
+from generator.commands.emulate import workshop
 from generator.compile import supported_archs
 from generator.emit import ENTRY_HEADERS
 from generator.errors import HgemmError, LibraryError
+from generator.executor.host_compiler import NoCompiler
 from generator.store.library import Library
 from generator.toolchain import INSTALL, headers, templates_folder, version_of
 from hgemm.variants import scan
@@ -112,9 +114,10 @@ def _nvdisasm() -> Iterator[Check]:
 
 
 def _host_compiler() -> Iterator[Check]:
-    found = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
-    way_out = "" if found else "install g++ where kernels are to be proved on the CPU"
-    yield Check("host compiler", OK if found else WARN, found or "none", way_out)
+    try:
+        yield Check("host compiler", OK, str(workshop().compiler))
+    except NoCompiler as error:  # only proving kernels on the CPU needs one, so that none is no failure
+        yield Check("host compiler", FAIL if os.environ.get("CXX") else WARN, *_parted(str(error)))
 
 
 def _gpu() -> Iterator[Check]:

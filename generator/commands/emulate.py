@@ -13,7 +13,7 @@ from generator.commands.emulated_check import TIMEOUT_S, Request, request_of, wo
 from generator.errors import ProofError
 from generator.executor.build import Workshop
 from generator.executor.cache import cache_folder, trim
-from generator.executor.host_compiler import find_compiler
+from generator.executor.host_compiler import find_compiler, require_working
 from generator.store.library import Library
 from generator.toolchain import templates_folder
 from hgemm.record import SOURCE_NAME, dump
@@ -24,9 +24,11 @@ _TIMES = "emulate_seconds"
 def workshop() -> Workshop:
     """Return what builds executable variants here: the compiler that CXX names, or the first that is found.
 
-    Raises: HgemmError where there is no compiler.
+    Raises: HgemmError where there is no compiler, or one that does not work.
     """
-    return Workshop(find_compiler(os.environ.get("CXX", "")), templates_folder(), cache_folder(os.environ))
+    compiler, templates = find_compiler(os.environ.get("CXX", "")), templates_folder()
+    require_working(compiler, templates)
+    return Workshop(compiler, templates, cache_folder(os.environ))
 
 
 def cores() -> int:

@@ -32,17 +32,17 @@ class Workshop:
     cache: Path
     flags: tuple[str, ...] = ()
 
-    def executable(self, symbol: str, source: str) -> Path:
-        """Return the shared object of a variant's text, from the cache where it is there.
+    def executable(self, symbol: str, source: str, anew: bool = False) -> Path:
+        """Return the shared object of a variant's text, from the cache where it is there; `anew` builds it all the same.
 
         Raises: BuildError with the compiler's log; LibraryError where the cache cannot be written.
         """
-        executor = self._executor()
+        executor = self._executor(anew)
         read = includes_of(source.encode(), self.templates) | includes_of_file(VARIANT, self.templates)
         name = self._name(
             "variant", _VARIANT_OPTIONS, {**read, "kernel.cu": _hash(source.encode()), "": executor.name}, ".so"
         )
-        found = kept(self.cache, name)
+        found = None if anew else kept(self.cache, name)
         if found:
             return found
         text = place(self.cache)
@@ -58,9 +58,10 @@ class Workshop:
         finally:
             text.unlink()
 
-    def _executor(self) -> Path:
+    def _executor(self, anew: bool) -> Path:
         name = self._name("executor", _EXECUTOR_OPTIONS, includes_of_file(EXECUTOR, self.templates), ".o")
-        return kept(self.cache, name) or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
+        found = None if anew else kept(self.cache, name)
+        return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
 
     def version(self) -> str:
         """Return what changes whenever the executor's or the atoms' text does, in short."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from generator.errors import BuildError, ProofError
 from generator.executor.abi import Adversary, Executable, Finding
 from generator.executor.adversaries import LAUNCHES, adversaries_of
 from generator.executor.build import Workshop
@@ -60,7 +61,7 @@ def prove(subject: Subject, workshop: Workshop, shapes: tuple[Shape, ...] = (), 
     """
     began = time.monotonic()
     facts = Facts.of(subject.record)
-    kernel = EmulatedKernel(facts, Executable(workshop.executable(subject.symbol, subject.source)), ())
+    kernel = EmulatedKernel(facts, load(subject, workshop), ())
     cases = cases_of(facts, shapes) if shapes else default_cases(facts, subject.stages)
     checks = list(_judged(kernel, cases, seed))
     if shapes or not all(check.passed for check in checks):
@@ -70,6 +71,21 @@ def prove(subject: Subject, workshop: Workshop, shapes: tuple[Shape, ...] = (), 
     checks.append(Judged(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
     proof = {} if wrong else proof_of(subject, workshop, checks[:-1], costs, seed, time.monotonic() - began)
     return Proved(tuple(checks), proof, tuple(sites))
+
+
+def load(subject: Subject, workshop: Workshop) -> Executable:
+    """Build a variant and load it; where the cache is damaged, which shows in either, all of it is built again, once.
+
+    Raises: BuildError as `prove` does, ProofError where what the compiler makes cannot be loaded.
+    """
+    try:
+        return Executable(workshop.executable(subject.symbol, subject.source))
+    except (BuildError, OSError, AttributeError):
+        path = workshop.executable(subject.symbol, subject.source, anew=True)
+    try:
+        return Executable(path)
+    except (OSError, AttributeError) as error:
+        raise ProofError(f"what {workshop.compiler} makes cannot be loaded ({error}): name another in CXX") from error
 
 
 def _judged(kernel: EmulatedKernel, cases: list[Case], seed: int) -> Iterator[Judged]:
