@@ -57,6 +57,13 @@ class Kind:
         digits = [words.index(getattr(self, name)) for name, words in _WORDS.items()]
         return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
 
+    @property
+    def cover_options(self) -> str:
+        """Write the options of `hgemm cover` that ask for the kind; what it makes accumulates in f32, which serves all."""
+        types = self.dtype_a + (f":{self.dtype_d}" if self.dtype_d != self.dtype_a else "")
+        extras = [f"--{name} {getattr(self, name)}" for name in ("bias", "activation") if getattr(self, name) != "none"]
+        return " ".join([f"--types {types} --layout {self.layout}", *extras])
+
     def __str__(self) -> str:
         types = f"{self.layout} {self.dtype_a}" + (f"*{self.dtype_b}" if self.dtype_b != self.dtype_a else "")
         extras = [f"bias {self.bias}"] * (self.bias != "none") + [self.activation] * (self.activation != "none")

@@ -22,6 +22,8 @@ from hgemm.target import Target
 
 MAX_ALIGN = 8
 """Elements; no variant asks for more."""
+ANY_WORKSPACE = 2**62
+"""Bytes: as much as a variant asks for."""
 MAX_MAP_STRIDE_BYTES = 2**40
 """TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
@@ -157,13 +159,14 @@ class Selector:
         if not kinds:
             there = sorted({group.arch for group in self.table.groups})
             return f"no variant runs on {self.target.name}: the library has {', '.join(there) or 'none'}"
+        way_out = f"`hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add` makes one"
         if not any(serves(kind, wanted.kind.code) for kind in kinds):
-            return f"no variant computes {wanted.kind} on {self.target.name}: `hgemm cover --add` makes one"
-        aligned = f"A, B and D aligned to {wanted.align_a}, {wanted.align_b} and {wanted.align_d} elements"
-        return (
-            f"no variant for {wanted.kind} on {self.target.name} takes {wanted.m}x{wanted.n}x{wanted.k} with {aligned} and "
-            f"{wanted.workspace_bytes} B of workspace: `hgemm cover --add` makes one"
-        )
+            return f"no variant computes {wanted.kind} on {self.target.name}: {way_out}"
+        given = f"A, B and D aligned to {wanted.align_a}, {wanted.align_b} and {wanted.align_d} elements"
+        if wanted.workspace_bytes < ANY_WORKSPACE:
+            given += f" and {wanted.workspace_bytes} B of workspace"
+        extents = f"{wanted.m}x{wanted.n}x{wanted.k}"
+        return f"no variant for {wanted.kind} on {self.target.name} takes {extents} with {given}: {way_out}"
 
 
 def row_serves(row: Row, wanted: Wanted, target: Target) -> bool:

@@ -104,6 +104,7 @@ def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
     done = call("hgemm", *words)
     told = f"sm_80 {layout} f16->f16 acc f32 yes 4,2,1 all"
     assert (done.returncode, done.stdout.splitlines()[1].split()) == (1, told.split())
+    assert done.stderr == "hgemm: --add makes the variants that close these holes\n"
     done = call("hgemm", *words, "--json")
     (hole,) = json.loads(done.stdout)
     assert hole["sorts"].keys() == {"4", "2", "1"} and hole["request"]["align"] == "1"

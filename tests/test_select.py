@@ -213,8 +213,11 @@ def test_wgmma_is_taken_where_it_can_be() -> None:
 
 def test_no_variant_is_told_with_what_is_missing() -> None:
     selector = Selector(catalog_table(), H200)
-    with pytest.raises(UnfitError, match="no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --add`"):
+    told = "no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --types f16 --layout tn --activation gelu"
+    with pytest.raises(UnfitError, match=f"{told} --add` makes one"):
         selector.choose(Wanted(Kind(activation="gelu"), 1, 1, 1))
+    with pytest.raises(UnfitError, match="--arch 90 --types f16:f32 --layout nt --bias row --add` makes one"):
+        selector.choose(Wanted(Kind("nt", dtype_d="f32", bias="row"), 1, 1, 1))
     only_80 = Selector(Table.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
     with pytest.raises(UnfitError, match="no variant runs on sm_90: the library has sm_120"):
         only_80.choose(Wanted(Kind(), 1, 1, 1))

@@ -82,6 +82,8 @@ def command(
         click.echo(to_text(list(map(_row, found)), ("arch", "kind", "beta", "align", "not_served")), nl=False)
     else:
         click.echo(f"{', '.join(archs)}: {len(kinds)} kinds are served, at alignments {align}, for {', '.join(SORTS)}")
+    if found and not add:
+        click.echo("hgemm: --add makes the variants that close these holes", err=True)
     ctx.exit(int(bool(found)))
 
 

@@ -15,7 +15,7 @@ from hgemm.device import open_device
 from hgemm.kinds import Kind
 from hgemm.library import open_library
 from hgemm.problem import Problem
-from hgemm.select import Choice, Wanted
+from hgemm.select import ANY_WORKSPACE, Choice, Wanted
 from hgemm.target import Target
 
 _HELP = """Tell which variant computes a problem, as exported libraries and `hgemm.open(...)` choose it.
@@ -69,7 +69,7 @@ def command(
         raise RequestError("--sms needs an --arch: this machine's GPU has the SMs that it has")
     target = Target.typical(arch, sms or 0) if arch else Target.of(open_device())
     selector = open_library(library).selector(target)
-    dense = _dense(Kind(**kind), m, n, k, batch, beta, 2**62 if workspace is None else workspace)
+    dense = _dense(Kind(**kind), m, n, k, batch, beta, ANY_WORKSPACE if workspace is None else workspace)
     wanted = replace(dense, **dict.fromkeys(("align_a", "align_b", "align_d"), int(align))) if align else dense
     best = selector.choose(wanted)
     others = [choice for choice in selector.ranked(wanted) if choice.row is not best.row] if show_all else []
