@@ -85,6 +85,9 @@ def test_a_kernel_on_wgmma_is_drawn_by_its_boxes(fields: str) -> None:
     ]
     assert words.count("8 passes") == words.count("1 pass") == 8 and not any("lanes 0..7" in word for word in words)
     assert sum(word.startswith("One TMA box of") for word in words) == 2
+    rows, columns = ("k", "m") if "layout=nt" in fields else ("m", "k")
+    assert {f"{columns} 0, {rows} 0..7", f"{columns} 0, {rows} 8..15"} <= {*words}  # of A
+    assert ("D (n 16, m 8)" if "swapped" in fields else "D (m 16, n 8)") in words
 
 
 def test_text_is_escaped() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from generator.arch import MMA_SYNC_SM80
 from generator.drawing.fragments import draw_fragment, fragments_of
 from generator.drawing.shared_tile import GROUPS, PIECE, draw_tile, unswizzled, view_of
@@ -55,15 +57,14 @@ def draw_operand(
 def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
     words = f"{plan.spec.mma}: the lane that holds each pair of elements, coloured by its register; lane 5's are framed"
     by_lanes, floats = plan.spec.family == MMA_SYNC_SM80, plan.spec.acc == "f32"
-    in_registers = fragments_of(plan.mma_k, floats) if by_lanes else fragments_of(16, floats)[2:]
+    in_registers = [*fragments_of(plan.mma_k, floats)] if by_lanes else [*fragments_of(16, floats)[2:]]
     svg.text(_LEFT, y + 8, words, 15, bold=True)
     if not by_lanes:
-        svg.text(
-            _LEFT,
-            y + 28,
-            "Of the 64 rows warp w of a warpgroup holds 16 w to 16 w + 15, and these again for every 8 columns.",
-            12.5,
-        )
+        held = "Of the 64 rows warp w of a warpgroup holds 16 w to 16 w + 15, and these again for every 8 columns."
+        if plan.spec.swapped:
+            held += " It multiplies B and A transposed: its rows are the problem's n."
+            in_registers = [replace(fragment, rows="n", columns="m") for fragment in in_registers]
+        svg.text(_LEFT, y + 28, held, 12.5)
         y += 16
     x = float(_LEFT)
     for fragment in in_registers:

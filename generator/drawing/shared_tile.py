@@ -109,7 +109,7 @@ def _draw_phases(svg: Svg, x: float, y: float, tile: OperandTile, view: View) ->
         told = (
             f"lanes {8 * matrix}..{8 * matrix + 7}"
             if view.by_lanes
-            else f"{view.columns} {piece * PIECE}, {view.rows}:"
+            else f"{view.columns} {piece * PIECE}, {view.rows} {row}..{row + 7}"
         )
         svg.text(x, y + 15, told, 11)
         for group in range(GROUPS):
