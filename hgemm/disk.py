@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,16 @@ def told(doing: str, place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise LibraryError(f"cannot {doing} {place}: {reason_of(error)}") from error
+
+
+def require_writable(*places: Path | None) -> None:
+    """Raise LibraryError where a file cannot be written at one of the places that are given, before work is done in vain."""
+    for place in filter(None, places):
+        with told("write", place):
+            if not place.exists():
+                tempfile.TemporaryFile(dir=place.parent).close()
+            elif not os.access(place, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def reason_of(error: OSError) -> str:

@@ -106,6 +106,16 @@ def test_results_are_written_in_every_form(driver: BenchDriver, folder: Path, tm
     assert [len(case.findall("skipped")) for case in suite] == [0, 1] and suite.get("tests") == "2"
 
 
+@pytest.mark.parametrize("option", ["--keep", "--csv", "--junit"])
+def test_a_file_that_cannot_be_written_stops_before_the_work(
+    driver: BenchDriver, folder: Path, tmp_path: Path, option: str
+) -> None:
+    result = call("--library", folder, "--shapes", "40x56x24", option, tmp_path / "nodir" / "out")
+    assert result.stderr == "" and str(result.exception).startswith(
+        f"cannot write {tmp_path / 'nodir' / 'out'}: No such"
+    )
+
+
 def test_a_problem_of_two_groups_is_measured_once(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:
     suite = [
         {"name": name, "shapes": shapes} for name, shapes in (("x", [[40, 56, 24]]), ("y", [[8, 8, 8], [40, 56, 24]]))

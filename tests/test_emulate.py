@@ -99,9 +99,19 @@ def test_shapes_are_taken_and_answered_as_json(library: Library, workshop: Works
 
 
 def test_where_to_verify_must_be_said_once(library: Library) -> None:
-    for flags in ([], ["--device", "--emulate"]):
+    for flags, told in (([], "say where to verify"), (["--device", "--emulate"], "choose one")):
         result = invoke(verify.command, *flags, "--library", library.folder)
-        assert "say where to verify" in str(result.exception) and result.exception.exit_code == 2
+        assert str(result.exception).startswith(f"{told}: --device") and result.exception.exit_code == 2
+
+
+def test_a_report_that_cannot_be_written_stops_before_the_work(library: Library, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, reason in (
+        (tmp_path / "nodir" / "x.xml", "No such file"),
+        (tmp_path / "file" / "x.xml", "a file stands"),
+    ):
+        result = invoke(verify.command, "--emulate", "--library", library.folder, "--junit", place)
+        assert result.stdout == "" and str(result.exception).startswith(f"cannot write {place}: {reason}")
 
 
 def test_without_a_compiler_one_line_says_what_to_do(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

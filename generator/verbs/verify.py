@@ -20,6 +20,7 @@ from generator.store.library import Library
 from generator.store.selection import Selection, choose
 from hgemm.cases import Shape
 from hgemm.device import open_device
+from hgemm.disk import require_writable
 
 _HELP = """Check variants: numbers within what their arithmetic allows, every element written, nothing else touched,
 the same bits twice.
@@ -79,9 +80,11 @@ def command(
     **filters: str,
 ) -> None:
     if on_device == emulate:
-        raise RequestError("say where to verify: --device checks on this machine's GPU, --emulate on its CPU")
+        first = "choose one" if emulate else "say where to verify"
+        raise RequestError(f"{first}: --device checks on this machine's GPU, --emulate on its CPU")
     if shapes:
         Shape.parse_list(shapes)
+    require_writable(junit)
     tell_left_out(Library(library), Selection(**filters), symbols)
     chosen = choose(Library(library), symbols, Selection(**filters))
     if emulate:

@@ -19,6 +19,7 @@ from hgemm.bench.torch_matmul import Torch
 from hgemm.bench.work import Work, checked, grid
 from hgemm.cases import Shape
 from hgemm.device import open_device
+from hgemm.disk import require_writable
 from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
 
@@ -79,6 +80,7 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], **changed: Any) ->
     from hgemm.bench.written import write_csv, write_junit
 
     plan = replace(plan_of(kernels, options), **changed)
+    require_writable(*(options[name] for name in ("keep", "csv", "junit")))
     document = run(plan, open_device(), lambda text: click.echo(text, err=True))
     results = document["results"]
     if options["csv"]:
