@@ -20,6 +20,7 @@ FLAT = {
     "spilled": False,
     "cta_tile": "128x128x32",
     "nvrtc": "13.0",
+    "mma": "m64n256k16",
 }
 NAMES = ("registers", "occupancy", "layout", "cta_tile", "spilled")
 TEXTS = st.text(alphabet=string.ascii_letters + string.digits + "_x.[]*?^!- \u00e9\U0001f600", max_size=6)
@@ -96,6 +97,11 @@ def test_no_value_of_an_expression_is_in_its_sql(node: Node) -> None:
         ("missing < 1 or missing >= 1", False),
         ("layout < 5 or layout >= 5", False),
         ("occupancy>-1", True),
+        ("mma=wgmma", True),
+        ("mma='WGMMA'", True),
+        ("mma!=wgmma or mma=m16n8k16", False),
+        ("mma=m64n256k16", True),
+        ("layout!=wgmma", True),
     ],
 )
 def test_an_expression_means_what_it_says(text: str, expected: bool) -> None:
@@ -122,6 +128,12 @@ def test_what_cannot_be_read_is_one_line(text: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_where(text)
     assert "\n" not in str(caught.value) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["registers>'abc'", "occupancy=half", "not stages='3'", "threads!=128x"])
+def test_a_number_is_not_compared_with_a_text(text: str) -> None:
+    with pytest.raises(RequestError, match="--where compares [a-z]+, a number, with the text '.*': write a number"):
+        parse_where(text)
 
 
 def test_an_unknown_field_names_the_nearest() -> None:

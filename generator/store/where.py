@@ -19,6 +19,12 @@ from generator.store.conditions import Compare, Every, Like, Literal, Node, Not,
 from hgemm.schema import MAX_INTEGER
 
 FIELD_ALIASES = {"tile": "cta_tile"}
+VALUE_ALIASES = {("mma", "wgmma"): "m64n*"}
+"""Words for several values of a field, each with the pattern that those match."""
+NUMBER_FIELDS = frozenset(
+    "registers spill_bytes stack_bytes smem_bytes ctas_per_sm warps_per_sm occupancy threads stages".split()
+)
+"""Fields that are numbers in every record."""
 MAX_CHARACTERS = 4000
 MAX_COMPARISONS = 200
 MAX_NESTING = 40
@@ -142,9 +148,11 @@ class _Parser:
             return Truth(field)
         op = {"==": "=", "<>": "!="}.get(self._peek()[1], self._peek()[1])
         self._position += 1
-        if op == "!=":
-            return Not(Compare(field, "=", self._literal(field)))
-        return Compare(field, op, self._literal(field))
+        literal = self._literal(field)
+        equal = Compare(field, "=", literal)
+        if (field, literal.text.lower()) in VALUE_ALIASES:
+            equal = Like(field, VALUE_ALIASES[field, literal.text.lower()])
+        return {"=": equal, "!=": Not(equal)}.get(op) or Compare(field, op, literal)
 
     def _pattern(self, field: str) -> str:
         kind, text = self._peek()
@@ -164,6 +172,8 @@ class _Parser:
             return Literal(text, _number(text))
         if kind == "word" and text.lower() in ("true", "false"):
             return Literal(text, int(text.lower() == "true"))
+        if field in NUMBER_FIELDS:
+            raise RequestError(f"--where compares {field}, a number, with the text {text!a}: write a number, unquoted")
         return Literal(text)
 
 
