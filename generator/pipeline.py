@@ -57,7 +57,7 @@ class Prover(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one variant: `status` is built, cached, spilled or failed, and `record` is None where it failed.
+    """What became of one variant: `status` is built, proved, cached, spilled or failed, and `record` is None where it failed.
 
     Units: `seconds` is the time that it took in this run.
     """
@@ -198,16 +198,18 @@ def _inspect_and_publish(compiled: list[_Built], settings: Settings) -> Iterator
             continue
         artefacts = artefacts_of(prepared.kernel, built.compiled)
         data = document(prepared.kernel, prepared.headers, prepared.key, built.compiled, inspection, seconds)
+        began = time.perf_counter()
         try:
             if settings.prover:
                 data["proof"] |= settings.prover.proof(prepared.kernel.source, data)
         except ProofError as error:
             told = f"{symbol} is not proved and is not registered: {error}"
-            yield built.place, Outcome(symbol, "failed", total, error=told)
+            yield built.place, Outcome(symbol, "failed", total + time.perf_counter() - began, error=told)
             continue
+        total += time.perf_counter() - began
         settings.library.publish(data, artefacts)
         forget_failure(settings.library.folder, symbol)
-        status = "spilled" if spills(inspection) else "built"
+        status = "spilled" if spills(inspection) else "proved" if settings.prover else "built"
         yield built.place, Outcome(symbol, status, total, Record(data))
 
 

@@ -138,14 +138,15 @@ def test_a_variant_of_other_templates_is_not_run(library: Library, workshop: Wor
 def test_what_is_proved_is_registered_with_its_proof(settings: Settings, workshop: Workshop) -> None:
     proving = replace(settings, prover=Prover(workshop))
     (outcome,) = made(ONE, proving)
-    assert outcome.status == "built" and outcome.record.data["proof"]["executor"] == workshop.version()
+    assert outcome.status == "proved" and outcome.record.data["proof"]["executor"] == workshop.version()
+    assert outcome.seconds > outcome.record.data["proof"]["emulate_seconds"] > 0
     assert made(ONE, proving)[0].status == made(ONE, settings)[0].status == "cached"
 
 
 def test_what_was_registered_without_a_proof_is_proved(settings: Settings, workshop: Workshop) -> None:
     assert made(ONE, settings)[0].status == "built"
     (outcome,) = made(ONE, replace(settings, prover=Prover(workshop)))
-    assert outcome.status == "built" and "executor" in outcome.record.data["proof"]
+    assert outcome.status == "proved" and "executor" in outcome.record.data["proof"]
 
 
 def test_what_fails_is_not_registered(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
