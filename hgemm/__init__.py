@@ -5,7 +5,6 @@ from hgemm.kernel import Kernel
 from hgemm.kinds import Kind
 from hgemm.library import Library
 from hgemm.library import open_library as open
-from hgemm.plan import Plan
 from hgemm.problem import Problem
 
 __all__ = [
@@ -21,3 +20,11 @@ __all__ = [
     "RequestError",
     "open",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Plan":  # and what it needs: 20 ms that opening a library does without
+        from hgemm.plan import Plan
+
+        return Plan
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

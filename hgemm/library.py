@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hgemm.calls import Calls
 from hgemm.kernel import Kernel
 from hgemm.kinds import Kind
-from hgemm.matmul import Options, empty_product, launcher_of
-from hgemm.plan import Plan, make_plan
 from hgemm.problem import Problem
 from hgemm.record import CUBIN_NAME, PTX_NAME, Record
 from hgemm.select import Choice, Selector, Wanted
 from hgemm.table import Table
 from hgemm.target import Target
 from hgemm.variants import read_variant, require, scan
+
+if TYPE_CHECKING:  # what only calls need is imported by the first of them
+    from hgemm.calls import Calls
+    from hgemm.plan import Plan
 
 
 def open_library(path: str | PathLike[str]) -> Library:
@@ -39,10 +40,16 @@ class Library:
         self.folder = folder
         self._kernels: dict[str, Kernel] = {}
         self._selectors: dict[Target, Selector] = {}
-        self._calls = Calls(lambda views, device, options: launcher_of(self, views, device, Options(*options)))
 
     def __repr__(self) -> str:
         return f"Library({str(self.folder)!r})"
+
+    @cached_property
+    def _calls(self) -> Calls:
+        from hgemm.calls import Calls
+        from hgemm.matmul import Options, launcher_of
+
+        return Calls(lambda views, device, options: launcher_of(self, views, device, Options(*options)))
 
     @cached_property
     def records(self) -> dict[str, Record]:
@@ -106,6 +113,8 @@ class Library:
             driver refuses.
         """
         if out is None:
+            from hgemm.matmul import empty_product
+
             out = empty_product(a, b)
         return self._calls.run(a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none"))
 
@@ -117,4 +126,6 @@ class Library:
 
         Raises: UnfitError, saying why, where no variant serves it, DeviceError where there is no such device.
         """
+        from hgemm.plan import make_plan
+
         return make_plan(self, problem, kind, device, workspace_bytes)

@@ -21,7 +21,11 @@ _TIMEOUT_S = 20
 
 
 class NoCompiler(HgemmError):
-    """There is no C++ compiler here, or the one that was named does not answer."""
+    """There is no C++ compiler here, or one that is here or was named does not answer."""
+
+
+class NoneInstalled(NoCompiler):
+    """There is no C++ compiler here, and none was named."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def find_compiler(named: str = "") -> HostCompiler:
     for name in CANDIDATES:
         if shutil.which(name):
             return HostCompiler((name,), _identity((name,)))
-    raise NoCompiler(
+    raise NoneInstalled(
         f"no C++ compiler here ({', '.join(CANDIDATES)}), which running kernels on the CPU needs: {WAY_OUT}"
     )
 
