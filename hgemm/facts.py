@@ -9,6 +9,8 @@ from typing import Any
 from hgemm.errors import LibraryError
 
 GRID_RULES = ("one_tile", "persistent", "split_k", "cluster_k")
+MAX_MAP_STRIDE_BYTES = 2**40
+"""TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,9 @@ def matrices(problem: Problem, facts: Facts) -> dict[str, Matrix]:
     b_shape = (p.n, p.k) if facts.b_k_major else (p.k, p.n)
     bytes_a, bytes_b, bytes_d = (DTYPES[name].bytes for name in (facts.dtype_a, facts.dtype_b, facts.dtype_d))
 
-    def matrix(name: str, pointer: int, shape: tuple[int, int], leading: int, stride: int, item: int, align: int) -> Matrix:
+    def matrix(
+        name: str, pointer: int, shape: tuple[int, int], leading: int, stride: int, item: int, align: int
+    ) -> Matrix:
         if shape[0] == 1:  # there is no next row: nothing reads the leading dimension
             leading = -(-shape[1] // align) * align
         return Matrix(name, pointer, *shape, leading, p.batch, stride, item, align)

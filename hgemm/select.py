@@ -15,6 +15,7 @@ from hgemm.checks import MAX_CTAS
 from hgemm.cost import clocks
 from hgemm.dtypes import DTYPES
 from hgemm.errors import UnfitError
+from hgemm.facts import MAX_MAP_STRIDE_BYTES
 from hgemm.kinds import Kind, serves
 from hgemm.problem import Problem
 from hgemm.table import PTX, Row, Table
@@ -24,8 +25,6 @@ MAX_ALIGN = 8
 """Elements; no variant asks for more."""
 ANY_WORKSPACE = 2**62
 """Bytes: as much as a variant asks for."""
-MAX_MAP_STRIDE_BYTES = 2**40
-"""TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from hgemm.device import checked, driver, open_device
-from hgemm.facts import Facts, MapRule
+from hgemm.facts import MAX_MAP_STRIDE_BYTES, Facts, MapRule
 from hgemm.matrices import Matrix, matrices
 from hgemm.problem import Problem
 
@@ -20,7 +20,6 @@ OPERANDS = ("a", "b", "d")
 """The maps in the order of the kernel's second parameter; one that the variant does not name is zeros."""
 CACHED_MAPS = 4096
 STRIDE_MULTIPLE_BYTES = 16
-MAX_STRIDE_BYTES = 2**40
 MAX_EXTENT = 2**32
 
 _ELEMENTS = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32"}
@@ -56,8 +55,8 @@ def map_complaints(facts: Facts, places: Mapping[str, Matrix]) -> Iterator[str]:
         for name, stride in zip(("leading dimension", "batch stride"), strides):
             if stride % STRIDE_MULTIPLE_BYTES:
                 yield f"{matrix.name}'s {name} is {stride} B, not a multiple of {STRIDE_MULTIPLE_BYTES} B, which TMA needs"
-            elif stride >= MAX_STRIDE_BYTES:
-                yield f"{matrix.name}'s {name} is {stride} B: TMA takes less than {MAX_STRIDE_BYTES} B"
+            elif stride >= MAX_MAP_STRIDE_BYTES:
+                yield f"{matrix.name}'s {name} is {stride} B: TMA takes less than {MAX_MAP_STRIDE_BYTES} B"
         if max(extents) >= MAX_EXTENT:
             yield f"{matrix.name} is {extents} elements wide: TMA takes less than {MAX_EXTENT}"
 

@@ -83,7 +83,9 @@ def test_c_chooses_as_python_does(paper_library: Library, library: ctypes.CDLL) 
         if target not in selectors:
             selectors[target] = Selector(table, target)
         expected = selectors[target].find(Wanted.of(kind, problem, workspace_bytes))
-        again = [in_c(library, target, kind, problem, workspace_bytes) for _ in range(2)]  # the second from what was kept
+        again = [
+            in_c(library, target, kind, problem, workspace_bytes) for _ in range(2)
+        ]  # the second from what was kept
         assert bytes(again[0][1]) == bytes(again[1][1])
         status, found = again[1]
         if expected is None:

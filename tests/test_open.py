@@ -19,13 +19,12 @@ from hgemm.kinds import Kind
 from hgemm.select import Wanted
 from hgemm.target import Target
 
-MAX_IMPORT_S = 0.1
-TIMED = """
-import sys, time
-began = time.process_time()  # of this process alone: tests share the machine
+SLOW_TO_IMPORT = {"numpy", "cuda", "torch", "sqlite3", "subprocess", "asyncio", "click", "generator"}
+LOADED = """
+import sys
 import hgemm
 library = hgemm.open(sys.argv[1])
-print(time.process_time() - began, "numpy" in sys.modules, any(name.split(".")[0] == "generator" for name in sys.modules))
+print(*{name.split(".")[0] for name in sys.modules})
 """
 
 
@@ -34,13 +33,12 @@ def copied(small_library: Library, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_library.folder, tmp_path / "library"))
 
 
-def test_importing_and_opening_are_cheap_and_need_no_generator(small_library: Library) -> None:
-    command = [sys.executable, "-c", TIMED, str(small_library.folder)]
+def test_importing_and_opening_load_nothing_slow_and_no_generator(small_library: Library) -> None:
+    command = [sys.executable, "-c", LOADED, str(small_library.folder)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    runs = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(5)]
-    seconds, *loaded = zip(*(run.stdout.split() for run in runs))
-    assert min(map(float, seconds)) < MAX_IMPORT_S, seconds
-    assert {*loaded[0], *loaded[1]} == {"False"}
+    loaded = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
+    assert "hgemm" in loaded
+    assert not SLOW_TO_IMPORT & {*loaded}
 
 
 def test_what_was_generated_is_selected_and_read(copied: Path) -> None:

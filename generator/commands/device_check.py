@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from generator.store.library import Library
 from hgemm.cases import Shape, cases_of, default_cases
@@ -195,11 +196,10 @@ def _kill(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def main(argument: str) -> None:
-    """Check what a request in JSON names, and print the outcome as one line of JSON."""
-    request = Request(**json.loads(argument))
+def answer(request: Any, check: Callable[[Any], Outcome]) -> None:
+    """Check what a request names, and print the outcome as one line of JSON."""
     try:
-        outcome = check_here(request)
+        outcome = check(request)
     except Exception as error:
         if not hasattr(error, "exit_code"):  # neither the generator's nor hgemm's
             raise
@@ -208,4 +208,4 @@ def main(argument: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    answer(Request(**json.loads(sys.argv[1])), check_here)

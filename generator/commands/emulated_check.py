@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from generator.commands.device_check import Outcome, Workers
+from generator.commands.device_check import Outcome, Workers, answer
 from generator.executor.build import Workshop
 from generator.executor.host_compiler import HostCompiler
 from hgemm.cases import Shape
@@ -71,17 +71,5 @@ def check_here(request: Request) -> Outcome:
     return Outcome(request.symbol, checks, "", "", time.monotonic() - began, proved.proof, proved.sites)
 
 
-def main(argument: str) -> None:
-    """Prove what a request in JSON names, and print the outcome as one line of JSON."""
-    request = Request(**json.loads(argument))
-    try:
-        outcome = check_here(request)
-    except Exception as error:
-        if not hasattr(error, "exit_code"):  # neither the generator's nor hgemm's
-            raise
-        outcome = Outcome(request.symbol, error=str(error))
-    print(json.dumps(asdict(outcome)), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    answer(Request(**json.loads(sys.argv[1])), check_here)

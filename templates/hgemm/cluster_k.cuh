@@ -22,9 +22,7 @@ struct ClusterK {
     for (int i = 0; i < mma_m; ++i) {
       HGEMM_UNROLL
       for (int j = 0; j < mma_n; ++j) {
-        Word4 const word = {atoms::float_bits(accumulators.value(i, j, 0)), atoms::float_bits(accumulators.value(i, j, 1)),
-                            atoms::float_bits(accumulators.value(i, j, 2)), atoms::float_bits(accumulators.value(i, j, 3))};
-        atoms::st_shared(sums + (i * mma_n + j) * Threads::count, word);
+        atoms::st_shared(sums + (i * mma_n + j) * Threads::count, word_of(accumulators, i, j));
       }
     }
   }
@@ -36,15 +34,11 @@ struct ClusterK {
     for (int i = 0; i < mma_m; ++i) {
       HGEMM_UNROLL
       for (int j = 0; j < mma_n; ++j) {
-        float* const sum = sums.floats[i][j];
+        float(&sum)[4] = sums.floats[i][j];
         sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
         HGEMM_UNROLL
         for (int split = 0; split < Policy::splits; ++split) {
-          Word4 const word = atoms::ld_shared_at(left + (i * mma_n + j) * Threads::count, split);
-          sum[0] += atoms::bits_float(word.x);
-          sum[1] += atoms::bits_float(word.y);
-          sum[2] += atoms::bits_float(word.z);
-          sum[3] += atoms::bits_float(word.w);
+          add_word(sum, atoms::ld_shared_at(left + (i * mma_n + j) * Threads::count, split));
         }
       }
     }

@@ -18,6 +18,19 @@ struct Sums {
   HGEMM_DEVICE uint32_t bits(int i, int j, int r) const { return atoms::float_bits(floats[i][j][r]); }
 };
 
+// A lane's 4 sums of piece (i, j) as they travel, and their addition to others.
+template <class Accumulators>
+HGEMM_DEVICE Word4 word_of(Accumulators const& accumulators, int i, int j) {
+  return {atoms::float_bits(accumulators.value(i, j, 0)), atoms::float_bits(accumulators.value(i, j, 1)),
+          atoms::float_bits(accumulators.value(i, j, 2)), atoms::float_bits(accumulators.value(i, j, 3))};
+}
+HGEMM_DEVICE void add_word(float (&sum)[4], Word4 word) {
+  sum[0] += atoms::bits_float(word.x);
+  sum[1] += atoms::bits_float(word.y);
+  sum[2] += atoms::bits_float(word.z);
+  sum[3] += atoms::bits_float(word.w);
+}
+
 // The threads that reduce together: all of the CTA.
 template <class Policy>
 struct CtaThreads {
@@ -67,9 +80,7 @@ struct SplitK {
     for (int i = 0; i < mma_m; ++i) {
       HGEMM_UNROLL
       for (int j = 0; j < mma_n; ++j) {
-        Word4 const word = {atoms::float_bits(accumulators.value(i, j, 0)), atoms::float_bits(accumulators.value(i, j, 1)),
-                            atoms::float_bits(accumulators.value(i, j, 2)), atoms::float_bits(accumulators.value(i, j, 3))};
-        atoms::st_global(partial + (i * mma_n + j) * Threads::count, word);
+        atoms::st_global(partial + (i * mma_n + j) * Threads::count, word_of(accumulators, i, j));
       }
     }
   }
@@ -90,12 +101,7 @@ struct SplitK {
       for (int i = 0; i < mma_m; ++i) {
         HGEMM_UNROLL
         for (int j = 0; j < mma_n; ++j) {
-          float* const sum = sums.floats[i][j];
-          Word4 const word = atoms::ld_global_l2(partial + (i * mma_n + j) * Threads::count);
-          sum[0] += atoms::bits_float(word.x);
-          sum[1] += atoms::bits_float(word.y);
-          sum[2] += atoms::bits_float(word.z);
-          sum[3] += atoms::bits_float(word.w);
+          add_word(sums.floats[i][j], atoms::ld_global_l2(partial + (i * mma_n + j) * Threads::count));
         }
       }
     }

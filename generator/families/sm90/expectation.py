@@ -5,8 +5,8 @@ from __future__ import annotations
 from generator.binary.inspect import Expectation
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from hgemm.problem import PROBLEM_BYTES
+from hgemm.tensor_maps import MAP_BYTES
 
-MAP_BYTES = 128
 MAPS = 3
 MAPS_ALIGNMENT_BYTES = 64
 """Source: CUDA driver API, CUtensorMap."""

@@ -1,0 +1,21 @@
+"""What the compiler must refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from generator.compile import compile_kernel
+from generator.emit import Kernel
+from generator.errors import BuildError
+from generator.toolchain import headers, templates_folder
+
+
+def assert_refused_by_the_compiler(kernel: Kernel, right: str, wrong: str) -> None:
+    """Compile a kernel with `wrong` for the first `right` of its text: an assertion in the text must stop it."""
+    assert right in kernel.source
+    altered = replace(kernel, source=kernel.source.replace(right, wrong, 1))
+    with pytest.raises(BuildError) as error:
+        compile_kernel(altered, headers(kernel.entry_header, templates_folder()))
+    assert "static assertion failed" in error.value.log
