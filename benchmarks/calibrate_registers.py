@@ -23,8 +23,8 @@ from generator.binary.ptxas_log import parse_ptxas_log
 from generator.compile import compile_kernel, versions
 from generator.defaults import resolve
 from generator.emit import emit
-from generator.families.sm80.rules import RULES
-from generator.families.sm80.ways_out import warp_extents
+from generator.families.mma_sync.rules import RULES
+from generator.families.mma_sync.ways_out import warp_extents
 from generator.plan import Plan, plan_of
 from generator.toolchain import headers, templates_folder
 from generator.values import Raster, Schedule, Tile, WarpTile

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from generator.errors import RequestError
 
 KIB = 1024
-MMA_SYNC_SM80 = "mma_sync_sm80"
+MMA_SYNC = "mma_sync"
 WGMMA_SM90 = "wgmma_sm90"
 
 
@@ -122,7 +122,7 @@ def _arch(number: int, limits: ArchLimits, suffix: str = "") -> Arch:
         has_cp_async=ampere,
         has_bf16=ampere,
         has_wgmma=wgmma,
-        families=((WGMMA_SM90,) if wgmma else ()) + ((MMA_SYNC_SM80,) if ampere else ()),
+        families=((WGMMA_SM90,) if wgmma else ()) + ((MMA_SYNC,) if ampere else ()),
     )
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from generator.arch import ARCHS, MMA_SYNC_SM80, WGMMA_SM90
+from generator.arch import ARCHS, MMA_SYNC, WGMMA_SM90
 from generator.errors import RequestError
-from generator.families.sm80 import defaults as sm80
+from generator.families.mma_sync import defaults as mma_sync
 from generator.families.sm90 import defaults as sm90
 from generator.spec import Request, Spec, family_of_mma
 
-_RESOLVERS = {MMA_SYNC_SM80: sm80.resolve, WGMMA_SM90: sm90.resolve}
+_RESOLVERS = {MMA_SYNC: mma_sync.resolve, WGMMA_SM90: sm90.resolve}
 
 _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "mma": family_of_mma,
-    "copy": {"cp_async": MMA_SYNC_SM80, "tma": WGMMA_SM90}.get,
-    "store": {"smem": MMA_SYNC_SM80, "tma": WGMMA_SM90}.get,
-    "warp_tile": lambda warp: MMA_SYNC_SM80,
-    "fragment_stages": lambda stages: MMA_SYNC_SM80,
+    "copy": {"cp_async": MMA_SYNC, "tma": WGMMA_SM90}.get,
+    "store": {"smem": MMA_SYNC, "tma": WGMMA_SM90}.get,
+    "warp_tile": lambda warp: MMA_SYNC,
+    "fragment_stages": lambda stages: MMA_SYNC,
     "consumers": lambda consumers: WGMMA_SM90 if consumers else None,
     "cluster": lambda cluster: WGMMA_SM90 if cluster.ctas > 1 else None,
     "cooperation": {"pingpong": WGMMA_SM90}.get,
@@ -40,7 +40,7 @@ def resolve(request: Request) -> Spec:
 def family_of(request: Request) -> str:
     """Return the family that a request asks for; where it asks for none, the best that its architecture has."""
     field = deciding_field(request)
-    best = (*ARCHS[request["arch"]].families, MMA_SYNC_SM80)[0]
+    best = (*ARCHS[request["arch"]].families, MMA_SYNC)[0]
     claimed = _CLAIMS[field](request[field]) if field else None
     return claimed or best
 

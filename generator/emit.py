@@ -8,13 +8,13 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from generator.arch import MMA_SYNC_SM80, WGMMA_SM90
-from generator.families.sm80 import emit as sm80
+from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.families.mma_sync import emit as mma_sync
 from generator.families.sm90 import emit as sm90
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
 
-_FAMILIES = {MMA_SYNC_SM80: sm80, WGMMA_SM90: sm90}
+_FAMILIES = {MMA_SYNC: mma_sync, WGMMA_SM90: sm90}
 ENTRY_HEADERS = tuple(family.ENTRY_HEADER for family in _FAMILIES.values())
 """The headers that emitted texts include, one each."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from generator.arch import MMA_SYNC_SM80, WGMMA_SM90
+from generator.arch import MMA_SYNC, WGMMA_SM90
 from generator.binary.inspect import Expectation
-from generator.families.sm80 import expectation as sm80
+from generator.families.mma_sync import expectation as mma_sync
 from generator.families.sm90 import expectation as sm90
 from generator.plan import Plan
 
-_EXPECTATIONS = {MMA_SYNC_SM80: sm80.expectation_of, WGMMA_SM90: sm90.expectation_of}
+_EXPECTATIONS = {MMA_SYNC: mma_sync.expectation_of, WGMMA_SM90: sm90.expectation_of}
 
 
 def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from generator.arch import MMA_SYNC_SM80, WGMMA_SM90
+from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.families.mma_sync.plan import MmaSyncPlan
 from generator.families.plan import Plan
-from generator.families.sm80.plan import MmaSyncPlan
 from generator.families.sm90.plan import WgmmaPlan
 from generator.spec import Spec
 
 __all__ = ["Plan", "plan_of"]
 
-_PLANS = {MMA_SYNC_SM80: MmaSyncPlan, WGMMA_SM90: WgmmaPlan}
+_PLANS = {MMA_SYNC: MmaSyncPlan, WGMMA_SM90: WgmmaPlan}
 
 
 def plan_of(spec: Spec) -> Plan:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from generator.arch import MMA_SYNC_SM80, WGMMA_SM90, parse_arch
+from generator.arch import MMA_SYNC, WGMMA_SM90, parse_arch
 from generator.errors import RequestError
 from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
@@ -94,7 +94,7 @@ _WGMMA_ATOM = re.compile(r"m64n(\d{1,3})k16", re.ASCII)
 
 def family_of_mma(mma: str) -> str:
     """Return the family that a tensor instruction belongs to."""
-    return WGMMA_SM90 if mma == WGMMA or mma.startswith("m64n") else MMA_SYNC_SM80
+    return WGMMA_SM90 if mma == WGMMA or mma.startswith("m64n") else MMA_SYNC
 
 
 def _mma(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from probe_kernels import ARCHS_OF_NVRTC_13_0, compile_probe
 
-from generator.arch import ARCHS, MMA_SYNC_SM80, parse_arch, parse_arch_list
+from generator.arch import ARCHS, MMA_SYNC, parse_arch, parse_arch_list
 from generator.errors import RequestError
 
 KIB = 1024
@@ -62,7 +62,7 @@ def test_smem_a_cta_is_what_the_guide_says():
 def test_families_and_features():
     assert [name for name, arch in ARCHS.items() if not arch.families] == ["sm_75"]
     assert [name for name, arch in ARCHS.items() if arch.has_wgmma] == ["sm_90a"]
-    assert all((MMA_SYNC_SM80 in arch.families) == arch.has_cp_async for arch in ARCHS.values())
+    assert all((MMA_SYNC in arch.families) == arch.has_cp_async for arch in ARCHS.values())
 
 
 def test_the_table_lists_what_nvrtc_13_0_targets():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, made
 
-from generator.arch import MMA_SYNC_SM80, WGMMA_SM90
+from generator.arch import MMA_SYNC, WGMMA_SM90
 from generator.catalog import FOLDER, catalog_kernels, group_names, load_catalog, write_sources
 from generator.commands.options import BY_NAME
 from generator.emit import Kernel
@@ -56,7 +56,7 @@ def test_every_field_that_a_better_planner_could_change_is_pinned(group: str) ->
 def test_every_layout_is_served_on_every_architecture_of_the_catalog_and_every_alignment_by_mma_sync() -> None:
     specs = [kernel.plan.spec for kernel in kernels()]
     assert {spec.layout for spec in specs if spec.family == WGMMA_SM90} == {"tn", "nn", "nt", "tt"}
-    for arch in {spec.arch for spec in specs if spec.family == MMA_SYNC_SM80}:
+    for arch in {spec.arch for spec in specs if spec.family == MMA_SYNC}:
         served = {(spec.layout, spec.align_a, spec.align_b, spec.align_d) for spec in specs if spec.arch == arch}
         wanted = {(layout, align, align, align) for layout in ("tn", "nn", "nt", "tt") for align in (8, 1)}
         assert wanted <= served, arch

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from generator.arch import ARCHS
 from generator.defaults import resolve
 from generator.errors import RequestError
-from generator.families.sm80.ways_out import warp_extents
+from generator.families.mma_sync.ways_out import warp_extents
 from generator.layouts import read_conflicts, write_conflicts
 from generator.plan import Plan, plan_of
 from generator.rules import rules_of, violations

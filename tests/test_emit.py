@@ -13,7 +13,7 @@ from jinja2 import meta, nodes
 from refusals import assert_refused_by_the_compiler
 
 from generator.emit import Kernel, _template, emit
-from generator.families.sm80.emit import ENTRY_HEADER, TEMPLATE, values
+from generator.families.mma_sync.emit import ENTRY_HEADER, TEMPLATE, values
 from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.rules import violations

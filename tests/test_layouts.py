@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pycute import Swizzle
 
 from generator.defaults import resolve
-from generator.families.sm80 import rules
+from generator.families.mma_sync import rules
 from generator.layouts import OperandTile, conflict_free, conflicts, read_conflicts, write_conflicts
 from generator.plan import plan_of
 from generator.values import Smem

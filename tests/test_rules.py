@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.families import ways_out
-from generator.families.sm80.rules import RULES
+from generator.families.mma_sync.rules import RULES
 from generator.plan import Plan, plan_of
 from generator.rules import refuse_illegal, rules_of, violations
 from generator.spec import parse_field

@@ -17,7 +17,7 @@ from generator.binary.elf import read_cubin
 from generator.compile import Compiled, compile_kernel, options
 from generator.emit import Kernel, emit
 from generator.errors import BuildError
-from generator.families.sm80.emit import ENTRY_HEADER
+from generator.families.mma_sync.emit import ENTRY_HEADER
 from generator.families.sm90.emit import ENTRY_HEADER as ENTRY_HEADER_SM90
 from generator.sweep import sweep
 from generator.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder

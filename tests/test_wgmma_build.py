@@ -10,7 +10,7 @@ import pytest
 from conftest import made
 from records import make_record
 
-from generator.arch import MMA_SYNC_SM80
+from generator.arch import MMA_SYNC
 from generator.binary.inspect import Binary, inspect, inspect_all
 from generator.compile import Compiled, compile_kernel
 from generator.emit import Kernel, emit
@@ -168,4 +168,4 @@ def test_a_record_of_before_the_family_reads_as_it_did() -> None:
     record = Record.parse(json.dumps(data))
     assert json.loads(record.dump()) == data
     spec = Spec.from_dict(record.data["spec"])
-    assert spec.family == MMA_SYNC_SM80 and plan_of(spec).launch()["cluster"] == data["launch"]["cluster"]
+    assert spec.family == MMA_SYNC and plan_of(spec).launch()["cluster"] == data["launch"]["cluster"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from generator.arch import MMA_SYNC_SM80, WGMMA_SM90
+from generator.arch import MMA_SYNC, WGMMA_SM90
 from generator.defaults import family_of, resolve
 from generator.families import ways_out
 from generator.families.sm90.plan import WgmmaPlan
@@ -107,7 +107,7 @@ def test_what_tma_cannot_address_is_left_to_mma_sync(text: str) -> None:
     assert violation.rule == "alignment" and "16 B" in violation.message
     assert violation.way_out.startswith("use mma m16n8k16 ") and violation.way_out.endswith(", the rest planned anew")
     mended = ways_out.apply(illegal, violation.change)
-    assert mended.spec.family == MMA_SYNC_SM80 and not violations(mended)
+    assert mended.spec.family == MMA_SYNC and not violations(mended)
     asked = fields(text)
     assert all(getattr(mended.spec, name) == value for name, value in asked.items())
 
@@ -133,17 +133,17 @@ def test_what_is_legal_breaks_nothing(text: str) -> None:
 
 
 FAMILIES = [
-    ("arch=90", MMA_SYNC_SM80),
+    ("arch=90", MMA_SYNC),
     ("arch=90a", WGMMA_SM90),
-    ("arch=75", MMA_SYNC_SM80),
-    ("arch=100", MMA_SYNC_SM80),
-    ("arch=90a mma=m16n8k16", MMA_SYNC_SM80),
-    ("arch=90a copy=cp_async", MMA_SYNC_SM80),
-    ("arch=90a warp_tile=64x64", MMA_SYNC_SM80),
-    ("arch=90a store=smem", MMA_SYNC_SM80),
+    ("arch=75", MMA_SYNC),
+    ("arch=100", MMA_SYNC),
+    ("arch=90a mma=m16n8k16", MMA_SYNC),
+    ("arch=90a copy=cp_async", MMA_SYNC),
+    ("arch=90a warp_tile=64x64", MMA_SYNC),
+    ("arch=90a store=smem", MMA_SYNC),
     ("arch=90 copy=tma", WGMMA_SM90),
     ("arch=90 cluster=2x1", WGMMA_SM90),
-    ("arch=90 cluster=1x1 consumers=0 cooperation=cooperative", MMA_SYNC_SM80),
+    ("arch=90 cluster=1x1 consumers=0 cooperation=cooperative", MMA_SYNC),
     ("arch=90 cooperation=pingpong", WGMMA_SM90),
     ("arch=90 mma=wgmma warp_tile=64x256", WGMMA_SM90),
     ("arch=80 swapped=on", WGMMA_SM90),

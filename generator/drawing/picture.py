@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from generator.arch import MMA_SYNC_SM80
+from generator.arch import MMA_SYNC
 from generator.drawing.fragments import draw_fragment, fragments_of
 from generator.drawing.shared_tile import GROUPS, PIECE, draw_tile, unswizzled, view_of
 from generator.drawing.svg import Svg
@@ -19,7 +19,7 @@ _LEFT, _GAP = 16, 40
 def picture_of(plan: Plan, symbol: str) -> str:
     """Return the SVG of a plan's kernel."""
     svg = Svg()
-    spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC_SM80
+    spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC
     svg.text(_LEFT, 32, symbol, 16, bold=True)
     square = f"A square is 16 bytes of shared memory, 8 elements of {spec.dtype_a}. Its number and colour are the group of 4 banks"
     reading = (
@@ -56,7 +56,7 @@ def draw_operand(
 
 def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
     words = f"{plan.spec.mma}: the lane that holds each pair of elements, coloured by its register; lane 5's are framed"
-    by_lanes, floats = plan.spec.family == MMA_SYNC_SM80, plan.spec.acc == "f32"
+    by_lanes, floats = plan.spec.family == MMA_SYNC, plan.spec.acc == "f32"
     in_registers = [*fragments_of(plan.mma_k, floats)] if by_lanes else [*fragments_of(16, floats)[2:]]
     svg.text(_LEFT, y + 8, words, 15, bold=True)
     if not by_lanes:

@@ -27,8 +27,8 @@ _WARP = 32
 class Costs:
     """What one CTA does for a k-tile, and around its mainloop.
 
-    Units: `mma_per_tile` counts the tensor instructions of a warp, or of a warpgroup for wgmma; sectors are 32 bytes of global memory; conflicts are passes
-    of shared memory beyond the fewest that the accesses could take.
+    Units: `mma_per_tile` counts the tensor instructions of a warp, or of a warpgroup for wgmma; sectors are 32 bytes of
+        global memory; conflicts are passes of shared memory beyond the fewest that the accesses could take.
     """
 
     mma_per_tile: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from generator.families.sm80.defaults import resolve as resolve_on_mma_sync
+from generator.families.mma_sync.defaults import resolve as resolve_on_mma_sync
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from generator.families.ways_out import MAX_RASTER_TILES, Change, clamp, split_in_workspace
 from generator.spec import DTYPE_BYTES, Spec

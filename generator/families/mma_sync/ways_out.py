@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from generator.families.sm80.plan import MmaSyncPlan as Plan
+from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.ways_out import Change, clamp
 from generator.values import Smem, Tile, WarpTile
 

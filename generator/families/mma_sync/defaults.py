@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from generator.arch import ARCHS
 from generator.families.defaults import problem_fields
-from generator.families.sm80 import rules
-from generator.families.sm80.plan import MmaSyncPlan as Plan
-from generator.families.sm80.ways_out import nearest_cta_tile, warp_extents
+from generator.families.mma_sync import rules
+from generator.families.mma_sync.plan import MmaSyncPlan as Plan
+from generator.families.mma_sync.ways_out import nearest_cta_tile, warp_extents
 from generator.layouts import OperandTile, conflict_free
 from generator.spec import Request, Spec
 from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile

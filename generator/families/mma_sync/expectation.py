@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from generator.arch import ARCHS
 from generator.binary.inspect import Expectation
-from generator.families.sm80.plan import MmaSyncPlan as Plan
+from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from hgemm.problem import PROBLEM_BYTES
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.emit import boolean, common_values
-from generator.families.sm80.plan import MmaSyncPlan as Plan
+from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
 
 TEMPLATE = "kernel.cu.j2"

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
+from generator.families.mma_sync.register_estimate import estimate
 from generator.families.plan import Plan
-from generator.families.sm80.register_estimate import estimate
 from generator.layouts import OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES
 from generator.values import Cluster

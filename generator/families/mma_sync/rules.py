@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from generator.arch import ARCHS, MMA_SYNC_SM80
+from generator.arch import ARCHS, MMA_SYNC
 from generator.families import rules as shared
+from generator.families.mma_sync import ways_out
+from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.rules import Rule, adder
-from generator.families.sm80 import ways_out
-from generator.families.sm80.plan import MmaSyncPlan as Plan
 from generator.families.ways_out import (
     archs,
     fields_as_implied,
@@ -22,10 +22,10 @@ rule = adder(RULES)
 # ---- Architecture and types -----------------------------------------------------------------------------------------
 
 
-@rule(lambda plan: archs(plan, MMA_SYNC_SM80))
+@rule(lambda plan: archs(plan, MMA_SYNC))
 def family(plan: Plan) -> str | None:
     arch = ARCHS[plan.spec.arch]
-    return None if MMA_SYNC_SM80 in arch.families else f"{arch.name} has no cp.async, which the mainloop needs"
+    return None if MMA_SYNC in arch.families else f"{arch.name} has no cp.async, which the mainloop needs"
 
 
 same_inputs = rule(nearest_inputs)(shared.same_inputs)

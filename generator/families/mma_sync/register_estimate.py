@@ -13,7 +13,7 @@ from generator.arch import ARCHS
 from generator.layouts import OperandTile
 
 if TYPE_CHECKING:
-    from generator.families.sm80.plan import MmaSyncPlan
+    from generator.families.mma_sync.plan import MmaSyncPlan
 
 BASE = 26
 """Pointers, loop state and temporaries, and some margin."""
