@@ -45,6 +45,7 @@ class Fault:
 
 
 MAINLOOP, OPERAND, EPILOGUE = "hgemm/mainloop_sm80.cuh", "hgemm/operand.cuh", "hgemm/epilogue.cuh"
+PRODUCTS = "hgemm/warp_products.cuh"
 SPLIT_K, GEMM, SCHEDULER, SUMS = (
     "hgemm/split_k.cuh",
     "hgemm/gemm_sm80.cuh",
@@ -167,7 +168,7 @@ FAULTS_SM80 = (
     ),
     Fault(
         "fragments of the stage before",
-        MAINLOOP,
+        PRODUCTS,
         "int const stage = next_block == 0 ? next(read_stage) : read_stage;",
         "int const stage = read_stage;",
         PIPELINED,

@@ -1,0 +1,131 @@
+// What one warp does with a stage: reads fragments by ldmatrix and multiplies them by mma.sync, in an order that reads a
+// fragment long before its first product. How stages are filled is the mainloops' matter.
+#pragma once
+
+#include <hgemm/accumulators.cuh>
+#include <hgemm/operand.cuh>
+
+namespace hgemm {
+
+template <class Policy>
+struct WarpProducts {
+  using In = typename Policy::In;
+  using A = typename Policy::A;
+  using B = typename Policy::B;
+  using LayoutA = OperandLayout<Policy, A, Policy::tile_m>;
+  using LayoutB = OperandLayout<Policy, B, Policy::tile_n>;
+
+  static constexpr int stages = Policy::stages;
+  static constexpr int k_blocks = Policy::tile_k / 16;  // steps of 16 of k in a k-tile
+  static constexpr int mma_m = Policy::warp_m / 16;
+  static constexpr int mma_n = Policy::warp_n / 8;
+  static constexpr int products = mma_m * mma_n;  // of a block
+
+  // With two fragment stages a block's fragments are all in registers before it begins. With one, each is replaced after its
+  // last use, three or four rows of A before the next, and a stage is read for longer.
+  static constexpr bool ahead = Policy::fragment_stages == 2;
+  static constexpr int rows_of_a = mma_m * k_blocks;  // in a k-tile
+  static constexpr int a_rows = ahead                                ? mma_m
+                                : mma_m > 3 && rows_of_a % 3 == 0 ? 3
+                                : mma_m > 4 && rows_of_a % 4 == 0 ? 4
+                                                                    : mma_m;
+
+  static constexpr int mma_per_k_tile = mma_m * mma_n * (Policy::tile_k / Policy::mma_k);  // of one warp
+
+  struct Shared {
+    alignas(128) In a[stages][LayoutA::stage_elements];
+    alignas(128) In b[stages][LayoutB::stage_elements];
+  };
+
+  struct Fragments {
+    uint32_t a[a_rows][4];  // (a_rows), 16 x 16 of A
+    uint32_t b[mma_n][2];   // (mma_n), 16 x 8 of B
+  };
+
+  Shared& shared;
+  FragmentReader<Policy, A, Policy::tile_m, true> read_a_;
+  FragmentReader<Policy, B, Policy::tile_n, false> read_b_;
+  int read_stage = 0;
+
+  HGEMM_DEVICE explicit WarpProducts(Shared& shared)
+      : shared(shared),
+        read_a_(warp() % Policy::warps_m * Policy::warp_m, lane()),
+        read_b_(warp() / Policy::warps_m * Policy::warp_n, lane()) {}
+
+  HGEMM_DEVICE static int warp() { return atoms::thread_index() / 32; }
+  HGEMM_DEVICE static int lane() { return atoms::thread_index() % 32; }
+  HGEMM_DEVICE static constexpr int next(int stage) { return stage + 1 == stages ? 0 : stage + 1; }
+
+  // ---- Fragments --------------------------------------------------------------------------------------------------
+
+  HGEMM_DEVICE void read_a(Fragments& fragments, int stage, int block, int i) const {
+    uint32_t(&a)[4] = fragments.a[a_row(block, i)];
+    In const* const tile = shared.a[stage];  // (tile_m, tile_k)
+    read_a_.read_x4(tile, i * 16, block * 16, a[0], a[1], a[2], a[3]);
+  }
+
+  // Reads the columns of D from j * 8 on: 16 of them, or 8 at the end of an odd number.
+  HGEMM_DEVICE void read_b(Fragments& fragments, int stage, int block, int j) const {
+    uint32_t(&b0)[2] = fragments.b[j];
+    In const* const tile = shared.b[stage];  // (tile_n, tile_k)
+    if (j + 1 < mma_n) {
+      uint32_t(&b1)[2] = fragments.b[j + 1 < mma_n ? j + 1 : j];
+      read_b_.read_x4(tile, j * 8, block * 16, b0[0], b0[1], b1[0], b1[1]);
+    } else {
+      read_b_.read_x2(tile, j * 8, block * 16, b0[0], b0[1]);
+    }
+  }
+
+  HGEMM_DEVICE static constexpr int a_row(int block, int i) { return (block * mma_m + i) % a_rows; }
+
+  // Two fragment stages: reads the next block over the first half of this one, in the order of use.
+  HGEMM_DEVICE void read_ahead(Fragments& fragments, int block, int product) const {
+    constexpr int pieces = mma_m + (mma_n + 1) / 2;
+    int const next_block = (block + 1) % k_blocks;
+    int const stage = next_block == 0 ? next(read_stage) : read_stage;
+    HGEMM_UNROLL
+    for (int piece = 2 * pieces * product / products; piece < 2 * pieces * (product + 1) / products; ++piece) {
+      if (piece == 0) {
+        read_a(fragments, stage, next_block, 0);
+      } else if (piece <= pieces - mma_m) {
+        read_b(fragments, stage, next_block, (piece - 1) * 2);
+      } else if (piece < pieces) {
+        read_a(fragments, stage, next_block, piece - (pieces - mma_m));
+      }
+    }
+  }
+
+  // One fragment stage: after a row's last product reads a row of A in its place, after the last products of two columns
+  // the next block's B in theirs.
+  HGEMM_DEVICE void read_behind(Fragments& fragments, int block, int product) const {
+    int const i = product / mma_n;
+    int const step = product % mma_n;
+    int const next_block = (block + 1) % k_blocks;
+    int const next_stage = next_block == 0 ? next(read_stage) : read_stage;
+    if (i == mma_m - 1) {
+      int const j = backwards(i, block) ? mma_n - 1 - step : step;
+      bool const pair_done = backwards(i, block) ? j % 2 == 0 : j % 2 == 1 || j == mma_n - 1;
+      if (pair_done) read_b(fragments, next_stage, next_block, j / 2 * 2);
+    }
+    if (step == mma_n - 1) {
+      if (i + a_rows < mma_m) {
+        read_a(fragments, read_stage, block, i + a_rows);
+      } else {
+        read_a(fragments, next_stage, next_block, i + a_rows - mma_m);
+      }
+    }
+  }
+
+  // Zig-zag turns at the end of each row, and keeps the direction of a block's last row for the next block's first.
+  HGEMM_DEVICE static constexpr bool backwards(int i, int block) {
+    return Policy::zigzag && (i + block * (mma_m - 1)) % 2 == 1;
+  }
+
+  HGEMM_DEVICE static void multiply(Accumulators<Policy>& accumulators, Fragments const& fragments, int block, int product) {
+    int const i = product / mma_n;
+    int const j = backwards(i, block) ? mma_n - 1 - product % mma_n : product % mma_n;
+    accumulators.multiply(i, j, fragments.a[a_row(block, i)], fragments.b[j]);
+  }
+};
+
+}  // namespace hgemm
