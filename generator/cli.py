@@ -31,6 +31,7 @@ Examples:
   generate --arch sm_80,sm_90 --tile 128x128x32,256x128x32 --stages 2:5 --layout tn,nn -j 8
   generate --arch 89 --tile 256x256x64 --stages 4 --explain
   generate --spec sweep.toml --dry-run
+  generate --spec sweep.toml --shard $CI_NODE_INDEX/$CI_NODE_TOTAL --library part
   generate --catalog --arch sm_89
 
 \b
@@ -67,6 +68,15 @@ def _cores() -> int:
         default=_cores,
         metavar="N",
         help="Processes; the cores, if not given.",
+    ),
+)
+@grouped_option(
+    "Run",
+    click.option(
+        "--shard",
+        default="1/1",
+        metavar="I/N",
+        help="Only the I-th of N parts, each for one machine; `hgemm merge` joins them.",
     ),
 )
 @grouped_option("Run", click.option("--force", is_flag=True, help="Build what the library already has."))

@@ -15,8 +15,11 @@ from generator.commands.hints import tell_hints
 from generator.commands.progress import progress
 from generator.commands.spec_options import texts_of
 from generator.commands.table import to_text
+from generator.errors import RequestError
+from generator.naming import symbol_of
 from generator.pipeline import Outcome, Prover, Settings, cached, make, prepare
 from generator.plan import Plan
+from generator.shard import Shard
 from generator.store.library import Library
 from generator.sweep import Sweep, over, read_spec_file, sweep
 from generator.toolchain import templates_folder
@@ -31,7 +34,10 @@ def run(options: dict[str, Any]) -> int:
     Raises: HgemmError for an illegal request, or where nothing can be built.
     """
     asked = requested(options)
+    shard = Shard.parse(options["shard"])
     if options["explain"]:
+        if shard.count > 1:
+            raise RequestError("--explain tells of every combination, and no shard: leave --shard out")
         return print_explanations(asked, options["as_json"])
     asked.refuse_empty()
     tell_hints(asked)
@@ -49,9 +55,12 @@ def run(options: dict[str, Any]) -> int:
         allow_spills=options["allow_spills"],
         prover=_prover(options),
     )
+    plans = [plan for plan in asked.plans if shard.takes(symbol_of(plan.spec))]
+    if shard.count > 1:
+        click.echo(f"generate: shard {shard} has {len(plans)} of {len(asked.plans)} variants", err=True)
     if options["dry_run"]:
-        return _dry_run(asked.plans, settings, options["as_json"])
-    outcomes = _make(asked.plans, settings, options["jobs"], options["quiet"])
+        return _dry_run(plans, settings, options["as_json"])
+    outcomes = _make(plans, settings, options["jobs"], options["quiet"])
     _print(outcomes, options["as_json"])
     for outcome in outcomes:
         if outcome.error:

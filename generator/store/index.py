@@ -60,7 +60,10 @@ class Measurement:
 
 
 MEASURED = ", ".join(field.name for field in fields(Measurement))
-_ADD_MEASUREMENT = f"INSERT INTO measurements ({MEASURED}) VALUES ({', '.join('?' * len(fields(Measurement)))})"
+_VALUES = ", ".join("?" * len(fields(Measurement)))
+_ADD_MEASUREMENT = f"INSERT INTO measurements ({MEASURED}) VALUES ({_VALUES})"
+_ADD_MISSING = f"""INSERT INTO measurements ({MEASURED}) SELECT * FROM (VALUES ({_VALUES}))
+    EXCEPT SELECT {MEASURED} FROM measurements WHERE symbol = ?"""
 
 
 class Damaged(sqlite3.DatabaseError):
@@ -186,6 +189,12 @@ class Index:
         """Add measurements; none is ever changed or removed."""
         with self._transaction():
             self._database.executemany(_ADD_MEASUREMENT, map(astuple, measurements))
+
+    def add_missing_measurements(self, measurements: list[Measurement]) -> int:
+        """Add those measurements that are not here already, and return how many that were."""
+        with self._transaction():
+            values = ((*astuple(measurement), measurement.symbol) for measurement in measurements)
+            return self._database.executemany(_ADD_MISSING, values).rowcount if measurements else 0
 
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
         """Return the measurements of one variant, or of all, in the order in which they were added."""

@@ -90,6 +90,13 @@ class Library:
         with told("add measurements to", self.folder / INDEX_NAME):
             self._with_index(lambda index: index.add_measurements(measurements))
 
+    def add_missing_measurements(self, measurements: list[Measurement]) -> int:
+        """Add those that are not here already, and return how many. Raises LibraryError where the index cannot be written."""
+        if not measurements:
+            return 0
+        with told("add measurements to", self.folder / INDEX_NAME):
+            return self._with_index(lambda index: index.add_missing_measurements(measurements))
+
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
         """Return the measurements of one variant, or of all; none where the index cannot be read."""
         return self._ask(lambda index: index.measurements(symbol), list)

@@ -1,0 +1,183 @@
+"""Merging: every variant and measurement once, nothing of what cannot be trusted, and no two that differ under one name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import call, start
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records import make_record
+
+from generator.errors import LibraryError
+from generator.store.index import INDEX_NAME, Measurement
+from generator.store.library import Library
+from generator.store.merge import merge
+from generator.verbs.merge import command
+
+
+def library(folder: Path, *symbols: str, **overrides: object) -> Library:
+    made = Library(folder)
+    folder.mkdir(exist_ok=True)
+    for symbol in symbols:
+        made.publish(*make_record(symbol, **overrides))
+    return made
+
+
+def measurement(symbol: str, time_us: float) -> Measurement:
+    return Measurement(symbol, "0" * 64, "{}", "H200", "580", "", "2026-01-01T00:00:00Z", "13.0", time_us)
+
+
+def join(*folders: Path, to: Path):
+    return merge(folders, to, lambda *told: None)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return every file of the variants of a library."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("[a-z]*/*")}
+
+
+def test_every_variant_is_taken_once_as_it_was(tmp_path: Path) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    library(a, "one", "two")
+    library(b, "two", "three")
+    done = join(a, b, to=c)
+    assert (done.added, done.present) == (3, 0)
+    assert files(c) == {**files(a), **files(b)}
+    assert [row["symbol"] for row in Library(c).rows()] == ["one", "three", "two"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sets(st.sampled_from("abcdefgh")), min_size=1, max_size=4), st.data())
+def test_any_order_and_any_stop_in_between_come_to_the_same(tmp_path_factory, held: list[set[str]], data) -> None:
+    """Libraries merged one after the other, in any order, are those merged at once; again, nothing is added."""
+    root = tmp_path_factory.mktemp("merge")
+    folders = [library(root / f"l{place}", *symbols).folder for place, symbols in enumerate(held)]
+    join(*folders, to=root / "at_once")
+    for folder in data.draw(st.permutations(folders)):
+        join(folder, to=root / "in_turn")
+    assert files(root / "in_turn") == files(root / "at_once")
+    again = join(*folders, to=root / "at_once")
+    assert (again.added, again.present) == (0, len(set().union(*held)))
+
+
+def test_one_of_the_libraries_may_be_the_one_that_is_added_to(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    library(a, "one").add_measurements([measurement("one", 1.5)])
+    library(b, "two").add_measurements([measurement("two", 2.5)])
+    done = join(a, b, b / ".." / "b", to=a)
+    assert (done.added, done.present, done.measurements) == (1, 1, 1)
+    assert [one.symbol for one in Library(a).measurements()] == ["one", "two"]
+
+
+def test_variants_that_differ_under_one_name_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    library(a, "one", "two", "fine")
+    library(b, "one", "two", key="ab" * 32)
+    with pytest.raises(LibraryError) as raised:
+        join(a, b, to=c)
+    head, *lines = str(raised.value).splitlines()
+    assert head.startswith("2 variants were made from different inputs in different libraries, and nothing is written")
+    assert lines == [
+        f"  {symbol}: key {hashlib.sha256(symbol.encode()).hexdigest()[:16]} in {a}, {'ab' * 8} in {b}"
+        for symbol in ("one", "two")
+    ]
+    assert not c.exists()
+
+
+def test_what_the_target_has_conflicts_too(tmp_path: Path) -> None:
+    a, c = tmp_path / "a", tmp_path / "c"
+    library(a, "one", "two")
+    library(c, "one", key="ab" * 32)
+    before = files(c)
+    with pytest.raises(LibraryError, match=f"one: key .* in {a}, abab.* in {c}"):
+        join(a, to=c)
+    assert files(c) == before
+
+
+@pytest.mark.parametrize("name", ["record.json", "kernel.cubin"])
+def test_a_damaged_variant_stops_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    library(a, "one")
+    library(b, "two")
+    with (b / "two" / name).open("ab") as file:
+        file.write(b"!")
+    with pytest.raises(LibraryError, match=f"{b / 'two' / name}"):
+        join(a, b, to=c)
+    assert not c.exists()
+
+
+def test_a_damaged_variant_of_the_target_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    a, c = tmp_path / "a", tmp_path / "c"
+    library(a, "one")
+    library(c, "one")
+    (c / "one" / "kernel.cubin").write_bytes(b"!")
+    assert join(a, to=c).added == 1 and files(c) == files(a) and "one counts as missing" in caplog.text
+
+
+def test_one_with_a_proof_goes_before_one_without(tmp_path: Path) -> None:
+    plain, proved, c = tmp_path / "plain", tmp_path / "proved", tmp_path / "c"
+    library(plain, "one")
+    library(proved, "one", proof={"executor": "1234"})
+    join(plain, to=c)
+    assert join(plain, proved, to=c).replaced == 1 and files(c) == files(proved)
+    assert join(plain, to=c).present == 1 and files(c) == files(proved)
+
+
+def test_measurements_are_taken_once(tmp_path: Path) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    rows = [measurement("one", time_us) for time_us in (1.0, 2.0, 3.0)]
+    library(a, "one").add_measurements(rows[:2])
+    library(b).add_measurements(rows[1:])
+    assert join(a, b, to=c).measurements == 3 and Library(c).measurements() == rows
+    assert join(a, b, to=c).measurements == 0 and Library(c).measurements() == rows
+
+
+def test_nothing_is_written_where_it_is_read(tmp_path: Path) -> None:
+    a = library(tmp_path / "a", "one").folder
+    (a / INDEX_NAME).unlink()
+    before = sorted(os.listdir(a))
+    join(a, to=tmp_path / "c")
+    assert sorted(os.listdir(a)) == before
+
+
+def test_measurements_that_cannot_be_read_are_not_passed_over(tmp_path: Path) -> None:
+    a, c = library(tmp_path / "a", "one").folder, tmp_path / "c"
+    (a / INDEX_NAME).write_bytes(b"no database" * 1000)
+    with pytest.raises(LibraryError, match="a/index.db is damaged .*: `hgemm reindex` on .*/a mends it"):
+        join(a, to=c)
+    assert not c.exists()
+
+
+def test_a_killed_merge_is_completed_by_the_next(tmp_path: Path) -> None:
+    a, c = tmp_path / "a", tmp_path / "c"
+    library(a, *(f"kernel_{number}" for number in range(60)))
+    process = start("hgemm", "merge", a, "--to", c)
+    for line in process.stderr:
+        if line.startswith("[10/60]"):
+            process.kill()
+    process.communicate()
+    some = len(files(c))
+    done = json.loads(call("hgemm", "merge", a, "--to", c, "--json", "-q").stdout)
+    assert 0 < some < len(files(a)) and done["added"] + done["present"] == 60 and done["present"] >= 9
+    assert files(c) == files(a)
+
+
+def test_the_verb_counts_and_ends_with_1_on_a_conflict(tmp_path: Path) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    library(a, "one")
+    library(b, "two")
+    done = CliRunner().invoke(command, [str(a), str(b), "--to", str(c)])
+    assert done.stdout == f"{c}: 2 variants added, 0 were there, 0 measurements added\n"
+    assert "[2/2] added two" in done.stderr and "2 variants in" in done.stderr
+    library(b, "one", key="cd" * 32)
+    failed = call("hgemm", "merge", a, b, "--to", tmp_path / "d")
+    assert (
+        failed.returncode == 1 and failed.stderr.startswith("hgemm: error: 1 variants were made") and not failed.stdout
+    )
+    assert call("hgemm", "merge", tmp_path / "none", "--to", c).stderr.startswith("hgemm: error: library ")
