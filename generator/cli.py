@@ -33,6 +33,7 @@ Examples:
   generate --spec sweep.toml --dry-run
   generate --spec sweep.toml --shard $CI_NODE_INDEX/$CI_NODE_TOTAL --library part
   generate --catalog --arch sm_89
+  generate --kernels cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8
 
 \b
 stdout is the table, or with --json one list of records; stderr is progress.
@@ -56,6 +57,14 @@ def _cores() -> int:
         flag_value="all",
         metavar="[GROUPS]",
         help="The shipped kernels, or those of some groups: general,half.",
+    ),
+)
+@grouped_option(
+    "Target",
+    click.option(
+        "--kernels",
+        metavar="NAMES",
+        help="Kernels by CUTLASS's names, or globs of names: '*_h16816gemm_128x*_tn_align8'.",
     ),
 )
 @grouped_option("Run", library_option)

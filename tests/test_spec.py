@@ -102,9 +102,9 @@ OTHERS: dict[str, list[str]] = {
 def test_the_alias_is_cutlass_s_name() -> None:
     texts = {"arch": "sm_80", "cta_tile": "128x128x32", "stages": "3"}
     spec = resolve({name: parse_field(name, text) for name, text in texts.items()})
-    assert alias_of(spec) == "cutlass_tensorop_s16816gemm_f16_128x128_32x3_tn_align8"
+    assert alias_of(spec) == "cutlass_tensorop_f16_s16816gemm_f16_128x128_32x3_tn_align8"
     half = Spec.from_dict({**spec.to_dict(), "acc": "f16", "mma": "m16n8k8", "align_b": "2", "layout": "nt"})
-    assert alias_of(half) == "cutlass_tensorop_h1688gemm_f16_128x128_32x3_nt_align2"
+    assert alias_of(half) == "cutlass_tensorop_h1688gemm_128x128_32x3_nt_align2"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def run(options: dict[str, Any]) -> int:
     if asked.illegal:
         click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
     tiles = sorted({str(plan.spec.cta_tile) for plan in asked.plans})
-    if len(tiles) > 1 and options["tile"] is None and not options["spec_file"] and options["catalog"] is None:
+    open_tiles = all(options[source] is None for source in ("tile", "spec_file", "catalog", "kernels"))
+    if len(tiles) > 1 and open_tiles:
         click.echo(
             f"generate: the planned tiles differ ({', '.join(tiles)}): name --tile to compare like with like", err=True
         )
@@ -78,15 +79,22 @@ def _prover(options: dict[str, Any]) -> Prover | None:
 
 
 def requested(options: dict[str, Any]) -> Sweep:
-    """Return what the options of a spec ask for, those of the command line over those of --spec and --catalog.
+    """Return what the options of a spec ask for, those of the command line over those of --spec, --catalog and --kernels.
 
-    Raises: RequestError where a spec file or a group of the catalog is malformed or unknown.
+    Raises: RequestError where a spec file, a group of the catalog or a name is malformed or unknown.
     """
     given = texts_of(options)
     catalog = options.get("catalog")
     groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
     if catalog is not None:
         groups += load_catalog([] if catalog == "all" else catalog.split(","))
+    if options.get("kernels"):
+        from generator.cutlass_names import requests_named  # only where names are given
+
+        named = requests_named(options["kernels"])
+        groups += named.requests
+        for remark in named.remarks:
+            click.echo(f"generate: {remark}", err=True)
     groups = groups or [{}]
     return sweep([over(group, given) for group in groups])
 

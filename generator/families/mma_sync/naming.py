@@ -5,6 +5,8 @@ from __future__ import annotations
 from generator.families.naming import short
 from generator.spec import Spec
 
+_ACC_LETTERS = {"f32": "s", "f16": "h"}
+
 
 def words(spec: Spec) -> list[str]:
     """Return what a symbol says between the tile and the order of the work."""
@@ -24,11 +26,12 @@ def residency_words(spec: Spec) -> list[str]:
 
 
 def alias(spec: Spec) -> str:
-    """Return the name that CUTLASS 2.x would give it."""
+    """Return the name that CUTLASS 2.x would give it, which leaves out the types that are the accumulator's."""
     depth = spec.mma.rpartition("k")[2]
-    letter = {"f32": "s", "f16": "h", "f16_promoted": "s"}[spec.acc]
+    acc = "f16" if spec.acc == "f16" else "f32"
     tile = spec.cta_tile
     return (
-        f"cutlass_tensorop_{letter}168{depth}gemm_{spec.dtype_a}_{tile.m}x{tile.n}_{tile.k}x{spec.stages}"
+        f"cutlass_tensorop_{f'{spec.dtype_d}_' if spec.dtype_d != acc else ''}{_ACC_LETTERS[acc]}168{depth}gemm"
+        f"{f'_{spec.dtype_a}' if spec.dtype_a != acc else ''}_{tile.m}x{tile.n}_{tile.k}x{spec.stages}"
         f"_{spec.layout}_align{min(spec.align_a, spec.align_b)}"
     )

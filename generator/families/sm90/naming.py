@@ -25,14 +25,25 @@ def residency_words(spec: Spec) -> list[str]:
 
 
 def alias(spec: Spec) -> str:
-    """Return the name that CUTLASS 3.x would give it, whose third letter of a layout is that of C and D, here row-major."""
-    letter = {"f32": "s", "f16": "h", "f16_promoted": "s"}[spec.acc]
-    tile, cluster = spec.cta_tile, spec.cluster
-    atom = spec.mma.removeprefix("m").replace("n", "x").replace("k", "x")
+    """Return the name that CUTLASS 3.x would give it, whose third letter of a layout is that of D.
+
+    Of operands that are not swapped, D is row-major there too. Swapped, it is column-major: CUTLASS's instructions run their m
+    along the rows of what it computes, and that is D transposed.
+    """
+    tile, cluster, layout, d = spec.cta_tile, spec.cluster, spec.layout, "t"
+    m, n, cluster_m, cluster_n = tile.m, tile.n, cluster.m, cluster.n
+    if spec.swapped:
+        m, n, cluster_m, cluster_n, layout, d = n, m, cluster_n, cluster_m, exchanged_layout(layout), "n"
     c = spec.dtype_d if spec.beta else "void"
+    sharing = "" if spec.consumers == 1 else f"_{spec.cooperation}"
     store = "_epi_tma" if spec.store == "tma" else "_epi_nosmem"
     return (
-        f"cutlass3x_sm90_tensorop_{letter}{atom}gemm_{spec.dtype_a}_{spec.dtype_b}_{spec.acc}_{c}_{spec.dtype_d}"
-        f"_{tile}_{cluster}x1_{spec.stages}_{spec.layout}t_align{min(spec.align_a, spec.align_b)}"
-        f"_warpspecialized_{spec.cooperation}{store}"
+        f"cutlass3x_sm90_tensorop_gemm_{spec.dtype_a}_{spec.dtype_b}_{spec.acc}_{c}_{spec.dtype_d}"
+        f"_{m}x{n}x{tile.k}_{cluster_m}x{cluster_n}x1_{spec.stages}_{layout}{d}_align{min(spec.align_a, spec.align_b)}"
+        f"_warpspecialized{sharing}{store}"
     )
+
+
+def exchanged_layout(layout: str) -> str:
+    """Return the letters of B^T and A^T for those of A and B: a transposed matrix has the other letter."""
+    return layout[::-1].translate(str.maketrans("nt", "tn"))

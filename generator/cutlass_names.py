@@ -1,0 +1,243 @@
+"""Names of CUTLASS's library to requests: what a name says of a kernel, in the options of a spec.
+
+`cutlass_tensorop_f16_s16816gemm_f16_128x128_32x4_tn_align8` names types, instruction, tile and stages, and nothing of the order
+of D, which is row-major here. `cutlass3x_sm90_..._128x256x64_2x1x1_0_tnn_align8_...` does: with its third letter `n`, D is
+column-major, which is the exchanged product D^T = B^T A^T with a row-major D, to be called with A and B exchanged, and whose
+instructions run along the same side of D as CUTLASS's.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from generator.commands.options import Texts, option_of
+from generator.errors import HgemmError, RequestError
+from generator.families.sm90.naming import exchanged_layout
+from generator.spec import DTYPE_BYTES, WGMMA, parse_field
+from generator.toolchain import INSTALL
+
+_NAME_2X = re.compile(
+    r"cutlass_tensorop_(?:(?P<out>[a-z]+\d+)_)?(?P<acc>[a-z])(?P<atom>16816|1688)gemm(?:_(?P<a>[a-z]+\d+))?(?:_(?P<b>[a-z]+\d+))?"
+    r"_(?P<m>\d+)x(?P<n>\d+)_(?P<k>\d+)x(?P<stages>\d+)_(?P<layout>[nt]{2})_align(?P<align>\d+)"
+)
+_NAME_3X = re.compile(
+    r"cutlass3x_sm90_tensorop_(?:[a-z]64x\d+x16)?gemm_(?P<a>\w+?)_(?P<b>\w+?)_(?P<acc>\w+?)_(?P<c>\w+?)_(?P<out>\w+?)"
+    r"_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<cluster_m>\d+)x(?P<cluster_n>\d+)x1_(?P<stages>\d+)_(?P<layout>[nt]{3})_align(?P<align>\d+)"
+    r"(?P<stream_k>_stream_k)?(?P<cpasync>_cpasync)?(?:_warpspecialized(?P<sharing>_cooperative|_pingpong)?)?(?:_epi_(?P<epilogue>tma|nosmem))?"
+)
+
+_FOREIGN = (
+    (r"_planar_complex", "planar complex numbers"),
+    (r"gemm_grouped", "a group of products in one launch"),
+    (r"_sptensorop_|spgemm", "a sparse A"),
+    (r"_simt_", "no tensor cores"),
+    (r"_[cz]\d*\w*gemm_", "complex numbers"),
+    (r"_(?:cvt|scl|sclzr)_", "inputs of two types"),
+    (r"16816fast|1688fast|tf32gemm|bf16gemm|f16gemm|1688gemm_\d", "f32 inputs that the kernel converts"),
+    (r"fastaccum|_e[45]m[23]_", "inputs of 8 bits"),
+    (r"conv|dgrad|fprop|wgrad|rank_k|syrk|herk|symm|hemm|trmm", "another operation than a matrix product"),
+)
+"""What names may say that no spec does, the most telling first."""
+
+_ACC = {"s": "f32", "h": "f16"}
+_ARCH_AND_MMA = {"1688": ("sm_75", "m16n8k8"), "16816": ("sm_80", "m16n8k16")}
+"""The architecture that CUTLASS's library makes the kernels of an instruction for, where --arch says nothing else."""
+
+_SHARING = {
+    None: {"cooperation": "cooperative", "consumers": "1", "schedule": "one_tile"},
+    "_cooperative": {"cooperation": "cooperative", "consumers": "2", "schedule": "persistent"},
+    "_pingpong": {"cooperation": "pingpong", "consumers": "2", "schedule": "persistent"},
+}
+_STORE = {"tma": {"store": "tma"}, "nosmem": {"store": "direct"}, None: {}}
+
+
+@dataclass(frozen=True)
+class Named:
+    """What --kernels asks for: a request for each name, and remarks for the user."""
+
+    requests: tuple[Texts, ...]
+    remarks: tuple[str, ...]
+
+
+def requests_named(text: str) -> Named:
+    """Return what names and globs of names, separated by commas, ask for.
+
+    Of a glob, names that no spec can say are left out and told of.
+    Raises: RequestError for a name that is none or that no spec can say, and for a glob that matches nothing which one can.
+    """
+    requests: dict[str, Texts] = {}
+    left_out: Counter[str] = Counter()
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        if not set(word) & set("*?["):
+            requests[word] = texts_of_name(word)
+            continue
+        found, refused = _matching(word)
+        requests |= found
+        left_out += refused
+    if not requests:
+        raise RequestError("--kernels names nothing: write a name of CUTLASS's library, or a glob of names")
+    return Named(tuple(requests.values()), tuple(_remarks(requests, left_out)))
+
+
+def _matching(glob: str) -> tuple[dict[str, Texts], Counter[str]]:
+    """Return the requests of the library's names that match, and for what reasons others are left out."""
+    names = fnmatch.filter(library_names(), glob)
+    if not names:
+        raise RequestError(
+            f"--kernels '{glob}' matches none of the {len(library_names()):,} names of CUTLASS's library"
+        )
+    found: dict[str, Texts] = {}
+    refused: Counter[str] = Counter()
+    for name in names:
+        try:
+            found[name] = texts_of_name(name)
+        except RequestError as error:
+            refused[str(error).removeprefix(f"'{name}' ")] += 1
+    if not found:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in refused.most_common())
+        raise RequestError(f"--kernels '{glob}' matches {len(names):,} names, of which no spec says any: {reasons}")
+    return found, refused
+
+
+def _remarks(requests: Iterable[str], left_out: Counter[str]) -> list[str]:
+    remarks = []
+    if left_out:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in left_out.most_common())
+        remarks.append(f"{left_out.total():,} names that match are left out, no spec says them: {reasons}")
+    exchanged = sum(_is_exchanged(name) for name in requests)
+    if exchanged:
+        names = "1 name has" if exchanged == 1 else f"{exchanged:,} names have"
+        remarks.append(f"{names} a column-major D: the kernel is the exchanged product's, give it B as A and A as B")
+    return remarks
+
+
+def _is_exchanged(name: str) -> bool:
+    match = _NAME_3X.fullmatch(name)
+    return bool(match and match["layout"][2] == "n")
+
+
+# ---- One name -------------------------------------------------------------------------------------------------------
+
+
+def texts_of_name(name: str) -> dict[str, str]:
+    """Return what a name says, as options of a spec with their texts; the others are left to be planned.
+
+    Raises: RequestError with the reason where it is no name of CUTLASS's, or says what no spec does.
+    """
+    older, newer = _NAME_2X.fullmatch(name), _NAME_3X.fullmatch(name)
+    if not older and not newer:
+        raise RequestError(f"'{name}' {_reason(name)}")
+    texts = _texts_2x(older) if older else _texts_3x(newer, name)
+    try:
+        for option, text in texts.items():
+            for field in option_of(option).fields:
+                parse_field(field, text)
+    except RequestError as error:
+        raise RequestError(f"'{name}' names what is not served: {error}") from None
+    return texts
+
+
+def _reason(name: str) -> str:
+    told = next((reason for pattern, reason in _FOREIGN if re.search(pattern, name)), None)
+    if told and name.startswith("cutlass"):
+        return f"names {told}: a spec has f16 and bf16 inputs of one type, dense and real"
+    return "is no name of a matrix product in CUTLASS's library: write one as cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8"
+
+
+def _texts_2x(match: re.Match[str]) -> dict[str, str]:
+    """Read a name of CUTLASS 2.x, which leaves out the types that are the accumulator's."""
+    acc = _ACC.get(match["acc"], match["acc"])
+    arch, mma = _ARCH_AND_MMA[match["atom"]]
+    out, a = match["out"] or acc, match["a"] or acc
+    return {
+        "arch": arch,
+        "dtype_a": a,
+        "dtype_b": match["b"] or a,
+        "acc": acc,
+        "out": out,
+        "layout": match["layout"],
+        "align_a": match["align"],
+        "align_b": match["align"],
+        "align_d": _align_of_d(match["align"], out),
+        "tile": f"{match['m']}x{match['n']}x{match['k']}",
+        "mma": mma,
+        "stages": match["stages"],
+    }
+
+
+def _align_of_d(align: str, dtype: str) -> str:
+    """Return the alignment of D where A's and B's is `align`: the same, of at most 16 bytes."""
+    return str(min(int(align), 16 // DTYPE_BYTES.get(dtype, 2)))
+
+
+def _texts_3x(match: re.Match[str], name: str) -> dict[str, str]:
+    """Read a name of CUTLASS 3.x; 0 stages are as many as fit, and no words after the alignment leave the rest open."""
+    out, c = match["out"], match["c"]
+    if c not in ("void", out):
+        raise RequestError(f"'{name}' names a C of {c} beside a D of {out}: C has the type of D")
+    tile, cluster, layout, types = (
+        (match["m"], match["n"]),
+        (match["cluster_m"], match["cluster_n"]),
+        match["layout"][:2],
+        "ab",
+    )
+    exchanged = _is_exchanged(name)
+    if exchanged:
+        tile, cluster, layout, types = tile[::-1], cluster[::-1], exchanged_layout(layout), "ba"
+    by_swapping_only_direct = (
+        out == "f32" and match["epilogue"] == "tma"
+    )  # floats of a swapped tile are not stored by TMA
+    planned = "warpspecialized" not in name
+    return {
+        "arch": "sm_90a",
+        "dtype_a": match[types[0]],
+        "dtype_b": match[types[1]],
+        "acc": match["acc"],
+        "out": out,
+        "layout": layout,
+        "align_a": match["align"],
+        "align_b": match["align"],
+        "tile": f"{'x'.join(tile)}x{match['k']}",
+        "mma": WGMMA,
+        "cluster": "x".join(cluster),
+        "beta": "off" if c == "void" else "on",
+        "swapped": "on" if exchanged and not by_swapping_only_direct else "off",
+        **({} if match["stages"] == "0" else {"stages": match["stages"]}),
+        **({} if planned else _SHARING[match["sharing"]]),
+        **({"schedule": "stream_k"} if match["stream_k"] else {}),
+        **({"copy": "cp_async"} if match["cpasync"] else {}),
+        **_STORE[match["epilogue"]],
+    }
+
+
+# ---- All names ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def library_names() -> tuple[str, ...]:
+    """Return the names of the matrix products that the installed CUTLASS's library makes for sm_75, sm_80 and sm_90.
+
+    Raises: HgemmError where CUTLASS's wheel is not installed.
+    """
+    return tuple(dict.fromkeys(operation.procedural_name() for operation in library_operations()))
+
+
+def library_operations() -> list:
+    """Return CUTLASS's own descriptions of them, in its order. Raises: HgemmError where its wheel is not installed."""
+    try:
+        from cutlass_library import generator, manifest  # 0.1 s, and 2 s to list: only for a glob
+    except ImportError as missing:
+        raise HgemmError(f"wheel nvidia-cutlass is missing: {INSTALL}") from missing
+    operations = []
+    for arch, make in (("75", generator.GenerateSM75), ("80", generator.GenerateSM80), ("90a", generator.GenerateSM90)):
+        cuda = "12.8"
+        words = ["--architectures", arch, "--cuda-version", cuda, "--operations", "gemm", "--kernels", "all"]
+        listed = manifest.Manifest(generator.define_parser().parse_args(words))
+        make(listed, cuda)
+        operations += listed.operations_by_name.values()
+    return operations

@@ -1,0 +1,169 @@
+"""Names of CUTLASS's library: what they say comes back as the alias, and what no spec says is refused with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from click.testing import CliRunner
+
+from generator.arch import ARCHS
+from generator.catalog import load_catalog
+from generator.cli import generate_command
+from generator.cutlass_names import library_names, library_operations, requests_named, texts_of_name
+from generator.defaults import resolve
+from generator.errors import RequestError
+from generator.families.sm90.naming import exchanged_layout
+from generator.naming import alias_of
+from generator.plan import plan_of
+from generator.rules import rules_of
+from generator.spec import Spec, parse_field
+from generator.sweep import sweep
+
+OLDER = "cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8"
+NEWER = (
+    "cutlass3x_sm90_tensorop_gemm_f16_f16_f32_f16_f16_128x256x64_2x1x1_0_nnn_align8_warpspecialized_cooperative_epi_tma"
+)
+
+
+def spec_of(name: str) -> Spec:
+    """Return the spec of a name, legal or not."""
+    [candidate] = sweep([texts_of_name(name)]).candidates
+    return candidate.plan.spec
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (OLDER, "sm_80 f16 f16 f16 tn 128x128x32 m16n8k16 4 8"),
+        ("cutlass_tensorop_s16816gemm_bf16_64x256_64x3_nt_align4", "sm_80 bf16 f32 f32 nt 64x256x64 m16n8k16 3 4"),
+        ("cutlass_tensorop_f16_s1688gemm_f16_256x64_32x2_nn_align1", "sm_75 f16 f32 f16 nn 256x64x32 m16n8k8 2 1"),
+    ],
+)
+def test_a_name_says_types_layout_tile_instruction_stages_and_alignment(name: str, fields: str) -> None:
+    spec = spec_of(name)
+    said = "arch dtype_a acc dtype_d layout cta_tile mma stages align_a".split()
+    assert [str(getattr(spec, field)) for field in said] == fields.split()
+    assert (spec.dtype_b, spec.align_b) == (spec.dtype_a, spec.align_a)
+    assert alias_of(spec) == name
+
+
+def test_a_column_major_d_is_the_exchanged_product_with_the_instructions_along_the_same_side() -> None:
+    spec = spec_of(NEWER)
+    assert (spec.layout, str(spec.cta_tile), str(spec.cluster), spec.swapped) == ("tt", "256x128x64", "1x2", True)
+    row_major = spec_of(NEWER.replace("nnn", "nnt"))
+    assert (row_major.layout, str(row_major.cta_tile), row_major.swapped) == ("nn", "128x256x64", False)
+    assert "column-major D" in requests_named(NEWER).remarks[0]
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_an_exchanged_layout_is_that_of_the_transposed_operands(layout: str) -> None:
+    """A is k-contiguous where its letter is t, B where it is n; transposing moves nothing in memory."""
+    assert exchanged_layout(exchanged_layout(layout)) == layout
+    k_contiguous = (layout[0] == "t", layout[1] == "n")
+    assert (exchanged_layout(layout)[0] == "t", exchanged_layout(layout)[1] == "n") == k_contiguous[::-1]
+
+
+def test_an_alias_of_a_shipped_kernel_names_a_kernel_of_that_alias() -> None:
+    for spec in (plan.spec for plan in sweep(load_catalog()).plans):
+        texts = {name: text for name, text in texts_of_name(alias_of(spec)).items() if name not in ("arch", "out")}
+        named = resolve({"arch": spec.arch, "dtype_d": spec.dtype_d} | fields_of(texts))
+        assert alias_of(named) == alias_of(spec)
+
+
+def fields_of(texts: dict[str, str]) -> dict:
+    """Return the fields of a request that name each one field, `tile` and the like by theirs."""
+    return {name: parse_field(name, text) for name, text in ({"cta_tile": texts.pop("tile")} | texts).items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("cutlass_tensorop_s16832spgemm_f16_128x128_64x3_tn_align8", "sparse"),
+        ("cutlass_tensorop_h16816gemm_planar_complex_64x64_64x3_tn_align8", "planar complex"),
+        ("cutlass_tensorop_h16816gemm_grouped_64x64_64x5_tn_align2_scheduleDevice", "group of products"),
+        ("cutlass_simt_sgemm_128x128_8x2_nn_align1", "no tensor cores"),
+        ("cutlass_tensorop_s16816gemm_f16_s8_128x128_64x3_tn_align8", "dtype_b 's8'"),
+        ("cutlass_tensorop_s1688gemm_128x128_16x3_tn_align4", "dtype_a 'f32'"),
+        (NEWER.replace("align8_", "align8_stream_k_"), "stream_k"),
+        (NEWER.replace("f32_f16_f16", "f32_f32_f16"), "C has the type of D"),
+        (NEWER.replace("f16_f16", "e4m3_e4m3", 1), "e4m3"),
+        (OLDER.replace("align8", "align8x"), "no name"),
+        ("128x128", "write one as cutlass_tensorop_"),
+    ],
+)
+def test_what_no_spec_says_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason) as told:
+        requests_named(name)
+    assert name in str(told.value)
+
+
+def test_a_glob_asks_for_each_name_that_matches_and_tells_which_are_left_out() -> None:
+    named = requests_named("cutlass_tensorop_h16816gemm*_64x64_*_tn_align8*")
+    assert [texts["tile"] for texts in named.requests] == ["64x64x32", "64x64x64"]
+    assert any("planar complex" in remark and "group" in remark for remark in named.remarks)
+    for glob in ("no_such_*", "cutlass_*planar*", " , "):
+        with pytest.raises(RequestError, match="names"):
+            requests_named(glob)
+
+
+def test_generate_takes_names_and_other_options_go_above_them() -> None:
+    done = CliRunner().invoke(
+        generate_command, ["--kernels", OLDER, "--arch", "89", "--stages", "3", "--dry-run", "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "hgemm_sm89_tn_f16_f16_f16_128x128x32" in done.stdout and "_s3f" in done.stdout
+
+
+# ---- The installed library, whole -----------------------------------------------------------------------------------
+
+
+def verdict(name: str) -> str:
+    """Return why no legal spec has this name: the reason or the rules; nothing where one has."""
+    try:
+        texts = texts_of_name(name)
+    except RequestError as error:
+        return str(error).partition(": ")[2] or str(error)
+    request_ = fields_of({"dtype_d" if name == "out" else name: text for name, text in texts.items()})
+    plan = plan_of(resolve(request_))
+    return " ".join(rule.name for rule in rules_of(plan) if rule.broken(plan))
+
+
+def test_plain_f16_products_of_the_library_are_expressed_or_there_is_a_reason(capsys: pytest.CaptureFixture) -> None:
+    """Plain are those of f16 with f16 that are neither sparse, planar complex nor grouped, by CUTLASS's own description."""
+    from cutlass_library.library import DataType, GemmKind
+
+    kinds = (GemmKind.Universal, GemmKind.Universal3x)
+    names = {
+        operation.procedural_name(): operation.arch
+        for operation in library_operations()
+        if operation.gemm_kind in kinds and operation.A.element == operation.B.element == DataType.f16
+    }
+    counts = Counter((arch, verdict(name)) for name, arch in names.items())
+    table = [f"sm_{arch} {count:5} {why or 'expressed'}" for (arch, why), count in sorted(counts.items())]
+    with capsys.disabled():
+        print("", *table, sep="\n")
+    totals = {arch: sum(count for key, count in counts.items() if key[0] == arch) for arch in (75, 80, 90)}
+    least = {75: 0.90 if ARCHS["sm_75"].families else 0.0, 80: 0.95, 90: 0.45}
+    assert {arch: counts[arch, ""] / total >= least[arch] for arch, total in totals.items()} == dict.fromkeys(
+        least, True
+    )
+    rules = {"", "alignment", "consumers", "cooperation", "family", "implied_fields", "registers", "stages"}
+    assert all(rules.issuperset(why.split()) or "stream_k" in why for _, why in counts)
+
+
+def test_the_older_names_come_back_as_aliases() -> None:
+    names = [name for name in library_names() if name.startswith("cutlass_tensorop_")]
+    told = Counter(alias_of(resolve(request_)) == name for name, request_ in map(request_of, names) if request_)
+    assert told[True] >= 1224 and not told[False]
+
+
+def request_of(name: str) -> tuple[str, dict]:
+    try:
+        texts = texts_of_name(name)
+    except RequestError:
+        return name, {}
+    texts = {"dtype_d" if option == "out" else option: text for option, text in texts.items()}
+    return name, fields_of(
+        {**texts, "warp_tile": "64x64"}
+    )  # which the alias leaves out, and planning takes longest to find
