@@ -13,7 +13,10 @@ from generator.values import Smem
 
 BANK_BYTES = 4
 BANKS = 32
-ELEMENT_BYTES = 2
+PIECE_BYTES = 16
+"""A row of an 8x8 matrix of ldmatrix; so many bytes stay together in every placement."""
+ASYNC_BYTES = 4
+"""The least that cp.async copies. Source: PTX ISA, cp.async, cp-size."""
 PHASE_BYTES = BANKS * BANK_BYTES
 """Bytes that shared memory serves at once; wider accesses of a warp are served in phases of so many bytes.
 
@@ -26,7 +29,7 @@ class OperandTile:
     """One stage of an operand in shared memory.
 
     Shapes: (rows, columns), columns contiguous: (tile, k) for a K-major operand, (k, tile) for an MN-major one.
-    Units: elements of 2 bytes; `chunk` is what one copy moves.
+    Units: elements of `element_bytes`; `chunk` is what one copy moves.
     """
 
     k_major: bool
@@ -35,6 +38,12 @@ class OperandTile:
     chunk: int
     threads: int
     smem: Smem
+    element_bytes: int = 2
+
+    @property
+    def piece(self) -> int:
+        """Elements of 16 bytes."""
+        return PIECE_BYTES // self.element_bytes
 
     @property
     def pitch(self) -> int:
@@ -45,7 +54,8 @@ class OperandTile:
     def period(self) -> int:
         """Elements after which the swizzle repeats: a stage is whole periods, and whole multiples of 128 bytes."""
         bits, base, shift = self.smem.swizzle
-        return max(64, 1 << (bits + base + shift)) if bits else 64
+        line = PHASE_BYTES // self.element_bytes
+        return max(line, 1 << (bits + base + shift)) if bits else line
 
     @property
     def stage_elements(self) -> int:
@@ -79,13 +89,13 @@ def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
 
 def read_conflicts(tile: OperandTile) -> int:
     """Return the bank conflicts of reading every fragment of `tile` once by ldmatrix, 8 rows of 16 bytes a phase."""
-    places = itertools.product(range(0, tile.rows - 7, 8), range(0, tile.columns, 8))
+    places = itertools.product(range(0, tile.rows - 7, 8), range(0, tile.columns, tile.piece))
     starts = Counter(
         (row * tile.pitch + column) % tile.period for row, column in places
     )  # whole periods change no bank
-    swizzle, pitch = _swizzle(tile.smem), tile.pitch
+    swizzle, pitch, size = _swizzle(tile.smem), tile.pitch, tile.element_bytes
     return sum(
-        count * conflicts([swizzle(start + lane * pitch) * ELEMENT_BYTES for lane in range(8)], 16)
+        count * conflicts([swizzle(start + lane * pitch) * size for lane in range(8)], PIECE_BYTES)
         for start, count in starts.items()
     )
 
@@ -95,21 +105,23 @@ def write_conflicts(tile: OperandTile) -> int:
     per_row = tile.columns // tile.chunk
     row_step = max(1, tile.threads // per_row)
     chunks = [(row, chunk * tile.chunk) for row in range(min(tile.rows, row_step)) for chunk in range(per_row)]
-    offsets = [tile.offset(row, column) * ELEMENT_BYTES for row, column in chunks]
-    return sum(conflicts(offsets[i : i + 32], tile.chunk * ELEMENT_BYTES) for i in range(0, len(offsets), 32))
+    offsets = [tile.offset(row, column) * tile.element_bytes for row, column in chunks]
+    return sum(conflicts(offsets[i : i + 32], tile.chunk * tile.element_bytes) for i in range(0, len(offsets), 32))
 
 
 @cache
-def conflict_free(k_major: bool, rows: int, columns: int, chunk: int, threads: int) -> Smem:
+def conflict_free(k_major: bool, rows: int, columns: int, chunk: int, threads: int, element_bytes: int = 2) -> Smem:
     """Return the smallest placement without bank conflicts: plain, else the least XOR, else the least padding.
 
     Where none has no conflicts, the one with the fewest.
     """
-    xors = [Smem("xor", (bits, 3, shift)) for bits in (1, 2, 3) for shift in range(bits, 7)]
-    pads = [Smem("pad", (pad,)) for pad in (8, 16, 24)]
+    piece = PIECE_BYTES // element_bytes
+    base = piece.bit_length() - 1
+    xors = [Smem("xor", (bits, base, shift)) for bits in (1, 2, 3) for shift in range(bits, 7)]
+    pads = [Smem("pad", (pieces * piece,)) for pieces in (1, 2, 3)]
     found: list[tuple[int, int, int, Smem]] = []
     for order, smem in enumerate([Smem("none"), *xors, *pads]):
-        tile = OperandTile(k_major, rows, columns, chunk, threads, smem)
+        tile = OperandTile(k_major, rows, columns, chunk, threads, smem, element_bytes)
         cost = read_conflicts(tile) + write_conflicts(tile)
         found.append((cost, tile.stage_elements, order, smem))
         if cost == 0 and smem.kind != "pad":

@@ -74,6 +74,11 @@ class Spec:
         return family_of_mma(self.mma)
 
     @property
+    def operand_bytes(self) -> int:
+        """Bytes of an element of A, and of B where a kernel takes them."""
+        return DTYPE_BYTES[self.dtype_a]
+
+    @property
     def a_k_major(self) -> bool:
         return self.layout[0] == "t"
 

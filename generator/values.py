@@ -71,9 +71,9 @@ class Cluster:
 class Smem:
     """The placement of one operand's tile in shared memory.
 
-    `none` stores rows one after the other, `pad:H` leaves H half elements after each row, and
+    `none` stores rows one after the other, `pad:H` leaves H elements after each row, and
     `xor:B,M,S` XORs B bits of an element's offset, those from bit M, with the B bits S above them
-    (the Swizzle<B, M, S> of CuTe, in half elements).
+    (the Swizzle<B, M, S> of CuTe, in elements of the operand).
     """
 
     kind: str
@@ -85,7 +85,7 @@ class Smem:
         if kind == "none" and not rest:
             return cls("none")
         if kind == "pad":
-            return cls("pad", tuple(_integers(rest, r"(\d{1,3})", "smem pad", "pad:8 (half elements after each row)")))
+            return cls("pad", tuple(_integers(rest, r"(\d{1,3})", "smem pad", "pad:8 (elements after each row)")))
         if kind == "xor":
             found = _integers(rest, r"(\d),(\d{1,2}),(\d{1,2})", "smem xor", "xor:B,M,S, such as xor:2,3,3")
             return cls("xor", tuple(found))

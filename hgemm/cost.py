@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hgemm.dtypes import DTYPES
 from hgemm.facts import Facts
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ SMEM_RESERVED_BYTES_PER_CTA = 1024
 
 PRODUCTS_PER_CLOCK = {80: 1024, 86: 512, 87: 512, 88: 512, 89: 512, 90: 1300, 120: 512, 121: 512}
 """f16 products with mma.sync an SM and clock. Source: whitepapers of GA100, GA102 and AD102 (dense, f32 accumulation of the
-server cards); sm_90's is what benchmarks/data/mma_rate_h200.json measured."""
+server cards), of tf32 half as many; sm_90's is what benchmarks/data/mma_rate_h200.json measured."""
 USUAL_PRODUCTS_PER_CLOCK = 1024
 WGMMA_PRODUCTS_PER_CLOCK = 2048
 """Source: NVIDIA H100 white paper, table 2: 989 TFLOP/s of 132 SMs at 1.83 GHz."""
@@ -43,8 +44,9 @@ OVERLAP = 4
 """One in so many clocks of what is hidden behind the longest shows."""
 COPY_CLOCKS = 4
 """An instruction of a warp that copies, of any width."""
+ASYNC_BYTES = 4
 REGISTER_COPY_CLOCKS = 8
-"""One that loads and one that stores, where elements go through registers."""
+"""One that loads and one that stores, where elements go through registers: pieces of less than `ASYNC_BYTES`."""
 FIRST_TILE_CLOCKS = 1500
 """From the start of a CTA to its first product."""
 MEMSET_CLOCKS = 5000
@@ -71,19 +73,19 @@ def clocks_of(facts: Facts, record: Mapping[str, Any]) -> Clocks:
 
 
 def _k_tile(facts: Facts, spec: Mapping[str, Any]) -> int:
-    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
-    bytes_filled = 2 * (m + n) * k
+    m, n, k, size = facts.tile_m, facts.tile_n, facts.tile_k, DTYPES[facts.dtype_a].bytes
+    bytes_filled = size * (m + n) * k
     if facts.tensor_maps:
         rate, copies = WGMMA_PRODUCTS_PER_CLOCK, 0
         rows, columns = (n, m) if spec.get("swapped") else (m, n)
-        bytes_read = 2 * (rows + columns * -(-rows // WARPGROUP_ROWS)) * k
+        bytes_read = size * (rows + columns * -(-rows // WARPGROUP_ROWS)) * k
     else:
         rate = PRODUCTS_PER_CLOCK.get(_number(facts.arch), USUAL_PRODUCTS_PER_CLOCK)
         warp_m, warp_n = (int(word) for word in str(spec["warp_tile"]).split("x"))
-        bytes_read = 2 * (m // warp_m) * (n // warp_n) * (warp_m + warp_n) * k
-        copies = _copies(m * k, facts.align_a) + _copies(n * k, facts.align_b)
+        bytes_read = size * (m // warp_m) * (n // warp_n) * (warp_m + warp_n) * k
+        copies = _copies(m * k, facts.align_a, size) + _copies(n * k, facts.align_b, size)
     work = [
-        -(-m * n * k // rate),
+        -(-m * n * k * size // (2 * rate)),
         (bytes_filled + bytes_read) // SMEM_BYTES_PER_CLOCK,
         bytes_filled // L2_BYTES_PER_CLOCK // facts.cluster_ctas,
         copies,
@@ -91,9 +93,9 @@ def _k_tile(facts: Facts, spec: Mapping[str, Any]) -> int:
     return max(work) + (sum(work) - max(work)) // OVERLAP + K_TILE_CLOCKS
 
 
-def _copies(elements: int, align: int) -> int:
+def _copies(elements: int, align: int, element_bytes: int) -> int:
     """Return the clocks that a warp's instructions take which copy a tile of one operand."""
-    return elements // align // 32 * (REGISTER_COPY_CLOCKS if align == 1 else COPY_CLOCKS)
+    return elements // align // 32 * (REGISTER_COPY_CLOCKS if align * element_bytes < ASYNC_BYTES else COPY_CLOCKS)
 
 
 def _number(arch: str) -> int:

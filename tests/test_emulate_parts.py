@@ -194,7 +194,15 @@ def test_the_measured_case_has_as_many_k_tiles_for_each_split() -> None:
 
 # ---- Placement ------------------------------------------------------------------------------------------------------
 
-SPEC = {"cta_tile": "64x32x32", "warp_tile": "32x16", "layout": "tn", "align_a": 8, "align_b": 8}
+SPEC = {
+    "cta_tile": "64x32x32",
+    "warp_tile": "32x16",
+    "layout": "tn",
+    "align_a": 8,
+    "align_b": 8,
+    "dtype_a": "f16",
+    "dtype_b": "f16",
+}
 
 
 def test_the_placement_counts_every_warp_that_reads() -> None:

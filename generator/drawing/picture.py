@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from generator.arch import MMA_SYNC
 from generator.drawing.fragments import draw_fragment, fragments_of
-from generator.drawing.shared_tile import GROUPS, PIECE, draw_tile, unswizzled, view_of
+from generator.drawing.shared_tile import GROUPS, draw_tile, unswizzled, view_of
 from generator.drawing.svg import Svg
 from generator.families.sm90.tensor_maps import OperandBoxes
-from generator.layouts import ELEMENT_BYTES, OperandTile
+from generator.layouts import PIECE_BYTES, OperandTile
 from generator.plan import Plan
 from generator.values import Smem
 
@@ -21,7 +21,8 @@ def picture_of(plan: Plan, symbol: str) -> str:
     svg = Svg()
     spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC
     svg.text(_LEFT, 32, symbol, 16, bold=True)
-    square = f"A square is 16 bytes of shared memory, 8 elements of {spec.dtype_a}. Its number and colour are the group of 4 banks"
+    elements = f"{PIECE_BYTES // spec.operand_bytes} elements of {spec.dtype_a}"
+    square = f"A square is 16 bytes of shared memory, {elements}. Its number and colour are the group of 4 banks"
     reading = (
         "one ldmatrix.x4, a row of a matrix by the address of the lane that is named."
         if by_lanes
@@ -39,7 +40,9 @@ def picture_of(plan: Plan, symbol: str) -> str:
 
 def box_of(operand: OperandBoxes, smem: Smem, threads: int) -> OperandTile:
     """Return the first box of a stage of a wgmma kernel, all slices of it, as a tile whose rows are those of its swizzle."""
-    return OperandTile(operand.k_major, operand.sliced, operand.swizzle_bytes // ELEMENT_BYTES, PIECE, threads, smem)
+    size = operand.element_bytes
+    columns, piece = operand.swizzle_bytes // size, PIECE_BYTES // size
+    return OperandTile(operand.k_major, operand.sliced, columns, piece, threads, smem, size)
 
 
 def draw_operand(

@@ -6,12 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from generator.drawing.svg import Svg
-from generator.layouts import BANKS, ELEMENT_BYTES, PHASE_BYTES, OperandTile, conflicts, read_conflicts
+from generator.layouts import BANKS, PHASE_BYTES, PIECE_BYTES, OperandTile, conflicts, read_conflicts
 from generator.values import Smem
 
-PIECE = 8
-"""Elements of 16 bytes: a row of one 8x8 matrix."""
-GROUPS = PHASE_BYTES // (PIECE * ELEMENT_BYTES)
+GROUPS = PHASE_BYTES // PIECE_BYTES
 """Groups of 4 banks, each as wide as a piece."""
 COLOURS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#DDDDDD")
 SHOWN_ROWS, SHOWN_PIECES = 16, 8
@@ -51,16 +49,16 @@ def unswizzled(tile: OperandTile) -> OperandTile:
 
 def group_of(tile: OperandTile, row: int, piece: int) -> int:
     """Return the group of 4 banks that holds a piece."""
-    return tile.offset(row, piece * PIECE) * ELEMENT_BYTES % PHASE_BYTES // (PIECE * ELEMENT_BYTES)
+    return tile.offset(row, piece * tile.piece) * tile.element_bytes % PHASE_BYTES // PIECE_BYTES
 
 
 def draw_tile(svg: Svg, x: float, y: float, tile: OperandTile, view: View, title: str) -> tuple[float, float]:
     """Draw the first rows of a tile and what one ldmatrix meets there; return the width and height taken."""
-    rows, pieces = min(SHOWN_ROWS, tile.rows), min(SHOWN_PIECES, tile.columns // PIECE)
+    rows, pieces = min(SHOWN_ROWS, tile.rows), min(SHOWN_PIECES, tile.columns // tile.piece)
     svg.text(x + _LABEL, y + 14, title, 15, bold=True)
     top, left = y + 46, x + _LABEL
     for piece in range(pieces):
-        label = f"{view.columns} {piece * PIECE}..{piece * PIECE + PIECE - 1}"
+        label = f"{view.columns} {piece * tile.piece}..{piece * tile.piece + tile.piece - 1}"
         svg.text(left + (piece + 0.5) * _CELL, top - 7, label, 10.5, "middle")
     lanes = {view.lane_place(lane): lane for lane in range(32)} if view.by_lanes else {}
     for row in range(rows):
@@ -101,15 +99,15 @@ def _draw_phases(svg: Svg, x: float, y: float, tile: OperandTile, view: View) ->
             place = view.lane_place(lane)
             met[group_of(tile, *place)].append(lane if view.by_lanes else place[0])
         offsets = [
-            tile.offset(row, piece * PIECE) * ELEMENT_BYTES
+            tile.offset(row, piece * tile.piece) * tile.element_bytes
             for row, piece in map(view.lane_place, range(8 * matrix, 8 * matrix + 8))
         ]
-        passes = 1 + conflicts(offsets, PIECE * ELEMENT_BYTES)
+        passes = 1 + conflicts(offsets, PIECE_BYTES)
         row, piece = view.lane_place(8 * matrix)
         told = (
             f"lanes {8 * matrix}..{8 * matrix + 7}"
             if view.by_lanes
-            else f"{view.columns} {piece * PIECE}, {view.rows} {row}..{row + 7}"
+            else f"{view.columns} {piece * tile.piece}, {view.rows} {row}..{row + 7}"
         )
         svg.text(x, y + 15, told, 11)
         for group in range(GROUPS):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from generator.layouts import BANK_BYTES, ELEMENT_BYTES, PHASE_BYTES, OperandTile, conflicts, read_conflicts
+from generator.layouts import BANK_BYTES, PHASE_BYTES, OperandTile, conflicts, read_conflicts
+from generator.spec import DTYPE_BYTES
 from generator.values import Smem, Tile, WarpTile
 
 _WARP = 32
@@ -50,8 +51,8 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
     operands = []
     for k_major, extent, name in ((spec["layout"][0] == "t", tile.m, "a"), (spec["layout"][1] == "n", tile.n, "b")):
         rows, columns = (extent, tile.k) if k_major else (tile.k, extent)
-        smem = Smem.parse(spec[f"smem_{name}"])
-        operands.append(OperandTile(k_major, rows, columns, spec[f"align_{name}"], threads, smem))
+        smem, size = Smem.parse(spec[f"smem_{name}"]), DTYPE_BYTES[spec[f"dtype_{name}"]]
+        operands.append(OperandTile(k_major, rows, columns, spec[f"align_{name}"], threads, smem, size))
     return Placement(*operands, warps_m, warps_n, threads)
 
 
@@ -62,7 +63,7 @@ def copy_conflicts(tile: OperandTile, threads: int) -> int:
     """
     per_row = tile.columns // tile.chunk
     row_step = 1 if per_row >= threads else threads // per_row
-    width_bytes = tile.chunk * ELEMENT_BYTES
+    width_bytes = tile.chunk * tile.element_bytes
     lanes = PHASE_BYTES // max(width_bytes, BANK_BYTES)
     extra = 0
     for row_first in range(0, tile.rows, row_step):
@@ -70,7 +71,7 @@ def copy_conflicts(tile: OperandTile, threads: int) -> int:
             for lane in range(0, threads, lanes):
                 places = [_chunk(tile, thread, per_row, row_step) for thread in range(lane, lane + lanes)]
                 offsets = [
-                    tile.offset(row_first + row, column_first + column) * ELEMENT_BYTES
+                    tile.offset(row_first + row, column_first + column) * tile.element_bytes
                     for row, column in filter(None, places)
                     if row_first + row < tile.rows and column_first + column < tile.columns
                 ]

@@ -18,7 +18,7 @@ def problem_fields(request: Request) -> Request:
         "beta": True,
         "bias": "none",
         "activation": "none",
-        "align_a": 8,
-        "align_b": 8,
+        "align_a": 16 // DTYPE_BYTES[dtype],
+        "align_b": 16 // DTYPE_BYTES[dtype],
         "align_d": 16 // DTYPE_BYTES[dtype_d],
     }

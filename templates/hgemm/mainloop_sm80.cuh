@@ -90,7 +90,7 @@ struct Mainloop {
     } while (--k_tiles > 0);
   }
 
-  // While a block of 16 of k is multiplied, fragments are read and a part of a k-tile further on is copied between the
+  // While a block of k is multiplied, fragments are read and a part of a k-tile further on is copied between the
   // products. The barrier before the last block of a k-tile says two things: the next k-tile is there, and all warps are
   // done with the stage before this one (with one fragment stage) or have this one in registers (with two).
   HGEMM_DEVICE void run_pipelined(Accumulators<Policy>& accumulators) {

@@ -108,7 +108,8 @@ struct MainloopSm90 {
   using Place = ClusterPlace<Policy>;
 
   static constexpr int readers = Policy::pingpong ? 1 : Policy::consumers;  // warpgroups that read one stage
-  static constexpr int wgmma_per_k_tile = Policy::consumer_m / 64 * (Policy::tile_k / 16);  // a warpgroup
+  static constexpr int wgmma_k = 32 / sizeof(typename Policy::In);
+  static constexpr int wgmma_per_k_tile = Policy::consumer_m / 64 * (Policy::tile_k / wgmma_k);  // a warpgroup
 
   struct Shared {
     alignas(1024) unsigned char a[Policy::stages][A::bytes];  // (stages, tile_m, tile_k)
@@ -173,7 +174,7 @@ struct MainloopSm90 {
       uint64_t const b = b_first + ring.stage * (B::bytes / 16);
       atoms::wgmma_fence();
       HGEMM_UNROLL
-      for (int k = 0; k < Policy::tile_k; k += 16) {
+      for (int k = 0; k < Policy::tile_k; k += wgmma_k) {
         HGEMM_UNROLL
         for (int block = 0; block < Policy::consumer_m / 64; ++block) {
           atoms::wgmma<Policy>(accumulators.sums[block], a + A::step(block * 64, k), b + B::step(0, k), k_tile > 0 || k > 0);

@@ -12,14 +12,16 @@ namespace hgemm {
 
 template <class Policy, class Operand, int EXTENT>
 struct OperandLayout {
+  static constexpr int piece = 16 / sizeof(typename Policy::In);  // elements of 16 bytes, which stay together
+  static constexpr int line = 8 * piece;                          // elements of all banks
   static constexpr int rows = Operand::k_major ? EXTENT : Policy::tile_k;
   static constexpr int columns = Operand::k_major ? Policy::tile_k : EXTENT;
   static constexpr int pitch = Operand::pitch;
   static constexpr int period = 1 << (Operand::swizzle_bits + Operand::swizzle_base + Operand::swizzle_shift);
-  static constexpr int granule = Operand::swizzle_bits == 0 ? 64 : period > 64 ? period : 64;
+  static constexpr int granule = Operand::swizzle_bits == 0 ? line : period > line ? period : line;
   static constexpr int stage_elements = (rows * pitch + granule - 1) / granule * granule;
 
-  static_assert(pitch >= columns && pitch % 8 == 0, "rows must not overlap and must start on 16 bytes");
+  static_assert(pitch >= columns && pitch % piece == 0, "rows must not overlap and must start on 16 bytes");
 
   HGEMM_DEVICE static constexpr int swizzle(int element) {
     constexpr int mask = ((1 << Operand::swizzle_bits) - 1) << Operand::swizzle_base;
@@ -47,7 +49,7 @@ struct OperandCopy {
   using Layout = OperandLayout<Policy, Operand, EXTENT>;
 
   static constexpr int chunk = Operand::align;
-  static constexpr bool through_registers = chunk == 1;  // asynchronous copies move 4 bytes at least
+  static constexpr bool through_registers = chunk * sizeof(In) < 4;  // asynchronous copies move 4 bytes at least
   static constexpr int chunk_columns = Layout::columns / chunk;
   static constexpr int row_step = chunk_columns >= Policy::threads ? 1 : Policy::threads / chunk_columns;
   static constexpr int row_passes = (Layout::rows + row_step - 1) / row_step;
@@ -176,8 +178,9 @@ struct OperandCopy {
 // ---- Shared to registers ------------------------------------------------------------------------------------------
 
 // Addresses of one lane's rows for ldmatrix over a warp tile of WARP_EXTENT along m (A) or n (B).
-// The four 8x8 matrices of an x4 cover 16 of the extent by 16 of k. For A (EXTENT_FIRST) they follow each other along m,
-// then along k, as the registers of the mma's a do; for B along k, then along n, as the b of two neighbours do.
+// The four matrices of an x4, of 8 rows of 16 bytes each, cover 16 of the extent by a block of k: 32 bytes of K-major rows. For
+// A (EXTENT_FIRST) they follow each other along m, then along k, as the registers of the mma's a do; for B along k, then along
+// n, as the b of two neighbours do.
 template <class Policy, class Operand, int EXTENT, bool EXTENT_FIRST>
 struct FragmentReader {
   using In = typename Policy::In;
@@ -186,20 +189,20 @@ struct FragmentReader {
   int linear;  // element offset of this lane's row in a stage, before the swizzle
 
   HGEMM_DEVICE FragmentReader(int warp_first, int lane) {
-    int const low = lane / 8 % 2 * 8;
-    int const high = lane / 16 * 8;
-    int const along_extent = EXTENT_FIRST ? low : high;
-    int const along_k = EXTENT_FIRST ? high : low;
+    int const low = lane / 8 % 2;
+    int const high = lane / 16;
+    int const along_extent = (EXTENT_FIRST ? low : high) * 8;
+    int const along_k = (EXTENT_FIRST ? high : low) * Layout::piece;
     linear = Operand::k_major ? (warp_first + along_extent + lane % 8) * Layout::pitch + along_k
                               : (along_k + lane % 8) * Layout::pitch + warp_first + along_extent;
   }
 
-  // Registers of the 16 x 16 at (along_extent, along_k) of the warp tile.
+  // Registers of 16 of the extent by a block of k, at (along_extent, along_k) of the warp tile.
   HGEMM_DEVICE void read_x4(In const* stage, int along_extent, int along_k, uint32_t& r0, uint32_t& r1, uint32_t& r2,
                             uint32_t& r3) const {
     atoms::ldmatrix_x4<!Operand::k_major>(at(stage, along_extent, along_k), r0, r1, r2, r3);
   }
-  // Registers of the 8 x 16 there.
+  // Registers of 8 of the extent there.
   HGEMM_DEVICE void read_x2(In const* stage, int along_extent, int along_k, uint32_t& r0, uint32_t& r1) const {
     atoms::ldmatrix_x2<!Operand::k_major>(at(stage, along_extent, along_k), r0, r1);
   }

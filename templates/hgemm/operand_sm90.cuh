@@ -10,14 +10,15 @@ namespace hgemm {
 template <class Policy, class Side, int EXTENT, int SLICES>
 struct OperandSm90 {
   static constexpr int row_bytes = Side::swizzle_bytes;
-  static constexpr int columns = row_bytes / 2;  // elements of the contiguous index in a box
+  static constexpr int element_bytes = sizeof(typename Policy::In);
+  static constexpr int columns = row_bytes / element_bytes;  // elements of the contiguous index in a box
   static constexpr int rows = Side::k_major ? EXTENT : Policy::tile_k;
   static constexpr int boxes = (Side::k_major ? Policy::tile_k : EXTENT) / columns;
   static constexpr int box_bytes = rows * row_bytes;
   static constexpr int slice_rows = rows / SLICES;
   static constexpr int bytes = boxes * box_bytes;
 
-  static_assert(bytes == EXTENT * Policy::tile_k * 2, "boxes must fill the stage");
+  static_assert(bytes == EXTENT * Policy::tile_k * element_bytes, "boxes must fill the stage");
   static_assert(slice_rows * SLICES == rows && slice_rows % 8 == 0, "a slice is made of groups of 8 rows");
 
   // ---- Loading ----------------------------------------------------------------------------------------------------
@@ -50,11 +51,11 @@ struct OperandSm90 {
     return uint64_t(atoms::shared_address(stage) >> 4 & 0x3fff) | box << 16 | row_group << 32 | swizzle << 62;
   }
 
-  // What to add to it for element (extent, k); extent is a multiple of 64 or 0, k of 16.
+  // What to add to it for element (extent, k); extent is a multiple of 64 or 0, k of 32 bytes.
   HGEMM_DEVICE static constexpr uint64_t step(int extent, int k) {
     int const column = Side::k_major ? k : extent;
     int const row = Side::k_major ? extent : k;
-    return (column / columns * box_bytes + row * row_bytes + column % columns * 2) / 16;
+    return (column / columns * box_bytes + row * row_bytes + column % columns * element_bytes) / 16;
   }
 };
 

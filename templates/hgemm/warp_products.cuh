@@ -16,7 +16,8 @@ struct WarpProducts {
   using LayoutB = OperandLayout<Policy, B, Policy::tile_n>;
 
   static constexpr int stages = Policy::stages;
-  static constexpr int k_blocks = Policy::tile_k / 16;  // steps of 16 of k in a k-tile
+  static constexpr int k_block = 32 / sizeof(In);  // of k, whose fragments are read at once: 16 halves
+  static constexpr int k_blocks = Policy::tile_k / k_block;
   static constexpr int mma_m = Policy::warp_m / 16;
   static constexpr int mma_n = Policy::warp_n / 8;
   static constexpr int products = mma_m * mma_n;  // of a block
@@ -38,8 +39,8 @@ struct WarpProducts {
   };
 
   struct Fragments {
-    uint32_t a[a_rows][4];  // (a_rows), 16 x 16 of A
-    uint32_t b[mma_n][2];   // (mma_n), 16 x 8 of B
+    uint32_t a[a_rows][4];  // (a_rows), 16 x k_block of A
+    uint32_t b[mma_n][2];   // (mma_n), k_block x 8 of B
   };
 
   Shared& shared;
@@ -61,7 +62,7 @@ struct WarpProducts {
   HGEMM_DEVICE void read_a(Fragments& fragments, int stage, int block, int i) const {
     uint32_t(&a)[4] = fragments.a[a_row(block, i)];
     In const* const tile = shared.a[stage];  // (tile_m, tile_k)
-    read_a_.read_x4(tile, i * 16, block * 16, a[0], a[1], a[2], a[3]);
+    read_a_.read_x4(tile, i * 16, block * k_block, a[0], a[1], a[2], a[3]);
   }
 
   // Reads the columns of D from j * 8 on: 16 of them, or 8 at the end of an odd number.
@@ -70,9 +71,9 @@ struct WarpProducts {
     In const* const tile = shared.b[stage];  // (tile_n, tile_k)
     if (j + 1 < mma_n) {
       uint32_t(&b1)[2] = fragments.b[j + 1 < mma_n ? j + 1 : j];
-      read_b_.read_x4(tile, j * 8, block * 16, b0[0], b0[1], b1[0], b1[1]);
+      read_b_.read_x4(tile, j * 8, block * k_block, b0[0], b0[1], b1[0], b1[1]);
     } else {
-      read_b_.read_x2(tile, j * 8, block * 16, b0[0], b0[1]);
+      read_b_.read_x2(tile, j * 8, block * k_block, b0[0], b0[1]);
     }
   }
 

@@ -12,7 +12,7 @@ from generator.families.mma_sync import rules
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.mma_sync.ways_out import nearest_cta_tile, warp_extents
 from generator.layouts import OperandTile, conflict_free
-from generator.spec import Request, Spec
+from generator.spec import DTYPE_BYTES, Request, Spec
 from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
 # ---- What measurements recommend ------------------------------------------------------------------------------------
@@ -25,6 +25,8 @@ ROOMY_SMEM_BYTES = 200 * 1024
 
 LARGE_TILES = {"f32": Tile(256, 128, 32), "f16": Tile(256, 128, 32), "f16_promoted": Tile(128, 64, 64)}
 TILES = tuple(map(Tile.parse, "128x128x32 128x64x32 64x128x32 64x64x32 64x32x32 32x64x32 32x32x32 16x16x16".split()))
+K_BLOCK_OF_HALVES = 16
+"""Tiles are given for operands of 2 bytes; those of 4 bytes are half as deep, which are as many bytes."""
 
 WARP_AREAS = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
 """Elements of D that a warp computes at best, and leave registers for the fragments."""
@@ -40,7 +42,7 @@ STAGES = {2: (4, 3), 1: (5, 4)}
 def resolve(request: Request) -> Spec:
     """Fill in every open field of `request`; the result may still be illegal, which the rules judge."""
     fields = {**problem_fields(request), **_PLAIN, **request}
-    tiles = [nearest_cta_tile(fields["cta_tile"])] if "cta_tile" in fields else [*_cta_tiles(fields)]
+    tiles = [nearest_cta_tile(fields["cta_tile"], _k_block(fields))] if "cta_tile" in fields else [*_cta_tiles(fields)]
     choices = itertools.chain.from_iterable(_choices(fields, tile) for tile in tiles)
     found = next(choices, None) or _spec(fields, _modest(fields, tiles[0]))
     return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
@@ -64,17 +66,19 @@ _PLAIN: Request = {
 
 def _cta_tiles(fields: Request) -> Iterator[Tile]:
     """CTA tiles to try: the best for the architecture, then smaller ones; of a given warp tile, multiples."""
+    k_block = _k_block(fields)
     if "warp_tile" in fields:
         warp = fields["warp_tile"]
-        sizes = [Tile(warp.m * m, warp.n * n, 32) for m, n in itertools.product(range(1, 9), repeat=2)]
-        yield from sorted(filter(_is_legal, sizes), key=lambda tile: (_off_target(tile, warp), abs(tile.m - tile.n)))
-    if ARCHS[fields["arch"]].limits.smem_bytes_per_cta >= ROOMY_SMEM_BYTES:
-        yield LARGE_TILES[fields["acc"]]
-    yield from TILES
+        sizes = [Tile(warp.m * m, warp.n * n, 2 * k_block) for m, n in itertools.product(range(1, 9), repeat=2)]
+        legal = [tile for tile in sizes if tile == nearest_cta_tile(tile, k_block)]
+        yield from sorted(legal, key=lambda tile: (_off_target(tile, warp), abs(tile.m - tile.n)))
+    roomy = ARCHS[fields["arch"]].limits.smem_bytes_per_cta >= ROOMY_SMEM_BYTES
+    for tile in ((LARGE_TILES[fields["acc"]],) if roomy else ()) + TILES:
+        yield replace(tile, k=tile.k * k_block // K_BLOCK_OF_HALVES)
 
 
-def _is_legal(tile: Tile) -> bool:
-    return tile == nearest_cta_tile(tile)
+def _k_block(fields: Request) -> int:
+    return K_BLOCK_OF_HALVES * DTYPE_BYTES["f16"] // DTYPE_BYTES[fields["dtype_a"]]
 
 
 def _off_target(tile: Tile, warp: WarpTile) -> int:
@@ -162,4 +166,4 @@ def _spec(fields: Request, choice: Request) -> Spec:
 
 
 def _placement(tile: OperandTile) -> Smem:
-    return conflict_free(tile.k_major, tile.rows, tile.columns, tile.chunk, tile.threads)
+    return conflict_free(tile.k_major, tile.rows, tile.columns, tile.chunk, tile.threads, tile.element_bytes)

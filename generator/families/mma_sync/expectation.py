@@ -5,12 +5,13 @@ from __future__ import annotations
 from generator.arch import ARCHS
 from generator.binary.inspect import Expectation
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
+from generator.layouts import ASYNC_BYTES
 from hgemm.problem import PROBLEM_BYTES
 
 
 def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
     """State what inspection must find in the kernel of a plan."""
-    copies_by_cp_async = max(plan.spec.align_a, plan.spec.align_b) > 1
+    copies_by_cp_async = max(plan.a.chunk, plan.b.chunk) * plan.spec.operand_bytes >= ASYNC_BYTES
     return Expectation(
         arch=plan.spec.arch,
         threads=plan.threads,

@@ -9,7 +9,7 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.families.mma_sync.register_estimate import estimate
 from generator.families.plan import Plan
-from generator.layouts import OperandTile, read_conflicts, write_conflicts
+from generator.layouts import PIECE_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES
 from generator.values import Cluster
 
@@ -50,6 +50,25 @@ class MmaSyncPlan(Plan):
     def mma_k(self) -> int:
         return int(self.spec.mma.rpartition("k")[2])
 
+    @property
+    def piece(self) -> int:
+        """Elements of 16 bytes, which stay together in shared memory."""
+        return PIECE_BYTES // self.spec.operand_bytes
+
+    @property
+    def piece_bits(self) -> int:
+        """Bits of an element's offset within its piece."""
+        return self.piece.bit_length() - 1
+
+    @property
+    def k_block(self) -> int:
+        """Elements of k whose fragments are read at once."""
+        return 2 * self.piece
+
+    @property
+    def k_blocks(self) -> int:
+        return self.spec.cta_tile.k // self.k_block
+
     @cached_property
     def a(self) -> OperandTile:
         return self._operand(self.spec.a_k_major, self.spec.cta_tile.m, self.spec.align_a, self.spec.smem_a)
@@ -60,14 +79,14 @@ class MmaSyncPlan(Plan):
 
     def _operand(self, k_major: bool, extent: int, align: int, smem) -> OperandTile:
         rows, columns = (extent, self.spec.cta_tile.k) if k_major else (self.spec.cta_tile.k, extent)
-        return OperandTile(k_major, rows, columns, align, self.threads, smem)
+        return OperandTile(k_major, rows, columns, align, self.threads, smem, self.spec.operand_bytes)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of one stage, A and B together."""
-        return 2 * (self.a.stage_elements + self.b.stage_elements)
+        return self.spec.operand_bytes * (self.a.stage_elements + self.b.stage_elements)
 
     @property
     def epilogue_pieces_of_two_words(self) -> bool:
@@ -107,7 +126,7 @@ class MmaSyncPlan(Plan):
 
     @property
     def fragment_registers(self) -> int:
-        """Fragments of A and B for 16 of k, times the fragment stages."""
+        """Fragments of A and B for a block of k, times the fragment stages."""
         return (self.spec.warp_tile.m // 4 + self.spec.warp_tile.n // 4) * self.spec.fragment_stages
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from generator.arch import ARCHS
-from generator.layouts import OperandTile
+from generator.layouts import ASYNC_BYTES, OperandTile
 
 if TYPE_CHECKING:
     from generator.families.mma_sync.plan import MmaSyncPlan
@@ -31,7 +31,7 @@ ODD_COPY_ADDRESS = 3.5
 """For a place in a stage that is not a constant from another one; of rows that are no power of two, in addition."""
 
 PERSISTENT = 17
-PERSISTENT_BY_ALIGN = {1: 14, 2: 10, 4: 0, 8: 0}
+PERSISTENT_BY_ALIGN_BYTES = {2: 14, 4: 10, 8: 0, 16: 0}
 """In addition, for each operand."""
 
 SPLIT_K = 6
@@ -76,15 +76,19 @@ def _sums(plan: MmaSyncPlan) -> float:
 
 def _mainloop(plan: MmaSyncPlan) -> float:
     spec = plan.spec
-    k_blocks = spec.cta_tile.k // 16
+    k_blocks = plan.k_blocks
     ahead = spec.fragment_stages > 1
     fragments = spec.warp_tile.m // 4 + spec.warp_tile.n // 4
     persistent = spec.schedule.kind == "persistent"
-    copies = [(_passes(tile), _addresses(tile) if tile.chunk > 1 else 0) for tile in (plan.a, plan.b)]
+    chunks = [tile.chunk * tile.element_bytes for tile in (plan.a, plan.b)]
+    copies = [
+        (_passes(tile), _addresses(tile) if chunk >= ASYNC_BYTES else 0)
+        for tile, chunk in zip((plan.a, plan.b), chunks)
+    ]
     recomputable = (
         min(sum(passes for passes, _ in copies), MAX_PASSES) * COPY_PASS,
         sum(addresses for _, addresses in copies) * (COPY_ADDRESS + ODD_COPY_ADDRESS * (k_blocks == 3)),
-        persistent * (PERSISTENT + PERSISTENT_BY_ALIGN[spec.align_a] + PERSISTENT_BY_ALIGN[spec.align_b]),
+        persistent * (PERSISTENT + sum(PERSISTENT_BY_ALIGN_BYTES[chunk] for chunk in chunks)),
         (spec.schedule.kind == "split_k") * SPLIT_K,
         (k_blocks == 4) * FOUR_K_BLOCKS,
         (ahead and k_blocks == 3) * CHANGING_FRAGMENTS,

@@ -44,14 +44,18 @@ def store(plan: Plan) -> str | None:
 
 @rule(ways_out.nearest_cta_tiles)
 def cta_tile(plan: Plan) -> str | None:
-    if plan.spec.cta_tile == ways_out.nearest_cta_tile(plan.spec.cta_tile):
+    if plan.spec.cta_tile == ways_out.nearest_cta_tile(plan.spec.cta_tile, plan.k_block):
         return None
-    return f"CTA tile {plan.spec.cta_tile}: m and n are multiples of 16 from 16 to 256, k of 16 from 16 to 64"
+    k = plan.k_block
+    return (
+        f"CTA tile {plan.spec.cta_tile}: m and n are multiples of 16 from 16 to 256, "
+        f"k of {k} from {k} to {ways_out.MAX_K_BLOCKS * k}"
+    )
 
 
 @rule(ways_out.warp_tiles_that_fit)
 def warp_tile(plan: Plan) -> str | None:
-    warp, tile = plan.spec.warp_tile, ways_out.nearest_cta_tile(plan.spec.cta_tile)
+    warp, tile = plan.spec.warp_tile, ways_out.nearest_cta_tile(plan.spec.cta_tile, plan.k_block)
     if warp.m in ways_out.warp_extents(tile.m, 16) and warp.n in ways_out.warp_extents(tile.n, 8):
         return None
     return f"warp tile {warp} does not divide the CTA tile {tile} in pieces of 16 x 8, at most 128 x 128"
@@ -90,11 +94,12 @@ def swizzle(plan: Plan) -> str | None:
     for name in ("smem_a", "smem_b"):
         smem = getattr(plan.spec, name)
         bits, base, shift = smem.swizzle
-        within = 1 <= bits <= 3 and base >= 3 and bits <= shift and bits + base + shift <= ways_out.MAX_SWIZZLE_BITS
+        whole = base >= plan.piece_bits
+        within = 1 <= bits <= 3 and whole and bits <= shift and bits + base + shift <= ways_out.MAX_SWIZZLE_BITS
         if smem.kind == "xor" and not within:
             return (
-                f"{name} {smem}: an XOR takes 1 to 3 bits from bit 3 on, which keeps pieces of 16 B, from no fewer bits above, "
-                f"{ways_out.MAX_SWIZZLE_BITS} bits in all"
+                f"{name} {smem}: an XOR takes 1 to 3 bits from bit {plan.piece_bits} on, which keeps pieces of 16 B, "
+                f"from no fewer bits above, {ways_out.MAX_SWIZZLE_BITS} bits in all"
             )
     return None
 
@@ -102,10 +107,11 @@ def swizzle(plan: Plan) -> str | None:
 @rule(ways_out.nearest_pads)
 def padding(plan: Plan) -> str | None:
     for name in ("smem_a", "smem_b"):
-        pad = getattr(plan.spec, name).pad_elements
-        if pad % 8 or pad > ways_out.MAX_PAD:
+        pad, piece = getattr(plan.spec, name).pad_elements, plan.piece
+        if pad % piece or pad > ways_out.MAX_PAD_PIECES * piece:
             return (
-                f"{name} pads rows by {pad} elements, ldmatrix needs multiples of 8 (16 B), at most {ways_out.MAX_PAD}"
+                f"{name} pads rows by {pad} elements, ldmatrix needs multiples of {piece} (16 B), "
+                f"at most {ways_out.MAX_PAD_PIECES * piece}"
             )
     return None
 

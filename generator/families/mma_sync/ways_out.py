@@ -9,7 +9,9 @@ from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.ways_out import Change, clamp
 from generator.values import Smem, Tile, WarpTile
 
-MAX_PAD = 64
+MAX_PAD_PIECES = 8
+"""Pieces of 16 bytes that rows may be padded by."""
+MAX_K_BLOCKS = 4
 MAX_STAGES = 8
 MAX_SWIZZLE_BITS = 13
 """Address bits of an element offset that a swizzle may reach to: 16 KiB."""
@@ -19,9 +21,10 @@ _WARP_TILES_TRIED = 12
 # ---- Tiles ----------------------------------------------------------------------------------------------------------
 
 
-def nearest_cta_tile(tile: Tile) -> Tile:
+def nearest_cta_tile(tile: Tile, k_block: int) -> Tile:
     """Return the nearest CTA tile of whole atoms in the range that is served."""
-    return Tile(clamp(tile.m, 16, 16, 256), clamp(tile.n, 16, 16, 256), clamp(tile.k, 16, 16, 64))
+    k = clamp(tile.k, k_block, k_block, MAX_K_BLOCKS * k_block)
+    return Tile(clamp(tile.m, 16, 16, 256), clamp(tile.n, 16, 16, 256), k)
 
 
 def warp_extents(extent: int, atom: int) -> list[int]:
@@ -50,18 +53,20 @@ def warp_tiles_that_fit(plan: Plan) -> Iterator[Change]:
 
 def nearest_cta_tiles(plan: Plan) -> Iterator[Change]:
     """The nearest legal CTA tile and smaller ones, the warp tile kept where it divides them."""
-    near = nearest_cta_tile(plan.spec.cta_tile)
-    return _with_warp_tiles(plan, [near, *_smaller(near)])
+    near = nearest_cta_tile(plan.spec.cta_tile, plan.k_block)
+    return _with_warp_tiles(plan, [near, *_smaller(near, plan.k_block)])
 
 
 def smaller_cta_tiles(plan: Plan) -> Iterator[Change]:
     """Smaller CTA tiles, the largest first."""
-    return _with_warp_tiles(plan, _smaller(nearest_cta_tile(plan.spec.cta_tile)))
+    near = nearest_cta_tile(plan.spec.cta_tile, plan.k_block)
+    return _with_warp_tiles(plan, _smaller(near, plan.k_block))
 
 
-def _smaller(tile: Tile) -> list[Tile]:
+def _smaller(tile: Tile, k_block: int) -> list[Tile]:
     """Tiles with m, n or both halved once or more, by what is left of m x n, then of k."""
-    halves = [[max(16, value >> shift) // 16 * 16 for shift in range(5)] for value in (tile.m, tile.n, tile.k)]
+    steps = ((tile.m, 16), (tile.n, 16), (tile.k, k_block))
+    halves = [[max(step, value >> shift) // step * step for shift in range(5)] for value, step in steps]
     found = {Tile(*extents) for extents in itertools.product(*halves)} - {tile}
     return sorted(found, key=lambda t: (-t.m * t.n, -t.k, abs(t.m - t.n), -t.m))
 
@@ -97,7 +102,7 @@ def less_shared_memory(plan: Plan) -> Iterator[Change]:
     yield from (fewer | stages for fewer, stages in itertools.product(fewer_ctas(plan), fewer_stages(plan, least=2)))
     yield {"store": "direct"}
     tile = plan.spec.cta_tile
-    for k in range(tile.k - 16, 0, -16):
+    for k in range(tile.k - plan.k_block, 0, -plan.k_block):
         shallower = {"cta_tile": str(Tile(tile.m, tile.n, k))}
         yield from (shallower | stages for stages in fewer_stages(plan, least=2))
     yield from fewer_stages(plan)
@@ -116,20 +121,27 @@ def less_shared_memory(plan: Plan) -> Iterator[Change]:
 
 def nearest_swizzles(plan: Plan) -> list[Change]:
     """The nearest XOR of whole pieces of 16 bytes, else none."""
-    nearest = {name: str(_nearest_swizzle(smem)) for name, smem in _placements(plan) if smem.kind == "xor"}
+    nearest = {
+        name: str(_nearest_swizzle(smem, plan.piece_bits)) for name, smem in _placements(plan) if smem.kind == "xor"
+    }
     changed = {name: text for name, text in nearest.items() if text != str(getattr(plan.spec, name))}
     return [changed, dict.fromkeys(changed, "none")]
 
 
-def _nearest_swizzle(smem: Smem) -> Smem:
+def _nearest_swizzle(smem: Smem, least_base: int) -> Smem:
     bits, base, shift = smem.swizzle
-    bits, base = min(max(bits, 1), 3), min(max(base, 3), 7)
+    bits, base = min(max(bits, 1), 3), min(max(base, least_base), 7)
     return Smem("xor", (bits, base, min(max(shift, bits), MAX_SWIZZLE_BITS - bits - base)))
 
 
 def nearest_pads(plan: Plan) -> list[Change]:
     """The nearest padding by whole pieces of 16 bytes, else none."""
-    nearest = {name: clamp(smem.pad_elements, 8, 8, MAX_PAD) for name, smem in _placements(plan) if smem.pad_elements}
+    piece = plan.piece
+    nearest = {
+        name: clamp(smem.pad_elements, piece, piece, MAX_PAD_PIECES * piece)
+        for name, smem in _placements(plan)
+        if smem.pad_elements
+    }
     changed = {name: f"pad:{pad}" for name, pad in nearest.items() if pad != getattr(plan.spec, name).pad_elements}
     return [changed, dict.fromkeys(changed, "none")]
 

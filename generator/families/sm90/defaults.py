@@ -59,7 +59,8 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
     swapped = fields.get("swapped", tile.m not in TILE_M and tile.n in TILE_M)
     own = Tile(tile.n, tile.m, tile.k) if swapped else tile
     stores = ("tma", "direct") if _stores_by_tma(fields, swapped) else ("direct",)
-    sharings = _sharing(nearest_tile(own, b_k_major=True), fields["schedule"])
+    near = nearest_tile(own, True, DTYPE_BYTES[fields["dtype_a"]])
+    sharings = _sharing(near, fields["schedule"])
     for store, (cooperation, consumers), cluster in itertools.product(
         stores, sharings, _clusters(tile, fields["schedule"])
     ):

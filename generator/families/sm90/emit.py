@@ -54,7 +54,7 @@ def _atom(plan: Plan) -> str:
     """Name the instruction as CuTe does: the shape, the types of D, A and B, both operands in shared memory."""
     spec = plan.spec
     types = "".join(dtype.upper() for dtype in (spec.acc, spec.dtype_a, spec.dtype_b))
-    return f"64x{plan.tile.n}x16_{types}_SS"
+    return f"64x{plan.tile.n}x{plan.mma_k}_{types}_SS"
 
 
 def _summary(plan: Plan) -> str:

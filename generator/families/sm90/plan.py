@@ -10,10 +10,13 @@ from generator.families.plan import Plan
 from generator.families.sm90 import registers
 from generator.families.sm90.registers import WARP_THREADS, WARPGROUP_THREADS
 from generator.families.sm90.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes, StoreBoxes, TensorMap
+from generator.layouts import PIECE_BYTES
 from generator.spec import DTYPE_BYTES
 from generator.values import Cluster, Smem, Tile, WarpTile
 
-MMA_K = 16
+MMA_K_BYTES = 32
+"""Of k that one instruction multiplies."""
+
 PART_BYTES = 1024
 """Alignment of each part of shared memory: after so many bytes the widest swizzle repeats."""
 
@@ -42,12 +45,12 @@ class WgmmaPlan(Plan):
     def implied(self) -> dict[str, Any]:
         """One instruction is as wide as the tile; operands stay in shared memory, swizzled as TMA and wgmma agree on."""
         return {
-            "mma": f"m64n{self.tile.n}k{MMA_K}",
+            "mma": f"m64n{self.tile.n}k{self.mma_k}",
             "warp_tile": WarpTile(self.consumer_rows, self.tile.n),
             "fragment_stages": 1,
             "copy": "tma",
-            "smem_a": _xor((self.b if self.spec.swapped else self.a).swizzle_bytes),
-            "smem_b": _xor((self.a if self.spec.swapped else self.b).swizzle_bytes),
+            "smem_a": _xor(self.b if self.spec.swapped else self.a),
+            "smem_b": _xor(self.a if self.spec.swapped else self.b),
             "mma_order": "row",
         }
 
@@ -87,13 +90,13 @@ class WgmmaPlan(Plan):
     def a(self) -> OperandBoxes:
         """The kernel's A."""
         k_major = self.spec.b_k_major if self.spec.swapped else self.spec.a_k_major
-        return OperandBoxes(k_major, self.tile.m, self.tile.k, shared_by=self.cluster.n)
+        return OperandBoxes(k_major, self.tile.m, self.tile.k, self.cluster.n, self.spec.operand_bytes)
 
     @cached_property
     def b(self) -> OperandBoxes:
         """The kernel's B."""
         k_major = self.spec.a_k_major if self.spec.swapped else self.spec.b_k_major
-        return OperandBoxes(k_major, self.tile.n, self.tile.k, shared_by=self.cluster.m)
+        return OperandBoxes(k_major, self.tile.n, self.tile.k, self.cluster.m, self.spec.operand_bytes)
 
     @cached_property
     def d(self) -> StoreBoxes:
@@ -184,13 +187,17 @@ class WgmmaPlan(Plan):
     # ---- Tensor instructions ----------------------------------------------------------------------------------------
 
     @property
+    def mma_k(self) -> int:
+        return MMA_K_BYTES // self.spec.operand_bytes
+
+    @property
     def mma_per_k_tile(self) -> int:
-        return self.consumer_rows // ROWS_PER_WARPGROUP * (self.tile.k // MMA_K)
+        return self.consumer_rows // ROWS_PER_WARPGROUP * (self.tile.k // self.mma_k)
 
     @property
     def mma_opcode(self) -> str:
         result = "F32" if self.spec.acc == "f32" else "F16"
-        return f"HGMMA.64x{self.tile.n}x16.{result}" + (".BF16" if self.spec.dtype_a == "bf16" else "")
+        return f"HGMMA.64x{self.tile.n}x{self.mma_k}.{result}" + (".BF16" if self.spec.dtype_a == "bf16" else "")
 
     # ---- Launch -----------------------------------------------------------------------------------------------------
 
@@ -244,6 +251,7 @@ def _round_up(size_bytes: int) -> int:
     return -(-size_bytes // PART_BYTES) * PART_BYTES
 
 
-def _xor(swizzle_bytes: int) -> Smem:
-    """Return a swizzle of bytes as one of half elements: 128 bytes are eight pieces of 16, whose 3 bits are XORed."""
-    return Smem("xor", ((swizzle_bytes // 16).bit_length() - 1, 3, 3))
+def _xor(boxes: OperandBoxes) -> Smem:
+    """Return a swizzle of bytes as one of elements: 128 bytes are eight pieces of 16, whose 3 bits are XORed."""
+    piece = PIECE_BYTES // boxes.element_bytes
+    return Smem("xor", ((boxes.swizzle_bytes // PIECE_BYTES).bit_length() - 1, piece.bit_length() - 1, 3))

@@ -18,6 +18,9 @@ from generator.spec import DTYPE_BYTES
 RULES: list[Rule] = []
 rule = adder(RULES)
 
+TMA_ALIGN_BYTES = 16
+"""Source: CUDA driver API, cuTensorMapEncodeTiled, globalAddress and globalStrides."""
+
 CORE_ROWS = 8
 """Rows of a core matrix, of which the swizzles are made: a slice of a stage is whole ones."""
 
@@ -40,14 +43,15 @@ def accumulator(plan: Plan) -> str | None:
     return shared.accumulator(plan)
 
 
-@rule(lambda plan: [*ways_out.on_mma_sync(plan), {"align_a": "8", "align_b": "8"}])
+@rule(lambda plan: [*ways_out.on_mma_sync(plan), ways_out.whole_pieces(plan)])
 def alignment(plan: Plan) -> str | None:
+    least = TMA_ALIGN_BYTES // plan.spec.operand_bytes
     short = [
-        f"align_{name} {align}" for name, align in (("a", plan.spec.align_a), ("b", plan.spec.align_b)) if align < 8
+        f"align_{name} {align}" for name, align in (("a", plan.spec.align_a), ("b", plan.spec.align_b)) if align < least
     ]
     if not short:
         return None
-    return f"{', '.join(short)}: TMA takes pointers and leading dimensions that are multiples of 16 B, 8 elements"
+    return f"{', '.join(short)}: TMA takes pointers and leading dimensions that are multiples of 16 B, {least} elements"
 
 
 alignment_of_d = rule(lambda plan: [{"align_d": "4"}])(shared.alignment_of_d)
@@ -59,12 +63,13 @@ implied_fields = rule(fields_as_implied)(shared.implied_fields)
 
 @rule(ways_out.nearest_cta_tiles)
 def cta_tile(plan: Plan) -> str | None:
-    if plan.tile == ways_out.nearest_tile(plan.tile, plan.b.k_major):
+    if plan.tile == ways_out.nearest_tile_of(plan):
         return None
     m, n = "nm" if plan.spec.swapped else "mn"
+    low, middle, high = ways_out.tile_ks(plan.spec.operand_bytes)
     step = "8" if plan.b.k_major else f"16 ({n} is contiguous)"
     told = f"CTA tile {plan.spec.cta_tile}" + (", swapped" if plan.spec.swapped else "")
-    return f"{told}: {m} is 64, 128, 192 or 256, {n} a multiple of {step} up to 256, k 32, 64 or 128"
+    return f"{told}: {m} is 64, 128, 192 or 256, {n} a multiple of {step} up to 256, k {low}, {middle} or {high}"
 
 
 @rule(ways_out.other_sharing)

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-ELEMENT_BYTES = 2
 ROWS_PER_WARPGROUP = 64
 """Rows of D that one wgmma computes, and that a consumer stages at a time."""
 
@@ -48,11 +47,12 @@ class OperandBoxes:
     extent: int
     k: int
     shared_by: int
+    element_bytes: int = 2
 
     @cached_property
     def swizzle_bytes(self) -> int:
         """Bytes of a box's rows: the widest swizzle that the contiguous extent is whole boxes of."""
-        along = (self.k if self.k_major else self.extent) * ELEMENT_BYTES
+        along = (self.k if self.k_major else self.extent) * self.element_bytes
         return next((size for size in SWIZZLES_BYTES if along % size == 0), SWIZZLES_BYTES[-1])
 
     @property
@@ -62,11 +62,11 @@ class OperandBoxes:
 
     @property
     def box(self) -> tuple[int, int, int]:
-        return (self.swizzle_bytes // ELEMENT_BYTES, self.sliced // self.shared_by, 1)
+        return (self.swizzle_bytes // self.element_bytes, self.sliced // self.shared_by, 1)
 
     @property
     def stage_bytes(self) -> int:
-        return self.extent * self.k * ELEMENT_BYTES
+        return self.extent * self.k * self.element_bytes
 
     def tensor_map(self, operand: str, extent: str, element: str) -> TensorMap:
         return TensorMap(operand, self.box, self.swizzle_bytes, element, "k" if self.k_major else extent)

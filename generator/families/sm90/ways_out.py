@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from generator.families.mma_sync.defaults import resolve as resolve_on_mma_sync
 from generator.families.sm90.plan import WgmmaPlan as Plan
+from generator.families.sm90.tensor_maps import OperandBoxes
 from generator.families.ways_out import MAX_RASTER_TILES, Change, clamp, split_in_workspace
 from generator.spec import DTYPE_BYTES, Spec
 from generator.values import Cluster, Raster, Schedule, Tile
 
 TILE_M = (64, 128, 192, 256)
-TILE_K = (32, 64, 128)
+TILE_K_BYTES = (64, 128, 256)
 MAX_TILE_N = 256
 PARTS = 16
 """Widths that are tried of a tile that is too wide."""
@@ -52,10 +53,22 @@ def differences(spec: Spec, other: Spec) -> Change:
 # ---- Tiles and the warpgroups that share them -----------------------------------------------------------------------
 
 
-def nearest_tile(tile: Tile, b_k_major: bool) -> Tile:
+def nearest_tile(tile: Tile, b_k_major: bool, element_bytes: int) -> Tile:
     """Return the nearest tile, as the kernel sees it, that warpgroups can share and TMA can bring."""
     step = 8 if b_k_major else 16
-    return Tile(_nearest(tile.m, TILE_M), clamp(tile.n, step, step, MAX_TILE_N), _nearest(tile.k, TILE_K))
+    return Tile(
+        _nearest(tile.m, TILE_M), clamp(tile.n, step, step, MAX_TILE_N), _nearest(tile.k, tile_ks(element_bytes))
+    )
+
+
+def tile_ks(element_bytes: int) -> tuple[int, ...]:
+    """Return the depths that a tile may have, in elements."""
+    return tuple(size // element_bytes for size in TILE_K_BYTES)
+
+
+def nearest_tile_of(plan: Plan) -> Tile:
+    """Return the nearest legal tile of a plan, as the kernel sees it."""
+    return nearest_tile(plan.tile, plan.b.k_major, plan.spec.operand_bytes)
 
 
 def _nearest(value: int, choices: tuple[int, ...]) -> int:
@@ -86,20 +99,22 @@ def sharing(plan: Plan, tile: Tile) -> Iterator[Change]:
 
 def nearest_cta_tiles(plan: Plan) -> Iterator[Change]:
     """The nearest legal CTA tile, then smaller ones, shared as they can be."""
-    near = nearest_tile(plan.tile, plan.b.k_major)
-    yield from _tiles(plan, [near, *_smaller(near, plan.b.k_major)])
+    near = nearest_tile_of(plan)
+    yield from _tiles(plan, [near, *_smaller(near, plan.b)])
 
 
 def smaller_cta_tiles(plan: Plan) -> Iterator[Change]:
     """Smaller CTA tiles, the largest first."""
-    yield from _tiles(plan, _smaller(nearest_tile(plan.tile, plan.b.k_major), plan.b.k_major))
+    yield from _tiles(plan, _smaller(nearest_tile_of(plan), plan.b))
 
 
-def _smaller(tile: Tile, b_k_major: bool) -> list[Tile]:
-    step = 8 if b_k_major else 16
+def _smaller(tile: Tile, b: OperandBoxes) -> list[Tile]:
+    step = 8 if b.k_major else 16
     columns = {max(step, tile.n * part // PARTS // step * step) for part in range(1, PARTS + 1)}
     rows = [m for m in TILE_M if m <= tile.m]
-    found = itertools.starmap(Tile, itertools.product(rows, columns, [k for k in TILE_K if k <= tile.k]))
+    found = itertools.starmap(
+        Tile, itertools.product(rows, columns, [k for k in tile_ks(b.element_bytes) if k <= tile.k])
+    )
     return sorted({*found} - {tile}, key=lambda t: (-t.m * t.n, -t.k, abs(t.m - t.n), -t.m))
 
 
@@ -181,6 +196,12 @@ def fewer_registers(plan: Plan) -> Iterator[Change]:
     yield from sharing(plan, plan.tile)
     yield from smaller_cta_tiles(plan)
     yield from ({**tile, "ctas_per_sm": "1"} for tile in smaller_cta_tiles(plan))
+
+
+def whole_pieces(plan: Plan) -> Change:
+    """A and B aligned to 16 bytes."""
+    align = str(16 // plan.spec.operand_bytes)
+    return {"align_a": align, "align_b": align}
 
 
 def aligned_store(plan: Plan) -> list[Change]:
