@@ -13,7 +13,7 @@ import click
 
 from generator import __version__
 from generator.commands.common_options import json_option, library_option
-from generator.commands.spec_options import GroupedCommand, grouped_option, spec_options
+from generator.commands.spec_options import GroupedCommand, RecipeNames, grouped_option, spec_options
 
 VERBS = Path(__file__).parent / "verbs"
 INTERRUPTED = 130
@@ -34,6 +34,7 @@ Examples:
   generate --spec sweep.toml --shard $CI_NODE_INDEX/$CI_NODE_TOTAL --library part
   generate --catalog --arch sm_89
   generate --kernels cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8
+  generate --recipe 's3/*' --arch sm_80
 
 \b
 stdout is the table, or with --json one list of records; stderr is progress.
@@ -65,6 +66,15 @@ def _cores() -> int:
         "--kernels",
         metavar="NAMES",
         help="Kernels by CUTLASS's names, or globs of names: '*_h16816gemm_128x*_tn_align8'.",
+    ),
+)
+@grouped_option(
+    "Target",
+    click.option(
+        "--recipe",
+        type=RecipeNames(),
+        metavar="GLOBS",
+        help="Published kernels, 's3/*,s1/3.1': hgemm ladder lists them; options given here go before theirs.",
     ),
 )
 @grouped_option("Run", library_option)

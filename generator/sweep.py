@@ -147,17 +147,22 @@ def read_spec_file(path: Path) -> list[Texts]:
 
     Raises: RequestError where the file cannot be read, is no TOML, or names what a spec does not have.
     """
+    document = read_toml(path)
+    tables = document.pop("variant", [{}])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise RequestError(f"spec file {path}: write each group as a table [[variant]]")
+    common = texts_in(document, path)
+    return [over(common, texts_in(table, path)) for table in tables]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says. Raises RequestError where it cannot be read or is no TOML."""
     try:
-        document = _toml().loads(path.read_text(encoding="utf-8"))
+        return _toml().loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(f"spec file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise RequestError(f"spec file {path} is no TOML: {error}") from error
-    tables = document.pop("variant", [{}])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise RequestError(f"spec file {path}: write each group as a table [[variant]]")
-    common = _texts(document, path)
-    return [over(common, _texts(table, path)) for table in tables]
 
 
 def over(texts: Texts, above: Texts) -> Texts:
@@ -167,7 +172,8 @@ def over(texts: Texts, above: Texts) -> Texts:
     return {**kept, **above}
 
 
-def _texts(table: Mapping[str, Any], path: Path) -> dict[str, str]:
+def texts_in(table: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Return the options that a table of a spec file names. Raises RequestError for what a spec does not have."""
     texts: dict[str, str] = {}
     for name, value in table.items():
         try:

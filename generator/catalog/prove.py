@@ -1,7 +1,7 @@
 """`python -m generator.catalog.prove` runs the shipped kernels on the CPU; `make verify` calls it, and CI with a sample.
 
 With --sample N it takes N kernels that change with --seed, a commit's name for instance, and those besides whose text
-differs from that of the commit --since.
+differs from that of the commit --since. With --recipes it takes the published kernels (generator/catalog/recipes).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from generator.catalog import catalog_kernels
+from generator.catalog.recipes import load_recipes
 from generator.commands.emulate import cores, workshop
 from generator.commands.emulated_check import request_of, workers
-from generator.emit import Kernel
+from generator.emit import Kernel, emit
 from generator.errors import HgemmError
 from generator.executor.cache import trim
 from generator.register import planned
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
 from generator.verbs.verify import line_of, summary_of
 
 
@@ -55,15 +58,22 @@ def prove(kernels: Sequence[Kernel], jobs: int) -> bool:
     return not any(outcome.failed for outcome in outcomes)
 
 
+def recipe_kernels() -> list[Kernel]:
+    """Emit every recipe."""
+    templates = templates_folder()
+    return [emit(plan, templates) for plan in sweep(load_recipes("*")).plans]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="generator.catalog.prove", description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="so many of the kernels, not all")
     parser.add_argument("--seed", default="", help="chooses the sample")
     parser.add_argument("--since", default="", metavar="COMMIT", help="and those whose text differs from that commit's")
+    parser.add_argument("--recipes", action="store_true", help="the recipes in place of the shipped kernels")
     parser.add_argument("--folder", default="emitted", help="where the committed texts are")
     parser.add_argument("-j", "--jobs", type=int, default=cores(), metavar="N")
     args = parser.parse_args()
-    kernels = catalog_kernels()
+    kernels = recipe_kernels() if args.recipes else catalog_kernels()
     if args.sample:
         changed = changed_since(args.since, args.folder) if args.since else set()
         kernels = chosen(kernels, args.sample, args.seed, changed)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from generator.catalog import load_catalog
+from generator.catalog.recipes import load_recipes
 from generator.commands.explain import explain, explanation_text
 from generator.commands.hints import tell_hints
 from generator.commands.progress import progress
@@ -44,8 +45,8 @@ def run(options: dict[str, Any]) -> int:
     if asked.illegal:
         click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
     tiles = sorted({str(plan.spec.cta_tile) for plan in asked.plans})
-    open_tiles = all(options[source] is None for source in ("tile", "spec_file", "catalog", "kernels"))
-    if len(tiles) > 1 and open_tiles:
+    sources = ("tile", "spec_file", "catalog", "kernels", "recipe")
+    if len(tiles) > 1 and all(options[source] is None for source in sources):
         click.echo(
             f"generate: the planned tiles differ ({', '.join(tiles)}): name --tile to compare like with like", err=True
         )
@@ -79,9 +80,9 @@ def _prover(options: dict[str, Any]) -> Prover | None:
 
 
 def requested(options: dict[str, Any]) -> Sweep:
-    """Return what the options of a spec ask for, those of the command line over those of --spec, --catalog and --kernels.
+    """Return what the options of a spec ask for, those of the command line over those of --spec, --catalog, --kernels and --recipe.
 
-    Raises: RequestError where a spec file, a group of the catalog or a name is malformed or unknown.
+    Raises: RequestError where a spec file, a group of the catalog, a name or a recipe is malformed or unknown.
     """
     given = texts_of(options)
     catalog = options.get("catalog")
@@ -95,6 +96,8 @@ def requested(options: dict[str, Any]) -> Sweep:
         groups += named.requests
         for remark in named.remarks:
             click.echo(f"generate: {remark}", err=True)
+    if options.get("recipe") is not None:
+        groups += load_recipes(options["recipe"])
     groups = groups or [{}]
     return sweep([over(group, given) for group in groups])
 

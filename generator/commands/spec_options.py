@@ -27,6 +27,18 @@ class _Words(click.ParamType):
         return [CompletionItem(before + comma + word) for word in self._words if word.startswith(last)]
 
 
+class RecipeNames(click.ParamType):
+    """Globs over the names of recipes, separated by commas."""
+
+    name = "recipes"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from generator.catalog.recipes import complete  # reads files, only where a shell asks
+
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(before + comma + name) for name in complete(last)]
+
+
 class GroupedCommand(click.Command):
     """A command whose help lists options under the `group` that `grouped_option` gave them."""
 

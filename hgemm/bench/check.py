@@ -42,8 +42,11 @@ class Sample:
             found.append((a if work.layout[0] == "t" else a.T) @ (b.T if work.layout[1] == "n" else b))
         return np.stack(found)
 
-    def complaint(self, launch: Launch, side: str = OURS) -> str:
-        """Launch once on the first set, its output poisoned before; say what is wrong, or nothing."""
+    def complaint(self, launch: Launch, side: str = OURS, acc: str = "") -> str:
+        """Launch once on the first set, its output poisoned before; say what is wrong, or nothing.
+
+        `acc` is what the launch accumulates in, where that is not the problem's.
+        """
         operands, work = self.operands, self.operands.work
         operands.poison()
         launch()
@@ -54,7 +57,7 @@ class Sample:
             return f"{unwritten} elements of D were not written"
         picked = self.rows if len(rows[0]) == work.m else np.arange(len(self.rows))
         values = np.stack([decode(part[np.ix_(picked, self.columns)], work.dtype_d) for part in rows])
-        tolerance = Tolerance.of(work.k, work.acc, work.dtype_d)
+        tolerance = Tolerance.of(work.k, acc or work.acc, work.dtype_d)
         return _compare(values, self.exact, tolerance if side == OURS else tolerance.times(BASELINE_LENIENCY))
 
     def _rows(self, batch: int) -> np.ndarray:

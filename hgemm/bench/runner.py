@@ -58,7 +58,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
     wanted = [(work, state) for state in plan.states for work in plan.works]
     left, total = _left_over(wanted, document), len({(work.key, state) for work, state in wanted})
     with ExitStack() as stack:
-        stand = _stand(plan, device, document, stack)
+        stand = stand_of(plan, device, document, stack)
         kernels = [kernel for kernel in plan.kernels if kernel.facts.symbol not in document["hung"]]
         for at, (work, state) in enumerate(left):
             spent = time.perf_counter() - begun
@@ -83,7 +83,8 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
     return document
 
 
-def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStack) -> Stand:
+def stand_of(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStack) -> Stand:
+    """Make what all measurements of a plan share, which the stack gives back, and note the device's state."""
     stack.enter_context(device.current())
     stream = Stream(device)
     stack.callback(quietly, stream.free)
@@ -104,10 +105,10 @@ def _stand(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStac
     return stand
 
 
-def _begin(plan: Plan, device: Device) -> dict[str, Any]:
-    """Return a new document, or the kept one where a run is resumed."""
+def heading(plan: Plan, device: Device) -> dict[str, Any]:
+    """Return what a document begins with: where, when and how it was measured."""
     cuda = checked(driver().cuDriverGetVersion(), "ask for the driver's version")
-    document: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "device": device.name,
         "sms": device.sms,
@@ -117,6 +118,13 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
         "data": "normal(0, 1)",
         "seed": plan.seed,
         "protocol": asdict(plan.protocol),
+    }
+
+
+def _begin(plan: Plan, device: Device) -> dict[str, Any]:
+    """Return a new document, or the kept one where a run is resumed."""
+    document: dict[str, Any] = {
+        **heading(plan, device),
         "variants": {},
         "hung": [],
         "lost": "",
@@ -152,9 +160,14 @@ def _read(path: Path) -> dict[str, Any]:
 def _keep(plan: Plan, document: dict[str, Any]) -> None:
     if not plan.keep:
         return
-    temporary = plan.keep.with_name(f".{plan.keep.name}.{os.getpid()}")
+    write_whole(plan.keep, document)
+
+
+def write_whole(path: Path, document: dict[str, Any]) -> None:
+    """Write a document so that a reader finds the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(plan.keep)
+    temporary.replace(path)
 
 
 def _left_over(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]) -> list[tuple[Work, str]]:

@@ -1,0 +1,199 @@
+"""`hgemm ladder`, after its options were read: ladders made, run or not, kept, printed and drawn."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from generator.arch import parse_arch
+from generator.catalog.recipes import System, load_system, system_names
+from generator.commands.emulate import Prover, cores, workshop
+from generator.commands.ladder import Ladder, about, ladder_here, ladder_on
+from generator.commands.ladder_table import csv_text, text
+from generator.commands.progress import progress
+from generator.commands.table import to_text
+from generator.drawing.curve import curve, form_of, require_matplotlib
+from generator.errors import LibraryError, RequestError
+from generator.executor.host_compiler import NoCompiler
+from generator.pipeline import Outcome, Settings, make
+from generator.store.disk import told
+from generator.store.library import Library
+from generator.toolchain import templates_folder
+from hgemm.bench.protocol import Protocol
+from hgemm.bench.work import Work, grid
+from hgemm.cases import Shape
+from hgemm.device import Device, open_device
+from hgemm.disk import require_writable
+from hgemm.errors import DeviceError
+from hgemm.images import cubin_runs
+
+SCHEMA = 1
+KIND = "ladders"
+
+
+def listing(as_json: bool) -> str:
+    """Return every system and its steps."""
+    systems = [load_system(name) for name in system_names()]
+    if as_json:
+        plain = [
+            {
+                "system": system.name,
+                "title": system.title,
+                "source": system.source,
+                "steps": [{"recipe": step.path, "what": step.what, "spec": dict(step.texts)} for step in system.steps],
+            }
+            for system in systems
+        ]
+        return json.dumps(plain, indent=1) + "\n"
+    return "\n".join(map(_listed, systems))
+
+
+def _listed(system: System) -> str:
+    rows = [{"recipe": step.path, "what": step.what} for step in system.steps]
+    indented = "".join(f"  {line}\n" for line in to_text(rows, ["recipe", "what"]).splitlines()[1:])
+    return f"{system.name}: {system.title} ({system.source}), {system.arch}\n{indented}"
+
+
+def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
+    """Do what the options of `hgemm ladder` ask for and return the exit status."""
+    form = form_of(options["to"]) if options["to"] else ""
+    if form:
+        require_matplotlib()
+    require_writable(options["keep"], options["csv"], options["to"])
+    document = read(options["source"], names) if options["source"] else _climbed(_named(names), options)
+    if not document["ladders"]:
+        raise LibraryError("no ladder was measured" + (f": {document['lost']}" if document.get("lost") else ""))
+    if options["csv"]:
+        _write(options["csv"], csv_text(document["ladders"]).encode())
+    if form:
+        _write(options["to"], curve(document, form))
+    click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
+    if document.get("lost"):
+        raise DeviceError(document["lost"])
+    return int(any(ladder.get("refused") for ladder in document["ladders"]))
+
+
+def read(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return a document that was kept, with the ladders of the systems that are named, or all.
+
+    Raises: LibraryError where the file holds no such document, RequestError where a name matches none of its ladders.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LibraryError(f"{path} cannot be read: {error}") from None
+    if not isinstance(document, dict) or (document.get("kind"), document.get("schema")) != (KIND, SCHEMA):
+        raise LibraryError(f"{path} holds no ladders: name a file that `hgemm ladder --keep` wrote")
+    chosen = _chosen([ladder["system"] for ladder in document["ladders"]], names or ["*"])
+    return {**document, "ladders": [ladder for ladder in document["ladders"] if ladder["system"] in chosen]}
+
+
+def _named(names: Sequence[str]) -> list[System]:
+    return [load_system(name) for name in _chosen(system_names(), names)]
+
+
+def _chosen(known: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise RequestError(f"no ladder is named '{pattern}': there are {', '.join(dict.fromkeys(known))}")
+    return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _write(path: Path, content: bytes) -> None:
+    with told("write", path):
+        path.write_bytes(content)
+
+
+# ---- Making and running ---------------------------------------------------------------------------------------------
+
+
+def _climbed(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str, Any]:
+    shapes = _shapes(options)
+    device = None if options["static"] else _device()
+    ladders = [_ladder(system, options["arch"], device) for system in systems]
+    library = Library(options["library"])
+    outcomes = _made(ladders, library, options, prove=device is None)
+    failed = [outcome.error for outcome in outcomes.values() if outcome.error]
+    if failed:
+        raise LibraryError("; ".join(failed))
+    records = {symbol: outcome.record for symbol, outcome in outcomes.items() if outcome.record}
+    works = [
+        (ladder, ladder.work(shape)) for ladder in ladders for shape in shapes or map(Shape.parse, ladder.system.shapes)
+    ]
+    known = [about(ladder, records, work) for ladder, work in works]
+    if device is None:
+        return {"kind": KIND, "schema": SCHEMA, "device": None, "arch": None, "ladders": known}
+    return _measured(works, known, library, device, options)
+
+
+def _shapes(options: Mapping[str, Any]) -> list[Shape]:
+    if options["m"]:
+        return [work.shape for work in grid(options["m"], options["n"], options["k"], Work(1, 1, 1))]
+    return [*Shape.parse_list(options["shapes"])] if options["shapes"] else []
+
+
+def _device() -> Device | None:
+    try:
+        return open_device()
+    except DeviceError as error:
+        click.echo(f"hgemm: {error}: what is known without one follows", err=True)
+        return None
+
+
+def _ladder(system: System, arch: str, device: Device | None) -> Ladder:
+    if arch:
+        return ladder_on(system, parse_arch(arch))
+    return ladder_here(system, device.capability) if device else ladder_on(system, system.arch)
+
+
+def _made(ladders: Sequence[Ladder], library: Library, options: Mapping[str, Any], prove: bool) -> dict[str, Outcome]:
+    """Make every variant of some ladders, once; return what became of each, by symbol."""
+    plans = list(dict.fromkeys(plan for ladder in ladders for plan in ladder.plans))
+    settings = Settings(library, templates_folder(), prover=_prover() if prove else None)
+    outcomes: dict[str, Outcome] = {}
+    jobs = options["jobs"] or cores()
+    with progress(len(plans), options["quiet"]) as tell, closing(make(plans, settings, jobs)) as made:
+        for _, outcome in made:
+            outcomes[outcome.symbol] = outcome
+            tell(outcome)
+    return outcomes
+
+
+def _prover() -> Prover | None:
+    try:
+        return Prover(workshop())
+    except NoCompiler as error:
+        click.echo(f"hgemm: {error}: sectors are not counted", err=True)
+        return None
+
+
+def _measured(
+    works: Sequence[tuple[Ladder, Work]],
+    known: Sequence[dict[str, Any]],
+    library: Library,
+    device: Device,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    from generator.commands.device_check import open_kernel
+    from hgemm.bench.ladder import Climb, plan_of, run  # NumPy and the driver, only where something is run
+
+    climbs = []
+    for (ladder, work), facts in zip(works, known):
+        code = "cubin" if cubin_runs(ladder.arch, device.capability) else "ptx"
+        kernels = [open_kernel(library, symbol) for symbol in ladder.symbols]
+        climbs.append(Climb(work, kernels, {**facts, "code": code}))
+    protocol = Protocol(seconds=options["seconds"], rounds=options["rounds"], warm_up_s=options["warm_up"])
+    begin = {"kind": KIND, "arch": "sm_{}{}".format(*device.capability)}
+    return run(
+        climbs,
+        plan_of(options["seed"], options["keep"], protocol),
+        device,
+        begin,
+        lambda line: click.echo(line, err=True),
+    )

@@ -1,0 +1,131 @@
+"""Ladders on a device: the steps of each timed beside cuBLASLt's first choice, all in the same rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hgemm.bench.check import Sample
+from hgemm.bench.contenders import BASELINE, Variant
+from hgemm.bench.measure import Stand, quietly
+from hgemm.bench.protocol import Protocol, Ratio, figures, round_times
+from hgemm.bench.race import LostDevice, Race
+from hgemm.bench.runner import Plan, heading, stand_of, write_whole
+from hgemm.bench.work import Work
+from hgemm.device import Device
+from hgemm.errors import DeviceError, HgemmError
+from hgemm.kernel import Kernel
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Climb:
+    """One ladder on one problem: the kernel of each step, in order, several of which may be the same.
+
+    Fields: `about` is what is known of it unmeasured, which its result begins with.
+    """
+
+    work: Work
+    kernels: Sequence[Kernel]
+    about: dict[str, Any]
+
+
+def run(climbs: Sequence[Climb], plan: Plan, device: Device, begin: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Measure ladder after ladder and return the document: where, how, and under `ladders` what was found of each.
+
+    It begins with `begin`, and is kept after each ladder. Where a kernel's fault ends the run, `lost` says which.
+    """
+    document: dict[str, Any] = {**heading(plan, device), **begin, "lost": "", "ladders": []}
+    with ExitStack() as stack:
+        stand = stand_of(plan, device, document, stack)
+        for climb in climbs:
+            began = time.perf_counter()
+            try:
+                found = measure(climb, stand)
+            except LostDevice as error:
+                document["lost"] = str(error)
+                break
+            except DeviceError as error:  # such as too little memory for the operands
+                found = {"refused": {"all": str(error)}, "figures": {}}
+            seconds = round(time.perf_counter() - began, 2)
+            document["ladders"].append({**climb.about, **found, "seconds": seconds})
+            tell(_line(climb, found))
+            if plan.keep:
+                write_whole(plan.keep, document)
+    return document
+
+
+def _line(climb: Climb, found: dict[str, Any]) -> str:
+    rates = " ".join(f"{one['tflops']:.0f}" for one in found["figures"].values())
+    return (
+        f"{climb.work.group} {climb.work.shape}: {rates or 'nothing measured'} TFLOP/s, step by step and the baseline"
+    )
+
+
+def measure(climb: Climb, stand: Stand) -> dict[str, Any]:
+    """Time all steps of a ladder and cuBLASLt in the same rounds; each step's numbers are checked before.
+
+    Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
+    """
+    kernels = {kernel.facts.symbol: kernel for kernel in climb.kernels}
+    with ExitStack() as stack:
+
+        def own(thing: Any) -> Any:
+            stack.callback(quietly, thing.free)
+            return thing
+
+        race = own(Race(stand.stream, own(stand.operands(climb.work)), stand.protocol))
+        stack.callback(stand.watch.rest)
+        contenders = [own(Variant(kernel, stand.device)) for kernel in kernels.values()]
+        if stand.baseline:
+            try:
+                contenders += map(own, own(stand.baseline.propose(climb.work, 1)).contenders[:1])
+            except HgemmError as error:
+                race.refused[stand.baseline.name] = str(error)
+        for contender in contenders:
+            stand.watch.begin(contender.name)
+            race.enter(contender)
+        sample = Sample(race.operands, stand.seed)
+        for name in [*race.launches]:
+            acc = kernels[name].facts.acc if name in kernels else climb.work.acc
+            if wrong := sample.complaint(race.launches[name][0], race.sides[name], acc):
+                race.refuse(name, wrong)
+        stand.watch.rest()
+        return _timed(race, climb, stand)
+
+
+def _timed(race: Race, climb: Climb, stand: Stand) -> dict[str, Any]:
+    names, work, protocol = [*race.launches], climb.work, stand.protocol
+    found: dict[str, Any] = {"sets": race.operands.sets, "refused": race.refused, "figures": {}, "baseline": None}
+    if not names:
+        return found
+    race.prepare(names, protocol.rounds)
+    race.load(names, protocol.rewarm_s if stand.warm else protocol.warm_up_s)
+    stand.warm = True
+    began = time.perf_counter()
+    times = round_times(race.steady(names))
+    baseline = next((name for name in names if race.sides[name] == BASELINE), None)
+    steps = [kernel.facts.symbol for kernel in climb.kernels]
+    return {
+        **found,
+        "figures": {name: figures(times[name], work) for name in names},
+        "baseline": baseline,
+        "over_before": [_ratio(times, *pair) for pair in zip([None, *steps], steps)],
+        "of_baseline": [_ratio(times, baseline, step) for step in steps],
+        "telemetry": stand.telemetry.between(began, time.perf_counter()),
+    }
+
+
+def _ratio(times: dict[str, list[float]], base: str | None, own: str) -> dict[str, float] | None:
+    """Return how many times as fast one is as another, round by round; None where one was not measured."""
+    return asdict(Ratio.of(times[base], times[own])) if base in times and own in times else None
+
+
+def plan_of(seed: int, keep: Path | None, protocol: Protocol) -> Plan:
+    """Return how ladders are measured: steady, beside cuBLASLt."""
+    return Plan(works=(), kernels=(), protocol=protocol, seed=seed, keep=keep)

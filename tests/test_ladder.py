@@ -1,0 +1,274 @@
+"""`hgemm ladder`: what is known without a GPU, what is measured with one, and what is kept, printed and drawn."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+from exports import paper_library
+from fake_bench import BenchDriver, FakeCublasLt, build
+
+import hgemm.bench.operands
+import hgemm.device
+from generator.catalog.recipes import read_system
+from generator.commands import climb
+from generator.emit import emit
+from generator.pipeline import Outcome, Settings
+from generator.plan import Plan
+from generator.verbs import ladder
+from hgemm.bench import cublaslt
+from hgemm.errors import DeviceError
+
+SYSTEM = """
+title = "A ladder of two"
+source = "nowhere"
+machine = "a GPU"
+shapes = ["40x56x24"]
+cublas = { 40x56x24 = 10 }
+[spec]
+arch = "sm_80"
+tile = "32x32x16"
+warp_tile = "16x16"
+stages = 2
+[[step]]
+name = "slow"
+what = "the beginning"
+tflops = { 40x56x24 = 2 }
+[[step]]
+name = "fast"
+what = "four stages"
+tflops = { 40x56x24 = 8 }
+stages = 4
+[[step]]
+name = "exact"
+what = "three stages"
+tflops = { 40x56x24 = 7 }
+stages = 3
+"""
+QUICK = "--seconds 0 --warm-up 0 --rounds 3".split()
+
+
+@pytest.fixture(autouse=True)
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Let there be one system, `x`, whose kernels are made on paper; return what was asked for."""
+    (tmp_path / "x.toml").write_text(SYSTEM)
+    asked: list[Plan] = []
+
+    def make(plans: list[Plan], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
+        asked.extend(plans)
+        for place, plan in enumerate(plans):
+            kernel = emit(plan, settings.templates)
+            library = paper_library(settings.library.folder, [kernel])
+            yield place, Outcome(kernel.symbol, "built", 0.1, library.load(kernel.symbol).record)
+
+    monkeypatch.setattr(climb, "make", make)
+    monkeypatch.setattr(climb, "load_system", lambda name: read_system(tmp_path / f"{name}.toml"))
+    monkeypatch.setattr(climb, "system_names", lambda: ("x",))
+    monkeypatch.setattr(climb, "_prover", lambda: None)
+    return asked
+
+
+@pytest.fixture(scope="module")
+def lt_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("lt"))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriver]:
+    """A GPU of compute capability 9.0 whose kernels take 20, 5 and 8 us by their stages, and cuBLASLt's 4 us."""
+    fake = BenchDriver()
+    for place in ("device", "bench.stream", "bench.runner"):
+        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
+    monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
+    monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt_path))
+    load = hgemm.device.Device.load
+
+    def served(device, image, facts):
+        cost_us = {"2": 20.0, "4": 5.0, "3": 8.0}[re.search(r"_s(\d)f", facts.symbol)[1]]
+        fake.serve(SimpleNamespace(facts=facts), cost_us, fake.broken.get(cost_us, frozenset()))
+        return load(device, image, facts)
+
+    monkeypatch.setattr(hgemm.device.Device, "load", served)
+    fake.broken = {}  # faults by time
+    fake.lt = FakeCublasLt(lt_path, fake, [4.0, 3.0])
+    hgemm.device._open.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+    assert not fake.memory and not fake.alive and not fake.contexts
+
+
+def call(folder: Path, *arguments: object) -> Result:
+    result = CliRunner().invoke(ladder.command, [*map(str, arguments), "--library", str(folder / "lib"), *QUICK, "-q"])
+    if isinstance(result.exception, Exception) and not hasattr(result.exception, "exit_code"):
+        raise result.exception
+    return result
+
+
+# ---- Without a GPU --------------------------------------------------------------------------------------------------
+
+
+def test_without_arguments_systems_and_steps_are_listed(tmp_path: Path) -> None:
+    assert call(tmp_path).stdout.splitlines() == [
+        "x: A ladder of two (nowhere), sm_80",
+        "  x/slow   the beginning",
+        "  x/fast   four stages",
+        "  x/exact  three stages",
+    ]
+    (listed,) = json.loads(call(tmp_path, "--json").stdout)
+    assert [step["spec"]["stages"] for step in listed["steps"]] == ["2", "4", "3"]
+
+
+def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made: list[Plan]) -> None:
+    result = call(tmp_path, "x", "--static")
+    lines = result.stdout.splitlines()
+    assert lines[:4] == [
+        "x: A ladder of two (nowhere)",
+        "  40x56x24 tn, f16 in, f32 accumulate, f16 out",
+        "  kernels for sm_80",
+        "  published on a GPU: cuBLAS 10 TFLOP/s",
+    ]
+    heads = "step registers smem_bytes ctas_per_sm conflicts published published_x published_pct what"
+    assert lines[4].split() == heads.split()
+    assert lines[6].split()[:1] + lines[6].split()[4:8] == ["fast", "0", "8", "4", "80"]
+    assert result.exit_code == 0 and {plan.spec.arch for plan in made} == {"sm_80"} and len(made) == 3
+
+
+def test_where_there_is_no_gpu_the_same_is_printed_and_said(tmp_path: Path, monkeypatch) -> None:
+    def none() -> None:
+        raise DeviceError("no NVIDIA GPU here")
+
+    monkeypatch.setattr(climb, "open_device", none)
+    result = call(tmp_path, "x")
+    assert result.stdout == call(tmp_path, "x", "--static").stdout
+    assert "hgemm: no NVIDIA GPU here: what is known without one follows" in result.stderr
+
+
+def test_an_architecture_is_taken_for_every_step(tmp_path: Path, made: list[Plan]) -> None:
+    call(tmp_path, "x", "--static", "--arch", "89")
+    assert {plan.spec.arch for plan in made} == {"sm_89"}
+    error = call(tmp_path, "x", "--static", "--arch", "75").exception
+    assert error.exit_code == 2 and str(error).startswith("recipe x/slow: ")
+
+
+# ---- With one -------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_timed_beside_cublaslt_in_the_same_rounds(tmp_path: Path, driver: BenchDriver) -> None:
+    result = call(tmp_path, "x", "--keep", tmp_path / "kept.json", "--csv", tmp_path / "rows.csv")
+    lines = result.stdout.splitlines()
+    flops = 2 * 40 * 56 * 24
+    assert lines[2].startswith("  measured on Fake GPU, ") and lines[2].endswith(
+        f", kernels for sm_90: cuBLASLt 13.1.0 {round(flops / 4 * 1e-6, 2):g} TFLOP/s"
+    )
+    assert lines[4].split() == "step tflops us x_before pct_cublas published published_x published_pct what".split()
+    assert [line.split()[2] for line in lines[5:8]] == ["20", "5", "8"]
+    assert lines[6].split()[3:8] == ["4", "80", "8", "4", "80"]
+    assert lines[8] == "  last over first 2.50x, published 3.50x"
+    assert result.exit_code == 0
+    rounds = [name for name in driver.log if name.startswith(("hgemm", "cublaslt"))]
+    assert "cublaslt#0" in rounds and "cublaslt#1" not in rounds
+    rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
+    assert [float(row["us"]) for row in rows] == [20, 5, 8] and rows[0]["x_before"] == ""
+    (kept,) = json.loads((tmp_path / "kept.json").read_text())["ladders"]
+    assert [ratio and ratio["median"] for ratio in kept["over_before"]] == [None, 4.0, 0.625]
+    assert [ratio["median"] for ratio in kept["of_baseline"]] == [0.2, 0.8, 0.5]
+
+
+def test_what_was_kept_is_printed_again_without_a_gpu(tmp_path: Path, driver: BenchDriver, made: list[Plan]) -> None:
+    kept = tmp_path / "kept.json"
+    printed = call(tmp_path, "x", "--keep", kept).stdout
+    made.clear()
+    assert call(tmp_path, "--from", kept).stdout == printed == call(tmp_path, "x", "--from", kept).stdout
+    assert not made
+    error = call(tmp_path, "s1", "--from", kept).exception
+    assert str(error) == "no ladder is named 's1': there are x"
+
+
+def test_a_step_that_fell_where_the_publication_rose_is_named(tmp_path: Path, driver: BenchDriver) -> None:
+    text = (tmp_path / "x.toml").read_text()
+    assert "fell against" not in call(tmp_path, "x").stdout  # 8 to 7 was published as a fall
+    (tmp_path / "x.toml").write_text(text.replace("= 7 }", "= 9 }"))
+    assert "fell against the publication: exact" in call(tmp_path, "x").stdout
+
+
+def test_a_step_with_wrong_numbers_has_no_time_and_fails(tmp_path: Path, driver: BenchDriver) -> None:
+    driver.broken = {5.0: frozenset({"drops an element of k"})}
+    result = call(tmp_path, "x")
+    assert result.exit_code == 1 and "  not measured: fast: " in result.stdout
+    assert "sampled elements are off" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines() if line.startswith(("slow", "fast", "exact"))]
+    assert [words[1] for words in lines] == ["0.01", "8", "0.01"]
+
+
+def test_shapes_are_those_that_are_asked_for(tmp_path: Path, driver: BenchDriver) -> None:
+    for words in (["--shapes", "40x56x24,48x56x24"], ["--m", "40,48", "--n", "56", "--k", "24"]):
+        document = json.loads(call(tmp_path, "x", "--json", *words).stdout)
+        assert [one["work"]["m"] for one in document["ladders"]] == [40, 48]
+        assert [one["published_cublas"] for one in document["ladders"]] == [10, None]
+
+
+def test_a_lost_device_ends_the_run_and_what_was_measured_is_printed(tmp_path: Path, driver: BenchDriver) -> None:
+    launch = driver.cuLaunchKernelEx
+
+    def fault(config, function, parameters, extra):
+        if config.gridDimX == 6:
+            driver.status = BenchDriver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+        return launch(config, function, parameters, extra)
+
+    driver.cuLaunchKernelEx = fault
+    result = call(tmp_path, "x", "--shapes", "40x56x24,72x56x24")
+    driver.status = BenchDriver.CUresult.CUDA_SUCCESS
+    assert "40x56x24" in result.stdout and "72x56x24" not in result.stdout
+    assert result.exception.exit_code == 1 and "lost the device" in str(result.exception)
+
+
+def test_ptx_of_another_architecture_is_said(tmp_path: Path, driver: BenchDriver) -> None:
+    assert "kernels for sm_80, whose PTX the driver compiled for sm_90: " in call(tmp_path, "x", "--arch", "80").stdout
+
+
+# ---- Pictures and refusals ------------------------------------------------------------------------------------------
+
+
+def test_the_curve_is_drawn_the_same_each_time(tmp_path: Path, driver: BenchDriver) -> None:
+    pytest.importorskip("matplotlib")
+    kept, paths = tmp_path / "kept.json", [tmp_path / f"{name}.svg" for name in "ab"]
+    call(tmp_path, "x", "--keep", kept, "--to", paths[0])
+    assert call(tmp_path, "--from", kept, "--to", paths[1]).exit_code == 0
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second and b"<dc:date>" not in first
+    call(tmp_path, "x", "--static", "--to", tmp_path / "c.png")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_extra_is_named_before_the_work(tmp_path: Path, monkeypatch, made: list[Plan]) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    error = call(tmp_path, "x", "--static", "--to", tmp_path / "a.svg").exception
+    assert "matplotlib is not installed" in str(error) and "[plots]" in str(error) and not made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["y"], "no ladder is named 'y': there are x"),
+        (["x", "--to", "a.pdf"], "a ladder is drawn as svg or png, not as 'a.pdf'"),
+        (["x", "--shapes", "8"], "shape '8' is malformed"),
+        (["x", "--m", "0"], "--m '0' names no positive number"),
+    ],
+)
+def test_requests_are_refused_in_one_line(tmp_path: Path, arguments: list[str], told: str, made: list[Plan]) -> None:
+    error = call(tmp_path, *arguments).exception
+    assert error.exit_code == 2 and told in str(error) and not made
+
+
+def test_a_file_that_holds_no_ladders_or_cannot_be_written_is_refused(tmp_path: Path, made: list[Plan]) -> None:
+    (tmp_path / "other.json").write_text('{"schema": 1, "results": []}')
+    assert "holds no ladders" in str(call(tmp_path, "--from", tmp_path / "other.json").exception)
+    assert "cannot be read" in str(call(tmp_path, "--from", tmp_path / "none.json").exception)
+    assert "cannot write" in str(call(tmp_path, "x", "--keep", tmp_path / "no" / "k.json").exception) and not made

@@ -1,0 +1,181 @@
+"""Recipes: each is legal, pinned and differs from the step before by what it names; figures are those that were published."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from generator.arch import ARCHS
+from generator.catalog import prove
+from generator.catalog.recipes import Step, complete, find, load_recipes, load_system, read_system, steps, system_names
+from generator.commands.ladder import ladder_here, ladder_on, published_of
+from generator.commands.options import option_of
+from generator.emit import emit
+from generator.errors import RequestError
+from generator.executor.build import Workshop
+from generator.pipeline import Settings, make
+from generator.spec import Spec
+from generator.sweep import Candidate, sweep
+from generator.toolchain import templates_folder
+
+COMPILED = 3
+"""Recipes that a run of the tests compiles; which ones changes with the commit."""
+
+every_system = pytest.mark.parametrize("system", [*map(load_system, system_names())], ids=lambda system: system.name)
+every_step = pytest.mark.parametrize("step", steps(), ids=lambda step: step.path)
+
+
+def candidate_of(step: Step) -> Candidate:
+    (candidate,) = sweep([step.texts]).candidates
+    return candidate
+
+
+def by_commit(count: int) -> list[Step]:
+    """Return some recipes that change from commit to commit."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return sorted(steps(), key=lambda step: hashlib.sha256(f"{done.stdout}{step.path}".encode()).digest())[:count]
+
+
+# ---- The data -------------------------------------------------------------------------------------------------------
+
+
+@every_step
+def test_a_recipe_is_legal_and_leaves_nothing_to_be_planned(step: Step) -> None:
+    candidate = candidate_of(step)
+    assert not candidate.broken
+    assert {field.name for field in fields(Spec)} <= candidate.asked | {*candidate.plan.implied}
+
+
+@every_system
+def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_no_other(system) -> None:
+    for before, step in zip(system.steps, system.steps[1:]):
+        old, new = (candidate_of(one).plan.spec.to_dict() for one in (before, step))
+        differing = {name for name in new if new[name] != old[name]}
+        named = {field for option in step.changed for field in option_of(option).fields}
+        assert differing <= named, step.path
+        assert all(differing & {*option_of(option).fields} for option in step.changed), step.path
+        assert differing, f"{step.path} is the kernel of {before.path}"
+
+
+@every_system
+def test_the_steps_of_a_system_compute_the_same_problem(system) -> None:
+    specs = [candidate_of(step).plan.spec for step in system.steps]
+    assert len({(spec.layout, spec.dtype_a, spec.dtype_b, spec.dtype_d) for spec in specs}) == 1
+    assert system.shapes and all(shape.count("x") == 2 for shape in system.shapes)
+
+
+@every_system
+def test_a_ladder_is_legal_on_its_own_architecture_and_on_hopper(system) -> None:
+    assert ladder_on(system, system.arch).arch == system.arch
+    assert ladder_here(system, (9, 0)).arch == "sm_90"
+
+
+def test_where_a_step_is_illegal_the_publications_architecture_is_taken() -> None:
+    assert ladder_here(load_system("s1"), (3, 5)).arch == "sm_89"
+    assert not ARCHS["sm_75"].has_cp_async
+    with pytest.raises(RequestError, match="^recipe s1/"):
+        ladder_on(load_system("s1"), "sm_75")
+
+
+def test_every_published_part_of_cublas_is_that_of_its_rate() -> None:
+    (system,) = (load_system(name) for name in system_names() if name == "s1")
+    told = dict(zip((step.name for step in system.steps), published_of(system, system.shapes[0])))
+    assert f"{100 * told['3.0']['of_cublas']:.1f}" == "89.5" and told["3.1"]["of_cublas"] == 1.0
+
+
+def test_all_emit_and_no_two_of_a_system_are_the_same_kernel() -> None:
+    templates = templates_folder()
+    kernels = [emit(candidate_of(step).plan, templates) for step in steps()]
+    assert len({kernel.symbol for kernel in kernels}) == len(kernels)
+
+
+# ---- Names ----------------------------------------------------------------------------------------------------------
+
+
+def test_globs_choose_recipes_in_the_order_of_the_ladders() -> None:
+    assert [step.path for step in find("s1/3.1,s1/3.0")] == ["s1/3.0", "s1/3.1"]
+    assert find("*") == list(steps()) and load_recipes("s1/3.1") == [find("s1/3.1")[0].texts]
+
+
+def test_a_name_that_no_recipe_has_is_refused_with_the_nearest() -> None:
+    with pytest.raises(RequestError, match="no recipe is named 's3/3.1': did you mean 's1/3.1'"):
+        find("s3/3.1")
+    with pytest.raises(RequestError, match="no recipe is named '': `hgemm ladder` lists them"):
+        find(" ,")
+    with pytest.raises(RequestError, match="no system 's0' has recipes: there are s1"):
+        load_system("s0")
+
+
+def test_shells_complete_names_and_whole_systems() -> None:
+    assert {"s1/*", "s1/3.0", "s1/3.1"} <= {*complete("s1/")}
+    assert complete("nothing") == []
+
+
+# ---- Files ----------------------------------------------------------------------------------------------------------
+
+GOOD = """
+title = "A"
+source = "B"
+machine = "C"
+shapes = ["64", "64x32x16"]
+cublas = { 64 = 10 }
+[spec]
+arch = "sm_80"
+[[step]]
+name = "1"
+what = "first"
+tflops = { 64 = 5 }
+[[step]]
+name = "2"
+what = "second"
+stages = 2
+ratio = 1.5
+"""
+
+
+def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(GOOD)
+    system = read_system(tmp_path / "x.toml")
+    assert system.shapes == ("64x64x64", "64x32x16") and system.steps[1].path == "x/2"
+    assert system.steps[1].texts == {"arch": "sm_80", "stages": "2"} and system.steps[1].changed == ("stages",)
+    first, second = published_of(system, "64x64x64")
+    assert first == {"tflops": 5.0, "over_before": None, "of_cublas": 0.5}
+    assert second == {"tflops": None, "over_before": 1.5, "of_cublas": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("title", "titel"), "lacks title; has no place for titel"),
+        (("tflops = { 64 = 5 }", "tflops = 5"), "step '1' has another type than it should for tflops"),
+        (('what = "second"', ""), "step '2' lacks what"),
+        (("stages = 2", "stagse = 2"), "a spec has no 'stagse': did you mean 'stages'"),
+        (('"64x32x16"', '"64x32"'), "shape '64x32' is malformed"),
+        (("[spec]", "[spec"), "is no TOML"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: Path, change, told: str) -> None:
+    (tmp_path / "x.toml").write_text(GOOD.replace(*change))
+    with pytest.raises(RequestError) as error:
+        read_system(tmp_path / "x.toml")
+    assert told in str(error.value)
+
+
+# ---- Kernels --------------------------------------------------------------------------------------------------------
+
+
+def test_some_pass_inspection(settings: Settings) -> None:
+    plans = [candidate_of(step).plan for step in by_commit(COMPILED)]
+    assert [outcome.error for _, outcome in make(plans, settings, processes=2)] == [""] * COMPILED
+
+
+def test_one_is_proved(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(prove, "workshop", lambda: workshop)
+    monkeypatch.setattr("sys.argv", ["prove", "--recipes", "--sample", "1", "--seed", by_commit(1)[0].path])
+    assert prove.main() == 0
+    assert "1 variants passed, 0 failed, 0 left out" in capsys.readouterr().out
