@@ -1,4 +1,4 @@
-"""The stages joined: emit, look in the library, compile, inspect, register.
+"""The stages joined with a library: what it has is taken from there, what it has not is built, and filed in it.
 
 A variant's own failures (it does not compile, it is not as planned) are outcomes, and the others go on. What would stop
 every variant (a missing compiler, a full disk) is raised.
@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from generator.binary.inspect import Binary, inspect_all
-from generator.compile import Compiled, compile_kernel, key_of
-from generator.emit import Kernel, emit
-from generator.errors import BuildError, LibraryError, ProofError
-from generator.expectation import expectation_of
+from generator.build import Prepared, Product, Prover, Recipe, build, prepare
+from generator.errors import LibraryError
 from generator.failures import forget_failure, keep_failure
 from generator.naming import symbol_of
 from generator.plan import Plan
-from generator.register import artefacts_of, document, planned, spills
+from generator.register import planned
 from generator.store.disk import told
 from generator.store.library import Library
 from generator.store.whole import temporary_name
-from generator.toolchain import Headers, headers
+from generator.workers.dispatch import Lost, run
 from hgemm.record import Record
 
 _LOG = logging.getLogger(__name__)
@@ -34,10 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Where variants are filed, what they are made from, and what is let pass.
-
-    Fields: `prover` runs each variant before it is registered, where there is one.
-    """
+    """Where variants are filed, whether also those that are there already, and the fields of the recipe."""
 
     library: Library
     templates: Path
@@ -45,14 +39,9 @@ class Settings:
     allow_spills: bool = False
     prover: Prover | None = None
 
-
-class Prover(Protocol):
-    """What proves a variant, in `version` of itself, which the proof then has as its `executor`."""
-
-    version: str
-
-    def proof(self, source: str, record: dict[str, Any]) -> dict[str, Any]:
-        """Return what is added to the record's `proof`. Raises ProofError where the variant is not right."""
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.templates, self.allow_spills, self.prover)
 
 
 @dataclass(frozen=True)
@@ -69,29 +58,19 @@ class Outcome:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A kernel's text with everything that its compilation can read, and the content key of all that."""
+class Crew(Protocol):
+    """What builds variants elsewhere, and has no part in the library."""
 
-    kernel: Kernel
-    headers: Headers
-    key: str
-    seconds: float
+    def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
+        """Yield (place, what became of it) of each plan, once, as they come."""
 
 
-@dataclass(frozen=True)
-class _Built:
-    """A compiled kernel on its way to inspection; `place` is that of its plan."""
-
-    place: int
-    prepared: Prepared
-    compiled: Compiled
-    seconds: float
-
-
-def make(plans: Sequence[Plan], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
+def make(
+    plans: Sequence[Plan], settings: Settings, processes: int, crew: Crew | None = None
+) -> Iterator[tuple[int, Outcome]]:
     """Yield (place, outcome) of each legal plan as it comes: first what the library has, then what is built.
 
+    It is built by a crew where there is one, else by so many processes of this machine.
     Raises: HgemmError where no variant can be built: a missing compiler, a folder that cannot be written.
     """
     misses: list[int] = []
@@ -105,19 +84,14 @@ def make(plans: Sequence[Plan], settings: Settings, processes: int) -> Iterator[
         return
     _require_writable(settings.library.folder)
     wanted = [plans[place] for place in misses]
-    done = (
-        build(wanted, lambda place: None, settings) if len(wanted) == 1 else _in_processes(wanted, settings, processes)
-    )
+    if crew:
+        done = _filed_as_they_come(wanted, crew, settings)
+    elif len(wanted) == 1:
+        done = enumerate(build_and_file(wanted, settings))
+    else:
+        done = _in_processes(wanted, settings, processes)
     for place, outcome in done:
         yield misses[place], outcome
-
-
-def prepare(plan: Plan, templates: Path) -> Prepared:
-    """Emit a plan's kernel, collect the headers that it can reach, and compute the key."""
-    start = time.perf_counter()
-    kernel = emit(plan, templates)
-    found = headers(kernel.entry_header, templates)
-    return Prepared(kernel, found, key_of(kernel, found), time.perf_counter() - start)
 
 
 def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING) -> Outcome | None:
@@ -146,82 +120,51 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     return Outcome(symbol, status, prepared.seconds + time.perf_counter() - start, variant.record)
 
 
-Begin = Callable[[int | None], None]
-
-
-def build(plans: Sequence[Plan], begin: Begin, settings: Settings) -> Iterator[tuple[int, Outcome]]:
-    """Compile plans one after the other, inspect them together, and publish those that are as planned.
-
-    `begin` is told the place of the plan that is being compiled, and None before the inspection.
-    """
-    compiled: list[_Built] = []
+def build_and_file(plans: Sequence[Plan], settings: Settings) -> list[Outcome]:
+    """Build what the library has not, file it there, and return the outcome of each plan."""
+    outcomes: dict[int, Outcome] = {}
     for place, plan in enumerate(plans):
-        begin(place)
-        prepared = prepare(plan, settings.templates)
-        found = cached(prepared, settings, logging.DEBUG)  # another process may have built it meanwhile
+        found = cached(prepare(plan, settings.templates), settings, logging.DEBUG)  # built meanwhile by another process
         if found:
-            yield place, found
-            continue
-        start = time.perf_counter()
-        try:
-            result = compile_kernel(prepared.kernel, prepared.headers)
-            compiled.append(_Built(place, prepared, result, time.perf_counter() - start))
-        except BuildError as error:
-            kept = keep_failure(settings.library.folder, prepared.kernel.source, error)
-            yield place, Outcome(error.symbol, "failed", time.perf_counter() - start, error=str(kept))
-    begin(None)
-    if compiled:
-        yield from _inspect_and_publish(compiled, settings)
+            outcomes[place] = found
+    missing = [place for place in range(len(plans)) if place not in outcomes]
+    for place, product in zip(missing, build([plans[place] for place in missing], settings.recipe)):
+        outcomes[place] = filed(product, settings.library)
+    return [outcomes[place] for place in range(len(plans))]
 
 
-def _inspect_and_publish(compiled: list[_Built], settings: Settings) -> Iterator[tuple[int, Outcome]]:
-    start = time.perf_counter()
-    inspections = inspect_all(
-        [
-            Binary(
-                built.compiled.cubin,
-                built.prepared.kernel.symbol,
-                expectation_of(built.prepared.kernel.plan, settings.allow_spills),
-                built.compiled.ptxas_log,
-            )
-            for built in compiled
-        ]
-    )
-    inspect_seconds = (time.perf_counter() - start) / len(compiled)
-    for built, inspection in zip(compiled, inspections):
-        prepared, symbol = built.prepared, built.prepared.kernel.symbol
-        seconds = {"emit": prepared.seconds, "compile": built.seconds, "inspect": inspect_seconds}
-        total = sum(seconds.values())
-        if inspection.violations:
-            error = f"{symbol} is not as planned and is not registered: {'; '.join(inspection.violations)}"
-            yield built.place, Outcome(symbol, "failed", total, error=error)
-            continue
-        artefacts = artefacts_of(prepared.kernel, built.compiled)
-        data = document(prepared.kernel, prepared.headers, prepared.key, built.compiled, inspection, seconds)
-        began = time.perf_counter()
-        try:
-            if settings.prover:
-                data["proof"] |= settings.prover.proof(prepared.kernel.source, data)
-        except ProofError as error:
-            told = f"{symbol} is not proved and is not registered: {error}"
-            yield built.place, Outcome(symbol, "failed", total + time.perf_counter() - began, error=told)
-            continue
-        total += time.perf_counter() - began
-        settings.library.publish(data, artefacts)
-        forget_failure(settings.library.folder, symbol)
-        status = "spilled" if spills(inspection) else "proved" if settings.prover else "built"
-        yield built.place, Outcome(symbol, status, total, Record(data))
+def filed(product: Product, library: Library) -> Outcome:
+    """Publish what was built, or keep what a compiler refused, and return the outcome.
+
+    Raises: LibraryError where the folder cannot be written, or a record does not describe its files.
+    """
+    if product.record is None:
+        error = product.error
+        if product.failure:
+            error = str(keep_failure(library.folder, product.source, product.failure))
+        return Outcome(product.symbol, "failed", product.seconds, error=error)
+    library.publish(product.record, product.files)
+    forget_failure(library.folder, product.symbol)
+    return Outcome(product.symbol, product.status, product.seconds, Record(product.record))
 
 
 def _in_processes(plans: Sequence[Plan], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
-    """Build plans in worker processes; the plan that a worker died over is told of, the others are built."""
-    from generator.workers import Lost, run  # only where there is more than one to build
+    """Build plans in worker processes, which file them."""
+    from generator.workers.local import process_pool  # only where there is more than one to build
 
-    for place, result in run(partial(build, settings=settings), plans, min(processes, len(plans))):
-        if isinstance(result, Lost):
-            symbol = symbol_of(plans[place].spec)
-            result = Outcome(symbol, "failed", error=f"{symbol} is not built: its worker {result}")
-        yield place, result
+    with process_pool(min(processes, len(plans))) as pool:
+        for place, result in run(partial(build_and_file, settings=settings), plans, pool):
+            yield place, _lost(plans[place], result) if isinstance(result, Lost) else result
+
+
+def _filed_as_they_come(plans: Sequence[Plan], crew: Crew, settings: Settings) -> Iterator[tuple[int, Outcome]]:
+    for place, result in crew.products(plans):
+        yield place, _lost(plans[place], result) if isinstance(result, Lost) else filed(result, settings.library)
+
+
+def _lost(plan: Plan, lost: Lost) -> Outcome:
+    symbol = symbol_of(plan.spec)
+    return Outcome(symbol, "failed", error=f"{symbol} is not built: its worker {lost.cause}")
 
 
 def _require_writable(folder: Path) -> None:

@@ -21,7 +21,7 @@ READS_ENVIRONMENT = {
     "generator/commands/emulate.py": "asks which compiler CXX names, and where the user keeps caches",
 }
 """The command line reads one variable, by click (generator/commands/common_options.py); beside that, only these do."""
-PICKLES = {"generator/workers.py": "asks whether an exception passes the pipe between it and its own workers"}
+PICKLES = {"generator/workers/local.py": "asks whether an exception passes the pipe between it and its own workers"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "input"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_OF_OS = {"system", "popen", "putenv", "chdir", "umask"}

@@ -15,8 +15,8 @@ WAY = (
     "families.sm90.defaults rules defaults families.naming families.mma_sync.naming families.sm90.naming naming families.emit "
     "families.mma_sync.emit families.sm90.emit emit toolchain binary.ptxas_log compile binary.elf "
     "binary.occupancy binary.sass binary.inspect families.mma_sync.expectation families.sm90.expectation expectation "
-    "register store.disk store.whole store.variants "
-    "store.library failures pipeline commands.progress cli"
+    "register build store.disk store.whole store.variants "
+    "store.library failures workers.dispatch pipeline commands.progress cli"
 ).split()
 """The stages and what they stand on, in the order in which a spec passes them."""
 
@@ -39,13 +39,16 @@ def test_no_stage_imports_a_later_one(stage: str) -> None:
     assert not later
 
 
-def test_only_the_pipeline_joins_compiling_and_publishing() -> None:
-    joining = [
-        path.stem
-        for path in (ROOT / "generator").rglob("*.py")
-        if {"generator.compile", "generator.binary.inspect", "generator.store.library"} <= imports(path)
-    ]
-    assert joining == ["pipeline"]
+@pytest.mark.parametrize(
+    ("joined", "by"),
+    [
+        ({"generator.compile", "generator.expectation", "generator.binary.inspect"}, "build"),
+        ({"generator.build", "generator.store.library", "generator.workers.dispatch"}, "pipeline"),
+    ],
+)
+def test_only_one_module_joins(joined: set[str], by: str) -> None:
+    """Compiling and inspecting are joined in `build`, building and publishing in `pipeline`, and nowhere else."""
+    assert [path.stem for path in (ROOT / "generator").rglob("*.py") if joined <= imports(path)] == [by]
 
 
 def test_the_run_time_package_does_not_need_the_generator() -> None:

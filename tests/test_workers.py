@@ -5,72 +5,156 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from generator.errors import LibraryError
-from generator.workers import Begin, Lost, RemoteTraceback, _batches, run
+from generator.workers.dispatch import Lost, Pool, WorkerLost, _batches, run
+from generator.workers.local import Processes, RemoteTraceback, process_pool
 
 
-def square(items: Sequence[int], begin: Begin) -> Iterator[tuple[int, int]]:
-    """Square numbers; die over 13 while at work on it, and over 17 after all of its batch was begun."""
-    for place, item in enumerate(items):
-        begin(place)
+def square(items: Sequence[int], folder: Path | None = None) -> list[int]:
+    """Square numbers; die over 13 and 17, over 11 only the first time, and fail over 19."""
+    for item in items:
         if item == 13:
             os.kill(os.getpid(), signal.SIGKILL)
-    begin(None)
-    for place, item in enumerate(items):
         if item == 17:
             os._exit(3)
         if item == 19:
             raise LibraryError("the disk is full")
-        yield place, item * item
+        if item == 11 and folder and not (folder / "died").exists():
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return [item * item for item in items]
 
 
-def sleep(items: Sequence[int], begin: Begin, folder: Path) -> Iterator[tuple[int, int]]:
+def sleep(items: Sequence[int], folder: Path) -> list[int]:
     """Say that work has begun, and sleep over all but the first."""
-    for place, item in enumerate(items):
-        begin(place)
-        (folder / str(os.getpid())).touch()
-        time.sleep(30 if item else 0)
-        yield place, item
+    (folder / str(os.getpid())).touch()
+    time.sleep(30 if any(items) else 0)
+    return list(items)
+
+
+def done_by(task: Any, items: list[int], processes: int) -> list[tuple[int, Any]]:
+    with process_pool(processes) as pool:
+        return list(run(task, items, pool))
 
 
 def test_every_item_is_done_once() -> None:
-    assert sorted(run(square, list(range(12)), processes=2)) == [(number, number * number) for number in range(12)]
+    assert sorted(done_by(square, list(range(11)), 2)) == [(number, number * number) for number in range(11)]
+    assert multiprocessing.active_children() == []
 
 
-def test_what_a_worker_died_over_is_named_and_the_rest_is_done() -> None:
+def test_what_workers_die_over_is_named_and_the_rest_is_done() -> None:
     items = [1, 2, 13, 4, 5, 17, 7, 8]
-    results = dict(run(square, items, processes=1))
-    assert {items[place]: str(result) for place, result in results.items() if isinstance(result, Lost)} == {
+    results = done_by(square, items, 1)
+    assert sorted(place for place, _ in results) == list(range(8))
+    assert {items[place]: result.cause for place, result in results if isinstance(result, Lost)} == {
         13: "was killed by SIGKILL: where memory ran out, use a smaller -j",
         17: "ended with exit code 3",
     }
-    assert {items[place]: result for place, result in results.items() if not isinstance(result, Lost)} == {
-        number: number * number for number in (1, 2, 4, 5, 7, 8)
-    }
+    assert all(result == items[place] ** 2 for place, result in results if not isinstance(result, Lost))
+
+
+def test_what_a_worker_was_killed_over_once_is_done_by_another(tmp_path: Path) -> None:
+    results = done_by(partial(square, folder=tmp_path), [9, 10, 11, 12], 2)
+    assert (tmp_path / "died").exists() and sorted(results) == [(0, 81), (1, 100), (2, 121), (3, 144)]
 
 
 def test_what_stops_every_item_is_raised_with_the_workers_traceback() -> None:
     with pytest.raises(LibraryError, match="the disk is full") as raised:
-        list(run(square, [1, 19, 2], processes=1))
+        done_by(square, [1, 19, 2], 1)
     assert isinstance(raised.value.__cause__, RemoteTraceback) and "in square" in str(raised.value.__cause__)
     assert multiprocessing.active_children() == []
 
 
 def test_leaving_early_ends_the_workers_at_once(tmp_path: Path) -> None:
-    results = run(partial(sleep, folder=tmp_path), [0, 1, 2, 3], processes=2)
-    assert next(results) == (0, 0)
-    start = time.monotonic()
-    results.close()
+    with process_pool(2) as pool:
+        results = run(partial(sleep, folder=tmp_path), [0, 1, 2, 3], pool)
+        assert next(results) == (0, 0)
+        start = time.monotonic()
+        results.close()
     assert time.monotonic() - start < 2
     assert multiprocessing.active_children() == []
     assert all(not Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
+
+
+def test_processes_are_an_executor() -> None:
+    """Used as the standard library's: `map` keeps the order, exceptions arrive, leaving waits for what was submitted."""
+    with Processes(2) as executor:
+        assert list(executor.map(pow, [2, 3, 4], [5, 2, 1])) == [32, 9, 4]
+        failing, last = executor.submit(divmod, 1, 0), executor.submit(abs, -7)
+    assert isinstance(failing.exception(), ZeroDivisionError) and last.result() == 7
+    with pytest.raises(RuntimeError):
+        executor.submit(abs, 1)
+
+
+# ---- Dispatching, by threads that die when they are told to -----------------------------------------------------------
+
+
+class Fleet:
+    """A pool of threads that counts what is under way, and loses the worker of an item as often as `deaths` says."""
+
+    def __init__(self, width: int, deaths: dict[int, int]) -> None:
+        self.width, self.deaths = width, dict(deaths)
+        self.under_way = self.most = 0
+        self.lock = threading.Lock()
+
+    def task(self, items: Sequence[int]) -> list[int]:
+        with self.lock:
+            self.under_way -= 1
+            dying = [item for item in items if self.deaths.get(item)]
+            for item in dying:
+                self.deaths[item] -= 1
+        if dying:
+            raise WorkerLost("died")
+        return [-item for item in items]
+
+    def results(self, items: list[int]) -> list[tuple[int, Any]]:
+        with ThreadPoolExecutor(self.width) as executor:
+            submit = executor.submit
+
+            def counted(*given: Any) -> Any:
+                with self.lock:
+                    self.under_way += 1
+                    self.most = max(self.most, self.under_way)
+                return submit(*given)
+
+            executor.submit = counted  # type: ignore[method-assign]
+            return list(run(self.task, items, Pool(executor, lambda: self.width)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 80), st.integers(1, 5), st.dictionaries(st.integers(0, 79), st.integers(1, 4), max_size=6))
+def test_nothing_is_lost_and_nothing_comes_twice(count: int, width: int, deaths: dict[int, int]) -> None:
+    fleet = Fleet(width, deaths)
+    results = fleet.results(list(range(count)))
+    assert sorted(place for place, _ in results) == list(range(count))
+    assert all(result == -place for place, result in results if not isinstance(result, Lost))
+    lost = {place for place, result in results if isinstance(result, Lost)}
+    assert lost <= {*deaths} and {item for item, times in deaths.items() if times >= 3 and item < count} <= lost
+    assert not lost & {item for item, times in deaths.items() if times == 1}
+    assert fleet.most <= 2 * width
+
+
+def test_a_pool_that_can_do_no_more_ends_the_wait() -> None:
+    def check() -> None:
+        raise LibraryError("no worker is left")
+
+    with ThreadPoolExecutor(1) as executor:
+        event = threading.Event()
+        with pytest.raises(LibraryError, match="no worker is left"):
+            list(run(lambda items: event.wait(10), [1], Pool(executor, lambda: 1, check)))
+        event.set()
 
 
 @pytest.mark.parametrize(("count", "processes"), [(1, 4), (3, 2), (64, 2), (65, 2), (1000, 7)])
