@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from generator.build import Prover, prepare
 from generator.catalog import load_catalog
 from generator.catalog.recipes import load_recipes
 from generator.commands.explain import explain, explanation_text
@@ -18,7 +20,7 @@ from generator.commands.spec_options import texts_of
 from generator.commands.table import to_text
 from generator.errors import RequestError
 from generator.naming import symbol_of
-from generator.pipeline import Outcome, Prover, Settings, cached, make, prepare
+from generator.pipeline import Outcome, Settings, cached, make
 from generator.plan import Plan
 from generator.shard import Shard
 from generator.store.library import Library
@@ -26,7 +28,8 @@ from generator.sweep import Sweep, over, read_spec_file, sweep
 from generator.toolchain import templates_folder
 from hgemm.record import Scalar
 
-_COLUMNS = "symbol registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes seconds status".split()
+_OF_RECORDS = "registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes".split()
+_COLUMNS = ["symbol", *_OF_RECORDS, "seconds", "status"]
 
 
 def run(options: dict[str, Any]) -> int:
@@ -62,12 +65,12 @@ def run(options: dict[str, Any]) -> int:
         click.echo(f"generate: shard {shard} has {len(plans)} of {len(asked.plans)} variants", err=True)
     if options["dry_run"]:
         return _dry_run(plans, settings, options["as_json"])
-    outcomes = _make(plans, settings, options["jobs"], options["quiet"])
-    _print(outcomes, options["as_json"])
-    for outcome in outcomes:
-        if outcome.error:
-            click.echo(f"generate: error: {outcome.error}", err=True)
-    return int(any(outcome.error for outcome in outcomes))
+    made = _make(plans, settings, options["jobs"], options["quiet"])
+    _print(made, settings.library, options["as_json"])
+    for told in made:
+        if told.error:
+            click.echo(f"generate: error: {told.error}", err=True)
+    return int(any(told.error for told in made))
 
 
 def _prover(options: dict[str, Any]) -> Prover | None:
@@ -125,27 +128,41 @@ def _dry_run(plans: Sequence[Plan], settings: Settings, as_json: bool) -> int:
     return 0
 
 
-def _make(plans: Sequence[Plan], settings: Settings, processes: int, quiet: bool) -> list[Outcome]:
-    """Make all variants and return their outcomes in the order of the plans."""
-    outcomes: dict[int, Outcome] = {}
-    with progress(len(plans), quiet) as tell, closing(make(plans, settings, processes)) as made:
-        for place, outcome in made:
-            outcomes[place] = outcome
+@dataclass(frozen=True)
+class _Told:
+    """What the answer needs of an outcome; a record is as large as a thousand of these, and is in the library."""
+
+    row: Mapping[str, Scalar]
+    error: str
+    registered: bool
+
+
+def _make(plans: Sequence[Plan], settings: Settings, processes: int, quiet: bool) -> list[_Told]:
+    """Make all variants and return what is to be told of them in the order of the plans."""
+    made: dict[int, _Told] = {}
+    with progress(len(plans), quiet) as tell, closing(make(plans, settings, processes)) as outcomes:
+        for place, outcome in outcomes:
+            made[place] = _Told(_row(outcome), outcome.error, outcome.record is not None)
             tell(outcome)
-    return [outcomes[place] for place in sorted(outcomes)]
+    return [made[place] for place in sorted(made)]
 
 
-def _print(outcomes: Sequence[Outcome], as_json: bool) -> None:
-    if as_json:
-        records = [json.dumps(outcome.record.data, sort_keys=True) for outcome in outcomes if outcome.record]
-        click.echo("[" + ",\n ".join(records) + "]")
-    else:
-        click.echo(to_text([_row(outcome) for outcome in outcomes], _COLUMNS), nl=False)
+def _print(made: Sequence[_Told], library: Library, as_json: bool) -> None:
+    if not as_json:
+        click.echo(to_text([told.row for told in made], _COLUMNS), nl=False)
+        return
+    between = "["
+    for told in made:
+        if told.registered:
+            record = library.load(str(told.row["symbol"]), verify=False).record
+            click.echo(between + json.dumps(record.data, sort_keys=True), nl=False)
+            between = ",\n "
+    click.echo("[]" if between == "[" else "]")
 
 
 def _row(outcome: Outcome) -> dict[str, Scalar]:
-    ends: dict[str, Scalar] = {"symbol": outcome.symbol, "seconds": round(outcome.seconds, 2), "status": outcome.status}
-    if outcome.record is None:
-        return ends
-    flat = outcome.record.flat()
-    return {**flat, "hmma_per_k_tile": flat["proof_mma_per_tile"], **ends}
+    row: dict[str, Scalar] = {"symbol": outcome.symbol, "seconds": round(outcome.seconds, 2), "status": outcome.status}
+    if outcome.record:
+        flat = outcome.record.flat()
+        row |= {name: flat["proof_mma_per_tile" if name == "hmma_per_k_tile" else name] for name in _OF_RECORDS}
+    return row

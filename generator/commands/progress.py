@@ -13,6 +13,31 @@ import click
 from generator.pipeline import Outcome
 
 Tell = Callable[[Outcome], None]
+_AT_ONCE = ("cached", "present")
+
+
+class _Pace:
+    """How fast variants come that are work, and how long the rest takes; what is there already comes at once, and first."""
+
+    def __init__(self, total: int) -> None:
+        self._left, self._worked, self._start = total, 0, time.perf_counter()
+
+    def after(self, outcome: Outcome) -> str:
+        """Count an outcome and say the rate and the time left, or nothing where there is none."""
+        self._left -= 1
+        if outcome.status in _AT_ONCE and not self._worked:
+            self._start = time.perf_counter()
+            return ""
+        self._worked += 1
+        seconds_each = (time.perf_counter() - self._start) / self._worked
+        return f"{1 / max(seconds_each, 1e-9):.3g} variants/s, {_duration(seconds_each * self._left)} left"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 @contextmanager
@@ -36,12 +61,17 @@ def progress(total: int, quiet: bool) -> Iterator[Tell]:
 
 @contextmanager
 def _plain(total: int) -> Iterator[Tell]:
-    width, done = len(str(total)), 0
+    width, done, pace = len(str(total)), 0, _Pace(total)
 
     def show(outcome: Outcome) -> None:
         nonlocal done
         done += 1
-        click.echo(f"[{done:{width}}/{total}] {outcome.status} {outcome.symbol}, {outcome.seconds:.2f} s", err=True)
+        told = pace.after(outcome)
+        click.echo(
+            f"[{done:{width}}/{total}] {outcome.status} {outcome.symbol}, {outcome.seconds:.2f} s"
+            + (f" ({told})" if told and total > 1 else ""),
+            err=True,
+        )
 
     yield show
 
@@ -49,23 +79,10 @@ def _plain(total: int) -> Iterator[Tell]:
 @contextmanager
 def _live(total: int) -> Iterator[Tell]:
     from rich.console import Console  # 0.1 s, for a terminal only
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    start, done = time.perf_counter(), 0
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
+    pace = _Pace(total)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, rate="")
-
-        def show(outcome: Outcome) -> None:
-            nonlocal done
-            done += 1
-            rate = done / (time.perf_counter() - start)
-            bar.update(task, completed=done, rate=f"{rate:.1f} variants/s")
-
-        yield show
+        task = bar.add_task("", total=total, pace="")
+        yield lambda outcome: bar.update(task, advance=1, pace=pace.after(outcome))

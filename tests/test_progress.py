@@ -1,0 +1,41 @@
+"""Progress: the rate is that of the work, and the time left follows from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from generator.commands import progress as progress_module
+from generator.commands.progress import progress
+from generator.pipeline import Outcome
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, which tests set."""
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_what_is_there_already_makes_the_rate_no_better(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(1000, quiet=False) as tell:
+        for number in range(396):
+            clock[0] += 0.001
+            tell(Outcome(f"old{number}", "cached"))
+        for number in range(4):
+            clock[0] += 0.5
+            tell(Outcome(f"new{number}", "built", 0.9))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[395] == "[ 396/1000] cached old395, 0.00 s"
+    assert lines[399] == "[ 400/1000] built new3, 0.90 s (2 variants/s, 5 min left)"
+    assert lines[400] == "1000 variants in 2.4 s: 396 cached, 4 built"
+
+
+@pytest.mark.parametrize(
+    ("seconds_each", "told"), [(0.02, "50 variants/s, 20 s left"), (8.0, "0.125 variants/s, 2 h 13 min left")]
+)
+def test_the_time_left_is_told_in_its_own_units(clock, capsys, seconds_each: float, told: str) -> None:
+    with progress(1001, quiet=False) as tell:
+        clock[0] += seconds_each
+        tell(Outcome("one", "built", seconds_each))
+    assert capsys.readouterr().err.splitlines()[0].endswith(f" ({told})")
