@@ -37,10 +37,10 @@ class TimedGpu:
 
     sms, window_bytes, l2_bytes = 4, 1 << 30, 50 << 20
 
-    def args(self, window_bytes, warp_stride, step_stride, steps):
+    def args(self, window_bytes, warp_stride, step_stride, steps, sharers):
         from benchmarks.micro.cpi import Args
 
-        return Args(0, 0, 0, 0, window_bytes - 1, warp_stride, step_stride, steps, 0)
+        return Args(0, 0, 0, 0, window_bytes - 1, warp_stride, step_stride, steps, sharers, 0)
 
     def timed(self, name, ctas, threads, smem_bytes, args):
         from benchmarks.micro.cpi import Timed

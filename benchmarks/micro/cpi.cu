@@ -15,6 +15,7 @@ struct Args {
   u64 warp_stride;  // bytes from one warp's walk to the next warp's
   u64 step_stride;  // bytes from a step to the next
   int steps;
+  int sharers;      // CTAs that walk together, through the same addresses
   int zero;         // 0, which the compiler does not know
 };
 
@@ -154,7 +155,7 @@ struct Walk {  // where a thread is in the window that the warps walk through
 
   __device__ __forceinline__ Walk(Args const& args, u32 lane_bytes)
     : base(args.data), stride(args.step_stride), mask(args.window_mask), lane(threadIdx.x % 32 * lane_bytes) {
-    offset = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * args.warp_stride;
+    offset = (blockIdx.x / (u32)args.sharers * (blockDim.x / 32) + threadIdx.x / 32) * args.warp_stride;
   }
   __device__ __forceinline__ u64 next() {
     u64 const at = (offset & mask) + lane;

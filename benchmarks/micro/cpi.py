@@ -52,7 +52,7 @@ class Args(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint64) for name in ("stamps", "sink", "data", "out")),
         *((name, ctypes.c_uint64) for name in ("window_mask", "warp_stride", "step_stride")),
-        *((name, ctypes.c_int) for name in ("steps", "zero")),
+        *((name, ctypes.c_int) for name in ("steps", "sharers", "zero")),
     ]
 
 
@@ -197,9 +197,11 @@ class Gpu:
         self.launch("repeat", self.sms * 4, 256, 0, self.args(window_bytes=self.window_bytes))
         self.wait()
 
-    def args(self, window_bytes: int = MIB, warp_stride: int = 0, step_stride: int = 0, steps: int = 0) -> Args:
+    def args(
+        self, window_bytes: int = MIB, warp_stride: int = 0, step_stride: int = 0, steps: int = 0, sharers: int = 1
+    ):
         addresses = [int(pointer) for pointer in (self.stamps, self.sink, self.data, self.out)]
-        return Args(*addresses, window_bytes - 1, warp_stride, step_stride, steps, 0)
+        return Args(*addresses, window_bytes - 1, warp_stride, step_stride, steps, sharers, 0)
 
     def function(self, name: str, smem_bytes: int):
         function = checked(self.driver.cuModuleGetFunction(self.module, name.encode()))
@@ -245,8 +247,9 @@ def measure(gpu: Gpu, probe: Probe, warps: int) -> dict:
     if MIB < window_bytes <= 64 * MIB:  # to be found in L2
         while window_bytes * 2 > gpu.l2_bytes:
             window_bytes //= 2
-    walkers = ctas * (1 if probe.name.startswith("bulk") else warps)
-    args = gpu.args(window_bytes, probe.per_step * probe.bytes, probe.per_step * probe.bytes * walkers, probe.steps)
+    walkers = -(-ctas // probe.sharers) * (1 if probe.name.startswith("bulk") else warps)
+    stride = probe.per_step * probe.bytes
+    args = gpu.args(window_bytes, stride, stride * walkers, probe.steps, probe.sharers)
     if probe.steps == 0:  # through the window once
         args.steps = window_bytes // args.step_stride
     if "ldg" in probe.kernel and probe.latency:

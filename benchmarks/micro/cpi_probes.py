@@ -11,6 +11,8 @@ PARTITION, SM = "partition", "sm"
 PARTITIONS_PER_SM = 4
 MIB = 1 << 20
 ONE_SM, ALL_SMS = "one", "all"
+SHARERS = 12
+"""CTAs of a row or column of tiles, where 132 SMs compute a square of them."""
 
 L1_WINDOW_BYTES = 16 << 10
 L2_WINDOW_BYTES = 16 * MIB
@@ -25,7 +27,7 @@ class Probe:
     Units: `per_step` counts the instructions of a warp (of a warpgroup for wgmma, of a CTA for `whole_cta`) in a step of
     the loop, `bytes` those that one moves; CPI is cycles for one of them on a `unit` of the machine. `latency` probes issue
     one after the other instead. `sass` is the opcode, other modifiers aside, that the loop must have `per_step` of.
-    `cold` ones find nothing in L2.
+    `cold` ones find nothing in L2; `sharers` SMs read the same at about the same time, as CTAs in a row of tiles do.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Probe:
     sms: str = ALL_SMS
     latency: bool = False
     cold: bool = False
+    sharers: int = 1
     min_arch: int = 75
     max_arch: int = 999
 
@@ -83,6 +86,10 @@ def global_probes() -> Iterator[Probe]:
             l2 = dict(bytes=size, warps=(16, 32), window_bytes=L2_WINDOW_BYTES, sms=sms, steps=500)
             yield Probe(f"ldg{bits}_l2", f"ldg{bits}_cg", f"LDG.E{suffix}", 8, **l2)
             yield Probe(f"stg{bits}_l2", f"stg{bits}", f"STG.E{suffix}", 8, **l2)
+    shared = dict(bytes=512, window_bytes=L2_WINDOW_BYTES, steps=500, sharers=SHARERS)
+    yield Probe("ldg128_l2_shared", "ldg128_cg", "LDG.E.128", 8, warps=(16, 32), **shared)
+    copied = dict(warps=(8, 16, 32), smem_bytes=65536, min_arch=80)
+    yield Probe("cp_async128_cg_l2_shared", "cp_async16_cg", "LDGSTS", 8, **copied, **shared)
     for size, mode in ((4, "ca"), (8, "ca"), (16, "ca"), (16, "cg")):
         name = f"cp_async{size * 8}_{mode}"
         copy = dict(bytes=32 * size, warps=(8, 16, 32), smem_bytes=65536, min_arch=80)
@@ -122,6 +129,7 @@ def bulk_probes() -> Iterator[Probe]:
                 bytes=kib << 10, warps=(1,), smem_bytes=1024 + (128 << 10), window_bytes=L2_WINDOW_BYTES, sms=sms
             )
             yield Probe(f"bulk{kib}k_l2", f"bulk{kib}k", "UBLKCP", 1, **bulk, min_arch=90)
+        yield Probe(f"bulk{kib}k_l2_shared", f"bulk{kib}k", "UBLKCP", 1, **bulk, min_arch=90, sharers=SHARERS)
     one = dict(warps=(1,), sms=ONE_SM, window_bytes=L2_WINDOW_BYTES, latency=True)
     yield Probe("bulk1k_l2", "bulk_latency", "UBLKCP", 1, **one, bytes=1024, min_arch=90)
 
