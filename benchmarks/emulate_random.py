@@ -53,7 +53,8 @@ FIELDS = (
 )
 """What the summary counts."""
 _PLACEMENTS = [
-    Smem.parse(text) for text in "none pad:8 pad:24 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4 xor:2,4,5".split()
+    Smem.parse(text)
+    for text in "none pad:8 pad:24 pad_alternate:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4 xor:2,4,5".split()
 ]
 
 

@@ -188,8 +188,8 @@ FAULTS_SM80 = (
     Fault(
         "swizzle on the side of the reads only",
         OPERAND,
-        "return Layout::place(linear, pass_row * row_step * Layout::pitch + pass_column * column_step);",
-        "return linear + pass_row * row_step * Layout::pitch + pass_column * column_step;",
+        "return Layout::place(linear, to_row(pass_row) + pass_column * column_step);",
+        "return linear + to_row(pass_row) + pass_column * column_step;",
         {**PIPELINED, "tile": "32x32x32", "smem": "xor:2,3,3"},
         WHOLE,
         (NUMBERS,),
@@ -197,11 +197,20 @@ FAULTS_SM80 = (
     Fault(
         "columns for the pitch of a padded stage",
         OPERAND,
-        "linear = row() * Layout::pitch + column();",
+        "linear = Layout::linear(row(), column());",
         "linear = row() * Layout::columns + column();",
         {**PIPELINED, "smem": "pad:8"},
         WHOLE,
         ("uninitialised", "poison", NUMBERS),
+    ),
+    Fault(
+        "a pair of rows too few between odd rows",
+        OPERAND,
+        "int const pairs = row_step % 2 == 0 ? rows / 2 : (rows + row() % 2) / 2;",
+        "int const pairs = rows / 2;",
+        {**_SMALL, "tile": "128x48x16", "warp_tile": "128x16", "layout": "nn", "align": "4", "smem": "pad_alternate:8"},
+        "128x48x48",
+        ("race", "uninitialised", "poison", NUMBERS),
     ),
     Fault(
         "copies that are not as aligned as they are wide",

@@ -47,8 +47,8 @@ class OperandTile:
 
     @property
     def pitch(self) -> int:
-        """Elements from one row to the next."""
-        return self.columns + self.smem.pad_elements
+        """Elements from one row to the next, beside the padding after every second row."""
+        return self.columns + self.smem.row_pad
 
     @property
     def period(self) -> int:
@@ -59,11 +59,15 @@ class OperandTile:
 
     @property
     def stage_elements(self) -> int:
-        return -(-self.rows * self.pitch // self.period) * self.period
+        return -(-self.linear(self.rows, 0) // self.period) * self.period
+
+    def linear(self, row: int, column: int) -> int:
+        """Return the element offset of (row, column) before the swizzle. Those of an even row and of any other add up."""
+        return row * self.pitch + row // 2 * self.smem.pair_pad + column
 
     def offset(self, row: int, column: int) -> int:
         """Return the element offset of (row, column), swizzled."""
-        return _swizzle(self.smem)(row * self.pitch + column)
+        return _swizzle(self.smem)(self.linear(row, column))
 
 
 @cache
@@ -90,12 +94,10 @@ def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
 def read_conflicts(tile: OperandTile) -> int:
     """Return the bank conflicts of reading every fragment of `tile` once by ldmatrix, 8 rows of 16 bytes a phase."""
     places = itertools.product(range(0, tile.rows - 7, 8), range(0, tile.columns, tile.piece))
-    starts = Counter(
-        (row * tile.pitch + column) % tile.period for row, column in places
-    )  # whole periods change no bank
-    swizzle, pitch, size = _swizzle(tile.smem), tile.pitch, tile.element_bytes
+    starts = Counter(tile.linear(row, column) % tile.period for row, column in places)  # whole periods change no bank
+    swizzle, size = _swizzle(tile.smem), tile.element_bytes
     return sum(
-        count * conflicts([swizzle(start + lane * pitch) * size for lane in range(8)], PIECE_BYTES)
+        count * conflicts([swizzle(start + tile.linear(lane, 0)) * size for lane in range(8)], PIECE_BYTES)
         for start, count in starts.items()
     )
 
@@ -118,12 +120,12 @@ def conflict_free(k_major: bool, rows: int, columns: int, chunk: int, threads: i
     piece = PIECE_BYTES // element_bytes
     base = piece.bit_length() - 1
     xors = [Smem("xor", (bits, base, shift)) for bits in (1, 2, 3) for shift in range(bits, 7)]
-    pads = [Smem("pad", (pieces * piece,)) for pieces in (1, 2, 3)]
+    pads = [Smem(kind, (pieces * piece,)) for kind in ("pad", "pad_alternate") for pieces in (1, 2, 3)]
     found: list[tuple[int, int, int, Smem]] = []
     for order, smem in enumerate([Smem("none"), *xors, *pads]):
         tile = OperandTile(k_major, rows, columns, chunk, threads, smem, element_bytes)
         cost = read_conflicts(tile) + write_conflicts(tile)
         found.append((cost, tile.stage_elements, order, smem))
-        if cost == 0 and smem.kind != "pad":
+        if cost == 0 and not smem.pad_elements:
             break
     return min(found)[-1]

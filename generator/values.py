@@ -67,12 +67,15 @@ class Cluster:
         return f"{self.m}x{self.n}"
 
 
+_PADDED = {"pad": "each", "pad_alternate": "every second"}
+
+
 @dataclass(frozen=True, order=True)
 class Smem:
     """The placement of one operand's tile in shared memory.
 
-    `none` stores rows one after the other, `pad:H` leaves H elements after each row, and
-    `xor:B,M,S` XORs B bits of an element's offset, those from bit M, with the B bits S above them
+    `none` stores rows one after the other, `pad:H` leaves H elements after each row, `pad_alternate:H` after every
+    second row, and `xor:B,M,S` XORs B bits of an element's offset, those from bit M, with the B bits S above them
     (the Swizzle<B, M, S> of CuTe, in elements of the operand).
     """
 
@@ -84,16 +87,28 @@ class Smem:
         kind, _, rest = text.strip().lower().partition(":")
         if kind == "none" and not rest:
             return cls("none")
-        if kind == "pad":
-            return cls("pad", tuple(_integers(rest, r"(\d{1,3})", "smem pad", "pad:8 (elements after each row)")))
+        if kind in _PADDED:
+            example = f"{kind}:8 (elements after {_PADDED[kind]} row)"
+            return cls(kind, tuple(_integers(rest, r"(\d{1,3})", f"smem {kind}", example)))
         if kind == "xor":
             found = _integers(rest, r"(\d),(\d{1,2}),(\d{1,2})", "smem xor", "xor:B,M,S, such as xor:2,3,3")
             return cls("xor", tuple(found))
-        raise RequestError(f"smem '{text}' is unknown: use auto, none, pad:H or xor:B,M,S")
+        raise RequestError(f"smem '{text}' is unknown: use auto, none, pad:H, pad_alternate:H or xor:B,M,S")
 
     @property
     def pad_elements(self) -> int:
-        return self.parameters[0] if self.kind == "pad" else 0
+        """Elements after each padded row."""
+        return self.parameters[0] if self.kind in _PADDED else 0
+
+    @property
+    def row_pad(self) -> int:
+        """Elements after every row."""
+        return self.pad_elements if self.kind == "pad" else 0
+
+    @property
+    def pair_pad(self) -> int:
+        """Elements after every second row."""
+        return self.pad_elements if self.kind == "pad_alternate" else 0
 
     @property
     def swizzle(self) -> tuple[int, int, int]:

@@ -29,7 +29,7 @@ swizzles = st.builds(
 any_smem = (
     st.just(Smem("none"))
     | swizzles
-    | st.builds(lambda pad: Smem("pad", (pad,)), st.integers(0, 200))
+    | st.builds(lambda kind, pad: Smem(kind, (pad,)), st.sampled_from(["pad", "pad_alternate"]), st.integers(0, 200))
     | st.builds(lambda *numbers: Smem("xor", numbers), st.integers(0, 9), st.integers(0, 99), st.integers(0, 99))
 )
 rasters = st.sampled_from([Raster("row"), Raster("column")]) | st.builds(

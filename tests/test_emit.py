@@ -158,7 +158,7 @@ OTHERS = {
     "stages": "3",
     "fragment_stages": "1",
     "smem_a": "pad:8",
-    "smem_b": "pad:16",
+    "smem_b": "pad_alternate:16",
     "mma_order": "row",
     "raster": "panel:64",
     "schedule": "persistent",
@@ -189,7 +189,7 @@ def test_another_value_of_a_field_is_another_symbol_and_another_text(name: str) 
 
 def test_no_two_legal_placements_share_a_symbol() -> None:
     xors = [Smem("xor", (bits, base, shift)) for bits in range(1, 4) for base in range(3, 14) for shift in range(1, 14)]
-    pads = [Smem("pad", (elements,)) for elements in range(8, 65, 8)]
+    pads = [Smem(kind, (elements,)) for kind in ("pad", "pad_alternate") for elements in range(8, 65, 8)]
     plans = [plan_of().having(smem_a=smem) for smem in (Smem("none"), *xors, *pads)]
     legal = [plan for plan in plans if not {violation.rule for violation in violations(plan)} & {"swizzle", "padding"}]
     assert len({symbol_of(plan.spec) for plan in legal}) == len(legal) > 40

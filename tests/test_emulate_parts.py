@@ -213,7 +213,7 @@ def test_the_placement_counts_every_warp_that_reads() -> None:
     assert swizzled.read_conflicts == swizzled.copy_conflicts == 0
 
 
-@pytest.mark.parametrize("smem", ["none", "xor:2,3,3", "xor:1,3,3", "pad:8", "pad:24"])
+@pytest.mark.parametrize("smem", ["none", "xor:2,3,3", "xor:1,3,3", "pad:8", "pad:24", "pad_alternate:8"])
 @pytest.mark.parametrize("chunk", [8, 4, 2, 1])
 def test_copies_of_one_pass_cost_what_the_layouts_say(smem: str, chunk: int) -> None:
     threads = 128

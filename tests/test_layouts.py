@@ -32,7 +32,9 @@ operands = st.builds(
     columns=extents,
     chunk=specs.aligns,
     threads=st.integers(1, 32).map(lambda warps: 32 * warps),
-    smem=st.sampled_from([Smem("none"), *SWIZZLES, *(Smem("pad", (pad,)) for pad in range(8, 65, 8))]),
+    smem=st.sampled_from(
+        [Smem("none"), *SWIZZLES, *(Smem(kind, (pad,)) for kind in ("pad", "pad_alternate") for pad in range(8, 65, 8))]
+    ),
 )
 
 
@@ -73,6 +75,21 @@ def test_ldmatrix_s_rows_are_whole_and_aligned(tile: OperandTile, data: st.DataO
     column = data.draw(st.integers(0, tile.columns // 8 - 1)) * 8
     first = tile.offset(row, column)
     assert first % 8 == 0 and [tile.offset(row, column + e) for e in range(8)] == [*range(first, first + 8)]
+
+
+def test_two_rows_with_one_padding_take_72_elements_of_32_each() -> None:
+    """Both operands of a CTA tile of 256 x 256 x 32 then take 36 KiB."""
+    tile = OperandTile(True, 256, 32, 8, 256, Smem("pad_alternate", (8,)))
+    assert [tile.offset(row, 0) for row in range(5)] == [0, 32, 72, 104, 144]
+    assert 2 * tile.stage_elements * 2 == 36 * 1024
+    assert read_conflicts(tile) == write_conflicts(tile) == 0
+
+
+@pytest.mark.parametrize("columns", range(16, 257, 16))
+def test_padding_after_every_second_row_is_for_rows_that_fill_half_the_banks(columns: int) -> None:
+    """Pairs of rows then fill them; other rows meet the second one in the same banks, or the next pair."""
+    tile = OperandTile(True, 64, columns, 8, 128, Smem("pad_alternate", (8,)))
+    assert (read_conflicts(tile) == 0) == (columns % 64 == 32)
 
 
 # ---- Bank conflicts -------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ CORNERS = [
     "arch=80 cta_tile=128x128x32 warp_tile=16x128",
     "arch=80 cta_tile=256x128x32 warp_tile=64x32",
     "arch=80 smem_a=none smem_b=pad:8",
+    "arch=80 cta_tile=256x256x32 acc=f16 smem_a=pad_alternate:8 smem_b=pad_alternate:8",
     "arch=80 smem_a=xor:1,10,2 smem_b=xor:2,5,6 cta_tile=64x64x64",
     "arch=80 mma=m16n8k8 mma_order=row store=direct beta=off",
 ]
@@ -164,6 +165,7 @@ SOUND = plan_of(resolve({"arch": "sm_80", "cta_tile": parse_field("cta_tile", "6
         {"warp_tile": "24x32"},
         {"smem_a": "pad:4"},
         {"smem_b": "pad:7"},
+        {"smem_b": "pad_alternate:4"},
     ],
     ids=str,
 )

@@ -47,6 +47,7 @@ BROKEN = [
         {"smem_a": "xor:3,3,3", "smem_b": "xor:3,3,7"},
     ),
     ("arch=80 smem_b=pad:12", "padding", "by 12 elements", {"smem_b": "pad:16"}),
+    ("arch=80 smem_b=pad_alternate:12", "padding", "by 12 elements", {"smem_b": "pad_alternate:16"}),
     ("arch=80 smem_a=pad:80", "padding", "at most 64", {"smem_a": "pad:64"}),
     ("arch=90 stages=8 cta_tile=256x128x64", "shared_memory", "smem 393,216 B > 232,448 B of sm_90", {"stages": "4"}),
     (

@@ -173,7 +173,9 @@ values = st.fixed_dictionaries(
         "warp_tile": st.from_regex(r"[0-9]{1,3}x[0-9]{1,3}", fullmatch=True),
         "stages": st.sampled_from(["1", "2:3", "9", "64"]),
         "fragment_stages": st.sampled_from(["1", "2", "8"]),
-        "smem": st.sampled_from(["none", "pad:7", "pad:8", "xor:3,3,3", "xor:9,0,0", "xor:0,3,3", "xor:1,60,3"]),
+        "smem": st.sampled_from(
+            ["none", "pad:7", "pad:8", "pad_alternate:8", "xor:3,3,3", "xor:9,0,0", "xor:0,3,3", "xor:1,60,3"]
+        ),
         "align": st.sampled_from(["8", "4", "2", "1"]),
         "layout": st.sampled_from(["tn", "nn", "nt", "tt"]),
         "raster": st.sampled_from(["row", "group:3", "panel:100"]),

@@ -36,6 +36,12 @@ BROKEN = [
         {"mma": "m64n256k16"},
     ),
     ("arch=90a mma=wgmma fragment_stages=2", "implied_fields", "fragment_stages 2 (not 1)", {"fragment_stages": "1"}),
+    (
+        "arch=90a smem_b=pad_alternate:8",
+        "implied_fields",
+        "no choice in smem_b pad_alternate:8 (not xor:3,3,3)",
+        {"smem_b": "xor:3,3,3"},
+    ),
     ("arch=90a smem_a=pad:8", "implied_fields", "smem_a pad:8 (not xor:3,3,3)", {"smem_a": "xor:3,3,3"}),
     ("arch=90a cta_tile=96x248x64", "cta_tile", "m is 64, 128, 192 or 256", {"cta_tile": "64x248x64"}),
     ("arch=90a cta_tile=128x100x64", "cta_tile", "n a multiple of 8 up to 256", {"cta_tile": "128x104x64"}),

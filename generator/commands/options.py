@@ -38,8 +38,8 @@ _DTYPES = "f16 bf16"
 _COOPERATION = "cooperative pingpong"
 _CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
 _ATOMS = "m16n8k16 m16n8k8 wgmma"
-_SMEM = "auto none pad:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
-_SMEM_HELP = "Placement of A and B: auto, none, pad:H, xor:B,M,S."
+_SMEM = "auto none pad:8 pad_alternate:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
+_SMEM_HELP = "Placement of A and B: auto, none, pad:H, pad_alternate:H, xor:B,M,S."
 
 SPEC_OPTIONS = (
     SpecOption("arch", ("arch",), _TARGET, "ARCHS", "Architectures: sm_89, 89 or 8.9. Has no default.", _ARCHS),

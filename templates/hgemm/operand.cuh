@@ -10,6 +10,12 @@ namespace hgemm {
 
 // ---- Shared-memory layout -----------------------------------------------------------------------------------------
 
+// Elements after every second row, for an operand that names any.
+template <class Operand, class = void>
+constexpr int pair_pad_of = 0;
+template <class Operand>
+constexpr int pair_pad_of<Operand, decltype(void(Operand::pair_pad))> = Operand::pair_pad;
+
 template <class Policy, class Operand, int EXTENT>
 struct OperandLayout {
   static constexpr int piece = 16 / sizeof(typename Policy::In);  // elements of 16 bytes, which stay together
@@ -17,11 +23,16 @@ struct OperandLayout {
   static constexpr int rows = Operand::k_major ? EXTENT : Policy::tile_k;
   static constexpr int columns = Operand::k_major ? Policy::tile_k : EXTENT;
   static constexpr int pitch = Operand::pitch;
+  static constexpr int pair_pad = pair_pad_of<Operand>;
   static constexpr int period = 1 << (Operand::swizzle_bits + Operand::swizzle_base + Operand::swizzle_shift);
   static constexpr int granule = Operand::swizzle_bits == 0 ? line : period > line ? period : line;
-  static constexpr int stage_elements = (rows * pitch + granule - 1) / granule * granule;
+  static constexpr int stage_elements = (rows * pitch + rows / 2 * pair_pad + granule - 1) / granule * granule;
 
   static_assert(pitch >= columns && pitch % piece == 0, "rows must not overlap and must start on 16 bytes");
+  static_assert(pair_pad >= 0 && pair_pad % piece == 0 && rows % 2 == 0, "nor must rows with padding after every second one");
+
+  // The offset of an element before the swizzle. Those of an even row and of any other add up.
+  HGEMM_DEVICE static constexpr int linear(int row, int column) { return row * pitch + row / 2 * pair_pad + column; }
 
   HGEMM_DEVICE static constexpr int swizzle(int element) {
     constexpr int mask = ((1 << Operand::swizzle_bits) - 1) << Operand::swizzle_base;
@@ -70,7 +81,7 @@ struct OperandCopy {
     source = static_cast<In const*>(matrix) + (row_first + row()) * leading_dimension + column_first + column();
     pass_step = row_step * leading_dimension;
     k_tile_step = Operand::k_major ? Policy::tile_k : Policy::tile_k * leading_dimension;
-    linear = row() * Layout::pitch + column();
+    linear = Layout::linear(row(), column());
     extent_left = extent - first - (Operand::k_major ? row() : column());
   }
 
@@ -87,8 +98,15 @@ struct OperandCopy {
     return in_rows && (even_columns || column() + pass_column * column_step < Layout::columns);
   }
 
+  // Elements from this thread's first row to that of a pass: an odd number of rows from an odd one is a pair more.
+  HGEMM_DEVICE static int to_row(int pass_row) {
+    int const rows = pass_row * row_step;
+    int const pairs = row_step % 2 == 0 ? rows / 2 : (rows + row() % 2) / 2;
+    return rows * Layout::pitch + pairs * Layout::pair_pad;
+  }
+
   HGEMM_DEVICE int place(int pass_row, int pass_column) const {
-    return Layout::place(linear, pass_row * row_step * Layout::pitch + pass_column * column_step);
+    return Layout::place(linear, to_row(pass_row) + pass_column * column_step);
   }
 
   // Starts the copy of passes [begin, end) of the next k-tile into `stage`; advance() follows the last pass.
@@ -153,7 +171,7 @@ struct OperandCopy {
         if (!owns(pass_row, pass_column)) continue;
         int const rows = (Operand::k_major ? extent_left : k_left - row()) - pass_row * row_step;
         int const columns = (Operand::k_major ? k_left - column() : extent_left) - pass_column * column_step;
-        In* const to = stage + Layout::swizzle(linear + pass_row * row_step * Layout::pitch + pass_column * column_step);
+        In* const to = stage + Layout::swizzle(linear + to_row(pass_row) + pass_column * column_step);
         copy_chunk(to, from + pass_column * column_step, rows > 0 ? columns : 0);
       }
       from += pass_step;
@@ -193,8 +211,8 @@ struct FragmentReader {
     int const high = lane / 16;
     int const along_extent = (EXTENT_FIRST ? low : high) * 8;
     int const along_k = (EXTENT_FIRST ? high : low) * Layout::piece;
-    linear = Operand::k_major ? (warp_first + along_extent + lane % 8) * Layout::pitch + along_k
-                              : (along_k + lane % 8) * Layout::pitch + warp_first + along_extent;
+    linear = Operand::k_major ? Layout::linear(warp_first + along_extent + lane % 8, along_k)
+                              : Layout::linear(along_k + lane % 8, warp_first) + along_extent;
   }
 
   // Registers of 16 of the extent by a block of k, at (along_extent, along_k) of the warp tile.
@@ -208,7 +226,7 @@ struct FragmentReader {
   }
 
   HGEMM_DEVICE In const* at(In const* stage, int along_extent, int along_k) const {
-    int const delta = Operand::k_major ? along_extent * Layout::pitch + along_k : along_k * Layout::pitch + along_extent;
+    int const delta = Operand::k_major ? Layout::linear(along_extent, along_k) : Layout::linear(along_k, along_extent);
     return stage + Layout::place(linear, delta);
   }
 };

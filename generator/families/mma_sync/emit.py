@@ -41,6 +41,7 @@ def _operand(tile: OperandTile, extent: str) -> dict:
         "contiguous": "k" if tile.k_major else extent,
         "align": tile.chunk,
         "pitch": tile.pitch,
+        "pair_pad": f", pair_pad = {tile.smem.pair_pad}" if tile.smem.pair_pad else "",
         "swizzle": tile.smem.swizzle,
     }
 

@@ -137,12 +137,10 @@ def _nearest_swizzle(smem: Smem, least_base: int) -> Smem:
 def nearest_pads(plan: Plan) -> list[Change]:
     """The nearest padding by whole pieces of 16 bytes, else none."""
     piece = plan.piece
-    nearest = {
-        name: clamp(smem.pad_elements, piece, piece, MAX_PAD_PIECES * piece)
-        for name, smem in _placements(plan)
-        if smem.pad_elements
-    }
-    changed = {name: f"pad:{pad}" for name, pad in nearest.items() if pad != getattr(plan.spec, name).pad_elements}
+    padded = {name: smem for name, smem in _placements(plan) if smem.pad_elements}
+    pads = {name: clamp(smem.pad_elements, piece, piece, MAX_PAD_PIECES * piece) for name, smem in padded.items()}
+    nearest = {name: Smem(padded[name].kind, (pad,)) for name, pad in pads.items()}
+    changed = {name: str(smem) for name, smem in nearest.items() if smem != padded[name]}
     return [changed, dict.fromkeys(changed, "none")]
 
 
