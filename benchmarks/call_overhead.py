@@ -37,6 +37,7 @@ def ways(library: hgemm.Library, m: int, n: int, k: int) -> dict[str, Callable[[
     others = [torch.empty_like(out) for _ in range(8)]
     plan = library.plan(hgemm.Problem(m, n, k))
     plan(x, wt, out)
+    bound = plan.bind(x, wt, out)
     ((launcher, *_),) = [[*plan._launchers.values()]]
     (slot,) = launcher._free
     launch, config, handle, address = launcher._launch_kernel, slot.config, launcher._handle, slot.address
@@ -44,6 +45,7 @@ def ways(library: hgemm.Library, m: int, n: int, k: int) -> dict[str, Callable[[
     return {
         "bare": lambda: launch(config, handle, address, 0),
         "plan": lambda: plan(x, wt, out),
+        "plan.bind": bound,
         "matmul": lambda: library.matmul(x, wt, out),
         "matmul, other addresses": lambda: library.matmul(x, wt, others[next(turn) % len(others)]),
         "matmul, new tensor": lambda: library.matmul(x, wt),

@@ -56,6 +56,27 @@ class Calls:
             launcher.launch(addresses, stream)
         return out
 
+    def bind(
+        self, a: Any, b: Any, out: Any, bias: Any = None, c: Any = None, workspace: Any = None
+    ) -> Callable[..., Any]:
+        """Return a function of a stream, or of nothing, that launches on these very arrays and returns `out`.
+
+        They are checked now and not again: their addresses, sizes and strides must stay what they are; it keeps them alive.
+        """
+        arrays = (a, b, out, bias, c, workspace)
+        reader = READERS[type(out)]
+        read_out = reader.read(out)
+        others = tuple(map(_read, arrays[3:])) if any(array is not None for array in arrays[3:]) else None
+        launcher, addresses = self._find((_read(a), _read(b), read_out, others, None), arrays)
+
+        def run(stream: Any = None) -> Any:
+            if launcher is not None:
+                given = reader.stream(read_out) if stream is None else stream
+                launcher.launch(addresses, given if type(given) is int else stream_handle(given))
+            return arrays[2]
+
+        return run
+
     def _find(self, given: tuple, arrays: tuple) -> tuple[Launcher | None, Addresses]:
         """Return the launcher of a geometry, None where D has no elements, and the addresses as it takes them."""
         (a, *like_a), (b, *like_b), (d, *like_d), others, options = given

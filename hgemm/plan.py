@@ -22,8 +22,9 @@ class Plan(Calls):
     """A variant for products of one size, loaded, so that the first call may be captured in a graph.
 
     `plan(a, b, out, bias=None, c=None, workspace=None, stream=None)` launches as Library.matmul does, with the plan's variant,
-    alpha and beta, and returns `out` without waiting. Threads may share it. Raises: ProblemError where the arrays are not
-    of the plan's sizes, or the variant does not take them.
+    alpha and beta, and returns `out` without waiting. `plan.bind(a, b, out, ...)` returns a function that does so again and
+    again on the same arrays, at the least cost. Threads may share both. Raises: ProblemError where the arrays are not of the
+    plan's sizes, or the variant does not take them.
     """
 
     def __init__(self, kernel: Kernel, problem: Problem, device: int) -> None:

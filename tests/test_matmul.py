@@ -285,6 +285,22 @@ def test_a_plan_chooses_as_selection_does_and_loads_at_once(library: Library, dr
     assert {*driver.symbols} == {plan.kernel.facts.symbol} and len(driver.images) == 1
 
 
+def test_a_bound_plan_works_on_the_same_arrays_again(library: Library, driver: ComputingDriver) -> None:
+    plan = library.plan(Problem(40, 48, 64), Kind("tt"))
+    a, b, out = numbers(40, 64), numbers(64, 48), placed(np.zeros((40, 48), np.float16))
+    given = Cuda(out)
+    again = plan.bind(Cuda(a), Cuda(b), given)
+    assert not driver.launches
+    for factor in (1, 2):
+        a[...] *= factor
+        assert again(stream=3) is given and (out == product(a, b)).all()
+    assert len(plan._launchers) == 1
+    plan(Cuda(a), Cuda(b), given)
+    assert len(plan._launchers) == 1
+    with pytest.raises(ProblemError, match="m is 39, not 40"):
+        plan.bind(Cuda(a[:39]), Cuda(b), Cuda(out[:39]))
+
+
 def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: ComputingDriver) -> None:
     plan = library.plan(Problem(40, 48, 64))
     a, w, out = numbers(41, 64), numbers(48, 64), numbers(41, 48)

@@ -87,7 +87,7 @@ def test_cupy_and_torch_share_a_product(library, torch) -> None:
 
 
 def test_numba_arrays_multiply(library, torch) -> None:
-    cuda = pytest.importorskip("numba").cuda
+    cuda = pytest.importorskip("numba.cuda")
     a, b = whole(torch, 64, 64), whole(torch, 64, 64)
     out = library.matmul(cuda.as_cuda_array(a), cuda.as_cuda_array(b))
     torch.cuda.synchronize()
