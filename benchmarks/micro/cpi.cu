@@ -299,18 +299,19 @@ KERNEL(stsm_x4, 512, SharedStores<Stsm4, 16>)
 // ---- Copies to shared memory ------------------------------------------------------------------------------------------
 
 #if __CUDA_ARCH__ >= 800
-template <int BYTES, bool L1, int AHEAD, int COPIES> struct AsyncCopies {
+template <int BYTES, bool L1, int COPIES, int STAGES> struct AsyncCopies {
   Walk walk;
-  u32 to;
+  u32 to, slot_bytes;  // (STAGES, COPIES, threads, BYTES): no copy lands where another is under way, or the SM merges them
 
-  __device__ __forceinline__ AsyncCopies(Args const& args) : walk(args, BYTES) {
-    to = smem_address(smem) + threadIdx.x * BYTES;  // (threads, BYTES), 8 KiB of it, and four such
+  __device__ __forceinline__ AsyncCopies(Args const& args) : walk(args, BYTES), slot_bytes(blockDim.x * BYTES) {
+    to = smem_address(smem) + threadIdx.x * BYTES;
   }
-  __device__ __forceinline__ void step(int) {
+  __device__ __forceinline__ void step(int s) {
     u64 const from = (u64)__cvta_generic_to_global(walk.base + walk.next());
+    u32 const stage = to + s % STAGES * COPIES * slot_bytes;
     #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
-      u32 const at = to + i % 4 * 16384;
+      u32 const at = stage + i * slot_bytes;
       if constexpr (L1) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(at), "l"(from + i * 32 * BYTES), "n"(BYTES) : "memory");
       } else {
@@ -318,17 +319,17 @@ template <int BYTES, bool L1, int AHEAD, int COPIES> struct AsyncCopies {
       }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
-    asm volatile("cp.async.wait_group %0;" :: "n"(AHEAD) : "memory");
+    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
   }
   __device__ __forceinline__ void finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
   __device__ __forceinline__ u32 result() { return ((u32 volatile*)smem)[threadIdx.x]; }
 };
 
-KERNEL(cp_async4_ca, 1024, AsyncCopies<4, true, 3, PER_STEP>)
-KERNEL(cp_async8_ca, 1024, AsyncCopies<8, true, 3, PER_STEP>)
-KERNEL(cp_async16_ca, 1024, AsyncCopies<16, true, 3, PER_STEP>)
-KERNEL(cp_async16_cg, 1024, AsyncCopies<16, false, 3, PER_STEP>)
-KERNEL(cp_async16_latency, 32, AsyncCopies<16, false, 0, 1>)
+KERNEL(cp_async4_ca, 512, AsyncCopies<4, true, 4, 4>)
+KERNEL(cp_async8_ca, 512, AsyncCopies<8, true, 4, 4>)
+KERNEL(cp_async16_ca, 512, AsyncCopies<16, true, 4, 4>)
+KERNEL(cp_async16_cg, 512, AsyncCopies<16, false, 4, 4>)
+KERNEL(cp_async16_latency, 32, AsyncCopies<16, false, 1, 1>)
 #endif
 
 #if __CUDA_ARCH__ >= 900
@@ -368,8 +369,8 @@ template <int STAGES, int BYTES> struct BulkCopies {  // one thread of the CTA h
   __device__ __forceinline__ u32 result() { return ((u32 volatile*)smem)[256 + threadIdx.x]; }
 };
 
-KERNEL(bulk16k, 32, BulkCopies<8, 16384>)
-KERNEL(bulk8k, 32, BulkCopies<16, 8192>)
+KERNEL(bulk16k, 32, BulkCopies<12, 16384>)
+KERNEL(bulk32k, 32, BulkCopies<6, 32768>)
 KERNEL(bulk_latency, 32, BulkCopies<1, 1024>)
 #endif
 

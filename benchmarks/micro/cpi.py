@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.micro.cpi_probes import ALL_SMS, MIB, PARTITION, PARTITIONS_PER_SM, Probe, probes, source
+from benchmarks.micro.cpi_probes import ALL_SMS, MIB, PARTITION, PARTITIONS_PER_SM, Probe, probes, smem_bytes, source
 from generator.binary.elf import read_cubin
 from generator.binary.sass import Code, Listing, disassemble, find_nvdisasm
 
@@ -170,6 +170,7 @@ class Gpu:
         self.arch = f"sm_{self.number}" + ("a" if self.number == 90 else "")
         self.sms, self.l2_bytes = self.attribute("MULTIPROCESSOR_COUNT"), self.attribute("L2_CACHE_SIZE")
         free = checked(driver.cuMemGetInfo())[0]
+        self.smem_bytes = self.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self.window_bytes = min(4096 * MIB, 1 << (int(free * 0.4).bit_length() - 1))  # data and out, each so large
         self.data, self.out = (checked(driver.cuMemAlloc(self.window_bytes)) for _ in range(2))
         self.sink, self.stamps = (checked(driver.cuMemAlloc(size)) for size in (4, self.sms * 32 * 32))
@@ -203,26 +204,30 @@ class Gpu:
         addresses = [int(pointer) for pointer in (self.stamps, self.sink, self.data, self.out)]
         return Args(*addresses, window_bytes - 1, warp_stride, step_stride, steps, sharers, 0)
 
-    def function(self, name: str, smem_bytes: int):
+    def fitting(self, probe: Probe) -> list[int]:
+        """Return the numbers of warps of a probe for which an SM has the shared memory."""
+        return [warps for warps in probe.warps if smem_bytes(probe, warps) <= self.smem_bytes]
+
+    def function(self, name: str, dynamic_bytes: int):
         function = checked(self.driver.cuModuleGetFunction(self.module, name.encode()))
         most = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        if smem_bytes > 48 << 10:
-            checked(self.driver.cuFuncSetAttribute(function, most, smem_bytes))
+        if dynamic_bytes > 48 << 10:
+            checked(self.driver.cuFuncSetAttribute(function, most, dynamic_bytes))
         return function
 
-    def launch(self, name: str, ctas: int, threads: int, smem_bytes: int, args: Args) -> None:
+    def launch(self, name: str, ctas: int, threads: int, dynamic_bytes: int, args: Args) -> None:
         pointer = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        function = self.function(name, smem_bytes)
+        function = self.function(name, dynamic_bytes)
         dims = (ctas, 1, 1, threads, 1, 1)
-        checked(self.driver.cuLaunchKernel(function, *dims, smem_bytes, self.stream, ctypes.addressof(pointer), 0))
+        checked(self.driver.cuLaunchKernel(function, *dims, dynamic_bytes, self.stream, ctypes.addressof(pointer), 0))
 
     def wait(self) -> None:
         checked(self.driver.cuStreamSynchronize(self.stream))
 
-    def timed(self, name: str, ctas: int, threads: int, smem_bytes: int, args: Args) -> Timed:
+    def timed(self, name: str, ctas: int, threads: int, dynamic_bytes: int, args: Args) -> Timed:
         """Launch once and read the clocks: of each CTA from the first warp's beginning to the last one's end."""
         checked(self.driver.cuEventRecord(self.begin, self.stream))
-        self.launch(name, ctas, threads, smem_bytes, args)
+        self.launch(name, ctas, threads, dynamic_bytes, args)
         checked(self.driver.cuEventRecord(self.end, self.stream))
         self.wait()
         milliseconds = checked(self.driver.cuEventElapsedTime(self.begin, self.end))
@@ -258,7 +263,7 @@ def measure(gpu: Gpu, probe: Probe, warps: int) -> dict:
     for _ in range(LAUNCHES + 1):
         if probe.cold:
             gpu.fill()
-        runs.append(gpu.timed(probe.kernel, ctas, warps * 32, probe.smem_bytes, args))
+        runs.append(gpu.timed(probe.kernel, ctas, warps * 32, smem_bytes(probe, warps), args))
     runs = runs[1:]
     clocks = statistics.median(run.clocks for run in runs)
     issued = args.steps * probe.per_step * warps * 32 / max(probe.threads_per_issue, 32)
@@ -367,7 +372,7 @@ def run(arguments: argparse.Namespace) -> dict:
     gpu.load(cubin)
     warm_up(gpu)
     wanted = [probe for probe in probes(gpu.number) if arguments.only in probe.name]
-    work = [(probe.name, partial(measure, gpu, probe, warps)) for probe in wanted for warps in probe.warps]
+    work = [(probe.name, partial(measure, gpu, probe, warps)) for probe in wanted for warps in gpu.fitting(probe)]
     found: dict[str, list[dict]] = {"launch": [], "cpi": [], "steady": [], "failed": []}
     held = [probe for probe in wanted if probe.name in STEADY and not probe.latency and arguments.seconds > 0]
     for section, jobs in (

@@ -39,6 +39,7 @@ class Probe:
     threads_per_issue: int = 32
     steps: int = 1000
     smem_bytes: int = 32768
+    smem_bytes_per_warp: int = 0
     bytes: int = 0
     window_bytes: int = L1_WINDOW_BYTES
     sms: str = ALL_SMS
@@ -88,16 +89,17 @@ def global_probes() -> Iterator[Probe]:
             yield Probe(f"stg{bits}_l2", f"stg{bits}", f"STG.E{suffix}", 8, **l2)
     shared = dict(bytes=512, window_bytes=L2_WINDOW_BYTES, steps=500, sharers=SHARERS)
     yield Probe("ldg128_l2_shared", "ldg128_cg", "LDG.E.128", 8, warps=(16, 32), **shared)
-    copied = dict(warps=(8, 16, 32), smem_bytes=65536, min_arch=80)
-    yield Probe("cp_async128_cg_l2_shared", "cp_async16_cg", "LDGSTS", 8, **copied, **shared)
+    copied = dict(warps=(4, 8, 16), smem_bytes=0, smem_bytes_per_warp=8192, min_arch=80)
+    yield Probe("cp_async128_cg_l2_shared", "cp_async16_cg", "LDGSTS", 4, **copied, **shared)
     for size, mode in ((4, "ca"), (8, "ca"), (16, "ca"), (16, "cg")):
         name = f"cp_async{size * 8}_{mode}"
-        copy = dict(bytes=32 * size, warps=(8, 16, 32), smem_bytes=65536, min_arch=80)
+        own = dict(smem_bytes=0, smem_bytes_per_warp=512 * size)
+        copy = dict(bytes=32 * size, warps=(4, 8, 16), min_arch=80, **own)
         for sms in (ONE_SM, ALL_SMS):
             l2 = dict(window_bytes=L2_WINDOW_BYTES, sms=sms, steps=500)
-            yield Probe(f"{name}_l2", f"cp_async{size}_{mode}", "LDGSTS", 8, **copy, **l2)
+            yield Probe(f"{name}_l2", f"cp_async{size}_{mode}", "LDGSTS", 4, **copy, **l2)
         if mode == "ca":
-            yield Probe(f"{name}_l1", f"cp_async{size}_{mode}", "LDGSTS", 8, **copy)
+            yield Probe(f"{name}_l1", f"cp_async{size}_{mode}", "LDGSTS", 4, **copy)
     dram = dict(bytes=512, warps=(32,), window_bytes=DRAM_WINDOW_BYTES, steps=0)
     yield Probe("dram_read", "ldg128_cg", "LDG.E.128", 8, **dram)
     yield Probe("dram_write", "stg128", "STG.E.128", 8, **dram)
@@ -123,10 +125,10 @@ def latency_probes() -> Iterator[Probe]:
 
 def bulk_probes() -> Iterator[Probe]:
     """TMA's copies without a tensor map: cycles for one of so many bytes into an SM."""
-    for kib in (8, 16):
+    for kib in (16, 32):
         for sms in (ONE_SM, ALL_SMS):
             bulk = dict(
-                bytes=kib << 10, warps=(1,), smem_bytes=1024 + (128 << 10), window_bytes=L2_WINDOW_BYTES, sms=sms
+                bytes=kib << 10, warps=(1,), smem_bytes=1024 + (192 << 10), window_bytes=L2_WINDOW_BYTES, sms=sms
             )
             yield Probe(f"bulk{kib}k_l2", f"bulk{kib}k", "UBLKCP", 1, **bulk, min_arch=90)
         yield Probe(f"bulk{kib}k_l2_shared", f"bulk{kib}k", "UBLKCP", 1, **bulk, min_arch=90, sharers=SHARERS)
@@ -180,6 +182,11 @@ def _wgmma_struct(name: str, kind: str, n: int) -> str:
         f'    asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.{total}.{element}.{element} {{{sums}}}, {turned};"\n'
         f'      : {operands} : "l"(a), "l"(b)); }} }};'
     )
+
+
+def smem_bytes(probe: Probe, warps: int) -> int:
+    """Return the shared memory of a CTA of so many warps."""
+    return probe.smem_bytes + warps * probe.smem_bytes_per_warp
 
 
 def probes(arch: int) -> list[Probe]:
