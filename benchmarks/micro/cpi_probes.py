@@ -18,6 +18,12 @@ L1_WINDOW_BYTES = 16 << 10
 L2_WINDOW_BYTES = 16 * MIB
 """More than any L1 and less than the L2 of any card that has enough of it; half of it where L2 is small."""
 DRAM_WINDOW_BYTES = 4096 * MIB
+L2_WAYS = (
+    ("l2", dict(window_bytes=L2_WINDOW_BYTES, sms=ONE_SM)),
+    ("l2", dict(window_bytes=L2_WINDOW_BYTES, sms=ALL_SMS)),
+    ("l2_shared", dict(window_bytes=L2_WINDOW_BYTES, sms=ALL_SMS, sharers=SHARERS)),
+)
+"""How L2 is read: by one SM alone, by all, each its own, and by all, some the same."""
 
 
 @dataclass(frozen=True)
@@ -83,23 +89,19 @@ def global_probes() -> Iterator[Probe]:
     for bits in (32, 64, 128):
         suffix, size = ("" if bits == 32 else f".{bits}"), 4 * bits
         yield Probe(f"ldg{bits}_l1", f"ldg{bits}_ca", f"LDG.E{suffix}", 8, bytes=size, warps=(8, 16))
-        for sms in (ONE_SM, ALL_SMS):
-            l2 = dict(bytes=size, warps=(16, 32), window_bytes=L2_WINDOW_BYTES, sms=sms, steps=500)
-            yield Probe(f"ldg{bits}_l2", f"ldg{bits}_cg", f"LDG.E{suffix}", 8, **l2)
-            yield Probe(f"stg{bits}_l2", f"stg{bits}", f"STG.E{suffix}", 8, **l2)
-    shared = dict(bytes=512, window_bytes=L2_WINDOW_BYTES, steps=500, sharers=SHARERS)
-    yield Probe("ldg128_l2_shared", "ldg128_cg", "LDG.E.128", 8, warps=(16, 32), **shared)
-    copied = dict(warps=(4, 8, 16), smem_bytes=0, smem_bytes_per_warp=8192, min_arch=80)
-    yield Probe("cp_async128_cg_l2_shared", "cp_async16_cg", "LDGSTS", 4, **copied, **shared)
+        for where, way in L2_WAYS:
+            l2 = dict(bytes=size, warps=(16, 32), steps=500, **way)
+            yield Probe(f"ldg{bits}_{where}", f"ldg{bits}_cg", f"LDG.E{suffix}", 8, **l2)
+            if where == "l2":
+                yield Probe(f"stg{bits}_l2", f"stg{bits}", f"STG.E{suffix}", 8, **l2)
     for size, mode in ((4, "ca"), (8, "ca"), (16, "ca"), (16, "cg")):
-        name = f"cp_async{size * 8}_{mode}"
-        own = dict(smem_bytes=0, smem_bytes_per_warp=512 * size)
-        copy = dict(bytes=32 * size, warps=(4, 8, 16), min_arch=80, **own)
-        for sms in (ONE_SM, ALL_SMS):
-            l2 = dict(window_bytes=L2_WINDOW_BYTES, sms=sms, steps=500)
-            yield Probe(f"{name}_l2", f"cp_async{size}_{mode}", "LDGSTS", 4, **copy, **l2)
+        name, kernel = f"cp_async{size * 8}_{mode}", f"cp_async{size}_{mode}"
+        own = dict(smem_bytes=0, smem_bytes_per_warp=512 * size, min_arch=80)
+        copy = dict(bytes=32 * size, warps=(4, 8, 16), steps=500, **own)
+        for where, way in L2_WAYS:
+            yield Probe(f"{name}_{where}", kernel, "LDGSTS", 4, **copy, **way)
         if mode == "ca":
-            yield Probe(f"{name}_l1", f"cp_async{size}_{mode}", "LDGSTS", 4, **copy)
+            yield Probe(f"{name}_l1", kernel, "LDGSTS", 4, **copy)
     dram = dict(bytes=512, warps=(32,), window_bytes=DRAM_WINDOW_BYTES, steps=0)
     yield Probe("dram_read", "ldg128_cg", "LDG.E.128", 8, **dram)
     yield Probe("dram_write", "stg128", "STG.E.128", 8, **dram)
@@ -126,12 +128,9 @@ def latency_probes() -> Iterator[Probe]:
 def bulk_probes() -> Iterator[Probe]:
     """TMA's copies without a tensor map: cycles for one of so many bytes into an SM."""
     for kib in (16, 32):
-        for sms in (ONE_SM, ALL_SMS):
-            bulk = dict(
-                bytes=kib << 10, warps=(1,), smem_bytes=1024 + (192 << 10), window_bytes=L2_WINDOW_BYTES, sms=sms
-            )
-            yield Probe(f"bulk{kib}k_l2", f"bulk{kib}k", "UBLKCP", 1, **bulk, min_arch=90)
-        yield Probe(f"bulk{kib}k_l2_shared", f"bulk{kib}k", "UBLKCP", 1, **bulk, min_arch=90, sharers=SHARERS)
+        for where, way in L2_WAYS:
+            bulk = dict(bytes=kib << 10, warps=(1,), smem_bytes=1024 + (192 << 10), min_arch=90, **way)
+            yield Probe(f"bulk{kib}k_{where}", f"bulk{kib}k", "UBLKCP", 1, **bulk)
     one = dict(warps=(1,), sms=ONE_SM, window_bytes=L2_WINDOW_BYTES, latency=True)
     yield Probe("bulk1k_l2", "bulk_latency", "UBLKCP", 1, **one, bytes=1024, min_arch=90)
 
