@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hgemm.kernel import Kernel
 from hgemm.kinds import Kind
+from hgemm.measured.session import read_sessions
 from hgemm.problem import Problem
 from hgemm.record import CUBIN_NAME, PTX_NAME, Record
 from hgemm.select import Choice, Selector, Wanted
@@ -63,8 +64,8 @@ class Library:
 
     @cached_property
     def table(self) -> Table:
-        """Return the table that selection reads."""
-        return Table.of(record.data for record in self.records.values())
+        """Return the table that selection reads: the variants, and what was measured of them."""
+        return Table.of((record.data for record in self.records.values()), read_sessions(self.folder))
 
     def kernel(self, symbol: str) -> Kernel:
         """Return a variant that can be called, always the same one; schema and hashes are checked when it is read.

@@ -1,13 +1,16 @@
 """Which variant of a table computes a problem on a device: the rule that templates/c/src/select.c follows step by step.
 
-1. Groups of variants are tried by how their code runs: exact cubins, then compatible ones, then PTX.
-2. Of those that serve the problem, the first of a measured order is taken; where nothing was measured, the one of least
-   estimated cost, and of equals the first of the table.
+1. Groups of variants are tried by how their code runs: exact cubins, then compatible ones, then PTX. Of the first that
+   have any that serve the problem,
+2. the best is taken of those that were compared on this very problem, on a device of as many SMs;
+3. else the nearest problem that was measured decides, on devices of about as many SMs: of the variants measured there or
+   nearby the one of least estimated cost, each multiplied by what was measured over what was estimated;
+4. else the one of least estimated cost. Of equals the first of the table is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,14 +20,19 @@ from hgemm.dtypes import DTYPES
 from hgemm.errors import UnfitError
 from hgemm.facts import MAX_MAP_STRIDE_BYTES
 from hgemm.kinds import Kind, serves
+from hgemm.measured.nearness import distance, point
 from hgemm.problem import Problem
-from hgemm.table import PTX, Row, Table
+from hgemm.table import PTX, Measured, Row, Survey, Table
 from hgemm.target import Target
 
 MAX_ALIGN = 8
 """Elements; no variant asks for more."""
 ANY_WORKSPACE = 2**62
 """Bytes: as much as a variant asks for."""
+CORRECTED_LIMIT = 2**46
+"""Clocks beyond which estimates count as equal where they are multiplied by a factor: the products stay below 2^63."""
+ESTIMATED, NEAR, MEASURED = range(3)
+"""What decided, as hgemm_rule says it."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +91,17 @@ def _align(pointer: int, element_bytes: int, strides: int) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen: the table's row, how its code runs, and what that launch needs. Units: `clocks` of an SM."""
+    """What was chosen: the table's row, how its code runs, what that launch needs, and the rule that decided.
+
+    Units: `clocks` of an SM, as estimated. Fields: `near` is the measured problem by which it was decided, where one was.
+    """
 
     row: Row
     way: int
     clocks: int
     workspace_bytes: int
+    rule: int = ESTIMATED
+    near: Measured | None = None
 
     @property
     def symbol(self) -> str:
@@ -107,22 +120,46 @@ class Selector:
         self.ways = table.ways(target)
 
     @cached_property
-    def _measured(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        return {entry.key: entry.rows for entry in self.table.measured}
+    def surveys(self) -> dict[int, Survey]:
+        """Return by kind what was measured on devices of this capability whose SMs are nearest in number, the fewer first."""
+        found: dict[int, Survey] = {}
+        for survey in self.table.surveys:
+            if survey.capability == self.target.number:
+                other = found.get(survey.kind)
+                if other is None or self._far(survey) < self._far(other):
+                    found[survey.kind] = survey
+        return found
+
+    def _far(self, survey: Survey) -> int:
+        return abs(survey.sms - self.target.sms)
 
     def find(self, wanted: Wanted) -> Choice | None:
         """Return the variant for a problem whose extents are all 1 or more, k also 0; None where there is none."""
-        order = self._measured.get(
-            (self.target.number, wanted.kind.code, wanted.m, wanted.n, wanted.k, wanted.batch), ()
-        )
         by_way: dict[int, list[int]] = {}
         for way, place in self._serving(wanted):
             by_way.setdefault(way, []).append(place)
         for way, places in sorted(by_way.items()):
-            first = next((place for place in order if place in places), None)
-            place = first if first is not None else min(places, key=lambda place: self._clocks(place, wanted))
-            return self._choice(place, way, wanted)
+            return self._best(places, way, wanted)
         return None
+
+    def _best(self, places: Sequence[int], way: int, wanted: Wanted) -> Choice:
+        survey = self.surveys.get(wanted.kind.code)
+        if survey:
+            extents = (wanted.m, wanted.n, wanted.k, wanted.batch)
+            here = point(*extents)
+            near = min(survey.problems, key=lambda problem: distance(problem.point, here))
+            if survey.sms == self.target.sms:
+                measured = next((one for one in survey.problems if one.extents == extents), None)
+                best = next((row for row in measured.order if row in places), None) if measured else None
+                if best is not None:
+                    return self._choice(best, way, wanted, MEASURED, measured)
+            scores = {row: factor * self._limited(row, wanted) for row, factor in near.near if row in places}
+            if scores:
+                return self._choice(min(scores, key=scores.__getitem__), way, wanted, NEAR, near)
+        return self._choice(min(places, key=lambda place: self._clocks(place, wanted)), way, wanted)
+
+    def _limited(self, row: int, wanted: Wanted) -> int:
+        return min(self._clocks(row, wanted), CORRECTED_LIMIT)
 
     def choose(self, wanted: Wanted) -> Choice:
         """Return the variant for a problem. Raises UnfitError, saying what is missing, where there is none."""
@@ -132,9 +169,11 @@ class Selector:
         return found
 
     def ranked(self, wanted: Wanted) -> list[Choice]:
-        """Return all variants that serve a problem, the one that would be chosen without measurements first."""
+        """Return all variants that serve a problem, the chosen one first, the others by their estimates."""
+        best = self.find(wanted)
         found = [self._choice(place, way, wanted) for way, place in self._serving(wanted)]
-        return sorted(found, key=lambda choice: (choice.way, choice.clocks))
+        others = sorted(found, key=lambda choice: (choice.way, choice.clocks))
+        return [best, *(choice for choice in others if choice.row is not best.row)] if best else []
 
     def _serving(self, wanted: Wanted) -> Iterator[tuple[int, int]]:
         for way, place in self.ways:
@@ -148,10 +187,12 @@ class Selector:
         row = self.table.rows[place]
         return clocks(row, row.work(wanted.m, wanted.n, wanted.batch), wanted.k, self.target)
 
-    def _choice(self, place: int, way: int, wanted: Wanted) -> Choice:
+    def _choice(
+        self, place: int, way: int, wanted: Wanted, rule: int = ESTIMATED, near: Measured | None = None
+    ) -> Choice:
         row = self.table.rows[place]
         needed = row.workspace_bytes(wanted.m, wanted.n, wanted.batch)
-        return Choice(row, way, self._clocks(place, wanted), needed)
+        return Choice(row, way, self._clocks(place, wanted), needed, rule, near)
 
     def _reason(self, wanted: Wanted) -> str:
         kinds = {self.table.groups[place].kind for _, place in self.ways}

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from hgemm.cost import clocks_of
+from hgemm.cost import clocks, clocks_of
 from hgemm.facts import Facts
 from hgemm.images import cubin_runs, ptx_runs
-from hgemm.kinds import Kind
+from hgemm.kinds import Kind, serves
 from hgemm.launch import COUNTERS_ROUND_BYTES
-from hgemm.target import Target
+from hgemm.measured.nearness import Point, factors, point
+from hgemm.measured.session import Session
+from hgemm.measured.standing import Place, Standing, standings
+from hgemm.target import TYPICAL, Target
 
-FORMAT = 1
+FORMAT = 2
 EXACT, COMPATIBLE, PTX = range(3)
 """How a variant's code runs on a device, the preferred way first: its own cubin, an older one's, PTX."""
 
@@ -75,34 +79,56 @@ class Group:
     count: int
 
 
-@dataclass(frozen=True, order=True)
-class Measured:
-    """The rows that were measured to be fastest for one problem on one kind of device, the best first."""
+Extents = tuple[int, int, int, int]
+"""m, n, k and batch."""
 
-    capability: int
-    kind: int
+
+@dataclass(frozen=True)
+class Measured:
+    """One problem that was measured.
+
+    Fields: `order` has the rows that were compared there, the best first; `near` has rows that were measured at this problem
+        or near it, each with the factor (of nearness.ONE) by which its estimate is multiplied for problems near this one.
+    """
+
     m: int
     n: int
     k: int
     batch: int
-    rows: tuple[int, ...] = ()
+    order: tuple[int, ...]
+    near: tuple[tuple[int, int], ...]
 
     @property
-    def key(self) -> tuple[int, ...]:
-        return astuple(self)[:-1]
+    def extents(self) -> Extents:
+        return self.m, self.n, self.k, self.batch
+
+    @cached_property
+    def point(self) -> Point:
+        return point(*self.extents)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was measured of one kind of product on devices of one compute capability with so many SMs, in the order of extents."""
+
+    capability: int
+    sms: int
+    kind: int
+    devices: tuple[str, ...]
+    problems: tuple[Measured, ...]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Groups, newest architecture first; rows in the order of their groups; measurements in the order of their keys."""
+    """Groups, newest architecture first; rows in the order of their groups; surveys by capability, SMs and kind."""
 
     groups: tuple[Group, ...]
     rows: tuple[Row, ...]
-    measured: tuple[Measured, ...] = ()
+    surveys: tuple[Survey, ...] = ()
 
     @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]], measured: Iterable[tuple[Any, Sequence[str]]] = ()) -> Table:
-        """Build it from records, and from pairs of a problem's key (see Measured) and symbols, the fastest first.
+    def of(cls, records: Iterable[Mapping[str, Any]], sessions: Iterable[Session] = ()) -> Table:
+        """Build it from records, and from what was measured of these variants.
 
         Raises: LibraryError for a record that lacks what a launch needs.
         """
@@ -116,7 +142,8 @@ class Table:
             last = groups[-1]
             groups[-1] = Group(last.arch, last.kind, last.first, last.count + 1)
             rows.append(_row(facts, record, len(groups) - 1))
-        return cls(tuple(groups), tuple(rows), _measured(measured, rows))
+        keys = {facts.symbol: record.get("key", "") for facts, record in found}
+        return cls(tuple(groups), tuple(rows), _surveys(standings(sessions, keys), groups, rows))
 
     def ways(self, target: Target) -> list[tuple[int, int]]:
         """Return the groups that run on a device as (way, group), the preferred way first."""
@@ -177,8 +204,33 @@ def _row(facts: Facts, record: Mapping[str, Any], group: int) -> Row:
     )
 
 
-def _measured(entries: Iterable[tuple[Any, Sequence[str]]], rows: Sequence[Row]) -> tuple[Measured, ...]:
-    """Return the measurements by place; a symbol that the library no longer has is left out."""
-    places = {row.symbol: place for place, row in enumerate(rows)}
-    found = {tuple(key): tuple(places[symbol] for symbol in symbols if symbol in places) for key, symbols in entries}
-    return tuple(sorted(Measured(*key, rows=order) for key, order in found.items() if order))
+# ---- Measurements ---------------------------------------------------------------------------------------------------
+
+
+def _surveys(standing: Mapping[Place, Standing], groups: Sequence[Group], rows: Sequence[Row]) -> tuple[Survey, ...]:
+    parts: dict[tuple[int, int, int], dict[Extents, Standing]] = {}
+    for (capability, sms, kind, *extents), found in sorted(standing.items(), key=lambda item: item[0]):
+        if capability in TYPICAL:
+            parts.setdefault((capability, sms, kind), {})[tuple(extents)] = found
+    surveys = []
+    for (capability, sms, kind), part in parts.items():
+        places = {row.symbol: at for at, row in enumerate(rows) if serves(groups[row.group].kind, kind)}
+        target = Target.typical(f"sm_{capability}", sms)
+        devices = tuple(sorted({found.device for found in part.values()}))
+        surveys.append(Survey(capability, sms, kind, devices, _problems(part, places, rows, target)))
+    return tuple(surveys)
+
+
+def _problems(
+    part: Mapping[Extents, Standing], places: Mapping[str, int], rows: Sequence[Row], target: Target
+) -> tuple[Measured, ...]:
+    ratios = []
+    for (m, n, k, batch), found in part.items():
+        timed = {places[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in places}
+        works = {at: rows[at].work(m, n, batch) for at in timed}
+        ratios.append({at: time_us / clocks(rows[at], works[at], k, target) for at, time_us in timed.items()})
+    near = factors([point(*extents) for extents in part], ratios)
+    orders = [tuple(places[symbol] for symbol in found.order if symbol in places) for found in part.values()]
+    return tuple(
+        Measured(*extents, order, tuple(its.items())) for extents, order, its in zip(part, orders, near, strict=True)
+    )

@@ -149,6 +149,8 @@ class CChoice(ctypes.Structure):
         ("jit", ctypes.c_int32),
         ("workspace_bytes", ctypes.c_uint64),
         ("clocks", ctypes.c_uint64),
+        ("rule", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 

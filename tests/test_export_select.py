@@ -6,28 +6,58 @@ import ctypes
 import json
 import random
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import measured
 import pytest
-from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, loaded
+from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loaded
 
 from generator.store.library import Library
 from hgemm.facts import Facts
-from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, Kind
+from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, Kind, serves
 from hgemm.library import open_library
 from hgemm.problem import Problem
 from hgemm.select import Selector, Wanted
-from hgemm.table import PTX, kind_of
+from hgemm.table import PTX, Table, kind_of
 from hgemm.target import TYPICAL, Target
 
 PROBLEMS = 10_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15
 
 
+MEASURED_ON = ((90, 132), (90, 114), (80, 108), (89, 142), (120, 170))
+
+
 @pytest.fixture(scope="module")
-def library(paper_export: Path) -> ctypes.CDLL:
-    return loaded(paper_export)
+def measured_library(paper_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """The catalog and more, and made-up times of some of its kernels on some devices."""
+    folder = Path(shutil.copytree(paper_library.folder, tmp_path_factory.mktemp("measured") / "library"))
+    records = [record.data for record in paper_library.records()]
+    keys = {record["symbol"]: record["key"] for record in records}
+    rng = random.Random(0)
+    for capability, sms in MEASURED_ON:
+        for kind in (Kind("tn"), Kind("nt"), Kind("tt", "bf16", "bf16", "bf16"), Kind("tn", acc="f16")):
+            of_kind = [r["symbol"] for r in records if serves(kind_of(Facts.of(r)).code, kind.code)]
+            results = [
+                (
+                    measured.problem(*extents(rng), rng.choice([1, 1, 2]), kind.layout, kind.dtype_a, kind.acc),
+                    {symbol: rng.uniform(1, 20) for symbol in rng.sample(of_kind, rng.randint(1, len(of_kind)))},
+                )
+                for _ in range(30)
+            ]
+            measured.write(folder, results, keys, capability=capability, sms=sms)
+    return Library(folder)
+
+
+@pytest.fixture(scope="module")
+def library(measured_library: Library, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return loaded(export_paper(measured_library, tmp_path_factory.mktemp("measured_export") / "hgemm"))
+
+
+def extents(rng: random.Random) -> list[int]:
+    return [int(2 ** rng.uniform(0, rng.choice([7, 13, 20]))) for _ in range(3)]
 
 
 def in_c(
@@ -40,15 +70,18 @@ def in_c(
     return status, choice
 
 
-def drawn(rng: random.Random, kinds: list[Kind]) -> tuple[Target, Kind, Problem, int]:
-    """Draw a device, a kind, mostly one of `kinds`, a problem whose operands lie apart, and a workspace."""
-    target = Target.typical(f"sm_{rng.choice([*TYPICAL])}", rng.choice([0, rng.randint(1, 200)]))
+def drawn(rng: random.Random, kinds: list[Kind], table: Table) -> tuple[Target, Kind, Problem, int]:
+    """Draw a device, a kind, mostly one of `kinds`, a problem whose operands lie apart, often a measured one, and a workspace."""
+    target = Target.typical(f"sm_{rng.choice([*TYPICAL])}", rng.choice([0, 0, rng.randint(1, 200)]))
     kind = replace(rng.choice(kinds), acc=rng.choice(ACCUMULATIONS))
     if rng.random() < 0.1:
         kind = replace(kind, layout=rng.choice(LAYOUTS), bias=rng.choice(BIASES), activation=rng.choice(ACTIVATIONS))
-    m, n, k = (int(2 ** rng.uniform(0, rng.choice([7, 13, 20]))) for _ in range(3))
+    m, n, k = extents(rng)
     k = rng.choice([k, k, k, k, 0])
     batch, step = rng.choice([1, 1, 1, 2, 7]), rng.choice([1, 2, 4, 8, 8, 8])
+    surveys = [survey for survey in table.surveys if survey.kind == kind.code and survey.capability == target.number]
+    if surveys and rng.random() < 0.3:
+        m, n, k, batch = rng.choice(rng.choice(surveys).problems).extents
 
     def up(extent: int) -> int:
         return -(-extent // step) * step + step * rng.choice([0, 0, 3])
@@ -72,14 +105,15 @@ def drawn(rng: random.Random, kinds: list[Kind]) -> tuple[Target, Kind, Problem,
     return target, kind, problem, rng.choice([0, 2**20, ANY_WORKSPACE])
 
 
-def test_c_chooses_as_python_does(paper_library: Library, library: ctypes.CDLL) -> None:
-    table = open_library(paper_library.folder).table
+def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
+    table = open_library(measured_library.folder).table
     selectors: dict[Target, Selector] = {}
     rng = random.Random(0)
-    kinds = sorted({kind_of(Facts.of(record.data)) for record in paper_library.records()}, key=str)
+    kinds = sorted({kind_of(Facts.of(record.data)) for record in measured_library.records()}, key=str)
     chosen: dict[str, int] = {}
+    rules = [0, 0, 0]
     for _ in range(PROBLEMS):
-        target, kind, problem, workspace_bytes = drawn(rng, kinds)
+        target, kind, problem, workspace_bytes = drawn(rng, kinds, table)
         if target not in selectors:
             selectors[target] = Selector(table, target)
         expected = selectors[target].find(Wanted.of(kind, problem, workspace_bytes))
@@ -94,10 +128,12 @@ def test_c_chooses_as_python_does(paper_library: Library, library: ctypes.CDLL) 
             continue
         assert status == OK, library.hgemm_last_message()
         assert found.symbol.decode() == expected.symbol == table.rows[found.variant].symbol
-        assert (found.jit, found.clocks) == (expected.way == PTX, expected.clocks)
+        assert (found.jit, found.clocks, found.rule) == (expected.way == PTX, expected.clocks, expected.rule)
         assert found.workspace_bytes == expected.workspace_bytes
         chosen[expected.symbol] = chosen.get(expected.symbol, 0) + 1
+        rules[expected.rule] += 1
     assert sum(chosen.values()) > PROBLEMS // 2 and len(chosen) > len(table.rows) // 2, "the draw is too narrow"
+    assert min(rules) > PROBLEMS // 50, rules
 
 
 def test_the_table_that_is_exported_is_the_librarys(paper_library: Library, paper_export: Path) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from pathlib import Path
 
+import measured
 import pytest
 from records import make_record
 
@@ -17,12 +18,15 @@ from generator.errors import LibraryError
 from generator.store import index as index_module
 from generator.store import library as library_module
 from generator.store.conditions import Every
-from generator.store.index import Measurement, open_index
+from generator.store.garbage import collect_garbage
+from generator.store.index import open_index
 from generator.store.library import Library
 from generator.store.variants import write_variant
 from generator.store.where import parse_where
+from hgemm.measured.writer import Writer
 
 PROCESSES, EACH = 8, 25
+DEAD_PID = 2**22 + 1  # above the kernel's largest pid
 
 
 @pytest.fixture
@@ -38,18 +42,8 @@ def symbols(library: Library) -> list[str]:
     return [str(row["symbol"]) for row in library.rows()]
 
 
-def measurement(symbol: str = "one", time_us: float = 12.5) -> Measurement:
-    return Measurement(
-        symbol,
-        "0" * 64,
-        '{"k": 64, "m": 64, "n": 64}',
-        "H200",
-        "580.1",
-        "1980 MHz",
-        "2025-01-01T00:00:00Z",
-        "13.0",
-        time_us,
-    )
+def measure(folder: Path, symbol: str = "one", time_us: float = 12.5) -> None:
+    measured.write(folder, [(measured.problem(64, 64, 64), {symbol: time_us})])
 
 
 def _publish_many(folder: str, worker: int) -> float:
@@ -59,7 +53,7 @@ def _publish_many(folder: str, worker: int) -> float:
         publish(Library(Path(folder)), f"kernel_{worker}_{number}", registers=number)
         publish(Library(Path(folder)), "shared", registers=worker)
         longest_s = max(longest_s, time.monotonic() - start_s)
-    Library(Path(folder)).add_measurements([measurement(time_us=float(worker))])
+    measure(Path(folder), time_us=1.0 + worker)
     return longest_s
 
 
@@ -73,7 +67,7 @@ def test_eight_processes_at_once_lose_nothing_and_wait_for_nothing_long(library:
     )
     assert symbols(library) == expected
     assert library.load("shared").record.data["resources"]["registers"] in range(PROCESSES)
-    assert sorted(found.time_us for found in library.measurements()) == [float(worker) for worker in range(PROCESSES)]
+    assert sorted(found.time_us for found in library.measurements()) == [1.0 + worker for worker in range(PROCESSES)]
     assert not [path for path in library.folder.iterdir() if path.name.startswith(".tmp-")]
     assert max(waits_s) < 10
 
@@ -121,10 +115,11 @@ def test_a_row_left_behind_by_a_failed_update_is_brought_up_to_date(library: Lib
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "truncated", "torn", "version", "tables", "rows"])
-def test_a_damaged_index_heals_and_measurements_stay(library: Library, damage: str) -> None:
+def test_a_damaged_index_heals_with_its_measurements(library: Library, damage: str) -> None:
     for number in range(30):
         publish(library, f"k{number:02}")
-    library.add_measurements([measurement()])
+    measure(library.folder)
+    before = library.measurements()
     path = library.folder / "index.db"
     content = path.read_bytes()
     if damage == "missing":
@@ -145,24 +140,50 @@ def test_a_damaged_index_heals_and_measurements_stay(library: Library, damage: s
         path.write_bytes(changed[damage])
     assert symbols(library) == [f"k{number:02}" for number in range(30)]
     assert [row["registers"] for row in library.rows(parse_where("registers=128"))] == [128] * 30
-    if damage in ("version", "tables", "rows"):
-        assert library.measurements() == [measurement()]
+    assert library.measurements() == before and [found.time_us for found in before] == [12.5]
     publish(library, "more")
     assert "more" in symbols(library)
     assert library.reindex() == 31
 
 
-def test_reindex_drops_no_measurement_and_nothing_else_can(library: Library) -> None:
+def test_measurements_are_rows_as_long_as_their_files_are_there(library: Library) -> None:
     publish(library)
-    library.add_measurements([measurement(time_us=2.0), measurement("gone")])
+    measure(library.folder, time_us=2.0)
+    measure(library.folder, "gone")
     assert library.reindex() == 1
-    assert library.measurements() == [measurement(time_us=2.0), measurement("gone")]
-    assert library.measurements("gone") == [measurement("gone")]
-    database = sqlite3.connect(library.folder / "index.db")
-    for statement in ("DELETE FROM measurements", "UPDATE measurements SET time_us = 0"):
-        with pytest.raises(sqlite3.IntegrityError, match="only added"):
-            database.execute(statement)
-    database.close()
+    found = {one.symbol: one for one in library.measurements()}
+    assert {symbol: one.time_us for symbol, one in found.items()} == {"one": 2.0, "gone": 12.5}
+    assert library.measurements("gone") == [found["gone"]] and found["gone"].device == "NVIDIA H200"
+    (library.folder / "measurements" / f"{found['gone'].session}.jsonl").unlink()
+    assert library.measurements() == [found["one"]]
+
+
+def test_a_session_that_grows_is_read_again(library: Library) -> None:
+    publish(library)
+    writer = Writer(library.folder, **measured.HEADER)
+    for count in range(1, 4):
+        writer.add(measured.problem(64 * count, 64, 64), "steady", measured.times({"one": 1.0 * count}))
+        assert [found.time_us for found in library.measurements("one")] == [1.0, 2.0, 3.0][:count]
+    writer.close()
+
+
+def test_a_session_that_was_changed_is_told_of_and_left_out(library: Library, caplog) -> None:
+    publish(library)
+    measure(library.folder)
+    (path,) = (library.folder / "measurements").iterdir()
+    path.write_bytes(path.read_bytes().replace(b"12.5", b"12.4"))
+    assert library.measurements() == [] and "line 3 is not what was written (its hash differs)" in caplog.text
+
+
+def test_nothing_that_was_measured_is_garbage(library: Library) -> None:
+    publish(library)
+    measure(library.folder)
+    measure(library.folder, "gone")
+    leaving = library.folder / "measurements" / f".tmp-{DEAD_PID}-{'0' * 16}"
+    leaving.write_text("")
+    before = library.measurements()
+    assert [removal.name for removal in collect_garbage(library)] == [leaving.name]
+    assert library.measurements() == before and len(before) == 2
 
 
 # Tests may run as root, whom no permission stops: so SQLite's and the system's answers are made up.
@@ -188,10 +209,9 @@ def test_without_an_index_the_folders_answer_and_one_line_is_logged(library, mon
     assert caplog.text.count("\n") == len(caplog.records)
     publish(library, "three")
     assert symbols(library) == ["one", "three", "two"]
-    for write in (library.reindex, lambda: library.add_measurements([measurement()])):
-        with pytest.raises(LibraryError) as caught:
-            write()
-        assert str(caught.value).isprintable()
+    with pytest.raises(LibraryError) as caught:
+        library.reindex()
+    assert str(caught.value).isprintable()
 
 
 def test_an_index_that_cannot_be_written_is_still_read(library: Library, monkeypatch) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
+import measured
 import pytest
 from click.testing import CliRunner
 from conftest import call, start
@@ -15,10 +17,12 @@ from hypothesis import strategies as st
 from records import make_record
 
 from generator.errors import LibraryError
-from generator.store.index import INDEX_NAME, Measurement
+from generator.store.index import INDEX_NAME
 from generator.store.library import Library
 from generator.store.merge import merge
 from generator.verbs.merge import command
+from hgemm.measured.session import chained
+from hgemm.measured.writer import Writer
 
 
 def library(folder: Path, *symbols: str, **overrides: object) -> Library:
@@ -29,8 +33,12 @@ def library(folder: Path, *symbols: str, **overrides: object) -> Library:
     return made
 
 
-def measurement(symbol: str, time_us: float) -> Measurement:
-    return Measurement(symbol, "0" * 64, "{}", "H200", "580", "", "2026-01-01T00:00:00Z", "13.0", time_us)
+def measure(folder: Path, symbol: str, *times_us: float) -> None:
+    measured.write(folder, [(measured.problem(64, 64, at), {symbol: one}) for at, one in enumerate(times_us, 1)])
+
+
+def timings(folder: Path) -> list[tuple[str, float]]:
+    return sorted((one.symbol, one.time_us) for one in Library(folder).measurements())
 
 
 def join(*folders: Path, to: Path):
@@ -68,11 +76,11 @@ def test_any_order_and_any_stop_in_between_come_to_the_same(tmp_path_factory, he
 
 def test_one_of_the_libraries_may_be_the_one_that_is_added_to(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
-    library(a, "one").add_measurements([measurement("one", 1.5)])
-    library(b, "two").add_measurements([measurement("two", 2.5)])
+    measure(library(a, "one").folder, "one", 1.5)
+    measure(library(b, "two").folder, "two", 2.5)
     done = join(a, b, b / ".." / "b", to=a)
     assert (done.added, done.present, done.measurements) == (1, 1, 1)
-    assert [one.symbol for one in Library(a).measurements()] == ["one", "two"]
+    assert timings(a) == [("one", 1.5), ("two", 2.5)]
 
 
 def test_variants_that_differ_under_one_name_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
@@ -131,11 +139,41 @@ def test_one_with_a_proof_goes_before_one_without(tmp_path: Path) -> None:
 
 def test_measurements_are_taken_once(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    rows = [measurement("one", time_us) for time_us in (1.0, 2.0, 3.0)]
-    library(a, "one").add_measurements(rows[:2])
-    library(b).add_measurements(rows[1:])
-    assert join(a, b, to=c).measurements == 3 and Library(c).measurements() == rows
-    assert join(a, b, to=c).measurements == 0 and Library(c).measurements() == rows
+    measure(library(a, "one").folder, "one", 1.0, 2.0)
+    shutil.copytree(a / "measurements", library(b).folder / "measurements")
+    measure(b, "one", 3.0)
+    assert join(a, b, to=c).measurements == 3 and timings(c) == [("one", 1.0), ("one", 2.0), ("one", 3.0)]
+    assert join(a, b, to=c).measurements == 0 and len(timings(c)) == 3
+
+
+def test_of_a_session_that_grew_the_longer_is_kept(tmp_path: Path) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    writer = Writer(library(a, "one").folder, **measured.HEADER)
+    for time_us in (1.0, 2.0):
+        writer.add(measured.problem(64, 64, 64), "steady", measured.times({"one": time_us}))
+        if time_us == 1.0:
+            shutil.copytree(a, b)
+    writer.close()
+    assert join(b, to=c).measurements == 1 and join(a, to=c).measurements == 1 and join(b, to=c).measurements == 0
+    assert files(c) == files(a) and timings(c) == [("one", 1.0), ("one", 2.0)]
+
+
+def test_sessions_of_one_name_that_differ_are_refused(tmp_path: Path) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    session = measured.write(library(a).folder, [(measured.problem(64, 64, 64), {"one": 1.0})])
+    other = measured.write(library(b).folder, [(measured.problem(64, 64, 64), {"one": 2.0})])
+    assert other.name != session.name
+    before = ""
+    lines = [{**json.loads(line.partition(b" ")[2]), "session": session.name} for line in other.lines[:1]]
+    text = b""
+    for line in lines + [json.loads(line.partition(b" ")[2]) for line in other.lines[1:]]:
+        before, chunk = chained(before, line)
+        text += chunk
+    (b / "measurements" / f"{other.name}.jsonl").unlink()
+    (b / "measurements" / f"{session.name}.jsonl").write_bytes(text)
+    with pytest.raises(LibraryError, match="differs from another session of its name"):
+        join(a, b, to=c)
+    assert not c.exists()
 
 
 def test_nothing_is_written_where_it_is_read(tmp_path: Path) -> None:
@@ -146,10 +184,12 @@ def test_nothing_is_written_where_it_is_read(tmp_path: Path) -> None:
     assert sorted(os.listdir(a)) == before
 
 
-def test_measurements_that_cannot_be_read_are_not_passed_over(tmp_path: Path) -> None:
+def test_measurements_that_cannot_be_trusted_are_not_passed_over(tmp_path: Path) -> None:
     a, c = library(tmp_path / "a", "one").folder, tmp_path / "c"
-    (a / INDEX_NAME).write_bytes(b"no database" * 1000)
-    with pytest.raises(LibraryError, match="a/index.db is damaged .*: `hgemm reindex` on .*/a mends it"):
+    measure(a, "one", 1.0)
+    (path,) = (a / "measurements").iterdir()
+    path.write_bytes(path.read_bytes().replace(b"H200", b"H100"))
+    with pytest.raises(LibraryError, match=f"{path}: line 1 is not what was written"):
         join(a, to=c)
     assert not c.exists()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from pathlib import Path
 
+import measured
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,12 +24,13 @@ from hgemm.images import cubin_runs, ptx_runs
 from hgemm.kinds import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
 from hgemm.launch import workspace_bytes
 from hgemm.problem import Problem
-from hgemm.select import Selector, Wanted, row_serves
+from hgemm.select import ESTIMATED, MEASURED, NEAR, Selector, Wanted, row_serves
 from hgemm.table import COMPATIBLE, EXACT, PTX, Table, kind_of, way_of
 from hgemm.target import TYPICAL, Target
 
 H200 = Target.typical("sm_90")
 ANY_WORKSPACE = 2**62
+SQUARE = Wanted(Kind(), 4096, 4096, 4096)
 kinds = st.builds(
     Kind,
     layout=st.sampled_from(LAYOUTS),
@@ -238,15 +241,62 @@ def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -
 # ---- Measurements ---------------------------------------------------------------------------------------------------
 
 
-def test_a_measured_order_decides_for_its_problem_alone() -> None:
-    small = next(r["symbol"] for r in catalog_records() if "sm90_tn_f16_f32_f16_16x128x64" in r["symbol"])
-    key = (90, Kind().code, 4096, 4096, 4096, 1)
-    table = Table.of(catalog_records(), [(key, ["hgemm_gone", small])])
-    assert len(table.measured) == 1
-    assert choose(Wanted(Kind(), 4096, 4096, 4096), table=table).symbol == small
-    for other in (Wanted(Kind(), 4096, 4096, 4095), Wanted(Kind(acc="f16"), 4096, 4096, 4096)):
-        assert choose(other, table=table) == choose(other)
-    assert choose(Wanted(Kind(), 4096, 4096, 4096, align_a=4), table=table).symbol != small
+def measured_table(tmp_path: Path, results: list, **header: object) -> Table:
+    return Table.of(keyed_records(), [measured.write(tmp_path, results, **header)])
+
+
+def keyed_records() -> list[dict]:
+    return [{**record, "key": measured.KEY} for record in catalog_records()]
+
+
+@pytest.fixture(scope="module")
+def served() -> list[str]:
+    """The variants of the catalog for sm_90 that serve a large problem, the one of least estimate first."""
+    return [choice.symbol for choice in Selector(catalog_table(), H200).ranked(SQUARE) if choice.way == EXACT]
+
+
+def test_what_was_compared_at_a_problem_decides_there(tmp_path: Path, served: list[str]) -> None:
+    """Not the times, which were decided on when they were recorded; what the library no longer has is passed over."""
+    order = {"hgemm_gone": 1.0, served[3]: 2.0, served[5]: 1.9}
+    table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), order)])
+    found = choose(SQUARE, table=table)
+    assert (found.symbol, found.rule, found.near.extents) == (served[3], MEASURED, (4096, 4096, 4096, 1))
+    assert found.clocks == next(c.clocks for c in Selector(table, H200).ranked(SQUARE) if c.symbol == served[3])
+    for other in (dataclasses.replace(SQUARE, kind=Kind(acc="f16")), dataclasses.replace(SQUARE, align_a=1)):
+        assert choose(other, table=table) == choose(other) and choose(other).rule == ESTIMATED
+    a100 = Target.typical("sm_80")
+    assert choose(SQUARE, a100, table) == choose(SQUARE, a100)
+
+
+def test_near_a_measured_problem_estimates_are_corrected(tmp_path: Path, served: list[str]) -> None:
+    """Half the time of what is estimated, or twice it, is that nearby too; and only what was measured is taken there."""
+    estimates = {choice.symbol: choice.clocks for choice in Selector(catalog_table(), H200).ranked(SQUARE)}
+    times = {symbol: estimates[symbol] * (0.5 if symbol == served[2] else 1.0) for symbol in served[1:]}
+    table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), times)])
+    near = Wanted(Kind(), 4095, 4000, 5000)
+    found = choose(near, table=table)
+    assert (found.symbol, found.rule, found.near.extents) == (served[2], NEAR, (4096, 4096, 4096, 1))
+    few = Target.typical("sm_90", 114)  # the same there, but for the very problem
+    assert (choose(SQUARE, few, table).rule, choose(SQUARE, few, table).symbol) == (NEAR, served[2])
+    assert served[0] in {choice.symbol for choice in Selector(table, H200).ranked(near)}
+
+
+def test_of_several_devices_the_one_with_about_as_many_sms_counts(tmp_path: Path, served: list[str]) -> None:
+    sessions = [
+        measured.write(tmp_path, [(measured.problem(4096, 4096, 4096), {served[at]: 1.0})], sms=sms)
+        for at, sms in ((1, 100), (2, 120))
+    ]
+    table = Table.of(keyed_records(), sessions)
+    for sms, at, rule in ((100, 1, MEASURED), (60, 1, NEAR), (110, 1, NEAR), (111, 2, NEAR), (120, 2, MEASURED)):
+        found = choose(SQUARE, Target.typical("sm_90", sms), table)
+        assert (found.symbol, found.rule) == (served[at], rule), sms
+
+
+def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> None:
+    table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), {served[4]: 1.0})])
+    ranked = Selector(table, H200).ranked(SQUARE)
+    assert [choice.symbol for choice in ranked][:3] == [served[4], served[0], served[1]]
+    assert len({choice.symbol for choice in ranked}) == len(ranked)
 
 
 # ---- Costs ----------------------------------------------------------------------------------------------------------

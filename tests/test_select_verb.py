@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
+import measured
 from conftest import call
 
 from generator.store.library import Library
@@ -17,8 +20,25 @@ def test_it_prints_the_variant_and_with_all_the_others(small_library: Library) -
     assert (found["symbol"], found["code"], found["workspace_bytes"]) == (symbol, "cubin", 0) and found["clocks"] > 0
     done = call("hgemm", *words, "--arch", "sm_90", "--all")
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["symbol", "code", "clocks", "workspace_bytes"]
-    assert len(lines) == 2 and lines[1].split()[1] == "ptx"
+    assert lines[0].split() == ["symbol", "code", "rule", "clocks", "workspace_bytes"]
+    assert len(lines) == 3 and lines[1].split()[1:3] == ["ptx", "estimated"]
+    assert lines[2].startswith("estimated: the least estimate of those that serve it; no such product was measured")
+
+
+def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(small_library.folder, tmp_path / "library"))
+    (record,) = (record for record in small_library.records() if "_tn_" in record.symbol)
+    result = measured.problem(4096, 4096, 4096), {record.symbol: 250.0}
+    measured.write(folder, [result], {record.symbol: record.key}, capability=80, sms=108, device="NVIDIA A100")
+    words = ["select", "--library", folder, "--arch", "80", "--n", 4096, "--k", 4096]
+    found = json.loads(call("hgemm", *words, "--m", 4096, "--json").stdout)
+    assert (found["rule"], found["near"]) == ("measured", [4096, 4096, 4096, 1])
+    assert found["why"] == "the best of 1 that were compared at this very problem on NVIDIA A100"
+    last = call("hgemm", *words, "--m", 1024).stdout.splitlines()[-1]
+    assert last == (
+        "near: the least of 1 estimates, each corrected by what was measured at or near 4096x4096x4096, the nearest of 1 "
+        "problems on NVIDIA A100 (4.0 octaves away; this one's by 1.00)"
+    )
 
 
 def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 
 from generator.export.images import Code, Images
 from hgemm.facts import Facts, MapRule
-from hgemm.table import Group, Measured, Row, Table
+from hgemm.table import Group, Row, Table
 from hgemm.tensor_maps import OPERANDS
 
 MAX_CLOCKS = 2**24
@@ -19,8 +19,10 @@ def table_h(table: Table, version: str) -> str:
     sizes = {
         "GROUP_COUNT": len(table.groups),
         "ROW_COUNT": len(table.rows),
-        "MEASURED_COUNT": len(table.measured),
-        "ORDER_COUNT": sum(len(entry.rows) for entry in table.measured),
+        "SURVEY_COUNT": len(table.surveys),
+        "MEASURED_COUNT": sum(len(survey.problems) for survey in table.surveys),
+        "ORDER_COUNT": sum(len(problem.order) for survey in table.surveys for problem in survey.problems),
+        "NEAR_COUNT": sum(len(problem.near) for survey in table.surveys for problem in survey.problems),
     }
     lines = [f"#define HGEMM_{name} {size}" for name, size in sizes.items()]
     return "\n".join(
@@ -40,7 +42,9 @@ def table_h(table: Table, version: str) -> str:
 
 def table_c(table: Table, facts: Mapping[str, Facts], images: Images) -> str:
     """Return the source that holds the table. Raises ValueError where a number is too large for the estimate."""
-    orders = [row for entry in table.measured for row in entry.rows]
+    problems = [problem for survey in table.surveys for problem in survey.problems]
+    orders = [str(row) for problem in problems for row in problem.order]
+    nears = [f"{{{row}, {factor}}}" for problem in problems for row, factor in problem.near]
     return "\n".join(
         [
             "/* Written by the HGEMM generator: this library's kernels, in the order of its table.json. */",
@@ -48,8 +52,10 @@ def table_c(table: Table, facts: Mapping[str, Facts], images: Images) -> str:
             "",
             *_array("hgemm_group", "groups", "GROUP_COUNT", map(_group, table.groups)),
             *_array("hgemm_row", "rows", "ROW_COUNT", (_row(row, facts[row.symbol], images) for row in table.rows)),
+            *_array("hgemm_survey", "surveys", "SURVEY_COUNT + 1", [*_surveys(table), "{0}"]),
             *_array("hgemm_measured", "measurements", "MEASURED_COUNT + 1", [*_measurements(table), "{0}"]),
-            *_array("uint32_t", "orders", "ORDER_COUNT + 1", [*map(str, orders), "0"]),
+            *_array("uint32_t", "orders", "ORDER_COUNT + 1", [*orders, "0"]),
+            *_array("hgemm_near", "nears", "NEAR_COUNT + 1", [*nears, "{0}"]),
         ]
     )
 
@@ -92,14 +98,19 @@ def _code(code: Code) -> str:
     return f"{{{code.offset}, {code.size}, 0x{code.crc32:08x}}}"
 
 
-def _measurements(table: Table) -> list[str]:
-    lines, first = [], 0
-    for entry in table.measured:
-        lines.append(_measured(entry, first))
-        first += len(entry.rows)
-    return lines
+def _surveys(table: Table) -> Iterator[str]:
+    first = 0
+    for survey in table.surveys:
+        yield f"{{{survey.capability}, {survey.sms}, 0x{survey.kind:07x}, {first}, {len(survey.problems)}}}"
+        first += len(survey.problems)
 
 
-def _measured(entry: Measured, first: int) -> str:
-    numbers = f"{entry.m}, {entry.n}, {entry.k}, {entry.batch}, {first}, {len(entry.rows)}"
-    return f"{{{entry.capability}, 0x{entry.kind:07x}, {numbers}}}"
+def _measurements(table: Table) -> Iterator[str]:
+    first_order = first_near = 0
+    for survey in table.surveys:
+        for problem in survey.problems:
+            places = f"{first_order}, {len(problem.order)}, {first_near}, {len(problem.near)}"
+            octaves = f"{{{', '.join(map(str, problem.point))}}}"
+            yield f"{{{', '.join(map(str, problem.extents))}, {octaves}, {places}}}"
+            first_order += len(problem.order)
+            first_near += len(problem.near)

@@ -22,6 +22,7 @@ from generator.store.whole import temporary_name
 from generator.toolchain import templates_folder
 from hgemm.facts import Facts
 from hgemm.library import Library
+from hgemm.measured.session import read_sessions
 from hgemm.table import Table
 
 MANIFEST = "MANIFEST.json"
@@ -69,7 +70,7 @@ def export(library: Library, to: Path, wish: Wish) -> Export:
     check_name(wish.name)
     _check_place(to)
     records = [library.records[symbol].data for symbol in wish.symbols]
-    table = Table.of(records)
+    table = Table.of(records, read_sessions(library.folder))
     images = pack(library, (row.symbol for row in table.rows), wish.compressed)
     facts = {record["symbol"]: Facts.of(record) for record in records}
     digest = hashlib.sha256(images.blob + json.dumps(table.to_dict(), sort_keys=True).encode()).hexdigest()

@@ -14,6 +14,7 @@ from generator.store.library import Library
 from generator.store.variants import is_ours
 from generator.store.whole import rename_to_free, retire
 from hgemm.folders import TEMPORARY, is_stale, open_folder
+from hgemm.measured.session import FOLDER
 from hgemm.record import RECORD_NAME, SOURCE_NAME
 from hgemm.variants import is_symbol, read_artefact, read_record, read_variant, scan
 
@@ -36,7 +37,8 @@ def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
     symbols = scan(library.folder)
     orphans = [Removal(symbol, "row of a variant that is gone", 0) for symbol in library.orphan_rows()]
     with told("clean up", library.folder):
-        leavings = [path for path in sorted(library.folder.iterdir()) if is_stale(path)]
+        places = [*library.folder.iterdir(), *(library.folder / FOLDER).glob(".tmp-*")]
+        leavings = [path for path in sorted(places) if is_stale(path)]
         removals = [_remove_leaving(path, dry_run) for path in leavings]
         removals += [_remove_failure(path, dry_run) for path in failures_of(library.folder)]
         broken = [_remove_broken(library.folder / symbol, dry_run) for symbol in sorted(symbols)]

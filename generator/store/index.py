@@ -1,7 +1,6 @@
-"""The SQLite index of a library: what the folders say, in a form that answers fast, and the measurements.
+"""The SQLite index of a library: what the folders and the files of measurements say, in a form that answers fast.
 
-The folders are the truth. Rows about variants can be made again from them at any time; measurements are only here,
-are only ever added, and are carried over where the index has to be replaced.
+These are the truth. Every row can be made again from them at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from generator.store.conditions import EVERYTHING, Node, to_sql
 from hgemm.record import SCHEMA, Record, Scalar
 
 INDEX_NAME = "index.db"
-VERSION = 1000 * SCHEMA + 1
+VERSION = 1000 * SCHEMA + 2
 BUSY_TIMEOUT_S = 15.0
 BATCH_ROWS = 100
 
@@ -29,14 +28,12 @@ CREATE TABLE variants (id INTEGER PRIMARY KEY, symbol TEXT NOT NULL UNIQUE, key 
     stamp TEXT NOT NULL, flat TEXT NOT NULL);
 CREATE INDEX variants_key ON variants (key);
 CREATE TABLE facts (variant INTEGER NOT NULL, name TEXT NOT NULL, value, PRIMARY KEY (variant, name)) WITHOUT ROWID;
-CREATE TABLE measurements (id INTEGER PRIMARY KEY, symbol TEXT NOT NULL, key TEXT NOT NULL, problem TEXT NOT NULL,
-    device TEXT NOT NULL, driver TEXT NOT NULL, clocks TEXT NOT NULL, date TEXT NOT NULL, toolchain TEXT NOT NULL,
-    time_us REAL NOT NULL, details TEXT NOT NULL);
+CREATE TABLE sessions (name TEXT PRIMARY KEY, stamp TEXT NOT NULL);
+CREATE TABLE measurements (id INTEGER PRIMARY KEY, session TEXT NOT NULL, symbol TEXT NOT NULL, key TEXT NOT NULL,
+    problem TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL, clocks TEXT NOT NULL, date TEXT NOT NULL,
+    toolchain TEXT NOT NULL, time_us REAL NOT NULL, details TEXT NOT NULL);
 CREATE INDEX measurements_symbol ON measurements (symbol);
-CREATE TRIGGER measurements_stay BEFORE DELETE ON measurements
-    BEGIN SELECT RAISE(ABORT, 'measurements are only added'); END;
-CREATE TRIGGER measurements_hold BEFORE UPDATE ON measurements
-    BEGIN SELECT RAISE(ABORT, 'measurements are only added'); END;
+CREATE INDEX measurements_session ON measurements (session);
 """
 
 
@@ -44,9 +41,11 @@ CREATE TRIGGER measurements_hold BEFORE UPDATE ON measurements
 class Measurement:
     """One timing of one variant on one problem, with what is needed to repeat it.
 
-    `problem` and `details` are JSON documents, `date` is ISO 8601 in UTC, `key` is the content key of the variant.
+    `problem`, `clocks`, `toolchain` and `details` are JSON documents, `date` is ISO 8601 in UTC, `key` is the content key of
+    the variant.
     """
 
+    session: str
     symbol: str
     key: str
     problem: str
@@ -62,8 +61,6 @@ class Measurement:
 MEASURED = ", ".join(field.name for field in fields(Measurement))
 _VALUES = ", ".join("?" * len(fields(Measurement)))
 _ADD_MEASUREMENT = f"INSERT INTO measurements ({MEASURED}) VALUES ({_VALUES})"
-_ADD_MISSING = f"""INSERT INTO measurements ({MEASURED}) SELECT * FROM (VALUES ({_VALUES}))
-    EXCEPT SELECT {MEASURED} FROM measurements WHERE symbol = ?"""
 
 
 class Damaged(sqlite3.DatabaseError):
@@ -153,10 +150,10 @@ class Index:
             raise Damaged(verdict)
 
     def clear(self) -> None:
-        """Forget every variant; measurements stay."""
+        """Forget everything."""
         with self._transaction():
-            self._database.execute("DELETE FROM facts")
-            self._database.execute("DELETE FROM variants")
+            for table in ("facts", "variants", "measurements", "sessions"):
+                self._database.execute(f"DELETE FROM {table}")
 
     def upsert(self, rows: list[tuple[Record, str]]) -> None:
         """Put records with their stamps, in short transactions."""
@@ -185,20 +182,26 @@ class Index:
                 self._database.execute(f"DELETE FROM facts WHERE variant IN {of_row}", row)
                 self._database.execute("DELETE FROM variants WHERE symbol = ? AND stamp = ?", row)
 
-    def add_measurements(self, measurements: list[Measurement]) -> None:
-        """Add measurements; none is ever changed or removed."""
-        with self._transaction():
-            self._database.executemany(_ADD_MEASUREMENT, map(astuple, measurements))
+    def session_stamps(self) -> dict[str, str]:
+        """Return the stamp of each indexed session of measurements, by name."""
+        return dict(self._database.execute("SELECT name, stamp FROM sessions"))
 
-    def add_missing_measurements(self, measurements: list[Measurement]) -> int:
-        """Add those measurements that are not here already, and return how many that were."""
+    def put_session(self, name: str, stamp: str, measurements: list[Measurement]) -> None:
+        """Put the measurements of a session in the place of those that are here of it."""
         with self._transaction():
-            values = ((*astuple(measurement), measurement.symbol) for measurement in measurements)
-            return self._database.executemany(_ADD_MISSING, values).rowcount if measurements else 0
+            self._database.execute("DELETE FROM measurements WHERE session = ?", (name,))
+            self._database.executemany(_ADD_MEASUREMENT, map(astuple, measurements))
+            self._database.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (name, stamp))
+
+    def delete_session(self, name: str) -> None:
+        """Forget a session whose file is gone."""
+        with self._transaction():
+            self._database.execute("DELETE FROM measurements WHERE session = ?", (name,))
+            self._database.execute("DELETE FROM sessions WHERE name = ?", (name,))
 
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
-        """Return the measurements of one variant, or of all, in the order in which they were added."""
-        query = f"SELECT {MEASURED} FROM measurements WHERE ?1 IS NULL OR symbol = ?1 ORDER BY id"
+        """Return the measurements of one variant, or of all, the oldest session first."""
+        query = f"SELECT {MEASURED} FROM measurements WHERE ?1 IS NULL OR symbol = ?1 ORDER BY session, id"
         return [Measurement(*row) for row in self._database.execute(query, (symbol,))]
 
     @contextmanager

@@ -14,6 +14,7 @@ from generator.store.conditions import EVERYTHING, Node, matches
 from generator.store.disk import reason_of, told
 from generator.store.index import INDEX_NAME, Damaged, Index, Measurement, open_index
 from generator.store.index_repair import replace_index
+from generator.store.measurements import heal_sessions
 from generator.store.variants import write_variant
 from hgemm.record import Record, Scalar
 from hgemm.variants import NoVariant, Variant, read_variant, require, scan
@@ -85,24 +86,12 @@ class Library:
         """Return the names of all fields that any variant has."""
         return self._ask(Index.names, lambda: {name for row in self._scan_rows(EVERYTHING) for name in row})
 
-    def add_measurements(self, measurements: list[Measurement]) -> None:
-        """Add measurements. Raises LibraryError where the index cannot be written."""
-        with told("add measurements to", self.folder / INDEX_NAME):
-            self._with_index(lambda index: index.add_measurements(measurements))
-
-    def add_missing_measurements(self, measurements: list[Measurement]) -> int:
-        """Add those that are not here already, and return how many. Raises LibraryError where the index cannot be written."""
-        if not measurements:
-            return 0
-        with told("add measurements to", self.folder / INDEX_NAME):
-            return self._with_index(lambda index: index.add_missing_measurements(measurements))
-
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
         """Return the measurements of one variant, or of all; none where the index cannot be read."""
         return self._ask(lambda index: index.measurements(symbol), list)
 
     def reindex(self) -> int:
-        """Make the index anew from the folders, keep the measurements, and return the number of variants.
+        """Make the index anew from the folders and the files of measurements, and return the number of variants.
 
         Raises: LibraryError where the folder cannot be read or the index cannot be written.
         """
@@ -150,6 +139,7 @@ class Library:
 
     def _healed(self, index: Index) -> Index:
         """Bring the rows in line with the folders and return the index; cheap where nothing differs."""
+        heal_sessions(index, self.folder)
         rows, folders = index.stamps(), scan(self.folder)
         if rows == folders:
             return index

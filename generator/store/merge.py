@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.errors import LibraryError
-from generator.store.disk import told
-from generator.store.index import INDEX_NAME, Damaged, Measurement, open_index
 from generator.store.library import Library
+from generator.store.measurements import join
 from hgemm.variants import read_variant, require, scan
 
 Tell = Callable[[str, str, float], None]
@@ -49,7 +48,7 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
     Raises: LibraryError where a source is damaged, or variants of one symbol have different content keys.
     """
     folders = _once(sources)
-    measurements = [row for folder in folders if not _same(folder, target) for row in _measurements(folder)]
+    measurements = join((folder for folder in folders if not _same(folder, target)), target)
     found = _sound_of_target(target)
     for folder in folders:
         if not _same(folder, target):
@@ -66,7 +65,8 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
         counts[status] += 1
         tell(symbol, status, time.perf_counter() - start)
     target.mkdir(parents=True, exist_ok=True)
-    return Merged(target, **counts, measurements=library.add_missing_measurements(measurements))
+    measurements.write(target)
+    return Merged(target, **counts, measurements=measurements.timings)
 
 
 def _once(sources: Iterable[Path]) -> list[Path]:
@@ -127,17 +127,3 @@ def _copy(found: _Found, symbol: str, library: Library) -> None:
     if variant.record.key != found.key:
         raise LibraryError(f"{variant.folder} was replaced meanwhile: run this again when the other run is done")
     library.publish(variant.record.data, variant.artefacts)
-
-
-def _measurements(folder: Path) -> list[Measurement]:
-    """Return the measurements of a library, in which nothing is written. Raises: LibraryError where they cannot be read."""
-    if not (folder / INDEX_NAME).exists():
-        return []
-    with told("read the measurements in", folder / INDEX_NAME):
-        try:
-            with open_index(folder) as index:
-                return index.measurements()
-        except Damaged as error:
-            raise LibraryError(
-                f"{folder / INDEX_NAME} is damaged ({error}): `hgemm reindex` on {folder} mends it"
-            ) from error

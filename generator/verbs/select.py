@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,20 +15,24 @@ from generator.errors import RequestError
 from hgemm.device import open_device
 from hgemm.kinds import Kind
 from hgemm.library import open_library
+from hgemm.measured.nearness import ONE, STEP_BITS, distance, point
 from hgemm.problem import Problem
-from hgemm.select import ANY_WORKSPACE, Choice, Wanted
+from hgemm.select import ANY_WORKSPACE, ESTIMATED, MEASURED, NEAR, Choice, Selector, Wanted
 from hgemm.target import Target
 
 _HELP = """Tell which variant computes a problem, as exported libraries and `hgemm.open(...)` choose it.
 
 Operands are taken to lie dense, as an array of that shape does: a row of 4095 elements leaves an alignment of 1. --align
-says what lies otherwise. The estimate ranks variants of one library; it is no prediction of time.
+says what lies otherwise. What decides is told: the fastest that `hgemm tune` measured at this very problem; near problems
+that were measured, the least estimate, corrected by what was measured there over what is estimated; else the least estimate.
+The estimate ranks variants of one library; it is no prediction of time.
 
 \b
 Example:
   hgemm select --arch 90 --m 4096 --n 4096 --k 4096 --layout tt
 """
-_COLUMNS = ("symbol", "code", "clocks", "workspace_bytes")
+_COLUMNS = ("symbol", "code", "rule", "clocks", "workspace_bytes")
+_RULES = {ESTIMATED: "estimated", NEAR: "near", MEASURED: "measured"}
 
 
 @click.command("select", help=_HELP)
@@ -73,8 +78,12 @@ def command(
     wanted = replace(dense, **dict.fromkeys(("align_a", "align_b", "align_d"), int(align))) if align else dense
     best = selector.choose(wanted)
     others = [choice for choice in selector.ranked(wanted) if choice.row is not best.row] if show_all else []
-    rows = [_row(choice) for choice in (best, *others)]
-    click.echo(json.dumps(rows if show_all else rows[0], indent=1) if as_json else to_text(rows, _COLUMNS).rstrip("\n"))
+    why = _why(best, selector, wanted)
+    rows = [{**_row(best), "why": why}, *map(_row, others)]
+    if as_json:
+        click.echo(json.dumps(rows if show_all else rows[0], indent=1))
+        return
+    click.echo(to_text(rows, _COLUMNS) + f"{rows[0]['rule']}: {why}")
 
 
 def _dense(kind: Kind, m: int, n: int, k: int, batch: int, beta: bool, workspace_bytes: int) -> Wanted:
@@ -94,5 +103,24 @@ def _dense(kind: Kind, m: int, n: int, k: int, batch: int, beta: bool, workspace
     return Wanted.of(kind, problem, workspace_bytes)
 
 
-def _row(choice: Choice) -> dict[str, str | int]:
-    return {name: getattr(choice, name) for name in _COLUMNS}
+def _why(choice: Choice, selector: Selector, wanted: Wanted) -> str:
+    if choice.near is None:
+        which = "no such product" if wanted.kind.code not in selector.surveys else "none that serves it"
+        return f"the least estimate of those that serve it; {which} was measured on {selector.target.name}"
+    survey = selector.surveys[wanted.kind.code]
+    devices, near = " and ".join(survey.devices), choice.near
+    if choice.rule == MEASURED:
+        return f"the best of {len(near.order)} that were compared at this very problem on {devices}"
+    here = point(wanted.m, wanted.n, wanted.k, wanted.batch)
+    octaves = distance(near.point, here) / (1 << STEP_BITS)
+    name = f"{near.m}x{near.n}x{near.k}" + (f"@{near.batch}" if near.batch > 1 else "")
+    factor = dict(near.near)[selector.table.rows.index(choice.row)] / ONE
+    return (
+        f"the least of {len(near.near)} estimates, each corrected by what was measured at or near {name}, the nearest of "
+        f"{len(survey.problems)} problems on {devices} ({octaves:.1f} octaves away; this one's by {factor:.2f})"
+    )
+
+
+def _row(choice: Choice) -> dict[str, Any]:
+    row = {name: getattr(choice, name) for name in _COLUMNS if name != "rule"} | {"rule": _RULES[choice.rule]}
+    return row | ({"near": list(choice.near.extents)} if choice.near else {})

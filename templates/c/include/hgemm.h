@@ -109,13 +109,22 @@ typedef struct hgemm_device {
   int32_t smem_bytes_per_cta; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
 } hgemm_device;
 
+/* What decided for a kernel, the surest last. */
+typedef enum hgemm_rule {
+  HGEMM_RULE_ESTIMATED = 0, /* nothing of this kind was measured on such a GPU: the least estimate */
+  HGEMM_RULE_NEAR = 1,      /* the least estimate, corrected by what was measured at the nearest problems */
+  HGEMM_RULE_MEASURED = 2   /* the fastest that was measured at this very problem */
+} hgemm_rule;
+
 /* What hgemm_select found. */
 typedef struct hgemm_choice {
   char const *symbol;       /* the kernel's name; null where there is nothing to launch. Valid for ever. */
   int32_t variant;          /* its place in hgemm_list; -1 where there is nothing to launch */
   int32_t jit;              /* 1 where the driver compiles it from PTX when it is loaded, once a handle */
   uint64_t workspace_bytes; /* what this launch needs of the workspace */
-  uint64_t clocks;          /* the estimate by which it was ranked, in clocks of an SM; no prediction */
+  uint64_t clocks;          /* its estimate, in clocks of an SM; no prediction */
+  int32_t rule;             /* an hgemm_rule */
+  int32_t reserved;
 } hgemm_choice;
 
 /* A kernel of this library. The strings are valid for ever. */

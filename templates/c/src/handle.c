@@ -128,7 +128,7 @@ size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
 
 static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *problem, hgemm_choice *choice) {
   hgemm_call call;
-  uint32_t place;
+  hgemm_found found;
   hgemm_status status;
   hgemm_row const *row;
   uint64_t tiles;
@@ -136,14 +136,15 @@ static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *p
   choice->variant = -1;
   status = hgemm_check(problem, HGEMM_TO_PLAN, &call);
   if (status != HGEMM_OK || call.nothing) return status;
-  if ((status = hgemm_choose(target, &call.wanted, &place)) != HGEMM_OK) return status;
-  row = &hgemm_rows[place];
+  if ((status = hgemm_choose(target, &call.wanted, &found)) != HGEMM_OK) return status;
+  row = &hgemm_rows[found.row];
   tiles = hgemm_tiles(row, call.wanted.m, call.wanted.n) * (uint64_t)call.wanted.batch;
   choice->symbol = row->symbol;
-  choice->variant = (int32_t)place;
+  choice->variant = (int32_t)found.row;
   choice->jit = target->ways[row->group] == HGEMM_PTX;
   choice->workspace_bytes = hgemm_workspace_bytes(row, tiles);
-  choice->clocks = hgemm_clocks(target, place, tiles, call.wanted.k);
+  choice->clocks = hgemm_clocks(target, found.row, tiles, call.wanted.k);
+  choice->rule = (int32_t)found.rule;
   return HGEMM_OK;
 }
 

@@ -39,16 +39,26 @@ typedef struct hgemm_group {
   uint32_t kind, first, count;
 } hgemm_group;
 
-typedef struct hgemm_measured { /* the rows that were measured to be fastest, in the order of these keys */
-  uint32_t capability, kind;
+typedef struct hgemm_near { /* a row measured at a problem or near it, and the factor of its estimate there, of 4096 */
+  uint32_t row, factor;
+} hgemm_near;
+
+typedef struct hgemm_measured { /* a problem: the rows that were compared there, the best first, and those near it */
   int64_t m, n, k, batch;
-  uint32_t first, count; /* in hgemm_orders */
+  int32_t octaves[4]; /* of the same, in sixteenths */
+  uint32_t first_order, order_count, first_near, near_count;
 } hgemm_measured;
+
+typedef struct hgemm_survey { /* problems of one kind, in their order, measured on devices of so many SMs */
+  uint32_t capability, sms, kind, first, count;
+} hgemm_survey;
 
 extern hgemm_group const hgemm_groups[HGEMM_GROUP_COUNT];
 extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
+extern hgemm_survey const hgemm_surveys[HGEMM_SURVEY_COUNT + 1];
 extern hgemm_measured const hgemm_measurements[HGEMM_MEASURED_COUNT + 1];
 extern uint32_t const hgemm_orders[HGEMM_ORDER_COUNT + 1];
+extern hgemm_near const hgemm_nears[HGEMM_NEAR_COUNT + 1];
 extern unsigned char const hgemm_images[];
 
 /* ---- Problems ---------------------------------------------------------------------------------------------------------- */
@@ -84,12 +94,19 @@ typedef struct hgemm_target {
   uint16_t order[HGEMM_GROUP_COUNT];
   uint8_t ways[HGEMM_GROUP_COUNT];     /* by group */
   uint32_t resident[HGEMM_ROW_COUNT];  /* CTAs that an SM works on at once, by row */
+  uint32_t survey_count;
+  uint16_t surveys[HGEMM_SURVEY_COUNT + 1]; /* for each kind, what was measured on devices most like this one */
 } hgemm_target;
+
+typedef struct hgemm_found {
+  uint32_t row; /* its place */
+  uint32_t rule;
+} hgemm_found;
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
 
-/* Writes the place of the row that is taken, or tells why there is none. */
-hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted, uint32_t *row);
+/* Writes which row is taken, and the hgemm_rule by which, or tells why there is none. */
+hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted, hgemm_found *found);
 
 /* CTA tiles of one D, those that complete clusters counted; in all else, `tiles` are those of all batches. */
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);

@@ -180,7 +180,9 @@ static uint64_t tiles_of(hgemm_row const *row, hgemm_wanted const *w) {
 
 /* Chooses and, where it was not, loads the kernel; the handle's context is current. */
 static hgemm_status ready(hgemm_handle *handle, hgemm_call const *call, enum hgemm_purpose purpose, uint32_t *row) {
-  hgemm_status status = hgemm_choose(&handle->target, &call->wanted, row);
+  hgemm_found found;
+  hgemm_status status = hgemm_choose(&handle->target, &call->wanted, &found);
+  if (status == HGEMM_OK) *row = found.row;
   if (status == HGEMM_OK && hgemm_rows[*row].partial_bytes_per_tile > 0) {
     uint64_t const tiles = tiles_of(&hgemm_rows[*row], &call->wanted);
     status = hgemm_check_workspace(call, purpose, hgemm_workspace_bytes(&hgemm_rows[*row], tiles));

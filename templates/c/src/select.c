@@ -1,4 +1,4 @@
-/* Which kernel computes a problem on a device: hgemm/select.py and hgemm/cost.py of the generator, step by step. */
+/* Which kernel computes a problem on a device: select.py, cost.py and measured/nearness.py of the generator, step by step. */
 #include <string.h>
 
 #include "internal.h"
@@ -17,11 +17,29 @@ static uint8_t way_of(hgemm_group const *group, uint32_t here) {
   return HGEMM_COMPATIBLE;
 }
 
+static uint32_t sms_apart(hgemm_survey const *survey, hgemm_target const *target) {
+  return survey->sms > target->sms ? survey->sms - target->sms : target->sms - survey->sms;
+}
+
 /* CTAs of a kernel that an SM works on at once. */
 static uint32_t resident_ctas(hgemm_row const *row, uint32_t smem_bytes) {
   uint32_t const fitting = (smem_bytes + SMEM_RESERVED_BYTES_PER_CTA) / (row->smem_bytes + SMEM_RESERVED_BYTES_PER_CTA);
   uint32_t const least = row->ctas_per_sm < fitting ? row->ctas_per_sm : fitting;
   return least > 1 ? least : 1;
+}
+
+/* Of each kind, what was measured on devices of this capability whose SMs are nearest in number, the fewer first. */
+static void choose_surveys(hgemm_target *target) {
+  target->survey_count = 0;
+  for (uint32_t i = 0; i < HGEMM_SURVEY_COUNT; ++i) {
+    hgemm_survey const *const survey = &hgemm_surveys[i];
+    uint32_t place = 0;
+    if (survey->capability != target->number) continue;
+    while (place < target->survey_count && hgemm_surveys[target->surveys[place]].kind != survey->kind) ++place;
+    if (place == target->survey_count) ++target->survey_count;
+    else if (sms_apart(survey, target) >= sms_apart(&hgemm_surveys[target->surveys[place]], target)) continue;
+    target->surveys[place] = (uint16_t)i;
+  }
 }
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes) {
@@ -34,6 +52,7 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
     }
   }
   for (uint32_t row = 0; row < HGEMM_ROW_COUNT; ++row) target->resident[row] = resident_ctas(&hgemm_rows[row], smem_bytes);
+  choose_surveys(target);
 }
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------------- */
@@ -67,7 +86,7 @@ uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, uint64_t tiles
   return row->launch_clocks + tile * halves / 2;
 }
 
-/* ---- Selection --------------------------------------------------------------------------------------------------------- */
+/* ---- What serves ------------------------------------------------------------------------------------------------------- */
 
 static int same_kind(uint32_t offered, uint32_t wanted) { /* but for accumulation, which may be more exact */
   return ((offered ^ wanted) & ~ACC_MASK) == 0 && (offered & ACC_MASK) <= (wanted & ACC_MASK);
@@ -87,20 +106,43 @@ static int takes(hgemm_row const *row, hgemm_wanted const *w, hgemm_target const
   return hgemm_workspace_bytes(row, *tiles) <= w->workspace_bytes ? SERVES : LACKS_WORKSPACE;
 }
 
-static int compare(hgemm_measured const *x, hgemm_target const *target, hgemm_wanted const *w) {
-  int64_t const found[] = {x->capability, x->kind, x->m, x->n, x->k, x->batch};
-  int64_t const sought[] = {target->number, w->kind, w->m, w->n, w->k, w->batch};
-  for (int i = 0; i < 6; ++i) {
-    if (found[i] != sought[i]) return found[i] < sought[i] ? -1 : 1;
+/* ---- What was measured ------------------------------------------------------------------------------------------------- */
+
+enum { STEP_BITS = 4, ROWS_WEIGHT = 2 };
+#define CORRECTED_LIMIT (UINT64_C(1) << 46)
+
+/* Sixteenths of an octave from 1 to an extent, by a straight line between powers of 2. */
+static int32_t octaves(int64_t extent) {
+  uint64_t const x = (uint64_t)extent;
+  int32_t place = 0;
+  for (int32_t step = 32; step > 0; step /= 2) {
+    if (x >> (place + step) != 0) place += step;
   }
-  return 0;
+  return place << STEP_BITS | (int32_t)(x << STEP_BITS >> place & ((1 << STEP_BITS) - 1));
 }
 
-static hgemm_measured const *find_measured(hgemm_target const *target, hgemm_wanted const *w) {
-  uint32_t low = 0, high = HGEMM_MEASURED_COUNT;
+static int32_t apart(int32_t x, int32_t y) { return x < y ? y - x : x - y; }
+
+static hgemm_survey const *find_survey(hgemm_target const *target, uint32_t kind) {
+  for (uint32_t i = 0; i < target->survey_count; ++i) {
+    if (hgemm_surveys[target->surveys[i]].kind == kind) return &hgemm_surveys[target->surveys[i]];
+  }
+  return NULL;
+}
+
+static int compare(hgemm_measured const *x, hgemm_wanted const *w) {
+  if (x->m != w->m) return x->m < w->m ? -1 : 1;
+  if (x->n != w->n) return x->n < w->n ? -1 : 1;
+  if (x->k != w->k) return x->k < w->k ? -1 : 1;
+  return x->batch < w->batch ? -1 : x->batch > w->batch;
+}
+
+/* The very problem, or null. */
+static hgemm_measured const *find_same(hgemm_survey const *survey, hgemm_wanted const *w) {
+  uint32_t low = survey->first, high = survey->first + survey->count;
   while (low < high) {
     uint32_t const middle = low + (high - low) / 2;
-    int const order = compare(&hgemm_measurements[middle], target, w);
+    int const order = compare(&hgemm_measurements[middle], w);
     if (order == 0) return &hgemm_measurements[middle];
     if (order < 0) low = middle + 1;
     else high = middle;
@@ -108,20 +150,61 @@ static hgemm_measured const *find_measured(hgemm_target const *target, hgemm_wan
   return NULL;
 }
 
-/* The place of a row in the measured order; past its end where it is not there. */
-static uint32_t rank(hgemm_measured const *measured, uint32_t row) {
-  uint32_t place = 0;
-  if (measured == NULL) return 0;
-  while (place < measured->count && hgemm_orders[measured->first + place] != row) ++place;
-  return place;
+/* The nearest problem, of equally near ones the first. */
+static hgemm_measured const *find_nearest(hgemm_survey const *survey, hgemm_wanted const *w) {
+  int32_t const m = octaves(w->m), n = octaves(w->n), k = octaves(w->k > 0 ? w->k : 1), batch = octaves(w->batch);
+  hgemm_measured const *nearest = &hgemm_measurements[survey->first];
+  int32_t least = INT32_MAX;
+  for (uint32_t i = 0; i < survey->count; ++i) {
+    hgemm_measured const *const one = &hgemm_measurements[survey->first + i];
+    int32_t const rows = apart(one->octaves[0], m) + apart(one->octaves[3], batch);
+    int32_t const far = ROWS_WEIGHT * rows + apart(one->octaves[1], n) + apart(one->octaves[2], k);
+    if (far < least) least = far, nearest = one;
+  }
+  return nearest;
 }
 
-static hgemm_status none(hgemm_target const *target, hgemm_wanted const *w, int kind_is_there, uint64_t least_workspace) {
-  if (least_workspace != UINT64_MAX) {
-    return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace has %llu bytes, and %llu are needed",
-                      (unsigned long long)w->workspace_bytes, (unsigned long long)least_workspace);
+static uint8_t way_of_row(hgemm_target const *target, uint32_t row) { return target->ways[hgemm_rows[row].group]; }
+
+/* The best row that was compared on the very problem, serves and runs in this way; HGEMM_ROW_COUNT for none. */
+static uint32_t best_measured(hgemm_target const *target, hgemm_wanted const *w, hgemm_measured const *same, uint8_t way) {
+  for (uint32_t i = 0; i < same->order_count; ++i) {
+    uint32_t const row = hgemm_orders[same->first_order + i];
+    uint64_t tiles;
+    if (way_of_row(target, row) == way && takes(&hgemm_rows[row], w, target, &tiles) == SERVES) return row;
   }
-  if (!kind_is_there) {
+  return HGEMM_ROW_COUNT;
+}
+
+/* The row of least corrected estimate of those measured at a problem or near it; HGEMM_ROW_COUNT for none. */
+static uint32_t best_near(hgemm_target const *target, hgemm_wanted const *w, hgemm_measured const *nearest, uint8_t way) {
+  uint32_t best = HGEMM_ROW_COUNT;
+  uint64_t least = UINT64_MAX;
+  for (uint32_t i = 0; i < nearest->near_count; ++i) {
+    hgemm_near const *const near = &hgemm_nears[nearest->first_near + i];
+    uint64_t tiles, clocks;
+    if (way_of_row(target, near->row) != way || takes(&hgemm_rows[near->row], w, target, &tiles) != SERVES) continue;
+    clocks = hgemm_clocks(target, near->row, tiles, w->k);
+    clocks = (clocks < CORRECTED_LIMIT ? clocks : CORRECTED_LIMIT) * near->factor;
+    if (clocks < least) least = clocks, best = near->row;
+  }
+  return best;
+}
+
+/* ---- Selection --------------------------------------------------------------------------------------------------------- */
+
+/* What a search without success has seen. */
+typedef struct Seen {
+  int kind_is_there;
+  uint64_t least_workspace;
+} Seen;
+
+static hgemm_status none(hgemm_target const *target, hgemm_wanted const *w, Seen const *seen) {
+  if (seen->least_workspace != UINT64_MAX) {
+    return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace has %llu bytes, and %llu are needed",
+                      (unsigned long long)w->workspace_bytes, (unsigned long long)seen->least_workspace);
+  }
+  if (!seen->kind_is_there) {
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu has this layout, types, bias and activation",
                       (unsigned long)target->number);
   }
@@ -131,35 +214,48 @@ static hgemm_status none(hgemm_target const *target, hgemm_wanted const *w, int 
                     (unsigned long)w->align_a, (unsigned long)w->align_b, (unsigned long)w->align_d);
 }
 
-static hgemm_status rank_all(hgemm_target const *target, hgemm_wanted const *w, uint32_t *chosen) {
-  hgemm_measured const *const measured = find_measured(target, w);
-  uint64_t best_clocks = UINT64_MAX, least_workspace = UINT64_MAX;
-  uint32_t best_rank = UINT32_MAX, best = UINT32_MAX;
-  int kind_is_there = 0;
-  uint8_t way = HGEMM_NOT_HERE;
+/* The row of least estimate of all that run in this way; HGEMM_ROW_COUNT for none. */
+static uint32_t best_estimated(hgemm_target const *target, hgemm_wanted const *w, uint8_t way, Seen *seen) {
+  uint32_t best = HGEMM_ROW_COUNT;
+  uint64_t least = UINT64_MAX;
   for (uint32_t i = 0; i < target->count; ++i) {
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
-    if (!same_kind(group->kind, w->kind)) continue;
-    if (target->ways[target->order[i]] != way && best != UINT32_MAX) break;
-    way = target->ways[target->order[i]];
-    kind_is_there = 1;
+    if (target->ways[target->order[i]] != way || !same_kind(group->kind, w->kind)) continue;
+    seen->kind_is_there = 1;
     for (uint32_t row = group->first; row < group->first + group->count; ++row) {
       uint64_t tiles, clocks;
-      uint32_t place;
       int const answer = takes(&hgemm_rows[row], w, target, &tiles);
       if (answer == LACKS_WORKSPACE) {
         uint64_t const needed = hgemm_workspace_bytes(&hgemm_rows[row], tiles);
-        if (needed < least_workspace) least_workspace = needed;
+        if (needed < seen->least_workspace) seen->least_workspace = needed;
       }
       if (answer != SERVES) continue;
-      place = rank(measured, row);
       clocks = hgemm_clocks(target, row, tiles, w->k);
-      if (place < best_rank || (place == best_rank && clocks < best_clocks)) best_rank = place, best_clocks = clocks, best = row;
+      if (clocks < least || best == HGEMM_ROW_COUNT) least = clocks, best = row;
     }
   }
-  if (best == UINT32_MAX) return none(target, w, kind_is_there, least_workspace);
-  *chosen = best;
-  return HGEMM_OK;
+  return best;
+}
+
+static hgemm_status search(hgemm_target const *target, hgemm_wanted const *w, hgemm_found *found) {
+  hgemm_survey const *const survey = find_survey(target, w->kind);
+  hgemm_measured const *const same = survey != NULL && survey->sms == target->sms ? find_same(survey, w) : NULL;
+  hgemm_measured const *nearest = NULL;
+  Seen seen = {0, UINT64_MAX};
+  for (uint8_t way = HGEMM_EXACT; way <= HGEMM_PTX; ++way) {
+    if (same != NULL) {
+      found->rule = HGEMM_RULE_MEASURED;
+      if ((found->row = best_measured(target, w, same, way)) < HGEMM_ROW_COUNT) return HGEMM_OK;
+    }
+    if (survey != NULL) {
+      if (nearest == NULL) nearest = find_nearest(survey, w);
+      found->rule = HGEMM_RULE_NEAR;
+      if ((found->row = best_near(target, w, nearest, way)) < HGEMM_ROW_COUNT) return HGEMM_OK;
+    }
+    found->rule = HGEMM_RULE_ESTIMATED;
+    if ((found->row = best_estimated(target, w, way, &seen)) < HGEMM_ROW_COUNT) return HGEMM_OK;
+  }
+  return none(target, w, &seen);
 }
 
 /* ---- What a thread chose before ---------------------------------------------------------------------------------------- */
@@ -168,7 +264,7 @@ static hgemm_status rank_all(hgemm_target const *target, hgemm_wanted const *w, 
 typedef struct Recent {
   uint32_t number, sms, smem_bytes; /* of the device; no device has 0 SMs */
   hgemm_wanted wanted;
-  uint32_t row;
+  hgemm_found found;
 } Recent;
 
 static int same_wanted(hgemm_wanted const *x, hgemm_wanted const *y) {
@@ -177,7 +273,7 @@ static int same_wanted(hgemm_wanted const *x, hgemm_wanted const *y) {
          x->workspace_bytes == y->workspace_bytes;
 }
 
-hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *w, uint32_t *chosen) {
+hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *w, hgemm_found *found) {
   enum { KEPT = 32 };
   static _Thread_local Recent kept[KEPT];
   uint64_t const mixed = ((uint64_t)w->m * 31 + (uint64_t)w->n * 37 + (uint64_t)w->k * 41 + w->kind) * UINT64_C(0x9E3779B97F4A7C15);
@@ -185,13 +281,12 @@ hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *w, uin
   hgemm_status status = HGEMM_OK;
   if (recent->sms != target->sms || recent->number != target->number || recent->smem_bytes != target->smem_bytes ||
       !same_wanted(&recent->wanted, w)) {
-    uint32_t row;
-    status = rank_all(target, w, &row);
+    status = search(target, w, found);
     if (status != HGEMM_OK) return status;
     recent->number = target->number, recent->sms = target->sms, recent->smem_bytes = target->smem_bytes;
     recent->wanted = *w;
-    recent->row = row;
+    recent->found = *found;
   }
-  *chosen = recent->row;
+  *found = recent->found;
   return status;
 }

@@ -1,0 +1,48 @@
+"""Sessions of measurements to test with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hgemm.measured.session import Problem, Session, Tested, Time, read_session
+from hgemm.measured.writer import Writer
+
+HEADER = {
+    "program": "tune",
+    "device": "NVIDIA H200",
+    "capability": 90,
+    "sms": 132,
+    "driver": "580.159.04",
+    "clocks": {"sm_mhz_max": 1980.0, "power_limit_w": 700.0},
+}
+KEY = "0" * 64
+
+
+def problem(
+    m: int, n: int, k: int, batch: int = 1, layout: str = "tn", dtype: str = "f16", acc: str = "f32"
+) -> Problem:
+    return Problem(m, n, k, batch, layout, dtype, dtype, acc, dtype)
+
+
+def times(times_us: Mapping[str, float], keys: Mapping[str, str] | None = None) -> list[tuple[Tested, Time]]:
+    """Return the times of variants by symbol, in the order given, as a writer takes them."""
+    return [
+        (Tested(symbol, (keys or {}).get(symbol, KEY), {"nvrtc": "13.0"}), Time(0, time_us, 0.1, 15))
+        for symbol, time_us in times_us.items()
+    ]
+
+
+def write(
+    library: Path,
+    results: Sequence[tuple[Problem, Mapping[str, float]]],
+    keys: Mapping[str, str] | None = None,
+    state: str = "steady",
+    **header: object,
+) -> Session:
+    """Write a session of these problems and times, and return it as it is read."""
+    writer = Writer(library, **{**HEADER, **header})
+    for of, times_us in results:
+        writer.add(of, state, times(times_us, keys), decided=True)
+    writer.close()
+    return read_session(writer.path)

@@ -1,0 +1,171 @@
+"""Laws of measurements: what is written is read, what was changed is not, and what stands follows from comparisons only."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import measured
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured import problem
+
+from hgemm.errors import LibraryError
+from hgemm.measured.nearness import MOST, ONE, distance, factors, octaves, point
+from hgemm.measured.session import chained, read_session, read_sessions
+from hgemm.measured.standing import standings
+from hgemm.measured.writer import Writer
+
+SQUARE = problem(4096, 4096, 4096)
+PLACE = (90, 132, SQUARE.kind.code, 4096, 4096, 4096, 1)
+extents = st.integers(1, 2**31 - 1)
+points = st.tuples(*4 * [extents]).map(lambda four: point(*four))
+
+# ---- Files ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, **measured.HEADER, seed=7, protocol={"rounds": 15, "seconds": 1.2})
+    writer.add(SQUARE, "steady", measured.times({"b": 2.0, "a": 1.5}), decided=True, clocks={"sm_mhz": 1980})
+    writer.add(problem(1, 1, 1, acc="f16"), "burst", measured.times({"a": 3.0}))
+    writer.close()
+    (session,) = read_sessions(tmp_path)
+    assert session.header.items() >= {**measured.HEADER, "seed": 7, "session": writer.name}.items()
+    assert [tested.symbol for tested in session.variants] == ["b", "a"]
+    one, other = session.results
+    assert (one.problem, one.state, one.decided, one.clocks) == (SQUARE, "steady", True, {"sm_mhz": 1980})
+    assert [(time.variant, time.time_us, time.spread_us, time.rounds) for time in one.times] == [
+        (0, 2.0, 0.1, 15),
+        (1, 1.5, 0.1, 15),
+    ]
+    assert (other.problem.acc, other.state, other.times[0].variant, other.decided) == ("f16", "burst", 1, False)
+
+
+def test_any_change_of_a_line_is_found_but_a_cut_end_is_none(tmp_path: Path) -> None:
+    session = measured.write(tmp_path, [(SQUARE, {"a": 1.0}), (SQUARE, {"a": 2.0, "b": 1.0})])
+    path = tmp_path / "measurements" / f"{session.name}.jsonl"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(LibraryError, match="is not what was written"):
+            read_session(path)
+    for wrong in (lines[1:], [lines[0], *lines[2:]], [lines[0], lines[2], lines[1], *lines[3:]], []):
+        path.write_bytes(b"".join(wrong))
+        with pytest.raises(LibraryError):
+            read_session(path)
+        assert read_sessions(tmp_path) == []
+    for cut in range(1, len(lines[-1])):
+        path.write_bytes(whole[:-cut])
+        assert read_session(path).results == session.results[:1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"times": [[1, 1.0]]}, "line 3 names variant 1, which no line before it has"),
+        ({"times": [[0.5, 1.0]]}, "names variant 0.5"),
+        ({"times": [[0, 0]]}, "a time of 0 us"),
+        ({"times": [[0, 1.0, 2.0]]}, "must be a list of 2"),
+        ({"more": 1}, "more is not a field of this schema"),
+        ({"problem": {**SQUARE.plain(), "m": 0}}, "m must be a whole number from 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_though_its_hash_is_right(tmp_path: Path, changed: dict, message: str) -> None:
+    session = measured.write(tmp_path, [(SQUARE, {"a": 1.0})])
+    entries = [json.loads(line.partition(b" ")[2]) for line in session.lines]
+    before, text = "", b""
+    for entry in (*entries[:2], {**entries[2], **changed}):
+        before, line = chained(before, entry)
+        text += line
+    path = tmp_path / "measurements" / f"{session.name}.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(LibraryError, match=message):
+        read_session(path)
+
+
+# ---- What stands ----------------------------------------------------------------------------------------------------
+
+
+def standing(folder: Path, *orders: dict[str, float], keys: dict[str, str] | None = None, **header: object):
+    for at, order in enumerate(orders):
+        session = measured.write(folder, [(SQUARE, order)], **header)
+        path = folder / "measurements" / f"{session.name}.jsonl"
+        name = f"2026010{at}t000000z_00000000"  # files of one second have no order
+        before, text = "", b""
+        for entry in (json.loads(line.partition(b" ")[2]) for line in session.lines):
+            before, line = chained(before, {**entry, "session": name} if "session" in entry else entry)
+            text += line
+        path.unlink()
+        path.with_name(f"{name}.jsonl").write_bytes(text)
+    return standings(read_sessions(folder), keys or dict.fromkeys("abcdef", measured.KEY))
+
+
+def test_the_order_of_a_session_stands_even_where_times_say_another(tmp_path: Path) -> None:
+    """What was decided within the spread is kept."""
+    found = standing(tmp_path, {"b": 2.0, "a": 1.99, "c": 3.0})
+    assert found[PLACE].order == ("b", "a", "c") and found[PLACE].times_us == {"b": 2.0, "a": 1.99, "c": 3.0}
+
+
+def test_a_later_session_counts_where_it_was_compared_with_what_stood(tmp_path: Path) -> None:
+    found = standing(tmp_path / "x", {"a": 2.0, "b": 3.0}, {"c": 1.0, "a": 1.8})
+    assert found[PLACE].order == ("c", "a")
+    assert found[PLACE].times_us == {"c": 1.0, "a": 1.8, "b": pytest.approx(3.0 * 1.8 / 2.0)}
+    found = standing(tmp_path / "y", {"a": 2.0, "b": 3.0}, {"c": 1.0}, {"d": 0.5, "b": 6.0})
+    assert found[PLACE].order == ("a", "b")
+    assert found[PLACE].times_us == {"a": 2.0, "b": 3.0, "c": 1.0, "d": 0.25}
+
+
+def test_variants_that_were_made_anew_count_as_unmeasured(tmp_path: Path) -> None:
+    found = standing(tmp_path, {"a": 2.0, "b": 3.0}, keys={"a": "1" * 64, "b": measured.KEY})
+    assert found[PLACE].order == ("b",)
+    assert standing(tmp_path, keys={"a": "1" * 64}) == {}
+
+
+def test_other_devices_and_states_stand_by_themselves(tmp_path: Path) -> None:
+    assert [place[:2] for place in standing(tmp_path / "x", {"a": 1.0}, sms=114)] == [(90, 114)]
+    measured.write(tmp_path, [(SQUARE, {"a": 1.0})], state="burst")
+    assert standing(tmp_path) == {}
+
+
+# ---- Nearness -------------------------------------------------------------------------------------------------------
+
+
+@given(extents, extents)
+def test_octaves_grow_with_extents_and_are_exact_at_powers_of_2(one: int, other: int) -> None:
+    assert (octaves(one) <= octaves(other)) == (one <= other) or octaves(one) == octaves(other)
+    assert octaves(1 << one % 31) == 16 * (one % 31)
+
+
+@given(points, points, points)
+def test_distance_is_one(x, y, z) -> None:
+    assert distance(x, x) == 0 and distance(x, y) == distance(y, x) <= distance(x, z) + distance(z, y)
+
+
+def test_a_factor_at_the_only_place_is_what_was_measured_over_the_estimate() -> None:
+    (found,) = factors([point(64, 64, 64, 1)], [{3: 1.0, 5: 1.5, 9: 100.0}])
+    assert found == {3: round(ONE / 1.5), 5: ONE, 9: MOST}
+
+
+@given(st.lists(points, min_size=1, max_size=12), st.data())
+def test_rows_of_which_the_same_is_known_everywhere_have_that_factor(places, data) -> None:
+    """Whatever the weights; and what all of a problem have in common does not matter."""
+    common = [data.draw(st.floats(0.1, 10)) for _ in places]
+    rows = {1: 0.8, 2: 1.0, 7: 1.25}
+    for found in factors(places, [{row: one * ratio for row, ratio in rows.items()} for one in common]):
+        assert found == {row: round(ONE * ratio) for row, ratio in rows.items()}
+
+
+def test_near_problems_count_more_than_far_ones() -> None:
+    places = [point(m, 4096, 4096, 1) for m in (64, 256, 4096)]
+    near, _, far = factors(places, [{1: 1.0, 2: 1.2, 3: 1.0}, {1: 1.0, 2: 1.2, 3: 1.0}, {1: 1.0, 2: 0.6, 3: 1.0}])
+    assert near[2] > 1.15 * ONE and far[2] < 0.65 * ONE
+
+
+def test_rows_that_were_measured_far_away_only_are_left_out() -> None:
+    places = [point(2**at, 64, 64, 1) for at in range(20)]
+    found = factors(places, [{1: 1.0} if at else {1: 1.0, 2: 0.5} for at in range(20)])
+    assert [at for at, rows in enumerate(found) if 2 in rows] == list(range(5))
+    assert list(itertools.chain(*found)) == [1, 2] * 5 + [1] * 15
