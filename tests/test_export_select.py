@@ -27,6 +27,7 @@ PROBLEMS = 10_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15
 
 
+MEASURED_KINDS = (Kind("tn"), Kind("nt"), Kind("tt", "bf16", "bf16", "bf16"), Kind("tn", acc="f16"))
 MEASURED_ON = ((90, 132), (90, 114), (80, 108), (89, 142), (120, 170))
 
 
@@ -38,7 +39,7 @@ def measured_library(paper_library: Library, tmp_path_factory: pytest.TempPathFa
     keys = {record["symbol"]: record["key"] for record in records}
     rng = random.Random(0)
     for capability, sms in MEASURED_ON:
-        for kind in (Kind("tn"), Kind("nt"), Kind("tt", "bf16", "bf16", "bf16"), Kind("tn", acc="f16")):
+        for kind in MEASURED_KINDS:
             of_kind = [r["symbol"] for r in records if serves(kind_of(Facts.of(r)).code, kind.code)]
             results = [
                 (
@@ -79,8 +80,10 @@ def drawn(rng: random.Random, kinds: list[Kind], table: Table) -> tuple[Target, 
     m, n, k = extents(rng)
     k = rng.choice([k, k, k, k, 0])
     batch, step = rng.choice([1, 1, 1, 2, 7]), rng.choice([1, 2, 4, 8, 8, 8])
+    if rng.random() < 0.3:
+        kind = rng.choice(MEASURED_KINDS)
     surveys = [survey for survey in table.surveys if survey.kind == kind.code and survey.capability == target.number]
-    if surveys and rng.random() < 0.3:
+    if surveys and rng.random() < 0.6:
         m, n, k, batch = rng.choice(rng.choice(surveys).problems).extents
 
     def up(extent: int) -> int:
