@@ -1,0 +1,175 @@
+"""The figures of cards: read from `tables/`, one file a card, each figure with where it is from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hgemm.errors import LibraryError, RequestError
+from hgemm.schema import NAME, TEXT, Mismatch, fields, integer, map_of, number, text
+
+FOLDER = Path(__file__).with_name("tables")
+SCHEMA = 1
+
+USUAL = {75: "rtx2070", 80: "a100", 86: "a10", 89: "l40s", 90: "h200", 120: "rtx5090"}
+"""The card that is meant where only an architecture is named, by its number."""
+
+REQUIRED = ("sms", "sm_mhz", "dram_gbytes_per_s", "l2_bytes", "smem_bytes_per_clock_per_sm")
+_FIGURE_NAME = (
+    r"sms|sm_mhz|power_w|l2_bytes|dram_(read_|write_|copy_)?gbytes_per_s|(smem|l2|l2_disjoint|tma)_bytes_per_clock_per_sm"
+    r"|launch_(stream|graph)_us|steady_(tflops|mhz)_[a-z0-9_]+|(cpi|latency)\.[a-z0-9_]+"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where figures are from: a document, a derivation, or a measurement with its date and device."""
+
+    text: str
+    date: str = ""
+    device: str = ""
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.date)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a card."""
+
+    value: float
+    source: Source
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card: `key` is its short name, `number` its compute capability as 90.
+
+    Units: those that a figure's name ends with; `cpi.*` and `latency.*` are SM clocks, of an instruction of a warp (of a
+        warpgroup for hgmma), on one partition for hmma and on an SM for all others.
+    """
+
+    key: str
+    name: str
+    number: int
+    figures: Mapping[str, Figure] = field(repr=False)
+
+    def get(self, name: str) -> float | None:
+        """Return a figure, None where the table has none."""
+        figure = self.figures.get(name)
+        return figure.value if figure else None
+
+    def __getitem__(self, name: str) -> float:
+        """Return a figure. Raises RequestError where the table has none."""
+        if name not in self.figures:
+            raise RequestError(
+                f"the table of {self.name} has no {name}: hgemm/model/tables/{self.key}.json is where it belongs"
+            )
+        return self.figures[name].value
+
+    @property
+    def sms(self) -> int:
+        return int(self["sms"])
+
+    @property
+    def dram_gbytes_per_s(self) -> float:
+        """What DRAM was measured to read, else what its document says."""
+        return self.get("dram_read_gbytes_per_s") or self["dram_gbytes_per_s"]
+
+    def with_sms(self, sms: int) -> Card:
+        """Return the card with another number of SMs, the rest as it is."""
+        return replace(self, figures={**self.figures, "sms": Figure(sms, Source("as asked for"))})
+
+    def told_sources(self, names: list[str]) -> str:
+        """Say whether figures were measured: by date and device, or unmeasured."""
+        sources = {self.figures[name].source for name in names if name in self.figures}
+        told = sorted({f"{source.device}, {source.date}" for source in sources if source.measured})
+        if not told:
+            return "unmeasured"
+        return f"measured: {'; '.join(told)}" + (
+            "" if all(source.measured for source in sources) else "; in part unmeasured"
+        )
+
+
+# ---- Names ------------------------------------------------------------------------------------------------------------
+
+
+def card_keys() -> tuple[str, ...]:
+    """Return the short names of all cards that have a table."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+def card_named(name: str) -> Card:
+    """Return a card by its name as people write it: `H200`, `RTX 4090`, `NVIDIA GeForce RTX 4090`, `A100-SXM4-40GB`.
+
+    Raises: RequestError with the nearest, and all, where no table has that name.
+    """
+    words = re.sub(r"nvidia|geforce|tesla|[^a-z0-9]", "", name.lower())
+    found = [key for key in card_keys() if words == key or words.startswith((f"{key}sxm", f"{key}pcie"))]
+    if not found:
+        near = difflib.get_close_matches(words, card_keys(), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RequestError(f"device {name!a} has no table: {hint}known are {', '.join(card_keys())}")
+    return card(found[0])
+
+
+def usual_card(number: int) -> Card | None:
+    """Return the card that an architecture such as 90 is known by, None where no card of it has a table."""
+    return card(USUAL[number]) if number in USUAL else None
+
+
+# ---- Files ------------------------------------------------------------------------------------------------------------
+
+_SOURCE = fields(
+    {"text": TEXT}, optional={"date": text(r"\d{4}(-\d\d-\d\d)?", "a date as 2026-11-21, or a year"), "device": TEXT}
+)
+
+
+def _figure(value: Any, name: str) -> None:
+    """Accept a number and the name of its source."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise Mismatch(f"{name} must be [number, source], not {value!a}")
+    number()(value[0], name)
+    TEXT(value[1], name)
+
+
+_DOCUMENT = fields(
+    {
+        "schema": integer(SCHEMA, SCHEMA),
+        "name": TEXT,
+        "arch": text(r"sm_\d{2,3}", "an architecture such as sm_90"),
+        "sources": map_of(NAME, _SOURCE),
+        "figures": map_of(text(_FIGURE_NAME, "the name of a figure"), _figure),
+    }
+)
+
+
+@cache
+def card(key: str) -> Card:
+    """Read the table of a card. Raises LibraryError, naming the file and the field, where it is not as it should be."""
+    path = FOLDER / f"{key}.json"
+    try:
+        return parse_card(key, json.loads(path.read_text(encoding="utf-8")))
+    except (Mismatch, ValueError) as error:
+        raise LibraryError(f"{path.name}: {error}: it is part of hgemm, which is to be installed again") from None
+
+
+def parse_card(key: str, document: Any) -> Card:
+    """Return the card of a document. Raises Mismatch where a field does not fit."""
+    _DOCUMENT(document, "")
+    missing = [name for name in REQUIRED if name not in document["figures"]]
+    if missing:
+        raise Mismatch(f"figures.{missing[0]} is missing")
+    sources = {name: Source(**entry) for name, entry in document["sources"].items()}
+    unknown = [name for name, (_, source) in document["figures"].items() if source not in sources]
+    if unknown:
+        raise Mismatch(f"figures.{unknown[0]} names a source that is not there")
+    figures = {name: Figure(value, sources[source]) for name, (value, source) in document["figures"].items()}
+    return Card(key, document["name"], int(document["arch"][3:]), figures)
