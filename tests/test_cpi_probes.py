@@ -37,10 +37,19 @@ class TimedGpu:
 
     sms, window_bytes, l2_bytes = 4, 1 << 30, 50 << 20
 
-    def args(self, window_bytes, warp_stride, step_stride, steps, sharers):
+    def args(self, window_bytes=1, warp_stride=0, step_stride=0, steps=0, sharers=1):
         from benchmarks.micro.cpi import Args
 
         return Args(0, 0, 0, 0, window_bytes - 1, warp_stride, step_stride, steps, sharers, 0)
+
+    def fill(self):
+        pass
+
+    def launch(self, *arguments):
+        pass
+
+    def wait(self):
+        pass
 
     def timed(self, name, ctas, threads, smem_bytes, args):
         from benchmarks.micro.cpi import Timed
@@ -65,3 +74,12 @@ def test_a_missing_compiler_output_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("benchmarks.micro.cpi.source", lambda number: 'extern "C" __global__ void broken( {}')
     with pytest.raises(Failed, match="error"):
         compile_for("sm_75")
+
+
+def timed_report(number: int) -> dict:
+    """Return what cpi.py writes, of that device."""
+    rows = [measure(TimedGpu(), probe, warps) for probe in probes(number) for warps in probe.warps]
+    steady = [{"name": "hmma_m16n8k16_f32", "tflops": 1.0, "sm_mhz": 1000.0, "power_w": 100.0, "samples": 1}]
+    launch = [{"stream_us": 2.0, "graph_us": 1.0, "round_trip_us": 9.0}]
+    device = {"device": "a device", "date": "2026-11-21", "sms": 4, "l2_bytes": 50 << 20, "max_sm_mhz": 1000.0}
+    return {**device, "command": "a command", "cpi": rows, "steady": steady, "launch": launch}

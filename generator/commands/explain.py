@@ -1,10 +1,11 @@
-"""What a request comes to: every field, where it is from, the numbers that follow, and the rules that it breaks."""
+"""What a request comes to: each field and where it is from, the numbers that follow, what bounds it, the rules that it breaks."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
+from generator.commands.model import Question, model_lines, model_of
 from generator.commands.table import cell
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
@@ -13,8 +14,8 @@ from generator.sweep import Candidate
 _WIDTH = 26
 
 
-def explain(candidate: Candidate) -> dict[str, Any]:
-    """Return the explanation of one combination as JSON values."""
+def explain(candidate: Candidate, question: Question) -> dict[str, Any]:
+    """Return the explanation of one combination as JSON values; `model` is of a legal one, and answers `question`."""
     plan = candidate.plan
     spec = plan.spec.to_dict()
     return {
@@ -23,6 +24,7 @@ def explain(candidate: Candidate) -> dict[str, Any]:
         "spec": spec,
         "planned": [name for name in spec if name not in candidate.asked],
         "plan": plan.numbers() | ({} if candidate.broken else _layout_numbers(plan)),
+        "model": None if candidate.broken else model_of(plan, question),
         "legal": not candidate.broken,
         "broken": [asdict(violation) for violation in candidate.broken],
     }
@@ -48,6 +50,7 @@ def explanation_text(explanation: dict[str, Any]) -> str:
     ]
     lines += ["  plan", *(f"    {name:<{_WIDTH}}{cell(value)}" for name, value in explanation["plan"].items())]
     if explanation["legal"]:
+        lines += model_lines(explanation["model"], _WIDTH)
         return "\n".join([*lines, "  legal"]) + "\n"
     lines += [f"  illegal, breaks {len(explanation['broken'])}:"]
     lines += [f"    {broken['rule']}: {broken['message']}: {broken['way_out']}" for broken in explanation["broken"]]

@@ -15,6 +15,7 @@ from generator.catalog import load_catalog
 from generator.catalog.recipes import load_recipes
 from generator.commands.explain import explain, explanation_text
 from generator.commands.hints import tell_hints
+from generator.commands.model import Question
 from generator.commands.progress import progress
 from generator.commands.spec_options import texts_of
 from generator.commands.table import to_text
@@ -105,9 +106,9 @@ def requested(options: dict[str, Any]) -> Sweep:
     return sweep([over(group, given) for group in groups])
 
 
-def print_explanations(asked: Sweep, as_json: bool) -> int:
+def print_explanations(asked: Sweep, as_json: bool, question: Question | None = None) -> int:
     """Print what each combination comes to; the status is that of an illegal request where none is legal."""
-    explanations = [explain(candidate) for candidate in asked.candidates]
+    explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
     tell_hints(asked)
     if as_json:
         click.echo(json.dumps(explanations, indent=1))

@@ -72,6 +72,11 @@ class Plan(ABC):
         """Registers that a thread may have."""
 
     @property
+    def launch_registers(self) -> int:
+        """Registers that a thread is launched with, estimated."""
+        return min(self.needed_registers, self.max_registers)
+
+    @property
     @abstractmethod
     def mma_per_k_tile(self) -> int:
         """Tensor instructions that one warp issues for a k-tile."""

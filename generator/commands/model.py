@@ -1,0 +1,94 @@
+"""What the cost model says of a planned kernel: the options that say which card and which problem, and the section of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from generator.arch import ARCHS
+from generator.binary.occupancy import occupancy
+from generator.commands.spec_options import grouped_option
+from generator.commands.table import cell
+from generator.errors import RequestError
+from generator.plan import Plan
+from hgemm.model.launch import Size
+from hgemm.model.report import card_for, report
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_GROUP = "Model"
+_OPTIONS = (
+    click.option("--m", type=click.IntRange(1), metavar="N", help="Rows of D, of a problem to lay out on the card."),
+    click.option("--n", type=click.IntRange(1), metavar="N", help="Columns of D; as --m, if not given."),
+    click.option("--k", type=click.IntRange(1), metavar="N", help="Columns of A, rows of B; as --m, if not given."),
+    click.option("--batch", type=click.IntRange(1), metavar="N", help="Products at once; 1, if not given."),
+    click.option("--device", default="", metavar="NAME", help="H200, 'RTX 4090', ...; the architecture's usual one."),
+    click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs, instead of the card's."),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the model is asked: the card, by name and SMs or the usual one, and a problem if any."""
+
+    device: str = ""
+    sms: int = 0
+    size: Size | None = None
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Question:
+        """Read it from the options of `model_options`. Raises RequestError where --m is missing."""
+        m, n, k, batch = (options[name] for name in ("m", "n", "k", "batch"))
+        if m is None and (n or k or batch):
+            raise RequestError("a problem needs its --m: --n and --k are as large, if not given")
+        size = None if m is None else Size(m, n or m, k or m, batch or 1)
+        return cls(options["device"], options["sms"] or 0, size)
+
+
+def model_options(function: Function) -> Function:
+    """Add the options of a question, which `Question.of` reads."""
+    for option in reversed(_OPTIONS):
+        function = grouped_option(_GROUP, option)(function)
+    return function
+
+
+def model_of(plan: Plan, question: Question) -> dict[str, Any]:
+    """Return what the model says of a plan; where it has no table or lacks a figure, why, as `missing`.
+
+    Raises: RequestError where the device that is named is unknown or does not run the kernel.
+    """
+    card = card_for(plan.spec.arch, question.device, question.sms)
+    if card is None:
+        return {"missing": f"no card of {plan.spec.arch} has a table: name a --device"}
+    try:
+        return report(plan.spec.to_dict(), expected_resources(plan), card, question.size)
+    except RequestError as error:
+        return {"missing": str(error)}
+
+
+def expected_resources(plan: Plan) -> dict[str, Any]:
+    """Return the occupancy of a kernel that is not yet compiled, by the registers that it is estimated to need."""
+    limits = ARCHS[plan.spec.arch].limits
+    found = occupancy(limits, plan.threads, plan.launch_registers, plan.smem_bytes)
+    return {"ctas_per_sm": found.ctas_per_sm, "warps_per_sm": found.warps_per_sm, "occupancy": round(found.fraction, 4)}
+
+
+def model_lines(model: dict[str, Any], width: int) -> list[str]:
+    """Write the section of an explanation."""
+    if "missing" in model:
+        return ["  model", f"    {model['missing']}"]
+    values = {name: value for name, value in model.items() if name not in ("card", "sms", "figures", "problem")}
+    lines = [f"  model of {model['card']} with {model['sms']} SMs, {model['figures']}"]
+    lines += [f"    {name:<{width}}{_value(value)}" for name, value in values.items()]
+    if model["problem"]:
+        m, n, k, batch = (model["problem"][name] for name in ("m", "n", "k", "batch"))
+        lines += [f"  problem {m}x{n}x{k}" + (f", batch {batch}" if batch > 1 else "")]
+        numbers = {name: value for name, value in model["problem"].items() if name not in ("m", "n", "k", "batch")}
+        lines += [f"    {name:<{width}}{_value(value)}" for name, value in numbers.items()]
+    return lines
+
+
+def _value(value: Any) -> str:
+    return "not known" if value is None else cell(value)

@@ -1,0 +1,322 @@
+"""The cost model: the published table of Turing to the cycle, laws of its equations, and tables that agree with the documents."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from generator.cli import hgemm_command, main
+from generator.commands.model import Question, model_of
+from generator.sweep import sweep
+from hgemm.errors import RequestError
+from hgemm.model.cards import FOLDER, USUAL, Card, Figure, Source, card, card_keys, card_named, parse_card, usual_card
+from hgemm.model.equations import busiest_sm_ctas, copy_cycles, fragment_cycles, intensity, waves
+from hgemm.model.kernel import COPIES, DRAM, L2, SHARED_MEMORY, TENSOR, k_tile
+from hgemm.model.launch import Size, launch
+from hgemm.model.report import card_for, report
+from hgemm.schema import Mismatch
+
+TURING = {
+    **{"mma": "m16n8k8", "acc": "f16", "dtype_a": "f16", "dtype_b": "f16", "dtype_d": "f16", "copy": "vector"},
+    **{"align_a": 8, "align_b": 8, "schedule": "one_tile", "cluster": "1x1", "beta": False},
+}
+AMPERE = {**TURING, "mma": "m16n8k16", "acc": "f32", "copy": "cp_async"}
+HOPPER = {**AMPERE, "mma": "m64n256k16", "copy": "tma", "cta_tile": "128x256x64", "warp_tile": "64x256"}
+ALONE = {"ctas_per_sm": 1, "warps_per_sm": 8, "occupancy": 0.25}
+
+PUBLISHED = [
+    ("128x128x32", "64x64", 1031, 1370, COPIES),
+    ("128x128x32", "128x64", 1031, 1235, L2),  # 1274 by the L2 that the same authors measured
+    ("256x128x32", "64x64", 2063, 2325, COPIES),
+    ("256x128x32", "128x64", 2063, 2055, TENSOR),
+    ("256x256x32", "64x64", 4126, 3821, TENSOR),
+    ("256x256x32", "128x64", 4126, 3281, TENSOR),
+]
+"""CTA tile, warp tile, and the cycles of tensor cores and memory that Yan, Wang and Chu give for the RTX 2070."""
+
+
+@pytest.mark.parametrize(("cta_tile", "warp_tile", "tensor", "memory", "bound"), PUBLISHED)
+def test_the_published_table_of_turing_comes_out_to_the_cycle(cta_tile, warp_tile, tensor, memory, bound) -> None:
+    spec = {**TURING, "cta_tile": cta_tile, "warp_tile": warp_tile}
+    found = report(spec, ALONE, card_named("RTX 2070"))
+    assert (found["tensor_cycles"], found["memory_cycles"], found["bound"]) == (tensor, memory, bound)
+
+
+def test_the_parts_of_that_table_are_those_of_its_equations() -> None:
+    assert copy_cycles(256 * 32 * 2, 16, 15.95 + 10.0) == pytest.approx(256 * 32 * 2 / 512 * 25.95)
+    assert fragment_cycles(4, 64, 64, 64, 2.11) == pytest.approx(4 * (8 + 8) * 4 * 2.11)
+    assert intensity(256, 256) == 128 and intensity(128, 128) == 64 and intensity(128, 128, 4) == 32
+
+
+# ---- Laws -------------------------------------------------------------------------------------------------------------
+
+counts = st.integers(1, 10**6)
+
+
+@given(counts, st.integers(1, 200), st.integers(1, 16))
+def test_waves_hold_all_ctas_and_none_too_many(ctas: int, sms: int, ctas_per_sm: int) -> None:
+    count, efficiency = waves(ctas, sms, ctas_per_sm)
+    places = sms * ctas_per_sm
+    assert (count - 1) * places < ctas <= count * places
+    assert math.isclose(efficiency * count * places, ctas)
+    busiest = busiest_sm_ctas(ctas, sms, ctas_per_sm)
+    assert busiest * sms >= ctas and (busiest - 1) * sms < ctas and busiest <= count * ctas_per_sm
+
+
+tiles = st.sampled_from([32, 64, 96, 128, 256])
+
+
+@given(tiles, tiles, st.sampled_from([32, 64]), st.sampled_from([key for key in card_keys() if card(key).number >= 80]))
+def test_twice_the_k_takes_twice_the_cycles(m: int, n: int, k: int, key: str) -> None:
+    once, twice = (
+        k_tile({**AMPERE, "cta_tile": f"{m}x{n}x{depth}", "warp_tile": "32x32"}, card(key)) for depth in (k, 2 * k)
+    )
+    assert twice.bound == once.bound and twice.flop_per_byte == once.flop_per_byte
+    for name in ("tensor", "copy", "fragments", "memory", "cycles"):
+        assert math.isclose(getattr(twice, name), 2 * getattr(once, name))
+
+
+@given(tiles, tiles, st.sampled_from([key for key in card_keys() if card(key).number >= 80]))
+def test_larger_warp_tiles_read_less_and_wider_copies_issue_less(m: int, n: int, key: str) -> None:
+    spec = {**AMPERE, "cta_tile": f"{m}x{n}x32", "warp_tile": "32x32"}
+    narrow = k_tile({**spec, "warp_tile": "16x16"}, card(key))
+    wide = k_tile(spec, card(key))
+    assert wide.fragments < narrow.fragments and wide.tensor == narrow.tensor
+    by_two, by_one = (k_tile({**spec, "align_a": align, "align_b": align}, card(key)) for align in (2, 1))
+    assert wide.copy <= by_two.copy < by_one.copy
+
+
+def figured(**figures: float) -> Card:
+    """Return a card on which all is free but what is named."""
+    free = {"cpi.hmma_m16n8k16_f32": 1e-9, "cpi.ldsm_x4": 1e-9, "cpi.cp_async128": 1e-9, "dram_gbytes_per_s": 1e9}
+    every = {"sms": 100, "sm_mhz": 1000, **free, **figures}
+    return Card("none", "none", 90, {name: Figure(value, Source("")) for name, value in every.items()})
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "bound"),
+    [
+        ("cpi.hmma_m16n8k16_f32", 8.0, TENSOR),
+        ("cpi.ldsm_x4", 4.0, SHARED_MEMORY),
+        ("cpi.cp_async128", 8.0, COPIES),
+        ("l2_bytes_per_clock_per_sm", 10.0, L2),
+        ("dram_gbytes_per_s", 1.0, DRAM),
+    ],
+)
+def test_what_alone_is_slow_is_the_bound(figure: str, value: float, bound: str) -> None:
+    spec, slow = {**AMPERE, "cta_tile": "128x128x32", "warp_tile": "64x64"}, figured(**{figure: value})
+    found = launch(spec, k_tile(spec, slow), slow, Size(4096, 4096, 4096), 1)
+    assert found.bound == bound
+
+
+def test_the_busiest_sm_and_dram_give_the_least_time() -> None:
+    spec = {**AMPERE, "cta_tile": "128x128x32", "warp_tile": "64x64", "schedule": "split_k:2"}
+    hundred = figured(**{"cpi.hmma_m16n8k16_f32": 8.0})  # 128*128*32 / (16*8*16 * 4) * 8 = 512 cycles a k-tile
+    found = launch(spec, k_tile(spec, hundred), hundred, Size(1280, 1280, 640, batch=2), ctas_per_sm=1)
+    assert (found.tiles, found.ctas, found.waves, found.k_tiles_per_cta) == (200, 400, 4, 10)
+    assert found.tail_efficiency == 1 and found.sm_cycles == pytest.approx(4 * 10 * 512)
+    assert found.least_us == pytest.approx(found.sm_cycles / 1000)
+    paired = {**spec, "schedule": "one_tile", "cluster": "2x1"}
+    odd = launch(paired, k_tile(paired, hundred), hundred, Size(128, 128, 640), ctas_per_sm=1)
+    assert odd.tiles == 2  # a cluster is whole
+    few = figured(**{"dram_gbytes_per_s": 100.0})
+    moved = launch(spec, k_tile(spec, few), few, Size(1000, 2000, 3000), ctas_per_sm=1)
+    assert moved.least_us == pytest.approx(2 * (3000 * 3000 + 1000 * 2000) / 100e9 * 1e6)
+
+
+def test_multicast_spares_l2_and_nothing_else() -> None:
+    hopper = card("h200")
+    alone, paired = (k_tile({**HOPPER, "cluster": cluster}, hopper) for cluster in ("1x1", "2x1"))
+    assert (alone.tensor, alone.copy, alone.fragments) == (paired.tensor, paired.copy, paired.fragments)
+    known = Card("h", "h", 90, {**hopper.figures, "l2_bytes_per_clock_per_sm": Figure(64.0, Source(""))})
+    shares = [k_tile({**HOPPER, "cluster": cluster}, known).l2 * 64 for cluster in ("1x1", "2x1", "1x2")]
+    assert shares == [(128 + 256) * 128, (128 + 256 / 2) * 128, (128 / 2 + 256) * 128]
+
+
+def test_a_width_of_wgmma_between_two_figures_lies_between_them() -> None:
+    cycles = {
+        n: k_tile({**HOPPER, "cta_tile": f"64x{n}x64", "mma": f"m64n{n}k16"}, card("h200")).tensor
+        for n in (192, 208, 256)
+    }
+    assert cycles[208] == pytest.approx(cycles[192] * 0.75 + cycles[256] * 0.25)
+
+
+# ---- Tables -----------------------------------------------------------------------------------------------------------
+
+DENSE_TFLOPS = {
+    **{("rtx2070", "m16n8k8_f16"): 59.7, ("t4", "m16n8k8_f16"): 65, ("t4", "m16n8k8_f32"): 65},
+    **{("a100", "m16n8k16_f16"): 312, ("a100", "m16n8k16_f32"): 312, ("a100", "m16n8k8_tf32"): 156},
+    **{("a10", "m16n8k16_f32"): 125, ("rtx3090", "m16n8k16_f16"): 142, ("rtx3090", "m16n8k16_f32"): 71},
+    **{("rtx4090", "m16n8k16_f16"): 330.3, ("rtx4090", "m16n8k16_f32"): 165.2, ("rtx4090", "m16n8k8_tf32"): 82.6},
+    **{("l4", "m16n8k16_f32"): 121, ("l40s", "m16n8k16_f32"): 362.05, ("l40s", "m16n8k8_tf32"): 183},
+    **{("rtx5090", "m16n8k16_f16"): 419, ("rtx5090", "m16n8k16_f32"): 209.5},
+}
+"""What the vendor's documents give, by card and instruction."""
+
+
+@pytest.mark.parametrize(("key", "shape"), DENSE_TFLOPS)
+def test_cycles_of_tensor_instructions_give_the_published_rate(key: str, shape: str) -> None:
+    k = int(shape.partition("_")[0].rpartition("k")[2])
+    flop_per_clock = 2 * 16 * 8 * k * 4 / card(key)[f"cpi.hmma_{shape}"]
+    tflops = flop_per_clock * card(key).sms * card(key)["sm_mhz"] / 1e6
+    assert tflops == pytest.approx(DENSE_TFLOPS[key, shape], rel=0.015)
+
+
+@pytest.mark.parametrize("key", ["h100", "h200"])
+def test_wgmma_is_at_the_published_rate_an_sm_and_clock(key: str) -> None:
+    published = 989.4e12 / 132 / 1830e6
+    assert 2 * 64 * 256 * 16 / card(key)["cpi.hgmma_m64n256k16_f32"] == pytest.approx(published, rel=0.01)
+
+
+def test_every_figure_has_a_source_and_is_measured_only_by_date_and_device() -> None:
+    assert {*USUAL.values()} <= {*card_keys()}
+    for key in card_keys():
+        for name, figure in card(key).figures.items():
+            assert figure.source.text and figure.value > 0, (key, name)
+            assert bool(figure.source.date) == bool(figure.source.device), (key, name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda table: table["figures"].pop("sms"), "figures.sms is missing"),
+        (
+            lambda table: table["figures"].update({"sms": [132, "nowhere"]}),
+            "figures.sms names a source that is not there",
+        ),
+        (lambda table: table["figures"].update({"cpi.lds32": "1"}), r"figures.cpi.lds32 must be \[number, source\]"),
+        (lambda table: table["figures"].update({"cpi.lds32": [-1, "document"]}), "cpi.lds32 must be a number"),
+        (lambda table: table["figures"].update({"speed": [1, "document"]}), "the name of a figure"),
+        (lambda table: table["sources"].update({"document": {}}), "sources.document.text is missing"),
+        (lambda table: table.update(arch="hopper"), "arch must be"),
+        (lambda table: table.update(more=1), "more is not a field"),
+    ],
+)
+def test_a_table_that_is_not_as_it_should_be_is_refused(damage, told: str) -> None:
+    table = json.loads((FOLDER / "a100.json").read_text())
+    parse_card("a100", copy.deepcopy(table))
+    damage(table)
+    with pytest.raises(Mismatch, match=told):
+        parse_card("a100", table)
+
+
+def test_a_measured_report_becomes_figures_of_its_card_and_leaves_the_others() -> None:
+    from test_cpi_probes import timed_report
+
+    from benchmarks.micro.cpi_table import merged, written
+
+    public = json.loads((FOLDER / "a100.json").read_text())
+    table = merged(public, timed_report(number=90), sm_only=False)
+    found = parse_card("a100", json.loads(written(table)))
+    assert found.figures["cpi.hmma_m16n8k16_f32"].value == pytest.approx(100 / 16 / 4, rel=1e-2)
+    assert found.figures["cpi.cp_async128"].source.device == "a device" and found["dram_gbytes_per_s"] == 2039
+    assert {"latency.ldg_dram", "cpi.hgmma_m64n256k16_f32", "tma_bytes_per_clock_per_sm", "launch_graph_us"} <= {
+        *found.figures
+    }
+    other = parse_card("a100", merged(public, timed_report(number=90), sm_only=True))
+    assert other["sms"] == 108 and other["sm_mhz"] == 1410 and other.figures["cpi.lds32"].source.measured
+
+
+# ---- Names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("H200", "h200"), ("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("rtx-4090", "rtx4090")),
+        *(("A100-SXM4-80GB", "a100"), ("NVIDIA A100-PCIE-40GB", "a100"), ("Tesla T4", "t4"), ("A10", "a10")),
+    ],
+)
+def test_cards_are_known_by_the_names_that_people_and_drivers_use(name: str, key: str) -> None:
+    assert card_named(name).key == key
+
+
+def test_a_card_must_exist_and_run_the_kernels() -> None:
+    with pytest.raises(RequestError, match="did you mean rtx4090.*known are a10, a100"):
+        card_named("RTX 4900")
+    with pytest.raises(RequestError, match="sm_89 do not run on NVIDIA A100-SXM4-80GB, which is sm_80"):
+        card_for("sm_89", "A100")
+    with pytest.raises(RequestError, match="sm_90a do not run on NVIDIA GeForce RTX 5090"):
+        card_for("sm_90a", "RTX 5090")
+    with pytest.raises(RequestError, match="no card of sm_100"):
+        card_for("sm_100", sms=148)
+    assert (
+        card_for("sm_100") is None and card_for("sm_80", "H200").key == "h200" and card_for("sm_89", sms=10).sms == 10
+    )
+
+
+# ---- Explanations -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", sorted(number for number in USUAL if number >= 80))
+@pytest.mark.parametrize(
+    "changes", [{}, {"acc": "f16"}, {"dtype_a": "bf16", "dtype_b": "bf16", "dtype_d": "bf16"}, {"align": "1"}]
+)
+def test_every_planned_kernel_of_a_usual_card_is_judged(number: int, changes: dict[str, str]) -> None:
+    for plan in sweep([{"arch": str(number), "layout": "tn,nn", **changes}]).plans:
+        found = model_of(plan, Question(size=Size(1000, 3000, 500)))
+        assert found["card"] == usual_card(number).name
+        assert all(found[f"{part}_cycles"] > 0 for part in ("tensor", "copy", "fragment", "memory", "k_tile"))
+        assert found["ctas_per_sm"] >= plan.spec.ctas_per_sm and 0 < found["problem"]["tail_efficiency"] <= 1
+
+
+@pytest.mark.parametrize(
+    "texts", [{}, {"tile": "256x128x64"}, {"tile": "16x64x128"}, {"acc": "f16", "cluster": "1x2"}], ids=str
+)
+def test_kernels_of_wgmma_are_judged_too(texts: dict[str, str]) -> None:
+    (plan,) = sweep([{"arch": "90a", **texts}]).plans
+    found = model_of(plan, Question())
+    assert found["card"] == "NVIDIA H200" and found["problem"] is None and found["tensor_cycles"] > 0
+
+
+def hgemm(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(hgemm_command, [*arguments])
+    return status, *capsys.readouterr()
+
+
+def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> None:
+    arguments = ["explain", "--arch", "sm_89", "--tile", "128x128x32", "--device", "RTX 4090", "--m", "4096"]
+    status, out, _ = hgemm(capsys, *arguments)
+    for line in (
+        "  model of NVIDIA GeForce RTX 4090 with 128 SMs, unmeasured",
+        "    tensor_cycles             2048",
+        "    fragment_cycles           256",
+        "    bound                     tensor cores",
+        "    flop_per_byte             64",
+        "  problem 4096x4096x4096",
+        "    tiles                     1024",
+        "    waves                     4",
+    ):
+        assert f"{line}\n" in out
+    status, out, _ = hgemm(capsys, *arguments, "--k", "64", "--batch", "3", "--sms", "100", "--json")
+    (found,) = json.loads(out)
+    assert status == 0 and found["model"]["sms"] == 100
+    assert {name: found["model"]["problem"][name] for name in ("m", "n", "k", "batch", "tiles", "waves")} == {
+        **{"m": 4096, "n": 4096, "k": 64, "batch": 3},
+        **{"tiles": 3072, "waves": 16},
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--arch", "89", "--device", "RTX 4900"], "device 'RTX 4900' has no table: did you mean rtx4090?"),
+        (["--arch", "89", "--device", "T4"], "kernels for sm_89 do not run on NVIDIA T4, which is sm_75"),
+        (["--arch", "89", "--k", "64"], "a problem needs its --m"),
+    ],
+)
+def test_explain_refuses_what_the_model_cannot_answer(capsys, arguments: list[str], told: str) -> None:
+    status, out, err = hgemm(capsys, "explain", *arguments)
+    assert status == 2 and not out and told in err
+
+
+def test_explain_says_why_there_is_no_model(capsys) -> None:
+    status, out, _ = hgemm(capsys, "explain", "--arch", "100")
+    assert status == 0 and "    no card of sm_100 has a table: name a --device\n" in out
+    status, out, _ = hgemm(capsys, "explain", "--arch", "89", "--tile", "256x256x64", "--stages", "4", "--json")
+    assert status == 2 and json.loads(out)[0]["model"] is None
