@@ -28,7 +28,9 @@ _PATH = click.Path(path_type=Path, exists=True)
 @click.option("--cutlass-filter", default="*_sw8", show_default=True, help="Its kernels; _swN is the raster's width.")
 @bench_options
 def command(library: Path, kernels: str, cutlass: Path, cutlass_filter: str, **options) -> int:
-    return bench(read_kernels(library, kernels), options, baseline=lambda device: Cutlass(cutlass, cutlass_filter))
+    return bench(
+        read_kernels(library, kernels), options, library, baseline=lambda device: Cutlass(cutlass, cutlass_filter)
+    )
 
 
 if __name__ == "__main__":

@@ -61,6 +61,12 @@ def _open(ordinal: int) -> Device:
     return Device(ordinal, handle, context)
 
 
+def driver_cuda() -> str:
+    """Return the version of CUDA that the driver is for."""
+    cuda = checked(driver().cuDriverGetVersion(), "ask for the driver's version")
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
 def ordinal_of(pointer: Address) -> int:
     """Return the number of the device on which an address lies. Raises DeviceError where it is on none."""
     open_device()

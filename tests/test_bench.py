@@ -36,7 +36,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.stream", "bench.runner"):
+    for place in ("device", "bench.stream"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr("hgemm.bench.memory.COPIED_BYTES", 4096)

@@ -28,6 +28,9 @@ from hgemm.bench.suites import names, read_suite
 from hgemm.bench.work import Work
 from hgemm.errors import RequestError
 from hgemm.kernel import Kernel
+from hgemm.library import open_library
+from hgemm.measured.session import read_sessions
+from hgemm.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
@@ -54,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, lt_path: Path) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.stream", "bench.runner"):
+    for place in ("device", "bench.stream"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt_path))
@@ -125,6 +128,24 @@ def test_a_problem_of_two_groups_is_measured_once(driver: BenchDriver, folder: P
     results = json.loads(result.stdout)["results"]
     assert [(one["work"]["group"], one["work"]["m"]) for one in results] == [("x", 40), ("y", 8), ("y", 40)]
     assert results[0]["figures"] == results[2]["figures"] and len(result.stderr.splitlines()) == 2
+
+
+def test_recorded_results_are_what_the_library_selects_by(driver: BenchDriver, folder: Path) -> None:
+    works = "40x56x24,64x96x24"
+    call("--library", folder, "--shapes", works, "--state", "steady,burst", "--record", "--baseline", "none")
+    (session,) = read_sessions(folder)
+    assert (session.header["program"], session.header["device"], session.header["seed"]) == ("bench", "Fake GPU", 1)
+    assert session.header["driver"] == "CUDA 13.0" and session.header["protocol"]["rounds"] == 3
+    assert [(result.state, result.problem.m) for result in session.results] == [
+        (state, m) for state in ("steady", "burst") for m in (40, 64)
+    ]
+    assert [session.variants[time.variant].symbol for time in session.results[0].times] == ["hgemm_fast", "hgemm_slow"]
+    assert session.results[0].times[0].rounds == 3
+    device = hgemm.device.open_device()
+    (survey,) = open_library(folder).selector(Target.of(device)).surveys.values()
+    assert [problem.extents for problem in survey.problems] == [(40, 56, 24, 1), (64, 96, 24, 1)]
+    stored = Library(folder).measurements("hgemm_fast")
+    assert len(stored) == 4 and {one.key for one in stored} == {Library(folder).load("hgemm_fast").record.key}
 
 
 def test_wrong_numbers_fail(driver: BenchDriver, folder: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ Examples:
   hgemm bench --suite public --group square --arch 90a
   hgemm bench hgemm_sm90a_tn_128x256x64 --m 1024:8192:1024 --keep out.json --budget 300
   hgemm bench --suite public --acc f16 --state steady,burst --csv out.csv
+  hgemm bench --suite mine.json --arch 90a --record
 
 Steady is after seconds of load and without a pause, burst is after a rest each time, solo is one contender alone, for
 its own clock and power: there the ratios are not paired. Exit status 1 says that a problem
@@ -58,4 +59,4 @@ def command(
     opened, selection = Library(library), Selection(arch, tile, layout, kernels, where)
     tell_left_out(opened, selection, symbols)
     names = choose(opened, symbols, selection)
-    ctx.exit(bench([open_kernel(opened, name, code) for name in names], options))
+    ctx.exit(bench([open_kernel(opened, name, code) for name in names], options, library))

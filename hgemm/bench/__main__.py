@@ -18,7 +18,7 @@ from hgemm.errors import HgemmError
 @bench_options
 def command(library: Path, kernels: str, **options) -> int:
     """Measure the variants of a library beside cuBLASLt; `hgemm bench --help` explains how."""
-    return bench(read_kernels(library, kernels), options)
+    return bench(read_kernels(library, kernels), options, library)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,19 @@ class Stand:
         return Operands(self.stream, work, pools, least_bytes, (protocol.sets_min, protocol.sets_max))
 
 
+def open_stand(device: Device, protocol: Protocol, seed: int, watch: Watch, stack: ExitStack) -> Stand:
+    """Return a stand on a device, whose context is current and whose state is sampled until the stack is closed."""
+    stack.enter_context(device.current())
+    stream = Stream(device)
+    stack.callback(quietly, stream.free)
+    telemetry = Telemetry(device.bus_id)
+    telemetry.start()
+    stack.callback(telemetry.stop)
+    stand = Stand(device, stream, protocol, telemetry, seed, watch)
+    stack.callback(lambda: [quietly(pool.free) for pool in stand.pools.values()])
+    return stand
+
+
 def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> dict[str, Any]:
     """Measure one problem in one state (steady, burst or solo) and return its result, ready for JSON.
 

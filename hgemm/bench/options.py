@@ -58,6 +58,7 @@ _OPTIONS = (
     ),
     click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document there after every problem."),
     click.option("--resume", is_flag=True, help="Measure only what the file of --keep has not."),
+    click.option("--record", is_flag=True, help="Add the results to the library's measurements, by which it selects."),
     click.option("--csv", type=_FILE, metavar="FILE", help="Write a row a problem there."),
     click.option("--junit", type=_FILE, metavar="FILE", help="Write a JUnit file there."),
     click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
@@ -71,15 +72,16 @@ def bench_options(function: Function) -> Function:
     return function
 
 
-def bench(kernels: Sequence[Kernel], options: dict[str, Any], **changed: Any) -> int:
+def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **changed: Any) -> int:
     """Measure what the options say, print it, and return the exit status: 1 where something is wrong or unmeasured.
 
-    `changed` are fields of the Plan that other tools put in place of the options', such as a baseline of their own.
+    `library` is the one that the variants are of. `changed` are fields of the Plan that other tools put in place of the
+    options', such as a baseline of their own.
     """
     from hgemm.bench.results import table
     from hgemm.bench.written import write_csv, write_junit
 
-    plan = replace(plan_of(kernels, options), **changed)
+    plan = replace(plan_of(kernels, options), record=library if options["record"] else None, **changed)
     require_writable(*(options[name] for name in ("keep", "csv", "junit")))
     document = run(plan, open_device(), lambda text: click.echo(text, err=True))
     results = document["results"]

@@ -14,15 +14,14 @@ from typing import Any
 
 from hgemm.bench.contenders import Baseline
 from hgemm.bench.cublaslt import CublasLt
-from hgemm.bench.measure import Stand, measure, quietly
+from hgemm.bench.measure import Stand, measure, open_stand, quietly
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.race import LostDevice
+from hgemm.bench.recorder import Recorder
 from hgemm.bench.results import line
-from hgemm.bench.stream import Stream
-from hgemm.bench.telemetry import Telemetry
 from hgemm.bench.watch import Watch
 from hgemm.bench.work import Work
-from hgemm.device import Device, checked, driver
+from hgemm.device import Device, driver_cuda
 from hgemm.errors import DeviceError, LibraryError
 from hgemm.kernel import Kernel
 
@@ -33,7 +32,8 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True)
 class Plan:
     """What is to be measured, and until when. Fields: `keep` is the file that results go to, read first to resume;
-    a problem that takes `limit_s` from its last contender's first launch on has hung."""
+    a problem that takes `limit_s` from its last contender's first launch on has hung; `record` is a library to whose
+    measurements the results are added."""
 
     works: Sequence[Work]
     kernels: Sequence[Kernel]
@@ -45,6 +45,7 @@ class Plan:
     keep: Path | None = None
     resume: bool = False
     limit_s: float = 60.0
+    record: Path | None = None
 
 
 def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
     with ExitStack() as stack:
         stand = stand_of(plan, device, document, stack)
         kernels = [kernel for kernel in plan.kernels if kernel.facts.symbol not in document["hung"]]
+        recorder = _recorder(plan, stand, document, stack)
         for at, (work, state) in enumerate(left):
             spent = time.perf_counter() - begun
             if at and spent + spent / at > plan.budget_s:
@@ -75,6 +77,8 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
                 result = {"work": work.plain(), "state": state, "refused": {"all": str(error)}}
             document["results"].append(result)
             _keep(plan, document)
+            if recorder:
+                recorder.add(result)
             ahead = (time.perf_counter() - begun) / (at + 1) * (len(left) - at - 1)
             tell(f"[{total - len(left) + at + 1}/{total}] {line(result)}  {_left(ahead)} left")
         document["seconds"] = round(time.perf_counter() - begun, 1)
@@ -85,35 +89,35 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
 
 def stand_of(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStack) -> Stand:
     """Make what all measurements of a plan share, which the stack gives back, and note the device's state."""
-    stack.enter_context(device.current())
-    stream = Stream(device)
-    stack.callback(quietly, stream.free)
-    telemetry = Telemetry(device.bus_id)
-    telemetry.start()
-    stack.callback(telemetry.stop)
     watch = Watch(plan.keep, plan.limit_s)
     stack.callback(watch.stop)
     if plan.resume and watch.unfinished():
         document["hung"] = sorted({*document["hung"], watch.unfinished()})
-    stand = Stand(device, stream, plan.protocol, telemetry, plan.seed, watch)
-    document["state"] = telemetry.state()
+    stand = open_stand(device, plan.protocol, plan.seed, watch, stack)
+    document["state"] = stand.telemetry.state()
     if plan.baseline:
         stand.baseline = plan.baseline(device)
         stack.callback(quietly, stand.baseline.free)
         document["baseline"] = stand.baseline.name
-    stack.callback(lambda: [quietly(pool.free) for pool in stand.pools.values()])
     return stand
+
+
+def _recorder(plan: Plan, stand: Stand, document: dict[str, Any], stack: ExitStack) -> Recorder | None:
+    if plan.record is None:
+        return None
+    recorder = Recorder(plan.record, stand, "bench", plan.kernels, baseline=document.get("baseline"))
+    stack.callback(recorder.close)
+    return recorder
 
 
 def heading(plan: Plan, device: Device) -> dict[str, Any]:
     """Return what a document begins with: where, when and how it was measured."""
-    cuda = checked(driver().cuDriverGetVersion(), "ask for the driver's version")
     return {
         "schema": SCHEMA,
         "device": device.name,
         "sms": device.sms,
         "l2_bytes": device.l2_bytes,
-        "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "driver_cuda": driver_cuda(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "data": "normal(0, 1)",
         "seed": plan.seed,
@@ -142,7 +146,7 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
     for kernel in plan.kernels:
         record = kernel.record
         document["variants"][kernel.facts.symbol] = {
-            name: record.get(name) for name in ("arch", "spec", "launch", "resources")
+            name: record.get(name) for name in ("key", "arch", "spec", "launch", "resources")
         }
     return document
 
