@@ -50,6 +50,7 @@ class Arch:
     limits: ArchLimits
     has_cp_async: bool
     has_bf16: bool
+    has_mma_k16: bool
     has_wgmma: bool
     families: tuple[str, ...]
 
@@ -121,8 +122,9 @@ def _arch(number: int, limits: ArchLimits, suffix: str = "") -> Arch:
         limits=limits,
         has_cp_async=ampere,
         has_bf16=ampere,
+        has_mma_k16=ampere,
         has_wgmma=wgmma,
-        families=((WGMMA_SM90,) if wgmma else ()) + ((MMA_SYNC,) if ampere else ()),
+        families=((WGMMA_SM90,) if wgmma else ()) + (MMA_SYNC,),
     )
 
 

@@ -15,10 +15,12 @@ _RESOLVERS = {MMA_SYNC: mma_sync.resolve, WGMMA_SM90: sm90.resolve}
 
 _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "mma": family_of_mma,
-    "copy": {"cp_async": MMA_SYNC, "tma": WGMMA_SM90}.get,
+    "copy": {"cp_async": MMA_SYNC, "vector": MMA_SYNC, "scalar": MMA_SYNC, "tma": WGMMA_SM90}.get,
     "store": {"smem": MMA_SYNC, "tma": WGMMA_SM90}.get,
     "warp_tile": lambda warp: MMA_SYNC,
     "fragment_stages": lambda stages: MMA_SYNC,
+    "store_spacing": lambda spacing: MMA_SYNC,
+    "smem_alloc": {"static": MMA_SYNC}.get,
     "consumers": lambda consumers: WGMMA_SM90 if consumers else None,
     "cluster": lambda cluster: WGMMA_SM90 if cluster.ctas > 1 else None,
     "cooperation": {"pingpong": WGMMA_SM90}.get,

@@ -15,7 +15,7 @@ from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
 
 _FAMILIES = {MMA_SYNC: mma_sync, WGMMA_SM90: sm90}
-ENTRY_HEADERS = tuple(family.ENTRY_HEADER for family in _FAMILIES.values())
+ENTRY_HEADERS = (mma_sync.ENTRY_HEADER, mma_sync.STAGED_ENTRY_HEADER, sm90.ENTRY_HEADER)
 """The headers that emitted texts include, one each."""
 
 
@@ -31,7 +31,7 @@ class Kernel:
     @property
     def entry_header(self) -> str:
         """The one header that the text includes."""
-        return _FAMILIES[self.plan.spec.family].ENTRY_HEADER
+        return _FAMILIES[self.plan.spec.family].entry_header(self.plan)
 
 
 def emit(plan: Plan, templates: Path) -> Kernel:

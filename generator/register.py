@@ -53,7 +53,7 @@ def document(
         "files": {name: _described(content) for name, content in artefacts_of(kernel, compiled).items()},
         "resources": asdict(inspection.resources),
         "sass": inspection.sass,
-        "proof": _proof(kernel.plan),
+        "proof": _proof(kernel.plan, inspection),
         "seconds": seconds,
         "spilled": spills(inspection),
     }
@@ -65,9 +65,10 @@ def spills(inspection: Inspection) -> bool:
     return bool(resources.spill_bytes or resources.stack_bytes or any(map(inspection.sass.get, _LOCAL_MEMORY)))
 
 
-def _proof(plan: Plan) -> dict[str, Any]:
-    """Return what the plan proves of a kernel before it is compiled; bank conflicts are those of one stage."""
-    return {"mma_per_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts}
+def _proof(plan: Plan, inspection: Inspection) -> dict[str, Any]:
+    """Return what is proved of a kernel before it runs; bank conflicts are those of one stage."""
+    apart = {} if inspection.store_spacing is None else {"mma_between_stores": inspection.store_spacing}
+    return {"mma_per_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart}
 
 
 def _described(content: bytes) -> dict[str, Any]:

@@ -18,8 +18,9 @@ class Spec:
 
     Shapes: A (m, k), B (k, n), C and D (m, n), row-major D. `layout` names A and B in BLAS letters read
     column-major: A is `t` when k is contiguous and `n` when m is; B is `n` when k is contiguous and `t`
-    when n is. Bias is a row (n,) or a column (m,) of D's type. The fields with defaults are those that only kernels on
-    wgmma have a choice in; `swapped` multiplies B and A transposed, so that the n of an instruction runs along m.
+    when n is. Bias is a row (n,) or a column (m,) of D's type. The fields with defaults are those that only some kernels
+    have a choice in; `swapped` multiplies B and A transposed, so that the n of an instruction runs along m, and
+    `store_spacing` is how many tensor instructions part two stores of a staged copy (0: all follow the last one).
     """
 
     arch: str
@@ -51,6 +52,8 @@ class Spec:
     cooperation: str = "cooperative"
     cluster: Cluster = Cluster(1, 1)
     swapped: bool = False
+    store_spacing: int = 0
+    smem_alloc: str = "dynamic"
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return the fields as JSON scalars, which `parse_field` reads back."""
@@ -154,7 +157,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "mma": _mma,
     "stages": _whole("stages", 1, 64),
     "fragment_stages": _whole("fragment_stages", 1, 8),
-    "copy": _choice("copy", "cp_async", "tma"),
+    "copy": _choice("copy", "cp_async", "vector", "scalar", "tma"),
     "smem_a": Smem.parse,
     "smem_b": Smem.parse,
     "mma_order": _choice("mma_order", "row", "zigzag"),
@@ -172,6 +175,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "cooperation": _choice("cooperation", "cooperative", "pingpong"),
     "cluster": Cluster.parse,
     "swapped": _switch("swapped"),
+    "store_spacing": _whole("store_spacing", 0, 64),
+    "smem_alloc": _choice("smem_alloc", "dynamic", "static"),
 }
 
 

@@ -26,8 +26,8 @@ LIMIT = 2**62
 SMEM_RESERVED_BYTES_PER_CTA = 1024
 """What the system takes of each CTA's shared memory. Source: CUDA C++ Programming Guide 12.6, "Compute Capability 8.x"."""
 
-PRODUCTS_PER_CLOCK = {80: 1024, 86: 512, 87: 512, 88: 512, 89: 512, 90: 1300, 120: 512, 121: 512}
-"""f16 products with mma.sync an SM and clock. Source: whitepapers of GA100, GA102 and AD102 (dense, f32 accumulation of the
+PRODUCTS_PER_CLOCK = {75: 512, 80: 1024, 86: 512, 87: 512, 88: 512, 89: 512, 90: 1300, 120: 512, 121: 512}
+"""f16 products with mma.sync an SM and clock. Source: whitepapers of TU102, GA100, GA102 and AD102 (dense, f32 accumulation of the
 server cards), of tf32 half as many; sm_90's is what benchmarks/data/mma_rate_h200.json measured."""
 USUAL_PRODUCTS_PER_CLOCK = 1024
 WGMMA_PRODUCTS_PER_CLOCK = 2048
@@ -46,7 +46,7 @@ COPY_CLOCKS = 4
 """An instruction of a warp that copies, of any width."""
 ASYNC_BYTES = 4
 REGISTER_COPY_CLOCKS = 8
-"""One that loads and one that stores, where elements go through registers: pieces of less than `ASYNC_BYTES`."""
+"""One that loads and one that stores, where elements go through registers: staged copies, and pieces of less than `ASYNC_BYTES`."""
 FIRST_TILE_CLOCKS = 1500
 """From the start of a CTA to its first product."""
 MEMSET_CLOCKS = 5000
@@ -83,7 +83,9 @@ def _k_tile(facts: Facts, spec: Mapping[str, Any]) -> int:
         rate = PRODUCTS_PER_CLOCK.get(_number(facts.arch), USUAL_PRODUCTS_PER_CLOCK)
         warp_m, warp_n = (int(word) for word in str(spec["warp_tile"]).split("x"))
         bytes_read = size * (m // warp_m) * (n // warp_n) * (warp_m + warp_n) * k
-        copies = _copies(m * k, facts.align_a, size) + _copies(n * k, facts.align_b, size)
+        aligns = (1, 1) if spec["copy"] == "scalar" else (facts.align_a, facts.align_b)
+        staged = spec["copy"] != "cp_async"
+        copies = sum(_copies(extent * k, align, size, staged) for extent, align in zip((m, n), aligns))
     work = [
         -(-m * n * k * size // (2 * rate)),
         (bytes_filled + bytes_read) // SMEM_BYTES_PER_CLOCK,
@@ -93,9 +95,10 @@ def _k_tile(facts: Facts, spec: Mapping[str, Any]) -> int:
     return max(work) + (sum(work) - max(work)) // OVERLAP + K_TILE_CLOCKS
 
 
-def _copies(elements: int, align: int, element_bytes: int) -> int:
+def _copies(elements: int, align: int, element_bytes: int, staged: bool) -> int:
     """Return the clocks that a warp's instructions take which copy a tile of one operand."""
-    return elements // align // 32 * (REGISTER_COPY_CLOCKS if align * element_bytes < ASYNC_BYTES else COPY_CLOCKS)
+    through_registers = staged or align * element_bytes < ASYNC_BYTES
+    return elements // align // 32 * (REGISTER_COPY_CLOCKS if through_registers else COPY_CLOCKS)
 
 
 def _number(arch: str) -> int:

@@ -39,7 +39,8 @@ class Facts:
     Shapes: A (m, k) is k-contiguous where `layout` begins with t, B (k, n) where it ends with n; C and D (m, n) are
         row-major, bias is (n,) where `bias` is row and (m,) where it is column.
     Units: alignments and tiles are elements; `cluster_shape` counts CTA tiles along m and n.
-    Fields: a `programmatic` launch may begin before the one before it in the stream has ended; the kernel waits itself.
+    Fields: `smem_bytes` is what the launch asks for, beside what is static. A `programmatic` launch may begin before the one
+        before it in the stream has ended; the kernel waits itself.
     """
 
     symbol: str
@@ -68,6 +69,7 @@ class Facts:
     cluster_shape: tuple[int, int] = (1, 1)
     tensor_maps: tuple[MapRule, ...] = ()
     programmatic: bool = False
+    static_smem_bytes: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Facts:
@@ -93,6 +95,7 @@ class Facts:
                 cluster_shape=tuple(launch.get("cluster_shape", (1, 1))),
                 tensor_maps=tuple(MapRule.of(entry) for entry in launch.get("tensor_maps", ())),
                 programmatic=launch.get("programmatic", False),
+                static_smem_bytes=launch.get("static_smem_bytes", 0),
             )
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(

@@ -57,6 +57,7 @@ _LAUNCH = fields(
         "cluster_shape": list_of(_POSITIVE, length=2),
         "tensor_maps": list_of(_TENSOR_MAP),
         "programmatic": boolean,
+        "static_smem_bytes": _COUNT,
     },
 )
 _COUNTS = ("registers", "spill_bytes", "stack_bytes", "smem_bytes", "ctas_per_sm", "warps_per_sm")
@@ -71,7 +72,7 @@ _TRAITS = fields(
     }
 )
 _PROVED = {
-    **dict.fromkeys(("mma_per_tile", "bank_conflicts", "races", "seed"), _COUNT),
+    **dict.fromkeys(("mma_per_tile", "bank_conflicts", "mma_between_stores", "races", "seed"), _COUNT),
     **dict.fromkeys(
         ("barriers_per_k_tile", "bytes_per_k_tile", "max_error", "max_bound_ratio", "emulate_seconds"), number()
     ),

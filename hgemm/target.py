@@ -46,6 +46,7 @@ class Target:
 
 
 TYPICAL = {
+    75: (40, 64),
     80: (108, 163),
     86: (84, 99),
     87: (16, 163),
@@ -58,7 +59,7 @@ TYPICAL = {
     120: (170, 99),
     121: (48, 99),
 }
-"""SMs, and KiB of shared memory a CTA, of A100, A40, Orin, a later one, L40S, H100 and H200, B200, B300, Thor, RTX 5090, GB10.
+"""SMs, and KiB of shared memory a CTA, of T4, A100, A40, Orin, a later one, L40S, H100 and H200, B200, B300, Thor, RTX 5090, GB10.
 
 Source: CUDA Programming Guide 13.x, section 5.1.3, table 31 (shared memory); the products' data sheets (SMs).
 """

@@ -146,7 +146,7 @@ def test_python_m_generator_is_generate() -> None:
         (["--arch", "sm_91"], "unknown arch 'sm_91': did you mean sm_90"),
         (["--arch", "90", "--tile", "128x128"], "tile '128x128' is malformed: write it as MxNxK"),
         (["--arch", "90", "--bias", "left"], "bias 'left' is unknown: use none, row, column"),
-        (["--arch", "75"], "family: sm_75 has no cp.async"),
+        (["--arch", "75", "--copy", "cp_async"], "copy: sm_75 has no cp.async"),
         (TOO_LARGE, "shared_memory: smem 262,144 B > 101,376 B of sm_89: use "),
         (TOO_LARGE, "\n  registers: about "),
         (["--spec", "/none.toml"], "spec file /none.toml cannot be read: No such file"),

@@ -13,7 +13,7 @@ from jinja2 import meta, nodes
 from refusals import assert_refused_by_the_compiler
 
 from generator.emit import Kernel, _template, emit
-from generator.families.mma_sync.emit import ENTRY_HEADER, TEMPLATE, values
+from generator.families.mma_sync.emit import TEMPLATE, values
 from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.rules import violations
@@ -82,6 +82,7 @@ KINDS = (
     {"layout": "nt", "dtype": "bf16", "schedule": "persistent", "raster": "row"},
     {"layout": "tt", "acc": "f16", "align": "1", "store": "direct", "beta": "off", "smem": "pad:8"},
     {"layout": "nn", "out": "f32", "align_d": "4", "schedule": "split_k:4", "bias": "row", "activation": "gelu"},
+    {"arch": "sm_75", "tile": "64x64x32", "smem_alloc": "static"},
 )
 
 
@@ -92,7 +93,7 @@ def test_the_text_is_plain_short_and_names_its_kernel(texts: dict[str, str]) -> 
     assert kernel.source.isascii() and kernel.source.endswith("}\n") and "\r" not in kernel.source
     assert len(lines) <= MAX_LINES
     assert not [line for line in lines if line != line.rstrip() or "\t" in line or "{{" in line or "}}" in line]
-    assert [line for line in lines if line.startswith("#")] == [f"#include <{ENTRY_HEADER}>"]
+    assert [line for line in lines if line.startswith("#")] == [f"#include <{kernel.entry_header}>"]
     assert lines[0] == f"// {kernel.symbol}" and kernel.source.count(f" {kernel.symbol}(") == 1
     assert str(TEMPLATES) not in kernel.source
 
@@ -124,9 +125,10 @@ def test_the_text_depends_on_the_spec_alone() -> None:
 def test_the_numbers_of_the_plan_are_asserted(texts: dict[str, str]) -> None:
     plan = plan_of(**texts)
     source = emit(plan, TEMPLATES).source
-    assert f"static_assert(sizeof(hgemm::SharedStorage<Policy>) == {plan.smem_bytes});" in source
-    assert f"static_assert(sizeof(hgemm::Mainloop<Policy>::Shared) == {plan.spec.stages * plan.stage_bytes});" in source
-    assert f"static_assert(hgemm::Mainloop<Policy>::mma_per_k_tile == {plan.mma_per_k_tile});" in source
+    storage, loop = ("StagedStorage", "StagedMainloop") if plan.staged else ("SharedStorage", "Mainloop")
+    assert f"static_assert(sizeof(hgemm::{storage}<Policy>) == {plan.smem_bytes});" in source
+    assert f"static_assert(sizeof(hgemm::{loop}<Policy>::Shared) == {plan.spec.stages * plan.stage_bytes});" in source
+    assert f"static_assert(hgemm::{loop}<Policy>::mma_per_k_tile == {plan.mma_per_k_tile});" in source
 
 
 WRONG = (

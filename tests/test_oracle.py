@@ -219,8 +219,8 @@ def test_types_that_no_tensor_instruction_takes_do_not_compile() -> None:
 
 
 def test_an_architecture_without_cp_async_does_not_compile() -> None:
-    rejected = SOUND.having(arch="sm_75")
-    assert {violation.rule for violation in violations(rejected)} == {"family"}
+    rejected = SOUND.having(arch="sm_75", mma="m16n8k8")
+    assert {violation.rule for violation in violations(rejected)} == {"copy"}
     (found,) = build([rejected])
     assert faults(found)
 

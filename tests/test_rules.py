@@ -23,7 +23,25 @@ def plan(text: str) -> Plan:
 
 BROKEN = [
     # request, the only rule that it breaks, a part of the message, the change that is advised
-    ("arch=75", "family", "sm_75 has no cp.async", {"arch": "sm_80"}),
+    ("arch=75 copy=cp_async stages=2", "copy", "sm_75 has no cp.async", {"copy": "vector"}),
+    ("arch=75 mma=m16n8k16", "mma", "sm_75 has no mma.sync of m16n8k16", {"mma": "m16n8k8"}),
+    ("arch=75 dtype_a=bf16", "inputs", "sm_75 multiplies f16 only", {"dtype_a": "f16", "dtype_b": "f16"}),
+    ("arch=75 stages=3 cta_tile=64x64x32", "stages", "one k-tile in registers", {"stages": "2"}),
+    ("arch=80 copy=vector stages=4 cta_tile=64x64x32", "stages", "1 or 2 stages", {"stages": "2"}),
+    ("arch=80 copy=scalar fragment_stages=2 stages=1", "fragment_stages", "with 1 stage", {"fragment_stages": "1"}),
+    (
+        "arch=75 cta_tile=64x64x32 stages=1 store_spacing=9",
+        "store_spacing",
+        "are 4 apart at most",
+        {"store_spacing": "4"},
+    ),
+    ("arch=80 store_spacing=2", "implied_fields", "store_spacing 2 (not 0)", {"store_spacing": "0"}),
+    (
+        "arch=80 cta_tile=128x128x32 stages=4 smem_alloc=static",
+        "static_memory",
+        "static smem 65,536 B > 49,152 B",
+        {"smem_alloc": "dynamic"},
+    ),
     ("arch=80 dtype_a=f16 dtype_b=bf16", "same_inputs", "A is f16 and B is bf16", {"dtype_b": "f16"}),
     ("arch=80 dtype_a=bf16 acc=f16", "accumulator", "accumulate in f32 only", {"acc": "f32"}),
     ("arch=80 dtype_d=f32 align_d=8", "alignment_of_d", "4 elements (16 B)", {"align_d": "4"}),
@@ -34,7 +52,7 @@ BROKEN = [
     ("arch=80 stages=9 cta_tile=64x64x16", "stages", "9 stages, the pipeline has 1 to 8", {"stages": "8"}),
     ("arch=80 copy=cp_async cluster=2x1", "implied_fields", "no choice in cluster 2x1", {"cluster": "1x1"}),
     ("arch=80 mma=m16n8k16 consumers=2", "implied_fields", "consumers 2 (not 0)", {"consumers": "0"}),
-    ("arch=80 mma=m16n8k16 copy=tma", "implied_fields", "copy tma (not cp_async)", {"copy": "cp_async"}),
+    ("arch=80 mma=m16n8k16 copy=tma", "copy", "copy tma, which wgmma kernels do", {"copy": "cp_async"}),
     ("arch=80 mma=m16n8k16 store=tma", "store", "D stored by tma", {"store": "smem"}),
     ("arch=80 fragment_stages=3", "fragment_stages", "1 or 2 are served", {"fragment_stages": "2"}),
     ("arch=80 fragment_stages=2 stages=1", "fragment_stages", "with 1 stage", {"fragment_stages": "1"}),

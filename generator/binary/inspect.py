@@ -22,6 +22,7 @@ class Expectation:
     `mma_opcode` is the exact opcode of every tensor instruction, `mma_per_k_tile` how many of them a warp needs for a
     k-tile, and `mma_theory` says where the number comes from. The k loop's body may stand in the code up to
     `max_k_tiles_in_code` times: from sm_100 on ptxas 13.0 peels a round off a loop that holds a uniform branch.
+    `store_spacing` is how many tensor instructions part two stores to shared memory in that loop; 0 asks for none.
     `required` and `forbidden` are mnemonics; LDL and STL need no naming. With `allow_spills` local memory is counted
     and not complained of. `global_bytes` is what device variables may take.
     Units: bytes; `smem_bytes` is the dynamic shared memory of the launch, `max_registers` is a thread's.
@@ -39,6 +40,7 @@ class Expectation:
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
     max_k_tiles_in_code: int = 1
+    store_spacing: int = 0
     global_bytes: int = 0
     allow_spills: bool = False
 
@@ -73,6 +75,7 @@ class Inspection:
     resources: Resources
     sass: dict[str, int]
     code_bytes: int
+    store_spacing: int | None
     violations: tuple[str, ...]
 
 
@@ -97,17 +100,19 @@ def _judge(binary: Binary, facts: CubinFacts, listing: Listing) -> Inspection:
     report = parse_ptxas_log(binary.ptxas_log).get(binary.symbol)
     counts = listing.counts()
     resources = _resources(expected, arch, facts, report, listing)
+    spacing = _store_spacing(listing, expected.mma_opcode) if expected.store_spacing else None
     violations = (
         *_contract(expected, arch, facts),
         *_launch(expected, arch, resources),
         *_local_memory(expected, resources, counts),
         *_same_build(report, resources, listing),
         *_tensor_instructions(expected, counts, listing.opcode_counts()),
+        *_stores_apart(expected, spacing),
         *(f"{name} missing: the plan needs it" for name in expected.required if not counts.get(name)),
         *(f"{name} {counts[name]}, the plan allows 0" for name in _forbidden(expected) if counts.get(name)),
         *(f"ptxas warns: {line}" for line in ptxas_warnings(binary.ptxas_log)),
     )
-    return Inspection(resources, counts, facts.code_bytes, violations)
+    return Inspection(resources, counts, facts.code_bytes, spacing, violations)
 
 
 def _forbidden(expected: Expectation) -> list[str]:
@@ -194,3 +199,18 @@ def _tensor_instructions(expected: Expectation, counts: dict[str, int], opcodes:
     if others:
         lines.append(f"{', '.join(others)} found, the plan says {expected.mma_opcode} only")
     return lines
+
+
+def _store_spacing(listing: Listing, mma_opcode: str) -> int | None:
+    """Return the fewest tensor instructions between two stores to shared memory in the k loop; None where there are no two."""
+    tensor = mma_opcode.partition(".")[0]
+    told = "".join({tensor: "T", "STS": "S"}.get(each.mnemonic, "") for each in listing.loop_of(tensor))
+    return min(map(len, told.split("S")[1:-1]), default=None)
+
+
+def _stores_apart(expected: Expectation, found: int | None) -> list[str]:
+    if not expected.store_spacing or (found is not None and found >= expected.store_spacing):
+        return []
+    tensor = expected.mma_opcode.partition(".")[0]
+    told = "no two stores are in the k loop" if found is None else f"{found} {tensor} between two STS in the k loop"
+    return [f"{told}, the plan says {expected.store_spacing}: ptxas moved them"]

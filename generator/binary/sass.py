@@ -50,6 +50,10 @@ class Instruction(NamedTuple):
         """The opcode without its modifiers."""
         return self.opcode.partition(".")[0]
 
+    @property
+    def is_branch(self) -> bool:
+        return self.mnemonic == "BRA"
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -69,6 +73,16 @@ class Listing:
         """Sum what the loads or stores of one kind move for a thread, each counted once: STL.64 moves 8."""
         found = (instruction for instruction in self.instructions if instruction.mnemonic == mnemonic)
         return sum(_BYTES_OF_WIDTH[width[0]] if (width := _WIDTH.search(i.opcode)) else 4 for i in found)
+
+    def loop_of(self, mnemonic: str) -> tuple[Instruction, ...]:
+        """Return the shortest loop, from where a branch backwards leads to that branch, that has such an instruction."""
+        at = {instruction.address_bytes: place for place, instruction in enumerate(self.instructions)}
+        ends = (
+            (place, _TARGET.search(each.operands)) for place, each in enumerate(self.instructions) if each.is_branch
+        )
+        stretches = (self.instructions[at[int(target[0], 16)] : place + 1] for place, target in ends if target)
+        loops = (found for found in stretches if any(each.mnemonic == mnemonic for each in found))
+        return min(loops, key=len, default=())
 
     def text(self) -> str:
         """Write the listing, one instruction a line, for reading."""

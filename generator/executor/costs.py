@@ -108,7 +108,7 @@ def disagreements(costs: Costs, facts: Facts, spec: Mapping[str, Any], mma_per_t
         "bytes_per_k_tile": facts.tile_k
         * (facts.tile_m * DTYPES[facts.dtype_a].bytes + facts.tile_n * DTYPES[facts.dtype_b].bytes),
     }
-    if spec["copy"] == "cp_async":
+    if spec["copy"] != "tma":
         placement = placement_of(spec)
         expected["read_conflicts_per_k_tile"] = placement.read_conflicts
         if placement.copies_are_even:

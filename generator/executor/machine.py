@@ -91,7 +91,7 @@ def launch_of(facts: Facts, problem: Problem) -> Launch:
         grid_x=grid_x(facts, problem.m, problem.n, problem.batch, resident * facts.cluster[0]),
         cluster_ctas=facts.cluster[0],
         threads=facts.threads,
-        smem_bytes=facts.smem_bytes,
+        smem_bytes=facts.smem_bytes + facts.static_smem_bytes,
         parameters=tuple(parameters),
         regions=tuple(regions(facts, problem)),
         resident_ctas=RESIDENT_CTAS * facts.cluster[0],

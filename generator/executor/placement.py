@@ -52,7 +52,8 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
     for k_major, extent, name in ((spec["layout"][0] == "t", tile.m, "a"), (spec["layout"][1] == "n", tile.n, "b")):
         rows, columns = (extent, tile.k) if k_major else (tile.k, extent)
         smem, size = Smem.parse(spec[f"smem_{name}"]), DTYPE_BYTES[spec[f"dtype_{name}"]]
-        operands.append(OperandTile(k_major, rows, columns, spec[f"align_{name}"], threads, smem, size))
+        chunk = 1 if spec["copy"] == "scalar" else spec[f"align_{name}"]
+        operands.append(OperandTile(k_major, rows, columns, chunk, threads, smem, size))
     return Placement(*operands, warps_m, warps_n, threads)
 
 

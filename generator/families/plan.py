@@ -26,7 +26,7 @@ class Plan(ABC):
         """
         changed = type(self)(replace(self.spec, **fields))
         following = [name for name, value in self.implied.items() if getattr(self.spec, name) == value]
-        values = {name: changed.implied[name] for name in following if name not in fields}
+        values = {name: changed.implied[name] for name in following if name not in fields and name in changed.implied}
         return type(self)(replace(changed.spec, **values)) if values else changed
 
     @property
@@ -54,7 +54,7 @@ class Plan(ABC):
     @property
     @abstractmethod
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
+        """Shared memory of a CTA."""
 
     @property
     @abstractmethod

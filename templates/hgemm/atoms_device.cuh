@@ -6,6 +6,7 @@
 
 #include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm80.hpp>
+#include <cute/arch/mma_sm75.hpp>
 #include <cute/arch/mma_sm80.hpp>
 
 #define HGEMM_DEVICE __device__ __forceinline__
@@ -18,6 +19,10 @@
 #define HGEMM_SHARED(Type, name)                                     \
   extern __shared__ __align__(1024) unsigned char hgemm_shared_raw[]; \
   Type& name = *reinterpret_cast<Type*>(hgemm_shared_raw)
+// The same with a size that the code says.
+#define HGEMM_STATIC_SHARED(Type, name)                                    \
+  __shared__ __align__(128) unsigned char hgemm_static_raw[sizeof(Type)];  \
+  Type& name = *reinterpret_cast<Type*>(hgemm_static_raw)
 
 namespace hgemm {
 
@@ -31,12 +36,21 @@ struct alignas(16) Word4 { uint32_t x, y, z, w; };
 
 namespace atoms {
 
+// CuTe has this one from sm_80 on, PTX from sm_75 on.
+struct Sm75F16Accumulate {
+  HGEMM_DEVICE static void fma(uint32_t& d0, uint32_t& d1, uint32_t a0, uint32_t a1, uint32_t b0, uint32_t c0, uint32_t c1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3}, {%4}, {%5, %6};"
+                 : "=r"(d0), "=r"(d1)
+                 : "r"(a0), "r"(a1), "r"(b0), "r"(c0), "r"(c1));
+  }
+};
+
 template <class In, class Accumulator, int K>
 struct MmaAtom;
 template <>
 struct MmaAtom<f16, float, 16> { using Type = cute::SM80_16x8x16_F32F16F16F32_TN; };
 template <>
-struct MmaAtom<f16, float, 8> { using Type = cute::SM80_16x8x8_F32F16F16F32_TN; };
+struct MmaAtom<f16, float, 8> { using Type = cute::SM75_16x8x8_F32F16F16F32_TN; };
 template <>
 struct MmaAtom<bf16, float, 16> { using Type = cute::SM80_16x8x16_F32BF16BF16F32_TN; };
 template <>
@@ -44,7 +58,7 @@ struct MmaAtom<bf16, float, 8> { using Type = cute::SM80_16x8x8_F32BF16BF16F32_T
 template <>
 struct MmaAtom<f16, uint32_t, 16> { using Type = cute::SM80_16x8x16_F16F16F16F16_TN; };
 template <>
-struct MmaAtom<f16, uint32_t, 8> { using Type = cute::SM80_16x8x8_F16F16F16F16_TN; };
+struct MmaAtom<f16, uint32_t, 8> { using Type = Sm75F16Accumulate; };
 
 // ---- Where a thread is --------------------------------------------------------------------------------------------
 
@@ -56,6 +70,12 @@ HGEMM_DEVICE uint32_t grid_x() { return gridDim.x; }
 
 HGEMM_DEVICE void cta_barrier() { __syncthreads(); }
 HGEMM_DEVICE void warp_barrier() { __syncwarp(); }
+
+// Ends a piece of code within which the compiler may reorder instructions, by a way out that no thread takes, since grids have
+// one row, and the compiler must reckon with. Each place has a number of its own, from 1 on.
+HGEMM_DEVICE void end_schedule(uint32_t place) {
+  asm volatile("{ .reg .pred taken; setp.eq.u32 taken, %0, %1; @taken exit; }" ::"r"(blockIdx.y), "r"(place) : "memory");
+}
 
 // Makes this thread's earlier global writes visible to threads that see its later ones.
 HGEMM_DEVICE void global_fence() { __threadfence(); }

@@ -17,6 +17,7 @@
 
 // Dynamic shared memory of the CTA that the calling thread belongs to.
 #define HGEMM_SHARED(Type, name) Type& name = *reinterpret_cast<Type*>(hgemm::executor::place->shared)
+#define HGEMM_STATIC_SHARED(Type, name) HGEMM_SHARED(Type, name)
 
 namespace hgemm {
 
@@ -72,6 +73,8 @@ HGEMM_DEVICE void warp_barrier(Site site = here()) {
   Operation sync = operation(Kind::warp_barrier, site);
   perform(sync);
 }
+
+HGEMM_DEVICE void end_schedule(uint32_t) {}
 
 HGEMM_DEVICE void global_fence(Site site = here()) {
   Operation fence = operation(Kind::global_fence, site);

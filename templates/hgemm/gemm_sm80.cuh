@@ -1,61 +1,17 @@
-// The kernel of sm_80 and later without wgmma: scheduler, mainloop and epilogue, which know nothing of one another.
-//
-// A Policy holds the numbers of one variant; generator/plan.py works them out and templates/examples/ shows one written by
-// hand. D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias).
+// The kernel of sm_80 and later without wgmma: what cp.async copies, mma.sync multiplies.
 #pragma once
 
-#include <hgemm/epilogue.cuh>
+#include <hgemm/gemm.cuh>
 #include <hgemm/mainloop_sm80.cuh>
-#include <hgemm/scheduler.cuh>
-#include <hgemm/split_k.cuh>
 
 namespace hgemm {
 
-// The stages of the mainloop and, in the same place once those are done with, what follows it.
 template <class Policy>
-union SharedStorage {
-  typename Mainloop<Policy>::Shared mainloop;
-  typename Epilogue<Policy>::Shared epilogue;
-  uint32_t is_last_split;
-};
+using SharedStorage = CtaStorage<Policy, Mainloop<Policy>>;
 
-template <class Policy>
+template <class Policy, Allocated ALLOCATED = Allocated::dynamically>
 HGEMM_DEVICE void gemm_sm80(Problem const& problem) {
-  static_assert(Policy::threads == Policy::warps_m * Policy::warps_n * 32, "a warp computes one warp tile");
-  static_assert(Policy::tile_m == Policy::warps_m * Policy::warp_m && Policy::tile_n == Policy::warps_n * Policy::warp_n,
-                "warp tiles must fill the CTA tile");
-  HGEMM_SHARED(SharedStorage<Policy>, shared);
-
-  Scheduler<Policy> scheduler(problem);
-  int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
-
-  Work work;
-  while (scheduler.next(work)) {
-    // ---- This CTA's place: tile (tile_m, tile_n) of D, k-tiles [k_first, k_last) -----------------------------------
-    int const m_first = work.tile_m * Policy::tile_m;
-    int const n_first = work.tile_n * Policy::tile_n;
-    int const k_first = int(int64_t(k_tiles) * work.split / Policy::splits);
-    int const k_last = int(int64_t(k_tiles) * (work.split + 1) / Policy::splits);
-
-    // ---- Mainloop --------------------------------------------------------------------------------------------------
-    Accumulators<Policy> accumulators;  // (warp_m, warp_n) of each warp
-    accumulators.clear();
-    Mainloop<Policy> mainloop(shared.mainloop, problem, work.batch, m_first, n_first, k_first, k_last - k_first);
-    mainloop.run(accumulators);
-
-    // ---- Epilogue --------------------------------------------------------------------------------------------------
-    Epilogue<Policy> const epilogue(problem, work.batch, m_first, n_first);
-    if constexpr (Policy::schedule == Schedule::split_k) {
-      using Reduction = SplitK<Policy, Accumulators<Policy>>;
-      Sums<Accumulators<Policy>> sums;
-      if (Reduction::reduce(accumulators, sums, problem, work, scheduler.tiles(), shared.is_last_split)) {
-        epilogue.run(sums, shared.epilogue);
-      }
-    } else {
-      epilogue.run(accumulators, shared.epilogue);
-    }
-    atoms::cta_barrier();  // the next piece of work overwrites shared memory
-  }
+  gemm<Policy, Mainloop<Policy>, ALLOCATED>(problem);
 }
 
 }  // namespace hgemm

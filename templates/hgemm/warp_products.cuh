@@ -97,13 +97,13 @@ struct WarpProducts {
   }
 
   // One fragment stage: after a row's last product reads a row of A in its place, after the last products of two columns
-  // the next block's B in theirs.
-  HGEMM_DEVICE void read_behind(Fragments& fragments, int block, int product) const {
+  // the next block's B in theirs. Nothing is read of block `end`, nor after it.
+  HGEMM_DEVICE void read_behind(Fragments& fragments, int block, int product, int end = k_blocks + 1) const {
     int const i = product / mma_n;
     int const step = product % mma_n;
     int const next_block = (block + 1) % k_blocks;
     int const next_stage = next_block == 0 ? next(read_stage) : read_stage;
-    if (i == mma_m - 1) {
+    if (i == mma_m - 1 && block + 1 < end) {
       int const j = backwards(i, block) ? mma_n - 1 - step : step;
       bool const pair_done = backwards(i, block) ? j % 2 == 0 : j % 2 == 1 || j == mma_n - 1;
       if (pair_done) read_b(fragments, next_stage, next_block, j / 2 * 2);
@@ -111,7 +111,7 @@ struct WarpProducts {
     if (step == mma_n - 1) {
       if (i + a_rows < mma_m) {
         read_a(fragments, read_stage, block, i + a_rows);
-      } else {
+      } else if (block + 1 < end) {
         read_a(fragments, next_stage, next_block, i + a_rows - mma_m);
       }
     }

@@ -10,6 +10,7 @@ from generator.arch import ARCHS
 from generator.families.defaults import problem_fields
 from generator.families.mma_sync import rules
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
+from generator.families.mma_sync.staging import STAGED, planned_spacing
 from generator.families.mma_sync.ways_out import nearest_cta_tile, warp_extents
 from generator.layouts import OperandTile, conflict_free
 from generator.spec import DTYPE_BYTES, Request, Spec
@@ -24,6 +25,12 @@ ROOMY_SMEM_BYTES = 200 * 1024
 """Shared memory a CTA from which on the large tiles have room for 4 stages; with less, two smaller CTAs share an SM."""
 
 LARGE_TILES = {"f32": Tile(256, 128, 32), "f16": Tile(256, 128, 32), "f16_promoted": Tile(128, 64, 64)}
+STAGED_TILES = {"f32": Tile(256, 128, 32), "f16": Tile(256, 256, 32), "f16_promoted": Tile(128, 128, 32)}
+"""The same for copies by way of registers: what that architecture's shared memory and loads can keep up with.
+
+Source: the model and the measurements of the paper that generator.families.mma_sync.staging names: 256x256x32 with warps of
+128x64 is bound by its tensor cores, 256x128x32 with 64x64 nearly so.
+"""
 TILES = tuple(map(Tile.parse, "128x128x32 128x64x32 64x128x32 64x64x32 64x32x32 32x64x32 32x32x32 16x16x16".split()))
 K_BLOCK_OF_HALVES = 16
 """Tiles are given for operands of 2 bytes; those of 4 bytes are half as deep, which are as many bytes."""
@@ -31,17 +38,21 @@ K_BLOCK_OF_HALVES = 16
 WARP_AREAS = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
 """Elements of D that a warp computes at best, and leave registers for the fragments."""
 
+WARP_ROWS, STAGED_WARP_ROWS = 64, 128
+"""Rows of equally good warp tiles; the more, the fewer registers hold fragments that are not read ahead."""
+
 WARPS = range(4, 9)
 """Warps of a CTA: one at least for each of an SM's four schedulers, and not more than share one large tile well."""
 
 WARPS_PER_SM = 8
 STAGES = {2: (4, 3), 1: (5, 4)}
+STAGED_STAGES = {2: (2,), 1: (2,)}
 """Stages by fragment stages, the best first: without fragments read ahead, one more is in use."""
 
 
 def resolve(request: Request) -> Spec:
     """Fill in every open field of `request`; the result may still be illegal, which the rules judge."""
-    fields = {**problem_fields(request), **_PLAIN, **request}
+    fields = {**problem_fields(request), **_PLAIN, **_of_arch(request["arch"]), **request}
     tiles = [nearest_cta_tile(fields["cta_tile"], _k_block(fields))] if "cta_tile" in fields else [*_cta_tiles(fields)]
     choices = itertools.chain.from_iterable(_choices(fields, tile) for tile in tiles)
     found = next(choices, None) or _spec(fields, _modest(fields, tiles[0]))
@@ -61,6 +72,13 @@ _PLAIN: Request = {
 }
 
 
+def _of_arch(name: str) -> Request:
+    """Return what an architecture leaves no choice in."""
+    arch = ARCHS[name]
+    deepest = {} if arch.has_mma_k16 else {"mma": "m16n8k8"}
+    return deepest if arch.has_cp_async else {**deepest, "copy": "vector"}
+
+
 # ---- Tiles ----------------------------------------------------------------------------------------------------------
 
 
@@ -73,7 +91,8 @@ def _cta_tiles(fields: Request) -> Iterator[Tile]:
         legal = [tile for tile in sizes if tile == nearest_cta_tile(tile, k_block)]
         yield from sorted(legal, key=lambda tile: (_off_target(tile, warp), abs(tile.m - tile.n)))
     roomy = ARCHS[fields["arch"]].limits.smem_bytes_per_cta >= ROOMY_SMEM_BYTES
-    for tile in ((LARGE_TILES[fields["acc"]],) if roomy else ()) + TILES:
+    large = STAGED_TILES if fields["copy"] in STAGED else LARGE_TILES if roomy else {}
+    for tile in (*([large[fields["acc"]]] if large else []), *TILES):
         yield replace(tile, k=tile.k * k_block // K_BLOCK_OF_HALVES)
 
 
@@ -89,12 +108,12 @@ def _off_target(tile: Tile, warp: WarpTile) -> int:
 
 def _warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
     """Warp tiles that divide a CTA tile, the best first: 4 to 8 of them, with the most products for a loaded element."""
-    area = WARP_AREAS[fields["acc"]]
+    area, rows = WARP_AREAS[fields["acc"]], STAGED_WARP_ROWS if fields["copy"] in STAGED else WARP_ROWS
     divisors = itertools.starmap(WarpTile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, 8)))
 
     def merit(warp: WarpTile) -> tuple:
         too_large = warp.m * warp.n > min(area, 64 * 64)
-        return (_off_target(tile, warp), too_large, -warp.m * warp.n / (warp.m + warp.n), abs(warp.m - 64), -warp.m)
+        return (_off_target(tile, warp), too_large, -warp.m * warp.n / (warp.m + warp.n), abs(warp.m - rows), -warp.m)
 
     return sorted((warp for warp in divisors if warp.m * warp.n <= area), key=merit)
 
@@ -103,7 +122,14 @@ def _warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
 
 _UNPLACED: Request = {"smem_a": Smem("none"), "smem_b": Smem("none")}
 
-_FITS = (rules.warp_tile, rules.threads, rules.fragment_stages, rules.shared_memory, rules.residency)
+_FITS = (
+    rules.warp_tile,
+    rules.threads,
+    rules.fragment_stages,
+    rules.shared_memory,
+    rules.static_memory,
+    rules.residency,
+)
 """The rules that a choice of the fields below may break, beside that of registers, which placements decide too."""
 
 
@@ -124,13 +150,14 @@ def _good(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
     warps = max(1, tile.m // warp.m * (tile.n // warp.n))
     most = max(1, WARPS_PER_SM // warps)
     for ctas in range(most, 0, -1):
-        for ahead, several in STAGES.items():
+        for ahead, several in (STAGED_STAGES if fields["copy"] in STAGED else STAGES).items():
             for stages in several:
                 yield _choice(fields, tile, warp, stages, ahead, ctas)
 
 
 def _poor(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
-    for store, stages, ahead in itertools.product(("smem", "direct"), (3, 2, 1), (2, 1)):
+    fewer = (2, 1) if fields["copy"] in STAGED else (3, 2, 1)
+    for store, stages, ahead in itertools.product(("smem", "direct"), fewer, (2, 1)):
         yield _choice(fields, tile, warp, stages, ahead, 1, store)
 
 
@@ -162,7 +189,10 @@ def _spec(fields: Request, choice: Request) -> Spec:
     """Return the choice as a spec, with operands placed without bank conflicts; what the request says stands."""
     plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
     tiles = {"smem_a": plan.a, "smem_b": plan.b}
-    return plan.having(**{name: _placement(tile) for name, tile in tiles.items() if name not in fields}).spec
+    placed = plan.having(**{name: _placement(tile) for name, tile in tiles.items() if name not in fields})
+    if placed.staged and "store_spacing" not in fields:
+        placed = placed.having(store_spacing=planned_spacing(placed))
+    return placed.spec
 
 
 def _placement(tile: OperandTile) -> Smem:

@@ -10,6 +10,13 @@ from generator.layouts import OperandTile
 
 TEMPLATE = "kernel.cu.j2"
 ENTRY_HEADER = "hgemm/gemm_sm80.cuh"
+STAGED_ENTRY_HEADER = "hgemm/gemm_sm75.cuh"
+"""Where copies go by way of registers."""
+
+
+def entry_header(plan: Plan) -> str:
+    """Return the one header that the text includes."""
+    return STAGED_ENTRY_HEADER if plan.staged else ENTRY_HEADER
 
 
 def values(plan: Plan, symbol: str) -> dict[str, Any]:
@@ -30,6 +37,12 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "store_through_shared": boolean(spec.store == "smem"),
         "epilogue_pitch": plan.epilogue_pitch,
         "epilogue_odd_words": plan.epilogue_odd_words,
+        "entry_header": entry_header(plan),
+        "store_spacing": f", store_spacing = {spec.store_spacing}" if plan.staged else "",
+        "storage": "StagedStorage" if plan.staged else "SharedStorage",
+        "mainloop": "StagedMainloop" if plan.staged else "Mainloop",
+        "entry": "gemm_sm75" if plan.staged else "gemm_sm80",
+        "allocated": ", hgemm::Allocated::statically" if plan.static_smem_bytes else "",
         "mainloop_bytes": spec.stages * plan.stage_bytes,
         "ctas_per_sm": spec.ctas_per_sm,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from generator.families.mma_sync.staging import STAGED
 from generator.families.naming import short
 from generator.spec import Spec
 
@@ -17,7 +18,15 @@ def words(spec: Spec) -> list[str]:
         short(spec.smem_a),
         short(spec.smem_b),
         "zigzag" if spec.mma_order == "zigzag" else "inorder",
+        *_copy(spec),
+        *([spec.smem_alloc] if spec.smem_alloc != "dynamic" else []),
     ]
+
+
+def _copy(spec: Spec) -> list[str]:
+    """Return what says of copies that are not asynchronous how they are made, and how far apart their stores are."""
+    staged = [f"{spec.copy}{spec.store_spacing}"] if spec.copy in STAGED else [short(spec.copy)]
+    return staged if spec.copy != "cp_async" else []
 
 
 def residency_words(spec: Spec) -> list[str]:

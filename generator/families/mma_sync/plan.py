@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
+from generator.families.mma_sync import staging
 from generator.families.mma_sync.register_estimate import estimate
 from generator.families.plan import Plan
 from generator.layouts import PIECE_BYTES, OperandTile, read_conflicts, write_conflicts
@@ -25,14 +26,19 @@ class MmaSyncPlan(Plan):
 
     @cached_property
     def implied(self) -> dict[str, Any]:
-        """Every warp copies and multiplies, and no CTAs share operands."""
+        """Every warp copies and multiplies, and no CTAs share operands; stores are placed where threads make them."""
         return {
-            "copy": "cp_async",
+            **({} if self.staged else {"store_spacing": 0}),
             "consumers": 0,
             "cooperation": "cooperative",
             "cluster": Cluster(1, 1),
             "swapped": False,
         }
+
+    @property
+    def staged(self) -> bool:
+        """Whether copies go by way of registers."""
+        return self.spec.copy in staging.STAGED
 
     @property
     def warps_m(self) -> int:
@@ -79,6 +85,7 @@ class MmaSyncPlan(Plan):
 
     def _operand(self, k_major: bool, extent: int, align: int, smem) -> OperandTile:
         rows, columns = (extent, self.spec.cta_tile.k) if k_major else (self.spec.cta_tile.k, extent)
+        align = 1 if self.spec.copy == "scalar" else align
         return OperandTile(k_major, rows, columns, align, self.threads, smem, self.spec.operand_bytes)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
@@ -110,8 +117,18 @@ class MmaSyncPlan(Plan):
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: the stages or, later in the same place, the staged rows of the epilogue."""
+        """Shared memory of a CTA: the stages or, later in the same place, the staged rows of the epilogue."""
         return -(-max(self.spec.stages * self.stage_bytes, self.epilogue_bytes) // 128) * 128
+
+    @property
+    def static_smem_bytes(self) -> int:
+        """What of it is static: all or nothing."""
+        return self.smem_bytes if self.spec.smem_alloc == "static" else 0
+
+    def launch(self) -> dict[str, Any]:
+        """Return the record's `launch`, with the shared memory that is the launcher's to ask for and, apart, the static."""
+        static = {"static_smem_bytes": self.static_smem_bytes} if self.static_smem_bytes else {}
+        return {**super().launch(), "smem_bytes": self.smem_bytes - self.static_smem_bytes, **static}
 
     @property
     def bank_conflicts(self) -> int:

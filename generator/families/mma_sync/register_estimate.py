@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from generator.arch import ARCHS
+from generator.families.mma_sync.staging import passes, staged_registers, steps
 from generator.layouts import ASYNC_BYTES, OperandTile
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ def _mainloop(plan: MmaSyncPlan) -> float:
     persistent = spec.schedule.kind == "persistent"
     chunks = [tile.chunk * tile.element_bytes for tile in (plan.a, plan.b)]
     copies = [
-        (_passes(tile), _addresses(tile) if chunk >= ASYNC_BYTES else 0)
-        for tile, chunk in zip((plan.a, plan.b), chunks)
+        (passes(tile), _addresses(tile) if chunk >= ASYNC_BYTES else 0) for tile, chunk in zip((plan.a, plan.b), chunks)
     ]
     recomputable = (
         min(sum(passes for passes, _ in copies), MAX_PASSES) * COPY_PASS,
@@ -103,28 +103,16 @@ def _mainloop(plan: MmaSyncPlan) -> float:
         (spec.acc == "f16_promoted") * PROMOTED,
         (k_blocks == 1) * ONE_K_BLOCK,
         (plan.mma_k == 8) * MMA_K8,
+        staged_registers(plan) * plan.staged,
         (spec.dtype_d == "f32") * FLOAT_OUTPUT,
         (ARCHS[spec.arch].number >= 100) * FROM_SM100,
     )
     return sum(terms)
 
 
-def _steps(tile: OperandTile) -> tuple[int, int, int]:
-    """Return the row step, row passes and column passes of a thread's copies of one stage."""
-    per_row = max(1, tile.columns // tile.chunk)
-    row_step = max(1, tile.threads // per_row)
-    return row_step, -(-tile.rows // row_step), -(-per_row // tile.threads)
-
-
-def _passes(tile: OperandTile) -> int:
-    """Count the chunks that a thread copies of a stage."""
-    _, rows, columns = _steps(tile)
-    return rows * columns
-
-
 def _addresses(tile: OperandTile) -> int:
     """Count the places of those chunks that differ modulo the swizzle's period, beside the first; all where there is none."""
-    step, rows, columns = _steps(tile)
+    step, rows, columns = steps(tile)
     if tile.smem.kind != "xor":
         return rows * columns - 1
     places = (

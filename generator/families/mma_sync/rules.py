@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from generator.arch import ARCHS, MMA_SYNC
+from generator.arch import ARCHS
 from generator.families import rules as shared
-from generator.families.mma_sync import ways_out
+from generator.families.mma_sync import staging, ways_out
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.rules import Rule, adder
 from generator.families.ways_out import (
-    archs,
     fields_as_implied,
     nearest_accumulators,
     nearest_inputs,
@@ -22,10 +21,19 @@ rule = adder(RULES)
 # ---- Architecture and types -----------------------------------------------------------------------------------------
 
 
-@rule(lambda plan: archs(plan, MMA_SYNC))
-def family(plan: Plan) -> str | None:
-    arch = ARCHS[plan.spec.arch]
-    return None if MMA_SYNC in arch.families else f"{arch.name} has no cp.async, which the mainloop needs"
+@rule(ways_out.served_inputs)
+def inputs(plan: Plan) -> str | None:
+    found = sorted({plan.spec.dtype_a, plan.spec.dtype_b} - {"f16"})
+    if not found or ARCHS[plan.spec.arch].has_bf16:
+        return None
+    return f"{plan.spec.arch} multiplies f16 only, its mma.sync takes no {found[0]}"
+
+
+@rule(lambda plan: [{"mma": "m16n8k8"}])
+def mma(plan: Plan) -> str | None:
+    if plan.spec.mma != "m16n8k16" or ARCHS[plan.spec.arch].has_mma_k16:
+        return None
+    return f"{plan.spec.arch} has no mma.sync of m16n8k16, 8 of k is its deepest"
 
 
 same_inputs = rule(nearest_inputs)(shared.same_inputs)
@@ -72,9 +80,33 @@ def threads(plan: Plan) -> str | None:
 # ---- Pipeline -------------------------------------------------------------------------------------------------------
 
 
+@rule(ways_out.other_copies)
+def copy(plan: Plan) -> str | None:
+    if plan.spec.copy == "tma":
+        return "copy tma, which wgmma kernels do"
+    if plan.spec.copy == "cp_async" and not ARCHS[plan.spec.arch].has_cp_async:
+        return f"{plan.spec.arch} has no cp.async: copies go by way of registers"
+    return None
+
+
 @rule(ways_out.fewer_stages)
 def stages(plan: Plan) -> str | None:
-    return None if 1 <= plan.spec.stages <= 8 else f"{plan.spec.stages} stages, the pipeline has 1 to 8"
+    most = ways_out.most_stages(plan)
+    if 1 <= plan.spec.stages <= most:
+        return None
+    if plan.staged:
+        return f"{plan.spec.stages} stages, copy {plan.spec.copy} has one k-tile in registers and 1 or {most} stages"
+    return f"{plan.spec.stages} stages, the pipeline has 1 to {most}"
+
+
+@rule(ways_out.narrower_spacings)
+def store_spacing(plan: Plan) -> str | None:
+    if not plan.staged or plan.spec.store_spacing <= staging.widest_spacing(plan):
+        return None
+    return (
+        f"store_spacing {plan.spec.store_spacing}: {staging.pieces(plan)} stores of a thread for a k-tile, among the "
+        f"{staging.room(plan)} tensor instructions that have room for them, are {staging.widest_spacing(plan)} apart at most"
+    )
 
 
 @rule(lambda plan: [{"fragment_stages": "2"}, {"fragment_stages": "1"}])
@@ -117,6 +149,14 @@ def padding(plan: Plan) -> str | None:
 
 
 shared_memory = rule(ways_out.less_shared_memory)(shared.shared_memory)
+
+
+@rule(ways_out.less_static_memory)
+def static_memory(plan: Plan) -> str | None:
+    limit = ARCHS[plan.spec.arch].limits.smem_static_bytes_per_cta
+    if plan.static_smem_bytes <= limit:
+        return None
+    return f"static smem {plan.static_smem_bytes:,} B > {limit:,} B, which a CTA may have without asking for more"
 
 
 # ---- Registers and residency ----------------------------------------------------------------------------------------

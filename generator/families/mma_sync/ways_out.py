@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
+from generator.arch import ARCHS, MMA_SYNC
+from generator.families.mma_sync import staging
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
-from generator.families.ways_out import Change, clamp
+from generator.families.ways_out import Change, archs, clamp
 from generator.values import Smem, Tile, WarpTile
 
 MAX_PAD_PIECES = 8
 """Pieces of 16 bytes that rows may be padded by."""
 MAX_K_BLOCKS = 4
-MAX_STAGES = 8
+MAX_STAGES, MAX_STAGED_STAGES = 8, 2
 MAX_SWIZZLE_BITS = 13
 """Address bits of an element offset that a swizzle may reach to: 16 KiB."""
 
@@ -80,12 +82,44 @@ def _with_warp_tiles(plan: Plan, tiles: Iterable[Tile]) -> Iterator[Change]:
             yield {"cta_tile": str(tile), "warp_tile": str(warp)}
 
 
+# ---- Types and copies -----------------------------------------------------------------------------------------------
+
+
+def served_inputs(plan: Plan) -> list[Change]:
+    """Inputs in f16, or the nearest architecture that takes others."""
+    capable = (change for change in archs(plan, MMA_SYNC) if ARCHS[change["arch"]].has_bf16)
+    return [{"dtype_a": "f16", "dtype_b": "f16"}, *itertools.islice(capable, 1)]
+
+
+def other_copies(plan: Plan) -> Iterator[Change]:
+    """Asynchronous copies, or copies by way of registers in stages that those have."""
+    yield {"copy": "cp_async"}
+    for stages in {min(plan.spec.stages, most): None for most in (MAX_STAGES, MAX_STAGED_STAGES)}:
+        yield {"copy": "vector", "stages": str(stages)}
+
+
+def narrower_spacings(plan: Plan) -> list[Change]:
+    """The widest spacing that has room, and a second stage, which gives more of it."""
+    return [{"store_spacing": str(staging.widest_spacing(plan))}, {"stages": str(MAX_STAGED_STAGES)}]
+
+
+def most_stages(plan: Plan) -> int:
+    """Return the most stages that the pipeline has."""
+    return MAX_STAGED_STAGES if plan.staged else MAX_STAGES
+
+
 # ---- Stages and shared memory ---------------------------------------------------------------------------------------
+
+
+def less_static_memory(plan: Plan) -> Iterator[Change]:
+    """Dynamic shared memory, or less of it."""
+    yield {"smem_alloc": "dynamic"}
+    yield from less_shared_memory(plan)
 
 
 def fewer_stages(plan: Plan, least: int = 1) -> Iterator[Change]:
     """As many stages as there may be and fewer; with one, fragments are not read ahead."""
-    for stages in range(min(plan.spec.stages, MAX_STAGES), least - 1, -1):
+    for stages in range(min(plan.spec.stages, most_stages(plan)), least - 1, -1):
         ahead = stages == 1 and plan.spec.fragment_stages > 1
         yield {"stages": str(stages)} | ({"fragment_stages": "1"} if ahead else {})
 

@@ -12,6 +12,11 @@ TEMPLATE = "kernel_sm90.cu.j2"
 ENTRY_HEADER = "hgemm/gemm_sm90.cuh"
 
 
+def entry_header(plan: Plan) -> str:
+    """Return the one header that the text includes."""
+    return ENTRY_HEADER
+
+
 def values(plan: Plan, symbol: str) -> dict[str, Any]:
     """Return them by name."""
     spec = plan.spec

@@ -52,6 +52,8 @@ class WgmmaPlan(Plan):
             "smem_a": _xor(self.b if self.spec.swapped else self.a),
             "smem_b": _xor(self.a if self.spec.swapped else self.b),
             "mma_order": "row",
+            "store_spacing": 0,
+            "smem_alloc": "dynamic",
         }
 
     @property
