@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -40,10 +39,6 @@ Examples:
 stdout is the table, or with --json one list of records; stderr is progress.
 Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
 """
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @click.command(
@@ -84,9 +79,30 @@ def _cores() -> int:
         "-j",
         "--jobs",
         type=click.IntRange(1, 1024),
-        default=_cores,
         metavar="N",
         help="Processes; the cores, if not given.",
+    ),
+)
+@grouped_option(
+    "Run",
+    click.option(
+        "--executor",
+        type=click.Choice(["processes", "dask"]),
+        default="processes",
+        show_default=True,
+        help="What builds: processes of this machine, or the workers of a Dask cluster.",
+    ),
+)
+@grouped_option("Run", click.option("--address", metavar="URL", help="Of the cluster's scheduler: tcp://host:8786."))
+@grouped_option(
+    "Run",
+    click.option(
+        "--worker-timeout",
+        type=click.FloatRange(min=0.1),
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give up where the cluster has had no worker for so long.",
     ),
 )
 @grouped_option(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,12 @@ from generator.catalog.recipes import load_recipes
 from generator.commands.explain import explain, explanation_text
 from generator.commands.hints import tell_hints
 from generator.commands.model import Question
-from generator.commands.progress import progress
+from generator.commands.progress import Tell, progress
 from generator.commands.spec_options import texts_of
 from generator.commands.table import to_text
 from generator.errors import RequestError
 from generator.naming import symbol_of
-from generator.pipeline import Outcome, Settings, cached, make
+from generator.pipeline import Crew, Outcome, Settings, cached, make
 from generator.plan import Plan
 from generator.shard import Shard
 from generator.store.library import Library
@@ -38,7 +39,7 @@ def run(options: dict[str, Any]) -> int:
 
     Raises: HgemmError for an illegal request, or where nothing can be built.
     """
-    asked = requested(options)
+    crew, asked = _crew(options), requested(options)
     shard = Shard.parse(options["shard"])
     if options["explain"]:
         if shard.count > 1:
@@ -66,12 +67,33 @@ def run(options: dict[str, Any]) -> int:
         click.echo(f"generate: shard {shard} has {len(plans)} of {len(asked.plans)} variants", err=True)
     if options["dry_run"]:
         return _dry_run(plans, settings, options["as_json"])
-    made = _make(plans, settings, options["jobs"], options["quiet"])
+    with progress(len(plans), options["quiet"]) as tell:
+        made = _made(make(plans, settings, options["jobs"] or _cores(), crew), tell)
     _print(made, settings.library, options["as_json"])
     for told in made:
         if told.error:
             click.echo(f"generate: error: {told.error}", err=True)
     return int(any(told.error for told in made))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _crew(options: dict[str, Any]) -> Crew | None:
+    """Return the cluster that --executor asks for. Raises: RequestError where it is not named, or what it has not is."""
+    if options["executor"] != "dask":
+        if options["address"]:
+            raise RequestError("--address names a cluster's scheduler: add --executor dask, or leave it out")
+        return None
+    if not options["address"]:
+        raise RequestError("--executor dask needs the scheduler's address: add --address tcp://host:8786")
+    if options["jobs"]:
+        raise RequestError("-j counts processes of this machine, and a cluster has its own workers: leave -j out")
+    from generator.workers.cluster import Cluster  # only where it is asked for
+
+    prove = options["verify"] == "emulate"
+    return Cluster(options["address"], options["allow_spills"], prove, options["worker_timeout"])
 
 
 def _prover(options: dict[str, Any]) -> Prover | None:
@@ -138,10 +160,10 @@ class _Told:
     registered: bool
 
 
-def _make(plans: Sequence[Plan], settings: Settings, processes: int, quiet: bool) -> list[_Told]:
-    """Make all variants and return what is to be told of them in the order of the plans."""
+def _made(outcomes: Iterator[tuple[int, Outcome]], tell: Tell) -> list[_Told]:
+    """Have all variants made and return what is to be told of them in the order of the plans."""
     made: dict[int, _Told] = {}
-    with progress(len(plans), quiet) as tell, closing(make(plans, settings, processes)) as outcomes:
+    with closing(outcomes):
         for place, outcome in outcomes:
             made[place] = _Told(_row(outcome), outcome.error, outcome.record is not None)
             tell(outcome)

@@ -17,9 +17,13 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from generator.workers.dispatch import Pool, WorkerLost
+from generator.workers.dispatch import Pool
 
 _STOP_SECONDS = 1.0
+
+
+class WorkerLost(Exception):
+    """The process that was at a task died; the text says how."""
 
 
 class RemoteTraceback(Exception):
@@ -104,7 +108,7 @@ def process_pool(count: int) -> Iterator[Pool]:
     """Yield a pool of up to so many processes, which are ended with it."""
     executor = Processes(count)
     try:
-        yield Pool(executor, lambda: count)
+        yield Pool(executor, lambda: count, lambda: None, _cause_of_death)
     finally:
         executor.shutdown(cancel_futures=True)
 
@@ -116,6 +120,10 @@ def _start() -> _Worker:
     process.start()
     theirs.close()
     return _Worker(process, ours)
+
+
+def _cause_of_death(error: Exception) -> str:
+    return str(error) if isinstance(error, WorkerLost) else ""
 
 
 def _cause(exit_code: int) -> str:

@@ -1,0 +1,178 @@
+"""Variants built by the workers of a Dask cluster, which send back what they made: the client alone files it.
+
+So no file system is shared, a library has one writer, and a variant whose worker died, and which the scheduler then gave to
+another, is filed once. Scheduler, workers and client must have the same version of this package; each worker says so itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from generator.build import Product, Prover, Recipe, build
+from generator.errors import HgemmError, RequestError
+from generator.plan import Plan
+from generator.toolchain import templates_folder
+from generator.workers.dispatch import Lost, Pool, run
+from generator.workers.identity import difference, identity
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+INSTALL = "pip install 'hgemm-generator[dask]'"
+_ADDRESS = re.compile(r"[a-z]+://[^\s/]+:\d{1,5}")
+_GO_ON = "what was built is in the library, and the same command builds the rest"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is sent along with plans: what may pass, whether each is proved, and who the sender is."""
+
+    allow_spills: bool
+    prove: bool
+    identity: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers of a Dask scheduler; without any for `patience_s`, a run is given up."""
+
+    address: str
+    allow_spills: bool = False
+    prove: bool = False
+    patience_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises: RequestError where distributed is not installed, or the address is malformed."""
+        if not find_spec("distributed"):
+            raise RequestError(f"--executor dask needs the package distributed, which is not installed: {INSTALL}")
+        if not _ADDRESS.fullmatch(self.address):
+            raise RequestError(
+                f"--address {self.address} is malformed: write tcp://host:port, as the scheduler prints it"
+            )
+
+    def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
+        """Yield (place, what became of it) of each plan, once, as they come.
+
+        Raises: HgemmError where the cluster cannot be reached, differs from this machine, or has no worker for too long.
+        """
+        task = partial(build_here, order=Order(self.allow_spills, self.prove, identity()))
+        with _connected(self.address, self.patience_s) as client:
+            _refuse_others(client)
+            watch = _Watch(client, self.patience_s)
+            pool = Pool(client.get_executor(pure=False), watch.width, watch.check, _cause_of_death)
+            yield from run(task, plans, pool)
+
+
+def build_here(plans: Sequence[Plan], order: Order) -> list[Product]:
+    """Build plans in the worker that calls this. Raises: HgemmError where it is not as the sender."""
+    differs = difference(order.identity, identity())
+    if differs:
+        raise HgemmError(_refusal([f"a worker on {platform.node()}: {differs}"]))
+    return build(plans, Recipe(templates_folder(), order.allow_spills, _prover() if order.prove else None))
+
+
+@cache
+def _prover() -> Prover:
+    from generator.commands import emulate  # only where kernels are proved
+
+    return emulate.Prover(emulate.workshop())
+
+
+@contextmanager
+def _connected(address: str, patience_s: float) -> Iterator[Client]:
+    """Yield a client of the scheduler, once it has a worker. Raises: HgemmError where that takes too long."""
+    from distributed import Client  # half a second, and an extra
+    from distributed.comm import CommClosedError
+
+    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # tracebacks of lost connections, of which we tell ourselves
+    try:
+        client = Client(address, timeout=patience_s, set_as_default=False)
+    except OSError as error:
+        raise HgemmError(
+            f"no Dask scheduler answers at {address} in {patience_s:g} s: start one with `dask scheduler`"
+        ) from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=patience_s)
+        except (asyncio.TimeoutError, TimeoutError):  # one only from Python 3.11 on
+            raise HgemmError(
+                f"no worker came to {address} in {patience_s:g} s: start some with `dask worker {address} --nthreads 1`"
+            ) from None
+        try:
+            yield client
+        except (CommClosedError, CancelledError) as error:
+            raise HgemmError(f"the scheduler is gone, or has dropped the work: {_GO_ON}") from error
+        except ImportError as error:
+            raise HgemmError(_refusal([f"a worker: {error}"])) from error
+
+
+class _Watch:
+    """Looks after the workers of a client."""
+
+    def __init__(self, client: Client, patience_s: float) -> None:
+        self._client, self._patience_s, self._seen_s = client, patience_s, time.monotonic()
+        if any(count > 1 for count in client.nthreads().values()):
+            _LOG.warning("workers with several threads compile one after the other: start them with --nthreads 1")
+
+    def width(self) -> int:
+        """Return how many tasks the workers do at a time. Raises: HgemmError where the scheduler is gone."""
+        try:
+            if self._client.status == "running":
+                return sum(self._client.nthreads().values())
+        except OSError:
+            pass  # the connection was lost while it was asked
+        raise HgemmError(f"the scheduler is gone: {_GO_ON}")
+
+    def check(self) -> None:
+        """Raises: HgemmError where there has been no worker for too long."""
+        if self.width():
+            self._seen_s = time.monotonic()
+        elif time.monotonic() - self._seen_s > self._patience_s:
+            raise HgemmError(
+                f"no worker has been left for {self._patience_s:g} s: start some with `dask worker`. {_GO_ON}"
+            )
+
+
+def _refuse_others(client: Client) -> None:
+    """Raises: HgemmError that names all of the cluster that are not as this machine."""
+    found: dict[str, Any] = {}
+    try:
+        found["the scheduler"] = client.run_on_scheduler(identity)
+    except Exception as error:
+        found["the scheduler"] = error
+    workers = client.run(identity, on_error="return")
+    found |= {f"worker {address}": workers[address] for address in sorted(workers)}
+    here, lines = identity(), []
+    for name, there in found.items():
+        told = str(there) if isinstance(there, Exception) else difference(here, there)
+        lines += [f"{name}: {told}"] if told and not isinstance(there, OSError) else []
+    if lines:
+        raise HgemmError(_refusal(lines))
+
+
+def _refusal(lines: list[str]) -> str:
+    head = (
+        "the cluster is not as this machine, and is not used: install the same version of this package, and restart it"
+    )
+    return "\n  ".join([head, *lines])
+
+
+def _cause_of_death(error: Exception) -> str:
+    from distributed import KilledWorker
+
+    if not isinstance(error, KilledWorker):
+        return ""
+    return f"died over it, as did {error.allowed_failures} before; the last was {error.last_worker.address}"

@@ -1,0 +1,259 @@
+"""Clusters: real Dask workers build what the client files; killed ones cost nothing; what differs or is missing is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, call, start
+
+pytest.importorskip("distributed", reason="distributed is not installed: pip install '.[dask]' to test clusters")
+import dask  # noqa: E402
+from distributed import Client, LocalCluster  # noqa: E402
+
+from generator.build import Product  # noqa: E402
+from generator.errors import BuildError, HgemmError, RequestError  # noqa: E402
+from generator.pipeline import Outcome, Settings, make  # noqa: E402
+from generator.store.library import Library  # noqa: E402
+from generator.sweep import sweep  # noqa: E402
+from generator.toolchain import templates_folder  # noqa: E402
+from generator.workers import cluster as cluster_module  # noqa: E402
+from generator.workers.cluster import Cluster, Order, build_here  # noqa: E402
+from generator.workers.dispatch import Lost, Pool, run  # noqa: E402
+from generator.workers.identity import difference, identity  # noqa: E402
+
+WORKERS = 2
+SWEEP = {**SMALL, "stages": "2:5", "layout": "tn,nn,nt,tt"}
+"""16 variants, which two workers build in batches of 4, and one in batches of 8."""
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Of a scheduler with two workers, in processes of their own, each with a nanny that starts it again."""
+    config = {"distributed.scheduler.allowed-failures": 1, "temporary-directory": str(tmp_path / "dask")}
+    with (
+        dask.config.set(config),
+        LocalCluster(n_workers=WORKERS, threads_per_worker=1, processes=True, dashboard_address=None) as running,
+    ):
+        yield running.scheduler_address
+
+
+def pids(address: str) -> list[int]:
+    with Client(address, set_as_default=False) as client:
+        return sorted(client.run(os.getpid, on_error="ignore").values())
+
+
+def hashes(library: Library) -> dict[str, tuple[str, dict]]:
+    """Return what identifies each variant of a library: its content key and the hashes of its files."""
+    return {record.symbol: (record.key, record.data["files"]) for record in library.records()}
+
+
+def test_killed_workers_cost_nothing_but_time(address: str, settings: Settings, tmp_path: Path, monkeypatch) -> None:
+    """Both are killed while they work: each variant is built, told of and published once, and is what is built here."""
+    plans, published = sweep([SWEEP]).plans, Counter[str]()
+    genuine = Library.publish
+
+    def publish(library: Library, record: dict, files: dict) -> Path:
+        published[record["symbol"]] += 1
+        return genuine(library, record, files)
+
+    monkeypatch.setattr(Library, "publish", publish)
+    places, victims = Counter[int](), pids(address)
+    for place, outcome in make(plans, settings, 1, Cluster(address)):
+        assert outcome.status == "built", outcome.error
+        places[place] += 1
+        if len(places) in (1, 7) and victims:
+            os.kill(victims.pop(), signal.SIGKILL)
+    assert not victims and len(plans) == 16
+    assert places == dict.fromkeys(range(16), 1)
+    assert {*published.values()} == {1} and len(published) == 16
+    here = Settings(Library(tmp_path / "here"), templates_folder())
+    assert {outcome.status for _, outcome in make(plans[::5], here, 2)} == {"built"}
+    assert len(hashes(settings.library)) == 16 and hashes(here.library).items() <= hashes(settings.library).items()
+    again = [outcome.status for _, outcome in make(plans, settings, 1, Cluster("tcp://127.0.0.1:1"))]
+    assert again == ["cached"] * 16, "and no cluster is asked for what is there"
+
+
+def die_over(items: Sequence[int]) -> list[int]:
+    if 3 in items:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [-item for item in items]
+
+
+def test_what_kills_every_worker_is_named_and_the_rest_is_done(address: str) -> None:
+    with Client(address, set_as_default=False) as client:
+        width, death = lambda: WORKERS, cluster_module._cause_of_death
+        pool = Pool(client.get_executor(pure=False), width, lambda: None, death)
+        results = list(run(die_over, list(range(8)), pool))
+    assert sorted(place for place, _ in results) == list(range(8))
+    (cause,) = (result.cause for place, result in results if isinstance(result, Lost) and place == 3)
+    assert cause.startswith("died over it, as did 1 before; the last was tcp://127.0.0.1:")
+    assert {place: result for place, result in results if place != 3} == {n: -n for n in range(8) if n != 3}
+
+
+def test_one_that_does_not_compile_is_kept_here_with_its_log(settings: Settings, monkeypatch) -> None:
+    """What a worker says of a variant is all that the client needs: `failed/` is in its library, paths are its own."""
+    failing = Product("hgemm_bad", "failed", 0.1, failure=BuildError("hgemm_bad", "x.cu(3): error: no"), source="text")
+    monkeypatch.setattr(Cluster, "products", lambda self, plans: iter([(0, failing)]))
+    ((_, outcome),) = make(sweep([SMALL]).plans, settings, 1, Cluster("tcp://host:1"))
+    assert "hgemm_bad does not compile: x.cu(3): error: no" in outcome.error
+    assert (settings.library.folder / "failed" / "hgemm_bad" / "kernel.cu").read_text() == "text"
+
+
+def test_generate_has_a_cluster_build_and_prove(address: str, tmp_path: Path, host_compiler) -> None:
+    words = ["--arch", "sm_80", "--tile", "32x32x16", "--stages", "2,3", "--library", tmp_path / "library"]
+    done = call("generate", *words, "--executor", "dask", "--address", address, "--verify", "emulate", "--json")
+    assert done.returncode == 0, done.stderr
+    records = json.loads(done.stdout)
+    assert len(records) == 2 and all(record["proof"]["races"] == 0 for record in records)
+    assert "2 variants in" in done.stderr and done.stderr.count("] proved ") == 2
+
+
+# ---- What differs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_of_another_version_is_refused_and_every_difference_named(
+    address: str, settings, monkeypatch
+) -> None:
+    here = {**identity(), "templates": "f" * 64, "nvrtc": "12.9"}
+    monkeypatch.setattr(cluster_module, "identity", lambda: here)
+    genuine = Client.run
+
+    def run_there(client: Client, function, **named):
+        return genuine(client, identity, **named)
+
+    monkeypatch.setattr(Client, "run", run_there)
+    monkeypatch.setattr(Client, "run_on_scheduler", lambda client, function: identity())
+    with pytest.raises(HgemmError) as raised:
+        list(make(sweep([SMALL]).plans, settings, 1, Cluster(address)))
+    head, *lines = str(raised.value).splitlines()
+    assert head.startswith("the cluster is not as this machine, and is not used")
+    told = f"templates {identity()['templates'][:12]} there, ffffffffffff here, nvrtc {identity()['nvrtc']} there, 12.9 here"
+    assert [line.split(": ", 1)[1] for line in lines] == [told] * (1 + WORKERS)
+    assert lines[0].startswith("  the scheduler: ") and lines[1].startswith("  worker tcp://127.0.0.1:")
+
+
+def test_a_worker_that_comes_later_says_itself_that_it_differs() -> None:
+    order = Order(False, False, {**identity(), "sources": "0" * 64})
+    with pytest.raises(HgemmError, match="a worker on .*: sources [0-9a-f]{12} there, 000000000000 here"):
+        build_here(sweep([SMALL]).plans, order)
+
+
+def test_an_edited_source_or_template_makes_a_difference(tmp_path: Path, monkeypatch) -> None:
+    from generator.workers import identity as module
+
+    for folder in ("generator", "hgemm", "templates"):
+        (tmp_path / folder / "workers").mkdir(parents=True)
+    (tmp_path / "hgemm" / "a.py").write_text("1")
+    (tmp_path / "templates" / "b.cuh").write_text("2")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "generator" / "workers" / "identity.py"))
+    monkeypatch.setattr(module, "templates_folder", lambda: tmp_path / "templates")
+    first = identity.__wrapped__()
+    (tmp_path / "hgemm" / "a.py").write_text("3")
+    second = identity.__wrapped__()
+    (tmp_path / "templates" / "b.cuh").rename(tmp_path / "templates" / "c.cuh")
+    third = identity.__wrapped__()
+    assert difference(first, first) == "" and difference(first, second).split()[0] == "sources"
+    assert difference(second, third).split()[0] == "templates" and "sources" not in difference(second, third)
+
+
+# ---- What is missing ---------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_without_a_worker_is_given_up_in_time(settings: Settings) -> None:
+    with LocalCluster(n_workers=0, dashboard_address=None) as empty:
+        before = time.monotonic()
+        with pytest.raises(HgemmError, match=r"no worker came to tcp://.* in 0\.5 s: start some with `dask worker tcp"):
+            list(make(sweep([SMALL]).plans, settings, 1, Cluster(empty.scheduler_address, patience_s=0.5)))
+        assert time.monotonic() - before < 10
+
+
+def test_a_scheduler_that_does_not_answer_is_told_of(settings: Settings) -> None:
+    with pytest.raises(HgemmError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 in 0\.5 s"):
+        list(make(sweep([SMALL]).plans, settings, 1, Cluster("tcp://127.0.0.1:1", patience_s=0.5)))
+
+
+def test_a_run_whose_workers_do_not_come_back_is_given_up_and_goes_on_with_the_next(
+    settings: Settings, tmp_path
+) -> None:
+    plans = sweep([SWEEP]).plans
+    config = {"temporary-directory": str(tmp_path)}
+    with (
+        dask.config.set(config),
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as failing,
+    ):
+        made: list[Outcome] = []
+        with pytest.raises(HgemmError, match="no worker has been left for 1 s: .* the same command builds the rest"):
+            for _, outcome in make(plans, settings, 1, Cluster(failing.scheduler_address, patience_s=1)):
+                made.append(outcome)
+                if len(made) == 1:
+                    failing.scale(0)
+    assert 0 < len(made) < len(plans)
+    statuses = Counter(outcome.status for _, outcome in make(plans, settings, 2))
+    assert statuses == {"cached": len(made), "built": len(plans) - len(made)}
+
+
+def test_a_scheduler_that_dies_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    library, file = tmp_path / "library", tmp_path / "scheduler.json"
+    dask_words = [sys.executable, "-m", "dask"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    scheduler = subprocess.Popen(
+        [*dask_words, "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", file], env=environment, **quiet
+    )
+    worker = subprocess.Popen(
+        [*dask_words, "worker", "--scheduler-file", file, "--nthreads", "1", "--no-nanny", "--no-dashboard"],
+        env=environment,
+        cwd=tmp_path,
+        **quiet,
+    )
+    try:
+        end = time.monotonic() + 60
+        while not (file.exists() and file.read_text().endswith("}")):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        words = [word for name, text in SWEEP.items() for word in (f"--{name}", text)]
+        address = json.loads(file.read_text())["address"]
+        process = start("generate", *words, "--executor", "dask", "--address", address, "--library", library)
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        scheduler.kill()
+        _, err = process.communicate(timeout=60)
+    finally:
+        for one in (scheduler, worker):
+            one.kill()
+            one.wait()
+    assert "] built hgemm_" in first and process.returncode == 1
+    assert err.splitlines()[-1].startswith("generate: error: the scheduler is gone")
+    assert "Traceback" not in err
+
+
+# ---- Options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--executor", "dask"], "--executor dask needs the scheduler's address: add --address tcp://host:8786"),
+        (["--address", "tcp://host:1"], "--address names a cluster's scheduler: add --executor dask, or leave it out"),
+        (["--executor", "dask", "--address", "host:1"], "--address host:1 is malformed: write tcp://host:port"),
+        (["--executor", "dask", "--address", "tcp://host:1", "-j", "2"], "a cluster has its own workers: leave -j out"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
+    done = call("generate", "--arch", "sm_80", *words)
+    assert done.returncode == 2 and told in done.stderr and not done.stdout
+
+
+def test_without_the_package_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=r"needs the package distributed.* pip install 'hgemm-generator\[dask\]'"):
+        Cluster("tcp://host:8786")
