@@ -51,8 +51,9 @@ class Compiled:
 
 
 def options(kernel: Kernel) -> tuple[str, ...]:
-    """Return the front end's options, without any path."""
-    return (f"--gpu-architecture={ARCHS[kernel.plan.spec.arch].compute}", "--std=c++17", "--minimal", "-dlto")
+    """Return the front end's options, without any path. All of CuTe has functions that do not say that they are the device's."""
+    headers = "-default-device" if kernel.plan.spec.form == "cute" else "--minimal"
+    return (f"--gpu-architecture={ARCHS[kernel.plan.spec.arch].compute}", "--std=c++17", headers, "-dlto")
 
 
 def link_options(kernel: Kernel) -> tuple[str, ...]:
@@ -137,7 +138,8 @@ def supported_archs() -> frozenset[str]:
 
 
 def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
-    files = only_named_atom(headers.files, kernel.source)
+    whole = kernel.plan.spec.form == "cute"  # whose traits name every instruction
+    files = headers.files if whole else only_named_atom(headers.files, kernel.source)
     names = [header.name.encode() for header in files]
     texts = [header.text for header in files]
     try:

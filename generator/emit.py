@@ -9,13 +9,24 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.families.mma_sync import cute_emit as mma_sync_in_cute
 from generator.families.mma_sync import emit as mma_sync
 from generator.families.sm90 import emit as sm90
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
 
-_FAMILIES = {MMA_SYNC: mma_sync, WGMMA_SM90: sm90}
-ENTRY_HEADERS = (mma_sync.ENTRY_HEADER, mma_sync.STAGED_ENTRY_HEADER, sm90.ENTRY_HEADER)
+_WRITERS = {
+    (MMA_SYNC, "atoms"): mma_sync,
+    (MMA_SYNC, "cute"): mma_sync_in_cute,
+    (WGMMA_SM90, "atoms"): sm90,
+}
+"""What writes the kernels of a family in a form."""
+ENTRY_HEADERS = (
+    mma_sync.ENTRY_HEADER,
+    mma_sync.STAGED_ENTRY_HEADER,
+    mma_sync_in_cute.ENTRY_HEADER,
+    sm90.ENTRY_HEADER,
+)
 """The headers that emitted texts include, one each."""
 
 
@@ -31,14 +42,18 @@ class Kernel:
     @property
     def entry_header(self) -> str:
         """The one header that the text includes."""
-        return _FAMILIES[self.plan.spec.family].entry_header(self.plan)
+        return _writer(self.plan).entry_header(self.plan)
 
 
 def emit(plan: Plan, templates: Path) -> Kernel:
-    """Write the kernel of a validated plan, from its family's template in the folder `templates`."""
-    symbol, family = symbol_of(plan.spec), _FAMILIES[plan.spec.family]
-    source = _template(templates, family.TEMPLATE).render(family.values(plan, symbol))
+    """Write the kernel of a validated plan, from the template of its family and form in the folder `templates`."""
+    symbol, writer = symbol_of(plan.spec), _writer(plan)
+    source = _template(templates, writer.TEMPLATE).render(writer.values(plan, symbol))
     return Kernel(plan, symbol, alias_of(plan.spec), source)
+
+
+def _writer(plan: Plan):
+    return _WRITERS[plan.spec.family, plan.spec.form]
 
 
 @cache

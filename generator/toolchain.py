@@ -14,6 +14,10 @@ from generator.errors import HgemmError
 
 INSTALL = "run 'make setup', or 'pip install .' in this project's folder"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
+_MACRO_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+CUDA_STD_HEADER\((\w+)\)", re.MULTILINE)
+"""How CUTLASS includes what CUDA 13 has below `cccl/`."""
+_WHOLE_CUTE = "hgemm/cute/"
+"""Headers that need all of CuTe, and none of what stands in for it."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,13 @@ def _folder_in(module: str, folder: str, file: str, wheel: str) -> Path:
 def headers(root: str, templates: Path) -> Headers:
     """Collect the headers that `root` can reach, by following every include, taken or not.
 
-    The headers of templates/lean come before CUTLASS's and stand in for the genuine CuTe configuration headers.
+    The headers of templates/lean come before CUTLASS's and stand in for the genuine CuTe configuration headers, but not where
+    a kernel is written in all of CuTe.
     Includes that are nowhere (the host's standard library, behind the preprocessor) are left to the compiler.
     """
     cuda = cuda_include()
-    folders = [templates, templates / "lean", cutlass_include(), cuda, cuda / "cccl"]
+    lean = [] if root.startswith(_WHOLE_CUTE) else [templates / "lean"]
+    folders = [templates, *lean, cutlass_include(), cuda, cuda / "cccl"]
     found: dict[str, Header] = {}
     queue = [root]
     while queue:
@@ -86,6 +92,7 @@ def headers(root: str, templates: Path) -> Headers:
         text = path.read_bytes()
         found[name] = Header(name, text, hashlib.sha256(text).hexdigest())
         queue += [_resolve(included.decode(), name, folders) for included in _INCLUDE.findall(text)]
+        queue += [f"cccl/cuda/std/{included.decode()}" for included in _MACRO_INCLUDE.findall(text)]
     return Headers(root, tuple(found[name] for name in sorted(found)))
 
 

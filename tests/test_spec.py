@@ -98,6 +98,7 @@ OTHERS: dict[str, list[str]] = {
     "cooperation": ["cooperative", "pingpong"],
     "cluster": ["1x1", "2x1", "1x2", "12x1", "1x12"],
     "swapped": ["True", "False"],
+    "form": ["atoms", "cute"],
 }
 
 

@@ -25,6 +25,7 @@ from generator.toolchain import Headers, cuda_include, cutlass_include, headers,
 TEMPLATES = templates_folder()
 EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"
 OWN = sorted(path.relative_to(TEMPLATES).as_posix() for path in (TEMPLATES / "hgemm").glob("*.cuh"))
+IN_CUTE = sorted(path.relative_to(TEMPLATES).as_posix() for path in (TEMPLATES / "hgemm" / "cute").glob("*.cuh"))
 LEAN = sorted(path.relative_to(TEMPLATES / "lean").as_posix() for path in (TEMPLATES / "lean").rglob("*.h*"))
 DOORS = ("hgemm/atoms_device.cuh", "hgemm/atoms_sm90_device.cuh")
 """The implementations of the atom layer, which alone may touch the machine, and set the switches of CuTe."""
@@ -65,16 +66,16 @@ def test_a_header_compiles_alone(header: str) -> None:
     assert compiled_alone(header, headers(header, TEMPLATES)).cubin
 
 
-@pytest.mark.parametrize("header", [*OWN, *LEAN])
+@pytest.mark.parametrize("header", [*OWN, *IN_CUTE, *LEAN])
 def test_a_header_is_plain_text_that_says_what_it_is(header: str) -> None:
-    text = text_of(header if header in OWN else f"lean/{header}")
+    text = text_of(f"lean/{header}" if header in LEAN else header)
     lines = text.splitlines()
     assert lines[0].startswith("// ") and text.endswith("\n") and text.count("#pragma once") == 1
     assert not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text)
     assert not [line for line in lines if "\t" in line or line != line.rstrip() or len(line) > MAX_COLUMNS]
 
 
-@pytest.mark.parametrize("header", OWN)
+@pytest.mark.parametrize("header", [*OWN, *IN_CUTE])
 def test_the_banners_of_sections_look_the_same(header: str) -> None:
     banners = [line for line in text_of(header).splitlines() if line.lstrip().startswith("// --")]
     assert not [line for line in banners if not re.fullmatch(r" *// ---- [A-Z][^-].* -{3,}", line)]

@@ -15,7 +15,7 @@ from generator.executor.build import Workshop
 from generator.executor.host_compiler import HostCompiler
 from hgemm.cases import Shape
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)

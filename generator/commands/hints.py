@@ -20,7 +20,9 @@ def tell_hints(asked: Sweep) -> None:
 
 
 def hints(asked: Sweep) -> Iterator[str]:
-    """Yield that there are wgmma kernels, where sm_90 alone is asked for, or which option asks sm_90a for mma.sync."""
+    """Yield what takes long; that there are wgmma kernels, where sm_90 alone is asked for; what asks sm_90a for mma.sync."""
+    if any(candidate.plan.spec.form == "cute" and not candidate.broken for candidate in asked.candidates):
+        yield "form cute takes 15 s a kernel or more, nearly all of it in CuTe's headers"
     archs = {candidate.plan.spec.arch for candidate in asked.candidates}
     for candidate in asked.candidates:
         spec, field = candidate.plan.spec, _deciding(candidate)

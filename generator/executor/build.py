@@ -13,6 +13,7 @@ from pathlib import Path
 from generator.errors import BuildError
 from generator.executor.cache import keep, kept, place
 from generator.executor.host_compiler import HostCompiler
+from generator.toolchain import cuda_include, cutlass_include, version_of
 
 EXECUTOR = "executor/executor.cpp"
 VARIANT = "executor/variant.cpp"
@@ -20,6 +21,9 @@ _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
 _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
 _VARIANT_OPTIONS = (*_COMMON, "-O1", "-shared", "-DHGEMM_HOST")
 _TIMEOUT_S = 300
+_WHOLE_CUTE = "hgemm/cute/"
+"""Headers that need all of CuTe, whose instructions the headers of `_INSTRUCTIONS` hand to the executor."""
+_INSTRUCTIONS = "executor/cute/arch"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -39,9 +43,9 @@ class Workshop:
         """
         executor = self._executor(anew)
         read = includes_of(source.encode(), self.templates) | includes_of_file(VARIANT, self.templates)
-        name = self._name(
-            "variant", _VARIANT_OPTIONS, {**read, "kernel.cu": _hash(source.encode()), "": executor.name}, ".so"
-        )
+        whole = any(header.startswith(_WHOLE_CUTE) for header in read)
+        inputs = {**read, "kernel.cu": _hash(source.encode()), "": executor.name}
+        name = self._name("variant", _VARIANT_OPTIONS, inputs | (self._cute() if whole else {}), ".so")
         found = None if anew else kept(self.cache, name)
         if found:
             return found
@@ -49,6 +53,7 @@ class Workshop:
         try:
             text.write_text(source)
             arguments = [
+                *(_cute_folders(self.templates) if whole else ()),
                 f"-DHGEMM_VARIANT={symbol}",
                 f'-DHGEMM_VARIANT_FILE="{text}"',
                 self._path(VARIANT),
@@ -63,10 +68,16 @@ class Workshop:
         found = None if anew else kept(self.cache, name)
         return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
 
+    def _cute(self) -> dict[str, str]:
+        """Return what a kernel in all of CuTe is made of beside the templates that it includes by their names."""
+        ours = {path.name: _hash(path.read_bytes()) for path in sorted((self.templates / _INSTRUCTIONS).glob("*.hpp"))}
+        return {**ours, "cutlass": version_of("nvidia-cutlass")}
+
     def version(self) -> str:
         """Return what changes whenever the executor's or the atoms' text does, in short."""
         read = includes_of_file(EXECUTOR, self.templates) | includes_of_file(VARIANT, self.templates)
         atoms = {name: text for name, text in read.items() if name.startswith("executor/") or "atoms" in name}
+        atoms |= self._cute()
         return _hash(json.dumps(atoms, sort_keys=True).encode())[:16]
 
     def hash_of(self, name: str) -> str:
@@ -102,6 +113,13 @@ class Workshop:
             raise BuildError(symbol, f"error: {command[0]}: {error}") from error
         finally:
             made.unlink(missing_ok=True)
+
+
+def _cute_folders(templates: Path) -> list[str]:
+    """Return the options by which the compiler finds all of CuTe, and before it the host's versions of its instructions."""
+    cuda = cuda_include()
+    genuine = (cutlass_include(), cuda, cuda / "cccl")
+    return ["-I", str(templates / "executor"), *(word for folder in genuine for word in ("-isystem", str(folder)))]
 
 
 def includes_of_file(name: str, templates: Path) -> dict[str, str]:

@@ -19,7 +19,8 @@ Each file of instances/ is one kernel; it includes headers of include/ and, of a
 
     nvcc -std=c++17 -arch=sm_89 -Iinclude -Iinclude/lean -c instances/SYMBOL.cu
 
-An architecture with a letter, such as sm_90a, is written out. include/lean comes before any other copy of CuTe.
+An architecture with a letter, such as sm_90a, is written out. include/lean comes before any other copy of CuTe,
+and is left out for kernels with _cute_ in their names, which are made of all of it.
 hgemm/problem.cuh is what a kernel takes; launch.json says with how many threads, how much shared memory, and which grid.
 """
 
@@ -40,10 +41,9 @@ def _headers(inputs: dict[str, str], symbol: str, templates: Path) -> Iterator[t
     for name, sha256 in inputs.items():
         if name.startswith(_FOR_THE_CPU):
             continue
-        for folder, place in ((templates, ""), (templates / "lean", "lean/"), (cutlass_include(), "")):
-            if (folder / name).is_file():
-                text = (folder / name).read_bytes()
-                if hashlib.sha256(text).hexdigest() != sha256:
-                    raise LibraryError(f"{symbol} was made from another {name} than is installed: generate it anew")
-                yield place + name, text
-                break
+        places = ((templates, ""), (templates / "lean", "lean/"), (cutlass_include(), ""))
+        here = {place + name: (folder / name).read_bytes() for folder, place in places if (folder / name).is_file()}
+        same = [path for path, text in here.items() if hashlib.sha256(text).hexdigest() == sha256]
+        if here and not same:
+            raise LibraryError(f"{symbol} was made from another {name} than is installed: generate it anew")
+        yield from ((path, here[path]) for path in same[:1])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from generator.arch import ARCHS
 from generator.families.defaults import problem_fields
-from generator.families.mma_sync import rules
+from generator.families.mma_sync import cute_rules, rules
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.mma_sync.staging import STAGED, planned_spacing
 from generator.families.mma_sync.ways_out import nearest_cta_tile, warp_extents
@@ -52,7 +52,8 @@ STAGED_STAGES = {2: (2,), 1: (2,)}
 
 def resolve(request: Request) -> Spec:
     """Fill in every open field of `request`; the result may still be illegal, which the rules judge."""
-    fields = {**problem_fields(request), **_PLAIN, **_of_arch(request["arch"]), **request}
+    decided = {**_of_arch(request["arch"]), **_OF_FORM[request.get("form", "atoms")]}
+    fields = {**problem_fields(request), **_PLAIN, **decided, **request}
     tiles = [nearest_cta_tile(fields["cta_tile"], _k_block(fields))] if "cta_tile" in fields else [*_cta_tiles(fields)]
     choices = itertools.chain.from_iterable(_choices(fields, tile) for tile in tiles)
     found = next(choices, None) or _spec(fields, _modest(fields, tiles[0]))
@@ -69,7 +70,10 @@ _PLAIN: Request = {
     "cooperation": "cooperative",
     "cluster": Cluster(1, 1),
     "swapped": False,
+    "form": "atoms",
 }
+_OF_FORM: dict[str, Request] = {"atoms": {}, "cute": {"fragment_stages": 2, "store": "smem"}}
+"""What a form decides."""
 
 
 def _of_arch(name: str) -> Request:
@@ -129,6 +133,7 @@ _FITS = (
     rules.shared_memory,
     rules.static_memory,
     rules.residency,
+    *cute_rules.FITS,
 )
 """The rules that a choice of the fields below may break, beside that of registers, which placements decide too."""
 

@@ -24,7 +24,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     spec = plan.spec
     return {
         **common_values(plan, symbol),
-        "summary": _summary(plan),
+        "summary": summary(plan),
         "warp_m": spec.warp_tile.m,
         "warp_n": spec.warp_tile.n,
         "warps_m": plan.warps_m,
@@ -59,7 +59,8 @@ def _operand(tile: OperandTile, extent: str) -> dict:
     }
 
 
-def _summary(plan: Plan) -> str:
+def summary(plan: Plan) -> str:
+    """Say in a line what the kernel is."""
     spec = plan.spec
     return (
         f"{spec.arch} {spec.layout}, {spec.dtype_a} in, {spec.acc} accumulate, {spec.dtype_d} out; CTA tile {spec.cta_tile}, "

@@ -20,6 +20,7 @@ def words(spec: Spec) -> list[str]:
         "zigzag" if spec.mma_order == "zigzag" else "inorder",
         *_copy(spec),
         *([spec.smem_alloc] if spec.smem_alloc != "dynamic" else []),
+        *([] if spec.form == "atoms" else [spec.form]),
     ]
 
 

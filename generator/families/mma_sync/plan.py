@@ -112,7 +112,24 @@ class MmaSyncPlan(Plan):
         return pitch if pitch % 16 == 8 else pitch + 8
 
     @property
+    def slab_rows(self) -> int:
+        """Rows that the epilogue of form cute stages at once: one atom of every warp along m."""
+        return 16 * self.warps_m
+
+    @property
+    def slab_odd_words(self) -> int:
+        """Words of 4 floats before the odd words of one of those rows begin, where a piece is two words."""
+        return self.spec.cta_tile.n // 8 | 1
+
+    @property
+    def slab_pitch(self) -> int:
+        """Floats from one of those rows to the next, 8 or 24 modulo the 32 banks."""
+        return 8 * self.slab_odd_words if self.epilogue_pieces_of_two_words else self.spec.cta_tile.n + 8
+
+    @property
     def epilogue_bytes(self) -> int:
+        if self.spec.form == "cute":
+            return self.slab_rows * self.slab_pitch * 4
         return self.threads // 32 * 16 * self.epilogue_pitch * 4 if self.spec.store == "smem" else 0
 
     @property

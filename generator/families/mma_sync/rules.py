@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from generator.arch import ARCHS
 from generator.families import rules as shared
-from generator.families.mma_sync import staging, ways_out
+from generator.families.mma_sync import cute_rules, staging, ways_out
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.rules import Rule, adder
 from generator.families.ways_out import (
@@ -194,3 +194,8 @@ def schedule(plan: Plan) -> str | None:
     if plan.spec.schedule.kind != "cluster_k":
         return None
     return f"{plan.spec.schedule} takes a cluster, which wgmma kernels have"
+
+
+# ---- Forms ----------------------------------------------------------------------------------------------------------
+
+RULES += cute_rules.RULES

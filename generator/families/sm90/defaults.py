@@ -37,6 +37,7 @@ _UNIMPLIED: Request = {
     "smem_a": Smem("none"),
     "smem_b": Smem("none"),
     "mma_order": "row",
+    "form": "atoms",
 }
 """Stands for what the family decides until the rest is known."""
 

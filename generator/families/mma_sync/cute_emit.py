@@ -1,0 +1,115 @@
+"""A kernel on mma.sync in CuTe's vocabulary: the layouts, copies and products that its template spells out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from generator.families.emit import boolean, common_values
+from generator.families.mma_sync.cute_rules import thread_shape
+from generator.families.mma_sync.emit import summary
+from generator.families.mma_sync.plan import MmaSyncPlan as Plan
+from generator.layouts import OperandTile
+
+TEMPLATE = "kernel_cute.cu.j2"
+ENTRY_HEADER = "hgemm/cute/gemm_sm80.cuh"
+
+_ELEMENTS = {"f16": "half_t", "bf16": "bfloat16_t", "f32": "float"}
+_INSTRUCTIONS = {
+    ("f16", "f32"): "SM80_16x8x16_F32F16F16F32_TN",
+    ("bf16", "f32"): "SM80_16x8x16_F32BF16BF16F32_TN",
+    ("f16", "f16"): "SM80_16x8x16_F16F16F16F16_TN",
+}
+_COPIES = {
+    8: "SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>",
+    4: "SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint64_t>",
+    2: "SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint32_t>",
+}
+_LDMATRIX = {
+    (True, 4): "SM75_U32x4_LDSM_N",
+    (True, 2): "SM75_U32x2_LDSM_N",
+    (False, 4): "SM75_U16x8_LDSM_T",
+    (False, 2): "SM75_U16x4_LDSM_T",
+}
+"""By whether k is contiguous, and the 8x8 matrices of an instruction."""
+_NAMED_INTEGERS = frozenset(
+    [*range(11), 12, 16, 24, *range(32, 257, 8), 384, 512, 768, *(1 << i for i in range(10, 20))]
+)
+"""What CuTe has as `_N`; others are written Int<N>. Source: cute/numeric/integral_constant.hpp."""
+
+
+def entry_header(plan: Plan) -> str:
+    """Return the one header that the text includes."""
+    return ENTRY_HEADER
+
+
+def values(plan: Plan, symbol: str) -> dict[str, Any]:
+    """Return the values of the template by name."""
+    spec = plan.spec
+    wide = spec.warp_tile.n % 16 == 0  # two of a warp's atoms along n have one ldmatrix
+    return {
+        **common_values(plan, symbol),
+        "summary": summary(plan),
+        "element": _ELEMENTS[spec.dtype_a],
+        "element_out": _ELEMENTS[spec.dtype_d],
+        "cta_tiler": _integers(spec.cta_tile.m, spec.cta_tile.n, spec.cta_tile.k),
+        "instruction": _INSTRUCTIONS[spec.dtype_a, spec.acc],
+        "mma": spec.mma,
+        "warps": _integers(plan.warps_m, plan.warps_n, 1),
+        "mma_tile": _integers(16 * plan.warps_m, (16 if wide else 8) * plan.warps_n, 16),
+        "a": _operand(plan, plan.a, 4),
+        "b": _operand(plan, plan.b, 4 if wide else 2),
+        "epilogue_layout": _layout([(plan.slab_rows, plan.slab_pitch), _slab_columns(plan)]),
+        "ctas_per_sm": spec.ctas_per_sm,
+    }
+
+
+def _operand(plan: Plan, tile: OperandTile, matrices: int) -> dict[str, str | int]:
+    rows, pieces = thread_shape(tile)
+    row = (tile.rows, tile.pitch)
+    if tile.smem.pair_pad:
+        row = ((2, tile.rows // 2), (tile.pitch, 2 * tile.pitch + tile.smem.pair_pad))
+    modes = [row, (tile.columns, 1)]
+    threads, chunk = [(rows, pieces), (pieces, 1)], [1, tile.chunk]
+    if not tile.k_major:
+        modes, threads, chunk = modes[::-1], threads[::-1], chunk[::-1]
+    return {
+        "k_major": boolean(tile.k_major),
+        "layout": _swizzled(tile.smem.swizzle, [*modes, (plan.spec.stages, tile.stage_elements)]),
+        "elements": plan.spec.stages * tile.stage_elements,
+        "instruction": _COPIES[tile.chunk],
+        "threads": _layout(threads),
+        "chunk": _integers(*chunk),
+        "ldmatrix": _LDMATRIX[tile.k_major, matrices],
+    }
+
+
+def _slab_columns(plan: Plan) -> tuple:
+    """Return the extent and stride of staged columns: of pieces of two words of 4 floats, the odd words lie behind the even."""
+    columns = plan.spec.cta_tile.n
+    if not plan.epilogue_pieces_of_two_words:
+        return columns, 1
+    return (4, 2, columns // 8), (1, 4 * plan.slab_odd_words, 4)
+
+
+def _swizzled(swizzle: tuple[int, int, int], modes: list[tuple]) -> str:
+    bits, base, shift = swizzle
+    layout = _layout(modes)
+    return f"decltype(composition(Swizzle<{bits}, {base}, {shift}>{{}}, {layout}{{}}))" if bits else layout
+
+
+def _layout(modes: list[tuple]) -> str:
+    """Write a layout of modes (extent, stride), either of which may be several."""
+    extents, strides = zip(*modes)
+    return f"Layout<{_tuple('Shape', extents)}, {_tuple('Stride', strides)}>"
+
+
+def _tuple(name: str, numbers: tuple) -> str:
+    return f"{name}<{', '.join(_tuple(name, n) if isinstance(n, tuple) else _integer(n) for n in numbers)}>"
+
+
+def _integers(*numbers: int) -> str:
+    return ", ".join(map(_integer, numbers))
+
+
+def _integer(number: int) -> str:
+    return f"_{number}" if number in _NAMED_INTEGERS else f"Int<{number}>"

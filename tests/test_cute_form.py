@@ -1,0 +1,179 @@
+"""Kernels in CuTe's whole vocabulary: what they cannot say is refused, and what they say is what the plan says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pycute
+import pytest
+
+from generator.arch import ARCHS, MMA_SYNC
+from generator.build import Recipe, build
+from generator.defaults import resolve
+from generator.emit import emit
+from generator.layouts import OperandTile
+from generator.plan import Plan, plan_of
+from generator.rules import violations
+from generator.spec import Spec, parse_field
+from generator.sweep import sweep
+from generator.toolchain import headers, templates_folder
+
+TEMPLATES = templates_folder()
+SPECS = [
+    {},
+    {"layout": "tt", "tile": "64x64x32", "out": "f32"},
+    {"layout": "nn", "tile": "64x128x64", "align_a": "4", "align_b": "2", "stages": "2"},
+    {"layout": "nt", "tile": "128x64x32", "smem": "pad:8", "acc": "f16"},
+    {"layout": "tn", "tile": "64x64x64", "warp_tile": "32x24", "smem": "none"},
+    {"layout": "tn", "tile": "64x64x32", "smem_a": "pad_alternate:8", "dtype": "bf16", "schedule": "persistent"},
+]
+
+
+def plan_in_cute(**texts: str) -> Plan:
+    (candidate,) = sweep([{"arch": "sm_80", "form": "cute", **texts}]).candidates
+    return candidate.plan
+
+
+# ---- What it cannot say ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ({"mma": "m16n8k8"}, "m16n8k16"),
+        ({"acc": "f16_promoted"}, "one type"),
+        ({"mma_order": "row"}, "its own order"),
+        ({"fragment_stages": "1"}, "while another is multiplied"),
+        ({"store": "direct"}, "writes to shared memory"),
+        ({"schedule": "split_k:2"}, "split_k:2"),
+        ({"align": "1"}, "cp.async"),
+        ({"tile": "64x64x16"}, "one k-block"),
+        ({"tile": "64x48x32", "layout": "tt"}, "do not tile"),
+    ],
+)
+def test_a_field_that_cute_cannot_express_is_a_violation_that_a_change_mends(texts: dict, reason: str) -> None:
+    plan = plan_in_cute(**texts)
+    broken = [violation for violation in violations(plan) if violation.rule.startswith("cute_")]
+    assert [violation for violation in broken if reason in violation.message]
+    for violation in broken:
+        assert violation.change, "there is always the other form"
+    in_atoms = plan.having(form="atoms")
+    assert not [violation for violation in violations(in_atoms) if violation.rule.startswith("cute_")]
+
+
+def test_wgmma_kernels_are_on_atoms() -> None:
+    (candidate,) = sweep([{"arch": "sm_90a", "mma": "wgmma", "form": "cute"}]).candidates
+    assert [violation for violation in candidate.broken if "form cute" in violation.message]
+    (planned,) = sweep([{"arch": "sm_90a", "form": "cute"}]).plans
+    assert planned.spec.family == MMA_SYNC
+
+
+@pytest.mark.parametrize("arch", [name for name, arch in ARCHS.items() if arch.has_cp_async])
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_what_is_left_open_is_planned_to_be_expressible(arch: str, layout: str) -> None:
+    request = {"arch": arch, "form": "cute", "layout": layout}
+    assert not violations(plan_of(resolve(request)))
+
+
+def test_the_form_is_in_the_symbol_and_records_without_it_read_as_atoms() -> None:
+    plan = plan_in_cute()
+    assert "_cute_" in emit(plan, TEMPLATES).symbol
+    old = {name: text for name, text in plan.spec.to_dict().items() if name != "form"}
+    assert Spec.from_dict(old).form == "atoms" == parse_field("form", "atoms")
+
+
+# ---- What it says ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", SPECS, ids=str)
+def test_its_layouts_are_those_of_the_plan(texts: dict) -> None:
+    """Read back by pycute, every element of every stage lies where the plan and the executor take it to lie."""
+    plan = plan_in_cute(**texts)
+    source = emit(plan, TEMPLATES).source
+    for name, tile in (("A", plan.a), ("B", plan.b)):
+        swizzle, layout = layout_of(source, f"SmemLayout{name}")
+        for row in range(tile.rows):
+            for column in range(tile.columns):
+                mn, k = (row, column) if tile.k_major else (column, row)
+                assert swizzle(layout(mn, k, 1)) - tile.stage_elements == tile.offset(row, column)
+
+
+@pytest.mark.parametrize("texts", SPECS, ids=str)
+def test_its_threads_copy_every_piece_of_a_tile_once(texts: dict) -> None:
+    plan = plan_in_cute(**texts)
+    source = emit(plan, TEMPLATES).source
+    for name, tile in (("A", plan.a), ("B", plan.b)):
+        places = [place(source, name, tile, thread) for thread in range(plan.threads)]
+        rows, columns = (1 + max(axis) for axis in zip(*places))
+        assert len({*places}) == plan.threads == rows * columns
+        assert tile.rows % rows == 0 and tile.columns // tile.chunk % columns == 0
+
+
+def place(source: str, name: str, tile: OperandTile, thread: int) -> tuple[int, int]:
+    """Return the row and the piece of a row that a thread copies first."""
+    text = re.search(rf"GmemCopy{name} = .*?\{{}}, (Layout<.*>)\{{}}, Layout", source)[1]
+    layout = parsed(text)
+    crd = {layout(i, j): (i, j) for i in range(layout.shape[0]) for j in range(layout.shape[1])}[thread]
+    return crd if tile.k_major else crd[::-1]
+
+
+def layout_of(source: str, name: str) -> tuple[pycute.Swizzle, pycute.Layout]:
+    text = re.search(rf"using {name} = (.*);", source)[1]
+    swizzle = re.search(r"Swizzle<(\d), (\d), (\d)>", text)
+    numbers = [int(number) for number in swizzle.groups()] if swizzle else [0, 3, 3]
+    return pycute.Swizzle(*numbers), parsed(text)
+
+
+def parsed(text: str) -> pycute.Layout:
+    """Read a CuTe layout type."""
+    shape, stride = re.search(r"Layout<(Shape<.*>), (Stride<.*?>)>(?:\{|$)", text).groups()
+    return pycute.Layout(numbers(shape), numbers(stride))
+
+
+def numbers(text: str) -> tuple:
+    """Read Shape<_128, Shape<_4, Int<3>>> as (128, (4, 3))."""
+    plain = re.sub(r"Int<(\d+)>|_(\d+)", lambda match: match[1] or match[2], text)
+    stack: list[list] = [[]]
+    for word in re.findall(r"\w+<|\d+|>", plain):
+        if word.endswith("<"):
+            stack.append([])
+        elif word == ">":
+            inner = tuple(stack.pop())
+            stack[-1].append(inner)
+        else:
+            stack[-1].append(int(word))
+    return stack[0][0]
+
+
+def test_all_of_cute_is_read_where_a_kernel_is_written_in_it_and_nowhere_else() -> None:
+    whole, lean = (headers(root, TEMPLATES) for root in ("hgemm/cute/gemm_sm80.cuh", "hgemm/gemm_sm80.cuh"))
+    stand_in = (TEMPLATES / "lean" / "cute" / "config.hpp").read_bytes()
+    assert {h.name: h.text for h in lean.files}["cute/config.hpp"] == stand_in
+    assert {h.name: h.text for h in whole.files}["cute/config.hpp"] != stand_in
+    assert "cute/tensor.hpp" not in lean.hashes() and "cccl/cuda/std/type_traits" in whole.hashes()
+
+
+# ---- Made and run (CuTe takes most of a minute here) ------------------------------------------------------------------
+
+
+def test_it_compiles_to_what_is_planned() -> None:
+    plan = plan_in_cute(tile="64x64x32", layout="nn", align_b="4", bias="row", activation="relu")
+    (product,) = build([plan], Recipe(TEMPLATES))
+    assert (product.status, product.error) == ("built", "")
+    assert product.record["sass"]["HMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
+
+
+def test_it_is_proved_on_the_cpu(tmp_path: Path) -> None:
+    from generator.executor.build import Workshop
+    from generator.executor.host_compiler import find_compiler
+    from generator.executor.proving import Subject, prove
+
+    plan = plan_in_cute(tile="32x32x32", layout="nt", align_a="2", stages="3", schedule="persistent", bias="column")
+    kernel = emit(plan, TEMPLATES)
+    record = {"symbol": kernel.symbol, "arch": plan.spec.arch, "spec": plan.spec.to_dict()}
+    record |= {"launch": plan.launch(), "traits": plan.traits()}
+    subject = Subject(kernel.symbol, kernel.source, record, plan.mma_per_k_tile)
+    proved = prove(subject, Workshop(find_compiler(), TEMPLATES, tmp_path))
+    assert [check.reason for check in proved.checks if not check.passed] == []
+    assert (proved.proof["races"], proved.proof["read_conflicts_per_k_tile"]) == (0, 0)
