@@ -31,16 +31,14 @@ class KTile:
     """What one k-tile of one CTA takes, in cycles of one SM.
 
     `copy` and `fragments` are those of filling and of reading shared memory, `memory` what they come to together: the sum
-    where one load and store unit does both, as warps' instructions, and the longer where TMA writes and wgmma reads. `l2` is
-    the CTA's share of L2 while all SMs load, None where the card's is not known. `memory_bound` says what most of `memory` is,
-    `figures` what of the table was used.
+    where one load and store unit does both, as warps' instructions, and the longer where TMA fills it and wgmma reads. `l2` is
+    the CTA's share of L2 while all SMs load, None where the card's is not known. `figures` names what of the table was used.
     """
 
     tensor: float
     copy: float
     fragments: float
     memory: float
-    memory_bound: str
     l2: float | None
     flop_per_byte: float
     figures: tuple[str, ...]
@@ -55,7 +53,9 @@ class KTile:
         """What the longest part waits for."""
         if self.tensor >= self.cycles:
             return TENSOR
-        return self.memory_bound if self.memory >= self.cycles else L2
+        if self.memory < self.cycles:
+            return L2
+        return COPIES if self.copy > self.fragments else SHARED_MEMORY
 
 
 class _Reader:
@@ -106,7 +106,6 @@ def _mma_sync(spec: Mapping[str, Any], card: Card) -> KTile:
         copy=copy,
         fragments=fragments,
         memory=copy + fragments,
-        memory_bound=COPIES if copy > fragments else SHARED_MEMORY,
         l2=_l2(figure, (m + n) * k * size),
         flop_per_byte=intensity(m, n, size),
         figures=tuple(figure.names),
@@ -155,17 +154,14 @@ def _wgmma(spec: Mapping[str, Any], card: Card) -> KTile:
     width, depth = map(int, re.fullmatch(r"m64n(\d+)k(\d+)", spec["mma"]).groups())
     filled_bytes = (m + n) * k * size
     shared_bytes = m * k * size / cluster_n + n * k * size / cluster_m  # CTAs of a cluster load for one another
-    smem = figure("smem_bytes_per_clock_per_sm")
     copy = filled_bytes / figure("tma_bytes_per_clock_per_sm")
-    written = filled_bytes / smem
-    fragments = warpgroup_read_bytes(rows, columns, k * size) / smem
+    fragments = warpgroup_read_bytes(rows, columns, k * size) / figure("smem_bytes_per_clock_per_sm")
     cpi = _hgmma_cpi(spec, figure, width, depth)
     return KTile(
         tensor=tensor_cycles(m * n * k, WARPGROUP_ROWS * width * depth, cpi, partitions=1),  # its CPI is of all four
         copy=copy,
         fragments=fragments,
-        memory=max(copy, written + fragments),
-        memory_bound=COPIES if copy > written + fragments else SHARED_MEMORY,
+        memory=max(copy, fragments),
         l2=_l2(figure, shared_bytes),
         flop_per_byte=intensity(m, n, size),
         figures=tuple(figure.names),
