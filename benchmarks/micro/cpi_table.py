@@ -21,6 +21,13 @@ from hgemm.model.cards import FOLDER, parse_card
 MEASURED = "measured"
 _AS_IT_IS = r"hmma_\w+|hgmma_\w+|lds\d+|sts\d+|ldsm_\w+|stsm_\w+|ldg\d+_l1|cp_async\d+_ca_l1"
 _FROM_L2 = r"(ldg\d+|cp_async128_cg|cp_async32_ca|cp_async64_ca)_l2"
+_RATES = (
+    ("smem", r"ldsm_x4", 1),
+    ("l2", r"ldg128_l2_shared", 2),
+    ("l2_disjoint", r"ldg128_l2", 2),
+    ("tma", r"bulk\d+k_l2_shared", 2),
+)
+"""Rates, the rows that they are of, and on how many SMs at least."""
 _OF_THE_SM = ("cpi.", "latency.", "tma_", "smem_")
 
 
@@ -38,10 +45,12 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, float]]:
         yield f"cpi.{name.removesuffix('_l2')}", cycles
     for name, cycles in _fewest(row for row in rows if row["latency"]):
         yield f"latency.{name}", cycles
-    yield "smem_bytes_per_clock_per_sm", _most(rows, r"ldsm_x4")
-    yield "l2_bytes_per_clock_per_sm", _most(rows, r"ldg128_l2_shared")
-    yield "l2_disjoint_bytes_per_clock_per_sm", _most([row for row in rows if row["sms"] > 1], r"ldg128_l2")
-    yield "tma_bytes_per_clock_per_sm", _most(rows, r"bulk\d+k_l2_shared")
+    for name, pattern, sms in _RATES:
+        moving = [
+            row for row in rows if re.fullmatch(pattern, row["name"]) and not row["latency"] and row["sms"] >= sms
+        ]
+        if moving:
+            yield f"{name}_bytes_per_clock_per_sm", round(max(row["bytes_per_clock_per_sm"] for row in moving), 1)
     for way in ("read", "write", "copy"):
         yield f"dram_{way}_gbytes_per_s", max(row["gbytes_per_s"] for row in rows if row["name"] == f"dram_{way}")
     yield from ((f"launch_{way}_us", entry[f"{way}_us"]) for entry in report["launch"] for way in ("stream", "graph"))
@@ -60,16 +69,13 @@ def _fewest(rows: Iterator[dict]) -> Iterator[tuple[str, float]]:
         yield name, round(cycles, 2)
 
 
-def _most(rows: list[dict], pattern: str) -> float:
-    moving = (row for row in rows if not row["latency"] and re.fullmatch(pattern, row["name"]))
-    return round(max(row["bytes_per_clock_per_sm"] for row in moving), 1)
-
-
 def merged(table: dict[str, Any], report: dict[str, Any], sm_only: bool) -> dict[str, Any]:
     """Return a table with a report's figures; sources of which nothing is left are dropped."""
     source = {"text": report["command"], "date": report["date"], "device": report["device"]}
     measured = {
-        name: [value, MEASURED] for name, value in figures(report) if not sm_only or name.startswith(_OF_THE_SM)
+        name: [value, MEASURED]
+        for name, value in figures(report)
+        if not sm_only or (name.startswith(_OF_THE_SM) and "dram" not in name)
     }
     every = {**table["figures"], **measured}
     used = {name for _, name in every.values()}
