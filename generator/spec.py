@@ -96,6 +96,9 @@ Request = dict[str, Any]
 """The fields that a user set, by the names of `Spec`; the others are planned."""
 
 
+FORMS = ("atoms", "cute")
+"""In what a kernel may be written, what can say the least last."""
+
 WGMMA = "wgmma"
 """The instruction of a request that leaves its width to the tile; a spec says `m64n256k16`."""
 
@@ -179,7 +182,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "swapped": _switch("swapped"),
     "store_spacing": _whole("store_spacing", 0, 64),
     "smem_alloc": _choice("smem_alloc", "dynamic", "static"),
-    "form": _choice("form", "atoms", "cute"),
+    "form": _choice("form", *FORMS),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +21,13 @@ CHECKED_PRODUCTS = 2**32
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured; `check` is None where none was asked for."""
+    """What was measured; `check` is None where none was asked for, and `digest` is a hash of all of D."""
 
     time_us: float
     tflops: float
     checked_rows: int
     check: Check | None
+    digest: str
 
 
 def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int = 20, checked: bool = True) -> Run:
@@ -47,7 +49,8 @@ def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int 
             check = compare(str(case), decode(found[:, rows], kernel.facts.dtype_d), expected, "normal")
         size = trial.workspace.size_bytes if trial.workspace else None
         time_us = median_us(device, kernel.bind(problem, device=device.ordinal, workspace_size=size), samples)
-        return Run(time_us, problem.flops / time_us * 1e-6, len(rows), check)
+        digest = hashlib.sha256(found.tobytes()).hexdigest()
+        return Run(time_us, problem.flops / time_us * 1e-6, len(rows), check, digest)
     finally:
         trial.free()
 

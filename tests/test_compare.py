@@ -1,0 +1,117 @@
+"""`hgemm compare`: which forms can say a spec, and what is told of those that were built and run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import simulated
+from click.testing import CliRunner, Result
+from fake_driver import FakeDriver
+from records import make_record
+
+import hgemm.device
+from generator.arch import WGMMA_SM90
+from generator.commands.compare import Built, Ran, columns, in_every_form, run_on_device, side_by_side
+from generator.errors import RequestError
+from generator.pipeline import Settings
+from generator.spec import FORMS
+from generator.store.library import Library
+from generator.toolchain import templates_folder
+from generator.verbs import compare
+from hgemm.facts import Facts
+from hgemm.record import Record
+
+
+def said(**texts: str) -> list:
+    return in_every_form({"spec_file": None, **texts})
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(compare.command, [str(argument) for argument in arguments])
+
+
+# ---- The spec in every form -----------------------------------------------------------------------------------------
+
+
+def test_forms_differ_in_nothing_but_the_form_and_what_is_open_suits_all() -> None:
+    forms = said(arch="sm_80", acc="f16")
+    assert [one.form for one in forms] == [*FORMS] and not any(one.broken for one in forms)
+    assert len({one.plan.having(form="atoms") for one in forms}) == 1
+
+
+def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
+    atoms, cute = said(arch="sm_80", schedule="split_k:2")
+    assert not atoms.broken and [violation.rule for violation in cute.broken] == ["cute_schedule"]
+    atoms, cute = said(arch="sm_90a")
+    assert atoms.plan.spec.family == WGMMA_SM90 and not atoms.broken
+    assert "form cute" in cute.broken[0].message
+
+
+@pytest.mark.parametrize("texts", [{"form": "cute"}, {"tile": "64x64x32,128x64x32"}, {"tile": "300x300x32"}])
+def test_several_specs_a_form_or_an_illegal_spec_are_refused(texts: dict) -> None:
+    with pytest.raises(RequestError):
+        said(arch="sm_80", **texts)
+
+
+# ---- What came of them ----------------------------------------------------------------------------------------------
+
+
+def built(form: str, digest: str = "", hmma: int = 64) -> Built:
+    document, _ = make_record(f"hgemm_{form}")
+    ran = Ran("GPU", True, 0.5, digest, {"time_us": 10.0, "tflops": 400.0}) if digest else None
+    return Built(form, Record({**document, "sass": {"HMMA": hmma, "BAR": 2}}), ran)
+
+
+def test_each_form_is_a_column_with_figures_instructions_and_results() -> None:
+    found = columns([built("atoms", "a1"), built("cute", "b2", hmma=65)])
+    assert [column["result"] for column in found] == ["the same bits", "other bits than atoms"]
+    rows = {row[""]: row for row in side_by_side(found)}
+    assert (rows["sass HMMA"]["atoms"], rows["sass HMMA"]["cute"]) == (64, 65)
+    assert {"compile_s", "registers", "smem_bytes", "tflops", "result"} <= {*rows}
+    assert [name for name in rows if name.startswith("sass")] == ["sass HMMA", "sass BAR"]
+
+
+def test_without_a_run_there_is_no_result() -> None:
+    (column,) = columns([built("atoms")])
+    assert "result" not in column and column["registers"] > 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    fake = FakeDriver()
+    monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
+    monkeypatch.setattr("hgemm.timing.driver", lambda: fake)
+    hgemm.device._open.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+
+
+def test_variants_that_compute_the_same_have_the_same_bits(driver: FakeDriver, tmp_path: Path) -> None:
+    made = simulated.record(beta=False)
+    traits = {**made["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
+    settings, ran = Settings(Library(tmp_path / "lib"), templates_folder()), {}
+    for name, faults in (("right", ()), ("alike", ()), ("wrong", ("drops an element of k",))):
+        document, files = make_record(
+            f"hgemm_{name}", arch="sm_80", launch=made["launch"], traits=traits, cta_tile="32x48x16"
+        )
+        settings.library.publish(document, files)
+        facts = Facts.of(document)
+        driver.kernel = lambda problem, facts=facts, faults=faults: simulated.launch(facts, problem, frozenset(faults))
+        ran[name] = run_on_device(Built(name, Record(document)), settings, (40, 50, 60), samples=2).ran
+    assert ran["right"].passed and ran["right"].digest == ran["alike"].digest and ran["right"].speed["tflops"] > 0
+    assert not ran["wrong"].passed and ran["wrong"].digest != ran["right"].digest
+
+
+# ---- The verb -------------------------------------------------------------------------------------------------------
+
+
+def test_the_verb_builds_and_runs_what_can_be_and_tells_of_the_rest(tmp_path: Path) -> None:
+    options = ("--arch", "sm_80", "--tile", "32x32x16", "--library", tmp_path / "lib", "--emulate", "--json")
+    done = call(*options)
+    assert done.exit_code == 0, done.output
+    (column,) = json.loads(done.stdout)
+    assert (column["form"], column["device"], column["passed"]) == ("atoms", "CPU", True)
+    assert "form cute is left out, cute_k_blocks: k of 16" in done.stderr
