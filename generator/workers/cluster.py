@@ -104,6 +104,10 @@ def _connected(address: str, patience_s: float) -> Iterator[Client]:
         raise HgemmError(
             f"no Dask scheduler answers at {address} in {patience_s:g} s: start one with `dask scheduler`"
         ) from error
+    except TypeError as error:
+        raise HgemmError(
+            f"the scheduler at {address} has another version of Dask ({error}): use one everywhere"
+        ) from error
     with client:
         try:
             client.wait_for_workers(1, timeout=patience_s)
