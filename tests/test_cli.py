@@ -255,6 +255,8 @@ def test_help_loads_nothing_heavy(command: str) -> None:
         ("generate", "generate --arch sm_9", ["sm_90", "sm_90a"]),
         ("generate", "generate --layout tn,n", ["tn,nn", "tn,nt"]),
         ("generate", "generate --sta", ["--stages"]),
+        ("generate", "generate --sha", ["--shard"]),
+        ("generate", "generate --executor d", ["dask"]),
         ("generate", "generate --recipe s1/3.0,s1/3.1", ["s1/3.0,s1/3.1"]),
         ("hgemm", "hgemm ladder s1", ["s1"]),
         ("hgemm", "hgemm expl", ["explain"]),
