@@ -86,6 +86,22 @@ BROKEN = [
     ("arch=80 raster=group:2000", "raster", "group of 2,000 tiles > 1,024", {"raster": "group:1024"}),
     ("arch=80 schedule=cluster_k:4", "schedule", "takes a cluster", {"schedule": "split_k:4"}),
     ("arch=80 schedule=split_k:65", "splits", "split_k by 65", {"schedule": "split_k:64"}),
+    ("arch=80 form=cute mma_order=row", "cute_fields", "its own order", {"mma_order": "zigzag"}),
+    ("arch=80 form=cute schedule=split_k:2", "cute_schedule", "no split_k:2", {"schedule": "one_tile"}),
+    ("arch=80 form=cute cta_tile=64x64x16", "cute_k_blocks", "one k-block", {"cta_tile": "64x64x32"}),
+    ("arch=80 form=cute align_a=1", "cute_alignment", "2 elements (4 B) at least", {"align_a": "8"}),
+    (
+        "arch=80 form=cute layout=tt cta_tile=64x48x32 smem_b=none",
+        "cute_copies",
+        "32 rows of 6 pieces of B",
+        {"form": "atoms"},
+    ),
+    (
+        "arch=80 form=cute cta_tile=96x64x48 warp_tile=32x64 smem_a=xor:1,3,3 smem_b=none",
+        "cute_swizzles",
+        "smem_a xor:1,3,3 of rows of 48",
+        {"smem_a": "pad:8", "smem_b": "pad:8"},
+    ),
     ("arch=80 schedule=split_k:1", "splits", "2 to 64 are served", {"schedule": "split_k:2"}),
 ]
 

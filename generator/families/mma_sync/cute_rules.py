@@ -59,13 +59,6 @@ def cute_schedule(plan: Plan) -> str | None:
     return f"form cute has no {plan.spec.schedule}: its accumulators stay in one CTA"
 
 
-@rule(lambda plan: [{"stages": "2"}, _ATOMS])
-def cute_stages(plan: Plan) -> str | None:
-    if plan.spec.form != "cute" or plan.spec.stages >= 2:
-        return None
-    return f"{plan.spec.stages} stage, form cute fills a stage while it reads another"
-
-
 @rule(lambda plan: [{"cta_tile": str(plan.spec.cta_tile).rpartition("x")[0] + "x32"}, _ATOMS])
 def cute_k_blocks(plan: Plan) -> str | None:
     if plan.spec.form != "cute" or plan.k_blocks >= 2:
