@@ -7,8 +7,10 @@ from typing import Any
 
 from generator.arch import ARCHS, MMA_SYNC, WGMMA_SM90
 from generator.errors import RequestError
+from generator.families.defaults import problem_fields
 from generator.families.mma_sync import defaults as mma_sync
 from generator.families.sm90 import defaults as sm90
+from generator.families.sm90.plan import WgmmaPlan
 from generator.spec import Request, Spec, family_of_mma
 
 _RESOLVERS = {MMA_SYNC: mma_sync.resolve, WGMMA_SM90: sm90.resolve}
@@ -43,9 +45,18 @@ def resolve(request: Request) -> Spec:
 def family_of(request: Request) -> str:
     """Return the family that a request asks for; where it asks for none, the best that its architecture has."""
     field = deciding_field(request)
-    best = (*ARCHS[request["arch"]].families, MMA_SYNC)[0]
+    served = [family for family in ARCHS[request["arch"]].families if not sole_family(request) or family == MMA_SYNC]
+    best = (*served, MMA_SYNC)[0]
     claimed = _CLAIMS[field](request[field]) if field else None
     return claimed or best
+
+
+def sole_family(request: Request) -> str:
+    """Say why no family but mma.sync multiplies what a request asks for; nothing where others do, too."""
+    problem = {**problem_fields(request), **request}
+    if WgmmaPlan.takes(problem["dtype_a"], problem["layout"]):
+        return ""
+    return f"wgmma reads {problem['dtype_a']} in layout tn only: {problem['layout']} is multiplied by mma.sync"
 
 
 def deciding_field(request: Request) -> str:

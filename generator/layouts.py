@@ -46,6 +46,11 @@ class OperandTile:
         return PIECE_BYTES // self.element_bytes
 
     @property
+    def by_ldmatrix(self) -> bool:
+        """Whether ldmatrix reads fragments; it transposes elements of 2 bytes only, others each lane loads itself."""
+        return self.k_major or self.element_bytes == 2
+
+    @property
     def pitch(self) -> int:
         """Elements from one row to the next, beside the padding after every second row."""
         return self.columns + self.smem.row_pad
@@ -92,14 +97,25 @@ def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
 
 
 def read_conflicts(tile: OperandTile) -> int:
-    """Return the bank conflicts of reading every fragment of `tile` once by ldmatrix, 8 rows of 16 bytes a phase."""
-    places = itertools.product(range(0, tile.rows - 7, 8), range(0, tile.columns, tile.piece))
+    """Return the bank conflicts of reading every fragment of `tile` once."""
+    rows, columns, lanes, width_bytes = _reads(tile)
+    places = itertools.product(range(0, tile.rows - rows + 1, rows), range(0, tile.columns, columns))
     starts = Counter(tile.linear(row, column) % tile.period for row, column in places)  # whole periods change no bank
     swizzle, size = _swizzle(tile.smem), tile.element_bytes
     return sum(
-        count * conflicts([swizzle(start + tile.linear(lane, 0)) * size for lane in range(8)], PIECE_BYTES)
+        count * conflicts([swizzle(start + lane) * size for lane in lanes], width_bytes)
         for start, count in starts.items()
     )
+
+
+def _reads(tile: OperandTile) -> tuple[int, int, list[int], int]:
+    """Return what shared memory serves at once: its rows and columns, the lanes' places in it, and the bytes of each.
+
+    That are 8 rows of 16 bytes by ldmatrix, or an element for each lane in 4 rows, which are 4 of k, of 8.
+    """
+    if tile.by_ldmatrix:
+        return 8, tile.piece, [tile.linear(lane, 0) for lane in range(8)], PIECE_BYTES
+    return 4, 8, [tile.linear(lane % 4, lane // 4) for lane in range(32)], tile.element_bytes
 
 
 def write_conflicts(tile: OperandTile) -> int:

@@ -102,7 +102,7 @@ FORMS = ("atoms", "cute")
 WGMMA = "wgmma"
 """The instruction of a request that leaves its width to the tile; a spec says `m64n256k16`."""
 
-_WGMMA_ATOM = re.compile(r"m64n(\d{1,3})k16", re.ASCII)
+_WGMMA_ATOM = re.compile(r"m64n(\d{1,3})k(?:16|8)", re.ASCII)
 
 
 def family_of_mma(mma: str) -> str:
@@ -113,7 +113,7 @@ def family_of_mma(mma: str) -> str:
 def _mma(text: str) -> str:
     if _WGMMA_ATOM.fullmatch(text.strip().lower()):
         return text.strip().lower()
-    return _choice("mma", "m16n8k16", "m16n8k8", WGMMA, "m64nNk16")(text)
+    return _choice("mma", "m16n8k16", "m16n8k8", WGMMA, "m64nNk16", "m64nNk8")(text)
 
 
 def _choice(name: str, *words: str) -> Callable[[str], str]:
@@ -152,8 +152,8 @@ def _align(name: str) -> Callable[[str], int]:
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     "arch": parse_arch,
-    "dtype_a": _choice("dtype_a", "f16", "bf16"),
-    "dtype_b": _choice("dtype_b", "f16", "bf16"),
+    "dtype_a": _choice("dtype_a", "f16", "bf16", "tf32"),
+    "dtype_b": _choice("dtype_b", "f16", "bf16", "tf32"),
     "acc": _choice("acc", "f32", "f16", "f16_promoted"),
     "dtype_d": _choice("dtype_d", "f16", "bf16", "f32"),
     "layout": _choice("layout", "tn", "nn", "nt", "tt"),
@@ -193,4 +193,5 @@ def parse_field(name: str, text: str) -> Any:
     return PARSERS[name](text)
 
 
-DTYPE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
+DTYPE_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4}
+"""Of an element in memory; tf32 are floats there, of whose digits the tensor cores take the upper ones."""

@@ -13,14 +13,14 @@ from generator.toolchain import Header
 
 ATOMS = "cute/arch/mma_sm90_gmma.hpp"
 MORE_ATOMS = "cute/arch/mma_sm90_gmma_ext.hpp"
-_NAMED = re.compile(r"^\s*HGEMM_WGMMA\((\w+)\)", re.MULTILINE)
+_NAMED = re.compile(r"^\s*HGEMM_WGMMA(?:_TN)?\((\w+)\)", re.MULTILINE)
 _FIRST_ATOM = b"template <\n  GMMA::Major tnspA"
 _END_OF_ATOM = b"\n};\n"
 _TAIL = b"\n}  // namespace SM90::GMMA\n}  // namespace cute\n"
 
 
 def only_named_atom(headers: tuple[Header, ...], source: str) -> tuple[Header, ...]:
-    """Return the headers with one wgmma atom left, that which `source` names by HGEMM_WGMMA; with none if it names none.
+    """Return the headers with one wgmma atom left, that which `source` names by HGEMM_WGMMA (or _TN); with none if it names none.
 
     Raises: HgemmError where CuTe has no such atom, or lays its header out in another way.
     """

@@ -9,6 +9,7 @@ from typing import Any
 from hgemm.arrays import View, stream_handle, view
 from hgemm.checks import check
 from hgemm.device import Function, open_device, ordinal_of
+from hgemm.dtypes import in_memory
 from hgemm.errors import ProblemError
 from hgemm.facts import Facts
 from hgemm.images import Image
@@ -148,9 +149,9 @@ def problem_of(facts: Facts, views: Mapping[str, View], alpha: float = 1.0, beta
 def _check_types(facts: Facts, views: Mapping[str, View]) -> None:
     wanted = {"A": facts.dtype_a, "B": facts.dtype_b, "D": facts.dtype_d, "C": facts.dtype_d, "bias": facts.dtype_d}
     wrong = [
-        f"{name} is {views[name].dtype}, not {dtype}"
+        f"{name} is {views[name].dtype}, not {in_memory(dtype)}"
         for name, dtype in wanted.items()
-        if name in views and views[name].dtype != dtype
+        if name in views and views[name].dtype != in_memory(dtype)
     ]
     wrong += [f"{name} is read-only" for name in ("D", "workspace") if name in views and views[name].readonly]
     if "workspace" in views and not views["workspace"].contiguous:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hgemm.dtypes import OUTPUTS, in_memory
 from hgemm.errors import RequestError
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
-TYPES = ("f16", "bf16", "f32")
+TYPES = ("f16", "bf16", "f32", "tf32")
+"""Of A and B as they are multiplied: tf32 is stored as f32. D has any but that."""
 ACCUMULATIONS = ("f32", "f16_promoted", "f16")
 """From the most exact to the least; a variant serves what asks for its own accumulation or a less exact one."""
 BIASES = ("none", "row", "column")
@@ -20,7 +22,7 @@ _WORDS = {
     "layout": LAYOUTS,
     "dtype_a": TYPES,
     "dtype_b": TYPES,
-    "dtype_d": TYPES,
+    "dtype_d": OUTPUTS,
     "acc": ACCUMULATIONS,
     "bias": BIASES,
     "activation": ACTIVATIONS,
@@ -60,7 +62,7 @@ class Kind:
     @property
     def cover_options(self) -> str:
         """Write the options of `hgemm cover` that ask for the kind; what it makes accumulates in f32, which serves all."""
-        types = self.dtype_a + (f":{self.dtype_d}" if self.dtype_d != self.dtype_a else "")
+        types = self.dtype_a + (f":{self.dtype_d}" if self.dtype_d != in_memory(self.dtype_a) else "")
         extras = [f"--{name} {getattr(self, name)}" for name in ("bias", "activation") if getattr(self, name) != "none"]
         return " ".join([f"--types {types} --layout {self.layout}", *extras])
 
@@ -68,6 +70,11 @@ class Kind:
         types = f"{self.layout} {self.dtype_a}" + (f"*{self.dtype_b}" if self.dtype_b != self.dtype_a else "")
         extras = [f"bias {self.bias}"] * (self.bias != "none") + [self.activation] * (self.activation != "none")
         return " ".join([f"{types}->{self.dtype_d} acc {self.acc}", *extras])
+
+
+def word_of(code: int, field: str) -> str:
+    """Return one field of a kind from its code."""
+    return _WORDS[field][code >> DIGIT_BITS * list(_WORDS).index(field) & (1 << DIGIT_BITS) - 1]
 
 
 def serves(offered: int, wanted: int) -> bool:

@@ -9,13 +9,17 @@ from typing import Any
 
 from hgemm.arrays import View
 from hgemm.device import open_device
+from hgemm.dtypes import OUTPUTS
 from hgemm.errors import ProblemError
 from hgemm.kernel import problem_of
-from hgemm.kinds import ACTIVATIONS, TYPES, Kind
+from hgemm.kinds import ACTIVATIONS, Kind
 from hgemm.launcher import Launcher
 from hgemm.readers import READERS
 from hgemm.select import Choice, Selector, Wanted
 from hgemm.target import Target
+
+_MULTIPLIED = {"f32": "tf32"}
+"""What arrays of a type are multiplied as, where that is another one."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +89,15 @@ def kinds(views: Mapping[str, View], options: Options) -> Iterator[Kind]:
     if options.activation not in ACTIVATIONS:
         raise ProblemError(f"activation {options.activation!a} is unknown: use {', '.join(ACTIVATIONS)}")
     for name in "ABD":
-        if views[name].dtype not in TYPES:
-            raise ProblemError(f"{name} is {views[name].dtype}: use {', '.join(TYPES)}")
+        if views[name].dtype not in OUTPUTS:
+            raise ProblemError(f"{name} is {views[name].dtype}: use {', '.join(OUTPUTS)}")
         if len(views[name].shape) not in (2, 3):
             raise ProblemError(f"{name} has {len(views[name].shape)} axes, not 2, or 3 with a batch")
     a_words, b_words = _contiguous(views["A"], "A", "tn"), _contiguous(views["B"], "B", "tn")
     bias = "none"
     if "bias" in views:  # where m is n, that of a linear layer
         bias = "row" if views["bias"].shape[-1:] == views["B"].shape[-1:] else "column"
-    types = (views["A"].dtype, views["B"].dtype, views["D"].dtype)
+    types = (*(_MULTIPLIED.get(views[name].dtype, views[name].dtype) for name in "AB"), views["D"].dtype)
     for letters in product(a_words, b_words):
         yield Kind("".join(letters), *types, bias=bias, activation=options.activation)
 

@@ -12,6 +12,10 @@ Source: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor co
     (2021); Blanchard, Higham, Lopez, Mary, Pranesh, "Mixed precision block fused multiply-add", SIAM J. Sci. Comput.
     42 (2020).
 
+Of tf32 inputs, which are stored as f32, the lower 13 bits are not multiplied. Whether they are cut off or rounded away is left open
+(PTX ISA 9.0, "Alternate floating-point data formats", asks for numbers without them): each factor so errs by less than 2**-10,
+where it has such bits at all.
+
 Integers whose absolute products sum up to no more than an accumulator holds exactly are added without any error, in
 every order and by every hardware: there the bound is 0, and one element too few or too many is seen.
 
@@ -26,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, unread
 from hgemm.facts import Facts
 
 STEP = 16
@@ -81,11 +85,21 @@ def reference(facts: Facts, operands: Operands, rows: np.ndarray | None = None) 
 
 def accumulate(facts: Facts, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return A B and a bound of the error of the variant's accumulators, split-K's sum included."""
-    if _is_exact(facts, a, b):
+    lost = _unread_error(facts, a, b)
+    if lost is None and _is_exact(facts, a, b):
         product = a @ b
         return product, np.zeros_like(product)
     parts = (_split(facts, a, b, first, last) for first, last in _splits(facts, a.shape[-1]))
-    return next(parts) if facts.splits == 1 else _add_up(parts)
+    product, error = next(parts) if facts.splits == 1 else _add_up(parts)
+    return product, error if lost is None else error + lost * _SECOND_ORDER
+
+
+def _unread_error(facts: Facts, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    """Return what the sums err by where the tensor cores do not take all bits of their inputs; None where they do."""
+    a_lost, b_lost = unread(a, facts.dtype_a), unread(b, facts.dtype_b)
+    if not (a_lost.any() or b_lost.any()):
+        return None
+    return a_lost @ (np.abs(b) + b_lost) + np.abs(a) @ b_lost
 
 
 def _is_exact(facts: Facts, a: np.ndarray, b: np.ndarray) -> bool:

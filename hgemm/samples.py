@@ -6,7 +6,7 @@ import numpy as np
 
 from hgemm.buffers import Place
 from hgemm.cases import Case
-from hgemm.dtypes import decode, encode
+from hgemm.dtypes import decode, encode, representable
 from hgemm.facts import Facts
 from hgemm.reference import Operands
 
@@ -45,6 +45,8 @@ def _batch(case: Case, name: str) -> int:
 def draw(facts: Facts, case: Case, kind: str, rng: np.random.Generator) -> Operands:
     """Draw operands, rounded to their types, whose sums no accumulator overflows on.
 
+    Those of loose cases are rounded to what is stored only, others to what tensor cores take of it: tf32 are floats there.
+
     Kind `integer` keeps the sums of absolute products within what the accumulator holds exactly, so that nothing but
     the rounding of D is allowed for; `normal` has all the digits.
     """
@@ -54,11 +56,12 @@ def draw(facts: Facts, case: Case, kind: str, rng: np.random.Generator) -> Opera
     bias_shape = (1, s.n) if facts.bias == "row" else (s.m, 1)
     c = _addend(kind, rng, (_batch(case, "c"), s.m, s.n)) if case.beta else None
     bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if facts.bias != "none" else None
+    taken = stored_digits if case.loose else representable
     return Operands(
-        _rounded(a, facts.dtype_a),
-        _rounded(b, facts.dtype_b),
-        None if c is None else _rounded(c, facts.dtype_d),
-        None if bias is None else _rounded(bias, facts.dtype_d),
+        taken(a, facts.dtype_a),
+        taken(b, facts.dtype_b),
+        None if c is None else stored_digits(c, facts.dtype_d),
+        None if bias is None else stored_digits(bias, facts.dtype_d),
         case.alpha,
         case.beta,
     )
@@ -83,7 +86,8 @@ def _addend(kind: str, rng: np.random.Generator, size: tuple[int, ...]) -> np.nd
     return rng.standard_normal(size, np.float32)
 
 
-def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+def stored_digits(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Round numbers to what memory holds of them."""
     return decode(encode(values, dtype), dtype)
 
 

@@ -83,6 +83,8 @@ struct Thread {
     product<bf16, 8>(4);
   }
 
+  HGEMM_DEVICE void products_of_tf32() const { product<tf32, 8>(0); }
+
   HGEMM_DEVICE void numbers() const {
     for (int i = 0; i < 32; ++i) {
       float const value = atoms::bits_float(in(i));
@@ -149,6 +151,7 @@ struct Thread {
     if (probe.mode == 6) store_box();
     if (probe.mode == 7) multiply();
     if (probe.mode == 8) election();
+    if (probe.mode == 9) products_of_tf32();
     atoms::cta_barrier();
     for (int i = index; i < 4608; i += 128) atoms::st_global(probe.out + i, atoms::ld_shared(shared.words + i));
   }

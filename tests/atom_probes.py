@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SYMBOL, THREADS, SHARED_BYTES = "atom_probes", 128, 18432 + 1024
 SHARED_WORDS, IN_WORDS, OUT_WORDS = 4608, 64, 128
 TEXT = (ROOT / "tests" / "atom_probes.cu").read_text()
-MATRICES, PRODUCTS, BF16_PRODUCTS, NUMBERS, COPIES, LOAD, STORE, WGMMA, ELECTION = range(9)
+MATRICES, PRODUCTS, BF16_PRODUCTS, NUMBERS, COPIES, LOAD, STORE, WGMMA, ELECTION, TF32_PRODUCTS = range(10)
 SWIZZLES = (0, 32, 64, 128)
 _MAP_ROWS, _MAP_LAYERS = 24, 2
 
@@ -68,11 +68,20 @@ class Wgmma:
     @property
     def name(self) -> str:
         kind = self.dtype.upper()
-        return f"64x{self.n}x16_{self.sum.upper()}{kind}{kind}_SS"
+        return f"64x{self.n}x{self.depth}_{self.sum.upper()}{kind}{kind}_SS{'_TN' if self.size == 4 else ''}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.dtype == "tf32" else 2
+
+    @property
+    def depth(self) -> int:
+        return 32 // self.size
 
     def text(self) -> str:
         lines = {
-            "HGEMM_WGMMA(64x64x16_F32F16F16_SS)": f"HGEMM_WGMMA({self.name})",
+            "HGEMM_WGMMA(64x64x16_F32F16F16_SS)": f"HGEMM_WGMMA{'_TN' if self.size == 4 else ''}({self.name})",
             "registers = 32": f"registers = {self.n // (2 if self.sum == 'f32' else 4)}",
             _side("A", True): _side("A", self.a_k_major),
             _side("B", True): _side("B", self.b_k_major),
@@ -89,13 +98,14 @@ class Wgmma:
         """Return where element (m or n, k) lies. Rows of the swizzle's width, 8 of them a group, groups along the other index."""
         width = self.swizzle or 16
         leading, stride = self.steps(k_major, extent)
+        size = self.size
 
         def at(index: int, k: int) -> int:
             along, across = (k, index) if k_major else (index, k)
             if self.swizzle:
-                piece = along * 2 % width + along * 2 // width * leading + across // 8 * stride
+                piece = along * size % width + along * size // width * leading + across // 8 * stride
             else:
-                piece = along * 2 % 16 + along // 8 * (leading if k_major else stride)
+                piece = along * size % 16 + along * size // 16 * (leading if k_major else stride)
                 piece += across // 8 * (stride if k_major else leading)
             address = first + piece + across % 8 * width
             return address ^ (address >> 3 & (width - 16 if self.swizzle else 0))
@@ -141,14 +151,19 @@ class Probe:
         count = SHARED_WORDS + THREADS * IN_WORDS
         if self.data == "bits":
             return rng.integers(0, 2**32, count, np.uint32)
+        if self._dtype == "tf32":
+            drawn = rng.integers(-3, 4, count) if self.data == "integers" else rng.standard_normal(count)
+            return drawn.astype(np.float32).view(np.uint32)
         if self.data == "integers":
-            return small_integers(rng, count, "bf16" if self._bf16 else "f16", in_floats=slice(6, 10))
+            return small_integers(rng, count, self._dtype, in_floats=slice(6, 10))
         halves = rng.standard_normal(2 * count).astype(np.float32)
-        return _encoded(halves, "bf16" if self._bf16 else "f16").view(np.uint32).copy()
+        return _encoded(halves, self._dtype).view(np.uint32).copy()
 
     @property
-    def _bf16(self) -> bool:
-        return self.mode == BF16_PRODUCTS or bool(self.wgmma and self.wgmma.dtype == "bf16")
+    def _dtype(self) -> str:
+        if self.wgmma:
+            return self.wgmma.dtype
+        return {BF16_PRODUCTS: "bf16", TF32_PRODUCTS: "tf32"}.get(self.mode, "f16")
 
 
 def _encoded(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -190,6 +205,11 @@ def probes() -> Iterator[Probe]:
                     if min(at) >= 0:
                         yield Probe(f"store, {name}", STORE, offset=offset, box=box)
     yield from _wgmmas()
+    yield Probe("products of tf32", TF32_PRODUCTS, "integers")
+    yield Probe("products of all digits of tf32", TF32_PRODUCTS, "normal", exact=False)
+    for swizzle in SWIZZLES:
+        yield from _wgmma_probes(Wgmma(64, "f32", "tf32", True, True, swizzle))
+    yield from _wgmma_probes(Wgmma(248, "f32", "tf32", True, True, 32, 0, 4096))
 
 
 def _wgmmas() -> Iterator[Probe]:

@@ -14,7 +14,7 @@ tiles = st.builds(
     Tile,
     m=st.integers(1, 16).map(lambda i: 16 * i),
     n=st.integers(1, 16).map(lambda i: 16 * i),
-    k=st.sampled_from([16, 32, 48, 64]),
+    k=st.sampled_from([8, 16, 24, 32, 48, 64]),
 )
 any_tiles = st.builds(Tile, m=st.integers(0, 600), n=st.integers(0, 600), k=st.integers(0, 200))
 warp_tiles = st.builds(WarpTile, m=st.integers(0, 300), n=st.integers(0, 300)) | st.builds(
@@ -23,7 +23,7 @@ warp_tiles = st.builds(WarpTile, m=st.integers(0, 300), n=st.integers(0, 300)) |
 swizzles = st.builds(
     lambda bits, base, extra: Smem("xor", (bits, base, bits + extra)),
     st.integers(1, 3),
-    st.integers(3, 5),
+    st.integers(2, 5),
     st.integers(0, 2),
 )
 any_smem = (
@@ -44,7 +44,7 @@ words = {
     "acc": st.sampled_from(["f32", "f16", "f16_promoted"]),
     "dtype_d": st.sampled_from(["f16", "bf16", "f32"]),
     "layout": st.sampled_from(["tn", "nn", "nt", "tt"]),
-    "mma": st.sampled_from([*MMA_SYNC, "wgmma", "m64n256k16", "m64n8k16"]),
+    "mma": st.sampled_from([*MMA_SYNC, "wgmma", "m64n256k16", "m64n8k16", "m64n256k8"]),
     "mma_order": st.sampled_from(["row", "zigzag"]),
     "beta": st.booleans(),
     "bias": st.sampled_from(["none", "row", "column"]),
@@ -60,7 +60,7 @@ words = {
     "raster": rasters,
     "schedule": schedules,
 }
-dtypes = st.sampled_from(["f16", "bf16"])
+dtypes = st.sampled_from(["f16", "bf16", "tf32"])
 
 requests = st.fixed_dictionaries(
     {"arch": st.sampled_from([*ARCHS])},

@@ -10,7 +10,7 @@ from conftest import call
 from tables import catalog_records, catalog_table, record_of
 
 from generator.emit import emit
-from generator.export.cover import SORTS, holes, kinds_of
+from generator.export.cover import SORTS, holes, kinds_of, promised_types
 from generator.store.library import Library
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
@@ -24,6 +24,8 @@ ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 """What the catalog is shipped for; code for sm_90a serves GPUs of sm_90."""
 ALIGNS = (8, 4, 2, 1)
 PROMISED = kinds_of(("f16", "bf16"), LAYOUTS, ("none",), ("none",))
+TF32 = kinds_of(("tf32",), LAYOUTS, ("none",), ("none",))
+"""Of which the catalog has code for sm_80 and, in one layout, for sm_90a: other GPUs take that of sm_80, or its PTX."""
 
 
 def found(table: Table, archs=ARCHS, kinds=PROMISED, aligns=ALIGNS, beta: bool = True) -> list:
@@ -33,6 +35,20 @@ def found(table: Table, archs=ARCHS, kinds=PROMISED, aligns=ALIGNS, beta: bool =
 def test_the_catalog_serves_all_that_it_promises_on_every_architecture() -> None:
     assert found(catalog_table()) == []
     assert {record["arch"].rstrip("a") for record in catalog_records()} == {*ARCHS}
+
+
+def test_the_catalog_serves_tf32_on_every_architecture() -> None:
+    assert promised_types(catalog_table()) == ["f16", "bf16", "tf32"]
+    assert {kind.dtype_d for kind in TF32} == {"f32"} and found(catalog_table(), kinds=TF32) == []
+
+
+def test_a_library_without_tf32_is_not_asked_for_it_and_can_be_given_it() -> None:
+    halves = Table.of(record for record in catalog_records() if record["spec"]["dtype_a"] != "tf32")
+    assert promised_types(halves) == ["f16", "bf16"]
+    missing = found(halves, archs=["sm_80"], kinds=TF32, aligns=(8, 4))
+    added = [record_of(emit(plan, templates_folder())) for plan in sweep([hole.request() for hole in missing]).plans]
+    assert [record["traits"]["min_align"] for record in added] == [{"a": 4, "b": 4, "d": 4}] * len(LAYOUTS)
+    assert found(Table.of(added), archs=["sm_80"], kinds=TF32, aligns=(8, 4)) == []
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -49,7 +65,9 @@ def test_each_kernel_of_the_fallback_is_needed() -> None:
         rest = Table.of(
             r for r in catalog_records() if r["symbol"] != left_out["symbol"] and r["arch"] == left_out["arch"]
         )
-        (hole,) = found(rest, archs=[left_out["arch"]])
+        (hole,) = found(
+            rest, archs=[left_out["arch"]], kinds=PROMISED + TF32 if left_out["arch"] == "sm_80" else PROMISED
+        )
         assert (hole.arch, hole.kind.layout) == (left_out["arch"], left_out["spec"]["layout"])
 
 

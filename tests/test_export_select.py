@@ -16,7 +16,7 @@ from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loa
 
 from generator.store.library import Library
 from hgemm.facts import Facts
-from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, Kind, serves
+from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
 from hgemm.library import open_library
 from hgemm.problem import Problem
 from hgemm.select import Selector, Wanted
@@ -149,7 +149,7 @@ def test_the_header_numbers_the_words_as_python_does(paper_export: Path) -> None
     text = (paper_export / "include" / "hgemm.h").read_text()
     wanted = {
         "layout": [f"HGEMM_{word}" for word in LAYOUTS],
-        "type": ["HGEMM_F16", "HGEMM_BF16", "HGEMM_F32"],
+        "type": [f"HGEMM_{word}" for word in TYPES],
         "accumulation": [f"HGEMM_ACC_{word}" for word in ACCUMULATIONS],
         "bias": [f"HGEMM_BIAS_{word}" for word in BIASES],
         "activation": ["HGEMM_ACTIVATION_NONE", "HGEMM_RELU", "HGEMM_GELU", "HGEMM_SILU"],

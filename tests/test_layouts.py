@@ -26,7 +26,10 @@ SWIZZLES = [
 
 extents = st.integers(1, 16).map(lambda i: 16 * i)
 operands = st.builds(
-    OperandTile,
+    lambda chunk, element_bytes, **others: OperandTile(
+        chunk=min(chunk, 16 // element_bytes), element_bytes=element_bytes, **others
+    ),
+    element_bytes=st.sampled_from([2, 4]),
     k_major=st.booleans(),
     rows=extents,
     columns=extents,
@@ -65,16 +68,18 @@ def test_what_is_refused_is_no_such_swizzle() -> None:
 def test_elements_of_a_stage_have_places_of_their_own(tile: OperandTile) -> None:
     places = [tile.offset(row, column) for row in range(tile.rows) for column in range(tile.columns)]
     assert len({*places}) == len(places) and min(places) >= 0 and max(places) < tile.stage_elements
-    assert tile.stage_elements * 2 % 128 == 0
+    assert tile.stage_elements * tile.element_bytes % 128 == 0
 
 
 @settings(max_examples=80, deadline=None)
 @given(operands, st.data())
 def test_ldmatrix_s_rows_are_whole_and_aligned(tile: OperandTile, data: st.DataObject) -> None:
     row = data.draw(st.integers(0, tile.rows - 1))
-    column = data.draw(st.integers(0, tile.columns // 8 - 1)) * 8
+    piece = 16 // tile.element_bytes
+    column = data.draw(st.integers(0, tile.columns // piece - 1)) * piece
     first = tile.offset(row, column)
-    assert first % 8 == 0 and [tile.offset(row, column + e) for e in range(8)] == [*range(first, first + 8)]
+    assert first % piece == 0
+    assert [tile.offset(row, column + e) for e in range(piece)] == [*range(first, first + piece)]
 
 
 def test_two_rows_with_one_padding_take_72_elements_of_32_each() -> None:
@@ -95,18 +100,13 @@ def test_padding_after_every_second_row_is_for_rows_that_fill_half_the_banks(col
 # ---- Bank conflicts -------------------------------------------------------------------------------------------------
 
 
-def banks(element: int, elements: int) -> list[int]:
-    """Return the banks that an access of `elements` at an element offset touches."""
-    return [byte // 4 % 32 for byte in range(element * 2, (element + elements) * 2, 2)]
-
-
-def extra_passes(accesses: list[int], elements: int) -> int:
+def extra_passes(accesses: list[int], elements: int, size: int) -> int:
     """Count passes beyond the first, one quarter, half or whole warp at a time: the most words that one bank has to give."""
-    lanes = 128 // max(4, elements * 2)
+    lanes = 128 // max(4, elements * size)
     total = 0
     for first in range(0, len(accesses), lanes):
         phase = accesses[first : first + lanes]
-        words = {(element + e) * 2 // 4 for element in phase for e in range(elements)}
+        words = {(element + e) * size // 4 for element in phase for e in range(elements)}
         total += max(sum(word % 32 == bank for word in words) for bank in range(32)) - 1
     return total
 
@@ -114,14 +114,21 @@ def extra_passes(accesses: list[int], elements: int) -> int:
 @settings(max_examples=30, deadline=None)
 @given(operands)
 def test_conflicts_are_those_of_an_independent_count(tile: OperandTile) -> None:
-    matrices = itertools.product(range(0, tile.rows, 8), range(0, tile.columns, 8))
-    reads = [[tile.offset(row + lane, column) for lane in range(8)] for row, column in matrices]
-    assert read_conflicts(tile) == sum(extra_passes(read, 8) for read in reads)
+    size, piece = tile.element_bytes, 16 // tile.element_bytes
+    if tile.k_major or size == 2:  # by ldmatrix, 8 rows at once
+        matrices = itertools.product(range(0, tile.rows, 8), range(0, tile.columns, piece))
+        reads = [[tile.offset(row + lane, column) for lane in range(8)] for row, column in matrices]
+        expected = sum(extra_passes(read, piece, size) for read in reads)
+    else:  # registers of mma.m16n8k8: lane l has k = l % 4 and m or n = l / 4
+        registers = itertools.product(range(0, tile.rows, 4), range(0, tile.columns, 8))
+        reads = [[tile.offset(k + lane % 4, at + lane // 4) for lane in range(32)] for k, at in registers]
+        expected = sum(extra_passes(read, 1, size) for read in reads)
+    assert read_conflicts(tile) == expected
     per_row = tile.columns // tile.chunk
     rows = max(1, tile.threads // per_row)
     chunks = [tile.offset(i // per_row, i % per_row * tile.chunk) for i in range(min(rows, tile.rows) * per_row)]
     warps = [chunks[i : i + 32] for i in range(0, len(chunks), 32)]
-    assert write_conflicts(tile) == sum(extra_passes(warp, tile.chunk) for warp in warps)
+    assert write_conflicts(tile) == sum(extra_passes(warp, tile.chunk, size) for warp in warps)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +139,15 @@ def test_conflicts_of_strides_are_the_textbook_s(step_bytes: int, width: int, ex
     assert conflicts([lane * step_bytes for lane in range(32)], width) == expected
 
 
-@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("k_major", [True, False])
 @pytest.mark.parametrize("extent", range(16, 257, 16))
-def test_planned_placements_have_no_conflicts_in_reads(layout: str, extent: int) -> None:
+def test_planned_placements_have_no_conflicts_in_reads(k_major: bool, extent: int, element_bytes: int) -> None:
     """For every extent, and none in copies either where copies are of 16 bytes."""
-    for depth in (16, 32, 48, 64):
-        rows, columns = (extent, depth) if layout[0] == "t" else (depth, extent)
-        smem = conflict_free(layout[0] == "t", rows, columns, 8, 128)
-        tile = OperandTile(layout[0] == "t", rows, columns, 8, 128, smem)
+    chunk = 16 // element_bytes
+    for depth in range(2 * chunk, 8 * chunk + 1, 2 * chunk):
+        rows, columns = (extent, depth) if k_major else (depth, extent)
+        smem = conflict_free(k_major, rows, columns, chunk, 128, element_bytes)
+        tile = OperandTile(k_major, rows, columns, chunk, 128, smem, element_bytes)
         assert read_conflicts(tile) == 0, (smem, rows, columns)
         assert write_conflicts(tile) == 0, (smem, rows, columns)

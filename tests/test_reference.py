@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import accumulate, activate, record
 
-from hgemm.dtypes import DTYPES, decode, encode
+from hgemm.dtypes import DTYPES, decode, encode, representable, unread
 from hgemm.facts import Facts
 from hgemm.reference import ACTIVATIONS, Operands, Reference, finish, reference
 from hgemm.reference import accumulate as follow
@@ -101,6 +101,54 @@ def test_the_bound_grows_with_what_is_added_and_not_with_the_worst_case() -> Non
     _, bound = follow(F32, given.a, given.b)
     worst = 1.5 * 4096 * 2.0**-23 * np.max(np.abs(given.a) @ np.abs(given.b))
     assert np.max(bound) < worst / 20
+
+
+# ---- tf32 -----------------------------------------------------------------------------------------------------------
+
+TF32 = Facts.of(record(dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
+
+
+def cut(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    k=st.integers(1, 300),
+    group=st.sampled_from([4, 8]),
+    a_takes=st.sampled_from([cut, lambda values: representable(values, "tf32")]),
+    b_takes=st.sampled_from([cut, lambda values: representable(values, "tf32")]),
+    one_sign=st.booleans(),
+)
+def test_tf32_is_cut_off_or_rounded_within_the_bound(seed, k, group, a_takes, b_takes, one_sign) -> None:
+    given = operands(seed, 4, 4, k, "tf32")
+    if one_sign:  # nothing cancels
+        given = Operands(np.abs(given.a), np.abs(given.b))
+    computed = accumulate(TF32, a_takes(given.a[0]), b_takes(given.b[0]), group)
+    assert ratio(TF32, given, computed) <= 1.0
+
+
+def test_the_bound_of_tf32_has_no_room_for_digits_that_are_not_there() -> None:
+    drawn = operands(11, 24, 24, 512, "tf32")
+    given = Operands(representable(drawn.a, "tf32"), representable(drawn.b, "tf32"))
+    f16 = operands(11, 24, 24, 512)
+    tight, all_digits, of_f16 = (follow(TF32, one.a, one.b)[1].max() for one in (given, drawn, f16))
+    assert tight < 1.05 * of_f16 < all_digits / 50
+    rounded_as_bf16 = decode(encode(given.a[0], "bf16"), "bf16") @ given.b[0]
+    assert ratio(TF32, given, rounded_as_bf16) > 10.0 and ratio(TF32, given, given.a[0] @ given.b[0]) < 1e-3
+
+
+def test_what_tensor_cores_take_of_tf32_has_11_digits() -> None:
+    values = np.concatenate([np.random.default_rng(1).standard_normal(5000), [0.0, 1.0, 1 + 2.0**-10, -(2.0**-120)]])
+    taken, lost = representable(values, "tf32"), unread(values, "tf32")
+    assert np.array_equal(cut(taken), taken) and not unread(taken, "tf32").any()
+    single = values.astype(np.float32).astype(np.float64)
+    assert (np.abs(taken - single) <= np.maximum(lost / 2, 0)).all() and (np.abs(cut(values) - single) <= lost).all()
+    assert np.array_equal(representable(values, "f32"), single) and not unread(values, "f32").any()
+
+
+# ---- The epilogue ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))

@@ -18,6 +18,7 @@ from generator.sweep import sweep
 from generator.toolchain import templates_folder
 from hgemm.checks import check
 from hgemm.cost import LIMIT, clocks
+from hgemm.dtypes import OUTPUTS
 from hgemm.errors import RequestError, UnfitError
 from hgemm.facts import Facts
 from hgemm.images import cubin_runs, ptx_runs
@@ -36,7 +37,7 @@ kinds = st.builds(
     layout=st.sampled_from(LAYOUTS),
     dtype_a=st.sampled_from(TYPES),
     dtype_b=st.sampled_from(TYPES),
-    dtype_d=st.sampled_from(TYPES),
+    dtype_d=st.sampled_from(OUTPUTS),
     acc=st.sampled_from(("f32", "f16_promoted", "f16")),
     bias=st.sampled_from(BIASES),
     activation=st.sampled_from(ACTIVATIONS),

@@ -28,6 +28,14 @@ BROKEN = [
     ("arch=90a dtype_a=f16 dtype_b=bf16", "same_inputs", "wgmma takes one type", {"dtype_b": "f16"}),
     ("arch=90a dtype_a=bf16 acc=f16", "accumulator", "accumulate in f32 only", {"acc": "f32"}),
     ("arch=90a acc=f16_promoted", "accumulator", "f16_promoted is for mma.sync", {"acc": "f32"}),
+    ("arch=90a dtype_a=tf32 mma=wgmma align_a=8", "alignment_of_operands", "align_a is 8", {"align_a": "4"}),
+    ("arch=90a dtype_a=tf32 cta_tile=128x128x24", "cta_tile", "k 16, 32 or 64", {"cta_tile": "128x128x16"}),
+    (
+        "arch=90a dtype_a=tf32 cta_tile=128x256x32 mma=m64n256k16",
+        "implied_fields",
+        "m64n256k16 (not m64n256k8)",
+        {"mma": "m64n256k8"},
+    ),
     ("arch=90a dtype_d=f32 align_d=8", "alignment_of_d", "4 elements (16 B)", {"align_d": "4"}),
     (
         "arch=90a mma=m64n128k16 cta_tile=128x256x64",
@@ -103,7 +111,7 @@ def test_a_rule_says_what_is_wrong_and_what_is_right(text: str, rule: str, messa
 
 
 def test_every_rule_has_an_example() -> None:
-    assert {rule.name for rule in RULES} == {row[1] for row in BROKEN} | {"alignment"}
+    assert {rule.name for rule in RULES} == {row[1] for row in BROKEN} | {"alignment", "layout"}
 
 
 @pytest.mark.parametrize("text", ["arch=90a align_a=4", "arch=90a align_b=1 layout=nt", "arch=90a align_a=2 align_b=2"])
@@ -118,8 +126,22 @@ def test_what_tma_cannot_address_is_left_to_mma_sync(text: str) -> None:
     assert all(getattr(mended.spec, name) == value for name, value in asked.items())
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
+def test_tf32_that_wgmma_does_not_read_is_left_to_mma_sync(layout: str) -> None:
+    illegal = plan(f"arch=90a dtype_a=tf32 mma=wgmma layout={layout}")
+    (violation,) = violations(illegal)
+    assert violation.rule == "layout" and "wgmma reads tf32 where k is contiguous only, which tn has" in str(violation)
+    assert violation.way_out.startswith("use mma m16n8k8 ") and violation.way_out.endswith(", the rest planned anew")
+    mended = ways_out.apply(illegal, violation.change)
+    assert (mended.spec.family, mended.spec.layout, mended.spec.dtype_a) == (MMA_SYNC, layout, "tf32")
+    assert not violations(mended) and plan(f"arch=90a dtype_a=tf32 layout={layout}").spec.family == MMA_SYNC
+
+
 LEGAL = (
     "arch=90a",
+    "arch=90a dtype_a=tf32",
+    "arch=90a dtype_a=tf32 cta_tile=256x128x64 stages=2 dtype_d=f16",
+    "arch=90a dtype_a=tf32 cta_tile=8x64x16",
     "arch=90 mma=wgmma",
     "arch=90a cta_tile=64x8x32",
     "arch=90a cta_tile=8x64x128 schedule=split_k:64",
@@ -141,6 +163,9 @@ def test_what_is_legal_breaks_nothing(text: str) -> None:
 FAMILIES = [
     ("arch=90", MMA_SYNC),
     ("arch=90a", WGMMA_SM90),
+    ("arch=90a dtype_a=tf32", WGMMA_SM90),
+    ("arch=90a dtype_a=tf32 layout=tt", MMA_SYNC),
+    ("arch=90a dtype_a=tf32 layout=tt mma=wgmma", WGMMA_SM90),
     ("arch=75", MMA_SYNC),
     ("arch=100", MMA_SYNC),
     ("arch=90a mma=m16n8k16", MMA_SYNC),

@@ -40,7 +40,7 @@ def filter_options(function: Function) -> Function:
 
 _KIND = (
     click.option("--layout", default="tn", show_default=True, metavar="LAYOUT", help="Of A and B: tn, nn, nt, tt."),
-    click.option("--dtype-a", default="f16", show_default=True, metavar="TYPE", help="Of A: f16, bf16."),
+    click.option("--dtype-a", default="f16", show_default=True, metavar="TYPE", help="Of A: f16, bf16, tf32."),
     click.option("--dtype-b", default="f16", show_default=True, metavar="TYPE", help="Of B."),
     click.option("--dtype-d", default="f16", show_default=True, metavar="TYPE", help="Of C and D: f16, bf16, f32."),
     click.option("--acc", default="f32", show_default=True, metavar="TYPE", help="The least exact accumulation."),

@@ -8,7 +8,8 @@ import click
 
 from generator.arch import ARCHS, MMA_SYNC, WGMMA_SM90
 from generator.commands.options import option_of
-from generator.defaults import deciding_field
+from generator.defaults import deciding_field, sole_family
+from generator.spec import Request
 from generator.sweep import Candidate, Sweep
 
 
@@ -20,12 +21,15 @@ def tell_hints(asked: Sweep) -> None:
 
 
 def hints(asked: Sweep) -> Iterator[str]:
-    """Yield what takes long; that there are wgmma kernels, where sm_90 alone is asked for; what asks sm_90a for mma.sync."""
+    """Yield what takes long; that there is wgmma, where sm_90 alone is asked for; what asks sm_90a for mma.sync, or needs it."""
     if any(candidate.plan.spec.form == "cute" and not candidate.broken for candidate in asked.candidates):
         yield "form cute takes 15 s a kernel or more, nearly all of it in CuTe's headers"
     archs = {candidate.plan.spec.arch for candidate in asked.candidates}
     for candidate in asked.candidates:
         spec, field = candidate.plan.spec, _deciding(candidate)
+        sole = sole_family(_asked(candidate)) if WGMMA_SM90 in ARCHS[spec.arch].families else ""
+        if sole and not field:
+            yield f"{sole} on {spec.arch}, too"
         kin = f"{spec.arch}a"
         if not field and kin not in archs and kin in ARCHS and WGMMA_SM90 in ARCHS[kin].families:
             yield f"{kin} has kernels of wgmma for the same GPUs: --arch {kin}"
@@ -35,4 +39,8 @@ def hints(asked: Sweep) -> Iterator[str]:
 
 
 def _deciding(candidate: Candidate) -> str:
-    return deciding_field({name: getattr(candidate.plan.spec, name) for name in candidate.asked})
+    return deciding_field(_asked(candidate))
+
+
+def _asked(candidate: Candidate) -> Request:
+    return {name: getattr(candidate.plan.spec, name) for name in candidate.asked}

@@ -34,7 +34,7 @@ _ARCHS = " ".join(name for name, arch in ARCHS.items() if arch.families)
 _TARGET, _TYPES, _TILES, _PIPELINE = "Target", "Types and operands", "Tiles", "Pipeline and shared memory"
 _ORDER, _EPILOGUE = "Order of the work", "Epilogue"
 _ALIGN = "8 4 2 1"
-_DTYPES = "f16 bf16"
+_DTYPES = "f16 bf16 tf32"
 _COOPERATION = "cooperative pingpong"
 _CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
 _ATOMS = "m16n8k16 m16n8k8 wgmma"
@@ -49,7 +49,7 @@ SPEC_OPTIONS = (
         "form", ("form",), _TARGET, "WORDS", "How the kernel is written: atoms, or all of CuTe: cute.", "atoms cute"
     ),
     SpecOption("ctas_per_sm", ("ctas_per_sm",), _TARGET, "N", "CTAs that an SM holds at once; bounds the registers."),
-    SpecOption("dtype", ("dtype_a", "dtype_b"), _TYPES, "TYPES", "Type of A and B: f16, bf16.", _DTYPES),
+    SpecOption("dtype", ("dtype_a", "dtype_b"), _TYPES, "TYPES", "Type of A and B: f16, bf16, tf32.", _DTYPES),
     SpecOption("dtype_a", ("dtype_a",), _TYPES, "TYPES", "The same for A only.", _DTYPES),
     SpecOption("dtype_b", ("dtype_b",), _TYPES, "TYPES", "The same for B only.", _DTYPES),
     SpecOption("acc", ("acc",), _TYPES, "TYPES", "Accumulator: f32, f16, f16_promoted.", "f32 f16 f16_promoted"),

@@ -19,7 +19,7 @@ from hgemm.facts import Facts
 from hgemm.verify import Options, Trial
 
 _ADVERSARY = Adversary("late", "round_robin", 1)
-_READ, _BARRIER, _MMA = "ldmatrix", "cta_barrier", "mma"
+_BARRIER, _MMA = "cta_barrier", "mma"
 _WARP = 32
 
 
@@ -55,8 +55,8 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
         mma_per_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * _issuers(kernel.facts, spec)),
         barriers_per_k_tile=counters.get(_BARRIER, 0) / ctas,
         bytes_per_k_tile=sum(step.bytes for _, step in steps if step.sectors) / ctas,
-        read_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if step.kind == _READ) / ctas,
-        copy_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if step.kind != _READ) / ctas,
+        read_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if _reads(step)) / ctas,
+        copy_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if not _reads(step)) / ctas,
         epilogue_conflicts=sum(map(_conflicts, beside)) / ctas,
         sectors_per_request=sum(site.sectors for site in touching) / requests,
         least_sectors_per_request=sum(site.ideal_sectors for site in touching) / requests,
@@ -95,6 +95,11 @@ def _less(site: Site, before: Site | None) -> Site:
     if before is None:
         return site
     return replace(site, **{name: getattr(site, name) - getattr(before, name) for name in _COUNTS})
+
+
+def _reads(site: Site) -> bool:
+    """Tell whether a line of the mainloop reads fragments."""
+    return site.kind == "ldmatrix" or (site.kind, site.space) == ("load", "shared")
 
 
 def _conflicts(site: Site) -> int:

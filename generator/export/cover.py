@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from hgemm.kinds import Kind
+from generator.layouts import PIECE_BYTES
+from hgemm.dtypes import DTYPES, in_memory
+from hgemm.kinds import Kind, word_of
 from hgemm.select import Selector, Wanted
 from hgemm.table import Table
 from hgemm.target import Target
@@ -39,7 +41,8 @@ class Hole:
 
     def request(self) -> dict[str, str]:
         """Return what to generate: one variant that serves all of them, since less alignment serves more."""
-        kind = self.kind
+        kind, align = self.kind, min(self.sorts)
+        sizes = {"a": DTYPES[kind.dtype_a].bytes, "b": DTYPES[kind.dtype_b].bytes, "d": DTYPES[kind.dtype_d].bytes}
         return {
             "arch": self.arch,
             "layout": kind.layout,
@@ -50,7 +53,8 @@ class Hole:
             "bias": kind.bias,
             "activation": kind.activation,
             "beta": "on" if self.beta else "off",
-            "align": str(min(self.sorts)),
+            "align": str(align),
+            **{f"align_{name}": str(PIECE_BYTES // size) for name, size in sizes.items() if align * size > PIECE_BYTES},
             **FALLBACK,
         }
 
@@ -63,15 +67,21 @@ class Hole:
 def kinds_of(
     types: Sequence[str], layouts: Sequence[str], biases: Sequence[str], activations: Sequence[str]
 ) -> list[Kind]:
-    """Return every kind of some types, each written f16 (of A, B and D) or f16:f32 (of A and B, then of D).
+    """Return every kind of some types, each written f16 (of A, B and D), tf32 (D is f32) or f16:f32 (of A and B, then of D).
 
     Raises: RequestError for a word that is unknown.
     """
     found = []
     for text, layout, bias, activation in product(types, layouts, biases, activations):
         dtype, _, dtype_d = text.partition(":")
-        found.append(Kind(layout, dtype, dtype, dtype_d or dtype, "f32", bias, activation))
+        found.append(Kind(layout, dtype, dtype, dtype_d or in_memory(dtype), "f32", bias, activation))
     return found
+
+
+def promised_types(table: Table) -> list[str]:
+    """Return the types that a library is asked for where nobody says: f16 and bf16, and tf32 where it has any of it."""
+    there = {word_of(group.kind, "dtype_a") for group in table.groups}
+    return ["f16", "bf16", *(["tf32"] if "tf32" in there else [])]
 
 
 def holes(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from generator.spec import DTYPE_BYTES, Request
 
+OUTPUTS = {"tf32": "f32"}
+"""Types of D that are planned for inputs which have another one."""
+
 
 def problem_fields(request: Request) -> Request:
     """Return the problem that is meant where a request says nothing: f16, `tn`, alpha and beta, whole 16-byte pieces."""
     dtype = request.get("dtype_a", request.get("dtype_b", "f16"))
-    dtype_d = request.get("dtype_d", dtype)
+    dtype_d = request.get("dtype_d", OUTPUTS.get(dtype, dtype))
     return {
         "dtype_a": dtype,
         "dtype_b": request.get("dtype_b", dtype),

@@ -9,6 +9,9 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.spec import Spec
 
+OPCODE_SUFFIXES = {"bf16": ".BF16", "tf32": ".TF32"}
+"""What tensor instructions say of their inputs in machine code; nothing of f16."""
+
 
 @dataclass(frozen=True)
 class Plan(ABC):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from generator.arch import ARCHS
 from generator.families.plan import Plan
 from generator.families.ways_out import MAX_RASTER_TILES, Change
+from generator.layouts import PIECE_BYTES
 
 Broken = Callable[[Plan], "str | None"]
 Changes = Callable[[Plan], Iterable[Change]]
@@ -50,9 +51,22 @@ def same_inputs(plan: Plan) -> str | None:
 
 
 def accumulator(plan: Plan) -> str | None:
-    if "bf16" not in (plan.spec.dtype_a, plan.spec.dtype_b) or plan.spec.acc == "f32":
+    wide = [dtype for dtype in (plan.spec.dtype_a, plan.spec.dtype_b) if dtype in ("bf16", "tf32")]
+    if not wide or plan.spec.acc == "f32":
         return None
-    return f"bf16 inputs accumulate in f32 only, the spec says {plan.spec.acc}"
+    return f"{wide[0]} inputs accumulate in f32 only, the spec says {plan.spec.acc}"
+
+
+def alignment_of_operands(plan: Plan) -> str | None:
+    most = PIECE_BYTES // plan.spec.operand_bytes
+    long = [f"align_{name} is {align}" for name, align in _aligns(plan) if align > most]
+    if not long:
+        return None
+    return f"{plan.spec.dtype_a} inputs move {most} elements (16 B) at once, {', '.join(long)}"
+
+
+def _aligns(plan: Plan) -> tuple[tuple[str, int], ...]:
+    return ("a", plan.spec.align_a), ("b", plan.spec.align_b)
 
 
 def alignment_of_d(plan: Plan) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from generator.arch import ARCHS
 from generator.families.plan import Plan
+from generator.layouts import PIECE_BYTES
 from generator.plan import plan_of
 from generator.spec import Spec, family_of_mma, parse_field
 from generator.values import Raster, Schedule
@@ -80,6 +81,12 @@ def nearest_inputs(plan: Plan) -> list[Change]:
 def nearest_accumulators(plan: Plan) -> list[Change]:
     """Sums in f32, or inputs in f16."""
     return [{"acc": "f32"}, {"dtype_a": "f16", "dtype_b": "f16"}]
+
+
+def whole_pieces(plan: Plan) -> list[Change]:
+    """A and B aligned to 16 bytes."""
+    align = str(PIECE_BYTES // plan.spec.operand_bytes)
+    return [{"align_a": align, "align_b": align}]
 
 
 def nearest_rasters(plan: Plan) -> list[Change]:

@@ -12,7 +12,7 @@ from generator.arch import parse_arch_list
 from generator.commands.common_options import json_option, library_option
 from generator.commands.table import to_text
 from generator.errors import LibraryError
-from generator.export.cover import SORTS, Hole, holes, kinds_of
+from generator.export.cover import SORTS, Hole, holes, kinds_of, promised_types
 from generator.pipeline import Settings, make
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -23,9 +23,9 @@ from hgemm.library import open_library
 _HELP = """Tell which problems no variant of a library serves on a GPU: of which layout, types and epilogue, at which
 alignment, and of which sort (whole tiles, ragged, one row, one column, k of 1 and of 0, a batch).
 
-What is asked for is what the shipped catalog promises: f16 and bf16 with f32 accumulation, all four layouts, alpha and
-beta, every alignment, any m, n, k and batch, without a workspace. --add makes one variant for each hole, which serves all
-of it. Exit status 1 where holes are left.
+What is asked for is what the shipped catalog promises: f16 and bf16, and tf32 where the library has any, with f32
+accumulation, all four layouts, alpha and beta, every alignment, any m, n, k and batch, without a workspace. --add makes
+one variant for each hole, which serves all of it. Exit status 1 where holes are left.
 
 \b
 Examples:
@@ -41,7 +41,9 @@ def _words(text: str) -> tuple[str, ...]:
 @click.command("cover", help=_HELP)
 @library_option
 @click.option("--arch", required=True, metavar="ARCHS", help="GPUs: 80,89,90. Code for sm_90a serves those of sm_90.")
-@click.option("--types", default="f16,bf16", show_default=True, metavar="TYPES", help="Of A, B and D, or f16:f32.")
+@click.option(
+    "--types", default="", metavar="TYPES", help="Of A, B and D, or f16:f32; f16,bf16 and, where there is any, tf32."
+)
 @click.option("--layout", default=",".join(LAYOUTS), show_default=True, metavar="LAYOUTS", help="Layouts.")
 @click.option("--bias", default="none", show_default=True, metavar="KINDS", help="none,row,column.")
 @click.option("--activation", default="none", show_default=True, metavar="NAMES", help="none,relu,gelu,silu.")
@@ -66,7 +68,8 @@ def command(
     as_json: bool,
 ) -> None:
     archs = dict.fromkeys(name.rstrip("af") for name in parse_arch_list(arch))
-    kinds = kinds_of(*map(_words, (types, layout, bias, activation)))
+    asked = _words(types) or promised_types(open_library(library).table)
+    kinds = kinds_of(asked, *map(_words, (layout, bias, activation)))
     aligns = [int(click.Choice(["8", "4", "2", "1"])(word)) for word in _words(align)]
 
     def look() -> list[Hole]:

@@ -23,8 +23,9 @@ from hgemm.problem import Problem
 
 WORKSPACE_BYTES = 64 << 20
 _SONAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
-_DATA = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType
+_DATA = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14}  # cudaDataType
 _COMPUTE = {"f32": 68, "f16_promoted": 68, "f16": 64}  # cublasComputeType_t: 32F and 16F
+_COMPUTE_TF32 = 77  # CUBLAS_COMPUTE_32F_FAST_TF32
 _TRANSA, _TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
@@ -129,7 +130,8 @@ class CublasLt:
     def operation(self, work: Work) -> ctypes.c_void_p:
         """Describe D^T = op(B) op(A): each is transposed where its rows, as stored, are not those of the product."""
         scale = "f16" if work.acc == "f16" else "f32"
-        made = self._made("cublasLtMatmulDescCreate", _COMPUTE[work.acc], _DATA[scale])
+        compute = _COMPUTE_TF32 if work.dtype_a == "tf32" else _COMPUTE[work.acc]
+        made = self._made("cublasLtMatmulDescCreate", compute, _DATA[scale])
         for attribute, transposed in ((_TRANSA, work.layout[1] == "n"), (_TRANSB, work.layout[0] == "n")):
             self._set("cublasLtMatmulDescSetAttribute", made, attribute, struct.pack("<i", int(transposed)))
         return made

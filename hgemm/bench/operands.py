@@ -10,7 +10,7 @@ import numpy as np
 
 from hgemm.bench.stream import Stream
 from hgemm.bench.work import Work
-from hgemm.dtypes import DTYPES, encode
+from hgemm.dtypes import DTYPES, encode, representable
 from hgemm.problem import Problem
 
 POOL_ELEMENTS = 8 * 2097143
@@ -26,7 +26,8 @@ class Pool:
 
     def __init__(self, stream: Stream, dtype: str, seed: int) -> None:
         self.stream, self.item = stream, DTYPES[dtype].bytes
-        self.stored = encode(np.random.default_rng(seed).standard_normal(POOL_ELEMENTS, np.float32), dtype)
+        drawn = np.random.default_rng(seed).standard_normal(POOL_ELEMENTS, np.float32)
+        self.stored = encode(representable(drawn, dtype), dtype)
         self.pointer = stream.device.allocate(POOL_ELEMENTS * self.item)
         stream.device.upload(self.pointer, self.stored.ctypes.data, POOL_ELEMENTS * self.item)
         stream.device.synchronize()  # such a copy may end after the call, and the stream does not wait for it

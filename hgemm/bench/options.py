@@ -20,6 +20,7 @@ from hgemm.bench.work import Work, checked, grid
 from hgemm.cases import Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
+from hgemm.dtypes import in_memory
 from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
 
@@ -40,7 +41,7 @@ _OPTIONS = (
     click.option("--layouts", default="", metavar="LAYOUTS", help="tn,nn,nt,tt; the suite's, or tn."),
     click.option("--in", "dtype", default="", metavar="TYPE", help="Type of A and B; the suite's, or f16."),
     click.option("--acc", default="", metavar="TYPE", help="Accumulator; the suite's, or f32."),
-    click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B where --in is given."),
+    click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B in memory where --in is given."),
     click.option("--baseline", type=click.Choice(list(BASELINES)), default="cublaslt", show_default=True),
     click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady, burst and solo."),
     click.option("--seconds", type=_NUMBER, default=Protocol.seconds, show_default=True, help="Of rounds a problem."),
@@ -128,7 +129,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> Plan:
 def works_of(options: dict[str, Any]) -> list[Work]:
     """Return the problems that the options name, each once a group. Raises RequestError where they name none."""
     given = {"dtype_a": options["dtype"], "dtype_b": options["dtype"], "acc": options["acc"]}
-    given["dtype_d"] = options["out"] or options["dtype"]
+    given["dtype_d"] = options["out"] or in_memory(options["dtype"])
     changed = {name: value for name, value in given.items() if value}
     works: list[Work] = []
     if options["suite"]:

@@ -10,6 +10,7 @@ from hgemm.bench.contenders import BASELINE
 from hgemm.bench.operands import Operands
 from hgemm.bench.work import Work
 from hgemm.device import Device
+from hgemm.dtypes import in_memory
 from hgemm.errors import DeviceError, HgemmError
 
 
@@ -53,6 +54,7 @@ class TorchMatmul:
         matmul = self.torch.backends.cuda.matmul
         matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
         matmul.allow_fp16_accumulation = operands.work.acc == "f16"
+        matmul.allow_tf32 = operands.work.dtype_a == "tf32"
         return [self._launch(operands, at, stream) for at in range(operands.sets)]
 
     def _launch(self, operands: Operands, at: int, stream: int) -> Callable[[], None]:
@@ -75,7 +77,9 @@ class TorchMatmul:
         place = operands.places[name]
         pointer = operands.blocks[name] + at * place.pitch * place.item
         memory = _Memory(pointer, place.batch * place.stride * place.item)
-        dtype = {"f16": self.torch.float16, "bf16": self.torch.bfloat16, "f32": self.torch.float32}[place.dtype]
+        dtype = {"f16": self.torch.float16, "bf16": self.torch.bfloat16, "f32": self.torch.float32}[
+            in_memory(place.dtype)
+        ]
         flat = self.torch.as_tensor(memory, device=f"cuda:{self.ordinal}").view(dtype)
         shape = (place.rows, place.columns)
         return flat.view(place.batch, *shape) if place.batch > 1 else flat.view(shape)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hgemm.cases import Shape
-from hgemm.dtypes import DTYPES
+from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import RequestError
 from hgemm.facts import Facts
 
@@ -73,7 +73,7 @@ _COMPARED = ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")
 
 def checked(work: Work) -> Work:
     """Return the work. Raises RequestError where a layout, a type or an extent is unknown."""
-    known = {"layout": LAYOUTS, "dtype_a": DTYPES, "dtype_b": DTYPES, "acc": ACCUMULATORS, "dtype_d": DTYPES}
+    known = {"layout": LAYOUTS, "dtype_a": DTYPES, "dtype_b": DTYPES, "acc": ACCUMULATORS, "dtype_d": OUTPUTS}
     for name, values in known.items():
         if getattr(work, name) not in values:
             raise RequestError(f"{work.group}: {name} {getattr(work, name)!r} is unknown: use {', '.join(values)}")

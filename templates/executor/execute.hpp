@@ -261,6 +261,11 @@ void Machine::multiply(Warp& warp) {
     b[l] = static_cast<uint32_t const*>(operation.second);
     d[l] = operation.to;
   }
+  if (first.in == Element::tf32) {
+    multiply_16x8x8(a, b, d);
+    tf32_mma_count_++;
+    return;
+  }
   multiply_16x8x16(a, b, d, first.in, first.sum, int(first.number));
   mma_counts_[first.number == 8]++;
 }

@@ -53,7 +53,7 @@ enum class Kind : uint8_t {
 constexpr bool is_collective(Kind kind) { return kind >= Kind::barrier_sync; }
 
 enum class Space : uint8_t { global, shared };
-enum class Element : uint8_t { f16, bf16, f32 };
+enum class Element : uint8_t { f16, bf16, tf32, f32 };
 
 // What a few kinds need besides.
 struct TmaArguments {

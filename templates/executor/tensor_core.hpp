@@ -1,6 +1,7 @@
 // The arithmetic of the tensor cores.
 //
-// Products are exact: two significands of 11 bits (8 for bf16) have one of at most 22, which f32 holds. With f32 accumulators
+// Products are exact: two significands of 11 bits (8 for bf16) have one of at most 22, which f32 holds. Of tf32 inputs the lower
+// 13 bits are not there: what a GPU does with them PTX leaves open, and the bound of results has room for either way. With f32 accumulators
 // they are added to the accumulator one after another in f32, to the nearest. Hardware aligns 4, 8 or 16 products to the
 // largest one, cuts them off and adds them at once; its error a product is at most 2^-23 of the largest term, ours 2^-24 of a
 // partial sum. With f16 accumulators the sum of an instruction is rounded to f16 once, to the nearest; hardware does so once
@@ -26,6 +27,8 @@ inline Floats widen(Words halves, Element element) {
   Words const scaled = reinterpret_cast<Words>(reinterpret_cast<Floats>(shifted) * 0x1p112f);
   return reinterpret_cast<Floats>((special & (shifted | 0x7f800000)) | (~special & scaled) | (halves & 0x8000) << 16);
 }
+
+inline Floats truncate_to_tf32(Words bits) { return reinterpret_cast<Floats>(bits & 0xffffe000); }
 
 // The order of k within a group of 8 is that of the lanes' registers, low halves first: 0, 2, 4, 6, 1, 3, 5, 7.
 struct Fragment16x8x16 {
@@ -53,6 +56,22 @@ struct Fragment16x8x16 {
           b[i * 8 + k][g] = low[k];
           b[i * 8 + 4 + k][g] = high[k];
         }
+      }
+    }
+  }
+
+  // The same of tf32: column l % 4 (and + 4) of a, row l % 4 (and + 4) of b.
+  void read_tf32(uint32_t const* const* a_registers, uint32_t const* const* b_registers) {
+    for (int g = 0; g < 8; ++g) {
+      uint32_t const* const* const lanes = a_registers + g * 4;
+      for (int i = 0; i < 4; ++i) {
+        Floats const four = truncate_to_tf32(Words{lanes[0][i], lanes[1][i], lanes[2][i], lanes[3][i]});
+        memcpy(a[g + i % 2 * 8] + i / 2 * 4, &four, 16);
+      }
+      uint32_t const* const* const columns = b_registers + g * 4;
+      for (int i = 0; i < 2; ++i) {
+        Floats const four = truncate_to_tf32(Words{columns[0][i], columns[1][i], columns[2][i], columns[3][i]});
+        for (int k = 0; k < 4; ++k) b[i * 4 + k][g] = four[k];
       }
     }
   }
@@ -109,10 +128,26 @@ inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b,
   }
 }
 
+// d (16, 8) += a (16, 8) b (8, 8) of tf32.
+inline void multiply_16x8x8(uint32_t const* const* a, uint32_t const* const* b, void* const* d) {
+  Fragment16x8x16 fragment;
+  fragment.read_tf32(a, b);
+  fragment.each_pair([&](int l, int half, float* pair) { memcpy(pair, static_cast<float const*>(d[l]) + half * 2, 8); });
+  fragment.multiply(0, 8);
+  fragment.each_pair([&](int l, int half, float* pair) { memcpy(static_cast<float*>(d[l]) + half * 2, pair, 8); });
+}
+
 // ---- wgmma --------------------------------------------------------------------------------------------------------
 
-// Eight neighbours of 16 bits as floats.
-inline void widen_8(unsigned char const* from, float* to, Element element) {
+// The neighbours in 16 bytes as floats: 8 of 16 bits, or 4 of tf32.
+inline void widen_piece(unsigned char const* from, float* to, Element element) {
+  if (element == Element::tf32) {
+    Words bits;
+    memcpy(&bits, from, 16);
+    Floats const four = truncate_to_tf32(bits);
+    memcpy(to, &four, 16);
+    return;
+  }
   uint16_t halves[8];
   memcpy(halves, from, 16);
   for (int i = 0; i < 8; i += 4) {
@@ -121,7 +156,7 @@ inline void widen_8(unsigned char const* from, float* to, Element element) {
   }
 }
 
-// A warp's part of m64nNk16: 16 rows. Lane l holds rows l / 4 and l / 4 + 8, and of each 8 columns l % 4 * 2 and the next.
+// A warp's part of m64nNk16, or of m64nNk8 of tf32: 16 rows. Lane l holds rows l / 4 and l / 4 + 8, and of each 8 columns l % 4 * 2 and the next.
 struct WgmmaTile {
   float a[16][16];                // (m, k)
   alignas(16) float b[16][256];  // (k, n)
@@ -150,13 +185,13 @@ struct WgmmaTile {
       }
     }
   }
-  void multiply(uint32_t n) {
+  void multiply(uint32_t n, int depth) {
     for (int row = 0; row < 16; ++row) {
       for (uint32_t column = 0; column < n; column += 8) {
         Floats left, right;
         memcpy(&left, d[row] + column, 16);
         memcpy(&right, d[row] + column + 4, 16);
-        for (int k = 0; k < 16; ++k) {
+        for (int k = 0; k < depth; ++k) {
           Floats const* const columns = reinterpret_cast<Floats const*>(b[k] + column);
           left += a[row][k] * columns[0];
           right += a[row][k] * columns[1];

@@ -6,21 +6,23 @@
 
 namespace hgemm::executor {
 
-// How a descriptor says that the 16-byte pieces of a matrix lie: 8 neighbours along k (K-major) or along m or n (MN-major).
+// How a descriptor says that the 16-byte pieces of a matrix lie: neighbours along k (K-major) or along m or n (MN-major), 8 of
+// them, or 4 of tf32.
 // Source: PTX ISA, "Asynchronous warpgroup-level matrix shared memory layout"; CUTLASS, cute/arch/mma_sm90_desc.hpp.
 class MatrixInShared {
  public:
-  MatrixInShared(uint64_t descriptor, bool k_major)
+  MatrixInShared(uint64_t descriptor, bool k_major, Element element)
       : start_(uint32_t(descriptor & 0x3fff) << 4),
         leading_(uint32_t(descriptor >> 16 & 0x3fff) << 4),
         stride_(uint32_t(descriptor >> 32 & 0x3fff) << 4),
         bits_(descriptor >> 62 ? 4 - uint32_t(descriptor >> 62) : 0),
+        neighbours_(element == Element::tf32 ? 4 : 8),
         k_major_(k_major) {}
 
   // The shared address of the piece that holds element `extent` of m or n and `k`.
   uint32_t piece(uint32_t extent, uint32_t k) const {
     uint32_t const along = k_major_ ? k : extent, across = k_major_ ? extent : k;  // of the contiguous index
-    uint32_t const width = 16u << bits_, pieces = 1u << bits_, at = along / 8;
+    uint32_t const width = 16u << bits_, pieces = 1u << bits_, at = along / neighbours_;
     uint32_t address = start_ + across % 8 * width;
     if (bits_ == 0) {
       address += k_major_ ? at * leading_ + across / 8 * stride_ : at * stride_ + across / 8 * leading_;
@@ -30,15 +32,17 @@ class MatrixInShared {
     return uint32_t(swizzled(address, bits_)) % shared_window;
   }
   bool k_major() const { return k_major_; }
+  uint32_t neighbours() const { return neighbours_; }
 
  private:
-  uint32_t start_, leading_, stride_, bits_;
+  uint32_t start_, leading_, stride_, bits_, neighbours_;
   bool k_major_;
 };
 
 inline WgmmaArguments const& wgmma_arguments(Operation const& operation) {
   return *static_cast<WgmmaArguments const*>(operation.second);
 }
+inline uint32_t depth_of(Product const& product) { return product.in == Element::tf32 ? 8 : 16; }
 inline uint32_t registers_of(Product const& product) { return product.arguments.n / (product.sum == Element::f32 ? 2 : 4); }
 
 // A warp's part of the next product of its warpgroup.
@@ -86,7 +90,7 @@ void Machine::issue(Warp& warp, SiteCost& cost) {
     product.sound[quarter] &= judge_operand(warp, product, true, product.reader ? nullptr : &cost);
     if (!product.reader) product.reader = warp.lanes[0].knowledge.clock;
   }
-  if (quarter == 0) counters_.add(text("wgmma_m64n%uk16", product.arguments.n));
+  if (quarter == 0) counters_.add(text("wgmma_m64n%uk%u", product.arguments.n, depth_of(product)));
   if (request_.timing == HGEMM_EARLY) compute(warp, product, quarter);
 }
 
@@ -113,12 +117,12 @@ bool Machine::judge_operand(Warp& warp, Product const& product, bool is_b, SiteC
   Lane& lane = warp.lanes[0];
   Operation const& operation = *lane.operation;
   WgmmaArguments const& arguments = product.arguments;
-  MatrixInShared const matrix(is_b ? arguments.b : arguments.a, is_b ? arguments.b_k_major : arguments.a_k_major);
+  MatrixInShared const matrix(is_b ? arguments.b : arguments.a, is_b ? arguments.b_k_major : arguments.a_k_major, product.in);
   uint32_t const first = is_b ? 0 : uint32_t(warp.index % 4) * 16, extent = is_b ? arguments.n : 16;
   Access const me = {warp.wgmma_committed + 1, warp.cta->number, warp.cta->warpgroups[size_t(warp.index) / 4].agent,
                      costs_.index_of(operation)};
-  for (uint32_t block = 0; block < extent; block += 8) {  // 8 x 8 elements: 8 pieces, which shared memory serves at once
-    for (uint32_t k = 0; k < 16; k += 8) {
+  for (uint32_t block = 0; block < extent; block += 8) {  // 8 pieces, which shared memory serves at once
+    for (uint32_t k = 0; k < depth_of(product); k += matrix.neighbours()) {
       Addresses addresses;
       for (uint32_t i = 0; i < 8; ++i) {
         uint32_t const offset = matrix.piece(first + block + (matrix.k_major() ? i : 0), k + (matrix.k_major() ? 0 : i));
@@ -141,7 +145,7 @@ bool Machine::judge_operand(Warp& warp, Product const& product, bool is_b, SiteC
 void Machine::compute(Warp& warp, Product& product, int quarter) {
   if (product.done[quarter]) return;
   product.done[quarter] = true;
-  uint32_t const n = product.arguments.n, count = registers_of(product);
+  uint32_t const n = product.arguments.n, depth = depth_of(product), count = registers_of(product);
   Sums& sums = warp.cta->warpgroups[size_t(warp.index) / 4].sums[quarter].at(product.d[quarter][0]);
   if (!product.sound[quarter]) {
     std::fill(sums.registers.begin(), sums.registers.end(), ~0u);
@@ -149,13 +153,14 @@ void Machine::compute(Warp& warp, Product& product, int quarter) {
   }
   static WgmmaTile tile;
   auto read = [&](uint64_t descriptor, bool k_major, uint32_t first, uint32_t extent, auto put) {
-    MatrixInShared const matrix(descriptor, k_major);
-    for (uint32_t along = 0; along < (k_major ? 16 : extent); along += 8) {
-      for (uint32_t across = 0; across < (k_major ? extent : 16); ++across) {
+    MatrixInShared const matrix(descriptor, k_major, product.in);
+    uint32_t const neighbours = matrix.neighbours();
+    for (uint32_t along = 0; along < (k_major ? depth : extent); along += neighbours) {
+      for (uint32_t across = 0; across < (k_major ? extent : depth); ++across) {
         float values[8];
         uint32_t const offset = k_major ? matrix.piece(first + across, along) : matrix.piece(first + along, across);
-        widen_8(warp.cta->arena + offset, values, product.in);
-        for (uint32_t e = 0; e < 8; ++e) put(k_major ? across : along + e, k_major ? along + e : across, values[e]);
+        widen_piece(warp.cta->arena + offset, values, product.in);
+        for (uint32_t e = 0; e < neighbours; ++e) put(k_major ? across : along + e, k_major ? along + e : across, values[e]);
       }
     }
   };
@@ -164,7 +169,7 @@ void Machine::compute(Warp& warp, Product& product, int quarter) {
   read(product.arguments.b, product.arguments.b_k_major, 0, n,
        [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
   for (uint32_t l = 0; l < 32; ++l) tile.move_in(l, n, &sums.registers[l * count], product.sum, product.arguments.accumulate);
-  tile.multiply(n);
+  tile.multiply(n, int(depth));
   for (uint32_t l = 0; l < 32; ++l) tile.move_out(l, n, &sums.registers[l * count], product.sum);
 }
 

@@ -29,6 +29,7 @@ namespace hgemm {
 using f16 = __half;
 using bf16 = __nv_bfloat16;
 using f32 = float;
+struct tf32 { uint32_t bits; };  // a float of whose 32 bits the tensor cores take the upper 19
 
 struct alignas(4) Word1 { uint32_t x; };
 struct alignas(8) Word2 { uint32_t x, y; };
@@ -59,6 +60,8 @@ template <>
 struct MmaAtom<f16, uint32_t, 16> { using Type = cute::SM80_16x8x16_F16F16F16F16_TN; };
 template <>
 struct MmaAtom<f16, uint32_t, 8> { using Type = Sm75F16Accumulate; };
+template <>
+struct MmaAtom<tf32, float, 8> { using Type = cute::SM80_16x8x8_F32TF32TF32F32_TN; };
 
 // ---- Where a thread is --------------------------------------------------------------------------------------------
 
@@ -156,14 +159,15 @@ HGEMM_DEVICE void ldmatrix_x2(void const* row, uint32_t& r0, uint32_t& r1) {
 
 // ---- Tensor cores -------------------------------------------------------------------------------------------------
 
-// d (16, 8) += a (16, 16) b (16, 8), by one warp. a: 4 registers, b: 2, d: 4 floats or 2 pairs of halves.
-// K is the depth of the instruction: at 8, two of them make the 16.
+// d (16, 8) += a (16, k) b (k, 8), by one warp. a: 4 registers, b: 2, d: 4 floats or 2 pairs of halves; k is what the registers
+// hold, 16 halves or 8 tf32. K is the depth of the instruction: at 8 of halves, two of them make the 16.
 template <class In, int K, class Accumulator, int REGISTERS>
 HGEMM_DEVICE void mma(Accumulator (&d)[REGISTERS], uint32_t const (&a)[4], uint32_t const (&b)[2]) {
   using Atom = typename MmaAtom<In, Accumulator, K>::Type;
-  if constexpr (K == 16 && REGISTERS == 4) {
+  constexpr bool whole = K * sizeof(In) == 32;
+  if constexpr (whole && REGISTERS == 4) {
     Atom::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b[0], b[1], d[0], d[1], d[2], d[3]);
-  } else if constexpr (K == 16) {
+  } else if constexpr (whole) {
     Atom::fma(d[0], d[1], a[0], a[1], a[2], a[3], b[0], b[1], d[0], d[1]);
   } else if constexpr (REGISTERS == 4) {
     Atom::fma(d[0], d[1], d[2], d[3], a[0], a[1], b[0], d[0], d[1], d[2], d[3]);
@@ -188,6 +192,8 @@ template <>
 HGEMM_DEVICE bf16 from_float<bf16>(float value) { return __float2bfloat16_rn(value); }
 template <>
 HGEMM_DEVICE float from_float<float>(float value) { return value; }
+template <>
+HGEMM_DEVICE tf32 from_float<tf32>(float value) { return {__float_as_uint(value)}; }
 
 // The two halves of a register, the lower one first.
 HGEMM_DEVICE float low_half(uint32_t pair) { return __half2float(__ushort_as_half(static_cast<uint16_t>(pair))); }

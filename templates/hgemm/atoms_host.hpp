@@ -24,6 +24,7 @@ namespace hgemm {
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
 using f32 = float;
+struct tf32 { uint32_t bits; };
 
 struct alignas(4) Word1 { uint32_t x; };
 struct alignas(8) Word2 { uint32_t x, y; };
@@ -52,6 +53,8 @@ template <>
 struct ElementOf<f16> { static constexpr auto value = Element::f16; };
 template <>
 struct ElementOf<bf16> { static constexpr auto value = Element::bf16; };
+template <>
+struct ElementOf<tf32> { static constexpr auto value = Element::tf32; };
 template <>
 struct ElementOf<float> { static constexpr auto value = Element::f32; };
 template <>
@@ -188,7 +191,7 @@ HGEMM_DEVICE void ldmatrix_x2(void const* row, uint32_t& r0, uint32_t& r1, Site 
 
 template <class In, int K, class Accumulator, int REGISTERS>
 HGEMM_DEVICE void mma(Accumulator (&d)[REGISTERS], uint32_t const (&a)[4], uint32_t const (&b)[2], Site site = here()) {
-  static_assert(K == 8 || K == 16, "mma.m16n8 has a depth of 8 or 16");
+  static_assert(K == 8 || (K == 16 && sizeof(In) == 2), "mma.m16n8 has a depth of 8, or 16 of halves");
   static_assert(sizeof(Accumulator) == 4 && (REGISTERS == 4 || REGISTERS == 2), "4 floats or 2 pairs of halves");
   Operation product = operation(Kind::mma, site);
   product.in = ElementOf<In>::value;
@@ -214,6 +217,8 @@ template <>
 HGEMM_DEVICE bf16 from_float<bf16>(float value) { return {executor::float_to_bfloat(value)}; }
 template <>
 HGEMM_DEVICE float from_float<float>(float value) { return value; }
+template <>
+HGEMM_DEVICE tf32 from_float<tf32>(float value) { return {executor::bits_of(value)}; }
 
 HGEMM_DEVICE float low_half(uint32_t pair) { return executor::half_to_float(static_cast<uint16_t>(pair)); }
 HGEMM_DEVICE float high_half(uint32_t pair) { return executor::half_to_float(static_cast<uint16_t>(pair >> 16)); }

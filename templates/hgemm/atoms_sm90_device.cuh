@@ -14,6 +14,10 @@
 #define HGEMM_WGMMA(NAME)                                             \
   template <cute::SM90::GMMA::Major MAJOR_A, cute::SM90::GMMA::Major MAJOR_B> \
   using Wgmma = cute::SM90::GMMA::MMA_##NAME<MAJOR_A, MAJOR_B>
+// The same where operands are K-major and have no choice, such as 64x256x8_F32TF32TF32_SS_TN.
+#define HGEMM_WGMMA_TN(NAME)                                  \
+  template <cute::SM90::GMMA::Major, cute::SM90::GMMA::Major> \
+  using Wgmma = cute::SM90::GMMA::MMA_##NAME<>
 
 namespace hgemm {
 
@@ -129,7 +133,8 @@ HGEMM_DEVICE void wgmma_expand(Register (&d)[COUNT], uint64_t a, uint64_t b, cut
   Wgmma::fma(a, b, d[I]..., scale);
 }
 
-// d (64, n) = a (64, 16) b (16, n), added to d where `accumulate`, by four warps. a and b are descriptors of shared memory.
+// d (64, n) = a (64, k) b (k, n), added to d where `accumulate`, by four warps; k is 32 bytes, 16 halves or 8 tf32. a and b are
+// descriptors of shared memory.
 template <class Policy, class Register, int COUNT>
 HGEMM_DEVICE void wgmma(Register (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate) {
   using namespace cute::SM90::GMMA;

@@ -8,6 +8,7 @@
 
 // The end of the name of the instruction that a Policy names, such as 64x256x16_F32F16F16_SS.
 #define HGEMM_WGMMA(NAME) static constexpr char wgmma_name[] = #NAME
+#define HGEMM_WGMMA_TN(NAME) HGEMM_WGMMA(NAME)
 
 namespace hgemm {
 
@@ -182,6 +183,7 @@ HGEMM_DEVICE void wgmma(Register (&d)[COUNT], uint64_t a, uint64_t b, bool accum
   constexpr bool in_floats = ElementOf<Register>::value == Element::f32;
   constexpr uint32_t n = COUNT * (in_floats ? 2 : 4);
   static_assert(n == wgmma_n(Policy::wgmma_name), "the instruction has other registers of d than these");
+  static_assert(sizeof(typename Policy::In) == 2 || (Policy::A::k_major && Policy::B::k_major), "tf32 is K-major");
   executor::WgmmaArguments const arguments = {a, b, n, Policy::A::k_major, Policy::B::k_major, accumulate};
   Operation product = operation(Kind::wgmma, site);
   product.in = ElementOf<typename Policy::In>::value;

@@ -199,12 +199,17 @@ struct OperandCopy {
 // The four matrices of an x4, of 8 rows of 16 bytes each, cover 16 of the extent by a block of k: 32 bytes of K-major rows. For
 // A (EXTENT_FIRST) they follow each other along m, then along k, as the registers of the mma's a do; for B along k, then along
 // n, as the b of two neighbours do.
+//
+// ldmatrix transposes halves only: of wider elements in MN-major rows each lane loads its own, at row lane % 4 and column
+// lane / 4.
 template <class Policy, class Operand, int EXTENT, bool EXTENT_FIRST>
 struct FragmentReader {
   using In = typename Policy::In;
   using Layout = OperandLayout<Policy, Operand, EXTENT>;
 
-  int linear;  // element offset of this lane's row in a stage, before the swizzle
+  static constexpr bool by_ldmatrix = Operand::k_major || sizeof(In) == 2;
+
+  int linear;  // element offset of this lane's row, or element, in a stage, before the swizzle
 
   HGEMM_DEVICE FragmentReader(int warp_first, int lane) {
     int const low = lane / 8 % 2;
@@ -212,22 +217,38 @@ struct FragmentReader {
     int const along_extent = (EXTENT_FIRST ? low : high) * 8;
     int const along_k = (EXTENT_FIRST ? high : low) * Layout::piece;
     linear = Operand::k_major ? Layout::linear(warp_first + along_extent + lane % 8, along_k)
-                              : Layout::linear(along_k + lane % 8, warp_first) + along_extent;
+             : by_ldmatrix    ? Layout::linear(along_k + lane % 8, warp_first) + along_extent
+                              : Layout::linear(lane % 4, warp_first) + lane / 4;
   }
 
   // Registers of 16 of the extent by a block of k, at (along_extent, along_k) of the warp tile.
   HGEMM_DEVICE void read_x4(In const* stage, int along_extent, int along_k, uint32_t& r0, uint32_t& r1, uint32_t& r2,
                             uint32_t& r3) const {
-    atoms::ldmatrix_x4<!Operand::k_major>(at(stage, along_extent, along_k), r0, r1, r2, r3);
+    if constexpr (by_ldmatrix) {
+      atoms::ldmatrix_x4<!Operand::k_major>(at(stage, along_extent, along_k), r0, r1, r2, r3);
+    } else {
+      r0 = load(stage, along_extent, along_k);
+      r1 = load(stage, along_extent + (EXTENT_FIRST ? 8 : 0), along_k + (EXTENT_FIRST ? 0 : 4));
+      r2 = load(stage, along_extent + (EXTENT_FIRST ? 0 : 8), along_k + (EXTENT_FIRST ? 4 : 0));
+      r3 = load(stage, along_extent + 8, along_k + 4);
+    }
   }
   // Registers of 8 of the extent there.
   HGEMM_DEVICE void read_x2(In const* stage, int along_extent, int along_k, uint32_t& r0, uint32_t& r1) const {
-    atoms::ldmatrix_x2<!Operand::k_major>(at(stage, along_extent, along_k), r0, r1);
+    if constexpr (by_ldmatrix) {
+      atoms::ldmatrix_x2<!Operand::k_major>(at(stage, along_extent, along_k), r0, r1);
+    } else {
+      r0 = load(stage, along_extent, along_k);
+      r1 = load(stage, along_extent, along_k + 4);
+    }
   }
 
   HGEMM_DEVICE In const* at(In const* stage, int along_extent, int along_k) const {
     int const delta = Operand::k_major ? Layout::linear(along_extent, along_k) : Layout::linear(along_k, along_extent);
     return stage + Layout::place(linear, delta);
+  }
+  HGEMM_DEVICE uint32_t load(In const* stage, int along_extent, int along_k) const {
+    return atoms::ld_shared(at(stage, along_extent, along_k)).bits;
   }
 };
 

@@ -52,16 +52,19 @@ STAGED_STAGES = {2: (2,), 1: (2,)}
 
 def resolve(request: Request) -> Spec:
     """Fill in every open field of `request`; the result may still be illegal, which the rules judge."""
+    problem = {**problem_fields(request), **request}
     decided = {**_of_arch(request["arch"]), **_OF_FORM[request.get("form", "atoms")]}
-    fields = {**problem_fields(request), **_PLAIN, **decided, **request}
+    fields = {**_PLAIN, "mma": MMAS.get(problem["dtype_a"], "m16n8k16"), **decided, **problem}
     tiles = [nearest_cta_tile(fields["cta_tile"], _k_block(fields))] if "cta_tile" in fields else [*_cta_tiles(fields)]
     choices = itertools.chain.from_iterable(_choices(fields, tile) for tile in tiles)
     found = next(choices, None) or _spec(fields, _modest(fields, tiles[0]))
     return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
 
 
+MMAS = {"tf32": "m16n8k8"}
+"""Instructions of inputs that m16n8k16 does not take."""
+
 _PLAIN: Request = {
-    "mma": "m16n8k16",
     "copy": "cp_async",
     "mma_order": "zigzag",
     "raster": Raster("group", 8),

@@ -12,6 +12,7 @@ from hgemm.problem import PROBLEM_BYTES
 
 def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
     """State what inspection must find in the kernel of a plan."""
+    reads = sorted({"LDSM" if tile.by_ldmatrix else "LDS" for tile in (plan.a, plan.b)})
     return Expectation(
         arch=plan.spec.arch,
         threads=plan.threads,
@@ -22,7 +23,7 @@ def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,
         mma_theory=f"warp {plan.spec.warp_tile}, k {plan.spec.cta_tile.k}, {plan.spec.mma}",
-        required=("HMMA", "LDSM", *_copies(plan)),
+        required=("HMMA", *reads, *_copies(plan)),
         store_spacing=plan.spec.store_spacing if staging.pieces(plan) > 1 else 0,
         max_k_tiles_in_code=2 if ARCHS[plan.spec.arch].number >= 100 else 1,
         allow_spills=allow_spills,

@@ -9,7 +9,7 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.families.mma_sync import staging
 from generator.families.mma_sync.register_estimate import estimate
-from generator.families.plan import Plan
+from generator.families.plan import OPCODE_SUFFIXES, Plan
 from generator.layouts import PIECE_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES
 from generator.values import Cluster
@@ -70,6 +70,11 @@ class MmaSyncPlan(Plan):
     def k_block(self) -> int:
         """Elements of k whose fragments are read at once."""
         return 2 * self.piece
+
+    @property
+    def mma_per_product(self) -> int:
+        """Tensor instructions that multiply the fragments of a block; one, too, where an illegal one is deeper."""
+        return max(1, self.k_block // self.mma_k)
 
     @property
     def k_blocks(self) -> int:
@@ -193,7 +198,7 @@ class MmaSyncPlan(Plan):
     def mma_opcode(self) -> str:
         shape = {16: "16816", 8: "1688"}[self.mma_k]
         result = "F32" if self.spec.acc == "f32" else "F16"
-        return f"HMMA.{shape}.{result}" + (".BF16" if self.spec.dtype_a == "bf16" else "")
+        return f"HMMA.{shape}.{result}" + OPCODE_SUFFIXES.get(self.spec.dtype_a, "")
 
     # ---- Explanation ------------------------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ def _mainloop(plan: MmaSyncPlan) -> float:
     recomputable = (
         min(sum(passes for passes, _ in copies), MAX_PASSES) * COPY_PASS,
         sum(addresses for _, addresses in copies) * (COPY_ADDRESS + ODD_COPY_ADDRESS * (k_blocks == 3)),
-        persistent * (PERSISTENT + sum(PERSISTENT_BY_ALIGN_BYTES[chunk] for chunk in chunks)),
+        persistent * (PERSISTENT + sum(PERSISTENT_BY_ALIGN_BYTES.get(chunk, 0) for chunk in chunks)),
         (spec.schedule.kind == "split_k") * SPLIT_K,
         (k_blocks == 4) * FOUR_K_BLOCKS,
         (ahead and k_blocks == 3) * CHANGING_FRAGMENTS,

@@ -13,6 +13,7 @@ from generator.families.ways_out import (
     nearest_inputs,
     nearest_rasters,
     split_in_workspace,
+    whole_pieces,
 )
 
 RULES: list[Rule] = []
@@ -38,8 +39,16 @@ def mma(plan: Plan) -> str | None:
 
 same_inputs = rule(nearest_inputs)(shared.same_inputs)
 accumulator = rule(nearest_accumulators)(shared.accumulator)
+alignment_of_operands = rule(whole_pieces)(shared.alignment_of_operands)
 alignment_of_d = rule(lambda plan: [{"align_d": "4"}])(shared.alignment_of_d)
 implied_fields = rule(fields_as_implied)(shared.implied_fields)
+
+
+@rule(lambda plan: [{"mma": "m16n8k8"}])
+def mma_depth(plan: Plan) -> str | None:
+    if plan.mma_k <= plan.k_block:
+        return None
+    return f"{plan.spec.mma} is of elements of 2 bytes, {plan.spec.dtype_a} is multiplied by m16n8k8"
 
 
 @rule(lambda plan: [{"store": "smem"}, {"store": "direct"}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from generator.layouts import OperandTile
+from generator.layouts import PIECE_BYTES, OperandTile
 
 if TYPE_CHECKING:
     from generator.families.mma_sync.plan import MmaSyncPlan
@@ -51,7 +51,7 @@ def staged_registers(plan: MmaSyncPlan) -> int:
 
 def hidden_spacing(plan: MmaSyncPlan) -> int:
     """Return the spacing that hides stores: while the schedulers issue so many products each, one store of each is served."""
-    widest = max(plan.a.chunk, plan.b.chunk) * plan.spec.operand_bytes
+    widest = min(max(plan.a.chunk, plan.b.chunk) * plan.spec.operand_bytes, PIECE_BYTES)  # more is no legal alignment
     return math.ceil(SCHEDULERS * CPI_STS[widest] / CPI_HMMA)
 
 
@@ -70,12 +70,12 @@ def room(plan: MmaSyncPlan) -> int:
     """
     mma_m, mma_n = plan.spec.warp_tile.m // 16, plan.spec.warp_tile.n // 8
     products = plan.k_blocks * mma_m * mma_n - 1 if plan.spec.stages > 1 else a_rows(plan) * mma_n
-    return products * (plan.k_block // plan.mma_k)
+    return products * plan.mma_per_product
 
 
 def widest_spacing(plan: MmaSyncPlan) -> int:
     """Return the most tensor instructions that there may be between two stores, which follow whole blocks of k."""
-    per_product = plan.k_block // plan.mma_k
+    per_product = plan.mma_per_product
     return min(MAX_SPACING, max(0, room(plan)) // per_product // max(1, pieces(plan) - 1) * per_product)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from generator.families.defaults import problem_fields
 from generator.families.sm90.plan import WgmmaPlan as Plan
@@ -13,7 +14,7 @@ from generator.spec import DTYPE_BYTES, WGMMA, Request, Spec
 from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
 TILES = tuple(map(Tile.parse, "128x256x64 256x128x64 192x192x64 128x128x64 64x256x64 64x128x64 64x64x64".split()))
-"""CTA tiles, the best first."""
+"""CTA tiles of operands of 2 bytes, the best first; those of 4 bytes are half as deep."""
 
 MAX_STAGES = 8
 """Stages beyond so many bring nothing that is measurable."""
@@ -48,7 +49,9 @@ def resolve(request: Request) -> Spec:
     fields = {**problem_fields(request), "schedule": Schedule("persistent"), "ctas_per_sm": 1, **request}
     if fields["arch"] == "sm_90":
         fields["arch"] = "sm_90a"  # which alone has the instructions
-    tiles = [fields["cta_tile"]] if "cta_tile" in fields else TILES
+    size = DTYPE_BYTES[fields["dtype_a"]]
+    planned = [replace(tile, k=tile.k * DTYPE_BYTES["f16"] // size) for tile in TILES]
+    tiles = [fields["cta_tile"]] if "cta_tile" in fields else planned
     first, *others = (choice for tile in tiles for choice in _choices(fields, tile))
     plan = _with_most_stages(fields, first)
     plans = itertools.chain([plan], (_with_most_stages(fields, choice) for choice in others))

@@ -24,6 +24,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     return {
         **common_values(plan, symbol),
         "summary": _summary(plan),
+        "wgmma_macro": f"HGEMM_WGMMA{_only_layout(plan)}",
         "wgmma": _atom(plan),
         "consumers": spec.consumers,
         "consumer_m": plan.consumer_rows,
@@ -59,7 +60,12 @@ def _atom(plan: Plan) -> str:
     """Name the instruction as CuTe does: the shape, the types of D, A and B, both operands in shared memory."""
     spec = plan.spec
     types = "".join(dtype.upper() for dtype in (spec.acc, spec.dtype_a, spec.dtype_b))
-    return f"64x{plan.tile.n}x{plan.mma_k}_{types}_SS"
+    return f"64x{plan.tile.n}x{plan.mma_k}_{types}_SS{_only_layout(plan)}"
+
+
+def _only_layout(plan: Plan) -> str:
+    """Name the layout, of inputs that wgmma takes in no other."""
+    return "" if plan.takes(plan.spec.dtype_a, "nt") else "_TN"
 
 
 def _summary(plan: Plan) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from generator.families.plan import Plan
+from generator.families.plan import OPCODE_SUFFIXES, Plan
 from generator.families.sm90 import registers
 from generator.families.sm90.registers import WARP_THREADS, WARPGROUP_THREADS
 from generator.families.sm90.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes, StoreBoxes, TensorMap
@@ -189,6 +189,14 @@ class WgmmaPlan(Plan):
 
     # ---- Tensor instructions ----------------------------------------------------------------------------------------
 
+    @staticmethod
+    def takes(dtype: str, layout: str) -> bool:
+        """Tell whether wgmma multiplies operands that lie so: of types other than those of 2 bytes K-major ones only.
+
+        Source: PTX ISA 9.0, "wgmma.mma_async", imm-trans-a and imm-trans-b.
+        """
+        return DTYPE_BYTES[dtype] == 2 or layout == "tn"
+
     @property
     def mma_k(self) -> int:
         return MMA_K_BYTES // self.spec.operand_bytes
@@ -200,7 +208,7 @@ class WgmmaPlan(Plan):
     @property
     def mma_opcode(self) -> str:
         result = "F32" if self.spec.acc == "f32" else "F16"
-        return f"HGMMA.64x{self.tile.n}x{self.mma_k}.{result}" + (".BF16" if self.spec.dtype_a == "bf16" else "")
+        return f"HGMMA.64x{self.tile.n}x{self.mma_k}.{result}" + OPCODE_SUFFIXES.get(self.spec.dtype_a, "")
 
     # ---- Launch -----------------------------------------------------------------------------------------------------
 

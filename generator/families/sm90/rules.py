@@ -12,6 +12,7 @@ from generator.families.ways_out import (
     fields_as_implied,
     nearest_accumulators,
     nearest_inputs,
+    whole_pieces,
 )
 from generator.spec import DTYPE_BYTES
 
@@ -43,7 +44,15 @@ def accumulator(plan: Plan) -> str | None:
     return shared.accumulator(plan)
 
 
-@rule(lambda plan: [*ways_out.on_mma_sync(plan), ways_out.whole_pieces(plan)])
+@rule(lambda plan: [*ways_out.on_mma_sync(plan), {"layout": "tn"}])
+def layout(plan: Plan) -> str | None:
+    spec = plan.spec
+    if plan.takes(spec.dtype_a, spec.layout):
+        return None
+    return f"layout {spec.layout}: wgmma reads {spec.dtype_a} where k is contiguous only, which tn has"
+
+
+@rule(lambda plan: [*ways_out.on_mma_sync(plan), *whole_pieces(plan)])
 def alignment(plan: Plan) -> str | None:
     least = TMA_ALIGN_BYTES // plan.spec.operand_bytes
     short = [
@@ -54,6 +63,7 @@ def alignment(plan: Plan) -> str | None:
     return f"{', '.join(short)}: TMA takes pointers and leading dimensions that are multiples of 16 B, {least} elements"
 
 
+alignment_of_operands = rule(whole_pieces)(shared.alignment_of_operands)
 alignment_of_d = rule(lambda plan: [{"align_d": "4"}])(shared.alignment_of_d)
 implied_fields = rule(fields_as_implied)(shared.implied_fields)
 

@@ -198,12 +198,6 @@ def fewer_registers(plan: Plan) -> Iterator[Change]:
     yield from ({**tile, "ctas_per_sm": "1"} for tile in smaller_cta_tiles(plan))
 
 
-def whole_pieces(plan: Plan) -> Change:
-    """A and B aligned to 16 bytes."""
-    align = str(16 // plan.spec.operand_bytes)
-    return {"align_a": align, "align_b": align}
-
-
 def aligned_store(plan: Plan) -> list[Change]:
     """D stored by threads, else whole pieces of 16 bytes."""
     return [{"store": "direct"}, {"align_d": str(16 // DTYPE_BYTES[plan.spec.dtype_d])}]

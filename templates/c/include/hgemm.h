@@ -58,7 +58,8 @@ typedef enum hgemm_status {
  * and t where n is. tn is the x w^T of a linear layer, tt the product of two row-major matrices. */
 typedef enum hgemm_layout { HGEMM_TN = 0, HGEMM_NN = 1, HGEMM_NT = 2, HGEMM_TT = 3 } hgemm_layout;
 
-typedef enum hgemm_type { HGEMM_F16 = 0, HGEMM_BF16 = 1, HGEMM_F32 = 2 } hgemm_type;
+/* HGEMM_TF32 is of A and B only: floats in memory, of whose 24 significant bits 11 are multiplied. */
+typedef enum hgemm_type { HGEMM_F16 = 0, HGEMM_BF16 = 1, HGEMM_F32 = 2, HGEMM_TF32 = 3 } hgemm_type;
 
 /* The least exact accumulation that the caller accepts: a kernel that is more exact may be taken. */
 typedef enum hgemm_accumulation {

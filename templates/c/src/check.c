@@ -17,7 +17,7 @@ typedef struct Matrix {
   uint64_t bytes; /* from the first to the last element */
 } Matrix;
 
-static uint64_t bytes_of(int32_t type) { return type == HGEMM_F32 ? 4 : 2; }
+static uint64_t bytes_of(int32_t type) { return type >= HGEMM_F32 ? 4 : 2; }
 
 /* ---- The struct itself ------------------------------------------------------------------------------------------------- */
 
@@ -48,8 +48,8 @@ static hgemm_status check_words(hgemm_problem const *p) {
     int32_t value, count;
   } const words[] = {
       {"layout", p->layout, 4},
-      {"type_a", p->type_a, 3},
-      {"type_b", p->type_b, 3},
+      {"type_a", p->type_a, 4},
+      {"type_b", p->type_b, 4},
       {"type_d", p->type_d, 3},
       {"accumulation", p->accumulation, 3},
       {"bias_kind", p->bias_kind, 3},

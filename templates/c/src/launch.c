@@ -44,9 +44,9 @@ typedef struct Operand {
 
 static hgemm_status encode(hgemm_driver const *cuda, hgemm_map_rule const *rule, Operand const *x, int64_t batch,
                            unsigned char map[128]) {
-  static int const types[] = {HGEMM_CU_MAP_FLOAT16, HGEMM_CU_MAP_BFLOAT16, HGEMM_CU_MAP_FLOAT32};
+  static int const types[] = {HGEMM_CU_MAP_FLOAT16, HGEMM_CU_MAP_BFLOAT16, HGEMM_CU_MAP_FLOAT32, HGEMM_CU_MAP_TFLOAT32};
   static uint32_t const ones[3] = {1, 1, 1};
-  int64_t const bytes = x->type == HGEMM_F32 ? 4 : 2;
+  int64_t const bytes = x->type >= HGEMM_F32 ? 4 : 2;
   int const layers = batch > 1 && x->stride > 0; /* else one matrix serves the whole batch */
   uint64_t const extents[3] = {(uint64_t)x->contiguous, (uint64_t)x->other, layers ? (uint64_t)batch : 1};
   uint64_t const strides[2] = {(uint64_t)(x->leading * bytes), (uint64_t)((layers ? x->stride : x->leading) * bytes)};

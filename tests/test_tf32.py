@@ -1,0 +1,90 @@
+"""tf32 kernels: built, inspected and proved on the CPU, in every layout, on both families; and what their arrays are called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import made
+from simulated import record
+
+from generator.commands.emulate import Prover
+from generator.commands.hints import hints
+from generator.executor.build import Workshop
+from generator.pipeline import Settings
+from generator.sweep import sweep
+from hgemm.arrays import View
+from hgemm.errors import ProblemError, RequestError
+from hgemm.facts import Facts
+from hgemm.kernel import problem_of
+from hgemm.kinds import Kind, word_of
+from hgemm.matmul import Options, kinds
+
+S4 = {"arch": "sm_80", "tile": "128x64x32", "warp_tile": "32x32", "stages": "1", "smem": "none", "mma": "m16n8k8"}
+"""The tile of the tensor-core puzzle: 8 warps, one stage, no padding."""
+
+
+def test_the_puzzle_s_tile_can_be_asked_for() -> None:
+    (plan,) = sweep([{**S4, "dtype": "tf32"}]).plans
+    spec = plan.spec
+    assert (plan.threads, plan.warps_m, plan.warps_n, plan.smem_bytes) == (256, 4, 2, 4 * (128 + 64) * 32)
+    assert (spec.dtype_d, spec.align_a, spec.align_d, spec.fragment_stages) == ("f32", 4, 4, 1)
+    assert plan.bank_conflicts > 0 == sweep([{**S4, "dtype": "tf32", "smem": "auto"}]).plans[0].bank_conflicts
+
+
+PROVED = {
+    "puzzle": S4,
+    "all layouts": {"arch": "sm_80", "tile": "64x32x16", "layout": "tn,nn,nt,tt"},
+    "conflicts are counted": {"arch": "sm_80", "tile": "32x32x8", "layout": "nt", "smem": "none", "stages": "2"},
+    "unaligned, f16 out": {"arch": "sm_89", "tile": "32x64x24", "layout": "tt", "align": "1", "out": "f16"},
+    "split": {"arch": "sm_80", "tile": "32x48x16", "layout": "nn", "schedule": "split_k:3", "align_a": "2"},
+    "wgmma": {"arch": "sm_90a", "tile": "64x64x32", "out": "f32,bf16"},
+    "swapped": {"arch": "sm_90a", "tile": "24x64x16", "bias": "column", "activation": "gelu"},
+    "cluster": {"arch": "sm_90a", "tile": "128x128x16", "cluster": "2x1", "consumers": "2", "beta": "off"},
+}
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_kernels_are_built_and_proved(name: str, settings: Settings, workshop: Workshop) -> None:
+    outcomes = made({**PROVED[name], "dtype": "tf32"}, replace(settings, prover=Prover(workshop)))
+    assert outcomes and [outcome.error for outcome in outcomes] == [""] * len(outcomes)
+    for outcome in outcomes:
+        sass = outcome.record.data["sass"]
+        assert any("HMMA" in opcode or "HGMMA" in opcode for opcode in sass)
+        assert (outcome.record.data["proof"]["read_conflicts_per_k_tile"] > 0) == (PROVED[name].get("smem") == "none")
+
+
+def test_a_request_for_sm_90a_is_told_which_layouts_wgmma_does_not_read() -> None:
+    asked = sweep([{"arch": "sm_90a", "dtype": "tf32", "layout": "tn,nn"}])
+    assert [plan.instruction for plan in asked.plans] == ["wgmma", "mma.sync"]
+    assert [*hints(asked)] == ["wgmma reads tf32 in layout tn only: nn is multiplied by mma.sync on sm_90a, too"]
+
+
+# ---- What arrays are ------------------------------------------------------------------------------------------------
+
+
+def array(*shape: int, dtype: str = "f32") -> View:
+    return View(4096, shape, (shape[1], 1), dtype, 0)
+
+
+def test_arrays_of_f32_are_multiplied_as_tf32() -> None:
+    views = {"A": array(32, 16), "B": array(16, 48), "D": array(32, 48)}
+    (kind,) = kinds(views, Options())
+    assert kind == Kind("tt", "tf32", "tf32", "f32") and word_of(kind.code, "dtype_a") == "tf32"
+    facts = Facts.of(record(layout="tt", dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
+    problem = problem_of(facts, views)
+    assert (problem.lda, problem.ldb, problem.ldd) == (16, 48, 48)
+    with pytest.raises(ProblemError, match="A is f16, not f32"):
+        problem_of(facts, {**views, "A": array(32, 16, dtype="f16")})
+
+
+def test_d_is_never_tf32() -> None:
+    with pytest.raises(RequestError, match="dtype_d 'tf32' is unknown: use f16, bf16, f32"):
+        Kind("tn", "tf32", "tf32", "tf32")
+    with pytest.raises(RequestError, match="dtype_d 'tf32' is unknown"):
+        sweep([{"arch": "sm_80", "dtype": "tf32", "out": "tf32"}])
+
+
+def test_the_options_of_cover_are_told_as_it_takes_them() -> None:
+    assert Kind("nt", "tf32", "tf32", "f32").cover_options == "--types tf32 --layout nt"
+    assert Kind("nt", "tf32", "tf32", "bf16").cover_options == "--types tf32:bf16 --layout nt"
