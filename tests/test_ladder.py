@@ -30,6 +30,7 @@ SYSTEM = """
 title = "A ladder of two"
 source = "nowhere"
 machine = "a GPU"
+card = "rtx4090"
 shapes = ["40x56x24"]
 cublas = { 40x56x24 = 10 }
 [spec]
@@ -128,15 +129,17 @@ def test_without_arguments_systems_and_steps_are_listed(tmp_path: Path) -> None:
 def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made: list[Plan]) -> None:
     result = call(tmp_path, "x", "--static")
     lines = result.stdout.splitlines()
-    assert lines[:4] == [
+    assert lines[:5] == [
         "x: A ladder of two (nowhere)",
         "  40x56x24 tn, f16 in, f32 accumulate, f16 out",
         "  kernels for sm_80",
+        "  predicted: at most, TFLOP/s by the model of NVIDIA GeForce RTX 4090",
         "  published on a GPU: cuBLAS 10 TFLOP/s",
     ]
-    heads = "step registers smem_bytes ctas_per_sm conflicts published published_x published_pct what"
-    assert lines[4].split() == heads.split()
-    assert lines[6].split()[:1] + lines[6].split()[4:8] == ["fast", "0", "8", "4", "80"]
+    heads = "step registers smem_bytes ctas_per_sm conflicts predicted bound published published_x published_pct what"
+    assert lines[5].split() == heads.split()
+    bound = ["tensor", "cores", "8", "4", "80", "four", "stages"]
+    assert lines[7].split()[:1] + lines[7].split()[4:5] + lines[7].split()[6:] == ["fast", "0", *bound]
     assert result.exit_code == 0 and {plan.spec.arch for plan in made} == {"sm_80"} and len(made) == 3
 
 
@@ -167,10 +170,11 @@ def test_steps_are_timed_beside_cublaslt_in_the_same_rounds(tmp_path: Path, driv
     assert lines[2].startswith("  measured on Fake GPU, ") and lines[2].endswith(
         f", kernels for sm_90: cuBLASLt 13.1.0 {round(flops / 4 * 1e-6, 2):g} TFLOP/s"
     )
-    assert lines[4].split() == "step tflops us x_before pct_cublas published published_x published_pct what".split()
-    assert [line.split()[2] for line in lines[5:8]] == ["20", "5", "8"]
-    assert lines[6].split()[3:8] == ["4", "80", "8", "4", "80"]
-    assert lines[8] == "  last over first 2.50x, published 3.50x"
+    heads = "step tflops us x_before pct_cublas predicted published published_x published_pct what"
+    assert lines[3].endswith("by the model of NVIDIA H200") and lines[5].split() == heads.split()
+    assert [line.split()[2] for line in lines[6:9]] == ["20", "5", "8"]
+    assert lines[7].split()[3:5] + lines[7].split()[6:9] == ["4", "80", "8", "4", "80"]
+    assert lines[9] == "  last over first 2.50x, published 3.50x"
     assert result.exit_code == 0
     rounds = [name for name in driver.log if name.startswith(("hgemm", "cublaslt"))]
     assert "cublaslt#0" in rounds and "cublaslt#1" not in rounds
@@ -203,8 +207,9 @@ def test_a_step_with_wrong_numbers_has_no_time_and_fails(tmp_path: Path, driver:
     result = call(tmp_path, "x")
     assert result.exit_code == 1 and "  not measured: fast: " in result.stdout
     assert "sampled elements are off" in result.stdout
-    lines = [line.split() for line in result.stdout.splitlines() if line.startswith(("slow", "fast", "exact"))]
-    assert [words[1] for words in lines] == ["0.01", "8", "0.01"]
+    (found,) = json.loads(call(tmp_path, "x", "--json").stdout)["ladders"]
+    times = [found["figures"].get(step["symbol"], {}).get("time_us") for step in found["steps"]]
+    assert times == [20, None, 8] and [one and one["median"] for one in found["over_before"]] == [None, None, None]
 
 
 def test_shapes_are_those_that_are_asked_for(tmp_path: Path, driver: BenchDriver) -> None:

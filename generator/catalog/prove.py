@@ -10,29 +10,31 @@ import argparse
 import hashlib
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from generator.catalog import catalog_kernels
-from generator.catalog.recipes import load_recipes
+from generator.catalog.recipes import load_system, system_names
 from generator.commands.emulate import cores, workshop
 from generator.commands.emulated_check import request_of, workers
+from generator.commands.ladder import ladder_on
 from generator.emit import Kernel, emit
 from generator.errors import HgemmError
 from generator.executor.cache import trim
 from generator.register import planned
-from generator.sweep import sweep
 from generator.toolchain import templates_folder
 from generator.verbs.verify import line_of, summary_of
 
 
-def chosen(kernels: Sequence[Kernel], sample: int, seed: str, changed: Iterable[str]) -> list[Kernel]:
+def chosen(texts: Sequence[Text], sample: int, seed: str, changed: Iterable[str]) -> list[Text]:
     """Return the kernels whose text changed, and `sample` others that `seed` chooses."""
     changed = {*changed}
-    others = [kernel for kernel in kernels if kernel.symbol not in changed]
-    others.sort(key=lambda kernel: hashlib.sha256(f"{seed} {kernel.symbol}".encode()).digest())
-    taken = {kernel.symbol for kernel in others[:sample]} | changed
-    return [kernel for kernel in kernels if kernel.symbol in taken]
+    others = [text for text in texts if text.symbol not in changed]
+    others.sort(key=lambda text: hashlib.sha256(f"{seed} {text.symbol}".encode()).digest())
+    taken = {text.symbol for text in others[:sample]} | changed
+    return [text for text in texts if text.symbol in taken]
 
 
 def changed_since(commit: str, folder: str) -> set[str]:
@@ -42,15 +44,26 @@ def changed_since(commit: str, folder: str) -> set[str]:
     return {Path(name).parent.name for name in done.stdout.splitlines()} if done.returncode == 0 else set()
 
 
-def prove(kernels: Sequence[Kernel], jobs: int) -> bool:
+@dataclass(frozen=True)
+class Text:
+    """What is proved: a kernel's text, and the sections of a record that are known before it is compiled."""
+
+    symbol: str
+    source: str
+    record: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Text:
+        """Return that of an emitted kernel."""
+        proof = {"mma_per_tile": kernel.plan.mma_per_k_tile}
+        return cls(kernel.symbol, kernel.source, {**planned(kernel), "proof": proof})
+
+
+def prove(texts: Sequence[Text], jobs: int) -> bool:
     """Prove kernels, print a line for each, and return whether all are right."""
     made = workshop()
-    requests = [
-        request_of(made, kernel.source, {**planned(kernel), "proof": {"mma_per_tile": kernel.plan.mma_per_k_tile}})
-        for kernel in kernels
-    ]
     outcomes = []
-    for outcome, _ in workers(jobs).check_all(requests):
+    for outcome, _ in workers(jobs).check_all([request_of(made, text.source, text.record) for text in texts]):
         outcomes.append(outcome)
         print(line_of(outcome), flush=True)
     trim(made.cache)
@@ -58,10 +71,14 @@ def prove(kernels: Sequence[Kernel], jobs: int) -> bool:
     return not any(outcome.failed for outcome in outcomes)
 
 
-def recipe_kernels() -> list[Kernel]:
-    """Emit every recipe."""
+def recipe_texts() -> list[Text]:
+    """Return the text of every recipe for the architecture of its publication, rivals included."""
+    ladders = [ladder_on(system, system.arch) for system in map(load_system, system_names())]
     templates = templates_folder()
-    return [emit(plan, templates) for plan in sweep(load_recipes("*")).plans]
+    plans = dict.fromkeys(plan for ladder in ladders for plan in ladder.plans)
+    rivals = [rival for ladder in ladders for rival in ladder.rivals]
+    ours = [Text.of(emit(plan, templates)) for plan in plans]
+    return ours + [Text(rival.symbol, rival.source, rival.planned()) for rival in rivals]
 
 
 def main() -> int:
@@ -73,11 +90,11 @@ def main() -> int:
     parser.add_argument("--folder", default="emitted", help="where the committed texts are")
     parser.add_argument("-j", "--jobs", type=int, default=cores(), metavar="N")
     args = parser.parse_args()
-    kernels = recipe_kernels() if args.recipes else catalog_kernels()
+    texts = recipe_texts() if args.recipes else [*map(Text.of, catalog_kernels())]
     if args.sample:
         changed = changed_since(args.since, args.folder) if args.since else set()
-        kernels = chosen(kernels, args.sample, args.seed, changed)
-    return 0 if prove(kernels, args.jobs) else 1
+        texts = chosen(texts, args.sample, args.seed, changed)
+    return 0 if prove(texts, args.jobs) else 1
 
 
 if __name__ == "__main__":

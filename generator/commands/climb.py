@@ -13,8 +13,9 @@ import click
 
 from generator.arch import parse_arch
 from generator.catalog.recipes import System, load_system, system_names
+from generator.commands.device_check import open_kernel
 from generator.commands.emulate import Prover, cores, workshop
-from generator.commands.ladder import Ladder, about, ladder_here, ladder_on
+from generator.commands.ladder import Ladder, about, card_of, ladder_here, ladder_on
 from generator.commands.ladder_table import csv_text, text
 from generator.commands.progress import progress
 from generator.commands.table import to_text
@@ -32,6 +33,7 @@ from hgemm.device import Device, open_device
 from hgemm.disk import require_writable
 from hgemm.errors import DeviceError
 from hgemm.images import cubin_runs
+from hgemm.kernel import Kernel
 
 SCHEMA = 1
 KIND = "ladders"
@@ -126,10 +128,14 @@ def _climbed(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str,
     works = [
         (ladder, ladder.work(shape)) for ladder in ladders for shape in shapes or map(Shape.parse, ladder.system.shapes)
     ]
-    known = [about(ladder, records, work) for ladder, work in works]
+    rivals = {rival.symbol: rival.made() for ladder in ladders for rival in ladder.rivals}
+    name = device.name if device else ""
+    known = [about(ladder, records, rivals, work, card_of(ladder, name)) for ladder, work in works]
     if device is None:
         return {"kind": KIND, "schema": SCHEMA, "device": None, "arch": None, "ladders": known}
-    return _measured(works, known, library, device, options)
+    loaded = {symbol: made.kernel() for symbol, made in rivals.items()}
+    loaded |= {symbol: open_kernel(library, symbol) for symbol in records}
+    return _measured(works, known, loaded, device, options)
 
 
 def _shapes(options: Mapping[str, Any]) -> list[Shape]:
@@ -176,17 +182,16 @@ def _prover() -> Prover | None:
 def _measured(
     works: Sequence[tuple[Ladder, Work]],
     known: Sequence[dict[str, Any]],
-    library: Library,
+    loaded: Mapping[str, Kernel],
     device: Device,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    from generator.commands.device_check import open_kernel
     from hgemm.bench.ladder import Climb, plan_of, run  # NumPy and the driver, only where something is run
 
     climbs = []
     for (ladder, work), facts in zip(works, known):
         code = "cubin" if cubin_runs(ladder.arch, device.capability) else "ptx"
-        kernels = [open_kernel(library, symbol) for symbol in ladder.symbols]
+        kernels = [loaded[symbol] for symbol in ladder.symbols]
         climbs.append(Climb(work, kernels, {**facts, "code": code}))
     protocol = Protocol(seconds=options["seconds"], rounds=options["rounds"], warm_up_s=options["warm_up"])
     begin = {"kind": KIND, "arch": "sm_{}{}".format(*device.capability)}

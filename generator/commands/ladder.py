@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from generator.arch import ARCHS, MMA_SYNC
 from generator.catalog.recipes import Step, System
+from generator.commands.rival import Made, Rival
 from generator.errors import RequestError
 from generator.naming import symbol_of
 from generator.plan import Plan
@@ -15,6 +17,9 @@ from generator.rules import refuse_illegal
 from generator.sweep import over, sweep
 from hgemm.bench.work import Work
 from hgemm.cases import Shape
+from hgemm.model.cards import Card
+from hgemm.model.launch import Size
+from hgemm.model.report import card_for, report
 from hgemm.record import Record
 
 _RESOURCES = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm")
@@ -23,19 +28,27 @@ _PROVED = ("sectors_per_request", "least_sectors_per_request")
 
 @dataclass(frozen=True)
 class Ladder:
-    """A system's steps as plans for one architecture."""
+    """A system's steps for one architecture: the plans of our kernels, and rivals."""
 
     system: System
     arch: str
-    plans: tuple[Plan, ...]
+    rungs: tuple[Plan | Rival, ...]
+
+    @property
+    def plans(self) -> list[Plan]:
+        return [rung for rung in self.rungs if isinstance(rung, Plan)]
+
+    @property
+    def rivals(self) -> list[Rival]:
+        return [rung for rung in self.rungs if isinstance(rung, Rival)]
 
     @property
     def symbols(self) -> list[str]:
-        """The variants of the steps, in order."""
-        return [symbol_of(plan.spec) for plan in self.plans]
+        """The kernels of the steps, in order."""
+        return [rung.symbol if isinstance(rung, Rival) else symbol_of(rung.spec) for rung in self.rungs]
 
     def work(self, shape: Shape) -> Work:
-        """Return the problem of a shape, accumulated as the first step does."""
+        """Return the problem of a shape, accumulated as our first step does."""
         spec = self.plans[0].spec
         types = {name: getattr(spec, name) for name in ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")}
         return Work(shape.m, shape.n, shape.k, shape.batch, **types, group=self.system.name)
@@ -43,7 +56,10 @@ class Ladder:
 
 def ladder_on(system: System, arch: str) -> Ladder:
     """Return a ladder for an architecture. Raises RequestError for a step that is illegal there, with each rule it breaks."""
-    return Ladder(system, arch, tuple(_plan(step, arch) for step in system.steps))
+    plans = {step.name: _plan(step, arch) for step in system.steps if step.rival is None}
+    beside = next(iter(plans.values()))
+    rungs = (Rival(step.rival, beside) if step.rival else plans[step.name] for step in system.steps)
+    return Ladder(system, arch, tuple(rungs))
 
 
 def _plan(step: Step, arch: str) -> Plan:
@@ -66,15 +82,31 @@ def ladder_here(system: System, capability: tuple[int, int]) -> Ladder:
     return ladder_on(system, system.arch)
 
 
-def about(ladder: Ladder, records: Mapping[str, Record], work: Work) -> dict[str, Any]:
-    """Return what is known of a ladder on a problem before it is run, as JSON values; `records` are by symbol."""
+def card_of(ladder: Ladder, device: str = "") -> Card | None:
+    """Return the card that a ladder is predicted for: the device's, the publication's, or the usual one; None for no table."""
+    for name in (device or ladder.system.card, ""):
+        with suppress(RequestError):
+            return card_for(ladder.arch, name)
+    return None
+
+
+def about(
+    ladder: Ladder, records: Mapping[str, Record], rivals: Mapping[str, Made], work: Work, card: Card | None
+) -> dict[str, Any]:
+    """Return what is known of a ladder on a problem before it is run, as JSON values; records and rivals are by symbol."""
     system, shape = ladder.system, str(work.shape)
-    known = [_known(plan, records[symbol]) for plan, symbol in zip(ladder.plans, ladder.symbols)]
+    known = [
+        _known_rival(rivals[symbol])
+        if isinstance(rung, Rival)
+        else {**_known(rung, records[symbol]), **_predicted(records[symbol], work, card)}
+        for rung, symbol in zip(ladder.rungs, ladder.symbols)
+    ]
     return {
         "system": system.name,
         **{name: getattr(system, name) for name in ("title", "source", "machine", "note")},
         "arch": ladder.arch,
         "work": work.plain(),
+        "card": card.name if card else None,
         "published_cublas": system.cublas.get(shape),
         "steps": [
             {
@@ -95,6 +127,27 @@ def _known(plan: Plan, record: Record) -> dict[str, Any]:
         "bank_conflicts": plan.bank_conflicts,
         **{name: data["proof"].get(name) for name in _PROVED},
     }
+
+
+def _predicted(record: Record, work: Work, card: Card | None) -> dict[str, Any]:
+    """Return the most that the model allows on a card, and what bounds it there; None where its table lacks a figure."""
+    if card is None:
+        return _UNPREDICTED
+    size = Size(work.m, work.n, work.k, work.batch)
+    try:
+        found = report(record.data["spec"], record.data["resources"], card, size)["problem"]
+    except RequestError:
+        return _UNPREDICTED
+    return {"predicted_tflops": work.flops / found["least_us"] * 1e-6, "bound": found["bound"]}
+
+
+_UNPREDICTED = {"predicted_tflops": None, "bound": None}
+
+
+def _known_rival(made: Made) -> dict[str, Any]:
+    unknown = dict.fromkeys(("ctas_per_sm", "bank_conflicts", *_PROVED))
+    resources = {"registers": made.registers, "spill_bytes": 0, "smem_bytes": made.rival.hand.smem_bytes}
+    return {"symbol": made.rival.symbol, **resources, **unknown, **_UNPREDICTED}
 
 
 def published_of(system: System, shape: str) -> list[dict[str, float | None]]:

@@ -14,10 +14,9 @@ Row = dict[str, Scalar | None]
 HOLD = 0.97
 """A step of less than so much of the speed before it has fallen; less is the noise of a measurement."""
 
-_STATIC = (
-    "step registers smem_bytes ctas_per_sm conflicts sectors least_sectors published published_x published_pct what"
-)
-_MEASURED = "step tflops us x_before pct_cublas published published_x published_pct what"
+_THEIRS = "published published_x published_pct what"
+_STATIC = f"step registers smem_bytes ctas_per_sm conflicts sectors least_sectors predicted bound {_THEIRS}"
+_MEASURED = f"step tflops us x_before pct_cublas predicted {_THEIRS}"
 
 
 def rows(ladder: Found) -> list[Row]:
@@ -39,6 +38,8 @@ def _row(ladder: Found, at: int) -> Row:
         "conflicts": step["bank_conflicts"],
         "sectors": step["sectors_per_request"],
         "least_sectors": step["least_sectors_per_request"],
+        "predicted": step["predicted_tflops"],
+        "bound": step["bound"],
         "tflops": measured.get("tflops"),
         "us": measured.get("time_us"),
         "x_before": ratios["over_before"].get("median"),
@@ -77,7 +78,8 @@ def _ladder_text(document: Found, ladder: Found) -> str:
     columns = [name for name in wanted if any(row[name] is not None for row in found)]
     lines = [f"{ladder['system']}: {ladder['title']} ({ladder['source']})", *_circumstances(document, ladder)]
     table = to_text([{name: row[name] for name in columns} for row in found], columns)
-    return "\n".join([*lines, table.rstrip("\n"), *_verdict(ladder, found)]) + "\n"
+    notes = [f"  {step['name']}: {step['note']}" for step in ladder["steps"] if step["note"]]
+    return "\n".join([*lines, table.rstrip("\n"), *_verdict(ladder, found), *notes]) + "\n"
 
 
 def _circumstances(document: Found, ladder: Found) -> Iterator[str]:
@@ -90,6 +92,8 @@ def _circumstances(document: Found, ladder: Found) -> Iterator[str]:
         yield f"  measured on {document['device']}, {document['date']}, {_code(document, ladder)}{beside}"
     else:
         yield f"  kernels for {ladder['arch']}"
+    if ladder["card"]:
+        yield f"  predicted: at most, TFLOP/s by the model of {ladder['card']}"
     yield theirs
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from generator.commands.options import Texts
 from generator.errors import RequestError
 from generator.sweep import over, read_toml, texts_in
+from generator.values import Tile
 from hgemm.cases import Shape
 
 FOLDER = Path(__file__).resolve().parent
@@ -24,9 +25,26 @@ Published = Mapping[str, float]
 
 _Kinds = Mapping[str, "type | tuple[type, ...]"]
 _SYSTEM_FIELDS: _Kinds = {"title": str, "source": str, "machine": str, "shapes": list, "step": list, "spec": dict}
-_SYSTEM_EXTRAS: _Kinds = {"cublas": dict, "note": str}
+_SYSTEM_EXTRAS: _Kinds = {"cublas": dict, "card": str, "note": str}
 _STEP_FIELDS: _Kinds = {"name": str, "what": str}
-_STEP_EXTRAS: _Kinds = {"tflops": dict, "ratio": (int, float), "fell": bool, "note": str}
+_STEP_EXTRAS: _Kinds = {"tflops": dict, "ratio": (int, float), "fell": bool, "note": str, "rival": dict}
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A kernel that is written by hand, in a file of this folder: a CTA makes `tile` of D. Its problem is the ladder's."""
+
+    source: str
+    tile: Tile
+    threads: int
+    smem_bytes: int
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any], place: str) -> Hand:
+        """Read it from a step's table. Raises RequestError where the table is malformed."""
+        kinds: _Kinds = {"source": str, "tile": str, "threads": int, "smem_bytes": int}
+        _check(table, kinds, kinds, f"{place}, rival,")
+        return cls(**{**table, "tile": Tile.parse(table["tile"])})
 
 
 @dataclass(frozen=True)
@@ -35,7 +53,8 @@ class Step:
 
     Fields: `texts` are all options of its spec, `changed` those that differ from the step before; of the publication are
         `tflops`, by problem, `ratio`, the speed over the step before where only that is told, and `fell`, that it was
-        slower than the step before; `note` says in what ours is another kernel than theirs.
+        slower than the step before; `note` says in what ours is another kernel than theirs; a `rival` is run in place of
+        a kernel of ours, and its step has no spec.
     """
 
     system: str
@@ -47,6 +66,7 @@ class Step:
     ratio: float | None
     fell: bool
     note: str
+    rival: Hand | None
 
     @property
     def path(self) -> str:
@@ -58,13 +78,15 @@ class Step:
 class System:
     """One publication: where it is from, the problems that its ladder is run on, and its steps in order.
 
-    Fields: `machine` is what its figures were measured on, `cublas` what cuBLAS reached there.
+    Fields: `machine` is what its figures were measured on, `card` the table of the model for it, if there is one, `cublas`
+        what cuBLAS reached there.
     """
 
     name: str
     title: str
     source: str
     machine: str
+    card: str
     note: str
     shapes: tuple[str, ...]
     cublas: Published
@@ -97,6 +119,7 @@ def read_system(path: Path) -> System:
     return System(
         name=path.stem,
         **{name: document[name] for name in ("title", "source", "machine")},
+        card=document.get("card", ""),
         note=document.get("note", ""),
         shapes=tuple(map(_shape, document["shapes"])),
         cublas=_published(document.get("cublas", {})),
@@ -122,6 +145,7 @@ def _steps(document: Mapping[str, Any], path: Path) -> Iterator[Step]:
             ratio=told.get("ratio"),
             fell=told.get("fell", False),
             note=told.get("note", ""),
+            rival=Hand.read(told["rival"], place) if "rival" in told else None,
         )
 
 
@@ -168,8 +192,15 @@ def find(globs: str) -> list[Step]:
 
 
 def load_recipes(globs: str) -> list[Texts]:
-    """Return what the recipes ask for, as `sweep` takes it. Raises RequestError for a glob that matches none."""
-    return [step.texts for step in find(globs)]
+    """Return what the recipes ask for, as `sweep` takes it; rivals are left out.
+
+    Raises: RequestError for a glob that matches none, and where only rivals are matched.
+    """
+    found = find(globs)
+    ours = [step.texts for step in found if step.rival is None]
+    if not ours:
+        raise RequestError(f"{found[0].path} is written by hand, no kernel of ours: only `hgemm ladder` runs it")
+    return ours
 
 
 def complete(incomplete: str) -> Sequence[str]:
