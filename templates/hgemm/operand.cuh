@@ -45,6 +45,14 @@ struct OperandLayout {
     int const rest = delta % period;
     return swizzle(linear + rest) + (delta - rest);
   }
+  template <class Element>
+  HGEMM_DEVICE static constexpr Element* at(Element* stage, int linear, int delta) {
+    if constexpr (Operand::swizzle_bits == 0) {
+      return stage + linear + delta;
+    } else {
+      return stage + place(linear, delta);
+    }
+  }
 };
 
 // ---- Global to shared ---------------------------------------------------------------------------------------------
@@ -245,7 +253,7 @@ struct FragmentReader {
 
   HGEMM_DEVICE In const* at(In const* stage, int along_extent, int along_k) const {
     int const delta = Operand::k_major ? Layout::linear(along_extent, along_k) : Layout::linear(along_k, along_extent);
-    return stage + Layout::place(linear, delta);
+    return Layout::at(stage, linear, delta);
   }
   HGEMM_DEVICE uint32_t load(In const* stage, int along_extent, int along_k) const {
     return atoms::ld_shared(at(stage, along_extent, along_k)).bits;
