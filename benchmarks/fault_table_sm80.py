@@ -179,7 +179,7 @@ FAULTS_SM80 = (
     Fault(
         "swizzle on the side of the copies only",
         OPERAND,
-        "return stage + Layout::place(linear, delta);",
+        "return Layout::at(stage, linear, delta);",
         "return stage + linear + delta;",
         {**PIPELINED, "tile": "32x32x32", "smem": "xor:2,3,3"},
         WHOLE,

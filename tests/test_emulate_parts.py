@@ -202,6 +202,7 @@ SPEC = {
     "align_b": 8,
     "dtype_a": "f16",
     "dtype_b": "f16",
+    "copy": "cp_async",
 }
 
 
