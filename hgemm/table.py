@@ -132,7 +132,7 @@ class Table:
 
         Raises: LibraryError for a record that lacks what a launch needs.
         """
-        found = sorted(((Facts.of(record), record) for record in records), key=lambda pair: _place(pair[0]))
+        found = sorted(((Facts.of(record), record) for record in records), key=lambda pair: order_of(pair[0]))
         groups: list[Group] = []
         rows: list[Row] = []
         for facts, record in found:
@@ -141,7 +141,7 @@ class Table:
                 groups.append(Group(facts.arch, kind, len(rows), 0))
             last = groups[-1]
             groups[-1] = Group(last.arch, last.kind, last.first, last.count + 1)
-            rows.append(_row(facts, record, len(groups) - 1))
+            rows.append(row_of(facts, record, len(groups) - 1))
         keys = {facts.symbol: record.get("key", "") for facts, record in found}
         return cls(tuple(groups), tuple(rows), _surveys(standings(sessions, keys), groups, rows))
 
@@ -168,7 +168,7 @@ def way_of(arch: str, capability: tuple[int, int]) -> int | None:
     return PTX if ptx_runs(arch, capability) else None
 
 
-def _place(facts: Facts) -> tuple:
+def order_of(facts: Facts) -> tuple:
     """Return what rows are sorted by. Of tiles that are thought equal the taller comes first.
 
     Source: benchmarks/data/mma_sync_h200.json: 256x128 beside 128x256, 2 to 3 % faster from 2048 to 8192.
@@ -177,7 +177,8 @@ def _place(facts: Facts) -> tuple:
     return -number, facts.arch, kind_of(facts).code, -facts.tile_m, facts.symbol
 
 
-def _row(facts: Facts, record: Mapping[str, Any], group: int) -> Row:
+def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
+    """Return a variant, or one that is only planned, as selection sees it."""
     clocks = clocks_of(facts, record)
     return Row(
         symbol=facts.symbol,

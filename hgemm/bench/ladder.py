@@ -40,7 +40,7 @@ def run(climbs: Sequence[Climb], plan: Plan, device: Device, begin: dict[str, An
 
     It begins with `begin`, and is kept after each ladder. Where a kernel's fault ends the run, `lost` says which.
     """
-    document: dict[str, Any] = {**heading(plan, device), **begin, "lost": "", "ladders": []}
+    document: dict[str, Any] = {**heading(plan.protocol, plan.seed, device), **begin, "lost": "", "ladders": []}
     with ExitStack() as stack:
         stand = stand_of(plan, device, document, stack)
         for climb in climbs:

@@ -30,7 +30,7 @@ BASELINES = {"cublaslt": CublasLt, "torch": Torch, "none": None}
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _NUMBER = click.FloatRange(min=0.0)
 
-_OPTIONS = (
+_PROBLEMS = (
     click.option("--suite", default="", metavar="NAME|FILE", help=f"Problems of a suite: {', '.join(names())}."),
     click.option("--group", default="", metavar="WORDS", help="Its groups whose names have one of these: square,llm."),
     click.option("--shapes", default="", metavar="SHAPES", help="MxNxK or MxNxK@BATCH, instead of a suite."),
@@ -42,6 +42,8 @@ _OPTIONS = (
     click.option("--in", "dtype", default="", metavar="TYPE", help="Type of A and B; the suite's, or f16."),
     click.option("--acc", default="", metavar="TYPE", help="Accumulator; the suite's, or f32."),
     click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B in memory where --in is given."),
+)
+_OPTIONS = (
     click.option("--baseline", type=click.Choice(list(BASELINES)), default="cublaslt", show_default=True),
     click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady, burst and solo."),
     click.option("--seconds", type=_NUMBER, default=Protocol.seconds, show_default=True, help="Of rounds a problem."),
@@ -66,11 +68,18 @@ _OPTIONS = (
 )
 
 
+def problem_options(function: Function) -> Function:
+    """Add the options that name problems, which `works_of` reads."""
+    for option in reversed(_PROBLEMS):
+        function = option(function)
+    return function
+
+
 def bench_options(function: Function) -> Function:
     """Add every option but those that choose the variants."""
     for option in reversed(_OPTIONS):
         function = option(function)
-    return function
+    return problem_options(function)
 
 
 def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **changed: Any) -> int:

@@ -35,6 +35,7 @@ class Race:
         self.launch_ms: dict[str, float] = {}
         self.spans: dict[str, tuple[float, float]] = {}
         self._graphs: dict[str, list[Graph]] = {}
+        self._short: dict[str, Graph] = {}
         self._at = 0  # the set that the next block begins with, where blocks are less than a turn
 
     def enter(self, contender: Contender) -> None:
@@ -81,25 +82,33 @@ class Race:
 
         Contenders that the first launches have shown to be far behind keep what was measured then.
         """
+        for name, times in self.sample(self.close(side), self.protocol.screen_samples).items():
+            self.launch_ms[name] = statistics.median(times)
+        return {name: self.launch_ms[name] for name in self.of(side)}
+
+    def close(self, side: str) -> list[str]:
+        """Return the contenders of a side that the first launches have not shown to be far behind, the fastest first."""
         names = self.of(side)
         limit_ms = max(_HOST_MS, HOPELESS * min((self.launch_ms[name] for name in names), default=0.0))
         for name in names:
             if self.launch_ms[name] > limit_ms:  # once more: the clock may have been that of an idle device
                 self.launch_ms[name] = min(self.launch_ms[name], self._rough_ms(self.launches[name]))
-        close = [name for name in names if self.launch_ms[name] <= limit_ms]
-        graphs = {name: self._screening_graph(name) for name in close}
-        samples: dict[str, list[float]] = {name: [] for name in close}
-        for at in range(self.protocol.screen_samples):
-            for name in close[:: -1 if at % 2 else 1]:
-                graph = graphs[name]
+        return [name for name in names if self.launch_ms[name] <= limit_ms]
+
+    def sample(self, names: Sequence[str], count: int) -> dict[str, list[float]]:
+        """Time contenders shortly, so many times in turns, forwards and backwards; return the milliseconds of a launch."""
+        for name in names:
+            if name not in self._short:
+                self._short[name] = self._short_graph(name)
+        samples: dict[str, list[float]] = {name: [] for name in names}
+        for at in range(count):
+            for name in names[:: -1 if at % 2 else 1]:
+                graph = self._short[name]
                 wait = self.stream.timed(lambda graph=graph: self.stream.replay(graph))
                 samples[name].append(wait() / graph.launches)
-        for name, times in samples.items():
-            self.launch_ms[name] = statistics.median(times)
-            graphs[name].free()
-        return {name: self.launch_ms[name] for name in self.of(side)}
+        return samples
 
-    def _screening_graph(self, name: str) -> Graph:
+    def _short_graph(self, name: str) -> Graph:
         launches = self.launches[name]
         count = max(1, min(round(self.protocol.screen_ms / self.launch_ms[name]), 4000))
         return self.stream.capture(launches[at % len(launches)] for at in range(count))
@@ -183,7 +192,6 @@ class Race:
 
     def free(self) -> None:
         """Drop the graphs."""
-        for graphs in self._graphs.values():
-            for graph in graphs:
-                graph.free()
-        self._graphs = {}
+        for graph in [*self._short.values(), *(graph for graphs in self._graphs.values() for graph in graphs)]:
+            graph.free()
+        self._graphs, self._short = {}, {}

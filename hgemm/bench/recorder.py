@@ -60,6 +60,11 @@ class Recorder:
             baseline=_baseline(result),
         )
 
+    @property
+    def session(self) -> str:
+        """Return the session's name; nothing where no result was added."""
+        return self._writer.name if self._writer else ""
+
     def close(self) -> None:
         if self._writer:
             self._writer.close()

@@ -80,7 +80,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
             if recorder:
                 recorder.add(result)
             ahead = (time.perf_counter() - begun) / (at + 1) * (len(left) - at - 1)
-            tell(f"[{total - len(left) + at + 1}/{total}] {line(result)}  {_left(ahead)} left")
+            tell(f"[{total - len(left) + at + 1}/{total}] {line(result)}  {time_left(ahead)} left")
         document["seconds"] = round(time.perf_counter() - begun, 1)
         _in_every_group(wanted, document)
         _keep(plan, document)
@@ -110,7 +110,7 @@ def _recorder(plan: Plan, stand: Stand, document: dict[str, Any], stack: ExitSta
     return recorder
 
 
-def heading(plan: Plan, device: Device) -> dict[str, Any]:
+def heading(protocol: Protocol, seed: int, device: Device) -> dict[str, Any]:
     """Return what a document begins with: where, when and how it was measured."""
     return {
         "schema": SCHEMA,
@@ -120,15 +120,15 @@ def heading(plan: Plan, device: Device) -> dict[str, Any]:
         "driver_cuda": driver_cuda(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "data": "normal(0, 1)",
-        "seed": plan.seed,
-        "protocol": asdict(plan.protocol),
+        "seed": seed,
+        "protocol": asdict(protocol),
     }
 
 
 def _begin(plan: Plan, device: Device) -> dict[str, Any]:
     """Return a new document, or the kept one where a run is resumed."""
     document: dict[str, Any] = {
-        **heading(plan, device),
+        **heading(plan.protocol, plan.seed, device),
         "variants": {},
         "hung": [],
         "lost": "",
@@ -190,5 +190,6 @@ def _in_every_group(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]
     document["results"] = others + asked
 
 
-def _left(seconds: float) -> str:
+def time_left(seconds: float) -> str:
+    """Write a time as people read it."""
     return f"{seconds / 60:.1f} min" if seconds > 90 else f"{seconds:.0f} s"

@@ -49,6 +49,10 @@ class Work:
         return f"{self.shape} {self.layout} {self.dtype_a} {self.dtype_b} {self.acc} {self.dtype_d}"
 
     @property
+    def extents(self) -> tuple[int, int, int, int]:
+        return self.m, self.n, self.k, self.batch
+
+    @property
     def shape(self) -> Shape:
         return Shape(self.m, self.n, self.k, self.batch)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 Point = tuple[int, int, int, int]
 """Octaves of m, n, k and batch."""
@@ -39,27 +40,40 @@ def distance(one: Point, other: Point) -> int:
     return ROWS_WEIGHT * (m + batch) + n + k
 
 
-def factors(points: Sequence[Point], ratios: Sequence[Mapping[int, float]]) -> list[dict[int, int]]:
-    """Return by what each row's estimate is to be multiplied at each point, for the rows measured at or near it.
+Row = TypeVar("Row")
+"""What names a row: its place in a table, or its symbol."""
+
+
+def factors(points: Sequence[Point], ratios: Sequence[Mapping[Row, float]]) -> list[dict[Row, int]]:
+    """Return the factors at each of the points (see `factors_at`)."""
+    logs = [_centred(of_point) for of_point in ratios]
+    return [_factors(at, points, logs) for at in points]
+
+
+def factors_at(at: Point, points: Sequence[Point], ratios: Sequence[Mapping[Row, float]]) -> dict[Row, int]:
+    """Return by what each row's estimate is to be multiplied at a point, for the rows measured at or near it, in their order.
 
     `ratios` are the times of rows over their estimates, at each of the points; a median is taken out, since only what rows
-    are to one another matters. Near ones are weighted by a bell curve of their distance.
+    are to one another matters. Near points are weighted by a bell curve of their distance.
     """
-    logs = [_centred(of_point) for of_point in ratios]
-    return [_near(at, points, logs) for at in points]
+    nearest = _nearest(at, points)
+    return _factors(at, [points[place] for place in nearest], [_centred(ratios[place]) for place in nearest])
 
 
-def _centred(ratios: Mapping[int, float]) -> dict[int, float]:
+def _centred(ratios: Mapping[Row, float]) -> dict[Row, float]:
     logs = {row: math.log(ratio) for row, ratio in ratios.items()}
     middle = statistics.median(logs.values()) if logs else 0.0
     return {row: value - middle for row, value in logs.items()}
 
 
-def _near(at: Point, points: Sequence[Point], logs: Sequence[Mapping[int, float]]) -> dict[int, int]:
-    nearest = sorted((distance(at, other), place) for place, other in enumerate(points))[:NEIGHBOURS]
-    sums: dict[int, list[float]] = {}
-    for far, place in nearest:
-        weight = max(math.exp(-((far / WIDTH) ** 2) / 2), 1e-9)
+def _nearest(at: Point, points: Sequence[Point]) -> list[int]:
+    return sorted(range(len(points)), key=lambda place: distance(at, points[place]))[:NEIGHBOURS]
+
+
+def _factors(at: Point, points: Sequence[Point], logs: Sequence[Mapping[Row, float]]) -> dict[Row, int]:
+    sums: dict[Row, list[float]] = {}
+    for place in _nearest(at, points):
+        weight = max(math.exp(-((distance(at, points[place]) / WIDTH) ** 2) / 2), 1e-9)
         for row, value in logs[place].items():
             total = sums.setdefault(row, [0.0, 0.0])
             total[0] += weight

@@ -1,0 +1,116 @@
+"""A library whose missing variants are made by worker processes while the GPU measures those that are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.commands.device_check import open_kernel
+from generator.pipeline import Outcome, Settings, make
+from generator.plan import Plan
+from generator.store.library import Library
+from generator.toolchain import templates_folder
+from generator.tuning.space import planned_record, plans_for
+from hgemm.bench.work import Work
+from hgemm.facts import Facts
+from hgemm.kernel import Kernel
+from hgemm.table import kind_of, row_of
+from hgemm.target import Target
+from hgemm.tune.ranking import Ranking
+
+_STOP_S = 10.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where is searched: the problems, candidates for each, the architectures, a file of specs, and worker processes."""
+
+    works: Sequence[Work]
+    candidates: int
+    archs: tuple[str, ...]
+    space: Path | None
+    jobs: int
+
+
+class Generating:
+    """Variants of a library, `symbols`, and those of a search. Raises RequestError where its specs are malformed."""
+
+    def __init__(
+        self, library: Library, symbols: Sequence[str], search: Search, target: Target, tell: Callable[[str], None]
+    ) -> None:
+        self._library, self._search, self._tell = library, search, tell
+        records = {symbol: library.load(symbol, verify=False).record.data for symbol in symbols}
+        self.keys = {symbol: record["key"] for symbol, record in records.items()}
+        self._plans: dict[str, Plan] = {}
+        for work in search.works:
+            self._plans |= plans_for(work, search.archs, search.space)
+        planned = {symbol: planned_record(plan) for symbol, plan in self._plans.items() if symbol not in records}
+        facts = {symbol: Facts.of(record) for symbol, record in {**planned, **records}.items()}
+        rows = {symbol: (kind_of(its), row_of(its, {**planned, **records}[symbol])) for symbol, its in facts.items()}
+        self.ranking = Ranking(rows, target)
+        self._there, self._failed = set(records), set[str]()
+        self._wanted: dict[str, list[str]] = {}
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def ready(self, works: Sequence[Work]) -> Work:
+        """Return the first problem whose candidates are all there, or could not be made."""
+        self._start(works)
+        with self._changed:
+            while True:
+                if self._error:
+                    raise self._error
+                for work in works:
+                    if all(symbol in self._there or symbol in self._failed for symbol in self._wanted[work.key]):
+                        return work
+                self._changed.wait()
+
+    def kernels(self, work: Work) -> list[Kernel]:
+        """Return the candidates: by now more may be known of which are worth it than when they were asked for."""
+        with self._changed:
+            there = frozenset(self._there)
+        symbols = self.ranking.best(work, self._search.candidates, among=there)
+        return [open_kernel(self._library, symbol) for symbol in symbols]
+
+    def close(self) -> None:
+        """Make no more."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join(_STOP_S)
+
+    def _start(self, works: Sequence[Work]) -> None:
+        if self._thread:
+            return
+        self._wanted = {work.key: self.ranking.best(work, self._search.candidates) for work in works}
+        missing = [symbol for symbols in self._wanted.values() for symbol in symbols if symbol not in self._there]
+        plans = [self._plans[symbol] for symbol in dict.fromkeys(missing)]
+        self._thread = threading.Thread(target=self._make, args=(plans,), daemon=True)
+        self._thread.start()
+
+    def _make(self, plans: Sequence[Plan]) -> None:
+        settings = Settings(self._library, templates_folder())
+        try:
+            with closing(make(plans, settings, self._search.jobs)) as outcomes:
+                for number, (_, outcome) in enumerate(outcomes, 1):
+                    self._note(outcome)
+                    self._tell(f"made {number}/{len(plans)}: {outcome.status} {outcome.symbol}")
+                    if self._stop.is_set():
+                        return
+        except Exception as error:  # raised again where its variants are waited for
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _note(self, outcome: Outcome) -> None:
+        with self._changed:
+            if outcome.record is None or outcome.record.data["spilled"]:
+                self._failed.add(outcome.symbol)
+            else:
+                self._there.add(outcome.symbol)
+                self.keys[outcome.symbol] = outcome.record.key
+            self._changed.notify_all()

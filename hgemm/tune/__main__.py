@@ -1,0 +1,37 @@
+"""`python -m hgemm.tune`: tuning among the variants of a library's folder, where the generator is not installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from hgemm.bench.variants import read_kernels
+from hgemm.errors import HgemmError
+from hgemm.tune.options import tune, tune_options
+from hgemm.tune.supply import Prebuilt
+
+
+@click.command("tune")
+@click.option("--library", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR")
+@click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
+@tune_options
+def command(library: Path, kernels: str, **options) -> int:
+    """Find the best variant of a library for each problem, and record it; `hgemm tune --help` explains how."""
+    return tune(
+        library,
+        lambda plan, target: Prebuilt(read_kernels(library, kernels), target, plan.candidates),
+        options,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(command.main(prog_name="python -m hgemm.tune", standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except HgemmError as error:
+        click.echo(f"tune: error: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,92 @@
+"""The options of tuning for click, the same for `hgemm tune` and `python -m hgemm.tune`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hgemm.bench.options import problem_options, works_of
+from hgemm.bench.results import table
+from hgemm.bench.runner import time_left
+from hgemm.device import open_device
+from hgemm.errors import DeviceError, RequestError
+from hgemm.target import Target
+from hgemm.tune.hosts import in_parts, part_of
+from hgemm.tune.runner import PROTOCOL, Plan, run
+from hgemm.tune.supply import Supply
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+MakeSupply = Callable[[Plan, Target], Supply]
+_NUMBER = click.FloatRange(min=0.0)
+
+_OPTIONS = (
+    click.option("--candidates", type=click.IntRange(1), default=Plan.candidates, show_default=True, help="A problem."),
+    click.option("--finalists", type=click.IntRange(1, 16), default=PROTOCOL.finalists, show_default=True),
+    click.option("--seconds", type=_NUMBER, default=PROTOCOL.seconds, show_default=True, help="Of rounds a problem."),
+    click.option("--rounds", type=click.IntRange(3), default=PROTOCOL.rounds, show_default=True, help="At least."),
+    click.option("--screen-ms", type=_NUMBER, default=PROTOCOL.screen_ms, show_default=True, help="Of a sample."),
+    click.option("--warm-up", type=_NUMBER, default=PROTOCOL.warm_up_s, show_default=True, help="Seconds of load."),
+    click.option("--rewarm", type=_NUMBER, default=PROTOCOL.rewarm_s, show_default=True, help="The same, later on."),
+    click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
+    click.option("--limit", type=_NUMBER, default=60.0, show_default=True, help="Seconds until a launch has hung."),
+    click.option(
+        "--seed", type=click.IntRange(min=0), default=None, help="Of the operands; the clock's, if not given."
+    ),
+    click.option("--fresh", is_flag=True, help="Begin with nothing that earlier sessions found."),
+    click.option("--resume", is_flag=True, help="Tune only what an earlier run with the same options has not."),
+    click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="One process each."),
+    click.option("--part", default="1/1", metavar="I/N", hidden=True),
+    click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
+)
+
+
+def tune_options(function: Function) -> Function:
+    """Add every option but those that choose the library and its variants."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return problem_options(function)
+
+
+def tune(library: Path, make_supply: MakeSupply, options: dict[str, Any]) -> int:
+    """Tune what the options say, print it, and return the exit status: 1 where a problem was not tuned."""
+    plan = _plan(library, options)
+    if options["gpus"] > 1:
+        return in_parts(options["gpus"], plan.seed, options["as_json"])
+    device = open_device()
+    document = run(plan, make_supply(plan, Target.of(device)), device, lambda text: click.echo(text, err=True))
+    results = document["results"]
+    if options["as_json"]:
+        click.echo(json.dumps(document, indent=1))
+    elif results:
+        click.echo(table(results) + f"{len(results)} problems tuned in {time_left(document['seconds'])}")
+    else:
+        click.echo("nothing is left to tune")
+    if document["lost"]:
+        raise DeviceError(document["lost"])
+    tuned = all(result.get("ours") and result["ours"] not in result["refused"] for result in results)
+    return int(not tuned or bool(document["not_tuned"]))
+
+
+def _plan(library: Path, options: dict[str, Any]) -> Plan:
+    if options["resume"] and options["seed"] is None:
+        raise RequestError("--resume needs the --seed of the run that is to go on")
+    fields = {name: options[name] for name in ("seconds", "rounds", "finalists", "screen_ms")}
+    protocol = replace(PROTOCOL, **fields, warm_up_s=options["warm_up"], rewarm_s=options["rewarm"])
+    return Plan(
+        works=works_of(options),
+        library=library,
+        protocol=protocol,
+        candidates=options["candidates"],
+        budget_s=options["budget"] or float("inf"),
+        seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
+        fresh=options["fresh"],
+        resume=options["resume"],
+        part=part_of(options["part"]),
+        limit_s=options["limit"],
+    )

@@ -1,0 +1,173 @@
+"""A whole tuning: problem after problem, each recorded at once in the library, within a budget, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hgemm.bench.measure import open_stand
+from hgemm.bench.protocol import Protocol
+from hgemm.bench.race import LostDevice
+from hgemm.bench.recorder import Recorder, problem_of
+from hgemm.bench.results import line
+from hgemm.bench.runner import heading, time_left
+from hgemm.bench.watch import Watch
+from hgemm.bench.work import Work
+from hgemm.device import Device
+from hgemm.disk import told
+from hgemm.errors import DeviceError
+from hgemm.kernel import Kernel
+from hgemm.measured.session import FOLDER, Problem, Session, read_sessions
+from hgemm.measured.standing import STATE, standings
+from hgemm.tune.problem import tune
+from hgemm.tune.supply import Supply, plainness
+
+Tell = Callable[[str], None]
+
+PROTOCOL = Protocol(seconds=0.4, rounds=9, finalists=4, screen_ms=1.0, warm_up_s=2.0, rewarm_s=0.15)
+"""Most of the way is cut off by halving, and nothing of it is a figure to be published: less than a benchmark's."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be tuned, and until when.
+
+    Fields: `library` takes the measurements; a `fresh` tuning begins with none of those it has; `part` is which of how
+        many parts of the problems this process has; a problem that takes `limit_s` has hung.
+    """
+
+    works: Sequence[Work]
+    library: Path
+    protocol: Protocol = PROTOCOL
+    candidates: int = 32
+    budget_s: float = float("inf")
+    seed: int = 0
+    fresh: bool = False
+    resume: bool = False
+    part: tuple[int, int] = (1, 1)
+    limit_s: float = 60.0
+
+    @property
+    def run(self) -> str:
+        """Return what the sessions of one run have in common, whatever their parts and however often it was stopped."""
+        asked = [
+            sorted({work.key for work in self.works}),
+            asdict(self.protocol),
+            self.candidates,
+            self.seed,
+            self.fresh,
+        ]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def run(plan: Plan, supply: Supply, device: Device, tell: Tell) -> dict[str, Any]:
+    """Tune all problems of a plan and return the document: the device, the rules, and the results.
+
+    Where a kernel's fault ends it early, `lost` says which.
+    """
+    begun = time.perf_counter()
+    sessions = read_sessions(plan.library)
+    mine = [one for one in sessions if one.header.get("run") == plan.run and one.header["device"] == device.name]
+    if plan.fresh:
+        sessions = mine if plan.resume else []
+    _learn(supply, sessions, device)
+    left = _left_over(plan, mine)
+    document = {**heading(plan.protocol, plan.seed, device), "run": plan.run, "hung": [], "lost": ""}
+    document |= {"results": [], "not_tuned": []}
+    total = len(left)
+    with ExitStack() as stack:
+        stack.callback(supply.close)
+        watch = _watch(plan, stack)
+        document["hung"] = _hung(plan, watch) if plan.resume else []
+        stand = open_stand(device, plan.protocol, plan.seed, watch, stack)
+        document["state"] = stand.telemetry.state()
+        recorder = Recorder(plan.library, stand, "tune", run=plan.run)
+        stack.callback(recorder.close)
+        while left:
+            done = total - len(left)
+            spent = time.perf_counter() - begun
+            if done and spent + spent / done > plan.budget_s:
+                document["not_tuned"] = [work.key for work in left]
+                tell(f"budget of {plan.budget_s:g} s: {len(left)} of {total} problems are not tuned")
+                break
+            work = supply.ready(left)
+            left.remove(work)
+            kernels = [one for one in supply.kernels(work) if one.facts.symbol not in document["hung"]]
+            try:
+                result = tune(work, kernels, stand, _order(kernels, supply, work))
+            except LostDevice as error:
+                document["lost"] = str(error)
+                break
+            except DeviceError as error:  # such as too little memory for the operands
+                result = {"work": work.plain(), "state": STATE, "refused": {"all": str(error)}}
+            document["results"].append(result)
+            recorder.know(kernels)
+            recorder.add(result)
+            _take_note(supply, work, result)
+            ahead = (time.perf_counter() - begun) / (total - len(left)) * len(left)
+            tell(f"[{total - len(left)}/{total}] {line(result)}  {time_left(ahead)} left")
+        document["session"] = recorder.session
+    document["seconds"] = round(time.perf_counter() - begun, 1)
+    return document
+
+
+def _watch(plan: Plan, stack: ExitStack) -> Watch:
+    folder = plan.library / FOLDER
+    with told("write", folder):
+        folder.mkdir(exist_ok=True)
+    watch = Watch(folder / f"{plan.run}-{plan.part[0]}", plan.limit_s)
+    stack.callback(watch.stop)
+    return watch
+
+
+def _hung(plan: Plan, watch: Watch) -> list[str]:
+    """Return the variants that the run did not come back from, however often it was resumed; they are kept in a file."""
+    path = plan.library / FOLDER / f"{plan.run}.hung"
+    with told("write", path), path.open("a+", encoding="utf-8") as file:
+        if watch.unfinished():
+            file.write(watch.unfinished() + "\n")
+        file.seek(0)
+        return sorted(set(file.read().split()))
+
+
+def _order(kernels: Sequence[Kernel], supply: Supply, work: Work) -> Callable[[str], Any]:
+    """What stood before is kept where nothing wins beyond the spread; of new ones the plainest."""
+    facts = {kernel.facts.symbol: kernel.facts for kernel in kernels}
+    stood = supply.ranking.stands(work)
+    return lambda symbol: (symbol != stood, plainness(facts[symbol]))
+
+
+def _left_over(plan: Plan, mine: Sequence[Session]) -> list[Work]:
+    """Return this part's problems, each once, without those that a resumed run has."""
+    works = list({work.key: work for work in reversed(plan.works)}.values())[::-1]
+    part = works[plan.part[0] - 1 :: plan.part[1]]
+    done = {result.problem for session in mine for result in session.results} if plan.resume else set()
+    return [work for work in part if problem_of(work) not in done]
+
+
+def _learn(supply: Supply, sessions: Sequence[Session], device: Device) -> None:
+    """Take note of what earlier sessions say of devices like this one."""
+    here = (device.capability[0] * 10 + device.capability[1], device.sms)
+    problems: dict[tuple[int, ...], Problem] = {}
+    for session in sessions:
+        for result in session.results:
+            problems[(result.problem.kind.code, *result.problem.extents)] = result.problem
+    for place, found in standings(sessions, supply.keys).items():
+        if place[:2] == here:
+            supply.ranking.learn(problems[place[2:]], found.times_us, found.order)
+
+
+def _take_note(supply: Supply, work: Work, result: dict[str, Any]) -> None:
+    if result.get("ours") and result["ours"] not in result["refused"]:
+        final = {name: figures["time_us"] for name, figures in result["figures"].items()}
+        times_us = {
+            name: us for name, us in {**result["screened_us"], **final}.items() if name not in result["refused"]
+        }
+        order = sorted(final, key=lambda name: (name != result["ours"], final[name]))
+        supply.ranking.learn(problem_of(work), times_us, order)

@@ -1,0 +1,362 @@
+"""Tuning on a driver without a GPU: candidates, records, resuming, what is made on the way, several GPUs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import measured
+import pytest
+import simulated
+from click.testing import CliRunner, Result
+from fake_bench import BenchDriver
+from records import make_record
+
+import hgemm.bench.operands
+import hgemm.device
+from generator.errors import LibraryError
+from generator.pipeline import Outcome
+from generator.store.library import Library
+from generator.tuning import supply as supply_module
+from generator.tuning.space import archs_of, planned_record, plans_for
+from generator.tuning.supply import Generating, Search
+from generator.verbs import tune as verb
+from hgemm.bench.race import Race
+from hgemm.bench.variants import read_kernels
+from hgemm.bench.work import Work
+from hgemm.device import open_device
+from hgemm.errors import RequestError
+from hgemm.facts import Facts
+from hgemm.library import open_library
+from hgemm.measured.session import read_sessions
+from hgemm.record import Record
+from hgemm.select import MEASURED, Wanted
+from hgemm.table import kind_of
+from hgemm.target import Target
+from hgemm.tune import hosts
+from hgemm.tune.__main__ import command as module_command
+from hgemm.tune.runner import PROTOCOL, Plan, run
+from hgemm.tune.supply import Prebuilt
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE = simulated.record(beta=False)
+TRAITS = {**MADE["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
+COSTS_US = {"slow": 20.0, "fast": 8.0, "middle": 9.0, "third": 9.5, "last": 11.0, "sixth": 12.0}
+WORKS = [Work(40, 56, 24), Work(96, 96, 24), Work(8, 56, 24)]
+QUICK = replace(
+    PROTOCOL, seconds=0.0, block_ms=0.05, block_ms_min=0.05, screen_ms=0.05, warm_up_s=0.0, rewarm_s=0.0, rounds=3
+)
+QUICK_OPTIONS = "--seconds 0 --screen-ms 0.01 --warm-up 0 --rewarm 0 --rounds 3".split()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    library = Library(tmp_path / "lib")
+    for name in COSTS_US:
+        made = make_record(f"hgemm_{name}", arch="sm_80", launch=MADE["launch"], traits=TRAITS, cta_tile="32x48x16")
+        library.publish(*made)
+    return library.folder
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[BenchDriver]:
+    fake = BenchDriver()
+    for place in ("device", "bench.stream"):
+        monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
+    monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
+    for kernel in read_kernels(folder):
+        fake.serve(kernel, COSTS_US[kernel.facts.symbol.removeprefix("hgemm_")])
+    hgemm.device._open.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+    assert not fake.memory and not fake.alive and not fake.contexts
+
+
+def tuned(plan: Plan, tell: Callable[[str], None] = lambda text: None, kernels: str = "") -> dict:
+    device = open_device()
+    supply = Prebuilt(read_kernels(plan.library, kernels), Target.of(device), plan.candidates)
+    return run(plan, supply, device, tell)
+
+
+def plan_of(folder: Path, **fields) -> Plan:
+    return Plan(**{"works": WORKS, "library": folder, "protocol": QUICK, "seed": 1, **fields})
+
+
+def winners(document: dict) -> list[str]:
+    return [result.get("ours", "") for result in document["results"]]
+
+
+# ---- What is found and recorded -------------------------------------------------------------------------------------
+
+
+def test_the_fastest_is_found_recorded_and_gone_by(driver: BenchDriver, folder: Path) -> None:
+    document = tuned(plan_of(folder))
+    assert winners(document) == 3 * ["hgemm_fast"] and document["not_tuned"] == []
+    (session,) = read_sessions(folder)
+    assert session.name == document["session"] and session.header["program"] == "tune"
+    names = [[session.variants[time.variant].symbol for time in result.times] for result in session.results]
+    order = [f"hgemm_{name}" for name in ("fast", "middle", "third", "last", "sixth", "slow")]
+    assert names == 3 * [order]
+    assert [time.rounds for time in session.results[0].times] == [3, 3, 3, 3, 0, 0]
+    selector = open_library(folder).selector(Target.of(open_device()))
+    for work in WORKS:
+        choice = selector.choose(
+            Wanted(kind_of(Facts.of(Library(folder).load("hgemm_fast").record.data)), *work.extents)
+        )
+        assert (choice.symbol, choice.rule) == ("hgemm_fast", MEASURED)
+
+
+def test_few_candidates_are_those_of_least_estimate_and_the_best_of_before(driver: BenchDriver, folder: Path) -> None:
+    measured.write(
+        folder,
+        [(measured.problem(40, 56, 24), {"hgemm_third": 9.5, "hgemm_last": 11.0})],
+        {name: Library(folder).load(name).record.key for name in ("hgemm_third", "hgemm_last")},
+        **{"capability": 80, "sms": open_device().sms},
+    )
+    here = Target.of(open_device()).number
+    result = tuned(plan_of(folder, works=WORKS[:1], candidates=2))["results"][0]
+    expected = {"hgemm_third", "hgemm_last"} if here == 80 else {"hgemm_fast", "hgemm_last"}
+    assert set(result["screened_us"]) == expected
+    fresh = tuned(plan_of(folder, works=WORKS[:1], candidates=2, fresh=True))["results"][0]
+    assert set(fresh["screened_us"]) == {"hgemm_fast", "hgemm_last"}  # of equal estimates the first names
+
+
+def test_what_stood_stays_where_nothing_wins_beyond_the_spread(driver: BenchDriver, folder: Path) -> None:
+    driver.cost_us |= {"hgemm_third": 8.0}
+    assert winners(tuned(plan_of(folder, works=WORKS[:1]))) == ["hgemm_fast"]  # the plainer: the first of the table
+    driver.cost_us |= {"hgemm_fast": 8.5}
+    assert winners(tuned(plan_of(folder, works=WORKS[:1], seed=2))) == ["hgemm_third"]
+    driver.cost_us |= {"hgemm_fast": 8.0}
+    assert winners(tuned(plan_of(folder, works=WORKS[:1], seed=3))) == ["hgemm_third"]
+    assert winners(tuned(plan_of(folder, works=WORKS[:1], seed=3, fresh=True))) == ["hgemm_fast"]
+
+
+def test_wrong_numbers_do_not_win_and_are_not_recorded(driver: BenchDriver, folder: Path) -> None:
+    driver.faults["hgemm_fast"] = frozenset({"drops an element of k"})
+    driver.faults["hgemm_middle"] = frozenset({"leaves an element"})
+    document = tuned(plan_of(folder, works=WORKS[:1]))
+    assert winners(document) == ["hgemm_third"]
+    assert set(document["results"][0]["refused"]) == {"hgemm_fast", "hgemm_middle"}
+    (session,) = read_sessions(folder)
+    assert {one.symbol for one in session.variants}.isdisjoint({"hgemm_fast", "hgemm_middle"})
+
+
+def test_numbers_that_go_wrong_under_load_are_no_result(
+    driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Race.prepare
+
+    def spoil(self, *arguments) -> None:
+        driver.faults["hgemm_fast"] = frozenset({"drops an element of k"})
+        prepare(self, *arguments)
+
+    monkeypatch.setattr(Race, "prepare", spoil)
+    document = tuned(plan_of(folder, works=WORKS[:1]))
+    assert document["results"][0]["refused"]["hgemm_fast"].startswith("after timing: ") and not read_sessions(folder)
+
+
+# ---- Whole runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_within_a_budget_is_resumed(driver: BenchDriver, folder: Path) -> None:
+    told: list[str] = []
+    document = tuned(plan_of(folder, budget_s=1e-9), told.append)
+    assert len(document["results"]) == 1 and len(document["not_tuned"]) == 2
+    assert told[-1] == "budget of 1e-09 s: 2 of 3 problems are not tuned" and told[0].startswith("[1/3] 40x56x24 tn")
+    assert [result["work"]["m"] for result in tuned(plan_of(folder, resume=True))["results"]] == [96, 8]
+    assert tuned(plan_of(folder, resume=True))["results"] == []
+    assert len(tuned(plan_of(folder, resume=True, seed=2))["results"]) == 3  # another run
+    assert sorted(len(session.results) for session in read_sessions(folder)) == [1, 2, 3]
+
+
+def test_a_launch_that_hung_is_left_out_of_the_resumed_run(driver: BenchDriver, folder: Path) -> None:
+    plan = plan_of(folder, resume=True)
+    (folder / "measurements").mkdir()
+    running = folder / "measurements" / f"{plan.run}-1.running"
+    running.write_text("hgemm_fast")  # as it lies there when the process has ended
+    document = tuned(plan)
+    assert document["hung"] == ["hgemm_fast"] and winners(document) == 3 * ["hgemm_middle"]
+    assert tuned(plan)["hung"] == ["hgemm_fast"] and not running.exists()  # nor in the runs after it
+    assert tuned(plan_of(folder))["hung"] == []
+
+
+def test_a_lost_device_ends_the_run_and_keeps_what_was_found(driver: BenchDriver, folder: Path) -> None:
+    launch = driver.cuLaunchKernelEx
+
+    def fault(config, function, parameters, extra):
+        if function == "hgemm_third" and config.gridDimX > 4:  # the second problem's
+            driver.status = BenchDriver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+        return launch(config, function, parameters, extra)
+
+    driver.cuLaunchKernelEx = fault
+    document = tuned(plan_of(folder))
+    assert document["lost"].startswith("hgemm_third on 96x96x24") and len(document["results"]) == 1
+    assert len(read_sessions(folder)[0].results) == 1
+
+
+def test_parts_are_disjoint_and_together_all(driver: BenchDriver, folder: Path) -> None:
+    found = [result["work"]["m"] for at in (1, 2) for result in tuned(plan_of(folder, part=(at, 2)))["results"]]
+    assert sorted(found) == [8, 40, 96] and found[0] == 40
+
+
+# ---- The command line -----------------------------------------------------------------------------------------------
+
+
+def call(*arguments: object, command=module_command) -> Result:
+    result = CliRunner().invoke(command, [*map(str, arguments), *QUICK_OPTIONS])
+    if isinstance(result.exception, Exception) and not hasattr(result.exception, "exit_code"):
+        raise result.exception
+    return result
+
+
+@pytest.mark.parametrize("arguments", [(), ("--no-generate",)], ids=["module", "verb"])
+def test_the_command_prints_a_table_or_json(driver: BenchDriver, folder: Path, arguments: tuple) -> None:
+    command = verb.command if arguments else module_command
+    extra = [*arguments, "--arch", "80"] if arguments else []
+    result = call("--library", folder, "--shapes", "40x56x24,8x56x24", "--seed", 1, *extra, command=command)
+    lines = result.stdout.splitlines()
+    assert lines[2].startswith("40x56x24 tn") and lines[2].endswith("hgemm_fast")
+    assert lines[-1].startswith("2 problems tuned in ") and result.exit_code == 0
+    again = call("--library", folder, "--shapes", "40x56x24,8x56x24", "--seed", 1, "--resume", *extra, command=command)
+    assert again.stdout == "nothing is left to tune\n"
+    document = json.loads(call("--library", folder, "--shapes", "40x56x24", "--json", *extra, command=command).stdout)
+    assert winners(document) == ["hgemm_fast"] and document["protocol"]["rounds"] == 3
+
+
+def test_what_cannot_be_tuned_fails(driver: BenchDriver, folder: Path) -> None:
+    words = ["--library", folder, "--no-generate", "--arch", "80", "--shapes"]
+    result = call(*words, "40x56x23", command=verb.command)
+    assert result.exit_code == 1 and "not measured: no variant of this layout" in result.stdout
+    error = call("--library", folder, "--shapes", "8x8x8", "--resume").exception
+    assert error.exit_code == 2 and str(error).startswith("--resume needs the --seed")
+    error = call("--library", folder, "--shapes", "8x8x8", "--part", "3/2").exception
+    assert error.exit_code == 2 and "--part '3/2' is malformed" in str(error)
+
+
+def test_the_module_imports_no_generator() -> None:
+    code = "import sys, hgemm.tune.__main__; print({'generator', 'jinja2', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# ---- Several GPUs ---------------------------------------------------------------------------------------------------
+
+CHILD = """
+import json, os, sys
+print("working", file=sys.stderr)
+print(json.dumps([os.environ["CUDA_VISIBLE_DEVICES"], *sys.argv[1:]]))
+sys.exit(int(os.environ["CUDA_VISIBLE_DEVICES"]) == 7)
+"""
+
+
+@pytest.mark.parametrize("seven", [False, True])
+def test_each_gpu_gets_a_process_with_its_part(monkeypatch: pytest.MonkeyPatch, capsys, seven: bool) -> None:
+    given = "5,7" if seven else "5,6"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", CHILD, "tune", "--gpus", "2"])
+    assert hosts.in_parts(2, seed=3, as_json=True) == int(seven)
+    captured = capsys.readouterr()
+    common = ["tune", "--gpus", "2", "--gpus", "1", "--seed", "3", "--part"]
+    assert json.loads(captured.out) == [[name, *common, f"{at}/2"] for at, name in enumerate(given.split(","), 1)]
+    assert sorted(captured.err.splitlines()) == [f"gpu {name}: working" for name in given.split(",")]
+
+
+def test_gpus_that_are_not_visible_are_refused() -> None:
+    assert hosts.visible(2, None) == ["0", "1"] and hosts.visible(1, "3,4") == ["3"]
+    with pytest.raises(RequestError, match="--gpus 3 are more than the 2 of CUDA_VISIBLE_DEVICES=3,4"):
+        hosts.visible(3, "3,4")
+
+
+# ---- What is made on the way ----------------------------------------------------------------------------------------
+
+H200 = Target.typical("sm_90")
+
+
+def test_the_space_has_kernels_of_the_problems_kind_and_alignment() -> None:
+    assert archs_of(H200) == ("sm_90a", "sm_90")
+    wgmma = plans_for(Work(4096, 4096, 4096, layout="nt"), ["sm_90a"], None)
+    assert len(wgmma) > 60 and {plan.spec.layout for plan in wgmma.values()} == {"nt"}
+    odd = plans_for(Work(4095, 4095, 4095), ["sm_90a", "sm_90"], None)
+    assert {(plan.spec.arch, plan.spec.align_a) for plan in odd.values()} == {("sm_90", 1)}
+    for plan in odd.values():
+        assert Facts.of(planned_record(plan)).align_b == 1
+
+
+class FakeMake:
+    """In the place of the pipeline: each plan is there when the test says so; the first is said to spill."""
+
+    def __init__(self, library: Library) -> None:
+        self.library, self.go, self.made = library, threading.Semaphore(0), []
+
+    def __call__(self, plans: Sequence, settings, jobs: int) -> Iterator[tuple[int, Outcome]]:
+        for place, plan in enumerate(plans):
+            assert self.go.acquire(timeout=20)
+            record, files = make_record(planned_record(plan)["symbol"])
+            record.update({**planned_record(plan), "spilled": place == 0}, resources=record["resources"])
+            if place == 1:
+                yield place, Outcome(record["symbol"], "failed", error="it does not compile")
+                continue
+            self.library.publish(record, files)
+            self.made.append(record["symbol"])
+            yield place, Outcome(record["symbol"], "built", record=Record(record))
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMake:
+    library = Library(tmp_path / "made")
+    library.folder.mkdir()
+    fake = FakeMake(library)
+    monkeypatch.setattr(supply_module, "make", fake)
+    return fake
+
+
+def generating(made: FakeMake, works: Sequence[Work], candidates: int = 3, told: list | None = None) -> Generating:
+    search = Search(works, candidates, ("sm_90a",), None, 1)
+    return Generating(made.library, [], search, H200, (told if told is not None else []).append)
+
+
+def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None:
+    works, told = [Work(4096, 4096, 4096), Work(16, 8192, 8192)], []
+    supply = generating(made, works, told=told)
+    for _ in range(3):
+        made.go.release()
+    assert supply.ready(works) == works[0]
+    kernels = [kernel.facts.symbol for kernel in supply.kernels(works[0])]
+    assert kernels == made.made[1:]  # neither the one that spills nor the one that failed
+    for _ in range(3):
+        made.go.release()
+    assert supply.ready(works[1:]) == works[1] and len(supply.kernels(works[1])) == 3
+    supply.close()
+    assert told[0].startswith("made 1/6: built hgemm_sm90a_tn") and "made 2/6: failed" in told[1]
+    assert supply.keys.keys() >= {kernel.facts.symbol for kernel in supply.kernels(works[1])}
+
+
+def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
+    work = Work(4096, 4096, 4096)
+    supply = generating(made, [work])
+    (first, *_) = supply.ranking.best(work, 3)
+    record, files = make_record(first)
+    record.update(planned_record(plans_for(work, ["sm_90a"], None)[first]), resources=record["resources"])
+    made.library.publish(record, files)
+    search = Search([work], 3, ("sm_90a",), None, 1)
+    supply = Generating(made.library, [first], search, H200, lambda text: None)
+    for _ in range(2):
+        made.go.release()
+    assert supply.ready([work]) == work and first not in made.made
+    assert first in [kernel.facts.symbol for kernel in supply.kernels(work)]
+
+
+def test_an_error_of_all_making_is_raised_where_variants_are_waited_for(made: FakeMake, monkeypatch) -> None:
+    def fail(*_: object) -> Iterator:
+        raise LibraryError("no space is left")
+        yield
+
+    monkeypatch.setattr(supply_module, "make", fail)
+    work = Work(4096, 4096, 4096)
+    with pytest.raises(LibraryError, match="no space is left"):
+        generating(made, [work]).ready([work])
