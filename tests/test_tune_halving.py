@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import measured
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.dispatch_check import left_out, read_data
+from benchmarks.tune_agreement import agreement
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work
 from hgemm.facts import Facts
@@ -180,3 +183,20 @@ def test_problems_of_another_kind_have_no_candidates() -> None:
 def test_dispatch_is_nearly_the_best_where_a_fifth_was_left_out() -> None:
     found = [value for seed in range(8) for value in left_out(MEASURED, 0.2, seed).values()]
     assert geometric_mean(found) >= 0.97 and statistics.median(found) > 0.98
+
+
+# ---- The script that says whether two tunings agree -----------------------------------------------------------------
+
+
+def test_agreement_is_of_winners_in_the_same_rounds(tmp_path: Path) -> None:
+    results = [
+        ({"a": 1.00, "b": 1.01}, {"b": 1.10, "a": 1.12}),  # other winners, 2 % apart at most
+        ({"a": 1.00, "b": 1.05}, {"b": 1.00, "c": 1.05}),  # only the first has both: 5 %
+        ({"a": 1.00}, {"b": 1.50}),  # none has both
+        ({"a": 1.00}, {"a": 1.50}),
+    ]
+    problems = [measured.problem(8 * at, 8, 8) for at in range(1, 5)]
+    sessions = [measured.write(tmp_path, [(p, pair[at]) for p, pair in zip(problems, results)]) for at in range(2)]
+    found = agreement(*sessions)
+    assert (found["problems"], found["same_winner"], found["within_2_percent"]) == (4, 1, 0.5)
+    assert [row[0] for row in found["worst"]] == [0.5, 0.05, pytest.approx(0.018, abs=1e-3), 0.0]
