@@ -90,17 +90,14 @@ def test_what_makes_no_sense_is_refused_though_its_hash_is_right(tmp_path: Path,
 
 
 def standing(folder: Path, *orders: dict[str, float], keys: dict[str, str] | None = None, **header: object):
-    for at, order in enumerate(orders):
-        session = measured.write(folder, [(SQUARE, order)], **header)
-        path = folder / "measurements" / f"{session.name}.jsonl"
-        name = f"2026010{at}t000000z_00000000"  # files of one second have no order
-        before, text = "", b""
-        for entry in (json.loads(line.partition(b" ")[2]) for line in session.lines):
-            before, line = chained(before, {**entry, "session": name} if "session" in entry else entry)
-            text += line
-        path.unlink()
-        path.with_name(f"{name}.jsonl").write_bytes(text)
+    for order in orders:
+        measured.write(folder, [(SQUARE, order)], **header)
     return standings(read_sessions(folder), keys or dict.fromkeys("abcdef", measured.KEY))
+
+
+def test_sessions_are_read_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    names = [measured.write(tmp_path, [(SQUARE, {"a": 1.0})]).name for _ in range(30)]
+    assert [session.name for session in read_sessions(tmp_path)] == names
 
 
 def test_the_order_of_a_session_stands_even_where_times_say_another(tmp_path: Path) -> None:

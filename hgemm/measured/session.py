@@ -41,7 +41,7 @@ SCHEMA = 1
 _DIGITS = 16
 _LOG = logging.getLogger(__name__)
 
-NAMED = text(r"[0-9]{8}t[0-9]{6}z_[0-9a-f]{8}", "a session's name: date, time and 8 digits")
+NAMED = text(r"[0-9]{8}t[0-9]{12}z_[0-9a-f]{8}", "a session's name: date, time to the microsecond, 8 digits")
 _DATE = text(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", "a date and time in UTC")
 _EXTENT = integer(low=1, high=2**31 - 1)
 _HEADER = fields(

@@ -15,15 +15,19 @@ from hgemm.measured.session import FOLDER, SCHEMA, Problem, Tested, Time, chaine
 
 def now() -> str:
     """Return the date and time in UTC, as sessions write it."""
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _written(datetime.datetime.now(datetime.timezone.utc))
+
+
+def _written(time: datetime.datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Writer:
     """A new session of a library; its file appears with its first line. Raises LibraryError where it cannot be written."""
 
     def __init__(self, library: Path, **header: Any) -> None:
-        date = now()
-        self.name = f"{date.replace('-', '').replace(':', '').lower()}_{secrets.token_hex(4)}"
+        begun = datetime.datetime.now(datetime.timezone.utc)
+        date, self.name = _written(begun), f"{begun:%Y%m%dt%H%M%S%fz}_{secrets.token_hex(4)}"
         self.path = library / FOLDER / f"{self.name}.jsonl"
         self._numbers: dict[tuple[str, str], int] = {}
         self._digits = ""
