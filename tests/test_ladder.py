@@ -53,6 +53,26 @@ what = "three stages"
 tflops = { 40x56x24 = 7 }
 stages = 3
 """
+RIVAL = """
+title = "A rival and a kernel"
+source = "nowhere"
+machine = "a GPU"
+shapes = ["40x56x24"]
+[spec]
+arch = "sm_80"
+layout = "tt"
+dtype = "tf32"
+tile = "32x32x16"
+warp_tile = "16x16"
+[[step]]
+name = "tiled"
+what = "no tensor cores"
+rival = { source = "tiled_f32.cu", tile = "32x32x32", threads = 1024, smem_bytes = 8192 }
+[[step]]
+name = "tensor-core"
+what = "tensor cores"
+stages = 4
+"""
 QUICK = "--seconds 0 --warm-up 0 --rounds 3".split()
 
 
@@ -92,7 +112,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriv
     load = hgemm.device.Device.load
 
     def served(device, image, facts):
-        cost_us = {"2": 20.0, "4": 5.0, "3": 8.0}[re.search(r"_s(\d)f", facts.symbol)[1]]
+        stages = re.search(r"_s(\d)f", facts.symbol)
+        cost_us = {"2": 20.0, "4": 5.0, "3": 8.0}[stages[1]] if stages else 100.0
         fake.serve(SimpleNamespace(facts=facts), cost_us, fake.broken.get(cost_us, frozenset()))
         return load(device, image, facts)
 
@@ -236,6 +257,16 @@ def test_a_lost_device_ends_the_run_and_what_was_measured_is_printed(tmp_path: P
 
 def test_ptx_of_another_architecture_is_said(tmp_path: Path, driver: BenchDriver) -> None:
     assert "kernels for sm_80, whose PTX the driver compiled for sm_90: " in call(tmp_path, "x", "--arch", "80").stdout
+
+
+def test_a_rival_is_compiled_run_and_held_against_like_a_step(tmp_path: Path, driver: BenchDriver, monkeypatch) -> None:
+    (tmp_path / "y.toml").write_text(RIVAL)
+    monkeypatch.setattr(climb, "system_names", lambda: ("y",))
+    known = json.loads(call(tmp_path, "y", "--static", "--json").stdout)["ladders"][0]["steps"][0]
+    assert known["symbol"] == "rival_tiled_f32" and known["smem_bytes"] == 8192 and known["bank_conflicts"] is None
+    (found,) = json.loads(call(tmp_path, "y", "--json").stdout)["ladders"]
+    assert not found["refused"] and found["over_before"][1]["median"] == 20.0
+    assert not (tmp_path / "lib" / "rival_tiled_f32").exists()
 
 
 # ---- Pictures and refusals ------------------------------------------------------------------------------------------

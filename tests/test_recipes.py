@@ -28,7 +28,8 @@ COMPILED = 3
 """Recipes that a run of the tests compiles; which ones changes with the commit."""
 
 every_system = pytest.mark.parametrize("system", [*map(load_system, system_names())], ids=lambda system: system.name)
-every_step = pytest.mark.parametrize("step", steps(), ids=lambda step: step.path)
+OURS = [step for step in steps() if step.rival is None]
+every_step = pytest.mark.parametrize("step", OURS, ids=lambda step: step.path)
 
 
 def candidate_of(step: Step) -> Candidate:
@@ -39,7 +40,7 @@ def candidate_of(step: Step) -> Candidate:
 def by_commit(count: int) -> list[Step]:
     """Return some recipes that change from commit to commit."""
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return sorted(steps(), key=lambda step: hashlib.sha256(f"{done.stdout}{step.path}".encode()).digest())[:count]
+    return sorted(OURS, key=lambda step: hashlib.sha256(f"{done.stdout}{step.path}".encode()).digest())[:count]
 
 
 # ---- The data -------------------------------------------------------------------------------------------------------
@@ -55,7 +56,8 @@ def test_a_recipe_is_legal_and_leaves_no_field_that_every_record_has_to_be_plann
 
 @every_system
 def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_no_other(system) -> None:
-    for before, step in zip(system.steps, system.steps[1:]):
+    ours = [step for step in system.steps if step.rival is None]
+    for before, step in zip(ours, ours[1:]):
         old, new = (candidate_of(one).plan.spec.to_dict() for one in (before, step))
         differing = {name for name in new if new[name] != old[name]}
         named = {field for option in step.changed for field in option_of(option).fields}
@@ -66,7 +68,7 @@ def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_
 
 @every_system
 def test_the_steps_of_a_system_compute_the_same_problem(system) -> None:
-    specs = [candidate_of(step).plan.spec for step in system.steps]
+    specs = [candidate_of(step).plan.spec for step in system.steps if step.rival is None]
     assert len({(spec.layout, spec.dtype_a, spec.dtype_b, spec.dtype_d) for spec in specs}) == 1
     assert system.shapes and all(shape.count("x") == 2 for shape in system.shapes)
 
@@ -93,7 +95,7 @@ def test_every_published_part_of_cublas_is_that_of_its_rate() -> None:
 
 def test_all_emit_and_no_two_of_a_system_are_the_same_kernel() -> None:
     templates = templates_folder()
-    kernels = [emit(candidate_of(step).plan, templates) for step in steps()]
+    kernels = [emit(candidate_of(step).plan, templates) for step in OURS]
     assert len({kernel.symbol for kernel in kernels}) == len(kernels)
 
 
@@ -110,7 +112,7 @@ def test_a_name_that_no_recipe_has_is_refused_with_the_nearest() -> None:
         find("s3/3.1")
     with pytest.raises(RequestError, match="no recipe is named '': `hgemm ladder` lists them"):
         find(" ,")
-    with pytest.raises(RequestError, match="no system 's0' has recipes: there are s1"):
+    with pytest.raises(RequestError, match="no system 's0' has recipes: there are s1, s"):
         load_system("s0")
 
 
@@ -169,19 +171,16 @@ def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: P
     assert told in str(error.value)
 
 
-def test_a_rival_is_a_kernel_written_by_hand_which_only_a_ladder_runs(tmp_path: Path, workshop: Workshop) -> None:
-    hand = 'rival = { source = "tiled_f32.cu", tile = "32x32x32", threads = 1024, smem_bytes = 8192 }'
-    (tmp_path / "x.toml").write_text(
-        GOOD.replace('arch = "sm_80"', 'arch = "sm_80"\nlayout = "tt"\nout = "f32"\nalign_d = 4').replace(
-            "ratio", hand + "\nratio"
-        )
-    )
-    (rival,) = ladder_on(read_system(tmp_path / "x.toml"), "sm_80").rivals
+def test_a_rival_is_a_kernel_written_by_hand_which_only_a_ladder_runs(workshop: Workshop) -> None:
+    (rival,) = ladder_on(load_system("s4"), "sm_80").rivals
     assert rival.symbol in rival.source and rival.planned()["spec"]["layout"] == "tt"
     proved = check_here(request_of(workshop, rival.source, rival.planned(), shapes="33x65x40,64x32x64@2"))
     assert proved.passed, proved.reason
     made = rival.made()
     assert 0 < made.registers <= 64 and made.kernel().facts.threads == 1024 and b".entry rival_tiled_f32" in made.ptx
+    assert len(load_recipes("s4/*")) == len(load_system("s4").steps) - 1
+    with pytest.raises(RequestError, match="s4/tiled is written by hand"):
+        load_recipes("s4/tiled")
 
 
 # ---- Kernels --------------------------------------------------------------------------------------------------------
