@@ -48,7 +48,7 @@ MAINLOOP, OPERAND, EPILOGUE = "hgemm/mainloop_sm80.cuh", "hgemm/operand.cuh", "h
 PRODUCTS = "hgemm/warp_products.cuh"
 SPLIT_K, GEMM, SCHEDULER, SUMS = (
     "hgemm/split_k.cuh",
-    "hgemm/gemm_sm80.cuh",
+    "hgemm/gemm.cuh",
     "hgemm/scheduler.cuh",
     "hgemm/accumulators.cuh",
 )
