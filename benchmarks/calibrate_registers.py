@@ -2,9 +2,10 @@
 
 Draws random specs that break no rule but, maybe, that of registers; compiles each; holds what ptxas took against the estimate.
 Two of five are drawn evenly, the others only near the limit, where the estimate is least certain. Writes
-`registers.json`, a row for each kernel, and `confusion.json`, the table.
+`registers.json`, a row for each kernel, and `confusion.json`, the table; with --staged, of kernels whose copies go by way of
+registers, `registers_staged.json` and `confusion_staged.json`.
 
-    python -m benchmarks.calibrate_registers --seconds 300 --processes 2
+    python -m benchmarks.calibrate_registers --seconds 300 --processes 2 [--staged]
 """
 
 from __future__ import annotations
@@ -30,25 +31,26 @@ from generator.toolchain import headers, templates_folder
 from generator.values import Raster, Schedule, Tile, WarpTile
 
 FOLDER = Path(__file__).resolve().parent
-SERVED = [name for name, arch in ARCHS.items() if arch.families]
+ASYNCHRONOUS = [name for name, arch in ARCHS.items() if arch.has_cp_async]
+STAGED = ["sm_75", "sm_75", *ASYNCHRONOUS[::3]]
 NEAR = range(-40, 60)
 """Registers of the limit beyond the estimate that count as near."""
 TURNS = ("near", "even", "near", "even", "near")
 
 
-def draw(source: random.Random) -> Plan:
+def draw(source: random.Random, staged: bool) -> Plan:
     """Return the plan of a random spec that breaks no rule, unless that of registers."""
     while True:
-        plan = plan_of(resolve(_request(source)))
+        plan = plan_of(resolve(_request(source) | (_staged(source) if staged else {})))
         broken = {rule.name for rule in RULES if rule.broken(plan)}
         if broken <= {"registers"}:
             return plan
 
 
-def draw_near(source: random.Random) -> Plan:
+def draw_near(source: random.Random, staged: bool) -> Plan:
     """The same near the limit of registers."""
     while True:
-        plan = draw(source)
+        plan = draw(source, staged)
         if plan.max_registers - plan.needed_registers in NEAR:
             return plan
 
@@ -62,7 +64,7 @@ def _request(source: random.Random) -> dict:
     dtype_d = one_of([dtype, dtype, "f32"])
     stages = one_of([1, 2, 3, 3, 4, 4, 5])
     return {
-        "arch": one_of(SERVED),
+        "arch": one_of(ASYNCHRONOUS),
         "dtype_a": dtype,
         "acc": acc,
         "dtype_d": dtype_d,
@@ -88,6 +90,14 @@ def _request(source: random.Random) -> dict:
     }
 
 
+def _staged(source: random.Random) -> dict:
+    arch, stages = source.choice(STAGED), source.choice([1, 2, 2, 2])
+    plain = {"dtype_a": "f16", "dtype_d": "f16", "mma": "m16n8k8"} if arch == "sm_75" else {}
+    ahead = source.choice([1, 2]) if stages == 2 else 1
+    copy = source.choice(["vector", "vector", "scalar"])
+    return {"arch": arch, "copy": copy, "stages": stages, "fragment_stages": ahead, **plain}
+
+
 def measure(plan: Plan) -> dict:
     """Compile a plan's kernel and return what ptxas says beside what was estimated."""
     templates = templates_folder()
@@ -104,12 +114,13 @@ def measure(plan: Plan) -> dict:
     }
 
 
-def sample(seed: int, seconds: float) -> list[dict]:
+def sample(seed: int, seconds: float, staged: bool) -> list[dict]:
     """Measure random plans, evenly drawn and near the limit by turns, until the time is up."""
     source, rows, end = random.Random(seed), [], time.monotonic() + seconds
     while time.monotonic() < end:
         for name in TURNS:
-            rows.append({"sample": name, **measure(draw(source) if name == "even" else draw_near(source))})
+            plan = (draw if name == "even" else draw_near)(source, staged)
+            rows.append({"sample": name, **measure(plan)})
     return rows
 
 
@@ -140,19 +151,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--staged", action="store_true", help="kernels whose copies go by way of registers")
     asked = parser.parse_args()
     with ProcessPoolExecutor(asked.processes) as pool:
         seeds = [asked.seed * 1000 + process for process in range(asked.processes)]
-        rows = [row for part in pool.map(sample, seeds, [asked.seconds] * len(seeds)) for row in part]
+        parts = pool.map(sample, seeds, *([value] * len(seeds) for value in (asked.seconds, asked.staged)))
+        rows = [row for part in parts for row in part]
+    suffix = "_staged" if asked.staged else ""
     lines = ",\n".join(json.dumps(row) for row in rows)
-    (FOLDER / "registers.json").write_text(f"[\n{lines}\n]\n")
+    (FOLDER / f"registers{suffix}.json").write_text(f"[\n{lines}\n]\n")
     table = {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "compilers": versions(),
         "even": confusion([row for row in rows if row["sample"] == "even"]),
         "near": confusion([row for row in rows if row["sample"] == "near"]),
     }
-    (FOLDER / "confusion.json").write_text(json.dumps(table, indent=2) + "\n")
+    (FOLDER / f"confusion{suffix}.json").write_text(json.dumps(table, indent=2) + "\n")
     print(json.dumps(table, indent=2))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
+from generator.arch import ARCHS
 from generator.layouts import PIECE_BYTES
 from hgemm.dtypes import DTYPES, in_memory
 from hgemm.kinds import Kind, word_of
@@ -87,17 +89,22 @@ def promised_types(table: Table) -> list[str]:
 def holes(
     table: Table, archs: Iterable[str], kinds: Sequence[Kind], aligns: Sequence[int], beta: bool
 ) -> Iterator[Hole]:
-    """Yield what a library does not serve on a common GPU of each architecture.
+    """Yield what a library does not serve on a common GPU of each architecture, of what that can compute.
 
     Raises: RequestError for an architecture that is unknown.
     """
     for arch in archs:
         selector = Selector(table, Target.typical(arch))
-        for kind in kinds:
+        for kind in filter(partial(computes, arch), kinds):
             missing = {align: tuple(_unserved(selector, kind, align, beta)) for align in aligns}
             missing = {align: sorts for align, sorts in missing.items() if sorts}
             if missing:
                 yield Hole(selector.target.name, kind, beta, missing)
+
+
+def computes(arch: str, kind: Kind) -> bool:
+    """Tell whether an architecture has tensor instructions for a kind's inputs."""
+    return kind.dtype_a == "f16" or ARCHS[arch].has_bf16
 
 
 def _unserved(selector: Selector, kind: Kind, align: int, beta: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ from generator.arch import parse_arch_list
 from generator.commands.common_options import json_option, library_option
 from generator.commands.table import to_text
 from generator.errors import LibraryError
-from generator.export.cover import SORTS, Hole, holes, kinds_of, promised_types
+from generator.export.cover import SORTS, Hole, computes, holes, kinds_of, promised_types
 from generator.pipeline import Settings, make
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -72,6 +72,11 @@ def command(
     kinds = kinds_of(asked, *map(_words, (layout, bias, activation)))
     aligns = [int(click.Choice(["8", "4", "2", "1"])(word)) for word in _words(align)]
 
+    for name in archs:
+        beyond = [kind for kind in kinds if not computes(name, kind)]
+        if beyond:
+            click.echo(f"hgemm: {name} multiplies f16 only: {len(beyond)} kinds are left out", err=True)
+
     def look() -> list[Hole]:
         return list(holes(open_library(library).table, archs, kinds, aligns, not no_beta))
 
@@ -84,7 +89,8 @@ def command(
     elif found:
         click.echo(to_text(list(map(_row, found)), ("arch", "kind", "beta", "align", "not_served")), nl=False)
     else:
-        click.echo(f"{', '.join(archs)}: {len(kinds)} kinds are served, at alignments {align}, for {', '.join(SORTS)}")
+        computed = sum(any(computes(name, kind) for name in archs) for kind in kinds)
+        click.echo(f"{', '.join(archs)}: {computed} kinds are served, at alignments {align}, for {', '.join(SORTS)}")
     if found and not add:
         click.echo("hgemm: --add makes the variants that close these holes", err=True)
     ctx.exit(int(bool(found)))

@@ -1,0 +1,46 @@
+// hgemm_sm75_tn_f16_f32_f16_16x128x64_w16x32_k8_s2f2_xor333_xor333_zigzag_vector1_row_one_c1_a888_smem_beta
+// sm_75 tn, f16 in, f32 accumulate, f16 out; CTA tile 16x128x64, warp tile 16x32, 2 stages, 128 threads, 36864 B of shared memory.
+// Emitted by the HGEMM generator from a spec; change the spec, not this text.
+
+#include <hgemm/gemm_sm75.cuh>
+
+namespace {
+
+struct Policy {
+  using In = hgemm::f16;
+  using Out = hgemm::f16;
+  static constexpr auto accumulate = hgemm::Accumulate::f32;
+
+  static constexpr int tile_m = 16, tile_n = 128, tile_k = 64;
+  static constexpr int warp_m = 16, warp_n = 32, warps_m = 1, warps_n = 4, threads = 128;
+  static constexpr int mma_k = 8, stages = 2, fragment_stages = 2, store_spacing = 1;
+  static constexpr bool zigzag = true;
+
+  struct A {  // (16, 64) a stage, k contiguous
+    static constexpr bool k_major = true;
+    static constexpr int align = 8, pitch = 64, swizzle_bits = 3, swizzle_base = 3, swizzle_shift = 3;
+  };
+  struct B {  // (128, 64) a stage, k contiguous
+    static constexpr bool k_major = true;
+    static constexpr int align = 8, pitch = 64, swizzle_bits = 3, swizzle_base = 3, swizzle_shift = 3;
+  };
+
+  static constexpr auto schedule = hgemm::Schedule::one_tile;
+  static constexpr auto raster = hgemm::Raster::row;
+  static constexpr unsigned splits = 1, raster_tiles = 1;
+
+  static constexpr bool beta = true, store_through_shared = true;
+  static constexpr auto bias = hgemm::Bias::none;
+  static constexpr auto activation = hgemm::Activation::none;
+  static constexpr int align_d = 8, epilogue_pitch = 40, epilogue_odd_words = 5;
+};
+
+}  // namespace
+
+static_assert(sizeof(hgemm::StagedStorage<Policy>) == 36864);
+static_assert(sizeof(hgemm::StagedMainloop<Policy>::Shared) == 36864);
+static_assert(hgemm::StagedMainloop<Policy>::mma_per_k_tile == 32);
+
+HGEMM_KERNEL(128, 1) hgemm_sm75_tn_f16_f32_f16_16x128x64_w16x32_k8_s2f2_xor333_xor333_zigzag_vector1_row_one_c1_a888_smem_beta(HGEMM_PARAMETER hgemm::Problem problem) {
+  hgemm::gemm_sm75<Policy>(problem);
+}
