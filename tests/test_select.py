@@ -106,7 +106,7 @@ def test_only_accumulation_may_be_better_than_asked_for(offered: Kind, wanted: K
 def test_an_unknown_word_is_refused_with_those_there_are() -> None:
     with pytest.raises(RequestError, match="layout 'rr' is unknown: use tn, nn, nt, tt"):
         Kind(layout="rr")
-    with pytest.raises(RequestError, match="arch 'sm_52' is unknown: use sm_80"):
+    with pytest.raises(RequestError, match="arch 'sm_52' is unknown: use sm_75"):
         Target.typical("sm_52")
 
 
