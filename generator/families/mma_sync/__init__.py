@@ -1,1 +1,1 @@
-"""Kernels on mma.sync, cp.async and ldmatrix: for every architecture from sm_80 on."""
+"""Kernels on mma.sync and ldmatrix, with copies by cp.async or by way of registers: for every architecture."""
