@@ -38,7 +38,7 @@ NEAR = range(-40, 60)
 TURNS = ("near", "even", "near", "even", "near")
 
 
-def draw(source: random.Random, staged: bool) -> Plan:
+def draw(source: random.Random, staged: bool = False) -> Plan:
     """Return the plan of a random spec that breaks no rule, unless that of registers."""
     while True:
         plan = plan_of(resolve(_request(source) | (_staged(source) if staged else {})))

@@ -1,11 +1,13 @@
 """Proves random legal specs on the CPU, and keeps what came of it.
 
     python -m benchmarks.emulate_random --seed 1 --count 200 [-j 2] [--json benchmarks/data/emulate_random.json]
+    python -m benchmarks.emulate_random --family staged --seed 1 --count 60 [--json benchmarks/data/emulate_random_staged.json]
     python -m benchmarks.emulate_random --family wgmma --seed 1 --count 60 [--json benchmarks/data/emulate_random_sm90a.json]
 
-Specs of the mma.sync family, or of that on wgmma, are drawn over tiles, warp tiles, stages, layouts, types, alignments,
-swizzles and pads, clusters, rasters, schedules and epilogues; those that break a rule, registers of mma.sync left aside, are
-drawn again. The same seed draws the same specs. Nothing is compiled for a GPU. Exit status 1 says that one was not proved.
+Specs of the mma.sync family, with asynchronous or with staged copies, or of that on wgmma, are drawn over tiles, warp tiles,
+stages, layouts, types, alignments, swizzles and pads, clusters, rasters, schedules and epilogues; those that break a rule,
+registers of mma.sync left aside, are drawn again. The same seed draws the same specs. Nothing is compiled for a GPU. Exit
+status 1 says that one was not proved.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import random
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -39,6 +42,8 @@ from generator.verbs.verify import line_of, summary_of
 
 TIMEOUT_S = 300.0
 FIELDS = (
+    "arch",
+    "copy",
     "layout",
     "acc",
     "dtype_a",
@@ -58,10 +63,10 @@ _PLACEMENTS = [
 ]
 
 
-def draw(source: random.Random) -> Plan:
+def draw(source: random.Random, staged: bool = False) -> Plan:
     """Return the plan of a random legal spec, its placements and its schedule random too in half of all cases."""
     while True:
-        plan = draw_request(source)
+        plan = draw_request(source, staged)
         if source.random() < 0.5:
             tile = plan.spec.cta_tile
             plan = plan.having(
@@ -99,7 +104,7 @@ def draw_wgmma(source: random.Random) -> Plan:
             return plan
 
 
-DRAWS = {"mma.sync": draw, "wgmma": draw_wgmma}
+DRAWS = {"mma.sync": draw, "staged": partial(draw, staged=True), "wgmma": draw_wgmma}
 
 
 def drawn(seed: int, count: int, family: str = "mma.sync") -> list[Plan]:

@@ -24,8 +24,12 @@ from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 ROOMY_SMEM_BYTES = 200 * 1024
 """Shared memory a CTA from which on the large tiles have room for 4 stages; with less, two smaller CTAs share an SM."""
 
-LARGE_TILES = {"f32": Tile(256, 128, 32), "f16": Tile(256, 128, 32), "f16_promoted": Tile(128, 64, 64)}
-STAGED_TILES = {"f32": Tile(256, 128, 32), "f16": Tile(256, 256, 32), "f16_promoted": Tile(128, 128, 32)}
+LARGE_TILES = {"f32": (Tile(256, 128, 32),), "f16": (Tile(256, 128, 32),), "f16_promoted": (Tile(128, 64, 64),)}
+STAGED_TILES = {
+    "f32": (Tile(256, 128, 32),),
+    "f16": (Tile(256, 256, 32), Tile(256, 128, 32)),
+    "f16_promoted": (Tile(128, 128, 32),),
+}
 """The same for copies by way of registers: what that architecture's shared memory and loads can keep up with.
 
 Source: the model and the measurements of the paper that generator.families.mma_sync.staging names: 256x256x32 with warps of
@@ -99,7 +103,7 @@ def _cta_tiles(fields: Request) -> Iterator[Tile]:
         yield from sorted(legal, key=lambda tile: (_off_target(tile, warp), abs(tile.m - tile.n)))
     roomy = ARCHS[fields["arch"]].limits.smem_bytes_per_cta >= ROOMY_SMEM_BYTES
     large = STAGED_TILES if fields["copy"] in STAGED else LARGE_TILES if roomy else {}
-    for tile in (*([large[fields["acc"]]] if large else []), *TILES):
+    for tile in (*large.get(fields["acc"], ()), *TILES):
         yield replace(tile, k=tile.k * k_block // K_BLOCK_OF_HALVES)
 
 

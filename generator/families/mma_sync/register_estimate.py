@@ -47,6 +47,9 @@ MMA_K8 = 5
 MN_MAJOR = 7
 FLOAT_OUTPUT = 6
 
+STAGED = 2
+"""Beside the registers that hold a k-tile's pieces. Of rows that are not swizzled, the places of those are constants apart."""
+
 FROM_SM100 = -5
 """More of the addresses are in uniform registers."""
 
@@ -81,14 +84,13 @@ def _mainloop(plan: MmaSyncPlan) -> float:
     ahead = spec.fragment_stages > 1
     fragments = spec.warp_tile.m // 4 + spec.warp_tile.n // 4
     persistent = spec.schedule.kind == "persistent"
-    chunks = [tile.chunk * tile.element_bytes for tile in (plan.a, plan.b)]
-    copies = [
-        (passes(tile), _addresses(tile) if chunk >= ASYNC_BYTES else 0) for tile, chunk in zip((plan.a, plan.b), chunks)
-    ]
+    sized = [(tile, tile.chunk * tile.element_bytes) for tile in (plan.a, plan.b)]
+    apart = [chunk >= ASYNC_BYTES and not (plan.staged and tile.smem.kind != "xor") for tile, chunk in sized]
+    copies = [(passes(tile), _addresses(tile) if differ else 0) for (tile, _), differ in zip(sized, apart)]
     recomputable = (
         min(sum(passes for passes, _ in copies), MAX_PASSES) * COPY_PASS,
         sum(addresses for _, addresses in copies) * (COPY_ADDRESS + ODD_COPY_ADDRESS * (k_blocks == 3)),
-        persistent * (PERSISTENT + sum(PERSISTENT_BY_ALIGN_BYTES.get(chunk, 0) for chunk in chunks)),
+        persistent * (PERSISTENT + sum(PERSISTENT_BY_ALIGN_BYTES.get(chunk, 0) for _, chunk in sized)),
         (spec.schedule.kind == "split_k") * SPLIT_K,
         (k_blocks == 4) * FOUR_K_BLOCKS,
         (ahead and k_blocks == 3) * CHANGING_FRAGMENTS,
@@ -103,7 +105,7 @@ def _mainloop(plan: MmaSyncPlan) -> float:
         (spec.acc == "f16_promoted") * PROMOTED,
         (k_blocks == 1) * ONE_K_BLOCK,
         (plan.mma_k == 8) * MMA_K8,
-        staged_registers(plan) * plan.staged,
+        (staged_registers(plan) + STAGED) * plan.staged,
         (spec.dtype_d == "f32") * FLOAT_OUTPUT,
         (ARCHS[spec.arch].number >= 100) * FROM_SM100,
     )

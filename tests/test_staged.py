@@ -1,0 +1,139 @@
+"""Copies by way of registers: what is planned, where stores stand in the machine code, and what runs on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import made
+from refusals import assert_refused_by_the_compiler
+
+from generator.binary.inspect import Binary, inspect
+from generator.compile import compile_kernel
+from generator.emit import emit
+from generator.executor.build import Workshop
+from generator.executor.proving import Subject, prove
+from generator.expectation import expectation_of
+from generator.families.mma_sync.staging import hidden_spacing, pieces, planned_spacing, widest_spacing
+from generator.pipeline import Settings
+from generator.plan import Plan
+from generator.register import planned
+from generator.rules import violations
+from generator.sweep import sweep
+from generator.toolchain import headers, templates_folder
+from hgemm.facts import Facts
+
+TEMPLATES = templates_folder()
+PUBLISHED = {"arch": "sm_75", "tile": "256x256x32", "warp_tile": "128x64", "acc": "f16", "smem": "pad_alternate:8"}
+SMALL = {"arch": "sm_75", "tile": "32x64x32", "warp_tile": "16x32"}
+
+
+def plan_of(**texts: str) -> Plan:
+    (plan,) = sweep([texts]).plans
+    return plan
+
+
+# ---- What is planned ------------------------------------------------------------------------------------------------
+
+
+def test_turing_gets_its_published_tile_where_f16_accumulates() -> None:
+    spec = plan_of(arch="sm_75", acc="f16").spec
+    told = (
+        str(spec.cta_tile),
+        str(spec.warp_tile),
+        spec.mma,
+        spec.copy,
+        spec.stages,
+        spec.ctas_per_sm,
+        spec.store_spacing,
+    )
+    assert told == ("256x256x32", "128x64", "m16n8k8", "vector", 2, 1, 5)
+
+
+def test_stores_are_as_far_apart_as_hides_them_on_turing() -> None:
+    """5 HMMA for 16 bytes, as published: 4 schedulers that store at 10 cycles each, beside HMMA at 8.06."""
+    aligned = {align: plan_of(**SMALL, align=str(align)) for align in (8, 4, 2, 1)}
+    assert {align: hidden_spacing(plan) for align, plan in aligned.items()} == {8: 5, 4: 3, 2: 3, 1: 3}
+    assert all(planned_spacing(plan) <= widest_spacing(plan) for plan in aligned.values())
+
+
+@pytest.mark.parametrize("stages", ["1", "2"])
+def test_the_published_tile_with_rows_padded_by_turns_is_legal(stages: str) -> None:
+    (candidate,) = sweep([{**PUBLISHED, "stages": stages}]).candidates
+    broken = {violation.rule for violation in candidate.broken}
+    assert broken == (set() if stages == "1" else {"shared_memory"})  # 36 KiB a stage, of 64 an SM
+    assert candidate.plan.stage_bytes == 36 * 1024 and candidate.plan.bank_conflicts == 0
+
+
+def test_scalar_copies_move_single_elements_whatever_the_alignment() -> None:
+    vector, scalar = (plan_of(**SMALL, copy=copy) for copy in ("vector", "scalar"))
+    assert (vector.a.chunk, scalar.a.chunk, pieces(scalar)) == (8, 1, 8 * pieces(vector))
+    assert vector.traits() == scalar.traits()
+
+
+SPACINGS = (
+    {"stages": "1"},
+    {"stages": "2", "fragment_stages": "1"},
+    {"stages": "2", "fragment_stages": "2"},
+    {"stages": "1", "tile": "96x64x48", "warp_tile": "96x16"},
+)
+
+
+@pytest.mark.parametrize("texts", SPACINGS, ids=lambda texts: "-".join(texts.values()))
+def test_the_widest_spacing_is_the_widest_that_the_kernel_has_room_for(texts: dict[str, str]) -> None:
+    widest = widest_spacing(plan_of(**{**SMALL, **texts}))
+    kernel = emit(plan_of(**{**SMALL, **texts, "store_spacing": str(widest)}), TEMPLATES)
+    compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))
+    assert_refused_by_the_compiler(kernel, f"store_spacing = {widest};", f"store_spacing = {widest + 1};")
+    (candidate,) = sweep([{**SMALL, **texts, "store_spacing": str(widest + 1)}]).candidates
+    assert {violation.rule for violation in violations(candidate.plan)} == {"store_spacing"}
+
+
+# ---- The machine code -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_100"])
+def test_stores_stand_apart_in_the_machine_code_and_the_record_says_how_far(arch: str, settings: Settings) -> None:
+    texts = {"arch": arch, "copy": "vector", "tile": "64x64x32", "warp_tile": "32x32", "store_spacing": "4"}
+    (outcome,) = made(texts, settings)
+    assert outcome.error == "" and 4 <= outcome.record.data["proof"]["mma_between_stores"] <= 6
+
+
+def test_stores_side_by_side_are_a_violation() -> None:
+    kernel = emit(plan_of(**SMALL, store_spacing="0"), TEMPLATES)
+    compiled = compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES))
+    expected = replace(expectation_of(kernel.plan, False), store_spacing=3)
+    found = inspect(Binary(compiled.cubin, kernel.symbol, expected, compiled.ptxas_log))
+    assert found.store_spacing is not None and found.store_spacing < 3
+    assert found.violations == (
+        f"{found.store_spacing} HMMA between two STS in the k loop, the plan says 3: ptxas moved them",
+    )
+
+
+@pytest.mark.parametrize("texts", [SMALL, {"arch": "sm_90", "tile": "64x64x32"}], ids=["sm_75", "sm_90"])
+def test_static_shared_memory_is_the_codes_and_the_launch_asks_for_none(
+    texts: dict[str, str], settings: Settings
+) -> None:
+    plan = plan_of(**texts, smem_alloc="static")
+    (outcome,) = made({**texts, "smem_alloc": "static"}, settings)
+    data = outcome.record.data
+    assert outcome.error == "" and data["resources"]["smem_bytes"] == plan.smem_bytes
+    assert data["launch"]["smem_bytes"] == 0 and Facts.of(data).static_smem_bytes == plan.smem_bytes
+
+
+# ---- On the CPU -----------------------------------------------------------------------------------------------------
+
+KINDS = (
+    {**SMALL, "layout": "nt", "stages": "1", "align": "2"},
+    {**SMALL, "layout": "nn", "copy": "scalar", "bias": "row", "smem_alloc": "static"},
+    {**SMALL, "arch": "sm_89", "copy": "vector", "dtype": "bf16", "fragment_stages": "1", "schedule": "persistent"},
+    {**SMALL, "layout": "tt", "tile": "48x32x16", "warp_tile": "48x16", "align": "1", "schedule": "split_k:2"},
+)
+
+
+@pytest.mark.parametrize("texts", KINDS, ids=lambda texts: texts.get("layout", "tn"))
+def test_staged_kernels_are_proved_on_the_cpu(texts: dict[str, str], workshop: Workshop) -> None:
+    kernel = emit(plan_of(**texts), TEMPLATES)
+    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)
+    assert not [check.reason for check in proved.checks if not check.passed]
+    assert proved.proof["races"] == 0 and proved.proof["barriers_per_k_tile"] == 3 - int(kernel.plan.spec.stages)
