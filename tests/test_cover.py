@@ -10,7 +10,7 @@ from conftest import call
 from tables import catalog_records, catalog_table, record_of
 
 from generator.emit import emit
-from generator.export.cover import SORTS, holes, kinds_of, promised_types
+from generator.export.cover import SORTS, computes, holes, kinds_of, promised_types
 from generator.store.library import Library
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
@@ -20,7 +20,7 @@ from hgemm.select import Selector, Wanted
 from hgemm.table import Table
 from hgemm.target import Target
 
-ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 """What the catalog is shipped for; code for sm_90a serves GPUs of sm_90."""
 ALIGNS = (8, 4, 2, 1)
 PROMISED = kinds_of(("f16", "bf16"), LAYOUTS, ("none",), ("none",))
@@ -97,7 +97,7 @@ def test_every_problem_of_what_is_covered_is_served() -> None:
     extents = (1, 2, 15, 16, 17, 63, 65, 127, 129, 255, 257, 5000)
     for arch in ARCHS:
         selector = Selector(catalog_table(), Target.typical(arch))
-        for place, kind in enumerate(PROMISED):
+        for place, kind in enumerate(kind for kind in PROMISED if computes(arch, kind)):
             for m in extents:
                 n, k = extents[(m + place) % len(extents)], extents[(3 * m + place) % len(extents)]
                 aligned = {f"align_{name}": ALIGNS[(m + place + i) % 4] for i, name in enumerate("abd")}
@@ -132,3 +132,9 @@ def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
     assert call("hgemm", *words).returncode == 0
     assert call("hgemm", *words, "--align", "3").returncode == 2
     assert call("hgemm", *words, "--arch", "70").returncode == 2
+
+
+def test_an_architecture_is_not_asked_for_what_it_cannot_multiply() -> None:
+    beyond = kinds_of(["bf16", "tf32"], LAYOUTS, ("none",), ("none",))
+    assert found(Table.of([]), archs=["sm_75"], kinds=beyond) == []
+    assert len(found(Table.of([]), archs=["sm_80"], kinds=beyond)) == len(beyond)
