@@ -285,6 +285,9 @@ def test_the_space_has_kernels_of_the_problems_kind_and_alignment() -> None:
     assert {(plan.spec.arch, plan.spec.align_a) for plan in odd.values()} == {("sm_90", 1)}
     for plan in odd.values():
         assert Facts.of(planned_record(plan)).align_b == 1
+    tf32 = plans_for(Work(4096, 4096, 4096, dtype_a="tf32", dtype_b="tf32", dtype_d="f32"), ["sm_90a", "sm_90"], None)
+    archs = [plan.spec.arch for plan in tf32.values()]
+    assert archs.count("sm_90a") > 30 and archs.count("sm_90") > 20
 
 
 class FakeMake:

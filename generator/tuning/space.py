@@ -13,6 +13,7 @@ from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work
+from hgemm.dtypes import DTYPES
 from hgemm.kinds import Kind
 from hgemm.plan import with_leading
 from hgemm.problem import Problem
@@ -20,8 +21,10 @@ from hgemm.select import Wanted
 from hgemm.target import Target
 
 FOLDER = Path(__file__).resolve().parent
-TMA_ALIGN = 8
-"""Elements that TMA wants of f16 operands: 16 bytes. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
+TMA_ALIGN_BYTES = 16
+"""What TMA wants of all operands. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
+TABLE_BYTES = 2
+"""The tables' tiles are of elements of so many bytes; of larger ones they have as many bytes along k, and fewer elements."""
 
 
 def archs_of(target: Target) -> tuple[str, ...]:
@@ -44,22 +47,37 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
 def _plans(kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], space: Path | None) -> dict[str, Plan]:
     requests: list[Texts] = []
     for arch in archs:
-        fast = ARCHS[arch].has_wgmma and min(aligns) >= TMA_ALIGN
+        fast = ARCHS[arch].has_wgmma and not _narrow(kind, aligns)
         table = space or FOLDER / ("wgmma.toml" if fast else "mma_sync.toml")
         if ARCHS[arch].has_wgmma and not fast and not space:
             continue  # the architecture without a letter has the same kernels, and they run on more
-        requests += [over(group, _given(kind, aligns, arch)) for group in read_spec_file(table)]
+        groups = read_spec_file(table)
+        groups = groups if space else [_of_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
+        requests += [over(group, _given(kind, aligns, arch)) for group in groups]
     return {symbol_of(plan.spec): plan for plan in sweep(requests).plans}
 
 
+def _of_bytes(group: Texts, size: int) -> Texts:
+    """Return a group of a table for elements of so many bytes."""
+    tiles = (tile.rsplit("x", 1) for tile in group["tile"].split(","))
+    return {**group, "tile": ",".join(f"{tile}x{int(k) * TABLE_BYTES // size}" for tile, k in tiles)}
+
+
 def _given(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Texts:
-    """Return what the problem decides."""
+    """Return what the problem decides; alignments of whole pieces are left open."""
     return {
         "arch": arch,
         **{name: getattr(kind, name) for name in ("layout", "dtype_a", "dtype_b", "acc")},
         "out": kind.dtype_d,
-        **{f"align_{name}": str(align) for name, align in zip("abd", aligns)},
+        **_narrow(kind, aligns),
     }
+
+
+def _narrow(kind: Kind, aligns: tuple[int, int, int]) -> Texts:
+    """Return the alignments of operands that are less than 16 bytes."""
+    sizes = [DTYPES[dtype].bytes for dtype in (kind.dtype_a, kind.dtype_b, kind.dtype_d)]
+    found = zip("abd", aligns, sizes)
+    return {f"align_{name}": str(align) for name, align, size in found if align * size < TMA_ALIGN_BYTES}
 
 
 def planned_record(plan: Plan) -> Mapping[str, Any]:
