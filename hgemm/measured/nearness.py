@@ -36,8 +36,8 @@ def point(m: int, n: int, k: int, batch: int) -> Point:
 
 def distance(one: Point, other: Point) -> int:
     """Return how far two problems are from one another."""
-    m, n, k, batch = (abs(x - y) for x, y in zip(one, other))
-    return ROWS_WEIGHT * (m + batch) + n + k
+    rows = abs(one[0] - other[0]) + abs(one[3] - other[3])
+    return ROWS_WEIGHT * rows + abs(one[1] - other[1]) + abs(one[2] - other[2])
 
 
 Row = TypeVar("Row")

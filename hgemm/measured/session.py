@@ -30,7 +30,6 @@ from hgemm.schema import (
     integer,
     list_of,
     map_of,
-    number,
     plain,
     scalar,
     text,
@@ -71,10 +70,26 @@ _PROBLEM = fields(
         **dict.fromkeys(("layout", "dtype_a", "dtype_b", "acc", "dtype_d"), NAME),
     }
 )
-_TIMES = list_of(either(list_of(number(), length=4), list_of(number(), length=2)))
-"""Each a variant's number and microseconds; where it was timed in rounds, their spread and their number too."""
+
+
+def _times(value: Any, field: str) -> None:
+    """Accept a list of a variant's number and microseconds, where it was timed in rounds also their spread and number.
+
+    A session has thousands of them: they are looked at here, at once.
+    """
+    if type(value) is not list:
+        raise Mismatch(f"{field} must be a list")
+    for place, time in enumerate(value):
+        if type(time) is not list or len(time) not in (2, 4) or type(time[0]) is not int:
+            raise Mismatch(
+                f"{field}[{place}] must be a number of a variant and a time, and may have a spread and rounds"
+            )
+        if any(type(one) not in (int, float) or not 0 <= one < 1e18 for one in time):
+            raise Mismatch(f"{field}[{place}] must have finite numbers of 0 or more")
+
+
 _RESULT = fields(
-    {"problem": _PROBLEM, "state": NAME, "date": _DATE, "times": _TIMES},
+    {"problem": _PROBLEM, "state": NAME, "date": _DATE, "times": _times},
     optional={"decided": boolean, "clocks": plain, "baseline": plain},
 )
 
