@@ -153,8 +153,13 @@ def test_few_rows_are_held_against_a_copy(driver: BenchDriver, lt: FakeCublasLt,
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 @pytest.mark.parametrize(
     "types",
-    [{}, {"dtype_a": "bf16", "dtype_b": "bf16", "dtype_d": "f32"}, {"acc": "f16"}],
-    ids=["f16", "bf16 to f32", "f16 accumulators"],
+    [
+        {},
+        {"dtype_a": "bf16", "dtype_b": "bf16", "dtype_d": "f32"},
+        {"acc": "f16"},
+        {"dtype_a": "tf32", "dtype_b": "tf32", "dtype_d": "f32"},
+    ],
+    ids=["f16", "bf16 to f32", "f16 accumulators", "tf32"],
 )
 def test_every_layout_and_type_is_described_to_the_baseline(
     driver: BenchDriver, lt: FakeCublasLt, layout: str, types: dict
@@ -165,7 +170,8 @@ def test_every_layout_and_type_is_described_to_the_baseline(
     result = first(Plan([work], [ours], protocol=QUICK))
     assert result["ours"] == "hgemm_one" and result["best"] == "cublaslt#1" and not result["refused"]
     product, half = lt.products[-1], types.get("acc") == "f16"
-    assert (product.compute, product.scale) == ((64, 2) if half else (68, 0))
+    compute = 64 if half else 77 if types.get("dtype_a") == "tf32" else 68
+    assert (product.compute, product.scale) == (compute, 2 if half else 0)
     assert (product.alpha, product.beta) == (0x3C00 if half else 0x3F800000, 0)
     assert product.workspace_bytes == 64 << 20 and product.stream == 77 and product.pointer_c == product.pointer_d
 

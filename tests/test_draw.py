@@ -17,6 +17,7 @@ from generator.drawing.fragments import fragments_of
 from generator.drawing.picture import picture_of
 from generator.drawing.shared_tile import group_of, unswizzled, view_of
 from generator.drawing.svg import Svg
+from generator.errors import RequestError
 from generator.layouts import conflicts
 from generator.plan import Plan, plan_of
 from generator.spec import parse_field
@@ -55,6 +56,29 @@ def test_the_registers_of_a_follow_one_another_as_the_matrices_do() -> None:
         assert a.owner(row, piece * 8) == (row % 8 * 4, matrix)
         row, piece = view_of("B", made.b).lane_place(lane)
         assert b.owner(piece * 8, row % 8) == (row % 8 * 4, matrix % 2)
+
+
+def test_fragments_of_tf32_are_single_elements_where_ldmatrix_puts_them() -> None:
+    """A row of a matrix is 16 bytes, 4 elements: lane l gets element l % 4 of row l / 4."""
+    made = plan("arch=89 cta_tile=128x128x16 dtype_a=tf32")
+    a, b, _ = fragments_of(8, True, neighbours=1)
+    for lane in range(32):
+        matrix = lane // 8
+        row, piece = view_of("A", made.a).lane_place(lane)
+        assert [a.owner(row, piece * 4 + e) for e in range(4)] == [(row % 8 * 4 + e, matrix) for e in range(4)]
+        row, piece = view_of("B", made.b).lane_place(lane)
+        assert [b.owner(piece * 4 + e, row % 8) for e in range(4)] == [(row % 8 * 4 + e, matrix % 2) for e in range(4)]
+
+
+def test_tf32_is_drawn_where_ldmatrix_or_wgmma_reads_it() -> None:
+    for text, words in (
+        ("arch=89 dtype_a=tf32", "each element of A and B and each pair of D"),
+        ("arch=90a dtype_a=tf32", "wgmma for 8 of k"),
+    ):
+        picture = picture_of(plan(text), "a_symbol")
+        assert words in picture and "4 elements of tf32" in picture and ElementTree.fromstring(picture) is not None
+    with pytest.raises(RequestError, match="tf32 of layout nn is read element by element"):
+        picture_of(plan("arch=89 dtype_a=tf32 layout=nn"), "a_symbol")
 
 
 @pytest.mark.parametrize("mma_k", [8, 16])

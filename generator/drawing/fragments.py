@@ -1,6 +1,7 @@
 """Which lane and register of a warp holds which element of A, B and D of one tensor instruction.
 
-Source: PTX ISA 9.0, "Matrix Fragments for mma.m16n8k8" and "for mma.m16n8k16" with 16-bit A and B.
+Source: PTX ISA 9.0, "Matrix Fragments for mma.m16n8k8" and "for mma.m16n8k16" with 16-bit A and B, and
+    "for mma.m16n8k8" with .tf32.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ _COLOURS = ("#CFE2F3", "#FCE0CC", "#F7F0C8", "#F9D9E4")
 
 @dataclass(frozen=True)
 class Fragment:
-    """A matrix of (rows, columns) elements, of which a lane holds pairs of neighbours along one index.
+    """A matrix of (rows, columns) elements, of which a lane holds `neighbours` along one index together: pairs, or single ones.
 
-    Fields: `pairs_down` says that the two elements of a pair follow one another down the rows, as of B (k, n).
+    Fields: `pairs_down` says that they follow one another down the rows, as of B (k, n).
     """
 
     name: str
@@ -26,12 +27,13 @@ class Fragment:
     extents: tuple[int, int]
     pairs_down: bool
     registers_a_pair: int
+    neighbours: int = 2
 
     def owner(self, row: int, column: int) -> tuple[int, int]:
         """Return the lane that holds element (row, column), and which of its pairs."""
-        along, pair = (column, row) if self.pairs_down else (row, column)
-        lane = along % 8 * 4 + pair // 2 % 4
-        return lane, along // 8 + pair // 8 * (1 if self.pairs_down else 2)
+        along, at = (column, row) if self.pairs_down else (row, column)
+        pair = at // self.neighbours
+        return along % 8 * 4 + pair % 4, along // 8 + pair // 4 * (1 if self.pairs_down else 2)
 
     def register(self, pair: int) -> str:
         """Name the register, or the two of 32 bits, that hold a pair."""
@@ -39,11 +41,14 @@ class Fragment:
         return f"{letter}{pair}" if self.registers_a_pair == 1 else f"{letter}{2 * pair}, {letter}{2 * pair + 1}"
 
 
-def fragments_of(mma_k: int, floats: bool) -> tuple[Fragment, Fragment, Fragment]:
-    """Return A, B and D of mma.m16n8k16 or mma.m16n8k8; `floats` are accumulators of 32 bits."""
+def fragments_of(mma_k: int, floats: bool, neighbours: int = 2) -> tuple[Fragment, Fragment, Fragment]:
+    """Return A, B and D of mma.m16n8k16 or mma.m16n8k8.
+
+    `floats` are accumulators of 32 bits, `neighbours` the elements of A or B that a register holds.
+    """
     return (
-        Fragment("A", "m", "k", (16, mma_k), False, 1),
-        Fragment("B", "k", "n", (mma_k, 8), True, 1),
+        Fragment("A", "m", "k", (16, mma_k), False, 1, neighbours),
+        Fragment("B", "k", "n", (mma_k, 8), True, 1, neighbours),
         Fragment("D", "m", "n", (16, 8), False, 2 if floats else 1),
     )
 
@@ -51,7 +56,7 @@ def fragments_of(mma_k: int, floats: bool) -> tuple[Fragment, Fragment, Fragment
 def draw_fragment(svg: Svg, x: float, y: float, fragment: Fragment) -> tuple[float, float]:
     """Draw a cell a pair, with the number of the lane that holds it, coloured by register; return the size taken."""
     rows, columns = fragment.extents
-    tall, wide = (2, 1) if fragment.pairs_down else (1, 2)
+    tall, wide = (fragment.neighbours, 1) if fragment.pairs_down else (1, fragment.neighbours)
     svg.text(x + 40, y + 14, f"{fragment.name} ({fragment.rows} {rows}, {fragment.columns} {columns})", 15, bold=True)
     top, left = y + 44, x + 40
     for column in range(0, columns, wide):

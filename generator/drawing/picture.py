@@ -8,6 +8,7 @@ from generator.arch import MMA_SYNC
 from generator.drawing.fragments import draw_fragment, fragments_of
 from generator.drawing.shared_tile import GROUPS, draw_tile, unswizzled, view_of
 from generator.drawing.svg import Svg
+from generator.errors import RequestError
 from generator.families.sm90.tensor_maps import OperandBoxes
 from generator.layouts import PIECE_BYTES, OperandTile
 from generator.plan import Plan
@@ -17,16 +18,20 @@ _LEFT, _GAP = 16, 40
 
 
 def picture_of(plan: Plan, symbol: str) -> str:
-    """Return the SVG of a plan's kernel."""
+    """Return the SVG of a plan's kernel. Raises RequestError where lanes load single elements, which is not drawn."""
     svg = Svg()
     spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC
+    if by_lanes and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
+        raise RequestError(
+            f"{spec.dtype_a} of layout {spec.layout} is read element by element, not by ldmatrix, and is not drawn: draw one of tn"
+        )
     svg.text(_LEFT, 32, symbol, 16, bold=True)
     elements = f"{PIECE_BYTES // spec.operand_bytes} elements of {spec.dtype_a}"
     square = f"A square is 16 bytes of shared memory, {elements}. Its number and colour are the group of 4 banks"
     reading = (
         "one ldmatrix.x4, a row of a matrix by the address of the lane that is named."
         if by_lanes
-        else "wgmma for 16 of k: four of the matrices of 8 rows that it goes through."
+        else f"wgmma for {plan.mma_k} of k: four of the matrices of 8 rows that it goes through."
     )
     svg.text(_LEFT, 54, f"{square} (of {GROUPS}) that holds it; the framed ones are read by", 12.5)
     svg.text(_LEFT, 71, f"{reading} Pieces of one matrix in one group of banks wait for one another.", 12.5)
@@ -58,9 +63,10 @@ def draw_operand(
 
 
 def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
-    words = f"{plan.spec.mma}: the lane that holds each pair of elements, coloured by its register; lane 5's are framed"
-    by_lanes, floats = plan.spec.family == MMA_SYNC, plan.spec.acc == "f32"
-    in_registers = [*fragments_of(plan.mma_k, floats)] if by_lanes else [*fragments_of(16, floats)[2:]]
+    by_lanes, floats, neighbours = plan.spec.family == MMA_SYNC, plan.spec.acc == "f32", 4 // plan.spec.operand_bytes
+    held = "pair of elements" if neighbours == 2 or not by_lanes else "element of A and B and each pair of D"
+    words = f"{plan.spec.mma}: the lane that holds each {held}, coloured by its register; lane 5's are framed"
+    in_registers = [*fragments_of(plan.mma_k, floats, neighbours)] if by_lanes else [*fragments_of(16, floats)[2:]]
     svg.text(_LEFT, y + 8, words, 15, bold=True)
     if not by_lanes:
         held = "Of the 64 rows warp w of a warpgroup holds 16 w to 16 w + 15, and these again for every 8 columns."

@@ -45,6 +45,9 @@ CHANGING_FRAGMENTS = 15
 
 MMA_K8 = 5
 MN_MAJOR = 7
+BY_ELEMENT = 8
+"""In addition, for an operand that lanes load by the element: of the places of 8 neighbours each is an address of its own."""
+
 FLOAT_OUTPUT = 6
 
 STAGED = 2
@@ -95,6 +98,7 @@ def _mainloop(plan: MmaSyncPlan) -> float:
         (k_blocks == 4) * FOUR_K_BLOCKS,
         (ahead and k_blocks == 3) * CHANGING_FRAGMENTS,
         ((not plan.a.k_major) + (not plan.b.k_major)) * MN_MAJOR,
+        ((not plan.a.by_ldmatrix) + (not plan.b.by_ldmatrix)) * BY_ELEMENT,
     )
     terms = (
         BASE,
