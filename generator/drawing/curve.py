@@ -34,7 +34,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401  0.2 s, and an extra
     except ImportError:
         raise HgemmError(
-            "matplotlib is not installed, which draws the curve: pip install 'hgemm-generator[plots]'"
+            "matplotlib is not installed, which draws the pictures: pip install 'hgemm-generator[plots]'"
         ) from None
 
 
@@ -50,13 +50,14 @@ def curve(document: Mapping[str, Any], form: str) -> bytes:
         figure = Figure(figsize=(_INCHES[0], _INCHES[1] * len(ladders)), layout="constrained")
         FigureCanvasAgg(figure)
         for ladder, axes in zip(ladders, figure.subplots(len(ladders), squeeze=False)[:, 0]):
-            _draw(axes, document, ladder)
+            draw_ladder(axes, document, ladder)
         out = io.BytesIO()
         figure.savefig(out, format=form, dpi=144, metadata={"Date": None} if form == "svg" else {"Software": None})
     return out.getvalue()
 
 
-def _draw(axes: Any, document: Mapping[str, Any], ladder: Mapping[str, Any]) -> None:
+def draw_ladder(axes: Any, document: Mapping[str, Any], ladder: Mapping[str, Any]) -> None:
+    """Draw one ladder of a document on axes of matplotlib's."""
     found = rows(ladder)
     places = range(len(found))
     lines: list[tuple[str, Sequence[Any], str, str]] = [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from generator.arch import MMA_SYNC
 from generator.drawing.fragments import draw_fragment, fragments_of
@@ -79,3 +82,39 @@ def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
     for fragment in in_registers:
         x += draw_fragment(svg, x, y + 26, fragment)[0] + _GAP
     return svg
+
+
+# ---- One by one -----------------------------------------------------------------------------------------------------
+
+
+class Pictures:
+    """The parts of kernels' pictures as documents of their own; those that are alike are drawn once."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[Any, str] = {}
+
+    def of(self, plan: Plan) -> list[tuple[str, str]]:
+        """Return the pictures of a plan's kernel, each after a line that says what it shows."""
+        spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC
+        first, second = (plan.b, plan.a) if spec.swapped else (plan.a, plan.b)
+        found = []
+        for name, stored, smem in (("A", first, spec.smem_a), ("B", second, spec.smem_b)):
+            tile = replace(
+                stored if by_lanes else box_of(stored, smem, plan.threads), threads=0
+            )  # which no picture shows
+            key = name, tile, str(smem), by_lanes
+            found.append((f"{name} among the banks of shared memory", self._once(key, partial(_operand, *key))))
+        key = spec.mma, spec.acc, spec.swapped
+        held = self._once(key, lambda: _fragments(Svg(), 8, plan).document())
+        return [*found, (f"The lanes that hold the elements of {spec.mma}", held)]
+
+    def _once(self, key: Any, draw: Callable[[], str]) -> str:
+        if key not in self._drawn:
+            self._drawn[key] = draw()
+        return self._drawn[key]
+
+
+def _operand(name: str, tile: OperandTile, stored: str, by_lanes: bool) -> str:
+    svg = Svg()
+    draw_operand(svg, _LEFT, 8, name, tile, stored, by_lanes)
+    return svg.document()

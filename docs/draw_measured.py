@@ -1,0 +1,33 @@
+"""Draws docs/rates_h200.svg and docs/ratios_h200.svg from benchmarks/data, as `hgemm report` draws them; needs matplotlib.
+
+python docs/draw_measured.py [--out docs]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from generator.reporting.figure import Figure
+from generator.reporting.points import kinds_of, read_bench
+from generator.reporting.rates import rates, ratios
+
+HERE = Path(__file__).resolve().parent
+MEASURED = HERE.parent / "benchmarks" / "data" / "sm90a_square_rectangular_h200.json"
+
+
+def pictures() -> list[Figure]:
+    ((kind, points),) = kinds_of(read_bench(MEASURED)).items()
+    return [rates("rates_h200", kind, points), ratios("ratios_h200", kind, points)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=HERE)
+    folder = parser.parse_args().out
+    for figure in pictures():
+        (folder / f"{figure.name}.svg").write_text(figure.svg())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""`hgemm report`, after its options were read: what there is to show is read and checked, and the files written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from generator.drawing.curve import require_matplotlib
+from generator.errors import HgemmError
+from generator.reporting.ladders import read_ladders
+from generator.reporting.page import Report
+from generator.reporting.points import of_sessions, read_bench
+from generator.reporting.variants import Entry, read_entries
+from generator.store.disk import told
+from generator.store.library import Library
+from generator.store.selection import Selection, select_rows
+from hgemm.disk import require_writable
+from hgemm.measured.session import read_sessions
+
+
+def run(
+    library: Library, selection: Selection, to: Path, bench: Sequence[Path], ladders: Sequence[Path], png: Path | None
+) -> Iterator[Path]:
+    """Write the report to `to`, and its pictures to the folder `png` where one is given; yield what was written.
+
+    Variants that cannot be trusted are left out, which stderr and the report say.
+    """
+    require_matplotlib()
+    require_writable(to)
+    points = [point for path in bench for point in read_bench(path)]
+    documents = [read_ladders(path) for path in ladders]
+    symbols = [str(row["symbol"]) for row in select_rows(library, selection)]
+    entries: list[Entry] = []
+    refused: list[str] = []
+    for entry in read_entries(library, symbols):
+        if isinstance(entry, HgemmError):
+            refused.append(str(entry))
+            click.echo(f"hgemm: {entry}", err=True)
+        else:
+            entries.append(entry)
+    left_out = f"{len(refused)} variants were left out, since their files are not what was recorded; the first: "
+    report = Report(
+        title=f"HGEMM library {library.folder.name}",
+        entries=entries,
+        points=[*of_sessions(read_sessions(library.folder)), *points],
+        ladders=documents,
+        told=[left_out + refused[0]] if refused else [],
+    )
+    with told("write", to):
+        to.write_text(report.html(), encoding="utf-8")
+    yield to
+    if png is not None:
+        yield from _pictures(report, png)
+
+
+def _pictures(report: Report, folder: Path) -> Iterator[Path]:
+    with told("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in report.figures:
+            path = folder / f"{figure.name}.png"
+            path.write_bytes(figure.png())
+            yield path

@@ -1,0 +1,357 @@
+"""`hgemm report`: what it reads, what the page holds, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import re
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import measured
+import pytest
+from chromium import opened
+from conftest import ROOT, call
+from hypothesis import given
+from hypothesis import strategies as st
+from records import make_record
+
+from generator.catalog import catalog_kernels
+from generator.errors import LibraryError
+from generator.register import planned
+from generator.reporting.figure import Figure
+from generator.reporting.ladders import read_ladders
+from generator.reporting.page import Report, _embedded
+from generator.reporting.points import Point, kinds_of, of_sessions, read_bench
+from generator.reporting.variants import COLUMNS, PACK, Entry, variants
+from generator.store.library import Library
+from hgemm.bench.work import Work
+from hgemm.measured.session import read_sessions
+from hgemm.record import Record
+
+DATA = ROOT / "benchmarks" / "data"
+SQUARES = DATA / "sm90a_square_rectangular_h200.json"
+_PARTS = re.compile(r"[0-9]+|[^0-9]+")
+"""Of names, by whose numbers the table is in order."""
+EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> $x^{"
+
+
+def entry(kernel: Any, symbol: str = "") -> Entry:
+    """Return a kernel as it would be read from a library, or another of its kind by another name."""
+    record, _ = make_record(symbol or kernel.symbol)
+    return Entry(Record({**record, **planned(kernel), "symbol": symbol or kernel.symbol}), kernel.source)
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[Entry]:
+    """Fifteen of the shipped kernels, of every architecture."""
+    return [entry(kernel) for kernel in sorted([*catalog_kernels()], key=lambda one: one.symbol)[::8]]
+
+
+def point(**changes: Any) -> Point:
+    work = Work(**{"m": 64, "n": 128, "k": 256, **changes.pop("work", {})})
+    given = dict(state="steady", device="NVIDIA H200", date="2026-11-22", times_us={"a": 2.0}, ours="a", keys={})
+    return Point(**{"work": work, "baseline_us": {"best": 3.0}, "ratios": {"best": 1.5}, **given, **changes})
+
+
+def unpacked(text: str) -> Any:
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def data_of(html: str) -> dict[str, Any]:
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    return json.loads(text)
+
+
+# ---- What is read ---------------------------------------------------------------------------------------------------
+
+
+def test_a_document_of_the_benchmark_is_read_as_it_says() -> None:
+    document, points = json.loads(SQUARES.read_text()), read_bench(SQUARES)
+    assert len(points) == len(document["results"]) == 36
+    for result, one in zip(document["results"], points):
+        figure = result["figures"][result["ours"]]
+        assert one.tflops(one.times_us[one.ours]) == pytest.approx(figure["tflops"], rel=2e-3)
+        assert one.ratio == result["ratio_best"]["median"] and set(one.baseline_us) == {"first", "best"}
+        assert not [name for name in one.times_us if name.startswith("cublaslt")]
+    ((kind, of_kind),) = kinds_of(points).items()
+    assert str(kind) == "tn, f16 in, f32 accumulate, f16 out, steady, NVIDIA H200" and len(of_kind) == 36
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema": 2}, {"device": 7}, {"results": [{"work": {"m": 0}, "state": "steady"}]}, {"results": {}}]
+)
+def test_what_no_benchmark_wrote_is_refused_by_its_field(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**json.loads(SQUARES.read_text()), **change}))
+    with pytest.raises(LibraryError, match=next(iter(change))):
+        read_bench(path)
+    with pytest.raises(LibraryError, match="holds no ladders"):
+        read_ladders(path)
+
+
+def test_sessions_of_a_library_count_for_the_kernels_that_were_measured(tmp_path: Path, entries: list[Entry]) -> None:
+    record = entries[0].record
+    here, other = record.symbol, entries[1].record.symbol
+    problem = measured.problem(4096, 4096, 4096)
+    measured.write(tmp_path, [(problem, {here: 200.0, other: 220.0})], {here: record.key})
+    (one,) = of_sessions(read_sessions(tmp_path))
+    assert one.times_us == {here: 200.0, other: 220.0} and one.ours == here and one.ratio is None
+    rows = {row[0]: dict(zip([name for name, *_ in COLUMNS], row)) for row in variants(entries, [one])["rows"]}
+    assert rows[here]["tflops"] == pytest.approx(2 * 4096**3 / 200.0 * 1e-6, abs=0.1) and rows[here]["wins"] == 1
+    assert rows[other]["tflops"] is None, "its content key is another"
+
+
+def test_of_a_problem_measured_twice_the_later_counts() -> None:
+    old, new = point(date="2026-01-01", times_us={"a": 9.0}), point(date="2026-02-01")
+    assert [*kinds_of([new, old]).values()] == [[new]]
+
+
+# ---- What the page holds --------------------------------------------------------------------------------------------
+
+
+def test_every_variant_comes_back_from_its_pack(entries: list[Entry]) -> None:
+    many = [entries[at % len(entries)] for at in range(PACK + 3)]
+    data = variants(many, [])
+    packs = [unpacked(pack) for pack in data["packs"]]
+    assert [len(pack) for pack in packs] == [PACK, 3] and len(data["rows"]) == len(many)
+    for at, one in enumerate(many):
+        shown = packs[at // data["pack"]][at % data["pack"]]
+        assert shown["source"] == one.source and data["rows"][at][0] == one.record.symbol
+        unshown = {"schema", "symbol", "inputs"}
+        assert shown["record"] == {name: value for name, value in one.record.data.items() if name not in unshown}
+        assert [says[:1] for says, _ in shown["pictures"]] == ["A", "B", "T"] and shown["model"]["bound"]
+        assert all(unpacked(data["pictures"][place]).startswith("<svg") for _, place in shown["pictures"])
+    assert len(data["pictures"]) == len(set(data["pictures"])) < 2 * len(entries), "alike ones are there once"
+
+
+@given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6))
+def test_no_text_ends_the_data(value: Any) -> None:
+    text = _embedded(value)
+    assert not {*"<>&"} & {*text} and json.loads(text) == value
+
+
+def test_hostile_texts_stay_texts(entries: list[Entry]) -> None:
+    pytest.importorskip("matplotlib")
+    points = [point(device=EVIL, times_us={EVIL: 2.0}, ours=EVIL)]
+    report = Report(EVIL, [Entry(entries[0].record, EVIL)], points, [_ladder(EVIL, EVIL)], [EVIL])
+    html = report.html()
+    assert EVIL not in html and "<img src=x" not in html and html.count("<script") == 2
+    assert unpacked(data_of(html)["packs"][0])[0]["source"] == EVIL
+
+
+def _ladder(text: str, symbol: str) -> dict[str, Any]:
+    published = {"tflops": 100.0, "over_before": None, "of_cublas": None}
+    step = {**{name: text for name in ("name", "what", "note")}, "symbol": symbol}
+    numbers = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm", "bank_conflicts")
+    sectors = dict.fromkeys(("sectors_per_request", "least_sectors_per_request"))
+    steps = [{**step, **dict.fromkeys(numbers, 1), **sectors, "fell": False, "published": published}]
+    about = {name: text for name in ("system", "title", "source", "machine", "note")}
+    ladder = {**about, "arch": "sm_80", "work": Work(64, 64, 64).plain(), "published_cublas": 120.0, "steps": steps}
+    return {
+        "kind": "ladders",
+        "schema": 1,
+        "device": None,
+        "arch": None,
+        "baseline": None,
+        "ladders": [{**ladder, "baseline": None}],
+    }
+
+
+def test_ladders_have_a_curve_and_a_table(tmp_path: Path, entries: list[Entry]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "ladders.json"
+    symbol = entries[0].record.symbol
+    document = _ladder("two", symbol)
+    path.write_text(json.dumps(document))
+    html = Report("one", entries, ladders=[read_ladders(path)]).html()
+    assert 'id="ladder_0-figure_1"' in html and f'<a href="#variant={symbol}">{symbol}</a>' in html
+    del document["ladders"][0]["steps"][0]["published"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(LibraryError, match="published is missing"):
+        read_ladders(path)
+
+
+def test_without_measurements_every_section_says_so(entries: list[Entry]) -> None:
+    pytest.importorskip("matplotlib")
+    html = Report("one", entries).html()
+    assert html.count("Nothing was measured: ") == 2 and "No ladder was given: " in html
+    empty = Report("none", []).html()
+    assert empty.count("There is no variant to draw.") == 2 and data_of(empty)["rows"] == []
+
+
+def test_pictures_are_the_same_each_time_and_their_parts_have_names_of_their_own(entries: list[Entry]) -> None:
+    pytest.importorskip("matplotlib")
+    report = Report("one", entries, read_bench(SQUARES)[::6])
+    html = report.html()
+    assert html == report.html()
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len({*ids})
+    referred = {*re.findall(r'(?:xlink:href="#|url\(#|aria-labelledby=")([^")=]+)[")]', html)}
+    assert referred and referred <= {*ids}
+    drawn = {one.record.symbol for one in entries}
+    linked = {*re.findall(r'xlink:href="#variant=([^"]+)"', html)}
+    assert linked and linked <= drawn
+    names = [figure.name for figure in report.figures]
+    assert {"rates_0", "ratios_0", "roofline_h200", "roofline_a100", "resources", "occupancy"} <= {*names}
+
+
+def test_the_pictures_of_the_readme_are_of_the_data() -> None:
+    pytest.importorskip("matplotlib")
+    spec = importlib.util.spec_from_file_location("draw_measured", ROOT / "docs" / "draw_measured.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    words = re.compile(r"<text[^>]*>([^<]*)</text>")
+    for figure in module.pictures():
+        committed = (ROOT / "docs" / f"{figure.name}.svg").read_text()
+        assert words.findall(figure.svg()) == words.findall(committed), "run python docs/draw_measured.py"
+
+
+# ---- The verb -------------------------------------------------------------------------------------------------------
+
+
+def test_the_verb_writes_the_page_and_the_pictures(small_library: Library, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    to, png = tmp_path / "report.html", tmp_path / "pictures"
+    words = ["report", "--library", small_library.folder, "--to", to, "--bench", SQUARES, "--png", png]
+    done = call("hgemm", *words, "--layout", "tn,nt")
+    assert done.returncode == 0, done.stderr
+    data = data_of(to.read_text())
+    assert {row[2] for row in data["rows"]} == {"tn", "nt"}
+    written = done.stdout.split()
+    assert written[0] == str(to) and {*written[1:]} == {str(path) for path in png.iterdir()}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in png.iterdir()) and len(written) > 5
+    symbol = data["rows"][0][0]
+    source = (small_library.folder / symbol / "kernel.cu").read_text()
+    assert unpacked(data["packs"][0])[0]["source"] == source
+
+
+def test_what_cannot_be_trusted_is_left_out_and_said(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    library = Library(tmp_path / "library")
+    for symbol in ("hgemm_one", "hgemm_two"):
+        library.publish(*make_record(symbol))
+    (library.folder / "hgemm_two" / "kernel.cu").write_text("other")
+    done = call("hgemm", "report", "--library", library.folder, "--to", tmp_path / "a.html")
+    html = (tmp_path / "a.html").read_text()
+    assert done.returncode == 0 and "SHA-256 differs" in done.stderr and "1 variants were left out" in html
+    assert [row[0] for row in data_of(html)["rows"]] == ["hgemm_one"]
+
+
+def test_requests_that_cannot_be_served_are_told_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    Library(tmp_path).publish(*make_record("hgemm_one"))
+    to = tmp_path / "a.html"
+    for words, told, status in (
+        (["--to", to, "--bench", tmp_path / "none.json"], "none.json cannot be read: No such file", 1),
+        (["--to", tmp_path / "no" / "a.html"], "cannot write", 1),
+        (["--to", to, "--arch", "70"], "unknown arch '70'", 2),
+    ):
+        done = call("hgemm", "report", "--library", tmp_path, *words)
+        assert done.returncode == status and told in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not to.exists()
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from generator.commands.report import run
+    from generator.errors import HgemmError
+    from generator.store.selection import Selection
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(HgemmError, match=r"\[plots\]"):
+        next(run(Library(tmp_path), Selection(), tmp_path / "a.html", [], [], None))
+
+
+# ---- In a browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("matplotlib")
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    points = [*read_bench(SQUARES), point(times_us={entries[0].record.symbol: 2.0}, ours=entries[0].record.symbol)]
+    path.write_text(Report("a library", entries, points).html())
+    return path
+
+
+def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry], tmp_path: Path) -> None:
+    everything = opened(page, tmp_path)
+    assert everything.texts("p", "count")[:1] == [f"{len(entries)} of {len(entries)} variants"]
+    ordered = sorted(
+        entries, key=lambda one: [int(part) if part.isdigit() else part for part in _PARTS.findall(one.record.symbol)]
+    )
+    assert everything.texts("th", "rows") == [one.record.symbol for one in ordered] and everything.console == []
+    one_of_them = ordered[0].record
+    layout = one_of_them.data["spec"]["layout"]
+    some = opened(page, tmp_path, f"q=stages<=3 {layout}_&arch={one_of_them.arch}")
+    wanted = [
+        one.record.symbol
+        for one in ordered
+        if one.record.arch == one_of_them.arch
+        and one.record.data["spec"]["stages"] <= 3
+        and f"{layout}_" in one.record.symbol
+    ]
+    assert some.texts("th", "rows") == wanted and 0 < len(wanted) < len(entries) and some.console == []
+
+
+def test_a_variants_page_has_source_machine_code_pictures_and_proof(
+    page: Path, entries: list[Entry], tmp_path: Path
+) -> None:
+    one = entries[0]
+    shown = opened(page, tmp_path, f"variant={one.record.symbol}")
+    assert shown.console == []
+    assert (
+        f'data-ready="{one.record.symbol}"' in shown.html and "".join(shown.texts("h2", "variant")) == one.record.symbol
+    )
+    titles = ["Spec", "Resources", "Launch", "Traits", "What bounds it", "Proof", "Made by", "Files"]
+    assert shown.texts("h3", "variant") == [*titles, "Measured", "Machine code", "Where its operands lie", "Source"]
+    (source,) = shown.texts("code", "variant")
+    assert source == " ".join(one.source.split())
+    assert {"HMMA", "LDSM", "LDGSTS"} <= {*shown.texts("th", "variant")} and "64x128x256" in shown.texts(
+        "td", "variant"
+    )
+    assert len(re.findall(r'<img alt="[^"]+" src="data:image/svg', shown.html)) == 3
+    missing = opened(page, tmp_path, "variant=hgemm_none")
+    assert "is not in this report" in missing.html and missing.console == []
+
+
+def test_a_request_to_a_network_would_be_refused_and_seen(page: Path, tmp_path: Path) -> None:
+    """The page's own rule forbids all of them; without one the console of the tests above is empty."""
+    calling = tmp_path / "calling.html"
+    calling.write_text(page.read_text().replace("</main>", '<img src="http://192.0.2.1/a.png" alt=""></main>'))
+    assert any("192.0.2.1" in line and "Content Security Policy" in line for line in opened(calling, tmp_path).console)
+
+
+def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    symbol = entries[0].record.symbol
+    path = tmp_path / "hostile.html"
+    hostile = point(device=EVIL, times_us={symbol: 2.0}, ours=symbol)
+    path.write_text(Report(EVIL, [Entry(entries[0].record, EVIL)], [hostile], told=[EVIL]).html())
+    for at in ("", f"variant={symbol}", f"variant={EVIL}", f"q={EVIL}"):
+        shown = opened(path, tmp_path, at)
+        assert shown.console == [] and "taken" not in shown.texts("title") and len(shown.texts("script")) == 2
+    assert opened(path, tmp_path, f"variant={symbol}").texts("code", "variant") == [" ".join(EVIL.split())]
+
+
+def test_five_thousand_variants_are_opened(entries: list[Entry], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    kernels = [*catalog_kernels()]
+    many = [entry(kernels[at % len(kernels)], f"hgemm_{at:04}") for at in range(5000)]
+    path = tmp_path / "many.html"
+    path.write_text(Report("many", many).html())
+    assert path.stat().st_size < 6_000_000
+    shown = opened(path, tmp_path, "q=hgemm_49")
+    assert shown.texts("p", "count")[:1] == ["100 of 5,000 variants"] and shown.console == []
+    last = opened(path, tmp_path, "variant=hgemm_4999")
+    assert last.texts("code", "variant") == [" ".join(many[-1].source.split())] and last.console == []
+
+
+def test_figures_name_no_network() -> None:
+    pytest.importorskip("matplotlib")
+    figure = Figure("one", "title", "words", (3, 2), lambda canvas: canvas.add_subplot().plot([1, 2], [3, 4]))
+    addresses = {*re.findall(r"https?://[^\"'<> ]+", figure.inline())}
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
