@@ -104,7 +104,7 @@ class Pictures:
             )  # which no picture shows
             key = name, tile, str(smem), by_lanes
             found.append((f"{name} among the banks of shared memory", self._once(key, partial(_operand, *key))))
-        key = spec.mma, spec.acc, spec.swapped
+        key = spec.mma, spec.dtype_a, spec.acc, spec.swapped
         held = self._once(key, lambda: _fragments(Svg(), 8, plan).document())
         return [*found, (f"The lanes that hold the elements of {spec.mma}", held)]
 
