@@ -26,6 +26,7 @@ PROMOTED = {**_SMALL, "acc": "f16_promoted"}
 BIASED = {**_SMALL, "bias": "row"}
 TRANSPOSED = {**_SMALL, "layout": "nt"}
 NARROW = {**_SMALL, "align": "4"}
+WMMA = {**_SMALL, "mma": "wmma16"}
 
 WHOLE, RAGGED, TAIL, BATCHES = "32x64x80", "33x41x40", "32x32x75", "32x64x32@3"
 
@@ -204,10 +205,37 @@ FAULTS_SM80 = (
         ("uninitialised", "poison", NUMBERS),
     ),
     Fault(
+        "fragments of WMMA in the order of the other operand",
+        "hgemm/wmma_reader.cuh",
+        "atoms::wmma_load<In, OF_A, Operand::k_major == OF_A>(",
+        "atoms::wmma_load<In, OF_A, Operand::k_major>(",
+        WMMA,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "columns for the pitch of WMMA's rows",
+        "hgemm/wmma_reader.cuh",
+        "(stage + linear + delta, Layout::pitch, r);",
+        "(stage + linear + delta, Layout::columns, r);",
+        {**WMMA, "smem": "pad:8"},
+        WHOLE,
+        ("uninitialised", "poison", NUMBERS),
+    ),
+    Fault(
+        "the sums of WMMA's halves exchanged",
+        SUMS,
+        "(floats[i][2 * j], floats[i][2 * j + 1], a, b);",
+        "(floats[i][2 * j + 1], floats[i][2 * j], a, b);",
+        WMMA,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
         "a pair of rows too few between odd rows",
         OPERAND,
-        "int const pairs = row_step % 2 == 0 ? rows / 2 : (rows + row() % 2) / 2;",
-        "int const pairs = rows / 2;",
+        "int const pairs = row_step % 2 == 0 ? rows >> 1 : (rows + (row() & 1)) >> 1;",
+        "int const pairs = rows >> 1;",
         {**_SMALL, "tile": "128x48x16", "warp_tile": "128x16", "layout": "nn", "align": "4", "smem": "pad_alternate:8"},
         "128x48x48",
         ("race", "uninitialised", "poison", NUMBERS),

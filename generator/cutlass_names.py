@@ -18,11 +18,12 @@ from functools import cache
 from generator.commands.options import Texts, option_of
 from generator.errors import HgemmError, RequestError
 from generator.families.sm90.naming import exchanged_layout
-from generator.spec import DTYPE_BYTES, WGMMA, parse_field
+from generator.spec import DTYPE_BYTES, WGMMA, WMMA, parse_field
 from generator.toolchain import INSTALL
 
 _NAME_2X = re.compile(
-    r"cutlass_tensorop_(?:(?P<out>[a-z]+\d+)_)?(?P<acc>[a-z])(?P<atom>16816|1688)gemm(?:_(?P<a>[a-z]+\d+))?(?:_(?P<b>[a-z]+\d+))?"
+    r"cutlass_(?:wmma_(?=.*[a-z]161616g)|(?!.*[a-z]161616g))tensorop_"
+    r"(?:(?P<out>[a-z]+\d+)_)?(?P<acc>[a-z])(?P<atom>161616|16816|1688)gemm(?:_(?P<a>[a-z]+\d+))?(?:_(?P<b>[a-z]+\d+))?"
     r"_(?P<m>\d+)x(?P<n>\d+)_(?P<k>\d+)x(?P<stages>\d+)_(?P<layout>[nt]{2})_align(?P<align>\d+)"
 )
 _NAME_3X = re.compile(
@@ -45,8 +46,9 @@ _FOREIGN = (
 """What names may say that no spec does, the most telling first."""
 
 _ACC = {"s": "f32", "h": "f16"}
-_ARCH_AND_MMA = {"1688": ("sm_75", "m16n8k8"), "16816": ("sm_80", "m16n8k16")}
-"""The architecture that CUTLASS's library makes the kernels of an instruction for, where --arch says nothing else."""
+_ARCH_AND_MMA = {"1688": ("sm_75", "m16n8k8"), "16816": ("sm_80", "m16n8k16"), "161616": ("sm_80", WMMA)}
+"""The architecture that CUTLASS's library makes the kernels of an instruction for, where --arch says nothing else; of WMMA, which
+is sm_70, one that is served."""
 
 _SHARING = {
     None: {"cooperation": "cooperative", "consumers": "1", "schedule": "one_tile"},

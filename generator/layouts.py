@@ -128,20 +128,24 @@ def write_conflicts(tile: OperandTile) -> int:
 
 
 @cache
-def conflict_free(k_major: bool, rows: int, columns: int, chunk: int, threads: int, element_bytes: int = 2) -> Smem:
+def conflict_free(
+    k_major: bool, rows: int, columns: int, chunk: int, threads: int, element_bytes: int = 2, one_pitch: bool = False
+) -> Smem:
     """Return the smallest placement without bank conflicts: plain, else the least XOR, else the least padding.
 
-    Where none has no conflicts, the one with the fewest.
+    Where none has no conflicts, the one with the fewest, first of reads, which several warps do. `one_pitch` asks for rows that
+    all are as far apart.
     """
     piece = PIECE_BYTES // element_bytes
     base = piece.bit_length() - 1
     xors = [Smem("xor", (bits, base, shift)) for bits in (1, 2, 3) for shift in range(bits, 7)]
     pads = [Smem(kind, (pieces * piece,)) for kind in ("pad", "pad_alternate") for pieces in (1, 2, 3)]
-    found: list[tuple[int, int, int, Smem]] = []
-    for order, smem in enumerate([Smem("none"), *xors, *pads]):
+    found: list[tuple[int, int, int, int, Smem]] = []
+    placements = [Smem("none"), *xors, *pads]
+    for order, smem in enumerate(smem for smem in placements if smem.has_one_pitch or not one_pitch):
         tile = OperandTile(k_major, rows, columns, chunk, threads, smem, element_bytes)
-        cost = read_conflicts(tile) + write_conflicts(tile)
-        found.append((cost, tile.stage_elements, order, smem))
-        if cost == 0 and not smem.pad_elements:
+        reads, writes = read_conflicts(tile), write_conflicts(tile)
+        found.append((reads, writes, tile.stage_elements, order, smem))
+        if reads == writes == 0 and not smem.pad_elements:
             break
     return min(found)[-1]

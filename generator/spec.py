@@ -102,6 +102,9 @@ FORMS = ("atoms", "cute")
 WGMMA = "wgmma"
 """The instruction of a request that leaves its width to the tile; a spec says `m64n256k16`."""
 
+WMMA = "wmma16"
+"""Fragments of 16 x 16 x 16 that the compiler loads and multiplies by the instructions that an architecture has."""
+
 _WGMMA_ATOM = re.compile(r"m64n(\d{1,3})k(?:16|8)", re.ASCII)
 
 
@@ -113,7 +116,7 @@ def family_of_mma(mma: str) -> str:
 def _mma(text: str) -> str:
     if _WGMMA_ATOM.fullmatch(text.strip().lower()):
         return text.strip().lower()
-    return _choice("mma", "m16n8k16", "m16n8k8", WGMMA, "m64nNk16", "m64nNk8")(text)
+    return _choice("mma", "m16n8k16", "m16n8k8", WMMA, WGMMA, "m64nNk16", "m64nNk8")(text)
 
 
 def _choice(name: str, *words: str) -> Callable[[str], str]:

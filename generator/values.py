@@ -111,6 +111,11 @@ class Smem:
         return self.pad_elements if self.kind == "pad_alternate" else 0
 
     @property
+    def has_one_pitch(self) -> bool:
+        """Whether every row begins as far from the one before, and its elements follow one another."""
+        return self.kind in ("none", "pad")
+
+    @property
     def swizzle(self) -> tuple[int, int, int]:
         """(bits, base, shift), with no bits where nothing is XORed."""
         return self.parameters if self.kind == "xor" else (0, 3, 3)  # type: ignore[return-value]

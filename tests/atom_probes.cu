@@ -1,6 +1,7 @@
 // What each atom does with given bits, thread by thread: the same text for a GPU and for the CPU, so that both can be compared.
 // The numbers in the Instance stand for one instruction; other ones are put in their place.
 #include <hgemm/atoms_sm90.cuh>
+#include <hgemm/atoms_wmma.cuh>
 
 namespace {
 
@@ -85,6 +86,31 @@ struct Thread {
 
   HGEMM_DEVICE void products_of_tf32() const { product<tf32, 8>(0); }
 
+  // A begins at each warp's number x 16 with a pitch of 40, B at 4096 with one of 24; the sums begin as four floats, and one more.
+  template <class In, bool A_BY_ROWS, bool B_BY_ROWS>
+  HGEMM_DEVICE void product_of_fragments(int at) const {
+    auto const* const halves = reinterpret_cast<In const*>(shared.words);
+    uint32_t a[atoms::wmma_registers<In>], b[atoms::wmma_registers<In>];
+    atoms::wmma_load<In, true, A_BY_ROWS>(halves + index / 32 * 16, 40, a);
+    atoms::wmma_load<In, false, B_BY_ROWS>(halves + 4096, 24, b);
+    float left[4], right[4];
+    for (int i = 0; i < 4; ++i) left[i] = atoms::bits_float(in(6 + i)), right[i] = left[i] + 1.f;
+    atoms::wmma<In, A_BY_ROWS, B_BY_ROWS, 16>(left, right, a, b);
+    for (int i = 0; i < 4; ++i) out(at + i, atoms::float_bits(left[i])), out(at + 4 + i, atoms::float_bits(right[i]));
+    if constexpr (atoms::wmma_registers<In> == 8) {
+      uint32_t upper[2] = {in(10), in(11)}, lower[2] = {in(12), in(13)};
+      atoms::wmma<In, A_BY_ROWS, B_BY_ROWS, 16>(upper, lower, a, b);
+      for (int i = 0; i < 2; ++i) out(at + 8 + i, upper[i]), out(at + 10 + i, lower[i]);
+    }
+  }
+  template <class In>
+  HGEMM_DEVICE void products_of_fragments() const {
+    product_of_fragments<In, true, true>(0);
+    product_of_fragments<In, true, false>(12);
+    product_of_fragments<In, false, true>(24);
+    product_of_fragments<In, false, false>(36);
+  }
+
   HGEMM_DEVICE void numbers() const {
     for (int i = 0; i < 32; ++i) {
       float const value = atoms::bits_float(in(i));
@@ -152,6 +178,8 @@ struct Thread {
     if (probe.mode == 7) multiply();
     if (probe.mode == 8) election();
     if (probe.mode == 9) products_of_tf32();
+    if (probe.mode == 10) products_of_fragments<f16>();
+    if (probe.mode == 11) products_of_fragments<bf16>();
     atoms::cta_barrier();
     for (int i = index; i < 4608; i += 128) atoms::st_global(probe.out + i, atoms::ld_shared(shared.words + i));
   }

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SYMBOL, THREADS, SHARED_BYTES = "atom_probes", 128, 18432 + 1024
 SHARED_WORDS, IN_WORDS, OUT_WORDS = 4608, 64, 128
 TEXT = (ROOT / "tests" / "atom_probes.cu").read_text()
-MATRICES, PRODUCTS, BF16_PRODUCTS, NUMBERS, COPIES, LOAD, STORE, WGMMA, ELECTION, TF32_PRODUCTS = range(10)
+MATRICES, PRODUCTS, BF16_PRODUCTS, NUMBERS, COPIES, LOAD, STORE, WGMMA, ELECTION = range(9)
+TF32_PRODUCTS, FRAGMENTS, BF16_FRAGMENTS = range(9, 12)
 SWIZZLES = (0, 32, 64, 128)
 _MAP_ROWS, _MAP_LAYERS = 24, 2
 
@@ -163,7 +164,7 @@ class Probe:
     def _dtype(self) -> str:
         if self.wgmma:
             return self.wgmma.dtype
-        return {BF16_PRODUCTS: "bf16", TF32_PRODUCTS: "tf32"}.get(self.mode, "f16")
+        return {BF16_PRODUCTS: "bf16", BF16_FRAGMENTS: "bf16", TF32_PRODUCTS: "tf32"}.get(self.mode, "f16")
 
 
 def _encoded(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -193,6 +194,8 @@ def probes() -> Iterator[Probe]:
     yield Probe("numbers", NUMBERS)
     yield Probe("copies", COPIES)
     yield Probe("election", ELECTION)
+    yield Probe("products of fragments", FRAGMENTS, "integers")
+    yield Probe("products of fragments of bf16", BF16_FRAGMENTS, "integers")
     for swizzle in SWIZZLES:
         for element_bytes in (2, 4):
             width = (swizzle or 32) // element_bytes

@@ -1,5 +1,6 @@
 // One kernel for each rule that the executor judges by: sound, or with the fault that breaks the rule.
 #include <hgemm/atoms_sm90.cuh>
+#include <hgemm/atoms_wmma.cuh>
 
 namespace {
 
@@ -71,6 +72,15 @@ struct Thread {
     if (!fault || index % 32 < 16) atoms::mma<f16, 16>(d, a, b);
     put(atoms::float_bits(d[0]));
   }
+  void fragment(f16 const* corner) const {  // 16 rows of 24
+    atoms::st_shared(reinterpret_cast<Word4*>(shared.words) + index, Word4{7, 7, 7, 7});
+    atoms::cta_barrier();
+    uint32_t registers[8];
+    atoms::wmma_load<f16, true, true>(corner, 24, registers);
+    put(registers[0] + registers[3]);
+  }
+  void fragments_of_a_warp() const { fragment(reinterpret_cast<f16 const*>(shared.words) + (fault ? index % 2 * 16 : 0)); }
+  void fragments_aligned() const { fragment(reinterpret_cast<f16 const*>(shared.words) + (fault ? 8 : 16)); }
   void named_barriers() const {
     if (index < 64) {
       atoms::st_shared(&shared.words[index], 7u);
@@ -373,7 +383,8 @@ struct Thread {
 
 #define RULES(DO)                                                                                                         \
   DO(neighbours_of_a_cta) DO(neighbours_of_a_warp) DO(overwritten_while_read) DO(halves_of_a_word)                        \
-  DO(a_barrier_for_all) DO(a_collective_for_all) DO(named_barriers) DO(fences_between_ctas) DO(endless) DO(initialised)   \
+  DO(a_barrier_for_all) DO(a_collective_for_all) DO(fragments_of_a_warp) DO(fragments_aligned) DO(named_barriers)         \
+  DO(fences_between_ctas) DO(endless) DO(initialised)                                                                     \
   DO(inside_shared) DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited)              \
   DO(copies_finished) DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                    \
   DO(barriers_begun) DO(arrivals_counted) DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced)        \

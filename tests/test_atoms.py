@@ -10,6 +10,7 @@ import json
 import numpy as np
 import pytest
 from atom_probes import (
+    FRAGMENTS,
     LOAD,
     MATRICES,
     NUMBERS,
@@ -158,6 +159,31 @@ def test_products_are_those_of_matrices(executed, name: str) -> None:
             rows, columns = slice(lane // 4, None, 8), slice(lane % 4 * 2, lane % 4 * 2 + 2)
             error = abs(got - exact[rows, columns])
             assert (error <= (0 if probe.exact else bound[rows, columns])).all()
+
+
+@pytest.mark.parametrize("name", ["products of fragments", "products of fragments of bf16"])
+@pytest.mark.parametrize(("a_by_rows", "b_by_rows"), [(True, True), (True, False), (False, True), (False, False)])
+def test_products_of_fragments_are_those_of_matrices(executed, name: str, a_by_rows: bool, b_by_rows: bool) -> None:
+    """The sums are two pieces of 16 x 8 side by side, each held as the d of mma.m16n8."""
+    probe = named(name)
+    dtype = "f16" if probe.mode == FRAGMENTS else "bf16"
+    shared, given = inputs(probe)
+    values, at = halves(shared, dtype), 24 * (not a_by_rows) + 12 * (not b_by_rows)
+    _, threads = parts(executed(probe))
+    places = np.arange(16)[:, None] * [40, 24]
+    for thread in range(THREADS):
+        first, lane = thread // 32 * 16, thread % 32
+        a = values[first + places[:, :1] + np.arange(16)]
+        b = values[4096 + places[:, 1:] + np.arange(16)]
+        product = (a if a_by_rows else a.T) @ (b if b_by_rows else b.T)
+        rows, columns = lane // 4 + np.array([0, 8])[None, :, None], lane % 4 * 2 + np.array([0, 1])
+        exact = product[rows, columns + np.array([0, 8])[:, None, None]].reshape(2, 4)  # (left and right, 2 rows of 2)
+        before = given[thread, 6:10].view(np.float32)
+        got = threads[thread, at : at + 8].view(np.float32).reshape(2, 4)
+        assert np.array_equal(got, exact + before + [[0], [1]])
+        if dtype == "f16":
+            sums = given[thread, 10:14].view(np.float16).reshape(2, 4)
+            assert np.array_equal(threads[thread, at + 8 : at + 12].view(np.float16).reshape(2, 4), exact + sums)
 
 
 def test_halves_are_rounded_as_numpy_rounds_them(executed) -> None:

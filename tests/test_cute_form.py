@@ -42,6 +42,8 @@ def plan_in_cute(**texts: str) -> Plan:
     ("texts", "reason"),
     [
         ({"mma": "m16n8k8"}, "m16n8k16"),
+        ({"mma": "wmma16"}, "m16n8k16"),
+        ({"smem": "pad_alternate:8"}, "one pitch apart"),
         ({"acc": "f16_promoted"}, "one type"),
         ({"mma_order": "row"}, "its own order"),
         ({"fragment_stages": "1"}, "while another is multiplied"),

@@ -37,6 +37,7 @@ def spec_of(name: str) -> Spec:
     [
         (OLDER, "sm_80 f16 f16 f16 tn 128x128x32 m16n8k16 4 8"),
         ("cutlass_tensorop_s16816gemm_bf16_64x256_64x3_nt_align4", "sm_80 bf16 f32 f32 nt 64x256x64 m16n8k16 3 4"),
+        ("cutlass_wmma_tensorop_s161616gemm_f16_128x64_32x2_tt_align8", "sm_80 f16 f32 f32 tt 128x64x32 wmma16 2 8"),
         ("cutlass_tensorop_f16_s1688gemm_f16_256x64_32x2_nn_align1", "sm_75 f16 f32 f16 nn 256x64x32 m16n8k8 2 1"),
     ],
 )
@@ -89,6 +90,8 @@ def fields_of(texts: dict[str, str]) -> dict:
         (NEWER.replace("f32_f16_f16", "f32_f32_f16"), "C has the type of D"),
         (NEWER.replace("f16_f16", "e4m3_e4m3", 1), "e4m3"),
         (OLDER.replace("align8", "align8x"), "no name"),
+        (OLDER.replace("16816", "161616"), "no name"),
+        (OLDER.replace("tensorop", "wmma_tensorop"), "no name"),
         ("128x128", "write one as cutlass_tensorop_"),
     ],
 )

@@ -111,14 +111,17 @@ AREA = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
 @settings(max_examples=100, deadline=None)
 @given(natural)
 def test_a_plan_is_good(request_: dict) -> None:
-    """No bank conflicts, pieces of 16 bytes, a pipeline, warps for all schedulers where the tile has so many."""
+    """No bank conflicts, pieces of 16 bytes, a pipeline, warps for all schedulers where the tile has so many.
+
+    The rows of one pitch that WMMA takes may leave conflicts in copies.
+    """
     planned = plan_of(resolve(request_))
     if violations(planned):
         return
     spec = planned.spec
     assert read_conflicts(planned.a) == read_conflicts(planned.b) == 0
     for tile in (planned.a, planned.b):
-        assert tile.chunk < 8 or write_conflicts(tile) == 0
+        assert tile.chunk < 8 or planned.wmma or write_conflicts(tile) == 0
     assert spec.align_d * {"f16": 2, "bf16": 2, "f32": 4}[spec.dtype_d] == 16 and spec.store == "smem"
     assert spec.stages >= 3 or planned.stage_bytes * 3 > ARCHS[spec.arch].limits.smem_bytes_per_cta
     atoms = spec.cta_tile.m // 16 * (spec.cta_tile.n // 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections import Counter
@@ -81,12 +82,34 @@ def test_tf32_is_drawn_where_ldmatrix_or_wgmma_reads_it() -> None:
         picture_of(plan("arch=89 dtype_a=tf32 layout=nn"), "a_symbol")
 
 
-@pytest.mark.parametrize("mma_k", [8, 16])
-def test_every_lane_holds_as_many_elements_as_every_other(mma_k: int) -> None:
-    for fragment in fragments_of(mma_k, floats=True):
+@pytest.mark.parametrize(("mma_k", "mma_n"), [(8, 8), (16, 8), (16, 16)])
+def test_every_lane_holds_as_many_elements_as_every_other(mma_k: int, mma_n: int) -> None:
+    for fragment in fragments_of(mma_k, True, mma_n=mma_n):
         rows, columns = fragment.extents
         lanes = Counter(fragment.owner(row, column)[0] for row in range(rows) for column in range(columns))
         assert [*lanes.values()] == [rows * columns // 32] * 32
+
+
+def test_the_fragments_of_wmma_are_those_of_two_instructions_side_by_side() -> None:
+    a, b, d = fragments_of(16, True)
+    wide_a, wide_b, wide_d = fragments_of(16, True, mma_n=16)
+    assert wide_a == a
+    for i, j in itertools.product(range(16), range(16)):
+        lane, pair = b.owner(i, j % 8)
+        assert wide_b.owner(i, j) == (lane, pair + j // 8 * 2)
+        lane, pair = d.owner(i, j % 8)
+        assert wide_d.owner(i, j) == (lane, pair + j // 8 * 2)
+
+
+@pytest.mark.parametrize("fields", ["mma=wmma16", "smem_a=pad_alternate:8 smem_b=pad_alternate:8"])
+def test_padded_operands_are_drawn_with_the_conflicts_that_they_have(fields: str) -> None:
+    words = texts_of(picture_of(plan(f"arch=89 cta_tile=128x128x32 {fields}"), "hgemm_x"))
+    assert words.count("All of it read once: 0 bank conflicts.") == 2 and words.count("1 pass") == 8
+    assert ("D (m 16, n 16)" in words) == ("wmma16" in fields)
+
+
+def texts_of(picture: str) -> list[str]:
+    return ["".join(node.itertext()) for node in ElementTree.fromstring(picture).iter() if node.tag.endswith("text")]
 
 
 def test_a_picture_is_sound_and_the_same_every_time() -> None:

@@ -225,6 +225,11 @@ PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
         {"smem": "xor:1,3,3", "layout": "nn", "align": "4"},
         {"smem": "pad:8", "layout": "tt", "align": "2"},
         {"smem": "pad_alternate:8"},
+        {"mma": "wmma16", "smem": "none", "layout": "nn"},
+        {"mma": "wmma16", "smem": "pad:8", "copy": "vector", "stages": "1", "fragment_stages": "1"},
+        {"arch": "sm_75", "smem": "pad_alternate:8", "layout": "nt", "mma": "m16n8k8"},
+        {"mma": "wmma16", "smem": "pad:8", "layout": "tt", "acc": "f16"},
+        {"mma": "wmma16", "smem": "pad:8", "layout": "nt", "dtype": "bf16", "fragment_stages": "1"},
         {"smem": "pad_alternate:16", "layout": "nt"},
         {"tile": "128x48x32", "warp_tile": "128x16", "layout": "nt", "align": "4", "smem": "pad_alternate:8"},
         {"tile": "48x80x48", "warp_tile": "48x40", "smem": "none", "align": "1"},
@@ -239,7 +244,7 @@ PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
 def test_counted_and_computed_costs_agree(workshop: Workshop, options: dict[str, str]) -> None:
     costs, sites = counted({**PLACED, **options}, workshop)
     assert costs.read_conflicts_per_k_tile > 0 or options.get("smem") not in ("none", "pad_alternate:16")
-    assert {"ldmatrix", "store"} <= {site["kind"] for site in sites}
+    assert {"wmma_load" if "wmma16" in options.values() else "ldmatrix", "store"} <= {site["kind"] for site in sites}
     assert all(site["file"].endswith(".cuh") for site in sites)
 
 

@@ -39,6 +39,8 @@ EXPECTED = {
     "halves_of_a_word": {"race"},
     "a_barrier_for_all": {"deadlock"},
     "a_collective_for_all": {"divergence"},
+    "fragments_of_a_warp": {"wmma"},
+    "fragments_aligned": {"wmma"},
     "named_barriers": {"divergence", "deadlock", "race"},
     "fences_between_ctas": {"race"},
     "endless": {"endless"},

@@ -66,6 +66,9 @@ CORNERS = [
     "arch=80 smem_a=none smem_b=pad:8",
     "arch=80 cta_tile=256x256x32 acc=f16 smem_a=pad_alternate:8 smem_b=pad_alternate:8",
     "arch=80 smem_a=xor:1,10,2 smem_b=xor:2,5,6 cta_tile=64x64x64",
+    "arch=80 mma=wmma16 cta_tile=128x128x32",
+    "arch=89 mma=wmma16 cta_tile=64x256x48 layout=nt dtype_a=bf16 fragment_stages=1",
+    "arch=120 mma=wmma16 cta_tile=256x16x64 layout=tt acc=f16 schedule=persistent align_a=1",
     "arch=80 mma=m16n8k8 mma_order=row store=direct beta=off",
 ]
 """Legal specs at the edges of what is served."""
@@ -163,6 +166,7 @@ SOUND = plan_of(resolve({"arch": "sm_80", "cta_tile": parse_field("cta_tile", "6
         {"cta_tile": "72x64x32"},
         {"warp_tile": "48x32"},
         {"warp_tile": "24x32"},
+        {"mma": "wmma16"},  # with the swizzle
         {"smem_a": "pad:4"},
         {"smem_b": "pad:7"},
         {"smem_b": "pad_alternate:4"},

@@ -75,7 +75,7 @@ OTHERS: dict[str, list[str]] = {
     "layout": ["tn", "nn", "nt", "tt"],
     "cta_tile": ["128x128x32", "12x8x128", "128x12x8"],
     "warp_tile": ["64x64", "6x464"],
-    "mma": ["m16n8k16", "m16n8k8", "m64n128k16", "m64n256k16"],
+    "mma": ["m16n8k16", "m16n8k8", "wmma16", "m64n128k16", "m64n256k16"],
     "stages": ["1", "11"],
     "fragment_stages": ["1", "2"],
     "copy": ["cp_async", "vector", "scalar", "tma"],

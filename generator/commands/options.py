@@ -37,7 +37,7 @@ _ALIGN = "8 4 2 1"
 _DTYPES = "f16 bf16 tf32"
 _COOPERATION = "cooperative pingpong"
 _CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
-_ATOMS = "m16n8k16 m16n8k8 wgmma"
+_ATOMS = "m16n8k16 m16n8k8 wmma16 wgmma"
 _COPY_HELP = "Global to shared memory by: cp_async, vector, scalar, tma."
 _SPACING_HELP = "vector, scalar: tensor instructions between two stores to shared memory."
 _SMEM = "auto none pad:8 pad_alternate:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
@@ -61,7 +61,7 @@ SPEC_OPTIONS = (
     SpecOption("align_d", ("align_d",), _TYPES, "N", "The same for C and D only.", _ALIGN),
     SpecOption("tile", ("cta_tile",), _TILES, "MxNxK", "CTA tile: 128x128x32,256x128x32."),
     SpecOption("warp_tile", ("warp_tile",), _TILES, "MxN", "Warp tile: 64x64."),
-    SpecOption("mma", ("mma",), _TILES, "ATOMS", "Tensor instruction: m16n8k16, m16n8k8, wgmma.", _ATOMS),
+    SpecOption("mma", ("mma",), _TILES, "ATOMS", "Tensor instruction: m16n8k16, m16n8k8, wmma16, wgmma.", _ATOMS),
     SpecOption("consumers", ("consumers",), _TILES, "N", "wgmma: warpgroups that multiply, 1 to 3.", "1 2 3"),
     SpecOption(
         "cooperation", ("cooperation",), _TILES, "WORDS", "wgmma: consumers share a tile or take turns.", _COOPERATION

@@ -1,7 +1,7 @@
 """Which lane and register of a warp holds which element of A, B and D of one tensor instruction.
 
 Source: PTX ISA 9.0, "Matrix Fragments for mma.m16n8k8" and "for mma.m16n8k16" with 16-bit A and B, and
-    "for mma.m16n8k8" with .tf32.
+    "for mma.m16n8k8" with .tf32. Those of WMMA, which PTX leaves open, are as templates/hgemm/atoms_wmma_device.cuh has them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Fragment:
         """Return the lane that holds element (row, column), and which of its pairs."""
         along, at = (column, row) if self.pairs_down else (row, column)
         pair = at // self.neighbours
-        return along % 8 * 4 + pair % 4, along // 8 + pair // 4 * (1 if self.pairs_down else 2)
+        lane = along % 8 * 4 + pair % 4
+        return lane, along // 8 * 2 + pair // 4 if self.pairs_down else along // 8 + pair // 4 * 2
 
     def register(self, pair: int) -> str:
         """Name the register, or the two of 32 bits, that hold a pair."""
@@ -41,15 +42,15 @@ class Fragment:
         return f"{letter}{pair}" if self.registers_a_pair == 1 else f"{letter}{2 * pair}, {letter}{2 * pair + 1}"
 
 
-def fragments_of(mma_k: int, floats: bool, neighbours: int = 2) -> tuple[Fragment, Fragment, Fragment]:
-    """Return A, B and D of mma.m16n8k16 or mma.m16n8k8.
+def fragments_of(mma_k: int, floats: bool, neighbours: int = 2, mma_n: int = 8) -> tuple[Fragment, Fragment, Fragment]:
+    """Return A, B and D of mma.m16n8k16 or mma.m16n8k8, or of WMMA's 16 columns.
 
     `floats` are accumulators of 32 bits, `neighbours` the elements of A or B that a register holds.
     """
     return (
         Fragment("A", "m", "k", (16, mma_k), False, 1, neighbours),
-        Fragment("B", "k", "n", (mma_k, 8), True, 1, neighbours),
-        Fragment("D", "m", "n", (16, 8), False, 2 if floats else 1),
+        Fragment("B", "k", "n", (mma_k, mma_n), True, 1, neighbours),
+        Fragment("D", "m", "n", (16, mma_n), False, 2 if floats else 1),
     )
 
 

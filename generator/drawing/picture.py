@@ -69,7 +69,11 @@ def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
     by_lanes, floats, neighbours = plan.spec.family == MMA_SYNC, plan.spec.acc == "f32", 4 // plan.spec.operand_bytes
     held = "pair of elements" if neighbours == 2 or not by_lanes else "element of A and B and each pair of D"
     words = f"{plan.spec.mma}: the lane that holds each {held}, coloured by its register; lane 5's are framed"
-    in_registers = [*fragments_of(plan.mma_k, floats, neighbours)] if by_lanes else [*fragments_of(16, floats)[2:]]
+    if by_lanes:
+        depth = plan.k_block if plan.wmma else plan.mma_k
+        in_registers = [*fragments_of(depth, floats, neighbours, plan.mma_n)]
+    else:
+        in_registers = [*fragments_of(16, floats)[2:]]
     svg.text(_LEFT, y + 8, words, 15, bold=True)
     if not by_lanes:
         held = "Of the 64 rows warp w of a warpgroup holds 16 w to 16 w + 15, and these again for every 8 columns."

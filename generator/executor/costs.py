@@ -99,7 +99,7 @@ def _less(site: Site, before: Site | None) -> Site:
 
 def _reads(site: Site) -> bool:
     """Tell whether a line of the mainloop reads fragments."""
-    return site.kind == "ldmatrix" or (site.kind, site.space) == ("load", "shared")
+    return site.kind in ("ldmatrix", "wmma_load") or (site.kind, site.space) == ("load", "shared")
 
 
 def _conflicts(site: Site) -> int:

@@ -27,6 +27,7 @@ struct Policy {
   static constexpr int warps_m = 2, warps_n = 2;                   // tile_m / warp_m, tile_n / warp_n; warps run along m first
   static constexpr int threads = 128;                              // 32 * warps_m * warps_n
   static constexpr int mma_k = 16;                                 // depth of mma.sync.m16n8: 16, or 8 twice
+  // static constexpr bool wmma = true: fragments of 16 x 16 by WMMA, of operands without a swizzle
 
   // ---- Pipeline ---------------------------------------------------------------------------------------------------
 
@@ -42,6 +43,7 @@ struct Policy {
   //   offset    ... 8 7 6 | 5 | 4 3 | 2 1 0      8 elements are the 16 bytes of one ldmatrix row: they stay together
   //                   7 6 ------> 4 3            rows of 32 elements, 8 of them in 8 different groups of 4 banks
   //
+  // static constexpr int pair_pad = 8 in an operand: as many elements after every second row, then without a swizzle
   struct A {
     static constexpr bool k_major = true;                          // layout t*: k is contiguous
     static constexpr int align = 8;                                // elements a copy moves; a and lda are multiples of it

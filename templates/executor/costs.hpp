@@ -19,7 +19,7 @@ inline char const* name_of(Kind kind) {
       "tma_prefetch", "tma_load", "tma_store", "tma_store_commit", "tma_store_wait_read", "async_proxy_fence",
       "next_launch_may_begin", "await_previous_launches",
       "barrier_sync", "barrier_arrive", "warp_barrier", "elect_one", "cluster_arrive", "cluster_wait",
-      "ldmatrix", "stmatrix", "mma", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "setmaxnreg"};
+      "ldmatrix", "stmatrix", "wmma_load", "mma", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "setmaxnreg"};
   static_assert(sizeof(names) / sizeof(names[0]) == size_t(Kind::count), "a name for each kind");
   return names[size_t(kind)];
 }

@@ -67,8 +67,9 @@ void Machine::execute_warp(Warp& warp, Operation const& first, SiteCost& cost) {
     case Kind::elect_one: elect_one(warp); break;
     case Kind::cluster_arrive: cluster_arrive(warp); break;
     case Kind::cluster_wait: cluster_wait(warp); break;
-    case Kind::ldmatrix: load_matrices(warp, cost); break;
+    case Kind::ldmatrix: load_matrices(warp, int(first.number), cost); break;
     case Kind::stmatrix: store_matrices(warp, cost); break;
+    case Kind::wmma_load: load_fragment(warp, cost); break;
     case Kind::mma: multiply(warp); break;
     case Kind::wgmma_fence: warp.wgmma_fenced = true; break;
     case Kind::wgmma: issue(warp, cost); break;
@@ -196,8 +197,7 @@ void Machine::note_touch(Lane const& lane, Operation const& operation) {
 // ---- Fragments and tensor cores -----------------------------------------------------------------------------------
 
 // Lane 8 i + r has the address of row r of matrix i; lane l receives words l % 4 of row l / 4, or what is there transposed.
-void Machine::load_matrices(Warp& warp, SiteCost& cost) {
-  int const matrices = int(warp.lanes[0].operation->number);
+void Machine::load_matrices(Warp& warp, int matrices, SiteCost& cost) {
   uint16_t rows[32][8];
   Addresses addresses;
   for (int i = 0; i < matrices * 8; ++i) {
@@ -221,6 +221,28 @@ void Machine::load_matrices(Warp& warp, SiteCost& cost) {
   }
   cost.bytes += uint64_t(matrices) * 128;
   count(addresses, {}, 16, cost);
+}
+
+// GPUs from sm_75 on load a fragment of WMMA as four matrices, whose rows the lanes' operations already name.
+// Source: CUDA C++ Programming Guide, "Warp Matrix Functions": one 32-byte aligned address and one pitch, multiples of 16 bytes.
+void Machine::load_fragment(Warp& warp, SiteCost& cost) {
+  Operation const& first = *warp.lanes[0].operation;
+  for (int l = 1; l < 32; ++l) {
+    Operation const& operation = *warp.lanes[l].operation;
+    if (operation.second == first.second && operation.number == first.number) continue;
+    findings_.add("wmma", operation.site, [&] {
+      return whoami(warp.lanes[l]) + " loads a fragment from another address or of another pitch than its warp's first lane";
+    });
+    break;
+  }
+  if (reinterpret_cast<uintptr_t>(first.second) % 32 || first.number % 8) {
+    findings_.add("wmma", first.site, [&] {
+      return text("%s loads a fragment at byte %zu of shared memory with a pitch of %u elements: multiples of 32 and 8 are loaded",
+                  whoami(warp.lanes[0]).c_str(), size_t(reinterpret_cast<uintptr_t>(first.second) % shared_window),
+                  first.number);
+    });
+  }
+  load_matrices(warp, 4, cost);
 }
 
 // The way back: the same places in registers and memory.

@@ -75,7 +75,8 @@ class Machine {
   void fence(Lane& lane);
   void await_previous_launches(Lane& lane);
   void note_touch(Lane const& lane, Operation const& operation);
-  void load_matrices(Warp& warp, SiteCost& cost);
+  void load_matrices(Warp& warp, int matrices, SiteCost& cost);
+  void load_fragment(Warp& warp, SiteCost& cost);
   void store_matrices(Warp& warp, SiteCost& cost);
   void multiply(Warp& warp);
 

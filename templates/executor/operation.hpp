@@ -42,6 +42,7 @@ enum class Kind : uint8_t {
   cluster_wait,
   ldmatrix,
   stmatrix,
+  wmma_load,
   mma,
   wgmma_fence,
   wgmma,
@@ -72,15 +73,15 @@ struct WgmmaArguments {
 struct Operation {
   Kind kind;
   Space space = Space::global;
-  bool flag = true;              // cp_async: valid; ldmatrix, stmatrix: transpose; setmaxnreg: increase
+  bool flag = true;              // cp_async: valid; ldmatrix, stmatrix, wmma_load: transpose; setmaxnreg: increase
   Element in = Element::f16;     // mma, wgmma: of a and b
   Element sum = Element::f32;    // mma, wgmma: of d
   uint32_t bytes = 0;            // that a lane accesses; mbarrier_arrive: to expect
-  uint32_t number = 0;  // waits: groups that may be pending, parity; barriers: id, count; matrices; mma: depth; registers
+  uint32_t number = 0;  // waits: groups that may be pending, parity; barriers: id, count; matrices; pitch; mma: depth; registers
   uint32_t threads = 0;          // barriers: that take part, 0 for all; mbarrier_arrive, load: 1 + rank of a CTA, or 0
-  void* to = nullptr;            // memory written, the mbarrier; mma, wgmma: the caller's d; ldmatrix: its registers
+  void* to = nullptr;            // memory written, the mbarrier; mma, wgmma: the caller's d; loads of fragments: its registers
   void const* from = nullptr;    // memory read; mma: the caller's a; stmatrix: its registers
-  void const* second = nullptr;  // mma: the caller's b; TmaArguments; WgmmaArguments
+  void const* second = nullptr;  // mma: the caller's b; wmma_load: the fragment's first element; TmaArguments; WgmmaArguments
   Site site;
 };
 

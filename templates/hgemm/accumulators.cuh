@@ -1,7 +1,7 @@
 // One warp's sums: what mma.sync adds up in, and how a lane sees them.
 #pragma once
 
-#include <hgemm/atoms.cuh>
+#include <hgemm/atoms_wmma.cuh>
 
 namespace hgemm {
 
@@ -40,6 +40,18 @@ struct Accumulators {
       atoms::mma<typename Policy::In, Policy::mma_k>(halves[i][j], a, b);
     } else {
       atoms::mma<typename Policy::In, Policy::mma_k>(floats[i][j], a, b);
+    }
+  }
+
+  // The same of fragments of WMMA, whose sums are the pieces (i, 2 j) and (i, 2 j + 1).
+  template <int REGISTERS>
+  HGEMM_DEVICE void multiply(int i, int j, uint32_t const (&a)[REGISTERS], uint32_t const (&b)[REGISTERS]) {
+    using In = typename Policy::In;
+    constexpr bool a_by_rows = Policy::A::k_major, b_by_rows = !Policy::B::k_major;
+    if constexpr (in_halves) {
+      atoms::wmma<In, a_by_rows, b_by_rows, Policy::mma_k>(halves[i][2 * j], halves[i][2 * j + 1], a, b);
+    } else {
+      atoms::wmma<In, a_by_rows, b_by_rows, Policy::mma_k>(floats[i][2 * j], floats[i][2 * j + 1], a, b);
     }
   }
 

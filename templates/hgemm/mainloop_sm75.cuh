@@ -29,7 +29,7 @@ struct StagedMainloop {
 
   // A store follows every `store_step` products of a block of k, the last one the last product; all follow it where that is 0.
   static constexpr int pieces = CopyA::pieces + CopyB::pieces;
-  static constexpr int store_step = (Policy::store_spacing * Policy::mma_k + Warp::k_block - 1) / Warp::k_block;
+  static constexpr int store_step = (Policy::store_spacing + Warp::mma_per_product - 1) / Warp::mma_per_product;
   static constexpr int first_store = last_turn - (pieces - 1) * store_step;
   // The product after which no warp reads the k-tile any more: from then on it may be overwritten, in a single stage.
   static constexpr int last_read = (k_blocks - 1) * products + (Warp::mma_m - Warp::a_rows) * Warp::mma_n - 1;
@@ -115,7 +115,7 @@ struct StagedMainloop {
 
   HGEMM_DEVICE void read_first(Fragments& fragments) const {
     HGEMM_UNROLL
-    for (int j = 0; j < Warp::mma_n; j += 2) warp.read_b(fragments, warp.read_stage, 0, j);
+    for (int j = 0; j < Warp::mma_n; j += Warp::b_step) warp.read_b(fragments, warp.read_stage, 0, j);
     HGEMM_UNROLL
     for (int i = 0; i < Warp::a_rows; ++i) warp.read_a(fragments, warp.read_stage, 0, i);
   }

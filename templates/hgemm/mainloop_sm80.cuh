@@ -73,7 +73,7 @@ struct Mainloop {
       for (int block = 0; block < k_blocks; ++block) {
         Fragments fragments;
         HGEMM_UNROLL
-        for (int j = 0; j < mma_n; j += 2) warp.read_b(fragments, warp.read_stage, block, j);
+        for (int j = 0; j < mma_n; j += Warp::b_step) warp.read_b(fragments, warp.read_stage, block, j);
         HGEMM_UNROLL
         for (int i = 0; i < mma_m; ++i) {
           warp.read_a(fragments, warp.read_stage, block, i);
@@ -98,7 +98,7 @@ struct Mainloop {
     atoms::cp_async_wait<stages_ahead - 1>();
     atoms::cta_barrier();  // the last k-tile, which copy_last() may have stored, is there
     HGEMM_UNROLL
-    for (int j = 0; j < mma_n; j += 2) warp.read_b(fragments[0], 0, 0, j);
+    for (int j = 0; j < mma_n; j += Warp::b_step) warp.read_b(fragments[0], 0, 0, j);
     HGEMM_UNROLL
     for (int i = 0; i < Warp::a_rows; ++i) warp.read_a(fragments[0], 0, 0, i);
     HGEMM_UNROLL

@@ -32,7 +32,7 @@ struct OperandLayout {
   static_assert(pair_pad >= 0 && pair_pad % piece == 0 && rows % 2 == 0, "nor must rows with padding after every second one");
 
   // The offset of an element before the swizzle. Those of an even row and of any other add up.
-  HGEMM_DEVICE static constexpr int linear(int row, int column) { return row * pitch + row / 2 * pair_pad + column; }
+  HGEMM_DEVICE static constexpr int linear(int row, int column) { return row * pitch + (row >> 1) * pair_pad + column; }
 
   HGEMM_DEVICE static constexpr int swizzle(int element) {
     constexpr int mask = ((1 << Operand::swizzle_bits) - 1) << Operand::swizzle_base;
@@ -109,7 +109,7 @@ struct OperandCopy {
   // Elements from this thread's first row to that of a pass: an odd number of rows from an odd one is a pair more.
   HGEMM_DEVICE static int to_row(int pass_row) {
     int const rows = pass_row * row_step;
-    int const pairs = row_step % 2 == 0 ? rows / 2 : (rows + row() % 2) / 2;
+    int const pairs = row_step % 2 == 0 ? rows >> 1 : (rows + (row() & 1)) >> 1;
     return rows * Layout::pitch + pairs * Layout::pair_pad;
   }
 

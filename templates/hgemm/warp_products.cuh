@@ -1,11 +1,32 @@
-// What one warp does with a stage: reads fragments by ldmatrix and multiplies them by mma.sync, in an order that reads a
-// fragment long before its first product. How stages are filled is the mainloops' matter.
+// What one warp does with a stage: reads fragments by ldmatrix and multiplies them by mma.sync, or both by WMMA, in an order that
+// reads a fragment long before its first product. How stages are filled is the mainloops' matter.
 #pragma once
 
 #include <hgemm/accumulators.cuh>
-#include <hgemm/operand.cuh>
+#include <hgemm/wmma_reader.cuh>
 
 namespace hgemm {
+
+// Whether fragments are WMMA's, which a policy says that has them.
+template <class Policy, class = void>
+constexpr bool by_wmma = false;
+template <class Policy>
+constexpr bool by_wmma<Policy, decltype(void(Policy::wmma))> = Policy::wmma;
+
+// What reads fragments of A (OF_A) or of B and how they come: an instruction multiplies 16 x `columns`, and `b_registers` hold
+// its columns of B.
+template <class Policy, bool WMMA = by_wmma<Policy>>
+struct WarpFragments {
+  template <class Operand, int EXTENT, bool OF_A>
+  using Reader = FragmentReader<Policy, Operand, EXTENT, OF_A>;
+  static constexpr int columns = 8, a_registers = 4, b_registers = 2;
+};
+template <class Policy>
+struct WarpFragments<Policy, true> {
+  template <class Operand, int EXTENT, bool OF_A>
+  using Reader = WmmaReader<Policy, Operand, EXTENT, OF_A>;
+  static constexpr int columns = 16, a_registers = atoms::wmma_registers<typename Policy::In>, b_registers = a_registers;
+};
 
 template <class Policy>
 struct WarpProducts {
@@ -14,13 +35,16 @@ struct WarpProducts {
   using B = typename Policy::B;
   using LayoutA = OperandLayout<Policy, A, Policy::tile_m>;
   using LayoutB = OperandLayout<Policy, B, Policy::tile_n>;
+  using Form = WarpFragments<Policy>;
 
   static constexpr int stages = Policy::stages;
   static constexpr int k_block = 32 / sizeof(In);  // of k, whose fragments are read at once: 16 halves
   static constexpr int k_blocks = Policy::tile_k / k_block;
   static constexpr int mma_m = Policy::warp_m / 16;
-  static constexpr int mma_n = Policy::warp_n / 8;
-  static constexpr int products = mma_m * mma_n;  // of a block
+  static constexpr int mma_n = Policy::warp_n / Form::columns;
+  static constexpr int b_step = 16 / Form::columns;  // fragments of B that are read at once
+  static constexpr int products = mma_m * mma_n;     // of a block
+  static constexpr int mma_per_product = Form::columns / 8 * (k_block / Policy::mma_k);
 
   // With two fragment stages a block's fragments are all in registers before it begins. With one, each is replaced after its
   // last use, three or four rows of A before the next, and a stage is read for longer.
@@ -31,7 +55,7 @@ struct WarpProducts {
                                 : mma_m > 4 && rows_of_a % 4 == 0 ? 4
                                                                     : mma_m;
 
-  static constexpr int mma_per_k_tile = mma_m * mma_n * (Policy::tile_k / Policy::mma_k);  // of one warp
+  static constexpr int mma_per_k_tile = products * mma_per_product * k_blocks;  // of one warp
 
   struct Shared {
     alignas(128) In a[stages][LayoutA::stage_elements];
@@ -39,13 +63,13 @@ struct WarpProducts {
   };
 
   struct Fragments {
-    uint32_t a[a_rows][4];  // (a_rows), 16 x k_block of A
-    uint32_t b[mma_n][2];   // (mma_n), k_block x 8 of B
+    uint32_t a[a_rows][Form::a_registers];  // (a_rows), 16 x k_block of A
+    uint32_t b[mma_n][Form::b_registers];   // (mma_n), k_block x columns of B
   };
 
   Shared& shared;
-  FragmentReader<Policy, A, Policy::tile_m, true> read_a_;
-  FragmentReader<Policy, B, Policy::tile_n, false> read_b_;
+  typename Form::template Reader<A, Policy::tile_m, true> read_a_;
+  typename Form::template Reader<B, Policy::tile_n, false> read_b_;
   int read_stage = 0;
 
   HGEMM_DEVICE explicit WarpProducts(Shared& shared)
@@ -60,17 +84,23 @@ struct WarpProducts {
   // ---- Fragments --------------------------------------------------------------------------------------------------
 
   HGEMM_DEVICE void read_a(Fragments& fragments, int stage, int block, int i) const {
-    uint32_t(&a)[4] = fragments.a[a_row(block, i)];
+    auto& a = fragments.a[a_row(block, i)];
     In const* const tile = shared.a[stage];  // (tile_m, tile_k)
-    read_a_.read_x4(tile, i * 16, block * k_block, a[0], a[1], a[2], a[3]);
+    if constexpr (by_wmma<Policy>) {
+      read_a_.read(tile, i * 16, block * k_block, a);
+    } else {
+      read_a_.read_x4(tile, i * 16, block * k_block, a[0], a[1], a[2], a[3]);
+    }
   }
 
-  // Reads the columns of D from j * 8 on: 16 of them, or 8 at the end of an odd number.
+  // Reads b_step fragments from j on, 16 columns of D, or the 8 that are left at the end of an odd number.
   HGEMM_DEVICE void read_b(Fragments& fragments, int stage, int block, int j) const {
-    uint32_t(&b0)[2] = fragments.b[j];
+    auto& b0 = fragments.b[j];
     In const* const tile = shared.b[stage];  // (tile_n, tile_k)
-    if (j + 1 < mma_n) {
-      uint32_t(&b1)[2] = fragments.b[j + 1 < mma_n ? j + 1 : j];
+    if constexpr (by_wmma<Policy>) {
+      read_b_.read(tile, j * 16, block * k_block, b0);
+    } else if (j + 1 < mma_n) {
+      auto& b1 = fragments.b[j + 1 < mma_n ? j + 1 : j];
       read_b_.read_x4(tile, j * 8, block * k_block, b0[0], b0[1], b1[0], b1[1]);
     } else {
       read_b_.read_x2(tile, j * 8, block * k_block, b0[0], b0[1]);
@@ -81,7 +111,7 @@ struct WarpProducts {
 
   // Two fragment stages: reads the next block over the first half of this one, in the order of use.
   HGEMM_DEVICE void read_ahead(Fragments& fragments, int block, int product) const {
-    constexpr int pieces = mma_m + (mma_n + 1) / 2;
+    constexpr int pieces = mma_m + (mma_n + b_step - 1) / b_step;
     int const next_block = (block + 1) % k_blocks;
     int const stage = next_block == 0 ? next(read_stage) : read_stage;
     HGEMM_UNROLL
@@ -89,14 +119,14 @@ struct WarpProducts {
       if (piece == 0) {
         read_a(fragments, stage, next_block, 0);
       } else if (piece <= pieces - mma_m) {
-        read_b(fragments, stage, next_block, (piece - 1) * 2);
+        read_b(fragments, stage, next_block, (piece - 1) * b_step);
       } else if (piece < pieces) {
         read_a(fragments, stage, next_block, piece - (pieces - mma_m));
       }
     }
   }
 
-  // One fragment stage: after a row's last product reads a row of A in its place, after the last products of two columns
+  // One fragment stage: after a row's last product reads a row of A in its place, after the last products of 16 columns
   // the next block's B in theirs. Nothing is read of block `end`, nor after it.
   HGEMM_DEVICE void read_behind(Fragments& fragments, int block, int product, int end = k_blocks + 1) const {
     int const i = product / mma_n;
@@ -105,8 +135,8 @@ struct WarpProducts {
     int const next_stage = next_block == 0 ? next(read_stage) : read_stage;
     if (i == mma_m - 1 && block + 1 < end) {
       int const j = backwards(i, block) ? mma_n - 1 - step : step;
-      bool const pair_done = backwards(i, block) ? j % 2 == 0 : j % 2 == 1 || j == mma_n - 1;
-      if (pair_done) read_b(fragments, next_stage, next_block, j / 2 * 2);
+      bool const last = backwards(i, block) ? j % b_step == 0 : j % b_step == b_step - 1 || j == mma_n - 1;
+      if (last) read_b(fragments, next_stage, next_block, j / b_step * b_step);
     }
     if (step == mma_n - 1) {
       if (i + a_rows < mma_m) {

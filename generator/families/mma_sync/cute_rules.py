@@ -94,6 +94,14 @@ def cute_swizzles(plan: Plan) -> str | None:
     return None
 
 
+@rule(lambda plan: [{"smem_a": "pad:8", "smem_b": "pad:8"}, _ATOMS])
+def cute_padding(plan: Plan) -> str | None:
+    padded = [f"{name} {tile.smem}" for name, tile in (("smem_a", plan.a), ("smem_b", plan.b)) if tile.smem.pair_pad]
+    if plan.spec.form != "cute" or not padded:
+        return None
+    return f"{' and '.join(padded)}: form cute lays rows one pitch apart"
+
+
 def thread_shape(tile: OperandTile) -> tuple[int, int]:
     """Return the rows, and the pieces of each, that a CTA's threads copy at once."""
     chunks = min(max(1, tile.columns // tile.chunk), tile.threads)

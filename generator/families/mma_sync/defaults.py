@@ -10,6 +10,7 @@ from generator.arch import ARCHS
 from generator.families.defaults import problem_fields
 from generator.families.mma_sync import cute_rules, rules
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
+from generator.families.mma_sync.plan import mma_columns
 from generator.families.mma_sync.staging import STAGED, planned_spacing
 from generator.families.mma_sync.ways_out import nearest_cta_tile, warp_extents
 from generator.layouts import OperandTile, conflict_free
@@ -120,7 +121,8 @@ def _off_target(tile: Tile, warp: WarpTile) -> int:
 def _warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
     """Warp tiles that divide a CTA tile, the best first: 4 to 8 of them, with the most products for a loaded element."""
     area, rows = WARP_AREAS[fields["acc"]], STAGED_WARP_ROWS if fields["copy"] in STAGED else WARP_ROWS
-    divisors = itertools.starmap(WarpTile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, 8)))
+    columns = mma_columns(fields["mma"])
+    divisors = itertools.starmap(WarpTile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, columns)))
 
     def merit(warp: WarpTile) -> tuple:
         too_large = warp.m * warp.n > min(area, 64 * 64)
@@ -201,11 +203,12 @@ def _spec(fields: Request, choice: Request) -> Spec:
     """Return the choice as a spec, with operands placed without bank conflicts; what the request says stands."""
     plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
     tiles = {"smem_a": plan.a, "smem_b": plan.b}
-    placed = plan.having(**{name: _placement(tile) for name, tile in tiles.items() if name not in fields})
+    placed = plan.having(**{name: _placement(tile, plan) for name, tile in tiles.items() if name not in fields})
     if placed.staged and "store_spacing" not in fields:
         placed = placed.having(store_spacing=planned_spacing(placed))
     return placed.spec
 
 
-def _placement(tile: OperandTile) -> Smem:
-    return conflict_free(tile.k_major, tile.rows, tile.columns, tile.chunk, tile.threads, tile.element_bytes)
+def _placement(tile: OperandTile, plan: Plan) -> Smem:
+    shape = tile.rows, tile.columns, tile.chunk, tile.threads, tile.element_bytes
+    return conflict_free(tile.k_major, *shape, one_pitch=plan.wmma)

@@ -32,6 +32,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "mma_k": plan.mma_k,
         "fragment_stages": spec.fragment_stages,
         "zigzag": boolean(spec.mma_order == "zigzag"),
+        "wmma": ", wmma = true" if plan.wmma else "",
         "a": _operand(plan.a, "m"),
         "b": _operand(plan.b, "n"),
         "store_through_shared": boolean(spec.store == "smem"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from generator.families.mma_sync.staging import STAGED
 from generator.families.naming import short
-from generator.spec import Spec
+from generator.spec import WMMA, Spec
 
 _ACC_LETTERS = {"f32": "s", "f16": "h"}
 
@@ -37,11 +37,11 @@ def residency_words(spec: Spec) -> list[str]:
 
 def alias(spec: Spec) -> str:
     """Return the name that CUTLASS 2.x would give it, which leaves out the types that are the accumulator's."""
-    depth = spec.mma.rpartition("k")[2]
+    kind, shape = ("wmma_", "161616") if spec.mma == WMMA else ("", f"168{spec.mma.rpartition('k')[2]}")
     acc = "f16" if spec.acc == "f16" else "f32"
     tile = spec.cta_tile
     return (
-        f"cutlass_tensorop_{f'{spec.dtype_d}_' if spec.dtype_d != acc else ''}{_ACC_LETTERS[acc]}168{depth}gemm"
+        f"cutlass_{kind}tensorop_{f'{spec.dtype_d}_' if spec.dtype_d != acc else ''}{_ACC_LETTERS[acc]}{shape}gemm"
         f"{f'_{spec.dtype_a}' if spec.dtype_a != acc else ''}_{tile.m}x{tile.n}_{tile.k}x{spec.stages}"
         f"_{spec.layout}_align{min(spec.align_a, spec.align_b)}"
     )

@@ -11,8 +11,13 @@ from generator.families.mma_sync import staging
 from generator.families.mma_sync.register_estimate import estimate
 from generator.families.plan import OPCODE_SUFFIXES, Plan
 from generator.layouts import PIECE_BYTES, OperandTile, read_conflicts, write_conflicts
-from generator.spec import DTYPE_BYTES
+from generator.spec import DTYPE_BYTES, WMMA
 from generator.values import Cluster
+
+
+def mma_columns(mma: str) -> int:
+    """Return the columns of D that one product of fragments has."""
+    return 16 if mma == WMMA else 8
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,20 @@ class MmaSyncPlan(Plan):
         return self.warps_m * self.warps_n * 32
 
     @property
+    def wmma(self) -> bool:
+        """Whether fragments are loaded and multiplied by WMMA."""
+        return self.spec.mma == WMMA
+
+    @property
+    def mma_n(self) -> int:
+        """Columns of D that one product of fragments has."""
+        return mma_columns(self.spec.mma)
+
+    @property
     def mma_k(self) -> int:
+        """The depth of the machine's instruction: fragments of WMMA are multiplied by the deepest that there is."""
+        if self.wmma:
+            return 16 if ARCHS[self.spec.arch].has_mma_k16 else 8
         return int(self.spec.mma.rpartition("k")[2])
 
     @property
@@ -73,8 +91,8 @@ class MmaSyncPlan(Plan):
 
     @property
     def mma_per_product(self) -> int:
-        """Tensor instructions that multiply the fragments of a block; one, too, where an illegal one is deeper."""
-        return max(1, self.k_block // self.mma_k)
+        """Tensor instructions that one product of fragments takes; one at least, where an illegal one is deeper than a block."""
+        return max(1, self.mma_n // 8 * (self.k_block // self.mma_k))
 
     @property
     def k_blocks(self) -> int:

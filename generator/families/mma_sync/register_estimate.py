@@ -117,10 +117,13 @@ def _mainloop(plan: MmaSyncPlan) -> float:
 
 
 def _addresses(tile: OperandTile) -> int:
-    """Count the places of those chunks that differ modulo the swizzle's period, beside the first; all where there is none."""
+    """Count the places of those chunks that differ modulo the swizzle's period, beside the first.
+
+    Without a swizzle all are constants from the first, but every other one of an odd step between rows padded in pairs.
+    """
     step, rows, columns = steps(tile)
     if tile.smem.kind != "xor":
-        return rows * columns - 1
+        return int(tile.smem.pair_pad > 0 and step % 2 == 1)
     places = (
         (row * step * tile.pitch + column * tile.threads * tile.chunk)
         for row in range(rows)

@@ -73,9 +73,9 @@ def cta_tile(plan: Plan) -> str | None:
 @rule(ways_out.warp_tiles_that_fit)
 def warp_tile(plan: Plan) -> str | None:
     warp, tile = plan.spec.warp_tile, ways_out.nearest_cta_tile(plan.spec.cta_tile, plan.k_block)
-    if warp.m in ways_out.warp_extents(tile.m, 16) and warp.n in ways_out.warp_extents(tile.n, 8):
+    if warp.m in ways_out.warp_extents(tile.m, 16) and warp.n in ways_out.warp_extents(tile.n, plan.mma_n):
         return None
-    return f"warp tile {warp} does not divide the CTA tile {tile} in pieces of 16 x 8, at most 128 x 128"
+    return f"warp tile {warp} does not divide the CTA tile {tile} in pieces of 16 x {plan.mma_n}, at most 128 x 128"
 
 
 @rule(ways_out.warp_tiles_that_fit)
@@ -155,6 +155,14 @@ def padding(plan: Plan) -> str | None:
                 f"at most {ways_out.MAX_PAD_PIECES * piece}"
             )
     return None
+
+
+@rule(ways_out.one_pitch)
+def one_pitch(plan: Plan) -> str | None:
+    if not plan.wmma:
+        return None
+    strays = [f"{name} {smem}" for name, smem in ways_out.placements(plan) if not smem.has_one_pitch]
+    return f"{' and '.join(strays)}: {plan.spec.mma} loads rows that all are one pitch apart" if strays else None
 
 
 shared_memory = rule(ways_out.less_shared_memory)(shared.shared_memory)

@@ -36,11 +36,12 @@ def warp_extents(extent: int, atom: int) -> list[int]:
 
 def nearest_warp_tiles(plan: Plan) -> list[Change]:
     """Legal divisions of the CTA tile, by the distance from the warp tile; of equally near ones, the larger first."""
-    return [{"warp_tile": str(warp)} for warp in _warp_tiles(plan.spec.cta_tile, plan.spec.warp_tile)]
+    return [{"warp_tile": str(warp)} for warp in _warp_tiles(plan.spec.cta_tile, plan)]
 
 
-def _warp_tiles(tile: Tile, near: WarpTile) -> list[WarpTile]:
-    found = itertools.starmap(WarpTile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, 8)))
+def _warp_tiles(tile: Tile, plan: Plan) -> list[WarpTile]:
+    near, divisors = plan.spec.warp_tile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, plan.mma_n))
+    found = itertools.starmap(WarpTile, divisors)
     return sorted(found, key=lambda warp: (abs(warp.m - near.m) + abs(warp.n - near.n), -warp.m * warp.n, -warp.m))
 
 
@@ -75,7 +76,7 @@ def _smaller(tile: Tile, k_block: int) -> list[Tile]:
 
 def _with_warp_tiles(plan: Plan, tiles: Iterable[Tile]) -> Iterator[Change]:
     for tile in tiles:
-        warps = _warp_tiles(tile, plan.spec.warp_tile)
+        warps = _warp_tiles(tile, plan)
         if plan.spec.warp_tile in warps:
             yield {"cta_tile": str(tile)}
         for warp in warps[:_WARP_TILES_TRIED]:
@@ -156,7 +157,7 @@ def less_shared_memory(plan: Plan) -> Iterator[Change]:
 def nearest_swizzles(plan: Plan) -> list[Change]:
     """The nearest XOR of whole pieces of 16 bytes, else none."""
     nearest = {
-        name: str(_nearest_swizzle(smem, plan.piece_bits)) for name, smem in _placements(plan) if smem.kind == "xor"
+        name: str(_nearest_swizzle(smem, plan.piece_bits)) for name, smem in placements(plan) if smem.kind == "xor"
     }
     changed = {name: text for name, text in nearest.items() if text != str(getattr(plan.spec, name))}
     return [changed, dict.fromkeys(changed, "none")]
@@ -171,14 +172,23 @@ def _nearest_swizzle(smem: Smem, least_base: int) -> Smem:
 def nearest_pads(plan: Plan) -> list[Change]:
     """The nearest padding by whole pieces of 16 bytes, else none."""
     piece = plan.piece
-    padded = {name: smem for name, smem in _placements(plan) if smem.pad_elements}
+    padded = {name: smem for name, smem in placements(plan) if smem.pad_elements}
     pads = {name: clamp(smem.pad_elements, piece, piece, MAX_PAD_PIECES * piece) for name, smem in padded.items()}
     nearest = {name: Smem(padded[name].kind, (pad,)) for name, pad in pads.items()}
     changed = {name: str(smem) for name, smem in nearest.items() if smem != padded[name]}
     return [changed, dict.fromkeys(changed, "none")]
 
 
-def _placements(plan: Plan) -> tuple[tuple[str, Smem], ...]:
+def one_pitch(plan: Plan) -> Iterator[Change]:
+    """The least padding instead, else none, else fragments that ldmatrix reads from anywhere."""
+    strays = [name for name, smem in placements(plan) if not smem.has_one_pitch]
+    yield dict.fromkeys(strays, f"pad:{plan.piece}")
+    yield dict.fromkeys(strays, "none")
+    yield {"mma": "m16n8k16"}
+
+
+def placements(plan: Plan) -> tuple[tuple[str, Smem], ...]:
+    """The placement of each operand, by its field."""
     return (("smem_a", plan.spec.smem_a), ("smem_b", plan.spec.smem_b))
 
 
