@@ -19,10 +19,14 @@ from generator.commands.options import option_of
 from generator.emit import emit
 from generator.errors import RequestError
 from generator.executor.build import Workshop
+from generator.executor.costs import count, disagreements
+from generator.executor.machine import EmulatedKernel
+from generator.executor.proving import Subject, load
 from generator.pipeline import Settings, make
 from generator.spec import Spec
 from generator.sweep import Candidate, sweep
 from generator.toolchain import templates_folder
+from hgemm.facts import Facts
 
 COMPILED = 3
 """Recipes that a run of the tests compiles; which ones changes with the commit."""
@@ -174,8 +178,12 @@ def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: P
 def test_a_rival_is_a_kernel_written_by_hand_which_only_a_ladder_runs(workshop: Workshop) -> None:
     (rival,) = ladder_on(load_system("s4"), "sm_80").rivals
     assert rival.symbol in rival.source and rival.planned()["spec"]["layout"] == "tt"
-    proved = check_here(request_of(workshop, rival.source, rival.planned(), shapes="33x65x40,64x32x64@2"))
+    proved = check_here(request_of(workshop, rival.source, rival.planned(), shapes="33x35x40"))
     assert proved.passed, proved.reason
+    facts, spec = Facts.of(rival.planned()), rival.planned()["spec"]
+    executable = load(Subject(rival.symbol, rival.source, rival.planned(), 0), workshop)
+    costs, _ = count(EmulatedKernel(facts, executable, ()), spec)
+    assert costs.bytes_per_k_tile == 2 * 32 * 32 * 4 and not [*disagreements(costs, facts, spec, 0)]
     made = rival.made()
     assert 0 < made.registers <= 64 and made.kernel().facts.threads == 1024 and b".entry rival_tiled_f32" in made.ptx
     assert len(load_recipes("s4/*")) == len(load_system("s4").steps) - 1

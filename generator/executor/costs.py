@@ -21,6 +21,8 @@ from hgemm.verify import Options, Trial
 _ADVERSARY = Adversary("late", "round_robin", 1)
 _BARRIER, _MMA = "cta_barrier", "mma"
 _WARP = 32
+_UNPLACED = ("tma", "by_hand")
+"""Copies of which the layouts do not say where each thread's go: TMA's, and those of kernels that are written by hand."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def disagreements(costs: Costs, facts: Facts, spec: Mapping[str, Any], mma_per_t
         "bytes_per_k_tile": facts.tile_k
         * (facts.tile_m * DTYPES[facts.dtype_a].bytes + facts.tile_n * DTYPES[facts.dtype_b].bytes),
     }
-    if spec["copy"] != "tma":
+    if spec["copy"] not in _UNPLACED:
         placement = placement_of(spec)
         expected["read_conflicts_per_k_tile"] = placement.read_conflicts
         if placement.copies_are_even:
