@@ -90,11 +90,24 @@ def test_where_a_step_is_illegal_the_publications_architecture_is_taken() -> Non
         ladder_on(load_system("s1"), "sm_75")
 
 
-def test_every_published_part_of_cublas_is_that_of_its_rate() -> None:
-    (system,) = (load_system(name) for name in system_names() if name == "s1")
-    told = dict(zip((step.name for step in system.steps), published_of(system, system.shapes[0])))
-    parts = {name: round(100 * one["of_cublas"], 1) for name, one in told.items() if one["of_cublas"]}
-    assert parts == {"1.0": 19.1, "1.1": 37.3, "2.0": 82.9, "2.1": 86.8, "3.0": 89.5, "3.1": 100.0}
+PARTS = {
+    "s1": {"1.0": 19.1, "1.1": 37.3, "2.0": 82.9, "2.1": 86.8, "3.0": 89.5, "3.1": 100.0},
+    "s3": dict(zip("01 02 03 04 05 06 07 08".split(), (15.7, 27.3, 30.4, 56.8, 69.5, 69.8, 68.7, 71.9))),
+}
+"""Of cuBLAS, in percent. As published: 19.1, 37.3, 82.9, 86.9, 89.5, 100 and 16, 27, 30, 57, 69, 70, 69, 72."""
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_published_part_of_cublas_is_that_of_its_rate(name: str) -> None:
+    system = load_system(name)
+    told = zip((step.name for step in system.steps), published_of(system, system.shapes[0]))
+    assert {step: round(100 * one["of_cublas"], 1) for step, one in told if one["of_cublas"]} == PARTS[name]
+
+
+def test_a_rate_is_of_its_problem() -> None:
+    last = published_of(load_system("s3"), "8192x8192x8192")[-1]
+    assert last["tflops"] == 201 and round(100 * last["of_cublas"]) == 71
+    assert published_of(load_system("s3"), "8192x8192x4096")[-1] == dict.fromkeys(last)
 
 
 def test_all_emit_and_no_two_of_a_system_are_the_same_kernel() -> None:
