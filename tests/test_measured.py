@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import measured
@@ -62,6 +63,13 @@ def test_any_change_of_a_line_is_found_but_a_cut_end_is_none(tmp_path: Path) -> 
         assert read_session(path).results == session.results[:1]
 
 
+def test_a_write_that_took_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda file, text: whole(file, text[:100]))
+    session = measured.write(tmp_path, [(SQUARE, {"a": 1.0}), (SQUARE, {"a": 2.0})])
+    assert [result.times[0].time_us for result in session.results] == [1.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -74,6 +82,8 @@ def test_any_change_of_a_line_is_found_but_a_cut_end_is_none(tmp_path: Path) -> 
         ({"times": [[0, 1.0, 2.0]]}, "times.0. must be a number of a variant and a time"),
         ({"more": 1}, "more is not a field of this schema"),
         ({"problem": {**SQUARE.plain(), "m": 0}}, "m must be a whole number from 1"),
+        ({"problem": {**SQUARE.plain(), "dtype_a": "e4m3"}}, "dtype_a must be one of f16, bf16"),
+        ({"problem": {**SQUARE.plain(), "layout": "ttt"}}, "layout must be one of tn, nn"),
     ],
 )
 def test_what_makes_no_sense_is_refused_though_its_hash_is_right(tmp_path: Path, changed: dict, message: str) -> None:

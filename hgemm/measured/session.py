@@ -1,9 +1,9 @@
 """One session of measurements, as the file `measurements/<session>.jsonl` of a library says it.
 
 A line is 16 hexadecimal digits, a blank and a JSON object. The digits begin the SHA-256 of the digits of the line before it
-(none for the first) and of the object's text, so that no line can be changed, moved or taken out unseen. The first object is
-the header; each later one is a variant, whose number is its place among them, or the result of one problem. Files only grow;
-a last line that is not whole is what a writer that was killed left, and counts as not there.
+(none for the first) and of the object's text, so that a line that was changed, moved, or taken out before others is seen: damage,
+not malice. The first object is the header; each later one is a variant, whose number is its place among them, or the result of
+one problem. Files only grow; a last line that is not whole is what a writer that was killed left, and counts as not there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.disk import told
+from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError
-from hgemm.kinds import Kind
+from hgemm.kinds import ACCUMULATIONS, LAYOUTS, TYPES, Kind
 from hgemm.record import SYMBOL
 from hgemm.schema import (
     NAME,
@@ -64,12 +65,14 @@ _VARIANT = fields(
         "toolchain": map_of(NAME, either(list_of(TEXT), TEXT)),
     }
 )
+_WORDS = {"layout": LAYOUTS, "dtype_a": TYPES, "dtype_b": TYPES, "acc": ACCUMULATIONS, "dtype_d": OUTPUTS}
 _PROBLEM = fields(
     {
         **dict.fromkeys(("m", "n", "k", "batch"), _EXTENT),
-        **dict.fromkeys(("layout", "dtype_a", "dtype_b", "acc", "dtype_d"), NAME),
+        **{name: text("|".join(words), f"one of {', '.join(words)}") for name, words in _WORDS.items()},
     }
 )
+_LEAST_US = 1e-6
 
 
 def _times(value: Any, field: str) -> None:
@@ -226,7 +229,7 @@ def _result(entry: Mapping[str, Any], field: str, variants: int) -> Result:
     for time in times:
         if time.variant not in range(variants):
             raise Mismatch(f"{field} names variant {time.variant}, which no line before it has")
-        if time.time_us <= 0:
+        if time.time_us < _LEAST_US:
             raise Mismatch(f"{field} has a time of {time.time_us:g} us")
     return Result(**{**entry, "problem": Problem(**entry["problem"]), "times": times})
 
@@ -240,7 +243,7 @@ def _entries(lines: list[bytes]) -> Iterator[dict[str, Any]]:
             raise Mismatch(f"line {place} is not what was written (its hash differs)")
         try:
             entry = json.loads(document)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Mismatch(f"line {place} is no JSON") from None
         if not isinstance(entry, dict):
             raise Mismatch(f"line {place} is no object")

@@ -60,5 +60,6 @@ class Writer:
             self._digits, line = chained(self._digits, entry)
             text += line
         with told("write", self.path):
-            os.write(self._file, text)
+            while text:  # a disk that is nearly full takes a part
+                text = text[os.write(self._file, text) :]
             os.fsync(self._file)
