@@ -270,6 +270,8 @@ def test_gpus_that_are_not_visible_are_refused() -> None:
     assert hosts.visible(2, None) == ["0", "1"] and hosts.visible(1, "3,4") == ["3"]
     with pytest.raises(RequestError, match="--gpus 3 are more than the 2 of CUDA_VISIBLE_DEVICES=3,4"):
         hosts.visible(3, "3,4")
+    with pytest.raises(RequestError, match="--gpus 2 are more than the 0 of CUDA_VISIBLE_DEVICES="):
+        hosts.visible(2, "")
 
 
 # ---- What is made on the way ----------------------------------------------------------------------------------------

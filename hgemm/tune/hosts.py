@@ -30,7 +30,9 @@ def visible(count: int, given: str | None) -> list[str]:
 
     Raises: RequestError where there are fewer.
     """
-    names = [name.strip() for name in given.split(",")] if given else [str(at) for at in range(count)]
+    names = [str(at) for at in range(count)]
+    if given is not None:  # where it is empty, none is visible
+        names = [name.strip() for name in given.split(",") if name.strip()]
     if len(names) < count:
         raise RequestError(f"--gpus {count} are more than the {len(names)} of CUDA_VISIBLE_DEVICES={given}")
     return names[:count]

@@ -83,7 +83,7 @@ def _plan(library: Path, options: dict[str, Any]) -> Plan:
         library=library,
         protocol=protocol,
         candidates=options["candidates"],
-        budget_s=options["budget"] or float("inf"),
+        budget_s=float("inf") if options["budget"] is None else options["budget"],
         seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
         fresh=options["fresh"],
         resume=options["resume"],
