@@ -230,6 +230,7 @@ def test_a_measured_report_becomes_figures_of_its_card_and_leaves_the_others() -
     [
         *(("H200", "h200"), ("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("rtx-4090", "rtx4090")),
         *(("A100-SXM4-80GB", "a100"), ("NVIDIA A100-PCIE-40GB", "a100"), ("Tesla T4", "t4"), ("A10", "a10")),
+        *(("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100 80GB PCIe", "a100"), ("NVIDIA H100 PCIe", "h100")),
     ],
 )
 def test_cards_are_known_by_the_names_that_people_and_drivers_use(name: str, key: str) -> None:

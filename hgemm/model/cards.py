@@ -27,6 +27,10 @@ _FIGURE_NAME = (
 )
 
 
+_BESIDE_NAME = re.compile(r"\d+gb|hbm\d[a-z]?")
+"""Memory, which drivers name beside a card."""
+
+
 @dataclass(frozen=True)
 class Source:
     """Where figures are from: a document, a derivation, or a measurement with its date and device."""
@@ -107,11 +111,12 @@ def card_keys() -> tuple[str, ...]:
 
 
 def card_named(name: str) -> Card:
-    """Return a card by its name as people write it: `H200`, `RTX 4090`, `NVIDIA GeForce RTX 4090`, `A100-SXM4-40GB`.
+    """Return a card by its name as people and drivers write it: `H200`, `RTX 4090`, `A100-SXM4-40GB`, `NVIDIA H100 80GB HBM3`.
 
     Raises: RequestError with the nearest, and all, where no table has that name.
     """
-    words = re.sub(r"nvidia|geforce|tesla|[^a-z0-9]", "", name.lower())
+    parts = [part for part in re.split(r"[^a-z0-9]+", name.lower()) if not _BESIDE_NAME.fullmatch(part)]
+    words = re.sub(r"nvidia|geforce|tesla", "", "".join(parts))
     found = [key for key in card_keys() if words == key or words.startswith((f"{key}sxm", f"{key}pcie"))]
     if not found:
         near = difflib.get_close_matches(words, card_keys(), n=1)
