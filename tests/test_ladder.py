@@ -306,5 +306,8 @@ def test_requests_are_refused_in_one_line(tmp_path: Path, arguments: list[str], 
 def test_a_file_that_holds_no_ladders_or_cannot_be_written_is_refused(tmp_path: Path, made: list[Plan]) -> None:
     (tmp_path / "other.json").write_text('{"schema": 1, "results": []}')
     assert "holds no ladders" in str(call(tmp_path, "--from", tmp_path / "other.json").exception)
+    for ladders in ("7", "[7]", "[{}]"):
+        (tmp_path / "other.json").write_text(f'{{"kind": "ladders", "schema": 1, "ladders": {ladders}}}')
+        assert "holds no ladders" in str(call(tmp_path, "--from", tmp_path / "other.json").exception)
     assert "cannot be read" in str(call(tmp_path, "--from", tmp_path / "none.json").exception)
     assert "cannot write" in str(call(tmp_path, "x", "--keep", tmp_path / "no" / "k.json").exception) and not made

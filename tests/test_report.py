@@ -93,6 +93,15 @@ def test_what_no_benchmark_wrote_is_refused_by_its_field(tmp_path: Path, change:
         read_ladders(path)
 
 
+@pytest.mark.parametrize("change", [{"ours": ["a"]}, {"refused": 7}, {"best": 1.0}])
+def test_a_result_with_a_name_that_is_none_is_refused_by_its_field(tmp_path: Path, change: dict[str, Any]) -> None:
+    document = json.loads(SQUARES.read_text())
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**document, "results": [{**document["results"][0], **change}]}))
+    with pytest.raises(LibraryError, match=next(iter(change))):
+        read_bench(path)
+
+
 def test_sessions_of_a_library_count_for_the_kernels_that_were_measured(tmp_path: Path, entries: list[Entry]) -> None:
     record = entries[0].record
     here, other = record.symbol, entries[1].record.symbol

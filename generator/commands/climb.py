@@ -88,12 +88,14 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LibraryError(f"{path} cannot be read: {error}") from None
-    if not isinstance(document, dict) or (document.get("kind"), document.get("schema")) != (KIND, SCHEMA):
+    known = isinstance(document, dict) and (document.get("kind"), document.get("schema")) == (KIND, SCHEMA)
+    ladders = document.get("ladders") if known else None
+    if not isinstance(ladders, list) or not all(isinstance(one, dict) and "system" in one for one in ladders):
         raise LibraryError(f"{path} holds no ladders: name a file that `hgemm ladder --keep` wrote")
-    chosen = _chosen([ladder["system"] for ladder in document["ladders"]], names or ["*"])
-    return {**document, "ladders": [ladder for ladder in document["ladders"] if ladder["system"] in chosen]}
+    chosen = _chosen([str(ladder["system"]) for ladder in ladders], names or ["*"])
+    return {**document, "ladders": [ladder for ladder in ladders if str(ladder["system"]) in chosen]}
 
 
 def _named(names: Sequence[str]) -> list[System]:

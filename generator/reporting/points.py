@@ -25,10 +25,19 @@ WORK = fields(
     }
 )
 _US = number(low=1e-6)
+
+
+def _name_or_none(value: Any, field: str) -> None:
+    if value is not None:
+        TEXT(value, field)
+
+
 _RESULT = fields(
     {"work": WORK, "state": NAME},
     others=plain,
     optional={
+        **dict.fromkeys(("ours", "first", "best"), _name_or_none),
+        "refused": map_of(TEXT, TEXT),
         "figures": map_of(TEXT, fields({"time_us": _US}, others=plain)),
         **dict.fromkeys(("ratio_first", "ratio_best"), fields({"median": number(low=1e-6)}, others=plain)),
     },
