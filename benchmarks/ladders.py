@@ -40,12 +40,17 @@ def main() -> int:
     args.json_dir.mkdir(parents=True, exist_ok=True)
     arch = ("--arch", args.arch) if args.arch else ()
     kept = args.json_dir / "ladders.json"
+    kept.unlink(missing_ok=True)
     began = time.monotonic()
     options = ("--library", args.library, "--keep", kept, "--seconds", args.seconds, *arch)
     climbed = hgemm("ladder", *args.systems.split(","), *options)
     print(climbed.stdout, flush=True)
     print(f"ladders: exit {climbed.returncode}, {time.monotonic() - began:.0f} s", flush=True)
-    steps = [step for ladder in json.loads(kept.read_text())["ladders"] for step in ladder["steps"]]
+    document = json.loads(kept.read_text()) if kept.exists() else {"device": None}
+    if document["device"] is None:
+        print("nothing was measured, and nothing is verified", file=sys.stderr)
+        return 1
+    steps = [step for ladder in document["ladders"] for step in ladder["steps"]]
     symbols = sorted({step["symbol"] for step in steps if not step["symbol"].startswith("rival_")})
     began = time.monotonic()
     shapes = ("--shapes", args.shapes) if args.shapes else ()

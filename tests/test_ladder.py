@@ -162,6 +162,8 @@ def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made
     bound = ["tensor", "cores", "8", "4", "80", "four", "stages"]
     assert lines[7].split()[:1] + lines[7].split()[4:5] + lines[7].split()[6:] == ["fast", "0", *bound]
     assert result.exit_code == 0 and {plan.spec.arch for plan in made} == {"sm_80"} and len(made) == 3
+    call(tmp_path, "x", "--static", "--keep", tmp_path / "kept.json")
+    assert call(tmp_path, "--from", tmp_path / "kept.json").stdout == result.stdout
 
 
 def test_where_there_is_no_gpu_the_same_is_printed_and_said(tmp_path: Path, monkeypatch) -> None:

@@ -27,6 +27,7 @@ from generator.store.disk import told
 from generator.store.library import Library
 from generator.toolchain import templates_folder
 from hgemm.bench.protocol import Protocol
+from hgemm.bench.runner import write_whole
 from hgemm.bench.work import Work, grid
 from hgemm.cases import Shape
 from hgemm.device import Device, open_device
@@ -134,7 +135,10 @@ def _climbed(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str,
     name = device.name if device else ""
     known = [about(ladder, records, rivals, work, card_of(ladder, name)) for ladder, work in works]
     if device is None:
-        return {"kind": KIND, "schema": SCHEMA, "device": None, "arch": None, "ladders": known}
+        document = {"kind": KIND, "schema": SCHEMA, "device": None, "arch": None, "ladders": known}
+        if options["keep"]:
+            write_whole(options["keep"], document)
+        return document
     loaded = {symbol: made.kernel() for symbol, made in rivals.items()}
     loaded |= {symbol: open_kernel(library, symbol) for symbol in records}
     return _measured(works, known, loaded, device, options)
