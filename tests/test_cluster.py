@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from distributed import Client, LocalCluster  # noqa: E402
 
 from generator.build import Product  # noqa: E402
 from generator.errors import BuildError, HgemmError, RequestError  # noqa: E402
-from generator.pipeline import Outcome, Settings, make  # noqa: E402
+from generator.pipeline import Settings, make  # noqa: E402
 from generator.store.library import Library  # noqa: E402
 from generator.sweep import sweep  # noqa: E402
 from generator.toolchain import templates_folder  # noqa: E402
@@ -181,56 +182,61 @@ def test_a_scheduler_that_does_not_answer_is_told_of(settings: Settings) -> None
         list(make(sweep([SMALL]).plans, settings, 1, Cluster("tcp://127.0.0.1:1", patience_s=0.5)))
 
 
-def test_a_run_whose_workers_do_not_come_back_is_given_up_and_goes_on_with_the_next(
-    settings: Settings, tmp_path
-) -> None:
-    plans = sweep([SWEEP]).plans
-    config = {"temporary-directory": str(tmp_path)}
-    with (
-        dask.config.set(config),
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as failing,
-    ):
-        made: list[Outcome] = []
-        with pytest.raises(HgemmError, match="no worker has been left for 1 s: .* the same command builds the rest"):
-            for _, outcome in make(plans, settings, 1, Cluster(failing.scheduler_address, patience_s=1)):
-                made.append(outcome)
-                if len(made) == 1:
-                    failing.scale(0)
+@dataclass(frozen=True)
+class Daemons:
+    """A scheduler and its one worker, which no nanny starts again."""
+
+    address: str
+    scheduler: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    file = tmp_path / "scheduler.json"
+
+    def daemon(*words: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        whole = [sys.executable, "-m", "dask", *words, "--scheduler-file", str(file), "--no-dashboard"]
+        null = subprocess.DEVNULL
+        return subprocess.Popen(whole, env=environment, cwd=tmp_path, stdout=null, stderr=null)
+
+    scheduler = daemon("scheduler", "--host", "127.0.0.1", "--port", "0")
+    worker = daemon("worker", "--nthreads", "1", "--no-nanny")
+    try:
+        end = time.monotonic() + 60
+        while not (file.exists() and file.read_text().endswith("}")):
+            assert time.monotonic() < end, "the scheduler does not start"
+            time.sleep(0.05)
+        address = json.loads(file.read_text())["address"]
+        with Client(address, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)
+        yield Daemons(address, scheduler, worker)
+    finally:
+        for process in (scheduler, worker):
+            process.kill()
+            process.wait()
+
+
+def test_a_run_whose_worker_does_not_come_back_is_given_up_and_the_next_goes_on(daemons: Daemons, settings) -> None:
+    plans, made = sweep([SWEEP]).plans, []
+    with pytest.raises(HgemmError, match="no worker has been left for 1 s: .* the same command builds the rest"):
+        for _, outcome in make(plans, settings, 1, Cluster(daemons.address, patience_s=1)):
+            made.append(outcome)
+            daemons.worker.kill()
     assert 0 < len(made) < len(plans)
     statuses = Counter(outcome.status for _, outcome in make(plans, settings, 2))
     assert statuses == {"cached": len(made), "built": len(plans) - len(made)}
 
 
-def test_a_scheduler_that_dies_ends_the_run_in_one_line(tmp_path: Path) -> None:
-    library, file = tmp_path / "library", tmp_path / "scheduler.json"
-    dask_words = [sys.executable, "-m", "dask"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    scheduler = subprocess.Popen(
-        [*dask_words, "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", file], env=environment, **quiet
-    )
-    worker = subprocess.Popen(
-        [*dask_words, "worker", "--scheduler-file", file, "--nthreads", "1", "--no-nanny", "--no-dashboard"],
-        env=environment,
-        cwd=tmp_path,
-        **quiet,
-    )
-    try:
-        end = time.monotonic() + 60
-        while not (file.exists() and file.read_text().endswith("}")):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        words = [word for name, text in SWEEP.items() for word in (f"--{name}", text)]
-        address = json.loads(file.read_text())["address"]
-        process = start("generate", *words, "--executor", "dask", "--address", address, "--library", library)
-        assert process.stderr is not None
-        first = process.stderr.readline()
-        scheduler.kill()
-        _, err = process.communicate(timeout=60)
-    finally:
-        for one in (scheduler, worker):
-            one.kill()
-            one.wait()
+def test_a_scheduler_that_dies_ends_the_run_in_one_line(daemons: Daemons, tmp_path: Path) -> None:
+    words = [word for name, text in SWEEP.items() for word in (f"--{name}", text)]
+    on = ["--executor", "dask", "--address", daemons.address]
+    process = start("generate", *words, *on, "--library", tmp_path / "library")
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    daemons.scheduler.kill()
+    _, err = process.communicate(timeout=120)
     assert "] built hgemm_" in first and process.returncode == 1
     assert err.splitlines()[-1].startswith("generate: error: the scheduler is gone")
     assert "Traceback" not in err
