@@ -75,7 +75,9 @@ class Report:
         environment = Environment(
             loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
-        environment.filters["told"] = lambda value: "" if value is None else cell(value)
+        environment.filters.update(
+            told=lambda value: "" if value is None else cell(value), coded=_coded, breakable=_breakable
+        )
         return environment.get_template("page.html.j2").render(
             title=self.title,
             version=__version__,
@@ -156,6 +158,17 @@ def _shown(section: Section, known: set[str]) -> dict[str, Any]:
         ],
         "tables": [{**table, "links": known} for table in section.tables],
     }
+
+
+def _coded(text: str) -> Markup:
+    """Write what stands between backquotes as code."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
+def _breakable(symbol: str) -> Markup:
+    """Let a line end after any underscore."""
+    return Markup("_<wbr>").join(symbol.split("_"))
 
 
 def _embedded(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -10,8 +11,9 @@ from typing import Any
 from generator.reporting.figure import SERIES, Figure
 from hgemm.record import Record
 
-_LARGEST_MARK, _LEAST_MARK = 140.0, 16.0
-"""Areas in square points, of a place that many variants share and of one alone."""
+_MARKS = ((1, 4, 4.0), (4, 16, 6.5), (16, math.inf, 10.0))
+"""From how many variants in one place, below how many, and the width of their mark in points."""
+_MARKS_SAY = "larger: 4 and\n16 variants or more"
 
 
 def resources(records: Sequence[Record]) -> list[Figure]:
@@ -30,9 +32,9 @@ def resources(records: Sequence[Record]) -> list[Figure]:
     seconds = [record.data["seconds"]["compile"] for record in records]
     took = f"Variants by the seconds that compiling took: {sum(seconds):.0f} in all, at most {max(seconds):.2f}."
     return [
-        Figure("resources", "Registers and shared memory", words, (6.4, 3.9), partial(_draw_resources, records, archs)),
-        Figure("occupancy", "Occupancy", filled, (6.4, 3.2), partial(_draw_occupancy, records, archs)),
-        Figure("compile_seconds", "Seconds to compile", took, (6.4, 2.8), partial(_draw_seconds, seconds)),
+        Figure("resources", "Registers and shared memory", words, (5.6, 3.6), partial(_draw_resources, records, archs)),
+        Figure("occupancy", "Occupancy", filled, (5.6, 3.0), partial(_draw_occupancy, records, archs)),
+        Figure("compile_seconds", "Seconds to compile", took, (5.6, 2.8), partial(_draw_seconds, seconds)),
     ]
 
 
@@ -47,27 +49,22 @@ def _colour(archs: Sequence[str], arch: str) -> str:
 
 def _draw_resources(records: Sequence[Record], archs: Sequence[str], canvas: Any) -> None:
     axes = canvas.add_subplot()
-    most = 1
-    places: dict[str, Counter[tuple[int, int]]] = {arch: Counter() for arch in archs}
-    for record in records:
-        facts = record.data["resources"]
-        places[record.arch][facts["registers"], facts["smem_bytes"]] += 1
-        most = max(most, places[record.arch][facts["registers"], facts["smem_bytes"]])
     for arch in archs:
-        xs, ys = zip(*places[arch])
-        sizes = [_LEAST_MARK + (_LARGEST_MARK - _LEAST_MARK) * (count - 1) / most for count in places[arch].values()]
-        axes.scatter(
-            xs, [y / 1024 for y in ys], s=sizes, color=_colour(archs, arch), alpha=0.55, linewidths=0, label=arch
-        )
+        facts = (record.data["resources"] for record in records if record.arch == arch)
+        places = Counter((one["registers"], one["smem_bytes"] / 1024) for one in facts)
+        for least, most, points in _MARKS:
+            of_size = [place for place, count in places.items() if least <= count < most]
+            style = {"color": _colour(archs, arch), "alpha": 0.6, "markersize": points, "markeredgewidth": 0}
+            if of_size:
+                axes.plot(*zip(*of_size), "o", **style)
+        axes.plot([], [], "o", color=_colour(archs, arch), label=arch)
     axes.set_xlabel("registers a thread")
     axes.set_ylabel("shared memory a CTA, KiB")
     axes.set_xlim(0, 264)
     axes.set_ylim(bottom=0)
     axes.set_xticks(range(0, 257, 32))
     axes.grid(True)
-    legend = axes.legend(title="larger: more variants", loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=8)
-    for handle in legend.legend_handles:
-        handle.set_sizes([40])
+    axes.legend(title=_MARKS_SAY, loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=8)
 
 
 def _draw_occupancy(records: Sequence[Record], archs: Sequence[str], canvas: Any) -> None:
