@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from records import make_record
 
 from generator.catalog import catalog_kernels
-from generator.emit import Kernel
+from generator.emit import Kernel, emit
 from generator.errors import LibraryError
 from generator.register import planned
 from generator.reporting.figure import Figure
@@ -29,6 +29,8 @@ from generator.reporting.page import Report, _embedded
 from generator.reporting.points import Point, kinds_of, of_sessions, read_bench
 from generator.reporting.variants import COLUMNS, PACK, Entry, variants
 from generator.store.library import Library
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
 from hgemm.bench.work import Work
 from hgemm.measured.session import read_sessions
 from hgemm.record import Record
@@ -48,8 +50,9 @@ def entry(kernel: Kernel) -> Entry:
 
 @pytest.fixture(scope="module")
 def entries() -> list[Entry]:
-    """Fifteen of the shipped kernels, of every architecture."""
-    return [entry(kernel) for kernel in sorted([*catalog_kernels()], key=lambda one: one.symbol)[::8]]
+    """Some of the shipped kernels of 16-bit operands, of every architecture."""
+    shipped = [kernel for kernel in catalog_kernels() if kernel.plan.spec.operand_bytes == 2]
+    return [entry(kernel) for kernel in sorted(shipped, key=lambda one: one.symbol)[::8]]
 
 
 def point(**changes: Any) -> Point:
@@ -136,6 +139,14 @@ def test_every_variant_comes_back_from_its_pack(entries: list[Entry]) -> None:
         assert [says[:1] for says, _ in shown["pictures"]] == ["A", "B", "T"] and shown["model"]["bound"]
         assert all(unpacked(data["pictures"][place]).startswith("<svg") for _, place in shown["pictures"])
     assert len(data["pictures"]) == len(set(data["pictures"])) < 2 * len(entries), "alike ones are there once"
+
+
+def test_what_cannot_be_drawn_has_no_pictures() -> None:
+    (plan,) = sweep(
+        [{"arch": "sm_80", "dtype_a": "tf32", "dtype_b": "tf32", "layout": "nn", "tile": "128x128x16"}]
+    ).plans
+    data = variants([entry(emit(plan, templates_folder()))], [])
+    assert unpacked(data["packs"][0])[0]["pictures"] == [] and data["pictures"] == []
 
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6))

@@ -24,10 +24,7 @@ def picture_of(plan: Plan, symbol: str) -> str:
     """Return the SVG of a plan's kernel. Raises RequestError where lanes load single elements, which is not drawn."""
     svg = Svg()
     spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC
-    if by_lanes and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
-        raise RequestError(
-            f"{spec.dtype_a} of layout {spec.layout} is read element by element, not by ldmatrix, and is not drawn: draw one of tn"
-        )
+    _refuse_single_elements(plan)
     svg.text(_LEFT, 32, symbol, 16, bold=True)
     elements = f"{PIECE_BYTES // spec.operand_bytes} elements of {spec.dtype_a}"
     square = f"A square is 16 bytes of shared memory, {elements}. Its number and colour are the group of 4 banks"
@@ -44,6 +41,14 @@ def picture_of(plan: Plan, symbol: str) -> str:
         tile = stored if by_lanes else box_of(stored, smem, plan.threads)
         y += draw_operand(svg, _LEFT, y, name, tile, str(smem), by_lanes) + 26
     return _fragments(svg, y, plan).document()
+
+
+def _refuse_single_elements(plan: Plan) -> None:
+    spec = plan.spec
+    if spec.family == MMA_SYNC and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
+        raise RequestError(
+            f"{spec.dtype_a} of layout {spec.layout} is read element by element, not by ldmatrix, and is not drawn: draw one of tn"
+        )
 
 
 def box_of(operand: OperandBoxes, smem: Smem, threads: int) -> OperandTile:
@@ -98,14 +103,14 @@ class Pictures:
         self._drawn: dict[Any, str] = {}
 
     def of(self, plan: Plan) -> list[tuple[str, str]]:
-        """Return the pictures of a plan's kernel, each after a line that says what it shows."""
+        """Return the pictures of a plan's kernel, each after a line that says what it shows. Raises RequestError as above."""
+        _refuse_single_elements(plan)
         spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC
         first, second = (plan.b, plan.a) if spec.swapped else (plan.a, plan.b)
         found = []
         for name, stored, smem in (("A", first, spec.smem_a), ("B", second, spec.smem_b)):
-            tile = replace(
-                stored if by_lanes else box_of(stored, smem, plan.threads), threads=0
-            )  # which no picture shows
+            shown = stored if by_lanes else box_of(stored, smem, plan.threads)
+            tile = replace(shown, threads=0)  # which no picture shows
             key = name, tile, str(smem), by_lanes
             found.append((f"{name} among the banks of shared memory", self._once(key, partial(_operand, *key))))
         key = spec.mma, spec.dtype_a, spec.acc, spec.swapped

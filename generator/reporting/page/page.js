@@ -155,7 +155,10 @@ function proof(values) {
 
 async function pictures(list) {
   const section = make("section", { class: "pictures" }, make("h3", {}, "Where its operands lie"));
-  if (!list.length) section.append(make("p", {}, "This version cannot draw them."));
+  section.append(make("p", {}, list.length
+    ? "A square is 16 bytes of shared memory; its number and colour are the group of 4 banks, of 8, that holds it. " +
+      "What is framed is read at once: pieces of one frame in one group wait for one another."
+    : "Kernels of this kind are not drawn."));
   for (const [says, place] of list) {
     const image = make("img", { alt: says, src: "data:image/svg+xml," + encodeURIComponent(await unpacked(data.pictures[place])) });
     section.append(make("figure", {}, make("figcaption", {}, says), make("div", { class: "scroll", tabindex: 0 }, image)));
