@@ -166,6 +166,13 @@ def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made
     assert call(tmp_path, "--from", tmp_path / "kept.json").stdout == result.stdout
 
 
+def test_a_ladder_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SYSTEM)
+    mine, shipped = (call(tmp_path, name, "--static").stdout for name in (tmp_path / "mine.toml", "x"))
+    assert mine == shipped.replace("x: A ladder", "mine: A ladder")
+    assert "cannot be read" in str(call(tmp_path, tmp_path / "none.toml", "--static").exception)
+
+
 def test_where_there_is_no_gpu_the_same_is_printed_and_said(tmp_path: Path, monkeypatch) -> None:
     def none() -> None:
         raise DeviceError("no NVIDIA GPU here")

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from generator.arch import parse_arch
-from generator.catalog.recipes import System, load_system, system_names
+from generator.catalog.recipes import System, load_system, read_system, system_names
 from generator.commands.device_check import open_kernel
 from generator.commands.emulate import Prover, cores, workshop
 from generator.commands.ladder import Ladder, about, card_of, ladder_here, ladder_on
@@ -100,7 +100,10 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _named(names: Sequence[str]) -> list[System]:
-    return [load_system(name) for name in _chosen(system_names(), names)]
+    """Return the systems that are named, and those that files of the user's own describe."""
+    files = [Path(name) for name in names if name.endswith(".toml")]
+    shipped = [name for name in names if not name.endswith(".toml")]
+    return [load_system(name) for name in _chosen(system_names(), shipped)] + [read_system(path) for path in files]
 
 
 def _chosen(known: Sequence[str], patterns: Sequence[str]) -> list[str]:

@@ -14,11 +14,12 @@ from generator.commands.common_options import json_option, library_option
 _HELP = """Climb a published ladder of kernels: make the kernel of each step, run them beside cuBLASLt in the same rounds, and
 print what changed, the rate, the speed over the step before and the part of cuBLASLt's, beside the published figures.
 
-SYSTEMS are names or globs, s3 or 's*'; without one, the systems and their steps are listed. Without a GPU, or with
---static, what is known before a run is printed: registers, shared memory, bank conflicts and, where this machine has a C++
-compiler, the sectors that the kernels move when they are run on the CPU.
+SYSTEMS are names or globs, s3 or 's*', or files of your own, written as those in generator/catalog/recipes; without one, the
+systems and their steps are listed. Without a GPU, or with --static, what is known before a run is printed: registers, shared
+memory, bank conflicts, what the model allows, and, where this machine has a C++ compiler, the sectors that the kernels move
+when they are run on the CPU.
 
-\\b
+\b
 Examples:
   hgemm ladder s3
   hgemm ladder s1 s3 --shapes 4096x4096x4096 --keep ladders.json --to ladders.svg
