@@ -23,7 +23,7 @@ STRIDE_MULTIPLE_BYTES = 16
 MAX_EXTENT = 2**32
 
 _ELEMENTS = {"f16": "FLOAT16", "bf16": "BFLOAT16", "tf32": "TFLOAT32", "f32": "FLOAT32"}
-"""Names in the driver; of TFLOAT32 the TMA rounds what it loads to the bits that are multiplied."""
+"""Names in the driver; of TFLOAT32 the TMA converts what it loads to the bits that are multiplied."""
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
