@@ -199,6 +199,8 @@ class Selector:
         if not kinds:
             there = sorted({group.arch for group in self.table.groups})
             return f"no variant runs on {self.target.name}: the library has {', '.join(there) or 'none'}"
+        if wanted.kind.dtype_a != wanted.kind.dtype_b or wanted.kind.dtype_a == "f32":
+            return f"no kernel computes {wanted.kind}: A and B are both f16, both bf16, or f32 multiplied as tf32"
         way_out = f"`hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add` makes one"
         if not any(serves(kind, wanted.kind.code) for kind in kinds):
             return f"no variant computes {wanted.kind} on {self.target.name}: {way_out}"

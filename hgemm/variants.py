@@ -61,9 +61,9 @@ def stamp_of(status: os.stat_result) -> str:
 def require(library: Path) -> None:
     """Raise LibraryError where there is no library at this place."""
     if not library.exists():
-        raise LibraryError(f"library {library} does not exist: run `generate` first, or name one with --library")
+        raise LibraryError(f"library {library} does not exist: run `generate` first, or name another folder")
     if not library.is_dir():
-        raise LibraryError(f"library {library} is a file, not a folder: name another with --library")
+        raise LibraryError(f"library {library} is a file: name a folder")
 
 
 def scan(library: Path) -> dict[str, str]:

@@ -196,6 +196,8 @@ def test_the_module_imports_no_generator() -> None:
     [
         ([], "name problems: --suite public"),
         (["--suite", "nothing"], "no suite 'nothing': name a file, or one of public"),
+        (["--suite", ROOT / "pyproject.toml"], "cannot be read (JSONDecodeError"),
+        (["--suite", ROOT / "benchmarks" / "data" / "ablation_h200.json"], "is no list of problems or groups"),
         (["--suite", "public", "--group", "cubes"], "no group 'cubes' in the suite: it has square, rectangular"),
         (["--m", "12:x"], "--m '12:x' is malformed"),
         (["--m", "0"], "--m '0' names no positive number"),

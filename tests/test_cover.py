@@ -107,6 +107,8 @@ def test_every_problem_of_what_is_covered_is_served() -> None:
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(RequestError, match="dtype_a 'f8' is unknown"):
         kinds_of(["f8"], ["tn"], ["none"], ["none"])
+    with pytest.raises(RequestError, match="no kernel multiplies f32 as it is: use tf32:f16"):
+        kinds_of(["f32:f16"], ["tn"], ["none"], ["none"])
 
 
 def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(

@@ -222,6 +222,9 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
         selector.choose(Wanted(Kind(activation="gelu"), 1, 1, 1))
     with pytest.raises(UnfitError, match="--arch 90 --types f16:f32 --layout nt --bias row --add` makes one"):
         selector.choose(Wanted(Kind("nt", dtype_d="f32", bias="row"), 1, 1, 1))
+    for types in (("f16", "bf16"), ("f32", "f32")):
+        with pytest.raises(UnfitError, match="A and B are both f16, both bf16, or f32 multiplied as tf32"):
+            selector.choose(Wanted(Kind("tn", *types), 1, 1, 1))
     only_80 = Selector(Table.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
     with pytest.raises(UnfitError, match="no variant runs on sm_90: the library has sm_120"):
         only_80.choose(Wanted(Kind(), 1, 1, 1))

@@ -90,7 +90,7 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise LibraryError(f"{path} cannot be read: {error}") from None
+        raise LibraryError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     known = isinstance(document, dict) and (document.get("kind"), document.get("schema")) == (KIND, SCHEMA)
     ladders = document.get("ladders") if known else None
     if not isinstance(ladders, list) or not all(isinstance(one, dict) and "system" in one for one in ladders):

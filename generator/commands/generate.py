@@ -67,6 +67,8 @@ def run(options: dict[str, Any]) -> int:
         click.echo(f"generate: shard {shard} has {len(plans)} of {len(asked.plans)} variants", err=True)
     if options["dry_run"]:
         return _dry_run(plans, settings, options["as_json"])
+    if not plans:  # a part of a sweep that is empty can be merged, too
+        settings.library.folder.mkdir(parents=True, exist_ok=True)
     with progress(len(plans), options["quiet"]) as tell:
         made = _made(make(plans, settings, options["jobs"] or _cores(), crew), tell)
     _print(made, settings.library, options["as_json"])

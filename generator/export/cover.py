@@ -10,6 +10,7 @@ from itertools import product
 from generator.arch import ARCHS
 from generator.layouts import PIECE_BYTES
 from hgemm.dtypes import DTYPES, in_memory
+from hgemm.errors import RequestError
 from hgemm.kinds import Kind, word_of
 from hgemm.select import Selector, Wanted
 from hgemm.table import Table
@@ -76,6 +77,8 @@ def kinds_of(
     found = []
     for text, layout, bias, activation in product(types, layouts, biases, activations):
         dtype, _, dtype_d = text.partition(":")
+        if dtype == "f32":
+            raise RequestError(f"no kernel multiplies f32 as it is: use {text.replace('f32', 'tf32', 1)}")
         found.append(Kind(layout, dtype, dtype, dtype_d or in_memory(dtype), "f32", bias, activation))
     return found
 

@@ -27,6 +27,10 @@ def read_suite(name: str, groups: str = "") -> list[Work]:
     path = FOLDER / f"{name}.json" if name in names() else Path(name)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+            raise RequestError(
+                f"suite {name} is no list of problems or groups: write them as in {FOLDER / 'public.json'}"
+            )
         works = [checked(work) for entry in entries for work in _works(entry)]
     except FileNotFoundError:
         raise RequestError(f"no suite {name!a}: name a file, or one of {', '.join(names())}") from None
