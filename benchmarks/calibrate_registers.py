@@ -38,10 +38,10 @@ NEAR = range(-40, 60)
 TURNS = ("near", "even", "near", "even", "near")
 
 
-def draw(source: random.Random, staged: bool = False) -> Plan:
-    """Return the plan of a random spec that breaks no rule, unless that of registers."""
+def draw(source: random.Random, staged: bool = False, **fields: str) -> Plan:
+    """Return the plan of a random spec, but for the fields that are given, that breaks no rule, unless that of registers."""
     while True:
-        plan = plan_of(resolve(_request(source) | (_staged(source) if staged else {})))
+        plan = plan_of(resolve(_request(source) | (_staged(source) if staged else {}) | fields))
         broken = {rule.name for rule in RULES if rule.broken(plan)}
         if broken <= {"registers"}:
             return plan

@@ -2,9 +2,10 @@
 
     python -m benchmarks.emulate_random --seed 1 --count 200 [-j 2] [--json benchmarks/data/emulate_random.json]
     python -m benchmarks.emulate_random --family staged --seed 1 --count 60 [--json benchmarks/data/emulate_random_staged.json]
+    python -m benchmarks.emulate_random --family wmma16 --seed 1 --count 50
     python -m benchmarks.emulate_random --family wgmma --seed 1 --count 60 [--json benchmarks/data/emulate_random_sm90a.json]
 
-Specs of the mma.sync family, with asynchronous or with staged copies, or of that on wgmma, are drawn over tiles, warp tiles,
+Specs of the mma.sync family, with asynchronous or with staged copies or on WMMA, or of that on wgmma, are drawn over tiles, warp tiles,
 stages, layouts, types, alignments, swizzles and pads, clusters, rasters, schedules and epilogues; those that break a rule,
 registers of mma.sync left aside, are drawn again. The same seed draws the same specs. Nothing is compiled for a GPU. Exit
 status 1 says that one was not proved.
@@ -63,10 +64,10 @@ _PLACEMENTS = [
 ]
 
 
-def draw(source: random.Random, staged: bool = False) -> Plan:
+def draw(source: random.Random, staged: bool = False, **fields: str) -> Plan:
     """Return the plan of a random legal spec, its placements and its schedule random too in half of all cases."""
     while True:
-        plan = draw_request(source, staged)
+        plan = draw_request(source, staged, **fields)
         if source.random() < 0.5:
             tile = plan.spec.cta_tile
             plan = plan.having(
@@ -104,7 +105,12 @@ def draw_wgmma(source: random.Random) -> Plan:
             return plan
 
 
-DRAWS = {"mma.sync": draw, "staged": partial(draw, staged=True), "wgmma": draw_wgmma}
+DRAWS = {
+    "mma.sync": draw,
+    "staged": partial(draw, staged=True),
+    "wmma16": partial(draw, mma="wmma16"),
+    "wgmma": draw_wgmma,
+}
 
 
 def drawn(seed: int, count: int, family: str = "mma.sync") -> list[Plan]:

@@ -76,6 +76,9 @@ SPACINGS = (
     {"stages": "2", "fragment_stages": "1"},
     {"stages": "2", "fragment_stages": "2"},
     {"stages": "1", "tile": "96x64x48", "warp_tile": "96x16"},
+    {"stages": "1", "tile": "32x32x16", "warp_tile": "16x16"},
+    {"stages": "1", "mma": "wmma16", "smem": "pad:8"},
+    {"stages": "2", "mma": "wmma16", "smem": "pad:8"},
 )
 
 

@@ -36,7 +36,7 @@ struct StagedMainloop {
 
   static_assert(stages == 1 || stages == 2, "one k-tile is multiplied while the next one is in registers");
   static_assert(stages == 2 || !ahead, "a k-tile read ahead of its time needs a stage of its own");
-  static_assert(first_store >= (stages == 1 ? last_read : 0), "too few products between the stores");
+  static_assert(first_store >= (stages == 1 && last_read > 0 ? last_read : 0), "too few products between the stores");
 
   Shared& shared;
   CopyA copy_a;

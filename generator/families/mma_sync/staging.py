@@ -69,7 +69,9 @@ def room(plan: MmaSyncPlan) -> int:
     With one stage those after which no warp reads the k-tile any more, with two all of a k-tile.
     """
     mma_m, mma_n = plan.spec.warp_tile.m // 16, plan.spec.warp_tile.n // plan.mma_n
-    products = plan.k_blocks * mma_m * mma_n - 1 if plan.spec.stages > 1 else a_rows(plan) * mma_n
+    products = plan.k_blocks * mma_m * mma_n - 1  # after the first
+    if plan.spec.stages == 1:
+        products = min(products, a_rows(plan) * mma_n)
     return products * plan.mma_per_product
 
 
