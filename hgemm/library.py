@@ -100,13 +100,15 @@ class Library:
         c: Any = None,
         workspace: Any = None,
         stream: Any = None,
+        precision: str = "",
     ) -> Any:
         """Launch out = activation(alpha * a b + beta * c + bias) by the variant that serves it, and return `out` without waiting.
 
         Without `out` one is made, of the type of `a`; without `stream`, the current one of the library that `out` is of (torch,
         CuPy) is taken, and the legacy default one of others. Variants that split k are chosen only where a `workspace` is
         given, any array of as many bytes, used by one call at a time. The first call of a geometry chooses and loads:
-        capture later ones in graphs, or a Plan's.
+        capture later ones in graphs, or a Plan's. Arrays of f32 are multiplied with `precision="tf32"` only, which says what is
+        lost: 13 of their 24 significant bits.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,) (where m is n, one for each column), each with or
             without a leading batch; of each matrix one of the last two axes is contiguous, of out and c the last.
@@ -117,7 +119,7 @@ class Library:
             from hgemm.matmul import empty_product
 
             out = empty_product(a, b)
-        return self._calls.run(a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none"))
+        return self._calls.run(a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none", precision))
 
     def plan(self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int = 0) -> Plan:  # noqa: B008
         """Choose the variant for a problem and load it.

@@ -18,8 +18,8 @@ from hgemm.readers import READERS
 from hgemm.select import Choice, Selector, Wanted
 from hgemm.target import Target
 
-_MULTIPLIED = {"f32": "tf32"}
-"""What arrays of a type are multiplied as, where that is another one."""
+PRECISIONS = ("", "tf32")
+"""What f32 may be multiplied as: nothing unless it is asked for, since tf32 keeps 11 of its 24 significant bits."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Options:
     alpha: float = 1.0
     beta: float = 0.0
     activation: str = "none"
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def kinds(views: Mapping[str, View], options: Options) -> Iterator[Kind]:
     """
     if options.activation not in ACTIVATIONS:
         raise ProblemError(f"activation {options.activation!a} is unknown: use {', '.join(ACTIVATIONS)}")
+    if options.precision not in PRECISIONS:
+        raise ProblemError(f"precision {options.precision!a} is unknown: use tf32, for f32 arrays")
     for name in "ABD":
         if views[name].dtype not in OUTPUTS:
             raise ProblemError(f"{name} is {views[name].dtype}: use {', '.join(OUTPUTS)}")
@@ -97,9 +100,19 @@ def kinds(views: Mapping[str, View], options: Options) -> Iterator[Kind]:
     bias = "none"
     if "bias" in views:  # where m is n, that of a linear layer
         bias = "row" if views["bias"].shape[-1:] == views["B"].shape[-1:] else "column"
-    types = (*(_MULTIPLIED.get(views[name].dtype, views[name].dtype) for name in "AB"), views["D"].dtype)
+    types = (*(_multiplied(views[name].dtype, name, options) for name in "AB"), views["D"].dtype)
     for letters in product(a_words, b_words):
         yield Kind("".join(letters), *types, bias=bias, activation=options.activation)
+
+
+def _multiplied(dtype: str, name: str, options: Options) -> str:
+    """Return what the elements of a matrix are multiplied as."""
+    if dtype == "f32" and options.precision != "tf32":
+        raise ProblemError(
+            f"{name} is f32, of whose 24 significant bits tensor cores multiply 11: allow that by precision='tf32', of the "
+            "operator of torch by torch.set_float32_matmul_precision('high'), or bring f16 or bf16"
+        )
+    return "tf32" if dtype == "f32" else dtype
 
 
 def folded(views: Mapping[str, View]) -> dict[str, View]:

@@ -50,7 +50,8 @@ def matmul(
 ) -> Tensor:
     """Return activation(alpha * a b + beta * c + bias) as a new tensor, with gradients for all four tensors.
 
-    Shapes: as Library.matmul; where a batch is broadcast, its gradient is summed. Raises: as Library.matmul.
+    Shapes: as Library.matmul; where a batch is broadcast, its gradient is summed. float32 is multiplied as tf32 where
+        torch.set_float32_matmul_precision allows it, and refused otherwise. Raises: as Library.matmul.
     """
     return torch.ops.hgemm.matmul(a, b, bias, c, alpha=alpha, beta=beta, activation=activation)
 
@@ -93,7 +94,10 @@ class Linear(nn.Linear):
 
 
 def _launch(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
-    return used_library().matmul(_readable(a), _readable(b), None, bias, activation, alpha, beta, c)
+    precision = "tf32" if a.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest" else ""
+    return used_library().matmul(
+        _readable(a), _readable(b), None, bias, activation, alpha, beta, c, precision=precision
+    )
 
 
 def _readable(x: Tensor) -> Tensor:

@@ -69,7 +69,11 @@ def array(*shape: int, dtype: str = "f32") -> View:
 
 def test_arrays_of_f32_are_multiplied_as_tf32() -> None:
     views = {"A": array(32, 16), "B": array(16, 48), "D": array(32, 48)}
-    (kind,) = kinds(views, Options())
+    with pytest.raises(
+        ProblemError, match="A is f32, of whose 24 significant bits tensor cores multiply 11: allow that"
+    ):
+        next(kinds(views, Options()))
+    (kind,) = kinds(views, Options(precision="tf32"))
     assert kind == Kind("tt", "tf32", "tf32", "f32") and word_of(kind.code, "dtype_a") == "tf32"
     facts = Facts.of(record(layout="tt", dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
     problem = problem_of(facts, views)
