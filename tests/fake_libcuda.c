@@ -135,7 +135,7 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, ui
 
 enum { F16, BF16, F32 };
 
-static int type_of(char const *word) { return word[0] == 'b' ? BF16 : word[1] == '3' ? F32 : F16; }
+static int type_of(char const *word) { return word[0] == 'b' ? BF16 : word[0] == 't' || word[1] == '3' ? F32 : F16; }
 
 static double load(uint64_t base, int64_t index, int type) {
   uint16_t half;

@@ -223,8 +223,8 @@ def test_the_examples_makefile_builds_it(paper_export: Path, cuda: dict[str, str
 
 
 def test_devices_that_have_no_kernel_or_are_not_there_are_told(example: Path, cuda: dict[str, str]) -> None:
-    done = run(example, FAKE_CAPABILITY="75", **cuda)
-    assert done.returncode == 1 and "no kernel of this library runs on sm_75" in done.stderr
+    done = run(example, FAKE_CAPABILITY="70", **cuda)
+    assert done.returncode == 1 and "no kernel of this library runs on sm_70" in done.stderr
     assert run(example, FAKE_COUNT="0", **cuda).returncode == NO_GPU
     done = run(example, FAKE_FAIL="cuInit", **cuda)
     assert done.returncode == NO_GPU and "the driver says 100" in done.stdout

@@ -278,7 +278,7 @@ def test_missing_and_misplaced_libraries_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="does not exist: run `generate` first"):
         Library(tmp_path / "none").rows()
     (tmp_path / "file").write_text("")
-    with pytest.raises(LibraryError, match="is a file, not a folder"):
+    with pytest.raises(LibraryError, match="is a file: name a folder"):
         Library(tmp_path / "file").rows()
     with pytest.raises(LibraryError, match="a file stands where a folder is needed"):
         publish(Library(tmp_path / "file"))
