@@ -5,7 +5,7 @@
     python -m benchmarks.emulate_random --family wmma16 --seed 1 --count 50
     python -m benchmarks.emulate_random --family wgmma --seed 1 --count 60 [--json benchmarks/data/emulate_random_sm90a.json]
 
-Specs of the mma.sync family, with asynchronous or with staged copies or on WMMA, or of that on wgmma, are drawn over tiles, warp tiles,
+Specs of the mma.sync family, with asynchronous or staged copies or on WMMA, or of that on wgmma, are drawn over tiles, warp tiles,
 stages, layouts, types, alignments, swizzles and pads, clusters, rasters, schedules and epilogues; those that break a rule,
 registers of mma.sync left aside, are drawn again. The same seed draws the same specs. Nothing is compiled for a GPU. Exit
 status 1 says that one was not proved.
