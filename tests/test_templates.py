@@ -27,7 +27,7 @@ EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"
 OWN = sorted(path.relative_to(TEMPLATES).as_posix() for path in (TEMPLATES / "hgemm").glob("*.cuh"))
 IN_CUTE = sorted(path.relative_to(TEMPLATES).as_posix() for path in (TEMPLATES / "hgemm" / "cute").glob("*.cuh"))
 LEAN = sorted(path.relative_to(TEMPLATES / "lean").as_posix() for path in (TEMPLATES / "lean").rglob("*.h*"))
-DOORS = ("hgemm/atoms_device.cuh", "hgemm/atoms_sm90_device.cuh")
+DOORS = ("hgemm/atoms_device.cuh", "hgemm/atoms_sm90_device.cuh", "hgemm/atoms_wmma_device.cuh")
 """The implementations of the atom layer, which alone may touch the machine, and set the switches of CuTe."""
 SECTIONS = {
     "hgemm/gemm.cuh": ["This CTA's place", "Mainloop", "Epilogue"],

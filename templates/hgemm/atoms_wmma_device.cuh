@@ -28,7 +28,8 @@ constexpr int wmma_registers<f16> = 8;
     }                                                                                                                   \
   } while (false)
 
-// The 16 x 16 of A (m, k), or of B (k, n), whose first element is at `corner`, rows (BY_ROWS) or columns `pitch` elements apart.
+// The 16 x 16 of A (m, k), or of B (k, n), whose first element is at `corner`, rows (BY_ROWS) or columns `pitch` elements
+// apart.
 template <class In, bool OF_A, bool BY_ROWS>
 HGEMM_DEVICE void wmma_load(In const* corner, int pitch, uint32_t (&r)[wmma_registers<In>]) {
   uint32_t const address = cute::cast_smem_ptr_to_uint(corner);

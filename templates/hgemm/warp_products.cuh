@@ -1,5 +1,5 @@
-// What one warp does with a stage: reads fragments by ldmatrix and multiplies them by mma.sync, or both by WMMA, in an order that
-// reads a fragment long before its first product. How stages are filled is the mainloops' matter.
+// What one warp does with a stage: reads fragments by ldmatrix and multiplies them by mma.sync, or both by WMMA, in an order
+// that reads a fragment long before its first product. How stages are filled is the mainloops' matter.
 #pragma once
 
 #include <hgemm/accumulators.cuh>
