@@ -26,6 +26,7 @@ from generator.verbs import ladder
 from hgemm.bench import cublaslt
 from hgemm.errors import DeviceError
 
+ROOT = Path(__file__).resolve().parents[1]
 SYSTEM = """
 title = "A ladder of two"
 source = "nowhere"
@@ -318,5 +319,9 @@ def test_a_file_that_holds_no_ladders_or_cannot_be_written_is_refused(tmp_path: 
     for ladders in ("7", "[7]", "[{}]"):
         (tmp_path / "other.json").write_text(f'{{"kind": "ladders", "schema": 1, "ladders": {ladders}}}')
         assert "holds no ladders" in str(call(tmp_path, "--from", tmp_path / "other.json").exception)
+    shipped = json.loads((ROOT / "benchmarks" / "data" / "ladders_h200.json").read_text())
+    del shipped["ladders"][0]["steps"][0]["registers"]
+    (tmp_path / "other.json").write_text(json.dumps(shipped))
+    assert "registers" in str(call(tmp_path, "--from", tmp_path / "other.json").exception)
     assert "cannot be read" in str(call(tmp_path, "--from", tmp_path / "none.json").exception)
     assert "cannot write" in str(call(tmp_path, "x", "--keep", tmp_path / "no" / "k.json").exception) and not made

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from records import make_record
 
 from generator.catalog import catalog_kernels
+from generator.commands.kept_ladders import read as read_ladders
 from generator.emit import Kernel, emit
 from generator.errors import LibraryError
 from generator.register import planned
 from generator.reporting.figure import Figure
-from generator.reporting.ladders import read_ladders
 from generator.reporting.page import Report, _embedded
 from generator.reporting.points import Point, kinds_of, of_sessions, read_bench
 from generator.reporting.variants import COLUMNS, PACK, Entry, variants

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,12 +14,13 @@ from generator.arch import parse_arch
 from generator.catalog.recipes import System, load_system, read_system, system_names
 from generator.commands.device_check import open_kernel
 from generator.commands.emulate import Prover, cores, workshop
+from generator.commands.kept_ladders import KIND, SCHEMA, chosen, read
 from generator.commands.ladder import Ladder, about, card_of, ladder_here, ladder_on
 from generator.commands.ladder_table import csv_text, text
 from generator.commands.progress import progress
 from generator.commands.table import to_text
 from generator.drawing.curve import curve, form_of, require_matplotlib
-from generator.errors import LibraryError, RequestError
+from generator.errors import LibraryError
 from generator.executor.host_compiler import NoCompiler
 from generator.pipeline import Outcome, Settings, make
 from generator.store.disk import told
@@ -35,9 +35,6 @@ from hgemm.disk import require_writable
 from hgemm.errors import DeviceError
 from hgemm.images import cubin_runs
 from hgemm.kernel import Kernel
-
-SCHEMA = 1
-KIND = "ladders"
 
 
 def listing(as_json: bool) -> str:
@@ -82,35 +79,11 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
     return int(any(ladder.get("refused") for ladder in document["ladders"]))
 
 
-def read(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return a document that was kept, with the ladders of the systems that are named, or all.
-
-    Raises: LibraryError where the file holds no such document, RequestError where a name matches none of its ladders.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LibraryError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    known = isinstance(document, dict) and (document.get("kind"), document.get("schema")) == (KIND, SCHEMA)
-    ladders = document.get("ladders") if known else None
-    if not isinstance(ladders, list) or not all(isinstance(one, dict) and "system" in one for one in ladders):
-        raise LibraryError(f"{path} holds no ladders: name a file that `hgemm ladder --keep` wrote")
-    chosen = _chosen([str(ladder["system"]) for ladder in ladders], names or ["*"])
-    return {**document, "ladders": [ladder for ladder in ladders if str(ladder["system"]) in chosen]}
-
-
 def _named(names: Sequence[str]) -> list[System]:
     """Return the systems that are named, and those that files of the user's own describe."""
     files = [Path(name) for name in names if name.endswith(".toml")]
     shipped = [name for name in names if not name.endswith(".toml")]
-    return [load_system(name) for name in _chosen(system_names(), shipped)] + [read_system(path) for path in files]
-
-
-def _chosen(known: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    for pattern in patterns:
-        if not fnmatch.filter(known, pattern):
-            raise RequestError(f"no ladder is named '{pattern}': there are {', '.join(dict.fromkeys(known))}")
-    return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    return [load_system(name) for name in chosen(system_names(), shipped)] + [read_system(path) for path in files]
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from generator.commands.kept_ladders import read as read_ladders
 from generator.drawing.curve import require_matplotlib
 from generator.errors import HgemmError
-from generator.reporting.ladders import read_ladders
 from generator.reporting.page import Report
 from generator.reporting.points import of_sessions, read_bench
 from generator.reporting.variants import Entry, read_entries

@@ -48,7 +48,8 @@ class Section:
 class Report:
     """What a report is made of: variants that were read and checked, what was measured, ladders.
 
-    Fields: `title` stands above; `told` are sentences about what was left out; `ladders` are documents of `read_ladders`.
+    Fields: `title` stands above; `told` are sentences about what was left out;
+    `ladders` are documents of `generator.commands.kept_ladders`.
     """
 
     title: str

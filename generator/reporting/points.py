@@ -9,21 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from generator.errors import LibraryError
-from hgemm.bench.work import ACCUMULATORS, LAYOUTS, Work
-from hgemm.dtypes import DTYPES
+from hgemm.bench.work import WORK, Work
 from hgemm.measured.session import Result, Session, Time
-from hgemm.schema import NAME, TEXT, Mismatch, fields, integer, list_of, map_of, number, plain, text
+from hgemm.schema import NAME, TEXT, Mismatch, fields, integer, list_of, map_of, number, plain
 
 _SCHEMA = 1
-_EXTENT = integer(low=1, high=2**31 - 1)
-_KINDS = {"layout": LAYOUTS, **{f"dtype_{name}": tuple(DTYPES) for name in "abd"}, "acc": ACCUMULATORS}
-WORK = fields(
-    {
-        **dict.fromkeys(("m", "n", "k", "batch"), _EXTENT),
-        **{name: text("|".join(values), f"one of {', '.join(values)}") for name, values in _KINDS.items()},
-        "group": TEXT,
-    }
-)
 _US = number(low=1e-6)
 
 

@@ -10,10 +10,22 @@ from hgemm.cases import Shape
 from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import RequestError
 from hgemm.facts import Facts
+from hgemm.schema import TEXT, fields, integer, text
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
+
+_EXTENT = integer(low=1, high=2**31 - 1)
+_KINDS = {"layout": LAYOUTS, **{f"dtype_{name}": tuple(DTYPES) for name in "abd"}, "acc": ACCUMULATORS}
+WORK = fields(
+    {
+        **dict.fromkeys(("m", "n", "k", "batch"), _EXTENT),
+        **{name: text("|".join(values), f"one of {', '.join(values)}") for name, values in _KINDS.items()},
+        "group": TEXT,
+    }
+)
+"""What a problem is in documents that were kept: `Work.plain`."""
 
 
 @dataclass(frozen=True)
