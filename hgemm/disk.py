@@ -42,6 +42,24 @@ def require_writable(*places: Path | None) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader finds the old one or the new one; what is no file, as a pipe, is written to as it is.
+
+    Raises: LibraryError where the disk refuses.
+    """
+    with told("write", path):
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        place = path.resolve()
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def reason_of(error: OSError) -> str:
     """Say why the disk refused, and what to do."""
     return REASONS.get(error.errno or 0, f"{error.strerror or error}: check the folder and try again")

@@ -177,14 +177,17 @@ def test_a_compiler_that_fails_leaves_nothing(small_library: Library, tmp_path: 
 
 
 def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
-    small_library: Library, tmp_path: Path
+    small_library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["export", "--library", small_library.folder, "--uncompressed", "--kernels", "*_tn_*,*_tt_*"]
     done = call("hgemm", *words, "--to", tmp_path / "a", "--cc", "absent")
+    assert done.returncode == 1 and "no C compiler 'absent' is here" in done.stderr and not (tmp_path / "a").exists()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    done = call("hgemm", *words, "--to", tmp_path / "a")
     assert done.returncode == 0 and "2 kernels for sm_80" in done.stdout
     assert (
-        done.stderr.strip()
-        == "hgemm: no C compiler 'absent' and `ar` here: the sources are written, and lib/ is left to CMake"
+        done.stderr.strip() == "hgemm: no C compiler 'cc' is here: the sources are written, and lib/ is left to CMake"
     )
     assert not list((tmp_path / "a" / "lib").glob("*.so")) and (tmp_path / "a" / "CMakeLists.txt").is_file()
     done = call("hgemm", *words, "--to", tmp_path / "b", "--json", "--prefix", "9lives")

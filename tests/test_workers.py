@@ -109,6 +109,16 @@ def pool_of(executor: ThreadPoolExecutor, width: int, check: Callable[[], None] 
     return Pool(executor, lambda: width, check, lambda error: str(error) if isinstance(error, Died) else "")
 
 
+class CountedThreads(ThreadPoolExecutor):
+    def __init__(self, width: int, count: Callable[[], None]) -> None:
+        super().__init__(width)
+        self.count = count
+
+    def submit(self, *given: Any, **named: Any) -> Any:
+        self.count()
+        return super().submit(*given, **named)
+
+
 class Fleet:
     """A pool of threads that counts what is under way, and loses the worker of an item as often as `deaths` says."""
 
@@ -127,17 +137,13 @@ class Fleet:
             raise Died("of old age")
         return [-item for item in items]
 
+    def count(self) -> None:
+        with self.lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+
     def results(self, items: list[int]) -> list[tuple[int, Any]]:
-        with ThreadPoolExecutor(self.width) as executor:
-            submit = executor.submit
-
-            def counted(*given: Any) -> Any:
-                with self.lock:
-                    self.under_way += 1
-                    self.most = max(self.most, self.under_way)
-                return submit(*given)
-
-            executor.submit = counted  # type: ignore[method-assign]
+        with CountedThreads(self.width, self.count) as executor:
             return list(run(self.task, items, pool_of(executor, self.width)))
 
 

@@ -23,15 +23,14 @@ from generator.drawing.curve import curve, form_of, require_matplotlib
 from generator.errors import LibraryError
 from generator.executor.host_compiler import NoCompiler
 from generator.pipeline import Outcome, Settings, make
-from generator.store.disk import told
 from generator.store.library import Library
 from generator.toolchain import templates_folder
 from hgemm.bench.protocol import Protocol
-from hgemm.bench.runner import write_whole
+from hgemm.bench.runner import write_document
 from hgemm.bench.work import Work, grid
 from hgemm.cases import Shape
 from hgemm.device import Device, open_device
-from hgemm.disk import require_writable
+from hgemm.disk import require_writable, write_whole
 from hgemm.errors import DeviceError
 from hgemm.images import cubin_runs
 from hgemm.kernel import Kernel
@@ -70,9 +69,9 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
     if not document["ladders"]:
         raise LibraryError("no ladder was measured" + (f": {document['lost']}" if document.get("lost") else ""))
     if options["csv"]:
-        _write(options["csv"], csv_text(document["ladders"]).encode())
+        write_whole(options["csv"], csv_text(document["ladders"]).encode())
     if form:
-        _write(options["to"], curve(document, form))
+        write_whole(options["to"], curve(document, form))
     click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
     if document.get("lost"):
         raise DeviceError(document["lost"])
@@ -84,11 +83,6 @@ def _named(names: Sequence[str]) -> list[System]:
     files = [Path(name) for name in names if name.endswith(".toml")]
     shipped = [name for name in names if not name.endswith(".toml")]
     return [load_system(name) for name in chosen(system_names(), shipped)] + [read_system(path) for path in files]
-
-
-def _write(path: Path, content: bytes) -> None:
-    with told("write", path):
-        path.write_bytes(content)
 
 
 # ---- Making and running ---------------------------------------------------------------------------------------------
@@ -113,7 +107,7 @@ def _climbed(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str,
     if device is None:
         document = {"kind": KIND, "schema": SCHEMA, "device": None, "arch": None, "ladders": known}
         if options["keep"]:
-            write_whole(options["keep"], document)
+            write_document(options["keep"], document)
         return document
     loaded = {symbol: made.kernel() for symbol, made in rivals.items()}
     loaded |= {symbol: open_kernel(library, symbol) for symbol in records}

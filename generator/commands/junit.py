@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from generator.commands.device_check import Outcome
-from generator.store.disk import told
+from hgemm.disk import write_whole
 
 
 def write_junit(path: Path, outcomes: Iterable[Outcome]) -> None:
@@ -16,8 +16,7 @@ def write_junit(path: Path, outcomes: Iterable[Outcome]) -> None:
     for outcome in outcomes:
         root.append(_suite(outcome))
     ElementTree.indent(root)
-    with told("write", path):
-        path.write_bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
 
 
 def _suite(outcome: Outcome) -> ElementTree.Element:

@@ -16,7 +16,7 @@ from generator.reporting.variants import Entry, read_entries
 from generator.store.disk import told
 from generator.store.library import Library
 from generator.store.selection import Selection, select_rows
-from hgemm.disk import require_writable
+from hgemm.disk import require_writable, write_whole
 from hgemm.measured.session import read_sessions
 
 
@@ -48,8 +48,7 @@ def run(
         ladders=documents,
         told=[left_out + refused[0]] if refused else [],
     )
-    with told("write", to):
-        to.write_text(report.html(), encoding="utf-8")
+    write_whole(to, report.html().encode())
     yield to
     if png is not None:
         yield from _pictures(report, png)
@@ -58,7 +57,7 @@ def run(
 def _pictures(report: Report, folder: Path) -> Iterator[Path]:
     with told("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for figure in report.figures:
-            path = folder / f"{figure.name}.png"
-            path.write_bytes(figure.png())
-            yield path
+    for figure in report.figures:
+        path = folder / f"{figure.name}.png"
+        write_whole(path, figure.png())
+        yield path

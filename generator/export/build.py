@@ -26,9 +26,16 @@ _EXPORTED = '__attribute__((visibility("default")))'
 TIMEOUT_S = 300
 
 
+def lacking(compiler: str) -> str:
+    """Say what is not here of a compiler and the archiver beside it; nothing where both are."""
+    if not shutil.which(compiler):
+        return f"C compiler {compiler!a}"
+    return "" if shutil.which("ar") else "`ar`, which packs libraries,"
+
+
 def compiler_version(compiler: str) -> str:
-    """Return the first line that a compiler says of itself; nothing where there is none, or no `ar` beside it."""
-    if not shutil.which(compiler) or not shutil.which("ar"):
+    """Return the first line that a compiler says of itself; nothing where something is lacking."""
+    if lacking(compiler):
         return ""
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S)
     return (done.stdout.splitlines() or [""])[0] if done.returncode == 0 else ""

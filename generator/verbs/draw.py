@@ -11,9 +11,9 @@ from generator.drawing.picture import picture_of
 from generator.errors import RequestError
 from generator.plan import plan_of
 from generator.spec import Spec
-from generator.store.disk import told
 from generator.store.library import Library
 from generator.store.selection import resolve
+from hgemm.disk import write_whole
 
 _HELP = """Draw how a variant's operands lie among the banks of shared memory, before and after the swizzle, with the lanes
 of one ldmatrix or the matrices that wgmma reads, and which lane holds which elements of the tensor instruction.
@@ -42,6 +42,5 @@ def command(symbol: str, library: Path, to: Path | None) -> None:
     if to is None:
         click.echo(picture, nl=False)
     else:
-        with told("write", to):
-            to.write_text(picture)
+        write_whole(to, picture.encode())
         click.echo(to)

@@ -10,7 +10,8 @@ import click
 
 from generator.commands.common_options import filter_options, json_option, library_option
 from generator.commands.left_out import tell_left_out
-from generator.errors import LibraryError
+from generator.errors import HgemmError, LibraryError
+from generator.export.build import lacking
 from generator.export.tree import Wish, export
 from generator.store.library import Library
 from generator.store.selection import Selection, select_rows
@@ -42,18 +43,29 @@ Examples:
     "--cc", default="cc", envvar="CC", show_default=True, show_envvar=True, metavar="CC", help="The C compiler."
 )
 @json_option
+@click.pass_context
 def command(
-    library: Path, to: Path, prefix: str, source: bool, uncompressed: bool, cc: str, as_json: bool, **filters: str
+    ctx: click.Context,
+    library: Path,
+    to: Path,
+    prefix: str,
+    source: bool,
+    uncompressed: bool,
+    cc: str,
+    as_json: bool,
+    **filters: str,
 ) -> None:
     symbols = [str(row["symbol"]) for row in select_rows(Library(library), Selection(**filters))]
     tell_left_out(Library(library), Selection(**filters))
+    missing = lacking(cc)
+    if missing and ctx.get_parameter_source("cc") is not click.core.ParameterSource.DEFAULT:
+        raise HgemmError(f"no {missing} is here: name another with --cc, or none for the sources alone")
     if not symbols:
         raise LibraryError(f"no variant in {library} matches: `generate --catalog` makes the shipped ones")
     done = export(open_library(library), to, Wish(symbols, prefix, source, not uncompressed, cc))
     if not done.compiler:
-        click.echo(
-            f"hgemm: no C compiler {cc!a} and `ar` here: the sources are written, and lib/ is left to CMake", err=True
-        )
+        why = f"no {missing} is here" if missing else f"{cc} does not say its version"
+        click.echo(f"hgemm: {why}: the sources are written, and lib/ is left to CMake", err=True)
     if as_json:
         click.echo(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
         return

@@ -14,7 +14,7 @@ from hgemm.bench.contenders import BASELINE, Variant
 from hgemm.bench.measure import Stand, quietly
 from hgemm.bench.protocol import Protocol, Ratio, figures, round_times
 from hgemm.bench.race import LostDevice, Race
-from hgemm.bench.runner import Plan, heading, stand_of, write_whole
+from hgemm.bench.runner import Plan, heading, stand_of, write_document
 from hgemm.bench.work import Work
 from hgemm.device import Device
 from hgemm.errors import DeviceError, HgemmError
@@ -56,7 +56,7 @@ def run(climbs: Sequence[Climb], plan: Plan, device: Device, begin: dict[str, An
             document["ladders"].append({**climb.about, **found, "seconds": seconds})
             tell(_line(climb, found))
             if plan.keep:
-                write_whole(plan.keep, document)
+                write_document(plan.keep, document)
     return document
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from hgemm.bench.results import line
 from hgemm.bench.watch import Watch
 from hgemm.bench.work import Work
 from hgemm.device import Device, driver_cuda
+from hgemm.disk import write_whole
 from hgemm.errors import DeviceError, LibraryError
 from hgemm.kernel import Kernel
 
@@ -164,14 +164,12 @@ def _read(path: Path) -> dict[str, Any]:
 def _keep(plan: Plan, document: dict[str, Any]) -> None:
     if not plan.keep:
         return
-    write_whole(plan.keep, document)
+    write_document(plan.keep, document)
 
 
-def write_whole(path: Path, document: dict[str, Any]) -> None:
-    """Write a document so that a reader finds the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Write a document as JSON, whole. Raises LibraryError where the disk refuses."""
+    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def _left_over(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]) -> list[tuple[Work, str]]:

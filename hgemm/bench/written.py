@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 from hgemm.bench.results import Result, line, row
 from hgemm.bench.work import Work
-from hgemm.errors import LibraryError
+from hgemm.disk import write_whole
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
     """Write a row a result. Raises LibraryError where the file cannot be written."""
     rows = [row(result) for result in results]
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise LibraryError(f"cannot write {path}: {error.strerror or error}") from None
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())
 
 
 def write_junit(path: Path, results: Sequence[Result]) -> None:
@@ -40,7 +39,4 @@ def write_junit(path: Path, results: Sequence[Result]) -> None:
             else:
                 ElementTree.SubElement(case, "system-out").text = line(result)
     ElementTree.indent(root)
-    try:
-        path.write_bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
-    except OSError as error:
-        raise LibraryError(f"cannot write {path}: {error.strerror or error}") from None
+    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
