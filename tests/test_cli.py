@@ -264,6 +264,11 @@ def test_help_loads_nothing_heavy(command: str) -> None:
     ],
 )
 def test_shells_complete_options_values_and_verbs(command: str, words: str, expected: list[str]) -> None:
+    assert complete(command, words) == expected
+
+
+def complete(command: str, words: str) -> list[str]:
+    """Return what bash is offered for the last word."""
     environment = {
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split()) - 1),
@@ -273,7 +278,15 @@ def test_shells_complete_options_values_and_verbs(command: str, words: str, expe
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}
     )
-    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == expected
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_a_shell_completes_the_symbols_of_the_library_that_is_named(small_library: Library) -> None:
+    folder = small_library.folder
+    symbols = sorted(path.name for path in folder.iterdir() if (path / "record.json").is_file())
+    for words in ([f"--library={folder}"], ["--library", str(folder)]):
+        done = complete("hgemm", " ".join(["hgemm", "show", *words, "hgemm_sm80_n"]))
+        assert sorted(done) == [symbol for symbol in symbols if symbol.startswith("hgemm_sm80_n")] != []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,6 +22,21 @@ library_option = click.option(
     help="The library's folder.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
+
+
+class Symbol(click.ParamType):
+    """A variant's symbol or a glob; a shell completes it from the library's index."""
+
+    name = "symbol"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from generator.store.library import Library
+        from generator.store.selection import Selection, select_rows
+
+        folder = ctx.params.get("library")
+        rows = select_rows(Library(folder), Selection(kernels=f"{incomplete}*")) if folder and folder.is_dir() else []
+        return [CompletionItem(str(row["symbol"])) for row in rows]
+
 
 _FILTERS = (
     click.option("--arch", default="", metavar="ARCHS", help="Architectures, each as written: 89, or 90,90a."),

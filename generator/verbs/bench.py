@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from generator.commands.common_options import filter_options, library_option
+from generator.commands.common_options import Symbol, filter_options, library_option
 from generator.commands.device_check import CODES, open_kernel
 from generator.commands.left_out import tell_left_out
 from generator.store.library import Library
@@ -36,7 +36,7 @@ was not measured, or that the numbers of what is fastest are wrong.
 
 
 @click.command("bench", help=_HELP)
-@click.argument("symbols", nargs=-1)
+@click.argument("symbols", nargs=-1, type=Symbol())
 @library_option
 @filter_options
 @click.option(

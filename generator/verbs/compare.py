@@ -34,10 +34,12 @@ _SIZE = click.IntRange(1, 2**31 - 1024)
 @click.command("compare", cls=GroupedCommand, help=_HELP)
 @spec_options
 @library_option
-@click.option("--m", type=_SIZE, default=4096, show_default=True, help="Rows of A and D.")
-@click.option("--n", type=_SIZE, help="Columns of B and D; as --m, if not given.")
-@click.option("--k", type=_SIZE, help="Columns of A, rows of B; as --m, if not given.")
-@click.option("--repeat", type=click.IntRange(1, 10000), default=20, show_default=True, help="Samples of the time.")
+@click.option("--m", type=_SIZE, metavar="N", default=4096, show_default=True, help="Rows of A and D.")
+@click.option("--n", type=_SIZE, metavar="N", help="Columns of B and D; as --m, if not given.")
+@click.option("--k", type=_SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given.")
+@click.option(
+    "--repeat", type=click.IntRange(1, 10000), metavar="N", default=20, show_default=True, help="Samples of the time."
+)
 @click.option("--emulate", is_flag=True, help="Compute D on the CPU, and do not look for a GPU.")
 @json_option
 @click.pass_context

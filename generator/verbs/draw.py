@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from generator.commands.common_options import library_option
+from generator.commands.common_options import Symbol, library_option
 from generator.drawing.picture import picture_of
 from generator.errors import RequestError
 from generator.plan import plan_of
@@ -27,7 +27,7 @@ Example:
 
 
 @click.command("draw", help=_HELP)
-@click.argument("symbol")
+@click.argument("symbol", type=Symbol())
 @library_option
 @click.option(
     "--to", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write there, not to stdout."

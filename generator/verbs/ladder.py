@@ -49,10 +49,14 @@ class _Systems(click.ParamType):
 @click.option("--n", default="", metavar="RANGE", help="The same for n; m's values, one by one, if not given.")
 @click.option("--k", default="", metavar="RANGE", help="The same for k.")
 @click.option("--static", is_flag=True, help="Run nothing on a GPU.")
-@click.option("--seconds", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Of rounds a ladder.")
-@click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="At least.")
-@click.option("--warm-up", type=click.FloatRange(min=0), default=3.0, show_default=True, help="Seconds of load.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the operands.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), metavar="X", default=2.0, show_default=True, help="Of rounds a ladder."
+)
+@click.option("--rounds", type=click.IntRange(3), metavar="N", default=15, show_default=True, help="At least.")
+@click.option(
+    "--warm-up", type=click.FloatRange(min=0), metavar="X", default=3.0, show_default=True, help="Seconds of load."
+)
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Of the operands.")
 @click.option("--from", "source", type=_FILE, metavar="FILE", help="Print what --keep kept; make and run nothing.")
 @click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document there after every ladder.")
 @click.option("--csv", type=_FILE, metavar="FILE", help="Write a row a step there.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from generator.commands.common_options import json_option, library_option
+from generator.commands.common_options import Symbol, json_option, library_option
 from generator.commands.device_check import CODES, open_kernel
 from generator.errors import RequestError
 from generator.store.library import Library
@@ -30,16 +30,22 @@ _SIZE = click.IntRange(1, 2**31 - 1024)
 
 
 @click.command("run", help=_HELP)
-@click.argument("symbol")
+@click.argument("symbol", type=Symbol())
 @library_option
-@click.option("--m", type=_SIZE, required=True, help="Rows of A and D.")
-@click.option("--n", type=_SIZE, required=True, help="Columns of B and D.")
-@click.option("--k", type=_SIZE, required=True, help="Columns of A, rows of B.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Problems of this size.")
+@click.option("--m", type=_SIZE, metavar="N", required=True, help="Rows of A and D.")
+@click.option("--n", type=_SIZE, metavar="N", required=True, help="Columns of B and D.")
+@click.option("--k", type=_SIZE, metavar="N", required=True, help="Columns of A, rows of B.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Problems of this size."
+)
 @click.option("--alpha", type=float, default=1.0, show_default=True, help="Factor of A B.")
 @click.option("--beta", type=float, default=0.0, show_default=True, help="Factor of C; the variant must have beta on.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random operands.")
-@click.option("--repeat", type=click.IntRange(1, 10000), default=20, show_default=True, help="Samples of the time.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Of the random operands."
+)
+@click.option(
+    "--repeat", type=click.IntRange(1, 10000), metavar="N", default=20, show_default=True, help="Samples of the time."
+)
 @click.option(
     "--code", type=click.Choice(CODES), default="auto", help="What is loaded; auto: PTX where the cubin does not run."
 )

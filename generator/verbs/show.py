@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from generator.commands.common_options import json_option, library_option
+from generator.commands.common_options import Symbol, json_option, library_option
 from generator.errors import RequestError
 from generator.store.card import card
 from generator.store.library import Library
@@ -27,7 +27,7 @@ Example:
 
 
 @click.command("show", help=_HELP)
-@click.argument("symbol")
+@click.argument("symbol", type=Symbol())
 @library_option
 @click.option("--source", "view", flag_value="source", help="Print the CUDA source.")
 @click.option("--ptx", "view", flag_value="ptx", help="Print the PTX.")

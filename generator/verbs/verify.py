@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from generator.commands.common_options import filter_options, json_option, library_option
+from generator.commands.common_options import Symbol, filter_options, json_option, library_option
 from generator.commands.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers
 from generator.commands.junit import write_junit
 from generator.commands.left_out import tell_left_out
@@ -41,7 +41,7 @@ Examples:
 
 
 @click.command("verify", help=_HELP)
-@click.argument("symbols", nargs=-1)
+@click.argument("symbols", nargs=-1, type=Symbol())
 @click.option("--device", "on_device", is_flag=True, help="Run on this machine's GPU.")
 @click.option("--emulate", is_flag=True, help="Run on this machine's CPU; needs no GPU.")
 @library_option

@@ -44,20 +44,63 @@ _PROBLEMS = (
     click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B in memory where --in is given."),
 )
 _OPTIONS = (
-    click.option("--baseline", type=click.Choice(list(BASELINES)), default="cublaslt", show_default=True),
-    click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady, burst and solo."),
-    click.option("--seconds", type=_NUMBER, default=Protocol.seconds, show_default=True, help="Of rounds a problem."),
-    click.option("--rounds", type=click.IntRange(3), default=Protocol.rounds, show_default=True, help="At least."),
-    click.option("--burst-rounds", type=click.IntRange(1), default=Protocol.burst_rounds, show_default=True),
-    click.option("--finalists", type=click.IntRange(1, 16), default=Protocol.finalists, show_default=True),
-    click.option("--algorithms", type=click.IntRange(1, 100), default=Protocol.algorithms, show_default=True),
-    click.option("--screen-ms", type=_NUMBER, default=Protocol.screen_ms, show_default=True, help="Of a sample."),
-    click.option("--warm-up", type=_NUMBER, default=Protocol.warm_up_s, show_default=True, help="Seconds of load."),
-    click.option("--rewarm", type=_NUMBER, default=Protocol.rewarm_s, show_default=True, help="The same, later on."),
-    click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
-    click.option("--limit", type=_NUMBER, default=60.0, show_default=True, help="Seconds until a launch has hung."),
     click.option(
-        "--seed", type=click.IntRange(min=0), default=None, help="Of the operands; the clock's, if not given."
+        "--baseline",
+        type=click.Choice(list(BASELINES)),
+        default="cublaslt",
+        show_default=True,
+        help="What is measured beside.",
+    ),
+    click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady, burst and solo."),
+    click.option(
+        "--seconds", type=_NUMBER, metavar="X", default=Protocol.seconds, show_default=True, help="Of rounds a problem."
+    ),
+    click.option(
+        "--rounds", type=click.IntRange(3), metavar="N", default=Protocol.rounds, show_default=True, help="At least."
+    ),
+    click.option(
+        "--burst-rounds",
+        type=click.IntRange(1),
+        metavar="N",
+        default=Protocol.burst_rounds,
+        show_default=True,
+        help="Of --state burst.",
+    ),
+    click.option(
+        "--finalists",
+        type=click.IntRange(1, 16),
+        metavar="N",
+        default=Protocol.finalists,
+        show_default=True,
+        help="Variants that are measured to the end.",
+    ),
+    click.option(
+        "--algorithms",
+        type=click.IntRange(1, 100),
+        metavar="N",
+        default=Protocol.algorithms,
+        show_default=True,
+        help="Of cuBLASLt, among which is its best.",
+    ),
+    click.option(
+        "--screen-ms", type=_NUMBER, metavar="X", default=Protocol.screen_ms, show_default=True, help="Of a sample."
+    ),
+    click.option(
+        "--warm-up", type=_NUMBER, metavar="X", default=Protocol.warm_up_s, show_default=True, help="Seconds of load."
+    ),
+    click.option(
+        "--rewarm", type=_NUMBER, metavar="X", default=Protocol.rewarm_s, show_default=True, help="The same, later on."
+    ),
+    click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
+    click.option(
+        "--limit", type=_NUMBER, metavar="X", default=60.0, show_default=True, help="Seconds until a launch has hung."
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=None,
+        help="Of the operands; the clock's, if not given.",
     ),
     click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document there after every problem."),
     click.option("--resume", is_flag=True, help="Measure only what the file of --keep has not."),

@@ -26,21 +26,53 @@ MakeSupply = Callable[[Plan, Target], Supply]
 _NUMBER = click.FloatRange(min=0.0)
 
 _OPTIONS = (
-    click.option("--candidates", type=click.IntRange(1), default=Plan.candidates, show_default=True, help="A problem."),
-    click.option("--finalists", type=click.IntRange(1, 16), default=PROTOCOL.finalists, show_default=True),
-    click.option("--seconds", type=_NUMBER, default=PROTOCOL.seconds, show_default=True, help="Of rounds a problem."),
-    click.option("--rounds", type=click.IntRange(3), default=PROTOCOL.rounds, show_default=True, help="At least."),
-    click.option("--screen-ms", type=_NUMBER, default=PROTOCOL.screen_ms, show_default=True, help="Of a sample."),
-    click.option("--warm-up", type=_NUMBER, default=PROTOCOL.warm_up_s, show_default=True, help="Seconds of load."),
-    click.option("--rewarm", type=_NUMBER, default=PROTOCOL.rewarm_s, show_default=True, help="The same, later on."),
-    click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
-    click.option("--limit", type=_NUMBER, default=60.0, show_default=True, help="Seconds until a launch has hung."),
     click.option(
-        "--seed", type=click.IntRange(min=0), default=None, help="Of the operands; the clock's, if not given."
+        "--candidates",
+        type=click.IntRange(1),
+        metavar="N",
+        default=Plan.candidates,
+        show_default=True,
+        help="Variants that are tried for a problem.",
+    ),
+    click.option(
+        "--finalists",
+        type=click.IntRange(1, 16),
+        metavar="N",
+        default=PROTOCOL.finalists,
+        show_default=True,
+        help="Variants that are measured to the end.",
+    ),
+    click.option(
+        "--seconds", type=_NUMBER, metavar="X", default=PROTOCOL.seconds, show_default=True, help="Of rounds a problem."
+    ),
+    click.option(
+        "--rounds", type=click.IntRange(3), metavar="N", default=PROTOCOL.rounds, show_default=True, help="At least."
+    ),
+    click.option(
+        "--screen-ms", type=_NUMBER, metavar="X", default=PROTOCOL.screen_ms, show_default=True, help="Of a sample."
+    ),
+    click.option(
+        "--warm-up", type=_NUMBER, metavar="X", default=PROTOCOL.warm_up_s, show_default=True, help="Seconds of load."
+    ),
+    click.option(
+        "--rewarm", type=_NUMBER, metavar="X", default=PROTOCOL.rewarm_s, show_default=True, help="The same, later on."
+    ),
+    click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
+    click.option(
+        "--limit", type=_NUMBER, metavar="X", default=60.0, show_default=True, help="Seconds until a launch has hung."
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=None,
+        help="Of the operands; the clock's, if not given.",
     ),
     click.option("--fresh", is_flag=True, help="Begin with nothing that earlier sessions found."),
     click.option("--resume", is_flag=True, help="Tune only what an earlier run with the same options has not."),
-    click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="One process each."),
+    click.option(
+        "--gpus", type=click.IntRange(1, 64), metavar="N", default=1, show_default=True, help="One process each."
+    ),
     click.option("--part", default="1/1", metavar="I/N", hidden=True),
     click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
 )
