@@ -146,6 +146,16 @@ def test_measurements_are_taken_once(tmp_path: Path) -> None:
     assert join(a, b, to=c).measurements == 0 and len(timings(c)) == 3
 
 
+def test_a_session_that_was_stopped_in_its_first_line_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    a, c = tmp_path / "a", tmp_path / "c"
+    measure(library(a, "one").folder, "one", 1.0)
+    (path,) = (a / "measurements").iterdir()
+    for size in (0, 20):
+        path.with_name("20260101t000000000000z_00000000.jsonl").write_bytes(path.read_bytes()[:size])
+        join(a, to=c)
+        assert timings(a) == timings(c) == [("one", 1.0)] and not caplog.records
+
+
 def test_of_a_session_that_grew_the_longer_is_kept(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     writer = Writer(library(a, "one").folder, **measured.HEADER)

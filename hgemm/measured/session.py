@@ -177,8 +177,18 @@ def chained(before: str, entry: Mapping[str, Any]) -> tuple[str, bytes]:
 
 
 def session_paths(library: Path) -> list[Path]:
-    """Return the files of a library's sessions, the oldest first."""
-    return sorted((library / FOLDER).glob("*.jsonl"))
+    """Return the files of a library's sessions, the oldest first; without those whose writer was stopped in the first line."""
+    return sorted(path for path in (library / FOLDER).glob("*.jsonl") if _is_begun(path))
+
+
+def _is_begun(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # whoever reads it is told why that fails
 
 
 def read_sessions(library: Path) -> list[Session]:
