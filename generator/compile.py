@@ -19,7 +19,7 @@ from generator.binary.ptxas_log import parse_ptxas_log
 from generator.emit import Kernel
 from generator.errors import BuildError, HgemmError
 from generator.toolchain import INSTALL, Headers, version_of
-from generator.wgmma_atoms import only_named_atom
+from generator.wgmma_atoms import every_atom, only_named_atom
 
 WHEELS = {
     "nvrtc": "nvidia-cuda-nvrtc",
@@ -139,7 +139,7 @@ def supported_archs() -> frozenset[str]:
 
 def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
     whole = kernel.plan.spec.form == "cute"  # whose traits name every instruction
-    files = headers.files if whole else only_named_atom(headers.files, kernel.source)
+    files = every_atom(headers.files) if whole else only_named_atom(headers.files, kernel.source)
     names = [header.name.encode() for header in files]
     texts = [header.text for header in files]
     try:

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from generator.arch import MMA_SYNC, WGMMA_SM90
 from generator.families.mma_sync import cute_emit as mma_sync_in_cute
 from generator.families.mma_sync import emit as mma_sync
+from generator.families.sm90 import cute_emit as sm90_in_cute
 from generator.families.sm90 import emit as sm90
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
@@ -19,6 +20,7 @@ _WRITERS = {
     (MMA_SYNC, "atoms"): mma_sync,
     (MMA_SYNC, "cute"): mma_sync_in_cute,
     (WGMMA_SM90, "atoms"): sm90,
+    (WGMMA_SM90, "cute"): sm90_in_cute,
 }
 """What writes the kernels of a family in a form."""
 ENTRY_HEADERS = (
@@ -26,6 +28,7 @@ ENTRY_HEADERS = (
     mma_sync.STAGED_ENTRY_HEADER,
     mma_sync_in_cute.ENTRY_HEADER,
     sm90.ENTRY_HEADER,
+    sm90_in_cute.ENTRY_HEADER,
 )
 """The headers that emitted texts include, one each."""
 

@@ -1,4 +1,4 @@
-"""CuTe's wgmma atoms, cut down to the one that a kernel names.
+"""CuTe's wgmma atoms, cut down to the one that a kernel names, or all of them.
 
 CuTe writes each shape and type of wgmma out as a struct: 77,000 lines, 0.9 s of parsing. A kernel uses one of them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 
 from generator.errors import HgemmError
 from generator.toolchain import Header
@@ -32,6 +33,15 @@ def only_named_atom(headers: tuple[Header, ...], source: str) -> tuple[Header, .
     text = _prelude(texts[ATOMS]) + atom + _TAIL
     cut = Header(ATOMS, text, hashlib.sha256(text).hexdigest())
     return tuple(cut if header.name == ATOMS else header for header in headers if header.name != MORE_ATOMS)
+
+
+def every_atom(headers: tuple[Header, ...]) -> tuple[Header, ...]:
+    """Return the headers for a kernel in all of CuTe: those of further shapes also by the names that CuTe includes them by.
+
+    NVRTC does not look beside the includer.
+    """
+    beside = (header for header in headers if header.name.startswith("cute/") and header.name.endswith("_ext.hpp"))
+    return (*headers, *(replace(header, name=header.name.rpartition("/")[2]) for header in beside))
 
 
 def _prelude(text: bytes) -> bytes:

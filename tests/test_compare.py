@@ -45,7 +45,7 @@ def test_forms_differ_in_nothing_but_the_form_and_what_is_open_suits_all() -> No
 def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
     atoms, cute = said(arch="sm_80", schedule="split_k:2")
     assert not atoms.broken and [violation.rule for violation in cute.broken] == ["cute_schedule"]
-    atoms, cute = said(arch="sm_90a")
+    atoms, cute = said(arch="sm_90a", schedule="cluster_k:4")
     assert atoms.plan.spec.family == WGMMA_SM90 and not atoms.broken
     assert "form cute" in cute.broken[0].message
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pycute
 import pytest
 
-from generator.arch import ARCHS, MMA_SYNC
+from generator.arch import ARCHS
 from generator.build import Recipe, build
 from generator.defaults import resolve
 from generator.emit import emit
@@ -62,13 +62,6 @@ def test_a_field_that_cute_cannot_express_is_a_violation_that_a_change_mends(tex
         assert violation.change, "there is always the other form"
     in_atoms = plan.having(form="atoms")
     assert not [violation for violation in violations(in_atoms) if violation.rule.startswith("cute_")]
-
-
-def test_wgmma_kernels_are_on_atoms() -> None:
-    (candidate,) = sweep([{"arch": "sm_90a", "mma": "wgmma", "form": "cute"}]).candidates
-    assert [violation for violation in candidate.broken if "form cute" in violation.message]
-    (planned,) = sweep([{"arch": "sm_90a", "form": "cute"}]).plans
-    assert planned.spec.family == MMA_SYNC
 
 
 @pytest.mark.parametrize("arch", [name for name, arch in ARCHS.items() if arch.has_cp_async])

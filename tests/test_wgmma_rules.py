@@ -96,6 +96,7 @@ BROKEN = [
         "sums of 131,072 B > 98,304 B of the stages",
         {"stages": "6"},
     ),
+    ("arch=90a form=cute schedule=split_k:2", "cute_schedule", "no split_k:2", {"schedule": "persistent"}),
     ("arch=90a mma=wgmma store=smem", "store", "smem is for mma.sync", {"store": "direct"}),
     ("arch=90a align_d=4 store=tma", "store", "align_d 4 is 8 B", {"store": "direct"}),
     ("arch=90a cta_tile=16x128x64 dtype_d=f32 store=tma", "store", "f16 and bf16 only", {"store": "direct"}),

@@ -22,8 +22,8 @@ _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
 _VARIANT_OPTIONS = (*_COMMON, "-O1", "-shared", "-DHGEMM_HOST")
 _TIMEOUT_S = 300
 _WHOLE_CUTE = "hgemm/cute/"
-"""Headers that need all of CuTe, whose instructions the headers of `_INSTRUCTIONS` hand to the executor."""
-_INSTRUCTIONS = "executor/cute/arch"
+"""Headers that need all of CuTe, whose instructions the headers in `_INSTRUCTIONS` hand to the executor."""
+_INSTRUCTIONS = ("executor/cute", "executor/cutlass")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -70,7 +70,8 @@ class Workshop:
 
     def _cute(self) -> dict[str, str]:
         """Return what a kernel in all of CuTe is made of beside the templates that it includes by their names."""
-        ours = {path.name: _hash(path.read_bytes()) for path in sorted((self.templates / _INSTRUCTIONS).glob("*.hpp"))}
+        paths = sorted(path for folder in _INSTRUCTIONS for path in (self.templates / folder).rglob("*.h*"))
+        ours = {path.relative_to(self.templates).as_posix(): _hash(path.read_bytes()) for path in paths}
         return {**ours, "cutlass": version_of("nvidia-cutlass")}
 
     def version(self) -> str:

@@ -11,8 +11,8 @@ A family is a folder here with one module for each stage that it has a say in:
     emit         its template, its header, and the values that the template takes
     expectation  what inspection must find
 
-A family may be written in several forms (`Spec.form`): `atoms`, and for mma_sync also `cute`, which has its own `cute_emit`, and
-`cute_rules` for what it cannot say.
+A family may be written in several forms (`Spec.form`): `atoms`, and `cute`, which has its own `cute_emit`, and `cute_rules` for
+what it cannot say.
 
 The stages of `generator` of the same names ask for the family of a spec (`Spec.family`) and hold what all families share.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from generator.families.cute_text import ELEMENTS, integers, layout
 from generator.families.emit import boolean, common_values
 from generator.families.mma_sync.cute_rules import thread_shape
 from generator.families.mma_sync.emit import summary
@@ -13,7 +14,6 @@ from generator.layouts import OperandTile
 TEMPLATE = "kernel_cute.cu.j2"
 ENTRY_HEADER = "hgemm/cute/gemm_sm80.cuh"
 
-_ELEMENTS = {"f16": "half_t", "bf16": "bfloat16_t", "f32": "float"}
 _INSTRUCTIONS = {
     ("f16", "f32"): "SM80_16x8x16_F32F16F16F32_TN",
     ("bf16", "f32"): "SM80_16x8x16_F32BF16BF16F32_TN",
@@ -31,10 +31,6 @@ _LDMATRIX = {
     (False, 2): "SM75_U16x4_LDSM_T",
 }
 """By whether k is contiguous, and the 8x8 matrices of an instruction."""
-_NAMED_INTEGERS = frozenset(
-    [*range(11), 12, 16, 24, *range(32, 257, 8), 384, 512, 768, *(1 << i for i in range(10, 20))]
-)
-"""What CuTe has as `_N`; others are written Int<N>. Source: cute/numeric/integral_constant.hpp."""
 
 
 def entry_header(plan: Plan) -> str:
@@ -49,16 +45,16 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     return {
         **common_values(plan, symbol),
         "summary": summary(plan),
-        "element": _ELEMENTS[spec.dtype_a],
-        "element_out": _ELEMENTS[spec.dtype_d],
-        "cta_tiler": _integers(spec.cta_tile.m, spec.cta_tile.n, spec.cta_tile.k),
+        "element": ELEMENTS[spec.dtype_a],
+        "element_out": ELEMENTS[spec.dtype_d],
+        "cta_tiler": integers(spec.cta_tile.m, spec.cta_tile.n, spec.cta_tile.k),
         "instruction": _INSTRUCTIONS[spec.dtype_a, spec.acc],
         "mma": spec.mma,
-        "warps": _integers(plan.warps_m, plan.warps_n, 1),
-        "mma_tile": _integers(16 * plan.warps_m, (16 if wide else 8) * plan.warps_n, 16),
+        "warps": integers(plan.warps_m, plan.warps_n, 1),
+        "mma_tile": integers(16 * plan.warps_m, (16 if wide else 8) * plan.warps_n, 16),
         "a": _operand(plan, plan.a, 4),
         "b": _operand(plan, plan.b, 4 if wide else 2),
-        "epilogue_layout": _layout([(plan.slab_rows, plan.slab_pitch), _slab_columns(plan)]),
+        "epilogue_layout": layout([(plan.slab_rows, plan.slab_pitch), _slab_columns(plan)]),
         "ctas_per_sm": spec.ctas_per_sm,
     }
 
@@ -77,8 +73,8 @@ def _operand(plan: Plan, tile: OperandTile, matrices: int) -> dict[str, str | in
         "layout": _swizzled(tile.smem.swizzle, [*modes, (plan.spec.stages, tile.stage_elements)]),
         "elements": plan.spec.stages * tile.stage_elements,
         "instruction": _COPIES[tile.chunk],
-        "threads": _layout(threads),
-        "chunk": _integers(*chunk),
+        "threads": layout(threads),
+        "chunk": integers(*chunk),
         "ldmatrix": _LDMATRIX[tile.k_major, matrices],
     }
 
@@ -93,23 +89,5 @@ def _slab_columns(plan: Plan) -> tuple:
 
 def _swizzled(swizzle: tuple[int, int, int], modes: list[tuple]) -> str:
     bits, base, shift = swizzle
-    layout = _layout(modes)
-    return f"decltype(composition(Swizzle<{bits}, {base}, {shift}>{{}}, {layout}{{}}))" if bits else layout
-
-
-def _layout(modes: list[tuple]) -> str:
-    """Write a layout of modes (extent, stride), either of which may be several."""
-    extents, strides = zip(*modes)
-    return f"Layout<{_tuple('Shape', extents)}, {_tuple('Stride', strides)}>"
-
-
-def _tuple(name: str, numbers: tuple) -> str:
-    return f"{name}<{', '.join(_tuple(name, n) if isinstance(n, tuple) else _integer(n) for n in numbers)}>"
-
-
-def _integers(*numbers: int) -> str:
-    return ", ".join(map(_integer, numbers))
-
-
-def _integer(number: int) -> str:
-    return f"_{number}" if number in _NAMED_INTEGERS else f"Int<{number}>"
+    plain = layout(modes)
+    return f"decltype(composition(Swizzle<{bits}, {base}, {shift}>{{}}, {plain}{{}}))" if bits else plain

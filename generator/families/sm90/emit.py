@@ -23,9 +23,9 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     producer, consumer = plan.rebalanced
     return {
         **common_values(plan, symbol),
-        "summary": _summary(plan),
+        "summary": summary(plan),
         "wgmma_macro": f"HGEMM_WGMMA{_only_layout(plan)}",
-        "wgmma": _atom(plan),
+        "wgmma": wgmma_name(plan),
         "consumers": spec.consumers,
         "consumer_m": plan.consumer_rows,
         "pingpong": boolean(plan.pingpong),
@@ -56,7 +56,7 @@ def _operand(boxes: OperandBoxes, extent: str) -> dict[str, Any]:
     }
 
 
-def _atom(plan: Plan) -> str:
+def wgmma_name(plan: Plan) -> str:
     """Name the instruction as CuTe does: the shape, the types of D, A and B, both operands in shared memory."""
     spec = plan.spec
     types = "".join(dtype.upper() for dtype in (spec.acc, spec.dtype_a, spec.dtype_b))
@@ -68,7 +68,8 @@ def _only_layout(plan: Plan) -> str:
     return "" if plan.takes(plan.spec.dtype_a, "nt") else "_TN"
 
 
-def _summary(plan: Plan) -> str:
+def summary(plan: Plan) -> str:
+    """Say in a line what the kernel is."""
     spec = plan.spec
     swapped = "operands swapped, " if spec.swapped else ""
     return (

@@ -16,6 +16,7 @@ def words(spec: Spec) -> list[str]:
         f"{_COOPERATION[spec.cooperation]}{spec.consumers}",
         f"cl{spec.cluster}",
         f"s{spec.stages}",
+        *([] if spec.form == "atoms" else [spec.form]),
     ]
 
 

@@ -54,7 +54,6 @@ class WgmmaPlan(Plan):
             "mma_order": "row",
             "store_spacing": 0,
             "smem_alloc": "dynamic",
-            "form": "atoms",
         }
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from generator.arch import ARCHS, WGMMA_SM90
 from generator.families import rules as shared
 from generator.families.rules import Rule, adder
-from generator.families.sm90 import ways_out
+from generator.families.sm90 import cute_rules, ways_out
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from generator.families.ways_out import (
     archs,
@@ -196,3 +196,6 @@ def store(plan: Plan) -> str | None:
     if spec.store == "tma" and size < 16:
         return f"align_d {spec.align_d} is {size} B, TMA stores to pointers and leading dimensions of 16 B"
     return None
+
+
+RULES += cute_rules.RULES

@@ -1,0 +1,19 @@
+"""What of a spec on TMA and wgmma its kernel in CuTe cannot say, and why not."""
+
+from __future__ import annotations
+
+from generator.families.rules import Rule, adder
+from generator.families.sm90.plan import WgmmaPlan as Plan
+
+_ATOMS = {"form": "atoms"}
+"""The other form, in which every field is served."""
+
+RULES: list[Rule] = []
+rule = adder(RULES)
+
+
+@rule(lambda plan: [{"schedule": "persistent"}, {"schedule": "one_tile"}, _ATOMS])
+def cute_schedule(plan: Plan) -> str | None:
+    if plan.spec.form != "cute" or plan.spec.schedule.kind in ("one_tile", "persistent"):
+        return None
+    return f"form cute has no {plan.spec.schedule}: its accumulators stay in one CTA"

@@ -1,0 +1,16 @@
+// CuTe's tensor maps on the host: 128 bytes that executor/abi.h describes, and their prefetch, which goes to the executor.
+#pragma once
+
+#include <hgemm/atoms_sm90.cuh>
+
+#define prefetch_tma_descriptor genuine_prefetch_tma_descriptor
+#include_next <cute/arch/copy_sm90_desc.hpp>
+#undef prefetch_tma_descriptor
+
+namespace cute {
+
+inline hgemm::TensorMap const& host_map(void const* map) { return *static_cast<hgemm::TensorMap const*>(map); }
+
+inline void prefetch_tma_descriptor(TmaDescriptor const* map) { hgemm::atoms::tma_prefetch(host_map(map)); }
+
+}  // namespace cute

@@ -1,0 +1,27 @@
+// CUTLASS's barriers in shared memory on the host: those that our kernels use, for the executor.
+#pragma once
+
+#include <hgemm/atoms_sm90.cuh>
+
+namespace cutlass::arch {
+
+struct ClusterBarrier {
+ protected:
+  uint64_t barrier_;
+
+ public:
+  ClusterBarrier() = delete;
+
+  void init(uint32_t arrivals) { hgemm::atoms::mbarrier_init(&barrier_, int(arrivals)); }
+  void wait(uint32_t phase) { hgemm::atoms::mbarrier_wait(&barrier_, phase); }
+  void arrive() { hgemm::atoms::mbarrier_arrive(&barrier_); }
+  void arrive(uint32_t rank) { hgemm::atoms::mbarrier_arrive_at(&barrier_, rank); }
+};
+
+struct ClusterTransactionBarrier : ClusterBarrier {
+  void arrive_and_expect_tx(uint32_t bytes) { hgemm::atoms::mbarrier_arrive_and_expect(&barrier_, bytes); }
+};
+
+inline void fence_barrier_init() { hgemm::atoms::mbarrier_init_fence(); }
+
+}  // namespace cutlass::arch
