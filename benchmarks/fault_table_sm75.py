@@ -8,6 +8,7 @@ _SMALL = {"arch": "sm_75", "tile": "32x32x16", "warp_tile": "16x16", "raster": "
 AHEAD = {**_SMALL, "stages": "2", "fragment_stages": "2"}
 IN_TURN = {**_SMALL, "stages": "2", "fragment_stages": "1"}
 ONE_STAGE = {**_SMALL, "stages": "1", "fragment_stages": "1"}
+SYNCHRONOUS = {**ONE_STAGE, "prefetch": "off"}
 SCALAR = {**AHEAD, "copy": "scalar", "align": "1", "layout": "nt"}
 
 MAINLOOP, COPY = "hgemm/mainloop_sm75.cuh", "hgemm/staged_copy.cuh"
@@ -44,11 +45,20 @@ FAULTS_SM75 = (
     Fault(
         "staged: fragments read before the k-tile is there",
         MAINLOOP,
-        "          begin();\n          if constexpr (!ahead) read_first(fragments[0]);",
-        "          if constexpr (!ahead) read_first(fragments[0]);\n          begin();",
+        "          begin();\n          if constexpr (!ahead) warp.read_first(fragments[0]);",
+        "          if constexpr (!ahead) warp.read_first(fragments[0]);\n          begin();",
         IN_TURN,
         WHOLE,
         ("race",),
+    ),
+    Fault(
+        "staged: without prefetch, a k-tile stored before it is loaded",
+        MAINLOOP,
+        "if (!loads_ahead<Policy> && piece == 0) load_next();",
+        "if (!loads_ahead<Policy> && piece == pieces - 1) load_next();",
+        SYNCHRONOUS,
+        WHOLE,
+        (NUMBERS, "uninitialised", "poison"),
     ),
     # ---- Stages
     Fault(

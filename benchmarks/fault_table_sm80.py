@@ -124,8 +124,8 @@ FAULTS_SM80 = (
     Fault(
         "no barrier before the one stage is filled again",
         MAINLOOP,
-        "      if constexpr (stages == 1) {\n        atoms::cta_barrier();\n",
-        "      if constexpr (stages == 1) {\n",
+        "  HGEMM_DEVICE void refill() {\n    atoms::cta_barrier();\n",
+        "  HGEMM_DEVICE void refill() {\n",
         ONE_STAGE,
         WHOLE,
         ("race",),

@@ -22,6 +22,7 @@ _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "warp_tile": lambda warp: MMA_SYNC,
     "fragment_stages": lambda stages: MMA_SYNC,
     "store_spacing": lambda spacing: MMA_SYNC,
+    "prefetch": {False: MMA_SYNC}.get,
     "smem_alloc": {"static": MMA_SYNC}.get,
     "consumers": lambda consumers: WGMMA_SM90 if consumers else None,
     "cluster": lambda cluster: WGMMA_SM90 if cluster.ctas > 1 else None,

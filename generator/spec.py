@@ -20,8 +20,9 @@ class Spec:
     column-major: A is `t` when k is contiguous and `n` when m is; B is `n` when k is contiguous and `t`
     when n is. Bias is a row (n,) or a column (m,) of D's type. The fields with defaults are those that only some kernels
     have a choice in; `swapped` multiplies B and A transposed, so that the n of an instruction runs along m, and
-    `store_spacing` is how many tensor instructions part two stores of a staged copy (0: all follow the last one). `form` is in
-    what the kernel is written: on CuTe's atoms alone, or in CuTe's whole vocabulary.
+    `store_spacing` is how many tensor instructions part two stores of a staged copy (0: all follow the last one), and without
+    `prefetch` such a copy loads a k-tile when the one before it is multiplied, and waits for it. `form` is in what the kernel
+    is written: on CuTe's atoms alone, or in CuTe's whole vocabulary.
     """
 
     arch: str
@@ -54,6 +55,7 @@ class Spec:
     cluster: Cluster = Cluster(1, 1)
     swapped: bool = False
     store_spacing: int = 0
+    prefetch: bool = True
     smem_alloc: str = "dynamic"
     form: str = "atoms"
 
@@ -184,6 +186,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "cluster": Cluster.parse,
     "swapped": _switch("swapped"),
     "store_spacing": _whole("store_spacing", 0, 64),
+    "prefetch": _switch("prefetch"),
     "smem_alloc": _choice("smem_alloc", "dynamic", "static"),
     "form": _choice("form", *FORMS),
 }

@@ -74,6 +74,7 @@ requests = st.fixed_dictionaries(
         "fragment_stages": st.integers(1, 8),
         "copy": st.sampled_from(["cp_async", "vector", "scalar", "tma"]),
         "store_spacing": st.integers(0, 12),
+        "prefetch": st.booleans(),
         "smem_alloc": st.sampled_from(["dynamic", "static"]),
         "smem_a": any_smem,
         "smem_b": any_smem,

@@ -36,6 +36,19 @@ BROKEN = [
         {"store_spacing": "4"},
     ),
     ("arch=80 store_spacing=2", "implied_fields", "store_spacing 2 (not 0)", {"store_spacing": "0"}),
+    ("arch=80 prefetch=off", "implied_fields", "prefetch False (not True)", {"prefetch": "True"}),
+    (
+        "arch=75 cta_tile=64x64x32 prefetch=off stages=2",
+        "prefetch",
+        "prefetch off takes 1 stage and store_spacing 0, not 2 and 0",
+        {"stages": "1"},
+    ),
+    (
+        "arch=75 cta_tile=64x64x32 prefetch=off store_spacing=2",
+        "prefetch",
+        "not 1 and 2",
+        {"store_spacing": "0"},
+    ),
     (
         "arch=80 cta_tile=128x128x32 stages=4 smem_alloc=static",
         "static_memory",

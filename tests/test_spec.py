@@ -80,6 +80,7 @@ OTHERS: dict[str, list[str]] = {
     "fragment_stages": ["1", "2"],
     "copy": ["cp_async", "vector", "scalar", "tma"],
     "store_spacing": [0, 1, 5, 12],
+    "prefetch": ["True", "False"],
     "smem_alloc": ["dynamic", "static"],
     "smem_a": ["none", "pad:8", "pad:16", "pad_alternate:8", "xor:1,3,3", "xor:2,3,3", "xor:1,10,2", "xor:1,3,9"],
     "smem_b": ["none", "pad:8", "pad:16", "pad_alternate:8", "xor:1,3,3", "xor:2,3,3", "xor:1,10,2", "xor:1,3,9"],

@@ -8,7 +8,9 @@ import pytest
 from conftest import made
 from refusals import assert_refused_by_the_compiler
 
+from generator.binary.elf import read_cubin
 from generator.binary.inspect import Binary, inspect
+from generator.binary.sass import Code, disassemble
 from generator.compile import compile_kernel
 from generator.emit import emit
 from generator.executor.build import Workshop
@@ -79,6 +81,7 @@ SPACINGS = (
     {"stages": "1", "tile": "32x32x16", "warp_tile": "16x16"},
     {"stages": "1", "mma": "wmma16", "smem": "pad:8"},
     {"stages": "2", "mma": "wmma16", "smem": "pad:8"},
+    {"stages": "1", "tile": "64x112x16", "warp_tile": "32x56", "align": "4", "layout": "nt"},
 )
 
 
@@ -92,6 +95,12 @@ def test_the_widest_spacing_is_the_widest_that_the_kernel_has_room_for(texts: di
     assert {violation.rule for violation in violations(candidate.plan)} == {"store_spacing"}
 
 
+def test_without_prefetch_one_stage_is_planned_and_stores_follow_all_products() -> None:
+    plan = plan_of(**SMALL, prefetch="off")
+    assert (plan.spec.stages, plan.spec.fragment_stages, plan.spec.store_spacing) == (1, 1, 0)
+    assert plan.spec.copy == "vector" and "vector0_sync" in emit(plan, TEMPLATES).symbol
+
+
 # ---- The machine code -----------------------------------------------------------------------------------------------
 
 
@@ -100,6 +109,18 @@ def test_stores_stand_apart_in_the_machine_code_and_the_record_says_how_far(arch
     texts = {"arch": arch, "copy": "vector", "tile": "64x64x32", "warp_tile": "32x32", "store_spacing": "4"}
     (outcome,) = made(texts, settings)
     assert outcome.error == "" and 4 <= outcome.record.data["proof"]["mma_between_stores"] <= 6
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+def test_without_prefetch_nothing_is_loaded_before_the_last_product(arch: str) -> None:
+    """Left to itself, ptxas loads the next k-tile before the products of this one."""
+    plan = plan_of(arch=arch, copy="vector", tile="64x64x32", warp_tile="32x32", prefetch="off")
+    kernel = emit(plan, TEMPLATES)
+    cubin = compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES)).cubin
+    (listing,) = disassemble([Code(arch, read_cubin(cubin, kernel.symbol).text)])
+    letters = {"HMMA": "T", "LDG": "L", "STS": "S"}
+    told = "".join(letters.get(each.mnemonic, "") for each in listing.loop_of("HMMA"))
+    assert told == "T" * plan.mma_per_k_tile + "L" * pieces(plan) + "S" * pieces(plan)
 
 
 def test_stores_side_by_side_are_a_violation() -> None:
@@ -131,10 +152,21 @@ KINDS = (
     {**SMALL, "layout": "nn", "copy": "scalar", "bias": "row", "smem_alloc": "static"},
     {**SMALL, "arch": "sm_89", "copy": "vector", "dtype": "bf16", "fragment_stages": "1", "schedule": "persistent"},
     {**SMALL, "layout": "tt", "tile": "48x32x16", "warp_tile": "48x16", "align": "1", "schedule": "split_k:2"},
+    {"arch": "sm_75", "tile": "64x112x16", "warp_tile": "32x56", "layout": "nt", "stages": "1", "align": "4"},
+    {**SMALL, "prefetch": "off", "layout": "nn"},
+    {
+        **SMALL,
+        "arch": "sm_80",
+        "copy": "scalar",
+        "prefetch": "off",
+        "mma": "wmma16",
+        "smem": "none",
+        "schedule": "persistent",
+    },
 )
 
 
-@pytest.mark.parametrize("texts", KINDS, ids=lambda texts: texts.get("layout", "tn"))
+@pytest.mark.parametrize("texts", KINDS, ids=lambda texts: "-".join(texts.values()))
 def test_staged_kernels_are_proved_on_the_cpu(texts: dict[str, str], workshop: Workshop) -> None:
     kernel = emit(plan_of(**texts), TEMPLATES)
     proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)

@@ -202,7 +202,10 @@ def _tensor_instructions(expected: Expectation, counts: dict[str, int], opcodes:
 
 
 def _store_spacing(listing: Listing, mma_opcode: str) -> int | None:
-    """Return the fewest tensor instructions between two stores to shared memory in the k loop; None where there are no two."""
+    """Return the fewest tensor instructions between two stores to shared memory in the k loop; None where there are no two.
+
+    Counted within one turn of the loop: what parts its last store from the next turn's first is not.
+    """
     tensor = mma_opcode.partition(".")[0]
     told = "".join({tensor: "T", "STS": "S"}.get(each.mnemonic, "") for each in listing.loop_of(tensor))
     return min(map(len, told.split("S")[1:-1]), default=None)

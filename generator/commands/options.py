@@ -40,6 +40,7 @@ _CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
 _ATOMS = "m16n8k16 m16n8k8 wmma16 wgmma"
 _COPY_HELP = "Global to shared memory by: cp_async, vector, scalar, tma."
 _SPACING_HELP = "vector, scalar: tensor instructions between two stores to shared memory."
+_PREFETCH_HELP = "vector, scalar: load the next k-tile ahead, to registers, or after the products."
 _SMEM = "auto none pad:8 pad_alternate:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
 _SMEM_HELP = "Placement of A and B: auto, none, pad:H, pad_alternate:H, xor:B,M,S."
 
@@ -72,6 +73,7 @@ SPEC_OPTIONS = (
     SpecOption("fragment_stages", ("fragment_stages",), _PIPELINE, "N", "Fragments read ahead: 2, or not: 1.", "1 2"),
     SpecOption("copy", ("copy",), _PIPELINE, "WORDS", _COPY_HELP, "cp_async vector scalar tma"),
     SpecOption("store_spacing", ("store_spacing",), _PIPELINE, "N", _SPACING_HELP, "0 2 5"),
+    SpecOption("prefetch", ("prefetch",), _PIPELINE, "SWITCH", _PREFETCH_HELP, "on off"),
     SpecOption("smem_alloc", ("smem_alloc",), _PIPELINE, "WORDS", "Shared memory: dynamic, static.", "dynamic static"),
     SpecOption("smem", ("smem_a", "smem_b"), _PIPELINE, "WORDS", _SMEM_HELP, _SMEM),
     SpecOption("smem_a", ("smem_a",), _PIPELINE, "WORDS", "The same for A only.", _SMEM),

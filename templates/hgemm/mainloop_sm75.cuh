@@ -1,5 +1,6 @@
 // The K loop without asynchronous copies: the next k-tile is loaded to registers when a k-tile begins, and stored to shared
-// memory among its last products. For sm_75, and for what `copy: vector` and `copy: scalar` ask of later ones.
+// memory among its last products; or, with `prefetch: off`, loaded and stored after them. For sm_75, and for what
+// `copy: vector` and `copy: scalar` ask of later ones.
 #pragma once
 
 #include <hgemm/problem.cuh>
@@ -7,6 +8,12 @@
 #include <hgemm/warp_products.cuh>
 
 namespace hgemm {
+
+// Whether a k-tile is loaded while the one before it is multiplied, unless a policy says that it is not.
+template <class Policy, class = void>
+constexpr bool loads_ahead = true;
+template <class Policy>
+constexpr bool loads_ahead<Policy, decltype(void(Policy::prefetch))> = Policy::prefetch;
 
 template <class Policy>
 struct StagedMainloop {
@@ -31,12 +38,11 @@ struct StagedMainloop {
   static constexpr int pieces = CopyA::pieces + CopyB::pieces;
   static constexpr int store_step = (Policy::store_spacing + Warp::mma_per_product - 1) / Warp::mma_per_product;
   static constexpr int first_store = last_turn - (pieces - 1) * store_step;
-  // The product after which no warp reads the k-tile any more: from then on it may be overwritten, in a single stage.
-  static constexpr int last_read = (k_blocks - 1) * products + (Warp::mma_m - Warp::a_rows) * Warp::mma_n - 1;
 
   static_assert(stages == 1 || stages == 2, "one k-tile is multiplied while the next one is in registers");
   static_assert(stages == 2 || !ahead, "a k-tile read ahead of its time needs a stage of its own");
-  static_assert(first_store >= (stages == 1 && last_read > 0 ? last_read : 0), "too few products between the stores");
+  static_assert(loads_ahead<Policy> || (stages == 1 && store_step == 0), "what is not loaded ahead is stored at once");
+  static_assert(first_store >= (stages == 1 && Warp::last_read > 0 ? Warp::last_read : 0), "too few products between stores");
 
   Shared& shared;
   CopyA copy_a;
@@ -68,7 +74,7 @@ struct StagedMainloop {
     Fragments fragments[Policy::fragment_stages];
     if constexpr (ahead) {
       begin();
-      read_first(fragments[0]);
+      warp.read_first(fragments[0]);
       HGEMM_UNROLL
       for (int turn = 0; turn < products; ++turn) store_after(turn);
     }
@@ -78,7 +84,7 @@ struct StagedMainloop {
       for (int block = 0; block < k_blocks; ++block) {
         if (block == first_block) {
           begin();
-          if constexpr (!ahead) read_first(fragments[0]);
+          if constexpr (!ahead) warp.read_first(fragments[0]);
         }
         Fragments& now = fragments[block % Policy::fragment_stages];
         Fragments& later = fragments[(block + 1) % Policy::fragment_stages];
@@ -103,29 +109,28 @@ struct StagedMainloop {
   // The k-tile that was stored is there, and all warps are done with the one before it. The loads of the next one come first:
   // over a barrier the compiler does not delay them to where they are waited for.
   HGEMM_DEVICE void begin() {
+    if constexpr (loads_ahead<Policy>) load_next();
+    atoms::cta_barrier();
+    write_stage = Warp::next(write_stage);
+  }
+
+  HGEMM_DEVICE void load_next() {
     if (k_tiles_to_load-- <= 0) {
       copy_a.stop();
       copy_b.stop();
     }
     copy_a.load();
     copy_b.load();
-    atoms::cta_barrier();
-    write_stage = Warp::next(write_stage);
-  }
-
-  HGEMM_DEVICE void read_first(Fragments& fragments) const {
-    HGEMM_UNROLL
-    for (int j = 0; j < Warp::mma_n; j += Warp::b_step) warp.read_b(fragments, warp.read_stage, 0, j);
-    HGEMM_UNROLL
-    for (int i = 0; i < Warp::a_rows; ++i) warp.read_a(fragments, warp.read_stage, 0, i);
   }
 
   // Stores the piece whose turn comes after a product, or all. The compiler would put stores side by side.
-  HGEMM_DEVICE void store_after(int turn) const {
+  HGEMM_DEVICE void store_after(int turn) {
     HGEMM_UNROLL
     for (int piece = 0; piece < pieces; ++piece) {
       if (turn != first_store + piece * store_step) continue;
+      if (!loads_ahead<Policy> && piece == 0) atoms::end_schedule(1);  // the compiler would load before the last products
       if (stages == 1 && piece == 0) atoms::cta_barrier();  // all warps have read the k-tile
+      if (!loads_ahead<Policy> && piece == 0) load_next();
       if constexpr (store_step > 0) atoms::end_schedule(1 + 2 * piece);
       if (piece < CopyA::pieces) {
         copy_a.store(shared.a[write_stage], piece);

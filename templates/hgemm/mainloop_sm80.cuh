@@ -18,7 +18,7 @@ struct Mainloop {
   using CopyB = OperandCopy<Policy, typename Policy::B, Policy::tile_n>;
 
   static constexpr int stages = Policy::stages;
-  static constexpr int k_blocks = Warp::k_blocks, mma_m = Warp::mma_m, mma_n = Warp::mma_n, products = Warp::products;
+  static constexpr int k_blocks = Warp::k_blocks, products = Warp::products;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
   static constexpr bool ahead = Warp::ahead;
   static constexpr int stages_in_use = stages == 1 || ahead ? 1 : 2;  // that no copy may overwrite, after a barrier
@@ -62,30 +62,27 @@ struct Mainloop {
     atoms::cta_barrier();
   }
 
-  // Copy, wait, read and multiply take turns; a second stage is filled meanwhile, where there is one.
+  // Copy, wait, read and multiply take turns; a second stage is filled meanwhile, where there is one, and a single one while
+  // the products go on whose fragments are in registers.
   HGEMM_DEVICE void run_in_turn(Accumulators<Policy>& accumulators) {
     HGEMM_NO_UNROLL
     do {
       atoms::cp_async_wait<0>();
       atoms::cta_barrier();
       if constexpr (stages > 1) copy_next();
+      Fragments fragments;
+      warp.read_first(fragments);
+      if constexpr (stages == 1 && Warp::last_read < 0) refill();
       HGEMM_UNROLL
       for (int block = 0; block < k_blocks; ++block) {
-        Fragments fragments;
         HGEMM_UNROLL
-        for (int j = 0; j < mma_n; j += Warp::b_step) warp.read_b(fragments, warp.read_stage, block, j);
-        HGEMM_UNROLL
-        for (int i = 0; i < mma_m; ++i) {
-          warp.read_a(fragments, warp.read_stage, block, i);
-          HGEMM_UNROLL
-          for (int step = 0; step < mma_n; ++step) Warp::multiply(accumulators, fragments, block, i * mma_n + step);
+        for (int product = 0; product < products; ++product) {
+          Warp::multiply(accumulators, fragments, block, product);
+          warp.read_behind(fragments, block, product, k_blocks);
+          if (stages == 1 && block * products + product == Warp::last_read) refill();
         }
       }
       accumulators.promote();
-      if constexpr (stages == 1) {
-        atoms::cta_barrier();
-        copy_next();
-      }
       warp.read_stage = Warp::next(warp.read_stage);
     } while (--k_tiles > 0);
   }
@@ -97,10 +94,8 @@ struct Mainloop {
     Fragments fragments[Policy::fragment_stages];
     atoms::cp_async_wait<stages_ahead - 1>();
     atoms::cta_barrier();  // the last k-tile, which copy_last() may have stored, is there
-    HGEMM_UNROLL
-    for (int j = 0; j < mma_n; j += Warp::b_step) warp.read_b(fragments[0], 0, 0, j);
-    HGEMM_UNROLL
-    for (int i = 0; i < Warp::a_rows; ++i) warp.read_a(fragments[0], 0, 0, i);
+    warp.read_first(fragments[0]);
+    copy_at_once();
     HGEMM_UNROLL
     for (int action = 0; action < copies(0); ++action) copy_part(0, action);
     HGEMM_NO_UNROLL
@@ -114,6 +109,7 @@ struct Mainloop {
           finish_copy();
           atoms::cp_async_wait<stages_ahead - 1>();
           atoms::cta_barrier();
+          copy_at_once();
         }
         Fragments& now = fragments[block % Policy::fragment_stages];
         Fragments& later = fragments[(block + 1) % Policy::fragment_stages];
@@ -155,6 +151,14 @@ struct Mainloop {
     finish_copy();
   }
 
+  // Starts the copy of the next k-tile over this one, once all warps have read it. The compiler would put off parts of it until
+  // just before they are waited for.
+  HGEMM_DEVICE void refill() {
+    atoms::cta_barrier();
+    copy_next();
+    atoms::end_schedule(1);
+  }
+
   // All of a k-tile's copies are started: on to the next one and to the next stage.
   HGEMM_DEVICE void finish_copy() {
     atoms::cp_async_commit();
@@ -165,13 +169,24 @@ struct Mainloop {
     }
   }
 
-  // A k-tile is copied in k_blocks parts, each of `copies` actions: passes of A, then passes of B. Passes through registers
+  // A k-tile that is waited for before another one is copied has the less time the later it is copied: all of it is, before
+  // the products.
+  template <class Copy>
+  static constexpr bool at_once = pipelined && stages_ahead == 1 && !Copy::through_registers;
+
+  HGEMM_DEVICE void copy_at_once() {
+    if constexpr (at_once<CopyA>) copy_a.copy(shared.a[write_stage], 0, CopyA::row_passes);
+    if constexpr (at_once<CopyB>) copy_b.copy(shared.b[write_stage], 0, CopyB::row_passes);
+  }
+
+  // Others are copied in k_blocks parts, each of `copies` actions: passes of A, then passes of B. Passes through registers
   // stay together, so that their loads overlap.
   template <class Copy>
   HGEMM_DEVICE static constexpr int first_pass(int part) { return Copy::row_passes * part / k_blocks; }
   template <class Copy>
   HGEMM_DEVICE static constexpr int actions(int part) {
     int const passes = first_pass<Copy>(part + 1) - first_pass<Copy>(part);
+    if (at_once<Copy>) return 0;
     return Copy::through_registers && passes > 1 ? 1 : passes;
   }
   HGEMM_DEVICE static constexpr int copies(int part) { return actions<CopyA>(part) + actions<CopyB>(part); }

@@ -55,6 +55,10 @@ struct WarpProducts {
                                 : mma_m > 4 && rows_of_a % 4 == 0 ? 4
                                                                     : mma_m;
 
+  // The product after which a k-tile is not read any more, where nothing is read of the next one: from then on a single stage
+  // may be overwritten.
+  static constexpr int last_read = (k_blocks - 1) * products + (mma_m - a_rows) * mma_n - 1;
+
   static constexpr int mma_per_k_tile = products * mma_per_product * k_blocks;  // of one warp
 
   struct Shared {
@@ -105,6 +109,14 @@ struct WarpProducts {
     } else {
       read_b_.read_x2(tile, j * 8, block * k_block, b0[0], b0[1]);
     }
+  }
+
+  // Reads what a k-tile's first products need.
+  HGEMM_DEVICE void read_first(Fragments& fragments) const {
+    HGEMM_UNROLL
+    for (int j = 0; j < mma_n; j += b_step) read_b(fragments, read_stage, 0, j);
+    HGEMM_UNROLL
+    for (int i = 0; i < a_rows; ++i) read_a(fragments, read_stage, 0, i);
   }
 
   HGEMM_DEVICE static constexpr int a_row(int block, int i) { return (block * mma_m + i) % a_rows; }

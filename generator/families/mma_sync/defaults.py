@@ -52,6 +52,7 @@ WARPS = range(4, 9)
 WARPS_PER_SM = 8
 STAGES = {2: (4, 3), 1: (5, 4)}
 STAGED_STAGES = {2: (2,), 1: (2,)}
+SYNCHRONOUS_STAGES = {1: (1,)}
 """Stages by fragment stages, the best first: without fragments read ahead, one more is in use."""
 
 
@@ -139,6 +140,7 @@ _FITS = (
     rules.warp_tile,
     rules.threads,
     rules.fragment_stages,
+    rules.prefetch,
     rules.shared_memory,
     rules.static_memory,
     rules.residency,
@@ -164,9 +166,15 @@ def _good(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
     warps = max(1, tile.m // warp.m * (tile.n // warp.n))
     most = max(1, WARPS_PER_SM // warps)
     for ctas in range(most, 0, -1):
-        for ahead, several in (STAGED_STAGES if fields["copy"] in STAGED else STAGES).items():
+        for ahead, several in _stages(fields).items():
             for stages in several:
                 yield _choice(fields, tile, warp, stages, ahead, ctas)
+
+
+def _stages(fields: Request) -> dict[int, tuple[int, ...]]:
+    if fields["copy"] not in STAGED:
+        return STAGES
+    return STAGED_STAGES if fields.get("prefetch", True) else SYNCHRONOUS_STAGES
 
 
 def _poor(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
@@ -183,7 +191,7 @@ def _least(fields: Request, tile: Tile, warp: WarpTile) -> Request:
 def _modest(fields: Request, tile: Tile) -> Request:
     """A choice for what nothing fits, for the rules to say why."""
     warp = _warp_tiles(fields, tile)[0]
-    return _choice(fields, tile, warp, 3, 1, 1)
+    return _choice(fields, tile, warp, min(_stages(fields)[1]), 1, 1)
 
 
 def _choice(

@@ -33,6 +33,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "fragment_stages": spec.fragment_stages,
         "zigzag": boolean(spec.mma_order == "zigzag"),
         "wmma": ", wmma = true" if plan.wmma else "",
+        "prefetch": ", prefetch = false" if plan.staged and not spec.prefetch else "",
         "a": _operand(plan.a, "m"),
         "b": _operand(plan.b, "n"),
         "store_through_shared": boolean(spec.store == "smem"),

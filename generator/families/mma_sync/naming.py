@@ -25,9 +25,10 @@ def words(spec: Spec) -> list[str]:
 
 
 def _copy(spec: Spec) -> list[str]:
-    """Return what says of copies that are not asynchronous how they are made, and how far apart their stores are."""
-    staged = [f"{spec.copy}{spec.store_spacing}"] if spec.copy in STAGED else [short(spec.copy)]
-    return staged if spec.copy != "cp_async" else []
+    """Return what says of copies that are not asynchronous how they are made, how far apart their stores are, and when."""
+    if spec.copy not in STAGED:
+        return [short(spec.copy)] if spec.copy != "cp_async" else []
+    return [f"{spec.copy}{spec.store_spacing}", *([] if spec.prefetch else ["sync"])]
 
 
 def residency_words(spec: Spec) -> list[str]:

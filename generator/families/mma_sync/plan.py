@@ -33,7 +33,7 @@ class MmaSyncPlan(Plan):
     def implied(self) -> dict[str, Any]:
         """Every warp copies and multiplies, and no CTAs share operands; stores are placed where threads make them."""
         return {
-            **({} if self.staged else {"store_spacing": 0}),
+            **({} if self.staged else {"store_spacing": 0, "prefetch": True}),
             "consumers": 0,
             "cooperation": "cooperative",
             "cluster": Cluster(1, 1),

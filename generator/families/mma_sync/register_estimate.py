@@ -85,7 +85,6 @@ def _mainloop(plan: MmaSyncPlan) -> float:
     spec = plan.spec
     k_blocks = plan.k_blocks
     ahead = spec.fragment_stages > 1
-    fragments = spec.warp_tile.m // 4 + spec.warp_tile.n // 4
     persistent = spec.schedule.kind == "persistent"
     sized = [(tile, tile.chunk * tile.element_bytes) for tile in (plan.a, plan.b)]
     apart = [chunk >= ASYNC_BYTES and not (plan.staged and tile.smem.kind != "xor") for tile, chunk in sized]
@@ -104,16 +103,25 @@ def _mainloop(plan: MmaSyncPlan) -> float:
         BASE,
         plan.accumulator_registers,
         plan.accumulator_registers / 2 * (spec.schedule.kind == "split_k" and spec.acc == "f16"),  # summed up as floats
-        fragments * (FRAGMENT + FRAGMENT_AHEAD * ahead),
+        _fragments_and_staged(plan),
         sum(recomputable) * min(1.0, plan.max_registers / RELAXED_LIMIT),
         (spec.acc == "f16_promoted") * PROMOTED,
         (k_blocks == 1) * ONE_K_BLOCK,
         (plan.mma_k == 8) * MMA_K8,
-        (staged_registers(plan) + STAGED) * plan.staged,
         (spec.dtype_d == "f32") * FLOAT_OUTPUT,
         (ARCHS[spec.arch].number >= 100) * FROM_SM100,
     )
     return sum(terms)
+
+
+def _fragments_and_staged(plan: MmaSyncPlan) -> float:
+    """Count the registers of fragments and of a k-tile's pieces, which are alive by turns where nothing is loaded ahead."""
+    spec = plan.spec
+    fragments = (spec.warp_tile.m // 4 + spec.warp_tile.n // 4) * (FRAGMENT + FRAGMENT_AHEAD * (spec.fragment_stages > 1))
+    if not plan.staged:
+        return fragments
+    staged = staged_registers(plan) + STAGED
+    return fragments + staged if spec.prefetch else max(fragments, staged)
 
 
 def _addresses(tile: OperandTile) -> int:

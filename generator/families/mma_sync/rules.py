@@ -118,6 +118,16 @@ def store_spacing(plan: Plan) -> str | None:
     )
 
 
+@rule(ways_out.in_turn_or_ahead)
+def prefetch(plan: Plan) -> str | None:
+    if not plan.staged or plan.spec.prefetch or (plan.spec.stages, plan.spec.store_spacing) == (1, 0):
+        return None
+    return (
+        f"prefetch off takes 1 stage and store_spacing 0, not {plan.spec.stages} and {plan.spec.store_spacing}: a k-tile that "
+        f"is loaded after the products of the one before it replaces that at once"
+    )
+
+
 @rule(lambda plan: [{"fragment_stages": "2"}, {"fragment_stages": "1"}])
 def fragment_stages(plan: Plan) -> str | None:
     if plan.spec.fragment_stages not in (1, 2):

@@ -84,9 +84,9 @@ def widest_spacing(plan: MmaSyncPlan) -> int:
 def planned_spacing(plan: MmaSyncPlan) -> int:
     """Return the spacing that hides stores, where they then take no more than half of a k-tile with two stages.
 
-    Single elements are too many to be placed one by one.
+    Single elements are too many to be placed one by one, and what is not loaded ahead comes after the products.
     """
-    if plan.spec.copy == "scalar":
+    if plan.spec.copy == "scalar" or not plan.spec.prefetch:
         return 0
     share = 2 if plan.spec.stages > 1 else 1
     return min(hidden_spacing(plan), widest_spacing(plan) // share)

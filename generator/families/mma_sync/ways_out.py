@@ -104,6 +104,11 @@ def narrower_spacings(plan: Plan) -> list[Change]:
     return [{"store_spacing": str(staging.widest_spacing(plan))}, {"stages": str(MAX_STAGED_STAGES)}]
 
 
+def in_turn_or_ahead(plan: Plan) -> list[Change]:
+    """One stage, all of which is stored at once, or loads ahead."""
+    return [{"stages": "1", "store_spacing": "0", "fragment_stages": "1"}, {"prefetch": "on"}]
+
+
 def most_stages(plan: Plan) -> int:
     """Return the most stages that the pipeline has."""
     return MAX_STAGED_STAGES if plan.staged else MAX_STAGES

@@ -53,6 +53,7 @@ class WgmmaPlan(Plan):
             "smem_b": _xor(self.a if self.spec.swapped else self.b),
             "mma_order": "row",
             "store_spacing": 0,
+            "prefetch": True,
             "smem_alloc": "dynamic",
         }
 
