@@ -124,6 +124,34 @@ def test_globs_choose_recipes_in_the_order_of_the_ladders() -> None:
     assert find("*") == list(steps()) and load_recipes("s1/3.1") == [find("s1/3.1")[0].texts]
 
 
+def test_what_is_tuned_is_of_its_architecture_and_its_step_alone(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(
+        f'{GOOD}tuned = {{ sm_90 = {{ stages = 4 }} }}\n[[step]]\nname = "3"\nwhat = "x"\ntile = "64x64x32"'
+    )
+    _, tuned, after = read_system(tmp_path / "x.toml").steps
+    assert [step.texts_on(arch)["stages"] for step in (tuned, after) for arch in ("sm_80", "sm_90")] == [
+        "2",
+        "4",
+        "2",
+        "2",
+    ]
+    assert [tuned.note_on("sm_80"), tuned.note_on("sm_90")] == ["", "Tuned for sm_90: stages 4."]
+    ladder = ladder_on(read_system(tmp_path / "x.toml"), "sm_90")
+    assert [plan.spec.stages for plan in ladder.plans[1:]] == [4, 2]
+
+
+def test_generate_makes_the_kernels_that_the_ladder_climbs() -> None:
+    asked = sweep(load_recipes("s1/*,s3/*", "sm_80,90"))
+    made = [plan.spec for plan in asked.plans]
+    climbed = [
+        plan.spec
+        for name in ("s1", "s3")
+        for arch in ("sm_80", "sm_90")
+        for plan in ladder_on(load_system(name), arch).plans
+    ]
+    assert {*made} == {*climbed} and len(made) == len(climbed)
+
+
 def test_a_name_that_no_recipe_has_is_refused_with_the_nearest() -> None:
     with pytest.raises(RequestError, match="no recipe is named 's3/3.1': did you mean 's1/3.1'"):
         find("s3/3.1")
@@ -176,6 +204,8 @@ def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
         (("title", "titel"), "lacks title; has no place for titel"),
         (("tflops = { 64 = 5 }", "tflops = 5"), "step '1' has another type than it should for tflops"),
         (('what = "second"', ""), "step '2' lacks what"),
+        (("ratio = 1.5", "tuned = { sm_90 = 4 }"), "step '2' has another type than it should for tuned"),
+        (("ratio = 1.5", "tuned = { sm_1 = { stages = 4 } }"), "sm_1"),
         (("stages = 2", "stagse = 2"), "a spec has no 'stagse': did you mean 'stages'"),
         (('"64x32x16"', '"64x32"'), "shape '64x32' is malformed"),
         (("[spec]", "[spec"), "is no TOML"),

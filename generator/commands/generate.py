@@ -124,10 +124,13 @@ def requested(options: dict[str, Any]) -> Sweep:
         groups += named.requests
         for remark in named.remarks:
             click.echo(f"generate: {remark}", err=True)
+    recipes = []
     if options.get("recipe") is not None:
-        groups += load_recipes(options["recipe"])
-    groups = groups or [{}]
-    return sweep([over(group, given) for group in groups])
+        beside = {name: text for name, text in given.items() if name != "arch"}
+        recipes = [over(texts, beside) for texts in load_recipes(options["recipe"], given.get("arch", ""))]
+    if not recipes:
+        groups = groups or [{}]
+    return sweep([*(over(group, given) for group in groups), *recipes])
 
 
 def print_explanations(asked: Sweep, as_json: bool, question: Question | None = None) -> int:

@@ -14,7 +14,7 @@ from generator.errors import RequestError
 from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.rules import refuse_illegal
-from generator.sweep import over, sweep
+from generator.sweep import sweep
 from hgemm.bench.work import Work
 from hgemm.cases import Shape
 from hgemm.model.cards import Card
@@ -63,7 +63,7 @@ def ladder_on(system: System, arch: str) -> Ladder:
 
 
 def _plan(step: Step, arch: str) -> Plan:
-    (candidate,) = sweep([over(step.texts, {"arch": arch})]).candidates
+    (candidate,) = sweep([step.texts_on(arch)]).candidates
     try:
         refuse_illegal(candidate.plan)
     except RequestError as error:
@@ -110,7 +110,8 @@ def about(
         "published_cublas": system.cublas.get(shape),
         "steps": [
             {
-                **{name: getattr(step, name) for name in ("name", "what", "note", "fell")},
+                **{name: getattr(step, name) for name in ("name", "what", "fell")},
+                "note": step.note_on(ladder.arch),
                 **facts,
                 "published": published,
             }

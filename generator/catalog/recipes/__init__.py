@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from generator.arch import parse_arch
 from generator.commands.options import Texts
 from generator.errors import RequestError
 from generator.sweep import over, read_toml, texts_in
@@ -27,7 +28,7 @@ _Kinds = Mapping[str, "type | tuple[type, ...]"]
 _SYSTEM_FIELDS: _Kinds = {"title": str, "source": str, "machine": str, "shapes": list, "step": list, "spec": dict}
 _SYSTEM_EXTRAS: _Kinds = {"cublas": dict, "card": str, "note": str}
 _STEP_FIELDS: _Kinds = {"name": str, "what": str}
-_STEP_EXTRAS: _Kinds = {"tflops": dict, "ratio": (int, float), "fell": bool, "note": str, "rival": dict}
+_STEP_EXTRAS: _Kinds = {"tflops": dict, "ratio": (int, float), "fell": bool, "note": str, "tuned": dict, "rival": dict}
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class Step:
 
     Fields: `texts` are all options of its spec, `changed` those that differ from the step before; of the publication are
         `tflops`, by problem, `ratio`, the speed over the step before where only that is told, and `fell`, that it was
-        slower than the step before; `note` says in what ours is another kernel than theirs; a `rival` is run in place of
-        a kernel of ours, and its step has no spec.
+        slower than the step before; `note` says in what ours is another kernel than theirs; `tuned` are options by the
+        architecture on which they are faster than the publication's, of this step alone; a `rival` is run in place of a
+        kernel of ours, and its step has no spec.
     """
 
     system: str
@@ -66,7 +68,17 @@ class Step:
     ratio: float | None
     fell: bool
     note: str
+    tuned: Mapping[str, Texts]
     rival: Hand | None
+
+    def texts_on(self, arch: str) -> Texts:
+        """Return all options of its spec for an architecture."""
+        return over(self.texts, {**self.tuned.get(arch, {}), "arch": arch})
+
+    def note_on(self, arch: str) -> str:
+        """Return the note, and what is tuned for an architecture."""
+        tuned = ", ".join(f"{name} {text}" for name, text in self.tuned.get(arch, {}).items())
+        return f"{self.note} Tuned for {arch}: {tuned}.".strip() if tuned else self.note
 
     @property
     def path(self) -> str:
@@ -145,8 +157,17 @@ def _steps(document: Mapping[str, Any], path: Path) -> Iterator[Step]:
             ratio=told.get("ratio"),
             fell=told.get("fell", False),
             note=told.get("note", ""),
+            tuned={parse_arch(arch): _tuned(table, place, path) for arch, table in told.get("tuned", {}).items()},
             rival=Hand.read(told["rival"], place) if "rival" in told else None,
         )
+
+
+def _tuned(table: Any, place: str, path: Path) -> Texts:
+    if not isinstance(table, dict):
+        raise RequestError(
+            f"recipes {place} has another type than it should for tuned: give a table of options an architecture"
+        )
+    return texts_in(table, path)
 
 
 def _check(table: Mapping[str, Any], known: _Kinds, needed: _Kinds, place: str) -> None:
@@ -191,16 +212,17 @@ def find(globs: str) -> list[Step]:
     return [step for step in steps() if any(fnmatch.fnmatchcase(step.path, pattern) for pattern in patterns)]
 
 
-def load_recipes(globs: str) -> list[Texts]:
-    """Return what the recipes ask for, as `sweep` takes it; rivals are left out.
+def load_recipes(globs: str, archs: str = "") -> list[Texts]:
+    """Return what the recipes ask for on some architectures, `sm_80,90`, or each on its own, as `sweep` takes it.
 
-    Raises: RequestError for a glob that matches none, and where only rivals are matched.
+    Rivals are left out. Raises: RequestError for a glob that matches none, and where only rivals are matched.
     """
     found = find(globs)
-    ours = [step.texts for step in found if step.rival is None]
+    ours = [step for step in found if step.rival is None]
     if not ours:
         raise RequestError(f"{found[0].path} is written by hand, no kernel of ours: only `hgemm ladder` runs it")
-    return ours
+    named = [parse_arch(word) for word in archs.split(",") if word.strip()]
+    return [step.texts_on(arch) for step in ours for arch in named or [step.texts["arch"]]]
 
 
 def complete(incomplete: str) -> Sequence[str]:
