@@ -1,6 +1,7 @@
 """Probes run on the CPU or on a GPU, and what is kept of what comes out.
 
-`PYTHONPATH=. python tests/atom_runs.py > tests/data/atoms_h200.json` on that GPU makes the vectors anew.
+`PYTHONPATH=. python tests/atom_runs.py > vectors.json` on that GPU makes the vectors anew, of which the tests read
+tests/data/atoms_h200.json; with `--missing` only those of probes that the file lacks, beside what it has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -166,11 +168,11 @@ def kept(probe: Probe, words: np.ndarray) -> dict:
     return {"sha256": hashlib.sha256(words.tobytes()).hexdigest(), "first": threads[0, :16].tolist()}
 
 
-def record(first: int) -> None:
-    """Run the probes from one on, a line of JSON each, until the device faults."""
+def record(names: Collection[str]) -> None:
+    """Run some probes, a line of JSON each, until the device faults."""
     text, cubin = "", b""
-    for at, probe in enumerate(probes()):
-        if at < first:
+    for probe in probes():
+        if probe.name not in names:
             continue
         if probe.text() != text:
             text, cubin = probe.text(), compiled(probe.text())
@@ -184,17 +186,19 @@ def record(first: int) -> None:
 
 def main() -> None:
     """Record all probes, in a new process after each fault."""
-    if len(sys.argv) > 1:
-        return record(int(sys.argv[1]))
-    vectors, count = {}, sum(1 for _ in probes())
-    while len(vectors) < count:
-        command = [sys.executable, __file__, str(len(vectors))]
+    names = [probe.name for probe in probes()]
+    arguments = sys.argv[1:]
+    if arguments and arguments != ["--missing"]:
+        return record(arguments)
+    vectors = json.loads(VECTORS.read_text())["vectors"] if arguments else {}
+    while left := [name for name in names if name not in vectors]:
+        command = [sys.executable, __file__, *left]
         lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
         for line in lines:
             vectors |= json.loads(line)
         if not lines:
-            raise SystemExit(f"the probe after {[*vectors][-1:]} gave nothing")
-        print(len(vectors), "of", count, file=sys.stderr)
+            raise SystemExit(f"the probe '{left[0]}' gave nothing")
+        print(len(vectors), "of", len(names), file=sys.stderr)
     print(json.dumps({"device": open_device().name, "vectors": vectors}))
 
 

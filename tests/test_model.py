@@ -280,6 +280,22 @@ def hgemm(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return status, *capsys.readouterr()
 
 
+@pytest.mark.parametrize(("cta_tile", "warp_tile", "tensor", "memory", "bound"), PUBLISHED)
+def test_explain_prints_the_published_table_of_what_turing_has_registers_for(
+    capsys, cta_tile, warp_tile, tensor, memory, bound
+) -> None:
+    """Without loads ahead, for which warp tiles of 128x64 leave no registers in the smaller CTA tiles."""
+    asked = ("--arch", "sm_75", "--tile", cta_tile, "--warp-tile", warp_tile, "--acc", "f16", "--prefetch", "off")
+    status, out, _ = hgemm(capsys, "explain", *asked, "--smem", "pad_alternate:8", "--store", "direct", "--json")
+    (found,) = json.loads(out)
+    if (cta_tile, warp_tile) == ("256x256x32", "64x64"):  # 16 warps, with 128 registers a thread
+        assert (status, found["model"]) == (2, None) and [each["rule"] for each in found["broken"]] == ["registers"]
+        return
+    model = found["model"]
+    assert status == 0 and model["card"] == "NVIDIA GeForce RTX 2070"
+    assert (model["tensor_cycles"], model["memory_cycles"], model["bound"]) == (tensor, memory, bound)
+
+
 def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> None:
     arguments = ["explain", "--arch", "sm_89", "--tile", "128x128x32", "--device", "RTX 4090", "--m", "4096"]
     status, out, _ = hgemm(capsys, *arguments)

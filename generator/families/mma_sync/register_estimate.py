@@ -117,7 +117,9 @@ def _mainloop(plan: MmaSyncPlan) -> float:
 def _fragments_and_staged(plan: MmaSyncPlan) -> float:
     """Count the registers of fragments and of a k-tile's pieces, which are alive by turns where nothing is loaded ahead."""
     spec = plan.spec
-    fragments = (spec.warp_tile.m // 4 + spec.warp_tile.n // 4) * (FRAGMENT + FRAGMENT_AHEAD * (spec.fragment_stages > 1))
+    fragments = (spec.warp_tile.m // 4 + spec.warp_tile.n // 4) * (
+        FRAGMENT + FRAGMENT_AHEAD * (spec.fragment_stages > 1)
+    )
     if not plan.staged:
         return fragments
     staged = staged_registers(plan) + STAGED
