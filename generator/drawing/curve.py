@@ -79,4 +79,4 @@ def draw_ladder(axes: Any, document: Mapping[str, Any], ladder: Mapping[str, Any
     axes.set_ylim(bottom=0)
     axes.set_ylabel("TFLOP/s")
     axes.set_title(f"{ladder['system']}: {ladder['title']}, {Work(**ladder['work']).shape}", loc="left")
-    axes.legend(frameon=False)
+    axes.legend(edgecolor="none", framealpha=1)
