@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.bench.protocol import geometric_mean, percentile
+from hgemm.errors import LibraryError
 from hgemm.library import open_library
 from hgemm.measured.session import Problem, Result, Session, Tested, Time, read_sessions
 from hgemm.measured.standing import standings
-from hgemm.plan import with_leading
-from hgemm.problem import Problem as Launched
-from hgemm.select import ANY_WORKSPACE, Selector, Wanted
+from hgemm.select import Selector
 from hgemm.table import Table
 from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 DATA = Path(__file__).parent / "data" / "screened_sm90a_h200.json"
 KEY = "0" * 64
@@ -84,6 +84,8 @@ def read_library(folder: Path) -> Measured:
     found = standings(sessions, {record["symbol"]: record["key"] for record in records})
     problems = {(r.problem.kind.code, *r.problem.extents): r.problem for one in sessions for r in one.results}
     devices = [place[:2] for place in found]
+    if not devices:
+        raise LibraryError(f"{folder} has no measurements: `hgemm tune --library {folder}` makes them")
     here = max(set(devices), key=devices.count)
     times = {problems[place[2:]]: standing.times_us for place, standing in found.items() if place[:2] == here}
     return Measured(records, times, *here)
@@ -99,8 +101,7 @@ def left_out(measured: Measured, part: float, seed: int) -> dict[Problem, float]
 
 
 def _quality(measured: Measured, selector: Selector, problem: Problem) -> float:
-    dense = with_leading(Launched(*problem.extents), problem.kind)
-    choice = selector.choose(Wanted.of(problem.kind, dense, ANY_WORKSPACE))
+    choice = selector.choose(Wanted.dense(problem.kind, problem.extents))
     times_us = measured.times_us[problem]
     return min(times_us.values()) / times_us[choice.symbol] if choice.symbol in times_us else float("nan")
 

@@ -26,9 +26,10 @@ from generator.export.tree import Wish, export  # noqa: E402
 from hgemm.kinds import Kind  # noqa: E402
 from hgemm.launch import ctas  # noqa: E402
 from hgemm.library import Library, open_library  # noqa: E402
-from hgemm.select import Selector, Wanted  # noqa: E402
+from hgemm.select import Selector  # noqa: E402
 from hgemm.table import Table  # noqa: E402
 from hgemm.target import Target  # noqa: E402
+from hgemm.wanted import Wanted  # noqa: E402
 
 EXTENTS = (256, 256, 256)
 """Small, so that the device keeps up with the launches."""

@@ -1,11 +1,8 @@
 """How long a variant is thought to take, in clocks of an SM: whole numbers only, so that C counts the same.
 
-What depends on the variant alone is worked out once, from its record, into three numbers. What depends on the problem
-and the device too is `clocks`, which templates/c/src/select.c has line by line.
-
-The model: an SM computes its CTAs' k-tiles one after the other, each as long as its tensor instructions, its shared
-memory or its share of L2 takes, whichever is longest, and a part of what else it does. It ranks variants of one library
-where nothing was measured; it does not predict times.
+It is the model of hgemm/model/predict.py at the boost clock. What depends on the variant alone is worked out once, from its
+record and the table of the card that its architecture is known by. What depends on the problem and the device too is `clocks`,
+which templates/c/src/select.c has line by line.
 """
 
 from __future__ import annotations
@@ -14,111 +11,130 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hgemm.dtypes import DTYPES
-from hgemm.facts import Facts
+from hgemm.model.cards import Card, usual_card
+from hgemm.model.fitted import fit_of
+from hgemm.model.predict import Shape, cycles_of
 
 if TYPE_CHECKING:
     from hgemm.table import Row
     from hgemm.target import Target
+    from hgemm.wanted import Wanted
 
 LIMIT = 2**62
-"""The cost of what would cost more."""
+"""The cost of what would cost more, and the elements of what has more."""
+KIB_LIMIT = 2**40
+"""So many KiB, or k-tiles, count for more."""
 SMEM_RESERVED_BYTES_PER_CTA = 1024
 """What the system takes of each CTA's shared memory. Source: CUDA C++ Programming Guide 12.6, "Compute Capability 8.x"."""
+BOTH = 8
+"""Of two that take equally long one shows, and a part of so many of the other; of one that takes half as long, nothing."""
+AGAIN_BITS = 12
 
-PRODUCTS_PER_CLOCK = {75: 512, 80: 1024, 86: 512, 87: 512, 88: 512, 89: 512, 90: 1300, 120: 512, 121: 512}
-"""f16 products with mma.sync an SM and clock. Source: whitepapers of TU102, GA100, GA102 and AD102 (dense, f32 accumulation of the
-server cards), of tf32 half as many; sm_90's is what benchmarks/data/mma_rate_h200.json measured."""
-USUAL_PRODUCTS_PER_CLOCK = 1024
-WGMMA_PRODUCTS_PER_CLOCK = 2048
-"""Source: NVIDIA H100 white paper, table 2: 989 TFLOP/s of 132 SMs at 1.83 GHz."""
-WARPGROUP_ROWS = 64
-"""Rows of a wgmma, each of which reads all columns. Source: PTX ISA 8.8, "wgmma.mma_async", shapes."""
-SMEM_BYTES_PER_CLOCK = 128
-L2_BYTES_PER_CLOCK = 48
-STORE_BYTES_PER_CLOCK = 32
-
-K_TILE_CLOCKS = 30
-"""A barrier and its wait."""
-OVERLAP = 4
-"""One in so many clocks of what is hidden behind the longest shows."""
-COPY_CLOCKS = 4
-"""An instruction of a warp that copies, of any width."""
-ASYNC_BYTES = 4
-REGISTER_COPY_CLOCKS = 8
-"""One that loads and one that stores, where elements go through registers: staged copies, and pieces of less than `ASYNC_BYTES`."""
-FIRST_TILE_CLOCKS = 1500
-"""From the start of a CTA to its first product."""
-MEMSET_CLOCKS = 5000
-"""The counters' zeroing, before the launch on the same stream, of 3 us."""
+LIKE = {87: 86, 88: 86, 100: 90, 103: 90, 110: 90, 121: 120}
+"""Architectures that no card's table is of, and the one by whose card they are estimated."""
+MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """What a variant takes, whatever the problem. Units: clocks of an SM that works on one CTA at a time."""
+    """What a variant takes, whatever the problem: the numbers of predict.Cycles, rounded, and those of memory.
 
-    k_tile: int
-    tile: int
-    launch: int
-
-
-def clocks_of(facts: Facts, record: Mapping[str, Any]) -> Clocks:
-    """Return the three numbers of a variant."""
-    split = facts.partial_bytes_per_tile > 0  # by way of a workspace
-    out = facts.tile_m * facts.tile_n * (4 if facts.dtype_d == "f32" else 2)
-    partial = 2 * 4 * facts.tile_m * facts.tile_n if split else 0  # written, and read again by one of the splits
-    store = (out + partial) // STORE_BYTES_PER_CLOCK
-    tile = FIRST_TILE_CLOCKS + (store // OVERLAP if facts.grid_rule == "persistent" else store)
-    return Clocks(_k_tile(facts, record["spec"]), tile, MEMSET_CLOCKS if split else 0)
-
-
-def _k_tile(facts: Facts, spec: Mapping[str, Any]) -> int:
-    m, n, k, size = facts.tile_m, facts.tile_n, facts.tile_k, DTYPES[facts.dtype_a].bytes
-    bytes_filled = size * (m + n) * k
-    if facts.tensor_maps:
-        rate, copies = WGMMA_PRODUCTS_PER_CLOCK, 0
-        rows, columns = (n, m) if spec.get("swapped") else (m, n)
-        bytes_read = size * (rows + columns * -(-rows // WARPGROUP_ROWS)) * k
-    else:
-        rate = PRODUCTS_PER_CLOCK.get(_number(facts.arch), USUAL_PRODUCTS_PER_CLOCK)
-        warp_m, warp_n = (int(word) for word in str(spec["warp_tile"]).split("x"))
-        bytes_read = size * (m // warp_m) * (n // warp_n) * (warp_m + warp_n) * k
-        aligns = (1, 1) if spec["copy"] == "scalar" else (facts.align_a, facts.align_b)
-        staged = spec["copy"] != "cp_async"
-        copies = sum(_copies(extent * k, align, size, staged) for extent, align in zip((m, n), aligns))
-    work = [
-        -(-m * n * k * size // (2 * rate)),
-        (bytes_filled + bytes_read) // SMEM_BYTES_PER_CLOCK,
-        bytes_filled // L2_BYTES_PER_CLOCK // facts.cluster_ctas,
-        copies,
-    ]
-    return max(work) + (sum(work) - max(work)) // OVERLAP + K_TILE_CLOCKS
-
-
-def _copies(elements: int, align: int, element_bytes: int, staged: bool) -> int:
-    """Return the clocks that a warp's instructions take which copy a tile of one operand."""
-    through_registers = staged or align * element_bytes < ASYNC_BYTES
-    return elements // align // 32 * (REGISTER_COPY_CLOCKS if through_registers else COPY_CLOCKS)
-
-
-def _number(arch: str) -> int:
-    return int("".join(digit for digit in arch if digit.isdigit()))
-
-
-def clocks(row: Row, work: int, k: int, target: Target) -> int:
-    """Estimate a launch of `work` CTA tiles, splits and batches counted, at most 2^31 - 1.
-
-    Of the last wave, an SM that has fewer CTAs than it could hold takes as long as half those that are missing as well.
+    Units: clocks of an SM. `straddled` is what two operands whose rows begin off L2's sectors add to a k-tile; `memory` is once
+        a launch, `mib` for each MiB of DRAM; `again` for 4096 k-tiles that come from L2, and `again_mib` for each MiB of these.
+    Fields: `overlapping` tiles hide one another's waiting on an SM; `together` CTAs are a cluster, for which `sms_lost` SMs of
+        a card are left over.
     """
-    k_tiles = (max(k, 1) + row.tile_k - 1) // row.tile_k
-    k_tiles = (k_tiles + row.splits - 1) // row.splits
-    tile = k_tiles * row.k_tile_clocks + row.tile_clocks
-    fitting = (target.smem_bytes_per_cta + SMEM_RESERVED_BYTES_PER_CTA) // (
-        row.smem_bytes + SMEM_RESERVED_BYTES_PER_CTA
+
+    overlapping: int
+    together: int
+    sms_lost: int
+    k_tile: int
+    straddled: int
+    tile: int
+    alone_k_tile: int
+    alone_tile: int
+    launch: int
+    memory: int
+    mib: int
+    again: int
+    again_mib: int
+
+
+def clocks_of(record: Mapping[str, Any]) -> Clocks:
+    """Return the numbers of a variant."""
+    spec, card = record["spec"], _card(record["arch"])
+    shape, constants, mhz = (
+        Shape.of(spec, card, record["resources"]["ctas_per_sm"]),
+        fit_of(spec).constants,
+        card["sm_mhz"],
     )
-    resident = max(1, min(row.ctas_per_sm, fitting))
-    waves, rest = divmod(work, resident * target.sms)
-    halves = 2 * waves * resident + (-(-rest // target.sms) + resident if rest else 0)
-    if tile > LIMIT // halves:
-        return LIMIT
-    return row.launch_clocks + tile * halves // 2
+    wgmma = spec["copy"] == "tma"
+    its, straddled = (cycles_of(shape, wgmma, part, constants, mhz) for part in (0, 1))
+    dram_bytes_per_clock = card.dram_gbytes_per_s * 1e3 * constants.dram_part / mhz
+    again_bytes_per_clock = constants.again_bytes_per_cycle * card.sms
+    return Clocks(
+        overlapping=shape.overlapping,
+        together=shape.together,
+        sms_lost=card.sms - int(card.get("cluster4_sms") or card.sms) if shape.together >= 4 else 0,
+        k_tile=round(its.k_tile),
+        straddled=round(straddled.k_tile - its.k_tile),
+        tile=round(its.tile),
+        alone_k_tile=round(its.alone_k_tile),
+        alone_tile=round(its.alone_tile),
+        launch=round(its.start),
+        memory=round(constants.dram_start_us * mhz),
+        mib=round(MIB / dram_bytes_per_clock),
+        again=round(shape.loaded_bytes / again_bytes_per_clock * (1 << AGAIN_BITS)),
+        again_mib=round(MIB / again_bytes_per_clock),
+    )
+
+
+def _card(arch: str) -> Card:
+    number = int("".join(digit for digit in arch if digit.isdigit()))
+    card = usual_card(LIKE.get(number, number))
+    if card is None:
+        raise KeyError(f"no card of {arch} has a table")
+    return card
+
+
+def clocks(row: Row, wanted: Wanted, target: Target) -> int:
+    """Estimate a launch of a variant whose CTA tiles, splits and batches counted, are at most 2^31 - 1."""
+    work = row.work(wanted.m, wanted.n, wanted.batch)
+    k_tiles = _up(_up(max(wanted.k, 1), row.tile_k), row.splits)
+    busiest = _up(work, sms_used(row, target))
+    rounds = _up(busiest, overlapping(row, target))
+    more = row.straddled_clocks * wanted.straddling // 2
+    busy = busiest * (k_tiles * (row.k_tile_clocks + more) + row.tile_clocks)
+    alone = rounds * (k_tiles * (row.alone_k_tile_clocks + more) + row.alone_tile_clocks)
+    sm, memory = min(max(busy, alone), LIMIT), _memory(row, wanted, work, k_tiles)
+    longer, shorter = max(sm, memory), min(sm, memory)
+    return min(row.launch_clocks + longer + max(2 * shorter - longer, 0) // BOTH, LIMIT)
+
+
+def _up(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+def _memory(row: Row, wanted: Wanted, work: int, k_tiles: int) -> int:
+    """Return what DRAM takes to bring A and B once and to take D, and L2 to bring what was read before."""
+    operands = min((wanted.m + wanted.n) * wanted.k * wanted.batch, LIMIT)
+    results = min(wanted.m * wanted.n * wanted.batch, LIMIT)
+    kib = min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
+    loaded = min(work * k_tiles, KIB_LIMIT) * row.again_clocks >> AGAIN_BITS
+    again = max(loaded - (kib * row.again_mib_clocks >> 10), 0)
+    return row.memory_clocks + (kib * row.mib_clocks >> 10) + again
+
+
+def sms_used(row: Row, target: Target) -> int:
+    """Return the SMs of a device that a variant's clusters can use."""
+    sms = target.sms - row.sms_lost if target.sms > row.sms_lost else target.sms
+    return max(sms // row.together, 1) * row.together
+
+
+def overlapping(row: Row, target: Target) -> int:
+    """Return the tiles of a variant that an SM of a device works on at once, which hide one another's waiting."""
+    if row.tensor_maps:
+        return row.overlapping
+    reserved = SMEM_RESERVED_BYTES_PER_CTA
+    fitting = (target.smem_bytes_per_cta + reserved) // (row.smem_bytes + reserved)
+    return max(1, min(row.overlapping, fitting))

@@ -53,6 +53,11 @@ class Kind:
             if getattr(self, name) not in words:
                 raise RequestError(f"{name} {getattr(self, name)!a} is unknown: use {', '.join(words)}")
 
+    @classmethod
+    def of_code(cls, code: int) -> Kind:
+        """Return the kind of a number that `code` gave."""
+        return cls(**{name: word_of(code, name) for name in _WORDS})
+
     @property
     def code(self) -> int:
         """Return the kind as one number, a digit of 4 bits a field."""

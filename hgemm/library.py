@@ -13,10 +13,11 @@ from hgemm.kinds import Kind
 from hgemm.measured.session import read_sessions
 from hgemm.problem import Problem
 from hgemm.record import CUBIN_NAME, PTX_NAME, Record
-from hgemm.select import Choice, Selector, Wanted
+from hgemm.select import Choice, Selector
 from hgemm.table import Table
 from hgemm.target import Target
 from hgemm.variants import read_variant, require, scan
+from hgemm.wanted import Wanted
 
 if TYPE_CHECKING:  # what only calls need is imported by the first of them
     from hgemm.calls import Calls

@@ -15,8 +15,9 @@ from hgemm.kernel import problem_of
 from hgemm.kinds import ACTIVATIONS, Kind
 from hgemm.launcher import Launcher
 from hgemm.readers import READERS
-from hgemm.select import Choice, Selector, Wanted
+from hgemm.select import Choice, Selector
 from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 PRECISIONS = ("", "tf32")
 """What f32 may be multiplied as: nothing unless it is asked for, since tf32 keeps 11 of its 24 significant bits."""

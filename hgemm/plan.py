@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from hgemm.arrays import View
@@ -14,8 +13,8 @@ from hgemm.kernel import Kernel, problem_of
 from hgemm.kinds import Kind
 from hgemm.launcher import Launcher
 from hgemm.problem import Problem
-from hgemm.select import Wanted
 from hgemm.target import Target
+from hgemm.wanted import Wanted, with_leading
 
 
 class Plan(Calls):
@@ -64,19 +63,3 @@ def make_plan(library: Any, problem: Problem, kind: Kind, device: int, workspace
     target = Target.of(open_device(device))
     choice = library.select(Wanted.of(kind, problem, workspace_bytes), target)
     return Plan(library.kernel(choice.symbol), problem, device)
-
-
-def with_leading(problem: Problem, kind: Kind) -> Problem:
-    """Return the problem with leading dimensions and batch strides of matrices without gaps in the place of zeros."""
-    p = problem
-    stored = {
-        "a": (p.m, p.k) if kind.layout[0] == "t" else (p.k, p.m),
-        "b": (p.n, p.k) if kind.layout[1] == "n" else (p.k, p.n),
-        "c": (p.m, p.n),
-        "d": (p.m, p.n),
-    }
-    leading = {f"ld{name}": getattr(p, f"ld{name}") or columns for name, (_, columns) in stored.items()}
-    filled = replace(p, **leading)
-    if p.batch > 1 and not p.batch_stride_d:
-        filled = replace(filled, batch_stride_d=p.m * filled.ldd)
-    return filled

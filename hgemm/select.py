@@ -16,77 +16,17 @@ from functools import cached_property
 
 from hgemm.checks import MAX_CTAS
 from hgemm.cost import clocks
-from hgemm.dtypes import DTYPES
 from hgemm.errors import UnfitError
-from hgemm.facts import MAX_MAP_STRIDE_BYTES
-from hgemm.kinds import Kind, serves
+from hgemm.kinds import serves
 from hgemm.measured.nearness import distance, point
-from hgemm.problem import Problem
 from hgemm.table import PTX, Measured, Row, Survey, Table
 from hgemm.target import Target
+from hgemm.wanted import ANY_WORKSPACE, Wanted
 
-MAX_ALIGN = 8
-"""Elements; no variant asks for more."""
-ANY_WORKSPACE = 2**62
-"""Bytes: as much as a variant asks for."""
 CORRECTED_LIMIT = 2**46
 """Clocks beyond which estimates count as equal where they are multiplied by a factor: the products stay below 2^63."""
 ESTIMATED, NEAR, MEASURED = range(3)
 """What decided, as hgemm_rule says it."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A problem as selection sees it.
-
-    Units: alignments are elements, of pointers, leading dimensions and batch strides together, 1 to 8.
-    """
-
-    kind: Kind
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-    beta: bool = False
-    align_a: int = MAX_ALIGN
-    align_b: int = MAX_ALIGN
-    align_d: int = MAX_ALIGN
-    workspace_bytes: int = 0
-    mappable: bool = True
-    """Whether TMA can address its strides."""
-
-    @classmethod
-    def of(cls, kind: Kind, problem: Problem, workspace_bytes: int = 0) -> Wanted:
-        """Read it from a problem; pointers that are null, and A and B where k is 0, are taken to be aligned to anything."""
-        p, size = problem, {name: DTYPES[getattr(kind, f"dtype_{name}")].bytes for name in "abd"}
-        rows = {
-            "a": p.m if kind.layout[0] == "t" else p.k,
-            "b": p.n if kind.layout[1] == "n" else p.k,
-            "d": p.m,
-        }
-        leading = {name: getattr(p, f"ld{name}") if rows[name] > 1 else 0 for name in "abd"}
-        strides = {name: getattr(p, f"batch_stride_{name}") if p.batch > 1 else 0 for name in "abd"}
-        align = {name: _align(getattr(p, name), size[name], leading[name] | strides[name]) for name in "abd"}
-        if p.k == 0:
-            align["a"] = align["b"] = MAX_ALIGN
-        if p.beta:
-            ldc, stride = p.ldc if p.m > 1 else 0, p.batch_stride_c if p.batch > 1 else 0
-            align["d"] = min(align["d"], _align(p.c, size["d"], ldc | stride))
-        widest = max(size[name] * max(leading[name], strides[name]) for name in "abd")
-        return cls(
-            kind,
-            *(p.m, p.n, p.k, p.batch),
-            bool(p.beta),
-            *(align["a"], align["b"], align["d"]),
-            workspace_bytes,
-            widest < MAX_MAP_STRIDE_BYTES,
-        )
-
-
-def _align(pointer: int, element_bytes: int, strides: int) -> int:
-    """Return the largest power of 2, up to 8, of elements that a pointer and all of `strides` are multiples of."""
-    together = pointer // element_bytes | strides | MAX_ALIGN
-    return together & -together
 
 
 @dataclass(frozen=True)
@@ -184,8 +124,7 @@ class Selector:
                         yield way, row
 
     def _clocks(self, place: int, wanted: Wanted) -> int:
-        row = self.table.rows[place]
-        return clocks(row, row.work(wanted.m, wanted.n, wanted.batch), wanted.k, self.target)
+        return clocks(self.table.rows[place], wanted, self.target)
 
     def _choice(
         self, place: int, way: int, wanted: Wanted, rule: int = ESTIMATED, near: Measured | None = None

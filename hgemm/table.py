@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from hgemm.cost import clocks, clocks_of
+from hgemm.dtypes import DTYPES
 from hgemm.facts import Facts
 from hgemm.images import cubin_runs, ptx_runs
 from hgemm.kinds import Kind, serves
@@ -17,8 +18,9 @@ from hgemm.measured.nearness import Point, factors, point
 from hgemm.measured.session import Session
 from hgemm.measured.standing import Place, Standing, standings
 from hgemm.target import TYPICAL, Target
+from hgemm.wanted import Wanted
 
-FORMAT = 2
+FORMAT = 3
 EXACT, COMPATIBLE, PTX = range(3)
 """How a variant's code runs on a device, the preferred way first: its own cubin, an older one's, PTX."""
 
@@ -27,8 +29,8 @@ EXACT, COMPATIBLE, PTX = range(3)
 class Row:
     """One variant as selection sees it.
 
-    Units: elements for tiles and alignments, clocks of an SM where the name says so. `ctas_per_sm` are those that an SM
-        needs to be busy: as many as were planned, unless fewer fit.
+    Units: elements for tiles and alignments; `operand_bytes` and `result_bytes` are of one element of A or B, and of D. From
+        `overlapping` on, but for shared memory and what a launch needs, the numbers are those of hgemm.cost.Clocks.
     """
 
     symbol: str
@@ -39,7 +41,6 @@ class Row:
     cluster_m: int
     cluster_n: int
     splits: int
-    ctas_per_sm: int
     smem_bytes: int
     align_a: int
     align_b: int
@@ -49,9 +50,21 @@ class Row:
     tensor_maps: int
     counter_bytes_per_tile: int
     partial_bytes_per_tile: int
+    operand_bytes: int
+    result_bytes: int
+    overlapping: int
+    together: int
+    sms_lost: int
     k_tile_clocks: int
+    straddled_clocks: int
     tile_clocks: int
+    alone_k_tile_clocks: int
+    alone_tile_clocks: int
     launch_clocks: int
+    memory_clocks: int
+    mib_clocks: int
+    again_clocks: int
+    again_mib_clocks: int
 
     def work(self, m: int, n: int, batch: int) -> int:
         """Return the CTA tiles of a problem, those that complete clusters, splits and batches counted."""
@@ -179,7 +192,7 @@ def order_of(facts: Facts) -> tuple:
 
 def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
     """Return a variant, or one that is only planned, as selection sees it."""
-    clocks = clocks_of(facts, record)
+    clocks = clocks_of(record)
     return Row(
         symbol=facts.symbol,
         group=group,
@@ -189,7 +202,6 @@ def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
         cluster_m=facts.cluster_shape[0],
         cluster_n=facts.cluster_shape[1],
         splits=facts.splits,
-        ctas_per_sm=max(1, min(record["resources"]["ctas_per_sm"], record["spec"]["ctas_per_sm"])),
         smem_bytes=facts.smem_bytes,
         align_a=facts.align_a,
         align_b=facts.align_b,
@@ -199,9 +211,21 @@ def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
         tensor_maps=int(bool(facts.tensor_maps)),
         counter_bytes_per_tile=facts.counter_bytes_per_tile,
         partial_bytes_per_tile=facts.partial_bytes_per_tile,
+        operand_bytes=DTYPES[facts.dtype_a].bytes,
+        result_bytes=DTYPES[facts.dtype_d].bytes,
+        overlapping=clocks.overlapping,
+        together=clocks.together,
+        sms_lost=clocks.sms_lost,
         k_tile_clocks=clocks.k_tile,
+        straddled_clocks=clocks.straddled,
         tile_clocks=clocks.tile,
+        alone_k_tile_clocks=clocks.alone_k_tile,
+        alone_tile_clocks=clocks.alone_tile,
         launch_clocks=clocks.launch,
+        memory_clocks=clocks.memory,
+        mib_clocks=clocks.mib,
+        again_clocks=clocks.again,
+        again_mib_clocks=clocks.again_mib,
     )
 
 
@@ -218,18 +242,20 @@ def _surveys(standing: Mapping[Place, Standing], groups: Sequence[Group], rows: 
         places = {row.symbol: at for at, row in enumerate(rows) if serves(groups[row.group].kind, kind)}
         target = Target.typical(f"sm_{capability}", sms)
         devices = tuple(sorted({found.device for found in part.values()}))
-        surveys.append(Survey(capability, sms, kind, devices, _problems(part, places, rows, target)))
+        surveys.append(
+            Survey(capability, sms, kind, devices, _problems(Kind.of_code(kind), part, places, rows, target))
+        )
     return tuple(surveys)
 
 
 def _problems(
-    part: Mapping[Extents, Standing], places: Mapping[str, int], rows: Sequence[Row], target: Target
+    kind: Kind, part: Mapping[Extents, Standing], places: Mapping[str, int], rows: Sequence[Row], target: Target
 ) -> tuple[Measured, ...]:
     ratios = []
-    for (m, n, k, batch), found in part.items():
+    for extents, found in part.items():
         timed = {places[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in places}
-        works = {at: rows[at].work(m, n, batch) for at in timed}
-        ratios.append({at: time_us / clocks(rows[at], works[at], k, target) for at, time_us in timed.items()})
+        wanted = Wanted.dense(kind, extents)
+        ratios.append({at: time_us / clocks(rows[at], wanted, target) for at, time_us in timed.items()})
     near = factors([point(*extents) for extents in part], ratios)
     orders = [tuple(places[symbol] for symbol in found.order if symbol in places) for found in part.values()]
     return tuple(

@@ -16,9 +16,10 @@ from generator.sweep import sweep
 from generator.toolchain import templates_folder
 from hgemm.errors import RequestError
 from hgemm.kinds import LAYOUTS
-from hgemm.select import Selector, Wanted
+from hgemm.select import Selector
 from hgemm.table import Table
 from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 """What the catalog is shipped for; code for sm_90a serves GPUs of sm_90."""

@@ -23,7 +23,7 @@ from hgemm.device import open_device
 from hgemm.kinds import LAYOUTS, Kind
 from hgemm.library import open_library
 from hgemm.problem import Problem
-from hgemm.select import Wanted
+from hgemm.wanted import Wanted
 
 pytestmark = pytest.mark.gpu
 GROUPS = ("general", "unaligned", "small_m", "split_k")

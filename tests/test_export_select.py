@@ -19,9 +19,10 @@ from hgemm.facts import Facts
 from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
 from hgemm.library import open_library
 from hgemm.problem import Problem
-from hgemm.select import Selector, Wanted
+from hgemm.select import Selector
 from hgemm.table import PTX, Table, kind_of
 from hgemm.target import TYPICAL, Target
+from hgemm.wanted import Wanted
 
 PROBLEMS = 10_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15

@@ -16,8 +16,8 @@ import hgemm
 from generator.store.library import Library
 from hgemm.errors import LibraryError, RequestError, UnfitError
 from hgemm.kinds import Kind
-from hgemm.select import Wanted
 from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 SLOW_TO_IMPORT = {"numpy", "cuda", "torch", "sqlite3", "subprocess", "asyncio", "click", "generator"}
 LOADED = """

@@ -25,9 +25,10 @@ from hgemm.images import cubin_runs, ptx_runs
 from hgemm.kinds import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
 from hgemm.launch import workspace_bytes
 from hgemm.problem import Problem
-from hgemm.select import ESTIMATED, MEASURED, NEAR, Selector, Wanted, row_serves
+from hgemm.select import ESTIMATED, MEASURED, NEAR, Selector, row_serves
 from hgemm.table import COMPATIBLE, EXACT, PTX, Table, kind_of, way_of
 from hgemm.target import TYPICAL, Target
+from hgemm.wanted import Wanted
 
 H200 = Target.typical("sm_90")
 ANY_WORKSPACE = 2**62
@@ -57,6 +58,7 @@ problems = st.builds(
     align_d=aligns,
     workspace_bytes=st.sampled_from((0, 2**16, ANY_WORKSPACE)),
     mappable=st.booleans(),
+    straddling=st.integers(0, 2),
 )
 targets = st.sampled_from(sorted(TYPICAL)).map(lambda number: Target.typical(f"sm_{number}"))
 
@@ -156,7 +158,7 @@ def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: Want
     assert found.way == min(way for way, _ in serving)
     assert found.workspace_bytes <= wanted.workspace_bytes
     peers = [row for way, row in serving if way == found.way]
-    costs = [clocks(row, row.work(wanted.m, wanted.n, wanted.batch), wanted.k, target) for row in peers]
+    costs = [clocks(row, wanted, target) for row in peers]
     assert found.clocks == min(costs) and found.row == peers[costs.index(min(costs))]
 
 
@@ -308,6 +310,12 @@ def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> No
 
 def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
     for row in catalog_table().rows:
-        found = [clocks(row, 2**i, 2**20, H200) for i in range(31)]
-        assert found == sorted(found)
-        assert clocks(row, 2**31 - 1, 2**31 - 1024, H200) <= LIMIT
+        for grown in (
+            [Wanted(Kind(), 2**i, 2**8, 2**12) for i in range(31)],
+            [Wanted(Kind(), 2**8, 2**i, 2**12) for i in range(31)],
+            [Wanted(Kind(), 2**9, 2**9, 2**i) for i in range(31)],
+            [Wanted(Kind(), 2**9, 2**9, 2**12, 2**i) for i in range(20)],
+            [Wanted(Kind(), 2**9, 2**9, 2**12, straddling=i) for i in range(3)],
+        ):
+            found = [clocks(row, wanted, H200) for wanted in grown]
+            assert found == sorted(found) and found[-1] <= LIMIT

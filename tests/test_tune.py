@@ -35,13 +35,14 @@ from hgemm.facts import Facts
 from hgemm.library import open_library
 from hgemm.measured.session import read_sessions
 from hgemm.record import Record
-from hgemm.select import MEASURED, Wanted
+from hgemm.select import MEASURED
 from hgemm.table import kind_of
 from hgemm.target import Target
 from hgemm.tune import hosts
 from hgemm.tune.__main__ import command as module_command
 from hgemm.tune.runner import PROTOCOL, Plan, run
 from hgemm.tune.supply import Prebuilt
+from hgemm.wanted import Wanted
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)

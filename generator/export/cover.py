@@ -12,9 +12,10 @@ from generator.layouts import PIECE_BYTES
 from hgemm.dtypes import DTYPES, in_memory
 from hgemm.errors import RequestError
 from hgemm.kinds import Kind, word_of
-from hgemm.select import Selector, Wanted
+from hgemm.select import Selector
 from hgemm.table import Table
 from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 SORTS = {
     "whole tiles": {"m": 4096, "n": 4096, "k": 4096},

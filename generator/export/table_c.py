@@ -72,9 +72,9 @@ def _group(group: Group) -> str:
 
 
 def _row(row: Row, facts: Facts, images: Images) -> str:
-    for name in ("k_tile_clocks", "tile_clocks", "launch_clocks"):
-        if getattr(row, name) >= MAX_CLOCKS:
-            raise ValueError(f"{row.symbol}: {name} {getattr(row, name)} is not below {MAX_CLOCKS}")
+    for field in fields(row):
+        if field.name.endswith("_clocks") and getattr(row, field.name) >= MAX_CLOCKS:
+            raise ValueError(f"{row.symbol}: {field.name} {getattr(row, field.name)} is not below {MAX_CLOCKS}")
     rules = {rule.operand: rule for rule in facts.tensor_maps}
     numbers = [getattr(row, field.name) for field in fields(row)][1:]
     words = [

@@ -15,10 +15,8 @@ from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work
 from hgemm.dtypes import DTYPES
 from hgemm.kinds import Kind
-from hgemm.plan import with_leading
-from hgemm.problem import Problem
-from hgemm.select import Wanted
 from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 FOLDER = Path(__file__).resolve().parent
 TMA_ALIGN_BYTES = 16
@@ -38,7 +36,7 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
     Raises: RequestError where that file is malformed.
     """
     kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
-    wanted = Wanted.of(kind, with_leading(Problem(*work.extents), kind))
+    wanted = Wanted.dense(kind, work.extents)
     aligns = (wanted.align_a, wanted.align_b, wanted.align_d)
     return _plans(kind, aligns, tuple(archs), space)
 

@@ -17,8 +17,9 @@ from hgemm.kinds import Kind
 from hgemm.library import open_library
 from hgemm.measured.nearness import ONE, STEP_BITS, distance, point
 from hgemm.problem import Problem
-from hgemm.select import ANY_WORKSPACE, ESTIMATED, MEASURED, NEAR, Choice, Selector, Wanted
+from hgemm.select import ESTIMATED, MEASURED, NEAR, Choice, Selector
 from hgemm.target import Target
+from hgemm.wanted import ANY_WORKSPACE, Wanted
 
 _HELP = """Tell which variant computes a problem, as exported libraries and `hgemm.open(...)` choose it.
 

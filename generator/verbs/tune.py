@@ -46,7 +46,14 @@ Exit status 1 says that a problem was not tuned.
 @click.option("--kernels", default="", metavar="GLOBS", help="Of the library's variants, only these.")
 @click.option("--space", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Specs to search, TOML.")
 @click.option("--generate/--no-generate", default=True, show_default=True, help="Make variants that are missing.")
-@click.option("-j", "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, metavar="N", help="Processes.")
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1),
+    default=os.cpu_count() or 1,
+    metavar="N",
+    help="Processes, for all GPUs.",
+)
 @tune_options
 @click.pass_context
 def command(
@@ -65,7 +72,7 @@ def command(
         works = plan.works if generate else ()
         library.mkdir(parents=True, exist_ok=True)
         rows = select_rows(opened, Selection(arch=",".join(archs), kernels=kernels))
-        search = Search(works, plan.candidates, archs, space, jobs)
+        search = Search(works, plan.candidates, archs, space, max(1, jobs // plan.part[1]))
         return Generating(opened, [str(row["symbol"]) for row in rows], search, target, tell)
 
     def tell(text: str) -> None:

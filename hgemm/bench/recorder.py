@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,18 @@ _STATES = ("power_limit_w", "sm_mhz_max", "temperature_c")
 def problem_of(work: Work) -> Problem:
     """Return a problem as sessions have it."""
     return Problem(**{name: value for name, value in work.plain().items() if name != "group"})
+
+
+def as_in_rounds(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the screened times of a result, as they would be in its rounds, where clocks are others than in short samples.
+
+    They are scaled by what the finalists took in rounds over what they took when they were screened, the median of it:
+    else those that were not timed in rounds would seem faster, or slower, than those that were.
+    """
+    screened, figures = result["screened_us"], result["figures"]
+    both = [figures[name]["time_us"] / us for name, us in screened.items() if name in figures and us > 0]
+    scale = statistics.median(both) if both else 1.0
+    return {name: us * scale for name, us in screened.items()}
 
 
 class Recorder:
@@ -48,7 +61,7 @@ class Recorder:
             for name in finalists
             if name not in result["refused"]
         ]
-        screened = {name: us for name, us in result["screened_us"].items() if name in self._kernels}
+        screened = {name: us for name, us in as_in_rounds(result).items() if name in self._kernels}
         others = [(name, Time(0, us)) for name, us in screened.items() if name not in figures and us > 0]
         telemetry = result.get("telemetry") or {}
         self._session().add(

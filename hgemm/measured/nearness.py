@@ -15,8 +15,10 @@ Point = tuple[int, int, int, int]
 STEP_BITS = 4
 ROWS_WEIGHT = 2
 """m, and the batch with it, decides more than n and k. Source: cross-validation, benchmarks/dispatch_check.py."""
-WIDTH = 2 << STEP_BITS
+WIDTH = 3 << STEP_BITS
 """At this distance a measured problem says exp(-1/2) of what one at the very place says. Source: the same."""
+DOUBT = 0.3
+"""The weight of the estimate itself beside what was measured: a problem at the very place has 1. Source: the same."""
 NEIGHBOURS = 8
 ONE = 1 << 12
 """A factor of 1: so many of an estimate's parts."""
@@ -79,6 +81,6 @@ def _factors(at: Point, points: Sequence[Point], logs: Sequence[Mapping[Row, flo
             total[0] += weight
             total[1] += weight * value
     return {
-        row: min(max(round(ONE * math.exp(value / weight)), LEAST), MOST)
+        row: min(max(round(ONE * math.exp(value / (weight + DOUBT))), LEAST), MOST)
         for row, (weight, value) in sorted(sums.items())
     }

@@ -22,7 +22,7 @@ USUAL = {75: "rtx2070", 80: "a100", 86: "a10", 89: "l40s", 90: "h200", 120: "rtx
 
 REQUIRED = ("sms", "sm_mhz", "dram_gbytes_per_s", "l2_bytes", "smem_bytes_per_clock_per_sm")
 _FIGURE_NAME = (
-    r"sms|sm_mhz|power_w|l2_bytes|dram_(read_|write_|copy_)?gbytes_per_s|(smem|l2|l2_disjoint|tma)_bytes_per_clock_per_sm"
+    r"sms|cluster4_sms|sm_mhz|power_w|l2_bytes|dram_(read_|write_|copy_)?gbytes_per_s|(smem|l2|l2_disjoint|tma)_bytes_per_clock_per_sm"
     r"|launch_(stream|graph)_us|steady_(tflops|mhz)_[a-z0-9_]+|(cpi|latency)\.[a-z0-9_]+"
 )
 
@@ -82,6 +82,11 @@ class Card:
     def sms(self) -> int:
         return int(self["sms"])
 
+    def sms_in_clusters(self, ctas: int) -> int:
+        """Return the SMs that clusters of so many CTAs, one an SM, can use at once."""
+        lost = self.sms - int(self.get("cluster4_sms") or self.sms) if ctas >= 4 else 0
+        return max((self.sms - lost) // ctas, 1) * ctas
+
     @property
     def dram_gbytes_per_s(self) -> float:
         """What DRAM was measured to read, else what its document says."""
@@ -89,7 +94,8 @@ class Card:
 
     def with_sms(self, sms: int) -> Card:
         """Return the card with another number of SMs, the rest as it is."""
-        return replace(self, figures={**self.figures, "sms": Figure(sms, Source("as asked for"))})
+        others = {name: figure for name, figure in self.figures.items() if name != "cluster4_sms"}
+        return replace(self, figures={**others, "sms": Figure(sms, Source("as asked for"))})
 
     def told_sources(self, names: list[str]) -> str:
         """Say whether figures were measured: by date and device, or unmeasured."""

@@ -14,12 +14,16 @@ from hgemm.model.kernel import DRAM, KTile, element_bytes, extents
 
 @dataclass(frozen=True)
 class Size:
-    """A problem as the model sees it."""
+    """A problem as the model sees it.
+
+    Fields: `straddling` is how many of A and B, of two, have rows that begin off the sectors of L2: 0, 0.5 or 1.
+    """
 
     m: int
     n: int
     k: int
     batch: int = 1
+    straddling: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,16 @@ from typing import Any
 
 from hgemm.errors import RequestError
 from hgemm.model.cards import Card, card_named, usual_card
+from hgemm.model.fitted import Fit, fit_of
 from hgemm.model.kernel import KTile, k_tile
 from hgemm.model.launch import Launch, Size, launch
+from hgemm.model.predict import Prediction, predict, problem_of
 
 
 def report(
     spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card, size: Size | None = None
 ) -> dict[str, Any]:
-    """Return the cycles of a k-tile, what bounds it, the occupancy, and what a problem comes to.
+    """Return the cycles of a k-tile, what bounds it, the occupancy, and what a problem comes to and is thought to take.
 
     Shapes: `spec` and `resources` are those of a record; of resources, `ctas_per_sm`, `warps_per_sm` and `occupancy` are read.
     Units: cycles are truncated to whole ones of an SM; efficiency and occupancy are parts of 1.
@@ -30,7 +32,34 @@ def report(
         "bound": part.bound,
         "flop_per_byte": round(part.flop_per_byte, 2),
         **{name: resources[name] for name in ("ctas_per_sm", "warps_per_sm", "occupancy")},
-        "problem": None if found is None else {**vars(size), **_numbers(found)},
+        "problem": None
+        if found is None
+        else {**_extents(size), **_numbers(found), **_predicted(spec, resources, card, size)},
+    }
+
+
+def prediction(spec: Mapping[str, Any], ctas_per_sm: int, card: Card, size: Size) -> tuple[Prediction, Fit]:
+    """Return what a variant is thought to take on a dense problem, and the fit by which. Raises RequestError as `report` does."""
+    fit = fit_of(spec)
+    dense = problem_of(spec, size.m, size.n, size.k, size.batch)
+    return predict(spec, ctas_per_sm, dense, card, fit.constants, powered=card.key == fit.card), fit
+
+
+def _extents(size: Size) -> dict[str, int]:
+    return {"m": size.m, "n": size.n, "k": size.k, "batch": size.batch}
+
+
+def _predicted(spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card, size: Size) -> dict[str, Any]:
+    found, fit = prediction(spec, resources["ctas_per_sm"], card, size)
+    error = f"median error {100 * fit.median_error:.0f} %"
+    where = error if card.key == fit.card else "how well they suit this card is not known"
+    return {
+        "predicted_us": round(found.time_us, 2),
+        "start_us": round(found.start_us, 2),
+        "sm_us": round(found.sm_us, 2),
+        "memory_us": round(found.memory_us, 2),
+        "clock_mhz": round(found.clock_mhz),
+        "fitted": f"to {fit.problems} problems on {fit.device}, {fit.date}: {where}",
     }
 
 

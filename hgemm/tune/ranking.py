@@ -10,11 +10,10 @@ from hgemm.cost import clocks
 from hgemm.kinds import Kind
 from hgemm.measured.nearness import ONE, factors_at, point
 from hgemm.measured.session import Problem
-from hgemm.plan import with_leading
-from hgemm.problem import Problem as Launched
-from hgemm.select import ANY_WORKSPACE, Wanted, row_serves
+from hgemm.select import row_serves
 from hgemm.table import Extents, Row
 from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 AGAIN = 2
 """So many of the best of earlier sessions are measured again."""
@@ -30,12 +29,11 @@ class Ranking:
 
     def learn(self, problem: Problem, times_us: Mapping[str, float], order: Sequence[str] = ()) -> None:
         """Take note of times on one problem, and of an order there, the best first."""
-        m, n, k, batch = problem.extents
+        wanted = Wanted.dense(problem.kind, problem.extents)
         rows = {symbol: self.rows[symbol][1] for symbol in times_us if symbol in self.rows}
         if rows:
             self._learnt.setdefault(problem.kind, {})[problem.extents] = {
-                symbol: times_us[symbol] / clocks(row, row.work(m, n, batch), k, self.target)
-                for symbol, row in rows.items()
+                symbol: times_us[symbol] / clocks(row, wanted, self.target) for symbol, row in rows.items()
             }
             self._best[problem.kind, problem.extents] = [symbol for symbol in order if symbol in rows]
 
@@ -50,10 +48,9 @@ class Ranking:
         measured near the problem, and those of least estimate: these may never have been measured anywhere near.
         """
         kind = _kind(work)
-        dense = with_leading(Launched(*work.extents), kind)
-        wanted = Wanted.of(kind, dense, ANY_WORKSPACE)
+        wanted = Wanted.dense(kind, work.extents)
         estimates = {
-            symbol: clocks(row, row.work(work.m, work.n, work.batch), work.k, self.target)
+            symbol: clocks(row, wanted, self.target)
             for symbol, (its_kind, row) in self.rows.items()
             if its_kind == kind and row_serves(row, wanted, self.target) and (among is None or symbol in among)
         }

@@ -14,7 +14,7 @@ from typing import Any
 from hgemm.bench.measure import open_stand
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.race import LostDevice
-from hgemm.bench.recorder import Recorder, problem_of
+from hgemm.bench.recorder import Recorder, as_in_rounds, problem_of
 from hgemm.bench.results import line
 from hgemm.bench.runner import heading, time_left
 from hgemm.bench.watch import Watch
@@ -166,8 +166,6 @@ def _learn(supply: Supply, sessions: Sequence[Session], device: Device) -> None:
 def _take_note(supply: Supply, work: Work, result: dict[str, Any]) -> None:
     if result.get("ours") and result["ours"] not in result["refused"]:
         final = {name: figures["time_us"] for name, figures in result["figures"].items()}
-        times_us = {
-            name: us for name, us in {**result["screened_us"], **final}.items() if name not in result["refused"]
-        }
+        times_us = {name: us for name, us in {**as_in_rounds(result), **final}.items() if name not in result["refused"]}
         order = sorted(final, key=lambda name: (name != result["ours"], final[name]))
         supply.ranking.learn(problem_of(work), times_us, order)

@@ -114,7 +114,7 @@ typedef struct hgemm_device {
 typedef enum hgemm_rule {
   HGEMM_RULE_ESTIMATED = 0, /* nothing of this kind was measured on such a GPU: the least estimate */
   HGEMM_RULE_NEAR = 1,      /* the least estimate, corrected by what was measured at the nearest problems */
-  HGEMM_RULE_MEASURED = 2   /* the fastest that was measured at this very problem */
+  HGEMM_RULE_MEASURED = 2   /* the best of those compared at this very problem */
 } hgemm_rule;
 
 /* What hgemm_select found. */

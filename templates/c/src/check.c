@@ -6,7 +6,7 @@
 #define MAX_EXTENT (INT64_C(2147483648) - 1024) /* kernels' 32-bit indices run past the edge by a cluster's tiles */
 #define MAX_SPAN_BYTES 4e18                    /* below 2^62 */
 #define MAX_MAP_STRIDE_BYTES (INT64_C(1) << 40)
-enum { MAX_ALIGN = 8, WORKSPACE_ALIGN_BYTES = 16 };
+enum { MAX_ALIGN = 8, WORKSPACE_ALIGN_BYTES = 16, SECTOR_BYTES = 32 };
 
 /* `rows` of `columns` contiguous elements, a leading dimension apart; `batch` of them, a batch stride apart. */
 typedef struct Matrix {
@@ -113,6 +113,11 @@ static uint32_t align_of(Matrix const *x) {
   return (uint32_t)(together & (~together + 1));
 }
 
+/* Whether rows begin off the sectors of L2. */
+static int straddles(Matrix const *x) {
+  return ((x->pointer | (uint64_t)(x->rows > 1 ? x->leading : 0) * x->element_bytes) % SECTOR_BYTES) != 0;
+}
+
 static uint32_t smaller(uint32_t x, uint32_t y) { return x < y ? x : y; }
 
 static int mappable(Matrix const *x) {
@@ -190,6 +195,7 @@ static void see(hgemm_problem const *p, Matrix const places[MATRICES], unsigned 
   wanted->align_a = in_use >> A & 1 ? align_of(&places[A]) : MAX_ALIGN;
   wanted->align_b = in_use >> B & 1 ? align_of(&places[B]) : MAX_ALIGN;
   wanted->align_d = smaller(align_of(&places[D]), reads_c ? align_of(&places[C]) : MAX_ALIGN);
+  wanted->straddling = (uint32_t)(in_use >> A & 1 && straddles(&places[A])) + (uint32_t)(in_use >> B & 1 && straddles(&places[B]));
   wanted->mappable = 1;
   for (int i = A; i <= D; ++i) wanted->mappable &= (uint32_t)(!(in_use >> i & 1) || mappable(&places[i]));
   wanted->workspace_bytes = p->workspace_bytes;

@@ -22,10 +22,12 @@ typedef struct hgemm_map_rule { /* of a tensor map; box[0] is 0 where the kernel
 typedef struct hgemm_row {
   char const *symbol;
   uint32_t group;
-  uint32_t tile_m, tile_n, tile_k, cluster_m, cluster_n, splits, ctas_per_sm, smem_bytes;
+  uint32_t tile_m, tile_n, tile_k, cluster_m, cluster_n, splits, smem_bytes;
   uint32_t align_a, align_b, align_d, beta, exact_tiles_only, tensor_maps;
   uint32_t counter_bytes_per_tile, partial_bytes_per_tile;
-  uint32_t k_tile_clocks, tile_clocks, launch_clocks;
+  uint32_t operand_bytes, result_bytes, overlapping, together, sms_lost;
+  uint32_t k_tile_clocks, straddled_clocks, tile_clocks, alone_k_tile_clocks, alone_tile_clocks, launch_clocks;
+  uint32_t memory_clocks, mib_clocks, again_clocks, again_mib_clocks;
   uint32_t threads, persistent;
   uint32_t programmatic;  /* a launch may begin before the one before it has ended: the kernel waits itself */
   hgemm_map_rule maps[3]; /* A, B, D */
@@ -68,7 +70,8 @@ typedef struct hgemm_wanted {
   uint32_t kind;
   int64_t m, n, k, batch;
   uint32_t beta, align_a, align_b, align_d;
-  uint32_t mappable; /* 1 where TMA can address its strides */
+  uint32_t mappable;   /* 1 where TMA can address its strides */
+  uint32_t straddling; /* how many of A and B have rows that begin off the sectors of L2 */
   uint64_t workspace_bytes;
 } hgemm_wanted;
 
@@ -93,7 +96,8 @@ typedef struct hgemm_target {
   uint32_t count;                   /* groups that run here, the preferred way first */
   uint16_t order[HGEMM_GROUP_COUNT];
   uint8_t ways[HGEMM_GROUP_COUNT];     /* by group */
-  uint32_t resident[HGEMM_ROW_COUNT];  /* CTAs that an SM works on at once, by row */
+  uint32_t overlapping[HGEMM_ROW_COUNT]; /* tiles that an SM works on at once, by row */
+  uint32_t sms_used[HGEMM_ROW_COUNT];    /* SMs that clusters can use, by row */
   uint32_t survey_count;
   uint16_t surveys[HGEMM_SURVEY_COUNT + 1]; /* for each kind, what was measured on devices most like this one */
 } hgemm_target;
@@ -112,7 +116,7 @@ hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
 uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles);
 uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles);
-uint64_t hgemm_clocks(hgemm_target const *target, uint32_t row, uint64_t tiles, int64_t k);
+uint64_t hgemm_clocks(hgemm_target const *target, uint32_t row, hgemm_wanted const *wanted, uint64_t tiles);
 
 /* ---- Words ------------------------------------------------------------------------------------------------------------- */
 

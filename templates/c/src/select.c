@@ -4,7 +4,9 @@
 #include "internal.h"
 
 #define COST_LIMIT (UINT64_C(1) << 62)
+#define KIB_LIMIT (UINT64_C(1) << 40)
 enum { TEGRA = 87, MAX_CTAS = 2147483647, SMEM_RESERVED_BYTES_PER_CTA = 1024, COUNTERS_ROUND_BYTES = 256 };
+enum { BOTH = 8, AGAIN_BITS = 12 };
 #define ACC_MASK (UINT32_C(15) << 16)
 
 /* ---- Devices ----------------------------------------------------------------------------------------------------------- */
@@ -21,11 +23,20 @@ static uint32_t sms_apart(hgemm_survey const *survey, hgemm_target const *target
   return survey->sms > target->sms ? survey->sms - target->sms : target->sms - survey->sms;
 }
 
-/* CTAs of a kernel that an SM works on at once. */
-static uint32_t resident_ctas(hgemm_row const *row, uint32_t smem_bytes) {
+static uint64_t smaller(uint64_t x, uint64_t y) { return x < y ? x : y; }
+
+/* Tiles of a kernel that an SM works on at once, which hide one another's waiting. */
+static uint32_t overlapping(hgemm_row const *row, uint32_t smem_bytes) {
   uint32_t const fitting = (smem_bytes + SMEM_RESERVED_BYTES_PER_CTA) / (row->smem_bytes + SMEM_RESERVED_BYTES_PER_CTA);
-  uint32_t const least = row->ctas_per_sm < fitting ? row->ctas_per_sm : fitting;
+  uint32_t const least = (uint32_t)smaller(row->overlapping, fitting);
+  if (row->tensor_maps) return row->overlapping;
   return least > 1 ? least : 1;
+}
+
+/* SMs that a kernel's clusters can use. */
+static uint32_t sms_used(hgemm_row const *row, uint32_t sms) {
+  uint32_t const left = sms > row->sms_lost ? sms - row->sms_lost : sms, clusters = left / row->together;
+  return (clusters > 1 ? clusters : 1) * row->together;
 }
 
 /* Of each kind, what was measured on devices of this capability whose SMs are nearest in number, the fewer first. */
@@ -51,7 +62,10 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
       if (target->ways[group] == way) target->order[target->count++] = (uint16_t)group;
     }
   }
-  for (uint32_t row = 0; row < HGEMM_ROW_COUNT; ++row) target->resident[row] = resident_ctas(&hgemm_rows[row], smem_bytes);
+  for (uint32_t row = 0; row < HGEMM_ROW_COUNT; ++row) {
+    target->overlapping[row] = overlapping(&hgemm_rows[row], smem_bytes);
+    target->sms_used[row] = sms_used(&hgemm_rows[row], sms);
+  }
   choose_surveys(target);
 }
 
@@ -74,16 +88,31 @@ uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles) {
   return hgemm_counter_bytes(row, tiles) + row->partial_bytes_per_tile * tiles;
 }
 
-uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, uint64_t tiles, int64_t k) {
+/* The product of two, neither of them 0 and at most 2^63, or the limit. */
+static uint64_t product(uint64_t x, uint64_t y) {
+  return (x | y) >> 31 != 0 && x > COST_LIMIT / y ? COST_LIMIT : x * y;
+}
+
+/* What DRAM takes to bring A and B once and to take D, and L2 to bring what was read before. */
+static uint64_t memory_clocks(hgemm_row const *row, hgemm_wanted const *w, uint64_t loads) {
+  uint64_t const rows = (uint64_t)w->m + (uint64_t)w->n, m = (uint64_t)w->m, n = (uint64_t)w->n, batch = (uint64_t)w->batch;
+  uint64_t const operands = w->k > 0 ? product(product(rows, (uint64_t)w->k), batch) : 0, results = product(m * n, batch);
+  uint64_t const kib = smaller((operands >> 10) * row->operand_bytes + (results >> 10) * row->result_bytes, KIB_LIMIT);
+  uint64_t const loaded = smaller(loads, KIB_LIMIT) * row->again_clocks >> AGAIN_BITS, once = kib * row->again_mib_clocks >> 10;
+  return row->memory_clocks + (kib * row->mib_clocks >> 10) + (loaded > once ? loaded - once : 0);
+}
+
+uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, hgemm_wanted const *w, uint64_t tiles) {
   hgemm_row const *const row = &hgemm_rows[place];
-  uint32_t const work = (uint32_t)(tiles * row->splits), resident = target->resident[place];
-  uint32_t const k_tiles = up(up(k > 0 ? (uint32_t)k : 1, row->tile_k), row->splits);
-  uint64_t const tile = (uint64_t)k_tiles * row->k_tile_clocks + row->tile_clocks;
-  uint32_t const waves = work / (resident * target->sms);
-  uint32_t const rest = work - waves * resident * target->sms;
-  uint64_t const halves = 2 * (uint64_t)waves * resident + (rest ? up(rest, target->sms) + resident : 0);
-  if ((tile | halves) >> 31 != 0 && tile > COST_LIMIT / halves) return COST_LIMIT;
-  return row->launch_clocks + tile * halves / 2;
+  uint32_t const work = (uint32_t)(tiles * row->splits);
+  uint32_t const k_tiles = up(up(w->k > 0 ? (uint32_t)w->k : 1, row->tile_k), row->splits);
+  uint32_t const busiest = up(work, target->sms_used[place]), rounds = up(busiest, target->overlapping[place]);
+  uint32_t const more = row->straddled_clocks * w->straddling / 2;
+  uint64_t const busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks, busiest);
+  uint64_t const alone = product((uint64_t)k_tiles * (row->alone_k_tile_clocks + more) + row->alone_tile_clocks, rounds);
+  uint64_t const sm = busy > alone ? busy : alone, memory = memory_clocks(row, w, (uint64_t)work * k_tiles);
+  uint64_t const longer = sm > memory ? sm : memory, shorter = smaller(sm, memory);
+  return smaller(row->launch_clocks + longer + (2 * shorter > longer ? 2 * shorter - longer : 0) / BOTH, COST_LIMIT);
 }
 
 /* ---- What serves ------------------------------------------------------------------------------------------------------- */
@@ -184,7 +213,7 @@ static uint32_t best_near(hgemm_target const *target, hgemm_wanted const *w, hge
     hgemm_near const *const near = &hgemm_nears[nearest->first_near + i];
     uint64_t tiles, clocks;
     if (way_of_row(target, near->row) != way || takes(&hgemm_rows[near->row], w, target, &tiles) != SERVES) continue;
-    clocks = hgemm_clocks(target, near->row, tiles, w->k);
+    clocks = hgemm_clocks(target, near->row, w, tiles);
     clocks = (clocks < CORRECTED_LIMIT ? clocks : CORRECTED_LIMIT) * near->factor;
     if (clocks < least) least = clocks, best = near->row;
   }
@@ -230,7 +259,7 @@ static uint32_t best_estimated(hgemm_target const *target, hgemm_wanted const *w
         if (needed < seen->least_workspace) seen->least_workspace = needed;
       }
       if (answer != SERVES) continue;
-      clocks = hgemm_clocks(target, row, tiles, w->k);
+      clocks = hgemm_clocks(target, row, w, tiles);
       if (clocks < least || best == HGEMM_ROW_COUNT) least = clocks, best = row;
     }
   }
@@ -269,7 +298,7 @@ typedef struct Recent {
 
 static int same_wanted(hgemm_wanted const *x, hgemm_wanted const *y) {
   return x->kind == y->kind && x->m == y->m && x->n == y->n && x->k == y->k && x->batch == y->batch && x->beta == y->beta &&
-         x->align_a == y->align_a && x->align_b == y->align_b && x->align_d == y->align_d && x->mappable == y->mappable &&
+         x->align_a == y->align_a && x->align_b == y->align_b && x->align_d == y->align_d && x->mappable == y->mappable && x->straddling == y->straddling &&
          x->workspace_bytes == y->workspace_bytes;
 }
 
