@@ -27,6 +27,7 @@ ENTRY_HEADERS = (
     mma_sync.ENTRY_HEADER,
     mma_sync.STAGED_ENTRY_HEADER,
     mma_sync_in_cute.ENTRY_HEADER,
+    mma_sync_in_cute.STAGED_ENTRY_HEADER,
     sm90.ENTRY_HEADER,
     sm90_in_cute.ENTRY_HEADER,
 )

@@ -27,6 +27,9 @@ SPECS = [
     {"layout": "nt", "tile": "128x64x32", "smem": "pad:8", "acc": "f16"},
     {"layout": "tn", "tile": "64x64x64", "warp_tile": "32x24", "smem": "none"},
     {"layout": "tn", "tile": "64x64x32", "smem_a": "pad_alternate:8", "dtype": "bf16", "schedule": "persistent"},
+    {"arch": "sm_75"},
+    {"arch": "sm_75", "layout": "nt", "tile": "64x64x32", "align_a": "1", "align_b": "4"},
+    {"arch": "sm_90", "copy": "vector", "layout": "tt", "dtype": "bf16"},
 ]
 
 
@@ -41,8 +44,12 @@ def plan_in_cute(**texts: str) -> Plan:
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        ({"mma": "m16n8k8"}, "m16n8k16"),
-        ({"mma": "wmma16"}, "m16n8k16"),
+        ({"mma": "m16n8k8"}, "no m16n8k8 of f16 that adds up in f32 fed by cp_async"),
+        ({"arch": "sm_75", "acc": "f16"}, "no m16n8k8 of f16 that adds up in f16"),
+        ({"arch": "sm_75", "store_spacing": "5"}, "side by side"),
+        ({"arch": "sm_75", "copy": "scalar"}, "whole pieces"),
+        ({"arch": "sm_75", "prefetch": "off", "stages": "1"}, "prefetch off: the next k-tile is loaded while"),
+        ({"mma": "wmma16"}, "mma.sync"),
         ({"smem": "pad_alternate:8"}, "one pitch apart"),
         ({"acc": "f16_promoted"}, "one type"),
         ({"mma_order": "row"}, "its own order"),
@@ -64,7 +71,7 @@ def test_a_field_that_cute_cannot_express_is_a_violation_that_a_change_mends(tex
     assert not [violation for violation in violations(in_atoms) if violation.rule.startswith("cute_")]
 
 
-@pytest.mark.parametrize("arch", [name for name, arch in ARCHS.items() if arch.has_cp_async])
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 def test_what_is_left_open_is_planned_to_be_expressible(arch: str, layout: str) -> None:
     request = {"arch": arch, "form": "cute", "layout": layout}
@@ -141,8 +148,15 @@ def numbers(text: str) -> tuple:
     return stack[0][0]
 
 
+@pytest.mark.parametrize(("arch", "tile"), [("sm_75", "128x128x32"), ("sm_80", "128x128x32"), ("sm_90a", "128x128x64")])
+def test_its_text_is_byte_for_byte_what_it_was(arch: str, tile: str) -> None:
+    """A change that is meant is written by `generate --form cute --arch ARCH --tile TILE`, as the variant's kernel.cu."""
+    kept = Path(__file__).parent / "data" / "cute" / f"{arch}.cu"
+    assert emit(plan_in_cute(arch=arch, tile=tile), TEMPLATES).source == kept.read_text()
+
+
 def test_all_of_cute_is_read_where_a_kernel_is_written_in_it_and_nowhere_else() -> None:
-    whole, lean = (headers(root, TEMPLATES) for root in ("hgemm/cute/gemm_sm80.cuh", "hgemm/gemm_sm80.cuh"))
+    whole, lean = (headers(root, TEMPLATES) for root in ("hgemm/cute/gemm_sm75.cuh", "hgemm/gemm_sm75.cuh"))
     stand_in = (TEMPLATES / "lean" / "cute" / "config.hpp").read_bytes()
     assert {h.name: h.text for h in lean.files}["cute/config.hpp"] == stand_in
     assert {h.name: h.text for h in whole.files}["cute/config.hpp"] != stand_in
@@ -152,19 +166,28 @@ def test_all_of_cute_is_read_where_a_kernel_is_written_in_it_and_nowhere_else() 
 # ---- Made and run (CuTe takes most of a minute here) ------------------------------------------------------------------
 
 
-def test_it_compiles_to_what_is_planned() -> None:
-    plan = plan_in_cute(tile="64x64x32", layout="nn", align_b="4", bias="row", activation="relu")
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+def test_it_compiles_to_what_is_planned(arch: str) -> None:
+    plan = plan_in_cute(arch=arch, tile="64x64x32", layout="nn", align_b="4", bias="row", activation="relu")
     (product,) = build([plan], Recipe(TEMPLATES))
     assert (product.status, product.error) == ("built", "")
     assert product.record["sass"]["HMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
 
 
-def test_it_is_proved_on_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"stages": "3", "align_a": "2"},
+        {"arch": "sm_75", "align_a": "2", "align_b": "1"},
+    ],
+    ids=str,
+)
+def test_it_is_proved_on_the_cpu(texts: dict, tmp_path: Path) -> None:
     from generator.executor.build import Workshop
     from generator.executor.host_compiler import find_compiler
     from generator.executor.proving import Subject, prove
 
-    plan = plan_in_cute(tile="32x32x32", layout="nt", align_a="2", stages="3", schedule="persistent", bias="column")
+    plan = plan_in_cute(tile="32x32x32", layout="nt", schedule="persistent", bias="column", **texts)
     kernel = emit(plan, TEMPLATES)
     record = {"symbol": kernel.symbol, "arch": plan.spec.arch, "spec": plan.spec.to_dict()}
     record |= {"launch": plan.launch(), "traits": plan.traits()}

@@ -148,6 +148,8 @@ BROKEN = [
         "smem_b pad_alternate:8: form cute lays rows one pitch apart",
         {"smem_a": "pad:8", "smem_b": "pad:8"},
     ),
+    ("arch=80 form=cute mma=m16n8k8", "cute_depth", "fed by cp_async", {"mma": "m16n8k16"}),
+    ("arch=75 form=cute store_spacing=5", "cute_spacing", "side by side", {"store_spacing": "0"}),
     ("arch=80 schedule=split_k:1", "splits", "2 to 64 are served", {"schedule": "split_k:2"}),
 ]
 

@@ -289,7 +289,7 @@ void Machine::multiply(Warp& warp) {
     return;
   }
   multiply_16x8x16(a, b, d, first.in, first.sum, int(first.number));
-  mma_counts_[first.number == 8]++;
+  mma_counts_[first.number == 8] += first.number == 8 && first.flag ? 2 : 1;
 }
 
 }  // namespace hgemm::executor

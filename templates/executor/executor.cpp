@@ -18,9 +18,8 @@ namespace hgemm::executor {
 
 std::string Machine::report() const {
   Counters counters = counters_;
-  uint64_t const pairs = mma_counts_[1];
   if (mma_counts_[0]) counters.add("mma_m16n8k16", mma_counts_[0]);
-  if (pairs) counters.add("mma_m16n8k8", 2 * pairs);
+  if (mma_counts_[1]) counters.add("mma_m16n8k8", mma_counts_[1]);
   if (tf32_mma_count_) counters.add("mma_m16n8k8_tf32", tf32_mma_count_);
   uint64_t copied = 0, read = 0, written = 0, shared_read = 0, shared_written = 0;
   for (SiteCost const& cost : costs_.sites) {

@@ -160,7 +160,7 @@ class Machine {
   std::map<uintptr_t, Held<Clock>> atomics_;  // what an address's atomic operations pass on
   size_t next_warp_ = 0;            // where round robin goes on
   uint64_t steps_ = 0, random_state_ = 1;
-  uint64_t mma_counts_[2] = {};     // of depth 16, of depth 8 in pairs
+  uint64_t mma_counts_[2] = {};     // of depth 16, of depth 8
   uint64_t tf32_mma_count_ = 0;     // of depth 8
   bool stopped_ = false;
 

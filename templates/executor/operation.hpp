@@ -73,7 +73,7 @@ struct WgmmaArguments {
 struct Operation {
   Kind kind;
   Space space = Space::global;
-  bool flag = true;              // cp_async: valid; ldmatrix, stmatrix, wmma_load: transpose; setmaxnreg: increase
+  bool flag = true;  // cp_async: valid; ldmatrix, stmatrix, wmma_load: transpose; setmaxnreg: increase; mma of depth 8: two
   Element in = Element::f16;     // mma, wgmma: of a and b
   Element sum = Element::f32;    // mma, wgmma: of d
   uint32_t bytes = 0;            // that a lane accesses; mbarrier_arrive: to expect

@@ -13,17 +13,23 @@ from generator.layouts import OperandTile
 
 TEMPLATE = "kernel_cute.cu.j2"
 ENTRY_HEADER = "hgemm/cute/gemm_sm80.cuh"
+STAGED_ENTRY_HEADER = "hgemm/cute/gemm_sm75.cuh"
+"""Where copies go by way of registers."""
 
 _INSTRUCTIONS = {
-    ("f16", "f32"): "SM80_16x8x16_F32F16F16F32_TN",
-    ("bf16", "f32"): "SM80_16x8x16_F32BF16BF16F32_TN",
-    ("f16", "f16"): "SM80_16x8x16_F16F16F16F16_TN",
+    ("m16n8k16", "f16", "f32"): "SM80_16x8x16_F32F16F16F32_TN",
+    ("m16n8k16", "bf16", "f32"): "SM80_16x8x16_F32BF16BF16F32_TN",
+    ("m16n8k16", "f16", "f16"): "SM80_16x8x16_F16F16F16F16_TN",
+    ("m16n8k8", "f16", "f32"): "SM75_16x8x8_F32F16F16F32_TN",
 }
 _COPIES = {
     8: "SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>",
     4: "SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint64_t>",
     2: "SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint32_t>",
 }
+_HERE = "hgemm::with_cute::"
+_WORDS = {8: "uint128_t", 4: "uint64_t", 2: "uint32_t", 1: "uint16_t"}
+"""What moves so many elements of 2 bytes at once."""
 _LDMATRIX = {
     (True, 4): "SM75_U32x4_LDSM_N",
     (True, 2): "SM75_U32x2_LDSM_N",
@@ -35,7 +41,7 @@ _LDMATRIX = {
 
 def entry_header(plan: Plan) -> str:
     """Return the one header that the text includes."""
-    return ENTRY_HEADER
+    return STAGED_ENTRY_HEADER if plan.staged else ENTRY_HEADER
 
 
 def values(plan: Plan, symbol: str) -> dict[str, Any]:
@@ -48,13 +54,16 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "element": ELEMENTS[spec.dtype_a],
         "element_out": ELEMENTS[spec.dtype_d],
         "cta_tiler": integers(spec.cta_tile.m, spec.cta_tile.n, spec.cta_tile.k),
-        "instruction": _INSTRUCTIONS[spec.dtype_a, spec.acc],
+        "entry_header": entry_header(plan),
+        "entry": "gemm_sm75" if plan.staged else "gemm_sm80",
+        "instruction": _INSTRUCTIONS[spec.mma, spec.dtype_a, spec.acc],
         "mma": spec.mma,
         "warps": integers(plan.warps_m, plan.warps_n, 1),
         "mma_tile": integers(16 * plan.warps_m, (16 if wide else 8) * plan.warps_n, 16),
         "a": _operand(plan, plan.a, 4),
         "b": _operand(plan, plan.b, 4 if wide else 2),
         "epilogue_layout": layout([(plan.slab_rows, plan.slab_pitch), _slab_columns(plan)]),
+        "smem_stores": _smem_stores(plan) if plan.staged else "",
         "ctas_per_sm": spec.ctas_per_sm,
     }
 
@@ -72,11 +81,20 @@ def _operand(plan: Plan, tile: OperandTile, matrices: int) -> dict[str, str | in
         "k_major": boolean(tile.k_major),
         "layout": _swizzled(tile.smem.swizzle, [*modes, (plan.spec.stages, tile.stage_elements)]),
         "elements": plan.spec.stages * tile.stage_elements,
-        "instruction": _COPIES[tile.chunk],
+        "instruction": f"{_HERE}LoadGlobal<{_WORDS[tile.chunk]}>" if plan.staged else _COPIES[tile.chunk],
         "threads": layout(threads),
         "chunk": integers(*chunk),
         "ldmatrix": _LDMATRIX[tile.k_major, matrices],
     }
+
+
+def _smem_stores(plan: Plan) -> str:
+    """Write what stores the loaded pieces of A and B to shared memory."""
+    stores = (
+        f"  using SmemStore{name} = Copy_Atom<{_HERE}StoreShared<{_WORDS[tile.chunk]}>, Element>;\n"
+        for name, tile in (("A", plan.a), ("B", plan.b))
+    )
+    return "  // Registers to shared memory.\n" + "".join(stores) + "\n"
 
 
 def _slab_columns(plan: Plan) -> tuple:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from generator.arch import ARCHS
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.rules import Rule, adder
 from generator.families.ways_out import Change
@@ -18,9 +19,10 @@ rule = adder(RULES)
 
 _SERVED = {
     "dtype_a": ("f16", "bf16"),
-    "copy": ("cp_async",),
-    "mma": ("m16n8k16",),
+    "copy": ("cp_async", "vector"),
+    "mma": ("m16n8k16", "m16n8k8"),
     "acc": ("f32", "f16"),
+    "prefetch": (True,),
     "fragment_stages": (2,),
     "mma_order": ("zigzag",),
     "store": ("smem",),
@@ -28,9 +30,10 @@ _SERVED = {
 }
 _REASONS = {
     "dtype_a": "the TiledMMA is of half-precision numbers",
-    "copy": "the TiledCopy is of cp.async",
-    "mma": "the TiledMMA is of m16n8k16",
+    "copy": "the TiledCopy is of cp.async or of whole pieces",
+    "mma": "the TiledMMA is of mma.sync",
     "acc": "a TiledMMA adds up in one type",
+    "prefetch": "the next k-tile is loaded while one is multiplied",
     "fragment_stages": "a k-block is read while another is multiplied",
     "mma_order": "cute::gemm goes through a warp's atoms in its own order, a zigzag",
     "store": "the epilogue's TiledMMA writes to shared memory",
@@ -39,8 +42,15 @@ _REASONS = {
 
 
 def _as_served(plan: Plan) -> Iterator[Change]:
-    yield {name: str(served[0]) for name, served in _SERVED.items() if getattr(plan.spec, name) not in served}
+    first = {name: _word(served[0]) for name, served in _SERVED.items()}
+    if not ARCHS[plan.spec.arch].has_cp_async:
+        first |= {"copy": "vector", "mma": "m16n8k8"}
+    yield {name: first[name] for name, served in _SERVED.items() if getattr(plan.spec, name) not in served}
     yield _ATOMS
+
+
+def _word(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 @rule(_as_served)
@@ -48,8 +58,24 @@ def cute_fields(plan: Plan) -> str | None:
     if plan.spec.form != "cute":
         return None
     strays = [name for name, served in _SERVED.items() if getattr(plan.spec, name) not in served]
-    told = "; ".join(f"{name} {getattr(plan.spec, name)}: {_REASONS[name]}" for name in strays)
+    told = "; ".join(f"{name} {_word(getattr(plan.spec, name))}: {_REASONS[name]}" for name in strays)
     return f"form cute cannot say {told}" if strays else None
+
+
+@rule(lambda plan: [{"mma": "m16n8k16"}, {"copy": "vector", "stages": "2"}, {"acc": "f32"}, _ATOMS])
+def cute_depth(plan: Plan) -> str | None:
+    spec = plan.spec
+    if spec.form != "cute" or spec.mma != "m16n8k8" or (plan.staged and (spec.dtype_a, spec.acc) == ("f16", "f32")):
+        return None
+    fed = "" if plan.staged else f" fed by {spec.copy}"
+    return f"form cute has no m16n8k8 of {spec.dtype_a} that adds up in {spec.acc}{fed}: of f16 in f32 by way of registers only"
+
+
+@rule(lambda plan: [{"store_spacing": "0"}, _ATOMS])
+def cute_spacing(plan: Plan) -> str | None:
+    if plan.spec.form != "cute" or not plan.spec.store_spacing:
+        return None
+    return f"store_spacing {plan.spec.store_spacing}: form cute stores all pieces of a k-tile side by side"
 
 
 @rule(lambda plan: [{"schedule": "one_tile"}, _ATOMS])
@@ -69,7 +95,7 @@ def cute_k_blocks(plan: Plan) -> str | None:
 @rule(lambda plan: [{"align_a": "8", "align_b": "8"}, _ATOMS])
 def cute_alignment(plan: Plan) -> str | None:
     short = [name for name in ("align_a", "align_b") if getattr(plan.spec, name) < 2]
-    if plan.spec.form != "cute" or not short:
+    if plan.spec.form != "cute" or plan.staged or not short:
         return None
     return f"{' and '.join(short)} 1: form cute copies by cp.async, 2 elements (4 B) at least"
 

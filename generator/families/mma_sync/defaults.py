@@ -81,7 +81,7 @@ _PLAIN: Request = {
     "swapped": False,
     "form": "atoms",
 }
-_OF_FORM: dict[str, Request] = {"atoms": {}, "cute": {"fragment_stages": 2, "store": "smem"}}
+_OF_FORM: dict[str, Request] = {"atoms": {}, "cute": {"fragment_stages": 2, "store": "smem", "store_spacing": 0}}
 """What a form decides."""
 
 

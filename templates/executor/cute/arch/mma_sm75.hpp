@@ -1,0 +1,36 @@
+// CuTe's tensor instruction of sm_75 on the host: it goes to the executor, the others are CuTe's.
+#pragma once
+
+#include <hgemm/atoms.cuh>
+
+#define SM75_16x8x8_F32F16F16F32_TN GENUINE_16x8x8_F32F16F16F32_TN
+#include_next <cute/arch/mma_sm75.hpp>
+#undef SM75_16x8x8_F32F16F16F32_TN
+
+namespace cute {
+
+// d (16, 8) = a (16, 8) b (8, 8) + c (16, 8), by one warp: for the executor the first of two instructions, the other of zeros.
+struct SM75_16x8x8_F32F16F16F32_TN {
+  using DRegisters = float[4];
+  using ARegisters = uint32_t[2];
+  using BRegisters = uint32_t[1];
+  using CRegisters = float[4];
+
+  static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t b0, float c0, float c1, float c2,
+                  float c3) {
+    float sums[4] = {c0, c1, c2, c3};
+    uint32_t const a[4] = {a0, a1, 0, 0}, b[2] = {b0, 0};
+    auto product = hgemm::atoms::operation(hgemm::executor::Kind::mma, hgemm::executor::here());
+    product.flag = false;
+    product.in = hgemm::executor::Element::f16;
+    product.sum = hgemm::executor::Element::f32;
+    product.number = 8;
+    product.to = sums;
+    product.from = a;
+    product.second = b;
+    hgemm::executor::perform(product);
+    d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
+  }
+};
+
+}  // namespace cute
