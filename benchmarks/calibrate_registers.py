@@ -95,7 +95,8 @@ def _staged(source: random.Random) -> dict:
     plain = {"dtype_a": "f16", "dtype_d": "f16", "mma": "m16n8k8"} if arch == "sm_75" else {}
     ahead = source.choice([1, 2]) if stages == 2 else 1
     copy = source.choice(["vector", "vector", "scalar"])
-    return {"arch": arch, "copy": copy, "stages": stages, "fragment_stages": ahead, **plain}
+    prefetch = stages == 2 or source.choice([True, False])
+    return {"arch": arch, "copy": copy, "stages": stages, "fragment_stages": ahead, "prefetch": prefetch, **plain}
 
 
 def measure(plan: Plan) -> dict:

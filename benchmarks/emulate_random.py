@@ -45,6 +45,7 @@ TIMEOUT_S = 300.0
 FIELDS = (
     "arch",
     "copy",
+    "prefetch",
     "layout",
     "acc",
     "dtype_a",

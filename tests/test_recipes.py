@@ -234,6 +234,12 @@ def test_a_rival_is_a_kernel_written_by_hand_which_only_a_ladder_runs(workshop: 
         load_recipes("s4/tiled")
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*_choices.toml")), ids=lambda path: path.stem)
+def test_what_was_chosen_from_is_legal_and_has_no_kernel_twice(path: Path) -> None:
+    ladder = ladder_on(read_system(path), "sm_90")
+    assert len({*ladder.symbols}) == len(ladder.symbols) > 1
+
+
 # ---- Kernels --------------------------------------------------------------------------------------------------------
 
 
