@@ -77,7 +77,10 @@ def _request(source: random.Random) -> dict:
         "mma_order": one_of(["row", "zigzag"]),
         "raster": one_of([Raster("row"), Raster("column"), Raster("group", 8), Raster("panel", 2 * tile.n)]),
         "schedule": one_of(
-            [Schedule("one_tile"), Schedule("one_tile"), Schedule("persistent"), Schedule("split_k", 4)]
+            [
+                *(Schedule(kind) for kind in ("one_tile", "one_tile", "persistent", "stream_k")),
+                Schedule("split_k", 4),
+            ]
         ),
         "ctas_per_sm": one_of([1, 1, 2, 3]),
         "beta": one_of([True, False]),

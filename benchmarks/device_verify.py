@@ -27,8 +27,8 @@ from hgemm.device import checked, driver, open_device
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 RAGGED = "33x65x17@2,1x1x1,130x70x100,129x257x95"
-MANY_TILES = "17x17x40@600"
-"""More tiles than an H200 holds CTAs, so that a persistent CTA goes on to a second tile."""
+MANY_TILES = {"persistent": ",17x17x40@600", "stream_k": ",17x17x1030@140,70x17x2050@50"}
+"""By grid rule: more tiles than an H200 holds CTAs, so that a CTA goes on to a second; of stream-K fewer, too, with a long k."""
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)\b.*")
 
 
@@ -44,7 +44,7 @@ def requests_of(args: argparse.Namespace) -> list[Request]:
         Request(
             library,
             str(row["symbol"]),
-            args.shapes or RAGGED + (f",{MANY_TILES}" if row["grid"] == "persistent" else ""),
+            args.shapes or RAGGED + MANY_TILES.get(row["grid"], ""),
             args.code,
             args.seed,
             data=("integer",),

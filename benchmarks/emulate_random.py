@@ -75,7 +75,7 @@ def draw(source: random.Random, staged: bool = False, **fields: str) -> Plan:
                 smem_a=source.choice([plan.spec.smem_a, *_PLACEMENTS]),
                 smem_b=source.choice([plan.spec.smem_b, *_PLACEMENTS]),
                 raster=source.choice([plan.spec.raster, Raster("group", 3), Raster("panel", 5 * tile.n)]),
-                schedule=source.choice([plan.spec.schedule, Schedule("split_k", source.choice([2, 3, 7]))]),
+                schedule=source.choice([plan.spec.schedule, Schedule("split_k", source.choice([2, 3, 7])), Schedule("stream_k")]),
             )
         if {violation.rule for violation in violations(plan)} <= {"registers"}:
             return plan
@@ -91,7 +91,9 @@ def draw_wgmma(source: random.Random) -> Plan:
             **{"arch": "sm_90a", "tile": f"{m}x{n}x{one_of([32, 64, 64, 128])}", "dtype": dtype, "acc": acc},
             **{"layout": one_of(["tn", "nn", "nt", "tt"]), "out": one_of([dtype, dtype, "f32"])},
             **{"cluster": one_of(["1x1", "1x1", "2x1", "1x2", "2x2"]), "raster": one_of(["row", "column", "group:3"])},
-            "schedule": one_of(["one_tile", "persistent", "persistent", "split_k:3", "cluster_k:2", "cluster_k:4"]),
+            "schedule": one_of(
+                ["one_tile", "persistent", "persistent", "split_k:3", "cluster_k:2", "cluster_k:4", "stream_k", "stream_k"]
+            ),
             **{"beta": one_of(["on", "off"]), "bias": one_of(["none", "none", "row", "column"])},
             "activation": one_of(["none", "none", "relu", "gelu", "silu"]),
             **({"store": "direct", "align_d": one_of(["8", "2", "1"])} if source.random() < 0.4 else {}),

@@ -354,8 +354,8 @@ FAULTS_SM80 = (
     Fault(
         "partial sums announced without a fence",
         SPLIT_K,
-        "store(accumulators, partial + uint64_t(work.split) * words);\n    atoms::global_fence();",
-        "store(accumulators, partial + uint64_t(work.split) * words);",
+        "    atoms::global_fence();\n    Threads::barrier();\n    if",
+        "    Threads::barrier();\n    if",
         SPLIT,
         WHOLE,
         ("race",),
@@ -363,8 +363,8 @@ FAULTS_SM80 = (
     Fault(
         "partial sums read without a fence",
         SPLIT_K,
-        "before == Policy::splits - 1));\n      atoms::global_fence();",
-        "before == Policy::splits - 1));",
+        "before == sharers - 1));\n      atoms::global_fence();",
+        "before == sharers - 1));",
         SPLIT,
         WHOLE,
         ("race",),

@@ -18,11 +18,15 @@ CLUSTER = {**ALONE, "cluster": "2x1"}
 PERSISTENT = {**ALONE, "schedule": "persistent"}
 SPLIT = {**ALONE, "schedule": "cluster_k:2"}
 IN_TURN = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
+STREAM = {**ALONE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
+STREAM_IN_TURN = {**IN_TURN, "schedule": "stream_k"}
 
 WHOLE, TWO, MANY, RAGGED = "128x64x448", "256x64x320", "1280x64x64", "128x60x64"
+ONE_SHARED, FOUR_SHARED = "64x64x960", "256x64x512"
+"""A tile of 15 k-tiles, and four of 8, for three workers."""
 
 MAINLOOP, EPILOGUE, GEMM = "hgemm/mainloop_sm90.cuh", "hgemm/epilogue_sm90.cuh", "hgemm/gemm_sm90.cuh"
-OPERAND, CLUSTER_K = "hgemm/operand_sm90.cuh", "hgemm/cluster_k.cuh"
+OPERAND, CLUSTER_K, STREAM_K = "hgemm/operand_sm90.cuh", "hgemm/cluster_k.cuh", "hgemm/stream_k.cuh"
 
 FAULTS_SM90 = (
     # ---- The ring of stages
@@ -230,5 +234,88 @@ FAULTS_SM90 = (
         ALONE,
         RAGGED,
         ("bounds",),
+    ),
+    # ---- Stream-K
+    Fault(
+        "sums of shares announced without a fence",
+        "hgemm/split_k.cuh",
+        "    atoms::global_fence();\n    Threads::barrier();\n    if",
+        "    Threads::barrier();\n    if",
+        STREAM,
+        ONE_SHARED,
+        ("race",),
+    ),
+    Fault(
+        "sums of shares added before the last of them is there",
+        STREAM_K,
+        "last_to_arrive(counter, last - first + 1, is_last)",
+        "last_to_arrive(counter, last - first, is_last)",
+        STREAM,
+        ONE_SHARED,
+        ("race", "poison", "uninitialised", "write_once", NUMBERS),
+    ),
+    Fault(
+        "sums of the first share added twice",
+        STREAM_K,
+        "    sums.clear();\n",
+        "    sums.clear();\n    add(sums, partials + place(first * ranks + rank, true), 0);\n",
+        STREAM,
+        ONE_SHARED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "sums of shares added in the order of who was last",
+        STREAM_K,
+        "      for (uint32_t sharer = first; sharer <= last; ++sharer) {\n",
+        "      for (uint32_t i = first; i <= last; ++i) {\n"
+        "        uint32_t const sharer = first + (i + worker) % (last - first + 1);\n",
+        STREAM,
+        ONE_SHARED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "one place for the sums of both tiles of a share",
+        STREAM_K,
+        "return (cta * 2 + begins) * Reduction::words;",
+        "return cta * 2 * Reduction::words;",
+        STREAM,
+        FOUR_SHARED,
+        ("race", NUMBERS),
+    ),
+    Fault(
+        "a share does not begin where the one before ends",
+        STREAM_K,
+        "    left = Whole::smaller(all.begin(worker + 1), end) - begin;\n",
+        "    left = Whole::smaller(all.count, end - begin);\n",
+        STREAM,
+        FOUR_SHARED,
+        ("write_once", NUMBERS),
+    ),
+    Fault(
+        "counter of a shared tile not reset",
+        STREAM_K,
+        "    if (Threads::index() == 0) atoms::st_global(counter, 0u);\n",
+        "",
+        STREAM,
+        ONE_SHARED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "whole tiles skipped in the ring where the other consumer has a part of one",
+        GEMM,
+        "mainloop.ring.skip(mine.k_count);",
+        "mainloop.ring.skip(k_tiles);",
+        STREAM_IN_TURN,
+        FOUR_SHARED,
+        ("deadlock", "race", "mbarrier", NUMBERS),
+    ),
+    Fault(
+        "one answer for both consumers' shares",
+        GEMM,
+        "shared.is_last[Policy::pingpong ? consumer : 0];",
+        "shared.is_last[0];",
+        STREAM_IN_TURN,
+        FOUR_SHARED,
+        ("race",),
     ),
 )

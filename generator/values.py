@@ -166,14 +166,19 @@ class Raster(_Sized):
 class Schedule(_Sized):
     """How CTAs take work: one tile each, persistently, or S CTAs a tile along k.
 
-    Those of `split_k:S` leave their sums in a workspace, those of `cluster_k:S` in the shared memory of their cluster.
+    Those of `split_k:S` leave their sums in a workspace, those of `cluster_k:S` in the shared memory of their cluster. Those of
+    `stream_k` take whole waves of tiles persistently, and share the k-tiles of the last one to two evenly, in a workspace.
     """
 
     what: ClassVar[str] = "schedule"
-    plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent")
+    plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent", "stream_k")
     sized: ClassVar[tuple[str, ...]] = ("split_k", "cluster_k")
-    unserved: ClassVar[dict[str, str]] = {"stream_k": "split_k:N or persistent"}
 
     @property
     def splits(self) -> int:
         return self.size or 1
+
+    @property
+    def in_workspace(self) -> bool:
+        """Tell whether sums of parts of a tile meet in a workspace."""
+        return self.kind in ("split_k", "stream_k")

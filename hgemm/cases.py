@@ -69,7 +69,8 @@ class Case:
 def default_cases(facts: Facts, resident_ctas: int) -> list[Case]:
     """Return the cases that every variant must pass, made from its own tile.
 
-    `resident_ctas` is how many CTAs the device holds: a persistent variant gets a problem with more tiles than that.
+    `resident_ctas` is how many CTAs the device holds: a persistent variant gets a problem with more tiles than that, and one of
+    stream-K such with fewer and more, whose k it shares.
     """
     m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
     plain = [
@@ -100,6 +101,12 @@ def default_cases(facts: Facts, resident_ctas: int) -> list[Case]:
         cases.append(Case(Shape(m + 1, n + 1, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
     if facts.grid_rule == "persistent":
         cases.append(Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(facts, 2)))  # two tiles a batch
+    if facts.grid_rule == "stream_k":
+        few, many = resident_ctas // 8 + 1, resident_ctas // 2 + 2  # of two tiles
+        cases += [
+            Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(facts, 1), loose=True),
+            Case(Shape(m + 1, 17, 9 * k + 1, many), *_scalars(facts, 2)),
+        ]
     return cases
 
 

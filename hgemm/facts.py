@@ -8,7 +8,7 @@ from typing import Any
 
 from hgemm.errors import LibraryError
 
-GRID_RULES = ("one_tile", "persistent", "split_k", "cluster_k")
+GRID_RULES = ("one_tile", "persistent", "split_k", "cluster_k", "stream_k")
 MAX_MAP_STRIDE_BYTES = 2**40
 """TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
@@ -40,7 +40,8 @@ class Facts:
         row-major, bias is (n,) where `bias` is row and (m,) where it is column.
     Units: alignments and tiles are elements; `cluster_shape` counts CTA tiles along m and n.
     Fields: `smem_bytes` is what the launch asks for, beside what is static. A `programmatic` launch may begin before the one
-        before it in the stream has ended; the kernel waits itself.
+        before it in the stream has ended; the kernel waits itself. `max_ctas` are those of stream-K's grid at most, which its
+        workspace has room for; 0 is any number.
     """
 
     symbol: str
@@ -70,6 +71,8 @@ class Facts:
     tensor_maps: tuple[MapRule, ...] = ()
     programmatic: bool = False
     static_smem_bytes: int = 0
+    max_ctas: int = 0
+    partial_bytes_per_cta: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Facts:
@@ -96,6 +99,8 @@ class Facts:
                 tensor_maps=tuple(MapRule.of(entry) for entry in launch.get("tensor_maps", ())),
                 programmatic=launch.get("programmatic", False),
                 static_smem_bytes=launch.get("static_smem_bytes", 0),
+                max_ctas=grid.get("max_ctas", 0),
+                partial_bytes_per_cta=workspace.get("partial_bytes_per_cta", 0),
             )
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(
@@ -104,6 +109,10 @@ class Facts:
         if facts.grid_rule not in GRID_RULES:
             raise LibraryError(
                 f"{facts.symbol}: grid rule {facts.grid_rule!r} is unknown here: {', '.join(GRID_RULES)} are not"
+            )
+        if (facts.grid_rule == "stream_k") != (facts.max_ctas > 0):
+            raise LibraryError(
+                f"{facts.symbol}: max_ctas is {facts.max_ctas} with grid rule {facts.grid_rule}: generate it anew"
             )
         if facts.cluster != (facts.cluster_ctas * (facts.splits if facts.grid_rule == "cluster_k" else 1), 1, 1):
             raise LibraryError(

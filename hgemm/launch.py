@@ -24,17 +24,21 @@ def ctas(facts: Facts, m: int, n: int, batch: int) -> int:
 
 def grid_x(facts: Facts, m: int, n: int, batch: int, resident_ctas: int) -> int:
     """Return grid.x; y and z are 1. `resident_ctas` is how many CTAs the device holds at once, in whole clusters."""
+    resident = max(facts.cluster_ctas, resident_ctas)
+    if facts.grid_rule == "stream_k":  # all work, however few the tiles are
+        return min(resident, facts.max_ctas)
     work = ctas(facts, m, n, batch)
-    return min(work, max(facts.cluster_ctas, resident_ctas)) if facts.grid_rule == "persistent" else work
+    return min(work, resident) if facts.grid_rule == "persistent" else work
 
 
 def workspace_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:
     """Return the bytes that a launch works in, 0 for most variants; used by one launch at a time.
 
-    Shapes: a counter a tile and batch, rounded up to 256 bytes in all, then the partial sums of each.
+    Shapes: a counter a tile and batch, rounded up to 256 bytes in all, then the partial sums of each or, of stream-K, of each CTA
+        that there may be.
     """
-    count = tiles(facts, m, n) * batch
-    return counter_bytes(facts, m, n, batch) + facts.partial_bytes_per_tile * count
+    partials = facts.partial_bytes_per_tile * tiles(facts, m, n) * batch + facts.partial_bytes_per_cta * facts.max_ctas
+    return counter_bytes(facts, m, n, batch) + partials
 
 
 def counter_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:

@@ -41,7 +41,9 @@ _POSITIVE = integer(low=1)
 _INPUT = text(r"(?!/)(?!.*(?:^|/)\.\.(?:/|$)).{1,512}", "a relative path without ..")
 _INSTRUCTION = text(r"[A-Z][A-Z0-9_.]{0,63}", "a SASS instruction")
 _FILE = fields({"sha256": _SHA256, "bytes": _COUNT})
-_GRID = fields({"rule": TEXT, "tile_m": _POSITIVE, "tile_n": _POSITIVE, "splits": _POSITIVE})
+_GRID = fields(
+    {"rule": TEXT, "tile_m": _POSITIVE, "tile_n": _POSITIVE, "splits": _POSITIVE}, optional={"max_ctas": _POSITIVE}
+)
 _TENSOR_MAP = fields(
     {
         "operand": text(r"[abd]", "a, b or d"),

@@ -90,7 +90,7 @@ def accumulate(facts: Facts, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, 
         product = a @ b
         return product, np.zeros_like(product)
     parts = (_split(facts, a, b, first, last) for first, last in _splits(facts, a.shape[-1]))
-    product, error = next(parts) if facts.splits == 1 else _add_up(parts)
+    product, error = next(parts) if facts.splits == 1 else _add_up(parts, shared=False)
     return product, error if lost is None else error + lost * _SECOND_ORDER
 
 
@@ -120,11 +120,14 @@ def _split(facts: Facts, a: np.ndarray, b: np.ndarray, first: int, last: int) ->
     if facts.acc != "f16_promoted":
         return _chain(facts, a, b, first, last)
     tiles = range(first, max(last, first + 1), facts.tile_k)
-    return _add_up(_chain(facts, a, b, at, min(at + facts.tile_k, last)) for at in tiles)
+    parts = (_chain(facts, a, b, at, min(at + facts.tile_k, last)) for at in tiles)
+    return _add_up(parts, shared=facts.grid_rule == "stream_k")
 
 
 def _chain(facts: Facts, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Follow one accumulator from zero over [first, last) of k."""
+    """Follow one accumulator from zero over [first, last) of k, or those of stream-K, which begin anew at any k-tile."""
+    shared = facts.grid_rule == "stream_k"
+    low = high = np.float64(0)  # of the sums where a share may begin
     total = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]))
     error = np.zeros_like(total)
     relative, absolute = _CUTS * _F32_CUT + _F64_STEP, _TINY
@@ -133,7 +136,10 @@ def _chain(facts: Facts, a: np.ndarray, b: np.ndarray, first: int, last: int) ->
     for at in range(first, last, STEP):
         a_step, b_step = a[:, :, at : min(at + STEP, last)], b[:, at : min(at + STEP, last)]
         largest = np.abs(a_step) @ np.abs(b_step)
-        largest += np.abs(total)
+        if shared and at % facts.tile_k == 0:
+            low, high = np.minimum(low, total), np.maximum(high, total)
+            error += _F32_ROUND * _SECOND_ORDER * (np.abs(total) + error)  # added to those of the shares before
+        largest += np.maximum(total - low, high - total) if shared else np.abs(total)
         largest += error
         largest *= _SECOND_ORDER * relative
         error += largest
@@ -142,12 +148,15 @@ def _chain(facts: Facts, a: np.ndarray, b: np.ndarray, first: int, last: int) ->
     return total, error
 
 
-def _add_up(parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Follow the sum of partial sums in f32, rounded to nearest."""
+def _add_up(parts: Iterator[tuple[np.ndarray, np.ndarray]], shared: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Follow the sum of partial sums in f32, rounded to nearest: from the first on or, where they are `shared`, from any."""
     total, error = next(parts)
+    low = high = np.float64(0)
     for part, part_error in parts:
+        low, high = np.minimum(low, total), np.maximum(high, total)
         total, error = total + part, error + part_error
-        error = error + _F32_ROUND * _SECOND_ORDER * (np.abs(total) + error)
+        largest = np.abs(total) + (np.maximum(total - low, high - total) if shared else 0)
+        error = error + _F32_ROUND * _SECOND_ORDER * (largest + error)
     return total, error
 
 

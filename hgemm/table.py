@@ -20,7 +20,7 @@ from hgemm.measured.standing import Place, Standing, standings
 from hgemm.target import TYPICAL, Target
 from hgemm.wanted import Wanted
 
-FORMAT = 3
+FORMAT = 4
 EXACT, COMPATIBLE, PTX = range(3)
 """How a variant's code runs on a device, the preferred way first: its own cubin, an older one's, PTX."""
 
@@ -29,8 +29,9 @@ EXACT, COMPATIBLE, PTX = range(3)
 class Row:
     """One variant as selection sees it.
 
-    Units: elements for tiles and alignments; `operand_bytes` and `result_bytes` are of one element of A or B, and of D. From
-        `overlapping` on, but for shared memory and what a launch needs, the numbers are those of hgemm.cost.Clocks.
+    Units: elements for tiles and alignments; `operand_bytes` and `result_bytes` are of one element of A or B, and of D;
+        `max_ctas` is 0 of all but stream-K. From `overlapping` on, but for shared memory and what a launch needs, the numbers are
+        those of hgemm.cost.Clocks.
     """
 
     symbol: str
@@ -50,6 +51,8 @@ class Row:
     tensor_maps: int
     counter_bytes_per_tile: int
     partial_bytes_per_tile: int
+    partial_bytes_per_cta: int
+    max_ctas: int
     operand_bytes: int
     result_bytes: int
     overlapping: int
@@ -79,7 +82,7 @@ class Row:
         """Return what hgemm.launch.workspace_bytes does."""
         count = self.tiles(m, n) * batch
         counters = -(-self.counter_bytes_per_tile * count // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES
-        return counters + self.partial_bytes_per_tile * count
+        return counters + self.partial_bytes_per_tile * count + self.partial_bytes_per_cta * self.max_ctas
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,8 @@ def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
         tensor_maps=int(bool(facts.tensor_maps)),
         counter_bytes_per_tile=facts.counter_bytes_per_tile,
         partial_bytes_per_tile=facts.partial_bytes_per_tile,
+        partial_bytes_per_cta=facts.partial_bytes_per_cta,
+        max_ctas=facts.max_ctas,
         operand_bytes=DTYPES[facts.dtype_a].bytes,
         result_bytes=DTYPES[facts.dtype_d].bytes,
         overlapping=clocks.overlapping,

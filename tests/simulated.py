@@ -42,12 +42,13 @@ RECORD = {
 
 
 def record(rule: str = "one_tile", splits: int = 1, align: tuple[int, int, int] = (8, 8, 8), **spec) -> dict:
-    """Return a record with some fields replaced; split-K gets its workspace."""
-    grid = {**RECORD["launch"]["grid"], "rule": rule, "splits": splits}
-    split = rule == "split_k"
+    """Return a record with some fields replaced; split-K and stream-K get their workspaces, the latter for 10 CTAs."""
+    streams = rule == "stream_k"
+    grid = {**RECORD["launch"]["grid"], "rule": rule, "splits": splits, **({"max_ctas": 10} if streams else {})}
     workspace = {
-        "counter_bytes_per_tile": 4 if split else 0,
-        "partial_bytes_per_tile": splits * 32 * 48 * 4 if split else 0,
+        "counter_bytes_per_tile": 4 if rule in ("split_k", "stream_k") else 0,
+        "partial_bytes_per_tile": splits * 32 * 48 * 4 if rule == "split_k" else 0,
+        **({"partial_bytes_per_cta": 2 * 32 * 48 * 4} if streams else {}),
     }
     return {
         **RECORD,

@@ -35,7 +35,7 @@ any_smem = (
 rasters = st.sampled_from([Raster("row"), Raster("column")]) | st.builds(
     Raster, st.sampled_from(["group", "panel"]), st.integers(1, 999_999)
 )
-schedules = st.sampled_from([Schedule("one_tile"), Schedule("persistent")]) | st.builds(
+schedules = st.sampled_from([Schedule("one_tile"), Schedule("persistent"), Schedule("stream_k")]) | st.builds(
     Schedule, st.sampled_from(["split_k", "cluster_k"]), st.integers(1, 999_999)
 )
 clusters = st.builds(Cluster, st.integers(1, 4), st.integers(1, 4))

@@ -250,8 +250,8 @@ def test_counted_and_computed_costs_agree(workshop: Workshop, options: dict[str,
 
 def test_the_costs_of_a_cluster_are_those_of_each_of_its_ctas(workshop: Workshop) -> None:
     options = {"arch": "sm_90a", "tile": "128x64x64", "stages": "3"}
-    for cluster in ("1x1", "2x1"):
-        costs, sites = counted({**options, "cluster": cluster}, workshop)
+    for changes in ({"cluster": "1x1"}, {"cluster": "2x1"}, {"cluster": "2x1", "schedule": "stream_k", "stages": "7"}):
+        costs, sites = counted({**options, **changes}, workshop)
         assert (costs.mma_per_tile, costs.bytes_per_k_tile) == (4, (128 + 64) * 64 * 2)
         assert {"tma_load", "wgmma", "tma_store"} <= {site["kind"] for site in sites}
 

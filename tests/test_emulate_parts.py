@@ -64,6 +64,7 @@ VARIANTS = {
     "bf16 without C": record(layout="nn", dtype_a="bf16", dtype_b="bf16", dtype_d="bf16", align=(1, 1, 8), beta=False),
     "split_k": record("split_k", splits=3, bias="row"),
     "persistent": record("persistent", bias="column", activation="gelu"),
+    "stream_k": record("stream_k", bias="row"),
 }
 
 
@@ -117,7 +118,7 @@ def test_every_operand_is_a_region_with_its_rights() -> None:
         if name != "bias":
             fields[f"ld{name}"] = place.leading
     problem = Problem(33, 49, 20, 2, workspace=1 << 24, alpha=1.0, beta=0.5, **fields)
-    found = {region.name: region for region in regions(facts, problem)}
+    found = {region.name: region for region in regions(facts, problem, grid=8)}
     assert {*found} == {"A", "B", "C", "bias", "D", "counters", "partial sums"}
     assert found["A"].flags == abi.READABLE | abi.INITIALISED | abi.PADDING_READABLE  # m is contiguous
     assert found["B"].flags == found["C"].flags == abi.READABLE | abi.INITIALISED
@@ -132,6 +133,15 @@ def test_a_persistent_variant_has_fewer_ctas_than_tiles() -> None:
     problem = Problem(5 * facts.tile_m, facts.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=facts.tile_n)
     assert launch_of(facts, problem).grid_x == PERSISTENT_CTAS < 5
     assert launch_of(Facts.of(record()), problem).grid_x == 5
+
+
+def test_stream_k_may_touch_the_places_of_the_ctas_of_its_grid_only() -> None:
+    facts = Facts.of(record("stream_k"))
+    problem = Problem(facts.tile_m, facts.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=facts.tile_n)
+    for workers in (1, 7):
+        launch = launch_of(facts, replace(problem, workspace=1 << 24), workers)
+        (sums,) = (region for region in launch.regions if region.name == "partial sums")
+        assert (launch.grid_x, sums.row_bytes) == (workers, workers * facts.partial_bytes_per_cta)
 
 
 def test_tensor_maps_are_what_the_kernel_expects_in_size_and_place() -> None:

@@ -30,6 +30,7 @@ VARIANTS = (
     {**SMALL, "layout": "tt", "align_a": "2", "schedule": "persistent", "stages": "4"},
     {**SMALL, "layout": "tn", "tile": "64x64x64", "stages": "3", "schedule": "split_k:4"},
     {**SMALL, "layout": "tn", "tile": "64x64x32", "stages": "4", "fragment_stages": "1"},
+    {**SMALL, "layout": "tn", "schedule": "stream_k"},
 )
 
 

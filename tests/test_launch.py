@@ -16,7 +16,7 @@ from hgemm import DeviceError, Kernel, Problem, ProblemError
 from hgemm.arrays import stream_handle, view
 from hgemm.device import open_device
 from hgemm.dtypes import decode, encode
-from hgemm.errors import UnfitError
+from hgemm.errors import LibraryError, UnfitError
 from hgemm.facts import Facts
 from hgemm.images import Image, choose_code, cubin_runs, ptx_runs
 from hgemm.launch import counter_bytes, ctas, grid_x, workspace_bytes
@@ -41,6 +41,9 @@ def test_grids_follow_the_schedule() -> None:
     assert grid_x(split, 33, 48, 3, 6) == 30
     assert grid_x(persistent, 33, 48, 3, 4) == 4 and grid_x(persistent, 33, 48, 3, 400) == 6
     assert grid_x(persistent, 33, 48, 3, 0) == 1
+    stream = Facts.of(record("stream_k"))
+    assert [grid_x(stream, m, 48, 1, 7) for m in (1, 3200)] == [7, 7]  # all share few tiles, and many
+    assert grid_x(stream, 33, 48, 3, 400) == 10 and grid_x(stream, 33, 48, 3, 0) == 1
 
 
 def test_workspaces_are_counters_then_partial_sums() -> None:
@@ -48,6 +51,17 @@ def test_workspaces_are_counters_then_partial_sums() -> None:
     assert workspace_bytes(one, 1000, 1000, 7) == counter_bytes(one, 1000, 1000, 7) == 0
     assert counter_bytes(split, 32, 48 * 64) == 256 and counter_bytes(split, 32, 48 * 64 + 1) == 512
     assert workspace_bytes(split, 33, 49, 2) == 256 + 8 * 5 * 32 * 48 * 4
+
+
+def test_the_workspace_of_stream_k_has_two_tiles_for_each_cta_that_there_may_be() -> None:
+    stream = Facts.of(record("stream_k"))
+    assert counter_bytes(stream, 32, 48 * 65) == 512
+    assert workspace_bytes(stream, 1, 1) == 256 + 10 * 2 * 32 * 48 * 4
+    assert workspace_bytes(stream, 32, 48 * 65) - workspace_bytes(stream, 1, 1) == 256
+    unlimited = record("stream_k")
+    del unlimited["launch"]["grid"]["max_ctas"]
+    with pytest.raises(LibraryError, match="max_ctas is 0"):
+        Facts.of(unlimited)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,38 @@ def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(
         assert ratio(facts, given, computed) <= 1.0
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    acc=st.sampled_from(sorted(BY_ACC)),
+    group=st.sampled_from([4, 8, 16]),
+    k=st.integers(1, 600),
+    seed=st.integers(0, 10**6),
+    share=st.integers(1, 9),
+    offset=st.floats(-2, 2),
+)
+def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, seed, share, offset) -> None:
+    """Whatever the number of workers: shares begin and end at any k-tiles, and their sums are added in the order of k."""
+    whole, facts = BY_ACC[acc], Facts.of(record("stream_k", acc=acc))
+    drawn = operands(seed, 4, 4, k)
+    rng = np.random.default_rng(seed)
+    a = drawn.a + offset * np.sign(rng.standard_normal())  # sums that grow, and then fall where a share may begin
+    a[..., k // 2 :] *= rng.choice([1, -1])
+    given = Operands(decode(encode(a, "f16"), "f16"), drawn.b)
+    at = [0, *range(facts.tile_k * int(rng.integers(1, share + 1)), k, facts.tile_k * share), k]
+    sums = [accumulate(whole, given.a[0][:, i:j], given.b[0][i:j], group) for i, j in zip(at, at[1:])]
+    computed = np.zeros((4, 4), np.float32)
+    for part in sums:
+        computed = computed + part
+    if all(np.all(np.abs(part) < 30000) for part in sums):
+        assert ratio(facts, given, computed) <= 1.0
+
+
+def test_the_bound_of_stream_k_is_hardly_wider_than_that_of_one_chain() -> None:
+    given = operands(0, 16, 16, 2000)
+    one, shared = (follow(facts, given.a, given.b)[1] for facts in (F32, Facts.of(record("stream_k"))))
+    assert np.all(shared >= one) and np.mean(shared) < 1.5 * np.mean(one)
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), k=st.integers(1, 300), dtype=st.sampled_from(["f16", "bf16"]))
 def test_plain_f32_sums_in_any_order_stay_under_the_bound(seed: int, k: int, dtype: str) -> None:

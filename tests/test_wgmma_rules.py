@@ -65,6 +65,12 @@ BROKEN = [
         "with split_k:2 a CTA has one",
         {"schedule": "persistent"},
     ),
+    (
+        "arch=90a cta_tile=256x256x64 acc=f16 schedule=stream_k",
+        "registers",
+        "about 312 registers a consumer's thread (128 of them accumulators)",
+        {"schedule": "persistent"},
+    ),
     ("arch=90a cta_tile=192x64x64 cooperation=pingpong consumers=2", "cooperation", "tiles of 192 rows", None),
     ("arch=90a cluster=3x1", "cluster", "served are 1x1, 2x1", {"cluster": "2x1"}),
     ("arch=90a cta_tile=128x200x64 cluster=2x1", "cluster", "200 rows of B are no 2 slices", {"cluster": "1x1"}),

@@ -33,10 +33,12 @@ def explain(candidate: Candidate, question: Question) -> dict[str, Any]:
 def _layout_numbers(plan: Plan) -> dict[str, Any]:
     """Return what only a legal placement has."""
     workspace = plan.traits()["workspace"]
+    per_cta = workspace.pop("partial_bytes_per_cta", 0)
     return {
         **plan.placements(),
         "bank_conflicts": plan.bank_conflicts,
         "workspace_bytes_per_tile": sum(workspace.values()),
+        **({"workspace_bytes_beside": per_cta * plan.max_ctas} if per_cta else {}),
     }
 
 

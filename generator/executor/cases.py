@@ -40,7 +40,21 @@ def default_cases(facts: Facts, stages: int) -> list[Case]:
         cases.append(Case(Shape(m + 1, n // 2, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
     if facts.grid_rule == "persistent":
         cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))
+    if facts.grid_rule == "stream_k":
+        cases += _shared_cases(facts)
     return cases + _raster_cases(facts)
+
+
+def _shared_cases(facts: Facts) -> list[Case]:
+    """Return problems whose tiles stream-K shares: one, fewer than workers, more by one, and a whole wave before."""
+    m, n, k = facts.tile_m * facts.cluster_shape[0], facts.tile_n * facts.cluster_shape[1], facts.tile_k
+    shapes = (
+        Shape(m - 1, n - 1, 15 * k - 3),
+        Shape(m, n + 5, 9 * k),
+        Shape(m, n // 2 + 1, 8 * k + 1, PERSISTENT_CTAS + 1),
+        Shape(m // 2 + 3, n - 3, 8 * k - 1, 2 * PERSISTENT_CTAS + 1),
+    )
+    return cases_of(facts, shapes if m * n * k <= _MOST_TILE_PRODUCTS else shapes[1:3])
 
 
 def _raster_cases(facts: Facts) -> list[Case]:

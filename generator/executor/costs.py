@@ -76,7 +76,7 @@ def _issuers(facts: Facts, spec: Mapping[str, Any]) -> int:
 
 def _counted(kernel: EmulatedKernel, k_tiles: int) -> Report:
     case = measured_case(kernel.facts, k_tiles)
-    alone = replace(kernel, adversaries=(_ADVERSARY,), reports=[])
+    alone = replace(kernel, adversaries=(_ADVERSARY,), workers=1, reports=[])
     trial = Trial(alone, case, HostMemory(), Options(data=("integer",), twice=False), "integer")
     try:
         trial.check()

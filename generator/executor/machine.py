@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 import numpy as np
@@ -66,6 +66,7 @@ class EmulatedKernel:
     facts: Facts
     executable: Executable
     adversaries: tuple[Adversary, ...]
+    workers: int = PERSISTENT_CTAS
     reports: list[tuple[Adversary, Report]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -78,29 +79,35 @@ class EmulatedKernel:
         if counters:
             ctypes.memset(problem.workspace, 0, counters)
         adversary = next(self._next)
-        self.reports.append((adversary, self.executable.run(launch_of(self.facts, problem), adversary)))
+        self.reports.append((adversary, self.executable.run(launch_of(self.facts, problem, self.workers), adversary)))
 
 
-def launch_of(facts: Facts, problem: Problem) -> Launch:
-    """Return the launch of a problem: its grid, its parameters, and the memory that it may touch."""
-    resident = PERSISTENT_CTAS if facts.grid_rule == "persistent" else 0
+def launch_of(facts: Facts, problem: Problem, workers: int = PERSISTENT_CTAS) -> Launch:
+    """Return the launch of a problem: its grid, its parameters, and the memory that it may touch.
+
+    `workers` is how many CTAs, or clusters, the machine holds of a variant whose grid depends on that.
+    """
+    grid = grid_x(facts, problem.m, problem.n, problem.batch, workers * facts.cluster[0])
     parameters = [problem.pack()]
     if facts.tensor_maps:
         parameters.append(host_maps(facts, problem))
     return Launch(
-        grid_x=grid_x(facts, problem.m, problem.n, problem.batch, resident * facts.cluster[0]),
+        grid_x=grid,
         cluster_ctas=facts.cluster[0],
         threads=facts.threads,
         smem_bytes=facts.smem_bytes + facts.static_smem_bytes,
         parameters=tuple(parameters),
-        regions=tuple(regions(facts, problem)),
+        regions=tuple(regions(facts, problem, grid)),
         resident_ctas=RESIDENT_CTAS * facts.cluster[0],
         step_limit=STEP_LIMIT,
     )
 
 
-def regions(facts: Facts, problem: Problem) -> Iterator[Region]:
-    """Yield what a launch may touch, and how. An operand whose rows run along m or n may be read to the end of a chunk."""
+def regions(facts: Facts, problem: Problem, grid: int) -> Iterator[Region]:
+    """Yield what a launch of `grid` CTAs may touch, and how.
+
+    An operand whose rows run along m or n may be read to the end of a chunk.
+    """
     readable = abi.READABLE | abi.INITIALISED
     to_the_chunk = readable | abi.PADDING_READABLE
     flags = {
@@ -110,7 +117,7 @@ def regions(facts: Facts, problem: Problem) -> Iterator[Region]:
     }
     for name, matrix in matrices(problem, facts).items():
         yield _region(matrix, flags.get(name, readable))
-    yield from _workspace(facts, problem)
+    yield from _workspace(facts, problem, grid)
 
 
 def _region(matrix: Matrix, flags: int) -> Region:
@@ -128,9 +135,10 @@ def _region(matrix: Matrix, flags: int) -> Region:
     )
 
 
-def _workspace(facts: Facts, problem: Problem) -> Iterator[Region]:
+def _workspace(facts: Facts, problem: Problem, grid: int) -> Iterator[Region]:
     counters = counter_bytes(facts, problem.m, problem.n, problem.batch)
-    partials = workspace_bytes(facts, problem.m, problem.n, problem.batch) - counters
+    used = replace(facts, max_ctas=min(grid, facts.max_ctas))
+    partials = workspace_bytes(used, problem.m, problem.n, problem.batch) - counters
     both = abi.READABLE | abi.WRITABLE
     places = (("counters", 0, counters, both | abi.INITIALISED), ("partial sums", counters, partials, both))
     for name, first, size, flags in places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from generator.errors import BuildError, ProofError
@@ -100,7 +100,7 @@ def _judged(kernel: EmulatedKernel, cases: list[Case], seed: int) -> Iterator[Ju
 
 def judge(kernel: EmulatedKernel, case: Case, seed: int) -> Judged:
     """Check one case: its numbers as on a device, and what the executor found while it ran."""
-    alone = EmulatedKernel(kernel.facts, kernel.executable, adversaries_of(str(case), seed))
+    alone = replace(kernel, adversaries=adversaries_of(str(case), seed), reports=[])
     check = verify(alone, case, HostMemory(), Options(seed=seed))
     found = [(adversary, finding) for adversary, report in alone.reports for finding in report.findings]
     if not found:

@@ -8,9 +8,13 @@ from typing import Any
 
 from generator.arch import ARCHS
 from generator.spec import Spec
+from hgemm.target import TYPICAL
 
 OPCODE_SUFFIXES = {"bf16": ".BF16", "tf32": ".TF32"}
 """What tensor instructions say of their inputs in machine code; nothing of f16."""
+
+SHARED_TILES = 2
+"""Tiles that a CTA's share of stream-K has in part at most: the one that it ends, and the one that it begins."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,13 @@ class Plan(ABC):
             return max(1, self.spec.raster.size // max(1, self.spec.cta_tile.n))
         return max(1, self.spec.raster.size)
 
+    @property
+    def max_ctas(self) -> int:
+        """CTAs that stream-K is launched with at most, whole clusters: as many as a common GPU of the architecture holds."""
+        sms, _ = TYPICAL[ARCHS[self.spec.arch].number]
+        cluster = self.spec.cluster.ctas
+        return max(1, sms * max(1, self.spec.ctas_per_sm) // cluster) * cluster
+
     def launch(self) -> dict[str, Any]:
         """Return the record's `launch`: what a launcher needs beside the problem."""
         tile = self.spec.cta_tile
@@ -126,6 +137,7 @@ class Plan(ABC):
             "tile_m": tile.m,
             "tile_n": tile.n,
             "splits": self.spec.schedule.splits,
+            **({"max_ctas": self.max_ctas} if self.spec.schedule.kind == "stream_k" else {}),
         }
         cluster = [self.spec.cluster.ctas, 1, 1]
         return {"threads": self.threads, "smem_bytes": self.smem_bytes, "cluster": cluster, "grid": grid}
@@ -133,10 +145,11 @@ class Plan(ABC):
     def traits(self) -> dict[str, Any]:
         """Return the record's `traits`: what a caller may rely on and must bring."""
         spec = self.spec
-        split = spec.schedule.kind == "split_k"
+        kind, sums_bytes = spec.schedule.kind, spec.cta_tile.m * spec.cta_tile.n * 4
         workspace = {
-            "counter_bytes_per_tile": 4 if split else 0,
-            "partial_bytes_per_tile": spec.schedule.splits * spec.cta_tile.m * spec.cta_tile.n * 4 if split else 0,
+            "counter_bytes_per_tile": 4 if spec.schedule.in_workspace else 0,
+            "partial_bytes_per_tile": spec.schedule.splits * sums_bytes if kind == "split_k" else 0,
+            **({"partial_bytes_per_cta": SHARED_TILES * sums_bytes} if kind == "stream_k" else {}),
         }
         return {
             "deterministic": True,

@@ -25,6 +25,8 @@ SECTOR_BYTES = 32
 """What L2 is read in. Source: CUDA C++ Best Practices Guide 13.x, "Coalesced Access to Global Memory"."""
 SUM_BYTES = 4
 """Of a partial sum where k is split."""
+STREAM_PARTS = 64
+"""Parts of a tile in which an SM's share of the work is counted where all share all tiles."""
 TILE_SHARPNESS = 8
 """The longer of the parts of a k-tile decides, and what comes near it adds to it: the sum of so high powers."""
 LAUNCH_SHARPNESS = 5
@@ -71,7 +73,8 @@ class Shape:
 
     Fields: `part` is a k-tile's cycles; `overlapping` the tiles that an SM works on at once, of CTAs or of consumers in turn;
         `together` the CTAs of a cluster. Flags are 0 or 1: `in_turn` where two consumers take tiles by turns, `cluster_splits`
-        where the CTAs of a cluster split k, and `workspace_splits` where CTAs do by way of a workspace, in `splits` parts.
+        where the CTAs of a cluster split k, and `workspace_splits` where CTAs do by way of a workspace, in `splits` parts. All
+        SMs share all tiles where `streams` is 1, in shares of a tile's `parts`th: then there is no last wave.
     """
 
     tile_m: Any
@@ -90,6 +93,8 @@ class Shape:
     in_turn: Any
     cluster_splits: Any
     workspace_splits: Any
+    streams: Any
+    parts: Any
 
     @classmethod
     def of(cls, spec: Mapping[str, Any], card: Card, ctas_per_sm: int) -> Shape:
@@ -102,7 +107,7 @@ class Shape:
         kind, _, splits = str(spec["schedule"]).partition(":")
         part = k_tile(spec, card)
         in_turn = spec.get("cooperation") == "pingpong"
-        resident = max(1, min(ctas_per_sm, spec["ctas_per_sm"]) if kind == "persistent" else ctas_per_sm)
+        resident = max(1, min(ctas_per_sm, spec["ctas_per_sm"]) if kind in ("persistent", "stream_k") else ctas_per_sm)
         return cls(
             *(tile_m, tile_n, tile_k),
             part=part if part.l2 is not None else replace(part, l2=0.0),
@@ -118,6 +123,8 @@ class Shape:
             in_turn=int(in_turn),
             cluster_splits=int(kind == "cluster_k"),
             workspace_splits=int(kind == "split_k"),
+            streams=int(kind == "stream_k"),
+            parts=STREAM_PARTS if kind == "stream_k" else 1,
         )
 
 
@@ -154,7 +161,7 @@ def _wgmma(v: Shape, l2: Any, c: Constants, mhz: float, most: Most) -> Cycles:
         tile=v.in_turn * c.turn_cycles + (1 - v.in_turn) * stored + v.cluster_splits * joined,
         alone_k_tile=each,
         alone_tile=stored + v.cluster_splits * joined,
-        start=(c.start_us + cluster_us + v.workspace_splits * c.split_us) * mhz + v.in_turn * stored,
+        start=(c.start_us + cluster_us) * mhz + v.in_turn * stored + _meeting(v, c, mhz),
     )
 
 
@@ -168,13 +175,19 @@ def _mma_sync(v: Shape, l2: Any, c: Constants, mhz: float, most: Most) -> Cycles
         tile=c.shown_part * tile,
         alone_k_tile=_both(each + c.k_tile_cycles, c.latency_cycles / most(v.stages - 1, 1), TILE_SHARPNESS),
         alone_tile=tile,
-        start=(c.start_us + v.workspace_splits * c.split_us) * mhz,
+        start=c.start_us * mhz + _meeting(v, c, mhz),
     )
 
 
 def _partial_bytes(v: Shape) -> Any:
     """Return what each of the splits writes of a tile to the workspace, and the last of them reads."""
     return v.workspace_splits * 2 * v.tile_m * v.tile_n * SUM_BYTES
+
+
+def _meeting(v: Shape, c: Constants, mhz: float) -> Any:
+    """Return what it takes that sums meet in a workspace: counters to zero, and the two tiles that a share of stream-K has in part."""
+    streamed = 2 * 2 * v.tile_m * v.tile_n * SUM_BYTES / c.store_bytes_per_cycle
+    return (v.workspace_splits + v.streams) * c.split_us * mhz + v.streams * streamed
 
 
 def _both(x: Any, y: Any, sharpness: int) -> Any:
@@ -205,10 +218,10 @@ def terms(v: Shape, its: Cycles, size: Size, sms: Any, c: Constants, card: Card,
     tiles = _up(size.m, v.tile_m * v.cluster_m) * v.cluster_m * _up(size.n, v.tile_n * v.cluster_n) * v.cluster_n
     ctas = tiles * v.splits * size.batch
     k_tiles = most(_up(_up(size.k, v.tile_k), v.splits), 1)
-    busiest = _up(ctas, sms)
+    busiest = _up(ctas * v.parts, sms)
     rounds = _up(busiest, v.overlapping)
     busy, alone = k_tiles * its.k_tile + its.tile, k_tiles * its.alone_k_tile + its.alone_tile
-    sm = most(busiest * busy, rounds * alone)
+    sm = most(busiest * busy, rounds * alone) / v.parts
     mhz, dram_bytes = card["sm_mhz"], least_bytes(v, size)
     again_bytes = most(ctas * k_tiles * v.loaded_bytes - dram_bytes, 0)
     dram_us = c.dram_start_us + dram_bytes / (card.dram_gbytes_per_s * 1e3 * c.dram_part)
@@ -222,7 +235,7 @@ def terms(v: Shape, its: Cycles, size: Size, sms: Any, c: Constants, card: Card,
         over = most(c.watts_per_tflops * tflops / left_w, 1.0)
         clock_mhz = mhz / over ** (1 / (1 + c.watts_exponent))
     time_us = its.start / mhz + _both(sm / clock_mhz, dram_us, LAUNCH_SHARPNESS)
-    return Terms(ctas, busiest, its.start, sm, dram_us, clock_mhz, time_us)
+    return Terms(ctas, busiest / v.parts, its.start, sm, dram_us, clock_mhz, time_us)
 
 
 def least_bytes(v: Shape, size: Size) -> Any:

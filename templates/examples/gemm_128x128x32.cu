@@ -61,7 +61,7 @@ struct Policy {
 
   // ---- Order of the work ------------------------------------------------------------------------------------------
 
-  static constexpr auto schedule = hgemm::Schedule::one_tile;      // a tile a CTA; or persistent, or split_k
+  static constexpr auto schedule = hgemm::Schedule::one_tile;      // a tile a CTA; or persistent, split_k, stream_k
   static constexpr unsigned splits = 1;                            // CTAs that share a tile along k; above 1 with split_k only
   static constexpr auto raster = hgemm::Raster::group;             // neighbours in time share rows of A and columns of B
   static constexpr unsigned raster_tiles = 8;                      // rows of tiles of a group, columns of tiles of a panel

@@ -80,27 +80,32 @@ uint32_t Machine::next_number() {
   return number;
 }
 
-// Fills free places with clusters that have not begun.
+// Fills free places with clusters that have not begun. Those that do nothing end as they begin.
 void Machine::admit() {
   for (Cluster& cluster : clusters_) {
-    if (cluster.living || numbers_.empty()) continue;
-    uint32_t const number = next_number();
-    cluster.living = true;
-    cluster.arrived = cluster.phase = 0;
-    cluster.gathered = Joined();
-    cluster.done = Held<Clock>();
-    uint32_t const* const size = request_.cluster;
-    uint32_t const across = grid[0] / size[0], down = grid[1] / size[1];
-    uint32_t const first[3] = {number % across * size[0], number / across % down * size[1], number / across / down * size[2]};
-    for (uint32_t rank = 0; rank < cluster_ctas_; ++rank) {
-      Cta& cta = *cluster.ctas[rank];
-      cta.index[0] = first[0] + rank % size[0];
-      cta.index[1] = first[1] + rank / size[0] % size[1];
-      cta.index[2] = first[2] + rank / size[0] / size[1];
-      cta.number = cta.index[0] + grid[0] * (cta.index[1] + grid[1] * cta.index[2]);
-      living_.push_back(&cta);
-      begin(cta, rank);
+    while (!cluster.living && !numbers_.empty()) {
+      begin(cluster, next_number());
+      if (!cluster.left()) end(cluster);
     }
+  }
+}
+
+void Machine::begin(Cluster& cluster, uint32_t number) {
+  cluster.living = true;
+  cluster.arrived = cluster.phase = 0;
+  cluster.gathered = Joined();
+  cluster.done = Held<Clock>();
+  uint32_t const* const size = request_.cluster;
+  uint32_t const across = grid[0] / size[0], down = grid[1] / size[1];
+  uint32_t const first[3] = {number % across * size[0], number / across % down * size[1], number / across / down * size[2]};
+  for (uint32_t rank = 0; rank < cluster_ctas_; ++rank) {
+    Cta& cta = *cluster.ctas[rank];
+    cta.index[0] = first[0] + rank % size[0];
+    cta.index[1] = first[1] + rank / size[0] % size[1];
+    cta.index[2] = first[2] + rank / size[0] / size[1];
+    cta.number = cta.index[0] + grid[0] * (cta.index[1] + grid[1] * cta.index[2]);
+    living_.push_back(&cta);
+    begin(cta, rank);
   }
 }
 

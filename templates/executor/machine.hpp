@@ -41,6 +41,7 @@ class Machine {
   // ---- Living and dying: lives.hpp ----
   void guard_stacks() const;
   void admit();
+  void begin(Cluster& cluster, uint32_t number);
   void begin(Cta& cta, uint32_t rank);
   void end(Cluster& cluster);
   static void enter();

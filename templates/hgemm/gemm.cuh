@@ -6,7 +6,7 @@
 
 #include <hgemm/epilogue.cuh>
 #include <hgemm/scheduler.cuh>
-#include <hgemm/split_k.cuh>
+#include <hgemm/stream_k.cuh>
 
 namespace hgemm {
 
@@ -15,7 +15,7 @@ template <class Policy, class Mainloop>
 union CtaStorage {
   typename Mainloop::Shared mainloop;
   typename Epilogue<Policy>::Shared epilogue;
-  uint32_t is_last_split;
+  uint32_t is_last;  // of those that share a tile along k
 };
 
 template <class Policy, class Mainloop>
@@ -24,7 +24,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, CtaStorage<Policy, Mainloop>& sha
   static_assert(Policy::tile_m == Policy::warps_m * Policy::warp_m && Policy::tile_n == Policy::warps_n * Policy::warp_n,
                 "warp tiles must fill the CTA tile");
 
-  Scheduler<Policy> scheduler(problem);
+  static constexpr bool streams = Policy::schedule == Schedule::stream_k;
+  typename SchedulerOf<Policy>::Type scheduler(problem);
   int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
 
   Work work;
@@ -32,8 +33,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, CtaStorage<Policy, Mainloop>& sha
     // ---- This CTA's place: tile (tile_m, tile_n) of D, k-tiles [k_first, k_last) -----------------------------------
     int const m_first = work.tile_m * Policy::tile_m;
     int const n_first = work.tile_n * Policy::tile_n;
-    int const k_first = int(int64_t(k_tiles) * work.split / Policy::splits);
-    int const k_last = int(int64_t(k_tiles) * (work.split + 1) / Policy::splits);
+    int const k_first = streams ? work.k_first : int(int64_t(k_tiles) * work.split / Policy::splits);
+    int const k_last = streams ? k_first + work.k_count : int(int64_t(k_tiles) * (work.split + 1) / Policy::splits);
 
     // ---- Mainloop --------------------------------------------------------------------------------------------------
     Accumulators<Policy> accumulators;  // (warp_m, warp_n) of each warp
@@ -46,7 +47,13 @@ HGEMM_DEVICE void gemm(Problem const& problem, CtaStorage<Policy, Mainloop>& sha
     if constexpr (Policy::schedule == Schedule::split_k) {
       using Reduction = SplitK<Policy, Accumulators<Policy>>;
       Sums<Accumulators<Policy>> sums;
-      if (Reduction::reduce(accumulators, sums, problem, work, scheduler.tiles(), shared.is_last_split)) {
+      if (Reduction::reduce(accumulators, sums, problem, work, scheduler.tiles(), shared.is_last)) {
+        epilogue.run(sums, shared.epilogue);
+      }
+    } else if constexpr (streams) {
+      using Reduction = StreamK<Policy, Accumulators<Policy>>;
+      Sums<Accumulators<Policy>> sums;
+      if (Reduction::reduce(accumulators, sums, problem, scheduler, work, atoms::cta_x(), shared.is_last)) {
         epilogue.run(sums, shared.epilogue);
       }
     } else {

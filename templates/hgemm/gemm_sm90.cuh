@@ -9,16 +9,19 @@
 #include <hgemm/epilogue_sm90.cuh>
 #include <hgemm/mainloop_sm90.cuh>
 #include <hgemm/scheduler.cuh>
-#include <hgemm/split_k.cuh>
+#include <hgemm/stream_k.cuh>
 
 namespace hgemm {
+
+template <class Policy>
+inline constexpr bool streams = Policy::schedule == Schedule::stream_k;
 
 template <class Policy>
 struct SharedStorage {
   typename MainloopSm90<Policy>::Shared mainloop;
   typename EpilogueSm90<Policy>::Shared epilogue;
   typename MainloopSm90<Policy>::Barriers barriers;
-  uint32_t is_last_split;
+  uint32_t is_last[streams<Policy> && Policy::pingpong ? Policy::consumers : 1];  // of those that share a tile along k
 };
 
 // The tiles of a cluster as one tile of the problem, for the scheduler.
@@ -30,13 +33,15 @@ struct ClusterTile : Policy {
   static constexpr int tile_n = Policy::swapped ? down : across;
 };
 
-// The threads that reduce together: the consumers.
+// The threads that reduce together: the consumers, or the one that has the tile where they take tiles in turn.
 template <class Policy>
 struct ConsumerThreads {
-  static constexpr int count = Policy::consumers * 128;
+  static constexpr int count = (Policy::pingpong ? 1 : Policy::consumers) * 128;
 
-  HGEMM_DEVICE static int index() { return atoms::thread_index(); }
-  HGEMM_DEVICE static void barrier() { atoms::named_barrier(1 + Policy::consumers, count); }
+  HGEMM_DEVICE static int index() { return Policy::pingpong ? atoms::thread_index() % count : atoms::thread_index(); }
+  HGEMM_DEVICE static void barrier() {
+    atoms::named_barrier(1 + (Policy::pingpong ? atoms::warp_index() / 4 : Policy::consumers), count);
+  }
 };
 
 // A piece of work as a CTA of the cluster takes it.
@@ -49,8 +54,13 @@ struct CtaWork {
     int const down = Policy::swapped ? work.tile_n : work.tile_m, across = Policy::swapped ? work.tile_m : work.tile_n;
     m_first = (down * Policy::cluster_m + place.row) * Policy::tile_m;
     n_first = (across * Policy::cluster_n + place.column) * Policy::tile_n;
-    k_first = int(int64_t(k_tiles) * work.split / Policy::splits);
-    k_count = int(int64_t(k_tiles) * (work.split + 1) / Policy::splits) - k_first;
+    if constexpr (streams<Policy>) {
+      k_first = work.k_first;
+      k_count = work.k_count;
+    } else {
+      k_first = int(int64_t(k_tiles) * work.split / Policy::splits);
+      k_count = int(int64_t(k_tiles) * (work.split + 1) / Policy::splits) - k_first;
+    }
   }
 };
 
@@ -73,7 +83,8 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   int const warp = atoms::warp_index();
   int const consumer = warp / 4;  // warpgroup; the producer comes after the last of them
   int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
-  Scheduler<ClusterTile<Policy>> scheduler(problem, atoms::cta_x() / Place::size, atoms::grid_x() / Place::size);
+  uint32_t const worker = atoms::cta_x() / Place::size;
+  typename SchedulerOf<ClusterTile<Policy>>::Type scheduler(problem, worker, atoms::grid_x() / Place::size);
   Mainloop mainloop(shared.mainloop, shared.barriers, place);
   Work work;
 
@@ -107,6 +118,8 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
         continue;
       }
       Accumulators accumulators;  // (consumer_m, tile_n)
+      // No product adds these zeros; but registers that one may read before they are written are never free for others.
+      if constexpr (streams<Policy>) accumulators.clear();
       mainloop.await_turn(consumer);
       mainloop.multiply(accumulators, m_offset, mine.k_count);
       mainloop.pass_turn(consumer);
@@ -116,7 +129,14 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
         work.tile = work.tile * Place::size + place.rank;
         uint32_t const tiles = scheduler.tiles() * Place::size;
         if (SplitK<Policy, Accumulators, ConsumerThreads<Policy>>::reduce(accumulators, sums, problem, work, tiles,
-                                                                          shared.is_last_split)) {
+                                                                          shared.is_last[0])) {
+          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+        }
+      } else if constexpr (streams<Policy>) {
+        using Reduction = StreamK<Policy, Accumulators, ConsumerThreads<Policy>>;
+        Sums<Accumulators> sums;
+        uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
+        if (Reduction::reduce(accumulators, sums, problem, scheduler, work, worker, is_last, place.rank, Place::size)) {
           epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
         }
       } else if constexpr (in_cluster) {

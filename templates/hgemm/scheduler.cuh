@@ -6,18 +6,19 @@
 namespace hgemm {
 
 enum class Raster { row, column, group, panel };
-enum class Schedule { one_tile, persistent, split_k, cluster_k };
+enum class Schedule { one_tile, persistent, split_k, cluster_k, stream_k };
 
 struct Work {
   int tile_m, tile_n;  // in CTA tiles
   int batch;
   int split;
   uint32_t tile;  // place in launch order, the same for all splits and batches
+  int k_first, k_count;  // in k-tiles; stream-K only
 };
 
 template <class Policy>
 struct Scheduler {
-  static constexpr bool persistent = Policy::schedule == Schedule::persistent;
+  static constexpr bool persistent = Policy::schedule == Schedule::persistent || Policy::schedule == Schedule::stream_k;
 
   uint32_t tiles_m, tiles_n;
   uint32_t item, items;  // over the tiles of all batches, and the splits of each

@@ -16,6 +16,27 @@ struct Sums {
 
   HGEMM_DEVICE float value(int i, int j, int e) const { return floats[i][j][e]; }
   HGEMM_DEVICE uint32_t bits(int i, int j, int r) const { return atoms::float_bits(floats[i][j][r]); }
+
+  HGEMM_DEVICE void take(Accumulators const& accumulators) {
+    HGEMM_UNROLL
+    for (int i = 0; i < Accumulators::mma_m; ++i) {
+      HGEMM_UNROLL
+      for (int j = 0; j < Accumulators::mma_n; ++j) {
+        HGEMM_UNROLL
+        for (int e = 0; e < 4; ++e) floats[i][j][e] = accumulators.value(i, j, e);
+      }
+    }
+  }
+  HGEMM_DEVICE void clear() {
+    HGEMM_UNROLL
+    for (int i = 0; i < Accumulators::mma_m; ++i) {
+      HGEMM_UNROLL
+      for (int j = 0; j < Accumulators::mma_n; ++j) {
+        HGEMM_UNROLL
+        for (int e = 0; e < 4; ++e) floats[i][j][e] = 0.f;
+      }
+    }
+  }
 };
 
 // A lane's 4 sums of piece (i, j) as they travel, and their addition to others.
@@ -54,25 +75,31 @@ struct SplitK {
     uint64_t const tile = uint64_t(work.batch) * tiles + work.tile;
     uint64_t const counter_bytes = (uint64_t(tiles) * problem.batch * 4 + 255) / 256 * 256;
     uint32_t* const counter = static_cast<uint32_t*>(problem.workspace) + tile;
-    Word4* const partial = reinterpret_cast<Word4*>(static_cast<char*>(problem.workspace) + counter_bytes) +
-                           tile * Policy::splits * words + Threads::index();
+    Word4* partial = reinterpret_cast<Word4*>(static_cast<char*>(problem.workspace) + counter_bytes) +
+                     tile * Policy::splits * words + Threads::index();
 
     store(accumulators, partial + uint64_t(work.split) * words);
+    if (!last_to_arrive(counter, Policy::splits, is_last)) return false;
+    sums.clear();
+    HGEMM_NO_UNROLL
+    for (int split = 0; split < Policy::splits; ++split, partial += words) add(sums, partial);
+    if (Threads::index() == 0) atoms::st_global(counter, 0u);
+    return true;
+  }
+
+  // Counts this CTA, whose sums are stored, among those that share its tile; tells whether the others' are there, too.
+  HGEMM_DEVICE static bool last_to_arrive(uint32_t* counter, uint32_t sharers, uint32_t& is_last) {
     atoms::global_fence();
     Threads::barrier();
     if (Threads::index() == 0) {
       uint32_t const before = atoms::global_fetch_add(counter, 1);
-      atoms::st_shared(&is_last, uint32_t(before == Policy::splits - 1));
+      atoms::st_shared(&is_last, uint32_t(before == sharers - 1));
       atoms::global_fence();
     }
     Threads::barrier();
     bool const adds_up = atoms::ld_shared(&is_last);
     Threads::barrier();  // the epilogue writes where the answer was
-    if (!adds_up) return false;
-
-    add_up(sums, partial);
-    if (Threads::index() == 0) atoms::st_global(counter, 0u);
-    return true;
+    return adds_up;
   }
 
   HGEMM_DEVICE static void store(Accumulators const& accumulators, Word4* partial) {
@@ -85,24 +112,13 @@ struct SplitK {
     }
   }
 
-  // A split at a time, so that its loads are all on their way before the first is waited for.
-  HGEMM_DEVICE static void add_up(Sums<Accumulators>& sums, Word4 const* partial) {
+  // Adds what one CTA has left: its loads are all on their way before the first is waited for.
+  HGEMM_DEVICE static void add(Sums<Accumulators>& sums, Word4 const* partial) {
     HGEMM_UNROLL
     for (int i = 0; i < mma_m; ++i) {
       HGEMM_UNROLL
       for (int j = 0; j < mma_n; ++j) {
-        HGEMM_UNROLL
-        for (int e = 0; e < 4; ++e) sums.floats[i][j][e] = 0.f;
-      }
-    }
-    HGEMM_NO_UNROLL
-    for (int split = 0; split < Policy::splits; ++split, partial += words) {
-      HGEMM_UNROLL
-      for (int i = 0; i < mma_m; ++i) {
-        HGEMM_UNROLL
-        for (int j = 0; j < mma_n; ++j) {
-          add_word(sums.floats[i][j], atoms::ld_global_l2(partial + (i * mma_n + j) * Threads::count));
-        }
+        add_word(sums.floats[i][j], atoms::ld_global_l2(partial + (i * mma_n + j) * Threads::count));
       }
     }
   }

@@ -76,8 +76,8 @@ def _epilogue(plan: MmaSyncPlan) -> float:
 
 
 def _sums(plan: MmaSyncPlan) -> float:
-    """Count the accumulators; those of split-K are summed up as floats."""
-    doubled = plan.spec.schedule.kind == "split_k" and plan.spec.acc == "f16"
+    """Count the accumulators; those of split-K and stream-K are summed up as floats."""
+    doubled = plan.spec.schedule.in_workspace and plan.spec.acc == "f16"
     return plan.accumulator_registers * (2 if doubled else 1)
 
 
@@ -85,7 +85,7 @@ def _mainloop(plan: MmaSyncPlan) -> float:
     spec = plan.spec
     k_blocks = plan.k_blocks
     ahead = spec.fragment_stages > 1
-    persistent = spec.schedule.kind == "persistent"
+    persistent = spec.schedule.kind in ("persistent", "stream_k")
     sized = [(tile, tile.chunk * tile.element_bytes) for tile in (plan.a, plan.b)]
     apart = [chunk >= ASYNC_BYTES and not (plan.staged and tile.smem.kind != "xor") for tile, chunk in sized]
     copies = [(passes(tile), _addresses(tile) if differ else 0) for (tile, _), differ in zip(sized, apart)]
@@ -93,7 +93,7 @@ def _mainloop(plan: MmaSyncPlan) -> float:
         min(sum(passes for passes, _ in copies), MAX_PASSES) * COPY_PASS,
         sum(addresses for _, addresses in copies) * (COPY_ADDRESS + ODD_COPY_ADDRESS * (k_blocks == 3)),
         persistent * (PERSISTENT + sum(PERSISTENT_BY_ALIGN_BYTES.get(chunk, 0) for _, chunk in sized)),
-        (spec.schedule.kind == "split_k") * SPLIT_K,
+        spec.schedule.in_workspace * SPLIT_K,
         (k_blocks == 4) * FOUR_K_BLOCKS,
         (ahead and k_blocks == 3) * CHANGING_FRAGMENTS,
         ((not plan.a.k_major) + (not plan.b.k_major)) * MN_MAJOR,
@@ -102,7 +102,7 @@ def _mainloop(plan: MmaSyncPlan) -> float:
     terms = (
         BASE,
         plan.accumulator_registers,
-        plan.accumulator_registers / 2 * (spec.schedule.kind == "split_k" and spec.acc == "f16"),  # summed up as floats
+        plan.accumulator_registers / 2 * (spec.schedule.in_workspace and spec.acc == "f16"),  # summed up as floats
         _fragments_and_staged(plan),
         sum(recomputable) * min(1.0, plan.max_registers / RELAXED_LIMIT),
         (spec.acc == "f16_promoted") * PROMOTED,

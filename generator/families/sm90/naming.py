@@ -36,11 +36,12 @@ def alias(spec: Spec) -> str:
     if spec.swapped:
         m, n, cluster_m, cluster_n, layout, d = n, m, cluster_n, cluster_m, exchanged_layout(layout), "n"
     c = spec.dtype_d if spec.beta else "void"
+    streams = "_stream_k" if spec.schedule.kind == "stream_k" else ""
     sharing = "" if spec.consumers == 1 else f"_{spec.cooperation}"
     store = "_epi_tma" if spec.store == "tma" else "_epi_nosmem"
     return (
         f"cutlass3x_sm90_tensorop_gemm_{spec.dtype_a}_{spec.dtype_b}_{spec.acc}_{c}_{spec.dtype_d}"
-        f"_{m}x{n}x{tile.k}_{cluster_m}x{cluster_n}x1_{spec.stages}_{layout}{d}_align{min(spec.align_a, spec.align_b)}"
+        f"_{m}x{n}x{tile.k}_{cluster_m}x{cluster_n}x1_{spec.stages}_{layout}{d}_align{min(spec.align_a, spec.align_b)}{streams}"
         f"_warpspecialized{sharing}{store}"
     )
 

@@ -124,8 +124,9 @@ class WgmmaPlan(Plan):
 
     @property
     def barrier_bytes(self) -> int:
-        """Full and empty of each stage, the turns, and the answer of split-K's reduction."""
-        return BARRIER_BYTES * (2 * self.spec.stages + TURN_BARRIERS) + ANSWER_BYTES
+        """Full and empty of each stage, the turns, and the answers of reductions along k, one for each that may run at once."""
+        answers = self.spec.consumers if self.pingpong and self.spec.schedule.kind == "stream_k" else 1
+        return BARRIER_BYTES * (2 * self.spec.stages + TURN_BARRIERS) + ANSWER_BYTES * answers
 
     @cached_property
     def epilogue_stages(self) -> int:

@@ -90,8 +90,9 @@ def estimate(plan: WgmmaPlan) -> int:
     spec = plan.spec
     curve, bias = spec.activation in CURVES, spec.bias != "none"
     finished = spec.beta or bias or curve
+    summed_up = spec.schedule.in_workspace or spec.schedule.kind == "cluster_k"
     terms = (
-        plan.sums_registers if spec.schedule.splits > 1 else plan.accumulator_registers,
+        plan.sums_registers if summed_up else plan.accumulator_registers,
         BASE,
         _bias(plan) * bias,
         SWAPPED_AND_C * (spec.swapped and spec.beta and spec.store == "tma"),
@@ -100,7 +101,7 @@ def estimate(plan: WgmmaPlan) -> int:
         DIVISION * (spec.activation == "silu" and spec.consumers != 2),
         IN_CLUSTER * (spec.cluster.ctas > 1 and finished and (bias or curve or not _lone_pair(plan))),
         FLOATS * (finished and spec.dtype_d == "f32"),
-        SPLIT_K * (finished and spec.schedule.kind == "split_k"),
+        SPLIT_K * (finished and spec.schedule.in_workspace),
         CLUSTER_K * (spec.schedule.kind == "cluster_k"),
     )
     return sum(terms)

@@ -99,7 +99,7 @@ def cooperation(plan: Plan) -> str | None:
     spec = plan.spec
     if not plan.pingpong:
         return None
-    if spec.schedule.kind != "persistent":
+    if spec.schedule.kind not in ("persistent", "stream_k"):
         return f"ping-pong takes tiles in turns, with {spec.schedule} a CTA has one"
     if plan.consumer_rows not in (64, 128):
         return f"ping-pong of tiles of {plan.tile.m} rows, each consumer computes 64 or 128"

@@ -191,9 +191,11 @@ def less_shared_memory(plan: Plan) -> Iterator[Change]:
 
 
 def fewer_registers(plan: Plan) -> Iterator[Change]:
-    """Fewer CTAs an SM, more consumers for the tile, then smaller tiles."""
+    """Fewer CTAs an SM, more consumers for the tile, sums that nobody shares, then smaller tiles."""
     yield from fewer_ctas(plan)
     yield from sharing(plan, plan.tile)
+    if plan.spec.schedule.kind == "stream_k":
+        yield {"schedule": "persistent"}
     yield from smaller_cta_tiles(plan)
     yield from ({**tile, "ctas_per_sm": "1"} for tile in smaller_cta_tiles(plan))
 

@@ -24,7 +24,8 @@ typedef struct hgemm_row {
   uint32_t group;
   uint32_t tile_m, tile_n, tile_k, cluster_m, cluster_n, splits, smem_bytes;
   uint32_t align_a, align_b, align_d, beta, exact_tiles_only, tensor_maps;
-  uint32_t counter_bytes_per_tile, partial_bytes_per_tile;
+  uint32_t counter_bytes_per_tile, partial_bytes_per_tile, partial_bytes_per_cta;
+  uint32_t max_ctas; /* of stream-K's grid, and 0 of others */
   uint32_t operand_bytes, result_bytes, overlapping, together, sms_lost;
   uint32_t k_tile_clocks, straddled_clocks, tile_clocks, alone_k_tile_clocks, alone_tile_clocks, launch_clocks;
   uint32_t memory_clocks, mib_clocks, again_clocks, again_mib_clocks;

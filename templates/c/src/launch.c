@@ -183,7 +183,7 @@ static hgemm_status ready(hgemm_handle *handle, hgemm_call const *call, enum hge
   hgemm_found found;
   hgemm_status status = hgemm_choose(&handle->target, &call->wanted, &found);
   if (status == HGEMM_OK) *row = found.row;
-  if (status == HGEMM_OK && hgemm_rows[*row].partial_bytes_per_tile > 0) {
+  if (status == HGEMM_OK && hgemm_rows[*row].counter_bytes_per_tile > 0) {
     uint64_t const tiles = tiles_of(&hgemm_rows[*row], &call->wanted);
     status = hgemm_check_workspace(call, purpose, hgemm_workspace_bytes(&hgemm_rows[*row], tiles));
   }
@@ -193,16 +193,22 @@ static hgemm_status ready(hgemm_handle *handle, hgemm_call const *call, enum hge
   return status;
 }
 
+/* CTAs for `work` tiles, splits and batches counted; stream-K shares any number of tiles among all. */
+static uint32_t grid_of(hgemm_row const *row, uint32_t work, uint32_t resident_ctas) {
+  uint32_t const cluster = row->cluster_m * row->cluster_n;
+  uint32_t const resident = resident_ctas > cluster ? resident_ctas : cluster;
+  if (row->max_ctas > 0) return resident < row->max_ctas ? resident : row->max_ctas;
+  return row->persistent && work > resident ? resident : work;
+}
+
 static hgemm_status launch(hgemm_handle *handle, hgemm_call const *call, uint32_t place, void *stream) {
   hgemm_driver const *const cuda = handle->cuda;
   hgemm_row const *const row = &hgemm_rows[place];
   hgemm_kernel *const kernel = &handle->kernels[place];
-  uint32_t const cluster = row->cluster_m * row->cluster_n;
-  uint32_t const most = kernel->resident_ctas > cluster ? kernel->resident_ctas : cluster;
   uint64_t const tiles = tiles_of(row, &call->wanted);
   uint32_t const work = (uint32_t)(tiles * row->splits);
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
-  hgemm_launch_config const config = {row->persistent && work > most ? most : work, 1, 1, row->threads, 1, 1,
+  hgemm_launch_config const config = {grid_of(row, work, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
                                       row->smem_bytes, stream, &programmatic,
                                       row->programmatic && row->counter_bytes_per_tile == 0};
   Problem problem = pack(&call->problem, row);

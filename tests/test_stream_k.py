@@ -1,0 +1,98 @@
+"""Stream-K on the CPU: whatever the number of workers, D is right and nothing races; and what is shared is shared indeed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from generator.emit import emit
+from generator.executor.abi import Adversary, Executable
+from generator.executor.adversaries import LAUNCHES, adversaries_of
+from generator.executor.build import Workshop
+from generator.executor.machine import EmulatedKernel, HostMemory
+from generator.executor.proving import judge
+from generator.register import planned
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
+from hgemm.cases import Case, Shape
+from hgemm.facts import Facts
+from hgemm.verify import Options, Trial
+
+WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "stream_k", "cluster": "1x1"}
+VARIANTS = {
+    "alone": WGMMA,
+    "clusters": {**WGMMA, "cluster": "2x1", "out": "f32"},
+    "in turn": {**WGMMA, "cooperation": "pingpong", "consumers": "2", "bias": "row", "activation": "silu"},
+    "two consumers": {**WGMMA, "tile": "128x40x64", "consumers": "2", "raster": "column"},
+    "swapped": {**WGMMA, "tile": "16x64x64", "swapped": "on", "layout": "nn", "cluster": "1x2"},
+    "halves": {**WGMMA, "acc": "f16", "layout": "tt"},
+    "mma.sync": {"arch": "sm_80", "tile": "32x64x32", "warp_tile": "32x32", "stages": "3", "schedule": "stream_k"},
+    "promoted": {"arch": "sm_80", "tile": "32x32x16", "acc": "f16_promoted", "schedule": "stream_k", "align": "1"},
+    "turing": {"arch": "sm_75", "tile": "32x32x32", "schedule": "stream_k", "layout": "nt"},
+}
+WORKERS = (1, 2, 3, 5, 8)
+
+
+def kernel_of(options: dict[str, str], workshop: Workshop) -> EmulatedKernel:
+    (plan,) = sweep([options]).plans
+    made = emit(plan, templates_folder())
+    return EmulatedKernel(Facts.of(planned(made)), Executable(workshop.executable(made.symbol, made.source)), ())
+
+
+def shape_of(facts: Facts, tiles: int, k: int) -> Shape:
+    """Return a ragged problem of so many tiles of clusters, all but one in a row, or as many batches."""
+    m, n = facts.tile_m * facts.cluster_shape[0], facts.tile_n * facts.cluster_shape[1]
+    return Shape(m - 3, tiles * n - 5, k) if tiles % 2 else Shape(m - 1, n + 1, k, tiles // 2)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_any_number_of_workers_computes_d(name: str, workshop: Workshop) -> None:
+    kernel = kernel_of(VARIANTS[name], workshop)
+    k = kernel.facts.tile_k
+    for at, (workers, tiles, extent) in enumerate(
+        [
+            *((workers, 1, 15 * k - 3) for workers in WORKERS),  # fewer tiles than workers, shared by up to 3
+            *((workers, 4, 8 * k + 1) for workers in WORKERS),  # the same, or a wave and a part
+            (3, 7, 9 * k - 7),  # a whole wave, then one and a part
+            (2, 4, 9 * k),  # whole waves only: nothing is shared
+            (3, 4, 7 * k),  # too short a k to be shared
+            (5, 1, 5),  # less than a k-tile
+        ]
+    ):
+        case = Case(shape_of(kernel.facts, tiles, extent), alpha=2.0, beta=(0.0, 0.25)[at % 2], loose=at % 3 == 0)
+        judged = judge(replace(kernel, workers=workers), case, seed=at)
+        assert judged.passed, (workers, judged.reason)
+
+
+def d_of(kernel: EmulatedKernel, case: Case, workers: int, adversary: Adversary) -> bytes:
+    alone = replace(kernel, workers=workers, adversaries=(adversary,), reports=[])
+    trial = Trial(alone, case, HostMemory(), Options(data=("normal",), twice=False), "normal")
+    try:
+        trial.prepare()
+        found, complaint = trial.launch(trial.problem())
+        assert not complaint
+        return np.ascontiguousarray(found).tobytes()
+    finally:
+        trial.free()
+
+
+def test_d_depends_on_the_number_of_workers_and_on_nothing_else(workshop: Workshop) -> None:
+    """With one worker there is one chain of sums; two and three cut k elsewhere, so that f32 is rounded elsewhere."""
+    kernel = kernel_of({**WGMMA, "out": "f32"}, workshop)
+    case = Case(Shape(64, 64, 15 * 64))
+    found = [
+        {d_of(kernel, case, workers, adversary) for seed in range(2) for adversary in adversaries_of("d", seed)}
+        for workers in (1, 2, 3)
+    ]
+    assert len(LAUNCHES) > 1 and [len(same) for same in found] == [1, 1, 1]
+    assert len(set.union(*found)) == 3
+
+
+def test_the_workspace_of_a_cluster_is_for_whole_clusters_of_the_card() -> None:
+    (plan,) = sweep([{**WGMMA, "tile": "128x128x64", "cluster": "2x2"}]).plans
+    assert plan.launch()["grid"]["max_ctas"] == 132
+    assert plan.traits()["workspace"]["partial_bytes_per_cta"] == 2 * 128 * 128 * 4
+    (plan,) = sweep([{"arch": "sm_80", "schedule": "stream_k", "ctas_per_sm": "2", "tile": "64x64x32"}]).plans
+    assert plan.launch()["grid"]["max_ctas"] == 216
