@@ -185,7 +185,7 @@ def _partial_bytes(v: Shape) -> Any:
 
 
 def _meeting(v: Shape, c: Constants, mhz: float) -> Any:
-    """Return what it takes that sums meet in a workspace: counters to zero, and the two tiles that a share of stream-K has in part."""
+    """Return what sums that meet in a workspace cost: counters to zero, and two tiles of a share of stream-K in part."""
     streamed = 2 * 2 * v.tile_m * v.tile_n * SUM_BYTES / c.store_bytes_per_cycle
     return (v.workspace_splits + v.streams) * c.split_us * mhz + v.streams * streamed
 
