@@ -13,7 +13,7 @@ setup: $(INSTALLED)  ## Install everything into .venv (PYTHON=python3.12 chooses
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "$(PYTHON) is older than 3.10: name another one, as in make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
-	@echo "installing into $(VENV), about 900 MB: this takes some minutes" >&2
+	@echo "installing into $(VENV), about 1.1 GB: this takes some minutes" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@

@@ -16,6 +16,7 @@ from generator.expectation import expectation_of
 from generator.plan import Plan
 from generator.register import artefacts_of, document, spills
 from generator.toolchain import Headers, headers
+from hgemm.record import SOURCE_NAME
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Prepared:
 class Product:
     """What building a variant came to, to be filed: its record and files, or what is wrong with it.
 
-    Fields: `status` is built, proved, spilled or failed; `failure` is the compiler's, on the text `source`.
+    Fields: `status` is built, proved, spilled or failed; `failure` is the compiler's, on the text `source` of the file
+    `source_name`.
     """
 
     symbol: str
@@ -64,6 +66,7 @@ class Product:
     error: str = ""
     failure: BuildError | None = None
     source: str = ""
+    source_name: str = SOURCE_NAME
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,9 @@ def build(plans: Sequence[Plan], recipe: Recipe) -> list[Product]:
             result = compile_kernel(prepared.kernel, prepared.headers)
             compiled.append(_Built(place, prepared, result, time.perf_counter() - start))
         except BuildError as error:
-            seconds, source = time.perf_counter() - start, prepared.kernel.source
-            products[place] = Product(error.symbol, "failed", seconds, failure=error, source=source)
+            seconds, kernel = time.perf_counter() - start, prepared.kernel
+            text = {"source": kernel.source, "source_name": kernel.source_name}
+            products[place] = Product(error.symbol, "failed", seconds, failure=error, **text)
     start = time.perf_counter()
     inspections = inspect_all(
         [

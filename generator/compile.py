@@ -1,5 +1,7 @@
 """Emitted text to PTX and machine code: NVRTC to LTO-IR, nvJitLink to PTX, nvJitLink again to a cubin.
 
+Of modules of CuTe DSL, the DSL makes the PTX.
+
 Three short steps instead of one: the middle one drops what the headers define and the kernel does not use (NVRTC alone turns
 every `static constexpr` into a device variable), and the cubin comes from the very PTX that is kept beside it. Kernels on wgmma
 are the exception: nvJitLink 13.0 assembles PTX as a part of a program, for which ptxas ignores setmaxnreg (C7504), and LTO-IR
@@ -16,6 +18,7 @@ from functools import partial
 
 from generator.arch import ARCHS, WGMMA_SM90
 from generator.binary.ptxas_log import parse_ptxas_log
+from generator.dsl import translate
 from generator.emit import Kernel
 from generator.errors import BuildError, HgemmError
 from generator.toolchain import INSTALL, Headers, version_of
@@ -52,12 +55,16 @@ class Compiled:
 
 def options(kernel: Kernel) -> tuple[str, ...]:
     """Return the front end's options, without any path. All of CuTe has functions that do not say that they are the device's."""
+    if _in_dsl(kernel):
+        return translate.options(kernel.plan.spec.arch)
     headers = "-default-device" if kernel.plan.spec.form == "cute" else "--minimal"
     return (f"--gpu-architecture={ARCHS[kernel.plan.spec.arch].compute}", "--std=c++17", headers, "-dlto")
 
 
 def link_options(kernel: Kernel) -> tuple[str, ...]:
     """Return the linker's options for LTO-IR to PTX."""
+    if _in_dsl(kernel):
+        return ()
     return (f"-arch={kernel.plan.spec.arch}", "-lto", "-ptx", *_kept(kernel))
 
 
@@ -81,15 +88,26 @@ def _from_lto_ir(kernel: Kernel) -> bool:
     return kernel.plan.spec.family == WGMMA_SM90
 
 
+def _in_dsl(kernel: Kernel) -> bool:
+    return kernel.plan.spec.form == "dsl"
+
+
 def versions() -> dict[str, str]:
-    """Return the versions of all that a kernel is compiled with and from."""
+    """Return the versions of all that kernels in C++ are compiled with and from."""
     return {name: version_of(wheel) for name, wheel in WHEELS.items()}
+
+
+def versions_of(kernel: Kernel) -> dict[str, str]:
+    """Return the versions of all that a kernel is compiled with and from. Raises: HgemmError where a wheel is missing."""
+    if _in_dsl(kernel):
+        return {"cutlass_dsl": translate.version(), "nvjitlink": version_of(WHEELS["nvjitlink"])}
+    return versions()
 
 
 def key_of(kernel: Kernel, headers: Headers) -> str:
     """Return the content key: equal for equal text, headers, options and compilers, wherever they lie."""
     recipe = (options(kernel), link_options(kernel), assemble_options(kernel), _further_options(kernel))
-    content = {"source": kernel.source, "headers": headers.hashes(), "versions": versions(), "options": recipe}
+    content = {"source": kernel.source, "headers": headers.hashes(), "versions": versions_of(kernel), "options": recipe}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -98,6 +116,8 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
 
     Raises: BuildError with the compiler's log; HgemmError where a compiler's wheel is missing.
     """
+    if _in_dsl(kernel):
+        translate.begin()
     try:
         from cuda.bindings import (  # 0.1 s and the compilers themselves: only where something is compiled
             nvjitlink,
@@ -105,6 +125,9 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
         )
     except ImportError as missing:
         raise HgemmError(f"wheel cuda-python is missing: {INSTALL}") from missing
+    if _in_dsl(kernel):
+        ptx = translate.ptx_of(kernel.symbol, kernel.source, kernel.plan.spec.arch)
+        return _assembled(nvjitlink, kernel, nvjitlink.InputType.PTX, ptx, lambda: ptx)
     lto_ir = _front_end(nvrtc, kernel, headers)
     ptx_of = partial(_link, nvjitlink, kernel, link_options(kernel), nvjitlink.InputType.LTOIR, lto_ir, "ptx")
     if _from_lto_ir(kernel):

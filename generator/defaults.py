@@ -28,6 +28,7 @@ _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "cluster": lambda cluster: WGMMA_SM90 if cluster.ctas > 1 else None,
     "cooperation": {"pingpong": WGMMA_SM90}.get,
     "swapped": {True: WGMMA_SM90}.get,
+    "form": {"dsl": MMA_SYNC}.get,
 }
 """Fields with values that only one family has, the most telling first."""
 

@@ -10,15 +10,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from generator.arch import MMA_SYNC, WGMMA_SM90
 from generator.families.mma_sync import cute_emit as mma_sync_in_cute
+from generator.families.mma_sync import dsl_emit as mma_sync_in_dsl
 from generator.families.mma_sync import emit as mma_sync
 from generator.families.sm90 import cute_emit as sm90_in_cute
 from generator.families.sm90 import emit as sm90
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
+from hgemm.record import MODULE_NAME, SOURCE_NAME
 
 _WRITERS = {
     (MMA_SYNC, "atoms"): mma_sync,
     (MMA_SYNC, "cute"): mma_sync_in_cute,
+    (MMA_SYNC, "dsl"): mma_sync_in_dsl,
     (WGMMA_SM90, "atoms"): sm90,
     (WGMMA_SM90, "cute"): sm90_in_cute,
 }
@@ -45,8 +48,13 @@ class Kernel:
 
     @property
     def entry_header(self) -> str:
-        """The one header that the text includes."""
+        """The one header that the text includes; nothing where it is no C++."""
         return _writer(self.plan).entry_header(self.plan)
+
+    @property
+    def source_name(self) -> str:
+        """The name of the file that holds the text."""
+        return MODULE_NAME if self.plan.spec.form == "dsl" else SOURCE_NAME
 
 
 def emit(plan: Plan, templates: Path) -> Kernel:
@@ -63,6 +71,11 @@ def _writer(plan: Plan):
 @cache
 def _template(folder: Path, name: str) -> Template:
     environment = Environment(
-        loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
     )
     return environment.get_template(name)

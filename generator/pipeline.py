@@ -141,7 +141,7 @@ def filed(product: Product, library: Library) -> Outcome:
     if product.record is None:
         error = product.error
         if product.failure:
-            error = str(keep_failure(library.folder, product.source, product.failure))
+            error = str(keep_failure(library.folder, product.source, product.source_name, product.failure))
         return Outcome(product.symbol, "failed", product.seconds, error=error)
     library.publish(product.record, product.files)
     forget_failure(library.folder, product.symbol)

@@ -8,13 +8,14 @@ from typing import Any
 
 from generator import __version__
 from generator.binary.inspect import Inspection
-from generator.compile import Compiled, versions
+from generator.compile import Compiled, versions_of
 from generator.emit import Kernel
 from generator.plan import Plan
 from generator.toolchain import Headers
-from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME
+from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA
 
 _LOCAL_MEMORY = ("LDL", "STL")
+_NOT_PROVABLE = "the executor runs no module of CuTe DSL: compare it on a device"
 
 
 def planned(kernel: Kernel) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def planned(kernel: Kernel) -> dict[str, Any]:
 
 def artefacts_of(kernel: Kernel, compiled: Compiled) -> dict[str, bytes]:
     """Return the files of a variant beside its record."""
-    return {SOURCE_NAME: kernel.source.encode(), CUBIN_NAME: compiled.cubin, PTX_NAME: compiled.ptx}
+    return {kernel.source_name: kernel.source.encode(), CUBIN_NAME: compiled.cubin, PTX_NAME: compiled.ptx}
 
 
 def document(
@@ -48,7 +49,7 @@ def document(
     return {
         **planned(kernel),
         "key": key,
-        "toolchain": {**versions(), "options": [*compiled.options], "generator": __version__},
+        "toolchain": {**versions_of(kernel), "options": [*compiled.options], "generator": __version__},
         "inputs": headers.hashes(),
         "files": {name: _described(content) for name, content in artefacts_of(kernel, compiled).items()},
         "resources": asdict(inspection.resources),
@@ -68,7 +69,8 @@ def spills(inspection: Inspection) -> bool:
 def _proof(plan: Plan, inspection: Inspection) -> dict[str, Any]:
     """Return what is proved of a kernel before it runs; bank conflicts are those of one stage."""
     apart = {} if inspection.store_spacing is None else {"mma_between_stores": inspection.store_spacing}
-    return {"mma_per_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart}
+    unproved = {"unproved": _NOT_PROVABLE} if plan.spec.form == "dsl" else {}
+    return {"mma_per_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart, **unproved}
 
 
 def _described(content: bytes) -> dict[str, Any]:

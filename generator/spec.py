@@ -22,7 +22,7 @@ class Spec:
     have a choice in; `swapped` multiplies B and A transposed, so that the n of an instruction runs along m, and
     `store_spacing` is how many tensor instructions part two stores of a staged copy (0: all follow the last one), and without
     `prefetch` such a copy loads a k-tile when the one before it is multiplied, and waits for it. `form` is in what the kernel
-    is written: on CuTe's atoms alone, or in CuTe's whole vocabulary.
+    is written: on CuTe's atoms alone, in CuTe's whole vocabulary, or in Python, as a module of CuTe DSL.
     """
 
     arch: str
@@ -98,7 +98,7 @@ Request = dict[str, Any]
 """The fields that a user set, by the names of `Spec`; the others are planned."""
 
 
-FORMS = ("atoms", "cute")
+FORMS = ("atoms", "cute", "dsl")
 """In what a kernel may be written, what can say the least last."""
 
 WGMMA = "wgmma"

@@ -77,8 +77,11 @@ def headers(root: str, templates: Path) -> Headers:
 
     The headers of templates/lean come before CUTLASS's and stand in for the genuine CuTe configuration headers, but not where
     a kernel is written in all of CuTe.
-    Includes that are nowhere (the host's standard library, behind the preprocessor) are left to the compiler.
+    Includes that are nowhere (the host's standard library, behind the preprocessor) are left to the compiler. Without a root
+    there are no headers.
     """
+    if not root:
+        return Headers(root, ())
     cuda = cuda_include()
     lean = [] if root.startswith(_WHOLE_CUTE) else [templates / "lean"]
     folders = [templates, *lean, cutlass_include(), cuda, cuda / "cccl"]

@@ -26,9 +26,13 @@ from hgemm.schema import (
 SCHEMA = 1
 RECORD_NAME = "record.json"
 SOURCE_NAME = "kernel.cu"
+MODULE_NAME = "kernel.py"
+"""The source of a variant in form dsl, a module of CuTe DSL. It is printed and copied, and run by nobody but its reader."""
+SOURCE_NAMES = (SOURCE_NAME, MODULE_NAME)
 CUBIN_NAME = "kernel.cubin"
 PTX_NAME = "kernel.ptx"
 ARTEFACTS = (SOURCE_NAME, CUBIN_NAME, PTX_NAME)
+"""The files of a variant in C++."""
 WAY_OUT = "regenerate it with --force, or run `hgemm gc`"
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 
@@ -103,7 +107,7 @@ _DOCUMENT = fields(
         "arch": text(r"sm_[0-9]{2,3}[a-z]?", "an architecture such as sm_89"),
         "spec": fields({}, others=scalar),
         "toolchain": fields(
-            {"nvrtc": TEXT, "cutlass": TEXT, "generator": TEXT, "options": list_of(TEXT)},
+            {"generator": TEXT, "options": list_of(TEXT)},
             others=either(list_of(TEXT), TEXT),
         ),
         "inputs": map_of(_INPUT, _SHA256),
@@ -156,6 +160,11 @@ class Record:
     def files(self) -> dict[str, dict[str, Any]]:
         return self.data["files"]
 
+    @property
+    def source_name(self) -> str:
+        """The name of the file that holds the variant's text."""
+        return next(name for name in SOURCE_NAMES if name in self.files)
+
     def dump(self) -> str:
         """Write the document in its one canonical form."""
         return dump(self.data)
@@ -169,9 +178,12 @@ def validate(data: object, source: str = RECORD_NAME) -> None:
     """Check every field and type of a record. Raises LibraryError that names the file and the field."""
     try:
         _DOCUMENT(data, "")
-        missing = [name for name in ARTEFACTS if name not in data["files"]]  # type: ignore[index]
-        if missing:
-            raise Mismatch(f"files.{missing[0]} is missing")
+        sources = [name for name in SOURCE_NAMES if name in data["files"]]  # type: ignore[index]
+        missing = [name for name in (CUBIN_NAME, PTX_NAME) if name not in data["files"]]  # type: ignore[index]
+        if missing or not sources:
+            raise Mismatch(f"files.{(missing or SOURCE_NAMES)[0]} is missing")
+        if len(sources) > 1:
+            raise Mismatch(f"files has {' and '.join(sources)}, one of them is the source")
     except Mismatch as error:
         raise LibraryError(f"{source}: {error}: {WAY_OUT}") from None
 

@@ -69,7 +69,7 @@ def draw(facts: Facts, case: Case, kind: str, rng: np.random.Generator) -> Opera
 
 def _integers(rng: np.random.Generator, facts: Facts, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
     """Draw -1, 0 and 1, so thinly for f16 accumulators that some 700 of k products are not 0: fewer than 2048."""
-    density = _DENSITY if facts.acc == "f32" else min(_DENSITY, float(np.sqrt(_NONZERO_PRODUCTS / k)))
+    density = _DENSITY if facts.acc == "f32" else min(_DENSITY, float(np.sqrt(_NONZERO_PRODUCTS / max(1, k))))
     return [(rng.integers(-1, 2, size) * (rng.random(size) < density)).astype(np.float32) for size in shapes]
 
 

@@ -36,6 +36,11 @@ class Variant:
     def symbol(self) -> str:
         return self.record.symbol
 
+    @property
+    def source(self) -> bytes:
+        """The text that it was made from, where its artefacts were read."""
+        return self.artefacts[self.record.source_name]
+
     def path(self, name: str) -> Path:
         """Return where the artefact `name` lies."""
         return self.folder / name

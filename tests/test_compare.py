@@ -14,7 +14,7 @@ from records import make_record
 
 import hgemm.device
 from generator.arch import WGMMA_SM90
-from generator.commands.compare import Built, Ran, columns, in_every_form, run_on_device, side_by_side
+from generator.commands.compare import Built, Ran, build, columns, in_every_form, run_on_device, side_by_side
 from generator.errors import RequestError
 from generator.pipeline import Settings
 from generator.spec import FORMS
@@ -43,11 +43,21 @@ def test_forms_differ_in_nothing_but_the_form_and_what_is_open_suits_all() -> No
 
 
 def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
-    atoms, cute = said(arch="sm_80", schedule="split_k:2")
+    atoms, cute, dsl = said(arch="sm_80", schedule="split_k:2")
     assert not atoms.broken and [violation.rule for violation in cute.broken] == ["cute_schedule"]
-    atoms, cute = said(arch="sm_90a", schedule="cluster_k:4")
+    assert [violation.rule for violation in dsl.broken] == ["dsl_schedule"]
+    atoms, cute, dsl = said(arch="sm_90a", schedule="cluster_k:4")
     assert atoms.plan.spec.family == WGMMA_SM90 and not atoms.broken
-    assert "form cute" in cute.broken[0].message
+    assert "form cute" in cute.broken[0].message and "form dsl" in dsl.broken[0].message
+
+
+def test_a_form_whose_compiler_is_not_installed_is_told_and_not_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("generator.dsl.translate.WHEEL", "no-such-wheel-anywhere")
+    *others, dsl = said(arch="sm_80")
+    assert "no-such-wheel-anywhere is missing" in dsl.lacking and not any(one.lacking for one in others)
+    assert build([dsl], Settings(Library(tmp_path), templates_folder()), processes=1) == ([], [])
 
 
 @pytest.mark.parametrize("texts", [{"form": "cute"}, {"tile": "64x64x32,128x64x32"}, {"tile": "300x300x32"}])

@@ -150,6 +150,23 @@ BROKEN = [
     ),
     ("arch=80 form=cute mma=m16n8k8", "cute_depth", "fed by cp_async", {"mma": "m16n8k16"}),
     ("arch=75 form=cute store_spacing=5", "cute_spacing", "side by side", {"store_spacing": "0"}),
+    ("arch=110 form=dsl", "dsl_arch", "sm_110: CuTe DSL writes PTX for sm_80, ", {"form": "atoms"}),
+    ("arch=80 form=dsl mma_order=row", "dsl_fields", "an order of its own", {"mma_order": "zigzag"}),
+    ("arch=80 form=dsl schedule=split_k:2", "dsl_schedule", "no split_k:2", {"schedule": "one_tile"}),
+    ("arch=80 form=dsl cta_tile=64x64x16", "dsl_k_blocks", "one k-block", {"cta_tile": "64x64x32"}),
+    ("arch=80 form=dsl align_a=1", "dsl_alignment", "2 elements (4 B) at least", {"align_a": "8"}),
+    (
+        "arch=80 form=dsl layout=tt cta_tile=64x48x32 smem_b=none",
+        "dsl_copies",
+        "32 rows of 6 pieces of B",
+        {"form": "atoms"},
+    ),
+    (
+        "arch=80 form=dsl cta_tile=64x64x32 smem_b=pad_alternate:8",
+        "dsl_placements",
+        "smem_b pad_alternate:8: form dsl lays rows one pitch apart",
+        {"smem_a": "pad:8", "smem_b": "pad:8"},
+    ),
     ("arch=80 schedule=split_k:1", "splits", "2 to 64 are served", {"schedule": "split_k:2"}),
 ]
 

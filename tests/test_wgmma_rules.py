@@ -102,6 +102,7 @@ BROKEN = [
         "sums of 131,072 B > 98,304 B of the stages",
         {"stages": "6"},
     ),
+    ("arch=90a mma=wgmma form=dsl", "form", "form dsl has no wgmma", {"form": "cute"}),
     ("arch=90a form=cute schedule=split_k:2", "cute_schedule", "no split_k:2", {"schedule": "persistent"}),
     ("arch=90a mma=wgmma store=smem", "store", "smem is for mma.sync", {"store": "direct"}),
     ("arch=90a align_d=4 store=tma", "store", "align_d 4 is 8 B", {"store": "direct"}),

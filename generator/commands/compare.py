@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from generator.commands.generate import requested
+from generator.dsl import translate
 from generator.errors import RequestError
 from generator.pipeline import Settings, make
 from generator.plan import Plan
@@ -21,10 +22,11 @@ _BUILT = "compile_s registers spill_bytes smem_bytes ctas_per_sm cubin_bytes".sp
 
 @dataclass(frozen=True)
 class Said:
-    """A spec in one form; `broken` are the rules by which the form cannot say it."""
+    """A spec in one form; `broken` are the rules by which the form cannot say it, `lacking` what this machine has not for it."""
 
     plan: Plan
     broken: tuple[Violation, ...]
+    lacking: str = ""
 
     @property
     def form(self) -> str:
@@ -59,14 +61,21 @@ def in_every_form(options: Mapping[str, Any]) -> list[Said]:
     """
     if options.get("form") is not None:
         raise RequestError("every form is compared: leave --form out")
-    plain, narrow = (_only(requested({**options, "form": form}).candidates) for form in (None, FORMS[-1]))
-    same_family = narrow.plan.spec.family == plain.plan.spec.family
-    base = narrow.plan if same_family and not narrow.broken else plain.plan
-    plans = [base.having(form=form) for form in FORMS]
-    said = [Said(plan, violations(plan)) for plan in plans]
+    plans = [_planned_for_most(options).having(form=form) for form in FORMS]
+    said = [Said(plan, violations(plan), translate.lacking() if plan.spec.form == "dsl" else "") for plan in plans]
     if all(one.broken for one in said):
         refuse_illegal(plans[0])
     return said
+
+
+def _planned_for_most(options: Mapping[str, Any]) -> Plan:
+    """Return the plan of the form that can say the least, of those that can say the spec in the family that it gets of itself."""
+    plain = _only(requested({**options, "form": None}).candidates).plan
+    for form in reversed(FORMS):
+        narrow = _only(requested({**options, "form": form}).candidates)
+        if narrow.plan.spec.family == plain.spec.family and not narrow.broken:
+            return narrow.plan
+    return plain
 
 
 def _only(candidates: Sequence[Candidate]) -> Candidate:
@@ -77,7 +86,7 @@ def _only(candidates: Sequence[Candidate]) -> Candidate:
 
 def build(said: Sequence[Said], settings: Settings, processes: int) -> tuple[list[Built], list[str]]:
     """Make the variants that can be, or take them from the library; return them in order, and what is wrong with others."""
-    legal = [one for one in said if not one.broken]
+    legal = [one for one in said if not one.broken and not one.lacking]
     outcomes = dict(make([one.plan for one in legal], settings, processes))
     built = [
         Built(one.form, outcome.record)
@@ -107,7 +116,10 @@ def run_on_device(built: Built, settings: Settings, shape: tuple[int, int, int],
 
 
 def run_on_cpu(built: Built, settings: Settings, workshop) -> Built:
-    """Run a variant on the CPU, on a few ragged tiles. Raises: BuildError where its text is no C++ for the compiler here."""
+    """Run a variant on the CPU, on a few ragged tiles; one that is not in C++ is returned as it is.
+
+    Raises: BuildError where its text is no C++ for the compiler here.
+    """
     from generator.executor.abi import Adversary  # NumPy, and what only a run needs
     from generator.executor.machine import EmulatedKernel, HostMemory
     from generator.executor.proving import Subject, load
@@ -117,8 +129,10 @@ def run_on_cpu(built: Built, settings: Settings, workshop) -> Built:
     from hgemm.reference import reference
     from hgemm.verify import Options, Trial, compare
 
+    if built.record.source_name != SOURCE_NAME:
+        return built
     data = built.record.data
-    source = settings.library.load(built.record.symbol).artefacts[SOURCE_NAME].decode()
+    source = settings.library.load(built.record.symbol).source.decode()
     facts = Facts.of(data)
     executable = load(Subject(built.record.symbol, source, data, data["proof"]["mma_per_tile"]), workshop)
     kernel = EmulatedKernel(facts, executable, (Adversary("late", "any_order", 1),))

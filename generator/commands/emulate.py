@@ -18,6 +18,7 @@ from generator.store.library import Library
 from generator.toolchain import templates_folder
 from hgemm.record import SOURCE_NAME, dump
 
+NOT_IN_CPP = "the executor runs C++, and this is a module of CuTe DSL: verify it on a GPU"
 _TIMES = "emulate_seconds"
 
 
@@ -60,11 +61,13 @@ class Emulation:
 
     def _request(self, symbol: str) -> Request | Outcome:
         variant = self.library.load(symbol)
+        if variant.record.source_name != SOURCE_NAME:
+            return Outcome(symbol, skipped=NOT_IN_CPP)
         try:
             require_same_headers(self.workshop, variant.record.data)
         except ProofError as error:
             return Outcome(symbol, error=str(error))
-        source = variant.artefacts[SOURCE_NAME].decode()
+        source = variant.source.decode()
         return request_of(self.workshop, source, variant.record.data, self.shapes, self.seed)
 
     def _file(self, outcome: Outcome) -> None:
@@ -96,6 +99,8 @@ class Prover:
 
     def proof(self, source: str, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return what running a variant adds to its record's `proof`. Raises ProofError with what was found."""
+        if record["spec"]["form"] == "dsl":
+            raise ProofError(NOT_IN_CPP)
         outcome, _ = workers(1, self.timeout_s).check(request_of(self.workshop, source, record))
         if not outcome.passed:
             raise ProofError(outcome.reason)

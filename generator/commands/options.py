@@ -47,7 +47,12 @@ _SMEM_HELP = "Placement of A and B: auto, none, pad:H, pad_alternate:H, xor:B,M,
 SPEC_OPTIONS = (
     SpecOption("arch", ("arch",), _TARGET, "ARCHS", "Architectures: sm_89, 89 or 8.9. Has no default.", _ARCHS),
     SpecOption(
-        "form", ("form",), _TARGET, "WORDS", "How the kernel is written: atoms, or all of CuTe: cute.", "atoms cute"
+        "form",
+        ("form",),
+        _TARGET,
+        "WORDS",
+        "How the kernel is written: atoms, all of CuTe: cute, CuTe DSL: dsl.",
+        "atoms cute dsl",
     ),
     SpecOption("ctas_per_sm", ("ctas_per_sm",), _TARGET, "N", "CTAs that an SM holds at once; bounds the registers."),
     SpecOption("dtype", ("dtype_a", "dtype_b"), _TYPES, "TYPES", "Type of A and B: f16, bf16, tf32.", _DTYPES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import click
 
 from generator.pipeline import Outcome
 
+SIGN_OF_LIFE_S = 10.0
+"""After so long without a variant, a line says that one is being made: all of CuTe takes 15 s and more."""
 Tell = Callable[[Outcome], None]
 _AT_ONCE = ("cached", "present")
 
@@ -61,11 +64,12 @@ def progress(total: int, quiet: bool) -> Iterator[Tell]:
 
 @contextmanager
 def _plain(total: int) -> Iterator[Tell]:
-    width, done, pace = len(str(total)), 0, _Pace(total)
+    width, done, pace, came = len(str(total)), 0, _Pace(total), threading.Event()
 
     def show(outcome: Outcome) -> None:
         nonlocal done
         done += 1
+        came.set()
         told = pace.after(outcome)
         click.echo(
             f"[{done:{width}}/{total}] {outcome.status} {outcome.symbol}, {outcome.seconds:.2f} s"
@@ -73,15 +77,31 @@ def _plain(total: int) -> Iterator[Tell]:
             err=True,
         )
 
-    yield show
+    def show_life() -> None:
+        waited_s = 0.0
+        while not over:
+            waited_s = 0.0 if came.wait(SIGN_OF_LIFE_S) else waited_s + SIGN_OF_LIFE_S
+            came.clear()
+            if waited_s and not over:
+                click.echo(f"[{done:{width}}/{total}] at work, {waited_s:.0f} s", err=True)
+
+    over = False
+    life = threading.Thread(target=show_life, daemon=True)
+    life.start()
+    try:
+        yield show
+    finally:
+        over = True
+        came.set()
+        life.join()
 
 
 @contextmanager
 def _live(total: int) -> Iterator[Tell]:
     from rich.console import Console  # 0.1 s, for a terminal only
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[pace]}"))
     pace = _Pace(total)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total, pace="")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from generator.errors import LibraryError
+from generator.errors import LibraryError, RequestError
 from generator.toolchain import cutlass_include
 from hgemm.library import Library
 from hgemm.record import SOURCE_NAME
@@ -26,11 +26,18 @@ hgemm/problem.cuh is what a kernel takes; launch.json says with how many threads
 
 
 def source_files(library: Library, symbols: Iterable[str], templates: Path) -> dict[str, bytes]:
-    """Return the files by their paths. Raises LibraryError where a header is not the one a variant was made from."""
+    """Return the files by their paths.
+
+    Raises: LibraryError where a header is not the one a variant was made from, RequestError where a variant is not in C++.
+    """
     files = {"README": README.encode()}
     for symbol in symbols:
         variant = read_variant(library.folder, symbol)
-        files[f"instances/{symbol}.cu"] = variant.artefacts[SOURCE_NAME]
+        if variant.record.source_name != SOURCE_NAME:
+            raise RequestError(
+                f"{symbol} is a module of CuTe DSL, which nvcc does not compile: leave it out of --source"
+            )
+        files[f"instances/{symbol}.cu"] = variant.source
         for path, text in _headers(variant.record.data["inputs"], symbol, templates):
             files[f"include/{path}"] = text
     return files

@@ -12,7 +12,7 @@ A family is a folder here with one module for each stage that it has a say in:
     expectation  what inspection must find
 
 A family may be written in several forms (`Spec.form`): `atoms`, and `cute`, which has its own `cute_emit`, and `cute_rules` for
-what it cannot say.
+what it cannot say; for mma_sync also `dsl`, with `dsl_emit` and `dsl_rules`.
 
 The stages of `generator` of the same names ask for the family of a spec (`Spec.family`) and hold what all families share.
 """

@@ -179,6 +179,6 @@ def read_entries(library: Any, symbols: Iterable[str]) -> Iterator[Entry | Hgemm
         try:
             variant = library.get(symbol)
             if variant is not None:
-                yield Entry(variant.record, variant.artefacts["kernel.cu"].decode("utf-8", "replace"))
+                yield Entry(variant.record, variant.source.decode("utf-8", "replace"))
         except HgemmError as error:
             yield error

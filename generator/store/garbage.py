@@ -15,7 +15,7 @@ from generator.store.variants import is_ours
 from generator.store.whole import rename_to_free, retire
 from hgemm.folders import TEMPORARY, is_stale, open_folder
 from hgemm.measured.session import FOLDER
-from hgemm.record import RECORD_NAME, SOURCE_NAME
+from hgemm.record import RECORD_NAME, SOURCE_NAMES
 from hgemm.variants import is_symbol, read_artefact, read_record, read_variant, scan
 
 
@@ -105,14 +105,14 @@ def _is_kept(entry: os.DirEntry[str], place: Path, folder: int) -> bool:
     """Tell whether a file stays: folders do, and a source does unless a sound record says that it is another."""
     if entry.is_dir(follow_symlinks=False):
         return True
-    if entry.name != SOURCE_NAME or entry.is_symlink():
+    if entry.name not in SOURCE_NAMES or entry.is_symlink():
         return False
     try:
         record = read_record(place, folder)
     except LibraryError:
         return True
     try:
-        read_artefact(place, folder, record, SOURCE_NAME)
+        read_artefact(place, folder, record, entry.name)
         return True
     except LibraryError:
         return False

@@ -14,14 +14,14 @@ from typing import Any
 from generator.errors import LibraryError
 from generator.store.disk import told
 from generator.store.whole import write_folder
-from hgemm.record import ARTEFACTS, RECORD_NAME, Record
+from hgemm.record import ARTEFACTS, MODULE_NAME, RECORD_NAME, Record
 from hgemm.record import dump as dump_record
 from hgemm.variants import check_symbol, stamp_of
 
 
 def is_ours(name: str) -> bool:
     """Tell whether a file of this name in a variant's folder was written by the generator."""
-    return name == RECORD_NAME or name in ARTEFACTS
+    return name in (RECORD_NAME, MODULE_NAME, *ARTEFACTS)
 
 
 def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, bytes]) -> tuple[Record, str]:

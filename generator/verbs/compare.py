@@ -10,7 +10,7 @@ import click
 
 from generator.commands.common_options import json_option, library_option
 from generator.commands.compare import build, columns, in_every_form, run_on_cpu, run_on_device, side_by_side
-from generator.commands.emulate import workshop
+from generator.commands.emulate import NOT_IN_CPP, workshop
 from generator.commands.spec_options import GroupedCommand, spec_options
 from generator.commands.table import to_text
 from generator.pipeline import Settings
@@ -58,6 +58,8 @@ def command(
     for one in said:
         for violation in one.broken:
             click.echo(f"hgemm: form {one.form} is left out, {violation.rule}: {violation.message}", err=True)
+        if one.lacking and not one.broken:
+            click.echo(f"hgemm: form {one.form} is left out: {one.lacking}", err=True)
     host = workshop() if emulate else None
     settings = Settings(Library(library), templates_folder())
     built, errors = build(said, settings, processes=1)
@@ -66,6 +68,9 @@ def command(
     try:
         if host:
             built = [run_on_cpu(one, settings, host) for one in built]
+            for one in built:
+                if not one.ran:
+                    click.echo(f"hgemm: form {one.form} is not run: {NOT_IN_CPP}", err=True)
         else:
             built = [run_on_device(one, settings, (m, n or m, k or m), repeat) for one in built]
     except DeviceError as error:

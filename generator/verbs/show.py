@@ -12,7 +12,7 @@ from generator.errors import RequestError
 from generator.store.card import card
 from generator.store.library import Library
 from generator.store.selection import resolve
-from hgemm.record import CUBIN_NAME, PTX_NAME, SOURCE_NAME
+from hgemm.record import CUBIN_NAME, PTX_NAME
 from hgemm.variants import Variant
 
 _HELP = """Show a variant: what it is, what it takes, and how it was proved.
@@ -29,7 +29,7 @@ Example:
 @click.command("show", help=_HELP)
 @click.argument("symbol", type=Symbol())
 @library_option
-@click.option("--source", "view", flag_value="source", help="Print the CUDA source.")
+@click.option("--source", "view", flag_value="source", help="Print the source.")
 @click.option("--ptx", "view", flag_value="ptx", help="Print the PTX.")
 @click.option("--sass", "view", flag_value="sass", help="Print the machine code, disassembled.")
 @click.option("--paths", "view", flag_value="paths", help="Print the paths of the artefacts.")
@@ -49,7 +49,7 @@ def command(symbol: str, library: Path, view: str | None, as_json: bool) -> None
 
 
 def _source(variant: Variant) -> str:
-    return variant.artefacts[SOURCE_NAME].decode(errors="replace")
+    return variant.source.decode(errors="replace")
 
 
 def _ptx(variant: Variant) -> str:

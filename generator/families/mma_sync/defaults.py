@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from generator.arch import ARCHS
 from generator.families.defaults import problem_fields
-from generator.families.mma_sync import cute_rules, rules
+from generator.families.mma_sync import cute_rules, dsl_rules, rules
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.mma_sync.plan import mma_columns
 from generator.families.mma_sync.staging import STAGED, planned_spacing
@@ -81,7 +81,8 @@ _PLAIN: Request = {
     "swapped": False,
     "form": "atoms",
 }
-_OF_FORM: dict[str, Request] = {"atoms": {}, "cute": {"fragment_stages": 2, "store": "smem", "store_spacing": 0}}
+_READ_AHEAD: Request = {"fragment_stages": 2, "store": "smem", "store_spacing": 0}
+_OF_FORM: dict[str, Request] = {"atoms": {}, "cute": _READ_AHEAD, "dsl": _READ_AHEAD}
 """What a form decides."""
 
 
@@ -145,6 +146,7 @@ _FITS = (
     rules.static_memory,
     rules.residency,
     *cute_rules.FITS,
+    *dsl_rules.FITS,
 )
 """The rules that a choice of the fields below may break, beside that of registers, which placements decide too."""
 

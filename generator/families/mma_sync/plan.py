@@ -136,7 +136,7 @@ class MmaSyncPlan(Plan):
 
     @property
     def slab_rows(self) -> int:
-        """Rows that the epilogue of form cute stages at once: one atom of every warp along m."""
+        """Rows that the epilogue of forms cute and dsl stages at once: one atom of every warp along m."""
         return 16 * self.warps_m
 
     @property
@@ -151,7 +151,7 @@ class MmaSyncPlan(Plan):
 
     @property
     def epilogue_bytes(self) -> int:
-        if self.spec.form == "cute":
+        if self.spec.form in ("cute", "dsl"):
             return self.slab_rows * self.slab_pitch * 4
         return self.threads // 32 * 16 * self.epilogue_pitch * 4 if self.spec.store == "smem" else 0
 

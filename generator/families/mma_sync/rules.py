@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from generator.arch import ARCHS
 from generator.families import rules as shared
-from generator.families.mma_sync import cute_rules, staging, ways_out
+from generator.families.mma_sync import cute_rules, dsl_rules, staging, ways_out
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.rules import Rule, adder
 from generator.families.ways_out import (
@@ -225,4 +225,4 @@ def schedule(plan: Plan) -> str | None:
 
 # ---- Forms ----------------------------------------------------------------------------------------------------------
 
-RULES += cute_rules.RULES
+RULES += cute_rules.RULES + dsl_rules.RULES

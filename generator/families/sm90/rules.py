@@ -198,4 +198,11 @@ def store(plan: Plan) -> str | None:
     return None
 
 
+@rule(lambda plan: [{"form": "cute"}, {"form": "atoms"}])
+def form(plan: Plan) -> str | None:
+    if plan.spec.form != "dsl":
+        return None
+    return "form dsl has no wgmma: CuTe DSL fills its tensor maps by its own run-time library, not from those of a launcher"
+
+
 RULES += cute_rules.RULES

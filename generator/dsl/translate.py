@@ -1,0 +1,116 @@
+"""A module of CuTe DSL to PTX, by a process that has the DSL and keeps it; no GPU is needed."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from generator.dsl.parameters import take_problem
+from generator.dsl.worker import MODULE_NAME, PTX_NAME
+from generator.errors import BuildError, HgemmError
+from generator.toolchain import version_of
+
+WHEEL = "nvidia-cutlass-dsl"
+LIMIT_S = 120.0
+"""For one kernel: a hundred times what one takes, the DSL's own start included."""
+
+
+def options(arch: str) -> tuple[str, ...]:
+    """Return the options of `cute.compile`. The DSL's own machine code is not used, and so is made without care."""
+    return "--gpu-arch", arch, "--ptxas-options", "-O0"
+
+
+def version() -> str:
+    """Return the DSL's version. Raises: HgemmError where its wheel is not installed."""
+    try:
+        return version_of(WHEEL)
+    except HgemmError:
+        raise HgemmError(f"wheel {WHEEL} is missing, which --form dsl needs: pip install '.[dsl]'") from None
+
+
+def lacking() -> str:
+    """Say what is missing for modules of the DSL, or nothing."""
+    try:
+        version()
+    except HgemmError as missing:
+        return str(missing)
+    return ""
+
+
+def begin() -> None:
+    """Start the process, which takes a while, where it does not run yet. Raises: HgemmError where the DSL is missing."""
+    version()
+    with _LOCK:
+        _running()
+
+
+def ptx_of(symbol: str, source: str, arch: str) -> bytes:
+    """Return the PTX of a module that was emitted just now, for a kernel named `symbol` that takes a problem.
+
+    Raises: BuildError with what the DSL says, where it takes too long, or its process ends.
+    """
+    version()
+    with _LOCK, tempfile.TemporaryDirectory(prefix="hgemm-dsl-") as name:
+        folder = Path(name)
+        (folder / MODULE_NAME).write_text(source)
+        told = _asked({"folder": name, "options": " ".join(options(arch))})
+        if told:
+            raise BuildError(symbol, told)
+        try:
+            return take_problem((folder / PTX_NAME).read_text(), symbol).encode()
+        except ValueError as strange:
+            raise BuildError(symbol, str(strange)) from None
+
+
+# ---- The process ----------------------------------------------------------------------------------------------------
+
+_LOCK = threading.Lock()
+_process: subprocess.Popen | None = None
+_WORKER = Path(__file__).with_name("worker.py")
+"""Started by its path: Python would look for a module in the working folder first."""
+
+
+def _running() -> subprocess.Popen:
+    global _process
+    if _process is None or _process.poll() is not None:
+        pipe = subprocess.PIPE
+        _process = subprocess.Popen(
+            [sys.executable, str(_WORKER)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0
+        )
+        atexit.register(_process.kill)
+    return _process
+
+
+def _asked(request: dict[str, str]) -> str:
+    """Return what the process answers to a request: what is wrong, or nothing."""
+    process = _running()
+    answer, deadline = b"", time.monotonic() + LIMIT_S
+    try:
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        while not answer.endswith(b"\n"):
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                _end(process)
+                return f"error: CuTe DSL took more than {LIMIT_S:g} s"
+            piece = process.stdout.read(1 << 16)
+            if not piece:
+                break
+            answer += piece
+        if answer.endswith(b"\n"):
+            return json.loads(answer)
+    except BrokenPipeError:
+        pass
+    _end(process)
+    return f"error: the process of CuTe DSL ended with status {process.returncode}"
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()

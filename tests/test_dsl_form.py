@@ -1,0 +1,370 @@
+"""Kernels as modules of CuTe DSL: what they cannot say is refused, what they say is what the plan says, and their PTX is right.
+
+The DSL is an extra; what needs it is skipped, aloud, where it is not installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pycute
+import pytest
+from conftest import ROOT
+from ptx_machine import PtxKernel
+
+from generator.arch import ARCHS, MMA_SYNC
+from generator.build import Product, Recipe, build, prepare
+from generator.defaults import resolve
+from generator.dsl import translate
+from generator.dsl.parameters import take_problem
+from generator.emit import emit
+from generator.errors import BuildError, HgemmError
+from generator.executor.machine import HostMemory
+from generator.families.mma_sync import dsl_rules
+from generator.plan import Plan, plan_of
+from generator.rules import violations
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
+from hgemm.cases import Case, Shape
+from hgemm.facts import Facts
+from hgemm.problem import PROBLEM_BYTES, Problem
+from hgemm.verify import Options, verify
+
+TEMPLATES = templates_folder()
+GOLDEN = ROOT / "tests" / "data" / "hgemm_dsl.py"
+GOLDEN_SPEC = {"tile": "64x64x32", "layout": "nt", "activation": "relu", "schedule": "persistent"}
+SPECS = [
+    {},
+    {"layout": "tt", "tile": "64x64x32", "out": "f32"},
+    {"layout": "nn", "tile": "64x128x64", "align_a": "4", "align_b": "2", "stages": "2"},
+    {"layout": "nt", "tile": "128x64x32", "smem": "pad:8", "acc": "f16"},
+    {"layout": "tn", "tile": "64x64x64", "smem": "none"},
+]
+ONE_KIND = Options(data=("normal",))
+needs_dsl = pytest.mark.skipif(
+    not importlib.util.find_spec("nvidia_cutlass_dsl"), reason="nvidia-cutlass-dsl is not installed"
+)
+
+
+def plan_in_dsl(**texts: str) -> Plan:
+    (candidate,) = sweep([{"arch": "sm_80", "form": "dsl", **texts}]).candidates
+    return candidate.plan
+
+
+# ---- What it cannot say ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ({"arch": "sm_75"}, "sm_75: CuTe DSL writes PTX for sm_80"),
+        ({"mma": "m16n8k8"}, "m16n8k16"),
+        ({"dtype": "tf32"}, "half-precision"),
+        ({"copy": "vector"}, "cp.async"),
+        ({"smem": "pad_alternate:8"}, "one pitch apart"),
+        ({"acc": "f16_promoted"}, "one type"),
+        ({"mma_order": "row"}, "an order of its own"),
+        ({"fragment_stages": "1"}, "while another is multiplied"),
+        ({"store": "direct"}, "by way of shared memory"),
+        ({"smem_alloc": "static"}, "dynamic shared memory"),
+        ({"schedule": "split_k:2"}, "split_k:2"),
+        ({"align": "1"}, "cp.async"),
+        ({"tile": "64x64x16"}, "one k-block"),
+        ({"tile": "64x48x32", "layout": "tt"}, "do not tile"),
+    ],
+)
+def test_a_field_that_the_dsl_cannot_express_is_a_violation_that_a_change_mends(texts: dict, reason: str) -> None:
+    plan = plan_in_dsl(**texts)
+    broken = [violation for violation in violations(plan) if violation.rule.startswith("dsl_")]
+    assert [violation for violation in broken if reason in violation.message]
+    assert all(violation.change for violation in broken), "there is always the form of atoms"
+    in_atoms = plan.having(form="atoms")
+    assert not [violation for violation in violations(in_atoms) if violation.rule.startswith("dsl_")]
+
+
+def test_wgmma_kernels_are_not_in_the_dsl() -> None:
+    (candidate,) = sweep([{"arch": "sm_90a", "mma": "wgmma", "form": "dsl"}]).candidates
+    assert [violation for violation in candidate.broken if "form dsl" in violation.message]
+    (planned,) = sweep([{"arch": "sm_90a", "form": "dsl"}]).plans
+    assert planned.spec.family == MMA_SYNC
+
+
+@pytest.mark.parametrize("arch", dsl_rules.ARCHS)
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_what_is_left_open_is_planned_to_be_expressible(arch: str, layout: str) -> None:
+    assert not violations(plan_of(resolve({"arch": arch, "form": "dsl", "layout": layout})))
+
+
+# ---- What it says ---------------------------------------------------------------------------------------------------
+
+
+def test_one_module_is_byte_for_byte_as_it_was() -> None:
+    kernel = emit(plan_in_dsl(**GOLDEN_SPEC), TEMPLATES)
+    assert kernel.source == GOLDEN.read_text(), "if that is meant, write the new text there"
+    assert kernel.source_name == "kernel.py" and "_dsl_" in kernel.symbol
+
+
+@pytest.mark.parametrize("texts", SPECS, ids=str)
+def test_its_layouts_are_those_of_the_plan(texts: dict) -> None:
+    """Read back by pycute, every element of every stage lies where the plan takes it to lie."""
+    plan = plan_in_dsl(**texts)
+    functions = functions_of(emit(plan, TEMPLATES).source)
+    for name, tile in (("a", plan.a), ("b", plan.b)):
+        text = ast.unparse(functions[f"smem_layout_{name}"])
+        swizzle, layout = pycute.Swizzle(*numbers("make_swizzle", text) or (0, 3, 3)), layout_of(text)
+        for row in range(tile.rows):
+            for column in range(tile.columns):
+                mn, k = (row, column) if tile.k_major else (column, row)
+                assert swizzle(layout(mn, k, 1)) - tile.stage_elements == tile.offset(row, column)
+
+
+@pytest.mark.parametrize("texts", SPECS, ids=str)
+def test_its_threads_copy_every_piece_of_a_tile_once(texts: dict) -> None:
+    plan = plan_in_dsl(**texts)
+    functions = functions_of(emit(plan, TEMPLATES).source)
+    for name, tile in (("a", plan.a), ("b", plan.b)):
+        layout = layout_of(ast.unparse(functions[f"gmem_copy_{name}"]))
+        rows, columns = layout.shape if tile.k_major else layout.shape[::-1]
+        assert {layout(i, j) for i in range(layout.shape[0]) for j in range(layout.shape[1])} == {*range(plan.threads)}
+        assert tile.rows % rows == 0 and tile.columns // tile.chunk % columns == 0
+
+
+def functions_of(source: str) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+
+
+def layout_of(text: str) -> pycute.Layout:
+    """Read the first layout that a text makes with a shape and strides."""
+    shape, stride = re.search(r"make_layout\((\(.*?\)), stride=(\(.*?\))\)", text).groups()
+    return pycute.Layout(ast.literal_eval(shape), ast.literal_eval(stride))
+
+
+def numbers(function: str, text: str) -> tuple[int, ...]:
+    found = re.search(rf"{function}(\(.*?\))", text)
+    return ast.literal_eval(found[1]) if found else ()
+
+
+# ---- Its parameters -------------------------------------------------------------------------------------------------
+
+FIELDS = ["u64 .ptr .global .align 16"] * 6 + ["u64"] * 9 + ["u32"] * 4 + ["f32"] * 2
+
+
+def ptx_taking(fields: list[str], body: str) -> str:
+    told = ",\n".join(f"\t.param .{kind} k_param_{place}" for place, kind in enumerate(fields))
+    return f"\t// .globl\tk\n.visible .entry k(\n{told}\n)\n{{\n{body}\n}}\n"
+
+
+def test_fields_that_are_taken_one_by_one_are_taken_where_they_lie_in_a_problem() -> None:
+    """A load of the parameter that stands for a field becomes a load at the offset at which that field is packed."""
+    loads = [f"\tld.param.b64 \t%rd{place}, [k_param_{place}];" for place in range(len(FIELDS))]
+    text = take_problem(ptx_taking(FIELDS, "\n".join(loads)), "hgemm_x")
+    assert ".visible .entry hgemm_x(\n\t.param .align 8 .b8 hgemm_x_param_0[144]\n)" in text and "k_param" not in text
+    offsets = [int(offset or 0) for offset in re.findall(r"\[hgemm_x_param_0\+?(\d*)\]", text)]
+    names = [*"abcd", "bias", "workspace", "lda", "ldb", "ldc", "ldd"]
+    names += [f"batch_stride_{name}" for name in (*"abcd", "bias")] + [*"mnk", "batch", "alpha", "beta"]
+    assert {*names} == {field.name for field in dataclasses.fields(Problem)}
+    for name, offset, kind in zip(names, offsets, FIELDS, strict=True):
+        packed = Problem(**{**dict.fromkeys("mnk", 0), "batch": 0, "alpha": 0.0, name: 7}).pack()
+        (value,) = struct.unpack_from({"u64": "<Q", "u32": "<I", "f32": "<f"}[kind[:3]], packed, offset)
+        assert (value, len(packed)) == (7, PROBLEM_BYTES), name
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("// nothing", "0 kernels"),
+        (ptx_taking(FIELDS, "") * 2, "2 kernels"),
+        (ptx_taking(FIELDS[:-1], ""), "not the fields of a problem"),
+        (ptx_taking([*FIELDS[:18], "u64", *FIELDS[19:]], ""), "not the fields of a problem"),
+        (ptx_taking(FIELDS, "\tmov.b64 %rd1, k_param_2;"), "otherwise than by loads"),
+    ],
+)
+def test_a_kernel_that_takes_something_else_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        take_problem(text, "hgemm_x")
+
+
+# ---- The process that has the DSL -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return what puts a text in the place of the worker; the DSL counts as installed."""
+
+    def put(text: str) -> None:
+        path = tmp_path / "worker.py"
+        path.write_text(text)
+        monkeypatch.setattr(translate, "_WORKER", path)
+
+    monkeypatch.setattr(translate, "_process", None)
+    monkeypatch.setattr(translate, "version", lambda: "1")
+    yield put
+    if translate._process:
+        translate._end(translate._process)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import sys; sys.stdin.readline(); sys.exit(3)", "ended with status"),
+        ("import sys; sys.stdin.readline(); print('\"error: odd\"', flush=True)", "error: odd"),
+        ("import time; time.sleep(60)", "took more than 0.5 s"),
+    ],
+)
+def test_a_worker_that_dies_complains_or_hangs_is_a_build_that_failed(
+    worker, monkeypatch, text: str, reason: str
+) -> None:
+    worker(text)
+    monkeypatch.setattr(translate, "LIMIT_S", 0.5 if "sleep" in text else 60.0)
+    with pytest.raises(BuildError, match=reason):
+        translate.ptx_of("hgemm_x", "", "sm_80")
+
+
+def test_after_a_worker_has_died_another_one_serves(worker) -> None:
+    worker("import sys; sys.exit(1)")
+    with pytest.raises(BuildError, match="ended with status"):
+        translate.ptx_of("hgemm_x", "", "sm_80")
+    worker("import sys\nfor line in sys.stdin: print('\"error: alive\"', flush=True)")
+    for _ in range(2):
+        with pytest.raises(BuildError, match="alive"):
+            translate.ptx_of("hgemm_x", "", "sm_80")
+
+
+def test_without_the_dsl_its_kernels_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translate, "WHEEL", "no-such-wheel-anywhere")
+    assert "pip install" in translate.lacking()
+    with pytest.raises(
+        HgemmError, match=r"no-such-wheel-anywhere is missing, which --form dsl needs: pip install '.\[dsl\]'"
+    ):
+        prepare(plan_in_dsl(), TEMPLATES)
+    prepare(plan_in_dsl().having(form="atoms"), TEMPLATES)
+
+
+# ---- Made -----------------------------------------------------------------------------------------------------------
+
+BUILT = {
+    "whole": {"tile": "64x32x32", "warp_tile": "32x16", "stages": "3"},
+    "ragged": {
+        "tile": "32x48x64",
+        "warp_tile": "32x24",
+        "align": "4",
+        "stages": "2",
+        "schedule": "persistent",
+        "raster": "panel:48",
+        "bias": "column",
+        "activation": "gelu",
+        "dtype": "bf16",
+        "out": "f32",
+    },
+    "halves": {
+        "tile": "32x32x32",
+        "layout": "nt",
+        "align": "2",
+        "acc": "f16",
+        "activation": "silu",
+        "beta": "off",
+        "bias": "row",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def products() -> dict[str, Product]:
+    plans = [plan_in_dsl(**texts) for texts in BUILT.values()]
+    assert not any(map(violations, plans))
+    return dict(zip(BUILT, build(plans, Recipe(TEMPLATES))))
+
+
+@needs_dsl
+def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[str, Product]) -> None:
+    for product in products.values():
+        assert (product.status, product.error) == ("built", "")
+        record = product.record
+        assert record["sass"]["HMMA"] == record["proof"]["mma_per_tile"] and record["resources"]["spill_bytes"] == 0
+        assert {*product.files} == {"kernel.py", "kernel.cubin", "kernel.ptx"} and record["inputs"] == {}
+        assert {"cutlass_dsl", "nvjitlink"} <= {*record["toolchain"]} and "nvrtc" not in record["toolchain"]
+        assert "on a device" in record["proof"]["unproved"]
+
+
+@needs_dsl
+@pytest.mark.parametrize("name", BUILT)
+def test_the_ptx_computes_ragged_products_and_touches_nothing_else(products: dict[str, Product], name: str) -> None:
+    """On a machine for PTX, with copies at once and as late as they may be, and warps in either order."""
+    facts, ptx = Facts.of(products[name].record), products[name].files["kernel.ptx"].decode()
+    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
+    beta = 0.25 if facts.beta else 0.0
+    cases = [
+        Case(Shape(m + 1, n + 3, 4 * k - 1), 1.0, beta),
+        Case(Shape(m - 3, n - 5, 2, 2), 2.0, beta, loose=True),
+        Case(Shape(17, 1, k), 1.0, 1.0 if facts.beta else 0.0),
+        Case(Shape(1, n + 8, 0), 1.0, beta),
+    ]
+    kernel = PtxKernel(facts, ptx)
+    checks = [verify(kernel, case, HostMemory(), ONE_KIND) for case in cases]
+    assert [check.reason for check in checks if not check.passed] == []
+
+
+@needs_dsl
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("cp_async_wait_group(STAGES - 2)", "cp_async_wait_group(STAGES - 1)"),
+        ("if e < elements:", "if e <= elements:"),
+        ("< mn_left", "< mn_left + 1"),
+        ("if left >= PIECE:", "if left >= PIECE - 1:"),
+        ("cute.arch.sync_threads()  # the next slab", "# the next slab"),
+    ],
+)
+def test_the_machine_for_ptx_finds_what_is_wrong(right: str, wrong: str) -> None:
+    """Faults seeded into a module are found, so what it passes means something."""
+    plan = plan_in_dsl(**BUILT["whole"])
+    kernel = emit(plan, TEMPLATES)
+    assert right in kernel.source
+    ptx = translate.ptx_of(kernel.symbol, kernel.source.replace(right, wrong), "sm_80").decode()
+    record = {"symbol": kernel.symbol, "arch": "sm_80", "spec": plan.spec.to_dict()}
+    facts = Facts.of({**record, "launch": plan.launch(), "traits": plan.traits()})
+    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
+    shapes = [Shape(m + 1, n + 7, 4 * k + 5), Shape(m - 1, n - 1, k + 3)]
+    machine = PtxKernel(facts, ptx)
+    with pytest.raises(AssertionError):
+        for shape in shapes:
+            assert verify(machine, Case(shape, 1.0, 0.5), HostMemory(), ONE_KIND).passed
+
+
+@needs_dsl
+def test_a_module_that_the_dsl_refuses_is_a_build_that_failed_with_its_words() -> None:
+    source = GOLDEN.read_text().replace("tCrC.fill(0.0)", "tCrC.fill(no_such_name)")
+    with pytest.raises(BuildError, match="no_such_name"):
+        translate.ptx_of("hgemm_x", source, "sm_80")
+
+
+@needs_dsl
+def test_the_dsl_knows_the_architectures_that_are_said_to_be_its_own() -> None:
+    script = "from cutlass.base_dsl.enums import Arch; print(*[arch.name for arch in Arch])"
+    said = {*subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()}
+    mine = {name for name, arch in ARCHS.items() if arch.families}
+    assert {*dsl_rules.ARCHS} <= said
+    assert mine - {*dsl_rules.ARCHS} == mine - said | ({"sm_110"} & mine)
+
+
+@needs_dsl
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90a", "sm_103", "sm_121"])
+def test_the_ptx_is_of_the_architecture_that_was_asked_for(arch: str) -> None:
+    plan = plan_in_dsl(arch=arch, tile="32x32x32")
+    kernel = emit(plan, TEMPLATES)
+    assert f".target {arch}" in translate.ptx_of(kernel.symbol, kernel.source, arch).decode()
+
+
+@needs_dsl
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+def test_a_module_alone_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    told = subprocess.run([sys.executable, str(GOLDEN), "--m", "64"], capture_output=True, text=True, cwd=tmp_path)
+    assert told.returncode == 1 and "no NVIDIA GPU here" in told.stderr and len(told.stderr.splitlines()) == 1
