@@ -79,7 +79,8 @@ def _mending(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
     for change, other in further[:_SECOND_CHANGES]:
         for second in other.changes(ways_out.apply(plan, change)):
             after = ways_out.apply(plan, change | second)
-            if not any(each.broken(after) for each in (rule, *others)):
+            same_family = after.spec.family == plan.spec.family  # whose rules these are
+            if same_family and not any(each.broken(after) for each in (rule, *others)):
                 yield change | second
 
 
