@@ -34,7 +34,7 @@ from hgemm.model.fitted import PATH
 from hgemm.model.kernel import KTile
 from hgemm.model.launch import Size
 from hgemm.model.predict import Constants, Shape, cycles_of, problem_of, terms
-from hgemm.select import row_serves
+from hgemm.serving import row_serves
 from hgemm.table import kind_of, row_of
 from hgemm.target import Target
 from hgemm.wanted import ANY_WORKSPACE, Wanted

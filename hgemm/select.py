@@ -3,8 +3,8 @@
 1. Groups of variants are tried by how their code runs: exact cubins, then compatible ones, then PTX. Of the first that
    have any that serve the problem,
 2. the best is taken of those that were compared on this very problem, on a device of as many SMs;
-3. else the nearest problem that was measured decides, on devices of about as many SMs: of the variants measured there or
-   nearby the one of least estimated cost, each multiplied by what was measured over what was estimated;
+3. else, where such problems were measured on devices of about as many SMs, those around decide: of the few variants that do
+   best in the region the one of least estimated cost, each multiplied by what was measured over what was estimated;
 4. else the one of least estimated cost. Of equals the first of the table is taken.
 """
 
@@ -14,17 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hgemm.checks import MAX_CTAS
 from hgemm.cost import clocks
 from hgemm.errors import UnfitError
 from hgemm.kinds import serves
-from hgemm.measured.nearness import distance, point
+from hgemm.measured.nearness import ONE, distance
+from hgemm.regions import CORRECTED_LIMIT, Lists, region_of
+from hgemm.serving import row_serves
 from hgemm.table import PTX, Measured, Row, Survey, Table
 from hgemm.target import Target
 from hgemm.wanted import ANY_WORKSPACE, Wanted
 
-CORRECTED_LIMIT = 2**46
-"""Clocks beyond which estimates count as equal where they are multiplied by a factor: the products stay below 2^63."""
 ESTIMATED, NEAR, MEASURED = range(3)
 """What decided, as hgemm_rule says it."""
 
@@ -33,7 +32,8 @@ ESTIMATED, NEAR, MEASURED = range(3)
 class Choice:
     """What was chosen: the table's row, how its code runs, what that launch needs, and the rule that decided.
 
-    Units: `clocks` of an SM, as estimated. Fields: `near` is the measured problem by which it was decided, where one was.
+    Units: `clocks` of an SM, as estimated. Fields: `near` is the problem that was measured there, or the nearest one, where
+        measurements decided, and `factor`, of nearness.ONE, what they corrected the estimate by.
     """
 
     row: Row
@@ -42,6 +42,7 @@ class Choice:
     workspace_bytes: int
     rule: int = ESTIMATED
     near: Measured | None = None
+    factor: int = ONE
 
     @property
     def symbol(self) -> str:
@@ -58,6 +59,7 @@ class Selector:
     def __init__(self, table: Table, target: Target) -> None:
         self.table, self.target = table, target
         self.ways = table.ways(target)
+        self._lists: dict[int, Lists] = {}
 
     @cached_property
     def surveys(self) -> dict[int, Survey]:
@@ -85,18 +87,28 @@ class Selector:
     def _best(self, places: Sequence[int], way: int, wanted: Wanted) -> Choice:
         survey = self.surveys.get(wanted.kind.code)
         if survey:
-            extents = (wanted.m, wanted.n, wanted.k, wanted.batch)
-            here = point(*extents)
-            near = min(survey.problems, key=lambda problem: distance(problem.point, here))
             if survey.sms == self.target.sms:
+                extents = (wanted.m, wanted.n, wanted.k, wanted.batch)
                 measured = next((one for one in survey.problems if one.extents == extents), None)
                 best = next((row for row in measured.order if row in places), None) if measured else None
                 if best is not None:
                     return self._choice(best, way, wanted, MEASURED, measured)
-            scores = {row: factor * self._limited(row, wanted) for row, factor in near.near if row in places}
+            listed = self.listed(wanted)
+            scores = {row: factor * self._limited(row, wanted) for row, factor in listed.items() if row in places}
             if scores:
-                return self._choice(min(scores, key=scores.__getitem__), way, wanted, NEAR, near)
+                best = min(scores, key=scores.__getitem__)
+                near = min(survey.problems, key=lambda problem: distance(problem.point, wanted.point))
+                return self._choice(best, way, wanted, NEAR, near, listed[best])
         return self._choice(min(places, key=lambda place: self._clocks(place, wanted)), way, wanted)
+
+    def listed(self, wanted: Wanted) -> dict[int, int]:
+        """Return the rows that are estimated in a problem's region, with their factors; none where nothing was measured."""
+        survey = self.surveys.get(wanted.kind.code)
+        if survey is None:
+            return {}
+        if survey.kind not in self._lists:
+            self._lists[survey.kind] = Lists(self.table, survey)
+        return dict(self._lists[survey.kind].at(region_of(wanted.point)))
 
     def _limited(self, row: int, wanted: Wanted) -> int:
         return min(self._clocks(row, wanted), CORRECTED_LIMIT)
@@ -127,11 +139,17 @@ class Selector:
         return clocks(self.table.rows[place], wanted, self.target)
 
     def _choice(
-        self, place: int, way: int, wanted: Wanted, rule: int = ESTIMATED, near: Measured | None = None
+        self,
+        place: int,
+        way: int,
+        wanted: Wanted,
+        rule: int = ESTIMATED,
+        near: Measured | None = None,
+        factor: int = ONE,
     ) -> Choice:
         row = self.table.rows[place]
         needed = row.workspace_bytes(wanted.m, wanted.n, wanted.batch)
-        return Choice(row, way, self._clocks(place, wanted), needed, rule, near)
+        return Choice(row, way, self._clocks(place, wanted), needed, rule, near, factor)
 
     def _reason(self, wanted: Wanted) -> str:
         kinds = {self.table.groups[place].kind for _, place in self.ways}
@@ -148,17 +166,3 @@ class Selector:
             given += f" and {wanted.workspace_bytes} B of workspace"
         extents = f"{wanted.m}x{wanted.n}x{wanted.k}"
         return f"no variant for {wanted.kind} on {self.target.name} takes {extents} with {given}: {way_out}"
-
-
-def row_serves(row: Row, wanted: Wanted, target: Target) -> bool:
-    """Tell whether a variant of the right kind takes a problem on a device that its code runs on."""
-    w = wanted
-    if row.align_a > w.align_a or row.align_b > w.align_b or row.align_d > w.align_d or row.beta < w.beta:
-        return False
-    if row.smem_bytes > target.smem_bytes_per_cta or (row.tensor_maps and (w.k == 0 or not w.mappable)):
-        return False
-    if row.exact_tiles_only and (w.m % row.tile_m or w.n % row.tile_n or w.k % row.tile_k or w.k == 0):
-        return False
-    if row.work(w.m, w.n, w.batch) > MAX_CTAS:
-        return False
-    return row.workspace_bytes(w.m, w.n, w.batch) <= w.workspace_bytes

@@ -14,7 +14,7 @@ from hgemm.facts import Facts
 from hgemm.images import cubin_runs, ptx_runs
 from hgemm.kinds import Kind, serves
 from hgemm.launch import COUNTERS_ROUND_BYTES
-from hgemm.measured.nearness import Point, factors, point
+from hgemm.measured.nearness import Point, point
 from hgemm.measured.session import Session
 from hgemm.measured.standing import Place, Standing, standings
 from hgemm.target import TYPICAL, Target
@@ -103,8 +103,8 @@ Extents = tuple[int, int, int, int]
 class Measured:
     """One problem that was measured.
 
-    Fields: `order` has the rows that were compared there, the best first; `near` has rows that were measured at this problem
-        or near it, each with the factor (of nearness.ONE) by which its estimate is multiplied for problems near this one.
+    Fields: `order` has the rows that were compared there, the best first; `ratios` has all that were measured there, each with
+        its time in microseconds over its estimate.
     """
 
     m: int
@@ -112,7 +112,7 @@ class Measured:
     k: int
     batch: int
     order: tuple[int, ...]
-    near: tuple[tuple[int, int], ...]
+    ratios: tuple[tuple[int, float], ...]
 
     @property
     def extents(self) -> Extents:
@@ -261,8 +261,8 @@ def _problems(
         timed = {places[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in places}
         wanted = Wanted.dense(kind, extents)
         ratios.append({at: time_us / clocks(rows[at], wanted, target) for at, time_us in timed.items()})
-    near = factors([point(*extents) for extents in part], ratios)
     orders = [tuple(places[symbol] for symbol in found.order if symbol in places) for found in part.values()]
     return tuple(
-        Measured(*extents, order, tuple(its.items())) for extents, order, its in zip(part, orders, near, strict=True)
+        Measured(*extents, order, tuple(sorted(its.items())))
+        for extents, order, its in zip(part, orders, ratios, strict=True)
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hgemm.dtypes import DTYPES
 from hgemm.facts import MAX_MAP_STRIDE_BYTES
 from hgemm.kinds import Kind
+from hgemm.measured.nearness import Point, point
 from hgemm.model.predict import SECTOR_BYTES
 from hgemm.problem import Problem
 
@@ -37,6 +38,10 @@ class Wanted:
     """Whether TMA can address its strides."""
     straddling: int = 0
     """How many of A and B have rows that begin off the sectors of L2."""
+
+    @property
+    def point(self) -> Point:
+        return point(self.m, self.n, self.k, self.batch)
 
     @classmethod
     def dense(cls, kind: Kind, extents: tuple[int, int, int, int], workspace_bytes: int = ANY_WORKSPACE) -> Wanted:

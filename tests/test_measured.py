@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from measured import problem
 
 from hgemm.errors import LibraryError
-from hgemm.measured.nearness import DOUBT, MOST, ONE, distance, factors, octaves, point
+from hgemm.measured.nearness import DOUBT, MOST, ONE, Nearby, distance, octaves, point
 from hgemm.measured.session import chained, read_session, read_sessions
 from hgemm.measured.standing import standings
 from hgemm.measured.writer import Writer
@@ -152,6 +152,10 @@ def test_octaves_grow_with_extents_and_are_exact_at_powers_of_2(one: int, other:
 @given(points, points, points)
 def test_distance_is_one(x, y, z) -> None:
     assert distance(x, x) == 0 and distance(x, y) == distance(y, x) <= distance(x, z) + distance(z, y)
+
+
+def factors(places: list, ratios: list) -> list:
+    return [Nearby(places, ratios).factors(at) for at in places]
 
 
 def test_a_factor_at_the_only_place_lies_between_the_estimate_and_what_was_measured() -> None:

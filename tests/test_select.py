@@ -25,7 +25,8 @@ from hgemm.images import cubin_runs, ptx_runs
 from hgemm.kinds import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
 from hgemm.launch import workspace_bytes
 from hgemm.problem import Problem
-from hgemm.select import ESTIMATED, MEASURED, NEAR, Selector, row_serves
+from hgemm.select import ESTIMATED, MEASURED, NEAR, Selector
+from hgemm.serving import row_serves
 from hgemm.table import COMPATIBLE, EXACT, PTX, Table, kind_of, way_of
 from hgemm.target import TYPICAL, Target
 from hgemm.wanted import Wanted

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from itertools import accumulate
 
 from generator.export.images import Code, Images
 from hgemm.facts import Facts, MapRule
+from hgemm.regions import REGIONS, Listed, Lists
 from hgemm.table import Group, Row, Table
 from hgemm.tensor_maps import OPERANDS
 
+MAX_LISTED_ROW = 2**16 - 1
 MAX_CLOCKS = 2**24
 """The estimate's products stay below 2^63 while a variant's own numbers stay below this."""
 
 
-def table_h(table: Table, version: str) -> str:
+@dataclass(frozen=True)
+class Shortlists:
+    """The lists of all surveys' regions: `regions` has the place of each one's list among `lists`, which are all different."""
+
+    regions: tuple[int, ...]
+    lists: tuple[Listed, ...]
+
+    @classmethod
+    def of(cls, table: Table) -> Shortlists:
+        """Work them out, survey after survey. Raises ValueError where the table has more rows than they can name."""
+        if len(table.rows) > MAX_LISTED_ROW:
+            raise ValueError(
+                f"{len(table.rows)} variants are more than the {MAX_LISTED_ROW} that lists of regions can name"
+            )
+        places: dict[Listed, int] = {}
+        regions = []
+        for survey in table.surveys:
+            of_survey = Lists(table, survey)
+            regions += [places.setdefault(of_survey.at(region), len(places)) for region in range(REGIONS)]
+        return cls(tuple(regions), tuple(places))
+
+
+def table_h(table: Table, shortlists: Shortlists, version: str) -> str:
     """Return the header that says how large the table is."""
     sizes = {
         "GROUP_COUNT": len(table.groups),
@@ -22,7 +47,9 @@ def table_h(table: Table, version: str) -> str:
         "SURVEY_COUNT": len(table.surveys),
         "MEASURED_COUNT": sum(len(survey.problems) for survey in table.surveys),
         "ORDER_COUNT": sum(len(problem.order) for survey in table.surveys for problem in survey.problems),
-        "NEAR_COUNT": sum(len(problem.near) for survey in table.surveys for problem in survey.problems),
+        "REGION_COUNT": REGIONS,
+        "LIST_COUNT": len(shortlists.lists),
+        "NEAR_COUNT": sum(map(len, shortlists.lists)),
     }
     lines = [f"#define HGEMM_{name} {size}" for name, size in sizes.items()]
     return "\n".join(
@@ -40,11 +67,12 @@ def table_h(table: Table, version: str) -> str:
     )
 
 
-def table_c(table: Table, facts: Mapping[str, Facts], images: Images) -> str:
+def table_c(table: Table, shortlists: Shortlists, facts: Mapping[str, Facts], images: Images) -> str:
     """Return the source that holds the table. Raises ValueError where a number is too large for the estimate."""
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
-    nears = [f"{{{row}, {factor}}}" for problem in problems for row, factor in problem.near]
+    nears = [", ".join(f"{{{row}, {factor}}}" for row, factor in listed) for listed in shortlists.lists if listed]
+    firsts = [str(first) for first in accumulate(map(len, shortlists.lists), initial=0)]
     return "\n".join(
         [
             "/* Written by the HGEMM generator: this library's kernels, in the order of its table.json. */",
@@ -55,13 +83,18 @@ def table_c(table: Table, facts: Mapping[str, Facts], images: Images) -> str:
             *_array("hgemm_survey", "surveys", "SURVEY_COUNT + 1", [*_surveys(table), "{0}"]),
             *_array("hgemm_measured", "measurements", "MEASURED_COUNT + 1", [*_measurements(table), "{0}"]),
             *_array("uint32_t", "orders", "ORDER_COUNT + 1", [*orders, "0"]),
+            *_array(
+                "uint32_t", "regions", "SURVEY_COUNT * HGEMM_REGION_COUNT + 1", [*map(str, shortlists.regions), "0"], 24
+            ),
+            *_array("uint32_t", "lists", "LIST_COUNT + 2", [*firsts, "0"], 24),
             *_array("hgemm_near", "nears", "NEAR_COUNT + 1", [*nears, "{0}"]),
         ]
     )
 
 
-def _array(kind: str, name: str, size: str, entries: Iterable[str]) -> list[str]:
-    lines = [f"    {entry}," for entry in entries]
+def _array(kind: str, name: str, size: str, entries: Iterable[str], a_line: int = 1) -> list[str]:
+    every = [*entries]
+    lines = [f"    {', '.join(every[at : at + a_line])}," for at in range(0, len(every), a_line)]
     return [f"{kind} const hgemm_{name}[HGEMM_{size}] = {{", *lines, "};", ""]
 
 
@@ -106,11 +139,8 @@ def _surveys(table: Table) -> Iterator[str]:
 
 
 def _measurements(table: Table) -> Iterator[str]:
-    first_order = first_near = 0
+    first = 0
     for survey in table.surveys:
         for problem in survey.problems:
-            places = f"{first_order}, {len(problem.order)}, {first_near}, {len(problem.near)}"
-            octaves = f"{{{', '.join(map(str, problem.point))}}}"
-            yield f"{{{', '.join(map(str, problem.extents))}, {octaves}, {places}}}"
-            first_order += len(problem.order)
-            first_near += len(problem.near)
+            yield f"{{{', '.join(map(str, problem.extents))}, {first}, {len(problem.order)}}}"
+            first += len(problem.order)

@@ -16,7 +16,7 @@ from generator.export.build import build, compiler_version
 from generator.export.images import pack
 from generator.export.names import check_name, renamed
 from generator.export.source_form import source_files
-from generator.export.table_c import table_c, table_h
+from generator.export.table_c import Shortlists, table_c, table_h
 from generator.store.disk import told
 from generator.store.whole import temporary_name
 from generator.toolchain import templates_folder
@@ -76,8 +76,9 @@ def export(library: Library, to: Path, wish: Wish) -> Export:
     digest = hashlib.sha256(images.blob + json.dumps(table.to_dict(), sort_keys=True).encode()).hexdigest()
     templates = templates_folder()
     files = _templates(templates / "c", wish.name)
-    files["src/table.h"] = renamed(table_h(table, f"{__version__} {digest[:8]}"), wish.name).encode()
-    files["src/table.c"] = _table_source(table, facts, images, wish.name).encode()
+    shortlists = Shortlists.of(table)
+    files["src/table.h"] = renamed(table_h(table, shortlists, f"{__version__} {digest[:8]}"), wish.name).encode()
+    files["src/table.c"] = _table_source(table, shortlists, facts, images, wish.name).encode()
     files["src/images.bin"] = images.blob
     files["table.json"] = _json(table.to_dict())
     if wish.sources:
@@ -105,9 +106,9 @@ def _templates(folder: Path, name: str) -> dict[str, bytes]:
     return {place: renamed(text, name).replace("@VERSION@", __version__).encode() for place, text in texts.items()}
 
 
-def _table_source(table: Table, facts: dict[str, Facts], images, name: str) -> str:
+def _table_source(table: Table, shortlists: Shortlists, facts: dict[str, Facts], images, name: str) -> str:
     """Return table.c under the export's name; the kernels keep theirs, which are inside their images."""
-    lines = table_c(table, facts, images).splitlines(keepends=True)
+    lines = table_c(table, shortlists, facts, images).splitlines(keepends=True)
     return "".join(line if line.startswith('    {"hgemm_') else renamed(line, name) for line in lines)
 
 

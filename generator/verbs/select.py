@@ -15,7 +15,7 @@ from generator.errors import RequestError
 from hgemm.device import open_device
 from hgemm.kinds import Kind
 from hgemm.library import open_library
-from hgemm.measured.nearness import ONE, STEP_BITS, distance, point
+from hgemm.measured.nearness import ONE, STEP_BITS, distance
 from hgemm.problem import Problem
 from hgemm.select import ESTIMATED, MEASURED, NEAR, Choice, Selector
 from hgemm.target import Target
@@ -112,13 +112,12 @@ def _why(choice: Choice, selector: Selector, wanted: Wanted) -> str:
     devices, near = " and ".join(survey.devices), choice.near
     if choice.rule == MEASURED:
         return f"the best of {len(near.order)} that were compared at this very problem on {devices}"
-    here = point(wanted.m, wanted.n, wanted.k, wanted.batch)
-    octaves = distance(near.point, here) / (1 << STEP_BITS)
+    octaves = distance(near.point, wanted.point) / (1 << STEP_BITS)
     name = f"{near.m}x{near.n}x{near.k}" + (f"@{near.batch}" if near.batch > 1 else "")
-    factor = dict(near.near)[selector.table.rows.index(choice.row)] / ONE
     return (
-        f"the least of {len(near.near)} estimates, each corrected by what was measured at or near {name}, the nearest of "
-        f"{len(survey.problems)} problems on {devices} ({octaves:.1f} octaves away; this one's by {factor:.2f})"
+        f"the least of {len(selector.listed(wanted))} estimates, of the best in this region, each corrected by what was measured "
+        f"around it: {name} is the nearest of {len(survey.problems)} problems on {devices} ({octaves:.1f} octaves away; this "
+        f"one's by {choice.factor / ONE:.2f})"
     )
 
 

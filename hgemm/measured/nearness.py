@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Point = tuple[int, int, int, int]
 """Octaves of m, n, k and batch."""
@@ -46,41 +46,38 @@ Row = TypeVar("Row")
 """What names a row: its place in a table, or its symbol."""
 
 
-def factors(points: Sequence[Point], ratios: Sequence[Mapping[Row, float]]) -> list[dict[Row, int]]:
-    """Return the factors at each of the points (see `factors_at`)."""
-    logs = [_centred(of_point) for of_point in ratios]
-    return [_factors(at, points, logs) for at in points]
-
-
-def factors_at(at: Point, points: Sequence[Point], ratios: Sequence[Mapping[Row, float]]) -> dict[Row, int]:
-    """Return by what each row's estimate is to be multiplied at a point, for the rows measured at or near it, in their order.
+class Nearby(Generic[Row]):
+    """What was measured at some points, of which what is nearest to a point says by what estimates are to be multiplied there.
 
     `ratios` are the times of rows over their estimates, at each of the points; a median is taken out, since only what rows
-    are to one another matters. Near points are weighted by a bell curve of their distance.
+    are to one another matters.
     """
-    nearest = _nearest(at, points)
-    return _factors(at, [points[place] for place in nearest], [_centred(ratios[place]) for place in nearest])
+
+    def __init__(self, points: Sequence[Point], ratios: Sequence[Mapping[Row, float]]) -> None:
+        self._points = points
+        self._logs = [centred(of_point) for of_point in ratios]
+
+    def factors(self, at: Point) -> dict[Row, int]:
+        """Return by what each row's estimate is to be multiplied at a point, for the rows measured at or near it, in their order.
+
+        Near points are weighted by a bell curve of their distance.
+        """
+        far = [distance(at, other) for other in self._points]
+        sums: dict[Row, list[float]] = {}
+        for place in sorted(range(len(far)), key=far.__getitem__)[:NEIGHBOURS]:
+            weight = max(math.exp(-((far[place] / WIDTH) ** 2) / 2), 1e-9)
+            for row, value in self._logs[place].items():
+                total = sums.setdefault(row, [0.0, 0.0])
+                total[0] += weight
+                total[1] += weight * value
+        return {
+            row: min(max(round(ONE * math.exp(value / (weight + DOUBT))), LEAST), MOST)
+            for row, (weight, value) in sorted(sums.items())
+        }
 
 
-def _centred(ratios: Mapping[Row, float]) -> dict[Row, float]:
+def centred(ratios: Mapping[Row, float]) -> dict[Row, float]:
+    """Return the logarithms of ratios, their median taken out."""
     logs = {row: math.log(ratio) for row, ratio in ratios.items()}
     middle = statistics.median(logs.values()) if logs else 0.0
     return {row: value - middle for row, value in logs.items()}
-
-
-def _nearest(at: Point, points: Sequence[Point]) -> list[int]:
-    return sorted(range(len(points)), key=lambda place: distance(at, points[place]))[:NEIGHBOURS]
-
-
-def _factors(at: Point, points: Sequence[Point], logs: Sequence[Mapping[Row, float]]) -> dict[Row, int]:
-    sums: dict[Row, list[float]] = {}
-    for place in _nearest(at, points):
-        weight = max(math.exp(-((distance(at, points[place]) / WIDTH) ** 2) / 2), 1e-9)
-        for row, value in logs[place].items():
-            total = sums.setdefault(row, [0.0, 0.0])
-            total[0] += weight
-            total[1] += weight * value
-    return {
-        row: min(max(round(ONE * math.exp(value / (weight + DOUBT))), LEAST), MOST)
-        for row, (weight, value) in sorted(sums.items())
-    }

@@ -8,9 +8,9 @@ from itertools import zip_longest
 from hgemm.bench.work import Work
 from hgemm.cost import clocks
 from hgemm.kinds import Kind
-from hgemm.measured.nearness import ONE, factors_at, point
+from hgemm.measured.nearness import ONE, Nearby, point
 from hgemm.measured.session import Problem
-from hgemm.select import row_serves
+from hgemm.serving import row_serves
 from hgemm.table import Extents, Row
 from hgemm.target import Target
 from hgemm.wanted import Wanted
@@ -66,7 +66,7 @@ class Ranking:
         if not learnt:
             return {}
         here = point(*work.extents)
-        found = factors_at(here, [point(*extents) for extents in learnt], [*learnt.values()])
+        found = Nearby([point(*extents) for extents in learnt], [*learnt.values()]).factors(here)
         return {symbol: estimates[symbol] * factor / ONE for symbol, factor in found.items() if symbol in estimates}
 
 

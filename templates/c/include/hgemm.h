@@ -113,7 +113,7 @@ typedef struct hgemm_device {
 /* What decided for a kernel, the surest last. */
 typedef enum hgemm_rule {
   HGEMM_RULE_ESTIMATED = 0, /* nothing of this kind was measured on such a GPU: the least estimate */
-  HGEMM_RULE_NEAR = 1,      /* the least estimate, corrected by what was measured at the nearest problems */
+  HGEMM_RULE_NEAR = 1,      /* of the best in its region the least estimate, corrected by what was measured around */
   HGEMM_RULE_MEASURED = 2   /* the best of those compared at this very problem */
 } hgemm_rule;
 

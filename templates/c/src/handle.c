@@ -143,7 +143,7 @@ static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *p
   choice->variant = (int32_t)found.row;
   choice->jit = target->ways[row->group] == HGEMM_PTX;
   choice->workspace_bytes = hgemm_workspace_bytes(row, tiles);
-  choice->clocks = hgemm_clocks(target, found.row, &call.wanted, tiles);
+  choice->clocks = hgemm_clocks(target, found.row, &call.wanted, hgemm_size_of(&call.wanted), tiles);
   choice->rule = (int32_t)found.rule;
   return HGEMM_OK;
 }

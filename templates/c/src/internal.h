@@ -42,14 +42,13 @@ typedef struct hgemm_group {
   uint32_t kind, first, count;
 } hgemm_group;
 
-typedef struct hgemm_near { /* a row measured at a problem or near it, and the factor of its estimate there, of 4096 */
-  uint32_t row, factor;
+typedef struct hgemm_near { /* a row that may be the best in a region, and the factor of its estimate there, of 4096 */
+  uint16_t row, factor;
 } hgemm_near;
 
-typedef struct hgemm_measured { /* a problem: the rows that were compared there, the best first, and those near it */
+typedef struct hgemm_measured { /* a problem, and the rows that were compared there, the best first */
   int64_t m, n, k, batch;
-  int32_t octaves[4]; /* of the same, in sixteenths */
-  uint32_t first_order, order_count, first_near, near_count;
+  uint32_t first_order, order_count;
 } hgemm_measured;
 
 typedef struct hgemm_survey { /* problems of one kind, in their order, measured on devices of so many SMs */
@@ -61,6 +60,8 @@ extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
 extern hgemm_survey const hgemm_surveys[HGEMM_SURVEY_COUNT + 1];
 extern hgemm_measured const hgemm_measurements[HGEMM_MEASURED_COUNT + 1];
 extern uint32_t const hgemm_orders[HGEMM_ORDER_COUNT + 1];
+extern uint32_t const hgemm_regions[HGEMM_SURVEY_COUNT * HGEMM_REGION_COUNT + 1]; /* by survey and region, a place in hgemm_lists */
+extern uint32_t const hgemm_lists[HGEMM_LIST_COUNT + 2]; /* of each list, its first place in hgemm_nears; the next one's is its end */
 extern hgemm_near const hgemm_nears[HGEMM_NEAR_COUNT + 1];
 extern unsigned char const hgemm_images[];
 
@@ -75,6 +76,10 @@ typedef struct hgemm_wanted {
   uint32_t straddling; /* how many of A and B have rows that begin off the sectors of L2 */
   uint64_t workspace_bytes;
 } hgemm_wanted;
+
+typedef struct hgemm_size {
+  uint64_t operands, results;
+} hgemm_size;
 
 typedef struct hgemm_call {
   hgemm_problem problem; /* with what is not looked at made harmless */
@@ -117,7 +122,10 @@ hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
 uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles);
 uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles);
-uint64_t hgemm_clocks(hgemm_target const *target, uint32_t row, hgemm_wanted const *wanted, uint64_t tiles);
+uint64_t hgemm_clocks(hgemm_target const *target, uint32_t row, hgemm_wanted const *wanted, hgemm_size size, uint64_t tiles);
+
+/* The elements of A and B together, and of D, in thousands (of 1024), at most 2^52. */
+hgemm_size hgemm_size_of(hgemm_wanted const *wanted);
 
 /* ---- Words ------------------------------------------------------------------------------------------------------------- */
 

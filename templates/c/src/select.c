@@ -1,4 +1,4 @@
-/* Which kernel computes a problem on a device: select.py, cost.py and measured/nearness.py of the generator, step by step. */
+/* Which kernel computes a problem on a device: select.py, cost.py and regions.py of the run-time package, step by step. */
 #include <string.h>
 
 #include "internal.h"
@@ -94,31 +94,37 @@ static uint64_t product(uint64_t x, uint64_t y) {
   return (x | y) >> 31 != 0 && x > COST_LIMIT / y ? COST_LIMIT : x * y;
 }
 
-/* What DRAM takes to bring A and B once and to take D, and L2 to bring what was read before. */
-static uint64_t memory_clocks(hgemm_row const *row, hgemm_wanted const *w, uint64_t loads) {
+hgemm_size hgemm_size_of(hgemm_wanted const *w) {
   uint64_t const rows = (uint64_t)w->m + (uint64_t)w->n, m = (uint64_t)w->m, n = (uint64_t)w->n, batch = (uint64_t)w->batch;
-  uint64_t const operands = w->k > 0 ? product(product(rows, (uint64_t)w->k), batch) : 0, results = product(m * n, batch);
-  uint64_t const kib = smaller((operands >> 10) * row->operand_bytes + (results >> 10) * row->result_bytes, KIB_LIMIT);
+  hgemm_size size = {0, product(m * n, batch) >> 10};
+  if (w->k > 0) size.operands = product(product(rows, (uint64_t)w->k), batch) >> 10;
+  return size;
+}
+
+/* What DRAM takes to bring A and B once and to take D, and L2 to bring what was read before. */
+static uint64_t memory_clocks(hgemm_row const *row, hgemm_size size, uint64_t loads) {
+  uint64_t const kib = smaller(size.operands * row->operand_bytes + size.results * row->result_bytes, KIB_LIMIT);
   uint64_t const loaded = smaller(loads, KIB_LIMIT) * row->again_clocks >> AGAIN_BITS, once = kib * row->again_mib_clocks >> 10;
   return row->memory_clocks + (kib * row->mib_clocks >> 10) + (loaded > once ? loaded - once : 0);
 }
 
 /* What each of y takes at most of x things of so many parts. */
 static uint64_t parts_of(uint64_t x, uint32_t parts, uint32_t y) {
+  if (y == 1) return x * parts;
   return x * parts >> 31 == 0 ? up((uint32_t)(x * parts), y) : (x * parts + y - 1) / y;
 }
 
-uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, hgemm_wanted const *w, uint64_t tiles) {
+uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, hgemm_wanted const *w, hgemm_size size, uint64_t tiles) {
   hgemm_row const *const row = &hgemm_rows[place];
   uint32_t const work = (uint32_t)(tiles * row->splits);
-  uint32_t const k_tiles = up(up(w->k > 0 ? (uint32_t)w->k : 1, row->tile_k), row->splits);
+  uint32_t const k_tiles = (uint32_t)parts_of(up(w->k > 0 ? (uint32_t)w->k : 1, row->tile_k), 1, row->splits);
   uint32_t const parts = row->max_ctas > 0 ? STREAM_PARTS : 1; /* of a tile; stream-K has no last wave */
   uint64_t const busiest = parts_of(work, parts, target->sms_used[place]);
   uint64_t const rounds = parts_of(busiest, 1, target->overlapping[place]);
   uint32_t const more = row->straddled_clocks * w->straddling / 2;
   uint64_t const busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks, busiest);
   uint64_t const alone = product((uint64_t)k_tiles * (row->alone_k_tile_clocks + more) + row->alone_tile_clocks, rounds);
-  uint64_t const sm = (busy > alone ? busy : alone) / parts, memory = memory_clocks(row, w, (uint64_t)work * k_tiles);
+  uint64_t const sm = (busy > alone ? busy : alone) / parts, memory = memory_clocks(row, size, (uint64_t)work * k_tiles);
   uint64_t const longer = sm > memory ? sm : memory, shorter = smaller(sm, memory);
   return smaller(row->launch_clocks + longer + (2 * shorter > longer ? 2 * shorter - longer : 0) / BOTH, COST_LIMIT);
 }
@@ -145,7 +151,8 @@ static int takes(hgemm_row const *row, hgemm_wanted const *w, hgemm_target const
 
 /* ---- What was measured ------------------------------------------------------------------------------------------------- */
 
-enum { STEP_BITS = 4, ROWS_WEIGHT = 2 };
+enum { STEP_BITS = 4, REGION_STEP = 8, REGION_LEAST = 16, REGION_ROWS = 28, REGION_COLUMNS = 15, REGION_DEPTHS = 14 };
+_Static_assert(REGION_ROWS * REGION_COLUMNS * REGION_DEPTHS == HGEMM_REGION_COUNT, "regions are those of hgemm/regions.py");
 #define CORRECTED_LIMIT (UINT64_C(1) << 46)
 
 /* Sixteenths of an octave from 1 to an extent, by a straight line between powers of 2. */
@@ -158,7 +165,17 @@ static int32_t octaves(int64_t extent) {
   return place << STEP_BITS | (int32_t)(x << STEP_BITS >> place & ((1 << STEP_BITS) - 1));
 }
 
-static int32_t apart(int32_t x, int32_t y) { return x < y ? y - x : x - y; }
+/* Which of so many half octaves an extent lies in, the first of which is `least`; powers of 2 are in their middle. */
+static uint32_t half_octave(int32_t extent, int32_t least, int32_t count) {
+  int32_t const place = (extent + REGION_STEP / 2) / REGION_STEP - least;
+  return (uint32_t)(place < 0 ? 0 : place < count ? place : count - 1);
+}
+
+static uint32_t region_of(hgemm_wanted const *w) {
+  uint32_t const rows = half_octave(octaves(w->m) + octaves(w->batch), 0, REGION_ROWS);
+  uint32_t const columns = half_octave(octaves(w->n), REGION_LEAST, REGION_COLUMNS);
+  return (rows * REGION_COLUMNS + columns) * REGION_DEPTHS + half_octave(octaves(w->k > 0 ? w->k : 1), REGION_LEAST, REGION_DEPTHS);
+}
 
 static hgemm_survey const *find_survey(hgemm_target const *target, uint32_t kind) {
   for (uint32_t i = 0; i < target->survey_count; ++i) {
@@ -187,20 +204,6 @@ static hgemm_measured const *find_same(hgemm_survey const *survey, hgemm_wanted 
   return NULL;
 }
 
-/* The nearest problem, of equally near ones the first. */
-static hgemm_measured const *find_nearest(hgemm_survey const *survey, hgemm_wanted const *w) {
-  int32_t const m = octaves(w->m), n = octaves(w->n), k = octaves(w->k > 0 ? w->k : 1), batch = octaves(w->batch);
-  hgemm_measured const *nearest = &hgemm_measurements[survey->first];
-  int32_t least = INT32_MAX;
-  for (uint32_t i = 0; i < survey->count; ++i) {
-    hgemm_measured const *const one = &hgemm_measurements[survey->first + i];
-    int32_t const rows = apart(one->octaves[0], m) + apart(one->octaves[3], batch);
-    int32_t const far = ROWS_WEIGHT * rows + apart(one->octaves[1], n) + apart(one->octaves[2], k);
-    if (far < least) least = far, nearest = one;
-  }
-  return nearest;
-}
-
 static uint8_t way_of_row(hgemm_target const *target, uint32_t row) { return target->ways[hgemm_rows[row].group]; }
 
 /* The best row that was compared on the very problem, serves and runs in this way; HGEMM_ROW_COUNT for none. */
@@ -213,16 +216,17 @@ static uint32_t best_measured(hgemm_target const *target, hgemm_wanted const *w,
   return HGEMM_ROW_COUNT;
 }
 
-/* The row of least corrected estimate of those measured at a problem or near it; HGEMM_ROW_COUNT for none. */
-static uint32_t best_near(hgemm_target const *target, hgemm_wanted const *w, hgemm_measured const *nearest, uint8_t way) {
+/* The row of least corrected estimate of those that are listed for a region; HGEMM_ROW_COUNT for none. */
+static uint32_t best_near(hgemm_target const *target, hgemm_wanted const *w, uint32_t list, uint8_t way) {
   uint32_t best = HGEMM_ROW_COUNT;
   uint64_t least = UINT64_MAX;
-  for (uint32_t i = 0; i < nearest->near_count; ++i) {
-    hgemm_near const *const near = &hgemm_nears[nearest->first_near + i];
+  hgemm_size const size = hgemm_size_of(w);
+  for (uint32_t i = hgemm_lists[list]; i < hgemm_lists[list + 1]; ++i) {
+    hgemm_near const *const near = &hgemm_nears[i];
     uint64_t tiles, clocks;
     if (way_of_row(target, near->row) != way || takes(&hgemm_rows[near->row], w, target, &tiles) != SERVES) continue;
-    clocks = hgemm_clocks(target, near->row, w, tiles);
-    clocks = (clocks < CORRECTED_LIMIT ? clocks : CORRECTED_LIMIT) * near->factor;
+    clocks = hgemm_clocks(target, near->row, w, size, tiles);
+    clocks = smaller(clocks, CORRECTED_LIMIT) * near->factor;
     if (clocks < least) least = clocks, best = near->row;
   }
   return best;
@@ -255,6 +259,7 @@ static hgemm_status none(hgemm_target const *target, hgemm_wanted const *w, Seen
 static uint32_t best_estimated(hgemm_target const *target, hgemm_wanted const *w, uint8_t way, Seen *seen) {
   uint32_t best = HGEMM_ROW_COUNT;
   uint64_t least = UINT64_MAX;
+  hgemm_size const size = hgemm_size_of(w);
   for (uint32_t i = 0; i < target->count; ++i) {
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
     if (target->ways[target->order[i]] != way || !same_kind(group->kind, w->kind)) continue;
@@ -267,7 +272,7 @@ static uint32_t best_estimated(hgemm_target const *target, hgemm_wanted const *w
         if (needed < seen->least_workspace) seen->least_workspace = needed;
       }
       if (answer != SERVES) continue;
-      clocks = hgemm_clocks(target, row, w, tiles);
+      clocks = hgemm_clocks(target, row, w, size, tiles);
       if (clocks < least || best == HGEMM_ROW_COUNT) least = clocks, best = row;
     }
   }
@@ -277,7 +282,7 @@ static uint32_t best_estimated(hgemm_target const *target, hgemm_wanted const *w
 static hgemm_status search(hgemm_target const *target, hgemm_wanted const *w, hgemm_found *found) {
   hgemm_survey const *const survey = find_survey(target, w->kind);
   hgemm_measured const *const same = survey != NULL && survey->sms == target->sms ? find_same(survey, w) : NULL;
-  hgemm_measured const *nearest = NULL;
+  uint32_t const list = survey != NULL ? hgemm_regions[(survey - hgemm_surveys) * HGEMM_REGION_COUNT + region_of(w)] : 0;
   Seen seen = {0, UINT64_MAX};
   for (uint8_t way = HGEMM_EXACT; way <= HGEMM_PTX; ++way) {
     if (same != NULL) {
@@ -285,9 +290,8 @@ static hgemm_status search(hgemm_target const *target, hgemm_wanted const *w, hg
       if ((found->row = best_measured(target, w, same, way)) < HGEMM_ROW_COUNT) return HGEMM_OK;
     }
     if (survey != NULL) {
-      if (nearest == NULL) nearest = find_nearest(survey, w);
       found->rule = HGEMM_RULE_NEAR;
-      if ((found->row = best_near(target, w, nearest, way)) < HGEMM_ROW_COUNT) return HGEMM_OK;
+      if ((found->row = best_near(target, w, list, way)) < HGEMM_ROW_COUNT) return HGEMM_OK;
     }
     found->rule = HGEMM_RULE_ESTIMATED;
     if ((found->row = best_estimated(target, w, way, &seen)) < HGEMM_ROW_COUNT) return HGEMM_OK;

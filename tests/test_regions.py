@@ -1,0 +1,109 @@
+"""Regions and their short lists: where a problem lies, and that a list's estimates and factors are those of selection."""
+
+from __future__ import annotations
+
+import random
+
+import measured
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tables import catalog_records
+
+from hgemm.cost import clocks
+from hgemm.kinds import Kind
+from hgemm.measured.nearness import Nearby, point
+from hgemm.regions import COUNTS, LISTED, LISTED_WITH_WORKSPACE, PLACES, REGIONS, Lists, extents_in, region_of
+from hgemm.table import EXACT, Table, way_of
+from hgemm.target import Target
+from hgemm.wanted import Wanted
+
+H200 = Target.typical("sm_90")
+PROBLEMS = [(64, 4096, 4096), (512, 4096, 4096), (4096, 4096, 4096), (4096, 8192, 1024), (16, 8192, 8192)]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """The catalog, with made-up times of its kernels for sm_90 and sm_90a, not all of them everywhere."""
+    rng = random.Random(0)
+    symbols = [
+        record["symbol"] for record in catalog_records() if "_sm90" in record["symbol"] and "_tn_" in record["symbol"]
+    ]
+    results = [
+        (measured.problem(*extents), {symbol: rng.uniform(10, 40) for symbol in rng.sample(symbols, len(symbols) - 3)})
+        for extents in PROBLEMS
+    ]
+    session = measured.write(tmp_path_factory.mktemp("regions"), results)
+    return Table.of([{**record, "key": measured.KEY} for record in catalog_records()], [session])
+
+
+@pytest.fixture(scope="module")
+def lists(table: Table) -> Lists:
+    (survey,) = table.surveys
+    return Lists(table, survey)
+
+
+# ---- Where ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, REGIONS - 1), st.sampled_from(PLACES))
+def test_what_is_looked_at_of_a_region_lies_in_it(region: int, apart: tuple[int, int, int]) -> None:
+    """But where extents are so few that a unit of them is more than the region."""
+    m, n, k, batch = extents_in(region, apart)
+    found = region_of(point(m, n, k, batch))
+    assert abs(found // (COUNTS[1] * COUNTS[2]) - region // (COUNTS[1] * COUNTS[2])) <= 2 * (m < 16)
+    assert found % COUNTS[2] == region % COUNTS[2] or k <= 1024
+
+
+def test_powers_of_two_lie_in_the_middle_and_everything_lies_somewhere() -> None:
+    for exponent in range(8, 14):
+        size = 2**exponent
+        near = {
+            region_of(point(*extents, 1))
+            for extents in ((size, size, size), (size - size // 8, size, size + size // 8))
+        }
+        assert near == {region_of(point(size, size, size, 1))}
+    assert (
+        region_of(point(1, 1, 0, 1)) == 0
+        and region_of(point(2**31 - 1, 2**31 - 1, 2**31 - 1, 2**31 - 1)) == REGIONS - 1
+    )
+
+
+# ---- What is listed ---------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 2**14), st.integers(1, 2**15), st.integers(1, 2**15), st.integers(1, 3))
+def test_the_arrays_estimate_what_selection_does(
+    lists: Lists, table: Table, m: int, n: int, k: int, batch: int
+) -> None:
+    n, k = -(-n // 16) * 16, -(-k // 16) * 16  # on the sectors of L2: lists know nothing else
+    found = lists.estimates(np.array([(m, n, k, batch)]))[0]
+    wanted = Wanted.dense(Kind(), (m, n, k, batch))
+    for place, estimate in zip(lists.places, found):
+        if not table.rows[place].exact_tiles_only:
+            assert int(estimate) == clocks(table.rows[place], wanted, H200)
+
+
+def test_the_factors_of_a_list_are_those_of_what_was_measured_around(lists: Lists, table: Table) -> None:
+    problems = table.surveys[0].problems
+    nearby = Nearby([problem.point for problem in problems], [dict(problem.ratios) for problem in problems])
+    for extents in PROBLEMS:
+        region = region_of(point(*extents, 1))
+        expected = nearby.factors(point(*extents_in(region, PLACES[0])))
+        listed = lists.at(region)
+        assert listed and all(abs(factor - expected[row]) <= 1 for row, factor in listed)
+
+
+def test_lists_are_short_of_what_runs_best_and_have_the_best_of_the_middle(lists: Lists, table: Table) -> None:
+    rng = random.Random(1)
+    for region in rng.sample(range(REGIONS), 50):
+        listed = dict(lists.at(region))
+        assert 0 < len(listed) <= LISTED + LISTED_WITH_WORKSPACE and list(listed) == sorted(listed)
+        assert {way_of(table.groups[table.rows[row].group].arch, (9, 0)) for row in listed} == {EXACT}
+        sums = lists.estimates(np.array([extents_in(region, apart) for apart in PLACES])) * lists._factors(
+            point(*extents_in(region, PLACES[0]))
+        )
+        worst = sums[:, [lists.places.index(row) for row in listed]].min(1) / sums.min(1)
+        assert worst.mean() < 1.05, region
+    assert lists.at(7) == lists.at(7)
