@@ -99,7 +99,8 @@ def asked(python: Path, problems: Sequence[tuple[int, int, int]]) -> list[list[C
     try:
         answers = json.loads(done.stdout)
     except ValueError:
-        raise LibraryError(f"{python} does not run nvMatmulHeuristics: {done.stderr.strip()[-300:]}") from None
+        told = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise LibraryError(f"{python} does not run nvMatmulHeuristics: {told}") from None
     found = []
     for plain, transposed in zip(answers, answers[len(problems) :]):
         timed = [(time, Configuration(*numbers, swapped=False)) for time, *numbers in plain]

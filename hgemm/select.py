@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from hgemm.cost import clocks
 from hgemm.errors import UnfitError
 from hgemm.kinds import serves
 from hgemm.measured.nearness import ONE, distance
-from hgemm.regions import CORRECTED_LIMIT, Lists, region_of
+from hgemm.regions import CORRECTED_LIMIT, region_of
 from hgemm.serving import row_serves
 from hgemm.table import PTX, Measured, Row, Survey, Table
 from hgemm.target import Target
@@ -59,7 +60,7 @@ class Selector:
     def __init__(self, table: Table, target: Target) -> None:
         self.table, self.target = table, target
         self.ways = table.ways(target)
-        self._lists: dict[int, Lists] = {}
+        self._lists: dict[int, Any] = {}
 
     @cached_property
     def surveys(self) -> dict[int, Survey]:
@@ -107,6 +108,8 @@ class Selector:
         if survey is None:
             return {}
         if survey.kind not in self._lists:
+            from hgemm.shortlists import Lists  # numpy, which nothing else here needs
+
             self._lists[survey.kind] = Lists(self.table, survey)
         return dict(self._lists[survey.kind].at(region_of(wanted.point)))
 

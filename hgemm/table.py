@@ -20,7 +20,7 @@ from hgemm.measured.standing import Place, Standing, standings
 from hgemm.target import TYPICAL, Target
 from hgemm.wanted import Wanted
 
-FORMAT = 4
+FORMAT = 5
 EXACT, COMPATIBLE, PTX = range(3)
 """How a variant's code runs on a device, the preferred way first: its own cubin, an older one's, PTX."""
 

@@ -14,7 +14,8 @@ from tables import catalog_records
 from hgemm.cost import clocks
 from hgemm.kinds import Kind
 from hgemm.measured.nearness import Nearby, point
-from hgemm.regions import COUNTS, LISTED, LISTED_WITH_WORKSPACE, PLACES, REGIONS, Lists, extents_in, region_of
+from hgemm.regions import COUNTS, REGIONS, extents_in, region_of
+from hgemm.shortlists import LISTED, LISTED_WITH_WORKSPACE, PLACES, Lists
 from hgemm.table import EXACT, Table, way_of
 from hgemm.target import Target
 from hgemm.wanted import Wanted

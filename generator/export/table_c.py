@@ -8,7 +8,8 @@ from itertools import accumulate
 
 from generator.export.images import Code, Images
 from hgemm.facts import Facts, MapRule
-from hgemm.regions import REGIONS, Listed, Lists
+from hgemm.regions import REGIONS, Listed
+from hgemm.shortlists import Lists
 from hgemm.table import Group, Row, Table
 from hgemm.tensor_maps import OPERANDS
 

@@ -45,7 +45,7 @@ class Plan:
     works: Sequence[Work]
     library: Path
     protocol: Protocol = PROTOCOL
-    candidates: int = 32
+    candidates: int = 16
     budget_s: float = float("inf")
     seed: int = 0
     fresh: bool = False

@@ -1,0 +1,116 @@
+"""The short lists of a survey's regions: which few variants are worth estimating in each.
+
+They are worked out by numpy, which is imported here and by no other module that selection needs before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import numpy as np
+
+from hgemm.cost import AGAIN_BITS, BOTH, overlapping, sms_used
+from hgemm.measured.nearness import DOUBT, LEAST, MOST, NEIGHBOURS, ONE, ROWS_WEIGHT, WIDTH, Point, centred, point
+from hgemm.model.predict import STREAM_PARTS
+from hgemm.regions import Listed, extents_in
+from hgemm.table import Row, Survey, Table, way_of
+from hgemm.target import Target
+
+LISTED = 6
+"""Variants of a list that need no workspace."""
+LISTED_WITH_WORKSPACE = 2
+PLACES = ((0, 0, 0), (3, 3, 3), (3, -3, -3), (-3, 3, -3), (-3, -3, 3))
+"""Where a region is looked at, in sixteenths of an octave from its middle along rows, n and k."""
+FAR = 4.0
+"""A variant that takes so many times the best is no worse than one that does not serve."""
+
+
+class Lists:
+    """The lists of a survey's regions, each worked out when it is first asked for.
+
+    It takes 5,000 regions times a hundred variants to export a library: numpy's arrays of floats stand in for hgemm.cost, whose
+    numbers, of problems of this size, they agree with.
+    """
+
+    def __init__(self, table: Table, survey: Survey) -> None:
+        self.target = Target.typical(f"sm_{survey.capability}", survey.sms)
+        self._found: dict[int, Listed] = {}
+        self._points = np.array([problem.point for problem in survey.problems])
+        ratios = [dict(problem.ratios) for problem in survey.problems]
+        measured = sorted({row for of_problem in ratios for row in of_problem})
+        ways = {row: way_of(table.groups[table.rows[row].group].arch, self.target.capability) for row in measured}
+        best = min((way for way in ways.values() if way is not None), default=None)
+        self.places = [row for row in measured if way_serves(table.rows[row], ways[row], best, self.target)]
+        rows = [table.rows[place] for place in self.places]
+        self._rows = {field.name: np.array([getattr(row, field.name) for row in rows]) for field in fields(Row)[1:]}
+        self._sms = np.array([sms_used(row, self.target) for row in rows])
+        self._overlapping = np.array([overlapping(row, self.target) for row in rows])
+        self._with_workspace = np.array([row.workspace_bytes(1, 1, 1) > 0 for row in rows])
+        self._logs = np.array([[of.get(row, math.nan) for row in self.places] for of in map(centred, ratios)])
+
+    def at(self, region: int) -> Listed:
+        """Return the list of a region, in the order of the table."""
+        if region not in self._found:
+            self._found[region] = self._listed(region) if self.places else ()
+        return self._found[region]
+
+    def _listed(self, region: int) -> Listed:
+        samples = np.array([extents_in(region, apart) for apart in PLACES])
+        factors = self._factors(point(*map(int, samples[0])))
+        costs = self.estimates(samples) * factors
+        costs[:, np.isnan(factors)] = np.inf
+        least = costs.min(axis=1, keepdims=True)
+        scores = np.minimum(costs / np.where(np.isfinite(least), least, 1), FAR)
+        plain = _covering(np.where(self._with_workspace, FAR, scores), LISTED)
+        chosen = plain + _covering(np.where(self._with_workspace, scores, FAR), LISTED_WITH_WORKSPACE)
+        return tuple((self.places[at], int(factors[at])) for at in sorted(chosen))
+
+    def _factors(self, at: Point) -> np.ndarray:
+        """Return what hgemm.measured.nearness.Nearby.factors does, as an array: NaN where a variant was not measured near."""
+        far = np.abs(self._points - at) @ (ROWS_WEIGHT, 1, 1, ROWS_WEIGHT)
+        nearest = np.argsort(far, kind="stable")[:NEIGHBOURS]
+        weights = np.maximum(np.exp(-((far[nearest] / WIDTH) ** 2) / 2), 1e-9)[:, None] * ~np.isnan(self._logs[nearest])
+        sums = weights.sum(0)
+        exponents = (weights * np.nan_to_num(self._logs[nearest])).sum(0) / (sums + DOUBT)
+        return np.where(sums > 0, np.clip(np.rint(ONE * np.exp(exponents)), LEAST, MOST), np.nan)
+
+    def estimates(self, problems: np.ndarray) -> np.ndarray:
+        """Return hgemm.cost.clocks of dense problems (m, n, k, batch), one a row, for each of `places`; inf where none serves."""
+        r = self._rows
+        m, n, k, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
+        clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
+        work = clusters * r["cluster_m"] * r["cluster_n"] * r["splits"] * batch
+        k_tiles = np.ceil(np.ceil(k / r["tile_k"]) / r["splits"])
+        parts = np.where(r["max_ctas"] > 0, STREAM_PARTS, 1)
+        busiest = np.ceil(work * parts / self._sms)
+        busy = busiest * (k_tiles * r["k_tile_clocks"] + r["tile_clocks"])
+        alone = np.ceil(busiest / self._overlapping) * (k_tiles * r["alone_k_tile_clocks"] + r["alone_tile_clocks"])
+        kib = ((m + n) * k * batch // 1024) * r["operand_bytes"] + (m * n * batch // 1024) * r["result_bytes"]
+        loaded = work * k_tiles * r["again_clocks"] // (1 << AGAIN_BITS)
+        again = np.maximum(loaded - kib * r["again_mib_clocks"] // 1024, 0)
+        sm, memory = np.maximum(busy, alone) // parts, r["memory_clocks"] + kib * r["mib_clocks"] // 1024 + again
+        longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
+        found = r["launch_clocks"] + longer + np.maximum(2 * shorter - longer, 0) // BOTH
+        whole = (m % r["tile_m"] == 0) & (n % r["tile_n"] == 0) & (k % r["tile_k"] == 0)
+        return np.where((r["exact_tiles_only"] == 0) | whole, found, np.inf)
+
+
+def way_serves(row: Row, way: int | None, best: int | None, target: Target) -> bool:
+    """Tell whether a variant's code runs in the best way that there is, and its shared memory fits."""
+    return way is not None and way == best and row.smem_bytes <= target.smem_bytes_per_cta
+
+
+def _covering(scores: np.ndarray, count: int) -> list[int]:
+    """Return so many variants, one after the other that which leaves the least over the best at all places together."""
+    chosen: list[int] = []
+    least = np.full((len(scores), 1), FAR)
+    for _ in range(count):
+        left = np.minimum(scores, least).sum(0)
+        left[chosen] = math.inf
+        best = int(left.argmin())
+        if scores[:, best].min() >= FAR or best in chosen:
+            break
+        chosen.append(best)
+        least = np.minimum(least, scores[:, best : best + 1])
+    return chosen
