@@ -133,8 +133,8 @@ FAULTS_SM80 = (
     Fault(
         "rows staged before the last ones are stored",
         EPILOGUE,
-        "store_rows(rows, row_first + i * 16);\n      atoms::cta_barrier();",
-        "store_rows(rows, row_first + i * 16);",
+        "store_rows(rows, row_first + turn * staged_rows);\n      Threads::barrier();",
+        "store_rows(rows, row_first + turn * staged_rows);",
         {**PIPELINED, "warp_tile": "32x16"},
         WHOLE,
         ("race",),
@@ -142,7 +142,7 @@ FAULTS_SM80 = (
     Fault(
         "rows stored before they are staged",
         EPILOGUE,
-        "      atoms::cta_barrier();\n      store_rows",
+        "      Threads::barrier();\n      store_rows",
         "      store_rows",
         PIPELINED,
         WHOLE,
@@ -170,7 +170,7 @@ FAULTS_SM80 = (
     Fault(
         "fragments of the stage before",
         PRODUCTS,
-        "int const stage = next_block == 0 ? next(read_stage) : read_stage;",
+        "int const stage = next_block == 0 ? following : read_stage;",
         "int const stage = read_stage;",
         PIPELINED,
         WHOLE,

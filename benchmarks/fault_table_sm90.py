@@ -26,6 +26,7 @@ ONE_SHARED, FOUR_SHARED = "64x64x960", "256x64x512"
 """A tile of 15 k-tiles, and four of 8, for three workers."""
 
 MAINLOOP, EPILOGUE, GEMM = "hgemm/mainloop_sm90.cuh", "hgemm/epilogue_sm90.cuh", "hgemm/gemm_sm90.cuh"
+STAGES = "hgemm/tma_stages.cuh"
 OPERAND, CLUSTER_K, STREAM_K = "hgemm/operand_sm90.cuh", "hgemm/cluster_k.cuh", "hgemm/stream_k.cuh"
 
 FAULTS_SM90 = (
@@ -33,7 +34,7 @@ FAULTS_SM90 = (
     Fault(
         "stage multiplied before it has arrived",
         MAINLOOP,
-        "      atoms::mbarrier_wait(&barriers.full[ring.stage], ring.round);\n",
+        "      Stages::await_full();\n",
         "",
         ALONE,
         WHOLE,
@@ -41,7 +42,7 @@ FAULTS_SM90 = (
     ),
     Fault(
         "stage loaded before it was released",
-        MAINLOOP,
+        STAGES,
         "      atoms::mbarrier_wait(&barriers.empty[ring.stage], ring.round ^ 1);\n",
         "",
         ALONE,
@@ -50,7 +51,7 @@ FAULTS_SM90 = (
     ),
     Fault(
         "producer begins with the other parity",
-        MAINLOOP,
+        STAGES,
         "&barriers.empty[ring.stage], ring.round ^ 1);",
         "&barriers.empty[ring.stage], ring.round);",
         ALONE,
@@ -59,7 +60,7 @@ FAULTS_SM90 = (
     ),
     Fault(
         "more bytes expected than arrive",
-        MAINLOOP,
+        STAGES,
         "atoms::mbarrier_arrive_and_expect(full, A::bytes + B::bytes);",
         "atoms::mbarrier_arrive_and_expect(full, A::bytes + B::bytes + 16);",
         ALONE,
@@ -68,7 +69,7 @@ FAULTS_SM90 = (
     ),
     Fault(
         "fewer bytes expected than arrive",
-        MAINLOOP,
+        STAGES,
         "atoms::mbarrier_arrive_and_expect(full, A::bytes + B::bytes);",
         "atoms::mbarrier_arrive_and_expect(full, A::bytes);",
         ALONE,
@@ -77,7 +78,7 @@ FAULTS_SM90 = (
     ),
     Fault(
         "one more reader awaited than there is",
-        MAINLOOP,
+        STAGES,
         "readers * Place::neighbours);",
         "readers * Place::neighbours + 1);",
         ALONE,
@@ -143,7 +144,7 @@ FAULTS_SM90 = (
     # ---- Clusters
     Fault(
         "a multicast that leaves the neighbour out",
-        MAINLOOP,
+        STAGES,
         "return ((1 << Policy::cluster_m) - 1) << column * Policy::cluster_m;",
         "return 1 << rank;",
         CLUSTER,
@@ -152,7 +153,7 @@ FAULTS_SM90 = (
     ),
     Fault(
         "release of one's own stage only",
-        MAINLOOP,
+        STAGES,
         "if (thread < Place::neighbours) atoms::mbarrier_arrive_at(&barriers.empty[stage], place.neighbour(thread));",
         "if (thread < Place::neighbours) atoms::mbarrier_arrive_at(&barriers.empty[stage], place.rank);",
         CLUSTER,
@@ -317,5 +318,105 @@ FAULTS_SM90 = (
         STREAM_IN_TURN,
         FOUR_SHARED,
         ("race",),
+    ),
+)
+
+# ---- Kernels on mma.sync whose tiles come by TMA ---------------------------------------------------------------------
+
+BY_TMA = {
+    "arch": "sm_90a",
+    "mma": "m16n8k16",
+    "copy": "tma",
+    "tile": "32x64x32",
+    "warp_tile": "16x32",
+    "stages": "3",
+    "schedule": "one_tile",
+}
+BEHIND = {**BY_TMA, "fragment_stages": "1"}
+WORN = {**BY_TMA, "schedule": "persistent", "tile": "16x32x32", "warp_tile": "16x16"}
+LOOP, READER, GEMM_TMA = "hgemm/mainloop_tma.cuh", "hgemm/box_reader.cuh", "hgemm/gemm_tma.cuh"
+LONG, TURNS = "32x64x352", "160x32x96"
+
+FAULTS_TMA = (
+    Fault(
+        "fragments read before their k-tile has arrived",
+        LOOP,
+        "            Stages::await_full();\n",
+        "",
+        BY_TMA,
+        LONG,
+        ("race",),
+    ),
+    Fault(
+        "first fragments read before anything has arrived",
+        LOOP,
+        "    Stages::await_full();\n    HGEMM_UNROLL\n    for (int j = 0;",
+        "    HGEMM_UNROLL\n    for (int j = 0;",
+        BY_TMA,
+        LONG,
+        ("race",),
+    ),
+    Fault(
+        "stage given back while it is read",
+        LOOP,
+        "      warp.read_stage = ring.stage;\n",
+        "      warp.read_stage = ring.stage;\n      if constexpr (!ahead) release(warp.read_stage);\n",
+        BEHIND,
+        LONG,
+        ("race", "mbarrier"),
+    ),
+    Fault(
+        "stage given back by one lane for others that read",
+        LOOP,
+        "    atoms::warp_barrier();\n    Stages::release",
+        "    Stages::release",
+        BY_TMA,
+        LONG,
+        ("race",),
+    ),
+    Fault(
+        "stage never given back",
+        LOOP,
+        "          if constexpr (ahead) release(warp.read_stage);  // all of it is in registers\n",
+        "",
+        BY_TMA,
+        LONG,
+        ("deadlock",),
+    ),
+    Fault(
+        "k-tile after the last awaited",
+        LOOP,
+        "if (k_tiles > 1 || more) {",
+        "if (true) {",
+        BY_TMA,
+        LONG,
+        ("deadlock",),
+    ),
+    Fault(
+        "fragments of the next tile read before they have arrived",
+        LOOP,
+        "if (k_tiles > 1 || more) {\n            ring.advance();\n",
+        "ring.advance();\n          if (k_tiles > 1) {\n",
+        WORN,
+        TURNS,
+        ("race",),
+    ),
+    Fault(
+        "pieces read where another swizzle has them",
+        READER,
+        "(byte >> 3 & (pieces - 1) << 4)",
+        "(byte >> 4 & (pieces - 1) << 4)",
+        BY_TMA,
+        LONG,
+        (NUMBERS,),
+    ),
+    Fault(
+        "D staged for fewer warps than there are",
+        GEMM_TMA,
+        "atoms::named_barrier(1, count);",
+        "atoms::named_barrier(1, count - 32);",
+        {**BY_TMA, "tile": "32x64x32", "warp_tile": "16x32"},
+        LONG,
+        ("barrier", "deadlock", "race"),
     ),
 )

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fault_table_sm75 import FAULTS_SM75
 from benchmarks.fault_table_sm80 import FAULTS_SM80, NUMBERS, Fault
-from benchmarks.fault_table_sm90 import FAULTS_SM90
+from benchmarks.fault_table_sm90 import FAULTS_SM90, FAULTS_TMA
 from generator.commands.device_check import Outcome
 from generator.commands.emulate import workshop
 from generator.commands.emulated_check import request_of, workers
@@ -38,7 +38,7 @@ from generator.sweep import sweep
 from generator.toolchain import templates_folder
 
 TIMEOUT_S = 60.0
-FAULTS = (*FAULTS_SM80, *FAULTS_SM75, *FAULTS_SM90)
+FAULTS = (*FAULTS_SM80, *FAULTS_SM75, *FAULTS_SM90, *FAULTS_TMA)
 # ---- Templates with a fault -------------------------------------------------------------------------------------------
 
 

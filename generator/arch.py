@@ -11,6 +11,7 @@ from generator.errors import RequestError
 KIB = 1024
 MMA_SYNC = "mma_sync"
 WGMMA_SM90 = "wgmma_sm90"
+MMA_SYNC_TMA = "mma_sync_tma"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Arch:
     has_bf16: bool
     has_mma_k16: bool
     has_wgmma: bool
+    has_setmaxnreg: bool
     families: tuple[str, ...]
 
     @property
@@ -114,7 +116,7 @@ _LIMITS_120 = _limits(smem_kib_per_sm=100, warps_per_sm=48, ctas_per_sm=24)
 
 
 def _arch(number: int, limits: ArchLimits, suffix: str = "") -> Arch:
-    ampere, wgmma = number >= 80, (number, suffix) == (90, "a")
+    ampere, tma, wgmma = number >= 80, number >= 90, (number, suffix) == (90, "a")
     return Arch(
         name=f"sm_{number}{suffix}",
         number=number,
@@ -124,7 +126,8 @@ def _arch(number: int, limits: ArchLimits, suffix: str = "") -> Arch:
         has_bf16=ampere,
         has_mma_k16=ampere,
         has_wgmma=wgmma,
-        families=((WGMMA_SM90,) if wgmma else ()) + (MMA_SYNC,),
+        has_setmaxnreg=wgmma,
+        families=((WGMMA_SM90,) if wgmma else ()) + (MMA_SYNC,) + ((MMA_SYNC_TMA,) if tma else ()),
     )
 
 

@@ -3,9 +3,9 @@
 Of modules of CuTe DSL, the DSL makes the PTX.
 
 Three short steps instead of one: the middle one drops what the headers define and the kernel does not use (NVRTC alone turns
-every `static constexpr` into a device variable), and the cubin comes from the very PTX that is kept beside it. Kernels on wgmma
-are the exception: nvJitLink 13.0 assembles PTX as a part of a program, for which ptxas ignores setmaxnreg (C7504), and LTO-IR
-as a whole one.
+every `static constexpr` into a device variable), and the cubin comes from the very PTX that is kept beside it. Kernels on
+wgmma, and others whose registers change hands, are the exception: nvJitLink 13.0 assembles PTX as a part of a program, for which
+ptxas ignores setmaxnreg (C7504), and LTO-IR as a whole one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _kept(kernel: Kernel) -> tuple[str, ...]:
 
 
 def _from_lto_ir(kernel: Kernel) -> bool:
-    return kernel.plan.spec.family == WGMMA_SM90
+    return kernel.plan.spec.family == WGMMA_SM90 or kernel.plan.registers_change_hands
 
 
 def _in_dsl(kernel: Kernel) -> bool:

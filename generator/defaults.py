@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from generator.arch import ARCHS, MMA_SYNC, WGMMA_SM90
+from generator.arch import ARCHS, MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
 from generator.errors import RequestError
 from generator.families.defaults import problem_fields
 from generator.families.mma_sync import defaults as mma_sync
+from generator.families.mma_sync_tma import defaults as mma_sync_tma
 from generator.families.sm90 import defaults as sm90
 from generator.families.sm90.plan import WgmmaPlan
 from generator.spec import Request, Spec, family_of_mma
 
-_RESOLVERS = {MMA_SYNC: mma_sync.resolve, WGMMA_SM90: sm90.resolve}
+_RESOLVERS = {MMA_SYNC: mma_sync.resolve, MMA_SYNC_TMA: mma_sync_tma.resolve, WGMMA_SM90: sm90.resolve}
 
 _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "mma": family_of_mma,
-    "copy": {"cp_async": MMA_SYNC, "vector": MMA_SYNC, "scalar": MMA_SYNC, "tma": WGMMA_SM90}.get,
+    "copy": {"cp_async": MMA_SYNC, "vector": MMA_SYNC, "scalar": MMA_SYNC}.get,
     "store": {"smem": MMA_SYNC, "tma": WGMMA_SM90}.get,
     "warp_tile": lambda warp: MMA_SYNC,
     "fragment_stages": lambda stages: MMA_SYNC,
@@ -48,8 +49,8 @@ def family_of(request: Request) -> str:
     field = deciding_field(request)
     served = [family for family in ARCHS[request["arch"]].families if not sole_family(request) or family == MMA_SYNC]
     best = (*served, MMA_SYNC)[0]
-    claimed = _CLAIMS[field](request[field]) if field else None
-    return claimed or best
+    family = (_CLAIMS[field](request[field]) if field else None) or best
+    return MMA_SYNC_TMA if family == MMA_SYNC and request.get("copy") == "tma" else family
 
 
 def sole_family(request: Request) -> str:

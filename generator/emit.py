@@ -8,10 +8,11 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
 from generator.families.mma_sync import cute_emit as mma_sync_in_cute
 from generator.families.mma_sync import dsl_emit as mma_sync_in_dsl
 from generator.families.mma_sync import emit as mma_sync
+from generator.families.mma_sync_tma import emit as mma_sync_tma
 from generator.families.sm90 import cute_emit as sm90_in_cute
 from generator.families.sm90 import emit as sm90
 from generator.naming import alias_of, symbol_of
@@ -22,6 +23,7 @@ _WRITERS = {
     (MMA_SYNC, "atoms"): mma_sync,
     (MMA_SYNC, "cute"): mma_sync_in_cute,
     (MMA_SYNC, "dsl"): mma_sync_in_dsl,
+    (MMA_SYNC_TMA, "atoms"): mma_sync_tma,
     (WGMMA_SM90, "atoms"): sm90,
     (WGMMA_SM90, "cute"): sm90_in_cute,
 }
@@ -31,6 +33,7 @@ ENTRY_HEADERS = (
     mma_sync.STAGED_ENTRY_HEADER,
     mma_sync_in_cute.ENTRY_HEADER,
     mma_sync_in_cute.STAGED_ENTRY_HEADER,
+    mma_sync_tma.ENTRY_HEADER,
     sm90.ENTRY_HEADER,
     sm90_in_cute.ENTRY_HEADER,
 )

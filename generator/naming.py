@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
 from generator.families.mma_sync import naming as mma_sync
+from generator.families.mma_sync_tma import naming as mma_sync_tma
 from generator.families.naming import short
 from generator.families.sm90 import naming as sm90
 from generator.plan import plan_of
 from generator.spec import Spec
 
-_FAMILIES = {MMA_SYNC: mma_sync, WGMMA_SM90: sm90}
+_FAMILIES = {MMA_SYNC: mma_sync, MMA_SYNC_TMA: mma_sync_tma, WGMMA_SM90: sm90}
 _ACC = {"f32": "f32", "f16": "f16", "f16_promoted": "f16p"}
 _BIAS = {"none": "", "row": "_biasrow", "column": "_biascol"}
 

@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
 from generator.errors import RequestError
 from generator.families import ways_out
 from generator.families.mma_sync import rules as mma_sync
+from generator.families.mma_sync_tma import rules as mma_sync_tma
 from generator.families.rules import Rule
 from generator.families.sm90 import rules as sm90
 from generator.families.ways_out import Change
 from generator.plan import Plan
 
-_RULES = {MMA_SYNC: tuple(mma_sync.RULES), WGMMA_SM90: tuple(sm90.RULES)}
+_RULES = {
+    MMA_SYNC: tuple(mma_sync.RULES),
+    MMA_SYNC_TMA: tuple(mma_sync_tma.RULES),
+    WGMMA_SM90: tuple(sm90.RULES),
+}
 _SECOND_CHANGES = 4
 """Changes for which a further one is looked for, where none mends a rule alone."""
 

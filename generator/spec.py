@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from generator.arch import MMA_SYNC, WGMMA_SM90, parse_arch
+from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90, parse_arch
 from generator.errors import RequestError
 from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
@@ -77,8 +77,8 @@ class Spec:
 
     @property
     def family(self) -> str:
-        """The family of the kernel, which the tensor instruction decides."""
-        return family_of_mma(self.mma)
+        """The family of the kernel, which the tensor instruction and the way of its operands decide."""
+        return family_of(self.mma, self.copy)
 
     @property
     def operand_bytes(self) -> int:
@@ -113,6 +113,12 @@ _WGMMA_ATOM = re.compile(r"m64n(\d{1,3})k(?:16|8)", re.ASCII)
 def family_of_mma(mma: str) -> str:
     """Return the family that a tensor instruction belongs to."""
     return WGMMA_SM90 if mma == WGMMA or mma.startswith("m64n") else MMA_SYNC
+
+
+def family_of(mma: str, copy: str) -> str:
+    """Return the family of kernels on a tensor instruction whose operands are copied so."""
+    family = family_of_mma(mma)
+    return MMA_SYNC_TMA if family == MMA_SYNC and copy == "tma" else family
 
 
 def _mma(text: str) -> str:

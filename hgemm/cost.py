@@ -68,7 +68,7 @@ def clocks_of(record: Mapping[str, Any]) -> Clocks:
         fit_of(spec).constants,
         card["sm_mhz"],
     )
-    wgmma = spec["copy"] == "tma"
+    wgmma = str(spec["mma"]).startswith("m64n")
     its, straddled = (cycles_of(shape, wgmma, part, constants, mhz) for part in (0, 1))
     dram_bytes_per_clock = card.dram_gbytes_per_s * 1e3 * constants.dram_part / mhz
     again_bytes_per_clock = constants.again_bytes_per_cycle * card.sms

@@ -77,7 +77,6 @@ BROKEN = [
     ("arch=80 stages=9 cta_tile=64x64x16", "stages", "9 stages, the pipeline has 1 to 8", {"stages": "8"}),
     ("arch=80 copy=cp_async cluster=2x1", "implied_fields", "no choice in cluster 2x1", {"cluster": "1x1"}),
     ("arch=80 mma=m16n8k16 consumers=2", "implied_fields", "consumers 2 (not 0)", {"consumers": "0"}),
-    ("arch=80 mma=m16n8k16 copy=tma", "copy", "copy tma, which wgmma kernels do", {"copy": "cp_async"}),
     ("arch=80 mma=m16n8k16 store=tma", "store", "D stored by tma", {"store": "smem"}),
     ("arch=80 fragment_stages=3", "fragment_stages", "1 or 2 are served", {"fragment_stages": "2"}),
     ("arch=80 fragment_stages=2 stages=1", "fragment_stages", "with 1 stage", {"fragment_stages": "1"}),

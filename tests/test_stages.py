@@ -10,15 +10,17 @@ from conftest import ROOT
 
 WAY = (
     "errors values arch spec layouts families.plan families.mma_sync.plan families.sm90.tensor_maps "
-    "families.sm90.plan plan families.ways_out families.rules families.defaults "
+    "families.mma_sync_tma.plan families.sm90.plan plan families.ways_out families.rules families.defaults "
     "families.mma_sync.ways_out families.mma_sync.cute_rules families.mma_sync.dsl_rules families.mma_sync.rules "
     "families.mma_sync.defaults "
+    "families.mma_sync_tma.ways_out families.mma_sync_tma.rules families.mma_sync_tma.defaults "
     "families.sm90.ways_out families.sm90.cute_rules families.sm90.rules families.sm90.defaults rules defaults families.naming "
-    "families.mma_sync.naming families.sm90.naming naming families.emit families.cute_text "
-    "families.mma_sync.emit families.mma_sync.cute_emit families.mma_sync.dsl_emit families.sm90.emit "
-    "families.sm90.cute_emit emit toolchain dsl.parameters dsl.translate "
+    "families.mma_sync.naming families.mma_sync_tma.naming families.sm90.naming naming families.emit families.cute_text "
+    "families.mma_sync.emit families.mma_sync.cute_emit families.mma_sync.dsl_emit families.mma_sync_tma.emit "
+    "families.sm90.emit families.sm90.cute_emit emit toolchain dsl.parameters dsl.translate "
     "binary.ptxas_log compile binary.elf "
-    "binary.occupancy binary.sass binary.inspect families.mma_sync.expectation families.sm90.expectation expectation "
+    "binary.occupancy binary.sass binary.inspect families.mma_sync.expectation families.sm90.expectation "
+    "families.mma_sync_tma.expectation expectation "
     "register build store.disk store.whole store.variants "
     "store.library failures workers.dispatch pipeline commands.progress cli"
 ).split()

@@ -18,6 +18,7 @@ from generator.compile import Compiled, compile_kernel, options
 from generator.emit import Kernel, emit
 from generator.errors import BuildError
 from generator.families.mma_sync.emit import ENTRY_HEADER, STAGED_ENTRY_HEADER
+from generator.families.mma_sync_tma.emit import ENTRY_HEADER as ENTRY_HEADER_TMA
 from generator.families.sm90.emit import ENTRY_HEADER as ENTRY_HEADER_SM90
 from generator.sweep import sweep
 from generator.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
@@ -34,6 +35,7 @@ SECTIONS = {
     ENTRY_HEADER: [],
     STAGED_ENTRY_HEADER: [],
     ENTRY_HEADER_SM90: ["Barriers", "Consumers", "Producer"],
+    ENTRY_HEADER_TMA: ["Barriers"],
 }
 """What a kernel of each family reads like, from top to bottom."""
 MAX_HEADER_LINES, MAX_COLUMNS = 300, 128

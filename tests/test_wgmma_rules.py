@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
 from generator.defaults import family_of, resolve
 from generator.families import ways_out
 from generator.families.sm90.plan import WgmmaPlan
@@ -180,7 +180,8 @@ FAMILIES = [
     ("arch=90a copy=cp_async", MMA_SYNC),
     ("arch=90a warp_tile=64x64", MMA_SYNC),
     ("arch=90a store=smem", MMA_SYNC),
-    ("arch=90 copy=tma", WGMMA_SM90),
+    ("arch=90 copy=tma", MMA_SYNC_TMA),
+    ("arch=90a copy=tma", WGMMA_SM90),
     ("arch=90 cluster=2x1", WGMMA_SM90),
     ("arch=90 cluster=1x1 consumers=0 cooperation=cooperative", MMA_SYNC),
     ("arch=90 cooperation=pingpong", WGMMA_SM90),

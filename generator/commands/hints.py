@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from generator.arch import ARCHS, MMA_SYNC, WGMMA_SM90
+from generator.arch import ARCHS, WGMMA_SM90
 from generator.commands.options import option_of
 from generator.defaults import deciding_field, sole_family
 from generator.spec import Request
@@ -33,7 +33,7 @@ def hints(asked: Sweep) -> Iterator[str]:
         kin = f"{spec.arch}a"
         if not field and kin not in archs and kin in ARCHS and WGMMA_SM90 in ARCHS[kin].families:
             yield f"{kin} has kernels of wgmma for the same GPUs: --arch {kin}"
-        if field not in ("", "mma") and spec.family == MMA_SYNC and WGMMA_SM90 in ARCHS[spec.arch].families:
+        if field not in ("", "mma") and spec.family != WGMMA_SM90 and WGMMA_SM90 in ARCHS[spec.arch].families:
             flag = option_of(field).flag
             yield f"warning: {flag} asks for mma.sync on {spec.arch}: leave it out for wgmma, or add --mma {spec.mma}"
 

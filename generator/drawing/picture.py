@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from generator.arch import MMA_SYNC
+from generator.arch import WGMMA_SM90
 from generator.drawing.fragments import draw_fragment, fragments_of
 from generator.drawing.shared_tile import GROUPS, draw_tile, unswizzled, view_of
 from generator.drawing.svg import Svg
@@ -23,7 +23,7 @@ _LEFT, _GAP = 16, 40
 def picture_of(plan: Plan, symbol: str) -> str:
     """Return the SVG of a plan's kernel. Raises RequestError where lanes load single elements, which is not drawn."""
     svg = Svg()
-    spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC
+    spec, by_lanes = plan.spec, plan.spec.family != WGMMA_SM90
     _refuse_single_elements(plan)
     svg.text(_LEFT, 32, symbol, 16, bold=True)
     elements = f"{PIECE_BYTES // spec.operand_bytes} elements of {spec.dtype_a}"
@@ -38,21 +38,21 @@ def picture_of(plan: Plan, symbol: str) -> str:
     y = 96.0
     first, second = (plan.b, plan.a) if spec.swapped else (plan.a, plan.b)
     for name, stored, smem in (("A", first, spec.smem_a), ("B", second, spec.smem_b)):
-        tile = stored if by_lanes else box_of(stored, smem, plan.threads)
+        tile = stored if isinstance(stored, OperandTile) else box_of(stored, smem, plan.threads)
         y += draw_operand(svg, _LEFT, y, name, tile, str(smem), by_lanes) + 26
     return _fragments(svg, y, plan).document()
 
 
 def _refuse_single_elements(plan: Plan) -> None:
     spec = plan.spec
-    if spec.family == MMA_SYNC and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
+    if spec.family != WGMMA_SM90 and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
         raise RequestError(
             f"{spec.dtype_a} of layout {spec.layout} is read element by element, not by ldmatrix, and is not drawn: draw one of tn"
         )
 
 
 def box_of(operand: OperandBoxes, smem: Smem, threads: int) -> OperandTile:
-    """Return the first box of a stage of a wgmma kernel, all slices of it, as a tile whose rows are those of its swizzle."""
+    """Return the first box of a stage that TMA fills, all slices of it, as a tile whose rows are those of its swizzle."""
     size = operand.element_bytes
     columns, piece = operand.swizzle_bytes // size, PIECE_BYTES // size
     return OperandTile(operand.k_major, operand.sliced, columns, piece, threads, smem, size)
@@ -71,7 +71,7 @@ def draw_operand(
 
 
 def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
-    by_lanes, floats, neighbours = plan.spec.family == MMA_SYNC, plan.spec.acc == "f32", 4 // plan.spec.operand_bytes
+    by_lanes, floats, neighbours = plan.spec.family != WGMMA_SM90, plan.spec.acc == "f32", 4 // plan.spec.operand_bytes
     held = "pair of elements" if neighbours == 2 or not by_lanes else "element of A and B and each pair of D"
     words = f"{plan.spec.mma}: the lane that holds each {held}, coloured by its register; lane 5's are framed"
     if by_lanes:
@@ -105,11 +105,11 @@ class Pictures:
     def of(self, plan: Plan) -> list[tuple[str, str]]:
         """Return the pictures of a plan's kernel, each after a line that says what it shows. Raises RequestError as above."""
         _refuse_single_elements(plan)
-        spec, by_lanes = plan.spec, plan.spec.family == MMA_SYNC
+        spec, by_lanes = plan.spec, plan.spec.family != WGMMA_SM90
         first, second = (plan.b, plan.a) if spec.swapped else (plan.a, plan.b)
         found = []
         for name, stored, smem in (("A", first, spec.smem_a), ("B", second, spec.smem_b)):
-            shown = stored if by_lanes else box_of(stored, smem, plan.threads)
+            shown = stored if isinstance(stored, OperandTile) else box_of(stored, smem, plan.threads)
             tile = replace(shown, threads=0)  # which no picture shows
             key = name, tile, str(smem), by_lanes
             found.append((f"{name} among the banks of shared memory", self._once(key, partial(_operand, *key))))

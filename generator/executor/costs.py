@@ -14,13 +14,13 @@ from generator.executor.abi import Adversary, Report, Site
 from generator.executor.cases import measured_case
 from generator.executor.machine import EmulatedKernel, HostMemory
 from generator.executor.placement import placement_of
+from generator.values import Tile, WarpTile
 from hgemm.dtypes import DTYPES
 from hgemm.facts import Facts
 from hgemm.verify import Options, Trial
 
 _ADVERSARY = Adversary("late", "round_robin", 1)
 _BARRIER, _MMA = "cta_barrier", "mma"
-_WARP = 32
 _UNPLACED = ("tma", "by_hand")
 """Copies of which the layouts do not say where each thread's go: TMA's, and those of kernels that are written by hand."""
 
@@ -70,7 +70,8 @@ def _issuers(facts: Facts, spec: Mapping[str, Any]) -> int:
     """Return how many warps, or warpgroups for wgmma, share the products of one tile."""
     consumers = int(spec.get("consumers", 0))
     if not consumers:
-        return facts.threads // _WARP
+        tile, warp = Tile.parse(spec["cta_tile"]), WarpTile.parse(spec["warp_tile"])
+        return tile.m // warp.m * (tile.n // warp.n)
     return consumers if spec["cooperation"] == "cooperative" else 1
 
 

@@ -84,6 +84,11 @@ class Plan(ABC):
         return min(self.needed_registers, self.max_registers)
 
     @property
+    def registers_change_hands(self) -> bool:
+        """Whether threads give registers to others, for which ptxas must see a whole program."""
+        return False
+
+    @property
     @abstractmethod
     def mma_per_k_tile(self) -> int:
         """Tensor instructions that one warp issues for a k-tile."""

@@ -8,7 +8,7 @@ from generator.arch import ARCHS
 from generator.families.plan import Plan
 from generator.layouts import PIECE_BYTES
 from generator.plan import plan_of
-from generator.spec import Spec, family_of_mma, parse_field
+from generator.spec import Spec, family_of, parse_field
 from generator.values import Raster, Schedule
 
 Change = dict[str, str]
@@ -36,7 +36,8 @@ def effective(plan: Plan, change: Change) -> Change:
 
 
 def _changes_family(plan: Plan, change: Change) -> bool:
-    return "mma" in change and family_of_mma(change["mma"]) != plan.spec.family
+    spec = plan.spec
+    return family_of(change.get("mma", spec.mma), change.get("copy", spec.copy)) != spec.family
 
 
 def words(change: Change) -> str:
@@ -52,7 +53,8 @@ def advice(plan: Plan, change: Change) -> str:
     """Write the change of a plan's spec; of one to another family, what asks for it."""
     if not _changes_family(plan, change):
         return words(change)
-    return words({name: change[name] for name in _OF_THE_PROBLEM if name in change}) + ", the rest planned anew"
+    told = _OF_THE_PROBLEM if "mma" in change else ("copy", *_OF_THE_PROBLEM)
+    return words({name: change[name] for name in told if name in change}) + ", the rest planned anew"
 
 
 def archs(plan: Plan, family: str) -> list[Change]:

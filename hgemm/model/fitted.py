@@ -76,4 +76,4 @@ def parse_fits(document: Any) -> Mapping[str, Fit]:
 
 def fit_of(spec: Mapping[str, Any]) -> Fit:
     """Return the fit for the family of a record's `spec`."""
-    return fits()["wgmma" if spec["copy"] == "tma" else "mma_sync"]
+    return fits()["wgmma" if str(spec["mma"]).startswith("m64n") else "mma_sync"]

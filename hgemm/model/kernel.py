@@ -31,7 +31,7 @@ class KTile:
     """What one k-tile of one CTA takes, in cycles of one SM.
 
     `copy` and `fragments` are those of filling and of reading shared memory, `memory` what they come to together: the sum
-    where one load and store unit does both, as warps' instructions, and the longer where TMA fills it and wgmma reads. `l2` is
+    where one load and store unit does both, as warps' instructions, and the longer where TMA fills it. `l2` is
     the CTA's share of L2 while all SMs load, None where the card's is not known. `figures` names what of the table was used.
     """
 
@@ -75,7 +75,7 @@ def k_tile(spec: Mapping[str, Any], card: Card) -> KTile:
 
     Raises: RequestError where the card's table lacks a figure that the spec needs, as those of instructions that it has not.
     """
-    return (_wgmma if spec["copy"] == "tma" else _mma_sync)(spec, card)
+    return (_wgmma if spec["mma"].startswith("m64n") else _mma_sync)(spec, card)
 
 
 def extents(text: str) -> tuple[int, ...]:
@@ -92,20 +92,24 @@ def element_bytes(spec: Mapping[str, Any]) -> int:
 
 
 def _mma_sync(spec: Mapping[str, Any], card: Card) -> KTile:
-    """Registers or cp.async copy, and ldmatrix reads: instructions of warps, one unit of the SM for all of them."""
+    """Registers or cp.async copy, and ldmatrix reads: instructions of warps, one unit of the SM for all of them; or TMA copies."""
     figure = _Reader(card)
     m, n, k = extents(spec["cta_tile"])
     warp_m, warp_n = extents(spec["warp_tile"])
     size = element_bytes(spec)
     name, products = _mma_figure(spec, card)
-    copy = _copy(spec, figure, m * k, spec["align_a"]) + _copy(spec, figure, n * k, spec["align_b"])
+    by_tma = spec["copy"] == "tma"
+    if by_tma:
+        copy = (m + n) * k * size / figure("tma_bytes_per_clock_per_sm")
+    else:
+        copy = _copy(spec, figure, m * k, spec["align_a"]) + _copy(spec, figure, n * k, spec["align_b"])
     warps = (m // warp_m) * (n // warp_n)
     fragments = fragment_cycles(warps, warp_m, warp_n, k * size, figure("cpi.ldsm_x4") / 4)
     return KTile(
         tensor=tensor_cycles(m * n * k, products, figure(name)),
         copy=copy,
         fragments=fragments,
-        memory=copy + fragments,
+        memory=max(copy, fragments) if by_tma else copy + fragments,
         l2=_l2(figure, (m + n) * k * size),
         flop_per_byte=intensity(m, n, size),
         figures=tuple(figure.names),

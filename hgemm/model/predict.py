@@ -273,7 +273,7 @@ def predict(
     Raises: RequestError where the card's table lacks a figure that the spec needs.
     """
     shape = Shape.of(spec, card, ctas_per_sm)
-    its = cycles_of(shape, spec["copy"] == "tma", size.straddling, constants, card["sm_mhz"])
+    its = cycles_of(shape, str(spec["mma"]).startswith("m64n"), size.straddling, constants, card["sm_mhz"])
     if not powered:
         constants = replace(constants, watts_per_tflops=0.0)
     found = terms(shape, its, size, card.sms_in_clusters(shape.together), constants, card)

@@ -85,7 +85,15 @@ HGEMM_DEVICE void tma_prefetch(TensorMap const& map) { cute::prefetch_tma_descri
 
 // Copies the box at (x, y, z) of the map to shared memory, zeros where it lies outside; its bytes count at `barrier`.
 HGEMM_DEVICE void tma_load(void* shared, TensorMap const& map, uint64_t* barrier, int x, int y, int z) {
+#if __CUDA_ARCH__ >= 1200  // whose shared::cluster, in which CuTe copies, is an address to be judged, by a call
+  asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+               :
+               : "r"(cute::cast_smem_ptr_to_uint(shared)), "l"(&map), "r"(cute::cast_smem_ptr_to_uint(barrier)), "r"(x),
+                 "r"(y), "r"(z)
+               : "memory");
+#else
   cute::SM90_TMA_LOAD_3D::copy(&map, barrier, uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL), shared, x, y, z);
+#endif
 }
 // The same to the same place in each CTA of the cluster whose bit in `ranks` is set, counting at the barrier of each.
 HGEMM_DEVICE void tma_load_multicast(void* shared, TensorMap const& map, uint64_t* barrier, uint16_t ranks, int x, int y,
@@ -154,6 +162,32 @@ HGEMM_DEVICE void registers_increase() {
 }
 
 // ---- Numbers and matrices -----------------------------------------------------------------------------------------
+
+// Reads as ldmatrix_x4 and ldmatrix_x2 do, at (row ^ flip) + bytes: with few registers of addresses where `row` changes and
+// the others are constants.
+template <bool TRANSPOSE>
+HGEMM_DEVICE void ldmatrix_x4_at(void const* row, uint32_t flip, uint32_t bytes, uint32_t& r0, uint32_t& r1, uint32_t& r2,
+                                 uint32_t& r3) {
+  uint32_t const address = (cute::cast_smem_ptr_to_uint(row) ^ flip) + bytes;
+  if constexpr (TRANSPOSE) {
+    asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+                 : "r"(address));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+                 : "r"(address));
+  }
+}
+template <bool TRANSPOSE>
+HGEMM_DEVICE void ldmatrix_x2_at(void const* row, uint32_t flip, uint32_t bytes, uint32_t& r0, uint32_t& r1) {
+  uint32_t const address = (cute::cast_smem_ptr_to_uint(row) ^ flip) + bytes;
+  if constexpr (TRANSPOSE) {
+    asm volatile("ldmatrix.sync.aligned.x2.trans.m8n8.shared.b16 {%0, %1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.x2.m8n8.shared.b16 {%0, %1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address));
+  }
+}
 
 // Four 8x8 matrices of half elements, held as the sums of wgmma are; lane l gives the address of row l % 8 of matrix l / 8
 // (16 bytes). TRANSPOSE writes the transposed matrices.

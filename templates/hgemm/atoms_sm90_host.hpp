@@ -219,6 +219,20 @@ HGEMM_DEVICE void stmatrix(void* row, uint32_t const* registers, uint32_t matric
   write.flag = transpose;
   perform(write);
 }
+HGEMM_DEVICE void const* flipped(void const* row, uint32_t flip, uint32_t bytes) {
+  return reinterpret_cast<unsigned char const*>(reinterpret_cast<uintptr_t>(row) ^ flip) + bytes;
+}
+template <bool TRANSPOSE>
+HGEMM_DEVICE void ldmatrix_x4_at(void const* row, uint32_t flip, uint32_t bytes, uint32_t& r0, uint32_t& r1, uint32_t& r2,
+                                 uint32_t& r3, Site site = here()) {
+  ldmatrix_x4<TRANSPOSE>(flipped(row, flip, bytes), r0, r1, r2, r3, site);
+}
+template <bool TRANSPOSE>
+HGEMM_DEVICE void ldmatrix_x2_at(void const* row, uint32_t flip, uint32_t bytes, uint32_t& r0, uint32_t& r1,
+                                 Site site = here()) {
+  ldmatrix_x2<TRANSPOSE>(flipped(row, flip, bytes), r0, r1, site);
+}
+
 template <bool TRANSPOSE>
 HGEMM_DEVICE void stmatrix_x4(void* row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3, Site site = here()) {
   uint32_t const registers[4] = {r0, r1, r2, r3};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <hgemm/atoms.cuh>
+#include <hgemm/cta_threads.cuh>
 #include <hgemm/problem.cuh>
 
 namespace hgemm {
@@ -24,7 +25,14 @@ struct alignas(sizeof(T) * COUNT) Piece {
   T element[COUNT];
 };
 
+// Rows of a warp's part that are staged at once: 16, or the 8 that a policy says which has less shared memory left.
+template <class Policy, class = void>
+constexpr int staged_rows_of = 16;
 template <class Policy>
+constexpr int staged_rows_of<Policy, decltype(void(Policy::staged_rows))> = Policy::staged_rows;
+
+// Threads are those that have sums.
+template <class Policy, class Threads = CtaThreads<Policy>>
 struct Epilogue {
   using Out = typename Policy::Out;
 
@@ -32,10 +40,11 @@ struct Epilogue {
   static constexpr int mma_n = Policy::warp_n / 8;
   static constexpr int piece = 16 / sizeof(Out);  // elements of 16 bytes
   static constexpr int pitch = Policy::epilogue_pitch;
+  static constexpr int staged_rows = staged_rows_of<Policy>;
 
-  // 16 rows of each warp's part of D as floats.
+  // Some rows of each warp's part of D as floats.
   struct Shared {
-    alignas(16) float rows[Policy::threads / 32][Policy::store_through_shared ? 16 * pitch : 4];
+    alignas(16) float rows[Threads::count / 32][Policy::store_through_shared ? staged_rows * pitch : 4];
   };
 
   Problem const& problem;
@@ -89,30 +98,34 @@ struct Epilogue {
     }
   }
 
-  // ---- Through shared memory: 16 rows of the warp's part at a time ------------------------------------------------
+  // ---- Through shared memory: 16 or 8 rows of the warp's part at a time -------------------------------------------
 
   // Rows lie in words of 4 floats; where a piece is two words, the odd ones follow the even ones, so that neither the
   // pairs written nor the words read meet a bank twice.
   static constexpr int odd_words_at = piece == 8 ? Policy::epilogue_odd_words * 4 : 4;  // floats
   static constexpr int piece_step = piece == 8 ? 4 : 8;                                 // floats from 8 columns to the next
 
-  // The barriers are the CTA's: where warps may have diverged, a warp's own is a call, for which registers must be free.
+  // The barriers are of all threads: where warps may have diverged, a warp's own is a call, for which registers must be free.
   template <class Values>
   HGEMM_DEVICE void store_through_shared(Values const& values, float* rows) const {
     float* const to = rows + lane / 4 * pitch + lane % 4 / 2 * odd_words_at + lane % 2 * 2;
     HGEMM_NO_UNROLL
-    for (int i = 0; i < mma_m; ++i) {
-      stage(values, i, to);
-      atoms::cta_barrier();
-      store_rows(rows, row_first + i * 16);
-      atoms::cta_barrier();
+    for (int turn = 0; turn < mma_m * (16 / staged_rows); ++turn) {
+      if constexpr (staged_rows == 16) {
+        stage(values, turn, to);
+      } else {
+        stage_half(values, turn, to);
+      }
+      Threads::barrier();
+      store_rows(rows, row_first + turn * staged_rows);
+      Threads::barrier();
     }
   }
 
-  // Finishes 16 rows of sums, a piece of a row a lane at a time.
+  // Finishes the staged rows of sums, a piece of a row a lane at a time.
   HGEMM_DEVICE void store_rows(float const* rows, int first) const {
     constexpr int pieces_per_row = Policy::warp_n / piece;
-    constexpr int pieces = 16 * pieces_per_row;
+    constexpr int pieces = staged_rows * pieces_per_row;
     constexpr int width = Policy::align_d < piece ? Policy::align_d : piece;
     HGEMM_NO_UNROLL
     for (int turn = 0; turn < pieces; turn += 32) {  // the same turns for all lanes
@@ -176,6 +189,34 @@ struct Epilogue {
                    atoms::high_half(row[j][1]), to + j * piece_step);
       }
     }
+  }
+
+  // The same of rows turn * 8 to turn * 8 + 7: of 16 rows the upper ones, then the lower ones.
+  template <class Values>
+  HGEMM_DEVICE static void stage_half(Values const& values, int turn, float* to) {
+    uint32_t row[mma_n];
+    HGEMM_UNROLL
+    for (int here = 0; here < mma_m * 2; ++here) {
+      if (here != turn) continue;
+      HGEMM_UNROLL
+      for (int j = 0; j < mma_n; ++j) {
+        if constexpr (Values::in_pairs) {
+          row[j] = values.halves[here / 2][j][here % 2];
+        } else {
+          float const* const pair = &values.floats[here / 2][j][here % 2 * 2];
+          stage_pair(pair[0], pair[1], to + j * piece_step);
+        }
+      }
+    }
+    if constexpr (Values::in_pairs) {
+      HGEMM_UNROLL
+      for (int j = 0; j < mma_n; ++j) stage_pair(atoms::low_half(row[j]), atoms::high_half(row[j]), to + j * piece_step);
+    }
+  }
+
+  HGEMM_DEVICE static void stage_pair(float x, float y, float* to) {
+    Word2 const pair = {atoms::float_bits(x), atoms::float_bits(y)};
+    atoms::st_shared(reinterpret_cast<Word2*>(to), pair);
   }
 
   HGEMM_DEVICE static void stage_tile(float x, float y, float x_below, float y_below, float* to) {

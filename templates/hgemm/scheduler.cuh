@@ -36,13 +36,22 @@ struct Scheduler {
 
   // Fetches this CTA's next piece of work; false when none is left. A CTA that is not persistent has one.
   HGEMM_DEVICE bool next(Work& work) {
-    if (item >= items) return false;
+    if (!has_more()) return false;
+    work = work_of(item);
+    advance();
+    return true;
+  }
+
+  // The same in steps.
+  HGEMM_DEVICE bool has_more() const { return item < items; }
+  HGEMM_DEVICE void advance() { item = persistent ? item + step : items; }
+  HGEMM_DEVICE Work work_of(uint32_t item) const {
+    Work work;
     work.split = item % Policy::splits;
     work.tile = item / Policy::splits % tiles();
     work.batch = item / Policy::splits / tiles();
     locate(work);
-    item = persistent ? item + step : items;
-    return true;
+    return work;
   }
 
   HGEMM_DEVICE void locate(Work& work) const {

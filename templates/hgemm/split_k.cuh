@@ -3,6 +3,7 @@
 #pragma once
 
 #include <hgemm/accumulators.cuh>
+#include <hgemm/cta_threads.cuh>
 #include <hgemm/scheduler.cuh>
 
 namespace hgemm {
@@ -51,15 +52,6 @@ HGEMM_DEVICE void add_word(float (&sum)[4], Word4 word) {
   sum[2] += atoms::bits_float(word.z);
   sum[3] += atoms::bits_float(word.w);
 }
-
-// The threads that reduce together: all of the CTA.
-template <class Policy>
-struct CtaThreads {
-  static constexpr int count = Policy::threads;
-
-  HGEMM_DEVICE static int index() { return atoms::thread_index(); }
-  HGEMM_DEVICE static void barrier() { atoms::cta_barrier(); }
-};
 
 // Workspace: one counter a tile and batch, rounded up to 256 bytes in all; then the partial sums of each tile, batch and
 // split, as (mma_m, mma_n, threads) words of 4 floats. Counters start as zeros and are zeros again at the end.

@@ -19,23 +19,33 @@ template <class Policy, bool WMMA = by_wmma<Policy>>
 struct WarpFragments {
   template <class Operand, int EXTENT, bool OF_A>
   using Reader = FragmentReader<Policy, Operand, EXTENT, OF_A>;
-  static constexpr int columns = 8, a_registers = 4, b_registers = 2;
+  static constexpr int columns = 8, a_registers = 4, b_registers = 2, wide_columns = 256;
 };
 template <class Policy>
 struct WarpFragments<Policy, true> {
   template <class Operand, int EXTENT, bool OF_A>
   using Reader = WmmaReader<Policy, Operand, EXTENT, OF_A>;
   static constexpr int columns = 16, a_registers = atoms::wmma_registers<typename Policy::In>, b_registers = a_registers;
+  static constexpr int wide_columns = 256;
 };
 
+// Stages as threads copy them.
 template <class Policy>
+struct CopiedStages {
+  using In = typename Policy::In;
+
+  alignas(128) In a[Policy::stages][OperandLayout<Policy, typename Policy::A, Policy::tile_m>::stage_elements];
+  alignas(128) In b[Policy::stages][OperandLayout<Policy, typename Policy::B, Policy::tile_n>::stage_elements];
+};
+
+// Stages are CopiedStages, or what else has A and B of each; Form says how fragments of them are read.
+template <class Policy, class Stages = CopiedStages<Policy>, class Fragmentation = WarpFragments<Policy>>
 struct WarpProducts {
   using In = typename Policy::In;
   using A = typename Policy::A;
   using B = typename Policy::B;
-  using LayoutA = OperandLayout<Policy, A, Policy::tile_m>;
-  using LayoutB = OperandLayout<Policy, B, Policy::tile_n>;
-  using Form = WarpFragments<Policy>;
+  using Form = Fragmentation;
+  using Shared = Stages;
 
   static constexpr int stages = Policy::stages;
   static constexpr int k_block = 32 / sizeof(In);  // of k, whose fragments are read at once: 16 halves
@@ -51,6 +61,7 @@ struct WarpProducts {
   static constexpr bool ahead = Policy::fragment_stages == 2;
   static constexpr int rows_of_a = mma_m * k_blocks;  // in a k-tile
   static constexpr int a_rows = ahead                                ? mma_m
+                                : Policy::warp_n > Form::wide_columns && rows_of_a % 2 == 0 ? 2
                                 : mma_m > 3 && rows_of_a % 3 == 0 ? 3
                                 : mma_m > 4 && rows_of_a % 4 == 0 ? 4
                                                                     : mma_m;
@@ -60,11 +71,6 @@ struct WarpProducts {
   static constexpr int last_read = (k_blocks - 1) * products + (mma_m - a_rows) * mma_n - 1;
 
   static constexpr int mma_per_k_tile = products * mma_per_product * k_blocks;  // of one warp
-
-  struct Shared {
-    alignas(128) In a[stages][LayoutA::stage_elements];
-    alignas(128) In b[stages][LayoutB::stage_elements];
-  };
 
   struct Fragments {
     uint32_t a[a_rows][Form::a_registers];  // (a_rows), 16 x k_block of A
@@ -89,7 +95,7 @@ struct WarpProducts {
 
   HGEMM_DEVICE void read_a(Fragments& fragments, int stage, int block, int i) const {
     auto& a = fragments.a[a_row(block, i)];
-    In const* const tile = shared.a[stage];  // (tile_m, tile_k)
+    auto const* const tile = shared.a[stage];  // (tile_m, tile_k)
     if constexpr (by_wmma<Policy>) {
       read_a_.read(tile, i * 16, block * k_block, a);
     } else {
@@ -100,7 +106,7 @@ struct WarpProducts {
   // Reads b_step fragments from j on, 16 columns of D, or the 8 that are left at the end of an odd number.
   HGEMM_DEVICE void read_b(Fragments& fragments, int stage, int block, int j) const {
     auto& b0 = fragments.b[j];
-    In const* const tile = shared.b[stage];  // (tile_n, tile_k)
+    auto const* const tile = shared.b[stage];  // (tile_n, tile_k)
     if constexpr (by_wmma<Policy>) {
       read_b_.read(tile, j * 16, block * k_block, b0);
     } else if (j + 1 < mma_n) {
@@ -123,9 +129,13 @@ struct WarpProducts {
 
   // Two fragment stages: reads the next block over the first half of this one, in the order of use.
   HGEMM_DEVICE void read_ahead(Fragments& fragments, int block, int product) const {
+    read_ahead(fragments, block, product, next(read_stage));
+  }
+  // The same, of the k-tile that follows in another stage.
+  HGEMM_DEVICE void read_ahead(Fragments& fragments, int block, int product, int following) const {
     constexpr int pieces = mma_m + (mma_n + b_step - 1) / b_step;
     int const next_block = (block + 1) % k_blocks;
-    int const stage = next_block == 0 ? next(read_stage) : read_stage;
+    int const stage = next_block == 0 ? following : read_stage;
     HGEMM_UNROLL
     for (int piece = 2 * pieces * product / products; piece < 2 * pieces * (product + 1) / products; ++piece) {
       if (piece == 0) {
@@ -141,10 +151,13 @@ struct WarpProducts {
   // One fragment stage: after a row's last product reads a row of A in its place, after the last products of 16 columns
   // the next block's B in theirs. Nothing is read of block `end`, nor after it.
   HGEMM_DEVICE void read_behind(Fragments& fragments, int block, int product, int end = k_blocks + 1) const {
+    read_behind(fragments, block, product, end, next(read_stage));
+  }
+  HGEMM_DEVICE void read_behind(Fragments& fragments, int block, int product, int end, int following) const {
     int const i = product / mma_n;
     int const step = product % mma_n;
     int const next_block = (block + 1) % k_blocks;
-    int const next_stage = next_block == 0 ? next(read_stage) : read_stage;
+    int const next_stage = next_block == 0 ? following : read_stage;
     if (i == mma_m - 1 && block + 1 < end) {
       int const j = backwards(i, block) ? mma_n - 1 - step : step;
       bool const last = backwards(i, block) ? j % b_step == 0 : j % b_step == b_step - 1 || j == mma_n - 1;

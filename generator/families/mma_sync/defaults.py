@@ -120,7 +120,7 @@ def _off_target(tile: Tile, warp: WarpTile) -> int:
     return max(WARPS[0] - warps, warps - WARPS[-1], 0)
 
 
-def _warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
+def warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
     """Warp tiles that divide a CTA tile, the best first: 4 to 8 of them, with the most products for a loaded element."""
     area, rows = WARP_AREAS[fields["acc"]], STAGED_WARP_ROWS if fields["copy"] in STAGED else WARP_ROWS
     columns = mma_columns(fields["mma"])
@@ -153,7 +153,7 @@ _FITS = (
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
     """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few."""
-    warps = [fields["warp_tile"]] if "warp_tile" in fields else _warp_tiles(fields, tile)
+    warps = [fields["warp_tile"]] if "warp_tile" in fields else warp_tiles(fields, tile)
     warps = [warp for warp in warps if _fits(fields, _least(fields, tile, warp))]
     for ways in (_good, _poor):
         for warp in warps:
@@ -192,7 +192,7 @@ def _least(fields: Request, tile: Tile, warp: WarpTile) -> Request:
 
 def _modest(fields: Request, tile: Tile) -> Request:
     """A choice for what nothing fits, for the rules to say why."""
-    warp = _warp_tiles(fields, tile)[0]
+    warp = warp_tiles(fields, tile)[0]
     return _choice(fields, tile, warp, min(_stages(fields)[1]), 1, 1)
 
 

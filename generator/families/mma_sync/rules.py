@@ -91,8 +91,6 @@ def threads(plan: Plan) -> str | None:
 
 @rule(ways_out.other_copies)
 def copy(plan: Plan) -> str | None:
-    if plan.spec.copy == "tma":
-        return "copy tma, which wgmma kernels do"
     if plan.spec.copy == "cp_async" and not ARCHS[plan.spec.arch].has_cp_async:
         return f"{plan.spec.arch} has no cp.async: copies go by way of registers"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from generator.arch import ARCHS
 from generator.binary.inspect import Expectation
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from hgemm.problem import PROBLEM_BYTES
@@ -11,14 +12,16 @@ MAPS = 3
 MAPS_ALIGNMENT_BYTES = 64
 """Source: CUDA driver API, CUtensorMap."""
 
-PARAM_BASE_BYTES = 0x210
-"""Where parameters begin in an sm_90 kernel's constant bank, whose addresses are what is aligned (found in its SASS)."""
+PARAM_BASE_BYTES = {90: 0x210}
+LATER_PARAM_BASE_BYTES = 0x380
+"""Where parameters begin in a kernel's constant bank, whose addresses are what is aligned (found in its SASS)."""
 
 
-def _param_bytes() -> int:
+def param_bytes(arch: str) -> int:
     """Return the bytes of the problem and, after it, of the maps of A, B and D."""
-    end = PARAM_BASE_BYTES + PROBLEM_BYTES
-    maps_at = -(-end // MAPS_ALIGNMENT_BYTES) * MAPS_ALIGNMENT_BYTES - PARAM_BASE_BYTES
+    base = PARAM_BASE_BYTES.get(ARCHS[arch].number, LATER_PARAM_BASE_BYTES)
+    end = base + PROBLEM_BYTES
+    maps_at = -(-end // MAPS_ALIGNMENT_BYTES) * MAPS_ALIGNMENT_BYTES - base
     return maps_at + MAPS * MAP_BYTES
 
 
@@ -35,7 +38,7 @@ def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
         threads=plan.threads,
         static_smem_bytes=0,
         smem_bytes=plan.smem_bytes,
-        param_bytes=_param_bytes(),
+        param_bytes=param_bytes(plan.spec.arch),
         max_registers=plan.launch_registers,
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,

@@ -162,6 +162,10 @@ class WgmmaPlan(Plan):
         return registers.rebalanced(self)
 
     @property
+    def registers_change_hands(self) -> bool:
+        return any(self.rebalanced)
+
+    @property
     def launch_registers(self) -> int:
         """Registers that each thread is launched with at most."""
         return registers.at_launch(self, WARPGROUP_THREADS if any(self.rebalanced) else WARP_THREADS)

@@ -1,0 +1,194 @@
+"""Kernels on mma.sync whose tiles come by TMA: what is planned and refused, what stands in the code, what runs on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import made
+
+from generator.arch import ARCHS, MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
+from generator.defaults import family_of
+from generator.emit import emit
+from generator.executor.build import Workshop
+from generator.executor.proving import Subject, prove
+from generator.families.mma_sync_tma.rules import RULES
+from generator.naming import symbol_of
+from generator.pipeline import Settings
+from generator.plan import Plan
+from generator.register import planned
+from generator.rules import violations
+from generator.spec import parse_field
+from generator.sweep import sweep
+from generator.toolchain import templates_folder
+from hgemm.facts import Facts
+
+TEMPLATES = templates_folder()
+SERVED = [name for name, arch in ARCHS.items() if MMA_SYNC_TMA in arch.families]
+BY_TMA = {"mma": "m16n8k16", "copy": "tma"}
+SMALL = {**BY_TMA, "arch": "sm_90", "tile": "32x64x32", "warp_tile": "16x32"}
+
+
+def plan_of(**texts: str) -> Plan:
+    (candidate,) = sweep([{"arch": "sm_90a", **BY_TMA, **texts}]).candidates
+    return candidate.plan
+
+
+# ---- What is planned ------------------------------------------------------------------------------------------------
+
+
+def test_the_tile_that_was_measured_best_is_planned() -> None:
+    spec = plan_of().spec
+    told = (str(spec.cta_tile), str(spec.warp_tile), spec.stages, spec.fragment_stages, str(spec.schedule))
+    assert told == ("256x128x64", "64x64", 3, 2, "persistent") and spec.family == MMA_SYNC_TMA
+    halves = plan_of(acc="f16")
+    assert str(halves.spec.cta_tile) == "256x256x64" and halves.accumulator_registers == 128
+
+
+@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize("acc", ["f32", "f16", "f16_promoted"])
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_what_is_planned_is_legal_on_every_architecture_that_has_tma(arch: str, acc: str, layout: str) -> None:
+    plan = plan_of(arch=arch, acc=acc, layout=layout)
+    assert not violations(plan) and plan.spec.copy == "tma"
+
+
+@pytest.mark.parametrize(
+    ("texts", "family"),
+    [
+        ({"arch": "sm_90a", "copy": "tma"}, WGMMA_SM90),
+        ({"arch": "sm_90", "copy": "tma"}, MMA_SYNC_TMA),
+        ({"arch": "sm_90a", "copy": "tma", "mma": "m16n8k16"}, MMA_SYNC_TMA),
+        ({"arch": "sm_90a", "copy": "tma", "warp_tile": "64x64"}, MMA_SYNC_TMA),
+        ({"arch": "sm_90a", "mma": "m16n8k16"}, MMA_SYNC),
+        ({"arch": "sm_120", "mma": "m16n8k16"}, MMA_SYNC),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
+)
+def test_the_instruction_and_the_copy_decide_the_family(texts: dict[str, str], family: str) -> None:
+    assert family_of({name: parse_field(name, text) for name, text in texts.items()}) == family
+
+
+def test_a_producer_gives_its_registers_where_the_others_need_more_than_they_are_launched_with() -> None:
+    plan = plan_of(tile="256x128x64")
+    producer, consumer = plan.rebalanced
+    assert plan.threads == 384 and plan.launch_registers == 168 and plan.registers_change_hands
+    assert producer + 2 * consumer == 3 * plan.launch_registers and consumer >= plan.needed_registers
+    small = plan_of(tile="128x128x64", warp_tile="64x64")
+    assert small.threads == 160 and not small.registers_change_hands and small.max_registers == 255
+
+
+def test_fewer_rows_of_d_are_staged_where_stages_leave_no_room() -> None:
+    three, four = (plan_of(tile="256x128x64", stages=stages) for stages in ("3", "4"))
+    assert (three.staged_rows, four.staged_rows) == (16, 8) and four.smem_bytes <= four.max_smem_bytes
+    assert "staged_rows = 8" in emit(four, TEMPLATES).source and "staged_rows = 16" in emit(three, TEMPLATES).source
+
+
+def test_boxes_of_an_operand_that_is_not_k_major_fit_the_warp_tile() -> None:
+    plan = plan_of(layout="nt", tile="96x64x32", warp_tile="48x32")
+    assert (plan.a.swizzle_bytes, plan.b.swizzle_bytes) == (32, 64)  # 48 columns are three boxes of 16
+    assert [entry["box"] for entry in plan.launch()["tensor_maps"]] == [[16, 32, 1], [32, 32, 1]]
+
+
+# ---- What is refused ------------------------------------------------------------------------------------------------
+
+BROKEN = [
+    ({"arch": "sm_80"}, "family", "sm_80 has no TMA", {"copy": "cp_async"}),
+    ({"dtype_a": "f16", "dtype_b": "bf16"}, "same_inputs", "A is f16 and B is bf16", {"dtype_b": "f16"}),
+    (
+        {"dtype": "bf16", "acc": "f16", "tile": "64x64x32"},
+        "accumulator",
+        "bf16 inputs accumulate in f32 only",
+        {"acc": "f32"},
+    ),
+    ({"mma": "wmma16"}, "mma", "one pitch apart", {"mma": "m16n8k16"}),
+    ({"dtype": "tf32", "layout": "nn", "mma": "m16n8k8"}, "layout", "where k is contiguous only", {"copy": "cp_async"}),
+    ({"align_a": "4"}, "alignment", "align_a 4: TMA takes", {"copy": "cp_async"}),
+    ({"dtype": "tf32", "mma": "m16n8k8", "align_a": "8"}, "alignment_of_operands", "4 elements", {"align_a": "4"}),
+    ({"dtype_d": "f32", "align_d": "8"}, "alignment_of_d", "4 elements", {"align_d": "4"}),
+    ({"smem_a": "pad:8"}, "implied_fields", "smem_a pad:8 (not xor:3,3,3)", {"smem_a": "xor:3,3,3"}),
+    ({"store": "tma"}, "store", "D stored by tma", {"store": "smem"}),
+    ({"tile": "24x64x32", "warp_tile": "16x32"}, "cta_tile", "multiples of 16", None),
+    ({"tile": "64x64x32", "warp_tile": "48x32"}, "warp_tile", "does not divide", None),
+    ({"tile": "256x256x32", "warp_tile": "16x16"}, "threads", "threads > 1024 a CTA", None),
+    ({"tile": "64x64x32", "stages": "1"}, "stages", "those by TMA are 2 to 8", {"stages": "2"}),
+    ({"tile": "64x48x32", "warp_tile": "32x24", "layout": "tt"}, "boxes", "24 of B", None),
+    ({"fragment_stages": "3"}, "fragment_stages", "1 or 2", {"fragment_stages": "2"}),
+    ({"tile": "256x256x64", "stages": "4"}, "shared_memory", "232,448 B of sm_90a", None),
+    ({"tile": "64x64x32", "ctas_per_sm": "32"}, "residency", "32 CTAs of", None),
+    ({"arch": "sm_90", "tile": "256x128x64", "warp_tile": "64x64"}, "registers", "a warp that only loads", None),
+    ({"raster": "group:2000"}, "raster", "2,000 tiles", {"raster": "group:1024"}),
+    ({"schedule": "split_k:65"}, "splits", "2 to 64", {"schedule": "split_k:64"}),
+    ({"schedule": "cluster_k:2"}, "schedule", "takes a cluster", None),
+]
+
+
+@pytest.mark.parametrize(("texts", "rule", "message", "change"), BROKEN, ids=[row[1] for row in BROKEN])
+def test_a_rule_says_what_is_wrong_and_what_is_right(
+    texts: dict[str, str], rule: str, message: str, change: dict | None
+) -> None:
+    found = {violation.rule: violation for violation in violations(plan_of(**texts))}
+    assert message in found[rule].message and found[rule].change
+    assert change is None or change.items() <= found[rule].change.items()
+    assert "copy" not in found[rule].change or "copy cp_async" in found[rule].way_out
+
+
+def test_stream_k_is_refused_with_a_schedule_that_takes_whole_tiles() -> None:
+    (violation,) = violations(plan_of(schedule="stream_k"))
+    assert violation.rule == "schedule" and violation.change == {"schedule": "persistent"}
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {rule.name for rule in RULES} == {row[1] for row in BROKEN}
+
+
+# ---- The machine code and the record --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_90a", "sm_120"])
+def test_tiles_come_by_tma_and_by_nothing_else_in_the_machine_code(arch: str, settings: Settings) -> None:
+    (outcome,) = made({**SMALL, "arch": arch}, settings)
+    data = outcome.record.data
+    assert outcome.error == "" and data["sass"]["UTMALDG"] >= 2 and "LDGSTS" not in data["sass"]
+    assert data["launch"]["programmatic"] and [entry["operand"] for entry in data["launch"]["tensor_maps"]] == [
+        "a",
+        "b",
+    ]
+    assert Facts.of(data).threads == (2 * 2 + 1) * 32 and "_tma_" in data["symbol"]
+
+
+def test_registers_change_hands_in_the_machine_code_of_a_large_tile(settings: Settings) -> None:
+    (outcome,) = made({**BY_TMA, "arch": "sm_90a", "tile": "256x128x64"}, settings)
+    data = outcome.record.data
+    assert outcome.error == "" and data["sass"]["USETMAXREG"] == 2 and data["resources"]["registers"] == 168
+    assert data["resources"]["ctas_per_sm"] == 1 and data["resources"]["spill_bytes"] == 0
+
+
+def test_a_symbol_says_that_tiles_come_by_tma() -> None:
+    by_threads = plan_of(copy="cp_async", tile="64x64x32", warp_tile="32x32", stages="3").spec
+    by_tma = plan_of(tile="64x64x32", warp_tile="32x32", stages="3").spec
+    assert "_s3f2_tma_zigzag_" in symbol_of(by_tma) and "_s3f2_xor233_xor233_zigzag_" in symbol_of(by_threads)
+
+
+# ---- On the CPU -----------------------------------------------------------------------------------------------------
+
+KINDS = (
+    {},
+    {"layout": "nn", "fragment_stages": "1", "schedule": "one_tile"},
+    {"layout": "nt", "tile": "96x32x16", "warp_tile": "48x16", "bias": "row", "activation": "relu"},
+    {"layout": "tt", "tile": "32x64x64", "warp_tile": "16x64", "store": "direct", "align_d": "1"},
+    {"schedule": "split_k:2", "fragment_stages": "1"},
+    {"tile": "64x176x64", "warp_tile": "32x88", "fragment_stages": "1", "stages": "2"},
+    {"dtype": "tf32", "mma": "m16n8k8", "tile": "32x32x16", "warp_tile": "16x16"},
+    {"dtype": "bf16", "mma": "m16n8k8", "arch": "sm_120", "tile": "48x32x48", "warp_tile": "48x16"},
+    {"acc": "f16_promoted", "arch": "sm_100"},
+    {"arch": "sm_90a", "acc": "f16", "tile": "256x256x64", "warp_tile": "64x128"},
+)
+
+
+@pytest.mark.parametrize("texts", KINDS, ids=lambda texts: "-".join(texts.values()) or "planned")
+def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], workshop: Workshop) -> None:
+    kernel = emit(plan_of(**{**SMALL, **texts}), TEMPLATES)
+    assert not violations(kernel.plan)
+    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)
+    assert not [check.reason for check in proved.checks if not check.passed]
+    assert proved.proof["races"] == proved.proof["read_conflicts_per_k_tile"] == 0
+    assert proved.proof["barriers_per_k_tile"] == 0
