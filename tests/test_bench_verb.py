@@ -26,11 +26,14 @@ from hgemm.bench.options import works_of
 from hgemm.bench.results import means, table
 from hgemm.bench.suites import names, read_suite
 from hgemm.bench.work import Work
+from hgemm.device import open_device
 from hgemm.errors import RequestError
 from hgemm.kernel import Kernel
+from hgemm.kinds import Kind
 from hgemm.library import open_library
 from hgemm.measured.session import read_sessions
 from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
@@ -107,6 +110,17 @@ def test_results_are_written_in_every_form(driver: BenchDriver, folder: Path, tm
     assert [row["ours"] for row in rows] == ["hgemm_fast", ""] and rows[0]["ratio_first"] == "1.25"
     suite = ElementTree.parse(files["junit"]).getroot()[0]
     assert [len(case.findall("skipped")) for case in suite] == [0, 1] and suite.get("tests") == "2"
+
+
+def test_by_dispatch_alone_only_what_the_library_selects_is_measured(driver: BenchDriver, folder: Path) -> None:
+    """The one of least estimate, whichever would win; a problem that nothing serves is told as not measured."""
+    result = call("--library", folder, "--shapes", "40x56x24,40x56x23", "--dispatched", "--json")
+    document = json.loads(result.stdout)
+    (ours,) = (name for name in document["results"][0]["screened_us"] if not name.startswith("cublaslt"))
+    device = Target.of(open_device())
+    expected = open_library(folder).selector(device).choose(Wanted.dense(Kind(), (40, 56, 24, 1)))
+    assert ours == document["results"][0]["ours"] == expected.symbol
+    assert result.exit_code == 1 and not document["results"][1].get("ours")
 
 
 @pytest.mark.parametrize("option", ["--keep", "--csv", "--junit"])

@@ -23,6 +23,10 @@ from hgemm.disk import require_writable
 from hgemm.dtypes import in_memory
 from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
+from hgemm.kinds import Kind
+from hgemm.library import open_library
+from hgemm.target import Target
+from hgemm.wanted import Wanted
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 STATES = ("steady", "burst", "solo")
@@ -44,6 +48,7 @@ _PROBLEMS = (
     click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B in memory where --in is given."),
 )
 _OPTIONS = (
+    click.option("--dispatched", is_flag=True, help="Measure only what the library selects for a problem here."),
     click.option(
         "--baseline",
         type=click.Choice(list(BASELINES)),
@@ -136,7 +141,10 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
 
     plan = replace(plan_of(kernels, options), record=library if options["record"] else None, **changed)
     require_writable(*(options[name] for name in ("keep", "csv", "junit")))
-    document = run(plan, open_device(), lambda text: click.echo(text, err=True))
+    device = open_device()
+    if options["dispatched"]:
+        plan = replace(plan, chosen=_selecting(library, Target.of(device)))
+    document = run(plan, device, lambda text: click.echo(text, err=True))
     results = document["results"]
     if options["csv"]:
         write_csv(options["csv"], results)
@@ -147,6 +155,18 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
         raise DeviceError(document["lost"])
     measured = all(result.get("ours") and not _wrong(result) for result in results)
     return int(not results or not measured or "not_measured" in document)
+
+
+def _selecting(library: Path, target: Target) -> Callable[[Work], str | None]:
+    """Return what a library selects for a problem, as its exports do; None where nothing serves it."""
+    selector = open_library(library).selector(target)
+
+    def chosen(work: Work) -> str | None:
+        kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
+        found = selector.find(Wanted.dense(kind, work.extents))
+        return found.symbol if found else None
+
+    return chosen
 
 
 def _wrong(result: dict[str, Any]) -> bool:

@@ -33,7 +33,7 @@ Tell = Callable[[str], None]
 class Plan:
     """What is to be measured, and until when. Fields: `keep` is the file that results go to, read first to resume;
     a problem that takes `limit_s` from its last contender's first launch on has hung; `record` is a library to whose
-    measurements the results are added."""
+    measurements the results are added; `chosen` names the one variant that a problem is to be measured with, where not all are."""
 
     works: Sequence[Work]
     kernels: Sequence[Kernel]
@@ -46,6 +46,7 @@ class Plan:
     resume: bool = False
     limit_s: float = 60.0
     record: Path | None = None
+    chosen: Callable[[Work], str | None] | None = None
 
 
 def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
                 tell(f"budget of {plan.budget_s:g} s: {len(left) - at} of {total} problems are not measured")
                 break
             try:
-                result = measure(work, kernels, stand, state)
+                result = measure(work, _for(work, kernels, plan), stand, state)
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
@@ -85,6 +86,14 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
         _in_every_group(wanted, document)
         _keep(plan, document)
     return document
+
+
+def _for(work: Work, kernels: Sequence[Kernel], plan: Plan) -> Sequence[Kernel]:
+    """Return the variants that a problem is measured with."""
+    if plan.chosen is None:
+        return kernels
+    symbol = plan.chosen(work)
+    return [kernel for kernel in kernels if kernel.facts.symbol == symbol]
 
 
 def stand_of(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStack) -> Stand:
