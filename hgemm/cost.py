@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hgemm.model.cards import Card, usual_card
 from hgemm.model.fitted import fit_of
-from hgemm.model.predict import STREAM_PARTS, Shape, cycles_of
+from hgemm.model.predict import Shape, cycles_of
 
 if TYPE_CHECKING:
     from hgemm.table import Row
@@ -101,13 +101,12 @@ def clocks(row: Row, wanted: Wanted, target: Target) -> int:
     """Estimate a launch of a variant whose CTA tiles, splits and batches counted, are at most 2^31 - 1."""
     work = row.work(wanted.m, wanted.n, wanted.batch)
     k_tiles = _up(_up(max(wanted.k, 1), row.tile_k), row.splits)
-    parts = STREAM_PARTS if row.max_ctas else 1
-    busiest = _up(work * parts, sms_used(row, target))
+    busiest = _up(work, sms_used(row, target))
     rounds = _up(busiest, overlapping(row, target))
     more = row.straddled_clocks * wanted.straddling // 2
     busy = busiest * (k_tiles * (row.k_tile_clocks + more) + row.tile_clocks)
     alone = rounds * (k_tiles * (row.alone_k_tile_clocks + more) + row.alone_tile_clocks)
-    sm, memory = min(max(busy, alone), LIMIT) // parts, _memory(row, wanted, work, k_tiles)
+    sm, memory = min(max(busy, alone), LIMIT), _memory(row, wanted, work, k_tiles)
     longer, shorter = max(sm, memory), min(sm, memory)
     return min(row.launch_clocks + longer + max(2 * shorter - longer, 0) // BOTH, LIMIT)
 

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, call
-from exports import check_manifest, compiled, export_paper, fake_driver, loaded, need_compiler
+from exports import check_manifest, compiled, export_paper, fake_driver, loaded, need_compiler, paper_library
 
+from generator.emit import emit
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.names import check_name, renamed
 from generator.export.tree import Wish, export
 from generator.store.library import Library
-from generator.toolchain import cuda_include
+from generator.sweep import sweep
+from generator.toolchain import cuda_include, templates_folder
 from hgemm.facts import Facts
 from hgemm.launch import counter_bytes, grid_x
 from hgemm.library import open_library
@@ -267,6 +269,34 @@ def test_launches_are_those_of_python(
         assert k > 0 or k == -facts.tile_k
         zeroed += [counter_bytes(facts, m, n, batch)] * (facts.splits > 1)
     assert zeroed and [int(words[1]) for words in lines if words[0] == "zero"] == zeroed
+
+
+@pytest.mark.parametrize("ctas_per_sm", [1, 3])
+def test_a_launch_of_stream_k_is_that_of_python(cuda: dict[str, str], tmp_path: Path, ctas_per_sm: int) -> None:
+    """All CTAs that the device holds, 2 an SM of 132 here, but no more than the workspace is for; then counters for each tile."""
+    texts = {"arch": "sm_80", "tile": "32x32x32", "schedule": "stream_k", "ctas_per_sm": str(ctas_per_sm)}
+    kernels = [emit(plan, templates_folder()) for plan in sweep([texts]).plans]
+    library = paper_library(tmp_path / "library", kernels)
+    command = [
+        sys.executable,
+        ROOT / "tests" / "export_trials.py",
+        export_paper(library, tmp_path / "c"),
+        library.folder,
+    ]
+    log = tmp_path / "log"
+    env = {**os.environ, **cuda, "FAKE_CAPABILITY": "80", "FAKE_LOG": str(log), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, timeout=300)
+    assert done.stdout == "1 sorts, 1 kernels\n", done.stdout + done.stderr[-2000:]
+    (record,) = library.records()
+    facts = Facts.of(record.data)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    launches = [words for words in lines if words[0] == "launch"]
+    assert (
+        {int(words[3]) for words in launches} == {min(132 * 2, 108 * ctas_per_sm)} == {grid_x(facts, 1, 1, 1, 132 * 2)}
+    )
+    sizes = [[int(words[i]) for i in (11, 12, 14)] for words in launches]
+    zeroed = [int(words[1]) for words in lines if words[0] == "zero"]
+    assert zeroed and zeroed == [counter_bytes(facts, *size) for size in sizes]
 
 
 def test_everything_is_given_back_whatever_fails(probe: Path, cuda: dict[str, str]) -> None:

@@ -25,8 +25,6 @@ SECTOR_BYTES = 32
 """What L2 is read in. Source: CUDA C++ Best Practices Guide 13.x, "Coalesced Access to Global Memory"."""
 SUM_BYTES = 4
 """Of a partial sum where k is split."""
-STREAM_PARTS = 64
-"""Parts of a tile in which an SM's share of the work is counted where all share all tiles."""
 TILE_SHARPNESS = 8
 """The longer of the parts of a k-tile decides, and what comes near it adds to it: the sum of so high powers."""
 LAUNCH_SHARPNESS = 5
@@ -73,8 +71,8 @@ class Shape:
 
     Fields: `part` is a k-tile's cycles; `overlapping` the tiles that an SM works on at once, of CTAs or of consumers in turn;
         `together` the CTAs of a cluster. Flags are 0 or 1: `in_turn` where two consumers take tiles by turns, `cluster_splits`
-        where the CTAs of a cluster split k, and `workspace_splits` where CTAs do by way of a workspace, in `splits` parts. All
-        SMs share all tiles where `streams` is 1, in shares of a tile's `parts`th: then there is no last wave.
+        where the CTAs of a cluster split k, and `workspace_splits` where CTAs do by way of a workspace, in `splits` parts. Where
+        `streams` is 1 CTAs share what whole waves leave over. What that gains is left out: no measurement says that it gains.
     """
 
     tile_m: Any
@@ -94,7 +92,6 @@ class Shape:
     cluster_splits: Any
     workspace_splits: Any
     streams: Any
-    parts: Any
 
     @classmethod
     def of(cls, spec: Mapping[str, Any], card: Card, ctas_per_sm: int) -> Shape:
@@ -124,7 +121,6 @@ class Shape:
             cluster_splits=int(kind == "cluster_k"),
             workspace_splits=int(kind == "split_k"),
             streams=int(kind == "stream_k"),
-            parts=STREAM_PARTS if kind == "stream_k" else 1,
         )
 
 
@@ -218,10 +214,10 @@ def terms(v: Shape, its: Cycles, size: Size, sms: Any, c: Constants, card: Card,
     tiles = _up(size.m, v.tile_m * v.cluster_m) * v.cluster_m * _up(size.n, v.tile_n * v.cluster_n) * v.cluster_n
     ctas = tiles * v.splits * size.batch
     k_tiles = most(_up(_up(size.k, v.tile_k), v.splits), 1)
-    busiest = _up(ctas * v.parts, sms)
+    busiest = _up(ctas, sms)
     rounds = _up(busiest, v.overlapping)
     busy, alone = k_tiles * its.k_tile + its.tile, k_tiles * its.alone_k_tile + its.alone_tile
-    sm = most(busiest * busy, rounds * alone) / v.parts
+    sm = most(busiest * busy, rounds * alone)
     mhz, dram_bytes = card["sm_mhz"], least_bytes(v, size)
     again_bytes = most(ctas * k_tiles * v.loaded_bytes - dram_bytes, 0)
     dram_us = c.dram_start_us + dram_bytes / (card.dram_gbytes_per_s * 1e3 * c.dram_part)
@@ -235,7 +231,7 @@ def terms(v: Shape, its: Cycles, size: Size, sms: Any, c: Constants, card: Card,
         over = most(c.watts_per_tflops * tflops / left_w, 1.0)
         clock_mhz = mhz / over ** (1 / (1 + c.watts_exponent))
     time_us = its.start / mhz + _both(sm / clock_mhz, dram_us, LAUNCH_SHARPNESS)
-    return Terms(ctas, busiest / v.parts, its.start, sm, dram_us, clock_mhz, time_us)
+    return Terms(ctas, busiest, its.start, sm, dram_us, clock_mhz, time_us)
 
 
 def least_bytes(v: Shape, size: Size) -> Any:

@@ -93,7 +93,7 @@ struct StreamK {
   using Reduction = SplitK<Policy, Accumulators, Threads>;
 
   static constexpr int words = Accumulators::mma_m * Accumulators::mma_n;  // of a thread
-  static constexpr int at_once = 16;  // words that are on their way, beside all sums and what else is in registers
+  static constexpr int at_once = words > 32 ? 8 : 16;  // on their way, beside all sums and what else is in registers
 
   // Returns whether this CTA, `rank` of a worker's `ranks`, finishes its tile; then `sums` holds the tile's sums.
   template <class Scheduler>

@@ -53,6 +53,9 @@ FLOATS = 8
 SPLIT_K = 16
 """In addition where sums of a workspace are more than scaled."""
 
+STREAM_IN_CLUSTER, STREAM_SUMS = 32, 128
+"""In addition where clusters share tiles by stream-K, of sums beyond so many or with a bias: of 50 random kernels 6 spilled."""
+
 CLUSTER_K = 56
 """In addition where a cluster splits k: the loads of all splits are ahead of the first addition.
 
@@ -91,6 +94,7 @@ def estimate(plan: WgmmaPlan) -> int:
     curve, bias = spec.activation in CURVES, spec.bias != "none"
     finished = spec.beta or bias or curve
     summed_up = spec.schedule.in_workspace or spec.schedule.kind == "cluster_k"
+    streams_in_cluster = spec.schedule.kind == "stream_k" and spec.cluster.ctas > 1
     terms = (
         plan.sums_registers if summed_up else plan.accumulator_registers,
         BASE,
@@ -103,6 +107,7 @@ def estimate(plan: WgmmaPlan) -> int:
         FLOATS * (finished and spec.dtype_d == "f32"),
         SPLIT_K * (finished and spec.schedule.in_workspace),
         CLUSTER_K * (spec.schedule.kind == "cluster_k"),
+        STREAM_IN_CLUSTER * (streams_in_cluster and (bias or plan.sums_registers > STREAM_SUMS)),
     )
     return sum(terms)
 

@@ -22,6 +22,7 @@ rule = adder(RULES)
 TMA_ALIGN_BYTES = 16
 """Source: CUDA driver API, cuTensorMapEncodeTiled, globalAddress and globalStrides."""
 
+_ROWS = " or ".join(map(str, ways_out.CONSUMER_ROWS))
 CORE_ROWS = 8
 """Rows of a core matrix, of which the swizzles are made: a slice of a stage is whole ones."""
 
@@ -89,9 +90,9 @@ def consumers(plan: Plan) -> str | None:
         return "0 consumer warpgroups, a wgmma kernel has 1 to 3"
     if plan.pingpong:
         return None if spec.consumers == 2 else f"ping-pong of {spec.consumers} consumers, it takes 2"
-    if plan.tile.m == spec.consumers * plan.consumer_rows and plan.consumer_rows in (64, 128):
+    if plan.tile.m == spec.consumers * plan.consumer_rows and plan.consumer_rows in ways_out.CONSUMER_ROWS:
         return None
-    return f"{spec.consumers} consumers of {plan.tile.m} rows, each computes 64 or 128"
+    return f"{spec.consumers} consumers of {plan.tile.m} rows, each computes {_ROWS}"
 
 
 @rule(ways_out.cooperation_that_fits)
@@ -101,8 +102,8 @@ def cooperation(plan: Plan) -> str | None:
         return None
     if spec.schedule.kind not in ("persistent", "stream_k"):
         return f"ping-pong takes tiles in turns, with {spec.schedule} a CTA has one"
-    if plan.consumer_rows not in (64, 128):
-        return f"ping-pong of tiles of {plan.tile.m} rows, each consumer computes 64 or 128"
+    if plan.consumer_rows not in ways_out.CONSUMER_ROWS:
+        return f"ping-pong of tiles of {plan.tile.m} rows, each consumer computes {_ROWS}"
     return None
 
 

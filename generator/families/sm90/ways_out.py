@@ -13,6 +13,7 @@ from generator.spec import DTYPE_BYTES, Spec
 from generator.values import Cluster, Raster, Schedule, Tile
 
 TILE_M = (64, 128, 192, 256)
+CONSUMER_ROWS = (64, 128, 256)
 TILE_K_BYTES = (64, 128, 256)
 MAX_TILE_N = 256
 PARTS = 16
@@ -81,7 +82,7 @@ def consumers_of(tile_m: int) -> list[tuple[str, int]]:
         64: [("cooperative", 1), ("pingpong", 2)],
         128: [("cooperative", 2), ("pingpong", 2), ("cooperative", 1)],
         192: [("cooperative", 3)],
-        256: [("cooperative", 2)],
+        256: [("cooperative", 2), ("pingpong", 2), ("cooperative", 1)],
     }.get(tile_m, [])
 
 

@@ -6,7 +6,7 @@
 #define COST_LIMIT (UINT64_C(1) << 62)
 #define KIB_LIMIT (UINT64_C(1) << 40)
 enum { TEGRA = 87, MAX_CTAS = 2147483647, SMEM_RESERVED_BYTES_PER_CTA = 1024, COUNTERS_ROUND_BYTES = 256 };
-enum { BOTH = 8, AGAIN_BITS = 12, STREAM_PARTS = 64 };
+enum { BOTH = 8, AGAIN_BITS = 12 };
 #define ACC_MASK (UINT32_C(15) << 16)
 
 /* ---- Devices ----------------------------------------------------------------------------------------------------------- */
@@ -108,23 +108,18 @@ static uint64_t memory_clocks(hgemm_row const *row, hgemm_size size, uint64_t lo
   return row->memory_clocks + (kib * row->mib_clocks >> 10) + (loaded > once ? loaded - once : 0);
 }
 
-/* What each of y takes at most of x things of so many parts. */
-static uint64_t parts_of(uint64_t x, uint32_t parts, uint32_t y) {
-  if (y == 1) return x * parts;
-  return x * parts >> 31 == 0 ? up((uint32_t)(x * parts), y) : (x * parts + y - 1) / y;
-}
+/* What each of y takes at most of x things; often one takes all. */
+static uint32_t most_of(uint32_t x, uint32_t y) { return y == 1 ? x : up(x, y); }
 
 uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, hgemm_wanted const *w, hgemm_size size, uint64_t tiles) {
   hgemm_row const *const row = &hgemm_rows[place];
   uint32_t const work = (uint32_t)(tiles * row->splits);
-  uint32_t const k_tiles = (uint32_t)parts_of(up(w->k > 0 ? (uint32_t)w->k : 1, row->tile_k), 1, row->splits);
-  uint32_t const parts = row->max_ctas > 0 ? STREAM_PARTS : 1; /* of a tile; stream-K has no last wave */
-  uint64_t const busiest = parts_of(work, parts, target->sms_used[place]);
-  uint64_t const rounds = parts_of(busiest, 1, target->overlapping[place]);
+  uint32_t const k_tiles = most_of(up(w->k > 0 ? (uint32_t)w->k : 1, row->tile_k), row->splits);
+  uint32_t const busiest = up(work, target->sms_used[place]), rounds = most_of(busiest, target->overlapping[place]);
   uint32_t const more = row->straddled_clocks * w->straddling / 2;
   uint64_t const busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks, busiest);
   uint64_t const alone = product((uint64_t)k_tiles * (row->alone_k_tile_clocks + more) + row->alone_tile_clocks, rounds);
-  uint64_t const sm = (busy > alone ? busy : alone) / parts, memory = memory_clocks(row, size, (uint64_t)work * k_tiles);
+  uint64_t const sm = busy > alone ? busy : alone, memory = memory_clocks(row, size, (uint64_t)work * k_tiles);
   uint64_t const longer = sm > memory ? sm : memory, shorter = smaller(sm, memory);
   return smaller(row->launch_clocks + longer + (2 * shorter > longer ? 2 * shorter - longer : 0) / BOTH, COST_LIMIT);
 }
