@@ -12,7 +12,6 @@ import numpy as np
 
 from hgemm.cost import AGAIN_BITS, BOTH, overlapping, sms_used
 from hgemm.measured.nearness import DOUBT, LEAST, MOST, NEIGHBOURS, ONE, ROWS_WEIGHT, WIDTH, Point, centred, point
-from hgemm.model.predict import STREAM_PARTS
 from hgemm.regions import Listed, extents_in
 from hgemm.table import Row, Survey, Table, way_of
 from hgemm.target import Target
@@ -82,14 +81,13 @@ class Lists:
         clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
         work = clusters * r["cluster_m"] * r["cluster_n"] * r["splits"] * batch
         k_tiles = np.ceil(np.ceil(k / r["tile_k"]) / r["splits"])
-        parts = np.where(r["max_ctas"] > 0, STREAM_PARTS, 1)
-        busiest = np.ceil(work * parts / self._sms)
+        busiest = np.ceil(work / self._sms)
         busy = busiest * (k_tiles * r["k_tile_clocks"] + r["tile_clocks"])
         alone = np.ceil(busiest / self._overlapping) * (k_tiles * r["alone_k_tile_clocks"] + r["alone_tile_clocks"])
         kib = ((m + n) * k * batch // 1024) * r["operand_bytes"] + (m * n * batch // 1024) * r["result_bytes"]
         loaded = work * k_tiles * r["again_clocks"] // (1 << AGAIN_BITS)
         again = np.maximum(loaded - kib * r["again_mib_clocks"] // 1024, 0)
-        sm, memory = np.maximum(busy, alone) // parts, r["memory_clocks"] + kib * r["mib_clocks"] // 1024 + again
+        sm, memory = np.maximum(busy, alone), r["memory_clocks"] + kib * r["mib_clocks"] // 1024 + again
         longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
         found = r["launch_clocks"] + longer + np.maximum(2 * shorter - longer, 0) // BOTH
         whole = (m % r["tile_m"] == 0) & (n % r["tile_n"] == 0) & (k % r["tile_k"] == 0)
