@@ -43,7 +43,9 @@ def test_wgmma_is_what_it_is_planned_on_as_without_a_form() -> None:
     assert "_cute_" in emit(plan, TEMPLATES).symbol
 
 
-@pytest.mark.parametrize("texts", [{"schedule": "split_k:2"}, {"schedule": "cluster_k:4"}], ids=str)
+@pytest.mark.parametrize(
+    "texts", [{"schedule": "split_k:2"}, {"schedule": "cluster_k:4"}, {"schedule": "one_tile"}], ids=str
+)
 def test_a_schedule_that_it_cannot_express_is_a_violation_that_a_change_mends(texts: dict) -> None:
     (candidate,) = sweep([{"arch": "sm_90a", "form": "cute", "cluster": "1x1", **texts}]).candidates
     (broken,) = candidate.broken
