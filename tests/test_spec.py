@@ -124,7 +124,6 @@ def test_the_alias_is_cutlass_s_name() -> None:
         ("raster", "group", "group:N"),
         ("raster", "group:0", "group:N"),
         ("schedule", "split_k:-1", "split_k:N"),
-        ("schedule", "stream_k", "not served yet: use split_k:N"),
         ("raster", "hilbert", "not served yet: use group:N"),
         ("stages", "0", "1 to 64"),
         ("stages", "²", "1 to 64"),

@@ -21,6 +21,7 @@ from hgemm.verify import Options, Trial
 
 _ADVERSARY = Adversary("late", "round_robin", 1)
 _BARRIER, _MMA = "cta_barrier", "mma"
+_WARP = 32
 _UNPLACED = ("tma", "by_hand")
 """Copies of which the layouts do not say where each thread's go: TMA's, and those of kernels that are written by hand."""
 
@@ -69,6 +70,8 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
 def _issuers(facts: Facts, spec: Mapping[str, Any]) -> int:
     """Return how many warps, or warpgroups for wgmma, share the products of one tile."""
     consumers = int(spec.get("consumers", 0))
+    if not consumers and "warp_tile" not in spec:  # written by hand
+        return facts.threads // _WARP
     if not consumers:
         tile, warp = Tile.parse(spec["cta_tile"]), WarpTile.parse(spec["warp_tile"])
         return tile.m // warp.m * (tile.n // warp.n)

@@ -55,9 +55,10 @@ struct StreamScheduler : Scheduler<Policy> {
   // Fetches this worker's next piece of work; false when none is left.
   HGEMM_DEVICE bool next(Work& work) {
     if (left == 0) {
+      if (!Whole::next(work)) return false;
       work.k_first = 0;
       work.k_count = k_tiles;
-      return Whole::next(work);
+      return true;
     }
     uint32_t const item = this->item / k_tiles;
     work.k_first = this->item - item * k_tiles;
