@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ def require_writable(*places: Path | None) -> None:
                 tempfile.TemporaryFile(dir=place.parent).close()
             elif not os.access(place, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            elif place.is_file():
+                tempfile.TemporaryFile(dir=place.resolve().parent).close()
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -52,9 +55,12 @@ def write_whole(path: Path, content: bytes) -> None:
             path.write_bytes(content)
             return
         place = path.resolve()
-        temporary = place.with_name(f".{place.name}.{os.getpid()}")
+        temporary = place.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(8)}")
         try:
-            temporary.write_bytes(content)
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(place)
         finally:
             temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from hgemm.cost import clocks, clocks_of
 from hgemm.dtypes import DTYPES
+from hgemm.errors import LibraryError, RequestError
 from hgemm.facts import Facts
 from hgemm.images import cubin_runs, ptx_runs
 from hgemm.kinds import Kind, serves
@@ -194,8 +195,16 @@ def order_of(facts: Facts) -> tuple:
 
 
 def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
-    """Return a variant, or one that is only planned, as selection sees it."""
-    clocks = clocks_of(record)
+    """Return a variant, or one that is only planned, as selection sees it.
+
+    Raises: LibraryError for a record whose spec is none, of which nothing can be estimated.
+    """
+    try:
+        clocks = clocks_of(record)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RequestError) as error:
+        raise LibraryError(
+            f"{facts.symbol}: its record says too little to choose it ({error!r}): generate it anew"
+        ) from error
     return Row(
         symbol=facts.symbol,
         group=group,

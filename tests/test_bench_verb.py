@@ -123,6 +123,14 @@ def test_by_dispatch_alone_only_what_the_library_selects_is_measured(driver: Ben
     assert result.exit_code == 1 and not document["results"][1].get("ours")
 
 
+def test_by_dispatch_alone_a_choice_that_filters_leave_out_is_told(driver: BenchDriver, folder: Path) -> None:
+    shape = ("--library", folder, "--shapes", "40x56x24", "--dispatched", "--json")
+    (result,) = json.loads(call(*shape).stdout)["results"]
+    others = [name for name in ("hgemm_fast", "hgemm_slow") if name != result["ours"]]
+    (refused,) = json.loads(call(*shape, "--kernels", ",".join(others)).stdout)["results"]
+    assert f"the library selects {result['ours']}" in str(refused["refused"])
+
+
 @pytest.mark.parametrize("option", ["--keep", "--csv", "--junit"])
 def test_a_file_that_cannot_be_written_stops_before_the_work(
     driver: BenchDriver, folder: Path, tmp_path: Path, option: str

@@ -19,7 +19,7 @@ from generator.toolchain import templates_folder
 from hgemm.checks import check
 from hgemm.cost import LIMIT, clocks
 from hgemm.dtypes import OUTPUTS
-from hgemm.errors import RequestError, UnfitError
+from hgemm.errors import LibraryError, RequestError, UnfitError
 from hgemm.facts import Facts
 from hgemm.images import cubin_runs, ptx_runs
 from hgemm.kinds import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
@@ -86,6 +86,14 @@ def test_every_record_is_one_row_of_the_group_of_its_architecture_and_kind() -> 
         for row in table.rows[group.first : group.first + group.count]:
             assert row.group == place and facts[row.symbol].arch == group.arch
             assert kind_of(facts[row.symbol]).code == group.kind
+
+
+@pytest.mark.parametrize("change", [{"stages": "4"}, {"mma": 7}, {"mma": None}, {"schedule": None}])
+def test_a_record_of_which_nothing_can_be_estimated_is_named(change: dict) -> None:
+    record = catalog_records()[0]
+    spec = {**record["spec"], **change}
+    with pytest.raises(LibraryError, match=record["symbol"]):
+        Table.of([{**record, "spec": {name: value for name, value in spec.items() if value is not None}}])
 
 
 def test_rows_need_the_workspace_that_launches_do() -> None:

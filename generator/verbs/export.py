@@ -58,8 +58,8 @@ def command(
     symbols = [str(row["symbol"]) for row in select_rows(Library(library), Selection(**filters))]
     tell_left_out(Library(library), Selection(**filters))
     missing = lacking(cc)
-    if missing and ctx.get_parameter_source("cc") is not click.core.ParameterSource.DEFAULT:
-        raise HgemmError(f"no {missing} is here: name another with --cc, or none for the sources alone")
+    if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
+        raise HgemmError(f"no {missing} is here: name another with --cc, or leave that out for the sources alone")
     if not symbols:
         raise LibraryError(f"no variant in {library} matches: `generate --catalog` makes the shipped ones")
     done = export(open_library(library), to, Wish(symbols, prefix, source, not uncompressed, cc))

@@ -24,9 +24,9 @@ from hgemm.wanted import ANY_WORKSPACE, Wanted
 _HELP = """Tell which variant computes a problem, as exported libraries and `hgemm.open(...)` choose it.
 
 Operands are taken to lie dense, as an array of that shape does: a row of 4095 elements leaves an alignment of 1. --align
-says what lies otherwise. What decides is told: the fastest that `hgemm tune` measured at this very problem; near problems
-that were measured, the least estimate, corrected by what was measured there over what is estimated; else the least estimate.
-The estimate ranks variants of one library; it is no prediction of time.
+says what lies otherwise. What decides is told: the best of those that `hgemm tune` compared at this very problem; else, of the
+few that do best in its region, the least estimate, corrected by what was measured around over what was estimated there; where
+nothing of the kind was measured, the least estimate of all. Estimates are clocks of an SM, by the model of `hgemm explain --m`.
 
 \b
 Example:

@@ -89,11 +89,14 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
 
 
 def _for(work: Work, kernels: Sequence[Kernel], plan: Plan) -> Sequence[Kernel]:
-    """Return the variants that a problem is measured with."""
+    """Return the variants that a problem is measured with. Raises DeviceError where the one that is selected was left out."""
     if plan.chosen is None:
         return kernels
     symbol = plan.chosen(work)
-    return [kernel for kernel in kernels if kernel.facts.symbol == symbol]
+    found = [kernel for kernel in kernels if kernel.facts.symbol == symbol]
+    if symbol and not found:
+        raise DeviceError(f"the library selects {symbol}, which is left out here: --dispatched wants no filters")
+    return found
 
 
 def stand_of(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStack) -> Stand:

@@ -53,6 +53,8 @@ def _predicted(spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card
     found, fit = prediction(spec, resources["ctas_per_sm"], card, size)
     error = f"median error {100 * fit.median_error:.0f} %"
     where = error if card.key == fit.card else "how well they suit this card is not known"
+    if _is_new(spec):
+        where = "how well they suit this kind of kernel is not known"
     return {
         "predicted_us": round(found.time_us, 2),
         "start_us": round(found.start_us, 2),
@@ -61,6 +63,12 @@ def _predicted(spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card
         "clock_mhz": round(found.clock_mhz),
         "fitted": f"to {fit.problems} problems on {fit.device}, {fit.date}: {where}",
     }
+
+
+def _is_new(spec: Mapping[str, Any]) -> bool:
+    """Say whether no kernel of the kind was among those that the constants are fitted to."""
+    by_wgmma = str(spec["mma"]).startswith("m64n")
+    return spec["schedule"] == "stream_k" or (spec.get("copy") == "tma" and not by_wgmma)
 
 
 def _cycles(part: KTile) -> dict[str, int | None]:

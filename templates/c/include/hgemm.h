@@ -123,7 +123,7 @@ typedef struct hgemm_choice {
   int32_t variant;          /* its place in hgemm_list; -1 where there is nothing to launch */
   int32_t jit;              /* 1 where the driver compiles it from PTX when it is loaded, once a handle */
   uint64_t workspace_bytes; /* what this launch needs of the workspace */
-  uint64_t clocks;          /* its estimate, in clocks of an SM; no prediction */
+  uint64_t clocks;          /* its estimate, in clocks of an SM */
   int32_t rule;             /* an hgemm_rule */
   int32_t reserved;
 } hgemm_choice;
