@@ -39,8 +39,7 @@ def serve() -> None:
 
 def _translate(cute: Any, folder: Path, options: str) -> None:
     module = _loaded(folder / MODULE_NAME)
-    os.chdir(folder)  # the DSL's options know no blanks
-    told = f"{options} --keep-ptx --dump-dir ."
+    told = f"{options} --keep-ptx --dump-dir {folder}"
     cute.compile(module.gemm, module.make_problem(), module.Int32(1), options=told)
     (written,) = folder.glob("*.ptx")
     written.rename(folder / PTX_NAME)
