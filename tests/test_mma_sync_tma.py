@@ -19,6 +19,8 @@ from generator.rules import violations
 from generator.spec import parse_field
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
+from generator.tuning.space import planned_record
+from hgemm.cost import clocks_of
 from hgemm.facts import Facts
 
 TEMPLATES = templates_folder()
@@ -49,6 +51,12 @@ def test_the_tile_that_was_measured_best_is_planned() -> None:
 def test_what_is_planned_is_legal_on_every_architecture_that_has_tma(arch: str, acc: str, layout: str) -> None:
     plan = plan_of(arch=arch, acc=acc, layout=layout)
     assert not violations(plan) and plan.spec.copy == "tma"
+
+
+@pytest.mark.parametrize("arch", SERVED)
+def test_selection_has_an_estimate_on_every_architecture(arch: str) -> None:
+    record = planned_record(plan_of(arch=arch))
+    assert clocks_of(record).k_tile > 0
 
 
 @pytest.mark.parametrize(

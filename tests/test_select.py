@@ -78,6 +78,12 @@ def test_the_table_does_not_depend_on_the_order_of_the_records() -> None:
         assert Table.of(records) == catalog_table()
 
 
+def test_of_equal_estimates_the_kernel_on_atoms_is_chosen() -> None:
+    record = next(one for one in catalog_records() if one["arch"] == "sm_80")
+    twin = {**record, "symbol": record["symbol"].replace("_xor", "_aaa"), "spec": {**record["spec"], "form": "dsl"}}
+    assert [row.symbol for row in Table.of([twin, record]).rows] == [record["symbol"], twin["symbol"]]
+
+
 def test_every_record_is_one_row_of_the_group_of_its_architecture_and_kind() -> None:
     table = catalog_table()
     assert len(table.rows) == len(catalog_records())
