@@ -26,13 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fit_model import CARD, DRAWN, FOLDER, SUITE, TOPS, Data, judged
+from benchmarks.fit_model import CARD, DRAWN, FOLDER, FRESH, SUITE, TOPS, Data, judged
 from hgemm.bench.protocol import geometric_mean
 from hgemm.errors import LibraryError
 from hgemm.model.cards import card
 from hgemm.model.fitted import fits
 from hgemm.model.kernel import extents
 
+ASKED_ON = (SUITE, DRAWN, FRESH)
 ASKED = 8
 """Answers an orientation: several often name one tile."""
 
@@ -167,11 +168,11 @@ def main() -> int:
         "date": date.today().isoformat(),
         "version": version,
     }
-    for name in (SUITE, DRAWN):
+    for name in ASKED_ON:
         document[name] = figures(Data.read(name, card(CARD)), arguments.python)
     lines = re.sub(r"\[\s+([^\[\]]+?)\s+\]", lambda row: f"[{' '.join(row[1].split())}]", json.dumps(document, indent=1))
     arguments.json.write_text(lines + "\n", encoding="utf-8")
-    print(json.dumps({name: {k: v for k, v in document[name].items() if k != "problems"} for name in (SUITE, DRAWN)}, indent=1))
+    print(json.dumps({name: {k: v for k, v in document[name].items() if k != "problems"} for name in ASKED_ON}, indent=1))
     return 0
 
 

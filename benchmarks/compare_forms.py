@@ -1,6 +1,7 @@
 """Runs the variants of a library whose specs differ in nothing but their form, and prints what each took and whether D is the same.
 
-What `hgemm compare` does where the compilers are; this needs a GPU and a library that has the variants:
+What `hgemm compare` does where the compilers are, with the forms of a spec timed in turns; this needs a GPU and a library that
+has the variants:
 
     generate --spec benchmarks/forms.toml --library forms       # anywhere
     python -m benchmarks.compare_forms forms --m 4096 --json forms_h200.json
@@ -9,17 +10,28 @@ What `hgemm compare` does where the compilers are; this needs a GPU and a librar
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from generator.commands.compare import Built, columns, run_on_device
-from generator.pipeline import Settings
+import numpy as np
+
+from generator.commands.compare import Built, Ran, columns
+from generator.commands.device_check import open_kernel
 from generator.store.library import Library
-from generator.toolchain import templates_folder
+from hgemm.cases import Case, Shape
+from hgemm.device import Device, open_device
+from hgemm.dtypes import decode
+from hgemm.reference import reference
+from hgemm.timing import elapsed_ms
+from hgemm.verify import Options, Trial, compare
 
 _SHOWN = ("form", "time_us", "tflops", "registers", "cubin_bytes", "compile_s", "passed", "max_bound_ratio", "result")
+CHECKED_ROWS = 64
+TURN_MS = 20.0
 
 
 def groups(library: Library) -> list[list[Built]]:
@@ -31,23 +43,54 @@ def groups(library: Library) -> list[list[Built]]:
     return [sorted(built, key=lambda one: one.form) for built in found.values() if len(built) > 1]
 
 
+def race(built: list[Built], library: Library, device: Device, m: int, turns: int) -> list[Built]:
+    """Run the forms of one spec on the same operands, check D of each, and time them in turns of TURN_MS."""
+    kernels = [open_kernel(library, one.record.symbol) for one in built]
+    beta = 0.5 if built[0].record.data["spec"]["beta"] else 0.0
+    case = Case(Shape(m, m, m), 1.0, beta)
+    trial = Trial(kernels[0], case, device, Options(align_bytes=256), "normal")
+    try:
+        trial.prepare()
+        problem, rows = trial.problem(), np.linspace(0, m - 1, CHECKED_ROWS).astype(int)
+        expected = reference(trial.facts, trial.operands, rows)
+        seen = []
+        for kernel in kernels:
+            trial.kernel = kernel
+            found, complaint = trial.launch(problem)
+            check = compare(str(case), decode(found[:, rows], trial.facts.dtype_d), expected, "normal")
+            seen.append((check.passed and not complaint, check.max_bound_ratio, hashlib.sha256(found.tobytes()).hexdigest()))
+        launches = [kernel.bind(problem, device=device.ordinal) for kernel in kernels]
+        count = max(1, round(TURN_MS / min(elapsed_ms(device, launches[0]) for _ in range(3))))
+
+        def turn_us(launch) -> float:
+            return elapsed_ms(device, lambda: [launch() for _ in range(count)]) / count * 1000
+
+        times = [[turn_us(launch) for launch in launches] for _ in range(turns)]
+        medians = [statistics.median(of_one) for of_one in zip(*times)]
+    finally:
+        trial.free()
+    speeds = [{"time_us": time_us, "tflops": problem.flops / time_us * 1e-6} for time_us in medians]
+    return [
+        Built(one.form, one.record, Ran(device.name, *checked, speed)) for one, checked, speed in zip(built, seen, speeds)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--m", type=int, default=4096, help="n and k are the same")
-    parser.add_argument("--samples", type=int, default=50)
+    parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    settings = Settings(Library(asked.library), templates_folder())
+    library, device = Library(asked.library), open_device()
     written: list[list[dict[str, Any]]] = []
-    for built in groups(settings.library):
-        ran = [run_on_device(one, settings, (asked.m,) * 3, asked.samples) for one in built]
-        written.append(columns(ran))
-        print(written[-1][0]["symbol"])
+    for built in groups(library):
+        written.append(columns(race(built, library, device, asked.m, asked.turns)))
+        print(written[-1][0]["symbol"], flush=True)
         for column in written[-1]:
-            print("  ", ", ".join(f"{name} {column[name]}" for name in _SHOWN))
-    if asked.json:
-        asked.json.write_text(json.dumps({"m": asked.m, "device": ran[0].ran.device, "specs": written}, indent=1))
+            print("  ", ", ".join(f"{name} {column[name]}" for name in _SHOWN), flush=True)
+        if asked.json:
+            asked.json.write_text(json.dumps({"m": asked.m, "device": device.name, "specs": written}, indent=1))
 
 
 if __name__ == "__main__":

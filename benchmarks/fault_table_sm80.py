@@ -59,8 +59,8 @@ FAULTS_SM80 = (
     Fault(
         "one cp.async wait less, in the loop",
         MAINLOOP,
-        "finish_copy();\n          atoms::cp_async_wait<stages_ahead - 1>();",
-        "finish_copy();\n          atoms::cp_async_wait<stages_ahead>();",
+        "advance();\n          atoms::cp_async_wait<stages_ahead - 1>();",
+        "advance();\n          atoms::cp_async_wait<stages_ahead>();",
         PIPELINED,
         WHOLE,
         ("race",),
@@ -97,8 +97,8 @@ FAULTS_SM80 = (
     Fault(
         "no barrier in the loop",
         MAINLOOP,
-        "finish_copy();\n          atoms::cp_async_wait<stages_ahead - 1>();\n          atoms::cta_barrier();",
-        "finish_copy();\n          atoms::cp_async_wait<stages_ahead - 1>();",
+        "advance();\n          atoms::cp_async_wait<stages_ahead - 1>();\n          atoms::cta_barrier();",
+        "advance();\n          atoms::cp_async_wait<stages_ahead - 1>();",
         PIPELINED,
         WHOLE,
         ("race",),

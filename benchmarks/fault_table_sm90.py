@@ -334,7 +334,7 @@ BY_TMA = {
 }
 BEHIND = {**BY_TMA, "fragment_stages": "1"}
 WORN = {**BY_TMA, "schedule": "persistent", "tile": "16x32x32", "warp_tile": "16x16"}
-LOOP, READER, GEMM_TMA = "hgemm/mainloop_tma.cuh", "hgemm/box_reader.cuh", "hgemm/gemm_tma.cuh"
+LOOP, GEMM_TMA = "hgemm/mainloop_tma.cuh", "hgemm/gemm_tma.cuh"
 LONG, TURNS = "32x64x352", "160x32x96"
 
 FAULTS_TMA = (
@@ -403,7 +403,7 @@ FAULTS_TMA = (
     ),
     Fault(
         "pieces read where another swizzle has them",
-        READER,
+        OPERAND,
         "(byte >> 3 & (pieces - 1) << 4)",
         "(byte >> 4 & (pieces - 1) << 4)",
         BY_TMA,

@@ -24,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.fault_table_copied import FAULTS_COPIED
 from benchmarks.fault_table_sm75 import FAULTS_SM75
 from benchmarks.fault_table_sm80 import FAULTS_SM80, NUMBERS, Fault
 from benchmarks.fault_table_sm90 import FAULTS_SM90, FAULTS_TMA
@@ -38,7 +39,7 @@ from generator.sweep import sweep
 from generator.toolchain import templates_folder
 
 TIMEOUT_S = 60.0
-FAULTS = (*FAULTS_SM80, *FAULTS_SM75, *FAULTS_SM90, *FAULTS_TMA)
+FAULTS = (*FAULTS_SM80, *FAULTS_SM75, *FAULTS_SM90, *FAULTS_TMA, *FAULTS_COPIED)
 # ---- Templates with a fault -------------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,8 @@ from hgemm.wanted import ANY_WORKSPACE, Wanted
 
 FOLDER = Path(__file__).parent / "data"
 SUITE, DRAWN, DRAWN_SYNC = "screened_sm90a_h200", "drawn_sm90a_h200", "drawn_mma_sync_h200"
-SETS = {"wgmma": (SUITE, DRAWN), "mma_sync": (DRAWN_SYNC,)}
+FRESH, FRESH_SYNC = "drawn_20261123_sm90a_h200", "drawn_20261123_mma_sync_h200"
+SETS = {"wgmma": (SUITE, DRAWN, FRESH), "mma_sync": (DRAWN_SYNC, FRESH_SYNC)}
 CARD = "h200"
 TOPS = (1, 4)
 FOLDS = 10
