@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class HgemmError(Exception):
     """Root of all errors that are shown as one line, without a traceback; `exit_code` is the command's."""
@@ -29,3 +31,32 @@ class DeviceError(HgemmError):
 
 class UnfitError(DeviceError):
     """A variant that this device cannot run, whatever the problem."""
+
+
+_ALSO_CALLED = {
+    "half": "f16",
+    "float16": "f16",
+    "fp16": "f16",
+    "bfloat16": "bf16",
+    "float": "f32",
+    "single": "f32",
+    "float32": "f32",
+    "fp32": "f32",
+}
+"""What others call the types."""
+
+
+def nearest(text: str, words: Iterable[str], count: int = 1, cutoff: float = 0.7) -> list[str]:
+    """Return the words that may have been meant by one that is none of them, the likeliest first."""
+    import difflib  # only where something is misspelt
+
+    known, plain = [*words], text.strip().lower()
+    also = [word for word in known if word == _ALSO_CALLED.get(plain)]
+    return also or difflib.get_close_matches(plain, known, n=count, cutoff=cutoff)
+
+
+def unknown(what: str, text: object, words: Iterable[str]) -> RequestError:
+    """Return the error of a word that is none of those that there are."""
+    known = [*words]
+    meant = "".join(f"did you mean {word}? " for word in nearest(str(text), known))
+    return RequestError(f"{what} {text!a} is unknown: {meant}use {', '.join(known)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hgemm.dtypes import OUTPUTS, in_memory
-from hgemm.errors import RequestError
+from hgemm.errors import unknown
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 TYPES = ("f16", "bf16", "f32", "tf32")
@@ -51,7 +51,7 @@ class Kind:
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
-                raise RequestError(f"{name} {getattr(self, name)!a} is unknown: use {', '.join(words)}")
+                raise unknown(name, getattr(self, name), words)
 
     @classmethod
     def of_code(cls, code: int) -> Kind:

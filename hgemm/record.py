@@ -178,8 +178,9 @@ def validate(data: object, source: str = RECORD_NAME) -> None:
     """Check every field and type of a record. Raises LibraryError that names the file and the field."""
     try:
         _DOCUMENT(data, "")
-        sources = [name for name in SOURCE_NAMES if name in data["files"]]  # type: ignore[index]
-        missing = [name for name in (CUBIN_NAME, PTX_NAME) if name not in data["files"]]  # type: ignore[index]
+        assert isinstance(data, dict)  # as any document
+        sources = [name for name in SOURCE_NAMES if name in data["files"]]
+        missing = [name for name in (CUBIN_NAME, PTX_NAME) if name not in data["files"]]
         if missing or not sources:
             raise Mismatch(f"files.{(missing or SOURCE_NAMES)[0]} is missing")
         if len(sources) > 1:

@@ -5,11 +5,12 @@
 2. the best is taken of those that were compared on this very problem, on a device of as many SMs;
 3. else, where such problems were measured on devices of about as many SMs, those around decide: of the few variants that do
    best in the region the one of least estimated cost, each multiplied by what was measured over what was estimated;
-4. else the one of least estimated cost. Of equals the first of the table is taken.
+4. else the one of least estimated cost. Of equals the first of the region's list is taken, or of the table.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +21,10 @@ from hgemm.errors import UnfitError
 from hgemm.kinds import serves
 from hgemm.measured.nearness import ONE, distance
 from hgemm.regions import CORRECTED_LIMIT, region_of
-from hgemm.serving import row_serves
+from hgemm.serving import row_serves, wants
 from hgemm.table import PTX, Measured, Row, Survey, Table
 from hgemm.target import Target
-from hgemm.wanted import ANY_WORKSPACE, Wanted
+from hgemm.wanted import Wanted
 
 ESTIMATED, NEAR, MEASURED = range(3)
 """What decided, as hgemm_rule says it."""
@@ -111,7 +112,7 @@ class Selector:
             from hgemm.shortlists import Lists  # numpy, which nothing else here needs
 
             self._lists[survey.kind] = Lists(self.table, survey)
-        return dict(self._lists[survey.kind].at(region_of(wanted.point)))
+        return dict(self._lists[survey.kind].at(region_of(wanted.point, wanted.straddling)))
 
     def _limited(self, row: int, wanted: Wanted) -> int:
         return min(self._clocks(row, wanted), CORRECTED_LIMIT)
@@ -164,8 +165,13 @@ class Selector:
         way_out = f"`hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add` makes one"
         if not any(serves(kind, wanted.kind.code) for kind in kinds):
             return f"no variant computes {wanted.kind} on {self.target.name}: {way_out}"
-        given = f"A, B and D aligned to {wanted.align_a}, {wanted.align_b} and {wanted.align_d} elements"
-        if wanted.workspace_bytes < ANY_WORKSPACE:
-            given += f" and {wanted.workspace_bytes} B of workspace"
+        rows = [
+            row
+            for _, place in self.ways
+            if serves((group := self.table.groups[place]).kind, wanted.kind.code)
+            for row in self.table.rows[group.first : group.first + group.count]
+        ]
+        missing = Counter(want for row in rows for want in wants(row, wanted, self.target))
+        told = ", ".join(f"{want} for {count} of {len(rows)}" for want, count in missing.most_common())
         extents = f"{wanted.m}x{wanted.n}x{wanted.k}"
-        return f"no variant for {wanted.kind} on {self.target.name} takes {extents} with {given}: {way_out}"
+        return f"no variant for {wanted.kind} on {self.target.name} takes {extents}: there lacks {told}; {way_out}"

@@ -67,7 +67,12 @@ def require(library: Path) -> None:
     """Raise LibraryError where there is no library at this place."""
     if not library.exists():
         raise LibraryError(f"library {library} does not exist: run `generate` first, or name another folder")
-    if not library.is_dir():
+    refuse_file(library)
+
+
+def refuse_file(library: Path) -> None:
+    """Raise LibraryError where a library cannot be, since a file is there."""
+    if library.exists() and not library.is_dir():
         raise LibraryError(f"library {library} is a file: name a folder")
 
 

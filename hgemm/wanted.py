@@ -84,7 +84,7 @@ def _align(pointer: int, element_bytes: int, strides: int) -> int:
 
 
 def with_leading(problem: Problem, kind: Kind) -> Problem:
-    """Return the problem with leading dimensions and batch strides of matrices without gaps in the place of zeros."""
+    """Return the problem with leading dimensions, and D's batch stride, of matrices without gaps in the place of zeros."""
     p = problem
     stored = {
         "a": (p.m, p.k) if kind.layout[0] == "t" else (p.k, p.m),

@@ -12,7 +12,7 @@ from hgemm.bench.check import Sample
 from hgemm.bench.contenders import BASELINE, OURS, Baseline, Contender, Variant
 from hgemm.bench.memory import copy_bytes_per_s
 from hgemm.bench.operands import Operands, Pool
-from hgemm.bench.protocol import Protocol, fastest, figures, round_times
+from hgemm.bench.protocol import Protocol, by_place, fastest, figures, round_times
 from hgemm.bench.race import Race
 from hgemm.bench.results import ratios
 from hgemm.bench.stream import Stream
@@ -120,8 +120,10 @@ def _measured(race: Race, contenders: list[Contender], stand: Stand, state: str,
     result |= ratios(times, result)
     if work.m <= FEW_ROWS:
         result["memory"] = _memory(work, result, stand)
-    if state == "solo":
-        result["alone"] = {name: stand.telemetry.between(*race.spans[name]) for name in names}
+    if race.spans:  # of those that ran for long enough to have a clock of their own
+        result["alone"] = {name: stand.telemetry.within(race.spans[name]) for name in names}
+    if race.turns:
+        result["turns_us"] = {name: by_place(race.turns[name]) for name in names}
     if wrong := sample.complaint(race.launches[best][0]):  # on a hot card: a race may show only there
         race.refuse(best, f"after timing: {wrong}")
     result["seconds"] = {"setup": round(measured_from - begun, 2), "rounds": round(ended - measured_from, 2)}

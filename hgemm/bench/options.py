@@ -21,7 +21,7 @@ from hgemm.cases import Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.dtypes import in_memory
-from hgemm.errors import DeviceError, RequestError
+from hgemm.errors import DeviceError, RequestError, unknown
 from hgemm.kernel import Kernel
 from hgemm.kinds import Kind
 from hgemm.library import open_library
@@ -47,6 +47,75 @@ _PROBLEMS = (
     click.option("--acc", default="", metavar="TYPE", help="Accumulator; the suite's, or f32."),
     click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B in memory where --in is given."),
 )
+
+
+def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function], ...]:
+    """Return the options of how long and how often is measured, as a protocol has them where they are not given."""
+    return (
+        click.option(
+            "--seconds",
+            type=_NUMBER,
+            metavar="X",
+            default=protocol.seconds,
+            show_default=True,
+            help="Of rounds a problem.",
+        ),
+        click.option(
+            "--rounds",
+            type=click.IntRange(3),
+            metavar="N",
+            default=protocol.rounds,
+            show_default=True,
+            help="At least.",
+        ),
+        click.option(
+            "--finalists",
+            type=click.IntRange(1, 16),
+            metavar="N",
+            default=protocol.finalists,
+            show_default=True,
+            help="Variants that are measured to the end.",
+        ),
+        click.option(
+            "--screen-ms", type=_NUMBER, metavar="X", default=protocol.screen_ms, show_default=True, help="Of a sample."
+        ),
+        click.option(
+            "--warm-up",
+            type=_NUMBER,
+            metavar="X",
+            default=protocol.warm_up_s,
+            show_default=True,
+            help="Seconds of load.",
+        ),
+        click.option(
+            "--rewarm",
+            type=_NUMBER,
+            metavar="X",
+            default=protocol.rewarm_s,
+            show_default=True,
+            help="The same, later on.",
+        ),
+        click.option(
+            "--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."
+        ),
+        click.option(
+            "--limit",
+            type=_NUMBER,
+            metavar="X",
+            default=60.0,
+            show_default=True,
+            help="Seconds until a launch has hung.",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            metavar="N",
+            default=None,
+            help="Of the operands; the clock's, if not given.",
+        ),
+    )
+
+
 _OPTIONS = (
     click.option("--dispatched", is_flag=True, help="Measure only what the library selects for a problem here."),
     click.option(
@@ -57,11 +126,22 @@ _OPTIONS = (
         help="What is measured beside.",
     ),
     click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady, burst and solo."),
+    *protocol_options(Protocol()),
     click.option(
-        "--seconds", type=_NUMBER, metavar="X", default=Protocol.seconds, show_default=True, help="Of rounds a problem."
+        "--block-ms",
+        type=_NUMBER,
+        metavar="X",
+        default=Protocol.block_ms,
+        show_default=True,
+        help="Of launches timed together in a round, at most.",
     ),
     click.option(
-        "--rounds", type=click.IntRange(3), metavar="N", default=Protocol.rounds, show_default=True, help="At least."
+        "--turn-blocks",
+        type=click.IntRange(1),
+        metavar="N",
+        default=Protocol.turn_blocks,
+        show_default=True,
+        help="Of each in its turn; the second half counts.",
     ),
     click.option(
         "--burst-rounds",
@@ -72,40 +152,12 @@ _OPTIONS = (
         help="Of --state burst.",
     ),
     click.option(
-        "--finalists",
-        type=click.IntRange(1, 16),
-        metavar="N",
-        default=Protocol.finalists,
-        show_default=True,
-        help="Variants that are measured to the end.",
-    ),
-    click.option(
         "--algorithms",
         type=click.IntRange(1, 100),
         metavar="N",
         default=Protocol.algorithms,
         show_default=True,
         help="Of cuBLASLt, among which is its best.",
-    ),
-    click.option(
-        "--screen-ms", type=_NUMBER, metavar="X", default=Protocol.screen_ms, show_default=True, help="Of a sample."
-    ),
-    click.option(
-        "--warm-up", type=_NUMBER, metavar="X", default=Protocol.warm_up_s, show_default=True, help="Seconds of load."
-    ),
-    click.option(
-        "--rewarm", type=_NUMBER, metavar="X", default=Protocol.rewarm_s, show_default=True, help="The same, later on."
-    ),
-    click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
-    click.option(
-        "--limit", type=_NUMBER, metavar="X", default=60.0, show_default=True, help="Seconds until a launch has hung."
-    ),
-    click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        metavar="N",
-        default=None,
-        help="Of the operands; the clock's, if not given.",
     ),
     click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document there after every problem."),
     click.option("--resume", is_flag=True, help="Measure only what the file of --keep has not."),
@@ -178,10 +230,10 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> Plan:
     states = [word.strip() for word in options["state"].split(",") if word.strip()]
     for state in states:
         if state not in STATES:
-            raise RequestError(f"state {state!a} is unknown: use {', '.join(STATES)}")
+            raise unknown("state", state, STATES)
     if options["resume"] and not options["keep"]:
         raise RequestError("--resume needs the file of an earlier run: name it with --keep")
-    fields = ("seconds", "rounds", "burst_rounds", "finalists", "algorithms", "screen_ms")
+    fields = ("seconds", "rounds", "block_ms", "turn_blocks", "burst_rounds", "finalists", "algorithms", "screen_ms")
     seconds = {"warm_up_s": options["warm_up"], "rewarm_s": options["rewarm"]}
     protocol = Protocol(**{name: options[name] for name in fields}, **seconds)
     return Plan(

@@ -17,8 +17,9 @@ class Protocol:
 
     Fields: `seconds` is the time of the paired rounds of one problem, kept to unless that many `rounds` of one launch
         each take longer; `screen_ms` is one sample of the screening, of which a contender gets `screen_samples`;
-        `finalists` of ours and of the baseline go on to the rounds. The first problem comes after `warm_up_s` of load,
-        the others, whose preparation is a pause, after `rewarm_s`.
+        `finalists` of ours and of the baseline go on to the rounds, in which each has `turn_blocks` blocks one after another.
+        Of those the second half counts: in the first the card's clock settles, which follows its power limit slowly. The
+        first problem comes after `warm_up_s` of load, the others, whose preparation is a pause, after `rewarm_s`.
     """
 
     seconds: float = 1.2
@@ -26,6 +27,7 @@ class Protocol:
     rounds_max: int = 60
     block_ms: float = 7.0
     block_ms_min: float = 1.0
+    turn_blocks: int = 1
     screen_ms: float = 2.0
     screen_samples: int = 3
     finalists: int = 3
@@ -89,6 +91,11 @@ def round_times(rounds: Sequence[Sequence[tuple[str, float]]]) -> dict[str, list
     return times
 
 
+def by_place(turns: Sequence[Sequence[float]]) -> list[float]:
+    """Return the median microseconds of a launch in the first block of turns, in the second and so on."""
+    return [round(statistics.median(ms) * 1e3, 3) for ms in zip(*turns)]
+
+
 @dataclass(frozen=True)
 class Ratio:
     """A baseline's time over ours, round by round: more than 1 is faster. `spread` is half of p10 to p90."""
@@ -134,7 +141,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def block_launches(launch_ms: float, protocol: Protocol, contenders: int, sets: int, rounds: int) -> int:
     """Return how many launches one block has: whole turns of the sets, or fewer where a turn takes too long."""
-    share_ms = 1e3 * protocol.seconds / (rounds * 2 * contenders)
+    share_ms = 1e3 * protocol.seconds / (rounds * 2 * contenders * protocol.turn_blocks)
     wanted = min(protocol.block_ms, max(protocol.block_ms_min, share_ms)) / max(launch_ms, 1e-4)
     return max(1, round(wanted / sets)) * sets if wanted >= sets else max(1, round(wanted))
 

@@ -25,7 +25,11 @@ class LostDevice(DeviceError):
 
 
 class Race:
-    """Contenders on the same operands; `refused` says why one is out."""
+    """Contenders on the same operands; `refused` says why one is out.
+
+    Fields: of each contender, `spans` is when what counts of it ran, for its clock and power, and `turns` the milliseconds
+        of all blocks of its turns in steady rounds.
+    """
 
     def __init__(self, stream: Stream, operands: Operands, protocol: Protocol) -> None:
         self.stream, self.operands, self.protocol = stream, operands, protocol
@@ -33,7 +37,8 @@ class Race:
         self.sides: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.launch_ms: dict[str, float] = {}
-        self.spans: dict[str, tuple[float, float]] = {}
+        self.spans: dict[str, list[tuple[float, float]]] = {}
+        self.turns: dict[str, list[list[float]]] = {}
         self._graphs: dict[str, list[Graph]] = {}
         self._short: dict[str, Graph] = {}
         self._at = 0  # the set that the next block begins with, where blocks are less than a turn
@@ -151,15 +156,26 @@ class Race:
         protocol = self.protocol
         until = time.perf_counter() + protocol.seconds
         rounds: list[list[tuple[str, float]]] = []
-        pending: list[tuple[str, Callable[[], float]]] = []
+        pending: list[tuple[str, list[Callable[[], float]]]] = []
         while True:  # one round is always queued behind the one that runs
-            enqueued = [(name, self.block(name)) for name in abba(names)]
+            enqueued = [(name, [self.block(name) for _ in range(protocol.turn_blocks)]) for name in abba(names)]
             if pending:
-                rounds.append([(name, wait()) for name, wait in pending])
+                rounds.append([(name, self._turn_ms(name, waits)) for name, waits in pending])
             pending = enqueued
             begun = len(rounds) + 1
             if begun >= protocol.rounds_max or (begun >= protocol.rounds and time.perf_counter() > until):
-                return [*rounds, [(name, wait()) for name, wait in pending]]
+                return [*rounds, [(name, self._turn_ms(name, waits)) for name, waits in pending]]
+
+    def _turn_ms(self, name: str, waits: Sequence[Callable[[], float]]) -> float:
+        """Wait for a turn; return the milliseconds of a launch in the part that counts."""
+        half = len(waits) // 2
+        first = [wait() for wait in waits[:half]]
+        begun = time.perf_counter()
+        blocks = [*first, *(wait() for wait in waits[half:])]
+        if first:  # else nothing says when the turn began
+            self.spans.setdefault(name, []).append((begun, time.perf_counter()))
+            self.turns.setdefault(name, []).append(blocks)
+        return statistics.fmean(blocks[half:])
 
     def burst(self, names: Sequence[str]) -> list[list[tuple[str, float]]]:
         """Return rounds whose every block comes after a rest, and a first block that brings the clock up."""
@@ -175,10 +191,7 @@ class Race:
         return rounds
 
     def alone(self, name: str) -> list[float]:
-        """Run one contender and nothing else for a while; return its times in the second half of that.
-
-        `spans` remembers when that half was, for its clock and power.
-        """
+        """Run one contender and nothing else for a while; return its times in the second half of that."""
         begun = time.perf_counter()
         middle, end = begun + self.protocol.solo_s / 2, begun + self.protocol.solo_s
         times: list[float] = []
@@ -187,7 +200,7 @@ class Race:
             waits = [self.block(name) for _ in range(_SOLO_BLOCKS)]
             blocks = [wait() for wait in waits]
             times = [*times, *blocks] if late else []
-        self.spans[name] = (middle, time.perf_counter())
+        self.spans[name] = [(middle, time.perf_counter())]
         return times
 
     def free(self) -> None:

@@ -34,7 +34,9 @@ def read_suite(name: str, groups: str = "") -> list[Work]:
         works = [checked(work) for entry in entries for work in _works(entry)]
     except FileNotFoundError:
         raise RequestError(f"no suite {name!a}: name a file, or one of {', '.join(names())}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise RequestError(f"suite {name} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"suite {name} cannot be read ({type(error).__name__}: {error})") from None
     return _of_groups(works, groups) if groups else works
 

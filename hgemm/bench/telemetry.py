@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 POWER_INSTANT_FIELD = (
@@ -142,7 +143,11 @@ class Telemetry:
                 continue
 
     def between(self, begin_s: float, end_s: float) -> dict | None:
-        return summarise([sample for sample in self.samples if begin_s <= sample.time_s <= end_s])
+        return self.within([(begin_s, end_s)])
+
+    def within(self, spans: Sequence[tuple[float, float]]) -> dict | None:
+        """Sum up several intervals together."""
+        return summarise([one for one in self.samples if any(begin <= one.time_s <= end for begin, end in spans)])
 
 
 def summarise(samples: list[Sample]) -> dict | None:

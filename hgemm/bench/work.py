@@ -8,7 +8,7 @@ from typing import Any
 
 from hgemm.cases import Shape
 from hgemm.dtypes import DTYPES, OUTPUTS
-from hgemm.errors import RequestError
+from hgemm.errors import RequestError, unknown
 from hgemm.facts import Facts
 from hgemm.schema import TEXT, fields, integer, text
 
@@ -92,7 +92,7 @@ def checked(work: Work) -> Work:
     known = {"layout": LAYOUTS, "dtype_a": DTYPES, "dtype_b": DTYPES, "acc": ACCUMULATORS, "dtype_d": OUTPUTS}
     for name, values in known.items():
         if getattr(work, name) not in values:
-            raise RequestError(f"{work.group}: {name} {getattr(work, name)!r} is unknown: use {', '.join(values)}")
+            raise unknown(f"{work.group}: {name}", getattr(work, name), values)
     Shape.parse(str(work.shape))
     return work
 

@@ -15,11 +15,10 @@ Point = tuple[int, int, int, int]
 STEP_BITS = 4
 ROWS_WEIGHT = 2
 """m, and the batch with it, decides more than n and k. Source: cross-validation, benchmarks/dispatch_check.py."""
-WIDTH = 3 << STEP_BITS
-"""At this distance a measured problem says exp(-1/2) of what one at the very place says. Source: the same."""
-DOUBT = 0.3
+WIDTH = 3 << STEP_BITS - 1
+"""At this distance a measured problem says exp(-1) of what one at the very place says, and so on. Source: the same."""
+DOUBT = 0.6
 """The weight of the estimate itself beside what was measured: a problem at the very place has 1. Source: the same."""
-NEIGHBOURS = 8
 ONE = 1 << 12
 """A factor of 1: so many of an estimate's parts."""
 LEAST, MOST = ONE >> 3, ONE << 3
@@ -47,7 +46,7 @@ Row = TypeVar("Row")
 
 
 class Nearby(Generic[Row]):
-    """What was measured at some points, of which what is nearest to a point says by what estimates are to be multiplied there.
+    """What was measured at some points, which says at any other by what estimates are to be multiplied there.
 
     `ratios` are the times of rows over their estimates, at each of the points; a median is taken out, since only what rows
     are to one another matters.
@@ -58,15 +57,14 @@ class Nearby(Generic[Row]):
         self._logs = [centred(of_point) for of_point in ratios]
 
     def factors(self, at: Point) -> dict[Row, int]:
-        """Return by what each row's estimate is to be multiplied at a point, for the rows measured at or near it, in their order.
+        """Return by what each measured row's estimate is to be multiplied at a point, in their order; the others' stay as they are.
 
-        Near points are weighted by a bell curve of their distance.
+        What a problem says fades with its distance: a row of which all is far has the factor ONE, nearly.
         """
-        far = [distance(at, other) for other in self._points]
         sums: dict[Row, list[float]] = {}
-        for place in sorted(range(len(far)), key=far.__getitem__)[:NEIGHBOURS]:
-            weight = max(math.exp(-((far[place] / WIDTH) ** 2) / 2), 1e-9)
-            for row, value in self._logs[place].items():
+        for other, logs in zip(self._points, self._logs, strict=True):
+            weight = math.exp(-distance(at, other) / WIDTH)
+            for row, value in logs.items():
                 total = sums.setdefault(row, [0.0, 0.0])
                 total[0] += weight
                 total[1] += weight * value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hgemm.errors import LibraryError, RequestError
+from hgemm.errors import LibraryError, RequestError, nearest
 from hgemm.schema import NAME, TEXT, Mismatch, fields, integer, map_of, number, text
 
 FOLDER = Path(__file__).with_name("tables")
@@ -125,7 +124,7 @@ def card_named(name: str) -> Card:
     words = re.sub(r"nvidia|geforce|tesla", "", "".join(parts))
     found = [key for key in card_keys() if words == key or words.startswith((f"{key}sxm", f"{key}pcie"))]
     if not found:
-        near = difflib.get_close_matches(words, card_keys(), n=1)
+        near = nearest(words, card_keys(), cutoff=0.6)
         hint = f"did you mean {near[0]}? " if near else ""
         raise RequestError(f"device {name!a} has no table: {hint}known are {', '.join(card_keys())}")
     return card(found[0])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.errors import LibraryError
+from hgemm.model.kernel import by_wgmma
 from hgemm.model.predict import Constants
 from hgemm.schema import NAME, TEXT, Mismatch, integer, map_of, number, text
 from hgemm.schema import fields as document_of
@@ -76,4 +77,4 @@ def parse_fits(document: Any) -> Mapping[str, Fit]:
 
 def fit_of(spec: Mapping[str, Any]) -> Fit:
     """Return the fit for the family of a record's `spec`."""
-    return fits()["wgmma" if str(spec["mma"]).startswith("m64n") else "mma_sync"]
+    return fits()["wgmma" if by_wgmma(spec) else "mma_sync"]

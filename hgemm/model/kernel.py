@@ -75,7 +75,12 @@ def k_tile(spec: Mapping[str, Any], card: Card) -> KTile:
 
     Raises: RequestError where the card's table lacks a figure that the spec needs, as those of instructions that it has not.
     """
-    return (_wgmma if spec["mma"].startswith("m64n") else _mma_sync)(spec, card)
+    return (_wgmma if by_wgmma(spec) else _mma_sync)(spec, card)
+
+
+def by_wgmma(spec: Mapping[str, Any]) -> bool:
+    """Say whether the tensor instructions of a record's `spec` are warpgroups'."""
+    return str(spec["mma"]).startswith("m64n")
 
 
 def extents(text: str) -> tuple[int, ...]:
@@ -149,17 +154,19 @@ def _copy(spec: Mapping[str, Any], figure: _Reader, elements: int, align: int) -
 
 
 def _wgmma(spec: Mapping[str, Any], card: Card) -> KTile:
-    """TMA fills shared memory and wgmma reads it: no instruction of a warp moves an operand."""
+    """TMA fills shared memory and wgmma reads it; or warps copy, at whose accesses those of wgmma are in turn."""
     figure = _Reader(card)
     m, n, k = extents(spec["cta_tile"])
     cluster_m, cluster_n = extents(spec["cluster"])
     size = element_bytes(spec)
     rows, columns = (n, m) if spec.get("swapped") else (m, n)
     width, depth = map(int, re.fullmatch(r"m64n(\d+)k(\d+)", spec["mma"]).groups())
-    filled_bytes = (m + n) * k * size
     shared_bytes = m * k * size / cluster_n + n * k * size / cluster_m  # CTAs of a cluster load for one another
-    copy = filled_bytes / figure("tma_bytes_per_clock_per_sm")
     fragments = warpgroup_read_bytes(rows, columns, k * size) / figure("smem_bytes_per_clock_per_sm")
+    if spec["copy"] == "cp_async":
+        copy = _copy(spec, figure, m * k, spec["align_a"]) + _copy(spec, figure, n * k, spec["align_b"]) + fragments
+    else:
+        copy = (m + n) * k * size / figure("tma_bytes_per_clock_per_sm")
     cpi = _hgmma_cpi(spec, figure, width, depth)
     return KTile(
         tensor=tensor_cycles(m * n * k, WARPGROUP_ROWS * width * depth, cpi, partitions=1),  # its CPI is of all four

@@ -1,7 +1,7 @@
 """How long a variant takes on a problem and a card, in microseconds, term by term.
 
 After the start of a launch, the SM with most CTA tiles computes them one after the other, each so many k-tiles long as
-`kernel.k_tile` says, while memory brings the operands: the longer of the two decides, nearly. Where they ask for more than the
+`kernel.k_tile` says, while memory brings the operands: each hides the other in part. Where they ask for more than the
 card's power, its clock falls. What no table of a card has, such as the cost of a barrier, or the part of DRAM's rate that is
 reached, is in `Constants`, fitted to measurements by benchmarks/fit_model.py and kept as data, which `fitted` reads.
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from hgemm.dtypes import DTYPES
 from hgemm.model.cards import Card
-from hgemm.model.kernel import KTile, element_bytes, extents, k_tile
+from hgemm.model.kernel import KTile, by_wgmma, element_bytes, extents, k_tile
 from hgemm.model.launch import Size
 
 Most = Callable[[Any, Any], Any]
@@ -25,10 +25,13 @@ SECTOR_BYTES = 32
 """What L2 is read in. Source: CUDA C++ Best Practices Guide 13.x, "Coalesced Access to Global Memory"."""
 SUM_BYTES = 4
 """Of a partial sum where k is split."""
-TILE_SHARPNESS = 8
+TILE_SHARPNESS = 6
 """The longer of the parts of a k-tile decides, and what comes near it adds to it: the sum of so high powers."""
-LAUNCH_SHARPNESS = 5
-"""The same of the SMs' work and of DRAM's. Source of both: the cross-validation in benchmarks/data/model_h200.json."""
+LAUNCH_SHARPNESS = 2
+"""The same of the SMs' work and of DRAM's, which hide less of one another.
+
+Source of both: the cross-validation in benchmarks/LOG.md.
+"""
 IDLE_W = 100.0
 """What a card takes that does nothing. Source: benchmarks/data/drawn_sm90a_h200.json, its state before the first launch, 121 W."""
 
@@ -249,7 +252,7 @@ class Prediction:
     """What one variant is thought to take on one problem.
 
     Units: `sm_us` is that of the SM with most to do, at `clock_mhz`, the clock that the card's power leaves; `memory_us` that of
-        DRAM and of L2. After `start_us`, the longer of these decides.
+        DRAM and of L2. After `start_us`, each of these hides the other in part.
     """
 
     time_us: float
@@ -269,7 +272,7 @@ def predict(
     Raises: RequestError where the card's table lacks a figure that the spec needs.
     """
     shape = Shape.of(spec, card, ctas_per_sm)
-    its = cycles_of(shape, str(spec["mma"]).startswith("m64n"), size.straddling, constants, card["sm_mhz"])
+    its = cycles_of(shape, by_wgmma(spec), size.straddling, constants, card["sm_mhz"])
     if not powered:
         constants = replace(constants, watts_per_tflops=0.0)
     found = terms(shape, its, size, card.sms_in_clusters(shape.together), constants, card)

@@ -8,7 +8,7 @@ from typing import Any
 from hgemm.errors import RequestError
 from hgemm.model.cards import Card, card_named, usual_card
 from hgemm.model.fitted import Fit, fit_of
-from hgemm.model.kernel import KTile, k_tile
+from hgemm.model.kernel import KTile, by_wgmma, k_tile
 from hgemm.model.launch import Launch, Size, launch
 from hgemm.model.predict import Prediction, predict, problem_of
 
@@ -67,8 +67,8 @@ def _predicted(spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card
 
 def _is_new(spec: Mapping[str, Any]) -> bool:
     """Say whether no kernel of the kind was among those that the constants are fitted to."""
-    by_wgmma = str(spec["mma"]).startswith("m64n")
-    return spec["schedule"] == "stream_k" or (spec.get("copy") == "tma" and not by_wgmma)
+    usual_copy = ("tma",) if by_wgmma(spec) else ("cp_async", "vector", "scalar")
+    return spec["schedule"] == "stream_k" or spec.get("copy", usual_copy[0]) not in usual_copy
 
 
 def _cycles(part: KTile) -> dict[str, int | None]:

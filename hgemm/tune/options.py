@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from hgemm.bench.options import problem_options, works_of
+from hgemm.bench.options import problem_options, protocol_options, works_of
 from hgemm.bench.results import table
 from hgemm.bench.runner import time_left
 from hgemm.device import open_device
@@ -23,7 +23,6 @@ from hgemm.tune.supply import Supply
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 MakeSupply = Callable[[Plan, Target], Supply]
-_NUMBER = click.FloatRange(min=0.0)
 
 _OPTIONS = (
     click.option(
@@ -34,40 +33,7 @@ _OPTIONS = (
         show_default=True,
         help="Variants that are tried for a problem.",
     ),
-    click.option(
-        "--finalists",
-        type=click.IntRange(1, 16),
-        metavar="N",
-        default=PROTOCOL.finalists,
-        show_default=True,
-        help="Variants that are measured to the end.",
-    ),
-    click.option(
-        "--seconds", type=_NUMBER, metavar="X", default=PROTOCOL.seconds, show_default=True, help="Of rounds a problem."
-    ),
-    click.option(
-        "--rounds", type=click.IntRange(3), metavar="N", default=PROTOCOL.rounds, show_default=True, help="At least."
-    ),
-    click.option(
-        "--screen-ms", type=_NUMBER, metavar="X", default=PROTOCOL.screen_ms, show_default=True, help="Of a sample."
-    ),
-    click.option(
-        "--warm-up", type=_NUMBER, metavar="X", default=PROTOCOL.warm_up_s, show_default=True, help="Seconds of load."
-    ),
-    click.option(
-        "--rewarm", type=_NUMBER, metavar="X", default=PROTOCOL.rewarm_s, show_default=True, help="The same, later on."
-    ),
-    click.option("--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."),
-    click.option(
-        "--limit", type=_NUMBER, metavar="X", default=60.0, show_default=True, help="Seconds until a launch has hung."
-    ),
-    click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        metavar="N",
-        default=None,
-        help="Of the operands; the clock's, if not given.",
-    ),
+    *protocol_options(PROTOCOL),
     click.option("--fresh", is_flag=True, help="Begin with nothing that earlier sessions found."),
     click.option("--resume", is_flag=True, help="Tune only what an earlier run with the same options has not."),
     click.option(

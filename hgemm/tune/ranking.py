@@ -31,11 +31,11 @@ class Ranking:
         """Take note of times on one problem, and of an order there, the best first."""
         wanted = Wanted.dense(problem.kind, problem.extents)
         rows = {symbol: self.rows[symbol][1] for symbol in times_us if symbol in self.rows}
-        if rows:
+        if rows and not wanted.straddling:  # those say little of others
             self._learnt.setdefault(problem.kind, {})[problem.extents] = {
                 symbol: times_us[symbol] / clocks(row, wanted, self.target) for symbol, row in rows.items()
             }
-            self._best[problem.kind, problem.extents] = [symbol for symbol in order if symbol in rows]
+        self._best[problem.kind, problem.extents] = [symbol for symbol in order if symbol in rows]
 
     def stands(self, work: Work) -> str | None:
         """Return the variant that is the best on a problem, as far as is known."""
@@ -45,7 +45,7 @@ class Ranking:
         """Return the variants to measure on a problem, at most so many, the most promising first; some only, where given.
 
         First come those that were the best there before, then in turns those of least estimate corrected by what was
-        measured near the problem, and those of least estimate: these may never have been measured anywhere near.
+        measured around the problem, and those of least estimate: near problems may have misled.
         """
         kind = _kind(work)
         wanted = Wanted.dense(kind, work.extents)
@@ -67,7 +67,7 @@ class Ranking:
             return {}
         here = point(*work.extents)
         found = Nearby([point(*extents) for extents in learnt], [*learnt.values()]).factors(here)
-        return {symbol: estimates[symbol] * factor / ONE for symbol, factor in found.items() if symbol in estimates}
+        return {symbol: estimate * found.get(symbol, ONE) / ONE for symbol, estimate in estimates.items()}
 
 
 def _kind(work: Work) -> Kind:
