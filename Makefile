@@ -25,7 +25,7 @@ catalog: $(INSTALLED)  ## Write the texts of the shipped kernels (generator/cata
 	$(VENV)/bin/python -m generator.catalog emitted
 
 test: $(INSTALLED)  ## Run the whole test suite
-	$(VENV)/bin/python -m pytest -n auto
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 verify: $(INSTALLED)  ## Prove the shipped kernels by running them on the CPU; needs g++ or clang++ (CXX)
 	@$(VENV)/bin/python -m generator.catalog.prove $(SAMPLE)

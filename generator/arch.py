@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 
-from generator.errors import RequestError
+from generator.errors import RequestError, nearest
 
 KIB = 1024
 MMA_SYNC = "mma_sync"
@@ -160,12 +159,12 @@ def parse_arch(text: str) -> str:
     """
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
-        raise RequestError(_unknown(text, difflib.get_close_matches(text.lower(), ARCHS, n=1)))
+        raise RequestError(_unknown(text, nearest(text, ARCHS, cutoff=0.6)))
     digits, minor, suffix = match.groups(default="")
     name = f"sm_{int(digits + minor)}{suffix.lower()}"
     if name not in ARCHS:
-        nearest = min(ARCHS.values(), key=lambda arch: (abs(arch.number - int(digits + minor)), arch.suffix))
-        raise RequestError(_unknown(text, [nearest.name]))
+        closest = min(ARCHS.values(), key=lambda arch: (abs(arch.number - int(digits + minor)), arch.suffix))
+        raise RequestError(_unknown(text, [closest.name]))
     return name
 
 
@@ -180,6 +179,6 @@ def parse_arch_list(text: str) -> tuple[str, ...]:
     return names
 
 
-def _unknown(text: str, nearest: list[str]) -> str:
-    hint = f": did you mean {nearest[0]}?" if nearest else ":"
+def _unknown(text: str, near: list[str]) -> str:
+    hint = f": did you mean {near[0]}?" if near else ":"
     return f"unknown arch {text!r}{hint} known are {', '.join(ARCHS)}"

@@ -13,6 +13,7 @@ import click
 from generator import __version__
 from generator.commands.common_options import json_option, library_option
 from generator.commands.spec_options import GroupedCommand, RecipeNames, grouped_option, spec_options
+from generator.errors import nearest
 
 VERBS = Path(__file__).parent / "verbs"
 INTERRUPTED = 130
@@ -153,9 +154,23 @@ class _Verbs(click.Group):
             return None
         return importlib.import_module(f"generator.verbs.{name.replace('-', '_')}").command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.list_commands(ctx) and not ctx.resilient_parsing:
+            ctx.fail(_no_verb(args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, _short_help(name)) for name in self.list_commands(ctx)])
+
+
+def _no_verb(name: str, verbs: list[str]) -> str:
+    if name == "generate":
+        return "`generate` is a command of its own: leave hgemm out."
+    near = nearest(name, verbs, cutoff=0.5)
+    return f"No verb '{name}'." + (f" Did you mean '{near[0]}'?" if near else "")
 
 
 def _short_help(verb: str) -> str:

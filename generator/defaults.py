@@ -18,7 +18,6 @@ _RESOLVERS = {MMA_SYNC: mma_sync.resolve, MMA_SYNC_TMA: mma_sync_tma.resolve, WG
 
 _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "mma": family_of_mma,
-    "copy": {"cp_async": MMA_SYNC, "vector": MMA_SYNC, "scalar": MMA_SYNC}.get,
     "store": {"smem": MMA_SYNC, "tma": WGMMA_SM90}.get,
     "warp_tile": lambda warp: MMA_SYNC,
     "fragment_stages": lambda stages: MMA_SYNC,
@@ -29,6 +28,7 @@ _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "cluster": lambda cluster: WGMMA_SM90 if cluster.ctas > 1 else None,
     "cooperation": {"pingpong": WGMMA_SM90}.get,
     "swapped": {True: WGMMA_SM90}.get,
+    "copy": {"cp_async": MMA_SYNC, "vector": MMA_SYNC, "scalar": MMA_SYNC}.get,
     "form": {"dsl": MMA_SYNC}.get,
 }
 """Fields with values that only one family has, the most telling first."""

@@ -5,9 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hgemm.errors import HgemmError, LibraryError, RequestError
+from hgemm.errors import HgemmError, LibraryError, RequestError, nearest, unknown
 
-__all__ = ["BuildError", "HgemmError", "LibraryError", "ProofError", "RequestError", "first_error"]
+__all__ = [
+    "BuildError",
+    "HgemmError",
+    "LibraryError",
+    "ProofError",
+    "RequestError",
+    "first_error",
+    "nearest",
+    "unknown",
+]
 
 _FIRST_ERROR = re.compile(r"\b(?:fatal|error)\b", re.IGNORECASE)
 

@@ -122,8 +122,10 @@ def write_conflicts(tile: OperandTile) -> int:
     """Return the bank conflicts of copying one stage of `tile` in, a chunk a thread, warp after warp."""
     per_row = tile.columns // tile.chunk
     row_step = max(1, tile.threads // per_row)
-    chunks = [(row, chunk * tile.chunk) for row in range(min(tile.rows, row_step)) for chunk in range(per_row)]
-    offsets = [tile.offset(row, column) * tile.element_bytes for row, column in chunks]
+    rows = [tile.linear(row, 0) for row in range(min(tile.rows, row_step))]
+    places = itertools.product(rows, range(0, per_row * tile.chunk, tile.chunk))
+    swizzle = _swizzle(tile.smem)
+    offsets = [swizzle(row + column) * tile.element_bytes for row, column in places]
     return sum(conflicts(offsets[i : i + 32], tile.chunk * tile.element_bytes) for i in range(0, len(offsets), 32))
 
 
@@ -144,7 +146,10 @@ def conflict_free(
     placements = [Smem("none"), *xors, *pads]
     for order, smem in enumerate(smem for smem in placements if smem.has_one_pitch or not one_pitch):
         tile = OperandTile(k_major, rows, columns, chunk, threads, smem, element_bytes)
-        reads, writes = read_conflicts(tile), write_conflicts(tile)
+        reads = read_conflicts(tile)
+        if found and reads > min(found)[0]:
+            continue
+        writes = write_conflicts(tile)
         found.append((reads, writes, tile.stage_elements, order, smem))
         if reads == writes == 0 and not smem.pad_elements:
             break

@@ -6,6 +6,7 @@ only named once it was tried: the rule holds after it, and no rule is broken tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -49,10 +50,25 @@ def rules_of(plan: Plan) -> tuple[Rule, ...]:
     return _RULES[plan.spec.family]
 
 
+def broken_rules(plan: Plan) -> dict[str, str]:
+    """Return what is wrong with the plan's spec, by the rule that it breaks: violations without ways out, which take longest."""
+    return {rule.name: message for rule in rules_of(plan) if (message := rule.broken(plan)) is not None}
+
+
 def violations(plan: Plan) -> tuple[Violation, ...]:
     """Return every rule that the plan's spec breaks; none for a legal one."""
-    found = {rule.name: message for rule in rules_of(plan) if (message := rule.broken(plan)) is not None}
-    return tuple(_violation(plan, rule, found) for rule in rules_of(plan) if rule.name in found)
+    found = broken_rules(plan)
+    broken = (_violation(plan, rule, found) for rule in rules_of(plan) if rule.name in found)
+    first = next(broken, None)
+    if first is None or first.rule == "family" and _mends_all(plan, first.change):
+        return (first,) if first else ()
+    return (first, *broken)
+
+
+def _mends_all(plan: Plan, change: Change) -> bool:
+    """Tell whether what else is broken is of kernels that the architecture does not have, and which nobody may have asked for."""
+    after = ways_out.apply(plan, change)
+    return bool(change) and not any(rule.broken(after) for rule in rules_of(after))
 
 
 def _violation(plan: Plan, rule: Rule, found: dict[str, str]) -> Violation:
@@ -66,7 +82,7 @@ def _violation(plan: Plan, rule: Rule, found: dict[str, str]) -> Violation:
 def _mending(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
     """Yield changes after which the rule holds and none is broken that was not; at last those that take a second one."""
     others = [other for other in rules_of(plan) if other.name not in found]
-    further: list[tuple[Change, Rule]] = []
+    further: list[tuple[Change, list[Rule]]] = []
     for proposed in rule.changes(plan):
         change = ways_out.effective(plan, proposed)
         after = ways_out.apply(plan, change)
@@ -76,12 +92,13 @@ def _mending(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
             continue
         if rule.broken(after):
             continue
-        broken = [other for other in others if other.broken(after)]
+        broken = [*itertools.islice((other for other in others if other.broken(after)), 2)]
         if not broken:
             yield change
-        elif len(broken) == 1:
-            further.append((change, broken[0]))
-    for change, other in further[:_SECOND_CHANGES]:
+        else:
+            further.append((change, broken))
+    further.sort(key=lambda way: len(way[1]))
+    for change, (other, *_) in further[:_SECOND_CHANGES]:
         for second in other.changes(ways_out.apply(plan, change)):
             after = ways_out.apply(plan, change | second)
             same_family = after.spec.family == plan.spec.family  # whose rules these are
@@ -89,10 +106,11 @@ def _mending(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
                 yield change | second
 
 
-def refuse_illegal(plan: Plan) -> None:
-    """Raises: RequestError naming every broken rule, where there is one."""
+def refuse_illegal(plan: Plan, remark: str = "") -> None:
+    """Raises: RequestError naming every broken rule, where there is one, and the remark."""
     broken = violations(plan)
     if broken:
-        lines = "".join(f"\n  {violation.rule}: {violation}" for violation in broken)
+        told = [f"{violation.rule}: {violation}" for violation in broken] + [remark] * bool(remark)
+        lines = "".join(f"\n  {line}" for line in told)
         count = f"{len(broken)} rule{'s' if len(broken) > 1 else ''}"
         raise RequestError(f"{plan.spec.arch} {plan.spec.cta_tile} is illegal, it breaks {count}:{lines}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90, parse_arch
-from generator.errors import RequestError
+from generator.errors import RequestError, unknown
 from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
 
@@ -75,6 +76,10 @@ class Spec:
             raise RequestError(f"spec lacks {', '.join(missing)}: name every field or plan them")
         return cls(**{name: parse_field(name, str(value)) for name, value in values.items()})
 
+    def having(self, **values: Any) -> Spec:
+        """Return the spec with other values in some fields, as dataclasses.replace does, in a fraction of its time."""
+        return Spec(**{**vars(self), **values})
+
     @property
     def family(self) -> str:
         """The family of the kernel, which the tensor instruction and the way of its operands decide."""
@@ -131,7 +136,7 @@ def _choice(name: str, *words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.strip().lower() in words:
             return text.strip().lower()
-        raise RequestError(f"{name} '{text}' is unknown: use {', '.join(words)}")
+        raise unknown(name, text, words)
 
     return parse
 
@@ -152,7 +157,7 @@ def _switch(name: str) -> Callable[[str], bool]:
             return True
         if word in ("off", "false", "no", "0"):
             return False
-        raise RequestError(f"{name} '{text}' is unknown: use on or off")
+        raise unknown(name, text, ("on", "off"))
 
     return parse
 
@@ -198,6 +203,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+@lru_cache(4096)
 def parse_field(name: str, text: str) -> Any:
     """Return the value of one field from its text. Raises RequestError with the values that it takes."""
     if name not in PARSERS:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from generator.arch import ARCHS, WGMMA_SM90
 from generator.commands.options import SPEC_OPTIONS, SpecOption, Texts, option_of
 from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.plan import Plan, plan_of
-from generator.rules import Violation, refuse_illegal, violations
+from generator.rules import Violation, broken_rules, refuse_illegal, violations
 from generator.spec import Request, parse_field
 
 MAX_COMBINATIONS = 50_000
@@ -35,6 +36,11 @@ class Candidate:
     plan: Plan
     asked: frozenset[str]
     broken: tuple[Violation, ...]
+
+    @property
+    def request(self) -> Request:
+        """What was asked for, without what was planned."""
+        return {name: getattr(self.plan.spec, name) for name in self.asked}
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,19 @@ class Sweep:
         if self.plans:
             return
         try:
-            refuse_illegal(self.illegal[0].plan)
+            refuse_illegal(self.illegal[0].plan, _of_kin(self.illegal[0].request))
         except RequestError as first:
             if len(self.illegal) == 1:
                 raise
             raise RequestError(f"all {self.summary().partition(' of ')[2]}; the first:\n{first}") from None
+
+
+def _of_kin(request: Request) -> str:
+    """Say where the same request is legal on wgmma, for the same GPUs."""
+    kin = f"{request['arch']}a"
+    if kin not in ARCHS or broken_rules(plan := plan_of(resolve({**request, "arch": kin}))):
+        return ""
+    return f"wgmma kernels for the same GPUs take it: use arch {kin}" if plan.spec.family == WGMMA_SM90 else ""
 
 
 def sweep(requests: Sequence[Texts]) -> Sweep:
@@ -136,7 +150,12 @@ def _range(option: SpecOption, item: str) -> list[str]:
 def _set(option: SpecOption, word: str) -> dict[str, Any]:
     if word.lower() == "auto":
         return dict.fromkeys(option.fields, _OPEN)
-    return {name: parse_field(name, word) for name in option.fields}
+    try:
+        return {name: parse_field(name, word) for name in option.fields}
+    except RequestError as error:
+        told = str(error)
+        field = next((name for name in option.fields if told.startswith(f"{name} ")), None)
+        raise RequestError(told if field is None else option.flag + told.removeprefix(field)) from None
 
 
 # ---- Spec files -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from generator.errors import RequestError
+from generator.errors import RequestError, unknown
 
 
 def _integers(text: str, pattern: str, what: str, example: str) -> list[int]:
@@ -93,7 +93,7 @@ class Smem:
         if kind == "xor":
             found = _integers(rest, r"(\d),(\d{1,2}),(\d{1,2})", "smem xor", "xor:B,M,S, such as xor:2,3,3")
             return cls("xor", tuple(found))
-        raise RequestError(f"smem '{text}' is unknown: use auto, none, pad:H, pad_alternate:H or xor:B,M,S")
+        raise unknown("smem", text, ("auto", "none", "pad:H", "pad_alternate:H", "xor:B,M,S"))
 
     @property
     def pad_elements(self) -> int:
@@ -146,7 +146,7 @@ class _Sized:
         if kind in cls.unserved:
             raise RequestError(f"{cls.what} '{kind}' is not served yet: use {cls.unserved[kind]}")
         ways = [*cls.plain, *(f"{word}:N" for word in cls.sized)]
-        raise RequestError(f"{cls.what} '{text}' is unknown: use {', '.join(ways)}")
+        raise unknown(cls.what, text, ways)
 
     def __str__(self) -> str:
         return self.kind + (f":{self.size}" if self.size else "")

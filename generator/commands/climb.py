@@ -18,6 +18,7 @@ from generator.commands.kept_ladders import KIND, SCHEMA, chosen, read
 from generator.commands.ladder import Ladder, about, card_of, ladder_here, ladder_on
 from generator.commands.ladder_table import csv_text, text
 from generator.commands.progress import progress
+from generator.commands.scratch import scratch_library
 from generator.commands.table import to_text
 from generator.drawing.curve import curve, form_of, require_matplotlib
 from generator.errors import LibraryError
@@ -65,7 +66,11 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
     if form:
         require_matplotlib()
     require_writable(options["keep"], options["csv"], options["to"])
-    document = read(options["source"], names) if options["source"] else _climbed(_named(names), options)
+    if options["source"]:
+        document = read(options["source"], names)
+    else:
+        with scratch_library(options["library"]) as library:
+            document = _climbed(_named(names), library, options)
     if not document["ladders"]:
         raise LibraryError("no ladder was measured" + (f": {document['lost']}" if document.get("lost") else ""))
     if options["csv"]:
@@ -73,6 +78,8 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
     if form:
         write_whole(options["to"], curve(document, form))
     click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
+    for written in filter(None, (options["keep"], options["csv"], options["to"])):
+        click.echo(f"hgemm: wrote {written}", err=True)
     if document.get("lost"):
         raise DeviceError(document["lost"])
     return int(any(ladder.get("refused") for ladder in document["ladders"]))
@@ -88,11 +95,10 @@ def _named(names: Sequence[str]) -> list[System]:
 # ---- Making and running ---------------------------------------------------------------------------------------------
 
 
-def _climbed(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str, Any]:
+def _climbed(systems: Sequence[System], library: Library, options: Mapping[str, Any]) -> dict[str, Any]:
     shapes = _shapes(options)
     device = None if options["static"] else _device()
     ladders = [_ladder(system, options["arch"], device) for system in systems]
-    library = Library(options["library"])
     outcomes = _made(ladders, library, options, prove=device is None)
     failed = [outcome.error for outcome in outcomes.values() if outcome.error]
     if failed:

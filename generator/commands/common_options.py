@@ -21,6 +21,8 @@ library_option = click.option(
     metavar="DIR",
     help="The library's folder.",
 )
+SIZE = click.IntRange(1, 2**31 - 1024)
+"""Of m, n or k: tiles that reach beyond it are counted in 32 bits, too."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from generator.commands.generate import requested
+from generator.commands.progress import progress
 from generator.dsl import translate
 from generator.errors import RequestError
-from generator.pipeline import Settings, make
+from generator.pipeline import Outcome, Settings, make
 from generator.plan import Plan
 from generator.rules import Violation, refuse_illegal, violations
 from generator.spec import FORMS
@@ -87,7 +89,14 @@ def _only(candidates: Sequence[Candidate]) -> Candidate:
 def build(said: Sequence[Said], settings: Settings, processes: int) -> tuple[list[Built], list[str]]:
     """Make the variants that can be, or take them from the library; return them in order, and what is wrong with others."""
     legal = [one for one in said if not one.broken and not one.lacking]
-    outcomes = dict(make([one.plan for one in legal], settings, processes))
+    outcomes: dict[int, Outcome] = {}
+    with (
+        progress(len(legal), quiet=False) as tell,
+        closing(make([one.plan for one in legal], settings, processes)) as made,
+    ):
+        for place, outcome in made:
+            outcomes[place] = outcome
+            tell(outcome)
     built = [
         Built(one.form, outcome.record)
         for place, one in enumerate(legal)

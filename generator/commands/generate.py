@@ -29,6 +29,7 @@ from generator.store.library import Library
 from generator.sweep import Sweep, over, read_spec_file, sweep
 from generator.toolchain import templates_folder
 from hgemm.record import Scalar
+from hgemm.variants import refuse_file
 
 _OF_RECORDS = "registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes".split()
 _COLUMNS = ["symbol", *_OF_RECORDS, "seconds", "status"]
@@ -46,6 +47,8 @@ def run(options: dict[str, Any]) -> int:
             raise RequestError("--explain tells of every combination, and no shard: leave --shard out")
         return print_explanations(asked, options["as_json"])
     asked.refuse_empty()
+    if options["verify"]:
+        _refuse_unprovable(asked)
     tell_hints(asked)
     if asked.illegal:
         click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
@@ -55,6 +58,7 @@ def run(options: dict[str, Any]) -> int:
         click.echo(
             f"generate: the planned tiles differ ({', '.join(tiles)}): name --tile to compare like with like", err=True
         )
+    refuse_file(options["library"])
     settings = Settings(
         library=Library(options["library"]),
         templates=templates_folder(),
@@ -96,6 +100,15 @@ def _crew(options: dict[str, Any]) -> Crew | None:
 
     prove = options["verify"] == "emulate"
     return Cluster(options["address"], options["allow_spills"], prove, options["worker_timeout"])
+
+
+def _refuse_unprovable(asked: Sweep) -> None:
+    modules = sum(plan.spec.form == "dsl" for plan in asked.plans)
+    if modules:
+        raise RequestError(
+            f"--verify emulate runs C++, and {modules} of {len(asked.plans)} kernels are modules of CuTe DSL: leave --verify "
+            "or --form dsl out, or check them on a GPU by `hgemm verify --device`"
+        )
 
 
 def _prover(options: dict[str, Any]) -> Prover | None:

@@ -9,7 +9,6 @@ import click
 from generator.arch import ARCHS, WGMMA_SM90
 from generator.commands.options import option_of
 from generator.defaults import deciding_field, sole_family
-from generator.spec import Request
 from generator.sweep import Candidate, Sweep
 
 
@@ -27,7 +26,7 @@ def hints(asked: Sweep) -> Iterator[str]:
     archs = {candidate.plan.spec.arch for candidate in asked.candidates}
     for candidate in asked.candidates:
         spec, field = candidate.plan.spec, _deciding(candidate)
-        sole = sole_family(_asked(candidate)) if WGMMA_SM90 in ARCHS[spec.arch].families else ""
+        sole = sole_family(candidate.request) if WGMMA_SM90 in ARCHS[spec.arch].families else ""
         if sole and not field:
             yield f"{sole} on {spec.arch}, too"
         kin = f"{spec.arch}a"
@@ -39,8 +38,4 @@ def hints(asked: Sweep) -> Iterator[str]:
 
 
 def _deciding(candidate: Candidate) -> str:
-    return deciding_field(_asked(candidate))
-
-
-def _asked(candidate: Candidate) -> Request:
-    return {name: getattr(candidate.plan.spec, name) for name in candidate.asked}
+    return deciding_field(candidate.request)

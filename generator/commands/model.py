@@ -10,6 +10,7 @@ import click
 
 from generator.arch import ARCHS
 from generator.binary.occupancy import occupancy
+from generator.commands.common_options import SIZE
 from generator.commands.spec_options import grouped_option
 from generator.commands.table import cell
 from generator.errors import RequestError
@@ -20,9 +21,9 @@ from hgemm.model.report import card_for, report
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GROUP = "Model"
 _OPTIONS = (
-    click.option("--m", type=click.IntRange(1), metavar="N", help="Rows of D, of a problem to lay out on the card."),
-    click.option("--n", type=click.IntRange(1), metavar="N", help="Columns of D; as --m, if not given."),
-    click.option("--k", type=click.IntRange(1), metavar="N", help="Columns of A, rows of B; as --m, if not given."),
+    click.option("--m", type=SIZE, metavar="N", help="Rows of D, of a problem to lay out on the card."),
+    click.option("--n", type=SIZE, metavar="N", help="Columns of D; as --m, if not given."),
+    click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given."),
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Products at once; 1, if not given."),
     click.option("--device", default="", metavar="NAME", help="H200, 'RTX 4090', ...; the architecture's usual one."),
     click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs, instead of the card's."),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from generator.arch import ARCHS
-from generator.errors import RequestError
+from generator.errors import RequestError, nearest
 from generator.spec import PARSERS
 
 Texts = Mapping[str, str]
@@ -38,7 +37,9 @@ _DTYPES = "f16 bf16 tf32"
 _COOPERATION = "cooperative pingpong"
 _CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
 _ATOMS = "m16n8k16 m16n8k8 wmma16 wgmma"
-_COPY_HELP = "Global to shared memory by: cp_async, vector, scalar, tma."
+_COPY_HELP = (
+    "Global to shared memory by: cp_async, vector, scalar, tma; of wgmma by tma, or with --mma wgmma by cp_async."
+)
 _SPACING_HELP = "vector, scalar: tensor instructions between two stores to shared memory."
 _PREFETCH_HELP = "vector, scalar: load the next k-tile ahead, to registers, or after the products."
 _SMEM = "auto none pad:8 pad_alternate:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
@@ -118,6 +119,6 @@ def option_of(name: str) -> SpecOption:
     exact = [option for option in SPEC_OPTIONS if option.fields == (plain,)]
     if exact:
         return exact[0]
-    nearest = difflib.get_close_matches(plain, [*BY_NAME, *PARSERS], n=1, cutoff=0.4)
-    hint = f"did you mean '{nearest[0]}'?" if nearest else f"the options are {', '.join(BY_NAME)}"
+    near = nearest(plain, [*BY_NAME, *PARSERS], cutoff=0.4)
+    hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(BY_NAME)}"
     raise RequestError(f"a spec has no '{name}': {hint}")

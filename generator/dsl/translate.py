@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
 import select
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from generator.dsl.parameters import take_problem
@@ -20,6 +22,8 @@ from generator.toolchain import version_of
 WHEEL = "nvidia-cutlass-dsl"
 LIMIT_S = 120.0
 """For one kernel: a hundred times what one takes, the DSL's own start included."""
+LAST_WORDS_S = 10.0
+"""From the end of its answers to its own end."""
 
 
 def options(arch: str) -> tuple[str, ...]:
@@ -32,7 +36,9 @@ def version() -> str:
     try:
         return version_of(WHEEL)
     except HgemmError:
-        raise HgemmError(f"wheel {WHEEL} is missing, which --form dsl needs: pip install '.[dsl]'") from None
+        raise HgemmError(
+            f"wheel {WHEEL} is missing, which --form dsl needs: pip install 'hgemm-generator[dsl]'"
+        ) from None
 
 
 def lacking() -> str:
@@ -57,10 +63,10 @@ def ptx_of(symbol: str, source: str, arch: str) -> bytes:
     Raises: BuildError with what the DSL says, where it takes too long, or its process ends.
     """
     version()
-    with _LOCK, tempfile.TemporaryDirectory(prefix="hgemm-dsl-") as name:
+    with _LOCK, tempfile.TemporaryDirectory(prefix="module-", dir=(server := _running()).place.name) as name:
         folder = Path(name)
         (folder / MODULE_NAME).write_text(source)
-        told = _asked({"folder": name, "options": " ".join(options(arch))})
+        told = server.asked({"folder": folder.name, "options": " ".join(options(arch))})
         if told:
             raise BuildError(symbol, told)
         try:
@@ -72,45 +78,67 @@ def ptx_of(symbol: str, source: str, arch: str) -> bytes:
 # ---- The process ----------------------------------------------------------------------------------------------------
 
 _LOCK = threading.Lock()
-_process: subprocess.Popen | None = None
 _WORKER = Path(__file__).with_name("worker.py")
 """Started by its path: Python would look for a module in the working folder first."""
+_STDERR_NAME = "stderr"
+_TELLING = re.compile(r"\S*(?:Error|Exception|Interrupt|error)\b.*")
 
 
-def _running() -> subprocess.Popen:
-    global _process
-    if _process is None or _process.poll() is not None:
+class _Server:
+    """The process, at work in a private folder of its own: the DSL's options know no blanks, so it is told no whole path."""
+
+    def __init__(self) -> None:
+        self.place = tempfile.TemporaryDirectory(prefix="hgemm-dsl-")
         pipe = subprocess.PIPE
-        _process = subprocess.Popen(
-            [sys.executable, str(_WORKER)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0
-        )
-        atexit.register(_process.kill)
-    return _process
+        with open(Path(self.place.name) / _STDERR_NAME, "wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, str(_WORKER)], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0, cwd=self.place.name
+            )
+        atexit.register(self.end)
+
+    def asked(self, request: dict[str, str]) -> str:
+        """Return what the process answers to a request: what is wrong, or nothing."""
+        process, answer, deadline = self.process, b"", time.monotonic() + LIMIT_S
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            while not answer.endswith(b"\n"):
+                ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    said = self._said()
+                    self.end()
+                    return f"error: CuTe DSL took more than {LIMIT_S:g} s\n{said}"
+                piece = process.stdout.read(1 << 16)
+                if not piece:
+                    break
+                answer += piece
+            if answer.endswith(b"\n"):
+                return json.loads(answer)
+        except BrokenPipeError:
+            pass
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)
+        said = self._said()
+        self.end()
+        why = next(iter(_TELLING.findall(said)), "it does not say why")
+        return f"error: the process of CuTe DSL ended with status {process.returncode}: {why}\n{said}"
+
+    def _said(self) -> str:
+        return (Path(self.place.name) / _STDERR_NAME).read_text(errors="replace")
+
+    def end(self) -> None:
+        """End the process and remove its folder; another one serves what is asked from then on."""
+        self.process.kill()
+        self.process.wait()
+        self.place.cleanup()
 
 
-def _asked(request: dict[str, str]) -> str:
-    """Return what the process answers to a request: what is wrong, or nothing."""
-    process = _running()
-    answer, deadline = b"", time.monotonic() + LIMIT_S
-    try:
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        while not answer.endswith(b"\n"):
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                _end(process)
-                return f"error: CuTe DSL took more than {LIMIT_S:g} s"
-            piece = process.stdout.read(1 << 16)
-            if not piece:
-                break
-            answer += piece
-        if answer.endswith(b"\n"):
-            return json.loads(answer)
-    except BrokenPipeError:
-        pass
-    _end(process)
-    return f"error: the process of CuTe DSL ended with status {process.returncode}"
+_server: _Server | None = None
 
 
-def _end(process: subprocess.Popen) -> None:
-    process.kill()
-    process.wait()
+def _running() -> _Server:
+    global _server
+    if _server and _server.process.poll() is not None:
+        _server.end()
+        _server = None
+    _server = _server or _Server()
+    return _server

@@ -1,4 +1,4 @@
-"""The process that CuTe DSL lives in: reads the folder of a module from each line of stdin, and leaves PTX beside it.
+"""The process that CuTe DSL lives in: reads the name of a module's folder from each line of stdin, and leaves PTX in it.
 
 It runs what the generator has just written, and nothing else: no module of a library comes here.
 """

@@ -119,7 +119,9 @@ def disagreements(costs: Costs, facts: Facts, spec: Mapping[str, Any], mma_per_t
         "bytes_per_k_tile": facts.tile_k
         * (facts.tile_m * DTYPES[facts.dtype_a].bytes + facts.tile_n * DTYPES[facts.dtype_b].bytes),
     }
-    if spec["copy"] not in _UNPLACED:
+    if int(spec.get("consumers", 0)):
+        expected["copy_conflicts_per_k_tile"] = 0  # boxes, whoever fills them
+    elif spec["copy"] not in _UNPLACED:
         placement = placement_of(spec)
         expected["read_conflicts_per_k_tile"] = placement.read_conflicts
         if placement.copies_are_even:

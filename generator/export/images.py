@@ -76,5 +76,9 @@ def fat_binary(symbol: str, arch: str, cubin: bytes, ptx: bytes) -> bytes:
         code = bytearray(nvfatbin.size(handle))
         nvfatbin.get(handle, code)
         return bytes(code)
+    except nvfatbin.nvFatbinError as error:
+        raise HgemmError(
+            f"{symbol}: nvFatbin cannot read its machine code or PTX ({error}): generate it again with --force"
+        ) from error
     finally:
         nvfatbin.destroy(handle)

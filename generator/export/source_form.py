@@ -35,7 +35,7 @@ def source_files(library: Library, symbols: Iterable[str], templates: Path) -> d
         variant = read_variant(library.folder, symbol)
         if variant.record.source_name != SOURCE_NAME:
             raise RequestError(
-                f"{symbol} is a module of CuTe DSL, which nvcc does not compile: leave it out of --source"
+                f'{symbol} is a module of CuTe DSL, which nvcc does not compile: leave it out by --where "not form=dsl"'
             )
         files[f"instances/{symbol}.cu"] = variant.source
         for path, text in _headers(variant.record.data["inputs"], symbol, templates):

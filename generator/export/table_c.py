@@ -8,19 +8,23 @@ from itertools import accumulate
 
 from generator.export.images import Code, Images
 from hgemm.facts import Facts, MapRule
-from hgemm.regions import REGIONS, Listed
+from hgemm.regions import REGIONS, Listed, region_of
 from hgemm.shortlists import Lists
 from hgemm.table import Group, Row, Table
 from hgemm.tensor_maps import OPERANDS
 
 MAX_LISTED_ROW = 2**16 - 1
+HAS_MEASURED = 2**31
 MAX_CLOCKS = 2**24
 """The estimate's products stay below 2^63 while a variant's own numbers stay below this."""
 
 
 @dataclass(frozen=True)
 class Shortlists:
-    """The lists of all surveys' regions: `regions` has the place of each one's list among `lists`, which are all different."""
+    """The lists of all surveys' regions: `regions` has the place of each one's list among `lists`, which are all different.
+
+    To a region's place HAS_MEASURED is added where a problem was measured there: only then is one looked for.
+    """
 
     regions: tuple[int, ...]
     lists: tuple[Listed, ...]
@@ -36,7 +40,10 @@ class Shortlists:
         regions = []
         for survey in table.surveys:
             of_survey = Lists(table, survey)
-            regions += [places.setdefault(of_survey.at(region), len(places)) for region in range(REGIONS)]
+            measured = {region_of(one.point, straddling) for one in survey.problems for straddling in (0, 1)}
+            for region in range(REGIONS):
+                place = places.setdefault(of_survey.at(region), len(places))
+                regions.append(place | (HAS_MEASURED if region in measured else 0))
         return cls(tuple(regions), tuple(places))
 
 

@@ -1,7 +1,7 @@
 """The families of kernels: each is one way of building a product, with a kernel header, a template and a vocabulary of its own.
 
 `mma_sync` multiplies with mma.sync, on every architecture; `mma_sync_tma` does on tiles that TMA brings, from sm_90 on; `sm90`
-multiplies such tiles with wgmma, on sm_90a.
+multiplies such tiles with wgmma, on sm_90a, or tiles that threads copy by cp.async.
 A family is a folder here with one module for each stage that it has a say in:
 
     plan         the numbers that follow from a spec, and the fields that the family decides (`implied`)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from generator.spec import DTYPE_BYTES, Request
 
 OUTPUTS = {"tf32": "f32"}
@@ -25,3 +27,13 @@ def problem_fields(request: Request) -> Request:
         "align_b": 16 // DTYPE_BYTES[dtype],
         "align_d": 16 // DTYPE_BYTES[dtype_d],
     }
+
+
+def distinct(choices: Iterable[Request]) -> Iterator[Request]:
+    """Yield choices of the same fields once each: where a request says a field, the ways to leave it open are one."""
+    seen = set()
+    for choice in choices:
+        values = tuple(choice.values())
+        if values not in seen:
+            seen.add(values)
+            yield choice

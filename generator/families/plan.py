@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from generator.arch import ARCHS
@@ -31,10 +31,17 @@ class Plan(ABC):
 
         What the family decides follows, where it was as the family decides it.
         """
-        changed = type(self)(replace(self.spec, **fields))
-        following = [name for name, value in self.implied.items() if getattr(self.spec, name) == value]
-        values = {name: changed.implied[name] for name in following if name not in fields and name in changed.implied}
-        return type(self)(replace(changed.spec, **values)) if values else changed
+        changed = type(self)(self.spec.having(**fields))
+        before = self.implied
+        following = {
+            name: value
+            for name, value in changed.implied.items()
+            if value != getattr(changed.spec, name)
+            and name not in fields
+            and name in before
+            and before[name] == getattr(self.spec, name)
+        }
+        return type(self)(changed.spec.having(**following)) if following else changed
 
     @property
     @abstractmethod

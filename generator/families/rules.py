@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from generator.arch import ARCHS
 from generator.families.plan import Plan
-from generator.families.ways_out import MAX_RASTER_TILES, Change
+from generator.families.ways_out import MAX_RASTER_TILES, Change, word
 from generator.layouts import PIECE_BYTES
 
 Broken = Callable[[Plan], "str | None"]
@@ -41,8 +41,8 @@ def implied_fields(plan: Plan) -> str | None:
     strays = [name for name, value in plan.implied.items() if getattr(plan.spec, name) != value]
     if not strays:
         return None
-    told = ", ".join(f"{name} {getattr(plan.spec, name)} (not {plan.implied[name]})" for name in strays)
-    return f"kernels on {plan.spec.mma} have no choice in {told}"
+    told = ", ".join(f"{name} {word(getattr(plan.spec, name))} (not {word(plan.implied[name])})" for name in strays)
+    return f"kernels on {plan.spec.mma} with copy {plan.spec.copy} have no choice in {told}"
 
 
 def same_inputs(plan: Plan) -> str | None:

@@ -8,7 +8,7 @@ from generator.arch import ARCHS
 from generator.families.plan import Plan
 from generator.layouts import PIECE_BYTES
 from generator.plan import plan_of
-from generator.spec import Spec, family_of, parse_field
+from generator.spec import family_of, family_of_mma, parse_field
 from generator.values import Raster, Schedule
 
 Change = dict[str, str]
@@ -18,7 +18,7 @@ MAX_RASTER_TILES = 1024
 """The widest group or panel: a group's tiles, counted in 32 bits, then suffice for any n that launches."""
 
 _PHRASES = {"stages": "{} stage", "fragment_stages": "{} fragment stage", "cta_tile": "tile {}"}
-_OF_THE_PROBLEM = ("mma", "cta_tile", "acc", "dtype_d", "align_a", "align_b", "align_d", "schedule")
+_TOLD = ("mma", "copy", "form", "cta_tile", "acc", "dtype_d", "align_a", "align_b", "align_d", "schedule")
 """What a change of family is told by; the other fields are planned anew."""
 
 
@@ -26,7 +26,7 @@ def apply(plan: Plan, change: Change) -> Plan:
     """Return the plan of the changed spec; what the family decides follows, unless the family changes."""
     values = {name: parse_field(name, text) for name, text in change.items()}
     if _changes_family(plan, change):
-        return plan_of(Spec(**{**vars(plan.spec), **values}))
+        return plan_of(plan.spec.having(**values))
     return plan.having(**values)
 
 
@@ -53,8 +53,11 @@ def advice(plan: Plan, change: Change) -> str:
     """Write the change of a plan's spec; of one to another family, what asks for it."""
     if not _changes_family(plan, change):
         return words(change)
-    told = _OF_THE_PROBLEM if "mma" in change else ("copy", *_OF_THE_PROBLEM)
-    return words({name: change[name] for name in told if name in change}) + ", the rest planned anew"
+    other_mma = family_of_mma(change.get("mma", plan.spec.mma)) != family_of_mma(
+        plan.spec.mma
+    )  # which implies its copy
+    told = [name for name in _TOLD if name in change and not (name == "copy" and other_mma)]
+    return words({name: change[name] for name in told}) + ", the rest planned anew"
 
 
 def archs(plan: Plan, family: str) -> list[Change]:
@@ -69,9 +72,16 @@ def clamp(value: int, step: int, low: int, high: int) -> int:
     return min(max((value + step // 2) // step * step, low), high)
 
 
+def word(value: object) -> str:
+    """Return a field's value as an option says it."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
 def fields_as_implied(plan: Plan) -> Iterator[Change]:
     """What the family leaves no choice in, as it decides it."""
-    strays = {name: str(value) for name, value in plan.implied.items() if getattr(plan.spec, name) != value}
+    strays = {name: word(value) for name, value in plan.implied.items() if getattr(plan.spec, name) != value}
+    if [*strays] == ["prefetch"]:
+        yield {"copy": "vector", "stages": "1", "fragment_stages": "1"}
     yield strays
 
 

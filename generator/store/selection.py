@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from generator.arch import ARCHS, parse_arch_list
-from generator.errors import LibraryError, RequestError
+from generator.errors import LibraryError, RequestError, nearest, unknown
 from generator.store.conditions import Compare, Every, Like, Literal, Node, Some, any_like
 from generator.store.library import Library
 from generator.store.where import check_field, parse_where
@@ -130,8 +129,8 @@ def _none(library: Library, name: str) -> list[str]:
     if _symbols(library, inside):
         raise RequestError(f"no variant in {library.folder} begins with {name!a}: did you mean '{inside}'?")
     symbols = [str(row["symbol"]) for row in library.rows()]
-    nearest = difflib.get_close_matches(name, symbols, n=1, cutoff=0.3)
-    hint = f"did you mean {nearest[0]}?" if nearest else "`hgemm list` shows those that are"
+    near = nearest(name, symbols, cutoff=0.3)
+    hint = f"did you mean {near[0]}?" if near else "`hgemm list` shows those that are"
     raise RequestError(f"no variant in {library.folder} is named {name!a}: {hint}")
 
 
@@ -145,7 +144,7 @@ def _one_of(field: str, texts: tuple[str, ...]) -> Node:
 
 def _layout(word: str) -> str:
     if word.lower() not in LAYOUTS:
-        raise RequestError(f"layout {word!a} is unknown: use {', '.join(LAYOUTS)}")
+        raise unknown("layout", word, LAYOUTS)
     return word.lower()
 
 

@@ -8,13 +8,12 @@ The outcome is a tree of conditions, and never text again.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Collection
 
 from generator.arch import parse_arch
-from generator.errors import RequestError
+from generator.errors import RequestError, nearest
 from generator.store.conditions import Compare, Every, Like, Literal, Node, Not, Some, Truth
 from hgemm.schema import MAX_INTEGER
 
@@ -54,8 +53,8 @@ def check_field(name: str, known: Collection[str] | None, where: str) -> str:
     """Return the field's own name. Raises RequestError with the nearest names where it is not `known`."""
     field = FIELD_ALIASES.get(name.lower(), name.lower())
     if known is not None and field not in known:
-        nearest = difflib.get_close_matches(field, sorted(known), n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(nearest)}?" if nearest else "`hgemm show` lists a variant's fields"
+        near = nearest(field, sorted(known), count=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}?" if near else "`hgemm show` lists a variant's fields"
         raise RequestError(f"{where} names an unknown field '{name}': {hint}")
     return field
 

@@ -45,10 +45,7 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
 def _plans(kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], space: Path | None) -> dict[str, Plan]:
     requests: list[Texts] = []
     for arch in archs:
-        fast = ARCHS[arch].has_wgmma and not _narrow(kind, aligns)
-        table = space or FOLDER / ("wgmma.toml" if fast else "mma_sync.toml")
-        if ARCHS[arch].has_wgmma and not fast and not space:
-            continue  # the architecture without a letter has the same kernels, and they run on more
+        table = space or FOLDER / ("wgmma.toml" if ARCHS[arch].has_wgmma else "mma_sync.toml")
         groups = read_spec_file(table)
         groups = groups if space else [_of_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
         requests += [over(group, _given(kind, aligns, arch)) for group in groups]

@@ -8,35 +8,34 @@ from typing import Any
 
 import click
 
-from generator.commands.common_options import json_option, library_option
+from generator.commands.common_options import SIZE, json_option
 from generator.commands.compare import build, columns, in_every_form, run_on_cpu, run_on_device, side_by_side
 from generator.commands.emulate import NOT_IN_CPP, workshop
+from generator.commands.scratch import scratch_library, scratch_library_option
 from generator.commands.spec_options import GroupedCommand, spec_options
 from generator.commands.table import to_text
 from generator.pipeline import Settings
-from generator.store.library import Library
 from generator.toolchain import templates_folder
 from hgemm.errors import DeviceError
 
 _HELP = """Build one spec in every form and print side by side what each came to.
 
 The options are those of `generate`, and name one spec. With a GPU, each form is timed on one problem and checked against the
-reference, and D is compared bit by bit; with --emulate, D is computed on the CPU, for a few ragged tiles. The variants
-are filed in the library as `generate` files them. Exit status 1 says that a form was not built, or is wrong.
+reference, and D is compared bit by bit; with --emulate, D is computed on the CPU, for a few ragged tiles. Exit
+status 1 says that a form was not built, or is wrong.
 
 \b
 Example:
   hgemm compare --arch sm_90 --mma m16n8k16 --tile 128x128x32 --m 4096
 """
-_SIZE = click.IntRange(1, 2**31 - 1024)
 
 
 @click.command("compare", cls=GroupedCommand, help=_HELP)
 @spec_options
-@library_option
-@click.option("--m", type=_SIZE, metavar="N", default=4096, show_default=True, help="Rows of A and D.")
-@click.option("--n", type=_SIZE, metavar="N", help="Columns of B and D; as --m, if not given.")
-@click.option("--k", type=_SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given.")
+@scratch_library_option
+@click.option("--m", type=SIZE, metavar="N", default=4096, show_default=True, help="Rows of A and D.")
+@click.option("--n", type=SIZE, metavar="N", help="Columns of B and D; as --m, if not given.")
+@click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given.")
 @click.option(
     "--repeat", type=click.IntRange(1, 10000), metavar="N", default=20, show_default=True, help="Samples of the time."
 )
@@ -45,7 +44,7 @@ _SIZE = click.IntRange(1, 2**31 - 1024)
 @click.pass_context
 def command(
     ctx: click.Context,
-    library: Path,
+    library: Path | None,
     m: int,
     n: int | None,
     k: int | None,
@@ -61,7 +60,7 @@ def command(
         if one.lacking and not one.broken:
             click.echo(f"hgemm: form {one.form} is left out: {one.lacking}", err=True)
     host = workshop() if emulate else None
-    settings = Settings(Library(library), templates_folder())
+    settings = Settings(ctx.with_resource(scratch_library(library)), templates_folder())
     built, errors = build(said, settings, processes=1)
     for error in errors:
         click.echo(f"hgemm: error: {error}", err=True)

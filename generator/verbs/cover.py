@@ -11,7 +11,7 @@ import click
 from generator.arch import parse_arch_list
 from generator.commands.common_options import json_option, library_option
 from generator.commands.table import to_text
-from generator.errors import LibraryError
+from generator.errors import LibraryError, unknown
 from generator.export.cover import SORTS, Hole, computes, holes, kinds_of, promised_types
 from generator.pipeline import Settings, make
 from generator.store.library import Library
@@ -20,6 +20,7 @@ from generator.toolchain import templates_folder
 from hgemm.kinds import LAYOUTS
 from hgemm.library import open_library
 
+_ALIGNS = ("8", "4", "2", "1")
 _HELP = """Tell which problems no variant of a library serves on a GPU: of which layout, types and epilogue, at which
 alignment, and of which sort (whole tiles, ragged, one row, one column, k of 1 and of 0, a batch).
 
@@ -70,7 +71,10 @@ def command(
     archs = dict.fromkeys(name.rstrip("af") for name in parse_arch_list(arch))
     asked = _words(types) or promised_types(open_library(library).table)
     kinds = kinds_of(asked, *map(_words, (layout, bias, activation)))
-    aligns = [int(click.Choice(["8", "4", "2", "1"])(word)) for word in _words(align)]
+    for word in _words(align):
+        if word not in _ALIGNS:
+            raise unknown("--align", word, _ALIGNS)
+    aligns = [*map(int, _words(align))]
 
     for name in archs:
         beyond = [kind for kind in kinds if not computes(name, kind)]

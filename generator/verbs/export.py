@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import click
 
 from generator.commands.common_options import filter_options, json_option, library_option
 from generator.commands.left_out import tell_left_out
-from generator.errors import HgemmError, LibraryError
+from generator.errors import HgemmError, LibraryError, ProofError
 from generator.export.build import lacking
 from generator.export.tree import Wish, export
 from generator.store.library import Library
@@ -26,6 +27,7 @@ sources with a CMakeLists.txt for add_subdirectory. The same kernels and compile
 \b
 Examples:
   hgemm export --to build/hgemm
+  hgemm export --to build/hgemm --where "proof_executor like '*'" --require-proof
   hgemm export --to third_party/mygemm --arch 90,90a --prefix mygemm
 """
 
@@ -38,6 +40,7 @@ Examples:
 )
 @click.option("--prefix", default="hgemm", show_default=True, metavar="NAME", help="Begins every symbol and file name.")
 @click.option("--source", is_flag=True, help="Also the kernels' sources, to compile in translation units of your own.")
+@click.option("--require-proof", is_flag=True, help="Refuse kernels that no run on the CPU has proved.")
 @click.option("--uncompressed", is_flag=True, help="Embed cubins and PTX as they are; nvFatbin is not needed then.")
 @click.option(
     "--cc", default="cc", envvar="CC", show_default=True, show_envvar=True, metavar="CC", help="The C compiler."
@@ -50,23 +53,37 @@ def command(
     to: Path,
     prefix: str,
     source: bool,
+    require_proof: bool,
     uncompressed: bool,
     cc: str,
     as_json: bool,
     **filters: str,
 ) -> None:
-    symbols = [str(row["symbol"]) for row in select_rows(Library(library), Selection(**filters))]
+    rows = select_rows(Library(library), Selection(**filters))
+    symbols = [str(row["symbol"]) for row in rows]
     tell_left_out(Library(library), Selection(**filters))
     missing = lacking(cc)
     if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
         raise HgemmError(f"no {missing} is here: name another with --cc, or leave that out for the sources alone")
     if not symbols:
         raise LibraryError(f"no variant in {library} matches: `generate --catalog` makes the shipped ones")
+    unproved = [str(row["symbol"]) for row in rows if "proof_executor" not in row]
+    if unproved and require_proof:
+        raise ProofError(f"{_told(unproved, rows)}, nothing is exported: {_HOW}")
     done = export(open_library(library), to, Wish(symbols, prefix, source, not uncompressed, cc))
     if not done.compiler:
         why = f"no {missing} is here" if missing else f"{cc} does not say its version"
         click.echo(f"hgemm: {why}: the sources are written, and lib/ is left to CMake", err=True)
+    if unproved:
+        click.echo(f"hgemm: {_told(unproved, rows)}: {_HOW}", err=True)
     if as_json:
-        click.echo(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
+        click.echo(json.dumps({**asdict(done), "folder": str(done.folder), "unproved": unproved}, indent=1))
         return
     click.echo(f"{done.folder}: {done.variants} kernels for {', '.join(done.archs)}, {done.image_bytes:,} B of images")
+
+
+_HOW = "`hgemm verify --emulate` proves those in C++, `hgemm verify --device` checks any on a GPU"
+
+
+def _told(unproved: Sequence[str], rows: Sequence[object]) -> str:
+    return f"{len(unproved)} of {len(rows)} kernels {'has' if len(unproved) == 1 else 'have'} no proof"

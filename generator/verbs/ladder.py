@@ -9,7 +9,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from generator.commands.common_options import json_option, library_option
+from generator.commands.common_options import json_option
+from generator.commands.scratch import scratch_library_option
 
 _HELP = """Climb a published ladder of kernels: make the kernel of each step, run them beside cuBLASLt in the same rounds, and
 print what changed, the rate, the speed over the step before and the part of cuBLASLt's, beside the published figures.
@@ -26,7 +27,8 @@ Examples:
   hgemm ladder s3 --from ladders.json --to s3.png
 
 Kernels are made for the device's architecture, or where a step is illegal there for that of the publication, whose PTX the
-driver compiles. Exit status 1 says that a step could not be made or measured, or that its numbers are wrong.
+driver compiles; `generate --recipe` makes them to be kept. Exit
+status 1 says that a step could not be made or measured, or that its numbers are wrong.
 """
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -42,7 +44,7 @@ class _Systems(click.ParamType):
 
 @click.command("ladder", help=_HELP)
 @click.argument("systems", nargs=-1, type=_Systems())
-@library_option
+@scratch_library_option
 @click.option("--arch", default="", metavar="ARCH", help="Make the kernels for it; the device's, if not given.")
 @click.option("--shapes", default="", metavar="SHAPES", help="MxNxK, instead of the publication's.")
 @click.option("--m", default="", metavar="RANGE", help="4096, 512,1024 or 1024:4096:1024, instead of --shapes.")

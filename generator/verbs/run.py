@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from generator.commands.common_options import Symbol, json_option, library_option
+from generator.commands.common_options import SIZE, Symbol, json_option, library_option
 from generator.commands.device_check import CODES, open_kernel
 from generator.errors import RequestError
 from generator.store.library import Library
@@ -26,15 +26,14 @@ large, against a float64 reference and what the variant's arithmetic allows.
 Example:
   hgemm run hgemm_sm90_tn --m 4096 --n 4096 --k 4096
 """
-_SIZE = click.IntRange(1, 2**31 - 1024)
 
 
 @click.command("run", help=_HELP)
 @click.argument("symbol", type=Symbol())
 @library_option
-@click.option("--m", type=_SIZE, metavar="N", required=True, help="Rows of A and D.")
-@click.option("--n", type=_SIZE, metavar="N", required=True, help="Columns of B and D.")
-@click.option("--k", type=_SIZE, metavar="N", required=True, help="Columns of A, rows of B.")
+@click.option("--m", type=SIZE, metavar="N", required=True, help="Rows of A and D.")
+@click.option("--n", type=SIZE, metavar="N", required=True, help="Columns of B and D.")
+@click.option("--k", type=SIZE, metavar="N", required=True, help="Columns of A, rows of B.")
 @click.option(
     "--batch", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Problems of this size."
 )

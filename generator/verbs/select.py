@@ -9,17 +9,18 @@ from typing import Any
 
 import click
 
-from generator.commands.common_options import json_option, kind_options, library_option
+from generator.commands.common_options import SIZE, json_option, kind_options, library_option
 from generator.commands.table import to_text
 from generator.errors import RequestError
 from hgemm.device import open_device
+from hgemm.errors import DeviceError
 from hgemm.kinds import Kind
 from hgemm.library import open_library
 from hgemm.measured.nearness import ONE, STEP_BITS, distance
 from hgemm.problem import Problem
 from hgemm.select import ESTIMATED, MEASURED, NEAR, Choice, Selector
 from hgemm.target import Target
-from hgemm.wanted import ANY_WORKSPACE, Wanted
+from hgemm.wanted import ANY_WORKSPACE, Wanted, with_leading
 
 _HELP = """Tell which variant computes a problem, as exported libraries and `hgemm.open(...)` choose it.
 
@@ -38,9 +39,9 @@ _RULES = {ESTIMATED: "estimated", NEAR: "near", MEASURED: "measured"}
 
 @click.command("select", help=_HELP)
 @library_option
-@click.option("--m", type=click.IntRange(1), required=True, metavar="N", help="Rows of A and D.")
-@click.option("--n", type=click.IntRange(1), required=True, metavar="N", help="Columns of B and D.")
-@click.option("--k", type=click.IntRange(0), required=True, metavar="N", help="Columns of A, rows of B.")
+@click.option("--m", type=SIZE, required=True, metavar="N", help="Rows of A and D.")
+@click.option("--n", type=SIZE, required=True, metavar="N", help="Columns of B and D.")
+@click.option("--k", type=click.IntRange(0, SIZE.max), required=True, metavar="N", help="Columns of A, rows of B.")
 @click.option("--batch", type=click.IntRange(1), default=1, metavar="N", help="Products at once.")
 @kind_options
 @click.option("--beta", is_flag=True, help="C is added.")
@@ -73,9 +74,12 @@ def command(
 ) -> None:
     if sms and not arch:
         raise RequestError("--sms needs an --arch: this machine's GPU has the SMs that it has")
-    target = Target.typical(arch, sms or 0) if arch else Target.of(open_device())
+    its_kind, most = Kind(**kind), ANY_WORKSPACE if workspace is None else workspace
+    target = Target.typical(arch, sms or 0) if arch else _here()
     selector = open_library(library).selector(target)
-    dense = _dense(Kind(**kind), m, n, k, batch, beta, ANY_WORKSPACE if workspace is None else workspace)
+    strides = {"batch_stride_a": m * k, "batch_stride_b": n * k, "batch_stride_c": m * n}
+    problem = Problem(m, n, k, batch, **strides, beta=float(beta))
+    dense = Wanted.of(its_kind, with_leading(problem, its_kind), most)
     wanted = replace(dense, **dict.fromkeys(("align_a", "align_b", "align_d"), int(align))) if align else dense
     best = selector.choose(wanted)
     others = [choice for choice in selector.ranked(wanted) if choice.row is not best.row] if show_all else []
@@ -87,21 +91,11 @@ def command(
     click.echo(to_text(rows, _COLUMNS) + f"{rows[0]['rule']}: {why}")
 
 
-def _dense(kind: Kind, m: int, n: int, k: int, batch: int, beta: bool, workspace_bytes: int) -> Wanted:
-    """Return a problem whose operands, C as D, have nothing unused after a row or a matrix."""
-    problem = Problem(
-        *(m, n, k, batch),
-        lda=k if kind.layout[0] == "t" else m,
-        ldb=k if kind.layout[1] == "n" else n,
-        ldc=n,
-        ldd=n,
-        batch_stride_a=m * k,
-        batch_stride_b=n * k,
-        batch_stride_c=m * n,
-        batch_stride_d=m * n,
-        beta=float(beta),
-    )
-    return Wanted.of(kind, problem, workspace_bytes)
+def _here() -> Target:
+    try:
+        return Target.of(open_device())
+    except DeviceError as error:
+        raise DeviceError(f"{error}: --arch names a GPU to choose for") from None
 
 
 def _why(choice: Choice, selector: Selector, wanted: Wanted) -> str:

@@ -121,14 +121,14 @@ Cta* Machine::neighbour(Lane const& lane, Operation const& operation, uint32_t r
   return ctas[rank];
 }
 
-// The same for a read by the async proxy, which sees what threads wrote only after a proxy fence.
+// The same for a read by the async proxy, which sees what threads and their copies wrote only after a proxy fence.
 void Machine::note_async_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, Access const& me) {
   size_t const offset = reinterpret_cast<uintptr_t>(address) % shared_window;
   Shadow& shadow = lane.cta->shadow;
   Access unfenced;
   size_t unfenced_at = 0;
   Conflict const conflict = shadow.read(offset, bytes, lane.knowledge, me, [&](Access const& write, size_t at) {
-    if (write.epoch == 0 || write.agent >= request_.threads || unfenced.epoch || passed_proxy(lane, write)) return;
+    if (write.epoch == 0 || unfenced.epoch || passed_proxy(lane, write)) return;
     unfenced = write;
     unfenced_at = at;
   });

@@ -87,7 +87,7 @@ struct Knowledge {
   uint16_t thread = 0;
   uint16_t copies = no_agent;  // agent of its asynchronous copies, once it has any
   uint32_t epoch = 1;          // its own present
-  uint32_t copies_landed = 0;  // groups of its copies that it has waited for
+  uint32_t copies_landed = 0;  // epoch of the last of its copies that it has waited for
   Held<Clock> clock;
   Epochs const* own_cta = nullptr;  // in `clock`
 
@@ -99,8 +99,8 @@ struct Knowledge {
   uint32_t known_of(uint32_t other_cta, uint16_t agent) const {
     if (other_cta == cta) {
       if (agent == thread) return epoch;
-      if (agent == copies) return copies_landed;
-      return own_cta && agent < own_cta->known.size() ? own_cta->known[agent] : 0;
+      uint32_t const told = own_cta && agent < own_cta->known.size() ? own_cta->known[agent] : 0;
+      return agent == copies ? std::max(told, copies_landed) : told;
     }
     Epochs const* const epochs = clock ? clock->of(other_cta) : nullptr;
     return epochs && agent < epochs->known.size() ? epochs->known[agent] : 0;

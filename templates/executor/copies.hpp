@@ -1,4 +1,4 @@
-// cp.async: copies that land when their group is waited for, or at any moment before.
+// cp.async: copies that land when their group is waited for, when an mbarrier is told of them, or at any moment before.
 #pragma once
 
 #include <executor/machine.hpp>
@@ -9,10 +9,9 @@ void Machine::start_copy(Lane& lane, Operation& operation, SiteCost& cost) {
   auto* const to = static_cast<unsigned char*>(operation.to);
   bool const readable = !operation.flag || may_access_global(lane, operation, operation.from, operation.bytes, false);
   if (!may_access_shared(lane, operation, operation.to, operation.bytes)) return;
-  if (lane.knowledge.copies == no_agent) lane.knowledge.copies = lane.cta->new_agent();
-  Access const me = {lane.groups_committed + 1, lane.cta->number, lane.knowledge.copies, costs_.index_of(operation)};
+  Access const me = {lane.copies_epoch, lane.cta->number, lane.cta->agent_of_copies(lane), costs_.index_of(operation)};
   note_shared(lane, operation, *lane.cta, to, operation.bytes, true, me);
-  Copy copy = {to, nullptr, operation.bytes, lane.groups_committed, 0, false, operation.site};
+  Copy copy = {to, nullptr, operation.bytes, lane.groups_committed, me.epoch, 0, false, operation.site};
   if (operation.flag) {
     copy.fill = HGEMM_POISON;
     if (readable) {
@@ -37,13 +36,39 @@ void Machine::land(Copy& copy) {
 }
 
 void Machine::wait_for_copies(Lane& lane, uint32_t pending) {
-  if (pending == 0) ++lane.groups_committed;  // cp.async.wait_all: also what was not committed
+  if (pending == 0) {  // cp.async.wait_all: also what was not committed
+    ++lane.groups_committed;
+    lane.knowledge.copies_landed = lane.copies_epoch++;
+  }
   if (lane.groups_committed <= pending) return;
   uint32_t const landed = lane.groups_committed - pending;  // groups
   size_t count = 0;
   while (count < lane.copies.size() && lane.copies[count].group < landed) land(lane.copies[count++]);
+  if (count) lane.knowledge.copies_landed = std::max(lane.knowledge.copies_landed, lane.copies[count - 1].epoch);
   lane.copies.erase(lane.copies.begin(), lane.copies.begin() + std::ptrdiff_t(count));
-  lane.knowledge.copies_landed = std::max(lane.knowledge.copies_landed, landed);
+}
+
+// ---- Arrivals of copies at an mbarrier ----------------------------------------------------------------------------
+
+void Machine::arrive_after_copies(Lane& lane, Operation const& operation) {
+  if (!find(lane, operation, *lane.cta, operation.to, false)) return;
+  lane.cta->agent_of_copies(lane);
+  copy_arrivals_.push_back(
+      {&lane, reinterpret_cast<uintptr_t>(operation.to) % shared_window, lane.copies_epoch++, operation.site});
+  if (request_.timing == HGEMM_EARLY) complete(copy_arrivals_.size() - 1);
+}
+
+// The copies have landed, and whoever waits at the barrier learns that, and nothing else of their thread.
+void Machine::complete(size_t index) {
+  CopyArrival const arrival = copy_arrivals_[index];
+  copy_arrivals_.erase(copy_arrivals_.begin() + std::ptrdiff_t(index));
+  Lane& lane = *arrival.lane;
+  size_t count = 0;
+  while (count < lane.copies.size() && lane.copies[count].epoch <= arrival.epoch) land(lane.copies[count++]);
+  lane.copies.erase(lane.copies.begin(), lane.copies.begin() + std::ptrdiff_t(count));
+  Mbarrier& barrier = lane.cta->mbarriers.at(arrival.barrier);
+  barrier.gathered.set(lane.cta->number, lane.knowledge.copies, arrival.epoch);
+  take_arrival(lane, *lane.cta, barrier, arrival.site);
 }
 
 }  // namespace hgemm::executor

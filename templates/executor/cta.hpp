@@ -15,15 +15,24 @@ namespace hgemm::executor {
 
 struct Cta;
 struct Cluster;
+struct Lane;
 
 // An asynchronous copy to shared memory that was started and not yet waited for.
 struct Copy {
   unsigned char* to;
   void const* from;  // null: zeros, or poison where the source was no good
   uint32_t bytes;
-  uint32_t group;
+  uint32_t group, epoch;
   unsigned char fill;  // where from is null
   bool landed;
+  Site site;
+};
+
+// An arrival at an mbarrier that comes once the copies up to an epoch have landed.
+struct CopyArrival {
+  Lane* lane;
+  size_t barrier;  // offset in shared memory
+  uint32_t epoch;
   Site site;
 };
 
@@ -50,6 +59,7 @@ struct alignas(64) Lane : Place {
   // ---- Asynchronous copies ----
   std::vector<Copy> copies;  // in flight, in the order of their start
   uint32_t groups_committed = 0;
+  uint32_t copies_epoch = 1;  // of the next copy; one more after each that others may tell from those before
 
   // ---- Global memory ----
   Knowledge fenced;         // when it last fenced; epoch 0 before it ever did
@@ -157,11 +167,21 @@ struct Cta {
   std::map<std::pair<uint32_t, uint16_t>, Visit> visits;
   Barrier barriers[16];
   uint32_t agents = 0;  // numbers given away so far: threads first
+  std::vector<Lane*> copiers;  // by agent, the thread whose copies it stands for
   uint32_t lanes_left = 0;
   int64_t free_registers = 0;  // that setmaxnreg may hand out
 
   void note_visit(Access const& access, Site site) { visits[{access.cta, access.agent}] = {access, site}; }
   uint16_t new_agent() { return uint16_t(agents++); }
+  uint16_t agent_of_copies(Lane& lane) {
+    if (lane.knowledge.copies == no_agent) {
+      lane.knowledge.copies = new_agent();
+      copiers.resize(agents);
+      copiers[lane.knowledge.copies] = &lane;
+    }
+    return lane.knowledge.copies;
+  }
+  Lane const* copier(uint16_t agent) const { return agent < copiers.size() ? copiers[agent] : nullptr; }
   void wake() {
     for (Warp& warp : warps) warp.may_run = true;
   }

@@ -43,11 +43,15 @@ void Machine::execute_lane(Lane& lane, Operation& operation, SiteCost& cost) {
     case Kind::fetch_add: fetch_add(lane, operation); break;
     case Kind::global_fence: fence(lane); break;
     case Kind::cp_async: start_copy(lane, operation, cost); break;
-    case Kind::cp_async_commit: ++lane.groups_committed; break;
+    case Kind::cp_async_commit:
+      ++lane.groups_committed;
+      ++lane.copies_epoch;
+      break;
     case Kind::cp_async_wait: wait_for_copies(lane, operation.number); break;
     case Kind::mbarrier_init: init(lane, operation); break;
     case Kind::mbarrier_init_fence: init_fence(lane); break;
     case Kind::mbarrier_arrive: arrive(lane, operation); break;
+    case Kind::mbarrier_arrive_after_copies: arrive_after_copies(lane, operation); break;
     case Kind::mbarrier_wait: end_wait(lane, operation); break;
     case Kind::tma_prefetch: sound(lane, operation, map_of(operation), nullptr); break;
     case Kind::tma_load: start_load(lane, operation, cost); break;

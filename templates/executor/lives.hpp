@@ -120,6 +120,7 @@ void Machine::begin(Cta& cta, uint32_t rank) {
   for (Barrier& barrier : cta.barriers) barrier = Barrier();
   cta.mbarriers.clear();
   cta.visits.clear();
+  cta.copiers.clear();
   cta.warpgroups.assign((threads + 127) / 128, Warpgroup());
   cta.warps.assign(threads / 32, Warp());
   cta.lanes.assign(threads, Lane());
@@ -151,6 +152,8 @@ void Machine::end(Cluster& cluster) {
   cluster.living = false;
   auto of_cluster = [&](BoxLoad const& load) { return load.cta->cluster == &cluster; };
   box_loads_.erase(std::remove_if(box_loads_.begin(), box_loads_.end(), of_cluster), box_loads_.end());
+  auto by_cluster = [&](CopyArrival const& arrival) { return arrival.lane->cta->cluster == &cluster; };
+  copy_arrivals_.erase(std::remove_if(copy_arrivals_.begin(), copy_arrivals_.end(), by_cluster), copy_arrivals_.end());
   living_.erase(std::remove_if(living_.begin(), living_.end(), [&](Cta* cta) { return cta->cluster == &cluster; }),
                 living_.end());
 }
@@ -228,6 +231,12 @@ void Machine::exit_lane(Warp& warp, Lane& lane) {
 
 // Whatever others did to a CTA's shared memory, one of its threads must have learnt that it is over.
 void Machine::exit_cta(Cta const& cta) {
+  for (CopyArrival const& arrival : copy_arrivals_) {
+    if (arrival.lane->cta != &cta) continue;
+    findings_.add("pending", arrival.site, [&] {
+      return text("CTA %u ends before the copies of thread %d arrive at an mbarrier", cta.number, arrival.lane->thread);
+    });
+  }
   for (auto const& [agent, visit] : cta.visits) {
     auto knows = [&visit = visit](Lane const& lane) { return lane.knowledge.knows(visit.access); };
     if (std::any_of(cta.lanes.begin(), cta.lanes.end(), knows)) continue;

@@ -95,6 +95,7 @@ class Machine {
   void init(Lane& lane, Operation const& operation);
   void init_fence(Lane& lane);
   void arrive(Lane& lane, Operation const& operation);
+  void take_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site site);
   void end_wait(Lane& lane, Operation const& operation);
   void end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site);
   Mbarrier const* awaited(Lane const& lane) const;
@@ -103,6 +104,8 @@ class Machine {
   void start_copy(Lane& lane, Operation& operation, SiteCost& cost);
   static void land(Copy& copy);
   void wait_for_copies(Lane& lane, uint32_t pending);
+  void arrive_after_copies(Lane& lane, Operation const& operation);
+  void complete(size_t arrival);
 
   // ---- Boxes: tma.hpp ----
   bool sound(Lane const& lane, Operation const& operation, hgemm_tensor_map const& map, void const* shared);
@@ -155,6 +158,7 @@ class Machine {
   std::vector<Cta*> living_;        // in the order in which the adversary sees them
   std::vector<uint32_t> numbers_;   // clusters that have not begun, the next one last
   std::vector<BoxLoad> box_loads_;  // in flight
+  std::vector<CopyArrival> copy_arrivals_;  // to come
   Learning phase_end_;              // of the mbarrier that was last waited for: all waiters learn the same
   Learning previous_launches_;
   bool overlaps_ = false;           // with other launches

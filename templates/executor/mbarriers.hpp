@@ -59,14 +59,18 @@ void Machine::arrive(Lane& lane, Operation const& operation) {
   barrier->gathered.add(lane.knowledge);
   ++lane.knowledge.epoch;
   barrier->bytes += operation.bytes;
-  if (barrier->pending == 0) {
-    findings_.add("mbarrier", operation.site, [&] {
-      return text("%s is one more than the %u that may arrive in a phase", whoami(lane).c_str(), barrier->count);
+  take_arrival(lane, cta, *barrier, operation.site);
+}
+
+void Machine::take_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site site) {
+  if (barrier.pending == 0) {
+    findings_.add("mbarrier", site, [&] {
+      return text("%s is one more than the %u that may arrive in a phase", whoami(lane).c_str(), barrier.count);
     });
     return;
   }
-  --barrier->pending;
-  end_phase_if_complete(cta, *barrier, operation.site);
+  --barrier.pending;
+  end_phase_if_complete(cta, barrier, site);
 }
 
 void Machine::end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site) {

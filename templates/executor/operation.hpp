@@ -24,6 +24,7 @@ enum class Kind : uint8_t {
   mbarrier_init,
   mbarrier_init_fence,
   mbarrier_arrive,
+  mbarrier_arrive_after_copies,
   mbarrier_wait,
   tma_prefetch,
   tma_load,

@@ -134,14 +134,20 @@ void Machine::land_some() {
     }
   }
   if (!box_loads_.empty() && random(2)) land(random(uint32_t(box_loads_.size())));
+  while (!copy_arrivals_.empty() && random(4)) complete(random(uint32_t(copy_arrivals_.size())));
   compute_some(cta.warpgroups[size_t(warp.index) / 4], cta);
 }
 
-// The last moment for boxes to land is when nothing else can happen.
+// The last moment for boxes to land, and for arrivals of copies, is when nothing else can happen.
 bool Machine::land_next() {
-  if (box_loads_.empty()) return false;
-  uint32_t const count = uint32_t(box_loads_.size());
-  land(request_.order == HGEMM_ANY_ORDER ? random(count) : request_.order == HGEMM_AHEAD_HIGH ? count - 1 : 0);
+  uint32_t const count = uint32_t(box_loads_.empty() ? copy_arrivals_.size() : box_loads_.size());
+  if (!count) return false;
+  size_t const next = request_.order == HGEMM_ANY_ORDER ? random(count) : request_.order == HGEMM_AHEAD_HIGH ? count - 1 : 0;
+  if (box_loads_.empty()) {
+    complete(next);
+  } else {
+    land(next);
+  }
   return true;
 }
 

@@ -244,15 +244,23 @@ void Machine::proxy_fence(Lane& lane) {
   ++lane.knowledge.epoch;
 }
 
-// Whether a thread's write may be read by the async proxy for `reader`: the writer has fenced after it, and the reader knows
-// of that; or the reader has fenced since it knew of the write.
+// Whether a write may be read by the async proxy for `reader`. Those of the proxy itself may; of a thread's, the writer has
+// fenced after it, and the reader knows of that; or the reader has fenced since it knew of the write. A thread's copies are over
+// when it fences if it has waited for them.
 bool Machine::passed_proxy(Lane const& reader, Access const& write) const {
-  Lane const& writer = reader.cta->lanes[write.agent];
-  uint32_t const known = reader.knowledge.known_of(write.cta, write.agent);
+  if (reader.proxy_fenced.epoch && reader.proxy_fenced.known_of(write.cta, write.agent) >= write.epoch) return true;
+  Lane const* const copier = reader.cta->copier(write.agent);
+  if (write.agent >= request_.threads && !copier) return true;
+  Lane const& writer = copier ? *copier : reader.cta->lanes[write.agent];
+  uint32_t const known = reader.knowledge.known_of(write.cta, writer.knowledge.thread);
+  if (copier) {
+    Knowledge const& fenced = writer.proxy_fenced;
+    return fenced.epoch && fenced.epoch < known && fenced.copies_landed >= write.epoch;
+  }
   for (uint32_t const fence : {writer.proxy_fenced.epoch, writer.proxy_fenced_before}) {
     if (fence >= write.epoch && fence < known) return true;
   }
-  return reader.proxy_fenced.epoch && reader.proxy_fenced.known_of(write.cta, write.agent) >= write.epoch;
+  return false;
 }
 
 }  // namespace hgemm::executor

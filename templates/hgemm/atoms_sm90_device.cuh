@@ -76,6 +76,10 @@ HGEMM_DEVICE void mbarrier_arrive_at(uint64_t* barrier, uint32_t rank) {
 HGEMM_DEVICE void mbarrier_arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
   cute::set_barrier_transaction_bytes(*barrier, bytes);
 }
+// Arrives as soon as all copies are there that this thread has started: one of the arrivals that the barrier was told of.
+HGEMM_DEVICE void mbarrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(barrier)) : "memory");
+}
 // Waits until the phase of this parity has ended.
 HGEMM_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) { cute::wait_barrier(*barrier, int(parity)); }
 

@@ -105,6 +105,11 @@ HGEMM_DEVICE void mbarrier_arrive_and_expect(uint64_t* barrier, uint32_t bytes, 
   arrive.bytes = bytes;
   perform(arrive);
 }
+HGEMM_DEVICE void mbarrier_arrive_after_copies(uint64_t* barrier, Site site = here()) {
+  Operation arrive = operation(Kind::mbarrier_arrive_after_copies, site);
+  arrive.to = barrier;
+  perform(arrive);
+}
 HGEMM_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity, Site site = here()) {
   Operation wait = operation(Kind::mbarrier_wait, site);
   wait.to = barrier;

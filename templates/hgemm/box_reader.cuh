@@ -27,14 +27,10 @@ struct BoxReader {
     int const high = lane / 16;
     int const along_extent = (EXTENT_FIRST ? low : high) * 8;
     int const along_k = (EXTENT_FIRST ? high : low) * piece;
-    first = Side::k_major ? swizzled((warp_first + along_extent + lane % 8) * Boxes::row_bytes + along_k * element_bytes)
-                          : warp_first / Boxes::columns * Boxes::box_bytes +
-                                swizzled((along_k + lane % 8) * Boxes::row_bytes + along_extent * element_bytes);
-  }
-
-  HGEMM_DEVICE static constexpr int swizzled(int byte) {
-    constexpr int pieces = Boxes::row_bytes / 16;
-    return byte ^ (byte >> 3 & (pieces - 1) << 4);
+    first = Side::k_major
+                ? Boxes::swizzled((warp_first + along_extent + lane % 8) * Boxes::row_bytes + along_k * element_bytes)
+                : warp_first / Boxes::columns * Boxes::box_bytes +
+                      Boxes::swizzled((along_k + lane % 8) * Boxes::row_bytes + along_extent * element_bytes);
   }
 
   // Registers of 16 of the extent by a block of k, at (along_extent, along_k) of the warp tile.

@@ -33,8 +33,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, CtaStorage<Policy, Mainloop>& sha
     // ---- This CTA's place: tile (tile_m, tile_n) of D, k-tiles [k_first, k_last) -----------------------------------
     int const m_first = work.tile_m * Policy::tile_m;
     int const n_first = work.tile_n * Policy::tile_n;
-    int const k_first = streams ? work.k_first : int(int64_t(k_tiles) * work.split / Policy::splits);
-    int const k_last = streams ? k_first + work.k_count : int(int64_t(k_tiles) * (work.split + 1) / Policy::splits);
+    int const k_first = streams ? work.k_first : first_k_tile<Policy>(k_tiles, work.split);
+    int const k_last = streams ? k_first + work.k_count : first_k_tile<Policy>(k_tiles, work.split + 1);
 
     // ---- Mainloop --------------------------------------------------------------------------------------------------
     Accumulators<Policy> accumulators;  // (warp_m, warp_n) of each warp

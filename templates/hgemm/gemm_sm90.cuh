@@ -1,4 +1,4 @@
-// The kernel of sm_90a: consumer warpgroups multiply by wgmma and finish the tiles that a producer loads by TMA.
+// The kernel of sm_90a: consumer warpgroups multiply by wgmma and finish the tiles that a producer loads.
 //
 // A Policy holds the numbers of one variant. D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). Where
 // operands are swapped, the kernel's A is the problem's B transposed and its D the problem's transposed: few rows m then fill
@@ -58,19 +58,19 @@ struct CtaWork {
       k_first = work.k_first;
       k_count = work.k_count;
     } else {
-      k_first = int(int64_t(k_tiles) * work.split / Policy::splits);
-      k_count = int(int64_t(k_tiles) * (work.split + 1) / Policy::splits) - k_first;
+      k_first = first_k_tile<Policy>(k_tiles, work.split);
+      k_count = first_k_tile<Policy>(k_tiles, work.split + 1) - k_first;
     }
   }
 };
 
 template <class Policy>
 HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
-  static_assert(Policy::threads == Policy::consumers * 128 + (Policy::producer_registers > 0 ? 128 : 32),
-                "after the consumers a producer: a warp, or a warpgroup where registers change hands");
   static_assert(Policy::consumer_m * (Policy::pingpong ? 1 : Policy::consumers) == Policy::tile_m,
                 "consumers share a tile by rows, or take tiles in turn");
   using Mainloop = MainloopSm90<Policy>;
+  static_assert(Policy::threads == Policy::consumers * 128 + (Policy::producer_registers > 0 || !Mainloop::by_tma ? 128 : 32),
+                "after the consumers a producer: a warp, or a warpgroup where registers change hands or its threads copy");
   using Accumulators = WarpgroupAccumulators<Policy>;
   using Place = ClusterPlace<Policy>;
   using Reduction = ClusterK<Policy, Accumulators, ConsumerThreads<Policy>>;
@@ -82,7 +82,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   Place const place;
   int const warp = atoms::warp_index();
   int const consumer = warp / 4;  // warpgroup; the producer comes after the last of them
-  int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
+  int const k_tiles = Mainloop::by_tma || problem.k > 0 ? (problem.k + Policy::tile_k - 1) / Policy::tile_k : 1;
   uint32_t const worker = atoms::cta_x() / Place::size;
   typename SchedulerOf<ClusterTile<Policy>>::Type scheduler(problem, worker, atoms::grid_x() / Place::size);
   Mainloop mainloop(shared.mainloop, shared.barriers, place);
@@ -90,8 +90,10 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
 
   // ---- Barriers, before anyone of the cluster uses them --------------------------------------------------------------
   if (warp == 0 && atoms::elect_one()) {
-    atoms::tma_prefetch(maps.a);
-    atoms::tma_prefetch(maps.b);
+    if constexpr (Mainloop::by_tma) {
+      atoms::tma_prefetch(maps.a);
+      atoms::tma_prefetch(maps.b);
+    }
     Mainloop::init(shared.barriers);
     atoms::mbarrier_init_fence();
   }
@@ -157,12 +159,13 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   } else {
     // ---- Producer --------------------------------------------------------------------------------------------------
     if constexpr (Policy::producer_registers > 0) atoms::registers_decrease<Policy::producer_registers>();
-    if (warp == Policy::consumers * 4 && atoms::elect_one()) {
+    if (!Mainloop::by_tma || (warp == Policy::consumers * 4 && atoms::elect_one())) {
       while (scheduler.next(work)) {
         CtaWork<Policy> const mine(work, place, k_tiles);
         mainloop.load(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k_first, mine.k_count);
       }
     }
+    if constexpr (!Mainloop::by_tma) atoms::cp_async_wait<0>();
     atoms::warp_barrier();
     if constexpr (in_cluster) {  // where the consumers leave their sums
       atoms::cluster_arrive();
@@ -175,6 +178,13 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
     atoms::cluster_arrive();
     atoms::cluster_wait();
   }
+}
+
+// Of kernels that take no maps: threads copy A and B, and store D.
+template <class Policy>
+HGEMM_DEVICE void gemm_sm90(Problem const& problem) {
+  TensorMaps const none = {};
+  gemm_sm90<Policy>(problem, none);
 }
 
 }  // namespace hgemm

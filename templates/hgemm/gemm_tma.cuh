@@ -35,8 +35,8 @@ struct KTiles {
 
   HGEMM_DEVICE KTiles(Problem const& problem, int split) {
     int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
-    first = int(int64_t(k_tiles) * split / Policy::splits);
-    last = int(int64_t(k_tiles) * (split + 1) / Policy::splits);
+    first = first_k_tile<Policy>(k_tiles, split);
+    last = first_k_tile<Policy>(k_tiles, split + 1);
   }
 };
 

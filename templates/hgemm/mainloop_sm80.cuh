@@ -25,6 +25,13 @@ struct Mainloop {
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
 
+  // ptxas puts three instructions more between an ldmatrix and a copy behind it. So a k-tile is copied in one block, and there
+  // behind the reads. Those come first in small blocks; of many products they hide behind the first half.
+  static constexpr bool reads_first = products < 32 || k_blocks > 2;
+  // A k-tile that is waited for before another one is copied has the less time the later it is copied: all of it is, before the
+  // products.
+  static constexpr bool at_once = stages_ahead == 1 && !CopyA::through_registers && !CopyB::through_registers;
+
   Shared& shared;
   CopyA copy_a;
   CopyB copy_b;
@@ -87,44 +94,41 @@ struct Mainloop {
     } while (--k_tiles > 0);
   }
 
-  // While a block of k is multiplied, fragments are read and a part of a k-tile further on is copied between the
-  // products. The barrier before the last block of a k-tile says two things: the next k-tile is there, and all warps are
-  // done with the stage before this one (with one fragment stage) or have this one in registers (with two).
+  // While a block of k is multiplied, the next block's fragments are read, and during the last one another k-tile is copied.
+  // The barrier before that says two things: the next k-tile is there, and all warps are done with the stage before this one
+  // (with one fragment stage) or have this one in registers (with two).
   HGEMM_DEVICE void run_pipelined(Accumulators<Policy>& accumulators) {
     Fragments fragments[Policy::fragment_stages];
     atoms::cp_async_wait<stages_ahead - 1>();
     atoms::cta_barrier();  // the last k-tile, which copy_last() may have stored, is there
     warp.read_first(fragments[0]);
-    copy_at_once();
-    HGEMM_UNROLL
-    for (int action = 0; action < copies(0); ++action) copy_part(0, action);
+    copy_whole();
     HGEMM_NO_UNROLL
     do {
       HGEMM_UNROLL
       for (int block = 0; block < k_blocks; ++block) {
-        int const part = (block + 1) % k_blocks;  // the next block, and the part of a k-tile to copy
-        if (part == 0) {
-          copy_a.advance();
-          copy_b.advance();
-          finish_copy();
+        bool const last = block == k_blocks - 1;
+        if (last) {
+          advance();
           atoms::cp_async_wait<stages_ahead - 1>();
           atoms::cta_barrier();
-          copy_at_once();
+          if constexpr (at_once) copy_whole();
         }
         Fragments& now = fragments[block % Policy::fragment_stages];
         Fragments& later = fragments[(block + 1) % Policy::fragment_stages];
+        if constexpr (ahead && reads_first) {
+          HGEMM_UNROLL
+          for (int product = 0; product < products; ++product) warp.read_ahead(later, block, product);
+        }
         HGEMM_UNROLL
         for (int product = 0; product < products; ++product) {
           Warp::multiply(accumulators, now, block, product);
-          if constexpr (ahead) {
-            warp.read_ahead(later, block, product);
-          } else {
+          if constexpr (!ahead) {
             warp.read_behind(now, block, product);
+          } else if constexpr (!reads_first) {
+            warp.read_ahead(later, block, product);
           }
-          HGEMM_UNROLL
-          for (int action = product * copies(part) / products; action < (product + 1) * copies(part) / products; ++action) {
-            copy_part(part, action);
-          }
+          if (last && !at_once) copy_behind(product);
         }
       }
       accumulators.promote();
@@ -144,11 +148,12 @@ struct Mainloop {
 
   // Starts the copy of the next k-tile into the next free stage; zeros go there once all are copied.
   HGEMM_DEVICE void copy_next() {
+    copy_whole();
+    advance();
+  }
+  HGEMM_DEVICE void copy_whole() {
     copy_a.copy(shared.a[write_stage], 0, CopyA::row_passes);
     copy_b.copy(shared.b[write_stage], 0, CopyB::row_passes);
-    copy_a.advance();
-    copy_b.advance();
-    finish_copy();
   }
 
   // Starts the copy of the next k-tile over this one, once all warps have read it. The compiler would put off parts of it until
@@ -160,6 +165,11 @@ struct Mainloop {
   }
 
   // All of a k-tile's copies are started: on to the next one and to the next stage.
+  HGEMM_DEVICE void advance() {
+    copy_a.advance();
+    copy_b.advance();
+    finish_copy();
+  }
   HGEMM_DEVICE void finish_copy() {
     atoms::cp_async_commit();
     write_stage = Warp::next(write_stage);
@@ -169,43 +179,35 @@ struct Mainloop {
     }
   }
 
-  // A k-tile that is waited for before another one is copied has the less time the later it is copied: all of it is, before
-  // the products.
+  // Among products a k-tile is copied in actions: passes of A, then passes of B. Passes through registers stay together, so
+  // that their loads overlap.
   template <class Copy>
-  static constexpr bool at_once = pipelined && stages_ahead == 1 && !Copy::through_registers;
+  static constexpr int actions = Copy::through_registers ? 1 : Copy::row_passes;
 
-  HGEMM_DEVICE void copy_at_once() {
-    if constexpr (at_once<CopyA>) copy_a.copy(shared.a[write_stage], 0, CopyA::row_passes);
-    if constexpr (at_once<CopyB>) copy_b.copy(shared.b[write_stage], 0, CopyB::row_passes);
-  }
-
-  // Others are copied in k_blocks parts, each of `copies` actions: passes of A, then passes of B. Passes through registers
-  // stay together, so that their loads overlap.
-  template <class Copy>
-  HGEMM_DEVICE static constexpr int first_pass(int part) { return Copy::row_passes * part / k_blocks; }
-  template <class Copy>
-  HGEMM_DEVICE static constexpr int actions(int part) {
-    int const passes = first_pass<Copy>(part + 1) - first_pass<Copy>(part);
-    if (at_once<Copy>) return 0;
-    return Copy::through_registers && passes > 1 ? 1 : passes;
-  }
-  HGEMM_DEVICE static constexpr int copies(int part) { return actions<CopyA>(part) + actions<CopyB>(part); }
-
-  HGEMM_DEVICE void copy_part(int part, int action) {
-    if (action < actions<CopyA>(part)) {
-      copy_action(copy_a, shared.a[write_stage], part, action);
-    } else {
-      copy_action(copy_b, shared.b[write_stage], part, action - actions<CopyA>(part));
+  // Copies what follows a product of the last block: evenly over it, or over its second half, or at one place among reads that
+  // go on to its end.
+  HGEMM_DEVICE void copy_behind(int product) {
+    constexpr int first = reads_first ? 0 : products / 2, copying = ahead || reads_first ? products - first : 1;
+    constexpr int copies = actions<CopyA> + actions<CopyB>;
+    int const begin = (product - first) * copies / copying, end = (product - first + 1) * copies / copying;
+    HGEMM_UNROLL
+    for (int at = 0; at < Warp::most_of(copies, copying); ++at) {
+      int const action = begin + at;
+      if (product < first || product >= first + copying || action >= end) continue;
+      if (action < actions<CopyA>) {
+        copy_action(copy_a, shared.a[write_stage], action);
+      } else {
+        copy_action(copy_b, shared.b[write_stage], action - actions<CopyA>);
+      }
     }
   }
 
   template <class Copy>
-  HGEMM_DEVICE static void copy_action(Copy& copy, In* stage, int part, int action) {
-    int const first = first_pass<Copy>(part);
+  HGEMM_DEVICE static void copy_action(Copy& copy, In* stage, int action) {
     if constexpr (Copy::through_registers) {
-      copy.copy(stage, first, first_pass<Copy>(part + 1));
+      copy.copy(stage, 0, Copy::row_passes);
     } else {
-      copy.copy(stage, first + action, first + action + 1);
+      copy.copy(stage, action, action + 1);
     }
   }
 };

@@ -1,8 +1,9 @@
-// The K loop of sm_90a: one thread fills a ring of stages by TMA, consumer warpgroups multiply what has arrived by wgmma.
+// The K loop of sm_90a: a producer fills a ring of stages, by TMA or cp.async, consumer warpgroups multiply what has arrived by
+// wgmma.
 #pragma once
 
 #include <hgemm/accumulators.cuh>
-#include <hgemm/tma_stages.cuh>
+#include <hgemm/copied_stages.cuh>
 
 namespace hgemm {
 
@@ -49,8 +50,8 @@ struct WarpgroupAccumulators {
 };
 
 template <class Policy>
-struct MainloopSm90 : TmaStages<Policy> {
-  using Stages = TmaStages<Policy>;
+struct MainloopSm90 : StagesOf<Policy>::Type {
+  using Stages = typename StagesOf<Policy>::Type;
   using A = typename Stages::A;
   using B = typename Stages::B;
   using Shared = typename Stages::Shared;
@@ -82,20 +83,20 @@ struct MainloopSm90 : TmaStages<Policy> {
 
   // Adds up rows [m_offset, m_offset + consumer_m) of the CTA tile over the next k_tiles stages.
   HGEMM_DEVICE void multiply(WarpgroupAccumulators<Policy>& accumulators, int m_offset, int k_tiles) {
-    uint64_t const a_first = A::descriptor(shared.a[0]) + A::step(64, 0) * (m_offset / 64);
-    uint64_t const b_first = B::descriptor(shared.b[0]);
+    uint32_t const a_first = A::place(shared.a[0]) + A::step(64, 0) * (m_offset / 64);
+    uint32_t const b_first = B::place(shared.b[0]);
+    uint32_t a = a_first + ring.stage * (A::bytes / 16), b = b_first + ring.stage * (B::bytes / 16);
     int previous = 0;
     HGEMM_NO_UNROLL
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       Stages::await_full();
-      uint64_t const a = a_first + ring.stage * (A::bytes / 16);
-      uint64_t const b = b_first + ring.stage * (B::bytes / 16);
       atoms::wgmma_fence();
       HGEMM_UNROLL
       for (int k = 0; k < Policy::tile_k; k += wgmma_k) {
         HGEMM_UNROLL
         for (int block = 0; block < Policy::consumer_m / 64; ++block) {
-          atoms::wgmma<Policy>(accumulators.sums[block], a + A::step(block * 64, k), b + B::step(0, k), k_tile > 0 || k > 0);
+          atoms::wgmma<Policy>(accumulators.sums[block], A::descriptor(a + A::step(block * 64, k)),
+                               B::descriptor(b + B::step(0, k)), k_tile > 0 || k > 0);
         }
       }
       atoms::wgmma_commit();
@@ -103,6 +104,8 @@ struct MainloopSm90 : TmaStages<Policy> {
       if (k_tile > 0) release(previous);
       previous = ring.stage;
       ring.advance();
+      a = ring.stage == 0 ? a_first : a + A::bytes / 16;
+      b = ring.stage == 0 ? b_first : b + B::bytes / 16;
     }
     atoms::wgmma_wait<0>();
     if (k_tiles > 0) release(previous);

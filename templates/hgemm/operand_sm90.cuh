@@ -1,4 +1,4 @@
-// One operand of sm_90a in shared memory: how the TMA lays its boxes down, and the descriptors by which wgmma reads them.
+// One operand of sm_90a in shared memory: how its boxes lie there, whoever brings them, and the descriptors for wgmma.
 #pragma once
 
 #include <hgemm/atoms_sm90.cuh>
@@ -21,6 +21,12 @@ struct OperandSm90 {
   static_assert(bytes == EXTENT * Policy::tile_k * element_bytes, "boxes must fill the stage");
   static_assert(slice_rows * SLICES == rows && slice_rows % 8 == 0, "a slice is made of groups of 8 rows");
 
+  // Where the byte of a box lies: the 16-byte pieces of its rows are swapped by the bits that count rows.
+  HGEMM_DEVICE static constexpr int swizzled(int byte) {
+    constexpr int pieces = row_bytes / 16;
+    return byte ^ (byte >> 3 & (pieces - 1) << 4);
+  }
+
   // ---- Loading ----------------------------------------------------------------------------------------------------
 
   // Loads this CTA's slice of the stage whose first element is (first, k) of `batch`; `ranks` are those who share it.
@@ -42,17 +48,22 @@ struct OperandSm90 {
 
   // ---- Reading ----------------------------------------------------------------------------------------------------
 
-  // The descriptor of the stage's first element, in 16-byte units: the bytes from 8 rows to the next 8, those from a box to
-  // the next where the instruction spans boxes, and the swizzle.
-  HGEMM_DEVICE static uint64_t descriptor(unsigned char const* stage) {
-    constexpr uint64_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
-    constexpr uint64_t row_group = 8 * row_bytes / 16;
-    constexpr uint64_t box = Side::k_major ? 1 : box_bytes / 16;
-    return uint64_t(atoms::shared_address(stage) >> 4 & 0x3fff) | box << 16 | row_group << 32 | swizzle << 62;
+  // The lower half of the descriptor of the stage's first element: where it is, in 16-byte units, and the bytes from a box to
+  // the next where the instruction spans boxes. What changes is in it: added up in 32 bits, it is there before the product.
+  HGEMM_DEVICE static uint32_t place(unsigned char const* stage) {
+    constexpr uint32_t box = Side::k_major ? 1 : box_bytes / 16;
+    return (atoms::shared_address(stage) >> 4 & 0x3fff) | box << 16;
   }
 
-  // What to add to it for element (extent, k); extent is a multiple of 64 or 0, k of 32 bytes.
-  HGEMM_DEVICE static constexpr uint64_t step(int extent, int k) {
+  // The descriptor with its upper half: the bytes from 8 rows to the next 8, and the swizzle.
+  HGEMM_DEVICE static uint64_t descriptor(uint32_t place) {
+    constexpr uint64_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
+    constexpr uint64_t row_group = 8 * row_bytes / 16;
+    return swizzle << 62 | row_group << 32 | place;
+  }
+
+  // What to add to the place for element (extent, k); extent is a multiple of 64 or 0, k of 32 bytes.
+  HGEMM_DEVICE static constexpr uint32_t step(int extent, int k) {
     int const column = Side::k_major ? k : extent;
     int const row = Side::k_major ? extent : k;
     return (column / columns * box_bytes + row * row_bytes + column % columns * element_bytes) / 16;

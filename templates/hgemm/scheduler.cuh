@@ -16,6 +16,12 @@ struct Work {
   int k_first, k_count;  // in k-tiles; stream-K only
 };
 
+// The first k-tile of a split; its last is before the first one of the next.
+template <class Policy>
+HGEMM_DEVICE int first_k_tile(int k_tiles, int split) {
+  return int(int64_t(k_tiles) * split / Policy::splits);
+}
+
 template <class Policy>
 struct Scheduler {
   static constexpr bool persistent = Policy::schedule == Schedule::persistent || Policy::schedule == Schedule::stream_k;

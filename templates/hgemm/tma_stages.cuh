@@ -64,12 +64,14 @@ struct TmaStages {
   using B = OperandSm90<Policy, typename Policy::B, Policy::tile_n, Policy::cluster_m>;
   using Place = ClusterPlace<Policy>;
 
+  static constexpr bool by_tma = true;
+
   struct Shared {
     alignas(1024) unsigned char a[Policy::stages][A::bytes];  // (stages, tile_m, tile_k)
     alignas(1024) unsigned char b[Policy::stages][B::bytes];  // (stages, tile_n, tile_k)
   };
   struct Barriers {
-    uint64_t full[Policy::stages];   // the TMA has filled the stage
+    uint64_t full[Policy::stages];   // the stage has been filled
     uint64_t empty[Policy::stages];  // the consumers of all CTAs that it goes to have read it
   };
 
@@ -81,10 +83,10 @@ struct TmaStages {
   HGEMM_DEVICE TmaStages(Shared& shared, Barriers& barriers, Place const& place)
       : shared(shared), barriers(barriers), place(place) {}
 
-  // For so many warps or warpgroups of a CTA that read each stage.
-  HGEMM_DEVICE static void init(Barriers& barriers, int readers) {
+  // For so many warps or warpgroups of a CTA that read each stage, and so many threads that tell that it is full.
+  HGEMM_DEVICE static void init(Barriers& barriers, int readers, int producers = 1) {
     for (int stage = 0; stage < Policy::stages; ++stage) {
-      atoms::mbarrier_init(&barriers.full[stage], 1);
+      atoms::mbarrier_init(&barriers.full[stage], producers);
       atoms::mbarrier_init(&barriers.empty[stage], readers * Place::neighbours);
     }
   }

@@ -87,6 +87,10 @@ struct WarpProducts {
         read_a_(warp() % Policy::warps_m * Policy::warp_m, lane()),
         read_b_(warp() / Policy::warps_m * Policy::warp_n, lane()) {}
 
+  // How many of `count` things that are spread over `places` fall to one at most. Loops over those of a place end there, which
+  // the optimiser knows before it unrolls the places: else it unrolls such a loop by guess, and takes twice as long for all.
+  HGEMM_DEVICE static constexpr int most_of(int count, int places) { return (count + places - 1) / places; }
+
   HGEMM_DEVICE static int warp() { return atoms::thread_index() / 32; }
   HGEMM_DEVICE static int lane() { return atoms::thread_index() % 32; }
   HGEMM_DEVICE static constexpr int next(int stage) { return stage + 1 == stages ? 0 : stage + 1; }
@@ -134,10 +138,14 @@ struct WarpProducts {
   // The same, of the k-tile that follows in another stage.
   HGEMM_DEVICE void read_ahead(Fragments& fragments, int block, int product, int following) const {
     constexpr int pieces = mma_m + (mma_n + b_step - 1) / b_step;
+    constexpr int at_once = most_of(2 * pieces, products);
     int const next_block = (block + 1) % k_blocks;
     int const stage = next_block == 0 ? following : read_stage;
+    int const first = 2 * pieces * product / products, end = 2 * pieces * (product + 1) / products;
     HGEMM_UNROLL
-    for (int piece = 2 * pieces * product / products; piece < 2 * pieces * (product + 1) / products; ++piece) {
+    for (int at = 0; at < at_once; ++at) {
+      int const piece = first + at;
+      if (piece >= end) continue;
       if (piece == 0) {
         read_a(fragments, stage, next_block, 0);
       } else if (piece <= pieces - mma_m) {

@@ -5,7 +5,6 @@ A step names the options that it sets over the step before it, so that a file re
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from generator.arch import parse_arch
 from generator.commands.options import Texts
-from generator.errors import RequestError
+from generator.errors import RequestError, nearest
 from generator.sweep import over, read_toml, texts_in
 from generator.values import Tile
 from hgemm.cases import Shape
@@ -206,7 +205,7 @@ def find(globs: str) -> list[Step]:
     paths = [step.path for step in steps()]
     for pattern in patterns or [""]:
         if not fnmatch.filter(paths, pattern):
-            near = difflib.get_close_matches(pattern, paths, n=1)
+            near = nearest(pattern, paths, cutoff=0.6)
             hint = f"did you mean '{near[0]}'?" if near else "`hgemm ladder` lists them"
             raise RequestError(f"no recipe is named '{pattern}': {hint}")
     return [step for step in steps() if any(fnmatch.fnmatchcase(step.path, pattern) for pattern in patterns)]

@@ -6,8 +6,8 @@ from typing import Any
 
 from generator.families.cute_text import ELEMENTS, integers, layout
 from generator.families.emit import boolean, common_values
-from generator.families.mma_sync.cute_rules import thread_shape
 from generator.families.mma_sync.emit import summary
+from generator.families.mma_sync.form_rules import thread_shape
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from generator.arch import ARCHS
-from generator.families.defaults import problem_fields
+from generator.families.defaults import distinct, problem_fields
 from generator.families.mma_sync import cute_rules, dsl_rules, rules
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.mma_sync.plan import mma_columns
@@ -157,7 +157,7 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
     warps = [warp for warp in warps if _fits(fields, _least(fields, tile, warp))]
     for ways in (_good, _poor):
         for warp in warps:
-            for choice in ways(fields, tile, warp):
+            for choice in distinct(ways(fields, tile, warp)):
                 if _fits(fields, choice):  # without placements, which take longest to choose
                     spec = _spec(fields, choice)
                     if not any(rule(Plan(spec)) for rule in (*_FITS, rules.registers)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.emit import common_values
-from generator.families.mma_sync.cute_rules import thread_shape
 from generator.families.mma_sync.emit import summary
+from generator.families.mma_sync.form_rules import thread_shape
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from generator.families.mma_sync.cute_rules import thread_shape
+from generator.families.mma_sync import form_rules
+from generator.families.mma_sync.form_rules import ATOMS, of_form
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.rules import Rule, adder
 from generator.families.ways_out import Change
 
-_ATOMS = {"form": "atoms"}
-"""The form in which every field is served."""
 ARCHS = "sm_80 sm_86 sm_87 sm_89 sm_90 sm_90a sm_100 sm_103 sm_120 sm_121".split()
 """Architectures that the DSL writes PTX for; of sm_110 it makes sm_101, which is what CUDA 12 called it.
 
@@ -44,10 +43,10 @@ _REASONS = {
 
 def _as_served(plan: Plan) -> Iterator[Change]:
     yield {name: str(served[0]) for name, served in _SERVED.items() if getattr(plan.spec, name) not in served}
-    yield _ATOMS
+    yield ATOMS
 
 
-@rule(lambda plan: [_ATOMS])
+@rule(lambda plan: [ATOMS])
 def dsl_arch(plan: Plan) -> str | None:
     if plan.spec.form != "dsl" or plan.spec.arch in ARCHS:
         return None
@@ -63,51 +62,12 @@ def dsl_fields(plan: Plan) -> str | None:
     return f"form dsl cannot say {told}" if strays else None
 
 
-@rule(lambda plan: [{"schedule": "one_tile"}, _ATOMS])
-def dsl_schedule(plan: Plan) -> str | None:
-    if plan.spec.form != "dsl" or plan.spec.schedule.kind in ("one_tile", "persistent"):
-        return None
-    return f"form dsl has no {plan.spec.schedule}: its accumulators stay in one CTA"
-
-
-@rule(lambda plan: [{"cta_tile": str(plan.spec.cta_tile).rpartition("x")[0] + "x32"}, _ATOMS])
-def dsl_k_blocks(plan: Plan) -> str | None:
-    if plan.spec.form != "dsl" or plan.k_blocks >= 2:
-        return None
-    return f"k of {plan.spec.cta_tile.k} is one k-block, form dsl reads the next while it multiplies one"
-
-
-@rule(lambda plan: [{"align_a": "8", "align_b": "8"}, _ATOMS])
-def dsl_alignment(plan: Plan) -> str | None:
-    short = [name for name in ("align_a", "align_b") if getattr(plan.spec, name) < 2]
-    if plan.spec.form != "dsl" or not short:
-        return None
-    return f"{' and '.join(short)} 1: form dsl copies by cp.async, 2 elements (4 B) at least"
-
-
-@rule(lambda plan: [_ATOMS])
-def dsl_copies(plan: Plan) -> str | None:
-    if plan.spec.form != "dsl":
-        return None
-    for name, tile in (("A", plan.a), ("B", plan.b)):
-        rows, chunks = thread_shape(tile)
-        per_row = max(1, tile.columns // tile.chunk)
-        if rows * chunks != plan.threads or tile.rows % rows or per_row % chunks:
-            return f"{plan.threads} threads do not tile {tile.rows} rows of {per_row} pieces of {name}, as a TiledCopy must"
-    return None
-
-
-@rule(lambda plan: [{"smem_a": "pad:8", "smem_b": "pad:8"}, _ATOMS])
-def dsl_placements(plan: Plan) -> str | None:
-    if plan.spec.form != "dsl":
-        return None
-    for name, tile in (("smem_a", plan.a), ("smem_b", plan.b)):
-        if tile.smem.kind == "xor" and tile.pitch & (tile.pitch - 1):
-            return f"{name} {tile.smem} of rows of {tile.pitch}: CuTe composes swizzles with powers of two"
-        if tile.smem.pair_pad:
-            return f"{name} {tile.smem}: form dsl lays rows one pitch apart"
-    return None
-
+rule(form_rules.at_once)(of_form("dsl", form_rules.schedule))
+rule(form_rules.in_pieces)(of_form("dsl", form_rules.alignment))
+rule(form_rules.padded)(of_form("dsl", form_rules.swizzles))
+rule(form_rules.padded)(of_form("dsl", form_rules.padding))
+dsl_k_blocks = rule(form_rules.deeper)(of_form("dsl", form_rules.k_blocks))
+dsl_copies = rule(form_rules.on_atoms)(of_form("dsl", form_rules.copies))
 
 FITS = (dsl_k_blocks, dsl_copies)
 """The rules that a choice of tiles may break."""

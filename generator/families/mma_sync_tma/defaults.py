@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from generator.families.defaults import problem_fields
+from generator.families.defaults import distinct, problem_fields
 from generator.families.mma_sync.defaults import K_BLOCK_OF_HALVES, MMAS, warp_tiles
 from generator.families.mma_sync.ways_out import nearest_cta_tile
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
@@ -48,7 +48,7 @@ def resolve(request: Request) -> Spec:
     problem = {**problem_fields(request), **request}
     fields = {**_PLAIN, "mma": MMAS.get(problem["dtype_a"], "m16n8k16"), **problem}
     tiles = [nearest_cta_tile(fields["cta_tile"], _k_block(fields))] if "cta_tile" in fields else [*_tiles(fields)]
-    plans = (_plan(request, fields, choice) for tile in tiles for choice in _choices(fields, tile))
+    plans = (_plan(request, fields, choice) for tile in tiles for choice in distinct(_choices(fields, tile)))
     first = next(plans)
     legal = (plan for plan in itertools.chain((first,), plans) if not any(rule.broken(plan) for rule in RULES))
     found = next(legal, first)

@@ -9,9 +9,7 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.families.mma_sync.plan import MmaSyncPlan
 from generator.families.mma_sync.staging import a_rows
-from generator.families.sm90.tensor_maps import SWIZZLES_BYTES, OperandBoxes, TensorMap
-from generator.layouts import PIECE_BYTES
-from generator.values import Smem
+from generator.families.sm90.tensor_maps import SWIZZLES_BYTES, OperandBoxes, TensorMap, stages_bytes, whole_parts
 
 WARPGROUP_WARPS = 4
 """Warps that change their registers together. Source: PTX ISA 9.0, setmaxnreg."""
@@ -20,10 +18,7 @@ REGISTER_STEP = 8
 """Registers that setmaxnreg gives and takes. Source: PTX ISA 9.0, setmaxnreg: multiples of 8 from 24 to 256."""
 
 PRODUCER_REGISTERS = 24
-"""What the loop of a producer's thread takes without spills; 24 are too few."""
-
-PART_BYTES = 1024
-"""After so many bytes the widest swizzle repeats: all of A begins there, all of B, and the end is rounded up to it."""
+"""What the loop of a producer's thread takes without spills: the fewest that setmaxnreg leaves."""
 
 BARRIER_BYTES, ANSWER_BYTES = 8, 4
 """Of an mbarrier, and of the answer of split-K's reduction."""
@@ -31,12 +26,13 @@ BARRIER_BYTES, ANSWER_BYTES = 8, 4
 UNSTAGED_BYTES = 16
 """What stands for a warp's staged rows where threads store D from their registers."""
 
-TEMPORARIES, PERSISTENT, CURVE = 22, 2, 12
+TEMPORARIES, PERSISTENT, CURVE, ONE_TILE = 22, 2, 12, -6
 FRAGMENT, FRAGMENT_AHEAD = 1.05, 0.5
 EPILOGUE = 44
 """Registers of a thread that multiplies, beside its sums, as generator.families.mma_sync.register_estimate counts them.
 
-Fitted to what ptxas 13.0 took of 64x64, 128x64, 64x128, 96x64, 64x88 and smaller warp tiles.
+Fitted to what ptxas 13.0 took of 64x64, 128x64, 64x128, 96x64, 64x88 and smaller warp tiles. One tile a CTA takes fewer where sums
+are f32, halves lie along k and nothing comes to D but C: of 32 kernels that it lets in none spills; persistent ones may.
 """
 
 
@@ -74,8 +70,8 @@ class TmaPlan(MmaSyncPlan):
         """Stages lie as the TMA swizzles them, and no other way of copying leaves a choice."""
         return {
             **super().implied,
-            "smem_a": _xor(self.a),
-            "smem_b": _xor(self.b),
+            "smem_a": self.a.smem,
+            "smem_b": self.b.smem,
             "smem_alloc": "dynamic",
             "form": "atoms",
         }
@@ -112,8 +108,7 @@ class TmaPlan(MmaSyncPlan):
     @property
     def mainloop_bytes(self) -> int:
         """All stages of A, then all of B."""
-        stages = self.spec.stages
-        return _round_up(stages * self.a.stage_bytes) + _round_up(stages * self.b.stage_bytes)
+        return stages_bytes(self.spec.stages, self.a, self.b)
 
     @cached_property
     def staged_rows(self) -> int:
@@ -134,7 +129,7 @@ class TmaPlan(MmaSyncPlan):
 
     def _smem_bytes(self, rows: int) -> int:
         beside = self._epilogue_bytes(rows) + 2 * BARRIER_BYTES * self.spec.stages + ANSWER_BYTES
-        return _round_up(self.mainloop_bytes + beside)
+        return whole_parts(self.mainloop_bytes + beside)
 
     @property
     def bank_conflicts(self) -> int:
@@ -194,6 +189,9 @@ class TmaPlan(MmaSyncPlan):
         epilogue = sums * (2 if doubled else 1) + EPILOGUE
         further = PERSISTENT * (spec.schedule.kind == "persistent")
         further += CURVE * (spec.activation in ("gelu", "silu"))
+        plain = spec.acc == "f32" and spec.layout == "tn" and spec.operand_bytes == 2
+        plain = plain and spec.bias == "none" and spec.activation == "none"
+        further += ONE_TILE * (plain and spec.schedule.kind == "one_tile")
         return int(max(mainloop, epilogue) + further)
 
     # ---- Launch -----------------------------------------------------------------------------------------------------
@@ -223,13 +221,3 @@ class TmaPlan(MmaSyncPlan):
 
     def placements(self) -> dict[str, Any]:
         return {f"box_{tensor_map.operand}": "x".join(map(str, tensor_map.box)) for tensor_map in self.tensor_maps}
-
-
-def _round_up(size_bytes: int) -> int:
-    return -(-size_bytes // PART_BYTES) * PART_BYTES
-
-
-def _xor(boxes: OperandBoxes) -> Smem:
-    """Return a swizzle of bytes as one of elements: 128 bytes are eight pieces of 16, whose 3 bits are XORed."""
-    piece = PIECE_BYTES // boxes.element_bytes
-    return Smem("xor", ((boxes.swizzle_bytes // PIECE_BYTES).bit_length() - 1, piece.bit_length() - 1, 3))

@@ -6,6 +6,7 @@ from generator.arch import ARCHS, MMA_SYNC_TMA
 from generator.families import rules as shared
 from generator.families.mma_sync import rules as mma_sync
 from generator.families.mma_sync import ways_out as of_mma_sync
+from generator.families.mma_sync.replanned import on_mma_sync
 from generator.families.mma_sync_tma import ways_out
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.rules import Rule, adder
@@ -28,7 +29,7 @@ rule = adder(RULES)
 # ---- Architecture and types -----------------------------------------------------------------------------------------
 
 
-@rule(lambda plan: [*ways_out.by_cp_async(plan), *archs(plan, MMA_SYNC_TMA)])
+@rule(lambda plan: [*on_mma_sync(plan), *archs(plan, MMA_SYNC_TMA)])
 def family(plan: Plan) -> str | None:
     return (
         None
@@ -41,14 +42,14 @@ same_inputs = rule(nearest_inputs)(shared.same_inputs)
 accumulator = rule(nearest_accumulators)(shared.accumulator)
 
 
-@rule(lambda plan: [{"mma": "m16n8k16"}, {"mma": "m16n8k8"}, *ways_out.by_cp_async(plan)])
+@rule(lambda plan: [{"mma": "m16n8k16"}, {"mma": "m16n8k8"}, *on_mma_sync(plan)])
 def mma(plan: Plan) -> str | None:
     if plan.spec.mma != WMMA:
         return mma_sync.mma_depth(plan)
     return f"{WMMA} loads rows that all are one pitch apart, which those that TMA swizzles are not"
 
 
-@rule(lambda plan: [*ways_out.by_cp_async(plan), {"layout": "tn"}])
+@rule(lambda plan: [*on_mma_sync(plan), {"layout": "tn"}])
 def layout(plan: Plan) -> str | None:
     if plan.a.by_ldmatrix and plan.b.by_ldmatrix:
         return None
@@ -57,7 +58,7 @@ def layout(plan: Plan) -> str | None:
     )
 
 
-@rule(lambda plan: [*ways_out.by_cp_async(plan), *whole_pieces(plan)])
+@rule(lambda plan: [*on_mma_sync(plan), *whole_pieces(plan)])
 def alignment(plan: Plan) -> str | None:
     least = PIECE_BYTES // plan.spec.operand_bytes
     aligns = (("a", plan.spec.align_a), ("b", plan.spec.align_b))

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from generator.families.mma_sync.defaults import resolve as resolve_with_cp_async
 from generator.families.mma_sync.ways_out import smaller_cta_tiles
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.ways_out import Change
 
 STAGES = range(2, 9)
 """One that is read while another is filled, and what keeps loads in flight."""
-
-_OF_THE_PROBLEM = (
-    "arch dtype_a dtype_b acc dtype_d layout beta bias activation align_a align_b align_d schedule raster".split()
-)
-
-
-def by_cp_async(plan: Plan) -> Iterator[Change]:
-    """The same problem with tiles that every thread copies, planned anew."""
-    kept = {name: getattr(plan.spec, name) for name in _OF_THE_PROBLEM}
-    old, new = plan.spec.to_dict(), resolve_with_cp_async(kept).to_dict()
-    yield {name: str(value) for name, value in new.items() if value != old[name]}
 
 
 def fewer_stages(plan: Plan) -> Iterator[Change]:

@@ -12,6 +12,11 @@ RULES: list[Rule] = []
 rule = adder(RULES)
 
 
+@rule(lambda plan: [_ATOMS, {"copy": "tma"}])
+def cute_copy(plan: Plan) -> str | None:
+    return f"form cute has no copy {plan.spec.copy} on wgmma" if plan.spec.form == "cute" and plan.copied else None
+
+
 @rule(lambda plan: [{"schedule": "persistent"}, _ATOMS])
 def cute_schedule(plan: Plan) -> str | None:
     if plan.spec.form != "cute" or plan.spec.schedule.kind == "persistent":

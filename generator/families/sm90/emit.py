@@ -1,4 +1,4 @@
-"""The values that the template of kernels on TMA and wgmma takes."""
+"""The values that the template of kernels on wgmma takes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     """Return them by name."""
     spec = plan.spec
     producer, consumer = plan.rebalanced
+    aligns = (spec.align_b, spec.align_a) if spec.swapped else (spec.align_a, spec.align_b)
     return {
         **common_values(plan, symbol),
         "summary": summary(plan),
@@ -38,8 +39,10 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "cluster_n": plan.cluster.n,
         "cluster_size": plan.launch_cluster,
         "ctas_per_sm": spec.ctas_per_sm,
-        "a": _operand(plan.a, "n" if spec.swapped else "m"),
-        "b": _operand(plan.b, "m" if spec.swapped else "n"),
+        "a": _operand(plan.a, "n" if spec.swapped else "m", aligns[0] * plan.copied),
+        "b": _operand(plan.b, "m" if spec.swapped else "n", aligns[1] * plan.copied),
+        "maps_parameter": ", HGEMM_PARAMETER hgemm::TensorMaps maps" if plan.tensor_maps else "",
+        "maps": ", maps" if plan.tensor_maps else "",
         "store": spec.store,
         "store_columns": plan.d.width,
         "epilogue_columns": plan.d.turn_columns,
@@ -48,11 +51,13 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     }
 
 
-def _operand(boxes: OperandBoxes, extent: str) -> dict[str, Any]:
+def _operand(boxes: OperandBoxes, extent: str, align: int) -> dict[str, Any]:
+    """Return its values; `align` is that of an operand which threads copy, and 0 of one that the TMA loads."""
     return {
         "k_major": boolean(boxes.k_major),
         "contiguous": "k" if boxes.k_major else extent,
         "swizzle_bytes": boxes.swizzle_bytes,
+        "alignment": f", align = {align}" if align else "",
     }
 
 
@@ -72,8 +77,9 @@ def summary(plan: Plan) -> str:
     """Say in a line what the kernel is."""
     spec = plan.spec
     swapped = "operands swapped, " if spec.swapped else ""
+    copied = "copies by threads, " if plan.copied else ""
     return (
         f"{spec.arch} {spec.layout}, {spec.dtype_a} in, {spec.acc} accumulate, {spec.dtype_d} out; CTA tile {spec.cta_tile}, "
-        f"{swapped}{spec.consumers} {spec.cooperation} consumers, cluster {spec.cluster}, {spec.stages} stages, "
+        f"{swapped}{copied}{spec.consumers} {spec.cooperation} consumers, cluster {spec.cluster}, {spec.stages} stages, "
         f"{plan.threads} threads, {plan.smem_bytes} B of shared memory."
     )

@@ -1,4 +1,4 @@
-"""What inspection must find in a kernel on TMA and wgmma."""
+"""What inspection must find in a kernel on wgmma."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATER_PARAM_BASE_BYTES = 0x380
 
 
 def param_bytes(arch: str) -> int:
-    """Return the bytes of the problem and, after it, of the maps of A, B and D."""
+    """Return the bytes of the problem and, after it, of the maps of A, B and D, of a kernel that takes any."""
     base = PARAM_BASE_BYTES.get(ARCHS[arch].number, LATER_PARAM_BASE_BYTES)
     end = base + PROBLEM_BYTES
     maps_at = -(-end // MAPS_ALIGNMENT_BYTES) * MAPS_ALIGNMENT_BYTES - base
@@ -38,12 +38,13 @@ def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
         threads=plan.threads,
         static_smem_bytes=0,
         smem_bytes=plan.smem_bytes,
-        param_bytes=param_bytes(plan.spec.arch),
+        param_bytes=param_bytes(plan.spec.arch) if plan.tensor_maps else PROBLEM_BYTES,
         max_registers=plan.launch_registers,
         mma_opcode=plan.mma_opcode,
         mma_per_k_tile=plan.mma_per_k_tile,
         mma_theory=f"consumer {plan.consumer_rows}x{plan.tile.n}, k {plan.spec.cta_tile.k}, {plan.spec.mma}",
-        required=("HGMMA", "UTMALDG", "SYNCS", *rebalancing, *store),
+        required=("HGMMA", "LDGSTS" if plan.copied else "UTMALDG", "SYNCS", *rebalancing, *store),
+        forbidden=("UTMALDG",) if plan.copied else ("LDGSTS",),
         max_k_tiles_in_code=MAINLOOP_COPIES,
         allow_spills=allow_spills,
     )

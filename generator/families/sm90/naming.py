@@ -1,7 +1,8 @@
-"""How kernels on TMA and wgmma are named."""
+"""How kernels on wgmma are named."""
 
 from __future__ import annotations
 
+from generator.families.naming import short
 from generator.spec import Spec
 
 _COOPERATION = {"cooperative": "co", "pingpong": "pp"}
@@ -12,6 +13,7 @@ def words(spec: Spec) -> list[str]:
     swapped = ["swapped"] if spec.swapped else []
     return [
         "wgmma",
+        *([] if spec.copy == "tma" else [short(spec.copy)]),
         *swapped,
         f"{_COOPERATION[spec.cooperation]}{spec.consumers}",
         f"cl{spec.cluster}",
@@ -37,12 +39,13 @@ def alias(spec: Spec) -> str:
         m, n, cluster_m, cluster_n, layout, d = n, m, cluster_n, cluster_m, exchanged_layout(layout), "n"
     c = spec.dtype_d if spec.beta else "void"
     streams = "_stream_k" if spec.schedule.kind == "stream_k" else ""
+    copied = "_cpasync" if spec.copy == "cp_async" else ""
     sharing = "" if spec.consumers == 1 else f"_{spec.cooperation}"
     store = "_epi_tma" if spec.store == "tma" else "_epi_nosmem"
     return (
         f"cutlass3x_sm90_tensorop_gemm_{spec.dtype_a}_{spec.dtype_b}_{spec.acc}_{c}_{spec.dtype_d}"
-        f"_{m}x{n}x{tile.k}_{cluster_m}x{cluster_n}x1_{spec.stages}_{layout}{d}_align{min(spec.align_a, spec.align_b)}{streams}"
-        f"_warpspecialized{sharing}{store}"
+        f"_{m}x{n}x{tile.k}_{cluster_m}x{cluster_n}x1_{spec.stages}_{layout}{d}_align{min(spec.align_a, spec.align_b)}"
+        f"{streams}{copied}_warpspecialized{sharing}{store}"
     )
 
 

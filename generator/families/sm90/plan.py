@@ -1,4 +1,4 @@
-"""The numbers of a kernel on TMA and wgmma: computed here once, asserted by the emitted kernel."""
+"""The numbers of a kernel on wgmma: computed here once, asserted by the emitted kernel."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 from generator.families.plan import OPCODE_SUFFIXES, Plan
 from generator.families.sm90 import registers
 from generator.families.sm90.registers import WARP_THREADS, WARPGROUP_THREADS
-from generator.families.sm90.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes, StoreBoxes, TensorMap
-from generator.layouts import PIECE_BYTES
+from generator.families.sm90.tensor_maps import (
+    ROWS_PER_WARPGROUP,
+    OperandBoxes,
+    StoreBoxes,
+    TensorMap,
+    stages_bytes,
+    whole_parts,
+)
 from generator.spec import DTYPE_BYTES
-from generator.values import Cluster, Smem, Tile, WarpTile
+from generator.values import Cluster, Tile, WarpTile
 
 MMA_K_BYTES = 32
 """Of k that one instruction multiplies."""
-
-PART_BYTES = 1024
-"""Alignment of each part of shared memory: after so many bytes the widest swizzle repeats."""
 
 BARRIER_BYTES = 8
 TURN_BARRIERS = 2
@@ -48,14 +51,18 @@ class WgmmaPlan(Plan):
             "mma": f"m64n{self.tile.n}k{self.mma_k}",
             "warp_tile": WarpTile(self.consumer_rows, self.tile.n),
             "fragment_stages": 1,
-            "copy": "tma",
-            "smem_a": _xor(self.b if self.spec.swapped else self.a),
-            "smem_b": _xor(self.a if self.spec.swapped else self.b),
+            "smem_a": (self.b if self.spec.swapped else self.a).smem,
+            "smem_b": (self.a if self.spec.swapped else self.b).smem,
             "mma_order": "row",
             "store_spacing": 0,
             "prefetch": True,
             "smem_alloc": "dynamic",
         }
+
+    @property
+    def copied(self) -> bool:
+        """Whether threads of the producer copy A and B, by cp.async, and not the TMA."""
+        return self.spec.copy == "cp_async"
 
     @property
     def pingpong(self) -> bool:
@@ -81,8 +88,13 @@ class WgmmaPlan(Plan):
 
     @property
     def threads(self) -> int:
-        """Those of the consumers, and a warp that produces, or a warpgroup where registers change hands."""
-        return WARPGROUP_THREADS * self.spec.consumers + (WARPGROUP_THREADS if any(self.rebalanced) else WARP_THREADS)
+        """Those of the consumers and of the producer."""
+        return WARPGROUP_THREADS * self.spec.consumers + self.producer_threads
+
+    @property
+    def producer_threads(self) -> int:
+        """A warp, or a warpgroup where registers change hands or all of its threads copy."""
+        return WARPGROUP_THREADS if self.copied or any(self.rebalanced) else WARP_THREADS
 
     @property
     def consumer_rows(self) -> int:
@@ -114,8 +126,7 @@ class WgmmaPlan(Plan):
     @property
     def mainloop_bytes(self) -> int:
         """All stages of A, then all of B."""
-        stages = self.spec.stages
-        return _round_up(stages * self.a.stage_bytes) + _round_up(stages * self.b.stage_bytes)
+        return stages_bytes(self.spec.stages, self.a, self.b)
 
     @property
     def sums_bytes(self) -> int:
@@ -147,7 +158,7 @@ class WgmmaPlan(Plan):
 
     def _smem_bytes(self, epilogue_stages: int) -> int:
         parts = (self.mainloop_bytes, self._epilogue_bytes(epilogue_stages), self.barrier_bytes)
-        return sum(map(_round_up, parts))
+        return sum(map(whole_parts, parts))
 
     @property
     def bank_conflicts(self) -> int:
@@ -168,7 +179,7 @@ class WgmmaPlan(Plan):
     @property
     def launch_registers(self) -> int:
         """Registers that each thread is launched with at most."""
-        return registers.at_launch(self, WARPGROUP_THREADS if any(self.rebalanced) else WARP_THREADS)
+        return registers.at_launch(self, self.producer_threads)
 
     @property
     def accumulator_registers(self) -> int:
@@ -225,11 +236,11 @@ class WgmmaPlan(Plan):
 
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
-        """The maps of the problem's A, B and D, as the kernel takes them; none of D where threads store it themselves."""
+        """The maps of the problem's A, B and D, as the kernel takes them; none of what threads copy or store themselves."""
         spec = self.spec
         a, b = (self.b, self.a) if spec.swapped else (self.a, self.b)
-        maps = (a.tensor_map("a", "m", spec.dtype_a), b.tensor_map("b", "n", spec.dtype_b))
-        return (*maps, self.d.tensor_map(spec.dtype_d)) if spec.store == "tma" else maps
+        loaded = () if self.copied else (a.tensor_map("a", "m", spec.dtype_a), b.tensor_map("b", "n", spec.dtype_b))
+        return (*loaded, self.d.tensor_map(spec.dtype_d)) if spec.store == "tma" else loaded
 
     def launch(self) -> dict[str, Any]:
         return {
@@ -261,13 +272,3 @@ class WgmmaPlan(Plan):
 
     def placements(self) -> dict[str, Any]:
         return {f"box_{tensor_map.operand}": "x".join(map(str, tensor_map.box)) for tensor_map in self.tensor_maps}
-
-
-def _round_up(size_bytes: int) -> int:
-    return -(-size_bytes // PART_BYTES) * PART_BYTES
-
-
-def _xor(boxes: OperandBoxes) -> Smem:
-    """Return a swizzle of bytes as one of elements: 128 bytes are eight pieces of 16, whose 3 bits are XORed."""
-    piece = PIECE_BYTES // boxes.element_bytes
-    return Smem("xor", ((boxes.swizzle_bytes // PIECE_BYTES).bit_length() - 1, piece.bit_length() - 1, 3))

@@ -15,6 +15,9 @@ WARP_THREADS = 32
 PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
 """Registers of a producer's thread by consumers: what its loop takes, and what lets the consumers have most."""
 
+COPYING_REGISTERS = 56
+"""Registers of a producer's thread that copies: a copy on its way holds its address (benchmarks/LOG.md)."""
+
 MAX_CONSUMER_REGISTERS = 232
 REGISTER_STEP = 8
 """Registers that setmaxnreg gives and takes. Source: PTX ISA 8.8, setmaxnreg: multiples of 8 from 24 to 256."""
@@ -56,6 +59,9 @@ SPLIT_K = 16
 STREAM_IN_CLUSTER, STREAM_SUMS = 32, 128
 """In addition where clusters share tiles by stream-K, of sums beyond so many or with a bias: of 50 random kernels 6 spilled."""
 
+STREAM_COPIED = 64
+"""In addition where stream-K shares tiles of as many sums that threads copy: 128x256 spilled 52 to 200 B, whatever the layout."""
+
 CLUSTER_K = 56
 """In addition where a cluster splits k: the loads of all splits are ahead of the first addition.
 
@@ -78,14 +84,16 @@ def at_launch(plan: WgmmaPlan, producer_threads: int) -> int:
 
 
 def rebalanced(plan: WgmmaPlan) -> tuple[int, int]:
-    """Return what a producer's and a consumer's thread change to; (0, 0) where consumers would gain none."""
+    """Return what a producer's and a consumer's thread change to; (0, 0) where consumers would gain none, or share an SM.
+
+    Two CTAs an SM are launched with less than half of its registers each: two consumers would wait forever for what is in no pool.
+    """
     limits, consumers = ARCHS[plan.spec.arch].limits, max(1, plan.spec.consumers)
-    producer = PRODUCER_REGISTERS[consumers]
-    all_warpgroups = limits.registers_per_sm // max(1, plan.spec.ctas_per_sm) // WARPGROUP_THREADS
-    share = (all_warpgroups - producer) // consumers // REGISTER_STEP * REGISTER_STEP
+    producer = COPYING_REGISTERS if plan.copied else PRODUCER_REGISTERS[consumers]
+    share = (limits.registers_per_sm // WARPGROUP_THREADS - producer) // consumers // REGISTER_STEP * REGISTER_STEP
     consumer = min(MAX_CONSUMER_REGISTERS, share)
-    gains = consumer > at_launch(plan, WARP_THREADS)
-    return (producer, consumer) if gains and at_launch(plan, WARPGROUP_THREADS) > producer else (0, 0)
+    alone = plan.spec.ctas_per_sm <= 1
+    return (producer, consumer) if alone and consumer > at_launch(plan, WARP_THREADS) else (0, 0)
 
 
 def estimate(plan: WgmmaPlan) -> int:
@@ -107,6 +115,7 @@ def estimate(plan: WgmmaPlan) -> int:
         FLOATS * (finished and spec.dtype_d == "f32"),
         SPLIT_K * (finished and spec.schedule.in_workspace),
         CLUSTER_K * (spec.schedule.kind == "cluster_k"),
+        STREAM_COPIED * (plan.copied and spec.schedule.kind == "stream_k" and plan.sums_registers >= STREAM_SUMS),
         STREAM_IN_CLUSTER * (streams_in_cluster and (bias or plan.sums_registers > STREAM_SUMS)),
     )
     return sum(terms)

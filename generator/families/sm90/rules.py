@@ -1,9 +1,10 @@
-"""What is legal of kernels on TMA and wgmma, and why not."""
+"""What is legal of kernels on wgmma, and why not."""
 
 from __future__ import annotations
 
 from generator.arch import ARCHS, WGMMA_SM90
 from generator.families import rules as shared
+from generator.families.mma_sync.replanned import on_mma_sync
 from generator.families.rules import Rule, adder
 from generator.families.sm90 import cute_rules, ways_out
 from generator.families.sm90.plan import WgmmaPlan as Plan
@@ -21,6 +22,8 @@ rule = adder(RULES)
 
 TMA_ALIGN_BYTES = 16
 """Source: CUDA driver API, cuTensorMapEncodeTiled, globalAddress and globalStrides."""
+CP_ASYNC_LEAST_BYTES = 4
+"""Source: PTX ISA 9.0, "cp.async", cp-size."""
 
 _ROWS = " or ".join(map(str, ways_out.CONSUMER_ROWS))
 CORE_ROWS = 8
@@ -30,7 +33,7 @@ CORE_ROWS = 8
 # ---- Architecture and types -----------------------------------------------------------------------------------------
 
 
-@rule(lambda plan: [*archs(plan, WGMMA_SM90), *ways_out.on_mma_sync(plan)])
+@rule(lambda plan: [*archs(plan, WGMMA_SM90), *on_mma_sync(plan)])
 def family(plan: Plan) -> str | None:
     return None if WGMMA_SM90 in ARCHS[plan.spec.arch].families else f"{plan.spec.arch} has no wgmma"
 
@@ -38,14 +41,14 @@ def family(plan: Plan) -> str | None:
 same_inputs = rule(nearest_inputs)(shared.same_inputs)
 
 
-@rule(lambda plan: [*nearest_accumulators(plan), {"acc": "f16"}, *ways_out.on_mma_sync(plan)])
+@rule(lambda plan: [*nearest_accumulators(plan), {"acc": "f16"}, *on_mma_sync(plan)])
 def accumulator(plan: Plan) -> str | None:
     if plan.spec.acc == "f16_promoted":
         return "wgmma accumulates in f32 or f16, f16_promoted is for mma.sync"
     return shared.accumulator(plan)
 
 
-@rule(lambda plan: [*ways_out.on_mma_sync(plan), {"layout": "tn"}])
+@rule(lambda plan: [*on_mma_sync(plan), {"layout": "tn"}])
 def layout(plan: Plan) -> str | None:
     spec = plan.spec
     if plan.takes(spec.dtype_a, spec.layout):
@@ -53,15 +56,24 @@ def layout(plan: Plan) -> str | None:
     return f"layout {spec.layout}: wgmma reads {spec.dtype_a} where k is contiguous only, which tn has"
 
 
-@rule(lambda plan: [*ways_out.on_mma_sync(plan), *whole_pieces(plan)])
+@rule(lambda plan: [{"copy": "tma"}, {"copy": "cp_async"}])
+def copy(plan: Plan) -> str | None:
+    if plan.spec.copy in ("tma", "cp_async"):
+        return None
+    return f"copy {plan.spec.copy} on wgmma: tma or cp_async fills its stages, others are for mma.sync"
+
+
+@rule(lambda plan: [*ways_out.copied_by_threads(), *on_mma_sync(plan), *whole_pieces(plan)])
 def alignment(plan: Plan) -> str | None:
-    least = TMA_ALIGN_BYTES // plan.spec.operand_bytes
+    least_bytes = CP_ASYNC_LEAST_BYTES if plan.copied else TMA_ALIGN_BYTES
+    least = least_bytes // plan.spec.operand_bytes
     short = [
         f"align_{name} {align}" for name, align in (("a", plan.spec.align_a), ("b", plan.spec.align_b)) if align < least
     ]
     if not short:
         return None
-    return f"{', '.join(short)}: TMA takes pointers and leading dimensions that are multiples of 16 B, {least} elements"
+    takes = f"{'cp.async' if plan.copied else 'TMA'} takes pointers and leading dimensions that are multiples of"
+    return f"{', '.join(short)}: {takes} {least_bytes} B, {least} elements"
 
 
 alignment_of_operands = rule(whole_pieces)(shared.alignment_of_operands)
@@ -112,6 +124,8 @@ def cluster(plan: Plan) -> str | None:
     spec = plan.spec
     if spec.cluster not in ways_out.CLUSTERS:
         return f"cluster {spec.cluster}, served are {', '.join(map(str, ways_out.CLUSTERS))}"
+    if plan.copied and spec.cluster.ctas > 1:
+        return f"cluster {spec.cluster} with copy cp_async: threads copy for their own CTA only"
     for name, boxes in zip("BA" if spec.swapped else "AB", (plan.a, plan.b)):
         slices = boxes.shared_by
         if slices > 1 and boxes.sliced % (slices * CORE_ROWS):

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from generator.layouts import PIECE_BYTES
+from generator.values import Smem
+
 ROWS_PER_WARPGROUP = 64
 """Rows of D that one wgmma computes, and that a consumer stages at a time."""
 
@@ -17,6 +20,9 @@ Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout",
 
 MAX_BOX = 256
 """Elements of a box along any dimension. Source: CUDA driver API, cuTensorMapEncodeTiled, boxDim."""
+
+PART_BYTES = 1024
+"""After so many bytes the widest swizzle repeats: all of A begins there, all of B, and the end is rounded up to it."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,24 @@ class OperandBoxes:
     def stage_bytes(self) -> int:
         return self.extent * self.k * self.element_bytes
 
+    @property
+    def smem(self) -> Smem:
+        """The swizzle, in elements: 128 bytes are eight pieces of 16, whose 3 bits are XORed."""
+        piece = PIECE_BYTES // self.element_bytes
+        return Smem("xor", ((self.swizzle_bytes // PIECE_BYTES).bit_length() - 1, piece.bit_length() - 1, 3))
+
     def tensor_map(self, operand: str, extent: str, element: str) -> TensorMap:
         return TensorMap(operand, self.box, self.swizzle_bytes, element, "k" if self.k_major else extent)
+
+
+def stages_bytes(stages: int, a: OperandBoxes, b: OperandBoxes) -> int:
+    """Return the bytes of all stages of A, then all of B."""
+    return whole_parts(stages * a.stage_bytes) + whole_parts(stages * b.stage_bytes)
+
+
+def whole_parts(size_bytes: int) -> int:
+    """Round a size up to where another part may begin."""
+    return -(-size_bytes // PART_BYTES) * PART_BYTES
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from generator.families.mma_sync.defaults import resolve as resolve_on_mma_sync
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from generator.families.sm90.tensor_maps import OperandBoxes
 from generator.families.ways_out import MAX_RASTER_TILES, Change, clamp, split_in_workspace
-from generator.spec import DTYPE_BYTES, Spec
-from generator.values import Cluster, Raster, Schedule, Tile
+from generator.spec import DTYPE_BYTES
+from generator.values import Cluster, Raster, Tile
 
 TILE_M = (64, 128, 192, 256)
 CONSUMER_ROWS = (64, 128, 256)
@@ -26,29 +25,10 @@ CLUSTERS = tuple(Cluster.parse(text) for text in ("1x1", "2x1", "1x2", "4x1", "1
 CLUSTER_SPLITS = range(2, 9)
 """CTAs that may share a tile. Source: CUDA Programming Guide, thread block clusters: 8 are portable."""
 
-_OF_THE_PROBLEM = (
-    "arch dtype_a dtype_b acc dtype_d layout beta bias activation align_a align_b align_d schedule raster".split()
-)
 
-
-def on_mma_sync(plan: Plan) -> Iterator[Change]:
-    """The same problem on mma.sync, which takes any alignment and size, planned anew."""
-    kept = {name: getattr(plan.spec, name) for name in _OF_THE_PROBLEM}
-    if plan.spec.schedule.kind == "cluster_k":
-        kept["schedule"] = Schedule("split_k", plan.spec.schedule.splits)
-    other = resolve_on_mma_sync({name: value for name, value in kept.items() if not _of_tiles(name, value)})
-    yield differences(plan.spec, other)
-
-
-def _of_tiles(name: str, value: object) -> bool:
-    """Tell whether a raster counts columns of the tile that is given up."""
-    return name == "raster" and getattr(value, "kind", "") == "panel"
-
-
-def differences(spec: Spec, other: Spec) -> Change:
-    """Return the change from one spec to another."""
-    old, new = spec.to_dict(), other.to_dict()
-    return {name: str(value) for name, value in new.items() if value != old[name]}
+def copied_by_threads() -> list[Change]:
+    """The copy that takes less alignment, without clusters."""
+    return [{"copy": "cp_async"}, {"copy": "cp_async", "cluster": "1x1"}]
 
 
 # ---- Tiles and the warpgroups that share them -----------------------------------------------------------------------

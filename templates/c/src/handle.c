@@ -131,19 +131,17 @@ static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *p
   hgemm_found found;
   hgemm_status status;
   hgemm_row const *row;
-  uint64_t tiles;
   memset(choice, 0, sizeof *choice);
   choice->variant = -1;
   status = hgemm_check(problem, HGEMM_TO_PLAN, &call);
   if (status != HGEMM_OK || call.nothing) return status;
   if ((status = hgemm_choose(target, &call.wanted, &found)) != HGEMM_OK) return status;
   row = &hgemm_rows[found.row];
-  tiles = hgemm_tiles(row, call.wanted.m, call.wanted.n) * (uint64_t)call.wanted.batch;
   choice->symbol = row->symbol;
   choice->variant = (int32_t)found.row;
   choice->jit = target->ways[row->group] == HGEMM_PTX;
-  choice->workspace_bytes = hgemm_workspace_bytes(row, tiles);
-  choice->clocks = hgemm_clocks(target, found.row, &call.wanted, hgemm_size_of(&call.wanted), tiles);
+  choice->workspace_bytes = hgemm_workspace_bytes(row, found.tiles);
+  choice->clocks = found.clocks;
   choice->rule = (int32_t)found.rule;
   return HGEMM_OK;
 }

@@ -46,6 +46,8 @@ typedef struct hgemm_near { /* a row that may be the best in a region, and the f
   uint16_t row, factor;
 } hgemm_near;
 
+#define HGEMM_HAS_MEASURED (UINT32_C(1) << 31) /* a problem was measured in this region */
+
 typedef struct hgemm_measured { /* a problem, and the rows that were compared there, the best first */
   int64_t m, n, k, batch;
   uint32_t first_order, order_count;
@@ -60,7 +62,7 @@ extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
 extern hgemm_survey const hgemm_surveys[HGEMM_SURVEY_COUNT + 1];
 extern hgemm_measured const hgemm_measurements[HGEMM_MEASURED_COUNT + 1];
 extern uint32_t const hgemm_orders[HGEMM_ORDER_COUNT + 1];
-extern uint32_t const hgemm_regions[HGEMM_SURVEY_COUNT * HGEMM_REGION_COUNT + 1]; /* by survey and region, a place in hgemm_lists */
+extern uint32_t const hgemm_regions[HGEMM_SURVEY_COUNT * HGEMM_REGION_COUNT + 1]; /* by survey and region, a place in hgemm_lists, and HGEMM_HAS_MEASURED */
 extern uint32_t const hgemm_lists[HGEMM_LIST_COUNT + 2]; /* of each list, its first place in hgemm_nears; the next one's is its end */
 extern hgemm_near const hgemm_nears[HGEMM_NEAR_COUNT + 1];
 extern unsigned char const hgemm_images[];
@@ -76,10 +78,6 @@ typedef struct hgemm_wanted {
   uint32_t straddling; /* how many of A and B have rows that begin off the sectors of L2 */
   uint64_t workspace_bytes;
 } hgemm_wanted;
-
-typedef struct hgemm_size {
-  uint64_t operands, results;
-} hgemm_size;
 
 typedef struct hgemm_call {
   hgemm_problem problem; /* with what is not looked at made harmless */
@@ -102,15 +100,28 @@ typedef struct hgemm_target {
   uint32_t count;                   /* groups that run here, the preferred way first */
   uint16_t order[HGEMM_GROUP_COUNT];
   uint8_t ways[HGEMM_GROUP_COUNT];     /* by group */
+  uint8_t row_ways[HGEMM_ROW_COUNT];   /* by row; HGEMM_NOT_HERE too where its shared memory does not fit */
+  uint32_t needs[HGEMM_ROW_COUNT];     /* what a problem must bring, by row, a bit each */
   uint32_t overlapping[HGEMM_ROW_COUNT]; /* tiles that an SM works on at once, by row */
   uint32_t sms_used[HGEMM_ROW_COUNT];    /* SMs that clusters can use, by row */
   uint32_t survey_count;
   uint16_t surveys[HGEMM_SURVEY_COUNT + 1]; /* for each kind, what was measured on devices most like this one */
 } hgemm_target;
 
+/* What rows ask of a problem and problems bring, a bit each: alignments as they are, 1 to 8, of A, B and D, and the others. */
+enum {
+  NEEDS_B = 4, /* where B's bits begin */
+  NEEDS_D = 8,
+  NEEDS_NO_BETA = 1 << 12,
+  NEEDS_MAPS = 1 << 13,
+  NEEDS_WHOLE_TILES = 1 << 14,
+  NEEDS_WORKSPACE = 1 << 15
+};
+
 typedef struct hgemm_found {
-  uint32_t row; /* its place */
+  uint32_t row; /* its place; HGEMM_ROW_COUNT for none */
   uint32_t rule;
+  uint64_t tiles, clocks; /* its CTA tiles, batches counted, and its estimate */
 } hgemm_found;
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
@@ -122,10 +133,6 @@ hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
 uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles);
 uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles);
-uint64_t hgemm_clocks(hgemm_target const *target, uint32_t row, hgemm_wanted const *wanted, hgemm_size size, uint64_t tiles);
-
-/* The elements of A and B together, and of D, in thousands (of 1024), at most 2^52. */
-hgemm_size hgemm_size_of(hgemm_wanted const *wanted);
 
 /* ---- Words ------------------------------------------------------------------------------------------------------------- */
 

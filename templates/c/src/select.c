@@ -5,69 +5,12 @@
 
 #define COST_LIMIT (UINT64_C(1) << 62)
 #define KIB_LIMIT (UINT64_C(1) << 40)
-enum { TEGRA = 87, MAX_CTAS = 2147483647, SMEM_RESERVED_BYTES_PER_CTA = 1024, COUNTERS_ROUND_BYTES = 256 };
-enum { BOTH = 8, AGAIN_BITS = 12 };
+#define CORRECTED_LIMIT (UINT64_C(1) << 46)
+enum { MAX_CTAS = 2147483647, COUNTERS_ROUND_BYTES = 256 };
+enum { AGAIN_BITS = 12 };
 #define ACC_MASK (UINT32_C(15) << 16)
 
-/* ---- Devices ----------------------------------------------------------------------------------------------------------- */
-
-/* A cubin runs on its own major architecture, from its minor version on, but not from or to Tegra; PTX on all later ones. */
-static uint8_t way_of(hgemm_group const *group, uint32_t here) {
-  if (group->number == here) return HGEMM_EXACT;
-  if (group->own || group->number > here) return HGEMM_NOT_HERE;
-  if (group->number == TEGRA || here == TEGRA || group->number / 10 != here / 10) return HGEMM_PTX;
-  return HGEMM_COMPATIBLE;
-}
-
-static uint32_t sms_apart(hgemm_survey const *survey, hgemm_target const *target) {
-  return survey->sms > target->sms ? survey->sms - target->sms : target->sms - survey->sms;
-}
-
 static uint64_t smaller(uint64_t x, uint64_t y) { return x < y ? x : y; }
-
-/* Tiles of a kernel that an SM works on at once, which hide one another's waiting. */
-static uint32_t overlapping(hgemm_row const *row, uint32_t smem_bytes) {
-  uint32_t const fitting = (smem_bytes + SMEM_RESERVED_BYTES_PER_CTA) / (row->smem_bytes + SMEM_RESERVED_BYTES_PER_CTA);
-  uint32_t const least = (uint32_t)smaller(row->overlapping, fitting);
-  if (row->tensor_maps) return row->overlapping;
-  return least > 1 ? least : 1;
-}
-
-/* SMs that a kernel's clusters can use. */
-static uint32_t sms_used(hgemm_row const *row, uint32_t sms) {
-  uint32_t const left = sms > row->sms_lost ? sms - row->sms_lost : sms, clusters = left / row->together;
-  return (clusters > 1 ? clusters : 1) * row->together;
-}
-
-/* Of each kind, what was measured on devices of this capability whose SMs are nearest in number, the fewer first. */
-static void choose_surveys(hgemm_target *target) {
-  target->survey_count = 0;
-  for (uint32_t i = 0; i < HGEMM_SURVEY_COUNT; ++i) {
-    hgemm_survey const *const survey = &hgemm_surveys[i];
-    uint32_t place = 0;
-    if (survey->capability != target->number) continue;
-    while (place < target->survey_count && hgemm_surveys[target->surveys[place]].kind != survey->kind) ++place;
-    if (place == target->survey_count) ++target->survey_count;
-    else if (sms_apart(survey, target) >= sms_apart(&hgemm_surveys[target->surveys[place]], target)) continue;
-    target->surveys[place] = (uint16_t)i;
-  }
-}
-
-void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes) {
-  target->number = number, target->sms = sms, target->smem_bytes = smem_bytes;
-  target->count = 0;
-  for (uint32_t group = 0; group < HGEMM_GROUP_COUNT; ++group) target->ways[group] = way_of(&hgemm_groups[group], number);
-  for (uint8_t way = HGEMM_EXACT; way <= HGEMM_PTX; ++way) {
-    for (uint32_t group = 0; group < HGEMM_GROUP_COUNT; ++group) {
-      if (target->ways[group] == way) target->order[target->count++] = (uint16_t)group;
-    }
-  }
-  for (uint32_t row = 0; row < HGEMM_ROW_COUNT; ++row) {
-    target->overlapping[row] = overlapping(&hgemm_rows[row], smem_bytes);
-    target->sms_used[row] = sms_used(&hgemm_rows[row], sms);
-  }
-  choose_surveys(target);
-}
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------------- */
 
@@ -94,24 +37,42 @@ static uint64_t product(uint64_t x, uint64_t y) {
   return (x | y) >> 31 != 0 && x > COST_LIMIT / y ? COST_LIMIT : x * y;
 }
 
-hgemm_size hgemm_size_of(hgemm_wanted const *w) {
+typedef struct Size { /* the elements of A and B together, and of D, in thousands (of 1024), at most 2^52 */
+  uint64_t operands, results;
+} Size;
+
+static Size size_of(hgemm_wanted const *w) {
   uint64_t const rows = (uint64_t)w->m + (uint64_t)w->n, m = (uint64_t)w->m, n = (uint64_t)w->n, batch = (uint64_t)w->batch;
-  hgemm_size size = {0, product(m * n, batch) >> 10};
+  Size size = {0, product(m * n, batch) >> 10};
   if (w->k > 0) size.operands = product(product(rows, (uint64_t)w->k), batch) >> 10;
   return size;
 }
 
-/* What DRAM takes to bring A and B once and to take D, and L2 to bring what was read before. */
-static uint64_t memory_clocks(hgemm_row const *row, hgemm_size size, uint64_t loads) {
-  uint64_t const kib = smaller(size.operands * row->operand_bytes + size.results * row->result_bytes, KIB_LIMIT);
+/* What DRAM takes to bring A and B once and to take D. */
+static uint64_t once_clocks(hgemm_row const *row, uint64_t kib) { return row->memory_clocks + (kib * row->mib_clocks >> 10); }
+
+static uint64_t kib_of(hgemm_row const *row, Size size) {
+  return smaller(size.operands * row->operand_bytes + size.results * row->result_bytes, KIB_LIMIT);
+}
+
+/* What L2 takes to bring what was read before. */
+static uint64_t again_clocks(hgemm_row const *row, uint64_t kib, uint64_t loads) {
   uint64_t const loaded = smaller(loads, KIB_LIMIT) * row->again_clocks >> AGAIN_BITS, once = kib * row->again_mib_clocks >> 10;
-  return row->memory_clocks + (kib * row->mib_clocks >> 10) + (loaded > once ? loaded - once : 0);
+  return loaded > once ? loaded - once : 0;
 }
 
 /* What each of y takes at most of x things; often one takes all. */
 static uint32_t most_of(uint32_t x, uint32_t y) { return y == 1 ? x : up(x, y); }
 
-uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, hgemm_wanted const *w, hgemm_size size, uint64_t tiles) {
+typedef struct Limit { /* what a corrected estimate must be below */
+  uint64_t least;
+  uint32_t factor;
+} Limit;
+
+static uint64_t corrected(uint64_t clocks, uint32_t factor) { return smaller(clocks, CORRECTED_LIMIT) * factor; }
+
+/* The estimate; where it is not below the limit, any number that is not. */
+static uint64_t clocks_of(hgemm_target const *target, uint32_t place, hgemm_wanted const *w, Size size, uint64_t tiles, Limit limit) {
   hgemm_row const *const row = &hgemm_rows[place];
   uint32_t const work = (uint32_t)(tiles * row->splits);
   uint32_t const k_tiles = most_of(up(w->k > 0 ? (uint32_t)w->k : 1, row->tile_k), row->splits);
@@ -119,9 +80,12 @@ uint64_t hgemm_clocks(hgemm_target const *target, uint32_t place, hgemm_wanted c
   uint32_t const more = row->straddled_clocks * w->straddling / 2;
   uint64_t const busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks, busiest);
   uint64_t const alone = product((uint64_t)k_tiles * (row->alone_k_tile_clocks + more) + row->alone_tile_clocks, rounds);
-  uint64_t const sm = busy > alone ? busy : alone, memory = memory_clocks(row, size, (uint64_t)work * k_tiles);
-  uint64_t const longer = sm > memory ? sm : memory, shorter = smaller(sm, memory);
-  return smaller(row->launch_clocks + longer + (2 * shorter > longer ? 2 * shorter - longer : 0) / BOTH, COST_LIMIT);
+  uint64_t const sm = busy > alone ? busy : alone;
+  uint64_t kib, memory, longer, shorter;
+  if (corrected(row->launch_clocks + sm, limit.factor) >= limit.least) return row->launch_clocks + sm;
+  kib = kib_of(row, size), memory = once_clocks(row, kib) + again_clocks(row, kib, (uint64_t)work * k_tiles);
+  longer = sm > memory ? sm : memory, shorter = smaller(sm, memory);
+  return smaller(row->launch_clocks + longer + (shorter / 2 > longer / 8 ? shorter / 2 - longer / 8 : 0), COST_LIMIT);
 }
 
 /* ---- What serves ------------------------------------------------------------------------------------------------------- */
@@ -132,31 +96,49 @@ static int same_kind(uint32_t offered, uint32_t wanted) { /* but for accumulatio
 
 enum { SERVES, LACKS_WORKSPACE, REFUSES };
 
-/* Whether a row of the right kind takes a problem; `tiles` are then its CTA tiles, batches counted. */
-static int takes(hgemm_row const *row, hgemm_wanted const *w, hgemm_target const *target, uint64_t *tiles) {
-  if (row->align_a > w->align_a || row->align_b > w->align_b || row->align_d > w->align_d || row->beta < w->beta) return REFUSES;
-  if (row->smem_bytes > target->smem_bytes || (row->tensor_maps && (w->k == 0 || !w->mappable))) return REFUSES;
-  if (row->exact_tiles_only && (w->m % row->tile_m || w->n % row->tile_n || w->k % row->tile_k || w->k == 0)) return REFUSES;
+/* What is not refused: of an alignment the smaller ones too. What depends on the row besides is brought, and looked at later. */
+static uint32_t brought(hgemm_wanted const *w) {
+  return (2 * w->align_a - 1) | (2 * w->align_b - 1) << NEEDS_B | (2 * w->align_d - 1) << NEEDS_D | (w->beta ? 0 : NEEDS_NO_BETA) |
+         (w->k > 0 && w->mappable ? NEEDS_MAPS : 0) | (w->k > 0 ? NEEDS_WHOLE_TILES : 0) | NEEDS_WORKSPACE;
+}
+
+static int whole_tiles(hgemm_row const *row, hgemm_wanted const *w) {
+  return w->m % row->tile_m == 0 && w->n % row->tile_n == 0 && w->k % row->tile_k == 0;
+}
+
+/* Whether a row that runs here takes a problem of its kind, which brings so much; `tiles` are then its CTA tiles, batches counted. */
+static int takes(hgemm_target const *target, uint32_t place, hgemm_wanted const *w, uint32_t bits, uint64_t *tiles) {
+  hgemm_row const *const row = &hgemm_rows[place];
+  uint32_t const needs = target->needs[place];
+  if ((needs & ~bits) != 0 || (needs & NEEDS_WHOLE_TILES && !whole_tiles(row, w))) return REFUSES;
   *tiles = hgemm_tiles(row, w->m, w->n);
   if (*tiles > MAX_CTAS) return REFUSES;
   *tiles *= (uint64_t)w->batch;
   if (*tiles > MAX_CTAS || *tiles * row->splits > MAX_CTAS) return REFUSES;
-  return hgemm_workspace_bytes(row, *tiles) <= w->workspace_bytes ? SERVES : LACKS_WORKSPACE;
+  return !(needs & NEEDS_WORKSPACE) || hgemm_workspace_bytes(row, *tiles) <= w->workspace_bytes ? SERVES : LACKS_WORKSPACE;
 }
 
 /* ---- What was measured ------------------------------------------------------------------------------------------------- */
 
 enum { STEP_BITS = 4, REGION_STEP = 8, REGION_LEAST = 16, REGION_ROWS = 28, REGION_COLUMNS = 15, REGION_DEPTHS = 14 };
-_Static_assert(REGION_ROWS * REGION_COLUMNS * REGION_DEPTHS == HGEMM_REGION_COUNT, "regions are those of hgemm/regions.py");
-#define CORRECTED_LIMIT (UINT64_C(1) << 46)
+enum { STRAIGHT_REGIONS = REGION_ROWS * REGION_COLUMNS * REGION_DEPTHS }; /* those of problems that straddle sectors follow */
+_Static_assert(2 * STRAIGHT_REGIONS == HGEMM_REGION_COUNT, "regions are those of hgemm/regions.py");
+
+/* The place of the highest bit of a number that is not 0. */
+static int32_t last_bit(uint64_t x) {
+#if defined(__GNUC__)
+  return 63 - __builtin_clzll(x);
+#else
+  int32_t place = 0;
+  while (x >>= 1) ++place;
+  return place;
+#endif
+}
 
 /* Sixteenths of an octave from 1 to an extent, by a straight line between powers of 2. */
 static int32_t octaves(int64_t extent) {
   uint64_t const x = (uint64_t)extent;
-  int32_t place = 0;
-  for (int32_t step = 32; step > 0; step /= 2) {
-    if (x >> (place + step) != 0) place += step;
-  }
+  int32_t const place = last_bit(x);
   return place << STEP_BITS | (int32_t)(x << STEP_BITS >> place & ((1 << STEP_BITS) - 1));
 }
 
@@ -169,7 +151,8 @@ static uint32_t half_octave(int32_t extent, int32_t least, int32_t count) {
 static uint32_t region_of(hgemm_wanted const *w) {
   uint32_t const rows = half_octave(octaves(w->m) + octaves(w->batch), 0, REGION_ROWS);
   uint32_t const columns = half_octave(octaves(w->n), REGION_LEAST, REGION_COLUMNS);
-  return (rows * REGION_COLUMNS + columns) * REGION_DEPTHS + half_octave(octaves(w->k > 0 ? w->k : 1), REGION_LEAST, REGION_DEPTHS);
+  uint32_t const depth = half_octave(octaves(w->k > 0 ? w->k : 1), REGION_LEAST, REGION_DEPTHS);
+  return (rows * REGION_COLUMNS + columns) * REGION_DEPTHS + depth + (w->straddling > 0 ? STRAIGHT_REGIONS : 0);
 }
 
 static hgemm_survey const *find_survey(hgemm_target const *target, uint32_t kind) {
@@ -199,30 +182,41 @@ static hgemm_measured const *find_same(hgemm_survey const *survey, hgemm_wanted 
   return NULL;
 }
 
-static uint8_t way_of_row(hgemm_target const *target, uint32_t row) { return target->ways[hgemm_rows[row].group]; }
+static Limit const NO_LIMIT = {UINT64_MAX, 1};
+static hgemm_found const NONE = {HGEMM_ROW_COUNT, HGEMM_RULE_ESTIMATED, 0, 0};
 
-/* The best row that was compared on the very problem, serves and runs in this way; HGEMM_ROW_COUNT for none. */
-static uint32_t best_measured(hgemm_target const *target, hgemm_wanted const *w, hgemm_measured const *same, uint8_t way) {
+/* The best row that was compared on the very problem, serves and runs in this way. */
+static hgemm_found best_measured(hgemm_target const *target, hgemm_wanted const *w, hgemm_measured const *same, uint8_t way) {
   for (uint32_t i = 0; i < same->order_count; ++i) {
     uint32_t const row = hgemm_orders[same->first_order + i];
     uint64_t tiles;
-    if (way_of_row(target, row) == way && takes(&hgemm_rows[row], w, target, &tiles) == SERVES) return row;
+    if (target->row_ways[row] == way && takes(target, row, w, brought(w), &tiles) == SERVES) {
+      hgemm_found const found = {row, HGEMM_RULE_MEASURED, tiles, clocks_of(target, row, w, size_of(w), tiles, NO_LIMIT)};
+      return found;
+    }
   }
-  return HGEMM_ROW_COUNT;
+  return NONE;
 }
 
-/* The row of least corrected estimate of those that are listed for a region; HGEMM_ROW_COUNT for none. */
-static uint32_t best_near(hgemm_target const *target, hgemm_wanted const *w, uint32_t list, uint8_t way) {
-  uint32_t best = HGEMM_ROW_COUNT;
-  uint64_t least = UINT64_MAX;
-  hgemm_size const size = hgemm_size_of(w);
+/* The row of least corrected estimate of those that are listed for a region. What cannot be less is not worked out to its end. */
+static hgemm_found best_near(hgemm_target const *target, hgemm_wanted const *w, uint32_t list, uint8_t way) {
+  hgemm_found best = NONE;
+  Limit limit = NO_LIMIT;
+  uint32_t const bits = brought(w);
+  Size const size = size_of(w);
   for (uint32_t i = hgemm_lists[list]; i < hgemm_lists[list + 1]; ++i) {
-    hgemm_near const *const near = &hgemm_nears[i];
+    uint32_t const place = hgemm_nears[i].row;
+    hgemm_row const *const row = &hgemm_rows[place];
     uint64_t tiles, clocks;
-    if (way_of_row(target, near->row) != way || takes(&hgemm_rows[near->row], w, target, &tiles) != SERVES) continue;
-    clocks = hgemm_clocks(target, near->row, w, size, tiles);
-    clocks = smaller(clocks, CORRECTED_LIMIT) * near->factor;
-    if (clocks < least) least = clocks, best = near->row;
+    limit.factor = hgemm_nears[i].factor;
+    if (target->row_ways[place] != way) continue;
+    if (corrected(row->launch_clocks + once_clocks(row, kib_of(row, size)), limit.factor) >= limit.least) continue;
+    if (takes(target, place, w, bits, &tiles) != SERVES) continue;
+    clocks = clocks_of(target, place, w, size, tiles, limit);
+    if (corrected(clocks, limit.factor) < limit.least) {
+      limit.least = corrected(clocks, limit.factor);
+      best.row = place, best.rule = HGEMM_RULE_NEAR, best.tiles = tiles, best.clocks = clocks;
+    }
   }
   return best;
 }
@@ -231,7 +225,7 @@ static uint32_t best_near(hgemm_target const *target, hgemm_wanted const *w, uin
 
 /* What a search without success has seen. */
 typedef struct Seen {
-  int kind_is_there;
+  int kind_is_there, memory_suffices;
   uint64_t least_workspace;
 } Seen;
 
@@ -244,31 +238,36 @@ static hgemm_status none(hgemm_target const *target, hgemm_wanted const *w, Seen
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu has this layout, types, bias and activation",
                       (unsigned long)target->number);
   }
+  if (!seen->memory_suffices) {
+    return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "all kernels for sm_%lu of this kind take more shared memory than the %lu bytes of a CTA",
+                      (unsigned long)target->number, (unsigned long)target->smem_bytes);
+  }
   return hgemm_fail(HGEMM_ERROR_NO_KERNEL,
                     "no kernel for sm_%lu takes %lldx%lldx%lld, %lld times, with A, B and D aligned to %lu, %lu and %lu elements",
                     (unsigned long)target->number, (long long)w->m, (long long)w->n, (long long)w->k, (long long)w->batch,
                     (unsigned long)w->align_a, (unsigned long)w->align_b, (unsigned long)w->align_d);
 }
 
-/* The row of least estimate of all that run in this way; HGEMM_ROW_COUNT for none. */
-static uint32_t best_estimated(hgemm_target const *target, hgemm_wanted const *w, uint8_t way, Seen *seen) {
-  uint32_t best = HGEMM_ROW_COUNT;
-  uint64_t least = UINT64_MAX;
-  hgemm_size const size = hgemm_size_of(w);
+/* The row of least estimate of all that run in this way. */
+static hgemm_found best_estimated(hgemm_target const *target, hgemm_wanted const *w, uint8_t way, Seen *seen) {
+  hgemm_found best = NONE;
+  uint32_t const bits = brought(w);
+  Size const size = size_of(w);
   for (uint32_t i = 0; i < target->count; ++i) {
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
     if (target->ways[target->order[i]] != way || !same_kind(group->kind, w->kind)) continue;
     seen->kind_is_there = 1;
     for (uint32_t row = group->first; row < group->first + group->count; ++row) {
-      uint64_t tiles, clocks;
-      int const answer = takes(&hgemm_rows[row], w, target, &tiles);
+      hgemm_found found = {row, HGEMM_RULE_ESTIMATED, 0, 0};
+      Limit const limit = {best.row < HGEMM_ROW_COUNT ? best.clocks : UINT64_MAX, 1};
+      int const fits = target->row_ways[row] == way, answer = fits ? takes(target, row, w, bits, &found.tiles) : REFUSES;
+      seen->memory_suffices |= fits;
       if (answer == LACKS_WORKSPACE) {
-        uint64_t const needed = hgemm_workspace_bytes(&hgemm_rows[row], tiles);
-        if (needed < seen->least_workspace) seen->least_workspace = needed;
+        seen->least_workspace = smaller(seen->least_workspace, hgemm_workspace_bytes(&hgemm_rows[row], found.tiles));
       }
       if (answer != SERVES) continue;
-      clocks = hgemm_clocks(target, row, w, size, tiles);
-      if (clocks < least || best == HGEMM_ROW_COUNT) least = clocks, best = row;
+      found.clocks = clocks_of(target, row, w, size, found.tiles, limit);
+      if (found.clocks < best.clocks || best.row == HGEMM_ROW_COUNT) best = found;
     }
   }
   return best;
@@ -276,20 +275,15 @@ static uint32_t best_estimated(hgemm_target const *target, hgemm_wanted const *w
 
 static hgemm_status search(hgemm_target const *target, hgemm_wanted const *w, hgemm_found *found) {
   hgemm_survey const *const survey = find_survey(target, w->kind);
-  hgemm_measured const *const same = survey != NULL && survey->sms == target->sms ? find_same(survey, w) : NULL;
-  uint32_t const list = survey != NULL ? hgemm_regions[(survey - hgemm_surveys) * HGEMM_REGION_COUNT + region_of(w)] : 0;
-  Seen seen = {0, UINT64_MAX};
+  uint32_t const region = survey != NULL ? hgemm_regions[(survey - hgemm_surveys) * HGEMM_REGION_COUNT + region_of(w)] : 0;
+  uint32_t const list = region & ~HGEMM_HAS_MEASURED;
+  hgemm_measured const *const same = region != list && survey->sms == target->sms ? find_same(survey, w) : NULL;
+  Seen seen = {0, 0, UINT64_MAX};
   for (uint8_t way = HGEMM_EXACT; way <= HGEMM_PTX; ++way) {
-    if (same != NULL) {
-      found->rule = HGEMM_RULE_MEASURED;
-      if ((found->row = best_measured(target, w, same, way)) < HGEMM_ROW_COUNT) return HGEMM_OK;
-    }
-    if (survey != NULL) {
-      found->rule = HGEMM_RULE_NEAR;
-      if ((found->row = best_near(target, w, list, way)) < HGEMM_ROW_COUNT) return HGEMM_OK;
-    }
-    found->rule = HGEMM_RULE_ESTIMATED;
-    if ((found->row = best_estimated(target, w, way, &seen)) < HGEMM_ROW_COUNT) return HGEMM_OK;
+    *found = same != NULL ? best_measured(target, w, same, way) : NONE;
+    if (found->row == HGEMM_ROW_COUNT && survey != NULL) *found = best_near(target, w, list, way);
+    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, w, way, &seen);
+    if (found->row < HGEMM_ROW_COUNT) return HGEMM_OK;
   }
   return none(target, w, &seen);
 }

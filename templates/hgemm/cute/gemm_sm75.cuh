@@ -11,21 +11,11 @@ namespace hgemm::with_cute {
 
 template <class Kernel>
 CUTE_DEVICE void compute_staged_tile(Problem const& problem, Work const& work, SharedStorage<Kernel>& shared) {
-  using Element = typename Kernel::Element;
   using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
   static_assert(size<2>(typename Kernel::SmemLayoutA{}) == 2, "a stage is filled while another is read");
 
   // ---- The matrices, and this CTA's tiles of them -----------------------------------------------------------------
-  Tensor mA = make_operand<Kernel::a_k_major, Element>(problem.a, work.batch * problem.batch_stride_a, problem.m, problem.k,
-                                                       problem.lda);  // (M, K)
-  Tensor mB = make_operand<Kernel::b_k_major, Element>(problem.b, work.batch * problem.batch_stride_b, problem.n, problem.k,
-                                                       problem.ldb);  // (N, K)
-  auto const cta_coord = make_coord(work.tile_m, work.tile_n, _);        // (m, n, k)
-  Tensor gA = local_tile(mA, CtaTiler{}, cta_coord, Step<_1, X, _1>{});  // (BLK_M, BLK_K, k)
-  Tensor gB = local_tile(mB, CtaTiler{}, cta_coord, Step<X, _1, _1>{});  // (BLK_N, BLK_K, k)
-  auto& stages_ab = shared.mainloop;
-  Tensor sA = make_tensor(make_smem_ptr(stages_ab.a.begin()), typename Kernel::SmemLayoutA{});  // (BLK_M, BLK_K, PIPE)
-  Tensor sB = make_tensor(make_smem_ptr(stages_ab.b.begin()), typename Kernel::SmemLayoutB{});  // (BLK_N, BLK_K, PIPE)
+  auto [gA, gB, sA, sB] = operands_of<Kernel>(problem, work, shared);
 
   // ---- Partitions: global memory to registers to shared memory ----------------------------------------------------
   int const m_left = problem.m - work.tile_m * size<0>(CtaTiler{});

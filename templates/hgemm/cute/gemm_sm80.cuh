@@ -29,14 +29,11 @@ template <class Kernel>
 constexpr int mma_per_k_tile = size(typename Kernel::CtaTiler{}) / size(typename Kernel::TiledMma::AtomShape_MNK{}) /
                                (Kernel::threads / size(typename Kernel::TiledMma::AtomThrID{}));
 
+// A CTA's tiles of A and B, and their stages in shared memory: (BLK_M, BLK_K, k), (BLK_N, BLK_K, k), and with PIPE for k.
 template <class Kernel>
-CUTE_DEVICE void compute_tile(Problem const& problem, Work const& work, SharedStorage<Kernel>& shared) {
+CUTE_DEVICE auto operands_of(Problem const& problem, Work const& work, SharedStorage<Kernel>& shared) {
   using Element = typename Kernel::Element;
   using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
-  constexpr int stages = size<2>(typename Kernel::SmemLayoutA{});
-  static_assert(stages >= 2, "a stage is filled while another is read");
-
-  // ---- The matrices, and this CTA's tiles of them -------------------------------------------------------------------
   Tensor mA = make_operand<Kernel::a_k_major, Element>(problem.a, work.batch * problem.batch_stride_a, problem.m, problem.k,
                                                        problem.lda);  // (M, K)
   Tensor mB = make_operand<Kernel::b_k_major, Element>(problem.b, work.batch * problem.batch_stride_b, problem.n, problem.k,
@@ -47,6 +44,17 @@ CUTE_DEVICE void compute_tile(Problem const& problem, Work const& work, SharedSt
   auto& stages_ab = shared.mainloop;
   Tensor sA = make_tensor(make_smem_ptr(stages_ab.a.begin()), typename Kernel::SmemLayoutA{});  // (BLK_M, BLK_K, PIPE)
   Tensor sB = make_tensor(make_smem_ptr(stages_ab.b.begin()), typename Kernel::SmemLayoutB{});  // (BLK_N, BLK_K, PIPE)
+  return cute::make_tuple(gA, gB, sA, sB);
+}
+
+template <class Kernel>
+CUTE_DEVICE void compute_tile(Problem const& problem, Work const& work, SharedStorage<Kernel>& shared) {
+  using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
+  constexpr int stages = size<2>(typename Kernel::SmemLayoutA{});
+  static_assert(stages >= 2, "a stage is filled while another is read");
+
+  // ---- The matrices, and this CTA's tiles of them -------------------------------------------------------------------
+  auto [gA, gB, sA, sB] = operands_of<Kernel>(problem, work, shared);
 
   // ---- Partitions: global to shared memory --------------------------------------------------------------------------
   int const m_left = problem.m - work.tile_m * size<0>(CtaTiler{});
