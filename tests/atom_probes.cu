@@ -130,6 +130,21 @@ struct Thread {
     atoms::cp_async_wait<0>();
   }
 
+  HGEMM_DEVICE void counted_copies() const {  // the same, and an mbarrier waits for them
+    if (index == 0) {
+      atoms::mbarrier_init(&shared.barrier, 128);
+      atoms::mbarrier_init_fence();
+    }
+    atoms::cta_barrier();
+    bool const valid = index % 5 != 0;
+    atoms::cp_async<4>(shared.words + index, probe.in + 4607 - index, valid);
+    atoms::cp_async<8>(shared.words + 512 + index * 2, probe.in + 2048 + index * 2, valid);
+    atoms::cp_async<16>(shared.words + 1024 + index * 4, probe.in + index * 4, valid);
+    atoms::mbarrier_arrive_after_copies(&shared.barrier);
+    atoms::mbarrier_wait(&shared.barrier, 0);
+    atoms::cp_async_wait<0>();
+  }
+
   HGEMM_DEVICE void load_box() const {
     if (index == 0) {
       atoms::mbarrier_init(&shared.barrier, 1);
@@ -180,6 +195,7 @@ struct Thread {
     if (probe.mode == 9) products_of_tf32();
     if (probe.mode == 10) products_of_fragments<f16>();
     if (probe.mode == 11) products_of_fragments<bf16>();
+    if (probe.mode == 12) counted_copies();
     atoms::cta_barrier();
     for (int i = index; i < 4608; i += 128) atoms::st_global(probe.out + i, atoms::ld_shared(shared.words + i));
   }

@@ -14,7 +14,7 @@ SYMBOL, THREADS, SHARED_BYTES = "atom_probes", 128, 18432 + 1024
 SHARED_WORDS, IN_WORDS, OUT_WORDS = 4608, 64, 128
 TEXT = (ROOT / "tests" / "atom_probes.cu").read_text()
 MATRICES, PRODUCTS, BF16_PRODUCTS, NUMBERS, COPIES, LOAD, STORE, WGMMA, ELECTION = range(9)
-TF32_PRODUCTS, FRAGMENTS, BF16_FRAGMENTS = range(9, 12)
+TF32_PRODUCTS, FRAGMENTS, BF16_FRAGMENTS, COUNTED = range(9, 13)
 SWIZZLES = (0, 32, 64, 128)
 _MAP_ROWS, _MAP_LAYERS = 24, 2
 
@@ -193,6 +193,7 @@ def probes() -> Iterator[Probe]:
     yield Probe("products of normal bf16", BF16_PRODUCTS, "normal", exact=False)
     yield Probe("numbers", NUMBERS)
     yield Probe("copies", COPIES)
+    yield Probe("counted copies", COUNTED)
     yield Probe("election", ELECTION)
     yield Probe("products of fragments", FRAGMENTS, "integers")
     yield Probe("products of fragments of bf16", BF16_FRAGMENTS, "integers")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from generator.executor.build import Workshop
 from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler
@@ -58,37 +61,55 @@ def host_compiler() -> HostCompiler:
 
 
 @pytest.fixture(scope="session")
-def workshop(host_compiler: HostCompiler, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    """What makes kernels executable on the CPU; its cache is shared by all processes of a run of the tests."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a run of the tests share."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Have the first process that wants a folder make it, while others wait; what fails half way is made again."""
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            begun = folder.with_name(f"{folder.name}.begun")
+            shutil.rmtree(begun, ignore_errors=True)
+            make(begun)
+            begun.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def workshop(host_compiler: HostCompiler, shared: Path) -> Workshop:
+    """What makes kernels executable on the CPU; its cache is shared by all processes of a run of the tests."""
     return Workshop(host_compiler, templates_folder(), shared / "cache" / "executor")
 
 
 @pytest.fixture(scope="session")
-def small_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """A library with one small kernel in each layout, compiled once a session; not to be written to."""
-    library = Library(tmp_path_factory.mktemp("shared") / "library")
-    plans = sweep([{**SMALL, "layout": "tn,nn,nt,tt"}]).plans
-    outcomes = [outcome for _, outcome in make(plans, Settings(library, templates_folder()), processes=1)]
-    assert [outcome.error for outcome in outcomes] == [""] * 4
-    return library
+def small_library(shared: Path) -> Library:
+    """A library with one small kernel in each layout, compiled once a run of the tests; not to be written to."""
+
+    def compile_all(folder: Path) -> None:
+        plans = sweep([{**SMALL, "layout": "tn,nn,nt,tt"}]).plans
+        outcomes = [outcome for _, outcome in make(plans, Settings(Library(folder), templates_folder()), processes=1)]
+        assert [outcome.error for outcome in outcomes] == [""] * 4
+
+    return Library(made_once(shared / "small_library", compile_all))
 
 
 @pytest.fixture(scope="session")
-def paper_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def paper_library(shared: Path) -> Library:
     """The catalog's kernels and others, planned and not compiled; not to be written to."""
     from exports import full_library
 
-    return full_library(tmp_path_factory.mktemp("paper") / "library")
+    return Library(made_once(shared / "paper_library", full_library))
 
 
 @pytest.fixture(scope="session")
-def paper_export(paper_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The C library of those kernels, built once a session; not to be written to."""
+def paper_export(paper_library: Library, shared: Path) -> Path:
+    """The C library of those kernels, built once a run of the tests; not to be written to."""
     from exports import export_paper
 
-    return export_paper(paper_library, tmp_path_factory.mktemp("export") / "hgemm")
+    return made_once(shared / "paper_export", lambda folder: export_paper(paper_library, folder))
 
 
 def made(texts: dict[str, str], settings: Settings, processes: int = 2) -> list[Outcome]:

@@ -184,6 +184,30 @@ struct Thread {
     atoms::mbarrier_arrive_and_expect(&shared.full, bytes);
     atoms::tma_load(shared.box[stage], map, &shared.full, 0, 0, 0);
   }
+  void copies_arrived() const {
+    begin(128);
+    atoms::cp_async<4>(&shared.words[index], p.in + index, true);
+    if (fault) atoms::mbarrier_arrive(&shared.full);
+    if (!fault) atoms::mbarrier_arrive_after_copies(&shared.full);
+    atoms::mbarrier_wait(&shared.full, 0);
+    put(atoms::ld_shared(&shared.words[(index + 64) % 128]));
+    atoms::cp_async_wait<0>();
+  }
+  void stores_of_copies_fenced() const {  // 1024 words to a box, by one thread's TMA store
+    begin(128);
+    auto* const words = reinterpret_cast<uint32_t*>(shared.box[0]);
+    for (int i = index; i < 1024; i += 128) atoms::cp_async<4>(words + i, p.in + i % 64, true);
+    atoms::mbarrier_arrive_after_copies(&shared.full);
+    atoms::mbarrier_wait(&shared.full, 0);
+    if (fault) atoms::cp_async_wait<0>();
+    if (index == 0) {
+      if (!fault) atoms::async_proxy_fence();
+      atoms::tma_store(map, shared.box[0], 0, 0, 0);
+      atoms::tma_store_commit();
+      atoms::tma_store_wait_read<0>();
+    }
+    if (!fault) atoms::cp_async_wait<0>();
+  }
   void put_box(int stage) const { put(atoms::ld_shared(reinterpret_cast<uint32_t*>(shared.box[stage]) + index)); }
 
   void boxes_awaited() const {
@@ -386,7 +410,8 @@ struct Thread {
   DO(a_barrier_for_all) DO(a_collective_for_all) DO(fragments_of_a_warp) DO(fragments_aligned) DO(named_barriers)         \
   DO(fences_between_ctas) DO(endless) DO(initialised)                                                                     \
   DO(inside_shared) DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited)              \
-  DO(copies_finished) DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                    \
+  DO(copies_finished) DO(copies_arrived) DO(stores_of_copies_fenced)                                                      \
+  DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                    \
   DO(barriers_begun) DO(arrivals_counted) DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced)        \
   DO(stores_awaited) DO(stores_within_rows) DO(products_fenced) DO(products_awaited) DO(operands_kept)                    \
   DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads) DO(cluster_outlives) DO(launches_awaited)

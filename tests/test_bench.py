@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +135,29 @@ def test_alone_each_has_its_own_clock(driver: BenchDriver, lt: FakeCublasLt, ker
     result = first(Plan([WORK], kernels, states=("solo",), protocol=replace(QUICK, solo_s=0.0)))
     assert set(result["alone"]) == set(result["figures"]) == {"hgemm_fast", "cublaslt#0", "cublaslt#1"}
     assert result["figures"]["hgemm_fast"]["rounds"] == 4 and result["ratio_best"]["median"] == 1.25
+
+
+def test_of_a_turn_the_second_half_counts_and_has_its_own_clock(
+    driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two blocks of each turn take twice the time of the last two, as on a card whose clock settles."""
+    fresh = race.Race.block
+    enqueued = Counter()
+
+    def block(self, name: str):
+        wait, place = fresh(self, name), enqueued[name] % 4
+        enqueued[name] += 1
+        return lambda: wait() * (2 if place < 2 else 1)
+
+    plan = replace(QUICK, finalists=1, turn_blocks=4)
+    plain = first(Plan([WORK], kernels, protocol=replace(QUICK, finalists=1)))
+    monkeypatch.setattr(race.Race, "block", block)
+    monkeypatch.setattr(race.Race, "load", lambda self, names, seconds: None)
+    result = first(Plan([WORK], kernels, protocol=plan))
+    assert result["figures"]["hgemm_fast"]["time_us"] == plain["figures"]["hgemm_fast"]["time_us"]
+    halves = [result["turns_us"]["hgemm_fast"][at] / plain["figures"]["hgemm_fast"]["time_us"] for at in range(4)]
+    assert halves == pytest.approx([2, 2, 1, 1]) and set(result["alone"]) == set(result["figures"])
+    assert "alone" not in plain and "turns_us" not in plain
 
 
 def test_without_a_baseline_only_our_time_is_told(driver: BenchDriver, kernels: list) -> None:

@@ -124,4 +124,4 @@ def test_the_verb_builds_and_runs_what_can_be_and_tells_of_the_rest(tmp_path: Pa
     assert done.exit_code == 0, done.output
     (column,) = json.loads(done.stdout)
     assert (column["form"], column["device"], column["passed"]) == ("atoms", "CPU", True)
-    assert "form cute is left out, cute_k_blocks: k of 16" in done.stderr
+    assert "form cute is left out, cute_k_blocks: k of 16" in done.stderr and "[1/1] built hgemm_" in done.stderr

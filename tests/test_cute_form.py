@@ -10,8 +10,12 @@ import pytest
 
 from generator.arch import ARCHS
 from generator.build import Recipe, build
+from generator.cute_tuples import TUPLES, counted_tuples
 from generator.defaults import resolve
 from generator.emit import emit
+from generator.errors import HgemmError
+from generator.executor.build import Workshop
+from generator.executor.proving import Subject, prove
 from generator.layouts import OperandTile
 from generator.plan import Plan, plan_of
 from generator.rules import violations
@@ -163,6 +167,14 @@ def test_all_of_cute_is_read_where_a_kernel_is_written_in_it_and_nowhere_else() 
     assert "cute/tensor.hpp" not in lean.hashes() and "cccl/cuda/std/type_traits" in whole.hashes()
 
 
+def test_tuples_of_cute_are_told_of_their_elements_by_counting_and_nothing_else_changes() -> None:
+    files = headers("hgemm/cute/gemm_sm80.cuh", TEMPLATES).files
+    ((old, new),) = [pair for pair in zip(files, counted_tuples(files), strict=True) if pair[0] != pair[1]]
+    assert old.name == new.name == TUPLES and new.text.count(b"hgemm_element<I, T...>") == 2
+    with pytest.raises(HgemmError, match="install nvidia-cutlass"):
+        counted_tuples((new,))
+
+
 # ---- Made and run (CuTe takes most of a minute here) ------------------------------------------------------------------
 
 
@@ -182,16 +194,12 @@ def test_it_compiles_to_what_is_planned(arch: str) -> None:
     ],
     ids=str,
 )
-def test_it_is_proved_on_the_cpu(texts: dict, tmp_path: Path) -> None:
-    from generator.executor.build import Workshop
-    from generator.executor.host_compiler import find_compiler
-    from generator.executor.proving import Subject, prove
-
+def test_it_is_proved_on_the_cpu(texts: dict, workshop: Workshop) -> None:
     plan = plan_in_cute(tile="32x32x32", layout="nt", schedule="persistent", bias="column", **texts)
     kernel = emit(plan, TEMPLATES)
     record = {"symbol": kernel.symbol, "arch": plan.spec.arch, "spec": plan.spec.to_dict()}
     record |= {"launch": plan.launch(), "traits": plan.traits()}
     subject = Subject(kernel.symbol, kernel.source, record, plan.mma_per_k_tile)
-    proved = prove(subject, Workshop(find_compiler(), TEMPLATES, tmp_path))
+    proved = prove(subject, workshop)
     assert [check.reason for check in proved.checks if not check.passed] == []
     assert (proved.proof["races"], proved.proof["read_conflicts_per_k_tile"]) == (0, 0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 
 from generator.arch import WGMMA_SM90
 from generator.build import Recipe, build
 from generator.emit import emit
+from generator.executor.build import Workshop
+from generator.executor.proving import Subject, prove
 from generator.families.sm90.tensor_maps import OperandBoxes
 from generator.plan import Plan
 from generator.rules import violations
@@ -116,16 +117,12 @@ def test_it_compiles_to_what_is_planned() -> None:
     assert product.record["sass"]["HGMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
 
 
-def test_it_is_proved_on_the_cpu(tmp_path: Path) -> None:
-    from generator.executor.build import Workshop
-    from generator.executor.host_compiler import find_compiler
-    from generator.executor.proving import Subject, prove
-
+def test_it_is_proved_on_the_cpu(workshop: Workshop) -> None:
     plan = plan_in_cute(tile="64x32x64", layout="nt", cluster="2x1", bias="column", stages="3")
     kernel = emit(plan, TEMPLATES)
     record = {"symbol": kernel.symbol, "arch": plan.spec.arch, "spec": plan.spec.to_dict()}
     record |= {"launch": plan.launch(), "traits": plan.traits()}
     subject = Subject(kernel.symbol, kernel.source, record, plan.mma_per_k_tile)
-    proved = prove(subject, Workshop(find_compiler(), TEMPLATES, tmp_path))
+    proved = prove(subject, workshop)
     assert [check.reason for check in proved.checks if not check.passed] == []
     assert (proved.proof["races"], proved.proof["epilogue_conflicts"]) == (0, 0)

@@ -57,6 +57,13 @@ def test_a_column_major_d_is_the_exchanged_product_with_the_instructions_along_t
     assert "column-major D" in requests_named(NEWER).remarks[0]
 
 
+def test_a_name_of_copies_by_threads_is_a_kernel_of_that_copy_and_comes_back() -> None:
+    name = NEWER.replace("2x1x1_0_nnn_align8_", "1x1x1_4_ntt_align2_cpasync_").replace("epi_tma", "epi_nosmem")
+    spec = spec_of(name)
+    assert (spec.copy, spec.align_a, spec.store) == ("cp_async", 2, "direct")
+    assert alias_of(spec) == name
+
+
 def test_a_name_of_stream_k_is_a_kernel_of_that_schedule_and_comes_back() -> None:
     name = NEWER.replace("nnn_align8_", "tnt_align8_stream_k_").replace("x1_0_", "x1_4_")
     spec = spec_of(name)
@@ -153,7 +160,7 @@ def test_plain_f16_products_of_the_library_are_expressed_or_there_is_a_reason(ca
     with capsys.disabled():
         print("", *table, sep="\n")
     totals = {arch: sum(count for key, count in counts.items() if key[0] == arch) for arch in (75, 80, 90)}
-    least = {75: 0.90 if ARCHS["sm_75"].families else 0.0, 80: 0.95, 90: 0.67}
+    least = {75: 0.90 if ARCHS["sm_75"].families else 0.0, 80: 0.95, 90: 0.74}
     assert {arch: counts[arch, ""] / total >= least[arch] for arch, total in totals.items()} == dict.fromkeys(
         least, True
     )

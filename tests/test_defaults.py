@@ -6,18 +6,18 @@ import itertools
 
 import pytest
 import specs
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from generator.arch import ARCHS
+from generator.arch import ARCHS, WGMMA_SM90
 from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.families.mma_sync.ways_out import warp_extents
 from generator.layouts import read_conflicts, write_conflicts
 from generator.plan import Plan, plan_of
-from generator.rules import rules_of, violations
+from generator.rules import broken_rules, rules_of, violations
 from generator.spec import Spec, parse_field
-from generator.values import WarpTile
+from generator.values import Tile, WarpTile
 
 
 def plan(text: str) -> Plan:
@@ -115,19 +115,23 @@ AREA = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
 
 @settings(max_examples=100, deadline=None)
 @given(natural)
+@example({"arch": "sm_75", "cta_tile": Tile(m=176, n=96, k=16)})
 def test_a_plan_is_good(request_: dict) -> None:
     """No bank conflicts, pieces of 16 bytes, a pipeline, warps for all schedulers where the tile has so many.
+
+    D goes through shared memory, but where it does not fit, as that of eleven warps below one another.
 
     The rows of one pitch that WMMA takes may leave conflicts in copies.
     """
     planned = plan_of(resolve(request_))
-    if violations(planned):
-        return
     spec = planned.spec
+    if violations(planned) or spec.family == WGMMA_SM90:
+        return
     assert read_conflicts(planned.a) == read_conflicts(planned.b) == 0
     for tile in (planned.a, planned.b):
         assert tile.chunk < tile.piece or planned.wmma or write_conflicts(tile) == 0
-    assert spec.align_d * {"f16": 2, "bf16": 2, "f32": 4}[spec.dtype_d] == 16 and spec.store == "smem"
+    assert spec.align_d * {"f16": 2, "bf16": 2, "f32": 4}[spec.dtype_d] == 16
+    assert spec.store == "smem" or "shared_memory" in broken_rules(planned.having(store="smem"))
     assert (
         spec.stages >= (2 if planned.staged else 3)
         or planned.stage_bytes * 3 > ARCHS[spec.arch].limits.smem_bytes_per_cta

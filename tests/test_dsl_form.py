@@ -8,45 +8,35 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
-import json
 import os
 import re
 import struct
 import subprocess
 import sys
-from importlib import import_module
+import tempfile
 from pathlib import Path
 
 import pycute
 import pytest
-from click.testing import CliRunner
 from conftest import ROOT
 from ptx_machine import PtxKernel
-from records import make_record
 
-from benchmarks.compare_forms import groups
 from generator.arch import ARCHS, MMA_SYNC
 from generator.build import Product, Recipe, build, prepare
-from generator.commands import emulate
 from generator.defaults import resolve
 from generator.dsl import translate
 from generator.dsl.parameters import take_problem
 from generator.emit import emit
-from generator.errors import BuildError, HgemmError, LibraryError, RequestError
+from generator.errors import BuildError, HgemmError
 from generator.executor.machine import HostMemory
-from generator.export.source_form import source_files
 from generator.families.mma_sync import dsl_rules
 from generator.plan import Plan, plan_of
 from generator.rules import violations
-from generator.store.library import Library
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
-from generator.verbs import show
-from generator.verbs import verify as verify_verb
 from hgemm.cases import Case, Shape
 from hgemm.facts import Facts
 from hgemm.problem import PROBLEM_BYTES, Problem
-from hgemm.record import Record
 from hgemm.verify import Options, verify
 
 TEMPLATES = templates_folder()
@@ -216,17 +206,18 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         path.write_text(text)
         monkeypatch.setattr(translate, "_WORKER", path)
 
-    monkeypatch.setattr(translate, "_process", None)
+    monkeypatch.setattr(translate, "_server", None)
     monkeypatch.setattr(translate, "version", lambda: "1")
     yield put
-    if translate._process:
-        translate._end(translate._process)
+    if translate._server:
+        translate._server.end()
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("import sys; sys.stdin.readline(); sys.exit(3)", "ended with status"),
+        ("import sys; sys.stdin.readline(); sys.exit(3)", "ended with status 3: it does not say why"),
+        ("import no_such_module", "ended with status 1: ModuleNotFoundError: No module named 'no_such_module'"),
         ("import sys; sys.stdin.readline(); print('\"error: odd\"', flush=True)", "error: odd"),
         ("import time; time.sleep(60)", "took more than 0.5 s"),
     ],
@@ -244,6 +235,7 @@ def test_after_a_worker_has_died_another_one_serves(worker) -> None:
     worker("import sys; sys.exit(1)")
     with pytest.raises(BuildError, match="ended with status"):
         translate.ptx_of("hgemm_x", "", "sm_80")
+    assert not Path(translate._server.place.name).exists()
     worker("import sys\nfor line in sys.stdin: print('\"error: alive\"', flush=True)")
     for _ in range(2):
         with pytest.raises(BuildError, match="alive"):
@@ -254,7 +246,8 @@ def test_without_the_dsl_its_kernels_are_refused_with_what_to_install(monkeypatc
     monkeypatch.setattr(translate, "WHEEL", "no-such-wheel-anywhere")
     assert "pip install" in translate.lacking()
     with pytest.raises(
-        HgemmError, match=r"no-such-wheel-anywhere is missing, which --form dsl needs: pip install '.\[dsl\]'"
+        HgemmError,
+        match=r"no-such-wheel-anywhere is missing, which --form dsl needs: pip install 'hgemm-generator\[dsl\]'",
     ):
         prepare(plan_in_dsl(), TEMPLATES)
     prepare(plan_in_dsl().having(form="atoms"), TEMPLATES)
@@ -289,10 +282,17 @@ BUILT = {
 
 
 @pytest.fixture(scope="module")
-def products() -> dict[str, Product]:
+def products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Product]:
+    """Kernels that are made where temporary files have a blank in their path, which the DSL's options cannot say."""
     plans = [plan_in_dsl(**texts) for texts in BUILT.values()]
     assert not any(map(violations, plans))
-    return dict(zip(BUILT, build(plans, Recipe(TEMPLATES))))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("with a blank")))
+        patched.setattr(translate, "_server", None)
+        try:
+            return dict(zip(BUILT, build(plans, Recipe(TEMPLATES))))
+        finally:
+            translate._server.end()
 
 
 @needs_dsl
@@ -380,70 +380,3 @@ def test_the_ptx_is_of_the_architecture_that_was_asked_for(arch: str) -> None:
 def test_a_module_alone_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     told = subprocess.run([sys.executable, str(GOLDEN), "--m", "64"], capture_output=True, text=True, cwd=tmp_path)
     assert told.returncode == 1 and "no NVIDIA GPU here" in told.stderr and len(told.stderr.splitlines()) == 1
-
-
-# ---- In a library ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    """A library with one module, which leaves a mark where anything runs it."""
-    text = f"open({str(tmp_path / 'it was run')!r}, 'w').close()\n".encode()
-    files = {"kernel.py": text, "kernel.cubin": b"code", "kernel.ptx": b"text"}
-    record, _ = make_record(SYMBOL, files)
-    library = Library(tmp_path / "library")
-    library.publish({**record, "spec": {**record["spec"], "form": "dsl"}}, files)
-    return library
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["list", "--json"],
-        ["show", SYMBOL, "--source"],
-        ["verify", "--emulate"],
-        ["verify", "--device"],
-        ["reindex"],
-        ["gc", "--dry-run"],
-        ["export", "--source", "--to", "exported"],
-        ["report", "--to", "report.html"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_a_module_in_a_library_is_shown_and_packed_and_never_run(
-    library: Library, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(library.folder.parent)
-    verb = import_module(f"generator.verbs.{words[0]}").command
-    CliRunner().invoke(verb, [*words[1:], "--library", str(library.folder)])
-    assert not (library.folder.parent / "it was run").exists()
-    assert library.load(SYMBOL).source.startswith(b"open(")
-
-
-def test_what_is_in_cpp_only_says_so_of_a_module(library: Library) -> None:
-    shown = CliRunner().invoke(show.command, [SYMBOL, "--source", "--library", str(library.folder)])
-    assert shown.stdout.startswith("open(")
-    told = CliRunner().invoke(verify_verb.command, ["--emulate", "--library", str(library.folder)])
-    assert told.stdout.startswith(f"skip  {SYMBOL}  {emulate.NOT_IN_CPP}") and told.exit_code == 1
-    with pytest.raises(RequestError, match="nvcc does not compile"):
-        source_files(library, [SYMBOL], TEMPLATES)
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [(["kernel.cu", "kernel.py"], "one of them is the source"), ([], "files.kernel.cu is missing")],
-)
-def test_a_record_has_one_source(library: Library, names: list[str], words: str) -> None:
-    data = library.load(SYMBOL).record.data
-    module = data["files"].pop("kernel.py")
-    with pytest.raises(LibraryError, match=words):
-        Record.parse(json.dumps({**data, "files": {**data["files"], **dict.fromkeys(names, module)}}))
-
-
-def test_forms_of_one_spec_are_found_in_a_library(library: Library) -> None:
-    alone, files = make_record("hgemm_other", stages=2)
-    library.publish(alone, files)
-    same, files = make_record("hgemm_same")
-    library.publish({**same, "spec": {**same["spec"], "form": "atoms"}}, files)
-    (found,) = groups(library)
-    assert [(one.form, one.record.symbol) for one in found] == [("atoms", "hgemm_same"), ("dsl", SYMBOL)]

@@ -54,6 +54,8 @@ EXPECTED = {
     "set": {"poison"},
     "copies_awaited": {"race", "poison"},
     "copies_finished": {"pending"},
+    "copies_arrived": {"race", "poison"},
+    "stores_of_copies_fenced": {"proxy"},
     "boxes_awaited": {"race", "uninitialised", "poison", "pending"},
     "too_many_expected": {"deadlock"},
     "too_few_expected": {"deadlock"},

@@ -18,6 +18,7 @@ from exports import check_manifest, compiled, export_paper, fake_driver, loaded,
 
 from generator.emit import emit
 from generator.errors import HgemmError, LibraryError, RequestError
+from generator.export.images import fat_binary
 from generator.export.names import check_name, renamed
 from generator.export.tree import Wish, export
 from generator.store.library import Library
@@ -111,6 +112,12 @@ def test_compressed_images_are_equal_byte_for_byte_and_small(small_library: Libr
     assert len(blob) < plain / 2
 
 
+def test_code_that_nvfatbin_cannot_read_is_named() -> None:
+    pytest.importorskip("cuda.bindings.nvfatbin", reason="nvidia-nvfatbin is not installed")
+    with pytest.raises(HgemmError, match="hgemm_a: nvFatbin cannot read .*ELF.*: generate it again with --force"):
+        fat_binary("hgemm_a", "sm_89", b"no machine code" * 9, b".version 9.0\0")
+
+
 def test_symbols_are_hidden_and_nothing_of_nvidia_is_linked(paper_export: Path) -> None:
     if not shutil.which("nm"):
         pytest.skip("no nm here")
@@ -188,9 +195,13 @@ def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
     monkeypatch.delenv("CC", raising=False)
     done = call("hgemm", *words, "--to", tmp_path / "a")
     assert done.returncode == 0 and "2 kernels for sm_80" in done.stdout
-    assert (
-        done.stderr.strip() == "hgemm: no C compiler 'cc' is here: the sources are written, and lib/ is left to CMake"
-    )
+    assert done.stderr.splitlines() == [
+        "hgemm: no C compiler 'cc' is here: the sources are written, and lib/ is left to CMake",
+        "hgemm: 2 of 2 kernels have no proof: `hgemm verify --emulate` proves those in C++, `hgemm verify --device` checks "
+        "any on a GPU",
+    ]
+    done = call("hgemm", *words, "--to", tmp_path / "b", "--require-proof")
+    assert done.returncode == 1 and "2 of 2 kernels have no proof, nothing is exported" in done.stderr
     assert not list((tmp_path / "a" / "lib").glob("*.so")) and (tmp_path / "a" / "CMakeLists.txt").is_file()
     done = call("hgemm", *words, "--to", tmp_path / "b", "--json", "--prefix", "9lives")
     assert done.returncode == 2 and "prefix '9lives' is no name" in done.stderr

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,20 @@ def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made
     assert result.exit_code == 0 and {plan.spec.arch for plan in made} == {"sm_80"} and len(made) == 3
     call(tmp_path, "x", "--static", "--keep", tmp_path / "kept.json")
     assert call(tmp_path, "--from", tmp_path / "kept.json").stdout == result.stdout
+
+
+def test_without_a_library_nothing_is_kept_and_files_that_are_written_are_named(
+    tmp_path: Path, made: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HGEMM_LIBRARY", str(tmp_path / "mine"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = CliRunner().invoke(ladder.command, ["x", "--static", "-q", "--keep", "kept.json", "--csv", "steps.csv"])
+    assert result.exit_code == 0 and result.stderr.splitlines()[-2:] == [
+        "hgemm: wrote kept.json",
+        "hgemm: wrote steps.csv",
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"kept.json", "steps.csv", "x.toml"}  # the recipe
 
 
 def test_a_ladder_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDri
 
 
 def test_variants_that_split_k_are_chosen_where_a_workspace_is_given(library: Library, driver: ComputingDriver) -> None:
-    a, w, out = numbers(16, 32768), numbers(64, 32768), placed(np.zeros((16, 64), "f4"))
+    a, w, out = numbers(16, 65536), numbers(64, 65536), placed(np.zeros((16, 64), "f4"))
     library.matmul(Cuda(placed(a)), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))))
     assert not driver.zeroed
     split = [
@@ -315,9 +315,9 @@ def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: Computin
 
 
 def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDriver) -> None:
-    plan = library.plan(Problem(16, 64, 32768), workspace_bytes=1 << 24)
+    plan = library.plan(Problem(16, 64, 65536), workspace_bytes=1 << 24)
     assert 0 < plan.workspace_bytes <= 1 << 24
-    a, w, out = Cuda(numbers(16, 32768)), Cuda(numbers(64, 32768).T), Cuda(numbers(16, 64))
+    a, w, out = Cuda(numbers(16, 65536)), Cuda(numbers(64, 65536).T), Cuda(numbers(16, 64))
     with pytest.raises(ProblemError, match=f"a workspace of {plan.workspace_bytes} B is missing"):
         plan(a, w, out)
     workspaces = [Cuda(placed(np.zeros(plan.workspace_bytes, np.uint8))) for _ in range(2)]

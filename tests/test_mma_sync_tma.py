@@ -163,8 +163,20 @@ def test_tiles_come_by_tma_and_by_nothing_else_in_the_machine_code(arch: str, se
     assert Facts.of(data).threads == (2 * 2 + 1) * 32 and "_tma_" in data["symbol"]
 
 
-def test_registers_change_hands_in_the_machine_code_of_a_large_tile(settings: Settings) -> None:
-    (outcome,) = made({**BY_TMA, "arch": "sm_90a", "tile": "256x128x64"}, settings)
+LARGE = (
+    {"tile": "256x128x64"},
+    {
+        "tile": "192x256x64",
+        "warp_tile": "96x64",
+        "fragment_stages": "1",
+        "schedule": "one_tile",
+    },  # 3 registers are left
+)
+
+
+@pytest.mark.parametrize("texts", LARGE, ids=lambda texts: texts["tile"])
+def test_registers_change_hands_in_the_machine_code_of_a_large_tile(texts: dict, settings: Settings) -> None:
+    (outcome,) = made({**BY_TMA, "arch": "sm_90a", **texts}, settings)
     data = outcome.record.data
     assert outcome.error == "" and data["sass"]["USETMAXREG"] == 2 and data["resources"]["registers"] == 168
     assert data["resources"]["ctas_per_sm"] == 1 and data["resources"]["spill_bytes"] == 0

@@ -1,4 +1,4 @@
-"""The README is true: its commands do what it shows, what it links to is there, and what it says is not yet there is not."""
+"""README and docs are true: commands do what is shown, links lead somewhere, and what is not yet there is not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import shlex
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 from conftest import ROOT, call
 
+from generator.cli import generate_command, hgemm_command
 from generator.executor.host_compiler import CANDIDATES
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "THIRD_PARTY.md", "CHANGELOG.md")] + DOCS
 BLOCKS = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
 FIRST = "$ generate --arch sm_89 --tile 128x128x32\n"
 """What `make generate` runs."""
@@ -49,17 +53,44 @@ def test_commands_without_output_are_legal(words: list[str], tmp_path: Path) -> 
     assert call(*words, "--dry-run", cwd=tmp_path).returncode == 0
 
 
-def test_every_link_leads_somewhere() -> None:
-    for name in ("README.md", "CONTRIBUTING.md", "THIRD_PARTY.md", "CHANGELOG.md"):
-        links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8"))
-        assert not [link for link in links if not (ROOT / link).exists()], name
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name)
+def test_commands_that_are_named_have_the_verbs_and_options_that_are_named(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    lines = re.findall(r"^    ((?:generate|hgemm) .*)|`((?:generate|hgemm) (?!VERB|--)[^`]*)`", text, re.MULTILINE)
+    for line in map("".join, lines):
+        program, *words = shlex.split(line, comments=True)
+        command = generate_command if program == "generate" else hgemm_command.get_command(None, words.pop(0))
+        assert command, line
+        command.make_parser(click.Context(command)).parse_args(words)  # raises where there is no such option
 
 
-def test_every_file_that_is_named_is_there() -> None:
-    for name in ("README.md", "CONTRIBUTING.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        paths = re.findall(r"`((?:generator|hgemm|templates|tests|benchmarks|docs|examples)/[\w./-]*)`", text)
-        assert paths and not [path for path in paths if not (ROOT / path).exists()], name
+def anchors(page: Path) -> set[str]:
+    """Return what a code host makes of a page's headings, to link to."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
+    for path, anchor in links:
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name)
+def test_every_file_that_is_named_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:generator|hgemm|templates|tests|benchmarks|docs|examples)/[\w./-]*)`", text)
+    paths += [
+        name.replace(".", "/") + ".py" for name in re.findall(r"python -m ((?:generator|benchmarks)\.[\w.]+)", text)
+    ]
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_every_page_is_linked_from_the_first() -> None:
+    assert not [page.name for page in DOCS if f"](docs/{page.name})" not in README]
 
 
 def test_what_is_not_yet_there_is_not() -> None:
@@ -70,11 +101,13 @@ def test_what_is_not_yet_there_is_not() -> None:
 
 def test_the_names_in_the_example_are_the_emitted_ones() -> None:
     shipped = {path.parent.name for path in (ROOT / "emitted").glob("*/kernel.cu")}
-    (shown,) = re.findall(r"^`(hgemm_\w+)`$", README, re.MULTILINE)
+    (shown,) = re.findall(r"^`(hgemm_\w+)`$", (ROOT / "docs" / "options.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert shown in shipped
 
 
 def test_the_c_program_says_what_is_shown() -> None:
-    (said,) = re.findall(r"\$ examples/c/multiply\n(.*)\n(.*)\n", README)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     sources = [ROOT / "templates" / "c" / "src" / "driver.c", ROOT / "examples" / "c" / "multiply.c"]
-    assert all(line in source.read_text() for line, source in zip(said, sources))
+    shown = re.findall(r"\$ examples/c/multiply\n(.*)\n(.*)\n", text)
+    assert shown
+    assert all(line in source.read_text() for said in shown for line, source in zip(said, sources))

@@ -223,12 +223,12 @@ def test_a_least_accumulation_is_served_by_a_better_one() -> None:
 
 
 def test_wgmma_is_taken_where_it_can_be() -> None:
-    """On sm_90 alone, with operands that TMA addresses, and some k."""
+    """On sm_90 alone; fed by TMA with operands that it addresses, and some k, else by cp.async from an alignment of 2 on."""
     large = Wanted(Kind(), 4096, 4096, 4096)
-    assert "_sm90a_" in choose(large).symbol
-    assert "_sm90_" in choose(dataclasses.replace(large, k=0)).symbol
-    assert "_sm90_" in choose(dataclasses.replace(large, mappable=False)).symbol
-    assert "_sm90_" in choose(dataclasses.replace(large, align_a=4)).symbol
+    assert "_sm90a_" in choose(large).symbol and choose(large).row.tensor_maps
+    for changed in ({"k": 0}, {"mappable": False}, {"align_a": 4}):
+        assert "_wgmma_cpasync_" in choose(dataclasses.replace(large, **changed)).symbol
+    assert "_sm90_" in choose(dataclasses.replace(large, align_a=1)).symbol
     assert "_sm90_" in choose(large, Target.typical("sm_100")).symbol
 
 
@@ -242,6 +242,15 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
     for types in (("f16", "bf16"), ("f32", "f32")):
         with pytest.raises(UnfitError, match="A and B are both f16, both bf16, or f32 multiplied as tf32"):
             selector.choose(Wanted(Kind("tn", *types), 1, 1, 1))
+    with pytest.raises(
+        UnfitError, match=r"takes 64x64x64: there lacks shared memory .a CTA has 4096 B. for (\d+) of \1, work"
+    ):
+        Selector(catalog_table(), Target((9, 0), 132, 4096)).choose(Wanted(Kind(), 64, 64, 64))
+    with pytest.raises(
+        UnfitError, match="there lacks alignment .A, B and D have 1, 8 and 8 elements. for 1 of 1; `hgemm cover"
+    ):
+        wgmma = [record for record in catalog_records() if "_sm90a_tn_" in record["symbol"]][:1]
+        Selector(Table.of(wgmma), H200).choose(Wanted(Kind(), 64, 64, 64, align_a=1))
     only_80 = Selector(Table.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
     with pytest.raises(UnfitError, match="no variant runs on sm_90: the library has sm_120"):
         only_80.choose(Wanted(Kind(), 1, 1, 1))
@@ -290,21 +299,33 @@ def test_what_was_compared_at_a_problem_decides_there(tmp_path: Path, served: li
 
 
 def test_near_a_measured_problem_estimates_are_corrected(tmp_path: Path, served: list[str]) -> None:
-    """Half the time of what is estimated, or twice it, is that nearby too; and only what was measured is taken there."""
-    estimates = {choice.symbol: choice.clocks for choice in Selector(catalog_table(), H200).ranked(SQUARE)}
-    times = {symbol: estimates[symbol] * (0.5 if symbol == served[2] else 1.0) for symbol in served[1:]}
-    table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), times)])
+    """Half the time of what is estimated is that nearby too."""
+    table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), fast(served, served[2]))])
     near = Wanted(Kind(), 4095, 4000, 5000)
     found = choose(near, table=table)
     assert (found.symbol, found.rule, found.near.extents) == (served[2], NEAR, (4096, 4096, 4096, 1))
     few = Target.typical("sm_90", 114)  # the same there, but for the very problem
     assert (choose(SQUARE, few, table).rule, choose(SQUARE, few, table).symbol) == (NEAR, served[2])
     assert served[0] in {choice.symbol for choice in Selector(table, H200).ranked(near)}
+    far = Wanted(Kind(), 1, 1024, 1024)
+    assert (choose(far, table=table).symbol, choose(far, table=table).rule) == (choose(far).symbol, NEAR)
+
+
+def fast(served: list[str], symbol: str) -> dict[str, float]:
+    """Return times of all but the one of least estimate: what is estimated, but half of it for one, the first."""
+    estimates = {choice.symbol: choice.clocks for choice in Selector(catalog_table(), H200).ranked(SQUARE)}
+    return {symbol: estimates[symbol] / 2, **{one: estimates[one] for one in served[1:] if one != symbol}}
+
+
+def test_what_was_not_measured_keeps_its_estimate_near_what_was(tmp_path: Path, served: list[str]) -> None:
+    table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), {served[-1]: 1.0})])
+    near = choose(Wanted(Kind(), 4096, 4096, 4160), table=table)
+    assert near.rule == NEAR and near.symbol != served[-1]
 
 
 def test_of_several_devices_the_one_with_about_as_many_sms_counts(tmp_path: Path, served: list[str]) -> None:
     sessions = [
-        measured.write(tmp_path, [(measured.problem(4096, 4096, 4096), {served[at]: 1.0})], sms=sms)
+        measured.write(tmp_path, [(measured.problem(4096, 4096, 4096), fast(served, served[at]))], sms=sms)
         for at, sms in ((1, 100), (2, 120))
     ]
     table = Table.of(keyed_records(), sessions)

@@ -44,11 +44,13 @@ def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
 def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64]
     done = call("hgemm", *words, "--arch", "80", "--align", "1")
-    assert done.returncode == 1 and "with A, B and D aligned to 1, 1 and 1 elements" in done.stderr
+    assert done.returncode == 1 and "there lacks alignment (A, B and D have 1, 1 and 1 elements) for " in done.stderr
     done = call("hgemm", *words, "--arch", "80", "--dtype-a", "f12")
     assert done.returncode == 2 and "dtype_a 'f12' is unknown: use f16, bf16, f32" in done.stderr
     done = call("hgemm", *words, "--arch", "70")
     assert done.returncode == 2 and "arch '70' is unknown" in done.stderr
+    done = call("hgemm", *words, "--arch", "80", "--m", 2**31 - 1)
+    assert done.returncode == 2 and "'--m': 2147483647 is not in the range 1<=x<=2147482624" in done.stderr
     done = call("hgemm", *words, "--sms", "10")
     assert done.returncode == 2 and "--sms needs an --arch" in done.stderr
 
@@ -56,8 +58,19 @@ def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
 def test_operands_are_taken_to_lie_dense_unless_an_alignment_is_given(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--arch", "80"]
     done = call("hgemm", *words, "--k", 63)
-    assert done.returncode == 1 and "with A, B and D aligned to 1, 1 and 8 elements" in done.stderr
+    assert done.returncode == 1 and "alignment (A, B and D have 1, 1 and 8 elements)" in done.stderr
     assert call("hgemm", *words, "--k", 63, "--align", "8").returncode == 0
     assert call("hgemm", *words, "--k", 63, "--layout", "nt").returncode == 0  # no row of A or B is k long
     done = call("hgemm", *words, "--k", 64, "--n", 63, "--beta", "--json")
-    assert done.returncode == 1 and "aligned to 8, 8 and 1 elements" in done.stderr
+    assert done.returncode == 1 and "alignment (A, B and D have 8, 8 and 1 elements)" in done.stderr
+    row = [
+        *words,
+        "--m",
+        1,
+        "--n",
+        1,
+        "--k",
+        4097,
+    ]  # of A, and of B: alone it begins where its pointer says, the second on an odd element
+    assert call("hgemm", *row).returncode == 0
+    assert "alignment (A, B and D have 1, 1 and " in call("hgemm", *row, "--batch", 2).stderr

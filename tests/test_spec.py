@@ -128,7 +128,7 @@ def test_the_alias_is_cutlass_s_name() -> None:
         ("stages", "0", "1 to 64"),
         ("stages", "²", "1 to 64"),
         ("ctas_per_sm", "33", "1 to 32"),
-        ("beta", "maybe", "on or off"),
+        ("beta", "maybe", "use on, off"),
         ("mma", "m64n256k4", "wgmma"),
         ("cluster", "2", "2x1"),
         ("cluster", "0x1", "2x1"),

@@ -27,6 +27,7 @@ VARIANTS = {
     "in turn": {**WGMMA, "cooperation": "pingpong", "consumers": "2", "bias": "row", "activation": "silu"},
     "two consumers": {**WGMMA, "tile": "128x40x64", "consumers": "2", "raster": "column"},
     "swapped": {**WGMMA, "tile": "16x64x64", "swapped": "on", "layout": "nn", "cluster": "1x2"},
+    "copied by threads": {**WGMMA, "mma": "wgmma", "align": "2", "layout": "nt", "tile": "64x32x64"},
     "halves": {**WGMMA, "acc": "f16", "layout": "tt"},
     "mma.sync": {"arch": "sm_80", "tile": "32x64x32", "warp_tile": "32x32", "stages": "3", "schedule": "stream_k"},
     "promoted": {"arch": "sm_80", "tile": "32x32x16", "acc": "f16_promoted", "schedule": "stream_k", "align": "1"},

@@ -71,11 +71,33 @@ def test_the_illegal_are_set_apart_and_counted_by_rule() -> None:
     found.refuse_empty()
 
 
-def test_nothing_legal_is_refused_with_the_rules() -> None:
-    with pytest.raises(RequestError, match="262,144 B > 101,376 B of sm_89"):
-        sweep([{"arch": "sm_89", "tile": "256x256x64", "stages": "4"}]).refuse_empty()
-    with pytest.raises(RequestError, match="all 2 combinations are illegal .*the first:\n.*\n  shared_memory: smem"):
-        sweep([{"arch": "sm_89", "tile": "256x256x64", "stages": "4,5"}]).refuse_empty()
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        ({"arch": "sm_89", "tile": "256x256x64", "stages": "4"}, "262,144 B > 101,376 B of sm_89"),
+        (
+            {"arch": "sm_89", "tile": "256x256x64", "stages": "4,5"},
+            "all 2 combinations are illegal .*the first:\n.*\n  shared_memory: smem",
+        ),
+        ({"arch": "sm_80", "copy": "tma"}, "breaks 1 rule:\n  family: .*: use copy cp_async, the rest planned anew$"),
+        (
+            {"arch": "sm_80", "copy": "tma", "form": "dsl"},
+            "breaks 1 rule:\n  family: .* cp_async, the rest planned anew$",
+        ),
+        ({"arch": "sm_80", "copy": "tma", "tile": "512x128x64"}, "use copy cp_async and tile 128x128x32, the rest"),
+        ({"arch": "sm_75", "copy": "tma"}, "use mma m16n8k8, copy vector and tile 256x128x32, the rest planned anew$"),
+        (
+            {"arch": "sm_80", "mma": "wgmma", "stages": "40"},
+            "family: .* use arch sm_90a\n  stages: 40",
+        ),
+        ({"arch": "sm_90", "tile": "128x128x128"}, "\n  wgmma kernels for the same GPUs take it: use arch sm_90a$"),
+        ({"arch": "sm_90", "tile": "16x512x64"}, "use ctas_per_sm 1$"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),
+)
+def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        sweep([texts]).refuse_empty()
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ def test_arrays_of_f32_are_multiplied_as_tf32() -> None:
 
 
 def test_d_is_never_tf32() -> None:
-    with pytest.raises(RequestError, match="dtype_d 'tf32' is unknown: use f16, bf16, f32"):
+    with pytest.raises(RequestError, match="dtype_d 'tf32' is unknown: did you mean f32"):
         Kind("tn", "tf32", "tf32", "tf32")
-    with pytest.raises(RequestError, match="dtype_d 'tf32' is unknown"):
+    with pytest.raises(RequestError, match="--out 'tf32' is unknown"):
         sweep([{"arch": "sm_80", "dtype": "tf32", "out": "tf32"}])
 
 

@@ -194,9 +194,10 @@ def test_agreement_is_of_winners_in_the_same_rounds(tmp_path: Path) -> None:
         ({"a": 1.00, "b": 1.05}, {"b": 1.00, "c": 1.05}),  # only the first has both: 5 %
         ({"a": 1.00}, {"b": 1.50}),  # none has both
         ({"a": 1.00}, {"a": 1.50}),
+        ({"a": 1.00, "c": 1.20}, {"b": 1.98, "c": 2.40}),  # on a device of half the speed: 1 %
     ]
-    problems = [measured.problem(8 * at, 8, 8) for at in range(1, 5)]
-    sessions = [measured.write(tmp_path, [(p, pair[at]) for p, pair in zip(problems, results)]) for at in range(2)]
+    problems = [measured.problem(8 * at, 8, 8) for at in range(1, 6)]
+    sessions = [[measured.write(tmp_path, [(p, pair[at]) for p, pair in zip(problems, results)])] for at in range(2)]
     found = agreement(*sessions)
-    assert (found["problems"], found["same_winner"], found["within_2_percent"]) == (4, 1, 0.5)
-    assert [row[0] for row in found["worst"]] == [0.5, 0.05, 0.01, 0.0]
+    assert (found["problems"], found["same_winner"], found["within_2_percent"]) == (5, 1, 0.6)
+    assert [row[0] for row in found["worst"]] == [0.5, 0.05, 0.0101, 0.01, 0.0]

@@ -42,6 +42,9 @@ VARIANTS = [
     {"tile": "16x64x64", "consumers": "1", "ctas_per_sm": "2"},
     {"tile": "32x128x64", "layout": "nn", "schedule": "split_k:2"},
     {"tile": "64x64x64", "schedule": "cluster_k:4"},
+    {"tile": "256x128x64", "align": "2", "beta": "on"},
+    {"tile": "128x128x64", "align": "4", "align_d": "8", "layout": "nt", "schedule": "stream_k", "consumers": "2"},
+    {"tile": "32x64x64", "swapped": "on", "copy": "cp_async", "dtype": "bf16", "layout": "nn", "ctas_per_sm": "2"},
 ]
 
 
@@ -67,7 +70,8 @@ def test_kernels_are_as_planned(built: list[tuple[Kernel, Compiled]]) -> None:
     }
     for (kernel, compiled), inspection in zip(built, found):
         plan, sass = kernel.plan, inspection.sass
-        assert sass["HGMMA"] == plan.mma_per_k_tile and not {"LDL", "STL", "HMMA", "LDGSTS"} & {*sass}
+        assert sass["HGMMA"] == plan.mma_per_k_tile and not {"LDL", "STL", "HMMA"} & {*sass}
+        assert {"LDGSTS", "UTMALDG"} & {*sass} == {"LDGSTS" if plan.copied else "UTMALDG"}
         assert ("USETMAXREG" in sass) == any(plan.rebalanced)
         assert inspection.resources.ctas_per_sm >= plan.spec.ctas_per_sm
         assert len(compiled.cubin) <= 64 * 1024
@@ -93,12 +97,13 @@ def drawn(source: random.Random) -> Kernel:
             "swapped": "on" if swapped else "off",
             "dtype": source.choice(["f16", "bf16"]),
             "layout": source.choice(["tn", "nn", "nt", "tt"]),
-            "cluster": source.choice(["1x1", "2x1", "1x2", "4x1", "1x4", "2x2"]),
+            "cluster": source.choice(["1x1", "1x1", "2x1", "1x2", "4x1", "1x4", "2x2"]),
             "cooperation": source.choice(["cooperative", "pingpong"]),
             "schedule": source.choice(["one_tile", "persistent", "split_k:3", "cluster_k:2"]),
             "raster": source.choice(["row", "column", "group:8"]),
             "bias": source.choice(["none", "row", "column"]),
             "align_d": source.choice(["4", "1"]),
+            "align_a": source.choice(["8", "8", "4", "2"]),
             "ctas_per_sm": source.choice(["1", "1", "2"]),
         }
         plans = sweep([{**BASE, **texts}]).plans

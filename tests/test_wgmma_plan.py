@@ -42,6 +42,8 @@ PLANNED = [
     ("cta_tile=16x128x64", "16x128x64", "cooperative", 2, "1x1", 8, "group:32", 156672),
     ("consumers=3", "192x192x64", "cooperative", 3, "2x1", 4, "group:8", 222208),
     ("cooperation=pingpong", "128x128x64", "pingpong", 2, "2x1", 6, "group:8", 230400),
+    ("align_a=2", "128x256x64", "cooperative", 2, "1x1", 3, "group:16", 181248),
+    ("align_a=4 align_d=2 cta_tile=64x64x64", "64x64x64", "pingpong", 2, "1x1", 8, "group:8", 133120),
 ]
 
 

@@ -77,6 +77,14 @@ BROKEN = [
         "tiles of 192 rows, each consumer computes 64 or 128 or 256",
         None,
     ),
+    ("arch=90a mma=wgmma copy=vector", "copy", "tma or cp_async fills its stages", {"copy": "tma"}),
+    (
+        "arch=90a mma=wgmma copy=cp_async cluster=2x1",
+        "cluster",
+        "threads copy for their own CTA only",
+        {"cluster": "1x1"},
+    ),
+    ("arch=90a mma=wgmma copy=cp_async form=cute", "cute_copy", "no copy cp_async on wgmma", {"form": "atoms"}),
     ("arch=90a cluster=3x1", "cluster", "served are 1x1, 2x1", {"cluster": "2x1"}),
     ("arch=90a cta_tile=128x200x64 cluster=2x1", "cluster", "200 rows of B are no 2 slices", {"cluster": "1x1"}),
     ("arch=90a stages=1", "stages", "1 stages, the pipeline has 2 to 16", {"stages": "2"}),
@@ -127,12 +135,21 @@ def test_every_rule_has_an_example() -> None:
     assert {rule.name for rule in RULES} == {row[1] for row in BROKEN} | {"alignment", "layout"}
 
 
-@pytest.mark.parametrize("text", ["arch=90a align_a=4", "arch=90a align_b=1 layout=nt", "arch=90a align_a=2 align_b=2"])
-def test_what_tma_cannot_address_is_left_to_mma_sync(text: str) -> None:
+@pytest.mark.parametrize("text", ["arch=90a align_a=4", "arch=90a align_a=2 align_b=2 align_d=1 layout=nt"])
+def test_what_tma_cannot_address_threads_copy(text: str) -> None:
+    planned = plan(text)
+    assert (planned.spec.copy, violations(planned)) == ("cp_async", ())
+    (violation,) = violations(plan(f"{text} copy=tma cluster=2x1"))
+    assert violation.rule == "alignment" and "16 B" in violation.message
+    assert violation.change == {"copy": "cp_async", "cluster": "1x1"}
+
+
+@pytest.mark.parametrize("text", ["arch=90a align_a=1", "arch=90a align_b=1 layout=nt"])
+def test_what_asynchronous_copies_cannot_address_is_left_to_mma_sync(text: str) -> None:
     illegal = plan(text)
     (violation,) = violations(illegal)
-    assert violation.rule == "alignment" and "16 B" in violation.message
-    assert violation.way_out.startswith("use mma m16n8k16 ") and violation.way_out.endswith(", the rest planned anew")
+    assert violation.rule == "alignment" and "4 B" in violation.message
+    assert violation.way_out.startswith("use mma m16n8k16") and violation.way_out.endswith(", the rest planned anew")
     mended = ways_out.apply(illegal, violation.change)
     assert mended.spec.family == MMA_SYNC and not violations(mended)
     asked = fields(text)
@@ -144,7 +161,7 @@ def test_tf32_that_wgmma_does_not_read_is_left_to_mma_sync(layout: str) -> None:
     illegal = plan(f"arch=90a dtype_a=tf32 mma=wgmma layout={layout}")
     (violation,) = violations(illegal)
     assert violation.rule == "layout" and "wgmma reads tf32 where k is contiguous only, which tn has" in str(violation)
-    assert violation.way_out.startswith("use mma m16n8k8 ") and violation.way_out.endswith(", the rest planned anew")
+    assert violation.way_out.startswith("use mma m16n8k8") and violation.way_out.endswith(", the rest planned anew")
     mended = ways_out.apply(illegal, violation.change)
     assert (mended.spec.family, mended.spec.layout, mended.spec.dtype_a) == (MMA_SYNC, layout, "tf32")
     assert not violations(mended) and plan(f"arch=90a dtype_a=tf32 layout={layout}").spec.family == MMA_SYNC
@@ -167,6 +184,10 @@ LEGAL = (
     "arch=90a cta_tile=128x256x64 cluster=2x2 layout=tt",
     "arch=90a cta_tile=64x128x64 ctas_per_sm=2",
     "arch=90a align_d=1",
+    "arch=90a align_a=2",
+    "arch=90a cta_tile=16x128x64 align_b=4 layout=tt schedule=cluster_k:4",
+    "arch=90a dtype_a=tf32 align_a=1 align_b=2",
+    "arch=90a mma=wgmma copy=cp_async cta_tile=128x128x64 cooperation=pingpong",
 )
 
 
@@ -186,6 +207,8 @@ FAMILIES = [
     ("arch=100", MMA_SYNC),
     ("arch=90a mma=m16n8k16", MMA_SYNC),
     ("arch=90a copy=cp_async", MMA_SYNC),
+    ("arch=90a copy=cp_async consumers=2", WGMMA_SM90),
+    ("arch=90a align_a=2", WGMMA_SM90),
     ("arch=90a warp_tile=64x64", MMA_SYNC),
     ("arch=90a store=smem", MMA_SYNC),
     ("arch=90 copy=tma", MMA_SYNC_TMA),
