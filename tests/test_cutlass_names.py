@@ -38,6 +38,7 @@ def spec_of(name: str) -> Spec:
         (OLDER, "sm_80 f16 f16 f16 tn 128x128x32 m16n8k16 4 8"),
         ("cutlass_tensorop_s16816gemm_bf16_64x256_64x3_nt_align4", "sm_80 bf16 f32 f32 nt 64x256x64 m16n8k16 3 4"),
         ("cutlass_wmma_tensorop_s161616gemm_f16_128x64_32x2_tt_align8", "sm_80 f16 f32 f32 tt 128x64x32 wmma16 2 8"),
+        ("cutlass_tensorop_f16_s16816gemm_f16_64x64_32x10_nn_align2", "sm_80 f16 f32 f16 nn 64x64x32 m16n8k16 10 2"),
         ("cutlass_tensorop_f16_s1688gemm_f16_256x64_32x2_nn_align1", "sm_75 f16 f32 f16 nn 256x64x32 m16n8k8 2 1"),
     ],
 )
@@ -160,18 +161,18 @@ def test_plain_f16_products_of_the_library_are_expressed_or_there_is_a_reason(ca
     with capsys.disabled():
         print("", *table, sep="\n")
     totals = {arch: sum(count for key, count in counts.items() if key[0] == arch) for arch in (75, 80, 90)}
-    least = {75: 0.90 if ARCHS["sm_75"].families else 0.0, 80: 0.95, 90: 0.74}
+    least = {75: 0.90 if ARCHS["sm_75"].families else 0.0, 80: 0.99, 90: 0.74}
     assert {arch: counts[arch, ""] / total >= least[arch] for arch, total in totals.items()} == dict.fromkeys(
         least, True
     )
-    rules = {"", "alignment", "consumers", "cooperation", "family", "implied_fields", "registers", "stages"}
+    rules = {"", "alignment", "consumers", "cooperation", "family", "implied_fields", "registers"}
     assert all(rules.issuperset(why.split()) for _, why in counts)
 
 
 def test_the_older_names_come_back_as_aliases() -> None:
     names = [name for name in library_names() if name.startswith("cutlass_tensorop_")]
     told = Counter(alias_of(resolve(request_)) == name for name, request_ in map(request_of, names) if request_)
-    assert told[True] >= 1224 and not told[False]
+    assert told[True] >= 1260 and not told[False]
 
 
 def request_of(name: str) -> tuple[str, dict]:

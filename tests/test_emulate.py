@@ -230,7 +230,7 @@ PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
         {"smem": "none"},
         {"smem": "none", "layout": "nt"},
         {"smem": "xor:1,3,3", "layout": "nn", "align": "4"},
-        {"smem": "pad:8", "layout": "tt", "align": "2"},
+        {"smem": "pad:8", "layout": "tt", "align": "2", "stages": "10"},
         {"smem": "pad_alternate:8"},
         {"mma": "wmma16", "smem": "none", "layout": "nn"},
         {"mma": "wmma16", "smem": "pad:8", "copy": "vector", "stages": "1", "fragment_stages": "1"},

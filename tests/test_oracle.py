@@ -54,6 +54,8 @@ CORNERS = [
     "arch=121 dtype_a=bf16 dtype_d=f32",
     "arch=80 stages=1",
     "arch=80 stages=8 cta_tile=64x64x16",
+    "arch=80 stages=10 cta_tile=64x64x32 align_a=2 align_b=4",
+    "arch=90 stages=16 cta_tile=64x64x16",
     "arch=89 stages=2 cta_tile=96x48x48",
     "arch=80 align_a=1 align_b=1 align_d=1",
     "arch=90 align_a=1 align_b=8 layout=nt cta_tile=208x80x48",

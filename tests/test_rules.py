@@ -79,7 +79,7 @@ BROKEN = [
     ("arch=80 cta_tile=64x64x128", "cta_tile", "16 to 64", {"cta_tile": "64x64x64"}),
     ("arch=80 cta_tile=64x64x32 warp_tile=48x32", "warp_tile", "48x32 does not divide", {"warp_tile": "64x32"}),
     ("arch=80 cta_tile=256x256x16 warp_tile=16x16 stages=2 store=direct", "threads", "8192 threads > 1024", None),
-    ("arch=80 stages=9 cta_tile=64x64x16", "stages", "9 stages, the pipeline has 1 to 8", {"stages": "8"}),
+    ("arch=80 stages=17 cta_tile=64x64x16", "stages", "17 stages, the pipeline has 1 to 16", {"stages": "16"}),
     ("arch=80 mma=m16n8k16 cluster=2x1", "implied_fields", "no choice in cluster 2x1", {"cluster": "1x1"}),
     ("arch=80 mma=m16n8k16 consumers=2", "implied_fields", "consumers 2 (not 0)", {"consumers": "0"}),
     ("arch=80 mma=m16n8k16 store=tma", "store", "D stored by tma", {"store": "smem"}),

@@ -75,7 +75,7 @@ SPEC_OPTIONS = (
     ),
     SpecOption("cluster", ("cluster",), _TILES, "MxN", "wgmma: CTAs that share operands, along m and n.", _CLUSTERS),
     SpecOption("swapped", ("swapped",), _TILES, "SWITCH", "wgmma: multiply B and A transposed, for small m.", "on off"),
-    SpecOption("stages", ("stages",), _PIPELINE, "N", "Stages of the pipeline, 1 to 8, of wgmma 2 to 16: 3 or 2:5."),
+    SpecOption("stages", ("stages",), _PIPELINE, "N", "Stages: 1 to 16, of wgmma and by TMA 2 to 16: 3 or 2:5."),
     SpecOption("fragment_stages", ("fragment_stages",), _PIPELINE, "N", "Fragments read ahead: 2, or not: 1.", "1 2"),
     SpecOption("copy", ("copy",), _PIPELINE, "WORDS", _COPY_HELP, "cp_async vector scalar tma"),
     SpecOption("store_spacing", ("store_spacing",), _PIPELINE, "N", _SPACING_HELP, "0 2 5"),

@@ -31,7 +31,7 @@ struct Policy {
 
   // ---- Pipeline ---------------------------------------------------------------------------------------------------
 
-  static constexpr int stages = 3;                                 // k-tiles of A and B in shared memory, 1 to 8
+  static constexpr int stages = 3;                                 // k-tiles of A and B in shared memory, 1 to 16
   static constexpr int fragment_stages = 2;                        // 2: read the next 16 of k while these are multiplied
   static constexpr bool zigzag = true;                             // every other row of atoms from right to left: B is reused
   // static constexpr int store_spacing = 5: of copies by way of registers, the tensor instructions between two stores

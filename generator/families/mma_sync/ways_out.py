@@ -14,7 +14,7 @@ from generator.values import Smem, Tile, WarpTile
 MAX_PAD_PIECES = 8
 """Pieces of 16 bytes that rows may be padded by."""
 MAX_K_BLOCKS = 4
-MAX_STAGES, MAX_STAGED_STAGES = 8, 2
+MAX_STAGES, MAX_STAGED_STAGES = 16, 2
 MAX_SWIZZLE_BITS = 13
 """Address bits of an element offset that a swizzle may reach to: 16 KiB."""
 

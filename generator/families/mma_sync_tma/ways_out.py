@@ -8,7 +8,7 @@ from generator.families.mma_sync.ways_out import smaller_cta_tiles
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.ways_out import Change
 
-STAGES = range(2, 9)
+STAGES = range(2, 17)
 """One that is read while another is filled, and what keeps loads in flight."""
 
 
