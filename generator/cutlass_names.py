@@ -27,7 +27,7 @@ _NAME_2X = re.compile(
     r"_(?P<m>\d+)x(?P<n>\d+)_(?P<k>\d+)x(?P<stages>\d+)_(?P<layout>[nt]{2})_align(?P<align>\d+)"
 )
 _NAME_3X = re.compile(
-    r"cutlass3x_sm90_tensorop_(?:[a-z]64x\d+x16)?gemm_(?P<a>\w+?)_(?P<b>\w+?)_(?P<acc>\w+?)_(?P<c>\w+?)_(?P<out>\w+?)"
+    r"cutlass3x_sm90_tensorop_(?:[a-z]64x\d+x16)?gemm_(?P<a>[a-z\d]+)_(?P<b>[a-z\d]+)_(?P<acc>[a-z\d]+)_(?P<c>[a-z\d]+)_(?P<out>\w+?)"
     r"_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<cluster_m>\d+)x(?P<cluster_n>\d+)x1_(?P<stages>\d+)_(?P<layout>[nt]{3})_align(?P<align>\d+)"
     r"(?P<stream_k>_stream_k)?(?P<cpasync>_cpasync)?(?:_warpspecialized(?P<sharing>_cooperative|_pingpong)?)?(?:_epi_(?P<epilogue>tma|nosmem))?"
 )
@@ -222,11 +222,11 @@ def _texts_3x(match: re.Match[str], name: str) -> dict[str, str]:
 
 @cache
 def library_names() -> tuple[str, ...]:
-    """Return the names of the matrix products that the installed CUTLASS's library makes for sm_75, sm_80 and sm_90.
+    """Return the names of the matrix products that the installed CUTLASS's library makes for sm_75, sm_80 and sm_90, sorted.
 
     Raises: HgemmError where CUTLASS's wheel is not installed.
     """
-    return tuple(dict.fromkeys(operation.procedural_name() for operation in library_operations()))
+    return tuple(sorted({operation.procedural_name() for operation in library_operations()}))
 
 
 def library_operations() -> list:

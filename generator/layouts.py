@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -83,16 +84,18 @@ def _swizzle(smem: Smem) -> Swizzle:
 def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
     """Return the extra passes that a warp's accesses of `width_bytes` at `byte_offsets` take for bank conflicts.
 
-    Lanes of one phase that touch different words of one bank wait for one another.
+    Lanes of one phase that touch different words of one bank wait for one another. Words that are only touched together are
+    counted as one: those of 16 bytes, where all offsets and the width are multiples of 16.
     """
     lanes = PHASE_BYTES // max(width_bytes, BANK_BYTES)
+    step = math.gcd(PHASE_BYTES, width_bytes, *byte_offsets)
+    unit, within = max(BANK_BYTES, step), range(0, width_bytes, step)
     extra = 0
     for first in range(0, len(byte_offsets), lanes):
-        words: dict[int, set[int]] = {}
-        for offset in byte_offsets[first : first + lanes]:
-            for word in range(offset // BANK_BYTES, (offset + width_bytes - 1) // BANK_BYTES + 1):
-                words.setdefault(word % BANKS, set()).add(word)
-        extra += max(map(len, words.values()), default=1) - 1
+        touched = {(offset + at) // unit for offset in byte_offsets[first : first + lanes] for at in within}
+        banks = [place % (PHASE_BYTES // unit) for place in touched]
+        if len({*banks}) < len(banks):
+            extra += max(map(banks.count, banks)) - 1
     return extra
 
 
@@ -124,9 +127,19 @@ def write_conflicts(tile: OperandTile) -> int:
     row_step = max(1, tile.threads // per_row)
     rows = [tile.linear(row, 0) for row in range(min(tile.rows, row_step))]
     places = itertools.product(rows, range(0, per_row * tile.chunk, tile.chunk))
-    swizzle = _swizzle(tile.smem)
-    offsets = [swizzle(row + column) * tile.element_bytes for row, column in places]
-    return sum(conflicts(offsets[i : i + 32], tile.chunk * tile.element_bytes) for i in range(0, len(offsets), 32))
+    offsets = [row + column for row, column in places]
+    warps = Counter(_within_period(offsets[i : i + 32], tile.period) for i in range(0, len(offsets), 32))
+    swizzle, size = _swizzle(tile.smem), tile.element_bytes
+    return sum(
+        count * conflicts([swizzle(offset) * size for offset in warp], tile.chunk * size)
+        for warp, count in warps.items()
+    )
+
+
+def _within_period(offsets: list[int], period: int) -> tuple[int, ...]:
+    """Return offsets whole periods before, which are in the same banks."""
+    before = offsets[0] // period * period
+    return tuple(offset - before for offset in offsets)
 
 
 @cache

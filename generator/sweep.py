@@ -10,8 +10,9 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from generator.commands.options import SPEC_OPTIONS, SpecOption, Texts, option_o
 from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.plan import Plan, plan_of
-from generator.rules import Violation, broken_rules, refuse_illegal, violations
+from generator.rules import Violation, broken_rules, refuse_illegal, told_rules, violations
 from generator.spec import Request, parse_field
 
 MAX_COMBINATIONS = 50_000
@@ -31,11 +32,16 @@ _OPEN = object()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One combination: its plan, the fields that were asked for and not planned, and the rules that it breaks."""
+    """One combination: its plan, the fields that were asked for and not planned, and the names of the rules that it breaks."""
 
     plan: Plan
     asked: frozenset[str]
-    broken: tuple[Violation, ...]
+    rules: tuple[str, ...]
+
+    @cached_property
+    def broken(self) -> tuple[Violation, ...]:
+        """What is wrong with it, with ways out, which take longer than all else."""
+        return violations(self.plan) if self.rules else ()
 
     @property
     def request(self) -> Request:
@@ -52,15 +58,15 @@ class Sweep:
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The legal ones."""
-        return tuple(candidate.plan for candidate in self.candidates if not candidate.broken)
+        return tuple(candidate.plan for candidate in self.candidates if not candidate.rules)
 
     @property
     def illegal(self) -> tuple[Candidate, ...]:
-        return tuple(candidate for candidate in self.candidates if candidate.broken)
+        return tuple(candidate for candidate in self.candidates if candidate.rules)
 
     def summary(self) -> str:
         """Say in one line how many combinations are illegal, by rule; nothing where none is."""
-        counts = Counter(violation.rule for candidate in self.illegal for violation in candidate.broken)
+        counts = Counter(rule for candidate in self.illegal for rule in candidate.rules)
         rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
         return f"{len(self.illegal)} of {len(self.candidates)} combinations are illegal ({rules})" if counts else ""
 
@@ -84,23 +90,28 @@ def _of_kin(request: Request) -> str:
     return f"wgmma kernels for the same GPUs take it: use arch {kin}" if plan.spec.family == WGMMA_SM90 else ""
 
 
-def sweep(requests: Sequence[Texts]) -> Sweep:
-    """Resolve every combination of every request.
+def sweep(requests: Sequence[Texts], planned: Callable[[int, int], None] = lambda done, total: None) -> Sweep:
+    """Resolve every combination of every request; `planned` is told how many of how many are done.
 
     Raises: RequestError for a malformed value, an open architecture, or too many combinations.
     """
-    found: dict[Plan, frozenset[str]] = {}
-    for request in _bounded(requests):
-        found.setdefault(plan_of(resolve(request)), frozenset(request))
-    return Sweep(tuple(Candidate(plan, asked, violations(plan)) for plan, asked in found.items()))
+    found: dict[Plan, Candidate] = {}
+    combinations, count = _bounded(requests)
+    for done, request in enumerate(combinations, 1):
+        plan = plan_of(resolve(request))
+        if plan not in found:
+            found[plan] = Candidate(plan, frozenset(request), told_rules(plan))
+        planned(done, count)
+    return Sweep(tuple(found.values()))
 
 
-def _bounded(requests: Sequence[Texts]) -> Iterator[Request]:
+def _bounded(requests: Sequence[Texts]) -> tuple[Iterator[Request], int]:
+    """Return all combinations, and how many they are."""
     axes = [_axes(texts) for texts in requests]
     count = sum(math.prod(len(values) for _, values in request) for request in axes)
     if count > MAX_COMBINATIONS:
         raise RequestError(f"{count:,} combinations are more than {MAX_COMBINATIONS:,}: name fewer values")
-    return itertools.chain.from_iterable(map(_combinations, axes))
+    return itertools.chain.from_iterable(map(_combinations, axes)), count
 
 
 def _axes(texts: Texts) -> list[tuple[SpecOption, list[dict[str, Any]]]]:

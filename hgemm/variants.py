@@ -108,7 +108,8 @@ def read_variant(library: Path, symbol: str, verify: bool = True) -> Variant:
         except NoVariant:
             if attempt and not is_being_replaced(place):
                 raise
-            time.sleep(_SWAP_PAUSE_S if attempt else 0)
+            if attempt:
+                time.sleep(_SWAP_PAUSE_S)
     raise LibraryError(f"{place} is being replaced all the time: try again when the other run is done")
 
 

@@ -139,6 +139,12 @@ def test_conflicts_of_strides_are_the_textbook_s(step_bytes: int, width: int, ex
     assert conflicts([lane * step_bytes for lane in range(32)], width) == expected
 
 
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=32), st.sampled_from([1, 2, 4, 8]))
+def test_conflicts_of_any_accesses_are_those_of_an_independent_count(starts: list[int], width: int) -> None:
+    """Of halves at any place, also where an access begins within the width of another one."""
+    assert conflicts([2 * start for start in starts], 2 * width) == extra_passes(starts, width, 2)
+
+
 @pytest.mark.parametrize("element_bytes", [2, 4])
 @pytest.mark.parametrize("k_major", [True, False])
 @pytest.mark.parametrize("extent", range(16, 257, 16))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 from generator.commands import progress as progress_module
-from generator.commands.progress import progress
+from generator.commands.progress import planning, progress
 from generator.pipeline import Outcome
 
 
@@ -39,3 +41,34 @@ def test_the_time_left_is_told_in_its_own_units(clock, capsys, seconds_each: flo
         clock[0] += seconds_each
         tell(Outcome("one", "built", seconds_each))
     assert capsys.readouterr().err.splitlines()[0].endswith(f" ({told})")
+
+
+def plan_slowly(clock: list[float], quiet: bool = False) -> None:
+    """Plan 40 combinations, one in 0.5 s."""
+    with planning(quiet) as planned:
+        for done in range(1, 41):
+            clock[0] += 0.5
+            planned(done, 40)
+
+
+def test_planning_says_every_ten_seconds_how_far_it_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    plan_slowly(clock)
+    assert capsys.readouterr().err.splitlines() == [
+        "[20/40] planned (2 plans/s, 10 s left)",
+        "[40/40] planned (2 plans/s, 0 s left)",
+    ]
+    plan_slowly(clock, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_has_a_line_while_planning_takes_longer(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict] = []
+
+    @contextmanager
+    def bar(total: int):
+        yield lambda **fields: told.append(fields)
+
+    monkeypatch.setattr(progress_module, "_bar", bar)
+    monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: True, raising=False)
+    plan_slowly(clock)
+    assert told[0] == {"completed": 2, "pace": "2 plans/s, 19 s left"} and len(told) == 39

@@ -71,6 +71,22 @@ def test_the_illegal_are_set_apart_and_counted_by_rule() -> None:
     found.refuse_empty()
 
 
+def test_rules_are_counted_without_their_ways_out() -> None:
+    """Also where one is told of instead of all, since its way out mends the others."""
+    found = sweep(
+        [{"arch": "sm_80,sm_90a", "tile": "128x128x32,256x256x64", "mma": "m16n8k16,wgmma", "layout": "tn,nn"}]
+    )
+    told = [tuple(violation.rule for violation in candidate.broken) for candidate in found.candidates]
+    assert [candidate.rules for candidate in found.candidates] == told
+    assert ("family",) in told and () in told
+
+
+def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
+    told: list[tuple[int, int]] = []
+    sweep([{"arch": "sm_89", "stages": "2:4"}, {"arch": "sm_89"}], lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
 @pytest.mark.parametrize(
     ("texts", "told"),
     [

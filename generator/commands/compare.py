@@ -75,7 +75,7 @@ def _planned_for_most(options: Mapping[str, Any]) -> Plan:
     plain = _only(requested({**options, "form": None}).candidates).plan
     for form in reversed(FORMS):
         narrow = _only(requested({**options, "form": form}).candidates)
-        if narrow.plan.spec.family == plain.spec.family and not narrow.broken:
+        if narrow.plan.spec.family == plain.spec.family and not narrow.rules:
             return narrow.plan
     return plain
 

@@ -17,7 +17,7 @@ from generator.catalog.recipes import load_recipes
 from generator.commands.explain import explain, explanation_text
 from generator.commands.hints import tell_hints
 from generator.commands.model import Question
-from generator.commands.progress import Tell, progress
+from generator.commands.progress import Tell, planning, progress
 from generator.commands.spec_options import texts_of
 from generator.commands.table import to_text
 from generator.errors import RequestError
@@ -143,7 +143,8 @@ def requested(options: dict[str, Any]) -> Sweep:
         recipes = [over(texts, beside) for texts in load_recipes(options["recipe"], given.get("arch", ""))]
     if not recipes:
         groups = groups or [{}]
-    return sweep([*(over(group, given) for group in groups), *recipes])
+    with planning(options.get("quiet", False)) as planned:
+        return sweep([*(over(group, given) for group in groups), *recipes], planned)
 
 
 def print_explanations(asked: Sweep, as_json: bool, question: Question | None = None) -> int:

@@ -21,7 +21,7 @@ def tell_hints(asked: Sweep) -> None:
 
 def hints(asked: Sweep) -> Iterator[str]:
     """Yield what takes long; that there is wgmma, where sm_90 alone is asked for; what asks sm_90a for mma.sync, or needs it."""
-    if any(candidate.plan.spec.form == "cute" and not candidate.broken for candidate in asked.candidates):
+    if any(candidate.plan.spec.form == "cute" and not candidate.rules for candidate in asked.candidates):
         yield "form cute takes 15 s a kernel or more, nearly all of it in CuTe's headers"
     archs = {candidate.plan.spec.arch for candidate in asked.candidates}
     for candidate in asked.candidates:

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import click
 
@@ -15,7 +16,10 @@ from generator.pipeline import Outcome
 
 SIGN_OF_LIFE_S = 10.0
 """After so long without a variant, a line says that one is being made: all of CuTe takes 15 s and more."""
+PLANNING_LINE_S = 1.0
+"""After so long of planning, a terminal shows how far it is; most requests are planned before."""
 Tell = Callable[[Outcome], None]
+Planned = Callable[[int, int], None]
 _AT_ONCE = ("cached", "present")
 
 
@@ -98,11 +102,42 @@ def _plain(total: int) -> Iterator[Tell]:
 
 @contextmanager
 def _live(total: int) -> Iterator[Tell]:
+    pace = _Pace(total)
+    with _bar(total) as update:
+        yield lambda outcome: update(advance=1, pace=pace.after(outcome))
+
+
+@contextmanager
+def planning(quiet: bool) -> Iterator[Planned]:
+    """Yield what is to be told how many of how many are planned: a line on a terminal, a plain line now and then elsewhere."""
+    start, on_terminal = time.perf_counter(), sys.stderr.isatty()
+    due = start + (PLANNING_LINE_S if on_terminal else SIGN_OF_LIFE_S)
+    update: Callable[..., None] | None = None
+    with ExitStack() as line:
+
+        def planned(done: int, total: int) -> None:
+            nonlocal due, update
+            now = time.perf_counter()
+            if quiet or now < due:
+                return
+            seconds_each = (now - start) / done
+            pace = f"{1 / seconds_each:.3g} plans/s, {_duration(seconds_each * (total - done))} left"
+            if on_terminal:
+                update = update or line.enter_context(_bar(total))
+                update(completed=done, pace=pace)
+            else:
+                due = now + SIGN_OF_LIFE_S
+                click.echo(f"[{done:{len(str(total))}}/{total}] planned ({pace})", err=True)
+
+        yield planned
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[..., None]]:
+    """Show a line with a bar while it lasts, and yield what changes it."""
     from rich.console import Console  # 0.1 s, for a terminal only
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[pace]}"))
-    pace = _Pace(total)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, pace="")
-        yield lambda outcome: bar.update(task, advance=1, pace=pace.after(outcome))
+        yield partial(bar.update, bar.add_task("", total=total, pace=""))
