@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -27,9 +32,28 @@ def scratch_library(folder: Path | None) -> Iterator[Library]:
     if folder is not None:
         yield Library(folder)
         return
-    place = Path(tempfile.mkdtemp(prefix="hgemm-"))
+    with _terminated_in_order():
+        place = Path(tempfile.mkdtemp(prefix="hgemm-"))
+        try:
+            yield Library(place)
+        finally:
+            if not failures_of(place):
+                shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _terminated_in_order() -> Iterator[None]:
+    """Let SIGTERM end the process by an exception, so that what is held is let go; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
-        yield Library(place)
+        yield
     finally:
-        if not failures_of(place):
-            shutil.rmtree(place, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt what the first one began
+    sys.exit(128 + number)
