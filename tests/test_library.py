@@ -155,7 +155,7 @@ def test_a_corrupt_record_is_one_line_and_hides_nothing_else(library: Library, d
         library.load("one")
     one_line(caught.value)
     assert [row["symbol"] for row in library.rows()] == ["two"]
-    assert "one/record.json" in caplog.text
+    assert library.field_names() and library.rows() and caplog.text.count("one/record.json") == 1
 
 
 def test_a_record_of_another_symbol_is_refused(library: Library) -> None:

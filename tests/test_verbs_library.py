@@ -105,6 +105,13 @@ def test_list_prints_aligned_text_without_colour(folder: Path) -> None:
     assert [row["registers"] for row in rows] == ["128", "200", "90"]
 
 
+def test_a_damaged_record_is_warned_of_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Though the library is asked for its fields, for its rows, and for those that --arch leaves out."""
+    (folder / "hgemm_sm80_nn" / "record.json").write_text("{")
+    assert listed(folder, "--arch", "89,90", "--where", "registers > 100") == ["hgemm_sm89_tn_big"]
+    assert len(caplog.records) == 1 and "hgemm_sm80_nn/record.json" in caplog.text
+
+
 def test_list_of_nothing_says_so_on_stderr(folder: Path) -> None:
     result = call(list, "--library", folder, "--arch", "90")
     assert result.exit_code == 0 and result.stdout == "" and "no variant" in result.stderr

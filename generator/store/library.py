@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +26,10 @@ _REPLACEMENTS = 2
 
 @dataclass(frozen=True)
 class Library:
-    """The library in a folder; it holds nothing open, so it may be copied, pickled and shared."""
+    """The library in a folder; it holds nothing open, so it may be copied, pickled and shared. It warns of a thing once."""
 
     folder: Path
+    _warned: set[str] = field(default_factory=set, init=False, compare=False, repr=False)
 
     def publish(self, record: dict[str, Any], files: Mapping[str, bytes]) -> Path:
         """Write a variant whole, replacing one of the same symbol, and return its folder.
@@ -120,8 +121,8 @@ class Library:
             return self._with_index(lambda index: question(self._healed(index)))
         except (sqlite3.Error, OSError) as error:
             if scan(self.folder):
-                _LOG.warning(
-                    "the index of %s cannot be used, %s; its folders are read instead", self.folder, reason_of(error)
+                self._warn(
+                    f"the index of {self.folder} cannot be used, {reason_of(error)}; its folders are read instead"
                 )
             return otherwise()
 
@@ -160,7 +161,12 @@ class Library:
             try:
                 variant = self.get(symbol, verify=False)
             except LibraryError as error:
-                _LOG.warning("%s", error)
+                self._warn(str(error))
                 continue
             if variant:
                 yield variant.record
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _LOG.warning("%s", text)

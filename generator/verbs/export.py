@@ -59,9 +59,10 @@ def command(
     as_json: bool,
     **filters: str,
 ) -> None:
-    rows = select_rows(Library(library), Selection(**filters))
+    opened = Library(library)
+    rows = select_rows(opened, Selection(**filters))
     symbols = [str(row["symbol"]) for row in rows]
-    tell_left_out(Library(library), Selection(**filters))
+    tell_left_out(opened, Selection(**filters))
     missing = lacking(cc)
     if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
         raise HgemmError(f"no {missing} is here: name another with --cc, or leave that out for the sources alone")

@@ -85,10 +85,11 @@ def command(
     if shapes:
         Shape.parse_list(shapes)
     require_writable(junit)
-    tell_left_out(Library(library), Selection(**filters), symbols)
-    chosen = choose(Library(library), symbols, Selection(**filters))
+    opened = Library(library)
+    tell_left_out(opened, Selection(**filters), symbols)
+    chosen = choose(opened, symbols, Selection(**filters))
     if emulate:
-        found = _emulated(Library(library), chosen, shapes, seed, jobs, timeout)
+        found = _emulated(opened, chosen, shapes, seed, jobs, timeout)
     else:
         found = _on_device(library, chosen, shapes, seed, jobs, timeout, code)
     outcomes = []
