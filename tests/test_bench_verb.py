@@ -110,6 +110,7 @@ def test_results_are_written_in_every_form(driver: BenchDriver, folder: Path, tm
     assert [row["ours"] for row in rows] == ["hgemm_fast", ""] and rows[0]["ratio_first"] == "1.25"
     suite = ElementTree.parse(files["junit"]).getroot()[0]
     assert [len(case.findall("skipped")) for case in suite] == [0, 1] and suite.get("tests") == "2"
+    assert result.stderr.splitlines()[-3:] == [f"hgemm: wrote {path}" for path in files.values()]
 
 
 def test_by_dispatch_alone_only_what_the_library_selects_is_measured(driver: BenchDriver, folder: Path) -> None:

@@ -87,6 +87,7 @@ def test_verify_fails_where_a_variant_is_wrong(driver: FakeDriver, folder: Path,
     report = tmp_path / "junit.xml"
     result = call(verify, "--device", "--library", folder, "--shapes", SHAPES, "--junit", report)
     assert result.exit_code == 1 and "FAIL  hgemm_bad  0/2 shapes  33x49x17 alpha=1: integer: " in result.stdout
+    assert result.stderr == f"hgemm: wrote {report}\n"
     suites = {suite.get("name"): suite for suite in ElementTree.parse(report).getroot()}
     assert suites["hgemm_bad"].get("failures") == "2" and suites["hgemm_good"].get("failures") == "0"
     assert suites["hgemm_unfit"].get("skipped") == "1"

@@ -102,6 +102,8 @@ def command(
         click.echo(json.dumps([plain(asdict(outcome)) for outcome in outcomes], indent=1))
     else:
         click.echo(summary_of(outcomes))
+    if junit:
+        click.echo(f"hgemm: wrote {junit}", err=True)
     ctx.exit(int(any(outcome.failed for outcome in outcomes) or not any(outcome.passed for outcome in outcomes)))
 
 

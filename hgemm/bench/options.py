@@ -32,6 +32,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 STATES = ("steady", "burst", "solo")
 BASELINES = {"cublaslt": CublasLt, "torch": Torch, "none": None}
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_WRITTEN = ("keep", "csv", "junit")
+"""Options whose files are written."""
 _NUMBER = click.FloatRange(min=0.0)
 
 _PROBLEMS = (
@@ -192,7 +194,7 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     from hgemm.bench.written import write_csv, write_junit
 
     plan = replace(plan_of(kernels, options), record=library if options["record"] else None, **changed)
-    require_writable(*(options[name] for name in ("keep", "csv", "junit")))
+    require_writable(*(options[name] for name in _WRITTEN))
     device = open_device()
     if options["dispatched"]:
         plan = replace(plan, chosen=_selecting(library, Target.of(device)))
@@ -203,6 +205,8 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     if options["junit"]:
         write_junit(options["junit"], results)
     click.echo(json.dumps(document, indent=1) if options["as_json"] else table(results))
+    for written in filter(None, (options[name] for name in _WRITTEN)):
+        click.echo(f"hgemm: wrote {written}", err=True)
     if document["lost"]:
         raise DeviceError(document["lost"])
     measured = all(result.get("ours") and not _wrong(result) for result in results)
