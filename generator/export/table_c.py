@@ -86,6 +86,8 @@ def table_c(table: Table, shortlists: Shortlists, facts: Mapping[str, Facts], im
             "/* Written by the HGEMM generator: this library's kernels, in the order of its table.json. */",
             '#include "internal.h"',
             "",
+            f'_Static_assert(HGEMM_HAS_MEASURED == {HAS_MEASURED}U, "regions below are marked by another bit");',
+            "",
             *_array("hgemm_group", "groups", "GROUP_COUNT", map(_group, table.groups)),
             *_array("hgemm_row", "rows", "ROW_COUNT", (_row(row, facts[row.symbol], images) for row in table.rows)),
             *_array("hgemm_survey", "surveys", "SURVEY_COUNT + 1", [*_surveys(table), "{0}"]),
