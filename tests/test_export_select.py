@@ -15,11 +15,13 @@ import pytest
 from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loaded
 
 from generator.store.library import Library
+from hgemm.errors import UnfitError
 from hgemm.facts import Facts
 from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
 from hgemm.library import open_library
 from hgemm.problem import Problem
 from hgemm.select import Selector
+from hgemm.serving import wants
 from hgemm.table import PTX, Table, kind_of
 from hgemm.target import TYPICAL, Target
 from hgemm.wanted import Wanted
@@ -117,19 +119,21 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
     kinds = sorted({kind_of(Facts.of(record.data)) for record in measured_library.records()}, key=str)
     chosen: dict[str, int] = {}
     rules = [0, 0, 0]
+    kinds_told: set[str] = set()
     for _ in range(PROBLEMS):
         target, kind, problem, workspace_bytes = drawn(rng, kinds, table)
         if target not in selectors:
             selectors[target] = Selector(table, target)
-        expected = selectors[target].find(Wanted.of(kind, problem, workspace_bytes))
+        wanted = Wanted.of(kind, problem, workspace_bytes)
+        expected = selectors[target].find(wanted)
         again = [
             in_c(library, target, kind, problem, workspace_bytes) for _ in range(2)
         ]  # the second from what was kept
         assert bytes(again[0][1]) == bytes(again[1][1])
         status, found = again[1]
         if expected is None:
-            assert status in (WORKSPACE, NO_KERNEL), library.hgemm_last_message()
             assert (found.symbol, found.variant) == (None, -1)
+            kinds_told.add(told_alike(library.hgemm_last_message().decode(), status, selectors[target], wanted))
             continue
         assert status == OK, library.hgemm_last_message()
         assert found.symbol.decode() == expected.symbol == table.rows[found.variant].symbol
@@ -139,6 +143,58 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
         rules[expected.rule] += 1
     assert sum(chosen.values()) > PROBLEMS // 2 and len(chosen) > len(table.rows) // 2, "the draw is too narrow"
     assert min(rules) > PROBLEMS // 50, rules
+    assert kinds_told >= {"no such kind", "more workspace", "alignment what workspace"}, kinds_told
+
+
+def test_c_tells_what_there_lacks_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
+    """On devices with little shared memory, and for problems of more tiles than a grid has."""
+    table, rng, kinds_told = open_library(measured_library.folder).table, random.Random(1), set()
+    kinds = sorted({kind_of(Facts.of(record.data)) for record in measured_library.records()}, key=str)
+    for _ in range(300):
+        target, kind, problem, workspace_bytes = drawn(rng, kinds, table)
+        target = replace(target, smem_bytes_per_cta=rng.choice([1024, 40 * 1024]))
+        if rng.random() < 0.5:
+            leading = {"lda": 8 if kind.layout[0] == "t" else 2**30, "ldb": 8 if kind.layout[1] == "n" else 2**21}
+            problem = replace(problem, m=2**30, n=2**21, k=8, batch=1, **leading, ldc=2**21, ldd=2**21)
+        wanted, selector = Wanted.of(kind, problem, workspace_bytes), Selector(table, target)
+        status, _ = in_c(library, target, kind, problem, workspace_bytes)
+        assert (status == OK) == (selector.find(wanted) is not None), library.hgemm_last_message()
+        if status != OK:
+            kinds_told.add(told_alike(library.hgemm_last_message().decode(), status, selector, wanted))
+    assert {"fewer", "shared", "alignment"} <= {word for told in kinds_told for word in told.split()}, kinds_told
+
+
+def told_alike(text: str, status: int, selector: Selector, wanted: Wanted) -> str:
+    """Hold what C tells of a problem that nothing serves against what Python does, and return which kind of message it is."""
+    with pytest.raises(UnfitError) as caught:
+        selector.choose(wanted)
+    reason, listed = str(caught.value), counts_of(text)
+    if status == WORKSPACE:
+        groups = [selector.table.groups[place] for _, place in selector.ways]
+        of_kind = [group for group in groups if serves(group.kind, wanted.kind.code)]
+        rows = [row for group in of_kind for row in selector.table.rows[group.first : group.first + group.count]]
+        short = [
+            row for row in rows if [want.split()[0] for want in wants(row, wanted, selector.target)] == ["workspace"]
+        ]
+        needed = min(row.workspace_bytes(wanted.m, wanted.n, wanted.batch) for row in short)
+        assert text == f"the workspace has {wanted.workspace_bytes} bytes, and {needed} are needed"
+        assert any(want.startswith("workspace") for want in counts_of(reason))
+        return "more workspace"
+    assert status == NO_KERNEL and listed == counts_of(reason), (text, reason)
+    if listed:
+        return " ".join(sorted(want.split()[0] for want in listed))
+    runs = "no variant runs on" in reason
+    assert ("no kernel of this library runs on sm_" in text) == runs, text
+    assert ("has this layout, types, bias and activation" in text) != runs == ("no variant computes" not in reason), (
+        text
+    )
+    return "no code" if runs else "no such kind"
+
+
+def counts_of(text: str) -> dict[str, tuple[str, str]]:
+    """Return for how many kernels of how many there lacks what, as a message lists it."""
+    listed = text.partition("there lacks ")[2].partition(";")[0]
+    return {want: (count, of) for want, count, of in re.findall(r"(.+?) for (\d+) of (\d+)(?:, |$)", listed)}
 
 
 def test_the_table_that_is_exported_is_the_librarys(paper_library: Library, paper_export: Path) -> None:
@@ -176,7 +232,12 @@ def test_what_is_missing_is_told(library: ctypes.CDLL) -> None:
     assert library.hgemm_last_message() == b"no kernel for sm_90 has this layout, types, bias and activation"
     narrow = Target((9, 0), 132, 1024)
     status, _ = in_c(library, narrow, Kind(), Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 0)
-    assert status == NO_KERNEL and b"more shared memory than the 1024 bytes of a CTA" in library.hgemm_last_message()
+    assert status == NO_KERNEL and re.fullmatch(
+        rb"no kernel for sm_90 takes 64x64x64, 1 times: there lacks shared memory \(a CTA has 1024 B\) for (\d+) of \1(, .*)?",
+        library.hgemm_last_message(),
+    )
+    status, _ = in_c(library, Target((5, 0), 13, 49152), Kind(), Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 0)
+    assert (status, library.hgemm_last_message()) == (NO_KERNEL, b"no kernel of this library runs on sm_50")
     only_splits = Kind("tn", "f16", "f16", "f32")
     status, _ = in_c(library, Target.typical("sm_80"), only_splits, Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 100)
     assert status == WORKSPACE and library.hgemm_last_message().startswith(b"the workspace has 100 bytes, and ")

@@ -5,7 +5,6 @@
 
 #define MAX_EXTENT (INT64_C(2147483648) - 1024) /* kernels' 32-bit indices run past the edge by a cluster's tiles */
 #define MAX_SPAN_BYTES 4e18                    /* below 2^62 */
-#define MAX_MAP_STRIDE_BYTES (INT64_C(1) << 40)
 enum { MAX_ALIGN = 8, WORKSPACE_ALIGN_BYTES = 16, SECTOR_BYTES = 32 };
 
 /* `rows` of `columns` contiguous elements, a leading dimension apart; `batch` of them, a batch stride apart. */
@@ -114,7 +113,7 @@ static int straddles(Matrix const *x) {
 static uint32_t smaller(uint32_t x, uint32_t y) { return x < y ? x : y; }
 
 static int mappable(Matrix const *x) {
-  int64_t const most = MAX_MAP_STRIDE_BYTES >> x->element_bytes / 2;
+  int64_t const most = HGEMM_MAX_MAP_STRIDE_BYTES >> x->element_bytes / 2;
   return (x->rows == 1 || x->leading < most) && x->stride < most;
 }
 

@@ -93,6 +93,9 @@ hgemm_status hgemm_check(hgemm_problem const *problem, enum hgemm_purpose purpos
 /* Checks what depends on the kernel: that D keeps clear of the workspace it uses. */
 hgemm_status hgemm_check_workspace(hgemm_call const *call, enum hgemm_purpose purpose, uint64_t needed);
 
+enum { HGEMM_MAX_CTAS = 2147483647 };
+#define HGEMM_MAX_MAP_STRIDE_BYTES (INT64_C(1) << 40) /* that TMA addresses */
+
 /* ---- Selection --------------------------------------------------------------------------------------------------------- */
 
 typedef struct hgemm_target {
@@ -128,6 +131,16 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
 
 /* Writes which row is taken, and the hgemm_rule by which, or tells why there is none. */
 hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted, hgemm_found *found);
+
+/* Tells what there lacks where no row serves a problem, and returns the status that goes with it. */
+hgemm_status hgemm_lacking(hgemm_target const *target, hgemm_wanted const *wanted);
+
+/* Whether kernels of one kind compute products of another: of the same, but for accumulation, which may be more exact. */
+int hgemm_same_kind(uint32_t offered, uint32_t wanted);
+int hgemm_whole_tiles(hgemm_row const *row, hgemm_wanted const *wanted);
+
+/* Writes a row's CTA tiles, batches counted; 0 where a grid cannot have so many. */
+int hgemm_grid_tiles(hgemm_row const *row, hgemm_wanted const *wanted, uint64_t *tiles);
 
 /* CTA tiles of one D, those that complete clusters counted; in all else, `tiles` are those of all batches. */
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);

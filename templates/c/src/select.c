@@ -6,7 +6,7 @@
 #define COST_LIMIT (UINT64_C(1) << 62)
 #define KIB_LIMIT (UINT64_C(1) << 40)
 #define CORRECTED_LIMIT (UINT64_C(1) << 46)
-enum { MAX_CTAS = 2147483647, COUNTERS_ROUND_BYTES = 256 };
+enum { COUNTERS_ROUND_BYTES = 256 };
 enum { AGAIN_BITS = 12 };
 #define ACC_MASK (UINT32_C(15) << 16)
 
@@ -90,11 +90,9 @@ static uint64_t clocks_of(hgemm_target const *target, uint32_t place, hgemm_want
 
 /* ---- What serves ------------------------------------------------------------------------------------------------------- */
 
-static int same_kind(uint32_t offered, uint32_t wanted) { /* but for accumulation, which may be more exact */
+int hgemm_same_kind(uint32_t offered, uint32_t wanted) {
   return ((offered ^ wanted) & ~ACC_MASK) == 0 && (offered & ACC_MASK) <= (wanted & ACC_MASK);
 }
-
-enum { SERVES, LACKS_WORKSPACE, REFUSES };
 
 /* What is not refused: of an alignment the smaller ones too. What depends on the row besides is brought, and looked at later. */
 static uint32_t brought(hgemm_wanted const *w) {
@@ -102,20 +100,24 @@ static uint32_t brought(hgemm_wanted const *w) {
          (w->k > 0 && w->mappable ? NEEDS_MAPS : 0) | (w->k > 0 ? NEEDS_WHOLE_TILES : 0) | NEEDS_WORKSPACE;
 }
 
-static int whole_tiles(hgemm_row const *row, hgemm_wanted const *w) {
+int hgemm_whole_tiles(hgemm_row const *row, hgemm_wanted const *w) {
   return w->m % row->tile_m == 0 && w->n % row->tile_n == 0 && w->k % row->tile_k == 0;
+}
+
+int hgemm_grid_tiles(hgemm_row const *row, hgemm_wanted const *w, uint64_t *tiles) {
+  *tiles = hgemm_tiles(row, w->m, w->n);
+  if (*tiles > HGEMM_MAX_CTAS) return 0;
+  *tiles *= (uint64_t)w->batch;
+  return *tiles <= HGEMM_MAX_CTAS && *tiles * row->splits <= HGEMM_MAX_CTAS;
 }
 
 /* Whether a row that runs here takes a problem of its kind, which brings so much; `tiles` are then its CTA tiles, batches counted. */
 static int takes(hgemm_target const *target, uint32_t place, hgemm_wanted const *w, uint32_t bits, uint64_t *tiles) {
   hgemm_row const *const row = &hgemm_rows[place];
   uint32_t const needs = target->needs[place];
-  if ((needs & ~bits) != 0 || (needs & NEEDS_WHOLE_TILES && !whole_tiles(row, w))) return REFUSES;
-  *tiles = hgemm_tiles(row, w->m, w->n);
-  if (*tiles > MAX_CTAS) return REFUSES;
-  *tiles *= (uint64_t)w->batch;
-  if (*tiles > MAX_CTAS || *tiles * row->splits > MAX_CTAS) return REFUSES;
-  return !(needs & NEEDS_WORKSPACE) || hgemm_workspace_bytes(row, *tiles) <= w->workspace_bytes ? SERVES : LACKS_WORKSPACE;
+  if ((needs & ~bits) != 0 || (needs & NEEDS_WHOLE_TILES && !hgemm_whole_tiles(row, w))) return 0;
+  if (!hgemm_grid_tiles(row, w, tiles)) return 0;
+  return !(needs & NEEDS_WORKSPACE) || hgemm_workspace_bytes(row, *tiles) <= w->workspace_bytes;
 }
 
 /* ---- What was measured ------------------------------------------------------------------------------------------------- */
@@ -190,7 +192,7 @@ static hgemm_found best_measured(hgemm_target const *target, hgemm_wanted const 
   for (uint32_t i = 0; i < same->order_count; ++i) {
     uint32_t const row = hgemm_orders[same->first_order + i];
     uint64_t tiles;
-    if (target->row_ways[row] == way && takes(target, row, w, brought(w), &tiles) == SERVES) {
+    if (target->row_ways[row] == way && takes(target, row, w, brought(w), &tiles)) {
       hgemm_found const found = {row, HGEMM_RULE_MEASURED, tiles, clocks_of(target, row, w, size_of(w), tiles, NO_LIMIT)};
       return found;
     }
@@ -211,7 +213,7 @@ static hgemm_found best_near(hgemm_target const *target, hgemm_wanted const *w, 
     limit.factor = hgemm_nears[i].factor;
     if (target->row_ways[place] != way) continue;
     if (corrected(row->launch_clocks + once_clocks(row, kib_of(row, size)), limit.factor) >= limit.least) continue;
-    if (takes(target, place, w, bits, &tiles) != SERVES) continue;
+    if (!takes(target, place, w, bits, &tiles)) continue;
     clocks = clocks_of(target, place, w, size, tiles, limit);
     if (corrected(clocks, limit.factor) < limit.least) {
       limit.least = corrected(clocks, limit.factor);
@@ -223,49 +225,18 @@ static hgemm_found best_near(hgemm_target const *target, hgemm_wanted const *w, 
 
 /* ---- Selection --------------------------------------------------------------------------------------------------------- */
 
-/* What a search without success has seen. */
-typedef struct Seen {
-  int kind_is_there, memory_suffices;
-  uint64_t least_workspace;
-} Seen;
-
-static hgemm_status none(hgemm_target const *target, hgemm_wanted const *w, Seen const *seen) {
-  if (seen->least_workspace != UINT64_MAX) {
-    return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace has %llu bytes, and %llu are needed",
-                      (unsigned long long)w->workspace_bytes, (unsigned long long)seen->least_workspace);
-  }
-  if (!seen->kind_is_there) {
-    return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu has this layout, types, bias and activation",
-                      (unsigned long)target->number);
-  }
-  if (!seen->memory_suffices) {
-    return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "all kernels for sm_%lu of this kind take more shared memory than the %lu bytes of a CTA",
-                      (unsigned long)target->number, (unsigned long)target->smem_bytes);
-  }
-  return hgemm_fail(HGEMM_ERROR_NO_KERNEL,
-                    "no kernel for sm_%lu takes %lldx%lldx%lld, %lld times, with A, B and D aligned to %lu, %lu and %lu elements",
-                    (unsigned long)target->number, (long long)w->m, (long long)w->n, (long long)w->k, (long long)w->batch,
-                    (unsigned long)w->align_a, (unsigned long)w->align_b, (unsigned long)w->align_d);
-}
-
 /* The row of least estimate of all that run in this way. */
-static hgemm_found best_estimated(hgemm_target const *target, hgemm_wanted const *w, uint8_t way, Seen *seen) {
+static hgemm_found best_estimated(hgemm_target const *target, hgemm_wanted const *w, uint8_t way) {
   hgemm_found best = NONE;
   uint32_t const bits = brought(w);
   Size const size = size_of(w);
   for (uint32_t i = 0; i < target->count; ++i) {
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
-    if (target->ways[target->order[i]] != way || !same_kind(group->kind, w->kind)) continue;
-    seen->kind_is_there = 1;
+    if (target->ways[target->order[i]] != way || !hgemm_same_kind(group->kind, w->kind)) continue;
     for (uint32_t row = group->first; row < group->first + group->count; ++row) {
       hgemm_found found = {row, HGEMM_RULE_ESTIMATED, 0, 0};
       Limit const limit = {best.row < HGEMM_ROW_COUNT ? best.clocks : UINT64_MAX, 1};
-      int const fits = target->row_ways[row] == way, answer = fits ? takes(target, row, w, bits, &found.tiles) : REFUSES;
-      seen->memory_suffices |= fits;
-      if (answer == LACKS_WORKSPACE) {
-        seen->least_workspace = smaller(seen->least_workspace, hgemm_workspace_bytes(&hgemm_rows[row], found.tiles));
-      }
-      if (answer != SERVES) continue;
+      if (target->row_ways[row] != way || !takes(target, row, w, bits, &found.tiles)) continue;
       found.clocks = clocks_of(target, row, w, size, found.tiles, limit);
       if (found.clocks < best.clocks || best.row == HGEMM_ROW_COUNT) best = found;
     }
@@ -278,14 +249,13 @@ static hgemm_status search(hgemm_target const *target, hgemm_wanted const *w, hg
   uint32_t const region = survey != NULL ? hgemm_regions[(survey - hgemm_surveys) * HGEMM_REGION_COUNT + region_of(w)] : 0;
   uint32_t const list = region & ~HGEMM_HAS_MEASURED;
   hgemm_measured const *const same = region != list && survey->sms == target->sms ? find_same(survey, w) : NULL;
-  Seen seen = {0, 0, UINT64_MAX};
   for (uint8_t way = HGEMM_EXACT; way <= HGEMM_PTX; ++way) {
     *found = same != NULL ? best_measured(target, w, same, way) : NONE;
     if (found->row == HGEMM_ROW_COUNT && survey != NULL) *found = best_near(target, w, list, way);
-    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, w, way, &seen);
+    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, w, way);
     if (found->row < HGEMM_ROW_COUNT) return HGEMM_OK;
   }
-  return none(target, w, &seen);
+  return hgemm_lacking(target, w);
 }
 
 /* ---- What a thread chose before ---------------------------------------------------------------------------------------- */

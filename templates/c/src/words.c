@@ -4,7 +4,7 @@
 
 #include "internal.h"
 
-enum { MESSAGE_BYTES = 256 };
+enum { MESSAGE_BYTES = 640 };
 
 static _Thread_local char message[MESSAGE_BYTES];
 
