@@ -6,6 +6,7 @@ The numbers are those of the enumerations in hgemm.h (templates/c/include), so t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from hgemm.dtypes import OUTPUTS, in_memory
 from hgemm.errors import unknown
@@ -58,7 +59,7 @@ class Kind:
         """Return the kind of a number that `code` gave."""
         return cls(**{name: word_of(code, name) for name in _WORDS})
 
-    @property
+    @cached_property
     def code(self) -> int:
         """Return the kind as one number, a digit of 4 bits a field."""
         digits = [words.index(getattr(self, name)) for name, words in _WORDS.items()]

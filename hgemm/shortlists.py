@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from functools import lru_cache
 
 import numpy as np
 
@@ -67,9 +68,10 @@ class Lists:
         self._overlapping = np.array([overlapping(row, self.target) for row in rows])
         self._with_workspace = np.array([row.workspace_bytes(1, 1, 1) > 0 for row in rows])
         logs = [centred(dict(problem.ratios)) for problem in straight]
-        self._logs = np.array([[of.get(row, math.nan) for row in self.places] for of in logs]).reshape(
+        measured = np.array([[of.get(row, math.nan) for row in self.places] for of in logs]).reshape(
             len(logs), len(rows)
         )
+        self._logs, self._measured = np.nan_to_num(measured), ~np.isnan(measured)
 
     def at(self, region: int) -> Listed:
         """Return the list of a region, first what does best in most of it: of the others it then suffices to know a part."""
@@ -82,7 +84,7 @@ class Lists:
         """Work out lists of regions that all straddle or all do not, together: that is several times as fast."""
         if not self.places:
             return dict.fromkeys(regions, ())
-        samples = np.array([extents_in(region, apart) for region in regions for apart in PLACES])
+        samples = _samples(range(regions[0] % STRAIGHT, regions[0] % STRAIGHT + len(regions)))
         factors = np.array([self._factors(point(*map(int, middle))) for middle in samples[:: len(PLACES)]])
         costs = (
             self.estimates(samples, 2 * (regions[0] >= STRAIGHT)).reshape(len(regions), len(PLACES), -1)
@@ -90,17 +92,17 @@ class Lists:
         )
         least = costs.min(axis=2, keepdims=True)
         scores = np.minimum(costs / np.where(np.isfinite(least), least, 1), FAR)
-        found = {}
-        for region, its, its_factors in zip(regions, scores, factors, strict=True):
-            plain = _covering(np.where(self._with_workspace, FAR, its), LISTED)
-            chosen = plain + _covering(np.where(self._with_workspace, its, FAR), LISTED_WITH_WORKSPACE)
-            found[region] = tuple((self.places[at], int(its_factors[at])) for at in chosen)
-        return found
+        plain = _covering(np.where(self._with_workspace, FAR, scores), LISTED)
+        others = _covering(np.where(self._with_workspace, scores, FAR), LISTED_WITH_WORKSPACE)
+        return {
+            region: tuple((self.places[at], int(its_factors[at])) for at in first + then)
+            for region, first, then, its_factors in zip(regions, plain, others, factors, strict=True)
+        }
 
     def _factors(self, at: Point) -> np.ndarray:
         """Return what hgemm.measured.nearness.Nearby.factors does, as an array: ONE where a variant was never measured."""
         weights = np.exp(-(np.abs(self._points - at) @ (ROWS_WEIGHT, 1, 1, ROWS_WEIGHT)) / WIDTH)
-        exponents = weights @ np.nan_to_num(self._logs) / (weights @ ~np.isnan(self._logs) + DOUBT)
+        exponents = weights @ self._logs / (weights @ self._measured + DOUBT)
         return np.clip(np.rint(ONE * np.exp(exponents)), LEAST, MOST)
 
     def estimates(self, problems: np.ndarray, straddling: int = 0) -> np.ndarray:
@@ -130,16 +132,27 @@ def way_serves(row: Row, way: int | None, best: int | None, target: Target) -> b
     return way is not None and way == best and row.smem_bytes <= target.smem_bytes_per_cta
 
 
-def _covering(scores: np.ndarray, count: int) -> list[int]:
-    """Return so many variants, one after the other that which leaves the least over the best at all places together."""
-    chosen: list[int] = []
-    least = np.full((len(scores), 1), FAR)
+@lru_cache(STRAIGHT // COUNTS[2])
+def _samples(regions: range) -> np.ndarray:
+    """Return the problems at which regions are looked at, which are those of every survey."""
+    return np.array([extents_in(region, apart) for region in regions for apart in PLACES])
+
+
+def _covering(scores: np.ndarray, count: int) -> list[list[int]]:
+    """Return so many variants of each region, one after the other that which leaves the least over the best at all places together.
+
+    Shapes: scores (region, place, variant).
+    """
+    regions = np.arange(len(scores))
+    chosen: list[list[int]] = [[] for _ in regions]
+    least = np.full((*scores.shape[:2], 1), FAR)
+    useful, taken = scores.min(axis=1) < FAR, np.zeros((len(scores), scores.shape[2]), bool)
+    goes_on = np.ones(len(scores), bool)
     for _ in range(count):
-        left = np.minimum(scores, least).sum(0)
-        left[chosen] = math.inf
-        best = int(left.argmin())
-        if scores[:, best].min() >= FAR or best in chosen:
-            break
-        chosen.append(best)
-        least = np.minimum(least, scores[:, best : best + 1])
+        best = np.where(taken, math.inf, np.minimum(scores, least).sum(1)).argmin(1)
+        goes_on &= useful[regions, best] & ~taken[regions, best]
+        for region in np.flatnonzero(goes_on):
+            chosen[region].append(int(best[region]))
+        taken[regions, best] = True
+        least = np.minimum(least, scores[regions, :, best][:, :, None])
     return chosen
