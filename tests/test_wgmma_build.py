@@ -44,6 +44,15 @@ VARIANTS = [
     {"tile": "64x64x64", "schedule": "cluster_k:4"},
     {"tile": "256x128x64", "align": "2", "beta": "on"},
     {"tile": "128x128x64", "align": "4", "align_d": "8", "layout": "nt", "schedule": "stream_k", "consumers": "2"},
+    {
+        "tile": "128x256x64",
+        "align": "2",
+        "layout": "tt",
+        "schedule": "stream_k",
+        "consumers": "2",
+        "out": "f32",
+        "beta": "on",
+    },
     {"tile": "32x64x64", "swapped": "on", "copy": "cp_async", "dtype": "bf16", "layout": "nn", "ctas_per_sm": "2"},
 ]
 

@@ -188,6 +188,7 @@ LEGAL = (
     "arch=90a cta_tile=16x128x64 align_b=4 layout=tt schedule=cluster_k:4",
     "arch=90a dtype_a=tf32 align_a=1 align_b=2",
     "arch=90a mma=wgmma copy=cp_async cta_tile=128x128x64 cooperation=pingpong",
+    "arch=90a mma=wgmma copy=cp_async cta_tile=128x256x64 schedule=stream_k",
 )
 
 

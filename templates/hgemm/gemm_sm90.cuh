@@ -77,6 +77,9 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   static constexpr bool in_cluster = Policy::schedule == Schedule::cluster_k;
   static_assert(!in_cluster || (Place::size == 1 && sizeof(typename Mainloop::Shared) >= Reduction::bytes),
                 "a cluster that splits k shares no operand, and its sums fit the stages");
+  // Beside producers that copy consumers have fewer registers, and what both keep from before they part, ptxas spills.
+  static constexpr bool each_counts_tiles = streams<Policy> && !Mainloop::by_tma;
+  static constexpr int many_words = Mainloop::by_tma ? 33 : 26;  // of 4 sums
   HGEMM_SHARED(SharedStorage<Policy>, shared);
 
   Place const place;
@@ -84,7 +87,8 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   int const consumer = warp / 4;  // warpgroup; the producer comes after the last of them
   int const k_tiles = Mainloop::by_tma || problem.k > 0 ? (problem.k + Policy::tile_k - 1) / Policy::tile_k : 1;
   uint32_t const worker = atoms::cta_x() / Place::size;
-  typename SchedulerOf<ClusterTile<Policy>>::Type scheduler(problem, worker, atoms::grid_x() / Place::size);
+  using Tiles = typename SchedulerOf<ClusterTile<Policy>>::Type;
+  Tiles scheduler(problem, worker, atoms::grid_x() / Place::size);
   Mainloop mainloop(shared.mainloop, shared.barriers, place);
   Work work;
 
@@ -111,6 +115,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::registers_increase<Policy::consumer_registers>();
+    if constexpr (each_counts_tiles) scheduler = Tiles(problem, worker, atoms::grid_x());
     int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
     EpilogueSm90<Policy> epilogue(problem, maps.d, shared.epilogue, consumer, warp % 4 == 0 && atoms::elect_one());
     for (int turn = 0; scheduler.next(work); turn ^= 1) {
@@ -135,7 +140,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
           epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
         }
       } else if constexpr (streams<Policy>) {
-        using Reduction = StreamK<Policy, Accumulators, ConsumerThreads<Policy>>;
+        using Reduction = StreamK<Policy, Accumulators, ConsumerThreads<Policy>, many_words>;
         Sums<Accumulators> sums;
         uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
         if (Reduction::reduce(accumulators, sums, problem, scheduler, work, worker, is_last, place.rank, Place::size)) {
@@ -159,6 +164,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   } else {
     // ---- Producer --------------------------------------------------------------------------------------------------
     if constexpr (Policy::producer_registers > 0) atoms::registers_decrease<Policy::producer_registers>();
+    if constexpr (each_counts_tiles) scheduler = Tiles(problem, worker, atoms::grid_x());
     if (!Mainloop::by_tma || (warp == Policy::consumers * 4 && atoms::elect_one())) {
       while (scheduler.next(work)) {
         CtaWork<Policy> const mine(work, place, k_tiles);

@@ -88,13 +88,13 @@ struct SchedulerOf<Policy, true> {
 };
 
 // Workspace: counters as those of split-K; then two places a CTA, each as large as a tile's sums: for the tile within which its
-// share begins, and for the one that it begins.
-template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>>
+// share begins, and for the one that it begins. Beside MANY words of sums, few of another's fit a thread's registers at once.
+template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>, int MANY = 33>
 struct StreamK {
   using Reduction = SplitK<Policy, Accumulators, Threads>;
 
   static constexpr int words = Accumulators::mma_m * Accumulators::mma_n;  // of a thread
-  static constexpr int at_once = words > 32 ? 8 : 16;  // on their way, beside all sums and what else is in registers
+  static constexpr int at_once = words >= MANY ? 8 : 16;  // on their way
 
   // Returns whether this CTA, `rank` of a worker's `ranks`, finishes its tile; then `sums` holds the tile's sums.
   template <class Scheduler>
