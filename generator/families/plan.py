@@ -32,15 +32,15 @@ class Plan(ABC):
         What the family decides follows, where it was as the family decides it.
         """
         changed = type(self)(self.spec.having(**fields))
-        before = self.implied
-        following = {
+        others = {
             name: value
             for name, value in changed.implied.items()
-            if value != getattr(changed.spec, name)
-            and name not in fields
-            and name in before
-            and before[name] == getattr(self.spec, name)
+            if value != getattr(changed.spec, name) and name not in fields
         }
+        if not others:
+            return changed
+        before = self.implied
+        following = {name: others[name] for name in others.keys() & before if before[name] == getattr(self.spec, name)}
         return type(self)(changed.spec.having(**following)) if following else changed
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from generator.arch import ARCHS
@@ -154,14 +154,21 @@ _FITS = (
 def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
     """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few."""
     warps = [fields["warp_tile"]] if "warp_tile" in fields else warp_tiles(fields, tile)
-    warps = [warp for warp in warps if _fits(fields, _least(fields, tile, warp))]
-    for ways in (_good, _poor):
-        for warp in warps:
-            for choice in distinct(ways(fields, tile, warp)):
-                if _fits(fields, choice):  # without placements, which take longest to choose
-                    spec = _spec(fields, choice)
-                    if not any(rule(Plan(spec)) for rule in (*_FITS, rules.registers)):
-                        yield spec
+    fitting = []
+    for warp in warps:
+        if _fits(fields, _least(fields, tile, warp)):
+            fitting.append(warp)
+            yield from _legal(fields, _good(fields, tile, warp))
+    for warp in fitting:
+        yield from _legal(fields, _poor(fields, tile, warp))
+
+
+def _legal(fields: Request, choices: Iterable[Request]) -> Iterator[Spec]:
+    for choice in distinct(choices):
+        if _fits(fields, choice):  # without placements, which take longest to choose
+            plan = Plan(_spec(fields, choice))
+            if not any(rule(plan) for rule in (*_FITS, rules.registers)):
+                yield plan.spec
 
 
 def _good(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
