@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from benchmarks.fault_table_sm80 import FAULTS_SM80, NUMBERS, Fault
 from benchmarks.fault_table_sm90 import FAULTS_SM90, FAULTS_TMA
 from generator.commands.device_check import Outcome
 from generator.commands.emulate import workshop
-from generator.commands.emulated_check import request_of, workers
+from generator.commands.emulated_check import Request, request_of, workers
 from generator.commands.table import to_text
 from generator.emit import emit
 from generator.executor.build import Workshop
@@ -88,14 +88,26 @@ class Caught:
         return {"fault": self.fault.name, "caught by": by, "seed": self.seed, "first finding": self.told[:100]}
 
 
-def catch(fault: Fault, made: Workshop, seed: int, seeded: bool = True) -> Caught:
+def in_a_process(request: Request) -> Outcome:
+    """Prove a kernel where its crash harms nothing."""
+    outcome, _ = workers(1, TIMEOUT_S).check(request)
+    return outcome
+
+
+def catch(
+    fault: Fault,
+    made: Workshop,
+    seed: int,
+    seeded: bool = True,
+    check: Callable[[Request], Outcome] = in_a_process,
+) -> Caught:
     """Prove the kernel of a fault, with the fault in it or, as it should be, without."""
     with faulty_templates(fault if seeded else None) as templates:
         (plan,) = sweep([fault.options]).plans
         kernel = emit(plan, templates)
         record = {**planned(kernel), "proof": {"mma_per_tile": plan.mma_per_k_tile}}
         request = request_of(replace(made, templates=templates), kernel.source, record, fault.shapes, seed)
-        outcome, _ = workers(1, TIMEOUT_S).check(request)
+        outcome = check(request)
     return Caught(fault, *_by(outcome), seed)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.faults import FAULTS, NUMBERS, Fault, catch, faulty_templates
+from generator.commands.emulated_check import check_here
 from generator.executor.build import Workshop
 
 SEED = 0
@@ -23,13 +24,13 @@ def test_there_are_faults_of_every_kind() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 def test_a_seeded_fault_is_found(fault: Fault, workshop: Workshop) -> None:
-    caught = catch(fault, workshop, SEED)
+    caught = catch(fault, workshop, SEED, check=check_here)
     assert caught.as_expected, (caught.by, caught.told)
 
 
 @pytest.mark.parametrize("fault", SOUND, ids=lambda fault: fault.name.replace(" ", "-"))
 def test_nothing_is_found_without_it(fault: Fault, workshop: Workshop) -> None:
-    caught = catch(fault, workshop, SEED, seeded=False)
+    caught = catch(fault, workshop, SEED, seeded=False, check=check_here)
     assert caught.by == () and caught.told == ""
 
 

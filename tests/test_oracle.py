@@ -30,7 +30,7 @@ from generator.spec import parse_field
 from generator.toolchain import headers, templates_folder
 
 SEED = 20
-DRAWN = 40
+DRAWN = 24
 MAX_WRONGLY_REJECTED = 0.5
 
 
@@ -105,9 +105,9 @@ def sampled() -> list[tuple[Plan, Inspection | str]]:
     """Plans drawn at random, and what became of each: the accepted ones and those that only the rule of registers rejects."""
     source = random.Random(SEED)
     plans = [draw(source) for _ in range(DRAWN * 2)]
-    fragments = [plan for plan in (draw(source, mma="wmma16") for _ in range(DRAWN // 2)) if not violations(plan)][:8]
+    fragments = [plan for plan in (draw(source, mma="wmma16") for _ in range(DRAWN // 2)) if not violations(plan)][:6]
     accepted = [plan for plan in plans if not violations(plan)][:DRAWN]
-    rejected = [plan for plan in plans if violations(plan)][: DRAWN * 3 // 5]
+    rejected = [plan for plan in plans if violations(plan)][:20]
     plans = [*accepted, *fragments, *map(plan_of_corner, CORNERS), *rejected]
     return [*zip(plans, build_in_processes(plans))]
 

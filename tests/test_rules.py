@@ -225,7 +225,7 @@ def test_a_change_is_put_into_words(change: dict[str, str], text: str) -> None:
 # ---- Ways out -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(specs.requests)
 def test_a_way_out_mends_its_rule_breaks_no_other_and_leads_to_a_legal_spec(request_: dict) -> None:
     """Of the spec with all fields as they were planned, as `generate --json --explain` prints it."""

@@ -37,7 +37,7 @@ def test_a_value_reads_back_from_its_own_text(name: str) -> None:
     check()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(specs.requests)
 def test_a_spec_reads_back_from_json_and_from_texts(request_: dict) -> None:
     spec = resolve(request_)
@@ -47,7 +47,7 @@ def test_a_spec_reads_back_from_json_and_from_texts(request_: dict) -> None:
     assert list(plain) == list(PARSERS) == [field.name for field in fields(Spec)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(specs.requests, specs.requests)
 def test_symbols_differ_where_specs_do(first: dict, second: dict) -> None:
     one, other = resolve(first), resolve(second)
