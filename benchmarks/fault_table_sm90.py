@@ -19,11 +19,12 @@ PERSISTENT = {**ALONE, "schedule": "persistent"}
 SPLIT = {**ALONE, "schedule": "cluster_k:2"}
 IN_TURN = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
 STREAM = {**ALONE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
+STREAM_BY_BLOCKS = {**STREAM, "tile": "128x64x64", "consumers": "1", "acc": "f16", "out": "f16"}
 STREAM_IN_TURN = {**IN_TURN, "schedule": "stream_k"}
 
 WHOLE, TWO, MANY, RAGGED = "128x64x448", "256x64x320", "1280x64x64", "128x60x64"
-ONE_SHARED, FOUR_SHARED = "64x64x960", "256x64x512"
-"""A tile of 15 k-tiles, and four of 8, for three workers."""
+ONE_SHARED, FOUR_SHARED, ONE_SHARED_BY_BLOCKS = "64x64x960", "256x64x512", "128x64x960"
+"""A tile of 15 k-tiles, four of 8, and one of twice the rows, for three workers."""
 
 MAINLOOP, EPILOGUE, GEMM = "hgemm/mainloop_sm90.cuh", "hgemm/epilogue_sm90.cuh", "hgemm/gemm_sm90.cuh"
 STAGES = "hgemm/tma_stages.cuh"
@@ -269,10 +270,28 @@ FAULTS_SM90 = (
         STREAM_K,
         "      for (uint32_t sharer = first; sharer <= last; ++sharer) {\n",
         "      for (uint32_t i = first; i <= last; ++i) {\n"
-        "        uint32_t const sharer = first + (i + worker) % (last - first + 1);\n",
+        "        uint32_t const sharer = first + (i + atoms::cta_x()) % (last - first + 1);\n",
         STREAM,
         ONE_SHARED,
         (NUMBERS,),
+    ),
+    Fault(
+        "sums of the first block of rows finished for every block",
+        GEMM,
+        "Reduction::add_up(sums, sharers, block * Accumulators::mma_n);",
+        "Reduction::add_up(sums, sharers, 0);",
+        STREAM_BY_BLOCKS,
+        ONE_SHARED_BY_BLOCKS,
+        (NUMBERS,),
+    ),
+    Fault(
+        "sums of all blocks of rows finished in one place",
+        GEMM,
+        "mine.m_first + m_offset + block * 64, mine.n_first",
+        "mine.m_first + m_offset, mine.n_first",
+        STREAM_BY_BLOCKS,
+        ONE_SHARED_BY_BLOCKS,
+        ("write_once", "poison", NUMBERS),
     ),
     Fault(
         "one place for the sums of both tiles of a share",

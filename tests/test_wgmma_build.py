@@ -44,6 +44,7 @@ VARIANTS = [
     {"tile": "64x64x64", "schedule": "cluster_k:4"},
     {"tile": "256x128x64", "align": "2", "beta": "on"},
     {"tile": "128x128x64", "align": "4", "align_d": "8", "layout": "nt", "schedule": "stream_k", "consumers": "2"},
+    {"tile": "256x256x64", "acc": "f16", "layout": "tt", "schedule": "stream_k", "cluster": "2x1", "store": "direct"},
     {
         "tile": "128x256x64",
         "align": "2",

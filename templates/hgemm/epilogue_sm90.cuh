@@ -14,7 +14,6 @@ enum class Store { direct, tma };
 template <class Policy>
 struct EpilogueSm90 {
   using Out = typename Policy::Out;
-  using Accumulators = WarpgroupAccumulators<Policy>;
 
   static constexpr bool by_tma = Policy::store == Store::tma;
   static constexpr int piece = 16 / sizeof(Out);            // elements of 16 bytes
@@ -73,11 +72,11 @@ struct EpilogueSm90 {
     template <class Values>
     HGEMM_DEVICE void pick(Values const& values, int index) {
       HGEMM_UNROLL
-      for (int here = 0; here < Accumulators::mma_m * turns; ++here) {
+      for (int here = 0; here < Values::mma_m * turns; ++here) {
         if (here != index) continue;
         int const block = here / turns, first = here % turns * (columns / 8);
         HGEMM_UNROLL
-        for (int j = 0; j < columns / 8 && first + j < Accumulators::mma_n; ++j) {
+        for (int j = 0; j < columns / 8 && first + j < Values::mma_n; ++j) {
           HGEMM_UNROLL
           for (int r = 0; r < registers; ++r) bits[j][r] = values.bits(block, first + j, r);
         }
@@ -85,19 +84,19 @@ struct EpilogueSm90 {
     }
   };
 
-  // Finishes (consumer_m, tile_n) sums, the first of which is at (row_first, column_first). Where all is plain the turns are
+  // Finishes blocks of (64, tile_n) sums, the first of which is at (row_first, column_first). Where all is plain the turns are
   // written out, which is 2 to 8 % faster; what is rare or long is there once, in a loop.
   template <class Values>
   HGEMM_DEVICE void run(Values const& values, int batch, int row_first, int column_first) {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
     if (by_tma && !curved && !adds_c && problem.n % piece == 0) {
       HGEMM_UNROLL
-      for (int index = 0; index < Accumulators::mma_m * turns; ++index) {
+      for (int index = 0; index < Values::mma_m * turns; ++index) {
         take_turn<true>(values, index, batch, row_first, column_first, false);
       }
     } else {
       HGEMM_NO_UNROLL
-      for (int index = 0; index < Accumulators::mma_m * turns; ++index) {
+      for (int index = 0; index < Values::mma_m * turns; ++index) {
         take_turn<false>(values, index, batch, row_first, column_first, adds_c);
       }
     }

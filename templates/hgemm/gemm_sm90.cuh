@@ -80,6 +80,8 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
   // Beside producers that copy consumers have fewer registers, and what both keep from before they part, ptxas spills.
   static constexpr bool each_counts_tiles = streams<Policy> && !Mainloop::by_tma;
   static constexpr int many_words = Mainloop::by_tma ? 33 : 26;  // of 4 sums
+  // Of halves, one block of rows after another is added up as floats: all of them may be more than there are registers.
+  static constexpr bool by_blocks = Accumulators::in_pairs && Accumulators::mma_m > 1;
   HGEMM_SHARED(SharedStorage<Policy>, shared);
 
   Place const place;
@@ -141,10 +143,24 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
         }
       } else if constexpr (streams<Policy>) {
         using Reduction = StreamK<Policy, Accumulators, ConsumerThreads<Policy>, many_words>;
-        Sums<Accumulators> sums;
         uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
-        if (Reduction::reduce(accumulators, sums, problem, scheduler, work, worker, is_last, place.rank, Place::size)) {
-          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+        if constexpr (!by_blocks) {
+          Sums<Accumulators> sums;
+          if (Reduction::reduce(accumulators, sums, problem, scheduler, work, worker, is_last, place.rank, Place::size)) {
+            epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+          }
+        } else if (mine.k_count == k_tiles) {
+          epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
+        } else {
+          Sharers sharers;
+          bool const adds_up = Reduction::leave(accumulators, sharers, problem, scheduler, work, worker, is_last, place.rank,
+                                                Place::size);
+          HGEMM_NO_UNROLL
+          for (int block = 0; block < (adds_up ? Accumulators::mma_m : 0); ++block) {
+            Sums<OneBlock<Accumulators>> sums;  // (64, tile_n)
+            Reduction::add_up(sums, sharers, block * Accumulators::mma_n);
+            epilogue.run(sums, work.batch, mine.m_first + m_offset + block * 64, mine.n_first);
+          }
         }
       } else if constexpr (in_cluster) {
         if (mine.k_count == 0) accumulators.clear();

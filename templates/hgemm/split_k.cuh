@@ -12,6 +12,8 @@ namespace hgemm {
 template <class Accumulators>
 struct Sums {
   static constexpr bool in_pairs = false;
+  static constexpr int mma_m = Accumulators::mma_m;
+  static constexpr int mma_n = Accumulators::mma_n;
 
   float floats[Accumulators::mma_m][Accumulators::mma_n][4];
 

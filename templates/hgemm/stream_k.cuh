@@ -87,6 +87,19 @@ struct SchedulerOf<Policy, true> {
   using Type = StreamScheduler<Policy>;
 };
 
+// The CTAs that share a tile, and where a thread finds their sums.
+struct Sharers {
+  Word4* partials;
+  uint32_t first, last, rank, ranks;
+};
+
+// 64 rows of a warpgroup's accumulators.
+template <class Accumulators>
+struct OneBlock {
+  static constexpr int mma_m = 1;
+  static constexpr int mma_n = Accumulators::mma_n;
+};
+
 // Workspace: counters as those of split-K; then two places a CTA, each as large as a tile's sums: for the tile within which its
 // share begins, and for the one that it begins. Beside MANY words of sums, few of another's fit a thread's registers at once.
 template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>, int MANY = 33>
@@ -105,6 +118,17 @@ struct StreamK {
       sums.take(accumulators);
       return true;
     }
+    Sharers sharers;
+    if (!leave(accumulators, sharers, problem, scheduler, work, worker, is_last, rank, ranks)) return false;
+    add_up(sums, sharers, 0);
+    return true;
+  }
+
+  // Leaves this CTA's sums of a part of a tile; tells whether those of all sharers are there, and where.
+  template <class Scheduler>
+  HGEMM_DEVICE static bool leave(Accumulators const& accumulators, Sharers& sharers, Problem const& problem,
+                                 Scheduler const& scheduler, Work const& work, uint32_t worker, uint32_t& is_last,
+                                 uint32_t rank, uint32_t ranks) {
     Shares const shares = scheduler.shares();
     uint32_t const item = work.batch * scheduler.tiles() + work.tile, begin = item * scheduler.k_tiles;
     uint32_t const first = shares.sharer(begin), last = shares.sharer(begin + scheduler.k_tiles - 1);
@@ -115,21 +139,30 @@ struct StreamK {
     Reduction::store(accumulators, partials + place(worker * ranks + rank, worker == first));
     if (!Reduction::last_to_arrive(counter, last - first + 1, is_last)) return false;
     if (Threads::index() == 0) atoms::st_global(counter, 0u);
+    sharers = {partials, first, last, rank, ranks};
+    return true;
+  }
+
+  // Adds up what the sharers have left, from a thread's word `first_word` on.
+  template <class Part>
+  HGEMM_DEVICE static void add_up(Sums<Part>& sums, Sharers const& sharers, int first_word) {
+    auto const [of_cta, first, last, rank, ranks] = sharers;
+    Word4 const* const partials = of_cta + first_word * Threads::count;
     sums.clear();
     HGEMM_UNROLL
-    for (int word = 0; word < words; word += at_once) {
+    for (int word = 0; word < Part::mma_m * Part::mma_n; word += at_once) {
       HGEMM_NO_UNROLL
       for (uint32_t sharer = first; sharer <= last; ++sharer) {
         add(sums, partials + place(sharer * ranks + rank, sharer == first), word);
       }
     }
-    return true;
   }
 
-  HGEMM_DEVICE static void add(Sums<Accumulators>& sums, Word4 const* partial, int first_word) {
+  template <class Part>
+  HGEMM_DEVICE static void add(Sums<Part>& sums, Word4 const* partial, int first_word) {
     HGEMM_UNROLL
-    for (int word = first_word; word < first_word + at_once && word < words; ++word) {
-      float(&sum)[4] = sums.floats[word / Accumulators::mma_n][word % Accumulators::mma_n];
+    for (int word = first_word; word < first_word + at_once && word < Part::mma_m * Part::mma_n; ++word) {
+      float(&sum)[4] = sums.floats[word / Part::mma_n][word % Part::mma_n];
       add_word(sum, atoms::ld_global_l2(partial + word * Threads::count));
     }
   }

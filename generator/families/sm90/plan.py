@@ -191,6 +191,13 @@ class WgmmaPlan(Plan):
         return self.consumer_rows // ROWS_PER_WARPGROUP * self.tile.n // 2
 
     @property
+    def summed_registers(self) -> int:
+        """Registers of the sums that CTAs add up at once, as floats; stream-K adds up 64 rows of halves at a time."""
+        if self.spec.schedule.kind == "stream_k" and self.spec.acc == "f16":
+            return max(self.accumulator_registers, self.tile.n // 2)
+        return self.sums_registers
+
+    @property
     def instruction_registers(self) -> int:
         """Registers that a thread must be launched with for one instruction."""
         return self.tile.n // (4 if self.spec.acc == "f16" else 2) + registers.INSTRUCTION

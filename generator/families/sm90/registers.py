@@ -108,7 +108,7 @@ def estimate(plan: WgmmaPlan) -> int:
     streams_in_cluster = spec.schedule.kind == "stream_k" and spec.cluster.ctas > 1
     streams_copied = spec.schedule.kind == "stream_k" and plan.copied
     terms = (
-        plan.sums_registers if summed_up else plan.accumulator_registers,
+        plan.summed_registers if summed_up else plan.accumulator_registers,
         BASE,
         _bias(plan) * bias,
         SWAPPED_AND_C * (spec.swapped and spec.beta and spec.store == "tma"),
