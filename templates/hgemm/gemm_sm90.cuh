@@ -149,7 +149,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
           if (Reduction::reduce(accumulators, sums, problem, scheduler, work, worker, is_last, place.rank, Place::size)) {
             epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
           }
-        } else if (mine.k_count == k_tiles) {
+        } else if (mine.k_count == int(scheduler.k_tiles)) {
           epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
         } else {
           Sharers sharers;
