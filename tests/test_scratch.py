@@ -11,6 +11,7 @@ import pytest
 from conftest import start
 
 from generator.commands.scratch import scratch_library
+from hgemm.errors import LibraryError
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,12 @@ def test_sigterm_leaves_no_library_behind(words: list[str], tmp_path: Path, monk
     _, told = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in told
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LibraryError, match="is a file: name a folder"), scratch_library(tmp_path / "file"):
+        pytest.fail("the library was opened")
 
 
 def test_afterwards_sigterm_is_handled_as_before_and_a_thread_leaves_it_alone(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import click
 
 from generator.failures import failures_of
 from generator.store.library import Library
+from hgemm.variants import refuse_file
 
 scratch_library_option = click.option(
     "--library",
@@ -28,8 +29,12 @@ scratch_library_option = click.option(
 
 @contextmanager
 def scratch_library(folder: Path | None) -> Iterator[Library]:
-    """Open the library in a folder; without one, a new one that is removed in the end unless it tells why a build failed."""
+    """Open the library in a folder; without one, a new one that is removed in the end unless it tells why a build failed.
+
+    Raises: LibraryError where a file is named.
+    """
     if folder is not None:
+        refuse_file(folder)
         yield Library(folder)
         return
     with _terminated_in_order():
