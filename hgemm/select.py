@@ -21,7 +21,7 @@ from hgemm.errors import UnfitError
 from hgemm.kinds import serves
 from hgemm.measured.nearness import ONE, distance
 from hgemm.regions import CORRECTED_LIMIT, region_of
-from hgemm.serving import row_serves, wants
+from hgemm.serving import FEWER_TILES, needs, row_serves
 from hgemm.table import PTX, Measured, Row, Survey, Table
 from hgemm.target import Target
 from hgemm.wanted import Wanted
@@ -171,7 +171,8 @@ class Selector:
             if serves((group := self.table.groups[place]).kind, wanted.kind.code)
             for row in self.table.rows[group.first : group.first + group.count]
         ]
-        missing = Counter(want for row in rows for want in wants(row, wanted, self.target))
-        told = ", ".join(f"{want} for {count} of {len(rows)}" for want, count in missing.most_common())
+        counts = Counter(need for row in rows for need in needs(row, wanted, self.target))
+        told = ", ".join(f"{count} of {len(rows)} need {need}" for need, count in counts.most_common())
         extents = f"{wanted.m}x{wanted.n}x{wanted.k}"
-        return f"no variant for {wanted.kind} on {self.target.name} takes {extents}: there lacks {told}; {way_out}"
+        hint = "" if counts[FEWER_TILES] == len(rows) else f"; {way_out}"
+        return f"no variant for {wanted.kind} on {self.target.name} takes {extents}: {told}{hint}"

@@ -21,7 +21,7 @@ from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind
 from hgemm.library import open_library
 from hgemm.problem import Problem
 from hgemm.select import Selector
-from hgemm.serving import wants
+from hgemm.serving import needs
 from hgemm.table import PTX, Table, kind_of
 from hgemm.target import TYPICAL, Target
 from hgemm.wanted import Wanted
@@ -146,7 +146,7 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
     assert kinds_told >= {"no such kind", "more workspace", "alignment what workspace"}, kinds_told
 
 
-def test_c_tells_what_there_lacks_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
+def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
     """On devices with little shared memory, and for problems of more tiles than a grid has."""
     table, rng, kinds_told = open_library(measured_library.folder).table, random.Random(1), set()
     kinds = sorted({kind_of(Facts.of(record.data)) for record in measured_library.records()}, key=str)
@@ -173,16 +173,14 @@ def told_alike(text: str, status: int, selector: Selector, wanted: Wanted) -> st
         groups = [selector.table.groups[place] for _, place in selector.ways]
         of_kind = [group for group in groups if serves(group.kind, wanted.kind.code)]
         rows = [row for group in of_kind for row in selector.table.rows[group.first : group.first + group.count]]
-        short = [
-            row for row in rows if [want.split()[0] for want in wants(row, wanted, selector.target)] == ["workspace"]
-        ]
+        short = [row for row in rows if [*map(word_of, needs(row, wanted, selector.target))] == ["workspace"]]
         needed = min(row.workspace_bytes(wanted.m, wanted.n, wanted.batch) for row in short)
         assert text == f"the workspace has {wanted.workspace_bytes} bytes, and {needed} are needed"
-        assert any(want.startswith("workspace") for want in counts_of(reason))
+        assert "workspace" in map(word_of, counts_of(reason))
         return "more workspace"
     assert status == NO_KERNEL and listed == counts_of(reason), (text, reason)
     if listed:
-        return " ".join(sorted(want.split()[0] for want in listed))
+        return " ".join(sorted(map(word_of, listed)))
     runs = "no variant runs on" in reason
     assert ("no kernel of this library runs on sm_" in text) == runs, text
     assert ("has this layout, types, bias and activation" in text) != runs == ("no variant computes" not in reason), (
@@ -192,9 +190,13 @@ def told_alike(text: str, status: int, selector: Selector, wanted: Wanted) -> st
 
 
 def counts_of(text: str) -> dict[str, tuple[str, str]]:
-    """Return for how many kernels of how many there lacks what, as a message lists it."""
-    listed = text.partition("there lacks ")[2].partition(";")[0]
-    return {want: (count, of) for want, count, of in re.findall(r"(.+?) for (\d+) of (\d+)(?:, |$)", listed)}
+    """Return how many kernels of how many need what, as a message lists it."""
+    found = re.findall(r"(\d+) of (\d+) need (.+?)(?=, \d+ of|;|$)", text)
+    return {need: (count, of) for count, of, need in found}
+
+
+def word_of(need: str) -> str:
+    return need.removeprefix("more ").split()[0]
 
 
 def test_the_table_that_is_exported_is_the_librarys(paper_library: Library, paper_export: Path) -> None:
@@ -233,7 +235,7 @@ def test_what_is_missing_is_told(library: ctypes.CDLL) -> None:
     narrow = Target((9, 0), 132, 1024)
     status, _ = in_c(library, narrow, Kind(), Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 0)
     assert status == NO_KERNEL and re.fullmatch(
-        rb"no kernel for sm_90 takes 64x64x64, 1 times: there lacks shared memory \(a CTA has 1024 B\) for (\d+) of \1(, .*)?",
+        rb"no kernel for sm_90 takes 64x64x64, 1 times: (\d+) of \1 need more shared memory \(a CTA has 1024 B\)(, .*)?",
         library.hgemm_last_message(),
     )
     status, _ = in_c(library, Target((5, 0), 13, 49152), Kind(), Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 0)

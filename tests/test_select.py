@@ -243,11 +243,12 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
         with pytest.raises(UnfitError, match="A and B are both f16, both bf16, or f32 multiplied as tf32"):
             selector.choose(Wanted(Kind("tn", *types), 1, 1, 1))
     with pytest.raises(
-        UnfitError, match=r"takes 64x64x64: there lacks shared memory .a CTA has 4096 B. for (\d+) of \1, work"
+        UnfitError,
+        match=r"takes 64x64x64: (\d+) of \1 need more shared memory .a CTA has 4096 B., \d+ of \1 need more work",
     ):
         Selector(catalog_table(), Target((9, 0), 132, 4096)).choose(Wanted(Kind(), 64, 64, 64))
     with pytest.raises(
-        UnfitError, match="there lacks alignment .A, B and D have 1, 8 and 8 elements. for 1 of 1; `hgemm cover"
+        UnfitError, match="1 of 1 need more alignment .A, B and D have 1, 8 and 8 elements.; `hgemm cover"
     ):
         wgmma = [record for record in catalog_records() if "_sm90a_tn_" in record["symbol"]][:1]
         Selector(Table.of(wgmma), H200).choose(Wanted(Kind(), 64, 64, 64, align_a=1))
@@ -256,8 +257,11 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
         only_80.choose(Wanted(Kind(), 1, 1, 1))
 
 
-def test_more_tiles_than_a_launch_has_are_not_served() -> None:
-    assert choose(Wanted(Kind(), 2**31 - 1024, 2**31 - 1024, 1)) is None
+def test_more_tiles_than_a_launch_has_are_not_served_and_no_variant_would() -> None:
+    wanted = Wanted(Kind(), 2**31 - 1024, 2**31 - 1024, 1)
+    assert choose(wanted) is None
+    with pytest.raises(UnfitError, match=r": (\d+) of \1 need fewer CTA tiles .2147483647 at most.[^;]*$"):
+        Selector(catalog_table(), H200).choose(wanted)
 
 
 def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:

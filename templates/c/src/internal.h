@@ -132,7 +132,7 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
 /* Writes which row is taken, and the hgemm_rule by which, or tells why there is none. */
 hgemm_status hgemm_choose(hgemm_target const *target, hgemm_wanted const *wanted, hgemm_found *found);
 
-/* Tells what there lacks where no row serves a problem, and returns the status that goes with it. */
+/* Tells what rows need where none serves a problem, and returns the status that goes with it. */
 hgemm_status hgemm_lacking(hgemm_target const *target, hgemm_wanted const *wanted);
 
 /* Whether kernels of one kind compute products of another: of the same, but for accumulation, which may be more exact. */

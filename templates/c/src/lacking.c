@@ -1,4 +1,4 @@
-/* What there lacks where no kernel serves a problem: wants() of the run-time package's serving.py, counted over kernels. */
+/* What kernels need where none serves a problem: needs() of the run-time package's serving.py, counted over kernels. */
 #include <stdio.h>
 
 #include "internal.h"
@@ -41,27 +41,27 @@ static Lacks count(hgemm_target const *target, hgemm_wanted const *w) {
   return all;
 }
 
-/* Puts a lack into words, with what there is. */
+/* Puts into words what is needed where a row lacks something, with what there is. */
 static void name(uint32_t lack, hgemm_target const *target, hgemm_wanted const *w, char words[LACK_BYTES]) {
   switch (lack) {
     case ALIGNMENT:
-      snprintf(words, LACK_BYTES, "alignment (A, B and D have %lu, %lu and %lu elements)", (unsigned long)w->align_a,
+      snprintf(words, LACK_BYTES, "more alignment (A, B and D have %lu, %lu and %lu elements)", (unsigned long)w->align_a,
                (unsigned long)w->align_b, (unsigned long)w->align_d);
       return;
-    case ADDED_C: snprintf(words, LACK_BYTES, "a kernel that adds C"); return;
+    case ADDED_C: snprintf(words, LACK_BYTES, "beta 0"); return;
     case SHARED_MEMORY:
-      snprintf(words, LACK_BYTES, "shared memory (a CTA has %lu B)", (unsigned long)target->smem_bytes);
+      snprintf(words, LACK_BYTES, "more shared memory (a CTA has %lu B)", (unsigned long)target->smem_bytes);
       return;
     case TENSOR_MAPS:
       snprintf(words, LACK_BYTES, "what TMA addresses (k above 0, strides below %lld B)", (long long)HGEMM_MAX_MAP_STRIDE_BYTES);
       return;
     case WHOLE_TILES: snprintf(words, LACK_BYTES, "extents of whole tiles"); return;
     case FEWER_TILES: snprintf(words, LACK_BYTES, "fewer CTA tiles (%d at most)", HGEMM_MAX_CTAS); return;
-    default: snprintf(words, LACK_BYTES, "workspace (%llu B are given)", (unsigned long long)w->workspace_bytes);
+    default: snprintf(words, LACK_BYTES, "more workspace (%llu B are given)", (unsigned long long)w->workspace_bytes);
   }
 }
 
-/* Lists what there lacks, what most rows lack first. */
+/* Lists what rows need, what most of them do first. */
 static void list(Lacks *all, hgemm_target const *target, hgemm_wanted const *w, char text[LIST_BYTES]) {
   int used = 0;
   for (;;) {
@@ -70,8 +70,8 @@ static void list(Lacks *all, hgemm_target const *target, hgemm_wanted const *w, 
     for (uint32_t lack = 1; lack < LACKS; ++lack) most = all->counts[lack] > all->counts[most] ? lack : most;
     if (all->counts[most] == 0) return;
     name(most, target, w, words);
-    used += snprintf(text + used, (size_t)(LIST_BYTES - used), "%s%s for %lu of %lu", used > 0 ? ", " : "", words,
-                     (unsigned long)all->counts[most], (unsigned long)all->rows);
+    used += snprintf(text + used, (size_t)(LIST_BYTES - used), "%s%lu of %lu need %s", used > 0 ? ", " : "",
+                     (unsigned long)all->counts[most], (unsigned long)all->rows, words);
     all->counts[most] = 0;
   }
 }
@@ -91,6 +91,6 @@ hgemm_status hgemm_lacking(hgemm_target const *target, hgemm_wanted const *w) {
                       (unsigned long long)w->workspace_bytes, (unsigned long long)all.least_workspace);
   }
   list(&all, target, w, text);
-  return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu takes %lldx%lldx%lld, %lld times: there lacks %s",
+  return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu takes %lldx%lldx%lld, %lld times: %s",
                     (unsigned long)target->number, (long long)w->m, (long long)w->n, (long long)w->k, (long long)w->batch, text);
 }
