@@ -208,8 +208,18 @@ HGEMM_DEVICE float high_half(uint32_t pair) { return __half2float(__ushort_as_ha
 HGEMM_DEVICE uint32_t float_bits(float value) { return __float_as_uint(value); }
 HGEMM_DEVICE float bits_float(uint32_t bits) { return __uint_as_float(bits); }
 
-HGEMM_DEVICE float exponential(float value) { return __expf(value); }
-HGEMM_DEVICE float error_function(float value) { return erff(value); }
+HGEMM_DEVICE float magnitude(float value) { return fabsf(value); }
+// 2^value and 1 / value, each one instruction: within 2^-22 and 2^-23 of it, results below 2^-126 are 0.
+HGEMM_DEVICE float power_of_two(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+HGEMM_DEVICE float reciprocal(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
 
 }  // namespace atoms
 }  // namespace hgemm

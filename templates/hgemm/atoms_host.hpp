@@ -228,8 +228,9 @@ HGEMM_DEVICE float high_half(uint32_t pair) { return executor::half_to_float(sta
 HGEMM_DEVICE uint32_t float_bits(float value) { return executor::bits_of(value); }
 HGEMM_DEVICE float bits_float(uint32_t bits) { return executor::float_of(bits); }
 
-HGEMM_DEVICE float exponential(float value) { return __builtin_expf(value); }
-HGEMM_DEVICE float error_function(float value) { return __builtin_erff(value); }
+HGEMM_DEVICE float magnitude(float value) { return __builtin_fabsf(value); }
+HGEMM_DEVICE float power_of_two(float value) { return __builtin_exp2f(value); }
+HGEMM_DEVICE float reciprocal(float value) { return 1.f / value; }
 
 }  // namespace atoms
 }  // namespace hgemm
