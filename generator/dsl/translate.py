@@ -63,7 +63,12 @@ def ptx_of(symbol: str, source: str, arch: str) -> bytes:
     Raises: BuildError with what the DSL says, where it takes too long, or its process ends.
     """
     version()
-    with _LOCK, tempfile.TemporaryDirectory(prefix="module-", dir=(server := _running()).place.name) as name:
+    with _LOCK:
+        return _translated(_running(), symbol, source, arch)
+
+
+def _translated(server: _Server, symbol: str, source: str, arch: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="module-", dir=server.place.name) as name:
         folder = Path(name)
         (folder / MODULE_NAME).write_text(source)
         told = server.asked({"folder": folder.name, "options": " ".join(options(arch))})
