@@ -53,10 +53,9 @@ def advice(plan: Plan, change: Change) -> str:
     """Write the change of a plan's spec; of one to another family, what asks for it."""
     if not _changes_family(plan, change):
         return words(change)
-    other_mma = family_of_mma(change.get("mma", plan.spec.mma)) != family_of_mma(
-        plan.spec.mma
-    )  # which implies its copy
-    told = [name for name in _TOLD if name in change and not (name == "copy" and other_mma)]
+    before, after = plan.spec.mma, change.get("mma", plan.spec.mma)
+    implied = {"copy"} if family_of_mma(before) != family_of_mma(after) else set()
+    told = [name for name in _TOLD if name in change and name not in implied]
     return words({name: change[name] for name in told}) + ", the rest planned anew"
 
 
