@@ -411,7 +411,7 @@ struct Thread {
   DO(fences_between_ctas) DO(endless) DO(initialised)                                                                     \
   DO(inside_shared) DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited)              \
   DO(copies_finished) DO(copies_arrived) DO(stores_of_copies_fenced)                                                      \
-  DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                    \
+  DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                                        \
   DO(barriers_begun) DO(arrivals_counted) DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced)        \
   DO(stores_awaited) DO(stores_within_rows) DO(products_fenced) DO(products_awaited) DO(operands_kept)                    \
   DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads) DO(cluster_outlives) DO(launches_awaited)

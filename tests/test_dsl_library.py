@@ -78,9 +78,8 @@ def timed_gpu(library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def call(library: Library, *words: str) -> Result:
     """Run a verb on the library; whatever it says, the module's text must not have run."""
-    place = (
-        "hgemm.tune.__main__" if words[0] == "tune" else f"generator.verbs.{words[0]}"
-    )  # tuned as it is, nothing made
+    # The verb of the run-time package tunes a library as it is, and makes nothing.
+    place = "hgemm.tune.__main__" if words[0] == "tune" else f"generator.verbs.{words[0]}"
     result = CliRunner().invoke(import_module(place).command, [*words[1:], "--library", str(library.folder)])
     if result.exception and not isinstance(result.exception, (SystemExit, HgemmError)):
         raise result.exception

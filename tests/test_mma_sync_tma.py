@@ -165,13 +165,9 @@ def test_tiles_come_by_tma_and_by_nothing_else_in_the_machine_code(arch: str, se
 
 LARGE = (
     {"tile": "256x128x64"},
-    {
-        "tile": "192x256x64",
-        "warp_tile": "96x64",
-        "fragment_stages": "1",
-        "schedule": "one_tile",
-    },  # 3 registers are left
+    {"tile": "192x256x64", "warp_tile": "96x64", "fragment_stages": "1", "schedule": "one_tile"},
 )
+"""The second leaves 3 registers."""
 
 
 @pytest.mark.parametrize("texts", LARGE, ids=lambda texts: texts["tile"])

@@ -63,14 +63,7 @@ def test_operands_are_taken_to_lie_dense_unless_an_alignment_is_given(small_libr
     assert call("hgemm", *words, "--k", 63, "--layout", "nt").returncode == 0  # no row of A or B is k long
     done = call("hgemm", *words, "--k", 64, "--n", 63, "--beta", "--json")
     assert done.returncode == 1 and "alignment (A, B and D have 8, 8 and 1 elements)" in done.stderr
-    row = [
-        *words,
-        "--m",
-        1,
-        "--n",
-        1,
-        "--k",
-        4097,
-    ]  # of A, and of B: alone it begins where its pointer says, the second on an odd element
+    # A row of A, and of B, alone begins where its pointer says; a second one on an odd element.
+    row = [*words, *"--m 1 --n 1 --k 4097".split()]
     assert call("hgemm", *row).returncode == 0
     assert "alignment (A, B and D have 1, 1 and " in call("hgemm", *row, "--batch", 2).stderr

@@ -12,8 +12,8 @@ typedef struct Matrix {
   char const *name;
   uint64_t pointer;
   int64_t rows, columns, leading, batch, stride;
-  uint64_t element_bytes;  /* 2 or 4: divided by as shifts, which take a tenth of the time */
-  uint64_t bytes; /* from the first to the last element */
+  uint64_t element_bytes; /* 2 or 4: divided by as shifts, which take a tenth of the time */
+  uint64_t bytes;         /* from the first to the last element */
 } Matrix;
 
 static uint64_t bytes_of(int32_t type) { return type >= HGEMM_F32 ? 4 : 2; }
