@@ -9,9 +9,8 @@ from __future__ import annotations
 
 PARTITIONS_PER_SM = 4
 LANES = 32
-BLOCK_BYTES = 128
-"""A block of 8 rows of 16 bytes, which one register a lane of a fragment holds."""
 BLOCK_ROW_BYTES = 16
+"""Of a block of 8 rows, which one register a lane of a fragment holds."""
 WARPGROUP_ROWS = 64
 """Rows of a wgmma. Source: PTX ISA 8.8, "wgmma.mma_async", shapes."""
 
