@@ -191,6 +191,14 @@ def test_show_prints_a_card_and_the_parts(folder: Path) -> None:
     assert isinstance(sass, HgemmError) and str(sass).isprintable()  # the made-up cubin is none
 
 
+def test_a_card_tells_what_is_planned_from_what_is_proved(folder: Path) -> None:
+    planned = {"mma_per_tile": 64, "bank_conflicts": 0}
+    plan = "plan\n  bank_conflicts      0\n  mma_per_tile        64\n\n"
+    for proof, told in ({}, "none yet            hgemm verify --emulate"), ({"races": 0}, "races               0"):
+        Library(folder).publish(*make_record("hgemm_one", proof={**planned, **proof}))
+        assert f"{plan}proof\n  {told}\n\n" in call(show, "hgemm_one", "--library", folder).stdout
+
+
 def test_show_checks_hashes_first(folder: Path) -> None:
     (folder / "hgemm_sm80_nn" / "kernel.cubin").write_bytes(b"?")
     for arguments in ([], ["--source"], ["--json"]):
