@@ -77,7 +77,7 @@ _TRAITS = fields(
         "exact_tiles_only": boolean,
     }
 )
-_PROVED = {
+PROVED = {
     **dict.fromkeys(("mma_per_tile", "bank_conflicts", "mma_between_stores", "races", "seed"), _COUNT),
     **dict.fromkeys(
         ("barriers_per_k_tile", "bytes_per_k_tile", "max_error", "max_bound_ratio", "emulate_seconds"), number()
@@ -94,8 +94,8 @@ _PROVED = {
 def _proof(value: Any, field: str) -> None:
     """Accept an object whose known fields have their types, and anything plain beside them."""
     map_of(NAME, plain)(value, field)
-    for name in _PROVED.keys() & value.keys():
-        _PROVED[name](value[name], f"{field}.{name}")
+    for name in PROVED.keys() & value.keys():
+        PROVED[name](value[name], f"{field}.{name}")
 
 
 _DOCUMENT = fields(

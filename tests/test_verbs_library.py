@@ -15,10 +15,10 @@ from records import make_record
 
 from generator.commands.table import fitting, to_text
 from generator.errors import HgemmError, LibraryError, RequestError
+from generator.store.fields import FIELDS
 from generator.store.library import Library
-from generator.store.selection import CORE_FIELDS, Selection, condition_of, resolve
+from generator.store.selection import Selection, condition_of, resolve
 from generator.verbs import bench, export, gc, list, reindex, show, verify
-from hgemm.record import flatten
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -224,8 +224,15 @@ def test_every_verb_has_help_with_an_example() -> None:
         assert result.exit_code == 0 and "Example:" in result.stdout and "hgemm " in result.stdout
 
 
-def test_the_fields_of_every_record_are_those_that_may_always_be_named() -> None:
-    assert set(flatten(make_record("one")[0])) >= CORE_FIELDS
+def test_all_fields_but_instructions_may_be_named_whatever_a_library_holds(paper_library: Library) -> None:
+    assert {name for name in paper_library.field_names() if not name.startswith("sass_")} <= FIELDS
+    assert {"proof_executor", "proof_races", "proof_unproved", "cutlass_dsl", "py_bytes"} <= FIELDS
+
+
+@pytest.mark.parametrize("where", ["proof_races=0", "proof_executor like '*'", "sass_hgmma>0", "swapped"])
+def test_a_field_that_no_kernel_has_matches_none(folder: Path, where: str) -> None:
+    assert listed(folder, "--where", where) == []
+    assert len(listed(folder, "--where", f"not ({where})", "--sort", "proof_races")) == 3
 
 
 def test_an_empty_selection_chooses_everything() -> None:

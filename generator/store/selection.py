@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from generator.arch import ARCHS, parse_arch_list
 from generator.errors import LibraryError, RequestError, nearest, unknown
 from generator.store.conditions import Compare, Every, Like, Literal, Node, Some, any_like
+from generator.store.fields import known_fields
 from generator.store.library import Library
 from generator.store.where import check_field, parse_where
 from hgemm.record import Scalar
@@ -16,10 +17,6 @@ from hgemm.variants import is_symbol
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 NAME_FIELDS = ("symbol", "alias")
-CORE_FIELDS = frozenset(
-    "symbol alias key arch spilled registers spill_bytes stack_bytes smem_bytes ctas_per_sm warps_per_sm occupancy "
-    "threads cta_tile warp_tile layout stages deterministic graph_safe exact_tiles_only".split()
-)
 _TILE = re.compile(r"[0-9]{1,5}x[0-9]{1,5}(x[0-9]{1,5})?", re.ASCII)
 
 
@@ -51,11 +48,6 @@ def condition_of(selection: Selection, known: Collection[str] | None = None) -> 
     if selection.where.strip():
         items.append(parse_where(selection.where, known))
     return Every(tuple(items))
-
-
-def known_fields(library: Library) -> set[str]:
-    """Return the fields that may be named for this library: those of its variants and those of every record."""
-    return library.field_names() | CORE_FIELDS
 
 
 def select_rows(library: Library, selection: Selection, sort: str = "symbol") -> list[dict[str, Scalar]]:

@@ -27,6 +27,8 @@ NUMBER_FIELDS = frozenset(
 MAX_CHARACTERS = 4000
 MAX_COMPARISONS = 200
 MAX_NESTING = 40
+_INSTRUCTION = re.compile(r"sass_[a-z0-9_]+", re.ASCII)
+"""How often an instruction stands in the machine code; a kernel has the fields of those that it has."""
 _WORDS = ("and", "or", "not", "like")
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -50,9 +52,9 @@ def parse_where(text: str, known: Collection[str] | None = None) -> Node:
 
 
 def check_field(name: str, known: Collection[str] | None, where: str) -> str:
-    """Return the field's own name. Raises RequestError with the nearest names where it is not `known`."""
+    """Return the field's own name. Raises RequestError with the nearest names where it is not `known`, and no instruction."""
     field = FIELD_ALIASES.get(name.lower(), name.lower())
-    if known is not None and field not in known:
+    if known is not None and field not in known and not _INSTRUCTION.fullmatch(field):
         near = nearest(field, sorted(known), count=3, cutoff=0.4)
         hint = f"did you mean {', '.join(near)}?" if near else "`hgemm show` lists a variant's fields"
         raise RequestError(f"{where} names an unknown field '{name}': {hint}")

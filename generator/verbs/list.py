@@ -14,8 +14,9 @@ from generator.commands.common_options import filter_options, json_option, libra
 from generator.commands.left_out import tell_left_out
 from generator.commands.table import fitting, to_csv, to_text
 from generator.errors import RequestError
+from generator.store.fields import known_fields
 from generator.store.library import Library
-from generator.store.selection import Selection, known_fields, select_rows
+from generator.store.selection import Selection, select_rows
 from generator.store.where import check_field
 from hgemm.record import Scalar
 
