@@ -105,6 +105,18 @@ def test_the_names_in_the_example_are_the_emitted_ones() -> None:
     assert shown in shipped
 
 
+VERBS = hgemm_command.list_commands(None)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_kernel_that_an_example_of_a_verb_names_is_shipped(verb: str) -> None:
+    """One is named where a verb takes one, before and after `generate --catalog`."""
+    shipped = [path.parent.name for path in (ROOT / "emitted").glob("*/kernel.cu")]
+    for name, glob in re.findall(rf"hgemm {verb} '?(hgemm_\w+)(\*?)", hgemm_command.get_command(None, verb).help):
+        meant = [symbol for symbol in shipped if symbol.startswith(name)]
+        assert meant and (len(meant) == 1 or glob), name
+
+
 def test_the_c_program_says_what_is_shown() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     sources = [ROOT / "templates" / "c" / "src" / "driver.c", ROOT / "examples" / "c" / "multiply.c"]

@@ -100,16 +100,34 @@ def resolve(library: Library, name: str) -> list[str]:
 
     Raises: RequestError where it names none, or a beginning names several.
     """
-    if is_symbol(name) and library.get(name, verify=False):
-        return [name]
-    found = _symbols(library, name)
-    if found or "*" in name or "?" in name:
-        return found or _none(library, name)
-    found = _symbols(library, name + "*")
+    found = _exactly(library, name)
+    begun = [] if found else _begun(library, name)
+    if len(begun) > 1:
+        raise RequestError(f"{name!a} begins {_several(begun)}: write more of it, or '{name}*' for all")
+    return found or begun or _none(library, name)
+
+
+def resolve_one(library: Library, name: str) -> str:
+    """Return the symbol that a symbol, an alias, a beginning of either, or a glob names.
+
+    Raises: RequestError where it names none, or several.
+    """
+    found = _exactly(library, name) or _begun(library, name) or _none(library, name)
     if len(found) > 1:
-        shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-        raise RequestError(f"{name!a} begins {len(found)} variants ({shown}): write more of it, or '{name}*' for all")
-    return found or _none(library, name)
+        raise RequestError(f"{name!a} names {_several(found)}: write more of one")
+    return found[0]
+
+
+def _exactly(library: Library, name: str) -> list[str]:
+    return [name] if is_symbol(name) and library.get(name, verify=False) else _symbols(library, name)
+
+
+def _begun(library: Library, name: str) -> list[str]:
+    return [] if "*" in name or "?" in name else _symbols(library, name + "*")
+
+
+def _several(symbols: list[str]) -> str:
+    return f"{len(symbols)} variants ({', '.join(symbols[:3])}{', ...' if len(symbols) > 3 else ''})"
 
 
 def _symbols(library: Library, pattern: str) -> list[str]:

@@ -25,7 +25,7 @@ finalists in the rounds.
 \b
 Examples:
   hgemm bench --suite public --group square --arch 90a
-  hgemm bench hgemm_sm90a_tn_128x256x64 --m 1024:8192:1024 --keep out.json --budget 300
+  hgemm bench 'hgemm_sm90a_tn_f16_f32_f16_128x256x64*' --m 1024:8192:1024 --keep out.json --budget 300
   hgemm bench --suite public --acc f16 --state steady,burst --csv out.csv
   hgemm bench --suite mine.json --arch 90a --record
 

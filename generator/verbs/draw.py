@@ -8,11 +8,10 @@ import click
 
 from generator.commands.common_options import Symbol, library_option
 from generator.drawing.picture import picture_of
-from generator.errors import RequestError
 from generator.plan import plan_of
 from generator.spec import Spec
 from generator.store.library import Library
-from generator.store.selection import resolve
+from generator.store.selection import resolve_one
 from hgemm.disk import write_whole
 
 _HELP = """Draw how a variant's operands lie among the banks of shared memory, before and after the swizzle, with the lanes
@@ -22,7 +21,7 @@ SYMBOL is a variant's symbol or alias, a unique beginning of one, or a glob that
 
 \b
 Example:
-  hgemm draw '*128x128x32*s3f2*' --to tile.svg
+  hgemm draw hgemm_sm89_tn_f16_f32_f16_128x128x32 --to tile.svg
 """
 
 
@@ -34,10 +33,7 @@ Example:
 )
 def command(symbol: str, library: Path, to: Path | None) -> None:
     opened = Library(library)
-    found = resolve(opened, symbol)
-    if len(found) > 1:
-        raise RequestError(f"'{symbol}' matches {len(found)} variants: name one of {', '.join(found[:3])}")
-    record = opened.load(found[0], verify=False).record
+    record = opened.load(resolve_one(opened, symbol), verify=False).record
     picture = picture_of(plan_of(Spec.from_dict(record.data["spec"])), record.symbol)
     if to is None:
         click.echo(picture, nl=False)

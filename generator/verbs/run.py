@@ -12,7 +12,7 @@ from generator.commands.common_options import SIZE, Symbol, json_option, library
 from generator.commands.device_check import CODES, open_kernel
 from generator.errors import RequestError
 from generator.store.library import Library
-from generator.store.selection import resolve
+from generator.store.selection import resolve_one
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 
@@ -24,7 +24,7 @@ large, against a float64 reference and what the variant's arithmetic allows.
 
 \b
 Example:
-  hgemm run hgemm_sm90_tn --m 4096 --n 4096 --k 4096
+  hgemm run hgemm_sm90_tn_f16_f32_f16_128x128x32 --m 4096 --n 4096 --k 4096
 """
 
 
@@ -68,20 +68,18 @@ def command(
     as_json: bool,
 ) -> None:
     opened = Library(library)
-    names = resolve(opened, symbol)
-    if len(names) > 1:
-        raise RequestError(f"{symbol!a} names {len(names)} variants, such as {names[0]}: run one")
-    kernel = open_kernel(opened, names[0], code)
+    name = resolve_one(opened, symbol)
+    kernel = open_kernel(opened, name, code)
     if not (math.isfinite(alpha) and math.isfinite(beta)):
         raise RequestError("alpha and beta must be finite")
     if beta and not kernel.facts.beta:
-        raise RequestError(f"{names[0]} does not add C: leave --beta, or run a variant generated with beta on")
+        raise RequestError(f"{name} does not add C: leave --beta, or run a variant generated with beta on")
     device = open_device()
     from hgemm.once import run  # NumPy, 0.1 s, that a machine without a GPU has no use for
 
     found = run(kernel, Case(Shape(m, n, k, batch), alpha, beta), device, seed, repeat, not no_check)
     answer = {
-        "symbol": names[0],
+        "symbol": name,
         "device": device.name,
         "m": m,
         "n": n,

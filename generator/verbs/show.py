@@ -22,7 +22,7 @@ artefacts are checked before anything is shown.
 
 \b
 Example:
-  hgemm show '*128x128x32*' --source
+  hgemm show hgemm_sm89_tn_f16_f32_f16_128x128x32 --source
 """
 
 
