@@ -48,7 +48,7 @@ _FOREIGN = (
 _ACC = {"s": "f32", "h": "f16"}
 _ARCH_AND_MMA = {"1688": ("sm_75", "m16n8k8"), "16816": ("sm_80", "m16n8k16"), "161616": ("sm_80", WMMA)}
 """The architecture that CUTLASS's library makes the kernels of an instruction for, where --arch says nothing else; of WMMA, which
-is sm_70, one that is served."""
+is sm_70, one that is served; tf32 by m16n8k8 is sm_80's."""
 
 _SHARING = {
     None: {"cooperation": "cooperative", "consumers": "1", "schedule": "one_tile"},
@@ -157,7 +157,7 @@ def _texts_2x(match: re.Match[str]) -> dict[str, str]:
     arch, mma = _ARCH_AND_MMA[match["atom"]]
     out, a = match["out"] or acc, match["a"] or acc
     return {
-        "arch": arch,
+        "arch": "sm_80" if a == "tf32" else arch,
         "dtype_a": a,
         "dtype_b": match["b"] or a,
         "acc": acc,

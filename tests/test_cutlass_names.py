@@ -40,6 +40,7 @@ def spec_of(name: str) -> Spec:
         ("cutlass_wmma_tensorop_s161616gemm_f16_128x64_32x2_tt_align8", "sm_80 f16 f32 f32 tt 128x64x32 wmma16 2 8"),
         ("cutlass_tensorop_f16_s16816gemm_f16_64x64_32x10_nn_align2", "sm_80 f16 f32 f16 nn 64x64x32 m16n8k16 10 2"),
         ("cutlass_tensorop_f16_s1688gemm_f16_256x64_32x2_nn_align1", "sm_75 f16 f32 f16 nn 256x64x32 m16n8k8 2 1"),
+        ("cutlass_tensorop_s1688gemm_tf32_128x128_16x4_tn_align4", "sm_80 tf32 f32 f32 tn 128x128x16 m16n8k8 4 4"),
     ],
 )
 def test_a_name_says_types_layout_tile_instruction_stages_and_alignment(name: str, fields: str) -> None:
