@@ -37,13 +37,23 @@ _FOREIGN = (
     (r"gemm_grouped", "a group of products in one launch"),
     (r"_sptensorop_|spgemm", "a sparse A"),
     (r"_simt_", "no tensor cores"),
-    (r"_[cz]\d*\w*gemm_", "complex numbers"),
+    (r"conv|dgrad|fprop|wgrad|rank_k|syrk|herk|symm|hemm|trmm", "another operation than a matrix product"),
+    (r"_g?[cz]\d*\w*gemm_", "complex numbers"),
+    (r"_b1_", "inputs of 1 bit"),
+    (r"_[su]4_", "inputs of 4 bits"),
+    (r"_[su]8_|_e[45]m[23]_|f32xe[45]m[23]", "types of 8 bits"),
+    (r"_d\d+\w*gemm|_f64_", "f64 inputs"),
     (r"_(?:cvt|scl|sclzr)_", "inputs of two types"),
     (r"16816fast|1688fast|tf32gemm|bf16gemm|f16gemm|1688gemm_\d", "f32 inputs that the kernel converts"),
-    (r"fastaccum|_e[45]m[23]_", "inputs of 8 bits"),
-    (r"conv|dgrad|fprop|wgrad|rank_k|syrk|herk|symm|hemm|trmm", "another operation than a matrix product"),
+    (r"tensorop_tf32_", "a D of tf32"),
 )
 """What names may say that no spec does, the most telling first."""
+
+_SAID = "a spec has inputs of f16, bf16 or tf32, both of one type, dense and real, and a C of D's type"
+_UNKNOWN = "no matrix product as CUTLASS's library names them"
+_FORM = "write one as cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8"
+MAX_REASONS = 8
+"""Reasons for which names are left out that are told, each on a line."""
 
 _ACC = {"s": "f32", "h": "f16"}
 _ARCH_AND_MMA = {"1688": ("sm_75", "m16n8k8"), "16816": ("sm_80", "m16n8k16"), "161616": ("sm_80", WMMA)}
@@ -66,6 +76,11 @@ class Named:
     remarks: tuple[str, ...]
 
 
+def has_globs(text: str) -> bool:
+    """Tell whether CUTLASS's names must be listed to say what is asked for, which takes seconds."""
+    return bool(set(text) & set("*?["))
+
+
 def requests_named(text: str) -> Named:
     """Return what names and globs of names, separated by commas, ask for.
 
@@ -75,7 +90,7 @@ def requests_named(text: str) -> Named:
     requests: dict[str, Texts] = {}
     left_out: Counter[str] = Counter()
     for word in filter(None, (word.strip() for word in text.split(","))):
-        if not set(word) & set("*?["):
+        if not has_globs(word):
             requests[word] = texts_of_name(word)
             continue
         found, refused = _matching(word)
@@ -96,21 +111,31 @@ def _matching(glob: str) -> tuple[dict[str, Texts], Counter[str]]:
     found: dict[str, Texts] = {}
     refused: Counter[str] = Counter()
     for name in names:
-        try:
-            found[name] = texts_of_name(name)
-        except RequestError as error:
-            refused[str(error).removeprefix(f"'{name}' ")] += 1
+        texts, unsaid = _read(name)
+        if unsaid:
+            refused[unsaid] += 1
+        else:
+            found[name] = texts
     if not found:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in refused.most_common())
-        raise RequestError(f"--kernels '{glob}' matches {len(names):,} names, of which no spec says any: {reasons}")
+        raise RequestError(
+            f"--kernels '{glob}' matches {len(names):,} names, of which no spec says any, for they name{_lines(refused)}"
+        )
     return found, refused
+
+
+def _lines(reasons: Counter[str]) -> str:
+    """Write how many names have which reason, the most frequent first, a line each."""
+    told = [f"{count:7,}  {reason}" for reason, count in reasons.most_common(MAX_REASONS)]
+    further = len(reasons) - len(told)
+    return "".join(f"\n{line}" for line in [*told, *([f"  ... and {further} more reasons"] if further else [])])
 
 
 def _remarks(requests: Iterable[str], left_out: Counter[str]) -> list[str]:
     remarks = []
     if left_out:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in left_out.most_common())
-        remarks.append(f"{left_out.total():,} names that match are left out, no spec says them: {reasons}")
+        remarks.append(
+            f"{left_out.total():,} names that match are left out, no spec says what they name{_lines(left_out)}"
+        )
     exchanged = sum(_is_exchanged(name) for name in requests)
     if exchanged:
         names = "1 name has" if exchanged == 1 else f"{exchanged:,} names have"
@@ -131,24 +156,30 @@ def texts_of_name(name: str) -> dict[str, str]:
 
     Raises: RequestError with the reason where it is no name of CUTLASS's, or says what no spec does.
     """
+    texts, unsaid = _read(name)
+    if unsaid:
+        way_out = _FORM if unsaid == _UNKNOWN else _SAID
+        raise RequestError(f"'{name}' names {unsaid}: {way_out}")
+    return texts
+
+
+def _read(name: str) -> tuple[dict[str, str], str]:
+    """Return what a name says, and what it names that no spec says: nothing where one does."""
     older, newer = _NAME_2X.fullmatch(name), _NAME_3X.fullmatch(name)
-    if not older and not newer:
-        raise RequestError(f"'{name}' {_reason(name)}")
-    texts = _texts_2x(older) if older else _texts_3x(newer, name)
+    texts = _texts_2x(older) if older else _texts_3x(newer, name) if newer else {}
     try:
         for option, text in texts.items():
             for field in option_of(option).fields:
                 parse_field(field, text)
     except RequestError as error:
-        raise RequestError(f"'{name}' names what is not served: {error}") from None
-    return texts
+        return {}, _foreign(name) or f"what no spec takes, {error}"
+    if newer and newer["c"] not in ("void", newer["out"]):
+        return {}, "a C of another type than D"
+    return texts, "" if texts else _foreign(name) or _UNKNOWN
 
 
-def _reason(name: str) -> str:
-    told = next((reason for pattern, reason in _FOREIGN if re.search(pattern, name)), None)
-    if told and name.startswith("cutlass"):
-        return f"names {told}: a spec has f16 and bf16 inputs of one type, dense and real"
-    return "is no name of a matrix product in CUTLASS's library: write one as cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8"
+def _foreign(name: str) -> str:
+    return next((reason for pattern, reason in _FOREIGN if re.search(pattern, name)), "")
 
 
 def _texts_2x(match: re.Match[str]) -> dict[str, str]:
@@ -179,9 +210,7 @@ def _align_of_d(align: str, dtype: str) -> str:
 
 def _texts_3x(match: re.Match[str], name: str) -> dict[str, str]:
     """Read a name of CUTLASS 3.x; 0 stages are as many as fit, and no words after the alignment leave the rest open."""
-    out, c = match["out"], match["c"]
-    if c not in ("void", out):
-        raise RequestError(f"'{name}' names a C of {c} beside a D of {out}: C has the type of D")
+    out = match["out"]
     tile, cluster, layout, types = (
         (match["m"], match["n"]),
         (match["cluster_m"], match["cluster_n"]),
@@ -207,7 +236,7 @@ def _texts_3x(match: re.Match[str], name: str) -> dict[str, str]:
         "tile": f"{'x'.join(tile)}x{match['k']}",
         "mma": WGMMA,
         "cluster": "x".join(cluster),
-        "beta": "off" if c == "void" else "on",
+        "beta": "off" if match["c"] == "void" else "on",
         "swapped": "on" if exchanged and not by_swapping_only_direct else "off",
         **({} if match["stages"] == "0" else {"stages": match["stages"]}),
         **({} if planned else _SHARING[match["sharing"]]),

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from generator.arch import ARCHS
 from generator.catalog import load_catalog
 from generator.cli import generate_command
-from generator.cutlass_names import library_names, library_operations, requests_named, texts_of_name
+from generator.cutlass_names import MAX_REASONS, library_names, library_operations, requests_named, texts_of_name
 from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.families.sm90.naming import exchanged_layout
@@ -100,13 +100,18 @@ def fields_of(texts: dict[str, str]) -> dict:
         ("cutlass_tensorop_h16816gemm_planar_complex_64x64_64x3_tn_align8", "planar complex"),
         ("cutlass_tensorop_h16816gemm_grouped_64x64_64x5_tn_align2_scheduleDevice", "group of products"),
         ("cutlass_simt_sgemm_128x128_8x2_nn_align1", "no tensor cores"),
-        ("cutlass_tensorop_s16816gemm_f16_s8_128x128_64x3_tn_align8", "dtype_b 's8'"),
-        ("cutlass_tensorop_s1688gemm_128x128_16x3_tn_align4", "dtype_a 'f32'"),
-        (NEWER.replace("f32_f16_f16", "f32_f32_f16"), "C has the type of D"),
-        (NEWER.replace("f16_f16", "e4m3_e4m3", 1), "e4m3"),
-        (OLDER.replace("align8", "align8x"), "no name"),
-        (OLDER.replace("16816", "161616"), "no name"),
-        (OLDER.replace("tensorop", "wmma_tensorop"), "no name"),
+        ("cutlass_tensorop_s16816gemm_f16_s8_128x128_64x3_tn_align8", "8 bits: a spec has inputs of f16, bf16 or tf32"),
+        ("cutlass_tensorop_d884gemm_128x128_16x3_nn_align1", "f64 inputs"),
+        ("cutlass_tensorop_i8816gemm_s8_128x128_64x2_tn_align16", "types of 8 bits"),
+        ("cutlass_tensorop_gz884gemm_32x64_8x4_cc_align1", "complex numbers"),
+        ("cutlass_tensorop_tf32_s1688gemm_tf32_128x128_16x3_nn_align1", "a D of tf32"),
+        ("cutlass_tensorop_s1688gemm_128x128_16x3_tn_align4", "f32 inputs that the kernel converts"),
+        (NEWER.replace("f32_f16_f16", "f32_f32_f16"), "a C of another type than D"),
+        (NEWER.replace("f16_f16", "e4m3_e4m3", 1), "types of 8 bits"),
+        (OLDER.replace("32x4", "32x99"), "what no spec takes, stages '99'"),
+        (OLDER.replace("align8", "align8x"), "no matrix product"),
+        (OLDER.replace("16816", "161616"), "no matrix product"),
+        (OLDER.replace("tensorop", "wmma_tensorop"), "no matrix product"),
         ("128x128", "write one as cutlass_tensorop_"),
     ],
 )
@@ -125,12 +130,43 @@ def test_a_glob_asks_for_each_name_that_matches_and_tells_which_are_left_out() -
             requests_named(glob)
 
 
+def test_reasons_are_a_line_each_the_most_frequent_first_and_not_too_many() -> None:
+    [left_out, _] = requests_named("*").remarks
+    lines = left_out.splitlines()
+    counts = [int(line.split()[0].replace(",", "")) for line in lines[1:-1]]
+    assert len(counts) == MAX_REASONS and counts == sorted(counts, reverse=True)
+    assert "more reasons" in lines[-1] and "did you mean" not in left_out and max(map(len, lines)) < 120
+    with pytest.raises(RequestError) as error:
+        requests_named("cutlass_tensorop_d884*")
+    [header, reason] = str(error.value).splitlines()
+    assert "no spec says any" in header and reason.split(maxsplit=1)[1] == "f64 inputs"
+
+
+def test_every_name_of_the_library_is_said_by_a_spec_or_has_one_of_some_reasons() -> None:
+    reasons = {str(error) for error in map(refusal, library_names()) if error}
+    assert not [told for told in reasons if "no matrix product" in told or "what no spec takes" in told]
+
+
+def refusal(name: str) -> RequestError | None:
+    try:
+        texts_of_name(name)
+    except RequestError as error:
+        return error
+    return None
+
+
 def test_generate_takes_names_and_other_options_go_above_them() -> None:
     done = CliRunner().invoke(
         generate_command, ["--kernels", OLDER, "--arch", "89", "--stages", "3", "--dry-run", "--json"]
     )
     assert done.exit_code == 0, done.output
+    assert "listing" not in done.stderr
     assert "hgemm_sm89_tn_f16_f16_f16_128x128x32" in done.stdout and "_s3f" in done.stdout
+
+
+def test_a_glob_says_that_names_are_listed_which_takes_a_while() -> None:
+    done = CliRunner().invoke(generate_command, ["--kernels", "cutlass_tensorop_d884*", "--dry-run"])
+    assert "listing the names of CUTLASS's library" in done.stderr
 
 
 # ---- The installed library, whole -----------------------------------------------------------------------------------

@@ -131,8 +131,10 @@ def requested(options: dict[str, Any]) -> Sweep:
     if catalog is not None:
         groups += load_catalog([] if catalog == "all" else catalog.split(","))
     if options.get("kernels"):
-        from generator.cutlass_names import requests_named  # only where names are given
+        from generator.cutlass_names import has_globs, requests_named  # only where names are given
 
+        if has_globs(options["kernels"]) and not options.get("quiet", False):
+            click.echo("generate: listing the names of CUTLASS's library, a few seconds", err=True)
         named = requests_named(options["kernels"])
         groups += named.requests
         for remark in named.remarks:
