@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
+from generator.commands.hints import hints
 from generator.defaults import family_of, resolve
 from generator.families import ways_out
 from generator.families.sm90.plan import WgmmaPlan
@@ -12,6 +13,7 @@ from generator.families.sm90.rules import RULES
 from generator.plan import plan_of
 from generator.rules import refuse_illegal, violations
 from generator.spec import parse_field
+from generator.sweep import sweep
 
 
 def fields(text: str) -> dict:
@@ -144,7 +146,7 @@ def test_what_tma_cannot_address_threads_copy(text: str) -> None:
     assert violation.change == {"copy": "cp_async", "cluster": "1x1"}
 
 
-@pytest.mark.parametrize("text", ["arch=90a align_a=1", "arch=90a align_b=1 layout=nt"])
+@pytest.mark.parametrize("text", ["arch=90a mma=wgmma align_a=1", "arch=90a mma=wgmma align_b=1 layout=nt"])
 def test_what_asynchronous_copies_cannot_address_is_left_to_mma_sync(text: str) -> None:
     illegal = plan(text)
     (violation,) = violations(illegal)
@@ -153,7 +155,16 @@ def test_what_asynchronous_copies_cannot_address_is_left_to_mma_sync(text: str) 
     mended = ways_out.apply(illegal, violation.change)
     assert mended.spec.family == MMA_SYNC and not violations(mended)
     asked = fields(text)
-    assert all(getattr(mended.spec, name) == value for name, value in asked.items())
+    assert all(getattr(mended.spec, name) == value for name, value in asked.items() if name != "mma")
+
+
+@pytest.mark.parametrize("text", ["align=1", "align_a=1", "align_b=1 layout=nt tile=128x128x64"])
+def test_what_nobody_asked_of_wgmma_and_it_does_not_take_is_planned_for_mma_sync(text: str) -> None:
+    asked = sweep([{"arch": "sm_90a", **dict(word.split("=") for word in text.split())}])
+    [candidate] = asked.candidates
+    assert candidate.plan.spec.family == MMA_SYNC and not candidate.rules
+    [hint] = hints(asked)
+    assert hint.startswith("wgmma reads A and B aligned to 4 B only: with align_") and "mma.sync on sm_90a" in hint
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
@@ -211,6 +222,8 @@ FAMILIES = [
     ("arch=90a copy=cp_async", MMA_SYNC),
     ("arch=90a copy=cp_async consumers=2", WGMMA_SM90),
     ("arch=90a align_a=2", WGMMA_SM90),
+    ("arch=90a align_a=1", MMA_SYNC),
+    ("arch=90a dtype_a=tf32 align_a=1", WGMMA_SM90),
     ("arch=90a warp_tile=64x64", MMA_SYNC),
     ("arch=90a store=smem", MMA_SYNC),
     ("arch=90 copy=tma", MMA_SYNC_TMA),
