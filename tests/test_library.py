@@ -62,8 +62,6 @@ def test_what_is_published_is_loaded(library: Library) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted([*files, "record.json"])
     assert variant.artefacts == files
     assert variant.record.data == record
-    assert library.find_by_key(record["key"]) == variant
-    assert library.find_by_key("0" * 64) is None
     assert library.get("two") is None
     assert [found.symbol for found in library.records()] == ["one"]
     assert pickle.loads(pickle.dumps(library)) == library
@@ -115,8 +113,6 @@ def test_a_changed_artefact_is_refused_by_name(library: Library, name: str) -> N
     path.unlink()
     with pytest.raises(LibraryError, match=rf"one/{name} is missing"):
         library.load("one")
-    with pytest.raises(LibraryError, match=name):
-        library.find_by_key(make_record("one")[0]["key"])
     assert library.load("one", verify=False).record.symbol == "one"
 
 

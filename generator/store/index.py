@@ -26,7 +26,6 @@ BATCH_ROWS = 100
 TABLES = """
 CREATE TABLE variants (id INTEGER PRIMARY KEY, symbol TEXT NOT NULL UNIQUE, key TEXT NOT NULL, arch TEXT NOT NULL,
     stamp TEXT NOT NULL, flat TEXT NOT NULL);
-CREATE INDEX variants_key ON variants (key);
 CREATE TABLE facts (variant INTEGER NOT NULL, name TEXT NOT NULL, value, PRIMARY KEY (variant, name)) WITHOUT ROWID;
 CREATE TABLE sessions (name TEXT PRIMARY KEY, stamp TEXT NOT NULL);
 CREATE TABLE measurements (id INTEGER PRIMARY KEY, session TEXT NOT NULL, symbol TEXT NOT NULL, key TEXT NOT NULL,
@@ -138,10 +137,6 @@ class Index:
     def names(self) -> set[str]:
         """Return the names of all fields that any variant has."""
         return {name for (name,) in self._database.execute("SELECT DISTINCT name FROM facts")}
-
-    def symbols_of_key(self, key: str) -> list[str]:
-        """Return the symbols of the variants with this content key."""
-        return [symbol for (symbol,) in self._database.execute("SELECT symbol FROM variants WHERE key = ?", (key,))]
 
     def check(self) -> None:
         """Look at every page. Raises Damaged where one is not as it should be."""

@@ -57,17 +57,6 @@ class Library:
         except NoVariant:
             return None
 
-    def find_by_key(self, key: str) -> Variant | None:
-        """Return the variant with this content key, checked, or None. Raises LibraryError where it is damaged."""
-        if not self.folder.exists():
-            return None
-        symbols = self._ask(lambda index: index.symbols_of_key(key), lambda: self._symbols_of_key(key))
-        found = [variant for variant in map(self.get, symbols) if variant and variant.record.key == key]
-        return found[0] if found else None
-
-    def _symbols_of_key(self, key: str) -> list[str]:
-        return [record.symbol for record in self._read(scan(self.folder)) if record.key == key]
-
     def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
         """Return the flat records that meet a condition, in the order of their symbols."""
         return self._ask(lambda index: index.rows(where), lambda: self._scan_rows(where))

@@ -18,9 +18,6 @@ SWIZZLES_BYTES = (128, 64, 32)
 Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", swizzling modes.
 """
 
-MAX_BOX = 256
-"""Elements of a box along any dimension. Source: CUDA driver API, cuTensorMapEncodeTiled, boxDim."""
-
 PART_BYTES = 1024
 """After so many bytes the widest swizzle repeats: all of A begins there, all of B, and the end is rounded up to it."""
 
