@@ -11,7 +11,7 @@ from typing import Any
 
 from hgemm.bench.check import Sample
 from hgemm.bench.contenders import BASELINE, Variant
-from hgemm.bench.measure import Stand, quietly
+from hgemm.bench.measure import Stand, open_race
 from hgemm.bench.protocol import Protocol, Ratio, figures, round_times
 from hgemm.bench.race import LostDevice, Race
 from hgemm.bench.runner import Plan, heading, stand_of, write_document
@@ -73,14 +73,7 @@ def measure(climb: Climb, stand: Stand) -> dict[str, Any]:
     Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
     """
     kernels = {kernel.facts.symbol: kernel for kernel in climb.kernels}
-    with ExitStack() as stack:
-
-        def own(thing: Any) -> Any:
-            stack.callback(quietly, thing.free)
-            return thing
-
-        race = own(Race(stand.stream, own(stand.operands(climb.work)), stand.protocol))
-        stack.callback(stand.watch.rest)
+    with open_race(climb.work, stand) as (race, own):
         contenders = [own(Variant(kernel, stand.device)) for kernel in kernels.values()]
         if stand.baseline:
             try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,12 +65,9 @@ def open_stand(device: Device, protocol: Protocol, seed: int, watch: Watch, stac
     return stand
 
 
-def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> dict[str, Any]:
-    """Measure one problem in one state (steady, burst or solo) and return its result, ready for JSON.
-
-    Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
-    """
-    begun = time.perf_counter()
+@contextmanager
+def open_race(work: Work, stand: Stand) -> Iterator[tuple[Race, Callable[[Any], Any]]]:
+    """Yield a race on a problem's operands, and a function that has what it is given freed with them, and returns it."""
     with ExitStack() as stack:
 
         def own(thing: Any) -> Any:
@@ -79,6 +76,16 @@ def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> 
 
         race = own(Race(stand.stream, own(stand.operands(work)), stand.protocol))
         stack.callback(stand.watch.rest)
+        yield race, own
+
+
+def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> dict[str, Any]:
+    """Measure one problem in one state (steady, burst or solo) and return its result, ready for JSON.
+
+    Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
+    """
+    begun = time.perf_counter()
+    with open_race(work, stand) as (race, own):
         contenders: list[Contender] = [Variant(kernel, stand.device) for kernel in kernels if work.fits(kernel.facts)]
         if stand.baseline:
             try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from hgemm.bench.check import Sample
 from hgemm.bench.contenders import OURS, Variant
-from hgemm.bench.measure import Stand, quietly
+from hgemm.bench.measure import Stand, open_race
 from hgemm.bench.protocol import figures, round_times
 from hgemm.bench.race import Race
 from hgemm.bench.work import Work
@@ -28,14 +27,7 @@ def tune(work: Work, kernels: Sequence[Kernel], stand: Stand, order: Callable[[s
     Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
     """
     begun = time.perf_counter()
-    with ExitStack() as stack:
-
-        def own(thing: Any) -> Any:
-            stack.callback(quietly, thing.free)
-            return thing
-
-        race = own(Race(stand.stream, own(stand.operands(work)), stand.protocol))
-        stack.callback(stand.watch.rest)
+    with open_race(work, stand) as (race, own):
         for kernel in kernels:
             stand.watch.begin(kernel.facts.symbol)
             race.enter(own(Variant(kernel, stand.device)))
