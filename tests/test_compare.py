@@ -57,7 +57,7 @@ def test_a_form_whose_compiler_is_not_installed_is_told_and_not_built(
     monkeypatch.setattr("generator.dsl.translate.WHEEL", "no-such-wheel-anywhere")
     *others, dsl = said(arch="sm_80")
     assert "no-such-wheel-anywhere is missing" in dsl.lacking and not any(one.lacking for one in others)
-    assert build([dsl], Settings(Library(tmp_path), templates_folder()), processes=1) == ([], [])
+    assert build([dsl], Settings(Library(tmp_path), templates_folder()), processes=1, quiet=True) == ([], [])
 
 
 @pytest.mark.parametrize("texts", [{"form": "cute"}, {"tile": "64x64x32,128x64x32"}, {"tile": "300x300x32"}])
@@ -125,3 +125,4 @@ def test_the_verb_builds_and_runs_what_can_be_and_tells_of_the_rest(tmp_path: Pa
     (column,) = json.loads(done.stdout)
     assert (column["form"], column["device"], column["passed"]) == ("atoms", "CPU", True)
     assert "form cute is left out, cute_k_blocks: k of 16" in done.stderr and "[1/1] built hgemm_" in done.stderr
+    assert "[1/1]" not in call(*options, "--quiet").stderr

@@ -86,12 +86,12 @@ def _only(candidates: Sequence[Candidate]) -> Candidate:
     return candidates[0]
 
 
-def build(said: Sequence[Said], settings: Settings, processes: int) -> tuple[list[Built], list[str]]:
+def build(said: Sequence[Said], settings: Settings, processes: int, quiet: bool) -> tuple[list[Built], list[str]]:
     """Make the variants that can be, or take them from the library; return them in order, and what is wrong with others."""
     legal = [one for one in said if not one.broken and not one.lacking]
     outcomes: dict[int, Outcome] = {}
     with (
-        progress(len(legal), quiet=False) as tell,
+        progress(len(legal), quiet) as tell,
         closing(make([one.plan for one in legal], settings, processes)) as made,
     ):
         for place, outcome in made:

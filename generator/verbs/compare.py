@@ -40,6 +40,7 @@ Example:
     "--repeat", type=click.IntRange(1, 10000), metavar="N", default=20, show_default=True, help="Samples of the time."
 )
 @click.option("--emulate", is_flag=True, help="Compute D on the CPU, and do not look for a GPU.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
 def command(
@@ -50,6 +51,7 @@ def command(
     k: int | None,
     repeat: int,
     emulate: bool,
+    quiet: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -61,7 +63,7 @@ def command(
             click.echo(f"hgemm: form {one.form} is left out: {one.lacking}", err=True)
     host = workshop() if emulate else None
     settings = Settings(ctx.with_resource(scratch_library(library)), templates_folder())
-    built, errors = build(said, settings, processes=1)
+    built, errors = build(said, settings, processes=1, quiet=quiet)
     for error in errors:
         click.echo(f"hgemm: error: {error}", err=True)
     try:
