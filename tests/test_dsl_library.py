@@ -94,7 +94,7 @@ def call(library: Library, *words: str) -> Result:
         (["list", "--json"], 0, f'"symbol": "{SYMBOL}"'),
         (["show", SYMBOL, "--source"], 0, "open("),
         (["verify", "--emulate"], 1, f"skip  {SYMBOL}  {emulate.NOT_IN_CPP}"),
-        (["reindex"], 0, "1 variants indexed"),
+        (["reindex"], 0, "1 variant indexed"),
         (["gc", "--dry-run"], 0, "0 would be removed"),
         (["report", "--to", "report.html"], 0, "report.html"),
     ],

@@ -252,4 +252,4 @@ def test_one_is_proved(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(prove, "workshop", lambda: workshop)
     monkeypatch.setattr("sys.argv", ["prove", "--recipes", "--sample", "1", "--seed", by_commit(1)[0].path])
     assert prove.main() == 0
-    assert "1 variants passed, 0 failed, 0 left out" in capsys.readouterr().out
+    assert "1 variant passed, 0 failed, 0 left out" in capsys.readouterr().out

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import click
 
+from generator.commands.table import counted
 from generator.store.library import Library
 from generator.store.selection import Selection, left_out
 
@@ -14,4 +15,4 @@ def tell_left_out(library: Library, selection: Selection, names: Collection[str]
     """Say on stderr how many variants --arch keeps out that run on the GPUs it names, and what takes them in."""
     for arch, count in left_out(library, names, selection).items():
         both = f"{selection.arch},{arch.removeprefix('sm_')}"
-        click.echo(f"hgemm: {count} variant{'s' * (count > 1)} for {arch} left out: --arch {both}", err=True)
+        click.echo(f"hgemm: {counted(count, 'variant')} for {arch} left out: --arch {both}", err=True)

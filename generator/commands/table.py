@@ -28,6 +28,11 @@ def cell(value: Scalar | None) -> str:
     return text if text.isprintable() else ascii(text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a count with its noun: 1 kernel, 2 kernels."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """Write rows as CSV with a header, numbers in full."""
     out = io.StringIO()

@@ -11,6 +11,7 @@ import click
 
 from generator.commands.common_options import filter_options, json_option, library_option
 from generator.commands.left_out import tell_left_out
+from generator.commands.table import counted
 from generator.errors import HgemmError, LibraryError, ProofError
 from generator.export.build import lacking
 from generator.export.tree import Wish, export
@@ -80,11 +81,13 @@ def command(
     if as_json:
         click.echo(json.dumps({**asdict(done), "folder": str(done.folder), "unproved": unproved}, indent=1))
         return
-    click.echo(f"{done.folder}: {done.variants} kernels for {', '.join(done.archs)}, {done.image_bytes:,} B of images")
+    click.echo(
+        f"{done.folder}: {counted(done.variants, 'kernel')} for {', '.join(done.archs)}, {done.image_bytes:,} B of images"
+    )
 
 
 _HOW = "`hgemm verify --emulate` proves those in C++, `hgemm verify --device` checks any on a GPU"
 
 
 def _told(unproved: Sequence[str], rows: Sequence[object]) -> str:
-    return f"{len(unproved)} of {len(rows)} kernels {'has' if len(unproved) == 1 else 'have'} no proof"
+    return f"{len(unproved)} of {counted(len(rows), 'kernel')} {'has' if len(unproved) == 1 else 'have'} no proof"

@@ -10,6 +10,7 @@ import click
 
 from generator.commands.common_options import json_option
 from generator.commands.progress import progress
+from generator.commands.table import counted
 from generator.pipeline import Outcome
 from generator.store.merge import merge
 from hgemm.variants import scan
@@ -42,6 +43,7 @@ def command(libraries: tuple[Path, ...], to: Path, quiet: bool, as_json: bool) -
         click.echo(json.dumps({**asdict(done), "library": str(to)}))
         return
     replaced = f"{done.replaced} replaced by proved ones, " if done.replaced else ""
+    added, measured = counted(done.added, "variant"), counted(done.measurements, "measurement")
     click.echo(
-        f"{to}: {done.added} variants added, {replaced}{done.present} were there, {done.measurements} measurements added"
+        f"{to}: {added} added, {replaced}{done.present} {'was' if done.present == 1 else 'were'} there, {measured} added"
     )

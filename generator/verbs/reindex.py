@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from generator.commands.common_options import json_option, library_option
+from generator.commands.table import counted
 from generator.store.library import Library
 
 _HELP = """Make a library's index anew from its folders.
@@ -29,4 +30,4 @@ def command(library: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"library": str(library), "variants": count}))
     else:
-        click.echo(f"{count} variants indexed in {library}")
+        click.echo(f"{counted(count, 'variant')} indexed in {library}")

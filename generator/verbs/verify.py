@@ -15,6 +15,7 @@ from generator.commands.common_options import Symbol, filter_options, json_optio
 from generator.commands.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers
 from generator.commands.junit import write_junit
 from generator.commands.left_out import tell_left_out
+from generator.commands.table import counted
 from generator.errors import RequestError
 from generator.store.library import Library
 from generator.store.selection import Selection, choose
@@ -145,7 +146,8 @@ def summary_of(outcomes: list[Outcome]) -> str:
     passed, failed = sum(outcome.passed for outcome in outcomes), sum(outcome.failed for outcome in outcomes)
     cases = sum(outcome.passed_cases for outcome in outcomes)
     skipped = len(outcomes) - passed - failed
-    return f"{passed} variants passed, {failed} failed, {skipped} left out; {cases} shapes passed"
+    found = f"{counted(passed, 'variant')} passed, {failed} failed, {skipped} left out"
+    return f"{found}; {counted(cases, 'shape')} passed"
 
 
 def plain(value: object) -> object:

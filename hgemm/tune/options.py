@@ -62,7 +62,10 @@ def tune(library: Path, make_supply: MakeSupply, options: dict[str, Any]) -> int
     if options["as_json"]:
         click.echo(json.dumps(document, indent=1))
     elif results:
-        click.echo(table(results) + f"{len(results)} problems tuned in {time_left(document['seconds'])}")
+        click.echo(
+            table(results)
+            + f"{len(results)} problem{'s' * (len(results) != 1)} tuned in {time_left(document['seconds'])}"
+        )
     else:
         click.echo("nothing is left to tune")
     if document["lost"]:
