@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from hgemm.errors import RequestError
 from hgemm.facts import Facts
+from hgemm.problem import MAX_EXTENT
 
-_SHAPE = re.compile(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})x([1-9][0-9]{0,9})(?:@([1-9][0-9]{0,5}))?", re.ASCII)
+_SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40}))?")
 _SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0))
 """alpha and beta, case after case; powers of two, so that they keep integers exact."""
 _TALL_TILES = 9
@@ -26,11 +27,15 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Read a shape. Raises RequestError where it is malformed."""
+        """Read a shape. Raises RequestError where it is malformed, or an extent is 0 or too large."""
         match = _SHAPE.fullmatch(text.strip().lower())
         if not match:
             raise RequestError(f"shape {text!a} is malformed: write it as MxNxK or MxNxK@BATCH, such as 33x65x17@3")
-        return cls(*(int(group or 1) for group in match.groups()))
+        shape = cls(*(int(group or 1) for group in match.groups()))
+        for name, extent in vars(shape).items():
+            if not 1 <= extent <= MAX_EXTENT:
+                raise RequestError(f"shape {text!a} is not taken: {name} is {extent}, it may be 1 to {MAX_EXTENT}")
+        return shape
 
     @classmethod
     def parse_list(cls, text: str) -> tuple[Shape, ...]:

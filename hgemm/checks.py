@@ -9,11 +9,9 @@ from hgemm.errors import ProblemError
 from hgemm.facts import Facts
 from hgemm.launch import ctas, workspace_bytes
 from hgemm.matrices import Matrix, matrices, overlaps
-from hgemm.problem import Problem
+from hgemm.problem import MAX_EXTENT, Problem
 from hgemm.tensor_maps import map_complaints
 
-MAX_EXTENT = 2**31 - 1024
-"""Largest m, n and k: 32-bit indices run past the edge by less than the tiles of a cluster, 4 of at most 256."""
 MAX_CTAS = 2**31 - 1
 """Largest grid.x. Source: CUDA Programming Guide 13.x, section 5.1.3, table 30."""
 WORKSPACE_ALIGN_BYTES = 16
@@ -39,11 +37,11 @@ def check(problem: Problem, facts: Facts, workspace_size: int | None = None) -> 
 
 
 def _size_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
-    for name, most in (("m", MAX_EXTENT), ("n", MAX_EXTENT), ("k", MAX_EXTENT), ("batch", MAX_CTAS)):
+    for name in ("m", "n", "k", "batch"):
         value = getattr(problem, name)
         least = 0 if name == "k" and not facts.tensor_maps else 1
-        if not least <= value <= most:
-            yield f"{name} is {value}: it may be {least} to {most}"
+        if not least <= value <= MAX_EXTENT:
+            yield f"{name} is {value}: it may be {least} to {MAX_EXTENT}"
     count = ctas(facts, problem.m, problem.n, problem.batch)
     if count > MAX_CTAS:
         yield f"{count} CTA tiles are more than a launch's {MAX_CTAS}: use a larger tile, or fewer batches a launch"

@@ -5,6 +5,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+MAX_EXTENT = 2**31 - 1024
+"""Largest m, n, k and batch: 32-bit indices run past the edge by less than the tiles of a cluster, 4 of at most 256.
+
+The C library has the same bound; how many batches launch depends on their CTA tiles, too.
+"""
 PROBLEM_BYTES = 144
 _LAYOUT = struct.Struct("<6Q4q5q4i2f")
 

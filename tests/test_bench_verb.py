@@ -223,6 +223,7 @@ def test_the_module_imports_no_generator() -> None:
         (["--suite", ROOT / "benchmarks" / "data" / "ablation_h200.json"], "is no list of problems or groups"),
         (["--suite", "public", "--group", "cubes"], "no group 'cubes' in the suite: it has square, rectangular"),
         (["--m", "12:x"], "--m '12:x' is malformed"),
+        (["--m", "2147482625"], "m is 2147482625, it may be 1 to 2147482624"),
         (["--m", "0"], "--m '0' names no positive number"),
         (["--shapes", "8x8x8", "--acc", "f64"], "acc 'f64' is unknown: use f32, f16"),
         (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use steady, burst, solo"),

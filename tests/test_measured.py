@@ -20,7 +20,7 @@ from hgemm.measured.writer import Writer
 
 SQUARE = problem(4096, 4096, 4096)
 PLACE = (90, 132, SQUARE.kind.code, 4096, 4096, 4096, 1)
-extents = st.integers(1, 2**31 - 1)
+extents = st.integers(1, 2**31 - 1024)
 points = st.tuples(*4 * [extents]).map(lambda four: point(*four))
 
 # ---- Files ----------------------------------------------------------------------------------------------------------

@@ -325,6 +325,7 @@ def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> 
         (["--arch", "89", "--device", "RTX 4900"], "device 'RTX 4900' has no table: did you mean rtx4090?"),
         (["--arch", "89", "--device", "T4"], "kernels for sm_89 do not run on NVIDIA T4, which is sm_75"),
         (["--arch", "89", "--k", "64"], "a problem needs its --m"),
+        (["--arch", "89", "--m", "64", "--batch", "4" + "0" * 20], "is not in the range 1<=x<=2147482624"),
     ],
 )
 def test_explain_refuses_what_the_model_cannot_answer(capsys, arguments: list[str], told: str) -> None:

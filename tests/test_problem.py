@@ -13,7 +13,7 @@ import pytest
 from fake_driver import unpack
 from simulated import record
 
-from hgemm.checks import MAX_EXTENT, check
+from hgemm.checks import check
 from hgemm.errors import LibraryError, ProblemError
 from hgemm.facts import Facts
 from hgemm.problem import PROBLEM_BYTES, Problem
@@ -59,7 +59,7 @@ def test_a_good_problem_passes() -> None:
     check(replace(GOOD, c=GOOD.d), PLAIN)  # in place
     check(replace(GOOD, beta=0.0, c=0), PLAIN)
     check(replace(GOOD, batch_stride_a=0, batch_stride_c=0), PLAIN)
-    check(replace(GOOD, m=MAX_EXTENT, batch=1, d=1 << 50), PLAIN)
+    check(replace(GOOD, m=2**31 - 1024, batch=1, d=1 << 50), PLAIN)
     # One matrix of 256 columns: A in the first 40, D in the last 60 of it.
     check(replace(GOOD, a=0x1000, lda=256, d=0x1000 + 2 * 192, ldd=256, batch=1, b=1 << 40, c=1 << 41), PLAIN)
 
@@ -70,6 +70,7 @@ def test_a_good_problem_passes() -> None:
         ({"m": 0}, "m is 0: it may be 1 to 2147482624"),
         ({"n": -3, "k": 2**31}, "n is -3.*; k is 2147483648"),
         ({"batch": 0}, "batch is 0"),
+        ({"batch": 2**31 - 1023}, "batch is 2147482625: it may be 1 to 2147482624"),
         ({"m": 2**30, "n": 2**20, "batch": 1}, "CTA tiles are more than a launch's 2147483647"),
         ({"a": 0}, "A has no pointer"),
         ({"a": 0x1008}, "A begins at an address that is not a multiple of 16 B"),

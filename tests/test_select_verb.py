@@ -49,8 +49,9 @@ def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
     assert done.returncode == 2 and "dtype_a 'f12' is unknown: use f16, bf16, f32" in done.stderr
     done = call("hgemm", *words, "--arch", "70")
     assert done.returncode == 2 and "arch '70' is unknown" in done.stderr
-    done = call("hgemm", *words, "--arch", "80", "--m", 2**31 - 1)
-    assert done.returncode == 2 and "'--m': 2147483647 is not in the range 1<=x<=2147482624" in done.stderr
+    for flag in ("--m", "--batch"):
+        done = call("hgemm", *words, "--arch", "80", flag, 2**31 - 1)
+        assert done.returncode == 2 and f"'{flag}': 2147483647 is not in the range 1<=x<=2147482624" in done.stderr
     done = call("hgemm", *words, "--sms", "10")
     assert done.returncode == 2 and "--sms needs an --arch" in done.stderr
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from hgemm.problem import MAX_EXTENT
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 library_option = click.option(
@@ -21,8 +23,8 @@ library_option = click.option(
     metavar="DIR",
     help="The library's folder.",
 )
-SIZE = click.IntRange(1, 2**31 - 1024)
-"""Of m, n or k: tiles that reach beyond it are counted in 32 bits, too."""
+SIZE = click.IntRange(1, MAX_EXTENT)
+"""Of m, n, k or batch."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
 
 

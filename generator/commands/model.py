@@ -24,7 +24,7 @@ _OPTIONS = (
     click.option("--m", type=SIZE, metavar="N", help="Rows of D, of a problem to lay out on the card."),
     click.option("--n", type=SIZE, metavar="N", help="Columns of D; as --m, if not given."),
     click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given."),
-    click.option("--batch", type=click.IntRange(1), metavar="N", help="Products at once; 1, if not given."),
+    click.option("--batch", type=SIZE, metavar="N", help="Products at once; 1, if not given."),
     click.option("--device", default="", metavar="NAME", help="H200, 'RTX 4090', ...; the architecture's usual one."),
     click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs, instead of the card's."),
 )

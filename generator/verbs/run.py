@@ -34,9 +34,7 @@ Example:
 @click.option("--m", type=SIZE, metavar="N", required=True, help="Rows of A and D.")
 @click.option("--n", type=SIZE, metavar="N", required=True, help="Columns of B and D.")
 @click.option("--k", type=SIZE, metavar="N", required=True, help="Columns of A, rows of B.")
-@click.option(
-    "--batch", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Problems of this size."
-)
+@click.option("--batch", type=SIZE, metavar="N", default=1, show_default=True, help="Problems of this size.")
 @click.option("--alpha", type=float, default=1.0, show_default=True, help="Factor of A B.")
 @click.option("--beta", type=float, default=0.0, show_default=True, help="Factor of C; the variant must have beta on.")
 @click.option(

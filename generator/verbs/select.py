@@ -17,7 +17,7 @@ from hgemm.errors import DeviceError
 from hgemm.kinds import Kind
 from hgemm.library import open_library
 from hgemm.measured.nearness import ONE, STEP_BITS, distance
-from hgemm.problem import Problem
+from hgemm.problem import MAX_EXTENT, Problem
 from hgemm.select import ESTIMATED, MEASURED, NEAR, Choice, Selector
 from hgemm.target import Target
 from hgemm.wanted import ANY_WORKSPACE, Wanted, with_leading
@@ -41,8 +41,8 @@ _RULES = {ESTIMATED: "estimated", NEAR: "near", MEASURED: "measured"}
 @library_option
 @click.option("--m", type=SIZE, required=True, metavar="N", help="Rows of A and D.")
 @click.option("--n", type=SIZE, required=True, metavar="N", help="Columns of B and D.")
-@click.option("--k", type=click.IntRange(0, SIZE.max), required=True, metavar="N", help="Columns of A, rows of B.")
-@click.option("--batch", type=click.IntRange(1), default=1, metavar="N", help="Products at once.")
+@click.option("--k", type=click.IntRange(0, MAX_EXTENT), required=True, metavar="N", help="Columns of A, rows of B.")
+@click.option("--batch", type=SIZE, default=1, metavar="N", help="Products at once.")
 @kind_options
 @click.option("--beta", is_flag=True, help="C is added.")
 @click.option(

@@ -25,6 +25,7 @@ from hgemm.errors import DeviceError, RequestError, unknown
 from hgemm.kernel import Kernel
 from hgemm.kinds import Kind
 from hgemm.library import open_library
+from hgemm.problem import MAX_EXTENT
 from hgemm.target import Target
 from hgemm.wanted import Wanted
 
@@ -43,7 +44,7 @@ _PROBLEMS = (
     click.option("--m", default="", metavar="RANGE", help="4096, 512,1024 or 1024:4096:256, instead of a suite."),
     click.option("--n", default="", metavar="RANGE", help="The same for n; m's values, one by one, if not given."),
     click.option("--k", default="", metavar="RANGE", help="The same for k."),
-    click.option("--batch", type=click.IntRange(min=1), default=1, metavar="N", help="Of --m, --n and --k."),
+    click.option("--batch", type=click.IntRange(1, MAX_EXTENT), default=1, metavar="N", help="Of --m, --n and --k."),
     click.option("--layouts", default="", metavar="LAYOUTS", help="tn,nn,nt,tt; the suite's, or tn."),
     click.option("--in", "dtype", default="", metavar="TYPE", help="Type of A and B; the suite's, or f16."),
     click.option("--acc", default="", metavar="TYPE", help="Accumulator; the suite's, or f32."),

@@ -10,13 +10,14 @@ from hgemm.cases import Shape
 from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import RequestError, unknown
 from hgemm.facts import Facts
+from hgemm.problem import MAX_EXTENT
 from hgemm.schema import TEXT, fields, integer, text
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 
-_EXTENT = integer(low=1, high=2**31 - 1)
+_EXTENT = integer(low=1, high=MAX_EXTENT)
 _KINDS = {"layout": LAYOUTS, **{f"dtype_{name}": tuple(DTYPES) for name in "abd"}, "acc": ACCUMULATORS}
 WORK = fields(
     {

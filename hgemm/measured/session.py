@@ -20,6 +20,7 @@ from hgemm.disk import told
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError
 from hgemm.kinds import ACCUMULATIONS, LAYOUTS, TYPES, Kind
+from hgemm.problem import MAX_EXTENT
 from hgemm.record import SYMBOL
 from hgemm.schema import (
     NAME,
@@ -43,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 NAMED = text(r"[0-9]{8}t[0-9]{12}z_[0-9a-f]{8}", "a session's name: date, time to the microsecond, 8 digits")
 _DATE = text(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", "a date and time in UTC")
-_EXTENT = integer(low=1, high=2**31 - 1)
+_EXTENT = integer(low=1, high=MAX_EXTENT)
 _HEADER = fields(
     {
         "schema": integer(low=SCHEMA, high=SCHEMA),
