@@ -36,8 +36,8 @@ def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
     assert found["why"] == "the best of 1 that were compared at this very problem on NVIDIA A100"
     last = call("hgemm", *words, "--m", 1024).stdout.splitlines()[-1]
     assert last == (
-        "near: the least of 1 estimates, of the best in this region, each corrected by what was measured around it: 4096x4096x4096 "
-        "is the nearest of 1 problems on NVIDIA A100 (4.0 octaves away; this one's by 1.00)"
+        "near: the least of 1 estimate, of the best in this region, each corrected by what was measured around it: 4096x4096x4096 "
+        "is the nearest of 1 problem on NVIDIA A100 (4.0 octaves away; this one's by 1.00)"
     )
 
 

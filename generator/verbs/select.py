@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from generator.commands.common_options import SIZE, json_option, kind_options, library_option
-from generator.commands.table import to_text
+from generator.commands.table import counted, to_text
 from generator.errors import RequestError
 from hgemm.device import open_device
 from hgemm.errors import DeviceError
@@ -109,9 +109,9 @@ def _why(choice: Choice, selector: Selector, wanted: Wanted) -> str:
     octaves = distance(near.point, wanted.point) / (1 << STEP_BITS)
     name = f"{near.m}x{near.n}x{near.k}" + (f"@{near.batch}" if near.batch > 1 else "")
     return (
-        f"the least of {len(selector.listed(wanted))} estimates, of the best in this region, each corrected by what was measured "
-        f"around it: {name} is the nearest of {len(survey.problems)} problems on {devices} ({octaves:.1f} octaves away; this "
-        f"one's by {choice.factor / ONE:.2f})"
+        f"the least of {counted(len(selector.listed(wanted)), 'estimate')}, of the best in this region, each corrected by what "
+        f"was measured around it: {name} is the nearest of {counted(len(survey.problems), 'problem')} on {devices} "
+        f"({octaves:.1f} octaves away; this one's by {choice.factor / ONE:.2f})"
     )
 
 
