@@ -308,6 +308,19 @@ def test_the_curve_is_drawn_the_same_each_time(tmp_path: Path, driver: BenchDriv
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_was_not_measured_is_drawn_as_predicted_and_what_has_no_figure_is_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture, shapes = tmp_path / "x.svg", ["--shapes", "40x56x24,48x56x24"]
+    call(tmp_path, "x", "--static", "--to", picture, *shapes)
+    assert picture.read_text().count("<!-- ours at most, by the model of NVIDIA GeForce RTX 4090 -->") == 2
+    call(tmp_path, "x", "--static", "--to", picture, "--arch", "100", *shapes)  # which no card's table is of
+    drawn = picture.read_text()
+    assert "ours" not in drawn and 'id="axes_1"' in drawn and 'id="axes_2"' not in drawn
+    result = call(tmp_path, "x", "--static", "--to", picture, "--arch", "100", "--shapes", "48x56x24")
+    assert str(result.exception) == "nothing is drawn: no step was published, measured or predicted"
+    assert "48x56x24" in result.stdout
+
+
 def test_without_matplotlib_the_extra_is_named_before_the_work(tmp_path: Path, monkeypatch, made: list[Plan]) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     error = call(tmp_path, "x", "--static", "--to", tmp_path / "a.svg").exception

@@ -171,7 +171,8 @@ def _ladder(text: str, symbol: str) -> dict[str, Any]:
     sectors = dict.fromkeys(("sectors_per_request", "least_sectors_per_request", "predicted_tflops", "bound"))
     steps = [{**step, **dict.fromkeys(numbers, 1), **sectors, "fell": False, "published": published}]
     about = {name: text for name in ("system", "title", "source", "machine", "note")}
-    ladder = {**about, "arch": "sm_80", "work": Work(64, 64, 64).plain(), "published_cublas": 120.0, "steps": steps}
+    work = Work(64, 64, 64).plain()
+    ladder = {**about, "arch": "sm_80", "card": None, "work": work, "published_cublas": 120.0, "steps": steps}
     return {
         "kind": "ladders",
         "schema": 1,

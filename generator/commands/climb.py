@@ -73,11 +73,11 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
             document = _climbed(_named(names), library, options)
     if not document["ladders"]:
         raise LibraryError("no ladder was measured" + (f": {document['lost']}" if document.get("lost") else ""))
+    click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
     if options["csv"]:
         write_whole(options["csv"], csv_text(document["ladders"]).encode())
     if form:
         write_whole(options["to"], curve(document, form))
-    click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
     for written in filter(None, (options["keep"], options["csv"], options["to"])):
         click.echo(f"hgemm: wrote {written}", err=True)
     if document.get("lost"):

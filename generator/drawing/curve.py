@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from generator.commands.ladder_table import rows
-from generator.errors import HgemmError, RequestError
+from generator.commands.ladder_table import Row, rows
+from generator.errors import HgemmError, LibraryError, RequestError
 from hgemm.bench.work import Work
 
 FORMS = ("svg", "png")
@@ -16,6 +16,9 @@ _INCHES = (7.0, 4.2)
 """Of one ladder; several stand below one another."""
 _OURS, _THEIRS = "#1f6feb", "#8c959f"
 _STYLE = {"svg.hashsalt": "hgemm", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+
+_Curve = tuple[str, list[tuple[int, Any]], str, str]
+"""Label, points, colour and style."""
 
 
 def form_of(path: Path) -> str:
@@ -39,13 +42,18 @@ def require_matplotlib() -> None:
 
 
 def curve(document: Mapping[str, Any], form: str) -> bytes:
-    """Draw every ladder of a document; the same bytes for the same document."""
+    """Draw the ladders of a document that have figures; the same bytes for the same document.
+
+    Raises: LibraryError where none has: neither published, nor measured, nor predicted.
+    """
     require_matplotlib()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    ladders = document["ladders"]
+    ladders = [ladder for ladder in document["ladders"] if has_curve(document, ladder)]
+    if not ladders:
+        raise LibraryError("nothing is drawn: no step was published, measured or predicted")
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_INCHES[0], _INCHES[1] * len(ladders)), layout="constrained")
         FigureCanvasAgg(figure)
@@ -56,27 +64,37 @@ def curve(document: Mapping[str, Any], form: str) -> bytes:
     return out.getvalue()
 
 
+def has_curve(document: Mapping[str, Any], ladder: Mapping[str, Any]) -> bool:
+    """Tell whether a ladder has anything to draw."""
+    return any(_curves(document, ladder, rows(ladder)))
+
+
 def draw_ladder(axes: Any, document: Mapping[str, Any], ladder: Mapping[str, Any]) -> None:
-    """Draw one ladder of a document on axes of matplotlib's."""
+    """Draw one ladder of a document, which `has_curve`, on axes of matplotlib's."""
     found = rows(ladder)
-    places = range(len(found))
-    lines: list[tuple[str, Sequence[Any], str, str]] = [
-        (f"published, {ladder['machine']}", [row["published"] for row in found], _THEIRS, "s--")
-    ]
+    for label, points, colour, style in _curves(document, ladder, found):
+        axes.plot(*zip(*points), style, color=colour, label=label)
     flat = [("cuBLAS there", ladder["published_cublas"], _THEIRS)]
     if ladder.get("figures"):
         baseline = ladder["figures"].get(ladder["baseline"]) or {}
-        lines.append((f"ours, {document['device']}", [row["tflops"] for row in found], _OURS, "o-"))
         flat.append(("cuBLASLt here", baseline.get("tflops"), _OURS))
-    for label, values, colour, style in lines:
-        known = [(place, value) for place, value in zip(places, values) if value is not None]
-        if known:
-            axes.plot(*zip(*known), style, color=colour, label=label)
     for label, value, colour in flat:
         if value:
             axes.axhline(value, color=colour, linestyle=":", linewidth=1, label=label)
-    axes.set_xticks([*places], [str(row["step"]) for row in found])
+    axes.set_xticks(range(len(found)), [str(row["step"]) for row in found])
     axes.set_ylim(bottom=0)
     axes.set_ylabel("TFLOP/s")
     axes.set_title(f"{ladder['system']}: {ladder['title']}, {Work(**ladder['work']).shape}", loc="left")
     axes.legend(edgecolor="none", framealpha=1)
+
+
+def _curves(document: Mapping[str, Any], ladder: Mapping[str, Any], found: Sequence[Row]) -> Iterator[_Curve]:
+    """Yield what was published, and what was measured or else predicted, of the steps of which it is known."""
+    if ladder.get("figures"):
+        ours = (f"ours, {document['device']}", "tflops", _OURS, "o-")
+    else:
+        ours = (f"ours at most, by the model of {ladder['card']}", "predicted", _OURS, "o--")
+    for label, name, colour, style in ((f"published, {ladder['machine']}", "published", _THEIRS, "s--"), ours):
+        points = [(place, row[name]) for place, row in enumerate(found) if row[name] is not None]
+        if points:
+            yield label, points, colour, style

@@ -16,19 +16,23 @@ _COLUMNS = (
 
 
 def figure_of(name: str, document: Mapping[str, Any], ladder: Mapping[str, Any]) -> Figure:
-    """Return the curve of a ladder, as `hgemm ladder --to` draws it."""
+    """Return the curve of a ladder that has one, as `hgemm ladder --to` draws it."""
     found = rows(ladder)
     rates = [row["tflops"] for row in found if row["tflops"] is not None]
-    own = f"ours {rates[0]:.0f} to {rates[-1]:.0f} TFLOP/s on {document['device']}" if rates else "not measured"
+    own = f"ours {rates[0]:.0f} to {rates[-1]:.0f} TFLOP/s on {document['device']}" if rates else "ours not measured"
     words = f"{len(found)} steps, {own}, beside the published figures of {ladder['machine']}."
-    title = f"{ladder['system']}: {ladder['title']}, {Work(**ladder['work']).shape}"
 
     def draw(canvas: Any) -> None:
         axes = canvas.add_subplot()
         draw_ladder(axes, document, ladder)
         axes.set_title("")
 
-    return Figure(name, title, words, (7.0, 3.8), draw)
+    return Figure(name, title_of(ladder), words, (7.0, 3.8), draw)
+
+
+def title_of(ladder: Mapping[str, Any]) -> str:
+    """Return a ladder's name, title and problem."""
+    return f"{ladder['system']}: {ladder['title']}, {Work(**ladder['work']).shape}"
 
 
 def table_of(ladder: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:

@@ -16,8 +16,9 @@ from markupsafe import Markup
 
 from generator import __version__
 from generator.commands.table import cell
+from generator.drawing.curve import has_curve
 from generator.reporting.figure import Figure
-from generator.reporting.ladders import figure_of, table_of
+from generator.reporting.ladders import figure_of, table_of, title_of
 from generator.reporting.points import Point, kinds_of
 from generator.reporting.rates import rates, ratios
 from generator.reporting.resources import in_order, resources
@@ -141,11 +142,8 @@ class Report:
     def _ladders(self) -> Section:
         found = [(document, ladder) for document in self.ladders for ladder in document["ladders"]]
         told = [] if found else ["No ladder was given: --ladder reads what `hgemm ladder --keep` wrote."]
-        figures = [figure_of(f"ladder_{at}", *one) for at, one in enumerate(found)]
-        tables = [
-            {"title": figure.title, **dict(zip(("heads", "rows"), table_of(ladder)))}
-            for figure, (_, ladder) in zip(figures, found)
-        ]
+        figures = [figure_of(f"ladder_{at}", *one) for at, one in enumerate(found) if has_curve(*one)]
+        tables = [{"title": title_of(ladder), **dict(zip(("heads", "rows"), table_of(ladder)))} for _, ladder in found]
         return Section("ladders", "Ladders", told, figures, tables)
 
 
