@@ -34,7 +34,8 @@ lint: $(INSTALLED)  ## Check style
 	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks
 	$(VENV)/bin/ruff format --check generator hgemm tests docs
 
-clean:  ## Remove the virtual environment, caches and built artefacts
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+clean:  ## Remove the virtual environment, caches, and what was built; measurements stay
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis examples/c/multiply
 	rm -rf emitted/failed emitted/index.db* emitted/*/kernel.cubin emitted/*/kernel.ptx emitted/*/record.json
+	@[ ! -e .git ] || git clean -fdXq -e '!/emitted/measurements/' emitted  # kernels that are not shipped
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

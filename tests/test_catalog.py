@@ -101,6 +101,11 @@ def test_no_text_is_committed_that_the_catalog_does_not_have() -> None:
     assert not extra, f"run `git rm -r` on what the catalog no longer has: {extra}"
 
 
+def test_every_text_of_the_catalog_is_committed() -> None:
+    missing = {kernel.symbol for kernel in kernels()} - {Path(path).parent.name for path in tracked()}
+    assert not missing, f"git ignores what is new in emitted/: run `git add -f` on the kernel.cu of {sorted(missing)}"
+
+
 def test_only_texts_are_committed() -> None:
     assert {Path(path).name for path in tracked()} <= {"kernel.cu"}
 
