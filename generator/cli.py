@@ -31,7 +31,7 @@ Examples:
   generate --arch sm_80,sm_90 --tile 128x128x32,256x128x32 --stages 2:5 --layout tn,nn -j 8
   generate --arch 89 --tile 256x256x64 --stages 4 --explain
   generate --spec sweep.toml --dry-run
-  generate --spec sweep.toml --shard $CI_NODE_INDEX/$CI_NODE_TOTAL --library part
+  generate --spec sweep.toml --shard 2/4 --library part-2
   generate --catalog --arch sm_89
   generate --kernels cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8
   generate --recipe 's3/*' --arch sm_80

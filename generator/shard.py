@@ -15,8 +15,8 @@ _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 class Shard:
     """The part `number` of `count`, counted from 1.
 
-    A hash of its symbol puts a variant into a part. So parts are of about equal size and cost whatever the order of a sweep,
-    and a variant that is added or left out moves no other.
+    A hash of its symbol puts a variant into a part. So parts of a large sweep are of about equal size and cost whatever its
+    order, and a variant that is added or left out moves no other.
     """
 
     number: int = 1
