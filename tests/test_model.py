@@ -182,6 +182,19 @@ def test_every_figure_has_a_source_and_is_measured_only_by_date_and_device() -> 
 
 
 @pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("h200", "measured: NVIDIA H200, 2026-11-22"),
+        ("h100", "measured on another card: NVIDIA H200, 2026-11-22"),
+        ("a100", "unmeasured"),
+    ],
+)
+def test_figures_of_another_card_are_said_to_be_its(key: str, told: str) -> None:
+    assert card(key).told_sources(["cpi.lds128"]) == told
+    assert card(key).told_sources(["cpi.lds128", "power_w"]) == told + "; in part unmeasured" * (told != "unmeasured")
+
+
+@pytest.mark.parametrize(
     ("damage", "told"),
     [
         (lambda table: table["figures"].pop("sms"), "figures.sms is missing"),

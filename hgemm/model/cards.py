@@ -97,14 +97,16 @@ class Card:
         return replace(self, figures={**others, "sms": Figure(sms, Source("as asked for"))})
 
     def told_sources(self, names: list[str]) -> str:
-        """Say whether figures were measured: by date and device, or unmeasured."""
+        """Say whether figures were measured, on this card or another, with device and date, or unmeasured."""
         sources = {self.figures[name].source for name in names if name in self.figures}
-        told = sorted({f"{source.device}, {source.date}" for source in sources if source.measured})
-        if not told:
+        measured = [source for source in sources if source.measured]
+        if not measured:
             return "unmeasured"
-        return f"measured: {'; '.join(told)}" + (
-            "" if all(source.measured for source in sources) else "; in part unmeasured"
-        )
+        here = {f"{source.device}, {source.date}" for source in measured if source.device == self.name}
+        elsewhere = {f"{source.device}, {source.date}" for source in measured if source.device != self.name}
+        told = [f"measured: {'; '.join(sorted(here))}"] if here else []
+        told += [f"measured on another card: {'; '.join(sorted(elsewhere))}"] if elsewhere else []
+        return "; ".join(told if len(measured) == len(sources) else [*told, "in part unmeasured"])
 
 
 # ---- Names ------------------------------------------------------------------------------------------------------------
