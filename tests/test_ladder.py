@@ -152,17 +152,19 @@ def test_without_arguments_systems_and_steps_are_listed(tmp_path: Path) -> None:
 def test_what_is_known_is_printed_beside_what_was_published(tmp_path: Path, made: list[Plan]) -> None:
     result = call(tmp_path, "x", "--static")
     lines = result.stdout.splitlines()
-    assert lines[:5] == [
+    assert lines[:6] == [
         "x: A ladder of two (nowhere)",
         "  40x56x24 tn, f16 in, f32 accumulate, f16 out",
         "  kernels for sm_80",
-        "  predicted: at most, TFLOP/s by the model of NVIDIA GeForce RTX 4090",
+        "  predicted: at most, TFLOP/s by the model of NVIDIA GeForce RTX 4090, bank conflicts not counted",
         "  published on a GPU: cuBLAS 10 TFLOP/s",
+        "  conflicts: passes of shared memory beyond the fewest, a k-tile; "
+        "published_x: speed over the step before; published_pct: percent of cuBLAS",
     ]
     heads = "step registers smem_bytes ctas_per_sm conflicts predicted bound published published_x published_pct what"
-    assert lines[5].split() == heads.split()
+    assert lines[6].split() == heads.split()
     bound = ["tensor", "cores", "8", "4", "80", "four", "stages"]
-    assert lines[7].split()[:1] + lines[7].split()[4:5] + lines[7].split()[6:] == ["fast", "0", *bound]
+    assert lines[8].split()[:1] + lines[8].split()[4:5] + lines[8].split()[6:] == ["fast", "0", *bound]
     assert result.exit_code == 0 and {plan.spec.arch for plan in made} == {"sm_80"} and len(made) == 3
     call(tmp_path, "x", "--static", "--keep", tmp_path / "kept.json")
     assert call(tmp_path, "--from", tmp_path / "kept.json").stdout == result.stdout
@@ -217,10 +219,11 @@ def test_steps_are_timed_beside_cublaslt_in_the_same_rounds(tmp_path: Path, driv
         f", kernels for sm_90: cuBLASLt 13.1.0 {round(flops / 4 * 1e-6, 2):g} TFLOP/s"
     )
     heads = "step tflops us x_before pct_cublas predicted published published_x published_pct what"
-    assert lines[3].endswith("by the model of NVIDIA H200") and lines[5].split() == heads.split()
-    assert [line.split()[2] for line in lines[6:9]] == ["20", "5", "8"]
-    assert lines[7].split()[3:5] + lines[7].split()[6:9] == ["4", "80", "8", "4", "80"]
-    assert lines[9] == "  last over first 2.50x, published 3.50x"
+    assert lines[3].endswith("by the model of NVIDIA H200, bank conflicts not counted")
+    assert lines[6].split() == heads.split()
+    assert [line.split()[2] for line in lines[7:10]] == ["20", "5", "8"]
+    assert lines[8].split()[3:5] + lines[8].split()[6:9] == ["4", "80", "8", "4", "80"]
+    assert lines[10] == "  last over first 2.50x, published 3.50x"
     assert result.exit_code == 0
     rounds = [name for name in driver.log if name.startswith(("hgemm", "cublaslt"))]
     assert "cublaslt#0" in rounds and "cublaslt#1" not in rounds

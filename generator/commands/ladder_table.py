@@ -11,6 +11,13 @@ from hgemm.record import Scalar
 
 Found = Mapping[str, Any]
 Row = dict[str, Scalar | None]
+_LEGEND = (
+    (("conflicts",), "passes of shared memory beyond the fewest, a k-tile"),
+    (("sectors", "least_sectors"), "of 32 B, that a warp's access moved, and that its bytes fill"),
+    (("x_before", "published_x"), "speed over the step before"),
+    (("pct_cublas", "published_pct"), "percent of cuBLAS"),
+)
+"""What columns hold whose names do not say it."""
 HOLD = 0.97
 """A step of less than so much of the speed before it has fallen; less is the noise of a measurement."""
 
@@ -77,6 +84,7 @@ def _ladder_text(document: Found, ladder: Found) -> str:
     wanted = (_MEASURED if measured else _STATIC).split()
     columns = [name for name in wanted if any(row[name] is not None for row in found)]
     lines = [f"{ladder['system']}: {ladder['title']} ({ladder['source']})", *_circumstances(document, ladder)]
+    lines += _legend(columns)
     table = to_text([{name: row[name] for name in columns} for row in found], columns)
     notes = [f"  {step['name']}: {step['note']}" for step in ladder["steps"] if step["note"]]
     return "\n".join([*lines, table.rstrip("\n"), *_verdict(ladder, found), *notes]) + "\n"
@@ -93,8 +101,15 @@ def _circumstances(document: Found, ladder: Found) -> Iterator[str]:
     else:
         yield f"  kernels for {ladder['arch']}"
     if ladder["card"]:
-        yield f"  predicted: at most, TFLOP/s by the model of {ladder['card']}"
+        yield f"  predicted: at most, TFLOP/s by the model of {ladder['card']}, bank conflicts not counted"
     yield theirs
+
+
+def _legend(columns: Sequence[str]) -> list[str]:
+    """Return the line that explains columns, if any is to be explained."""
+    said = [(", ".join(name for name in names if name in columns), words) for names, words in _LEGEND]
+    told = "; ".join(f"{names}: {words}" for names, words in said if names)
+    return [f"  {told}"] if told else []
 
 
 def _code(document: Found, ladder: Found) -> str:
