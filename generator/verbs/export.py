@@ -66,7 +66,7 @@ def command(
     tell_left_out(opened, Selection(**filters))
     missing = lacking(cc)
     if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
-        raise HgemmError(f"no {missing} is here: name another with --cc, or leave that out for the sources alone")
+        raise HgemmError(f"no {missing} is here: name another with --cc, or leave that out: {_UNNAMED}")
     if not symbols:
         raise LibraryError(f"no variant in {library} matches: `generate --catalog` makes the shipped ones")
     unproved = [str(row["symbol"]) for row in rows if "proof_executor" not in row]
@@ -86,6 +86,7 @@ def command(
     )
 
 
+_UNNAMED = "cc builds then, and where there is none the sources alone are written"
 _HOW = "`hgemm verify --emulate` proves those in C++, `hgemm verify --device` checks any on a GPU"
 
 
