@@ -11,7 +11,7 @@ _HELP = """Print the completion script of `generate` and `hgemm` for a shell.
 Examples:
   eval "$(hgemm completion bash)"
   hgemm completion zsh >> ~/.zshrc
-  hgemm completion fish > ~/.config/fish/completions/hgemm.fish
+  hgemm completion fish > ~/.config/fish/conf.d/hgemm.fish
 """
 
 
