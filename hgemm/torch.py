@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from os import PathLike
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("hgemm.torch needs torch, which is not here: pip install torch", name="torch") from None
 from torch import Tensor, nn
 
 import hgemm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pty
@@ -127,6 +128,20 @@ def test_a_spec_file_and_options_over_it(capsys, tmp_path: Path) -> None:
     _, out, _ = generate(capsys, *arguments)
     (row,) = out.splitlines()[1:]
     assert "_nn_" in row and "_s4f" in row and "_32x32x16_" in row
+
+
+def test_python_m_hgemm_is_hgemm_where_that_is_installed() -> None:
+    words = [sys.executable, "-m", "hgemm", "--version"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    missing = "comes with hgemm-generator, which is not installed" in done.stderr
+    assert done.stdout == f"hgemm, version {__version__}\n" or (missing and done.returncode == 1)
+
+
+def test_the_operator_of_torch_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "hgemm.torch", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="^hgemm.torch needs torch, which is not here: pip install torch$"):
+        importlib.import_module("hgemm.torch")
 
 
 def test_python_m_generator_is_generate() -> None:
