@@ -36,6 +36,11 @@ def call(*arguments: object) -> Result:
 # ---- The spec in every form -----------------------------------------------------------------------------------------
 
 
+def test_help_has_the_options_of_a_spec_but_the_form() -> None:
+    words = call("--help").stdout.split()
+    assert "--stages" in words and "--form" not in words
+
+
 def test_forms_differ_in_nothing_but_the_form_and_what_is_open_suits_all() -> None:
     forms = said(arch="sm_80", acc="f16")
     assert [one.form for one in forms] == [*FORMS] and not any(one.broken for one in forms)
