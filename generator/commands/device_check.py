@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from generator.executor import COSTS_CASE
 from generator.store.library import Library
 from hgemm.cases import Shape, cases_of, default_cases
 from hgemm.device import open_device
@@ -61,6 +62,15 @@ class Outcome:
     @property
     def passed_cases(self) -> int:
         return sum(check["passed"] for check in self.checks)
+
+    @property
+    def shapes(self) -> tuple[dict, ...]:
+        """Return the checks of shapes, without that of the costs."""
+        return tuple(check for check in self.checks if check["case"] != COSTS_CASE)
+
+    @property
+    def passed_shapes(self) -> int:
+        return sum(check["passed"] for check in self.shapes)
 
     @property
     def passed(self) -> bool:

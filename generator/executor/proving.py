@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from generator.errors import BuildError, ProofError
+from generator.executor import COSTS_CASE
 from generator.executor.abi import Adversary, Executable, Finding
 from generator.executor.adversaries import LAUNCHES, adversaries_of
 from generator.executor.build import Workshop
@@ -18,7 +19,6 @@ from hgemm.cases import Case, Shape, cases_of
 from hgemm.facts import Facts
 from hgemm.verify import Check, Options, verify
 
-COSTS_CASE = "costs of a k-tile"
 _STOPPED = 3
 """Failed cases after which a variant is given up: the first ones tell."""
 

@@ -17,6 +17,7 @@ from generator.commands.junit import write_junit
 from generator.commands.left_out import tell_left_out
 from generator.commands.table import counted
 from generator.errors import RequestError
+from generator.executor import COSTS_CASE
 from generator.store.library import Library
 from generator.store.selection import Selection, choose
 from hgemm.cases import Shape
@@ -131,9 +132,10 @@ def line_of(outcome: Outcome) -> str:
     """Write what was found of one variant as one line."""
     if outcome.skipped:
         return f"skip  {outcome.symbol}  {outcome.skipped}"
-    cases = f"{outcome.passed_cases}/{len(outcome.checks)} shapes"
+    cases = f"{outcome.passed_shapes}/{len(outcome.shapes)} shapes"
     if not outcome.passed:
         return f"FAIL  {outcome.symbol}  {cases}  {outcome.reason}"
+    cases += f" and the {COSTS_CASE}" * (outcome.shapes != outcome.checks)
     worst, proof = f"worst error/bound {outcome.worst_ratio:.2f}", outcome.proof
     if proof:
         conflicts = proof["read_conflicts_per_k_tile"] + proof["copy_conflicts_per_k_tile"]
@@ -144,7 +146,7 @@ def line_of(outcome: Outcome) -> str:
 def summary_of(outcomes: list[Outcome]) -> str:
     """Write how many variants and shapes passed."""
     passed, failed = sum(outcome.passed for outcome in outcomes), sum(outcome.failed for outcome in outcomes)
-    cases = sum(outcome.passed_cases for outcome in outcomes)
+    cases = sum(outcome.passed_shapes for outcome in outcomes)
     skipped = len(outcomes) - passed - failed
     found = f"{counted(passed, 'variant')} passed, {failed} failed, {skipped} left out"
     return f"{found}; {counted(cases, 'shape')} passed"
