@@ -231,3 +231,10 @@ def test_the_verb_counts_and_ends_with_1_on_a_conflict(tmp_path: Path) -> None:
         failed.returncode == 1 and failed.stderr.startswith("hgemm: error: 1 variants were made") and not failed.stdout
     )
     assert call("hgemm", "merge", tmp_path / "none", "--to", c).stderr.startswith("hgemm: error: library ")
+
+
+def test_a_target_that_cannot_be_written_is_told_by_its_option(tmp_path: Path) -> None:
+    Library(tmp_path / "a").publish(*make_record("one"))
+    (tmp_path / "file").touch()
+    with pytest.raises(LibraryError, match="cannot write .*file/b: .* choose another --to$"):
+        merge([tmp_path / "a"], tmp_path / "file" / "b", lambda *told: None)

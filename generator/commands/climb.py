@@ -65,7 +65,8 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
     form = form_of(options["to"]) if options["to"] else ""
     if form:
         require_matplotlib()
-    require_writable(options["keep"], options["csv"], options["to"])
+    for name in ("keep", "csv", "to"):
+        require_writable(options[name], f"--{name}")
     if options["source"]:
         document = read(options["source"], names)
     else:
@@ -75,9 +76,9 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
         raise LibraryError("no ladder was measured" + (f": {document['lost']}" if document.get("lost") else ""))
     click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
     if options["csv"]:
-        write_whole(options["csv"], csv_text(document["ladders"]).encode())
+        write_whole(options["csv"], csv_text(document["ladders"]).encode(), "--csv")
     if form:
-        write_whole(options["to"], curve(document, form))
+        write_whole(options["to"], curve(document, form), "--to")
     for written in filter(None, (options["keep"], options["csv"], options["to"])):
         click.echo(f"hgemm: wrote {written}", err=True)
     if document.get("lost"):

@@ -16,7 +16,7 @@ def write_junit(path: Path, outcomes: Iterable[Outcome]) -> None:
     for outcome in outcomes:
         root.append(_suite(outcome))
     ElementTree.indent(root)
-    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
 
 
 def _suite(outcome: Outcome) -> ElementTree.Element:

@@ -28,7 +28,7 @@ def run(
     Variants that cannot be trusted are left out, which stderr and the report say.
     """
     require_matplotlib()
-    require_writable(to)
+    require_writable(to, "--to")
     points = [point for path in bench for point in read_bench(path)]
     documents = [read_ladders(path) for path in ladders]
     symbols = [str(row["symbol"]) for row in select_rows(library, selection)]
@@ -48,16 +48,16 @@ def run(
         ladders=documents,
         told=[left_out + refused[0]] if refused else [],
     )
-    write_whole(to, report.html().encode())
+    write_whole(to, report.html().encode(), "--to")
     yield to
     if png is not None:
         yield from _pictures(report, png)
 
 
 def _pictures(report: Report, folder: Path) -> Iterator[Path]:
-    with told("write", folder):
+    with told("write", folder, "--png"):
         folder.mkdir(parents=True, exist_ok=True)
     for figure in report.figures:
         path = folder / f"{figure.name}.png"
-        write_whole(path, figure.png())
+        write_whole(path, figure.png(), "--png")
         yield path

@@ -93,7 +93,7 @@ def export(library: Library, to: Path, wish: Wish) -> Export:
         "compiler": compiler,
         "variants": {record["symbol"]: record["key"] for record in records},
     }
-    with told("write", to):
+    with told("write", to, "--to"):
         _write(to, files, about, wish)
     return Export(to, wish.name, len(table.rows), archs, len(images.blob), compiler)
 

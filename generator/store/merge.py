@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.errors import LibraryError
+from generator.store.disk import told
 from generator.store.library import Library
 from generator.store.measurements import join
+from hgemm.disk import require_writable
 from hgemm.variants import read_variant, require, scan
 
 Tell = Callable[[str, str, float], None]
@@ -55,6 +57,9 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
             for symbol in sorted(scan(folder)):
                 found.setdefault(symbol, []).append(_check(folder, symbol))
     _refuse_conflicts(found)
+    with told("write", target, "--to"):
+        target.mkdir(parents=True, exist_ok=True)
+    require_writable(target, "--to")
     library, counts = Library(target), dict.fromkeys(("added", "replaced", "present"), 0)
     for symbol, candidates in sorted(found.items()):
         start = time.perf_counter()
@@ -64,7 +69,6 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
             _copy(best, symbol, library)
         counts[status] += 1
         tell(symbol, status, time.perf_counter() - start)
-    target.mkdir(parents=True, exist_ok=True)
     measurements.write(target)
     return Merged(target, **counts, measurements=measurements.timings)
 

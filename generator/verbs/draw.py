@@ -38,5 +38,5 @@ def command(symbol: str, library: Path, to: Path | None) -> None:
     if to is None:
         click.echo(picture, nl=False)
     else:
-        write_whole(to, picture.encode())
+        write_whole(to, picture.encode(), "--to")
         click.echo(to)

@@ -86,7 +86,7 @@ def command(
         raise RequestError(f"{first}: --device checks on this machine's GPU, --emulate on its CPU")
     if shapes:
         Shape.parse_list(shapes)
-    require_writable(junit)
+    require_writable(junit, "--junit")
     opened = Library(library)
     tell_left_out(opened, Selection(**filters), symbols)
     chosen = choose(opened, symbols, Selection(**filters))

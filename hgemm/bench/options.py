@@ -195,7 +195,8 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     from hgemm.bench.written import write_csv, write_junit
 
     plan = replace(plan_of(kernels, options), record=library if options["record"] else None, **changed)
-    require_writable(*(options[name] for name in _WRITTEN))
+    for name in _WRITTEN:
+        require_writable(options[name], f"--{name}")
     device = open_device()
     if options["dispatched"]:
         plan = replace(plan, chosen=_selecting(library, Target.of(device)))

@@ -181,7 +181,7 @@ def _keep(plan: Plan, document: dict[str, Any]) -> None:
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
     """Write a document as JSON, whole. Raises LibraryError where the disk refuses."""
-    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+    write_whole(path, (json.dumps(document, indent=1) + "\n").encode(), "--keep")
 
 
 def _left_over(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]) -> list[tuple[Work, str]]:

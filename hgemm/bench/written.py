@@ -20,7 +20,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(path, text.getvalue().encode())
+    write_whole(path, text.getvalue().encode(), "--csv")
 
 
 def write_junit(path: Path, results: Sequence[Result]) -> None:
@@ -39,4 +39,4 @@ def write_junit(path: Path, results: Sequence[Result]) -> None:
             else:
                 ElementTree.SubElement(case, "system-out").text = line(result)
     ElementTree.indent(root)
-    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
