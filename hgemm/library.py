@@ -86,7 +86,7 @@ class Library:
     def selector(self, target: Target) -> Selector:
         """Return this library's selection on a device, made once for each."""
         if target not in self._selectors:
-            self._selectors.setdefault(target, Selector(self.table, target))
+            self._selectors.setdefault(target, Selector(self.table, target, self.folder))
         return self._selectors[target]
 
     def matmul(

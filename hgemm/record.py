@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from hgemm.advice import DEFAULT_LIBRARY, way_out
 from hgemm.errors import LibraryError
 from hgemm.schema import (
     NAME,
@@ -33,7 +35,6 @@ CUBIN_NAME = "kernel.cubin"
 PTX_NAME = "kernel.ptx"
 ARTEFACTS = (SOURCE_NAME, CUBIN_NAME, PTX_NAME)
 """The files of a variant in C++."""
-WAY_OUT = "regenerate it with --force, or run `hgemm gc`"
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 
 Scalar = str | int | float | bool
@@ -130,18 +131,18 @@ class Record:
     data: dict[str, Any]
 
     @classmethod
-    def parse(cls, document: bytes | str, source: str = RECORD_NAME) -> Record:
-        """Read and check a document that came from the file `source`.
+    def parse(cls, document: bytes | str, source: str = RECORD_NAME, library: Path = DEFAULT_LIBRARY) -> Record:
+        """Read and check a document that came from the file `source` of a library.
 
         Raises: LibraryError, naming the file, and the field where there is one.
         """
         try:
             data = json.loads(document, object_pairs_hook=_object, parse_constant=_constant)
         except (ValueError, RecursionError) as error:
-            raise LibraryError(f"{source} is no JSON document ({error}): {WAY_OUT}") from None
+            raise LibraryError(f"{source} is no JSON document ({error}): {way_out(library)}") from None
         except Mismatch as error:
-            raise LibraryError(f"{source}: {error}: {WAY_OUT}") from None
-        validate(data, source)
+            raise LibraryError(f"{source}: {error}: {way_out(library)}") from None
+        validate(data, source, library)
         return cls(data)
 
     @property
@@ -174,7 +175,7 @@ class Record:
         return flatten(self.data)
 
 
-def validate(data: object, source: str = RECORD_NAME) -> None:
+def validate(data: object, source: str = RECORD_NAME, library: Path = DEFAULT_LIBRARY) -> None:
     """Check every field and type of a record. Raises LibraryError that names the file and the field."""
     try:
         _DOCUMENT(data, "")
@@ -186,7 +187,7 @@ def validate(data: object, source: str = RECORD_NAME) -> None:
         if len(sources) > 1:
             raise Mismatch(f"files has {' and '.join(sources)}, one of them is the source")
     except Mismatch as error:
-        raise LibraryError(f"{source}: {error}: {WAY_OUT}") from None
+        raise LibraryError(f"{source}: {error}: {way_out(library)}") from None
 
 
 def dump(data: dict[str, Any]) -> str:

@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from hgemm.advice import DEFAULT_LIBRARY, on
 from hgemm.cost import clocks
 from hgemm.errors import UnfitError
 from hgemm.kinds import serves
@@ -56,10 +58,10 @@ class Choice:
 
 
 class Selector:
-    """A table on one device."""
+    """A table on one device; `library` is the folder that it is of."""
 
-    def __init__(self, table: Table, target: Target) -> None:
-        self.table, self.target = table, target
+    def __init__(self, table: Table, target: Target, library: Path = DEFAULT_LIBRARY) -> None:
+        self.table, self.target, self.library = table, target, library
         self.ways = table.ways(target)
         self._lists: dict[int, Any] = {}
 
@@ -162,7 +164,8 @@ class Selector:
             return f"no variant runs on {self.target.name}: the library has {', '.join(there) or 'none'}"
         if wanted.kind.dtype_a != wanted.kind.dtype_b or wanted.kind.dtype_a == "f32":
             return f"no kernel computes {wanted.kind}: A and B are both f16, both bf16, or f32 multiplied as tf32"
-        way_out = f"`hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add` makes one"
+        cover = f"hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add{on(self.library)}"
+        way_out = f"`{cover}` makes one"
         if not any(serves(kind, wanted.kind.code) for kind in kinds):
             return f"no variant computes {wanted.kind} on {self.target.name}: {way_out}"
         rows = [

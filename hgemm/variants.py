@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hgemm.advice import on, way_out
 from hgemm.disk import told
 from hgemm.errors import LibraryError, RequestError
 from hgemm.folders import is_being_replaced, open_folder, read_regular
-from hgemm.record import MAX_RECORD_BYTES, RECORD_NAME, WAY_OUT, Record
+from hgemm.record import MAX_RECORD_BYTES, RECORD_NAME, Record
 
 _SYMBOL = re.compile(r"[a-z0-9_]{1,200}", re.ASCII)
 _READ_ATTEMPTS = 50
@@ -125,7 +126,9 @@ def _read_once(place: Path, verify: bool) -> Variant:
             folder = open_folder(place)
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise NoVariant(f"no variant {place.name} in {place.parent}: `hgemm list` shows those that are") from None
+            raise NoVariant(
+                f"no variant {place.name} in {place.parent}: `hgemm list{on(place.parent)}` shows those that are"
+            ) from None
         raise
     try:
         record = read_record(place, folder)
@@ -157,10 +160,10 @@ def read_record(place: Path, folder: int) -> Record:
             raise NoVariant(f"{place} holds no {RECORD_NAME}: `generate` completes it") from None
         raise
     if len(document) > MAX_RECORD_BYTES:
-        raise LibraryError(f"{path} is larger than {MAX_RECORD_BYTES} B: {WAY_OUT}")
-    record = Record.parse(document, str(path))
+        raise LibraryError(f"{path} is larger than {MAX_RECORD_BYTES} B: {way_out(place.parent)}")
+    record = Record.parse(document, str(path), place.parent)
     if record.symbol != place.name:
-        raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {WAY_OUT}")
+        raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {way_out(place.parent)}")
     return record
 
 
@@ -172,8 +175,10 @@ def read_artefact(place: Path, folder: int, record: Record, name: str) -> bytes:
             content = read_regular(name, folder, expected["bytes"])
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise LibraryError(f"{path} is missing: {WAY_OUT}") from None
+            raise LibraryError(f"{path} is missing: {way_out(place.parent)}") from None
         raise
     if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
-        raise LibraryError(f"{path} is not the file that its record describes (SHA-256 differs): {WAY_OUT}")
+        raise LibraryError(
+            f"{path} is not the file that its record describes (SHA-256 differs): {way_out(place.parent)}"
+        )
     return content

@@ -195,10 +195,10 @@ def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
     monkeypatch.delenv("CC", raising=False)
     done = call("hgemm", *words, "--to", tmp_path / "a")
     assert done.returncode == 0 and "2 kernels for sm_80" in done.stdout
+    verify = f"hgemm verify --library {small_library.folder}"
     assert done.stderr.splitlines() == [
         "hgemm: no C compiler 'cc' is here: the sources are written, and lib/ is left to CMake",
-        "hgemm: 2 of 2 kernels have no proof: `hgemm verify --emulate` proves those in C++, `hgemm verify --device` checks "
-        "any on a GPU",
+        f"hgemm: 2 of 2 kernels have no proof: `{verify} --emulate` proves those in C++, `{verify} --device` checks any on a GPU",
     ]
     done = call("hgemm", *words, "--to", tmp_path / "b", "--require-proof")
     assert done.returncode == 1 and "2 of 2 kernels have no proof, nothing is exported" in done.stderr

@@ -108,7 +108,9 @@ def test_a_changed_artefact_is_refused_by_name(library: Library, name: str) -> N
     content = path.read_bytes()
     for changed in (content[:-1] + b"?", content + b"?", b""):
         path.write_bytes(changed)
-        with pytest.raises(LibraryError, match=rf"one/{name} is not the file .*--force, or run `hgemm gc`"):
+        with pytest.raises(
+            LibraryError, match=rf"one/{name} is not the file .*--force --library .*, or run `hgemm gc --lib"
+        ):
             library.load("one")
     path.unlink()
     with pytest.raises(LibraryError, match=rf"one/{name} is missing"):

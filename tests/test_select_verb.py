@@ -56,6 +56,13 @@ def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
     assert done.returncode == 2 and "--sms needs an --arch" in done.stderr
 
 
+def test_what_would_serve_it_is_made_in_the_library_that_was_asked(small_library: Library) -> None:
+    words = ["--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64, "--arch", 80, "--activation", "gelu"]
+    assert (
+        f"--activation gelu --add --library {small_library.folder}` makes one" in call("hgemm", "select", *words).stderr
+    )
+
+
 def test_operands_are_taken_to_lie_dense_unless_an_alignment_is_given(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--arch", "80"]
     done = call("hgemm", *words, "--k", 63)

@@ -167,6 +167,7 @@ def test_a_variant_is_named_by_symbol_alias_beginning_or_glob(folder: Path, name
     [
         ("hgemm_sm89", "begins 2 variants"),
         ("hgemm_sm80_tn", "did you mean"),
+        ("xx", "`hgemm list --library .*/lib` shows those that are"),
         ("*x*y", "no variant"),
         ("../lib", "no variant"),
     ],
@@ -194,7 +195,10 @@ def test_show_prints_a_card_and_the_parts(folder: Path) -> None:
 def test_a_card_tells_what_is_planned_from_what_is_proved(folder: Path) -> None:
     planned = {"mma_per_tile": 64, "bank_conflicts": 0}
     plan = "plan\n  bank_conflicts      0\n  mma_per_tile        64\n\n"
-    for proof, told in ({}, "none yet            hgemm verify --emulate"), ({"races": 0}, "races               0"):
+    for proof, told in (
+        ({}, f"none yet            hgemm verify --emulate --library {folder}"),
+        ({"races": 0}, "races               0"),
+    ):
         Library(folder).publish(*make_record("hgemm_one", proof={**planned, **proof}))
         assert f"{plan}proof\n  {told}\n\n" in call(show, "hgemm_one", "--library", folder).stdout
 

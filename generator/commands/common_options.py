@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from hgemm.advice import DEFAULT_LIBRARY
 from hgemm.problem import MAX_EXTENT
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -16,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 library_option = click.option(
     "--library",
     type=click.Path(readable=False, path_type=Path),
-    default="emitted",
+    default=DEFAULT_LIBRARY,
     envvar="HGEMM_LIBRARY",
     show_default=True,
     show_envvar=True,

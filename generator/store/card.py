@@ -8,6 +8,7 @@ from typing import Any
 
 from generator.commands.table import cell
 from generator.store.index import Measurement
+from hgemm.advice import on
 from hgemm.variants import Variant
 
 _INDENT = 2
@@ -40,7 +41,7 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
         ("sass", dict(sorted(data["sass"].items(), key=lambda item: (-item[1], item[0])))),
         ("traits", shown_traits),
         ("plan", planned),
-        ("proof", proof or {"none yet": "hgemm verify --emulate"}),
+        ("proof", proof or {"none yet": f"hgemm verify --emulate{on(variant.folder.parent)}"}),
         ("toolchain", {**data["toolchain"], "options": " ".join(data["toolchain"]["options"])}),
         ("seconds", seconds),
         ("files", files),

@@ -12,6 +12,7 @@ from generator.store.conditions import Compare, Every, Like, Literal, Node, Some
 from generator.store.fields import known_fields
 from generator.store.library import Library
 from generator.store.where import check_field, parse_where
+from hgemm.advice import on
 from hgemm.record import Scalar
 from hgemm.variants import is_symbol
 
@@ -72,7 +73,9 @@ def choose(library: Library, names: Collection[str], selection: Selection) -> li
     """
     chosen = _chosen(library, names, selection)
     if not chosen:
-        raise LibraryError(f"no variant in {library.folder} matches: `hgemm list` shows those that are")
+        raise LibraryError(
+            f"no variant in {library.folder} matches: `hgemm list{on(library.folder)}` shows those that are"
+        )
     return chosen
 
 
@@ -140,7 +143,7 @@ def _none(library: Library, name: str) -> list[str]:
         raise RequestError(f"no variant in {library.folder} begins with {name!a}: did you mean '{inside}'?")
     symbols = [str(row["symbol"]) for row in library.rows()]
     near = nearest(name, symbols, cutoff=0.3)
-    hint = f"did you mean {near[0]}?" if near else "`hgemm list` shows those that are"
+    hint = f"did you mean {near[0]}?" if near else f"`hgemm list{on(library.folder)}` shows those that are"
     raise RequestError(f"no variant in {library.folder} is named {name!a}: {hint}")
 
 

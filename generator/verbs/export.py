@@ -17,6 +17,7 @@ from generator.export.build import lacking
 from generator.export.tree import Wish, export
 from generator.store.library import Library
 from generator.store.selection import Selection, select_rows
+from hgemm.advice import on
 from hgemm.library import open_library
 
 _HELP = """Write a C library with the kernels inside, to link to. It needs the NVIDIA driver when it runs, and nothing of
@@ -68,16 +69,16 @@ def command(
     if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
         raise HgemmError(f"no {missing} is here: name another with --cc, or leave that out: {_UNNAMED}")
     if not symbols:
-        raise LibraryError(f"no variant in {library} matches: `generate --catalog` makes the shipped ones")
+        raise LibraryError(f"no variant in {library} matches: `generate --catalog{on(library)}` makes the shipped ones")
     unproved = [str(row["symbol"]) for row in rows if "proof_executor" not in row]
     if unproved and require_proof:
-        raise ProofError(f"{_told(unproved, rows)}, nothing is exported: {_HOW}")
+        raise ProofError(f"{_told(unproved, rows)}, nothing is exported: {_how(library)}")
     done = export(open_library(library), to, Wish(symbols, prefix, source, not uncompressed, cc))
     if not done.compiler:
         why = f"no {missing} is here" if missing else f"{cc} does not say its version"
         click.echo(f"hgemm: {why}: the sources are written, and lib/ is left to CMake", err=True)
     if unproved:
-        click.echo(f"hgemm: {_told(unproved, rows)}: {_HOW}", err=True)
+        click.echo(f"hgemm: {_told(unproved, rows)}: {_how(library)}", err=True)
     if as_json:
         click.echo(json.dumps({**asdict(done), "folder": str(done.folder), "unproved": unproved}, indent=1))
         return
@@ -87,7 +88,11 @@ def command(
 
 
 _UNNAMED = "cc builds then, and where there is none the sources alone are written"
-_HOW = "`hgemm verify --emulate` proves those in C++, `hgemm verify --device` checks any on a GPU"
+
+
+def _how(library: Path) -> str:
+    verify = f"hgemm verify{on(library)}"
+    return f"`{verify} --emulate` proves those in C++, `{verify} --device` checks any on a GPU"
 
 
 def _told(unproved: Sequence[str], rows: Sequence[object]) -> str:
