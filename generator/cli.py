@@ -12,7 +12,7 @@ import click
 
 from generator import __version__
 from generator.commands.common_options import json_option, library_option
-from generator.commands.spec_options import GroupedCommand, RecipeNames, grouped_option, spec_options
+from generator.commands.spec_options import GroupedCommand, RecipeNames, grouped_option, list_option, spec_options
 from generator.errors import nearest
 
 VERBS = Path(__file__).parent / "verbs"
@@ -22,8 +22,8 @@ _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 _GENERATE_HELP = """Emit, compile, inspect and register HGEMM kernels. No GPU is needed.
 
 A list or a range sweeps, and what is not named is planned: --tile 128x128x32,256x128x32 --stages 2:5 asks for every
-combination. Illegal ones are left out and counted; one that is asked for alone is refused, with every rule that it
-breaks.
+combination. An option that is given twice adds to its list. Illegal combinations are left out and counted; one that is asked
+for alone is refused, with every rule that it breaks.
 """
 _GENERATE_EPILOG = """\b
 Examples:
@@ -58,7 +58,7 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
 )
 @grouped_option(
     "Target",
-    click.option(
+    list_option(
         "--kernels",
         metavar="NAMES",
         help="Kernels by CUTLASS's names, or globs of names: '*_h16816gemm_128x*_tn_align8'.",
@@ -66,7 +66,7 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
 )
 @grouped_option(
     "Target",
-    click.option(
+    list_option(
         "--recipe",
         type=RecipeNames(),
         metavar="GLOBS",

@@ -62,6 +62,15 @@ def test_dry_run_builds_nothing_and_says_what_is_there(capsys, small_library: Li
     assert [row["status"] for row in json.loads(out)] == ["to build"] * 2 and not (tmp_path / "none").exists()
 
 
+def test_an_option_that_is_given_twice_adds_to_its_list(capsys) -> None:
+    def planned(*arguments: str) -> tuple[int, str, str]:
+        return generate(capsys, "--arch", "89", "--dry-run", *arguments)
+
+    twice = planned("--tile", "128x128x32", "--tile", "64x64x32", "--stages", "2:3", "--stages", "4")
+    assert twice == planned("--tile", "128x128x32,64x64x32", "--stages", "2:3,4") and len(twice[1].splitlines()) == 7
+    assert planned("--recipe", "s3/01", "--recipe", "s3/02") == planned("--recipe", "s3/01,s3/02")
+
+
 def test_explain_prints_the_plan_and_builds_nothing(capsys, tmp_path: Path) -> None:
     status, out, err = generate(capsys, *ARGUMENTS, "--explain", "--library", tmp_path / "none")
     assert (status, err) == (0, "") and not (tmp_path / "none").exists()

@@ -80,7 +80,17 @@ def spec_options(function: Function) -> Function:
 
 
 def _click_option(option: SpecOption) -> Callable[[Function], Function]:
-    return click.option(option.flag, option.name, type=_Words(option.words), metavar=option.metavar, help=option.help)
+    words = _Words(option.words)
+    return list_option(option.flag, option.name, type=words, metavar=option.metavar, help=option.help)
+
+
+def list_option(*names: str, **settings: Any) -> Callable[[Function], Function]:
+    """Return an option whose value is a list with commas, and which adds to it where it is given again."""
+    return click.option(*names, multiple=True, callback=_joined, **settings)
+
+
+def _joined(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> str | None:
+    return ",".join(texts) if texts else None
 
 
 def texts_of(options: dict[str, Any]) -> Texts:
