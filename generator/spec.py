@@ -141,9 +141,11 @@ def _choice(name: str, *words: str) -> Callable[[str], str]:
     return parse
 
 
-def _whole(name: str, low: int, high: int) -> Callable[[str], int]:
+def _whole(name: str, low: int, high: int, readable: int = 0) -> Callable[[str], int]:
+    """Parse a whole number; rules refuse those above `high`, by kernel, of which `readable` is the largest."""
+
     def parse(text: str) -> int:
-        if text.strip().isdecimal() and low <= int(text) <= high:
+        if text.strip().isdecimal() and low <= int(text) <= max(high, readable):
             return int(text)
         raise RequestError(f"{name} '{text}' is not a whole number from {low} to {high}")
 
@@ -176,8 +178,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "cta_tile": Tile.parse,
     "warp_tile": WarpTile.parse,
     "mma": _mma,
-    "stages": _whole("stages", 1, 64),
-    "fragment_stages": _whole("fragment_stages", 1, 8),
+    "stages": _whole("stages", 1, 16, readable=64),
+    "fragment_stages": _whole("fragment_stages", 1, 2, readable=8),
     "copy": _choice("copy", "cp_async", "vector", "scalar", "tma"),
     "smem_a": Smem.parse,
     "smem_b": Smem.parse,

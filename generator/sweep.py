@@ -27,6 +27,8 @@ from generator.spec import Request, parse_field
 MAX_COMBINATIONS = 50_000
 _RANGES = ("stages", "fragment_stages", "ctas_per_sm", "consumers")
 _RANGE = re.compile(r"(\d{1,4}):(\d{1,4})(?::(\d{1,4}))?")
+_FOREIGN_RANGE = re.compile(r"(\d+) *(?:-|\.\.) *(\d+)")
+"""How others write a range."""
 _OPEN = object()
 
 
@@ -149,6 +151,8 @@ def _items(text: str) -> list[str]:
 
 def _range(option: SpecOption, item: str) -> list[str]:
     """Write out a range of whole numbers, its last included."""
+    if option.name in _RANGES and (foreign := _FOREIGN_RANGE.fullmatch(item)):
+        raise RequestError(f"{option.flag} '{item}' is no range: write {foreign[1]}:{foreign[2]}")
     match = _RANGE.fullmatch(item) if option.name in _RANGES else None
     if not match:
         return [item]

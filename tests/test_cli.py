@@ -177,7 +177,7 @@ def test_python_m_generator_is_generate() -> None:
             ["--arch", "90", "--schedule", "splitk:4"],
             "--schedule 'splitk:4' is unknown: did you mean split_k:N? use one",
         ),
-        (["--arch", "90", "--stages", "0"], "--stages '0' is not a whole number from 1 to 64"),
+        (["--arch", "90", "--stages", "0"], "--stages '0' is not a whole number from 1 to 16"),
         (["--arch", "75", "--copy", "cp_async"], "copy: sm_75 has no cp.async"),
         (TOO_LARGE, "shared_memory: smem 262,144 B > 101,376 B of sm_89: use "),
         (TOO_LARGE, "\n  registers: about "),

@@ -125,6 +125,8 @@ def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], told: st
         ({"arch": "90", "stages": "5:2"}, "range --stages 5:2 is empty"),
         ({"arch": "90", "stages": "2:5:0"}, "is empty"),
         ({"arch": "90", "stages": "two"}, "stages 'two' is not a whole number"),
+        ({"arch": "90", "stages": "2-4"}, "--stages '2-4' is no range: write 2:4$"),
+        ({"arch": "90", "ctas_per_sm": "1..2"}, "--ctas-per-sm '1..2' is no range: write 1:2$"),
         ({"arch": "90", "stages": " , "}, "--stages names nothing"),
         ({"arch": "90", "layout": "tn,xx"}, "layout 'xx' is unknown: use tn, nn, nt, tt"),
         ({"arch": "90", "stagse": "2"}, "no 'stagse': did you mean 'stages'"),
