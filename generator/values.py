@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from generator.errors import RequestError, unknown
+from generator.errors import RequestError, nearest, unknown
 
 
 def _integers(text: str, pattern: str, what: str, example: str) -> list[int]:
@@ -126,14 +126,14 @@ class Smem:
 
 @dataclass(frozen=True, order=True)
 class _Sized:
-    """A word with, for some words, a number after a colon."""
+    """A word with, for some words, a number after a colon: what stands for it in help, and what it counts, with an example."""
 
     kind: str
     size: int = 0
 
     what: ClassVar[str] = ""
     plain: ClassVar[tuple[str, ...]] = ()
-    sized: ClassVar[tuple[str, ...]] = ()
+    sized: ClassVar[dict[str, tuple[str, str]]] = {}
     unserved: ClassVar[dict[str, str]] = {}
 
     @classmethod
@@ -145,8 +145,15 @@ class _Sized:
             return cls(kind, int(rest))
         if kind in cls.unserved:
             raise RequestError(f"{cls.what} '{kind}' is not served yet: use {cls.unserved[kind]}")
-        ways = [*cls.plain, *(f"{word}:N" for word in cls.sized)]
-        raise unknown(cls.what, text, ways)
+        if kind in cls.plain:
+            raise RequestError(f"{cls.what} '{text}': {kind} takes no number")
+        if kind in cls.sized:
+            raise RequestError(f"{cls.what} '{text}': {kind} takes {cls.sized[kind][1]}")
+        ways = {word: word for word in cls.plain} | {
+            word: f"{word}:{number}" for word, (number, _) in cls.sized.items()
+        }
+        meant = "".join(f"did you mean {ways[word]}? " for word in nearest(kind, ways))
+        raise RequestError(f"{cls.what} {text!a} is unknown: {meant}use {', '.join(ways.values())}")
 
     def __str__(self) -> str:
         return self.kind + (f":{self.size}" if self.size else "")
@@ -158,8 +165,11 @@ class Raster(_Sized):
 
     what: ClassVar[str] = "raster"
     plain: ClassVar[tuple[str, ...]] = ("row", "column")
-    sized: ClassVar[tuple[str, ...]] = ("group", "panel")
-    unserved: ClassVar[dict[str, str]] = {"hilbert": "group:N"}
+    sized: ClassVar[dict[str, tuple[str, str]]] = {
+        "group": ("TILES", "1 or more rows of tiles, as group:8"),
+        "panel": ("COLUMNS", "columns of D, as panel:1024"),
+    }
+    unserved: ClassVar[dict[str, str]] = {"hilbert": "group:TILES"}
 
 
 @dataclass(frozen=True, order=True)
@@ -172,7 +182,10 @@ class Schedule(_Sized):
 
     what: ClassVar[str] = "schedule"
     plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent", "stream_k")
-    sized: ClassVar[tuple[str, ...]] = ("split_k", "cluster_k")
+    sized: ClassVar[dict[str, tuple[str, str]]] = {
+        "split_k": ("S", "2 to 64 parts, as split_k:4"),
+        "cluster_k": ("S", "2 to 8 CTAs, as cluster_k:2"),
+    }
 
     @property
     def splits(self) -> int:

@@ -175,7 +175,7 @@ def test_python_m_generator_is_generate() -> None:
         (["--arch", "90", "--acc", "fp32"], "--acc 'fp32' is unknown: did you mean f32? use f32, f16, f16_promoted"),
         (
             ["--arch", "90", "--schedule", "splitk:4"],
-            "--schedule 'splitk:4' is unknown: did you mean split_k:N? use one",
+            "--schedule 'splitk:4' is unknown: did you mean split_k:S? use one",
         ),
         (["--arch", "90", "--stages", "0"], "--stages '0' is not a whole number from 1 to 16"),
         (["--arch", "75", "--copy", "cp_async"], "copy: sm_75 has no cp.async"),

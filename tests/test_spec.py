@@ -10,12 +10,15 @@ import specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from generator.commands.options import BY_NAME
 from generator.defaults import resolve
 from generator.errors import RequestError
+from generator.families.sm90.ways_out import CLUSTER_SPLITS
 from generator.naming import alias_of, symbol_of
 from generator.plan import plan_of
 from generator.rules import violations
 from generator.spec import PARSERS, Spec, parse_field
+from generator.values import Raster, Schedule
 
 VALUES = {
     "cta_tile": specs.any_tiles,
@@ -121,10 +124,19 @@ def test_the_alias_is_cutlass_s_name() -> None:
         ("smem_a", "pad", "pad:8"),
         ("smem_b", "pad_alternate:x", "pad_alternate:8"),
         ("smem_b", "swizzle", "xor:B,M,S"),
-        ("raster", "group", "group:N"),
-        ("raster", "group:0", "group:N"),
-        ("schedule", "split_k:-1", "split_k:N"),
-        ("raster", "hilbert", "not served yet: use group:N"),
+        ("raster", "group", "raster 'group': group takes 1 or more rows of tiles, as group:8"),
+        ("raster", "group:0", "as group:8"),
+        ("raster", "panel:x", "panel takes columns of D, as panel:1024"),
+        ("raster", "row:2", "row takes no number"),
+        ("raster", "groups", "did you mean group:TILES? use row, column, group:TILES, panel:COLUMNS"),
+        ("schedule", "split_k", "split_k takes 2 to 64 parts, as split_k:4"),
+        ("schedule", "split_k:-1", "split_k takes 2 to 64 parts, as split_k:4"),
+        (
+            "schedule",
+            "cluster_k:0",
+            f"cluster_k takes {CLUSTER_SPLITS[0]} to {CLUSTER_SPLITS[-1]} CTAs, as cluster_k:2",
+        ),
+        ("raster", "hilbert", "not served yet: use group:TILES"),
         ("stages", "0", "1 to 16"),
         ("stages", "²", "1 to 16"),
         ("ctas_per_sm", "33", "1 to 32"),
@@ -143,6 +155,12 @@ def test_what_is_no_value_is_refused_in_one_line_with_those_that_are(name: str, 
     with pytest.raises(RequestError) as caught:
         parse_field(name, text)
     assert advice in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_help_and_errors_write_what_stands_for_a_number_alike() -> None:
+    for name, kind in (("raster", Raster), ("schedule", Schedule)):
+        assert all(f"{word}:{number}" in BY_NAME[name].help for word, (number, _) in kind.sized.items())
+        assert all(str(parse_field(name, told.split()[-1])) == told.split()[-1] for _, told in kind.sized.values())
 
 
 @settings(max_examples=100)
