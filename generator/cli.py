@@ -34,7 +34,7 @@ Examples:
   generate --spec sweep.toml --shard 2/4 --library part-2
   generate --catalog --arch sm_89
   generate --kernels cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8
-  generate --recipe 's3/*' --arch sm_80
+  generate --recipe s3 --arch sm_80
 
 \b
 stdout is the table, or with --json one list of records; stderr is progress.
@@ -70,7 +70,7 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
         "--recipe",
         type=RecipeNames(),
         metavar="GLOBS",
-        help="Published kernels, 's3/*,s1/3.1': hgemm ladder lists them; options given here go before theirs.",
+        help="Published kernels, s3,s1/3.1: hgemm ladder lists them; options given here go before theirs.",
     ),
 )
 @grouped_option("Run", library_option)

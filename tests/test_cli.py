@@ -62,6 +62,14 @@ def test_dry_run_builds_nothing_and_says_what_is_there(capsys, small_library: Li
     assert [row["status"] for row in json.loads(out)] == ["to build"] * 2 and not (tmp_path / "none").exists()
 
 
+def test_a_dry_run_of_recipes_says_which_step_is_which(capsys) -> None:
+    _, out, _ = generate(capsys, "--recipe", "s3", "--arch", "80", "--layout", "tn,nn", "--dry-run")
+    header, *rows = (line.split() for line in out.splitlines())
+    assert header == ["recipe", "symbol", "status"]
+    assert [row[0] for row in rows] == [f"s3/0{step}" for step in range(1, 9) for _ in "tn"]
+    assert all("wmma16_s1f1_pad8" in row[1] for row in rows if row[0] == "s3/04")
+
+
 def test_an_option_that_is_given_twice_adds_to_its_list(capsys) -> None:
     def planned(*arguments: str) -> tuple[int, str, str]:
         return generate(capsys, "--arch", "89", "--dry-run", *arguments)

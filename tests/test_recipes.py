@@ -121,6 +121,7 @@ def test_all_emit_and_no_two_of_a_system_are_the_same_kernel() -> None:
 
 def test_globs_choose_recipes_in_the_order_of_the_ladders() -> None:
     assert [step.path for step in find("s1/3.1,s1/3.0")] == ["s1/3.0", "s1/3.1"]
+    assert find("s3") == find("s3/*") == list(load_system("s3").steps)
     assert find("*") == list(steps()) and load_recipes("s1/3.1") == [find("s1/3.1")[0].texts]
 
 

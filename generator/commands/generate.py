@@ -13,7 +13,7 @@ import click
 
 from generator.build import Prover, prepare
 from generator.catalog import load_catalog
-from generator.catalog.recipes import load_recipes
+from generator.catalog.recipes import find, load_recipes
 from generator.commands.explain import explain, explanation_text
 from generator.commands.hints import tell_hints
 from generator.commands.model import Question
@@ -70,7 +70,7 @@ def run(options: dict[str, Any]) -> int:
     if shard.count > 1:
         click.echo(f"generate: shard {shard} has {len(plans)} of {len(asked.plans)} variants", err=True)
     if options["dry_run"]:
-        return _dry_run(plans, settings, options["as_json"])
+        return _dry_run(plans, settings, _recipes(options), options["as_json"])
     if not plans:  # a part of a sweep that is empty can be merged, too
         settings.library.folder.mkdir(parents=True, exist_ok=True)
     with progress(len(plans), options["quiet"]) as tell:
@@ -160,16 +160,28 @@ def print_explanations(asked: Sweep, as_json: bool, question: Question | None = 
     return 0 if asked.plans else 2
 
 
-def _dry_run(plans: Sequence[Plan], settings: Settings, as_json: bool) -> int:
+def _dry_run(plans: Sequence[Plan], settings: Settings, recipes: Mapping[Plan, str], as_json: bool) -> int:
     rows: list[dict[str, Scalar]] = []
     for plan in plans:
         prepared = prepare(plan, settings.templates)
         found = cached(prepared, settings)
-        rows.append(
-            {"symbol": prepared.kernel.symbol, "status": found.status if found else "to build", "key": prepared.key}
-        )
-    click.echo(json.dumps(rows, indent=1) + "\n" if as_json else to_text(rows, ["symbol", "status"]), nl=False)
+        status = found.status if found else "to build"
+        recipe = {"recipe": recipes.get(plan, "")} if recipes else {}
+        rows.append({**recipe, "symbol": prepared.kernel.symbol, "status": status, "key": prepared.key})
+    columns = [*(["recipe"] if recipes else []), "symbol", "status"]
+    click.echo(json.dumps(rows, indent=1) + "\n" if as_json else to_text(rows, columns), nl=False)
     return 0
+
+
+def _recipes(options: dict[str, Any]) -> dict[Plan, str]:
+    """Return of which recipes each plan is that --recipe asks for."""
+    paths: dict[Plan, str] = {}
+    for step in find(options["recipe"]) if options["recipe"] else []:
+        if step.rival is None:
+            alone = {**options, "spec_file": None, "catalog": None, "kernels": None, "recipe": step.path}
+            for plan in requested(alone).plans:
+                paths[plan] = f"{paths[plan]},{step.path}" if plan in paths else step.path
+    return paths
 
 
 @dataclass(frozen=True)

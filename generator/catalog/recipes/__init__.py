@@ -197,11 +197,12 @@ def steps() -> tuple[Step, ...]:
 
 
 def find(globs: str) -> list[Step]:
-    """Return the recipes that one of some globs matches, `s3/*,s1/3.1`, in the order of the ladders.
+    """Return the recipes that one of some globs matches, `s3/*,s1/3.1`, or that are a system's, `s3`, in the order of the ladders.
 
     Raises: RequestError for a glob that matches none.
     """
-    patterns = [word.strip() for word in globs.split(",") if word.strip()]
+    words = [word.strip() for word in globs.split(",") if word.strip()]
+    patterns = [f"{word}/*" if word in system_names() else word for word in words]
     paths = [step.path for step in steps()]
     for pattern in patterns or [""]:
         if not fnmatch.filter(paths, pattern):
