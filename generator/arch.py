@@ -163,7 +163,8 @@ def parse_arch(text: str) -> str:
     digits, minor, suffix = match.groups(default="")
     name = f"sm_{int(digits + minor)}{suffix.lower()}"
     if name not in ARCHS:
-        closest = min(ARCHS.values(), key=lambda arch: (abs(arch.number - int(digits + minor)), arch.suffix))
+        off = {arch.name: abs(arch.number - int(digits + minor)) for arch in ARCHS.values()}
+        closest = min(ARCHS.values(), key=lambda arch: (off[arch.name], bool(arch.suffix) != bool(suffix)))
         raise RequestError(_unknown(text, [closest.name]))
     return name
 

@@ -26,7 +26,14 @@ def test_canonical_names_number_and_dotted_capability_parse_to_themselves(name):
 
 @pytest.mark.parametrize(
     ("text", "nearest"),
-    [("sm_85", "sm_86"), ("8.5", "sm_86"), ("100a", "sm_100"), ("999", "sm_121"), ("sn_89", "sm_89")],
+    [
+        ("sm_85", "sm_86"),
+        ("8.5", "sm_86"),
+        ("100a", "sm_100"),
+        ("90b", "sm_90a"),
+        ("999", "sm_121"),
+        ("sn_89", "sm_89"),
+    ],
 )
 def test_an_unknown_arch_names_the_nearest_and_all_known(text, nearest):
     with pytest.raises(RequestError) as caught:

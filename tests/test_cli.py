@@ -200,6 +200,20 @@ def test_an_illegal_request_ends_with_2_and_writes_nothing(
     assert "Traceback" not in err and not (tmp_path / "library").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--swizzle", "--smem"),
+        ("--split-k", "--schedule split_k:S"),
+        ("--cta-tile", "--tile"),
+        ("--dtype-d", "--out"),
+    ],
+)
+def test_what_others_call_an_option_is_answered_with_what_is_written_here(capsys, flag: str, meant: str) -> None:
+    status, _, err = generate(capsys, "--arch", "90", flag, "4")
+    assert status == 2 and f"No such option '{flag}'. Did you mean '{meant}'?" in err
+
+
 def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
     status, _, err = generate(capsys, "--arhc", "90")
     assert status == 2 and "Did you mean" in err and "--arch" in err

@@ -130,6 +130,7 @@ def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], told: st
         ({"arch": "90", "stages": " , "}, "--stages names nothing"),
         ({"arch": "90", "layout": "tn,xx"}, "layout 'xx' is unknown: use tn, nn, nt, tt"),
         ({"arch": "90", "stagse": "2"}, "no 'stagse': did you mean 'stages'"),
+        ({"arch": "90", "split-k": "2"}, "no 'split-k': did you mean 'schedule split_k:S'"),
         ({"arch": "90", "stages": "1:64", "ctas_per_sm": "1:32", "tile": ",".join(["64x64x32"] * 30)}, "61,440 combin"),
     ],
 )

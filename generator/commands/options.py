@@ -108,17 +108,38 @@ SPEC_OPTIONS = (
 BY_NAME = {option.name: option for option in SPEC_OPTIONS}
 
 
+_ALSO_CALLED = {
+    "swizzle": "smem",
+    "padding": "smem",
+    "split_k": "schedule split_k:S",
+    "stream_k": "schedule stream_k",
+}
+"""What others call options, and what is written here."""
+
+
+def flag_meant_by(flag: str) -> str:
+    """Return what is written for a flag that is none: a field of `Spec`, or what others call it; nothing for any other."""
+    plain = _plain(flag)
+    fields = {option.fields: option.flag for option in SPEC_OPTIONS}
+    return f"--{_ALSO_CALLED[plain]}" if plain in _ALSO_CALLED else fields.get((plain,), "")
+
+
+def _plain(name: str) -> str:
+    return name.strip().lstrip("-").replace("-", "_").lower()
+
+
 def option_of(name: str) -> SpecOption:
     """Return the option that a name, a flag or a field of `Spec` stands for.
 
     Raises: RequestError, naming the nearest, where there is none.
     """
-    plain = name.strip().lstrip("-").replace("-", "_").lower()
+    plain = _plain(name)
     if plain in BY_NAME:
         return BY_NAME[plain]
     exact = [option for option in SPEC_OPTIONS if option.fields == (plain,)]
     if exact:
         return exact[0]
-    near = nearest(plain, [*BY_NAME, *PARSERS], cutoff=0.4)
+    called = [_ALSO_CALLED[plain]] if plain in _ALSO_CALLED else []
+    near = called or nearest(plain, [*BY_NAME, *PARSERS], cutoff=0.4)
     hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(BY_NAME)}"
     raise RequestError(f"a spec has no '{name}': {hint}")

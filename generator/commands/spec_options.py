@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from generator.commands.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts
+from generator.commands.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_meant_by
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,7 +40,17 @@ class RecipeNames(click.ParamType):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists options under the `group` that `grouped_option` gave them."""
+    """A command of spec options, whose help lists options under the `group` that `grouped_option` gave them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = flag_meant_by(error.option_name)
+            if not meant:
+                raise
+            told = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
+            raise click.NoSuchOption(error.option_name, told, ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
