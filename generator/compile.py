@@ -18,7 +18,6 @@ from functools import partial
 
 from generator.arch import ARCHS, WGMMA_SM90
 from generator.binary.ptxas_log import parse_ptxas_log
-from generator.cute_tuples import counted_tuples
 from generator.dsl import translate
 from generator.emit import Kernel
 from generator.errors import BuildError, HgemmError
@@ -163,7 +162,7 @@ def supported_archs() -> frozenset[str]:
 
 def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
     whole = kernel.plan.spec.form == "cute"  # whose traits name every instruction
-    files = every_atom(counted_tuples(headers.files)) if whole else only_named_atom(headers.files, kernel.source)
+    files = every_atom(headers.files) if whole else only_named_atom(headers.files, kernel.source)
     names = [header.name.encode() for header in files]
     texts = [header.text for header in files]
     try:

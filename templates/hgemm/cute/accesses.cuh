@@ -1,7 +1,7 @@
 // Plain loads and stores as CuTe's instructions: copies of one thread that go through the atom layer.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 
 #include <hgemm/atoms.cuh>
 

@@ -2,7 +2,7 @@
 // stored as whole 16-byte pieces of rows.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 
 #include <hgemm/cute/accesses.cuh>
 #include <hgemm/epilogue.cuh>

@@ -2,7 +2,7 @@
 // by way of shared memory and the TMA, or stored by each thread where its elements lie.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 
 #include <hgemm/cute/accesses.cuh>
 #include <hgemm/cute/operand_sm90.cuh>

@@ -4,7 +4,7 @@
 // A (m, k) B (k, n) + beta * C (m, n) + bias), with the parameters, the edges and the order of tiles of hgemm/gemm_sm80.cuh.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 
 #include <hgemm/cute/epilogue_sm80.cuh>
 #include <hgemm/cute/operand_sm80.cuh>

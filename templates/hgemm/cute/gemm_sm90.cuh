@@ -4,7 +4,7 @@
 // the roles of warpgroups and what is swapped are those of hgemm/gemm_sm90.cuh.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 
 #include <hgemm/cute/epilogue_sm90.cuh>
 #include <hgemm/cute/operand_sm90.cuh>

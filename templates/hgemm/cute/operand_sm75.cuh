@@ -1,7 +1,7 @@
 // One operand of a CTA tile on its way from global to shared memory by registers, a TiledCopy of plain loads and stores.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 
 #include <hgemm/cute/accesses.cuh>
 

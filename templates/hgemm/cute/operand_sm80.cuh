@@ -1,7 +1,7 @@
 // One operand of a CTA tile on its way from global to shared memory, a TiledCopy of asynchronous copies.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 
 #include <hgemm/atoms.cuh>
 

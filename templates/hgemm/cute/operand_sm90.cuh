@@ -1,7 +1,7 @@
 // One operand of a CTA tile on its way from global to shared memory, boxes of the TMA.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 #include <cute/atom/copy_traits_sm90_tma.hpp>
 
 #include <hgemm/cute/pipeline_sm90.cuh>

@@ -1,7 +1,7 @@
 // The ring of stages between the thread that loads by TMA and the warpgroups that multiply.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <hgemm/cute/tensor.cuh>
 #include <cutlass/arch/barrier.h>
 
 #include <hgemm/atoms_sm90.cuh>
