@@ -32,15 +32,9 @@ CUTE_DEVICE void compute_staged_tile(Problem const& problem, Work const& work, S
   clear(tCrC);
 
   // ---- Partitions: shared memory to fragments ---------------------------------------------------------------------
-  auto smem_copy_a = make_tiled_copy_A(typename Kernel::SmemCopyAtomA{}, tiled_mma);
-  auto thread_copy_a = smem_copy_a.get_slice(atoms::thread_index());
-  Tensor tXsA = thread_copy_a.partition_S(sA);  // (CPY, CPY_M, CPY_K, PIPE)
-  Tensor tXrA = thread_copy_a.retile_D(tCrA);   // (CPY, CPY_M, CPY_K)
-  auto smem_copy_b = make_tiled_copy_B(typename Kernel::SmemCopyAtomB{}, tiled_mma);
-  auto thread_copy_b = smem_copy_b.get_slice(atoms::thread_index());
-  Tensor tXsB = thread_copy_b.partition_S(sB);  // (CPY, CPY_N, CPY_K, PIPE)
-  Tensor tXrB = thread_copy_b.retile_D(tCrB);   // (CPY, CPY_N, CPY_K)
-  constexpr int k_blocks = size<2>(tXrA);
+  auto read_a = make_fragment_copy(make_tiled_copy_A(typename Kernel::SmemCopyAtomA{}, tiled_mma), sA, tCrA);
+  auto read_b = make_fragment_copy(make_tiled_copy_B(typename Kernel::SmemCopyAtomB{}, tiled_mma), sB, tCrB);
+  constexpr int k_blocks = size<2>(read_a.fragments);
   constexpr int k_atoms = size<2>(tCrA) / k_blocks;  // instructions along k of what a k-block of fragments holds
   static_assert(k_blocks >= 2, "a k-block is read while another is multiplied");
 
@@ -63,8 +57,8 @@ CUTE_DEVICE void compute_staged_tile(Problem const& problem, Work const& work, S
   // While a k-block is multiplied, the next one is read. Loads wait for no one from one barrier almost to the next.
   int read_stage = 0;
   atoms::cta_barrier();
-  copy(smem_copy_a, tXsA(_, _, 0, read_stage), tXrA(_, _, 0));
-  copy(smem_copy_b, tXsB(_, _, 0, read_stage), tXrB(_, _, 0));
+  read_a(0, read_stage);
+  read_b(0, read_stage);
 
   CUTE_NO_UNROLL
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -78,8 +72,8 @@ CUTE_DEVICE void compute_staged_tile(Problem const& problem, Work const& work, S
         load_next();
       }
       int const k_block_next = (k_block + 1) % k_blocks;
-      copy(smem_copy_a, tXsA(_, _, k_block_next, read_stage), tXrA(_, _, k_block_next));
-      copy(smem_copy_b, tXsB(_, _, k_block_next, read_stage), tXrB(_, _, k_block_next));
+      read_a(k_block_next, read_stage);
+      read_b(k_block_next, read_stage);
       CUTE_UNROLL
       for (int k = k_block * k_atoms; k < (k_block + 1) * k_atoms; ++k) {
         cute::gemm(tiled_mma, tCrA(_, _, k), tCrB(_, _, k), tCrC);

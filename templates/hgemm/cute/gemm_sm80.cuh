@@ -47,6 +47,27 @@ CUTE_DEVICE auto operands_of(Problem const& problem, Work const& work, SharedSto
   return cute::make_tuple(gA, gB, sA, sB);
 }
 
+// Reads an operand's k-blocks to a thread's fragments.
+template <class SmemCopy, class Stages, class Fragments>
+struct FragmentCopy {
+  SmemCopy smem_copy;
+  Stages stages;        // (CPY, CPY_MN, CPY_K, PIPE)
+  Fragments fragments;  // (CPY, CPY_MN, CPY_K)
+
+  CUTE_DEVICE void operator()(int k_block, int stage) {
+    copy(smem_copy, stages(_, _, k_block, stage), fragments(_, _, k_block));
+  }
+};
+
+// That of stages (BLK_MN, BLK_K, PIPE) to fragments (MMA, MMA_MN, MMA_K).
+template <class SmemCopy, class Stages, class Fragments>
+CUTE_DEVICE auto make_fragment_copy(SmemCopy const& smem_copy, Stages const& stages, Fragments& fragments) {
+  auto thread_copy = smem_copy.get_slice(atoms::thread_index());
+  auto tXs = thread_copy.partition_S(stages);
+  auto tXr = thread_copy.retile_D(fragments);
+  return FragmentCopy<SmemCopy, decltype(tXs), decltype(tXr)>{smem_copy, tXs, tXr};
+}
+
 template <class Kernel>
 CUTE_DEVICE void compute_tile(Problem const& problem, Work const& work, SharedStorage<Kernel>& shared) {
   using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
@@ -71,14 +92,8 @@ CUTE_DEVICE void compute_tile(Problem const& problem, Work const& work, SharedSt
   clear(tCrC);
 
   // ---- Partitions: shared memory to fragments -----------------------------------------------------------------------
-  auto smem_copy_a = make_tiled_copy_A(typename Kernel::SmemCopyAtomA{}, tiled_mma);
-  auto thread_copy_a = smem_copy_a.get_slice(atoms::thread_index());
-  Tensor tXsA = thread_copy_a.partition_S(sA);  // (CPY, CPY_M, CPY_K, PIPE)
-  Tensor tXrA = thread_copy_a.retile_D(tCrA);   // (CPY, CPY_M, CPY_K)
-  auto smem_copy_b = make_tiled_copy_B(typename Kernel::SmemCopyAtomB{}, tiled_mma);
-  auto thread_copy_b = smem_copy_b.get_slice(atoms::thread_index());
-  Tensor tXsB = thread_copy_b.partition_S(sB);  // (CPY, CPY_N, CPY_K, PIPE)
-  Tensor tXrB = thread_copy_b.retile_D(tCrB);   // (CPY, CPY_N, CPY_K)
+  auto read_a = make_fragment_copy(make_tiled_copy_A(typename Kernel::SmemCopyAtomA{}, tiled_mma), sA, tCrA);
+  auto read_b = make_fragment_copy(make_tiled_copy_B(typename Kernel::SmemCopyAtomB{}, tiled_mma), sB, tCrB);
 
   // ---- Prologue: the last k-tile, which may be ragged, then those that fill the other stages but one -----------------
   int const k_tiles = (problem.k + size<2>(CtaTiler{}) - 1) / size<2>(CtaTiler{});
@@ -111,8 +126,8 @@ CUTE_DEVICE void compute_tile(Problem const& problem, Work const& work, SharedSt
 
   cp_async_wait<stages - 2>();
   atoms::cta_barrier();
-  copy(smem_copy_a, tXsA(_, _, 0, read_stage), tXrA(_, _, 0));
-  copy(smem_copy_b, tXsB(_, _, 0, read_stage), tXrB(_, _, 0));
+  read_a(0, read_stage);
+  read_b(0, read_stage);
 
   CUTE_NO_UNROLL
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -124,8 +139,8 @@ CUTE_DEVICE void compute_tile(Problem const& problem, Work const& work, SharedSt
         atoms::cta_barrier();  // the next k-tile is there, and all warps have this one in registers
       }
       int const k_block_next = (k_block + 1) % k_blocks;
-      copy(smem_copy_a, tXsA(_, _, k_block_next, read_stage), tXrA(_, _, k_block_next));
-      copy(smem_copy_b, tXsB(_, _, k_block_next, read_stage), tXrB(_, _, k_block_next));
+      read_a(k_block_next, read_stage);
+      read_b(k_block_next, read_stage);
       if (k_block == 0) {
         copy_next(write_stage);
         write_stage = write_stage + 1 == stages ? 0 : write_stage + 1;
