@@ -20,6 +20,7 @@ from generator.emit import emit
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.images import fat_binary
 from generator.export.names import check_name, renamed
+from generator.export.table_c import MAX_LISTED_ROW
 from generator.export.tree import Wish, export
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -342,6 +343,17 @@ def test_threads_do_not_race(paper_export: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     done = run(tmp_path / "probe", "threads", FAKE_LAZY="1", LD_LIBRARY_PATH=str(tmp_path))
     assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
+
+
+def test_no_function_needs_a_stack_that_grows_with_the_library(paper_export: Path, tmp_path: Path) -> None:
+    """Compiled for as many kernels as a table names: threads may have stacks of 128 KiB."""
+    table = (paper_export / "src" / "table.h").read_text()
+    (tmp_path / "table.h").write_text(re.sub(r"(HGEMM_(?:ROW|SURVEY)_COUNT) \d+", rf"\1 {MAX_LISTED_ROW}", table))
+    includes = (f"-I{tmp_path}", f"-I{paper_export / 'include'}")
+    for source in sorted((templates_folder() / "c" / "src").glob("*.c")):
+        if source.name == "images.c":
+            continue  # which has no function
+        compiled("-std=gnu11", "-Wframe-larger-than=16384", *includes, "-c", source, "-o", tmp_path / "out.o")
 
 
 def test_the_list_is_the_library(probe: Path, paper_library: Library) -> None:

@@ -166,7 +166,7 @@ HGEMM_API void hgemm_problem_init_sized(hgemm_problem *problem, size_t size);
  * best kernel needs. Errors: those of hgemm_run that can be known. */
 HGEMM_API hgemm_status hgemm_select(hgemm_handle *handle, hgemm_problem const *problem, hgemm_choice *choice);
 
-/* The same for a GPU that need not be here. */
+/* The same for a GPU that need not be here. Errors besides: WRONG_DEVICE, MEMORY. */
 HGEMM_API hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *problem, hgemm_choice *choice);
 
 /* Loads the kernel that hgemm_run would launch, so that the launch itself loads nothing: call it before a stream is

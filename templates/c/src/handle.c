@@ -152,7 +152,8 @@ hgemm_status hgemm_select(hgemm_handle *handle, hgemm_problem const *problem, hg
 }
 
 hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *problem, hgemm_choice *choice) {
-  hgemm_target target;
+  hgemm_target *target; /* as large as the library has kernels: more than some threads' stacks */
+  hgemm_status status;
   if (device == NULL || choice == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the device or the choice is null");
   if (device->capability_major < 1 || device->capability_major > 99 || device->capability_minor < 0 ||
       device->capability_minor > 9 || device->multiprocessors < 1 || device->smem_bytes_per_cta < 0) {
@@ -160,7 +161,10 @@ hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *p
                       (int)device->capability_major, (int)device->capability_minor, (int)device->multiprocessors,
                       (int)device->smem_bytes_per_cta);
   }
-  hgemm_target_init(&target, (uint32_t)(device->capability_major * 10 + device->capability_minor),
+  if ((target = malloc(sizeof *target)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "the host has no memory left");
+  hgemm_target_init(target, (uint32_t)(device->capability_major * 10 + device->capability_minor),
                     (uint32_t)device->multiprocessors, (uint32_t)device->smem_bytes_per_cta);
-  return select_on(&target, problem, choice);
+  status = select_on(target, problem, choice);
+  free(target);
+  return status;
 }
