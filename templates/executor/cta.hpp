@@ -196,6 +196,12 @@ struct Cluster {
   Joined gathered;
   Held<Clock> done;
 
+  // The CTA of a number, which is one of the cluster's.
+  Cta const& cta(uint32_t number) const {
+    size_t rank = 0;
+    while (ctas[rank]->number != number) ++rank;
+    return *ctas[rank];
+  }
   void wake() {
     for (Cta* cta : ctas) cta->wake();
   }

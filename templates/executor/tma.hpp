@@ -249,9 +249,10 @@ void Machine::proxy_fence(Lane& lane) {
 // when it fences if it has waited for them.
 bool Machine::passed_proxy(Lane const& reader, Access const& write) const {
   if (reader.proxy_fenced.epoch && reader.proxy_fenced.known_of(write.cta, write.agent) >= write.epoch) return true;
-  Lane const* const copier = reader.cta->copier(write.agent);
+  Cta const& cta = reader.cta->cluster->cta(write.cta);
+  Lane const* const copier = cta.copier(write.agent);
   if (write.agent >= request_.threads && !copier) return true;
-  Lane const& writer = copier ? *copier : reader.cta->lanes[write.agent];
+  Lane const& writer = copier ? *copier : cta.lanes[write.agent];
   uint32_t const known = reader.knowledge.known_of(write.cta, writer.knowledge.thread);
   if (copier) {
     Knowledge const& fenced = writer.proxy_fenced;
