@@ -100,14 +100,19 @@ struct OneBlock {
   static constexpr int mma_n = Accumulators::mma_n;
 };
 
+// Words of a thread's sums, 4 each, beside which it loads 16 of another's at once without a spill; and where threads of the
+// producer copy, so that consumers have fewer registers. Source: benchmarks/LOG.md, "Loads of partial sums", 2026-11-22.
+inline constexpr int words_beside_loads = 32;
+inline constexpr int words_beside_loads_and_copies = 25;
+
 // Workspace: counters as those of split-K; then two places a CTA, each as large as a tile's sums: for the tile within which its
-// share begins, and for the one that it begins. Beside MANY words of sums, few of another's fit a thread's registers at once.
-template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>, int MANY = 33>
+// share begins, and for the one that it begins. A thread whose sums are more than MOST_WORDS loads 8 words at once, not 16.
+template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>, int MOST_WORDS = words_beside_loads>
 struct StreamK {
   using Reduction = SplitK<Policy, Accumulators, Threads>;
 
   static constexpr int words = Accumulators::mma_m * Accumulators::mma_n;  // of a thread
-  static constexpr int at_once = words >= MANY ? 8 : 16;  // on their way
+  static constexpr int at_once = words > MOST_WORDS ? 8 : 16;  // loads on their way
 
   // Returns whether this CTA, `rank` of a worker's `ranks`, finishes its tile; then `sums` holds the tile's sums.
   template <class Scheduler>
