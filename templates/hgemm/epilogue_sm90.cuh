@@ -4,6 +4,7 @@
 
 #include <hgemm/epilogue.cuh>
 #include <hgemm/mainloop_sm90.cuh>
+#include <hgemm/sum_pairs.cuh>
 
 namespace hgemm {
 
@@ -14,6 +15,8 @@ enum class Store { direct, tma };
 template <class Policy>
 struct EpilogueSm90 {
   using Out = typename Policy::Out;
+  using Pairs = SumPairs<Policy>;
+  using Two = typename Pairs::Two;
 
   static constexpr bool by_tma = Policy::store == Store::tma;
   static constexpr int piece = 16 / sizeof(Out);            // elements of 16 bytes
@@ -40,25 +43,17 @@ struct EpilogueSm90 {
   Shared& shared;
   int consumer, thread;  // warpgroup, and thread in it
   bool stores;           // whether this is the thread that stores what the warpgroup has staged
+  Pairs pairs;
   int stage = 0;
 
   HGEMM_DEVICE EpilogueSm90(Problem const& problem, TensorMap const& map, Shared& shared, int consumer, bool stores)
-      : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128), stores(stores) {}
+      : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128), stores(stores),
+        pairs{problem, thread} {}
 
   static constexpr int groups = Policy::swapped || !by_tma ? columns / 8 : box_width / 8;  // of 8 columns in a box
   // Groups finished at a time: two, unless a turn may end after the first of them.
   static constexpr int step = groups % 2 == 0 && last_columns % 16 == 0 ? 2 : 1;
   static constexpr bool curved = Policy::activation == Activation::gelu || Policy::activation == Activation::silu;
-
-  // Two neighbours of a row of sums.
-  struct Two {
-    float x, y;
-  };
-  // Where they are in D: the first at (m, n), the second one further along n, or along m where operands are swapped.
-  struct Pair {
-    int m, n;
-    bool first_inside, second_inside;
-  };
 
   // 64 rows and `count` columns of the sums, of which a lane holds 4 elements of each 8 columns. Registers have no addresses:
   // where turns are counted by a loop, each has a branch of its own, of which all lanes take the same.
@@ -147,26 +142,23 @@ struct EpilogueSm90 {
     }
   }
 
-  // Whether C of a turn is loaded before any of it is taken: of floats a fifth faster, of halves, whose neighbours share a
-  // sector of 32 bytes, 4 % slower.
-  static constexpr bool c_first = sizeof(Out) == 4;
-
   // alpha * sum + beta * C + bias of a turn.
   template <bool ADDS_C, class Turn>
   HGEMM_DEVICE void add_up(Turn const& turn, float (&results)[columns / 8][4]) const {
     Piece<Out, 2> old[columns / 8][2];  // (columns / 8), of the upper and the lower row
     HGEMM_UNROLL
-    for (int j = 0; ADDS_C && c_first && j < columns / 8; ++j) {
+    for (int j = 0; ADDS_C && Pairs::c_first && j < columns / 8; ++j) {
       if (last_columns < columns && j >= turn.count / 8) continue;
       HGEMM_UNROLL
-      for (int half = 0; half < 2; ++half) load_old(old[j][half], pair_at(turn, j, half), turn.batch);
+      for (int half = 0; half < 2; ++half) pairs.load_c(old[j][half], pairs.at(turn, j, half), turn.batch);
     }
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       if (last_columns < columns && j >= turn.count / 8) continue;
       HGEMM_UNROLL
       for (int half = 0; half < 2; ++half) {
-        Two const two = sum_of<ADDS_C>(pair_of(turn.bits[j], half), old[j][half], pair_at(turn, j, half), turn.batch);
+        Two const sums = Pairs::of(turn.bits[j], half);
+        Two const two = pairs.template finish<ADDS_C>(sums, old[j][half], pairs.at(turn, j, half), turn.batch);
         results[j][2 * half] = two.x;
         results[j][2 * half + 1] = two.y;
       }
@@ -189,7 +181,7 @@ struct EpilogueSm90 {
     for (int i = 0; i < 2 * step; ++i) two[i] = {results[j + i / 2][i % 2 * 2], results[j + i / 2][i % 2 * 2 + 1]};
     if constexpr (!by_tma) {
       HGEMM_UNROLL
-      for (int i = 0; i < 2 * step; ++i) store_pair(two[i], pair_at(turn, j + i / 2, i % 2), turn.batch);
+      for (int i = 0; i < 2 * step; ++i) pairs.store(two[i], pairs.at(turn, j + i / 2, i % 2), turn.batch);
     } else if constexpr (sizeof(Out) == 2) {
       stage_halves(two, j, boxes);
     } else {
@@ -272,86 +264,6 @@ struct EpilogueSm90 {
         }
       }
     }
-  }
-
-  // ---- Direct -----------------------------------------------------------------------------------------------------
-
-  HGEMM_DEVICE void store_pair(Two const& two, Pair const& at, int batch) const {
-    if (!at.first_inside) return;
-    Out* const to = static_cast<Out*>(problem.d) + batch * problem.batch_stride_d + at.m * problem.ldd + at.n;
-    if (paired && at.second_inside) {
-      Piece<Out, 2> const both = {{atoms::from_float<Out>(two.x), atoms::from_float<Out>(two.y)}};
-      atoms::st_global(reinterpret_cast<Piece<Out, 2>*>(to), both);
-    } else {
-      atoms::st_global(to, atoms::from_float<Out>(two.x));
-      if (at.second_inside) atoms::st_global(to + (Policy::swapped ? problem.ldd : 1), atoms::from_float<Out>(two.y));
-    }
-  }
-
-  // ---- The arithmetic of two neighbours of a row of sums ----------------------------------------------------------
-
-  static constexpr bool paired = !Policy::swapped && Policy::align_d >= 2;  // one access may serve both
-
-  // Those of the upper or the lower row of a lane's 4.
-  template <int REGISTERS>
-  HGEMM_DEVICE static Two pair_of(uint32_t const (&bits)[REGISTERS], int half) {
-    if constexpr (REGISTERS == 2) {
-      return {atoms::low_half(bits[half]), atoms::high_half(bits[half])};
-    } else {
-      return {atoms::bits_float(bits[2 * half]), atoms::bits_float(bits[2 * half + 1])};
-    }
-  }
-
-  template <class Turn>
-  HGEMM_DEVICE Pair pair_at(Turn const& turn, int j, int half) const {
-    int const row = turn.row_first + thread / 32 * 16 + thread % 32 / 4 + half * 8;
-    int const column = turn.column_first + j * 8 + thread % 4 * 2;
-    int const rows = Policy::swapped ? problem.n : problem.m, columns = Policy::swapped ? problem.m : problem.n;
-    return {Policy::swapped ? column : row, Policy::swapped ? row : column, row < rows && column < columns,
-            row < rows && column + 1 < columns};
-  }
-
-  HGEMM_DEVICE Out const* c_at(Pair const& at, int batch) const {
-    return static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c + at.m * problem.ldc + at.n;
-  }
-  HGEMM_DEVICE int64_t c_step() const { return Policy::swapped ? problem.ldc : 1; }
-
-  // Loads what of C is inside.
-  HGEMM_DEVICE void load_old(Piece<Out, 2>& old, Pair const& at, int batch) const {
-    Out const* const c = c_at(at, batch);
-    if (paired && at.second_inside) {
-      old = atoms::ld_global(reinterpret_cast<Piece<Out, 2> const*>(c));
-    } else {
-      if (at.first_inside) old.element[0] = atoms::ld_global(c);
-      if (at.second_inside) old.element[1] = atoms::ld_global(c + c_step());
-    }
-  }
-
-  template <bool ADDS_C>
-  HGEMM_DEVICE Two sum_of(Two const& sums, Piece<Out, 2> const& old, Pair const& at, int batch) const {
-    Two two = {problem.alpha * sums.x, problem.alpha * sums.y};
-    if constexpr (ADDS_C && c_first) {
-      if (at.first_inside) two.x += problem.beta * atoms::to_float(old.element[0]);
-      if (at.second_inside) two.y += problem.beta * atoms::to_float(old.element[1]);
-    } else if constexpr (ADDS_C) {
-      Out const* const c = c_at(at, batch);
-      if (paired && at.second_inside) {
-        Piece<Out, 2> const both = atoms::ld_global(reinterpret_cast<Piece<Out, 2> const*>(c));
-        two.x += problem.beta * atoms::to_float(both.element[0]);
-        two.y += problem.beta * atoms::to_float(both.element[1]);
-      } else {
-        if (at.first_inside) two.x += problem.beta * atoms::to_float(atoms::ld_global(c));
-        if (at.second_inside) two.y += problem.beta * atoms::to_float(atoms::ld_global(c + c_step()));
-      }
-    }
-    if constexpr (Policy::bias != Bias::none) {
-      constexpr bool along_n = Policy::bias == Bias::row;
-      Out const* const bias = static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias;
-      Out const* const first = bias + (along_n ? at.n : at.m);
-      if (at.first_inside) two.x += atoms::to_float(atoms::ld_global(first));
-      if (at.second_inside) two.y += atoms::to_float(atoms::ld_global(first + (along_n != Policy::swapped ? 1 : 0)));
-    }
-    return two;
   }
 };
 
