@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.fields import FIELDS
 from generator.store.library import Library
 from generator.store.selection import Selection, condition_of, resolve
-from generator.verbs import bench, export, gc, list, reindex, show, verify
+from generator.verbs import bench, export, gc, list, reindex, report, show, verify
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -129,6 +130,23 @@ def test_what_sm_90a_has_is_told_where_only_sm_90_is_asked_for(folder: Path) -> 
     for verb, words in ((verify, ["--emulate"]), (bench, [])):
         told = call(verb, *words, "--library", folder, "--arch", "90", "hgemm_sm90a_tn")
         assert told.stderr == note and isinstance(told.exception, LibraryError)  # that is all that was named
+
+
+def test_where_nothing_matches_the_filter_is_told_of_and_an_empty_library_is_called_so(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for verb, words in (
+        (export, ["--to", tmp_path / "x"]),
+        (report, ["--to", tmp_path / "x.html"]),
+        (verify, ["--emulate"]),
+    ):
+        for library, told in (
+            (folder, "no variant in .* matches: `hgemm list --lib"),
+            (tmp_path / "empty", "`generate --catalog"),
+        ):
+            error = call(verb, *words, "--where", "registers<10", "--library", library).exception
+            assert isinstance(error, LibraryError) and re.search(told, str(error)) and not [*tmp_path.glob("x*")]
 
 
 def test_a_narrow_terminal_gets_the_first_columns() -> None:

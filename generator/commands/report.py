@@ -15,7 +15,7 @@ from generator.reporting.points import of_sessions, read_bench
 from generator.reporting.variants import Entry, read_entries
 from generator.store.disk import told
 from generator.store.library import Library
-from generator.store.selection import Selection, select_rows
+from generator.store.selection import Selection, nothing_matches, select_rows
 from hgemm.disk import require_writable, write_whole
 from hgemm.measured.session import read_sessions
 
@@ -32,6 +32,8 @@ def run(
     points = [point for path in bench for point in read_bench(path)]
     documents = [read_ladders(path) for path in ladders]
     symbols = [str(row["symbol"]) for row in select_rows(library, selection)]
+    if not symbols and selection != Selection():
+        raise nothing_matches(library)
     entries: list[Entry] = []
     refused: list[str] = []
     for entry in read_entries(library, symbols):

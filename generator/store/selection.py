@@ -73,10 +73,18 @@ def choose(library: Library, names: Collection[str], selection: Selection) -> li
     """
     chosen = _chosen(library, names, selection)
     if not chosen:
-        raise LibraryError(
-            f"no variant in {library.folder} matches: `hgemm list{on(library.folder)}` shows those that are"
-        )
+        raise nothing_matches(library)
     return chosen
+
+
+def nothing_matches(library: Library) -> LibraryError:
+    """Return the error of a selection that chooses nothing: the filters are to change, or the library is empty."""
+    if library.rows():
+        shown = f"`hgemm list{on(library.folder)}` shows those that are"
+        return LibraryError(f"no variant in {library.folder} matches: {shown}")
+    return LibraryError(
+        f"{library.folder} has no variants: `generate --catalog{on(library.folder)}` makes the shipped ones"
+    )
 
 
 def left_out(library: Library, names: Collection[str], selection: Selection) -> dict[str, int]:

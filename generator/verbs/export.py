@@ -12,11 +12,11 @@ import click
 from generator.commands.common_options import filter_options, json_option, library_option
 from generator.commands.left_out import tell_left_out
 from generator.commands.table import counted
-from generator.errors import HgemmError, LibraryError, ProofError
+from generator.errors import HgemmError, ProofError
 from generator.export.build import lacking
 from generator.export.tree import Wish, export
 from generator.store.library import Library
-from generator.store.selection import Selection, select_rows
+from generator.store.selection import Selection, nothing_matches, select_rows
 from hgemm.advice import on
 from hgemm.library import open_library
 
@@ -69,7 +69,7 @@ def command(
     if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
         raise HgemmError(f"no {missing} is here: name another with --cc, or leave that out: {_UNNAMED}")
     if not symbols:
-        raise LibraryError(f"no variant in {library} matches: `generate --catalog{on(library)}` makes the shipped ones")
+        raise nothing_matches(opened)
     unproved = [str(row["symbol"]) for row in rows if "proof_executor" not in row]
     if unproved and require_proof:
         raise ProofError(f"{_told(unproved, rows)}, nothing is exported: {_how(library)}")
