@@ -154,6 +154,14 @@ def test_the_verb_draws_a_variant_of_the_library(small_library: Library, tmp_pat
     assert re.search(r"names 4 variants \(.*, \.\.\.\): write more of one", str(several.exception))
 
 
+def test_no_svg_is_written_to_a_file_that_is_named_otherwise(tmp_path: Path) -> None:
+    done = CliRunner().invoke(draw.command, ["hgemm_x", "--to", str(tmp_path / "tile.png")])
+    assert isinstance(done.exception, RequestError) and "drawn as SVG, not as 'png': name a file.svg" in str(
+        done.exception
+    )
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_picture_of_the_readme_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import draw_swizzle

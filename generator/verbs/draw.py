@@ -8,6 +8,7 @@ import click
 
 from generator.commands.common_options import Symbol, library_option
 from generator.drawing.picture import picture_of
+from generator.errors import RequestError
 from generator.plan import plan_of
 from generator.spec import Spec
 from generator.store.library import Library
@@ -29,9 +30,14 @@ Example:
 @click.argument("symbol", type=Symbol())
 @library_option
 @click.option(
-    "--to", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write there, not to stdout."
+    "--to",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write there, not to stdout: tile.svg.",
 )
 def command(symbol: str, library: Path, to: Path | None) -> None:
+    if to and to.suffix.lower() not in ("", ".svg"):
+        raise RequestError(f"a variant is drawn as SVG, not as {to.suffix[1:]!a}: name a file.svg")
     opened = Library(library)
     record = opened.load(resolve_one(opened, symbol), verify=False).record
     picture = picture_of(plan_of(Spec.from_dict(record.data["spec"])), record.symbol)
