@@ -95,6 +95,12 @@ def test_list_prints_whole_records_as_json(folder: Path) -> None:
     assert json.loads(call(list, "--library", folder, "--json", "--arch", "90").stdout) == []
 
 
+def test_list_prints_the_columns_that_are_named_as_json(folder: Path) -> None:
+    words = ["--library", folder, "--json", "--columns", "symbol,registers,proof_races", "--arch", "80"]
+    expected = [{"symbol": "hgemm_sm80_nn", "registers": 128, "proof_races": None}]
+    assert json.loads(call(list, *words).stdout) == expected
+
+
 def test_list_prints_aligned_text_without_colour(folder: Path) -> None:
     lines = call(list, "--library", folder).stdout.splitlines()
     assert len(lines) == 4 and "\x1b" not in "".join(lines)
@@ -205,7 +211,9 @@ def test_show_prints_a_card_and_the_parts(folder: Path) -> None:
     assert len(paths) == 6 and all(Path(path).exists() for path in paths)
     records = json.loads(call(show, "*_tn_*", "--library", folder, "--json").stdout)
     assert [record["symbol"] for record in records] == ["hgemm_sm89_tn_big", "hgemm_sm89_tn_small"]
-    assert isinstance(call(show, "hgemm_sm80_nn", "--library", folder, "--json", "--ptx").exception, RequestError)
+    for views in (["--ptx", "--json"], ["--source", "--sass"]):
+        error = call(show, "hgemm_sm80_nn", "--library", folder, *views).exception
+        assert isinstance(error, RequestError) and str(error) == f"{' and '.join(views)} exclude each other: give one"
     sass = call(show, "hgemm_sm80_nn", "--library", folder, "--sass").exception
     assert isinstance(sass, HgemmError) and str(sass).isprintable()  # the made-up cubin is none
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -40,7 +41,7 @@ not and parentheses; a field alone must be true. `hgemm show SYMBOL --json` show
 @library_option
 @filter_options
 @click.option("--sort", default="symbol", show_default=True, metavar="FIELD", help="Sort by; -FIELD for downwards.")
-@click.option("--columns", default="", metavar="FIELDS", help="The columns of the table: symbol,registers.")
+@click.option("--columns", default="", metavar="FIELDS", help="The columns, also of CSV and JSON: symbol,registers.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Print the first N only.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV to stdout.")
 @json_option
@@ -52,11 +53,13 @@ def command(
     opened = Library(library)
     rows = select_rows(opened, Selection(**filters), sort)[:limit]
     tell_left_out(opened, Selection(**filters))
-    if as_json:
+    if as_json and not columns.strip():
         _print_json(opened, rows)
         return
     names = _columns(opened, columns, rows)
-    if as_csv:
+    if as_json:
+        click.echo(_document(json.dumps({name: row.get(name) for name in names}) for row in rows))
+    elif as_csv:
         click.echo(to_csv(rows, names), nl=False)
     elif not rows:
         click.echo(f"no variant in {library} matches", err=True)
@@ -77,5 +80,8 @@ def _columns(library: Library, columns: str, rows: list[dict[str, Scalar]]) -> l
 def _print_json(library: Library, rows: list[dict[str, Scalar]]) -> None:
     """Print the whole records, one a line, each read from its folder and checked."""
     found = (library.get(str(row["symbol"]), verify=False) for row in rows)
-    lines = [json.dumps(variant.record.data, sort_keys=True) for variant in found if variant]
-    click.echo("[" + ",\n ".join(lines) + "]")
+    click.echo(_document(json.dumps(variant.record.data, sort_keys=True) for variant in found if variant))
+
+
+def _document(lines: Iterable[str]) -> str:
+    return "[" + ",\n ".join(lines) + "]"

@@ -29,20 +29,22 @@ Example:
 @click.command("show", help=_HELP)
 @click.argument("symbol", type=Symbol())
 @library_option
-@click.option("--source", "view", flag_value="source", help="Print the source.")
-@click.option("--ptx", "view", flag_value="ptx", help="Print the PTX.")
-@click.option("--sass", "view", flag_value="sass", help="Print the machine code, disassembled.")
-@click.option("--paths", "view", flag_value="paths", help="Print the paths of the artefacts.")
+@click.option("--source", is_flag=True, help="Print the source.")
+@click.option("--ptx", is_flag=True, help="Print the PTX.")
+@click.option("--sass", is_flag=True, help="Print the machine code, disassembled.")
+@click.option("--paths", is_flag=True, help="Print the paths of the artefacts.")
 @json_option
-def command(symbol: str, library: Path, view: str | None, as_json: bool) -> None:
-    if as_json and view:
-        raise RequestError(f"--json and --{view} exclude each other: give one")
+def command(symbol: str, library: Path, as_json: bool, **views: bool) -> None:
+    given = [name for name, asked in {**views, "json": as_json}.items() if asked]
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(f'--{name}' for name in given)} exclude each other: give one")
     opened = Library(library)
     variants = [opened.load(name) for name in resolve(opened, symbol)]
     if as_json:
         click.echo(json.dumps([variant.record.data for variant in variants], sort_keys=True, indent=1))
         return
     writers = {"source": _source, "ptx": _ptx, "sass": _sass, "paths": _paths}
+    view = given[0] if given else ""
     for place, variant in enumerate(variants):
         shown = writers[view](variant) if view else card(variant, opened.measurements(variant.symbol))
         click.echo(("\n" if place and view != "paths" else "") + shown.rstrip("\n"))
