@@ -75,7 +75,10 @@ def test_list_filters_and_sorts(folder: Path, arguments: list[str], expected: st
         (["--layout", "xx"], "layout 'xx' is unknown: use tn, nn, nt, tt"),
         (["--where", "regs<1"], "unknown field 'regs': did you mean registers"),
         (["--where", "registers<"], "--where expects a number"),
-        (["--sort", "registres"], "--sort names an unknown field 'registres': did you mean registers"),
+        (
+            ["--sort", "registres"],
+            "--sort names an unknown field 'registres': did you mean registers.*`hgemm list --fields` lists them",
+        ),
         (["--columns", "symbol,lay"], "--columns names an unknown field 'lay': did you mean layout"),
         (["--csv", "--json"], "exclude each other"),
     ],
@@ -257,6 +260,21 @@ def test_every_verb_has_help_with_an_example() -> None:
 def test_all_fields_but_instructions_may_be_named_whatever_a_library_holds(paper_library: Library) -> None:
     assert {name for name in paper_library.field_names() if not name.startswith("sass_")} <= FIELDS
     assert {"proof_executor", "proof_races", "proof_unproved", "cutlass_dsl", "py_bytes"} <= FIELDS
+
+
+def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path, tmp_path: Path) -> None:
+    named = call(list, "--library", folder, "--fields").stdout.split()
+    assert {*named} == FIELDS | {
+        "sass_hmma",
+        "sass_ldsm",
+        "sass_ldgsts",
+        "workspace_bytes_per_tile",
+    } and named == sorted(named)
+    assert {*json.loads(call(list, "--library", tmp_path / "none", "--fields", "--json").stdout)} == FIELDS
+    (columns,) = (option for option in list.command.params if option.name == "columns")
+    found = columns.type.shell_complete(None, columns, "symbol,spill")
+    assert [item.value for item in found] == ["symbol,spill_bytes", "symbol,spilled"]
+    assert [item.value for item in columns.type.shell_complete(None, columns, "-spill")][0] == "-spill_bytes"
 
 
 @pytest.mark.parametrize("where", ["proof_races=0", "proof_executor like '*'", "sass_hgmma>0", "swapped"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +42,19 @@ class Symbol(click.ParamType):
         folder = ctx.params.get("library")
         rows = select_rows(Library(folder), Selection(kernels=f"{incomplete}*")) if folder and folder.is_dir() else []
         return [CompletionItem(str(row["symbol"])) for row in rows]
+
+
+class Fields(click.ParamType):
+    """Names of fields, with commas between them, or `-` before one; a shell completes the last."""
+
+    name = "fields"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from generator.store.fields import FIELDS
+
+        begun = re.match(r"(?:.*,)?-?", incomplete).group()  # matches any text
+        last = incomplete.removeprefix(begun)
+        return [CompletionItem(begun + name) for name in sorted(FIELDS) if name.startswith(last)]
 
 
 _FILTERS = (

@@ -32,5 +32,5 @@ FIELDS = frozenset(flatten(_DOCUMENT)) - {"proof_shapes", "proof_timings"}
 
 
 def known_fields(library: Library) -> set[str]:
-    """Return the fields that may be named: those of any record, and what else the library's have."""
-    return FIELDS | library.field_names()
+    """Return the fields that may be named: those of any record, and what else the library's have, where there is one."""
+    return FIELDS | (library.field_names() if library.folder.is_dir() else set())

@@ -56,8 +56,8 @@ def check_field(name: str, known: Collection[str] | None, where: str) -> str:
     field = FIELD_ALIASES.get(name.lower(), name.lower())
     if known is not None and field not in known and not _INSTRUCTION.fullmatch(field):
         near = nearest(field, sorted(known), count=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(near)}?" if near else "`hgemm show` lists a variant's fields"
-        raise RequestError(f"{where} names an unknown field '{name}': {hint}")
+        meant = f"did you mean {', '.join(near)}? " if near else ""
+        raise RequestError(f"{where} names an unknown field '{name}': {meant}`hgemm list --fields` lists them")
     return field
 
 

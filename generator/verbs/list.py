@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from generator.commands.common_options import filter_options, json_option, library_option
+from generator.commands.common_options import Fields, filter_options, json_option, library_option
 from generator.commands.left_out import tell_left_out
 from generator.commands.table import fitting, to_csv, to_text
 from generator.errors import RequestError
@@ -33,24 +33,37 @@ Example:
   hgemm list --arch 89 --tile 128x128x32 --where "registers<=128 and not spilled"
 
 --where compares fields with numbers and texts by < <= = != >= >, matches texts by like 'a*b', and joins by and, or,
-not and parentheses; a field alone must be true. `hgemm show SYMBOL --json` shows the fields of a variant.
+not and parentheses; a field alone must be true. --fields lists the fields.
 """
 
 
 @click.command("list", help=_HELP)
 @library_option
 @filter_options
-@click.option("--sort", default="symbol", show_default=True, metavar="FIELD", help="Sort by; -FIELD for downwards.")
-@click.option("--columns", default="", metavar="FIELDS", help="The columns, also of CSV and JSON: symbol,registers.")
+@click.option(
+    "--sort", type=Fields(), default="symbol", show_default=True, metavar="FIELD", help="Sort by; -FIELD for downwards."
+)
+@click.option(
+    "--columns",
+    type=Fields(),
+    default="",
+    metavar="FIELDS",
+    help="The columns, also of CSV and JSON: symbol,registers.",
+)
+@click.option("--fields", is_flag=True, help="Print the fields that --where, --columns and --sort take.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Print the first N only.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV to stdout.")
 @json_option
 def command(
-    library: Path, sort: str, columns: str, limit: int | None, as_csv: bool, as_json: bool, **filters: str
+    library: Path, sort: str, columns: str, fields: bool, limit: int | None, as_csv: bool, as_json: bool, **filters: str
 ) -> None:
     if as_csv and as_json:
         raise RequestError("--csv and --json exclude each other: give one")
     opened = Library(library)
+    if fields:
+        names = sorted(known_fields(opened))
+        click.echo(json.dumps(names) if as_json else "\n".join(names))
+        return
     rows = select_rows(opened, Selection(**filters), sort)[:limit]
     tell_left_out(opened, Selection(**filters))
     if as_json and not columns.strip():
