@@ -10,8 +10,8 @@ import click
 
 from generator.arch import parse_arch_list
 from generator.commands.common_options import json_option, library_option
-from generator.commands.table import to_text
-from generator.errors import LibraryError, unknown
+from generator.commands.table import counted, to_text
+from generator.errors import LibraryError, RequestError, unknown
 from generator.export.cover import SORTS, Hole, computes, holes, kinds_of, promised_types
 from generator.pipeline import Settings, make
 from generator.store.library import Library
@@ -76,10 +76,14 @@ def command(
             raise unknown("--align", word, _ALIGNS)
     aligns = [*map(int, _words(align))]
 
-    for name in archs:
-        beyond = [kind for kind in kinds if not computes(name, kind)]
-        if beyond:
-            click.echo(f"hgemm: {name} multiplies f16 only: {len(beyond)} kinds are left out", err=True)
+    counts = {name: sum(computes(name, kind) for kind in kinds) for name in archs}
+    lacking = [name for name, count in counts.items() if count < len(kinds)]
+    if lacking and not any(counts.values()):
+        raise RequestError(f"tensor instructions of {' and '.join(lacking)} multiply f16 only: use --types f16")
+    for name in lacking:
+        click.echo(
+            f"hgemm: {name} multiplies f16 only: {counted(len(kinds) - counts[name], 'kind')} left out", err=True
+        )
 
     def look() -> list[Hole]:
         return list(holes(open_library(library).table, archs, kinds, aligns, not no_beta))
@@ -93,8 +97,8 @@ def command(
     elif found:
         click.echo(to_text(list(map(_row, found)), ("arch", "kind", "beta", "align", "not_served")), nl=False)
     else:
-        computed = sum(any(computes(name, kind) for name in archs) for kind in kinds)
-        click.echo(f"{', '.join(archs)}: {computed} kinds are served, at alignments {align}, for {', '.join(SORTS)}")
+        served = ", ".join(f"{name}: {counted(count, 'kind')}" for name, count in counts.items())
+        click.echo(f"{served} served, at alignments {align}, for {', '.join(SORTS)}")
     if found and not add:
         click.echo("hgemm: --add makes the variants that close these holes", err=True)
     ctx.exit(int(bool(found)))
