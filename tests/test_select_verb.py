@@ -41,6 +41,15 @@ def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
     )
 
 
+def test_it_says_what_goes_before_a_smaller_estimate(paper_library: Library) -> None:
+    words = ["select", "--library", paper_library.folder, "--arch", "89", "--m", 4096, "--n", 4096, "--k", 4096]
+    best, *others = json.loads(call("hgemm", *words, "--all", "--json").stdout)
+    assert "_sm89_" in best["symbol"] and min(other["clocks"] for other in others) < best["clocks"]
+    assert best["why"].startswith("the least estimate") and best["why"].endswith(
+        "; kernels for its own architecture go first"
+    )
+
+
 def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64]
     done = call("hgemm", *words, "--arch", "80", "--align", "1")

@@ -19,13 +19,15 @@ from hgemm.library import open_library
 from hgemm.measured.nearness import ONE, STEP_BITS, distance
 from hgemm.problem import MAX_EXTENT, Problem
 from hgemm.select import ESTIMATED, MEASURED, NEAR, Choice, Selector
+from hgemm.table import COMPATIBLE, EXACT
 from hgemm.target import Target
 from hgemm.wanted import ANY_WORKSPACE, Wanted, with_leading
 
 _HELP = """Tell which variant computes a problem, as exported libraries and `hgemm.open(...)` choose it.
 
 Operands are taken to lie dense, as an array of that shape does: a row of 4095 elements leaves an alignment of 1. --align
-says what lies otherwise. What decides is told: the best of those that `hgemm tune` compared at this very problem; else, of the
+says what lies otherwise. Kernels for the GPU's own architecture go first, then machine code for an older one, then PTX. What
+decides among them is told: the best of those that `hgemm tune` compared at this very problem; else, of the
 few that do best in its region, the least estimate, corrected by what was measured around over what was estimated there; where
 nothing of the kind was measured, the least estimate of all. Estimates are clocks of an SM, by the model of `hgemm explain --m`.
 
@@ -34,6 +36,10 @@ Example:
   hgemm select --arch 90 --m 4096 --n 4096 --k 4096 --layout tt
 """
 _COLUMNS = ("symbol", "code", "rule", "clocks", "workspace_bytes")
+_FIRST = {
+    EXACT: "kernels for its own architecture go first",
+    COMPATIBLE: "machine code that runs there goes before PTX",
+}
 _RULES = {ESTIMATED: "estimated", NEAR: "near", MEASURED: "measured"}
 
 
@@ -83,7 +89,7 @@ def command(
     wanted = replace(dense, **dict.fromkeys(("align_a", "align_b", "align_d"), int(align))) if align else dense
     best = selector.choose(wanted)
     others = [choice for choice in selector.ranked(wanted) if choice.row is not best.row] if show_all else []
-    why = _why(best, selector, wanted)
+    why = _why(best, selector, wanted) + _order(best, selector, wanted)
     rows = [{**_row(best), "why": why}, *map(_row, others)]
     if as_json:
         click.echo(json.dumps(rows if show_all else rows[0], indent=1))
@@ -113,6 +119,12 @@ def _why(choice: Choice, selector: Selector, wanted: Wanted) -> str:
         f"was measured around it: {name} is the nearest of {counted(len(survey.problems), 'problem')} on {devices} "
         f"({octaves:.1f} octaves away; this one's by {choice.factor / ONE:.2f})"
     )
+
+
+def _order(choice: Choice, selector: Selector, wanted: Wanted) -> str:
+    """Say what put a choice before others whatever their estimates: how its code runs, where theirs runs otherwise."""
+    ways = {other.way for other in selector.ranked(wanted)}
+    return f"; {_FIRST[choice.way]}" if len(ways) > 1 else ""
 
 
 def _row(choice: Choice) -> dict[str, Any]:
