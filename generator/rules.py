@@ -1,16 +1,17 @@
 """What is legal, why not, and what would be: each rule looks at a plan and says what is wrong with it, or nothing.
 
-All rules are asked, and all violations reported at once, each with the nearest change of the spec that mends it. A change is
-only named once it was tried: the rule holds after it, and no rule is broken that was not broken before.
+All rules are asked, and all violations reported at once, each with a change of the spec that mends all, else with the nearest
+that mends it. A change is only named once it was tried: the rule holds after it, and no rule is broken that was not broken before.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
+from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.families import ways_out
 from generator.families.mma_sync import rules as mma_sync
@@ -18,7 +19,8 @@ from generator.families.mma_sync_tma import rules as mma_sync_tma
 from generator.families.rules import Rule
 from generator.families.sm90 import rules as sm90
 from generator.families.ways_out import Change
-from generator.plan import Plan
+from generator.plan import Plan, plan_of
+from generator.spec import Request, parse_field
 
 _RULES = {
     MMA_SYNC: tuple(mma_sync.RULES),
@@ -55,14 +57,22 @@ def broken_rules(plan: Plan) -> dict[str, str]:
     return {rule.name: message for rule in rules_of(plan) if (message := rule.broken(plan)) is not None}
 
 
-def violations(plan: Plan) -> tuple[Violation, ...]:
-    """Return every rule that the plan's spec breaks; none for a legal one."""
+def violations(plan: Plan, request: Request | None = None) -> tuple[Violation, ...]:
+    """Return every rule that the plan's spec breaks; none for a legal one.
+
+    Ways out name fields of the `request` only, where the rest can be planned to suit; without a request, any field.
+    """
     found = broken_rules(plan)
-    broken = (_violation(plan, rule, found) for rule in rules_of(plan) if rule.name in found)
-    first = next(broken, None)
-    if first is None or first.rule == "family" and _mends_all(plan, first.change):
-        return (first,) if first else ()
-    return (first, *broken)
+    ways = ((rule.name, next(_mending(plan, rule, found), {})) for rule in rules_of(plan) if rule.name in found)
+    changes = dict(itertools.islice(ways, 1))
+    if not _mends_all(plan, changes.get("family", {})):
+        changes |= ways
+    given = request or {}
+    if common := _for_all(plan, [*changes.values()], given):
+        changes = dict.fromkeys(changes, common)
+    else:
+        changes = {name: _as_asked(change, given, found.keys() - {name}) or change for name, change in changes.items()}
+    return tuple(Violation(name, found[name], _advice(plan, change, given), change) for name, change in changes.items())
 
 
 def told_rules(plan: Plan) -> tuple[str, ...]:
@@ -77,12 +87,32 @@ def _mends_all(plan: Plan, change: Change) -> bool:
     return bool(change) and not any(rule.broken(after) for rule in rules_of(after))
 
 
-def _violation(plan: Plan, rule: Rule, found: dict[str, str]) -> Violation:
-    change = next(_mending(plan, rule, found), {})
-    advice = (
-        ways_out.advice(plan, change) if change else "no single change mends it, leave the other fields to be planned"
-    )
-    return Violation(rule.name, found[rule.name], advice, change)
+def _for_all(plan: Plan, changes: Sequence[Change], request: Request) -> Change:
+    """Return one change for all rules: the first that mends them all, else all together, if that does and they disagree."""
+    known = sorted(filter(None, changes), key=lambda change: ways_out.changes_family(plan, change))
+    together = {name: text for change in known for name, text in change.items()}
+    agree = all(change.items() <= together.items() for change in known)
+    for change in (*known, *[together] * (not agree)):
+        if asked := _as_asked(change, request, set()):
+            return asked
+        if _mends_all(plan, change):
+            return change
+    return {}
+
+
+def _as_asked(change: Change, request: Request, left: Set[str]) -> Change:
+    """Return the part of a change that was asked for, if no rule but those `left` is broken once the rest is planned anew."""
+    asked = {name: text for name, text in change.items() if name in request}
+    if not asked:
+        return {}
+    after = plan_of(resolve({**request, **{name: parse_field(name, text) for name, text in asked.items()}}))
+    return asked if broken_rules(after).keys() <= left else {}
+
+
+def _advice(plan: Plan, change: Change, asked: Collection[str]) -> str:
+    if not change:
+        return "no single change mends it, leave the other fields to be planned"
+    return ways_out.advice(plan, change, asked)
 
 
 def _mending(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
@@ -112,9 +142,9 @@ def _mending(plan: Plan, rule: Rule, found: dict[str, str]) -> Iterator[Change]:
                 yield change | second
 
 
-def refuse_illegal(plan: Plan, remark: str = "") -> None:
-    """Raises: RequestError naming every broken rule, where there is one, and the remark."""
-    broken = violations(plan)
+def refuse_illegal(plan: Plan, request: Request | None = None, remark: str = "") -> None:
+    """Raises: RequestError naming every rule that the plan of a request breaks, where there is one, and the remark."""
+    broken = violations(plan, request)
     if broken:
         told = [f"{violation.rule}: {violation}" for violation in broken] + [remark] * bool(remark)
         lines = "".join(f"\n  {line}" for line in told)

@@ -34,21 +34,16 @@ _OPEN = object()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One combination: its plan, the fields that were asked for and not planned, and the names of the rules that it breaks."""
+    """One combination: its plan, the request, without what was planned, and the names of the rules that it breaks."""
 
     plan: Plan
-    asked: frozenset[str]
+    request: Request
     rules: tuple[str, ...]
 
     @cached_property
     def broken(self) -> tuple[Violation, ...]:
         """What is wrong with it, with ways out, which take longer than all else."""
-        return violations(self.plan) if self.rules else ()
-
-    @property
-    def request(self) -> Request:
-        """What was asked for, without what was planned."""
-        return {name: getattr(self.plan.spec, name) for name in self.asked}
+        return violations(self.plan, self.request) if self.rules else ()
 
 
 @dataclass(frozen=True)
@@ -77,11 +72,12 @@ class Sweep:
         if self.plans:
             return
         try:
-            refuse_illegal(self.illegal[0].plan, _of_kin(self.illegal[0].request))
-        except RequestError as first:
+            first = self.illegal[0]
+            refuse_illegal(first.plan, first.request, _of_kin(first.request))
+        except RequestError as error:
             if len(self.illegal) == 1:
                 raise
-            raise RequestError(f"all {self.summary().partition(' of ')[2]}; the first:\n{first}") from None
+            raise RequestError(f"all {self.summary().partition(' of ')[2]}; the first:\n{error}") from None
 
 
 def _of_kin(request: Request) -> str:
@@ -102,7 +98,7 @@ def sweep(requests: Sequence[Texts], planned: Callable[[int, int], None] = lambd
     for done, request in enumerate(combinations, 1):
         plan = plan_of(resolve(request))
         if plan not in found:
-            found[plan] = Candidate(plan, frozenset(request), told_rules(plan))
+            found[plan] = Candidate(plan, request, told_rules(plan))
         planned(done, count)
     return Sweep(tuple(found.values()))
 

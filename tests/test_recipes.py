@@ -55,7 +55,7 @@ def test_a_recipe_is_legal_and_leaves_no_field_that_every_record_has_to_be_plann
     candidate = candidate_of(step)
     assert not candidate.broken
     wanted = {field.name for field in fields(Spec) if field.default is MISSING}
-    assert wanted <= candidate.asked | {*candidate.plan.implied}
+    assert wanted <= candidate.request.keys() | {*candidate.plan.implied}
 
 
 @every_system

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generator.commands.options import SPEC_OPTIONS
+from generator.commands.options import SPEC_OPTIONS, option_of
 from generator.errors import RequestError
 from generator.spec import PARSERS, parse_field
 from generator.sweep import over, read_spec_file, sweep
@@ -57,7 +57,7 @@ def test_a_specific_option_goes_before_the_general_one() -> None:
 def test_auto_leaves_a_field_to_be_planned() -> None:
     assert fields("smem_a", "stages", smem="auto", stages="auto") == fields("smem_a", "stages")
     planned = sweep([{"arch": "90", "stages": "auto,2"}]).candidates
-    assert "stages" not in planned[0].asked and "stages" in planned[1].asked
+    assert "stages" not in planned[0].request and "stages" in planned[1].request
 
 
 def test_equal_specs_are_asked_for_once() -> None:
@@ -101,19 +101,41 @@ def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
             "breaks 1 rule:\n  family: .* cp_async, the rest planned anew$",
         ),
         ({"arch": "sm_80", "copy": "tma", "tile": "512x128x64"}, "use copy cp_async and tile 128x128x32, the rest"),
-        ({"arch": "sm_75", "copy": "tma"}, "use mma m16n8k8, copy vector and tile 256x128x32, the rest planned anew$"),
+        ({"arch": "sm_75", "copy": "tma"}, "family: .*: use copy vector, the rest planned anew$"),
         (
             {"arch": "sm_80", "mma": "wgmma", "stages": "40"},
-            "family: .* use arch sm_90a\n  stages: 40",
+            "family: .*: use arch sm_90a.*\n  stages: 40",
         ),
         ({"arch": "sm_90", "tile": "128x128x128"}, "\n  wgmma kernels for the same GPUs take it: use arch sm_90a$"),
-        ({"arch": "sm_90", "tile": "16x512x64"}, "use ctas_per_sm 1$"),
+        ({"arch": "sm_90", "tile": "16x512x64"}, "use tile 16x256x64\n.* use tile 16x256x64$"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),
 )
 def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], told: str) -> None:
     with pytest.raises(RequestError, match=told):
         sweep([texts]).refuse_empty()
+
+
+@pytest.mark.parametrize(
+    ("texts", "advice"),
+    [
+        ({"arch": "sm_90a", "tile": "192x256x64"}, "use tile 192x192x64"),
+        ({"arch": "sm_90a", "tile": "64x512x64"}, "use tile 64x256x64"),
+        ({"arch": "sm_90a", "tile": "64x64x64", "ctas_per_sm": "16"}, "use ctas_per_sm 4"),
+        ({"arch": "sm_90a", "cooperation": "pingpong", "consumers": "1"}, "use consumers 2"),
+        ({"arch": "sm_89", "tile": "256x256x64", "stages": "4"}, "use tile 256x128x64 and 2 stages"),
+        (
+            {"arch": "sm_90a", "mma": "wgmma", "align_a": "1", "stages": "40"},
+            "use mma m16n8k16 and 5 stages, the rest planned anew",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),
+)
+def test_one_change_of_what_was_asked_for_mends_all_rules(texts: dict[str, str], advice: str) -> None:
+    (candidate,) = sweep([texts]).illegal
+    assert len(candidate.broken) > 1 and {violation.way_out for violation in candidate.broken} == {advice}
+    changed = {option_of(name).name: text for name, text in candidate.broken[0].change.items()}
+    assert changed.keys() <= texts.keys() and sweep([{**texts, **changed}]).plans
 
 
 @pytest.mark.parametrize(

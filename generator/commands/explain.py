@@ -22,7 +22,7 @@ def explain(candidate: Candidate, question: Question) -> dict[str, Any]:
         "symbol": symbol_of(plan.spec),
         "alias": alias_of(plan.spec),
         "spec": spec,
-        "planned": [name for name in spec if name not in candidate.asked],
+        "planned": [name for name in spec if name not in candidate.request],
         "plan": plan.numbers() | ({} if candidate.broken else _layout_numbers(plan)),
         "model": None if candidate.broken else model_of(plan, question),
         "legal": not candidate.broken,

@@ -65,7 +65,7 @@ def ladder_on(system: System, arch: str) -> Ladder:
 def _plan(step: Step, arch: str) -> Plan:
     (candidate,) = sweep([step.texts_on(arch)]).candidates
     try:
-        refuse_illegal(candidate.plan)
+        refuse_illegal(candidate.plan, candidate.request)
     except RequestError as error:
         raise RequestError(f"recipe {step.path}: {error}") from None
     return candidate.plan

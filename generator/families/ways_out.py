@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from generator.arch import ARCHS
 from generator.families.plan import Plan
@@ -25,7 +25,7 @@ _TOLD = ("mma", "copy", "form", "cta_tile", "acc", "dtype_d", "align_a", "align_
 def apply(plan: Plan, change: Change) -> Plan:
     """Return the plan of the changed spec; what the family decides follows, unless the family changes."""
     values = {name: parse_field(name, text) for name, text in change.items()}
-    if _changes_family(plan, change):
+    if changes_family(plan, change):
         return plan_of(plan.spec.having(**values))
     return plan.having(**values)
 
@@ -35,7 +35,8 @@ def effective(plan: Plan, change: Change) -> Change:
     return {name: text for name, text in change.items() if parse_field(name, text) != getattr(plan.spec, name)}
 
 
-def _changes_family(plan: Plan, change: Change) -> bool:
+def changes_family(plan: Plan, change: Change) -> bool:
+    """Tell whether the changed spec is of another family."""
     spec = plan.spec
     return family_of(change.get("mma", spec.mma), change.get("copy", spec.copy)) != spec.family
 
@@ -49,13 +50,15 @@ def words(change: Change) -> str:
     return "use " + " and ".join([", ".join(plural[:-1]), plural[-1]] if plural[1:] else plural)
 
 
-def advice(plan: Plan, change: Change) -> str:
-    """Write the change of a plan's spec; of one to another family, what asks for it."""
-    if not _changes_family(plan, change):
+def advice(plan: Plan, change: Change, asked: Collection[str] = ()) -> str:
+    """Write the change of a plan's spec; of one to another family, what asks for it, and what it changes of the `asked` fields."""
+    if not changes_family(plan, change):
         return words(change)
     before, after = plan.spec.mma, change.get("mma", plan.spec.mma)
     implied = {"copy"} if family_of_mma(before) != family_of_mma(after) else set()
-    told = [name for name in _TOLD if name in change and name not in implied]
+    told = [
+        name for name in dict.fromkeys((*_TOLD, *asked)) if name in change and (name in asked or name not in implied)
+    ]
     return words({name: change[name] for name in told}) + ", the rest planned anew"
 
 
