@@ -152,20 +152,20 @@ ARCHS: dict[str, Arch] = {
 _SPELLING = re.compile(r"(?:sm_?|compute_?)?([0-9]{1,3})(?:\.([0-9]))?([a-z]?)", re.IGNORECASE | re.ASCII)
 
 
-def parse_arch(text: str) -> str:
-    """Turn `sm_90a`, `90a`, `compute_90a` or `9.0a` into the canonical name `sm_90a`.
+def parse_arch(text: str, what: str = "arch") -> str:
+    """Turn `sm_90a`, `90a`, `compute_90a` or `9.0a` into the canonical name `sm_90a`; errors call it `what`.
 
     Raises: RequestError, naming the nearest and all known ones, where no such architecture is known.
     """
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
-        raise RequestError(_unknown(text, nearest(text, ARCHS, cutoff=0.6)))
+        raise _unknown(what, text, nearest(text, ARCHS, cutoff=0.6))
     digits, minor, suffix = match.groups(default="")
     name = f"sm_{int(digits + minor)}{suffix.lower()}"
     if name not in ARCHS:
         off = {arch.name: abs(arch.number - int(digits + minor)) for arch in ARCHS.values()}
         closest = min(ARCHS.values(), key=lambda arch: (off[arch.name], bool(arch.suffix) != bool(suffix)))
-        raise RequestError(_unknown(text, [closest.name]))
+        raise _unknown(what, text, [closest.name])
     return name
 
 
@@ -180,6 +180,6 @@ def parse_arch_list(text: str) -> tuple[str, ...]:
     return names
 
 
-def _unknown(text: str, near: list[str]) -> str:
-    hint = f": did you mean {near[0]}?" if near else ":"
-    return f"unknown arch {text!r}{hint} known are {', '.join(ARCHS)}"
+def _unknown(what: str, text: str, near: list[str]) -> RequestError:
+    hint = f"did you mean {near[0]}? " if near else ""
+    return RequestError(f"{what} {text!a} is unknown: {hint}use {', '.join(ARCHS)}")

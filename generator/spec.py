@@ -126,91 +126,95 @@ def family_of(mma: str, copy: str) -> str:
     return MMA_SYNC_TMA if family == MMA_SYNC and copy == "tma" else family
 
 
-def _mma(text: str) -> str:
+Parser = Callable[[str, str], Any]
+"""Returns the value of a text, the first argument; the second is what its errors call it."""
+
+
+def _mma(text: str, what: str) -> str:
     if _WGMMA_ATOM.fullmatch(text.strip().lower()):
         return text.strip().lower()
-    return _choice("mma", "m16n8k16", "m16n8k8", WMMA, WGMMA, "m64nNk16", "m64nNk8")(text)
+    return _choice("m16n8k16", "m16n8k8", WMMA, WGMMA, "m64nNk16", "m64nNk8")(text, what)
 
 
-def _choice(name: str, *words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
+def _choice(*words: str) -> Parser:
+    def parse(text: str, what: str) -> str:
         if text.strip().lower() in words:
             return text.strip().lower()
-        raise unknown(name, text, words)
+        raise unknown(what, text, words)
 
     return parse
 
 
-def _whole(name: str, low: int, high: int, readable: int = 0) -> Callable[[str], int]:
+def _whole(low: int, high: int, readable: int = 0) -> Parser:
     """Parse a whole number; rules refuse those above `high`, by kernel, of which `readable` is the largest."""
 
-    def parse(text: str) -> int:
+    def parse(text: str, what: str) -> int:
         if text.strip().isdecimal() and low <= int(text) <= max(high, readable):
             return int(text)
-        raise RequestError(f"{name} '{text}' is not a whole number from {low} to {high}")
+        raise RequestError(f"{what} {text!a} is not a whole number from {low} to {high}")
 
     return parse
 
 
-def _switch(name: str) -> Callable[[str], bool]:
-    def parse(text: str) -> bool:
-        word = text.strip().lower()
-        if word in ("on", "true", "yes", "1"):
-            return True
-        if word in ("off", "false", "no", "0"):
-            return False
-        raise unknown(name, text, ("on", "off"))
-
-    return parse
+def _switch(text: str, what: str) -> bool:
+    word = text.strip().lower()
+    if word in ("on", "true", "yes", "1"):
+        return True
+    if word in ("off", "false", "no", "0"):
+        return False
+    raise unknown(what, text, ("on", "off"))
 
 
-def _align(name: str) -> Callable[[str], int]:
-    return lambda text: int(_choice(name, "8", "4", "2", "1")(text))
+def _align(text: str, what: str) -> int:
+    return int(_choice("8", "4", "2", "1")(text, what))
 
 
-PARSERS: dict[str, Callable[[str], Any]] = {
+PARSERS: dict[str, Parser] = {
     "arch": parse_arch,
-    "dtype_a": _choice("dtype_a", "f16", "bf16", "tf32"),
-    "dtype_b": _choice("dtype_b", "f16", "bf16", "tf32"),
-    "acc": _choice("acc", "f32", "f16", "f16_promoted"),
-    "dtype_d": _choice("dtype_d", "f16", "bf16", "f32"),
-    "layout": _choice("layout", "tn", "nn", "nt", "tt"),
+    "dtype_a": _choice("f16", "bf16", "tf32"),
+    "dtype_b": _choice("f16", "bf16", "tf32"),
+    "acc": _choice("f32", "f16", "f16_promoted"),
+    "dtype_d": _choice("f16", "bf16", "f32"),
+    "layout": _choice("tn", "nn", "nt", "tt"),
     "cta_tile": Tile.parse,
     "warp_tile": WarpTile.parse,
     "mma": _mma,
-    "stages": _whole("stages", 1, 16, readable=64),
-    "fragment_stages": _whole("fragment_stages", 1, 2, readable=8),
-    "copy": _choice("copy", "cp_async", "vector", "scalar", "tma"),
+    "stages": _whole(1, 16, readable=64),
+    "fragment_stages": _whole(1, 2, readable=8),
+    "copy": _choice("cp_async", "vector", "scalar", "tma"),
     "smem_a": Smem.parse,
     "smem_b": Smem.parse,
-    "mma_order": _choice("mma_order", "row", "zigzag"),
+    "mma_order": _choice("row", "zigzag"),
     "raster": Raster.parse,
     "schedule": Schedule.parse,
-    "ctas_per_sm": _whole("ctas_per_sm", 1, 32),
-    "beta": _switch("beta"),
-    "bias": _choice("bias", "none", "row", "column"),
-    "activation": _choice("activation", "none", "relu", "gelu", "silu"),
-    "store": _choice("store", "direct", "smem", "tma"),
-    "align_a": _align("align_a"),
-    "align_b": _align("align_b"),
-    "align_d": _align("align_d"),
-    "consumers": _whole("consumers", 0, 3),
-    "cooperation": _choice("cooperation", "cooperative", "pingpong"),
+    "ctas_per_sm": _whole(1, 32),
+    "beta": _switch,
+    "bias": _choice("none", "row", "column"),
+    "activation": _choice("none", "relu", "gelu", "silu"),
+    "store": _choice("direct", "smem", "tma"),
+    "align_a": _align,
+    "align_b": _align,
+    "align_d": _align,
+    "consumers": _whole(0, 3),
+    "cooperation": _choice("cooperative", "pingpong"),
     "cluster": Cluster.parse,
-    "swapped": _switch("swapped"),
-    "store_spacing": _whole("store_spacing", 0, 64),
-    "prefetch": _switch("prefetch"),
-    "smem_alloc": _choice("smem_alloc", "dynamic", "static"),
-    "form": _choice("form", *FORMS),
+    "swapped": _switch,
+    "store_spacing": _whole(0, 64),
+    "prefetch": _switch,
+    "smem_alloc": _choice("dynamic", "static"),
+    "form": _choice(*FORMS),
 }
 
 
 @lru_cache(4096)
-def parse_field(name: str, text: str) -> Any:
-    """Return the value of one field from its text. Raises RequestError with the values that it takes."""
+def parse_field(name: str, text: str, called: str = "") -> Any:
+    """Return the value of one field from its text.
+
+    Raises: RequestError with the values that it takes, which names the field as it was `called`, such as by its option.
+    """
     if name not in PARSERS:
         raise RequestError(f"spec has no field '{name}': the fields are {', '.join(PARSERS)}")
-    return PARSERS[name](text)
+    return PARSERS[name](text, called or name)
 
 
 DTYPE_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4}

@@ -117,7 +117,7 @@ def _axes(texts: Texts) -> list[tuple[SpecOption, list[dict[str, Any]]]]:
     options = {option_of(name): text for name, text in texts.items()}
     places = {option.name: place for place, option in enumerate(SPEC_OPTIONS)}
     ordered = sorted(options, key=lambda option: places[option.name])
-    return [(option, _values(option, options[option])) for option in ordered]
+    return [(option, _values(option, options[option], option.flag)) for option in ordered]
 
 
 def _combinations(axes: list[tuple[SpecOption, list[dict[str, Any]]]]) -> Iterator[Request]:
@@ -126,47 +126,42 @@ def _combinations(axes: list[tuple[SpecOption, list[dict[str, Any]]]]) -> Iterat
         yield {name: value for name, value in merged.items() if value is not _OPEN}
 
 
-def _values(option: SpecOption, text: str) -> list[dict[str, Any]]:
-    words = [word for item in _items(text) for word in _range(option, item)]
+def _values(option: SpecOption, text: str, called: str) -> list[dict[str, Any]]:
+    """Return what each value of a list sets; errors name the option as it was `called`."""
+    words = [word for item in _items(option, text) for word in _range(option, item, called)]
     if not words:
-        raise RequestError(f"{option.flag} names nothing: write one value, or several with commas")
-    return [_set(option, word) for word in words]
+        raise RequestError(f"{called} names nothing: write one value, or several with commas")
+    return [_set(option, word, called) for word in words]
 
 
-def _items(text: str) -> list[str]:
-    """Split at commas, but not inside `xor:2,3,3`, whose numbers follow one another."""
+def _items(option: SpecOption, text: str) -> list[str]:
+    """Split at commas, but not inside `xor:2,3,3`, whose numbers follow one another: no placement is a number alone."""
     items: list[str] = []
-    for item in (part.strip() for part in text.split(",")):
-        open_xor = items and re.fullmatch(r"xor:\d+(,\d+)?", items[-1], re.IGNORECASE)
-        if open_xor and item.isdecimal():
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        if items and item.isdecimal() and option.fields[0] in ("smem_a", "smem_b"):
             items[-1] += "," + item
-        elif item:
+        else:
             items.append(item)
     return items
 
 
-def _range(option: SpecOption, item: str) -> list[str]:
+def _range(option: SpecOption, item: str, called: str) -> list[str]:
     """Write out a range of whole numbers, its last included."""
     if option.name in _RANGES and (foreign := _FOREIGN_RANGE.fullmatch(item)):
-        raise RequestError(f"{option.flag} '{item}' is no range: write {foreign[1]}:{foreign[2]}")
+        raise RequestError(f"{called} '{item}' is no range: write {foreign[1]}:{foreign[2]}")
     match = _RANGE.fullmatch(item) if option.name in _RANGES else None
     if not match:
         return [item]
     first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
     if first > last or step < 1:
-        raise RequestError(f"range {option.flag} {item} is empty: write first:last or first:last:step, upwards")
+        raise RequestError(f"range {called} {item} is empty: write first:last or first:last:step, upwards")
     return [str(number) for number in range(first, last + 1, step)]
 
 
-def _set(option: SpecOption, word: str) -> dict[str, Any]:
+def _set(option: SpecOption, word: str, called: str) -> dict[str, Any]:
     if word.lower() == "auto":
         return dict.fromkeys(option.fields, _OPEN)
-    try:
-        return {name: parse_field(name, word) for name in option.fields}
-    except RequestError as error:
-        told = str(error)
-        field = next((name for name in option.fields if told.startswith(f"{name} ")), None)
-        raise RequestError(told if field is None else option.flag + told.removeprefix(field)) from None
+    return {name: parse_field(name, word, called) for name in option.fields}
 
 
 # ---- Spec files -----------------------------------------------------------------------------------------------------
@@ -203,29 +198,26 @@ def over(texts: Texts, above: Texts) -> Texts:
 
 
 def texts_in(table: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Return the options that a table of a spec file names. Raises RequestError for what a spec does not have."""
+    """Return the options that a table of a spec file names. Raises RequestError for what a spec does not have, or no value."""
     texts: dict[str, str] = {}
     for name, value in table.items():
         try:
             option = option_of(name)
+            if option.name in texts:
+                raise RequestError(f"'{name}' and another name set {option.name} twice: keep one")
+            texts[option.name] = ",".join(_text(item, name) for item in (value if isinstance(value, list) else [value]))
+            _values(option, texts[option.name], name)
         except RequestError as error:
             raise RequestError(f"spec file {path}: {error}") from None
-        if option.name in texts:
-            raise RequestError(f"spec file {path}: '{name}' and another name set {option.name} twice: keep one")
-        texts[option.name] = ",".join(
-            _text(item, name, path) for item in (value if isinstance(value, list) else [value])
-        )
     return texts
 
 
-def _text(value: Any, name: str, path: Path) -> str:
+def _text(value: Any, name: str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (int, str)):
         return str(value)
-    raise RequestError(
-        f"spec file {path}: '{name}' is a {type(value).__name__}: write a text, a number, or a list of them"
-    )
+    raise RequestError(f"'{name}' is a {type(value).__name__}: write a text, a number, or a list of them")
 
 
 def _toml():

@@ -10,10 +10,10 @@ from generator.errors import RequestError, nearest, unknown
 
 
 def _integers(text: str, pattern: str, what: str, example: str) -> list[int]:
-    """Return the integers of `text`, which must match `pattern` whole, or refuse it with an example."""
+    """Return the integers of `text`, which must match `pattern` whole, or refuse it with an example; `what` is its name."""
     match = re.fullmatch(pattern, text.strip().lower())
     if not match:
-        raise RequestError(f"{what} '{text}' is malformed: write it as {example}")
+        raise RequestError(f"{what} {text!a} is malformed: write it as {example}")
     return [int(group) for group in match.groups()]
 
 
@@ -26,8 +26,8 @@ class Tile:
     k: int
 
     @classmethod
-    def parse(cls, text: str) -> Tile:
-        return cls(*_integers(text, r"(\d{1,5})x(\d{1,5})x(\d{1,5})", "tile", "MxNxK, such as 128x128x32"))
+    def parse(cls, text: str, what: str = "tile") -> Tile:
+        return cls(*_integers(text, r"(\d{1,5})x(\d{1,5})x(\d{1,5})", what, "MxNxK, such as 128x128x32"))
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k}"
@@ -41,8 +41,8 @@ class WarpTile:
     n: int
 
     @classmethod
-    def parse(cls, text: str) -> WarpTile:
-        return cls(*_integers(text, r"(\d{1,5})x(\d{1,5})", "warp tile", "MxN, such as 64x64"))
+    def parse(cls, text: str, what: str = "warp_tile") -> WarpTile:
+        return cls(*_integers(text, r"(\d{1,5})x(\d{1,5})", what, "MxN, such as 64x64"))
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}"
@@ -56,8 +56,8 @@ class Cluster:
     n: int
 
     @classmethod
-    def parse(cls, text: str) -> Cluster:
-        return cls(*_integers(text, r"([1-9]\d?)x([1-9]\d?)", "cluster", "MxN, such as 2x1"))
+    def parse(cls, text: str, what: str = "cluster") -> Cluster:
+        return cls(*_integers(text, r"([1-9]\d?)x([1-9]\d?)", what, "MxN, such as 2x1"))
 
     @property
     def ctas(self) -> int:
@@ -83,17 +83,17 @@ class Smem:
     parameters: tuple[int, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Smem:
+    def parse(cls, text: str, what: str = "smem") -> Smem:
         kind, _, rest = text.strip().lower().partition(":")
         if kind == "none" and not rest:
             return cls("none")
         if kind in _PADDED:
             example = f"{kind}:8 (elements after {_PADDED[kind]} row)"
-            return cls(kind, tuple(_integers(rest, r"(\d{1,3})", f"smem {kind}", example)))
+            return cls(kind, tuple(_integers(text, kind + r":(\d{1,3})", what, example)))
         if kind == "xor":
-            found = _integers(rest, r"(\d),(\d{1,2}),(\d{1,2})", "smem xor", "xor:B,M,S, such as xor:2,3,3")
+            found = _integers(text, r"xor:(\d),(\d{1,2}),(\d{1,2})", what, "xor:B,M,S, such as xor:2,3,3")
             return cls("xor", tuple(found))
-        raise unknown("smem", text, ("auto", "none", "pad:H", "pad_alternate:H", "xor:B,M,S"))
+        raise unknown(what, text, ("auto", "none", "pad:H", "pad_alternate:H", "xor:B,M,S"))
 
     @property
     def pad_elements(self) -> int:
@@ -131,29 +131,28 @@ class _Sized:
     kind: str
     size: int = 0
 
-    what: ClassVar[str] = ""
     plain: ClassVar[tuple[str, ...]] = ()
     sized: ClassVar[dict[str, tuple[str, str]]] = {}
     unserved: ClassVar[dict[str, str]] = {}
 
     @classmethod
-    def parse(cls, text: str):
+    def parse(cls, text: str, what: str):
         kind, colon, rest = text.strip().lower().partition(":")
         if kind in cls.plain and not colon:
             return cls(kind)
         if kind in cls.sized and re.fullmatch(r"\d{1,6}", rest) and int(rest) >= 1:
             return cls(kind, int(rest))
         if kind in cls.unserved:
-            raise RequestError(f"{cls.what} '{kind}' is not served yet: use {cls.unserved[kind]}")
+            raise RequestError(f"{what} '{kind}' is not served yet: use {cls.unserved[kind]}")
         if kind in cls.plain:
-            raise RequestError(f"{cls.what} '{text}': {kind} takes no number")
+            raise RequestError(f"{what} '{text}': {kind} takes no number")
         if kind in cls.sized:
-            raise RequestError(f"{cls.what} '{text}': {kind} takes {cls.sized[kind][1]}")
+            raise RequestError(f"{what} '{text}': {kind} takes {cls.sized[kind][1]}")
         ways = {word: word for word in cls.plain} | {
             word: f"{word}:{number}" for word, (number, _) in cls.sized.items()
         }
         meant = "".join(f"did you mean {ways[word]}? " for word in nearest(kind, ways))
-        raise RequestError(f"{cls.what} {text!a} is unknown: {meant}use {', '.join(ways.values())}")
+        raise RequestError(f"{what} {text!a} is unknown: {meant}use {', '.join(ways.values())}")
 
     def __str__(self) -> str:
         return self.kind + (f":{self.size}" if self.size else "")
@@ -163,7 +162,6 @@ class _Sized:
 class Raster(_Sized):
     """Which CTA computes which tile: `row`, `column`, `group:TILES` (rows of tiles), `panel:COLUMNS` (of D)."""
 
-    what: ClassVar[str] = "raster"
     plain: ClassVar[tuple[str, ...]] = ("row", "column")
     sized: ClassVar[dict[str, tuple[str, str]]] = {
         "group": ("TILES", "1 or more rows of tiles, as group:8"),
@@ -180,7 +178,6 @@ class Schedule(_Sized):
     `stream_k` take whole waves of tiles persistently, and share the k-tiles of the last one to two evenly, in a workspace.
     """
 
-    what: ClassVar[str] = "schedule"
     plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent", "stream_k")
     sized: ClassVar[dict[str, tuple[str, str]]] = {
         "split_k": ("S", "2 to 64 parts, as split_k:4"),

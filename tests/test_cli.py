@@ -175,8 +175,8 @@ def test_python_m_generator_is_generate() -> None:
     ("arguments", "message"),
     [
         ([], "arch is missing: name one or more"),
-        (["--arch", "sm_91"], "unknown arch 'sm_91': did you mean sm_90"),
-        (["--arch", "90", "--tile", "128x128"], "tile '128x128' is malformed: write it as MxNxK"),
+        (["--arch", "sm_91"], "--arch 'sm_91' is unknown: did you mean sm_90"),
+        (["--arch", "90", "--tile", "128x128"], "--tile '128x128' is malformed: write it as MxNxK"),
         (["--arch", "90", "--bias", "left"], "--bias 'left' is unknown: use none, row, column"),
         (["--arch", "90", "--bias", "rows"], "--bias 'rows' is unknown: did you mean row? use none, row, column"),
         (["--arch", "90", "--dtype", "half"], "--dtype 'half' is unknown: did you mean f16? use f16, bf16, tf32"),

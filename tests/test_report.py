@@ -276,7 +276,7 @@ def test_requests_that_cannot_be_served_are_told_in_one_line(tmp_path: Path) -> 
     for words, told, status in (
         (["--to", to, "--bench", tmp_path / "none.json"], "none.json cannot be read: No such file", 1),
         (["--to", tmp_path / "no" / "a.html"], "cannot write", 1),
-        (["--to", to, "--arch", "70"], "unknown arch '70'", 2),
+        (["--to", to, "--arch", "70"], "arch '70' is unknown", 2),
     ):
         done = call("hgemm", "report", "--library", tmp_path, *words)
         assert done.returncode == status and told in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -70,7 +70,7 @@ def test_list_filters_and_sorts(folder: Path, arguments: list[str], expected: st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "77"], "unknown arch '77'"),
+        (["--arch", "77"], "arch '77' is unknown"),
         (["--tile", "128"], "tile '128' is malformed.*128x128x32"),
         (["--layout", "xx"], "layout 'xx' is unknown: use tn, nn, nt, tt"),
         (["--where", "regs<1"], "unknown field 'regs': did you mean registers"),
