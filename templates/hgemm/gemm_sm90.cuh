@@ -79,7 +79,8 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
                 "a cluster that splits k shares no operand, and its sums fit the stages");
   // Beside producers that copy consumers have fewer registers, and what both keep from before they part, ptxas spills.
   static constexpr bool each_counts_tiles = streams<Policy> && !Mainloop::by_tma;
-  static constexpr int most_words = Mainloop::by_tma ? words_beside_loads : words_beside_loads_and_copies;
+  static constexpr int at_once =
+      loads_at_once(Accumulators::mma_m * Accumulators::mma_n, !Mainloop::by_tma, sizeof(typename Policy::Out) == 4);
   // Of halves, one block of rows after another is added up as floats: all of them may be more than there are registers.
   static constexpr bool by_blocks = Accumulators::in_pairs && Accumulators::mma_m > 1;
   HGEMM_SHARED(SharedStorage<Policy>, shared);
@@ -142,7 +143,7 @@ HGEMM_DEVICE void gemm_sm90(Problem const& problem, TensorMaps const& maps) {
           epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
         }
       } else if constexpr (streams<Policy>) {
-        using Reduction = StreamK<Policy, Accumulators, ConsumerThreads<Policy>, most_words>;
+        using Reduction = StreamK<Policy, Accumulators, ConsumerThreads<Policy>, at_once>;
         uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
         if constexpr (!by_blocks) {
           Sums<Accumulators> sums;

@@ -100,19 +100,18 @@ struct OneBlock {
   static constexpr int mma_n = Accumulators::mma_n;
 };
 
-// Words of a thread's sums, 4 each, beside which it loads 16 of another's at once without a spill; and where threads of the
-// producer copy, so that consumers have fewer registers. Source: benchmarks/LOG.md, "Loads of partial sums", 2026-11-22.
-inline constexpr int words_beside_loads = 32;
-inline constexpr int words_beside_loads_and_copies = 25;
+// Words of another's sums, 4 each, that a thread of so many of its own loads at once without a spill; fewer where D is of
+// floats, or beside threads that copy, which leave fewer registers. Source: benchmarks/LOG.md, "Loads of partial sums".
+HGEMM_DEVICE constexpr int loads_at_once(int words, bool beside_copies = false, bool to_floats = false) {
+  return words <= (beside_copies || to_floats ? 25 : 32) ? 16 : to_floats ? 4 : 8;
+}
 
 // Workspace: counters as those of split-K; then two places a CTA, each as large as a tile's sums: for the tile within which its
-// share begins, and for the one that it begins. A thread whose sums are more than MOST_WORDS loads 8 words at once, not 16.
-template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>, int MOST_WORDS = words_beside_loads>
+// share begins, and for the one that it begins.
+template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>,
+          int AT_ONCE = loads_at_once(Accumulators::mma_m * Accumulators::mma_n)>
 struct StreamK {
   using Reduction = SplitK<Policy, Accumulators, Threads>;
-
-  static constexpr int words = Accumulators::mma_m * Accumulators::mma_n;  // of a thread
-  static constexpr int at_once = words > MOST_WORDS ? 8 : 16;  // loads on their way
 
   // Returns whether this CTA, `rank` of a worker's `ranks`, finishes its tile; then `sums` holds the tile's sums.
   template <class Scheduler>
@@ -155,7 +154,7 @@ struct StreamK {
     Word4 const* const partials = of_cta + first_word * Threads::count;
     sums.clear();
     HGEMM_UNROLL
-    for (int word = 0; word < Part::mma_m * Part::mma_n; word += at_once) {
+    for (int word = 0; word < Part::mma_m * Part::mma_n; word += AT_ONCE) {
       HGEMM_NO_UNROLL
       for (uint32_t sharer = first; sharer <= last; ++sharer) {
         add(sums, partials + place(sharer * ranks + rank, sharer == first), word);
@@ -166,7 +165,7 @@ struct StreamK {
   template <class Part>
   HGEMM_DEVICE static void add(Sums<Part>& sums, Word4 const* partial, int first_word) {
     HGEMM_UNROLL
-    for (int word = first_word; word < first_word + at_once && word < Part::mma_m * Part::mma_n; ++word) {
+    for (int word = first_word; word < first_word + AT_ONCE && word < Part::mma_m * Part::mma_n; ++word) {
       float(&sum)[4] = sums.floats[word / Part::mma_n][word % Part::mma_n];
       add_word(sum, atoms::ld_global_l2(partial + word * Threads::count));
     }
