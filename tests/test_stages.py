@@ -14,7 +14,7 @@ WAY = (
     "families.mma_sync.ways_out families.mma_sync.cute_rules families.mma_sync.dsl_rules families.mma_sync.rules "
     "families.mma_sync.defaults "
     "families.mma_sync_tma.ways_out families.mma_sync_tma.rules families.mma_sync_tma.defaults "
-    "families.sm90.ways_out families.sm90.cute_rules families.sm90.rules families.sm90.defaults rules defaults families.naming "
+    "families.sm90.ways_out families.sm90.cute_rules families.sm90.rules families.sm90.defaults defaults rules families.naming "
     "families.mma_sync.naming families.mma_sync_tma.naming families.sm90.naming naming families.emit families.cute_text "
     "families.mma_sync.emit families.mma_sync.cute_emit families.mma_sync.dsl_emit families.mma_sync_tma.emit "
     "families.sm90.emit families.sm90.cute_emit emit toolchain dsl.parameters dsl.translate "
