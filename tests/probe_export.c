@@ -1,4 +1,4 @@
-/* Calls an exported library as its first argument says, and prints what came of it; see tests/test_export.py. */
+/* Calls an exported library as its first argument says, and prints what came of it; see tests/test_export_programs.py. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>

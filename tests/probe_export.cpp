@@ -1,4 +1,4 @@
-// Launches one problem through hgemm.hpp, and is refused another; see tests/test_export.py.
+// Launches one problem through hgemm.hpp, and is refused another; see tests/test_export_programs.py.
 #include <cstdio>
 #include <utility>
 

@@ -52,70 +52,26 @@ _PROBLEMS = (
 )
 
 
+def number_option(flag: str, kind: click.ParamType, default: float | None, help: str) -> Callable[[Function], Function]:
+    """Return an option of a number, with its default in the help: N of whole ones, X of others."""
+    metavar = "N" if isinstance(kind, click.IntRange) else "X"
+    return click.option(flag, type=kind, metavar=metavar, default=default, show_default=default is not None, help=help)
+
+
 def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function], ...]:
     """Return the options of how long and how often is measured, as a protocol has them where they are not given."""
     return (
-        click.option(
-            "--seconds",
-            type=_NUMBER,
-            metavar="X",
-            default=protocol.seconds,
-            show_default=True,
-            help="Of rounds a problem.",
+        number_option("--seconds", _NUMBER, protocol.seconds, "Of rounds a problem."),
+        number_option("--rounds", click.IntRange(3), protocol.rounds, "At least."),
+        number_option(
+            "--finalists", click.IntRange(1, 16), protocol.finalists, "Variants that are measured to the end."
         ),
-        click.option(
-            "--rounds",
-            type=click.IntRange(3),
-            metavar="N",
-            default=protocol.rounds,
-            show_default=True,
-            help="At least.",
-        ),
-        click.option(
-            "--finalists",
-            type=click.IntRange(1, 16),
-            metavar="N",
-            default=protocol.finalists,
-            show_default=True,
-            help="Variants that are measured to the end.",
-        ),
-        click.option(
-            "--screen-ms", type=_NUMBER, metavar="X", default=protocol.screen_ms, show_default=True, help="Of a sample."
-        ),
-        click.option(
-            "--warm-up",
-            type=_NUMBER,
-            metavar="X",
-            default=protocol.warm_up_s,
-            show_default=True,
-            help="Seconds of load.",
-        ),
-        click.option(
-            "--rewarm",
-            type=_NUMBER,
-            metavar="X",
-            default=protocol.rewarm_s,
-            show_default=True,
-            help="The same, later on.",
-        ),
-        click.option(
-            "--budget", type=_NUMBER, default=None, metavar="S", help="Stop before so many seconds are spent."
-        ),
-        click.option(
-            "--limit",
-            type=_NUMBER,
-            metavar="X",
-            default=60.0,
-            show_default=True,
-            help="Seconds until a launch has hung.",
-        ),
-        click.option(
-            "--seed",
-            type=click.IntRange(min=0),
-            metavar="N",
-            default=None,
-            help="Of the operands; the clock's, if not given.",
-        ),
+        number_option("--screen-ms", _NUMBER, protocol.screen_ms, "Of a sample."),
+        number_option("--warm-up", _NUMBER, protocol.warm_up_s, "Seconds of load."),
+        number_option("--rewarm", _NUMBER, protocol.rewarm_s, "The same, later on."),
+        number_option("--budget", _NUMBER, None, "Stop before so many seconds are spent."),
+        number_option("--limit", _NUMBER, 60.0, "Seconds until a launch has hung."),
+        number_option("--seed", click.IntRange(min=0), None, "Of the operands; the clock's, if not given."),
     )
 
 
@@ -130,38 +86,12 @@ _OPTIONS = (
     ),
     click.option("--state", default="steady", show_default=True, metavar="STATES", help="Of steady, burst and solo."),
     *protocol_options(Protocol()),
-    click.option(
-        "--block-ms",
-        type=_NUMBER,
-        metavar="X",
-        default=Protocol.block_ms,
-        show_default=True,
-        help="Of launches timed together in a round, at most.",
+    number_option("--block-ms", _NUMBER, Protocol.block_ms, "Of launches timed together in a round, at most."),
+    number_option(
+        "--turn-blocks", click.IntRange(1), Protocol.turn_blocks, "Of each in its turn; the second half counts."
     ),
-    click.option(
-        "--turn-blocks",
-        type=click.IntRange(1),
-        metavar="N",
-        default=Protocol.turn_blocks,
-        show_default=True,
-        help="Of each in its turn; the second half counts.",
-    ),
-    click.option(
-        "--burst-rounds",
-        type=click.IntRange(1),
-        metavar="N",
-        default=Protocol.burst_rounds,
-        show_default=True,
-        help="Of --state burst.",
-    ),
-    click.option(
-        "--algorithms",
-        type=click.IntRange(1, 100),
-        metavar="N",
-        default=Protocol.algorithms,
-        show_default=True,
-        help="Of cuBLASLt, among which is its best.",
-    ),
+    number_option("--burst-rounds", click.IntRange(1), Protocol.burst_rounds, "Of --state burst."),
+    number_option("--algorithms", click.IntRange(1, 100), Protocol.algorithms, "Of cuBLASLt, among which is its best."),
     click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document there after every problem."),
     click.option("--resume", is_flag=True, help="Measure only what the file of --keep has not."),
     click.option("--record", is_flag=True, help="Add the results to the library's measurements, by which it selects."),

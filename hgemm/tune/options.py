@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from hgemm.bench.options import problem_options, protocol_options, works_of
+from hgemm.bench.options import number_option, problem_options, protocol_options, works_of
 from hgemm.bench.results import table
 from hgemm.bench.runner import time_left
 from hgemm.device import open_device
@@ -25,20 +25,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 MakeSupply = Callable[[Plan, Target], Supply]
 
 _OPTIONS = (
-    click.option(
-        "--candidates",
-        type=click.IntRange(1),
-        metavar="N",
-        default=Plan.candidates,
-        show_default=True,
-        help="Variants that are tried for a problem.",
-    ),
+    number_option("--candidates", click.IntRange(1), Plan.candidates, "Variants that are tried for a problem."),
     *protocol_options(PROTOCOL),
     click.option("--fresh", is_flag=True, help="Begin with nothing that earlier sessions found."),
     click.option("--resume", is_flag=True, help="Tune only what an earlier run with the same options has not."),
-    click.option(
-        "--gpus", type=click.IntRange(1, 64), metavar="N", default=1, show_default=True, help="One process each."
-    ),
+    number_option("--gpus", click.IntRange(1, 64), 1, "One process each."),
     click.option("--part", default="1/1", metavar="I/N", hidden=True),
     click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
 )

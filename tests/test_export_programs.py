@@ -1,0 +1,352 @@
+"""Programs that use the exported C library, on a driver without a GPU: the examples, a probe of every call, C++ and prefixes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from exports import compiled, export_paper, fake_driver, need_compiler, paper_library
+
+from generator.emit import emit
+from generator.errors import LibraryError, RequestError
+from generator.export.names import check_name, renamed
+from generator.export.table_c import MAX_LISTED_ROW
+from generator.export.tree import Wish, export
+from generator.store.library import Library
+from generator.sweep import sweep
+from generator.toolchain import cuda_include, templates_folder
+from hgemm.facts import Facts
+from hgemm.launch import counter_bytes, grid_x
+from hgemm.library import open_library
+
+EXAMPLE = ROOT / "examples" / "c"
+RIGHT = re.compile(r"\d+x\d+x\d+ (\w+): 0 of \d+ elements wrong")
+NO_GPU = 77
+
+
+@pytest.fixture(scope="module")
+def cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which the driver is the one without a GPU."""
+    need_compiler()
+    return {"LD_LIBRARY_PATH": str(fake_driver(tmp_path_factory.mktemp("driver")))}
+
+
+def run(program: Path, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, *map(str, arguments)], capture_output=True, text=True, timeout=60, env={**os.environ, **env}
+    )
+
+
+def built(source: Path, program: Path, export_folder: Path, *flags: object, name: str = "hgemm") -> Path:
+    library = export_folder / "lib" / f"lib{name}.a"
+    compiled(*flags, f"-I{export_folder / 'include'}", source, "-o", program, library, "-ldl", "-lpthread")
+    return program
+
+
+@pytest.fixture(scope="module")
+def example(paper_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("example") / "multiply"
+    return built(EXAMPLE / "multiply.c", program, paper_export, "-std=c99", "-pedantic", "-O2")
+
+
+@pytest.fixture(scope="module")
+def probe(paper_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that calls everything, with launches that only count."""
+    program = tmp_path_factory.mktemp("probe") / "probe"
+    return built(ROOT / "tests" / "probe_export.c", program, paper_export, "-std=gnu11", "-O1")
+
+
+# ---- Programs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_starts_without_a_gpu_and_says_so(example: Path, tmp_path: Path) -> None:
+    empty = {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = run(example, **empty)
+    if done.returncode != NO_GPU:
+        pytest.skip("there is a GPU here")
+    assert done.stdout.startswith("no NVIDIA GPU here") and not done.stderr
+
+
+@pytest.mark.parametrize("capability", ["80", "86", "89", "90", "100", "120"])
+def test_the_examples_products_are_right_on_every_architecture(
+    example: Path, cuda: dict[str, str], capability: str
+) -> None:
+    done = run(example, FAKE_CAPABILITY=capability, **cuda)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 8 and all(map(RIGHT.fullmatch, lines)), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rule", ["multiply", "shared"])
+def test_the_examples_makefile_builds_it(paper_export: Path, cuda: dict[str, str], rule: str, tmp_path: Path) -> None:
+    if not shutil.which("make"):
+        pytest.skip("no make here")
+    folder = shutil.copytree(EXAMPLE, tmp_path / "c")
+    subprocess.run(["make", "-s", f"HGEMM={paper_export}", rule], cwd=folder, check=True, capture_output=True)
+    assert run(folder / "multiply", **cuda).returncode == 0
+
+
+def test_devices_that_have_no_kernel_or_are_not_there_are_told(example: Path, cuda: dict[str, str]) -> None:
+    done = run(example, FAKE_CAPABILITY="70", **cuda)
+    assert done.returncode == 1 and "no kernel of this library runs on sm_70" in done.stderr
+    assert run(example, FAKE_COUNT="0", **cuda).returncode == NO_GPU
+    done = run(example, FAKE_FAIL="cuInit", **cuda)
+    assert done.returncode == NO_GPU and "the driver says 100" in done.stdout
+
+
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_operands_go_where_the_kernel_looks_for_them(
+    paper_export: Path, paper_library: Library, cuda: dict[str, str], capability: str
+) -> None:
+    """Every sort of product, ragged, batched, broadcast, with unused elements after rows, and in place."""
+    command = [sys.executable, ROOT / "tests" / "export_trials.py", paper_export, paper_library.folder]
+    env = {**os.environ, **cuda, "FAKE_CAPABILITY": capability, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = re.fullmatch(r"(\d+) sorts, (\d+) kernels\n", done.stdout)
+    assert found and int(found[1]) > 20 and int(found[2]) > 10, done.stdout
+
+
+def test_launches_are_those_of_python(
+    example: Path, cuda: dict[str, str], paper_library: Library, tmp_path: Path
+) -> None:
+    """Grid, threads, shared memory and counters, of one tile a CTA, split-K, and no k at all."""
+    run(example, FAKE_LOG=str(tmp_path / "log"), **cuda)
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    launches = [words for words in lines if words[0] == "launch"]
+    assert len(launches) == 8
+    records = {record.symbol: record.data for record in paper_library.records()}
+    zeroed = []
+    for words in launches:
+        facts = Facts.of(records[words[1]])
+        m, n, k, batch = map(int, words[11:15])
+        assert [int(words[i]) for i in (3, 5, 7)] == [
+            grid_x(facts, m, n, batch, 132 * 2 // facts.cluster_ctas),
+            facts.threads,
+            facts.smem_bytes,
+        ]
+        assert k > 0 or k == -facts.tile_k
+        zeroed += [counter_bytes(facts, m, n, batch)] * (facts.splits > 1)
+    assert zeroed and [int(words[1]) for words in lines if words[0] == "zero"] == zeroed
+
+
+@pytest.mark.parametrize("ctas_per_sm", [1, 3])
+def test_a_launch_of_stream_k_is_that_of_python(cuda: dict[str, str], tmp_path: Path, ctas_per_sm: int) -> None:
+    """All CTAs that the device holds, 2 an SM of 132 here, but no more than the workspace is for; then counters for each tile."""
+    texts = {"arch": "sm_80", "tile": "32x32x32", "schedule": "stream_k", "ctas_per_sm": str(ctas_per_sm)}
+    kernels = [emit(plan, templates_folder()) for plan in sweep([texts]).plans]
+    library = paper_library(tmp_path / "library", kernels)
+    command = [
+        sys.executable,
+        ROOT / "tests" / "export_trials.py",
+        export_paper(library, tmp_path / "c"),
+        library.folder,
+    ]
+    log = tmp_path / "log"
+    env = {**os.environ, **cuda, "FAKE_CAPABILITY": "80", "FAKE_LOG": str(log), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, timeout=300)
+    assert done.stdout == "1 sorts, 1 kernels\n", done.stdout + done.stderr[-2000:]
+    (record,) = library.records()
+    facts = Facts.of(record.data)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    launches = [words for words in lines if words[0] == "launch"]
+    assert (
+        {int(words[3]) for words in launches} == {min(132 * 2, 108 * ctas_per_sm)} == {grid_x(facts, 1, 1, 1, 132 * 2)}
+    )
+    sizes = [[int(words[i]) for i in (11, 12, 14)] for words in launches]
+    zeroed = [int(words[1]) for words in lines if words[0] == "zero"]
+    assert zeroed and zeroed == [counter_bytes(facts, *size) for size in sizes]
+
+
+def test_everything_is_given_back_whatever_fails(probe: Path, cuda: dict[str, str]) -> None:
+    for entry in ("", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernelEx", "cuMemsetD8Async"):
+        done = run(probe, "lifetime", FAKE_FAIL=entry, FAKE_LAZY="1", **cuda)
+        words = done.stdout.split()
+        assert done.returncode == 0 and words[:2] == ["live", "0"], done.stdout + done.stderr
+        assert (words[3] == "0") == (entry in ("", "cuMemsetD8Async")), done.stdout
+
+
+def test_the_threads_context_is_as_it_was(probe: Path, cuda: dict[str, str]) -> None:
+    done = run(probe, "context", FAKE_LAZY="1", **cuda)
+    assert done.stdout == "none before, none after\nmine before, mine after\nno context: 3\n", done.stdout + done.stderr
+
+
+def test_threads_load_a_kernel_once(probe: Path, cuda: dict[str, str], tmp_path: Path) -> None:
+    done = run(probe, "threads", FAKE_LAZY="1", FAKE_LOG=str(tmp_path / "log"), **cuda)
+    words = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
+    assert done.returncode == 0 and words.count("load") == 1 and words.count("launch") == 8 * 100
+
+
+def test_threads_do_not_race(paper_export: Path, tmp_path: Path) -> None:
+    """Eight threads that first meet a kernel at once, and the driver below them, under the thread sanitizer."""
+    flags = [need_compiler(), "-std=gnu11", "-O1", "-fsanitize=thread", "-ldl", "-lpthread", "-lm"]
+    defines = [f"-I{paper_export / 'include'}", f'-DHGEMM_IMAGES="{paper_export / "src" / "images.bin"}"']
+    sources = [ROOT / "tests" / "probe_export.c", *sorted((paper_export / "src").glob("*.c"))]
+    driver = [ROOT / "tests" / "fake_libcuda.c", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1"]
+    for command in ([*flags, *driver], [*flags, *defines, *sources, "-o", tmp_path / "probe"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if "tsan" in done.stderr:
+            pytest.skip("this C compiler has no thread sanitizer")
+        assert done.returncode == 0, done.stderr
+    done = run(tmp_path / "probe", "threads", FAKE_LAZY="1", LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
+
+
+def test_no_function_needs_a_stack_that_grows_with_the_library(paper_export: Path, tmp_path: Path) -> None:
+    """Compiled for as many kernels as a table names: threads may have stacks of 128 KiB."""
+    table = (paper_export / "src" / "table.h").read_text()
+    (tmp_path / "table.h").write_text(re.sub(r"(HGEMM_(?:ROW|SURVEY)_COUNT) \d+", rf"\1 {MAX_LISTED_ROW}", table))
+    includes = (f"-I{tmp_path}", f"-I{paper_export / 'include'}")
+    for source in sorted((templates_folder() / "c" / "src").glob("*.c")):
+        if source.name == "images.c":
+            continue  # which has no function
+        compiled("-std=gnu11", "-Wframe-larger-than=16384", *includes, "-c", source, "-o", tmp_path / "out.o")
+
+
+def test_the_list_is_the_library(probe: Path, paper_library: Library) -> None:
+    listed = [line.split() for line in run(probe, "list").stdout.splitlines()]
+    records = {record.symbol: record.data for record in paper_library.records()}
+    assert sorted(words[0] for words in listed) == sorted(records)
+    for symbol, arch, tile, align in listed:
+        spec = records[symbol]["spec"]
+        facts = Facts.of(records[symbol])
+        assert (arch, tile) == (spec["arch"], f"{facts.tile_m}x{facts.tile_n}x{facts.tile_k}")
+        assert align == f"{facts.align_a}{facts.align_b}{facts.align_d}"
+
+
+def test_bad_input_is_a_status_with_words(probe: Path, cuda: dict[str, str]) -> None:
+    done = run(probe, "bad", FAKE_LAZY="1", **cuda)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) > 20
+    for line in lines:
+        wanted, found, message = line.split("|")
+        assert wanted == found and len(message) > 10, line
+
+
+def test_a_damaged_image_is_refused(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(paper_export, tmp_path / "damaged"))
+    path = copied / "src" / "images.bin"
+    blob = path.read_bytes()
+    shared = copied / "lib" / "libhgemm.so"
+    content = shared.read_bytes()
+    assert content.count(blob) == 1
+    shared.write_bytes(content.replace(blob, bytes(len(blob))))
+    program = tmp_path / "probe"
+    compiled(
+        *("-std=gnu11", f"-I{copied / 'include'}", ROOT / "tests" / "probe_export.c", "-o", program),
+        *(f"-L{copied / 'lib'}", "-lhgemm", f"-Wl,-rpath,{copied / 'lib'}", "-ldl", "-lpthread"),
+    )
+    done = run(program, "lifetime", FAKE_LAZY="1", **cuda)
+    assert done.stdout.split()[:4] == ["live", "0", "status", "16"], done.stdout + done.stderr
+    assert "is damaged (CRC-32 differs)" in done.stdout
+
+
+def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[str, str], tmp_path: Path) -> None:
+    """A, B and D of a batch, B the same for all: one layer, and strides in bytes."""
+    done = run(probe, "maps", FAKE_LAZY="1", FAKE_LOG=str(tmp_path / "log"), **cuda)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "log").read_text().splitlines()
+    maps = [line for line in lines if line.startswith("map")]
+    assert len(maps) == 3, "the second launch of the same problem encodes nothing"
+    told = [
+        re.fullmatch(r"map type 6 rank 3 extents (.*) strides (.*) box (.*) swizzle \d l2 3", line) for line in maps
+    ]
+    assert [match[1] for match in told] == ["2048 4096 3", "2048 8192 1", "8192 4096 3"]
+    assert [match[2] for match in told] == ["4096 16777216", "4096 4096", "16384 67108864"]
+    launch = next(line.split() for line in lines if line.startswith("launch"))
+    assert "_sm90a_" in launch[1] and int(launch[3]) <= 132
+
+
+# ---- C++, prefixes, sources -----------------------------------------------------------------------------------------
+
+
+def test_the_headers_are_c99_and_cpp17(paper_export: Path, cuda: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "header.c").write_text('#include "hgemm.h"\nint main(void) { return HGEMM_OK; }\n')
+    compiled("-std=c99", "-pedantic", f"-I{paper_export / 'include'}", "-fsyntax-only", tmp_path / "header.c")
+    if not shutil.which("c++"):
+        pytest.skip("no C++ compiler, c++, here")
+    program = tmp_path / "cpp"
+    library = paper_export / "lib" / "libhgemm.a"
+    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", f"-I{paper_export / 'include'}"]
+    source = ROOT / "tests" / "probe_export.cpp"
+    done = subprocess.run(
+        [*command, source, "-o", program, library, "-ldl", "-lpthread"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert run(program, FAKE_LAZY="1", **cuda).stdout == "launched\nHGEMM_ERROR_LEADING_DIMENSION\n"
+
+
+def test_two_exports_live_in_one_program(
+    small_library: Library, paper_export: Path, cuda: dict[str, str], tmp_path: Path
+) -> None:
+    other = export_paper(small_library, tmp_path / "other", name="mygemm")
+    (tmp_path / "both.c").write_text(
+        '#include <stdio.h>\n#include "hgemm.h"\n#include "mygemm.h"\n'
+        "int main(void) {\n"
+        "  hgemm_handle *one;\n  mygemm_handle *two;\n"
+        "  if (hgemm_create(&one, 0) != HGEMM_OK || mygemm_create(&two, 0) != MYGEMM_OK) return 1;\n"
+        '  printf("%zu %zu\\n", hgemm_list(NULL, 0), mygemm_list(NULL, 0));\n'
+        "  hgemm_destroy(one), mygemm_destroy(two);\n  return 0;\n}\n"
+    )
+    libraries = (paper_export / "lib" / "libhgemm.a", other / "lib" / "libmygemm.a")
+    include = (f"-I{paper_export / 'include'}", f"-I{other / 'include'}")
+    compiled(*include, tmp_path / "both.c", "-o", tmp_path / "both", *libraries, "-ldl", "-lpthread")
+    done = run(tmp_path / "both", **cuda)
+    rows = len(json.loads((paper_export / "table.json").read_text())["rows"])
+    assert (done.returncode, done.stdout) == (0, f"{rows} 4\n"), done.stderr
+    texts = [path for path in other.rglob("*") if path.suffix in (".h", ".c", ".hpp", ".txt", ".cmake", ".pc")]
+    left = {path.name: re.findall(r"(?i)\bhgemm(?!_sm)\w*", path.read_text()) for path in texts}
+    assert not any(left.values()), left
+
+
+@pytest.mark.parametrize("name", ["", "Mine", "9lives", "a-b", "a" * 33, "std", "é", "mine_"])
+def test_a_prefix_that_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="is no name"):
+        check_name(name)
+
+
+def test_renaming_keeps_case() -> None:
+    assert renamed("hgemm_run HGEMM_OK libhgemm hgemm::hgemm", "mine") == "mine_run MINE_OK libmine mine::mine"
+
+
+def test_the_source_form_compiles_from_its_own_folder(small_library: Library, tmp_path: Path) -> None:
+    """NVRTC gets nothing but the exported files and the CUDA toolkit's headers."""
+    from cuda.bindings import nvrtc
+
+    library = open_library(small_library.folder)
+    export(library, tmp_path / "export", Wish(library.symbols[:1], compressed=False, sources=True, compiler="absent"))
+    source = tmp_path / "export" / "source"
+    (instance,) = (source / "instances").iterdir()
+    folders = (source / "include", source / "include" / "lean", cuda_include(), cuda_include() / "cccl")
+    options = [
+        b"--std=c++17",
+        b"--gpu-architecture=compute_80",
+        *(f"--include-path={path}".encode() for path in folders),
+    ]
+    status, program = nvrtc.nvrtcCreateProgram(instance.read_bytes(), b"kernel.cu", 0, [], [])
+    assert int(status) == 0
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = bytes(nvrtc.nvrtcGetProgramLogSize(program)[1])
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert int(status) == 0, log.decode()
+    launches = json.loads((source / "launch.json").read_text())
+    assert launches[instance.stem] == library.records[instance.stem].data["launch"]
+
+
+def test_a_header_that_changed_since_is_told(small_library: Library, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(small_library.folder, tmp_path / "library"))
+    symbol = open_library(folder).symbols[0]
+    path = folder / symbol / "record.json"
+    record = json.loads(path.read_text())
+    record["inputs"]["hgemm/problem.cuh"] = hashlib.sha256(b"older").hexdigest()
+    path.write_text(json.dumps(record))
+    with pytest.raises(LibraryError, match="was made from another hgemm/problem.cuh than is installed"):
+        export(open_library(folder), tmp_path / "export", Wish([symbol], sources=True, compressed=False))
