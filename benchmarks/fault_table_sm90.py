@@ -21,13 +21,17 @@ IN_TURN = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
 STREAM = {**ALONE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
 STREAM_BY_BLOCKS = {**STREAM, "tile": "128x64x64", "consumers": "1", "acc": "f16", "out": "f16"}
 STREAM_IN_TURN = {**IN_TURN, "schedule": "stream_k"}
+BIASED = {**ALONE, "bias": "row"}
 
 WHOLE, TWO, MANY, RAGGED = "128x64x448", "256x64x320", "1280x64x64", "128x60x64"
+ODD = "128x61x64,128x61x72"
+"""Twice, since the first problem of a run has no C."""
 ONE_SHARED, FOUR_SHARED, ONE_SHARED_BY_BLOCKS = "64x64x960", "256x64x512", "128x64x960"
 """A tile of 15 k-tiles, four of 8, and one of twice the rows, for three workers."""
 
 MAINLOOP, EPILOGUE, GEMM = "hgemm/mainloop_sm90.cuh", "hgemm/epilogue_sm90.cuh", "hgemm/gemm_sm90.cuh"
 STAGES = "hgemm/tma_stages.cuh"
+SUMS = "hgemm/sum_pairs.cuh"
 OPERAND, CLUSTER_K, STREAM_K = "hgemm/operand_sm90.cuh", "hgemm/cluster_k.cuh", "hgemm/stream_k.cuh"
 
 FAULTS_SM90 = (
@@ -218,6 +222,42 @@ FAULTS_SM90 = (
         ALONE,
         WHOLE,
         ("pending", "tma"),
+    ),
+    Fault(
+        "an odd last column of C left out",
+        SUMS,
+        "if (!paired || columns() % 2 == 0) return;",
+        "return;",
+        ALONE,
+        ODD,
+        (NUMBERS,),
+    ),
+    Fault(
+        "C loaded past its last column",
+        SUMS,
+        "if (at.second_inside) words[0] =",
+        "if (at.first_inside) words[0] =",
+        ALONE,
+        ODD,
+        ("bounds",),
+    ),
+    Fault(
+        "two columns with the bias of one",
+        SUMS,
+        "bias_along_columns ? column(turn, j) + e :",
+        "bias_along_columns ? column(turn, j) :",
+        BIASED,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "the bias read past its end",
+        SUMS,
+        "if (index < (bias_along_columns ? columns() : rows())) bias.bits",
+        "bias.bits",
+        BIASED,
+        RAGGED,
+        ("bounds",),
     ),
     Fault(
         "ragged rows stored by the TMA",

@@ -42,6 +42,8 @@ from hgemm.wanted import ANY_WORKSPACE, Wanted
 FOLDER = Path(__file__).parent / "data"
 SUITE, DRAWN, DRAWN_SYNC = "screened_sm90a_h200", "drawn_sm90a_h200", "drawn_mma_sync_h200"
 FRESH, FRESH_SYNC = "drawn_20261123_sm90a_h200", "drawn_20261123_mma_sync_h200"
+UNSEEN = {"wgmma": ("drawn_20261124_sm90a_h200",), "mma_sync": ("drawn_20261124_mma_sync_h200",)}
+"""Problems to which nothing is fitted, neither constants nor the model's form: they were measured when both were done."""
 SETS = {"wgmma": (SUITE, DRAWN, FRESH), "mma_sync": (DRAWN_SYNC, FRESH_SYNC)}
 CARD = "h200"
 TOPS = (1, 4)
@@ -264,6 +266,15 @@ def report(family: str, sets: Sequence[Data], its: Card, seed: int) -> dict[str,
         f"held_out_{FOLDS}_folds": in_folds(family, sets, its, seed),
         "held_out_region": by_region(family, sets, its),
         "estimate_of_selection": {data.name: judged(data.times_us, data.estimated()) for data in sets},
+    }
+    unseen = [Data.read(name, its) for name in UNSEEN[family]]
+    figures["unseen"] = {
+        data.name: {
+            "model": judged(data.times_us, data.predicted_us(constants, its)),
+            "estimate_of_selection": judged(data.times_us, data.estimated()),
+            **errors([data], constants, its),
+        }
+        for data in unseen
     }
     if len(sets) > 1:
         figures["held_out_set"] = by_set(family, sets, its)

@@ -229,5 +229,15 @@ HGEMM_DEVICE uint32_t pack<bf16>(float low, float high) {
   return *reinterpret_cast<uint32_t const*>(&pair);
 }
 
+// A number from its bits.
+template <class Out>
+HGEMM_DEVICE Out from_bits(uint16_t bits);
+template <>
+HGEMM_DEVICE f16 from_bits<f16>(uint16_t bits) { return __ushort_as_half(bits); }
+template <>
+HGEMM_DEVICE bf16 from_bits<bf16>(uint16_t bits) { return __ushort_as_bfloat16(bits); }
+template <class Out>
+HGEMM_DEVICE float from_bits(uint32_t bits) { return bits_float(bits); }
+
 }  // namespace atoms
 }  // namespace hgemm

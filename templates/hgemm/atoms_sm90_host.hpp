@@ -254,5 +254,10 @@ HGEMM_DEVICE uint32_t pack(float low, float high) {
   return from_float<Out>(low).bits | uint32_t(from_float<Out>(high).bits) << 16;
 }
 
+template <class Out>
+HGEMM_DEVICE Out from_bits(uint16_t bits) { return {bits}; }
+template <class Out>
+HGEMM_DEVICE float from_bits(uint32_t bits) { return bits_float(bits); }
+
 }  // namespace atoms
 }  // namespace hgemm

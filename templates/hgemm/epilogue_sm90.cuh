@@ -142,28 +142,26 @@ struct EpilogueSm90 {
     }
   }
 
-  // alpha * sum + beta * C + bias of a turn.
+  // alpha * sum + beta * C + bias of a turn, all of whose loads come first.
   template <bool ADDS_C, class Turn>
   HGEMM_DEVICE void add_up(Turn const& turn, float (&results)[columns / 8][4]) const {
-    Piece<Out, 2> old[columns / 8][2];  // (columns / 8), of the upper and the lower row
-    HGEMM_UNROLL
-    for (int j = 0; ADDS_C && Pairs::c_first && j < columns / 8; ++j) {
-      if (last_columns < columns && j >= turn.count / 8) continue;
-      HGEMM_UNROLL
-      for (int half = 0; half < 2; ++half) pairs.load_c(old[j][half], pairs.at(turn, j, half), turn.batch);
-    }
+    typename Pairs::template TurnC<columns / 8> c;
+    typename Pairs::template TurnBias<columns / 8> bias;
+    if constexpr (Policy::bias != Bias::none) pairs.load(turn, bias);
+    if constexpr (ADDS_C) pairs.load(turn, c);
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       if (last_columns < columns && j >= turn.count / 8) continue;
       HGEMM_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        Two const sums = Pairs::of(turn.bits[j], half);
-        Two const two = pairs.template finish<ADDS_C>(sums, old[j][half], pairs.at(turn, j, half), turn.batch);
-        results[j][2 * half] = two.x;
-        results[j][2 * half + 1] = two.y;
+      for (int e = 0; e < 4; ++e) {
+        float x = problem.alpha * Pairs::sum(turn.bits[j], e);
+        if constexpr (ADDS_C) x += problem.beta * c.number(j, e);
+        if constexpr (Policy::bias != Bias::none) x += bias.number(j, e);
+        results[j][e] = x;
       }
     }
   }
+
   HGEMM_DEVICE static void activate_all(int count, float (&results)[columns / 8][4]) {
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
