@@ -213,6 +213,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     ours_environment = (("HGEMM_CACHE_DIR", "{cache}"),)
     tools = [Tool("ours", args.python, args.ours, ours_environment)] if args.ours else []
+    if args.ours and "cute" in dict(args.tool_python):
+        tools.append(Tool("ours in form dsl", args.python, f"{args.ours} --form dsl", ours_environment))
     tools += [Tool(name, python, *RIVALS[name]) for name, python in args.tool_python]
     commands = dict(args.time) | ({"batch": args.batch} if args.batch else {})
     about = machine()

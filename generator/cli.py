@@ -6,6 +6,7 @@ import ast
 import importlib
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ import click
 from generator import __version__
 from generator.commands.common_options import json_option, library_option
 from generator.commands.spec_options import GroupedCommand, RecipeNames, grouped_option, list_option, spec_options
-from generator.errors import nearest
+from generator.errors import HgemmError, nearest
 
 VERBS = Path(__file__).parent / "verbs"
 INTERRUPTED = 130
@@ -138,9 +139,23 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
 @click.version_option(__version__, prog_name="generate")
 @click.pass_context
 def generate_command(ctx: click.Context, **options) -> None:
+    if options["form"] == "dsl" and not (options["explain"] or options["dry_run"]):
+        if not any("," in value for value in options.values() if isinstance(value, str)):
+            _begin_dsl()
     from generator.commands.generate import run
 
     ctx.exit(run(options))
+
+
+def _begin_dsl() -> None:
+    """Start the process of CuTe DSL, which takes most of a second, before all else is loaded that one kernel needs.
+
+    Of many kernels each worker process starts one.
+    """
+    from generator.dsl import translate
+
+    with suppress(HgemmError):  # which is told where it is needed
+        translate.begin()
 
 
 class _Verbs(click.Group):

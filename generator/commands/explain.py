@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
+import click
+
+from generator.commands.hints import tell_hints
 from generator.commands.model import Question, model_lines, model_of
 from generator.commands.table import cell
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
-from generator.sweep import Candidate
+from generator.sweep import Candidate, Sweep
 
 _WIDTH = 26
+
+
+def print_explanations(asked: Sweep, as_json: bool, question: Question | None = None) -> int:
+    """Print what each combination comes to; the status is that of an illegal request where none is legal."""
+    explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
+    tell_hints(asked)
+    if as_json:
+        click.echo(json.dumps(explanations, indent=1))
+    else:
+        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
+    return 0 if asked.plans else 2
 
 
 def explain(candidate: Candidate, question: Question) -> dict[str, Any]:

@@ -14,9 +14,7 @@ import click
 from generator.build import Prover, prepare
 from generator.catalog import load_catalog
 from generator.catalog.recipes import find, load_recipes
-from generator.commands.explain import explain, explanation_text
 from generator.commands.hints import tell_hints
-from generator.commands.model import Question
 from generator.commands.progress import Tell, planning, progress
 from generator.commands.spec_options import texts_of
 from generator.commands.table import to_text
@@ -45,6 +43,8 @@ def run(options: dict[str, Any]) -> int:
     if options["explain"]:
         if shard.count > 1:
             raise RequestError("--explain tells of every combination, and no shard: leave --shard out")
+        from generator.commands.explain import print_explanations  # and the model: only where it is asked for
+
         return print_explanations(asked, options["as_json"])
     asked.refuse_empty()
     if options["verify"]:
@@ -147,17 +147,6 @@ def requested(options: dict[str, Any]) -> Sweep:
         groups = groups or [{}]
     with planning(options.get("quiet", False)) as planned:
         return sweep([*(over(group, given) for group in groups), *recipes], planned)
-
-
-def print_explanations(asked: Sweep, as_json: bool, question: Question | None = None) -> int:
-    """Print what each combination comes to; the status is that of an illegal request where none is legal."""
-    explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
-    tell_hints(asked)
-    if as_json:
-        click.echo(json.dumps(explanations, indent=1))
-    else:
-        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
-    return 0 if asked.plans else 2
 
 
 def _dry_run(plans: Sequence[Plan], settings: Settings, recipes: Mapping[Plan, str], as_json: bool) -> int:

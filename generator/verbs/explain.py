@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from generator.commands.common_options import json_option
-from generator.commands.generate import print_explanations, requested
+from generator.commands.explain import print_explanations
+from generator.commands.generate import requested
 from generator.commands.model import Question, model_options
 from generator.commands.spec_options import GroupedCommand, spec_options
 

@@ -127,40 +127,61 @@ struct Epilogue {
   // The coordinates (V) -> (m, n) of this thread's values of a part.
   CUTE_DEVICE static auto coordinates() { return make_identity_tensor(EpiTile{}).compose(ValueLayout{})(thread(), _); }
 
+  // All loads come first, by predicates and not by branches, so that they are under way at once.
   template <bool ADDS_C, class Sums, class Results>
   CUTE_DEVICE void finish_part(Sums const& sums, Results& rD, int batch, int m_first, int n_first) const {
-    Tensor tCcD = coordinates();  // (V) -> (m, n)
-    Tensor mC = make_output<swapped>(static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c, problem, problem.ldc);
-    Out const* const bias = static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias;
+    Tensor rC = make_tensor<Out>(Int<values>{});  // (V)
+    Tensor rB = make_tensor<Out>(Int<values>{});  // (V)
+    if constexpr (Kernel::bias != Bias::none) load_bias(rB, batch, m_first, n_first);
+    if constexpr (ADDS_C) load_c(rC, batch, m_first, n_first);
     CUTE_UNROLL
-    for (int v = 0; v < values; v += 2) {
-      int const m = m_first + get<0>(tCcD(v)), n = n_first + get<1>(tCcD(v));
-      bool const inside[2] = {elem_less(make_coord(m, n), shape(mC)), elem_less(make_coord(m, n + 1), shape(mC))};
-      Tensor rC = make_tensor<Out>(Int<2>{});
-      if constexpr (ADDS_C) load_pair(mC, rC, m, n, inside);
-      CUTE_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        float x = problem.alpha * float(sums(v + e));
-        if (ADDS_C && inside[e]) x += problem.beta * float(rC(e));
-        if constexpr (Kernel::bias != Bias::none) {
-          bool const along_n = (Kernel::bias == Bias::row) != swapped;
-          if (inside[e]) x += float(atoms::ld_global(bias + (along_n ? n + e : m)));
-        }
-        rD(v + e) = Out(activate<Kernel::activation>(x));
-      }
+    for (int v = 0; v < values; ++v) {
+      float x = problem.alpha * float(sums(v));
+      if constexpr (ADDS_C) x += problem.beta * float(rC(v));
+      if constexpr (Kernel::bias != Bias::none) x += float(rB(v));
+      rD(v) = Out(activate<Kernel::activation>(x));
     }
   }
 
-  template <class TensorM, class TensorR>
-  CUTE_DEVICE static void load_pair(TensorM const& mC, TensorR& rC, int m, int n, bool const (&inside)[2]) {
-    using Pair = uint_bit_t<2 * sizeof_bits_v<Out>>;
-    if (paired && inside[1]) {
-      copy(Copy_Atom<LoadGlobal<Pair>, Out>{}, make_tensor(make_gmem_ptr(&mC(m, n)), Layout<_2>{}), rC);
-    } else {
-      CUTE_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        if (inside[e]) rC(e) = atoms::ld_global(&mC(m, n + e));
+  template <class TensorR>
+  CUTE_DEVICE void load_bias(TensorR& rB, int batch, int m_first, int n_first) const {
+    constexpr bool along_n = (Kernel::bias == Bias::row) != swapped;
+    Tensor tCcD = coordinates();  // (V) -> (m, n)
+    Tensor mB = make_tensor(make_gmem_ptr(static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias),
+                            Kernel::bias == Bias::row ? problem.n : problem.m);  // (N) or (M) of D
+    clear(rB);
+    CUTE_UNROLL
+    for (int v = 0; v < values; ++v) {
+      int const at = along_n ? n_first + get<1>(tCcD(v)) : m_first + get<0>(tCcD(v));
+      if (at < size(mB)) rB(v) = atoms::ld_global(&mB(at));
+    }
+  }
+
+  // Two neighbours of a row are one word, where they may be; an odd last column is loaded apart, where there is one.
+  template <class TensorR>
+  CUTE_DEVICE void load_c(TensorR& rC, int batch, int m_first, int n_first) const {
+    using Word = uint_bit_t<2 * sizeof_bits_v<Out>>;
+    using Bits = uint_bit_t<sizeof_bits_v<Out>>;
+    Tensor tCcD = coordinates();         // (V) -> (m, n)
+    Tensor words = recast<Word>(rC);     // (V / 2)
+    Tensor mC = make_output<swapped>(static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c, problem, problem.ldc);
+    clear(words);
+    CUTE_UNROLL
+    for (int v = 0; v < values; v += paired ? 2 : 1) {
+      int const m = m_first + get<0>(tCcD(v)), n = n_first + get<1>(tCcD(v));
+      if constexpr (paired) {
+        if (elem_less(make_coord(m, n + 1), shape(mC))) {
+          words(v / 2) = atoms::ld_global(reinterpret_cast<Word const*>(&mC(m, n)));
+        }
+      } else {
+        if (elem_less(make_coord(m, n), shape(mC))) rC(v) = atoms::ld_global(&mC(m, n));
       }
+    }
+    if (!paired || size<1>(mC) % 2 == 0) return;
+    CUTE_UNROLL
+    for (int v = 0; v < values; v += 2) {
+      int const m = m_first + get<0>(tCcD(v)), n = n_first + get<1>(tCcD(v));
+      if (m < size<0>(mC) && n == size<1>(mC) - 1) words(v / 2) = atoms::ld_global(reinterpret_cast<Bits const*>(&mC(m, n)));
     }
   }
 
