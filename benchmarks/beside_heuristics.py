@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fit_model import CARD, DRAWN, FOLDER, FRESH, SUITE, TOPS, Data, judged
+from benchmarks.fit_model import CARD, DRAWN, FOLDER, FRESH, SUITE, TOPS, UNSEEN, Data, judged
 from hgemm.bench.protocol import geometric_mean
 from hgemm.errors import LibraryError
 from hgemm.model.cards import card
 from hgemm.model.fitted import fits
 from hgemm.model.kernel import extents
 
-ASKED_ON = (SUITE, DRAWN, FRESH)
+ASKED_ON = (SUITE, DRAWN, FRESH, *UNSEEN["wgmma"])
 ASKED = 8
 """Answers an orientation: several often name one tile."""
 
