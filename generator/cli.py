@@ -6,8 +6,10 @@ import ast
 import importlib
 import logging
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -139,19 +141,25 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
 @click.version_option(__version__, prog_name="generate")
 @click.pass_context
 def generate_command(ctx: click.Context, **options) -> None:
-    if options["form"] == "dsl" and not (options["explain"] or options["dry_run"]):
-        if not any("," in value for value in options.values() if isinstance(value, str)):
-            _begin_dsl()
+    if _is_one_in_dsl(options):
+        _begin_dsl()
     from generator.commands.generate import run
 
     ctx.exit(run(options))
 
 
-def _begin_dsl() -> None:
-    """Start the process of CuTe DSL, which takes most of a second, before all else is loaded that one kernel needs.
+def _is_one_in_dsl(options: Mapping[str, Any]) -> bool:
+    """Tell, before anything is planned, whether this process is likely to build one kernel by CuTe DSL; many have workers."""
+    elsewhere = ("spec_file", "catalog", "kernels", "recipe", "verify", "address")
+    if options["form"] != "dsl" or options["explain"] or options["dry_run"]:
+        return False
+    return all(options[name] is None for name in elsewhere) and "," not in "".join(
+        value for value in options.values() if isinstance(value, str)
+    )
 
-    Of many kernels each worker process starts one.
-    """
+
+def _begin_dsl() -> None:
+    """Start the process of CuTe DSL, which takes most of a second, before all else is loaded that a kernel needs."""
     from generator.dsl import translate
 
     with suppress(HgemmError):  # which is told where it is needed

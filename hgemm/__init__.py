@@ -1,6 +1,7 @@
 """The run-time package: launches variants of a library on arrays of any framework; needs the driver and no compiler."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hgemm.errors import DeviceError, HgemmError, LibraryError, ProblemError, RequestError
@@ -39,11 +40,13 @@ _FROM = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _FROM:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _FROM[name]
-    found = globals()[name] = getattr(import_module(module), attribute)
-    return found
+    if name in _FROM:
+        module, attribute = _FROM[name]
+        found = globals()[name] = getattr(import_module(module), attribute)
+        return found
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):  # hgemm.problem after `import hgemm` alone
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

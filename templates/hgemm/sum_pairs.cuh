@@ -1,5 +1,5 @@
-// Two neighbours of a row of a warpgroup's sums, which one lane holds: where they are in D, alpha * sum + beta * C + bias of
-// both, and their store from registers.
+// Two neighbours of a row of a warpgroup's sums, which one lane holds: where they are in D, the loads of their C and bias, and
+// their store from registers.
 #pragma once
 
 #include <hgemm/epilogue.cuh>
@@ -83,7 +83,11 @@ struct SumPairs {
     Word words[COUNT][2][paired ? 1 : 2];
 
     HGEMM_DEVICE float number(int j, int e) const {
-      return SumPairs::number(paired ? words[j][e / 2][0] >> 8 * sizeof(Out) * (e % 2) : words[j][e / 2][paired ? 0 : e % 2]);
+      if constexpr (paired) {  // the lower half of a word is the left one
+        return SumPairs::number(static_cast<Bits>(words[j][e / 2][0] >> 8 * sizeof(Out) * (e % 2)));
+      } else {
+        return SumPairs::number(static_cast<Bits>(words[j][e / 2][e % 2]));
+      }
     }
   };
 
@@ -107,7 +111,7 @@ struct SumPairs {
     }
     if (!paired || columns() % 2 == 0) return;
     HGEMM_UNROLL
-    for (int j = 0; j < COUNT; ++j) {  // apart, since a load waits for one of the same register, be it of no effect
+    for (int j = 0; j < COUNT; ++j) {  // apart: a load waits for one into the same register, even if predicated off
       if (!has<COUNT>(turn, j)) continue;
       HGEMM_UNROLL
       for (int half = 0; half < 2; ++half) load_last(c.words[j][half][0], at(turn, j, half), turn.batch);
