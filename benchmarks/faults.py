@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fault_table_copied import FAULTS_COPIED
 from benchmarks.fault_table_sm75 import FAULTS_SM75
 from benchmarks.fault_table_sm80 import FAULTS_SM80, NUMBERS, Fault
-from benchmarks.fault_table_sm90 import FAULTS_SM90, FAULTS_TMA
+from benchmarks.fault_table_sm90 import FAULTS_SM90
+from benchmarks.fault_table_tma import FAULTS_TMA
 from generator.commands.device_check import Outcome
 from generator.commands.emulate import workshop
 from generator.commands.emulated_check import Request, request_of, workers

@@ -150,12 +150,10 @@ def generate_command(ctx: click.Context, **options) -> None:
 
 def _is_one_in_dsl(options: Mapping[str, Any]) -> bool:
     """Tell, before anything is planned, whether this process is likely to build one kernel by CuTe DSL; many have workers."""
-    elsewhere = ("spec_file", "catalog", "kernels", "recipe", "verify", "address")
-    if options["form"] != "dsl" or options["explain"] or options["dry_run"]:
+    elsewhere = ("explain", "dry_run", "spec_file", "catalog", "kernels", "recipe", "verify", "address")
+    if options["form"] != "dsl" or any(options[name] for name in elsewhere):
         return False
-    return all(options[name] is None for name in elsewhere) and "," not in "".join(
-        value for value in options.values() if isinstance(value, str)
-    )
+    return not any("," in value for value in options.values() if isinstance(value, str))
 
 
 def _begin_dsl() -> None:

@@ -36,7 +36,7 @@ _FROM = {
     "Problem": ("hgemm.problem", "Problem"),
     "open": ("hgemm.library", "open_library"),
 }
-"""Loaded when asked for: the generator's commands, which need a part only, start 0.1 s sooner."""
+"""Loaded when asked for: `hgemm list` starts 0.07 s sooner, `generate` 0.02."""
 
 
 def __getattr__(name: str) -> object:

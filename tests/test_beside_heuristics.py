@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,8 @@ def test_a_problem_and_its_transpose_are_asked_and_the_quicker_answer_comes_firs
     assert (transposed.tile_m, transposed.tile_n, transposed.cluster_n) == (64, 128, 2)
 
 
-@pytest.mark.skipif(find_spec("nvMatmulHeuristics") is not None, reason="nvMatmulHeuristics is installed here")
-def test_without_it_a_line_says_so() -> None:
+def test_without_it_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvMatmulHeuristics.py").write_text("raise ModuleNotFoundError(f\"No module named '{__name__}'\")")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(LibraryError, match="does not run nvMatmulHeuristics: .*nvMatmulHeuristics"):
         asked(Path(sys.executable), [(8, 8, 8)])

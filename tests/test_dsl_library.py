@@ -18,6 +18,7 @@ from records import make_record
 import hgemm.bench.operands
 import hgemm.device
 from benchmarks.compare_forms import groups
+from generator import cli
 from generator.commands import emulate
 from generator.commands.device_check import Workers, check_here
 from generator.store.library import Library
@@ -151,3 +152,26 @@ def test_forms_of_one_spec_are_found_in_a_library(library: Library) -> None:
     library.publish({**same, "spec": {**same["spec"], "form": "atoms"}}, files)
     (found,) = groups(library)
     assert [(one.form, one.record.symbol) for one in found] == [("atoms", "hgemm_same"), ("dsl", SYMBOL)]
+
+
+@pytest.mark.parametrize(
+    ("words", "early"),
+    [
+        (["--arch", "sm_80", "--form", "dsl"], True),
+        (["--arch", "sm_80"], False),
+        (["--arch", "sm_80", "--form", "dsl", "--tile", "128x128x32,64x64x32"], False),
+        (["--arch", "sm_80", "--form", "dsl", "--dry-run"], False),
+        (["--arch", "sm_80", "--form", "dsl", "--verify", "emulate"], False),
+        (["--form", "dsl", "--kernels", "*"], False),
+        (["--arch", "sm_80", "--form", "dsl", "--executor", "dask", "--address", "tcp://host:1"], False),
+    ],
+)
+def test_its_process_starts_before_all_else_for_one_kernel_only(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], early: bool
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr("generator.dsl.translate.begin", lambda: order.append("begun"))
+    monkeypatch.setattr("generator.commands.generate.run", lambda options: order.append("run") or 0)
+    with pytest.raises(SystemExit, match="0"):
+        cli.generate_command.main(words)
+    assert order == ["begun", "run"][not early :]

@@ -19,6 +19,11 @@ from hgemm.kinds import Kind
 from hgemm.target import Target
 from hgemm.wanted import Wanted
 
+NAMES = """
+import hgemm
+assert not any(name.startswith("hgemm.") and name != "hgemm.errors" for name in __import__("sys").modules)
+print(*(type(getattr(hgemm, name)).__name__ for name in (*hgemm.__all__, "problem", "library")))
+"""
 SLOW_TO_IMPORT = {"numpy", "cuda", "torch", "sqlite3", "subprocess", "asyncio", "click", "generator"}
 LOADED = """
 import sys
@@ -39,6 +44,16 @@ def test_importing_and_opening_load_nothing_slow_and_no_generator(small_library:
     loaded = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
     assert "hgemm" in loaded
     assert not SLOW_TO_IMPORT & {*loaded}
+
+
+def test_names_and_modules_are_loaded_when_they_are_asked_for() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", NAMES], env=env, capture_output=True, text=True)
+    kinds = done.stdout.split()
+    assert done.returncode == 0 and len(kinds) == len(hgemm.__all__) + 2, done.stderr
+    assert {*kinds} == {"type", "function", "module"} and kinds[-2:] == ["module", "module"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = hgemm.nothing
 
 
 def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
