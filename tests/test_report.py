@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ def test_a_document_of_the_benchmark_is_read_as_it_says() -> None:
         assert not [name for name in one.times_us if name.startswith("cublaslt")]
     ((kind, of_kind),) = kinds_of(points).items()
     assert str(kind) == "tn, f16 in, f32 accumulate, f16 out, steady, NVIDIA H200" and len(of_kind) == 36
+
+
+def test_of_a_problem_measured_twice_the_later_is_shown_and_any_beside_a_baseline_before_those_without() -> None:
+    first = read_bench(SQUARES)[0]
+    day, minute = first.date[:10], first.date[:16]
+    alone = replace(first, date=f"{minute}:30Z", baseline_us={}, ratios={})
+    assert kinds_of([first, alone])[first.kind] == [first] == kinds_of([alone, first])[first.kind]
+    before, after = replace(first, date=f"{day}T00:00:30Z"), replace(first, date=f"{day}T23:59:30Z")
+    assert kinds_of([after, first, before])[first.kind] == [after] and kinds_of([first, before])[first.kind] == [first]
 
 
 @pytest.mark.parametrize(

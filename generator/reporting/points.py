@@ -88,9 +88,12 @@ class Kind:
 
 
 def kinds_of(points: Iterable[Point]) -> dict[Kind, list[Point]]:
-    """Return the points of each kind, kinds with most problems first; of a problem measured twice the later."""
+    """Return the points of each kind, kinds with most problems first; of a problem measured twice the later.
+
+    One that was measured beside a baseline goes before any that was not.
+    """
     found: dict[Kind, dict[str, Point]] = {}
-    for point in sorted(points, key=lambda one: one.date):
+    for point in sorted(points, key=lambda one: (bool(one.baseline_us), one.date)):
         found.setdefault(point.kind, {})[point.work.key] = point
     ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
     return {kind: [*by_work.values()] for kind, by_work in ordered}
@@ -121,7 +124,7 @@ def _of_result(document: Mapping[str, Any], result: Mapping[str, Any]) -> Iterat
         work=Work(**result["work"]),
         state=result["state"],
         device=document["device"],
-        date=document["date"],
+        date=document["date"].removesuffix(" UTC").replace(" ", "T") + "Z",  # in order with those of sessions
         times_us={name: time_us for name, time_us in times.items() if name.startswith("hgemm_")},
         ours=ours,
         baseline_us={role: times[name] for role, name in roles.items() if name in times},

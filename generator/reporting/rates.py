@@ -30,9 +30,10 @@ _DARK = "#1c1c1c"
 def rates(name: str, kind: Kind, points: Sequence[Point]) -> Figure:
     """Return TFLOP/s against the size of the problem, squares joined by lines; all `points` are of this kind."""
     best = max(points, key=lambda point: point.tflops(point.times_us[point.ours]))
+    beside = "; beside it cuBLASLt's first choice and its fastest" if any(point.baseline_us for point in points) else ""
     words = (
         f"TFLOP/s of {len(points)} problems against their size: at most {best.tflops(best.times_us[best.ours]):.0f} "
-        f"at {best.work.shape}; beside it cuBLASLt's first choice and its fastest."
+        f"at {best.work.shape}{beside}."
     )
     return Figure(name, str(kind), words, (5.6, 3.4), partial(_draw_rates, points))
 
