@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -54,7 +55,7 @@ def progress(total: int, quiet: bool) -> Iterator[Tell]:
         yield lambda outcome: None
         return
     start, counts = time.perf_counter(), Counter[str]()
-    with _live(total) if total > 1 and sys.stderr.isatty() else _plain(total) as show:
+    with _live(total) if total > 1 and _on_terminal() else _plain(total) as show:
 
         def tell(outcome: Outcome) -> None:
             counts[outcome.status] += 1
@@ -100,6 +101,11 @@ def _plain(total: int) -> Iterator[Tell]:
         life.join()
 
 
+def _on_terminal() -> bool:
+    """Tell whether stderr is a terminal whose lines can be written again; one that is dumb gets plain lines, as a file does."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 @contextmanager
 def _live(total: int) -> Iterator[Tell]:
     pace = _Pace(total)
@@ -110,7 +116,7 @@ def _live(total: int) -> Iterator[Tell]:
 @contextmanager
 def planning(quiet: bool) -> Iterator[Planned]:
     """Yield what is to be told how many of how many are planned: a line on a terminal, a plain line now and then elsewhere."""
-    start, on_terminal = time.perf_counter(), sys.stderr.isatty()
+    start, on_terminal = time.perf_counter(), _on_terminal()
     due = start + (PLANNING_LINE_S if on_terminal else SIGN_OF_LIFE_S)
     update: Callable[..., None] | None = None
     with ExitStack() as line:
