@@ -70,5 +70,6 @@ def test_a_terminal_has_a_line_while_planning_takes_longer(clock: list[float], m
 
     monkeypatch.setattr(progress_module, "_bar", bar)
     monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     plan_slowly(clock)
     assert told[0] == {"completed": 2, "pace": "2 plans/s, 19 s left"} and len(told) == 39
