@@ -65,7 +65,7 @@ def test_a_terminal_has_a_line_while_planning_takes_longer(clock: list[float], m
     told: list[dict] = []
 
     @contextmanager
-    def bar(total: int):
+    def bar(console: object, total: int):
         yield lambda **fields: told.append(fields)
 
     monkeypatch.setattr(progress_module, "_bar", bar)
@@ -73,3 +73,13 @@ def test_a_terminal_has_a_line_while_planning_takes_longer(clock: list[float], m
     monkeypatch.setenv("TERM", "xterm")
     plan_slowly(clock)
     assert told[0] == {"completed": 2, "pace": "2 plans/s, 19 s left"} and len(told) == 39
+
+
+def test_a_dumb_terminal_has_plain_lines_of_planning(clock, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    plan_slowly(clock)
+    assert capsys.readouterr().err.splitlines() == [
+        "[ 2/40] planned (2 plans/s, 19 s left)",
+        "[22/40] planned (2 plans/s, 9 s left)",
+    ]

@@ -19,7 +19,6 @@ MODULES = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") 
 READS_ENVIRONMENT = {
     "generator/commands/device_check.py": "hands its own environment on to the process that uses the device",
     "generator/commands/emulate.py": "asks which compiler CXX names, and where the user keeps caches",
-    "generator/commands/progress.py": "asks whether TERM names a terminal that is dumb",
     "generator/dsl/worker.py": "takes CuTe DSL's own variables out of its environment, where they would change kernels",
     "hgemm/tune/hosts.py": "hands its own environment on to a process for each of the GPUs that may be seen",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -10,10 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
 from generator.pipeline import Outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SIGN_OF_LIFE_S = 10.0
 """After so long without a variant, a line says that one is being made: all of CuTe takes 15 s and more."""
@@ -55,7 +58,8 @@ def progress(total: int, quiet: bool) -> Iterator[Tell]:
         yield lambda outcome: None
         return
     start, counts = time.perf_counter(), Counter[str]()
-    with _live(total) if total > 1 and _on_terminal() else _plain(total) as show:
+    console = _terminal() if total > 1 else None
+    with _live(console, total) if console else _plain(total) as show:
 
         def tell(outcome: Outcome) -> None:
             counts[outcome.status] += 1
@@ -101,23 +105,28 @@ def _plain(total: int) -> Iterator[Tell]:
         life.join()
 
 
-def _on_terminal() -> bool:
-    """Tell whether stderr is a terminal whose lines can be written again; one that is dumb gets plain lines, as a file does."""
-    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+def _terminal() -> Console | None:
+    """Return the terminal that stderr is if its lines can be written again; one that is dumb gets plain lines, as a file does."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console  # 0.1 s, for a terminal only
+
+    console = Console(stderr=True)
+    return console if console.is_interactive else None
 
 
 @contextmanager
-def _live(total: int) -> Iterator[Tell]:
+def _live(console: Console, total: int) -> Iterator[Tell]:
     pace = _Pace(total)
-    with _bar(total) as update:
+    with _bar(console, total) as update:
         yield lambda outcome: update(advance=1, pace=pace.after(outcome))
 
 
 @contextmanager
 def planning(quiet: bool) -> Iterator[Planned]:
     """Yield what is to be told how many of how many are planned: a line on a terminal, a plain line now and then elsewhere."""
-    start, on_terminal = time.perf_counter(), _on_terminal()
-    due = start + (PLANNING_LINE_S if on_terminal else SIGN_OF_LIFE_S)
+    start = time.perf_counter()
+    due = start + (PLANNING_LINE_S if sys.stderr.isatty() else SIGN_OF_LIFE_S)
     update: Callable[..., None] | None = None
     with ExitStack() as line:
 
@@ -128,8 +137,9 @@ def planning(quiet: bool) -> Iterator[Planned]:
                 return
             seconds_each = (now - start) / done
             pace = f"{1 / seconds_each:.3g} plans/s, {_duration(seconds_each * (total - done))} left"
-            if on_terminal:
-                update = update or line.enter_context(_bar(total))
+            if update is None and (console := _terminal()):
+                update = line.enter_context(_bar(console, total))
+            if update:
                 update(completed=done, pace=pace)
             else:
                 due = now + SIGN_OF_LIFE_S
@@ -139,11 +149,10 @@ def planning(quiet: bool) -> Iterator[Planned]:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[..., None]]:
+def _bar(console: Console, total: int) -> Iterator[Callable[..., None]]:
     """Show a line with a bar while it lasts, and yield what changes it."""
-    from rich.console import Console  # 0.1 s, for a terminal only
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[pace]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         yield partial(bar.update, bar.add_task("", total=total, pace=""))
