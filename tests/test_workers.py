@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from generator.build import Recipe, build
+from generator.defaults import resolve
 from generator.errors import LibraryError
+from generator.plan import plan_of
+from generator.toolchain import templates_folder
 from generator.workers.dispatch import Lost, Pool, _batches, run
 from generator.workers.local import Processes, RemoteTraceback, process_pool
 
@@ -86,6 +91,23 @@ def test_leaving_early_ends_the_workers_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - start < 2
     assert multiprocessing.active_children() == []
     assert all(not Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
+
+
+def compile_and_leave_a_file_at_the_end(end: Path) -> str:
+    """Compile what is small, by NVRTC and nvJitLink, and have the process write a file when it ends in order."""
+    atexit.register(end.touch)
+    plan = plan_of(resolve({"arch": "sm_80", "tile": "32x32x16"}))
+    (product,) = build([plan], Recipe(templates_folder()))
+    return product.status
+
+
+def test_a_worker_that_has_compiled_ends_in_order_and_is_not_killed(tmp_path: Path) -> None:
+    """NVRTC leaves SIGTERM so that a process that waits for its next task would not hear it."""
+    end = tmp_path / "end"
+    with process_pool(1) as pool:
+        assert pool.executor.submit(compile_and_leave_a_file_at_the_end, end).result() == "built"
+        assert not end.exists()
+    assert end.exists()
 
 
 def test_processes_are_an_executor() -> None:
