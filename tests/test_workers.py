@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.build import Recipe, build
-from generator.defaults import resolve
 from generator.errors import LibraryError
-from generator.plan import plan_of
+from generator.sweep import sweep
 from generator.toolchain import templates_folder
 from generator.workers.dispatch import Lost, Pool, _batches, run
 from generator.workers.local import Processes, RemoteTraceback, process_pool
@@ -96,8 +95,8 @@ def test_leaving_early_ends_the_workers_at_once(tmp_path: Path) -> None:
 def compile_and_leave_a_file_at_the_end(end: Path) -> str:
     """Compile what is small, by NVRTC and nvJitLink, and have the process write a file when it ends in order."""
     atexit.register(end.touch)
-    plan = plan_of(resolve({"arch": "sm_80", "tile": "32x32x16"}))
-    (product,) = build([plan], Recipe(templates_folder()))
+    (candidate,) = sweep([{"arch": "sm_80", "tile": "32x32x16"}]).candidates
+    (product,) = build([candidate.plan], Recipe(templates_folder()))
     return product.status
 
 
