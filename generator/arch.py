@@ -149,6 +149,14 @@ ARCHS: dict[str, Arch] = {
     )
 }
 
+GENERATIONS = {
+    "turing": "sm_75",
+    "ampere": "sm_80",
+    "ada": "sm_89",
+    "hopper": "sm_90a",
+    "blackwell": "sm_100",
+}
+"""The first architecture of each generation, and of Hopper the one that has wgmma; a hint where an architecture is asked for."""
 _SPELLING = re.compile(r"(?:sm_?|compute_?)?([0-9]{1,3})(?:\.([0-9]))?([a-z]?)", re.IGNORECASE | re.ASCII)
 
 
@@ -159,7 +167,8 @@ def parse_arch(text: str, what: str = "arch") -> str:
     """
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
-        raise _unknown(what, text, nearest(text, ARCHS, cutoff=0.6))
+        generation = GENERATIONS.get(text.strip().lower())
+        raise _unknown(what, text, [generation] if generation else nearest(text, ARCHS, cutoff=0.6))
     digits, minor, suffix = match.groups(default="")
     name = f"sm_{int(digits + minor)}{suffix.lower()}"
     if name not in ARCHS:

@@ -51,7 +51,7 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
 @spec_options
 @grouped_option(
     "Target",
-    click.option(
+    list_option(
         "--catalog",
         is_flag=False,
         flag_value="all",
@@ -234,8 +234,12 @@ def main(command: click.Command, arguments: list[str]) -> int:
             command.main([word for word in arguments if word != "--debug"], prog_name=program, standalone_mode=False)
             or 0
         )
-    except click.ClickException as error:
-        error.show()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # the help
+        return error.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else program
+        click.echo(f"{program}: error: {error.format_message().rstrip('.')} (see `{path} --help`)", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo(f"{program}: interrupted", err=True)

@@ -33,6 +33,8 @@ def test_canonical_names_number_and_dotted_capability_parse_to_themselves(name):
         ("90b", "sm_90a"),
         ("999", "sm_121"),
         ("sn_89", "sm_89"),
+        ("Hopper", "sm_90a"),
+        ("ada", "sm_89"),
     ],
 )
 def test_an_unknown_arch_names_the_nearest_and_all_known(text, nearest):

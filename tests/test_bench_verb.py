@@ -224,6 +224,14 @@ def test_the_module_imports_no_generator() -> None:
         (["--suite", "public", "--group", "cubes"], "no group 'cubes' in the suite: it has square, rectangular"),
         (["--m", "12:x"], "--m '12:x' is malformed"),
         (["--m", "2147482625"], "m is 2147482625, it may be 1 to 2147482624"),
+        (
+            ["--m", "1:9999999999"],
+            "--m '1:9999999999': 9,999,999,999 problems are more than 1,000,000: take larger steps",
+        ),
+        (
+            ["--m", "1:2000", "--n", "1:2000"],
+            "the ranges of --m, --n and --k: 4,000,000 problems are more than 1,000,000",
+        ),
         (["--m", "0"], "--m '0' names no positive number"),
         (["--shapes", "8x8x8", "--acc", "f64"], "acc 'f64' is unknown: use f32, f16"),
         (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use steady, burst, solo"),

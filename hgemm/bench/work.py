@@ -17,6 +17,9 @@ LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 
+MOST_PROBLEMS = 1_000_000
+"""That ranges may name: more would fill gigabytes before the first is measured."""
+
 _EXTENT = integer(low=1, high=MAX_EXTENT)
 _KINDS = {"layout": LAYOUTS, **{f"dtype_{name}": tuple(DTYPES) for name in "abd"}, "acc": ACCUMULATORS}
 WORK = fields(
@@ -99,26 +102,41 @@ def checked(work: Work) -> Work:
 
 
 def extents(text: str, name: str) -> list[int]:
-    """Read 512, 512,1024 or 1024:4096:256 (the end included). Raises RequestError where that is malformed."""
+    """Read 512, 512,1024 or 1024:4096:256 (the end included). Raises RequestError where that is malformed or too long."""
     found: list[int] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         match = _RANGE.fullmatch(word)
         if match:
             first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
-            found += range(first, last + 1, step) if step else ()
+            added = range(first, last + 1, step) if step else range(0)
         elif word.isascii() and word.isdigit():
-            found.append(int(word))
+            added = range(int(word), int(word) + 1)
         else:
             raise RequestError(f"--{name} {word!a} is malformed: write 4096, 512,1024 or 1024:4096:256")
+        _refuse_too_many(len(found) + len(added), f"--{name} {text!a}")
+        found += added
     if not found or min(found) < 1:
         raise RequestError(f"--{name} {text!a} names no positive number: write 4096, 512,1024 or 1024:4096:256")
     return found
 
 
 def grid(m: str, n: str, k: str, like: Work) -> list[Work]:
-    """Return every combination of extents; where n or k is not given it is m's: squares."""
-    works = []
-    for rows in extents(m, "m"):
-        for columns in extents(n, "n") if n else [rows]:
-            works += [replace(like, m=rows, n=columns, k=depth) for depth in (extents(k, "k") if k else [rows])]
-    return works
+    """Return every combination of extents; where n or k is not given it is m's: squares. Raises RequestError as `extents` does."""
+    all_rows = extents(m, "m")
+    all_columns, all_depths = (extents(text, name) if text else [] for text, name in ((n, "n"), (k, "k")))
+    _refuse_too_many(
+        len(all_rows) * max(1, len(all_columns)) * max(1, len(all_depths)), "the ranges of --m, --n and --k"
+    )
+    return [
+        replace(like, m=rows, n=columns, k=depth)
+        for rows in all_rows
+        for columns in all_columns or [rows]
+        for depth in all_depths or [rows]
+    ]
+
+
+def _refuse_too_many(count: int, what: str) -> None:
+    if count > MOST_PROBLEMS:
+        raise RequestError(
+            f"{what}: {count:,} problems are more than {MOST_PROBLEMS:,}: take larger steps, as in 1024:4096:256"
+        )
