@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""With which all run: whoever installs a tool has its .pyc files, so those of a checkout are to be kept, too."""
 ONE, ANOTHER, MANY = "3", "4", "3,2,4,5,6,7,8"  # stages
 
 
@@ -95,7 +97,7 @@ def run_once(tool: Tool, arch: str) -> dict:
             cache.mkdir(parents=True, exist_ok=True)
             extra = {name: value.format(cache=cache) for name, value in tool.environment}
             return timed(
-                tool.argv(arch=arch, stages=stages, library=str(Path(folder) / place / "library")), os.environ | extra
+                tool.argv(arch=arch, stages=stages, library=str(Path(folder) / place / "library")), ENVIRONMENT | extra
             )
 
         cold_s, output = run(ONE, "first")
@@ -238,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
                     place = Tool(name, args.python, command)
                     seconds, said[name] = timed(
                         place.argv(arch=args.arch, stages=ONE, library=f"{folder}/library"),
-                        os.environ | {"HGEMM_CACHE_DIR": f"{folder}/cache"},
+                        ENVIRONMENT | {"HGEMM_CACHE_DIR": f"{folder}/cache"},
                     )
                 if number >= 0:
                     times[name].append(seconds)

@@ -22,6 +22,9 @@ from generator.sweep import sweep
 from generator.toolchain import templates_folder
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ.pop(
+    "PYTHONDONTWRITEBYTECODE", None
+)  # commands are started hundreds of times, and compiling modules takes 0.1 s
 SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}
 """What compiles fastest."""
 
