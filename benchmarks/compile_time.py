@@ -31,8 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""With which all run: whoever installs a tool has its .pyc files, so those of a checkout are to be kept, too."""
 ONE, ANOTHER, MANY = "3", "4", "3,2,4,5,6,7,8"  # stages
 
 
@@ -74,6 +72,11 @@ RIVALS = {
 }
 
 
+def environment() -> dict[str, str]:
+    """Return what all tools run with: whoever installs one has its .pyc files, so those of a checkout are kept, too."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 class RunError(RuntimeError):
     """A measured command failed; the text is its command and the end of its output."""
 
@@ -97,7 +100,7 @@ def run_once(tool: Tool, arch: str) -> dict:
             cache.mkdir(parents=True, exist_ok=True)
             extra = {name: value.format(cache=cache) for name, value in tool.environment}
             return timed(
-                tool.argv(arch=arch, stages=stages, library=str(Path(folder) / place / "library")), ENVIRONMENT | extra
+                tool.argv(arch=arch, stages=stages, library=str(Path(folder) / place / "library")), environment() | extra
             )
 
         cold_s, output = run(ONE, "first")
@@ -240,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
                     place = Tool(name, args.python, command)
                     seconds, said[name] = timed(
                         place.argv(arch=args.arch, stages=ONE, library=f"{folder}/library"),
-                        ENVIRONMENT | {"HGEMM_CACHE_DIR": f"{folder}/cache"},
+                        environment() | {"HGEMM_CACHE_DIR": f"{folder}/cache"},
                     )
                 if number >= 0:
                     times[name].append(seconds)

@@ -154,9 +154,12 @@ GENERATIONS = {
     "ampere": "sm_80",
     "ada": "sm_89",
     "hopper": "sm_90a",
-    "blackwell": "sm_100",
+    "blackwell": "sm_100 (B200) or sm_120 (RTX 50)",
 }
-"""The first architecture of each generation, and of Hopper the one that has wgmma; a hint where an architecture is asked for."""
+"""What to name for a generation: its first architecture, and of Hopper the one that has wgmma. Only a hint.
+
+Source: the table of compute capabilities at developer.nvidia.com/cuda-gpus.
+"""
 _SPELLING = re.compile(r"(?:sm_?|compute_?)?([0-9]{1,3})(?:\.([0-9]))?([a-z]?)", re.IGNORECASE | re.ASCII)
 
 

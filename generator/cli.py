@@ -15,8 +15,16 @@ import click
 
 from generator import __version__
 from generator.commands.common_options import json_option, library_option
-from generator.commands.spec_options import GroupedCommand, RecipeNames, grouped_option, list_option, spec_options
+from generator.commands.spec_options import (
+    GroupedCommand,
+    GroupNames,
+    RecipeNames,
+    grouped_option,
+    list_option,
+    spec_options,
+)
 from generator.errors import HgemmError, nearest
+from hgemm.command_line import line_of
 
 VERBS = Path(__file__).parent / "verbs"
 INTERRUPTED = 130
@@ -55,6 +63,7 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
         "--catalog",
         is_flag=False,
         flag_value="all",
+        type=GroupNames(),
         metavar="[GROUPS]",
         help="The shipped kernels, or those of some groups: general,half.",
     ),
@@ -238,8 +247,7 @@ def main(command: click.Command, arguments: list[str]) -> int:
         error.show()  # the help
         return error.exit_code
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else program
-        click.echo(f"{program}: error: {error.format_message().rstrip('.')} (see `{path} --help`)", err=True)
+        click.echo(line_of(error, program), err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo(f"{program}: interrupted", err=True)

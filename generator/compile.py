@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -111,6 +113,21 @@ def key_of(kernel: Kernel, headers: Headers) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Let signals end what waits as they did before: NVRTC puts handlers back so that a wait goes on behind them.
+
+    Those of Python are what Python sets; any other is its owner's.
+    """
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)) and hasattr(signal, "siginterrupt"):  # Windows has none
+                signal.siginterrupt(number, True)
+
+
+@_signals_kept()
 def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
     """Compile a kernel for its architecture, reading nothing but `headers`; no GPU is needed.
 

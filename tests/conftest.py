@@ -22,9 +22,8 @@ from generator.sweep import sweep
 from generator.toolchain import templates_folder
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ.pop(
-    "PYTHONDONTWRITEBYTECODE", None
-)  # commands are started hundreds of times, and compiling modules takes 0.1 s
+# Commands are started hundreds of times, and compiling their modules takes 0.1 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}
 """What compiles fastest."""
 

@@ -34,7 +34,10 @@ def test_canonical_names_number_and_dotted_capability_parse_to_themselves(name):
         ("999", "sm_121"),
         ("sn_89", "sm_89"),
         ("Hopper", "sm_90a"),
+        ("turing", "sm_75"),
+        ("ampere", "sm_80"),
         ("ada", "sm_89"),
+        ("Blackwell", "sm_100 (B200) or sm_120 (RTX 50)"),
     ],
 )
 def test_an_unknown_arch_names_the_nearest_and_all_known(text, nearest):

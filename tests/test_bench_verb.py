@@ -222,6 +222,7 @@ def test_the_module_imports_no_generator() -> None:
         (["--suite", ROOT / "pyproject.toml"], "cannot be read (JSONDecodeError"),
         (["--suite", ROOT / "benchmarks" / "data" / "ablation_h200.json"], "is no list of problems or groups"),
         (["--suite", "public", "--group", "cubes"], "no group 'cubes' in the suite: it has square, rectangular"),
+        (["--m", "9" * 5000], "is malformed: write 4096, 512,1024 or 1024:4096:256"),
         (["--m", "12:x"], "--m '12:x' is malformed"),
         (["--m", "2147482625"], "m is 2147482625, it may be 1 to 2147482624"),
         (

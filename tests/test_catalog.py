@@ -64,6 +64,11 @@ def test_every_layout_is_served_on_every_architecture_of_the_catalog_and_every_a
 
 def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_there_are() -> None:
     assert load_catalog(["half", "bf16"]) == load_catalog(["half"]) + load_catalog(["bf16"])
+    assert load_catalog([" half", "", "half"]) == load_catalog(["half"])
+    assert load_catalog(["half", "all"]) == load_catalog()
+    for wrong in (["all", "nope"], [""]):
+        with pytest.raises(RequestError, match="--catalog .*: the groups are bf16, "):
+            load_catalog(wrong)
     with pytest.raises(RequestError, match="no group 'large_m': the groups are .*general.*unaligned"):
         load_catalog(["general", "large_m"])
 

@@ -217,7 +217,7 @@ def test_what_others_call_an_option_is_answered_with_what_is_written_here(capsys
 def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
     status, _, err = generate(capsys, "--arhc", "90")
     assert status == 2 and "Did you mean" in err and "--arch" in err
-    assert err.startswith("generate: error: No such option '--arhc'") and err.endswith(" (see `generate --help`)\n")
+    assert err.startswith("generate: error: No such option") and err.endswith(" (see `generate --help`)\n")
     assert err.count("\n") == 1
     status, _, err = hgemm(capsys, "show")
     assert (status, err) == (2, "hgemm: error: Missing argument 'SYMBOL' (see `hgemm show --help`)\n")

@@ -16,6 +16,7 @@ from generator.toolchain import templates_folder
 from hgemm.record import SOURCE_NAME
 
 FOLDER = Path(__file__).resolve().parent
+ALL = "all"
 
 
 def group_names() -> tuple[str, ...]:
@@ -23,16 +24,18 @@ def group_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
-def load_catalog(names: Sequence[str] = ()) -> list[Texts]:
-    """Return what the named groups ask for, all groups where none is named, as `sweep` takes it.
+def load_catalog(names: Sequence[str] = (ALL,)) -> list[Texts]:
+    """Return what the named groups ask for, each once, as `sweep` takes it; `all` names every group, and empty names nothing.
 
-    Raises: RequestError for a name that no group has.
+    Raises: RequestError for a name that no group has, or where nothing is named.
     """
     known = group_names()
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise RequestError(f"catalog has no group '{unknown[0]}': the groups are {', '.join(known)}")
-    return [texts for name in names or known for texts in read_spec_file(FOLDER / f"{name}.toml")]
+    named = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    unknown = [name for name in named if name not in (ALL, *known)]
+    if unknown or not named:
+        told = f"has no group {unknown[0]!a}" if unknown else "is to name groups, and names none"
+        raise RequestError(f"--catalog {told}: the groups are {', '.join(known)}, and {ALL}")
+    return [texts for name in (known if ALL in named else named) for texts in read_spec_file(FOLDER / f"{name}.toml")]
 
 
 def catalog_kernels() -> list[Kernel]:

@@ -129,8 +129,7 @@ def requested(options: dict[str, Any]) -> Sweep:
     catalog = options.get("catalog")
     groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
     if catalog is not None:
-        names = list(dict.fromkeys(name.strip() for name in catalog.split(",")))
-        groups += load_catalog([] if "all" in names else names)
+        groups += load_catalog(catalog.split(","))
     if options.get("kernels"):
         from generator.cutlass_names import has_globs, requests_named  # only where names are given
 

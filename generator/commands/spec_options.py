@@ -27,6 +27,18 @@ class _Words(click.ParamType):
         return [CompletionItem(before + comma + word) for word in self._words if word.startswith(last)]
 
 
+class GroupNames(click.ParamType):
+    """Groups of the catalog, separated by commas."""
+
+    name = "groups"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from generator.catalog import ALL, group_names  # lists a folder, only where a shell asks
+
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(before + comma + name) for name in (ALL, *group_names()) if name.startswith(last)]
+
+
 class RecipeNames(click.ParamType):
     """Globs over the names of recipes, separated by commas."""
 

@@ -141,7 +141,6 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         while True:
-            signal.siginterrupt(signal.SIGTERM, True)  # NVRTC puts handlers back so that a wait goes on behind them
             task = connection.recv()
             try:
                 answer = (False, task(), "")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from hgemm.bench.options import bench, bench_options
 from hgemm.bench.variants import read_kernels
-from hgemm.errors import HgemmError
+from hgemm.command_line import end_with
 
 
 @click.command("bench")
@@ -22,11 +21,4 @@ def command(library: Path, kernels: str, **options) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(command.main(prog_name="python -m hgemm.bench", standalone_mode=False))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except HgemmError as error:
-        click.echo(f"bench: error: {error}", err=True)
-        sys.exit(error.exit_code)
+    end_with(command, "python -m hgemm.bench")

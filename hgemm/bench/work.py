@@ -15,10 +15,11 @@ from hgemm.schema import TEXT, fields, integer, text
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")
+_NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 
 MOST_PROBLEMS = 1_000_000
-"""That ranges may name: more would fill gigabytes before the first is measured."""
+"""That the ranges of --m, --n and --k may name: more would fill gigabytes before the first is measured."""
 
 _EXTENT = integer(low=1, high=MAX_EXTENT)
 _KINDS = {"layout": LAYOUTS, **{f"dtype_{name}": tuple(DTYPES) for name in "abd"}, "acc": ACCUMULATORS}
@@ -109,7 +110,7 @@ def extents(text: str, name: str) -> list[int]:
         if match:
             first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
             added = range(first, last + 1, step) if step else range(0)
-        elif word.isascii() and word.isdigit():
+        elif _NUMBER.fullmatch(word):
             added = range(int(word), int(word) + 1)
         else:
             raise RequestError(f"--{name} {word!a} is malformed: write 4096, 512,1024 or 1024:4096:256")

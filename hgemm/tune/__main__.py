@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from hgemm.bench.variants import read_kernels
-from hgemm.errors import HgemmError
+from hgemm.command_line import end_with
 from hgemm.tune.options import tune, tune_options
 from hgemm.tune.supply import Prebuilt
 
@@ -27,11 +26,4 @@ def command(library: Path, kernels: str, **options) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(command.main(prog_name="python -m hgemm.tune", standalone_mode=False))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except HgemmError as error:
-        click.echo(f"tune: error: {error}", err=True)
-        sys.exit(error.exit_code)
+    end_with(command, "python -m hgemm.tune")
