@@ -6,8 +6,9 @@ import ast
 import importlib
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ from generator import __version__
 from generator.commands.common_options import json_option, library_option
 from generator.commands.spec_options import (
     GroupedCommand,
-    GroupNames,
-    RecipeNames,
+    Words,
     grouped_option,
     list_option,
     spec_options,
@@ -53,6 +53,11 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
 """
 
 
+def _complete(module: str, begun: str) -> Sequence[str]:
+    """Ask a module that reads files for its words that begin so, only where a shell asks."""
+    return importlib.import_module(module).complete(begun)
+
+
 @click.command(
     "generate", cls=GroupedCommand, help=_GENERATE_HELP, epilog=_GENERATE_EPILOG, context_settings=_HELP_OPTIONS
 )
@@ -63,7 +68,7 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
         "--catalog",
         is_flag=False,
         flag_value="all",
-        type=GroupNames(),
+        type=Words(partial(_complete, "generator.catalog")),
         metavar="[GROUPS]",
         help="The shipped kernels, or those of some groups: general,half.",
     ),
@@ -80,7 +85,7 @@ Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
     "Target",
     list_option(
         "--recipe",
-        type=RecipeNames(),
+        type=Words(partial(_complete, "generator.catalog.recipes")),
         metavar="GLOBS",
         help="Published kernels, s3,s1/3.1: hgemm ladder lists them; options given here go before theirs.",
     ),

@@ -1,4 +1,4 @@
-"""Commands of `python -m`: whatever goes wrong is one line on stderr and an exit status."""
+"""What a command says of wrong words, and how a command of `python -m` ends: with one line on stderr, and a status."""
 
 from __future__ import annotations
 

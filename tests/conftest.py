@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from generator.cli import hgemm_command, main
 from generator.executor.build import Workshop
 from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler
 from generator.pipeline import Outcome, Settings, make
@@ -112,6 +113,12 @@ def paper_export(paper_library: Library, shared: Path) -> Path:
     from exports import export_paper
 
     return made_once(shared / "paper_export", lambda folder: export_paper(paper_library, folder))
+
+
+def hgemm(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run `hgemm` in this process; return its status, stdout and stderr."""
+    status = main(hgemm_command, [*map(str, arguments)])
+    return status, *capsys.readouterr()
 
 
 def made(texts: dict[str, str], settings: Settings, processes: int = 2) -> list[Outcome]:

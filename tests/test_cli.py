@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import ROOT, SMALL
+from conftest import ROOT, SMALL, hgemm
 
-from generator import __version__, cli
+from generator import __version__
 from generator.cli import VERBS, generate_command, hgemm_command, main
 from generator.commands.options import SPEC_OPTIONS
 from generator.store.library import Library
@@ -26,11 +26,6 @@ TOO_LARGE = ["--arch", "sm_89", "--tile", "256x256x64", "--stages", "4"]
 def generate(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """Run `generate` in this process; return its status, stdout and stderr."""
     status = main(generate_command, [*map(str, arguments)])
-    return status, *capsys.readouterr()
-
-
-def hgemm(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    status = main(hgemm_command, [*map(str, arguments)])
     return status, *capsys.readouterr()
 
 
@@ -358,7 +353,7 @@ def test_completion_prints_a_script_for_both_commands(capsys, shell: str) -> Non
     assert status == 0 and "_GENERATE_COMPLETE" in out and "_HGEMM_COMPLETE" in out
 
 
-# ---- The terminal, and the doctor -----------------------------------------------------------------------------------
+# ---- The terminal, and the environment ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
@@ -379,38 +374,6 @@ def test_a_terminal_gets_one_moving_line_and_a_dumb_one_plain_lines(tmp_path: Pa
     assert process.returncode == 0 and len(out.splitlines()) == 3
     assert "variants/s" in shown.decode() and "2 variants in" in shown.decode()
     assert ("[1/2]" in shown.decode()) == (terminal == "dumb")
-
-
-def test_doctor_says_what_is_here_and_what_to_do(capsys, small_library: Library) -> None:
-    status, out, _ = hgemm(capsys, "doctor", "--library", small_library.folder, "--json")
-    checks = {check["name"]: check for check in json.loads(out)}
-    assert status == 0 and {check["state"] for check in checks.values()} <= {"ok", "warn"}
-    assert {"python", "nvidia-cuda-nvrtc", "nvrtc", "nvdisasm", "templates", "gpu", "library"} <= {*checks}
-    assert "4 variants" in checks["library"]["found"]
-
-
-def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(cli.sys.modules, "cuda.bindings", None)
-    status, out, _ = hgemm(capsys, "doctor", "--library", tmp_path)
-    failed = [line for line in out.splitlines() if line.startswith("fail")]
-    assert status == 1 and any("nvrtc" in line for line in failed)
-
-
-@pytest.mark.parametrize(
-    ("named", "found"),
-    [("/nowhere/g++", "CXX names /nowhere/g++, which is not here: "), ("/bin/true", "/bin/true makes no C++17 shared")],
-)
-def test_doctor_and_verify_say_the_same_of_a_host_compiler(
-    capsys, monkeypatch, small_library: Library, named: str, found: str
-) -> None:
-    monkeypatch.setenv("CXX", named)
-    status, out, _ = hgemm(capsys, "doctor", "--library", small_library.folder)
-    (line,) = (line for line in out.splitlines() if "host compiler" in line)
-    assert status == 1 and line.startswith("fail") and found in line
-    status, _, err = hgemm(capsys, "verify", "--emulate", "--library", small_library.folder)
-    assert (
-        status == 1 and err.startswith("hgemm: error: ") and line.endswith(err.removeprefix("hgemm: error: ").strip())
-    )
 
 
 def test_the_library_is_taken_from_the_environment(small_library: Library) -> None:

@@ -7,10 +7,10 @@ import json
 import math
 
 import pytest
+from conftest import hgemm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.cli import hgemm_command, main
 from generator.commands.model import Question, model_of
 from generator.sweep import sweep
 from hgemm.errors import RequestError
@@ -286,11 +286,6 @@ def test_kernels_of_wgmma_are_judged_too(texts: dict[str, str]) -> None:
     (plan,) = sweep([{"arch": "90a", **texts}]).plans
     found = model_of(plan, Question())
     assert found["card"] == "NVIDIA H200" and found["problem"] is None and found["tensor_cycles"] > 0
-
-
-def hgemm(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = main(hgemm_command, [*arguments])
-    return status, *capsys.readouterr()
 
 
 @pytest.mark.parametrize(("cta_tile", "warp_tile", "tensor", "memory", "bound"), PUBLISHED)

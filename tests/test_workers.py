@@ -95,12 +95,17 @@ def test_leaving_early_ends_the_workers_at_once(tmp_path: Path) -> None:
     assert all(not Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
 
 
-def compile_and_leave_a_file_at_the_end(end: Path) -> str:
-    """Compile what is small, by NVRTC and nvJitLink, and have the process write a file when it ends in order."""
-    atexit.register(end.touch)
+def compile_once() -> str:
+    """Compile what is small, by NVRTC and nvJitLink."""
     (candidate,) = sweep([{"arch": "sm_80", "tile": "32x32x16"}]).candidates
     (product,) = build([candidate.plan], Recipe(templates_folder()))
     return product.status
+
+
+def compile_and_leave_a_file_at_the_end(end: Path) -> str:
+    """Compile, and have the process write a file when it ends in order."""
+    atexit.register(end.touch)
+    return compile_once()
 
 
 def test_a_worker_that_has_compiled_ends_in_order_and_is_not_killed(tmp_path: Path, monkeypatch) -> None:
@@ -116,9 +121,8 @@ def test_a_worker_that_has_compiled_ends_in_order_and_is_not_killed(tmp_path: Pa
 
 WAIT_AFTER_COMPILING = """
 import os, signal, threading, time
-from test_workers import compile_and_leave_a_file_at_the_end as compile_once
-from pathlib import Path
-compile_once(Path(os.devnull))
+from test_workers import compile_once
+compile_once()
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     os.read(os.pipe()[0], 1)

@@ -24,6 +24,11 @@ def group_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
+def complete(begun: str) -> list[str]:
+    """Return the words of --catalog that begin so."""
+    return [name for name in (ALL, *group_names()) if name.startswith(begun)]
+
+
 def load_catalog(names: Sequence[str] = (ALL,)) -> list[Texts]:
     """Return what the named groups ask for, each once, as `sweep` takes it; `all` names every group, and empty names nothing.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,41 +14,17 @@ from generator.commands.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts,
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class _Words(click.ParamType):
-    """Values that a spec option takes, separated by commas; only the generator judges them."""
+class Words(click.ParamType):
+    """Words separated by commas, which only the generator judges; `complete` returns those that begin as the last one does."""
 
     name = "words"
 
-    def __init__(self, words: str) -> None:
-        self._words = words.split()
+    def __init__(self, complete: Callable[[str], Iterable[str]]) -> None:
+        self._complete = complete
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
-        return [CompletionItem(before + comma + word) for word in self._words if word.startswith(last)]
-
-
-class GroupNames(click.ParamType):
-    """Groups of the catalog, separated by commas."""
-
-    name = "groups"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from generator.catalog import ALL, group_names  # lists a folder, only where a shell asks
-
-        before, comma, last = incomplete.rpartition(",")
-        return [CompletionItem(before + comma + name) for name in (ALL, *group_names()) if name.startswith(last)]
-
-
-class RecipeNames(click.ParamType):
-    """Globs over the names of recipes, separated by commas."""
-
-    name = "recipes"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from generator.catalog.recipes import complete  # reads files, only where a shell asks
-
-        before, comma, last = incomplete.rpartition(",")
-        return [CompletionItem(before + comma + name) for name in complete(last)]
+        return [CompletionItem(before + comma + word) for word in self._complete(last)]
 
 
 class GroupedCommand(click.Command):
@@ -102,7 +78,7 @@ def spec_options(function: Function) -> Function:
 
 
 def _click_option(option: SpecOption) -> Callable[[Function], Function]:
-    words = _Words(option.words)
+    words = Words(lambda begun: (word for word in option.words.split() if word.startswith(begun)))
     return list_option(option.flag, option.name, type=words, metavar=option.metavar, help=option.help)
 
 

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 
 MOST_PROBLEMS = 1_000_000
-"""That the ranges of --m, --n and --k may name: more would fill gigabytes before the first is measured."""
+"""That the ranges of --m, --n and --k may name: a million take 4 s and 0.2 GiB to list, and more are taken for a slip."""
 
 _EXTENT = integer(low=1, high=MAX_EXTENT)
 _KINDS = {"layout": LAYOUTS, **{f"dtype_{name}": tuple(DTYPES) for name in "abd"}, "acc": ACCUMULATORS}
