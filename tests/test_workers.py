@@ -122,6 +122,7 @@ def test_a_worker_that_has_compiled_ends_in_order_and_is_not_killed(tmp_path: Pa
 WAIT_AFTER_COMPILING = """
 import os, signal, threading, time
 from test_workers import compile_once
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes have not
 compile_once()
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
