@@ -10,8 +10,11 @@ IN_TURN = {**_SMALL, "stages": "2", "fragment_stages": "1"}
 ONE_STAGE = {**_SMALL, "stages": "1", "fragment_stages": "1"}
 SYNCHRONOUS = {**ONE_STAGE, "prefetch": "off"}
 SCALAR = {**AHEAD, "copy": "scalar", "align": "1", "layout": "nt"}
+SHIFTED = {**AHEAD, "copy": "shifted", "align": "1"}
+SHIFTED_ROWS = {**SHIFTED, "tile": "32x128x16", "warp_tile": "16x128", "layout": "nt"}
+"""Threads whose rows of B are 4 apart."""
 
-MAINLOOP, COPY = "hgemm/mainloop_sm75.cuh", "hgemm/staged_copy.cuh"
+MAINLOOP, COPY, SHIFTED_COPY = "hgemm/mainloop_sm75.cuh", "hgemm/staged_copy.cuh", "hgemm/shifted_copy.cuh"
 
 FAULTS_SM75 = (
     # ---- Barriers
@@ -145,11 +148,75 @@ FAULTS_SM75 = (
     ),
     Fault(
         "staged: elements past the edge of k are loaded one by one",
-        COPY,
+        "hgemm/operand.cuh",
         "    return rows > 0 && owns(pass_row, pass_column) ? columns : 0;",
         "    return owns(pass_row, pass_column) ? columns : 0;",
         SCALAR,
         RAGGED,
         ("bounds", NUMBERS),
+    ),
+    # ---- Shifted pieces
+    Fault(
+        "shifted: neighbours behind the matrix are loaded",
+        SHIFTED_COPY,
+        "column_step + 2 * chunk - 1));",
+        "column_step + chunk - 1));",
+        SHIFTED,
+        RAGGED,
+        ("bounds",),
+    ),
+    Fault(
+        "shifted: neighbours before the matrix are loaded",
+        SHIFTED_COPY,
+        "return place >= first && place <= last_place;",
+        "return place <= last_place;",
+        SHIFTED,
+        WHOLE,
+        ("bounds",),
+    ),
+    Fault(
+        "shifted: what reaches out of the matrix is left out",
+        SHIFTED_COPY,
+        "    if (by_element) copy_elements(stage, source - k_tile_step, Policy::tile_k);\n",
+        "",
+        SHIFTED,
+        "32x32x49",
+        (NUMBERS,),
+    ),
+    Fault(
+        "shifted: the same of the last k-tile",
+        SHIFTED_COPY,
+        "    if (!inside && rows > 0 && columns > 0) copy_elements(stage, tile, k_left);\n",
+        "",
+        SHIFTED,
+        RAGGED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "shifted: neighbours behind the end of k are multiplied",
+        SHIFTED_COPY,
+        "first_elements(whole, count));",
+        "whole);",
+        SHIFTED,
+        "33x41x43",
+        (NUMBERS,),
+    ),
+    Fault(
+        "shifted: by words only",
+        SHIFTED_COPY,
+        "    if constexpr (row_align_bytes >= 4) return words;",
+        "    return words;",
+        SHIFTED,
+        RAGGED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "shifted: all rows as the first",
+        SHIFTED_COPY,
+        "row_step % chunk == 0 ? 0 :",
+        "true ? 0 :",
+        SHIFTED_ROWS,
+        RAGGED,
+        (NUMBERS,),
     ),
 )

@@ -29,7 +29,7 @@ _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "cluster": lambda cluster: WGMMA_SM90 if cluster.ctas > 1 else None,
     "cooperation": {"pingpong": WGMMA_SM90}.get,
     "swapped": {True: WGMMA_SM90}.get,
-    "copy": {"cp_async": MMA_SYNC, "vector": MMA_SYNC, "scalar": MMA_SYNC}.get,
+    "copy": {"cp_async": MMA_SYNC, "vector": MMA_SYNC, "scalar": MMA_SYNC, "shifted": MMA_SYNC}.get,
     "form": {"dsl": MMA_SYNC}.get,
 }
 """Fields with values that only one family has, the most telling first."""

@@ -181,7 +181,7 @@ PARSERS: dict[str, Parser] = {
     "mma": _mma,
     "stages": _whole(1, 16, readable=64),
     "fragment_stages": _whole(1, 2, readable=8),
-    "copy": _choice("cp_async", "vector", "scalar", "tma"),
+    "copy": _choice("cp_async", "vector", "scalar", "shifted", "tma"),
     "smem_a": Smem.parse,
     "smem_b": Smem.parse,
     "mma_order": _choice("row", "zigzag"),

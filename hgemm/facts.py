@@ -41,7 +41,8 @@ class Facts:
     Units: alignments and tiles are elements; `cluster_shape` counts CTA tiles along m and n.
     Fields: `smem_bytes` is what the launch asks for, beside what is static. A `programmatic` launch may begin before the one
         before it in the stream has ended; the kernel waits itself. `max_ctas` are those of stream-K's grid at most, which its
-        workspace has room for; 0 is any number.
+        workspace has room for; 0 is any number. Where `copy` is shifted, A and B are read anywhere within a matrix, also
+        between its rows.
     """
 
     symbol: str
@@ -73,6 +74,7 @@ class Facts:
     static_smem_bytes: int = 0
     max_ctas: int = 0
     partial_bytes_per_cta: int = 0
+    copy: str = ""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Facts:
@@ -101,6 +103,7 @@ class Facts:
                 static_smem_bytes=launch.get("static_smem_bytes", 0),
                 max_ctas=grid.get("max_ctas", 0),
                 partial_bytes_per_cta=workspace.get("partial_bytes_per_cta", 0),
+                copy=spec.get("copy", ""),
             )
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(

@@ -72,7 +72,7 @@ requests = st.fixed_dictionaries(
         "warp_tile": warp_tiles,
         "stages": st.integers(1, 64),
         "fragment_stages": st.integers(1, 8),
-        "copy": st.sampled_from(["cp_async", "vector", "scalar", "tma"]),
+        "copy": st.sampled_from(["cp_async", "vector", "scalar", "shifted", "tma"]),
         "store_spacing": st.integers(0, 12),
         "prefetch": st.booleans(),
         "smem_alloc": st.sampled_from(["dynamic", "static"]),

@@ -173,6 +173,7 @@ def test_the_structures_are_those_of_the_header(host_compiler: HostCompiler, tmp
         ("HGEMM_ANY_ORDER", abi.ORDERS.index("any_order")),
         ("HGEMM_WRITE_ONCE", abi.WRITE_ONCE),
         ("HGEMM_PADDING_READABLE", abi.PADDING_READABLE),
+        ("HGEMM_MATRIX_READABLE", abi.MATRIX_READABLE),
     ):
         lines.append(f'printf("%zu\\n", (size_t){constant});')
         expected.append(str(value))

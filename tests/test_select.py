@@ -212,7 +212,7 @@ def test_shapes_get_the_tiles_that_suit_them() -> None:
     assert tile(8192, 8192, 8192) == "256x128x32"
     assert tile(16, 8192 * 4, 4096) == "16x128x64"
     assert tile(64, 64, 65536, workspace_bytes=ANY_WORKSPACE) == "64x64x64"
-    assert tile(4096, 4096, 4096, align_b=1) == "64x64x32"
+    assert tile(4096, 4096, 4096, align_b=1) == "64x64x64"
 
 
 def test_a_least_accumulation_is_served_by_a_better_one() -> None:

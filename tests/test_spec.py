@@ -81,7 +81,7 @@ OTHERS: dict[str, list[str]] = {
     "mma": ["m16n8k16", "m16n8k8", "wmma16", "m64n128k16", "m64n256k16"],
     "stages": ["1", "11"],
     "fragment_stages": ["1", "2"],
-    "copy": ["cp_async", "vector", "scalar", "tma"],
+    "copy": ["cp_async", "vector", "scalar", "shifted", "tma"],
     "store_spacing": [0, 1, 5, 12],
     "prefetch": ["True", "False"],
     "smem_alloc": ["dynamic", "static"],

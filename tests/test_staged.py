@@ -16,7 +16,13 @@ from generator.emit import emit
 from generator.executor.build import Workshop
 from generator.executor.proving import Subject, prove
 from generator.expectation import expectation_of
-from generator.families.mma_sync.staging import hidden_spacing, pieces, planned_spacing, widest_spacing
+from generator.families.mma_sync.staging import (
+    hidden_spacing,
+    pieces,
+    planned_spacing,
+    staged_registers,
+    widest_spacing,
+)
 from generator.pipeline import Settings
 from generator.plan import Plan
 from generator.register import planned
@@ -54,7 +60,7 @@ def test_turing_gets_its_published_tile_where_f16_accumulates() -> None:
 
 def test_stores_are_as_far_apart_as_hides_them_on_turing() -> None:
     """5 HMMA for 16 bytes, as published: 4 schedulers that store at 10 cycles each, beside HMMA at 8.06."""
-    aligned = {align: plan_of(**SMALL, align=str(align)) for align in (8, 4, 2, 1)}
+    aligned = {align: plan_of(**SMALL, copy="vector", align=str(align)) for align in (8, 4, 2, 1)}
     assert {align: hidden_spacing(plan) for align, plan in aligned.items()} == {8: 5, 4: 3, 2: 3, 1: 3}
     assert all(planned_spacing(plan) <= widest_spacing(plan) for plan in aligned.values())
 
@@ -93,6 +99,28 @@ def test_the_widest_spacing_is_the_widest_that_the_kernel_has_room_for(texts: di
     assert_refused_by_the_compiler(kernel, f"store_spacing = {widest};", f"store_spacing = {widest + 1};")
     (candidate,) = sweep([{**SMALL, **texts, "store_spacing": str(widest + 1)}]).candidates
     assert {violation.rule for violation in violations(candidate.plan)} == {"store_spacing"}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_90a", "sm_120"])
+def test_rows_that_begin_at_any_element_are_shifted(arch: str) -> None:
+    plan = plan_of(arch=arch, align_b="1")
+    assert (plan.spec.copy, plan.spec.stages, plan.spec.store_spacing) == ("shifted", 2, 0)
+    a_pieces, b_pieces = (tile.rows * tile.columns // 8 // plan.threads for tile in (plan.a, plan.b))
+    assert pieces(plan) == a_pieces + b_pieces and staged_registers(plan) == 4 * a_pieces + 8 * b_pieces
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [{"stages": "3"}, {"tile": "208x80x48", "layout": "nt"}, {"dtype": "tf32"}, {"align": "2"}, {"copy": "cp_async"}],
+    ids=lambda texts: "-".join(texts.values()),
+)
+def test_they_are_not_where_that_has_no_room_or_is_not_needed(texts: dict[str, str]) -> None:
+    assert plan_of(**{"arch": "sm_90", "align": "1", **texts}).spec.copy == "cp_async"
+
+
+def test_nothing_is_shifted_that_is_aligned() -> None:
+    (candidate,) = sweep([{**SMALL, "copy": "shifted"}]).candidates
+    assert [(violation.rule, violation.way_out) for violation in candidate.broken] == [("copy", "use copy vector")]
 
 
 def test_without_prefetch_one_stage_is_planned_and_stores_follow_all_products() -> None:
@@ -151,7 +179,15 @@ KINDS = (
     {**SMALL, "layout": "nt", "stages": "1", "align": "2"},
     {**SMALL, "layout": "nn", "copy": "scalar", "bias": "row", "smem_alloc": "static"},
     {**SMALL, "arch": "sm_89", "copy": "vector", "dtype": "bf16", "fragment_stages": "1", "schedule": "persistent"},
-    {**SMALL, "layout": "tt", "tile": "48x32x16", "warp_tile": "48x16", "align": "1", "schedule": "split_k:2"},
+    {
+        **SMALL,
+        "layout": "tt",
+        "tile": "48x32x16",
+        "warp_tile": "48x16",
+        "copy": "vector",
+        "align": "1",
+        "schedule": "split_k:2",
+    },
     {"arch": "sm_75", "tile": "64x112x16", "warp_tile": "32x56", "layout": "nt", "stages": "1", "align": "4"},
     {**SMALL, "prefetch": "off", "layout": "nn"},
     {
@@ -163,6 +199,37 @@ KINDS = (
         "smem": "none",
         "schedule": "persistent",
     },
+    {**SMALL, "copy": "shifted", "align": "1", "layout": "tt", "tile": "48x64x48", "warp_tile": "48x32"},
+    {
+        **SMALL,
+        "copy": "shifted",
+        "align_a": "1",
+        "align_b": "4",
+        "layout": "nn",
+        "bias": "column",
+        "schedule": "split_k:2",
+    },
+    {**SMALL, "copy": "shifted", "align_a": "8", "align_b": "1", "prefetch": "off", "smem": "pad:8"},
+    {
+        "arch": "sm_90",
+        "copy": "shifted",
+        "align": "2",
+        "tile": "128x64x32",
+        "dtype": "bf16",
+        "layout": "nt",
+        "stages": "1",
+    },
+    {"arch": "sm_90", "copy": "shifted", "align": "1", "tile": "32x256x16", "schedule": "persistent", "layout": "nt"},
+    {
+        "arch": "sm_80",
+        "copy": "shifted",
+        "align": "1",
+        "tile": "32x32x32",
+        "mma": "wmma16",
+        "layout": "nn",
+        "acc": "f16",
+    },
+    {"arch": "sm_80", "copy": "shifted", "align": "2", "dtype": "tf32", "tile": "32x64x16", "schedule": "persistent"},
 )
 
 

@@ -15,7 +15,7 @@ TIMINGS = ("late", "early", "any_time")
 """When asynchronous copies land, as enum hgemm_timing counts them."""
 ORDERS = ("round_robin", "ahead_low", "ahead_high", "any_order")
 """Which warp goes next, as enum hgemm_order counts them."""
-READABLE, WRITABLE, WRITE_ONCE, INITIALISED, PADDING_READABLE = 1, 2, 4, 8, 16
+READABLE, WRITABLE, WRITE_ONCE, INITIALISED, PADDING_READABLE, MATRIX_READABLE = 1, 2, 4, 8, 16, 32
 TENSOR_MAP_MAGIC = 0x70616D74
 _EMULATED, _TOO_LONG = 0, 2
 _REPORT_BYTES = 1 << 20

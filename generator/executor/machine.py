@@ -106,13 +106,15 @@ def launch_of(facts: Facts, problem: Problem, workers: int = PERSISTENT_CTAS) ->
 def regions(facts: Facts, problem: Problem, grid: int) -> Iterator[Region]:
     """Yield what a launch of `grid` CTAs may touch, and how.
 
-    An operand whose rows run along m or n may be read to the end of a chunk.
+    An operand whose rows run along m or n may be read to the end of a chunk, and of one that is shifted on its way also the
+    neighbours of what is wanted.
     """
     readable = abi.READABLE | abi.INITIALISED
-    to_the_chunk = readable | abi.PADDING_READABLE
+    of_operand = readable | (abi.MATRIX_READABLE if facts.copy == "shifted" else 0)
+    to_the_chunk = of_operand | abi.PADDING_READABLE
     flags = {
-        "A": readable if facts.a_k_major else to_the_chunk,
-        "B": readable if facts.b_k_major else to_the_chunk,
+        "A": of_operand if facts.a_k_major else to_the_chunk,
+        "B": of_operand if facts.b_k_major else to_the_chunk,
         "D": abi.WRITABLE | abi.WRITE_ONCE | (abi.INITIALISED if problem.c == problem.d and problem.beta else 0),
     }
     for name, matrix in matrices(problem, facts).items():

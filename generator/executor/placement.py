@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from generator.layouts import BANK_BYTES, PHASE_BYTES, OperandTile, conflicts, read_conflicts
+from generator.layouts import BANK_BYTES, PHASE_BYTES, PIECE_BYTES, OperandTile, conflicts, read_conflicts
 from generator.spec import DTYPE_BYTES
 from generator.values import Smem, Tile, WarpTile
 
@@ -52,7 +52,7 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
     for k_major, extent, name in ((spec["layout"][0] == "t", tile.m, "a"), (spec["layout"][1] == "n", tile.n, "b")):
         rows, columns = (extent, tile.k) if k_major else (tile.k, extent)
         smem, size = Smem.parse(spec[f"smem_{name}"]), DTYPE_BYTES[spec[f"dtype_{name}"]]
-        chunk = 1 if spec["copy"] == "scalar" else spec[f"align_{name}"]
+        chunk = {"scalar": 1, "shifted": PIECE_BYTES // size}.get(spec["copy"], spec[f"align_{name}"])
         operands.append(OperandTile(k_major, rows, columns, chunk, threads, smem, size))
     return Placement(*operands, warps_m, warps_n, threads)
 

@@ -21,6 +21,8 @@ from hgemm.wanted import Wanted
 FOLDER = Path(__file__).resolve().parent
 TMA_ALIGN_BYTES = 16
 """What TMA wants of all operands. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
+CP_ASYNC_LEAST_BYTES = 4
+"""What cp.async copies at least."""
 TABLE_BYTES = 2
 """The tables' tiles are of elements of so many bytes; of larger ones they have as many bytes along k, and fewer elements."""
 
@@ -45,11 +47,18 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
 def _plans(kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], space: Path | None) -> dict[str, Plan]:
     requests: list[Texts] = []
     for arch in archs:
-        table = space or FOLDER / ("wgmma.toml" if ARCHS[arch].has_wgmma else "mma_sync.toml")
-        groups = read_spec_file(table)
+        groups = read_spec_file(space or _table(kind, aligns, arch))
         groups = groups if space else [_of_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
         requests += [over(group, _given(kind, aligns, arch)) for group in groups]
     return {symbol_of(plan.spec): plan for plan in sweep(requests).plans}
+
+
+def _table(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Path:
+    """Return the table of the family that serves operands of these alignments."""
+    if ARCHS[arch].has_wgmma:
+        return FOLDER / "wgmma.toml"
+    narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < CP_ASYNC_LEAST_BYTES
+    return FOLDER / ("shifted.toml" if narrow else "mma_sync.toml")
 
 
 def _of_bytes(group: Texts, size: int) -> Texts:

@@ -139,8 +139,14 @@ def _mma_figure(spec: Mapping[str, Any], card: Card) -> tuple[str, int]:
 
 
 def _copy(spec: Mapping[str, Any], figure: _Reader, elements: int, align: int) -> float:
-    """Return the cycles of copying one operand's tile: as wide as it is aligned, a scalar copy element by element."""
+    """Return the cycles of copying one operand's tile: as wide as it is aligned, a scalar copy element by element.
+
+    Shifted pieces come out of two, and of rows each of which lies in two lines of L1.
+    """
     size = element_bytes(spec)
+    if spec["copy"] == "shifted" and align * size < _MOST_COPY_BYTES:
+        bits = 8 * _MOST_COPY_BYTES
+        return copy_cycles(elements * size, _MOST_COPY_BYTES, 4 * figure(f"cpi.ldg{bits}") + figure(f"cpi.sts{bits}"))
     lane_bytes = size if spec["copy"] == "scalar" else min(align * size, _MOST_COPY_BYTES)
     bits = 8 * max(lane_bytes, _LEAST_COPY_BYTES)
     if spec["copy"] == "cp_async" and lane_bytes >= _LEAST_COPY_BYTES:

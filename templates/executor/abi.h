@@ -42,7 +42,8 @@ enum hgemm_region_flags {
   HGEMM_WRITABLE = 2,
   HGEMM_WRITE_ONCE = 4,       /* every element must be written exactly once by the launch: D */
   HGEMM_INITIALISED = 8,      /* holds values before the launch; otherwise a read needs a write before it */
-  HGEMM_PADDING_READABLE = 16 /* reads may run on from a row into its padding, but not past the last row of all */
+  HGEMM_PADDING_READABLE = 16, /* reads may run on from a row into its padding, but not past the last row of all */
+  HGEMM_MATRIX_READABLE = 32   /* reads may touch anything from a matrix's first byte to the last of its last row */
 };
 
 /* One matrix, or a batch of them, or a plain buffer (one row). Row r of matrix b begins at

@@ -20,6 +20,7 @@ class GlobalMemory {
     Shadow shadow;               // of [begin & ~15, end), where is.flags has HGEMM_WRITABLE
     std::vector<uint8_t> writes;  // of each element, where it has HGEMM_WRITE_ONCE
     uintptr_t row_begin = 0, row_end = 0;  // of the row that was looked at last
+    uintptr_t matrix_end = 0;              // of its matrix
 
     bool has(uint32_t flag) const { return is.flags & flag; }
     bool holds(uintptr_t address) const { return address >= begin && address < end; }
@@ -112,16 +113,19 @@ class GlobalMemory {
     if (address < region.row_begin || address >= region.row_end) find_row(region, address);
     bool const in_row = address >= region.row_begin && address + bytes <= region.row_begin + region.is.row_bytes;
     bool const in_padding = !write && region.has(HGEMM_PADDING_READABLE) && address + bytes <= region.row_end;
-    return in_row || (in_padding && address + bytes <= region.end);
+    bool const in_matrix = !write && region.has(HGEMM_MATRIX_READABLE) && address + bytes <= region.matrix_end;
+    return in_row || in_matrix || (in_padding && address + bytes <= region.end);
   }
 
-  // row_end is where the next row begins, or the next matrix.
+  // row_end is where the next row begins, or the next matrix; matrix_end is where the last row of this one ends.
   static void find_row(Region& region, uintptr_t address) {
     uint64_t const offset = address - region.begin;
     uint64_t const batch = region.is.batches > 1 ? std::min(offset / region.is.batch_stride_bytes, region.is.batches - 1) : 0;
     uint64_t const within = offset - batch * region.is.batch_stride_bytes;
     uint64_t const row = region.is.rows > 1 ? std::min(within / region.is.pitch_bytes, region.is.rows - 1) : 0;
-    region.row_begin = region.begin + batch * region.is.batch_stride_bytes + row * region.is.pitch_bytes;
+    uintptr_t const matrix_begin = region.begin + batch * region.is.batch_stride_bytes;
+    region.row_begin = matrix_begin + row * region.is.pitch_bytes;
+    region.matrix_end = matrix_begin + (region.is.rows - 1) * region.is.pitch_bytes + region.is.row_bytes;
     region.row_end = row + 1 < region.is.rows          ? region.row_begin + region.is.pitch_bytes
                      : batch + 1 < region.is.batches ? region.begin + (batch + 1) * region.is.batch_stride_bytes
                                                      : region.end;

@@ -119,6 +119,7 @@ HGEMM_DEVICE void cp_async_wait() {
 
 template <class T>
 HGEMM_DEVICE T ld_global(T const* pointer) {
+  __builtin_assume(__isGlobal(pointer));  // of which the compiler loses sight in loops
   return *pointer;
 }
 // Around the L1 cache, for data that another CTA of this launch wrote.

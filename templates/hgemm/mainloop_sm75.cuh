@@ -1,10 +1,10 @@
 // The K loop without asynchronous copies: the next k-tile is loaded to registers when a k-tile begins, and stored to shared
 // memory among its last products; or, with `prefetch: off`, loaded and stored after them. For sm_75, and for what
-// `copy: vector` and `copy: scalar` ask of later ones.
+// `copy: vector`, `scalar` and `shifted` ask of later ones.
 #pragma once
 
 #include <hgemm/problem.cuh>
-#include <hgemm/staged_copy.cuh>
+#include <hgemm/shifted_copy.cuh>
 #include <hgemm/warp_products.cuh>
 
 namespace hgemm {
@@ -15,14 +15,20 @@ constexpr bool loads_ahead = true;
 template <class Policy>
 constexpr bool loads_ahead<Policy, decltype(void(Policy::prefetch))> = Policy::prefetch;
 
+// What copies an operand.
+template <class Policy, class Operand, int EXTENT, bool SHIFTED = (row_align_of<Operand> < Operand::align)>
+struct CopierOf { using Type = StagedCopy<Policy, Operand, EXTENT>; };
+template <class Policy, class Operand, int EXTENT>
+struct CopierOf<Policy, Operand, EXTENT, true> { using Type = ShiftedCopy<Policy, Operand, EXTENT>; };
+
 template <class Policy>
 struct StagedMainloop {
   using In = typename Policy::In;
   using Warp = WarpProducts<Policy>;
   using Shared = typename Warp::Shared;
   using Fragments = typename Warp::Fragments;
-  using CopyA = StagedCopy<Policy, typename Policy::A, Policy::tile_m>;
-  using CopyB = StagedCopy<Policy, typename Policy::B, Policy::tile_n>;
+  using CopyA = typename CopierOf<Policy, typename Policy::A, Policy::tile_m>::Type;
+  using CopyB = typename CopierOf<Policy, typename Policy::B, Policy::tile_n>::Type;
 
   static constexpr int stages = Policy::stages;
   static constexpr int k_blocks = Warp::k_blocks, products = Warp::products;
@@ -57,9 +63,9 @@ struct StagedMainloop {
                               int k_tiles)
       : shared(shared),
         copy_a(static_cast<In const*>(problem.a) + batch * problem.batch_stride_a, problem.lda, m_first, problem.m,
-               k_tile_first * Policy::tile_k),
+               k_tile_first * Policy::tile_k, problem.k),
         copy_b(static_cast<In const*>(problem.b) + batch * problem.batch_stride_b, problem.ldb, n_first, problem.n,
-               k_tile_first * Policy::tile_k),
+               k_tile_first * Policy::tile_k, problem.k),
         warp(shared),
         k_left(problem.k - k_tile_first * Policy::tile_k),
         k_tiles(k_tiles),
@@ -109,6 +115,8 @@ struct StagedMainloop {
   // The k-tile that was stored is there, and all warps are done with the one before it. The loads of the next one come first:
   // over a barrier the compiler does not delay them to where they are waited for.
   HGEMM_DEVICE void begin() {
+    copy_a.finish(shared.a[write_stage]);
+    copy_b.finish(shared.b[write_stage]);
     if constexpr (loads_ahead<Policy>) load_next();
     atoms::cta_barrier();
     write_stage = Warp::next(write_stage);
@@ -128,7 +136,9 @@ struct StagedMainloop {
     HGEMM_UNROLL
     for (int piece = 0; piece < pieces; ++piece) {
       if (turn != first_store + piece * store_step) continue;
-      if (!loads_ahead<Policy> && piece == 0) atoms::end_schedule(1);  // the compiler would load before the last products
+      // The compiler would load, or wait for what it loaded and shift it, before the last products.
+      constexpr bool shifts = (CopyA::shifts || CopyB::shifts) && !ahead;
+      if ((!loads_ahead<Policy> || shifts) && piece == 0) atoms::end_schedule(1);
       if (stages == 1 && piece == 0) atoms::cta_barrier();  // all warps have read the k-tile
       if (!loads_ahead<Policy> && piece == 0) load_next();
       if constexpr (store_step > 0) atoms::end_schedule(1 + 2 * piece);

@@ -106,6 +106,13 @@ struct OperandCopy {
     return in_rows && (even_columns || column() + pass_column * column_step < Layout::columns);
   }
 
+  // How many elements the matrix has from the beginning of a chunk of this thread on; none of another's.
+  HGEMM_DEVICE int elements(int pass_row, int pass_column, int k_left) const {
+    int const rows = (Operand::k_major ? extent_left : k_left - row()) - pass_row * row_step;
+    int const columns = (Operand::k_major ? k_left - column() : extent_left) - pass_column * column_step;
+    return rows > 0 && owns(pass_row, pass_column) ? columns : 0;
+  }
+
   // Elements from this thread's first row to that of a pass: an odd number of rows from an odd one is a pair more.
   HGEMM_DEVICE static int to_row(int pass_row) {
     int const rows = pass_row * row_step;

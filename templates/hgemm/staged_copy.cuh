@@ -24,14 +24,15 @@ struct StagedCopy : OperandCopy<Policy, Operand, EXTENT> {
   using Chunks = OperandCopy<Policy, Operand, EXTENT>;
   using In = typename Policy::In;
   using Word = typename WordOf<Chunks::chunk * sizeof(In)>::Type;
-  using Chunks::advance, Chunks::chunk, Chunks::column, Chunks::column_passes, Chunks::column_step, Chunks::extent_left;
-  using Chunks::owns, Chunks::place, Chunks::row, Chunks::row_passes, Chunks::row_step, Chunks::source;
+  using Chunks::advance, Chunks::chunk, Chunks::column, Chunks::column_passes, Chunks::column_step, Chunks::elements;
+  using Chunks::extent_left, Chunks::owns, Chunks::place, Chunks::row, Chunks::row_passes, Chunks::row_step, Chunks::source;
 
+  static constexpr bool shifts = false;
   static constexpr int pieces = row_passes * column_passes;  // of a thread and k-tile
 
   Word staged[row_passes][column_passes];
 
-  HGEMM_DEVICE StagedCopy(void const* matrix, int64_t leading_dimension, int first, int extent, int k_first)
+  HGEMM_DEVICE StagedCopy(void const* matrix, int64_t leading_dimension, int first, int extent, int k_first, int)
       : Chunks(matrix, leading_dimension, first, extent, k_first) {}
 
   // Loads the next k-tile, all of which the matrix has; zeros once there is none.
@@ -56,6 +57,8 @@ struct StagedCopy : OperandCopy<Policy, Operand, EXTENT> {
       atoms::st_shared(words(stage + place(pass_row, pass_column)), staged[pass_row][pass_column]);
     }
   }
+
+  HGEMM_DEVICE void finish(In*) const {}
 
   // Copies the k-tile `ahead` of the next one, of which the matrix has `k_left` of k.
   HGEMM_DEVICE void copy_last(In* stage, int ahead, int k_left) const {
@@ -102,13 +105,6 @@ struct StagedCopy : OperandCopy<Policy, Operand, EXTENT> {
       }
       from += Chunks::pass_step;
     }
-  }
-
-  // How many elements the matrix has from the beginning of a chunk of this thread on; none of another's.
-  HGEMM_DEVICE int elements(int pass_row, int pass_column, int k_left) const {
-    int const rows = (Operand::k_major ? extent_left : k_left - row()) - pass_row * row_step;
-    int const columns = (Operand::k_major ? k_left - column() : extent_left) - pass_column * column_step;
-    return rows > 0 && owns(pass_row, pass_column) ? columns : 0;
   }
 
   HGEMM_DEVICE static Word* words(In* elements) { return reinterpret_cast<Word*>(elements); }

@@ -34,8 +34,8 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "zigzag": boolean(spec.mma_order == "zigzag"),
         "wmma": ", wmma = true" if plan.wmma else "",
         "prefetch": ", prefetch = false" if plan.staged and not spec.prefetch else "",
-        "a": _operand(plan.a, "m"),
-        "b": _operand(plan.b, "n"),
+        "a": _operand(plan.a, "m", spec.align_a),
+        "b": _operand(plan.b, "n", spec.align_b),
         "store_through_shared": boolean(spec.store == "smem"),
         "epilogue_pitch": plan.epilogue_pitch,
         "epilogue_odd_words": plan.epilogue_odd_words,
@@ -50,13 +50,14 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     }
 
 
-def _operand(tile: OperandTile, extent: str) -> dict:
+def _operand(tile: OperandTile, extent: str, align: int) -> dict:
     return {
         "k_major": boolean(tile.k_major),
         "contiguous": "k" if tile.k_major else extent,
         "align": tile.chunk,
         "pitch": tile.pitch,
         "pair_pad": f", pair_pad = {tile.smem.pair_pad}" if tile.smem.pair_pad else "",
+        "row_align": f", row_align = {align}" if align < tile.chunk else "",
         "swizzle": tile.smem.swizzle,
     }
 

@@ -108,8 +108,8 @@ class MmaSyncPlan(Plan):
 
     def _operand(self, k_major: bool, extent: int, align: int, smem) -> OperandTile:
         rows, columns = (extent, self.spec.cta_tile.k) if k_major else (self.spec.cta_tile.k, extent)
-        align = 1 if self.spec.copy == "scalar" else align
-        return OperandTile(k_major, rows, columns, align, self.threads, smem, self.spec.operand_bytes)
+        chunk = {"scalar": 1, "shifted": self.piece}.get(self.spec.copy, align)
+        return OperandTile(k_major, rows, columns, chunk, self.threads, smem, self.spec.operand_bytes)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 

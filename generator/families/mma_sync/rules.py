@@ -93,6 +93,8 @@ def threads(plan: Plan) -> str | None:
 def copy(plan: Plan) -> str | None:
     if plan.spec.copy == "cp_async" and not ARCHS[plan.spec.arch].has_cp_async:
         return f"{plan.spec.arch} has no cp.async: copies go by way of registers"
+    if plan.spec.copy == "shifted" and min(plan.spec.align_a, plan.spec.align_b) >= plan.piece:
+        return f"copy shifted: A and B are aligned to {plan.piece} elements, 16 bytes, and nothing is shifted"
     return None
 
 

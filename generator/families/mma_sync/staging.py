@@ -10,8 +10,9 @@ from generator.layouts import PIECE_BYTES, OperandTile
 if TYPE_CHECKING:
     from generator.families.mma_sync.plan import MmaSyncPlan
 
-STAGED = ("vector", "scalar")
-"""Copies whose pieces are loaded to registers and stored from there: pieces of `align` elements, or single elements."""
+STAGED = ("vector", "scalar", "shifted")
+"""Copies whose pieces are loaded to registers and stored from there: pieces of `align` elements, single elements, or pieces of
+16 bytes, each cut out of two aligned ones."""
 
 CPI_HMMA = 8.06
 CPI_STS = {16: 10.00, 8: 6.00, 4: 4.06, 2: 4.06}
@@ -45,8 +46,11 @@ def pieces(plan: MmaSyncPlan) -> int:
 
 
 def staged_registers(plan: MmaSyncPlan) -> int:
-    """Count the registers that hold a thread's pieces, of which each takes whole ones."""
-    return sum(passes(tile) * -(-tile.chunk * tile.element_bytes // 4) for tile in (plan.a, plan.b))
+    """Count the registers that hold a thread's pieces, of which each takes whole ones, and a shifted one twice as many."""
+    return sum(
+        passes(tile) * -(-tile.chunk * tile.element_bytes // 4) * (2 if align < tile.chunk else 1)
+        for tile, align in ((plan.a, plan.spec.align_a), (plan.b, plan.spec.align_b))
+    )
 
 
 def hidden_spacing(plan: MmaSyncPlan) -> int:
@@ -76,7 +80,12 @@ def room(plan: MmaSyncPlan) -> int:
 
 
 def widest_spacing(plan: MmaSyncPlan) -> int:
-    """Return the most tensor instructions that there may be between two stores, which follow whole blocks of k."""
+    """Return the most tensor instructions that there may be between two stores, which follow whole blocks of k.
+
+    What is shifted is stored at once: behind its last piece single elements may follow, where the matrix ends.
+    """
+    if plan.spec.copy == "shifted":
+        return 0
     per_product = plan.mma_per_product
     return min(MAX_SPACING, max(0, room(plan)) // per_product // max(1, pieces(plan) - 1) * per_product)
 
