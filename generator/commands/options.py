@@ -37,9 +37,7 @@ _DTYPES = "f16 bf16 tf32"
 _COOPERATION = "cooperative pingpong"
 _CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
 _ATOMS = "m16n8k16 m16n8k8 wmma16 wgmma"
-_COPY_HELP = (
-    "Global to shared memory by: cp_async, vector, scalar, tma; of wgmma by tma, or with --mma wgmma by cp_async."
-)
+_COPY_HELP = "Global to shared memory by: cp_async, vector, scalar, shifted, tma; of wgmma by tma, or with --mma wgmma by cp_async."
 _SPACING_HELP = "vector, scalar: tensor instructions between two stores to shared memory."
 _PREFETCH_HELP = "vector, scalar: load the next k-tile ahead, to registers, or after the products."
 _SMEM = "auto none pad:8 pad_alternate:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
@@ -77,7 +75,7 @@ SPEC_OPTIONS = (
     SpecOption("swapped", ("swapped",), _TILES, "SWITCH", "wgmma: multiply B and A transposed, for small m.", "on off"),
     SpecOption("stages", ("stages",), _PIPELINE, "N", "Stages: 1 to 16, of wgmma and by TMA 2 to 16: 3 or 2:5."),
     SpecOption("fragment_stages", ("fragment_stages",), _PIPELINE, "N", "Fragments read ahead: 2, or not: 1.", "1 2"),
-    SpecOption("copy", ("copy",), _PIPELINE, "WORDS", _COPY_HELP, "cp_async vector scalar tma"),
+    SpecOption("copy", ("copy",), _PIPELINE, "WORDS", _COPY_HELP, "cp_async vector scalar shifted tma"),
     SpecOption("store_spacing", ("store_spacing",), _PIPELINE, "N", _SPACING_HELP, "0 2 5"),
     SpecOption("prefetch", ("prefetch",), _PIPELINE, "SWITCH", _PREFETCH_HELP, "on off"),
     SpecOption("smem_alloc", ("smem_alloc",), _PIPELINE, "WORDS", "Shared memory: dynamic, static.", "dynamic static"),
