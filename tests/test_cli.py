@@ -112,6 +112,8 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
         (["--arch", "sm_90"], "sm_90a has kernels of wgmma for the same GPUs: --arch sm_90a"),
         (["--arch", "sm_90", "--stages", "2,3,4"], "sm_90a has kernels of wgmma for the same GPUs: --arch sm_90a"),
         (["--arch", "sm_90", "--mma", "m16n8k16"], ""),
+        (["--arch", "sm_90", "--align", "1"], ""),
+        (["--arch", "sm_90", "--dtype", "tf32", "--layout", "nt"], ""),
         (["--arch", "90,90a", "--tile", "128x128x64"], ""),
         (
             ["--arch", "90a", "--warp-tile", "64x64"],

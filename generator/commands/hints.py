@@ -26,11 +26,11 @@ def hints(asked: Sweep) -> Iterator[str]:
     archs = {candidate.plan.spec.arch for candidate in asked.candidates}
     for candidate in asked.candidates:
         spec, field = candidate.plan.spec, _deciding(candidate)
-        sole = sole_family(candidate.request) if WGMMA_SM90 in ARCHS[spec.arch].families else ""
-        if sole and not field:
+        sole = sole_family(candidate.request)
+        if sole and not field and WGMMA_SM90 in ARCHS[spec.arch].families:
             yield f"{sole} on {spec.arch}, too"
         kin = f"{spec.arch}a"
-        if not field and kin not in archs and kin in ARCHS and WGMMA_SM90 in ARCHS[kin].families:
+        if not sole and not field and kin not in archs and kin in ARCHS and WGMMA_SM90 in ARCHS[kin].families:
             yield f"{kin} has kernels of wgmma for the same GPUs: --arch {kin}"
         if field not in ("", "mma") and spec.family != WGMMA_SM90 and WGMMA_SM90 in ARCHS[spec.arch].families:
             flag = option_of(field).flag
