@@ -159,8 +159,8 @@ FAULTS_SM75 = (
     Fault(
         "shifted: neighbours behind the matrix are loaded",
         SHIFTED_COPY,
-        "column_step + 2 * chunk - 1));",
-        "column_step + chunk - 1));",
+        "pass_step + 2 * chunk - 1));",
+        "pass_step + chunk - 1));",
         SHIFTED,
         RAGGED,
         ("bounds",),
@@ -168,8 +168,8 @@ FAULTS_SM75 = (
     Fault(
         "shifted: neighbours before the matrix are loaded",
         SHIFTED_COPY,
-        "return place >= first && place <= last_place;",
-        "return place <= last_place;",
+        "return address >= first && address <= last_address;",
+        "return address <= last_address;",
         SHIFTED,
         WHOLE,
         ("bounds",),
@@ -186,7 +186,7 @@ FAULTS_SM75 = (
     Fault(
         "shifted: the same of the last k-tile",
         SHIFTED_COPY,
-        "    if (!inside && rows > 0 && columns > 0) copy_elements(stage, tile, k_left);\n",
+        "    if (!inside && elements(0, 0, k_left) > 0) copy_elements(stage, tile, k_left);\n",
         "",
         SHIFTED,
         RAGGED,

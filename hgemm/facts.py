@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError
 
 GRID_RULES = ("one_tile", "persistent", "split_k", "cluster_k", "stream_k")
+SHIFTED_BYTES = 16
+"""A piece of an operand that is shifted; what is aligned to so many bytes is copied as it is."""
 MAX_MAP_STRIDE_BYTES = 2**40
 """TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
@@ -41,7 +44,7 @@ class Facts:
     Units: alignments and tiles are elements; `cluster_shape` counts CTA tiles along m and n.
     Fields: `smem_bytes` is what the launch asks for, beside what is static. A `programmatic` launch may begin before the one
         before it in the stream has ended; the kernel waits itself. `max_ctas` are those of stream-K's grid at most, which its
-        workspace has room for; 0 is any number. Where `copy` is shifted, A and B are read anywhere within a matrix, also
+        workspace has room for; 0 is any number. What `shifts` of A and B is read anywhere within a matrix, also
         between its rows.
     """
 
@@ -127,6 +130,11 @@ class Facts:
     def cluster_ctas(self) -> int:
         """Return how many CTAs work on neighbouring tiles as one cluster; 1 is none."""
         return self.cluster_shape[0] * self.cluster_shape[1]
+
+    def shifts(self, operand: str) -> bool:
+        """Return whether pieces of 16 bytes of A or B ("a", "b") are cut out of two on their way to shared memory."""
+        align, dtype = getattr(self, f"align_{operand}"), getattr(self, f"dtype_{operand}")
+        return self.copy == "shifted" and align * DTYPES[dtype].bytes < SHIFTED_BYTES
 
     @property
     def a_k_major(self) -> bool:

@@ -153,10 +153,16 @@ def test_a_problem_of_two_groups_is_measured_once(driver: BenchDriver, folder: P
     assert results[0]["figures"] == results[2]["figures"] and len(result.stderr.splitlines()) == 2
 
 
-def test_recorded_results_are_what_the_library_selects_by(driver: BenchDriver, folder: Path) -> None:
+def test_recorded_results_are_what_the_library_selects_by(
+    driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr("hgemm.bench.race.time.sleep", rests.append)
     works = "40x56x24,64x96x24"
     call("--library", folder, "--shapes", works, "--state", "steady,burst", "--record", "--baseline", "none")
     (session,) = read_sessions(folder)
+    protocol = session.header["protocol"]
+    assert rests == [protocol["cool_down_s"]] * (2 * protocol["burst_rounds"] * 2)  # 2 problems, 2 variants
     assert (session.header["program"], session.header["device"], session.header["seed"]) == ("bench", "Fake GPU", 1)
     assert session.header["driver"] == "CUDA 13.0" and session.header["protocol"]["rounds"] == 3
     assert [(result.state, result.problem.m) for result in session.results] == [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import measured
 import pytest
+from conftest import made_once
 from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loaded
 
 from generator.store.library import Library
@@ -36,9 +37,13 @@ MEASURED_ON = ((90, 132), (90, 114), (80, 108))
 
 
 @pytest.fixture(scope="module")
-def measured_library(paper_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
+def measured_library(paper_library: Library, shared: Path) -> Library:
     """The catalog and more, and made-up times of some of its kernels on some devices."""
-    folder = Path(shutil.copytree(paper_library.folder, tmp_path_factory.mktemp("measured") / "library"))
+    return Library(made_once(shared / "measured_library", lambda folder: measure(paper_library, folder)))
+
+
+def measure(paper_library: Library, folder: Path) -> None:
+    shutil.copytree(paper_library.folder, folder)
     records = [record.data for record in paper_library.records()]
     keys = {record["symbol"]: record["key"] for record in records}
     rng = random.Random(0)
@@ -53,12 +58,11 @@ def measured_library(paper_library: Library, tmp_path_factory: pytest.TempPathFa
                 for _ in range(30)
             ]
             measured.write(folder, results, keys, capability=capability, sms=sms)
-    return Library(folder)
 
 
 @pytest.fixture(scope="module")
-def library(measured_library: Library, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return loaded(export_paper(measured_library, tmp_path_factory.mktemp("measured_export") / "hgemm"))
+def library(measured_library: Library, shared: Path) -> ctypes.CDLL:
+    return loaded(made_once(shared / "measured_export", lambda folder: export_paper(measured_library, folder)))
 
 
 def extents(rng: random.Random) -> list[int]:

@@ -114,6 +114,13 @@ def test_what_alone_is_slow_is_the_bound(figure: str, value: float, bound: str) 
     assert found.bound == bound
 
 
+def test_a_shifted_piece_takes_two_loads_of_two_lines_and_one_store() -> None:
+    spec = {**AMPERE, "cta_tile": "128x128x32", "warp_tile": "64x64", "copy": "shifted", "align_a": 1, "align_b": 8}
+    slow = figured(**{"cpi.ldg128": 3.0, "cpi.sts128": 2.0})
+    pieces = 128 * 32 * 2 / 512  # of a warp, of each operand
+    assert k_tile(spec, slow).copy == pytest.approx(pieces * (4 * 3.0 + 2.0) + pieces * (3.0 + 2.0))
+
+
 def test_the_busiest_sm_and_dram_give_the_least_time() -> None:
     spec = {**AMPERE, "cta_tile": "128x128x32", "warp_tile": "64x64", "schedule": "split_k:2"}
     hundred = figured(**{"cpi.hmma_m16n8k16_f32": 8.0})  # 128*128*32 / (16*8*16 * 4) * 8 = 512 cycles a k-tile

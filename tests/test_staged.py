@@ -29,6 +29,7 @@ from generator.register import planned
 from generator.rules import violations
 from generator.sweep import sweep
 from generator.toolchain import headers, templates_folder
+from hgemm.buffers import Buffer
 from hgemm.facts import Facts
 
 TEMPLATES = templates_folder()
@@ -239,3 +240,17 @@ def test_staged_kernels_are_proved_on_the_cpu(texts: dict[str, str], workshop: W
     proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)
     assert not [check.reason for check in proved.checks if not check.passed]
     assert proved.proof["races"] == 0 and proved.proof["barriers_per_k_tile"] == 3 - int(kernel.plan.spec.stages)
+
+
+@pytest.mark.parametrize("offset_bytes", [0, 6, 8, 14])
+def test_a_matrix_that_is_shifted_may_begin_anywhere(
+    offset_bytes: int, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Buffer.__init__
+    monkeypatch.setattr(
+        Buffer, "__init__", lambda self, device, size, _, *guard: begin(self, device, size, offset_bytes, *guard)
+    )
+    kernel = emit(plan_of(**SMALL, copy="shifted", align="1", layout="tt"), TEMPLATES)
+    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)
+    told = [check.reason for check in proved.checks if not check.passed]
+    assert len(told) == (offset_bytes == 0) and all("bytes per k tile" in reason for reason in told)  # asked for once

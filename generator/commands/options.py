@@ -39,7 +39,7 @@ _CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
 _ATOMS = "m16n8k16 m16n8k8 wmma16 wgmma"
 _COPY_HELP = "Global to shared memory by: cp_async, vector, scalar, shifted, tma; of wgmma by tma, or with --mma wgmma by cp_async."
 _SPACING_HELP = "vector, scalar: tensor instructions between two stores to shared memory."
-_PREFETCH_HELP = "vector, scalar: load the next k-tile ahead, to registers, or after the products."
+_PREFETCH_HELP = "vector, scalar, shifted: load the next k-tile ahead, to registers, or after the products."
 _SMEM = "auto none pad:8 pad_alternate:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
 _SMEM_HELP = "Placement of A and B: auto, none, pad:H, pad_alternate:H, xor:B,M,S."
 

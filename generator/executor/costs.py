@@ -14,7 +14,6 @@ from generator.executor.abi import Adversary, Report, Site
 from generator.executor.cases import measured_case
 from generator.executor.machine import EmulatedKernel, HostMemory
 from generator.executor.placement import placement_of
-from generator.layouts import PIECE_BYTES
 from generator.values import Tile, WarpTile
 from hgemm.dtypes import DTYPES
 from hgemm.facts import Facts
@@ -113,18 +112,20 @@ def _conflicts(site: Site) -> int:
     return site.wavefronts - site.ideal_wavefronts
 
 
-def _loads(facts: Facts, dtype: str, align: int) -> int:
+def _loads(facts: Facts, operand: str) -> int:
     """Return how often each byte of a k-tile is asked for where rows begin off 16 bytes: shifted pieces come out of two."""
-    return 2 if facts.copy == "shifted" and align * DTYPES[dtype].bytes < PIECE_BYTES else 1
+    return 2 if facts.shifts(operand) else 1
 
 
 def disagreements(costs: Costs, facts: Facts, spec: Mapping[str, Any], mma_per_tile: int) -> Iterator[str]:
     """Yield where the counts are not what the plan and the layouts say."""
-    operands = ((facts.tile_m, facts.dtype_a, facts.align_a), (facts.tile_n, facts.dtype_b, facts.align_b))
     expected: dict[str, float] = {
         "mma_per_tile": mma_per_tile,
         "bytes_per_k_tile": facts.tile_k
-        * sum(extent * DTYPES[dtype].bytes * _loads(facts, dtype, align) for extent, dtype, align in operands),
+        * (
+            facts.tile_m * DTYPES[facts.dtype_a].bytes * _loads(facts, "a")
+            + facts.tile_n * DTYPES[facts.dtype_b].bytes * _loads(facts, "b")
+        ),
     }
     if int(spec.get("consumers", 0)):
         expected["copy_conflicts_per_k_tile"] = 0  # boxes, whoever fills them

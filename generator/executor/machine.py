@@ -110,16 +110,19 @@ def regions(facts: Facts, problem: Problem, grid: int) -> Iterator[Region]:
     neighbours of what is wanted.
     """
     readable = abi.READABLE | abi.INITIALISED
-    of_operand = readable | (abi.MATRIX_READABLE if facts.copy == "shifted" else 0)
-    to_the_chunk = of_operand | abi.PADDING_READABLE
     flags = {
-        "A": of_operand if facts.a_k_major else to_the_chunk,
-        "B": of_operand if facts.b_k_major else to_the_chunk,
+        "A": readable | _beside(facts, "a", facts.a_k_major),
+        "B": readable | _beside(facts, "b", facts.b_k_major),
         "D": abi.WRITABLE | abi.WRITE_ONCE | (abi.INITIALISED if problem.c == problem.d and problem.beta else 0),
     }
     for name, matrix in matrices(problem, facts).items():
         yield _region(matrix, flags.get(name, readable))
     yield from _workspace(facts, problem, grid)
+
+
+def _beside(facts: Facts, operand: str, k_major: bool) -> int:
+    """Return what may be read beside an operand's elements."""
+    return (0 if k_major else abi.PADDING_READABLE) | (abi.MATRIX_READABLE if facts.shifts(operand) else 0)
 
 
 def _region(matrix: Matrix, flags: int) -> Region:

@@ -9,6 +9,7 @@ from typing import Any
 
 from generator.arch import ARCHS
 from generator.commands.options import Texts
+from generator.layouts import ASYNC_BYTES
 from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.sweep import over, read_spec_file, sweep
@@ -21,8 +22,6 @@ from hgemm.wanted import Wanted
 FOLDER = Path(__file__).resolve().parent
 TMA_ALIGN_BYTES = 16
 """What TMA wants of all operands. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
-CP_ASYNC_LEAST_BYTES = 4
-"""What cp.async copies at least."""
 TABLE_BYTES = 2
 """The tables' tiles are of elements of so many bytes; of larger ones they have as many bytes along k, and fewer elements."""
 
@@ -57,7 +56,7 @@ def _table(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Path:
     """Return the table of the family that serves operands of these alignments."""
     if ARCHS[arch].has_wgmma:
         return FOLDER / "wgmma.toml"
-    narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < CP_ASYNC_LEAST_BYTES
+    narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < ASYNC_BYTES
     return FOLDER / ("shifted.toml" if narrow else "mma_sync.toml")
 
 

@@ -141,7 +141,7 @@ def _mma_figure(spec: Mapping[str, Any], card: Card) -> tuple[str, int]:
 def _copy(spec: Mapping[str, Any], figure: _Reader, elements: int, align: int) -> float:
     """Return the cycles of copying one operand's tile: as wide as it is aligned, a scalar copy element by element.
 
-    Shifted pieces come out of two, and of rows each of which lies in two lines of L1.
+    A shifted piece takes two loads, each of rows that straddle two lines of L1.
     """
     size = element_bytes(spec)
     if spec["copy"] == "shifted" and align * size < _MOST_COPY_BYTES:

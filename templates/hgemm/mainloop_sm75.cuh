@@ -5,6 +5,7 @@
 
 #include <hgemm/problem.cuh>
 #include <hgemm/shifted_copy.cuh>
+#include <hgemm/staged_copy.cuh>
 #include <hgemm/warp_products.cuh>
 
 namespace hgemm {
@@ -44,6 +45,10 @@ struct StagedMainloop {
   static constexpr int pieces = CopyA::pieces + CopyB::pieces;
   static constexpr int store_step = (Policy::store_spacing + Warp::mma_per_product - 1) / Warp::mma_per_product;
   static constexpr int first_store = last_turn - (pieces - 1) * store_step;
+
+  // Left to itself, the compiler loads, or waits for what it has loaded and shifts it, before the last products. Among reads of
+  // the next block it may: 6 % faster.
+  static constexpr bool behind_products = !loads_ahead<Policy> || ((CopyA::shifts || CopyB::shifts) && !ahead);
 
   static_assert(stages == 1 || stages == 2, "one k-tile is multiplied while the next one is in registers");
   static_assert(stages == 2 || !ahead, "a k-tile read ahead of its time needs a stage of its own");
@@ -136,9 +141,7 @@ struct StagedMainloop {
     HGEMM_UNROLL
     for (int piece = 0; piece < pieces; ++piece) {
       if (turn != first_store + piece * store_step) continue;
-      // The compiler would load, or wait for what it loaded and shift it, before the last products.
-      constexpr bool shifts = (CopyA::shifts || CopyB::shifts) && !ahead;
-      if ((!loads_ahead<Policy> || shifts) && piece == 0) atoms::end_schedule(1);
+      if (behind_products && piece == 0) atoms::end_schedule(1);
       if (stages == 1 && piece == 0) atoms::cta_barrier();  // all warps have read the k-tile
       if (!loads_ahead<Policy> && piece == 0) load_next();
       if constexpr (store_step > 0) atoms::end_schedule(1 + 2 * piece);

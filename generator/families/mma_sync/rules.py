@@ -112,6 +112,8 @@ def stages(plan: Plan) -> str | None:
 def store_spacing(plan: Plan) -> str | None:
     if not plan.staged or plan.spec.store_spacing <= staging.widest_spacing(plan):
         return None
+    if plan.spec.copy == "shifted":
+        return f"store_spacing {plan.spec.store_spacing}: what is shifted is stored at once, behind a k-tile's products"
     return (
         f"store_spacing {plan.spec.store_spacing}: {staging.pieces(plan)} stores of a thread for a k-tile, among the "
         f"{staging.room(plan)} tensor instructions that have room for them, are {staging.widest_spacing(plan)} apart at most"

@@ -101,7 +101,8 @@ def other_copies(plan: Plan) -> Iterator[Change]:
 
 def narrower_spacings(plan: Plan) -> list[Change]:
     """The widest spacing that has room, and a second stage, which gives more of it."""
-    return [{"store_spacing": str(staging.widest_spacing(plan))}, {"stages": str(MAX_STAGED_STAGES)}]
+    wider = {"copy": "vector"} if plan.spec.copy == "shifted" else {"stages": str(MAX_STAGED_STAGES)}
+    return [{"store_spacing": str(staging.widest_spacing(plan))}, wider]
 
 
 def in_turn_or_ahead(plan: Plan) -> list[Change]:
