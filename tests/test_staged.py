@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from conftest import made
 from refusals import assert_refused_by_the_compiler
@@ -254,3 +256,24 @@ def test_a_matrix_that_is_shifted_may_begin_anywhere(
     proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)
     told = [check.reason for check in proved.checks if not check.passed]
     assert len(told) == (offset_bytes == 0) and all("bytes per k tile" in reason for reason in told)  # asked for once
+
+
+FIRST_ELEMENTS = """
+extern "C" __attribute__((visibility("default"))) void first_elements(hgemm::Word4 const* piece, int count, hgemm::Word4* first) {
+  *first = hgemm::ShiftedCopy<Policy, Policy::A, Policy::tile_m>::first_elements(*piece, count);
+}
+"""
+
+
+def test_of_a_piece_that_the_matrix_ends_in_the_first_elements_are_kept(workshop: Workshop) -> None:
+    """Of one that it does not end in all are, however much of k is left."""
+    kernel = emit(plan_of(**SMALL, copy="shifted", align="1"), TEMPLATES)
+    library = ctypes.CDLL(str(workshop.executable(kernel.symbol, kernel.source + FIRST_ELEMENTS)))
+    memory = np.zeros(64, np.uint16)
+    at = -memory.ctypes.data % 16 // 2
+    piece, first = memory[at : at + 8], memory[at + 8 : at + 16]
+    piece[:] = range(1, 9)
+    for count in (-1, *range(10), 2**27, 2**28 + 1, 2**31 - 1):
+        library.first_elements(ctypes.c_void_p(piece.ctypes.data), count, ctypes.c_void_p(first.ctypes.data))
+        kept = min(max(count, 0), 8)
+        assert [*first] == [*range(1, kept + 1)] + [0] * (8 - kept), count
