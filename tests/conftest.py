@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,12 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
 def workshop(host_compiler: HostCompiler, shared: Path) -> Workshop:
     """What makes kernels executable on the CPU; its cache is shared by all processes of a run of the tests."""
     return Workshop(host_compiler, templates_folder(), shared / "cache" / "executor")
+
+
+@pytest.fixture(scope="session")
+def hasty_workshop(workshop: Workshop) -> Workshop:
+    """The same, for kernels that run once or twice: they are compiled in half the time."""
+    return replace(workshop, level="-O0")
 
 
 @pytest.fixture(scope="session")

@@ -23,14 +23,14 @@ def test_there_are_faults_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_a_seeded_fault_is_found(fault: Fault, workshop: Workshop) -> None:
-    caught = catch(fault, workshop, SEED, check=check_here)
+def test_a_seeded_fault_is_found(fault: Fault, hasty_workshop: Workshop) -> None:
+    caught = catch(fault, hasty_workshop, SEED, check=check_here)
     assert caught.as_expected, (caught.by, caught.told)
 
 
 @pytest.mark.parametrize("fault", SOUND, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_nothing_is_found_without_it(fault: Fault, workshop: Workshop) -> None:
-    caught = catch(fault, workshop, SEED, seeded=False, check=check_here)
+def test_nothing_is_found_without_it(fault: Fault, hasty_workshop: Workshop) -> None:
+    caught = catch(fault, hasty_workshop, SEED, seeded=False, check=check_here)
     assert caught.by == () and caught.told == ""
 
 

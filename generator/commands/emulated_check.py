@@ -33,6 +33,7 @@ class Request:
     shapes: str = ""
     seed: int = 0
     flags: tuple[str, ...] = ()
+    level: str = "-O1"
 
 
 def request_of(workshop: Workshop, source: str, record: Mapping[str, Any], shapes: str = "", seed: int = 0) -> Request:
@@ -49,6 +50,7 @@ def request_of(workshop: Workshop, source: str, record: Mapping[str, Any], shape
         shapes=shapes,
         seed=seed,
         flags=workshop.flags,
+        level=workshop.level,
     )
 
 
@@ -63,7 +65,7 @@ def check_here(request: Request) -> Outcome:
 
     began = time.monotonic()
     compiler = HostCompiler(tuple(request.compiler), request.identity)
-    workshop = Workshop(compiler, Path(request.templates), Path(request.cache), tuple(request.flags))
+    workshop = Workshop(compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level)
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
     subject = Subject(request.symbol, request.source, request.record, request.mma_per_tile)
     proved = prove(subject, workshop, shapes, request.seed)

@@ -6,12 +6,14 @@ import hashlib
 import json
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from generator.errors import BuildError
-from generator.executor.cache import keep, kept, place
+from generator.executor.cache import alone, keep, kept, place
 from generator.executor.host_compiler import HostCompiler
 from generator.toolchain import cuda_include, cutlass_include, version_of
 
@@ -19,7 +21,7 @@ EXECUTOR = "executor/executor.cpp"
 VARIANT = "executor/variant.cpp"
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
 _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
-_VARIANT_OPTIONS = (*_COMMON, "-O1", "-shared", "-DHGEMM_HOST")
+_VARIANT_OPTIONS = (*_COMMON, "-shared", "-DHGEMM_HOST")
 _TIMEOUT_S = 300
 _WHOLE_CUTE = "hgemm/cute/"
 """Headers that need all of CuTe, whose instructions the headers in `_INSTRUCTIONS` hand to the executor."""
@@ -29,12 +31,17 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTIL
 
 @dataclass(frozen=True)
 class Workshop:
-    """With what variants are made executable. Fields: `flags` go to every compilation, such as those of a sanitizer."""
+    """With what variants are made executable.
+
+    Fields: `flags` go to every compilation, such as those of a sanitizer; `level` says how far variants are optimised: what
+        is to run once or twice is sooner done without.
+    """
 
     compiler: HostCompiler
     templates: Path
     cache: Path
     flags: tuple[str, ...] = ()
+    level: str = "-O1"
 
     def executable(self, symbol: str, source: str, anew: bool = False) -> Path:
         """Return the shared object of a variant's text, from the cache where it is there; `anew` builds it all the same.
@@ -45,28 +52,44 @@ class Workshop:
         read = includes_of(source.encode(), self.templates) | includes_of_file(VARIANT, self.templates)
         whole = any(header.startswith(_WHOLE_CUTE) for header in read)
         inputs = {**read, "kernel.cu": _hash(source.encode()), "": executor.name}
-        name = self._name("variant", _VARIANT_OPTIONS, inputs | (self._cute() if whole else {}), ".so")
+        options = (*_VARIANT_OPTIONS, self.level)
+        name = self._name("variant", options, inputs | (self._cute() if whole else {}), ".so")
         found = None if anew else kept(self.cache, name)
         if found:
             return found
+        with self._arguments(symbol, source, whole) as arguments:
+            return self._compile(symbol, options, [*arguments, str(executor)], name)
+
+    def require_legal(self, symbol: str, source: str) -> None:
+        """Raise BuildError with the compiler's log where a text is no C++, whatever the cache has."""
+        whole = any(header.startswith(_WHOLE_CUTE) for header in includes_of(source.encode(), self.templates))
+        with self._arguments(symbol, source, whole) as arguments:
+            self._run(symbol, (*_VARIANT_OPTIONS, "-fsyntax-only"), arguments)
+
+    @contextmanager
+    def _arguments(self, symbol: str, source: str, whole: bool) -> Iterator[list[str]]:
+        """Yield what the compiler is told of a variant, whose text is in a file for so long."""
         text = place(self.cache)
         try:
             text.write_text(source)
-            arguments = [
+            yield [
                 *(_cute_folders(self.templates) if whole else ()),
                 f"-DHGEMM_VARIANT={symbol}",
                 f'-DHGEMM_VARIANT_FILE="{text}"',
                 self._path(VARIANT),
-                str(executor),
             ]
-            return self._compile(symbol, _VARIANT_OPTIONS, arguments, name)
         finally:
             text.unlink()
 
     def _executor(self, anew: bool) -> Path:
+        """Return the executor, which takes five seconds to build: the first process does, and others wait for it."""
         name = self._name("executor", _EXECUTOR_OPTIONS, includes_of_file(EXECUTOR, self.templates), ".o")
         found = None if anew else kept(self.cache, name)
-        return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
+        if found:
+            return found
+        with alone(self.cache, name):
+            found = None if anew else kept(self.cache, name)
+            return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
 
     def _cute(self) -> dict[str, str]:
         """Return what a kernel in all of CuTe is made of beside the templates that it includes by their names."""
@@ -95,25 +118,20 @@ class Workshop:
 
     def _compile(self, symbol: str, options: tuple[str, ...], arguments: list[str], name: str) -> Path:
         made = place(self.cache)
-        command = [
-            *self.compiler.command,
-            *options,
-            *self.flags,
-            "-I",
-            str(self.templates),
-            *arguments,
-            "-o",
-            str(made),
-        ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
-            if done.returncode:
-                raise BuildError(symbol, done.stderr or f"{command[0]} ended with status {done.returncode}")
+            self._run(symbol, options, [*arguments, "-o", str(made)])
             return keep(made, name)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(symbol, f"error: {command[0]}: {error}") from error
         finally:
             made.unlink(missing_ok=True)
+
+    def _run(self, symbol: str, options: tuple[str, ...], arguments: list[str]) -> None:
+        command = [*self.compiler.command, *options, *self.flags, "-I", str(self.templates), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(symbol, f"error: {command[0]}: {error}") from error
+        if done.returncode:
+            raise BuildError(symbol, done.stderr or f"{command[0]} ended with status {done.returncode}")
 
 
 def _cute_folders(templates: Path) -> list[str]:

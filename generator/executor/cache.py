@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from generator.store.disk import told
@@ -55,6 +55,22 @@ def keep(made: Path, name: str) -> Path:
     path = made.with_name(name)
     os.replace(made, path)
     return path
+
+
+@contextmanager
+def alone(folder: Path, name: str) -> Iterator[None]:
+    """Have one process at a time make the object `name`, while others wait. Raises: LibraryError as `place` does."""
+    from filelock import FileLock  # rarely needed
+
+    with told("write to the cache", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{name}.lock")
+        with suppress(NotImplementedError):  # where a file system has no locks, each makes its own
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def trim(folder: Path, kept_bytes: int = KEPT_BYTES) -> int:

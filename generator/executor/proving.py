@@ -80,8 +80,11 @@ def load(subject: Subject, workshop: Workshop) -> Executable:
     """
     try:
         return Executable(workshop.executable(subject.symbol, subject.source))
-    except (BuildError, OSError, AttributeError):
-        path = workshop.executable(subject.symbol, subject.source, anew=True)
+    except BuildError:
+        workshop.require_legal(subject.symbol, subject.source)
+    except (OSError, AttributeError):
+        pass
+    path = workshop.executable(subject.symbol, subject.source, anew=True)
     try:
         return Executable(path)
     except (OSError, AttributeError) as error:
