@@ -12,7 +12,7 @@ from generator.families.mma_sync import defaults as mma_sync
 from generator.families.mma_sync_tma import defaults as mma_sync_tma
 from generator.families.sm90 import defaults as sm90
 from generator.families.sm90.plan import WgmmaPlan
-from generator.families.sm90.rules import CP_ASYNC_LEAST_BYTES
+from generator.layouts import ASYNC_BYTES
 from generator.spec import DTYPE_BYTES, Request, Spec, family_of_mma
 
 _RESOLVERS = {MMA_SYNC: mma_sync.resolve, MMA_SYNC_TMA: mma_sync_tma.resolve, WGMMA_SM90: sm90.resolve}
@@ -59,11 +59,11 @@ def sole_family(request: Request) -> str:
     problem = {**problem_fields(request), **request}
     if not WgmmaPlan.takes(problem["dtype_a"], problem["layout"]):
         return f"wgmma reads {problem['dtype_a']} in layout tn only: {problem['layout']} is multiplied by mma.sync"
-    least = CP_ASYNC_LEAST_BYTES // DTYPE_BYTES[problem["dtype_a"]]
+    least = ASYNC_BYTES // DTYPE_BYTES[problem["dtype_a"]]
     short = [f"{name} {problem[name]}" for name in ("align_a", "align_b") if problem[name] < least]
     if not short:
         return ""
-    return f"wgmma reads A and B aligned to {CP_ASYNC_LEAST_BYTES} B only: with {', '.join(short)} they are multiplied by mma.sync"
+    return f"wgmma reads A and B aligned to {ASYNC_BYTES} B only: with {', '.join(short)} they are multiplied by mma.sync"
 
 
 def deciding_field(request: Request) -> str:

@@ -66,6 +66,9 @@ def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_ther
     assert load_catalog(["half", "bf16"]) == load_catalog(["half"]) + load_catalog(["bf16"])
     assert load_catalog([" half", "", "half"]) == load_catalog(["half"])
     assert load_catalog(["half", "all"]) == load_catalog()
+    archs = {tuple(texts["arch"].split(",")) for texts in load_catalog(["all"], ["sm_75", "sm_90a"])}
+    assert ("sm_75",) in archs and load_catalog(["turing"], ["sm_90a"]) == load_catalog(["turing"])
+    assert archs - {("sm_75",)} == {tuple(texts["arch"].split(",")) for texts in load_catalog(["all"], ["sm_90a"])}
     for wrong in (["all", "nope"], [""]):
         with pytest.raises(RequestError, match="--catalog .*: the groups are bf16, "):
             load_catalog(wrong)

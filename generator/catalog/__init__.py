@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from generator.arch import ARCHS, parse_arch_list
 from generator.commands.options import Texts
 from generator.emit import Kernel, emit
 from generator.errors import RequestError
@@ -29,9 +30,10 @@ def complete(begun: str) -> list[str]:
     return [name for name in (ALL, *group_names()) if name.startswith(begun)]
 
 
-def load_catalog(names: Sequence[str] = (ALL,)) -> list[Texts]:
+def load_catalog(names: Sequence[str] = (ALL,), archs: Sequence[str] = ()) -> list[Texts]:
     """Return what the named groups ask for, each once, as `sweep` takes it; `all` names every group, and empty names nothing.
 
+    Of all, those that are for chips without cp.async are left out where the kernels are wanted for `archs` that have it.
     Raises: RequestError for a name that no group has, or where nothing is named.
     """
     known = group_names()
@@ -40,7 +42,14 @@ def load_catalog(names: Sequence[str] = (ALL,)) -> list[Texts]:
     if unknown or not named:
         told = f"has no group {unknown[0]!a}" if unknown else "is to name groups, and names none"
         raise RequestError(f"--catalog {told}: the groups are {', '.join(known)}, and {ALL}")
-    return [texts for name in (known if ALL in named else named) for texts in read_spec_file(FOLDER / f"{name}.toml")]
+    groups = {name: read_spec_file(FOLDER / f"{name}.toml") for name in (known if ALL in named else named)}
+    if ALL in named and archs and all(ARCHS[arch].has_cp_async for arch in archs):
+        groups = {name: group for name, group in groups.items() if _has_cp_async(group)}
+    return [texts for group in groups.values() for texts in group]
+
+
+def _has_cp_async(group: Sequence[Texts]) -> bool:
+    return any(ARCHS[arch].has_cp_async for texts in group for arch in parse_arch_list(texts["arch"]))
 
 
 def catalog_kernels() -> list[Kernel]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from generator.arch import parse_arch_list
 from generator.build import Prover, prepare
 from generator.catalog import load_catalog
 from generator.catalog.recipes import find, load_recipes
@@ -129,7 +130,7 @@ def requested(options: dict[str, Any]) -> Sweep:
     catalog = options.get("catalog")
     groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
     if catalog is not None:
-        groups += load_catalog(catalog.split(","))
+        groups += load_catalog(catalog.split(","), parse_arch_list(given["arch"]) if "arch" in given else ())
     if options.get("kernels"):
         from generator.cutlass_names import has_globs, requests_named  # only where names are given
 

@@ -15,6 +15,7 @@ from generator.families.ways_out import (
     nearest_inputs,
     whole_pieces,
 )
+from generator.layouts import ASYNC_BYTES
 from generator.spec import DTYPE_BYTES
 
 RULES: list[Rule] = []
@@ -22,8 +23,6 @@ rule = adder(RULES)
 
 TMA_ALIGN_BYTES = 16
 """Source: CUDA driver API, cuTensorMapEncodeTiled, globalAddress and globalStrides."""
-CP_ASYNC_LEAST_BYTES = 4
-"""Source: PTX ISA 9.0, "cp.async", cp-size."""
 
 _ROWS = " or ".join(map(str, ways_out.CONSUMER_ROWS))
 CORE_ROWS = 8
@@ -65,7 +64,7 @@ def copy(plan: Plan) -> str | None:
 
 @rule(lambda plan: [*ways_out.copied_by_threads(), *on_mma_sync(plan), *whole_pieces(plan)])
 def alignment(plan: Plan) -> str | None:
-    least_bytes = CP_ASYNC_LEAST_BYTES if plan.copied else TMA_ALIGN_BYTES
+    least_bytes = ASYNC_BYTES if plan.copied else TMA_ALIGN_BYTES
     least = least_bytes // plan.spec.operand_bytes
     short = [
         f"align_{name} {align}" for name, align in (("a", plan.spec.align_a), ("b", plan.spec.align_b)) if align < least
