@@ -63,7 +63,9 @@ def sole_family(request: Request) -> str:
     short = [f"{name} {problem[name]}" for name in ("align_a", "align_b") if problem[name] < least]
     if not short:
         return ""
-    return f"wgmma reads A and B aligned to {ASYNC_BYTES} B only: with {', '.join(short)} they are multiplied by mma.sync"
+    return (
+        f"wgmma reads A and B aligned to {ASYNC_BYTES} B only: with {', '.join(short)} they are multiplied by mma.sync"
+    )
 
 
 def deciding_field(request: Request) -> str:
