@@ -98,7 +98,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         "--jobs",
         type=click.IntRange(1, 1024),
         metavar="N",
-        help="Processes; the cores, if not given. 1: this one alone.",
+        help="Worker processes; the cores, if not given. 1: none, which is sooner done, but ends where a compiler crashes.",
     ),
 )
 @grouped_option(

@@ -70,7 +70,8 @@ def make(
 ) -> Iterator[tuple[int, Outcome]]:
     """Yield (place, outcome) of each legal plan as it comes: first what the library has, then what is built.
 
-    It is built by a crew where there is one, else by so many processes of this machine; by this one, where one is asked for.
+    It is built by a crew where there is one, else by so many worker processes, of which each may die. Where there are to be
+    none, or one plan is left, this process builds: sooner, and whatever ends a compiler ends it.
     Raises: HgemmError where no variant can be built: a missing compiler, a folder that cannot be written.
     """
     misses: list[int] = []
@@ -86,7 +87,7 @@ def make(
     wanted = [plans[place] for place in misses]
     if crew:
         done = _filed_as_they_come(wanted, crew, settings)
-    elif processes == 1 or len(wanted) == 1:
+    elif not processes or len(wanted) == 1:
         done = _in_this_process(wanted, settings)
     else:
         done = _in_processes(wanted, settings, processes)

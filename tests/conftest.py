@@ -85,7 +85,10 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
 @pytest.fixture(scope="session")
 def workshop(host_compiler: HostCompiler, shared: Path) -> Workshop:
     """What makes kernels executable on the CPU; its cache is shared by all processes of a run of the tests."""
-    return Workshop(host_compiler, templates_folder(), shared / "cache" / "executor")
+    made = Workshop(host_compiler, templates_folder(), shared / "cache" / "executor")
+    with FileLock(shared / "executor.lock"):
+        made.executor()
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, made
 
 from generator.arch import MMA_SYNC, WGMMA_SM90
-from generator.catalog import FOLDER, catalog_kernels, group_names, load_catalog, write_sources
+from generator.catalog import FOLDER, catalog_kernels, for_others, group_names, load_catalog, write_sources
 from generator.commands.options import BY_NAME
 from generator.emit import Kernel
 from generator.errors import LibraryError, RequestError
@@ -62,13 +62,18 @@ def test_every_layout_is_served_on_every_architecture_of_the_catalog_and_every_a
         assert wanted <= served, arch
 
 
+def test_all_leaves_out_what_is_for_chips_without_cp_async_where_others_are_asked_for() -> None:
+    assert for_others(["all"], ["sm_89", "sm_90a"]) == ["turing"]
+    for names, archs in ((["all"], ["sm_75", "sm_89"]), (["all", "turing"], ["sm_89"]), (["turing"], ["sm_89"])):
+        assert for_others(names, archs) == []
+    left = load_catalog(["all"], ["turing"])
+    assert sorted(map(str, left + load_catalog(["turing"]))) == sorted(map(str, load_catalog()))
+
+
 def test_groups_are_loaded_by_name_and_an_unknown_one_is_refused_with_those_there_are() -> None:
     assert load_catalog(["half", "bf16"]) == load_catalog(["half"]) + load_catalog(["bf16"])
     assert load_catalog([" half", "", "half"]) == load_catalog(["half"])
     assert load_catalog(["half", "all"]) == load_catalog()
-    archs = {tuple(texts["arch"].split(",")) for texts in load_catalog(["all"], ["sm_75", "sm_90a"])}
-    assert ("sm_75",) in archs and load_catalog(["turing"], ["sm_90a"]) == load_catalog(["turing"])
-    assert archs - {("sm_75",)} == {tuple(texts["arch"].split(",")) for texts in load_catalog(["all"], ["sm_90a"])}
     for wrong in (["all", "nope"], [""]):
         with pytest.raises(RequestError, match="--catalog .*: the groups are bf16, "):
             load_catalog(wrong)

@@ -21,8 +21,10 @@ from generator import pipeline
 from generator.arch import ARCHS
 from generator.binary.ptxas_log import parse_ptxas_log
 from generator.build import prepare
+from generator.commands import generate
 from generator.compile import compile_kernel
 from generator.errors import LibraryError
+from generator.naming import symbol_of
 from generator.pipeline import Settings, build_and_file, make
 from generator.register import planned
 from generator.store.garbage import collect_garbage
@@ -96,6 +98,22 @@ def test_several_are_built_in_processes_and_come_in_order(settings: Settings) ->
     ]
     assert [outcome.status for outcome in made(texts, settings)] == ["cached"] * 6
     assert len(settings.library.rows()) == 6
+
+
+def test_without_workers_this_process_builds_them_all_a_few_at_a_time(settings: Settings, monkeypatch) -> None:
+    plans = sweep([{**SMALL, "stages": "2:5", "layout": "tn,nn,nt,tt"}]).plans
+    sizes = []
+
+    def built(some, settings: Settings) -> list[pipeline.Outcome]:
+        sizes.append(len(some))
+        return [pipeline.Outcome(symbol_of(plan.spec), "built") for plan in some]
+
+    monkeypatch.setattr(pipeline, "build_and_file", built)
+    monkeypatch.setattr("generator.workers.local.process_pool", None)
+    outcomes = [*make(plans, settings, 0)]
+    assert len(plans) == 16 and [place for place, _ in outcomes] == [*range(16)] and sizes == [8, 8]
+    assert [outcome.symbol for _, outcome in outcomes] == [symbol_of(plan.spec) for plan in plans]
+    assert [generate._workers(jobs) for jobs in (1, 2, None)] == [0, 2, generate._cores()]
 
 
 def test_kernels_of_every_architecture_are_as_planned(settings: Settings) -> None:

@@ -30,10 +30,10 @@ def complete(begun: str) -> list[str]:
     return [name for name in (ALL, *group_names()) if name.startswith(begun)]
 
 
-def load_catalog(names: Sequence[str] = (ALL,), archs: Sequence[str] = ()) -> list[Texts]:
-    """Return what the named groups ask for, each once, as `sweep` takes it; `all` names every group, and empty names nothing.
+def load_catalog(names: Sequence[str] = (ALL,), without: Sequence[str] = ()) -> list[Texts]:
+    """Return what the named groups ask for, each once, as `sweep` takes it; empty names nothing.
 
-    Of all, those that are for chips without cp.async are left out where the kernels are wanted for `archs` that have it.
+    `all` names every group but those that it is to do without.
     Raises: RequestError for a name that no group has, or where nothing is named.
     """
     known = group_names()
@@ -42,10 +42,15 @@ def load_catalog(names: Sequence[str] = (ALL,), archs: Sequence[str] = ()) -> li
     if unknown or not named:
         told = f"has no group {unknown[0]!a}" if unknown else "is to name groups, and names none"
         raise RequestError(f"--catalog {told}: the groups are {', '.join(known)}, and {ALL}")
-    groups = {name: read_spec_file(FOLDER / f"{name}.toml") for name in (known if ALL in named else named)}
-    if ALL in named and archs and all(ARCHS[arch].has_cp_async for arch in archs):
-        groups = {name: group for name, group in groups.items() if _has_cp_async(group)}
-    return [texts for group in groups.values() for texts in group]
+    wanted = [name for name in known if name not in without] if ALL in named else named
+    return [texts for name in wanted for texts in read_spec_file(FOLDER / f"{name}.toml")]
+
+
+def for_others(names: Sequence[str], archs: Sequence[str]) -> list[str]:
+    """Return the groups that only `all` names and that are for chips without cp.async, where none of `archs` is one."""
+    if ALL not in names or not all(ARCHS[arch].has_cp_async for arch in archs):
+        return []
+    return [name for name in group_names() if name not in names and not _has_cp_async(load_catalog([name]))]
 
 
 def _has_cp_async(group: Sequence[Texts]) -> bool:

@@ -13,7 +13,7 @@ import click
 
 from generator.arch import parse_arch_list
 from generator.build import Prover, prepare
-from generator.catalog import load_catalog
+from generator.catalog import for_others, load_catalog
 from generator.catalog.recipes import find, load_recipes
 from generator.commands.hints import tell_hints
 from generator.commands.progress import Tell, planning, progress
@@ -75,12 +75,17 @@ def run(options: dict[str, Any]) -> int:
     if not plans:  # a part of a sweep that is empty can be merged, too
         settings.library.folder.mkdir(parents=True, exist_ok=True)
     with progress(len(plans), options["quiet"]) as tell:
-        made = _made(make(plans, settings, options["jobs"] or _cores(), crew), tell)
+        made = _made(make(plans, settings, _workers(options["jobs"]), crew), tell)
     _print(made, settings.library, options["as_json"])
     for told in made:
         if told.error:
             click.echo(f"generate: error: {told.error}", err=True)
     return int(any(told.error for told in made))
+
+
+def _workers(jobs: int | None) -> int:
+    """Return how many worker processes build: none where it is said that this one is to do alone."""
+    return 0 if jobs == 1 else jobs or _cores()
 
 
 def _cores() -> int:
@@ -130,7 +135,11 @@ def requested(options: dict[str, Any]) -> Sweep:
     catalog = options.get("catalog")
     groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
     if catalog is not None:
-        groups += load_catalog(catalog.split(","), parse_arch_list(given["arch"]) if "arch" in given else ())
+        names = [name.strip() for name in catalog.split(",")]
+        others = for_others(names, parse_arch_list(given["arch"])) if "arch" in given else []
+        for name in others:
+            click.echo(f"generate: {name} is for chips without cp.async, and left out: name it to have it", err=True)
+        groups += load_catalog(names, others)
     if options.get("kernels"):
         from generator.cutlass_names import has_globs, requests_named  # only where names are given
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from generator.errors import BuildError
-from generator.executor.cache import alone, keep, kept, place
+from generator.executor.cache import keep, kept, place
 from generator.executor.host_compiler import HostCompiler
 from generator.toolchain import cuda_include, cutlass_include, version_of
 
@@ -48,7 +48,7 @@ class Workshop:
 
         Raises: BuildError with the compiler's log; LibraryError where the cache cannot be written.
         """
-        executor = self._executor(anew)
+        executor = self.executor(anew)
         read = includes_of(source.encode(), self.templates) | includes_of_file(VARIANT, self.templates)
         whole = any(header.startswith(_WHOLE_CUTE) for header in read)
         inputs = {**read, "kernel.cu": _hash(source.encode()), "": executor.name}
@@ -60,18 +60,21 @@ class Workshop:
         with self._arguments(symbol, source, whole) as arguments:
             return self._compile(symbol, options, [*arguments, str(executor)], name)
 
-    def require_legal(self, symbol: str, source: str) -> None:
-        """Raise BuildError with the compiler's log where a text is no C++, whatever the cache has."""
+    def compiles(self, symbol: str, source: str) -> bool:
+        """Tell whether a text is C++ to the compiler, whatever the cache has."""
         whole = any(header.startswith(_WHOLE_CUTE) for header in includes_of(source.encode(), self.templates))
-        with self._arguments(symbol, source, whole) as arguments:
-            self._run(symbol, (*_VARIANT_OPTIONS, "-fsyntax-only"), arguments)
+        try:
+            with self._arguments(symbol, source, whole) as arguments:
+                self._run(symbol, (*_VARIANT_OPTIONS, "-fsyntax-only"), arguments)
+        except BuildError:
+            return False
+        return True
 
     @contextmanager
     def _arguments(self, symbol: str, source: str, whole: bool) -> Iterator[list[str]]:
         """Yield what the compiler is told of a variant, whose text is in a file for so long."""
-        text = place(self.cache)
+        text = place(self.cache, source)
         try:
-            text.write_text(source)
             yield [
                 *(_cute_folders(self.templates) if whole else ()),
                 f"-DHGEMM_VARIANT={symbol}",
@@ -81,15 +84,11 @@ class Workshop:
         finally:
             text.unlink()
 
-    def _executor(self, anew: bool) -> Path:
-        """Return the executor, which takes five seconds to build: the first process does, and others wait for it."""
+    def executor(self, anew: bool = False) -> Path:
+        """Return the object that every variant is linked with, as `executable` does; it takes some seconds to build."""
         name = self._name("executor", _EXECUTOR_OPTIONS, includes_of_file(EXECUTOR, self.templates), ".o")
         found = None if anew else kept(self.cache, name)
-        if found:
-            return found
-        with alone(self.cache, name):
-            found = None if anew else kept(self.cache, name)
-            return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
+        return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
 
     def _cute(self) -> dict[str, str]:
         """Return what a kernel in all of CuTe is made of beside the templates that it includes by their names."""

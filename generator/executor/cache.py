@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from generator.store.disk import told
 from generator.store.whole import temporary_name
 from hgemm.folders import TEMPORARY, is_stale
 
+OPTION = "HGEMM_CACHE_DIR"
 KEPT_BYTES = 512 * 2**20
 """Beyond this the objects that were used least recently are dropped."""
 _KEPT_S = 60.0
@@ -20,7 +21,7 @@ _KEPT_S = 60.0
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of compiled executors: below HGEMM_CACHE_DIR, XDG_CACHE_HOME or ~/.cache."""
-    named = environment.get("HGEMM_CACHE_DIR")
+    named = environment.get(OPTION)
     if named:
         return Path(named) / "executor"
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm" / "executor"
@@ -38,39 +39,25 @@ def kept(folder: Path, name: str) -> Path | None:
     return path
 
 
-def place(folder: Path) -> Path:
-    """Return a path in the cache to make an object at, which `keep` then gives its name.
+def place(folder: Path, text: str = "") -> Path:
+    """Return a path in the cache to make an object at, which `keep` then gives its name, with `text` there.
 
     Raises: LibraryError where the folder cannot be written.
     """
-    with told("write to the cache", folder):
+    with told("write to the cache", folder, OPTION):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / temporary_name()
         path.touch(exist_ok=False)
+        path.write_text(text)
     return path
 
 
 def keep(made: Path, name: str) -> Path:
-    """Give a finished object its name; another process may have made the same one meanwhile."""
+    """Give a finished object its name; another process may have made the same one meanwhile. Raises: LibraryError."""
     path = made.with_name(name)
-    os.replace(made, path)
+    with told("write to the cache", made.parent, OPTION):
+        os.replace(made, path)
     return path
-
-
-@contextmanager
-def alone(folder: Path, name: str) -> Iterator[None]:
-    """Have one process at a time make the object `name`, while others wait. Raises: LibraryError as `place` does."""
-    from filelock import FileLock  # rarely needed
-
-    with told("write to the cache", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{name}.lock")
-        with suppress(NotImplementedError):  # where a file system has no locks, each makes its own
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def trim(folder: Path, kept_bytes: int = KEPT_BYTES) -> int:

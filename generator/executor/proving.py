@@ -81,7 +81,8 @@ def load(subject: Subject, workshop: Workshop) -> Executable:
     try:
         return Executable(workshop.executable(subject.symbol, subject.source))
     except BuildError:
-        workshop.require_legal(subject.symbol, subject.source)
+        if not workshop.compiles(subject.symbol, subject.source):
+            raise
     except (OSError, AttributeError):
         pass
     path = workshop.executable(subject.symbol, subject.source, anew=True)
