@@ -97,7 +97,7 @@ def _staged(source: random.Random) -> dict:
     arch, stages = source.choice(STAGED), source.choice([1, 2, 2, 2])
     plain = {"dtype_a": "f16", "dtype_d": "f16", "mma": "m16n8k8"} if arch == "sm_75" else {}
     ahead = source.choice([1, 2]) if stages == 2 else 1
-    copy = source.choice(["vector", "vector", "scalar"])
+    copy = source.choice(["vector", "vector", "scalar", "shifted", "shifted"])
     prefetch = stages == 2 or source.choice([True, False])
     return {"arch": arch, "copy": copy, "stages": stages, "fragment_stages": ahead, "prefetch": prefetch, **plain}
 

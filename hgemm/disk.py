@@ -74,4 +74,4 @@ def reason_of(error: OSError, option: str = LIBRARY_OPTION) -> str:
     """Say why the disk refused, and what to do about a place that `option` named."""
     if error.errno in _REASONS:
         return _REASONS[error.errno].format(option=option)
-    return f"{error.strerror or error}: check the folder and try again"
+    return f"{error.strerror or error}: check the folder, or choose another {option}"

@@ -43,6 +43,23 @@ def test_the_time_left_is_told_in_its_own_units(clock, capsys, seconds_each: flo
     assert capsys.readouterr().err.splitlines()[0].endswith(f" ({told})")
 
 
+def test_what_comes_together_has_the_rate_of_those_who_worked_at_it(clock, capsys) -> None:
+    with progress(16, quiet=False, workers=2) as tell:
+        clock[0] += 4.0
+        for number in range(8):
+            tell(Outcome(f"new{number}", "built", 1.0))
+    told = [line.partition(" (")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told[0] == "2 variants/s, 8 s left)" and told[7] == "2 variants/s, 4 s left)"
+
+
+def test_what_was_made_before_an_interrupt_is_summed_up(clock: list[float], capsys) -> None:
+    with pytest.raises(KeyboardInterrupt), progress(1000, quiet=False) as tell:
+        tell(Outcome("one", "built", 0.5))
+        clock[0] += 2.0
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.splitlines()[-1] == "1 of 1000 variants in 2.0 s: 1 built"
+
+
 def plan_slowly(clock: list[float], quiet: bool = False) -> None:
     """Plan 40 combinations, one in 0.5 s."""
     with planning(quiet) as planned:

@@ -147,7 +147,7 @@ def _made(ladders: Sequence[Ladder], library: Library, options: Mapping[str, Any
     settings = Settings(library, templates_folder(), prover=_prover() if prove else None)
     outcomes: dict[str, Outcome] = {}
     jobs = options["jobs"] or cores()
-    with progress(len(plans), options["quiet"]) as tell, closing(make(plans, settings, jobs)) as made:
+    with progress(len(plans), options["quiet"], jobs) as tell, closing(make(plans, settings, jobs)) as made:
         for _, outcome in made:
             outcomes[outcome.symbol] = outcome
             tell(outcome)

@@ -51,7 +51,10 @@ class Emulation:
     def outcomes(self, symbols: Iterable[str]) -> Iterator[Outcome]:
         """Yield what came of each variant, in order; a proof on the default shapes is filed in its record."""
         wanted = [self._request(symbol) for symbol in symbols]
-        told = workers(self.jobs, self.timeout_s).check_all(one for one in wanted if isinstance(one, Request))
+        requests = [one for one in wanted if isinstance(one, Request)]
+        if requests:
+            self.workshop.executor()  # once, not by each process; where it cannot be, no variant is to blame
+        told = workers(self.jobs, self.timeout_s).check_all(requests)
         for one in wanted:
             outcome = next(told)[0] if isinstance(one, Request) else one
             if outcome.proof:

@@ -74,8 +74,9 @@ def run(options: dict[str, Any]) -> int:
         return _dry_run(plans, settings, _recipes(options), options["as_json"])
     if not plans:  # a part of a sweep that is empty can be merged, too
         settings.library.folder.mkdir(parents=True, exist_ok=True)
-    with progress(len(plans), options["quiet"]) as tell:
-        made = _made(make(plans, settings, _workers(options["jobs"]), crew), tell)
+    workers = _workers(options["jobs"])
+    with progress(len(plans), options["quiet"], 0 if crew else max(workers, 1)) as tell:
+        made = _made(make(plans, settings, workers, crew), tell)
     _print(made, settings.library, options["as_json"])
     for told in made:
         if told.error:

@@ -28,10 +28,15 @@ _AT_ONCE = ("cached", "present")
 
 
 class _Pace:
-    """How fast variants come that are work, and how long the rest takes; what is there already comes at once, and first."""
+    """How fast variants come that are work, and how long the rest takes; what is there already comes at once, and first.
 
-    def __init__(self, total: int) -> None:
-        self._left, self._worked, self._start = total, 0, time.perf_counter()
+    Several that were worked at by one come together: where it is known how many work at a time, the rate is from what
+    each took, else from when they come.
+    """
+
+    def __init__(self, total: int, workers: int) -> None:
+        self._left, self._workers = total, min(workers, total)
+        self._worked, self._took, self._start = 0, 0.0, time.perf_counter()
 
     def after(self, outcome: Outcome) -> str:
         """Count an outcome and say the rate and the time left, or nothing where there is none."""
@@ -40,7 +45,9 @@ class _Pace:
             self._start = time.perf_counter()
             return ""
         self._worked += 1
-        seconds_each = (time.perf_counter() - self._start) / self._worked
+        self._took += outcome.seconds
+        passed = self._took / self._workers if self._workers else time.perf_counter() - self._start
+        seconds_each = passed / self._worked
         return f"{1 / max(seconds_each, 1e-9):.3g} variants/s, {_duration(seconds_each * self._left)} left"
 
 
@@ -52,28 +59,39 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(total: int, quiet: bool) -> Iterator[Tell]:
-    """Yield what is to be told of each outcome; at the end, sum up."""
+def progress(total: int, quiet: bool, workers: int = 0) -> Iterator[Tell]:
+    """Yield what is to be told of each outcome; at the end, and where it is interrupted, sum up.
+
+    `workers` is how many are worked at at a time, or 0 where that is not known.
+    """
     if quiet:
         yield lambda outcome: None
         return
     start, counts = time.perf_counter(), Counter[str]()
     console = _terminal() if total > 1 else None
-    with _live(console, total) if console else _plain(total) as show:
 
-        def tell(outcome: Outcome) -> None:
-            counts[outcome.status] += 1
-            show(outcome)
+    def tell(outcome: Outcome) -> None:
+        counts[outcome.status] += 1
+        show(outcome)
 
-        yield tell
-    if total > 1:
+    def sum_up(done: str) -> None:
         told = ", ".join(f"{count} {status}" for status, count in counts.items())
-        click.echo(f"{total} variants in {time.perf_counter() - start:.1f} s: {told}", err=True)
+        click.echo(f"{done} in {time.perf_counter() - start:.1f} s: {told or 'none filed'}", err=True)
+
+    pace = _Pace(total, workers)
+    try:
+        with _live(console, total, pace) if console else _plain(total, pace) as show:
+            yield tell
+    except KeyboardInterrupt:
+        sum_up(f"{sum(counts.values())} of {total} variants")
+        raise
+    if total > 1:
+        sum_up(f"{total} variants")
 
 
 @contextmanager
-def _plain(total: int) -> Iterator[Tell]:
-    width, done, pace, came = len(str(total)), 0, _Pace(total), threading.Event()
+def _plain(total: int, pace: _Pace) -> Iterator[Tell]:
+    width, done, came = len(str(total)), 0, threading.Event()
 
     def show(outcome: Outcome) -> None:
         nonlocal done
@@ -116,8 +134,7 @@ def _terminal() -> Console | None:
 
 
 @contextmanager
-def _live(console: Console, total: int) -> Iterator[Tell]:
-    pace = _Pace(total)
+def _live(console: Console, total: int, pace: _Pace) -> Iterator[Tell]:
     with _bar(console, total) as update:
         yield lambda outcome: update(advance=1, pace=pace.after(outcome))
 
