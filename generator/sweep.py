@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.plan import Plan, plan_of
 from generator.rules import Violation, broken_rules, refuse_illegal, told_rules, violations
-from generator.spec import Request, parse_field
+from generator.spec import Request, Spec, parse_field
 
 MAX_COMBINATIONS = 50_000
 _RANGES = ("stages", "fragment_stages", "ctas_per_sm", "consumers")
@@ -188,6 +188,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RequestError(f"spec file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise RequestError(f"spec file {path} is no TOML: {error}") from error
+
+
+def sweep_of(spec: Spec) -> Sweep:
+    """Return a spec of which nothing is left to be planned as what was asked for."""
+    plan, request = plan_of(spec), {field.name: getattr(spec, field.name) for field in fields(spec)}
+    return Sweep((Candidate(plan, request, tuple(broken_rules(plan))),))
 
 
 def over(texts: Texts, above: Texts) -> Texts:

@@ -86,6 +86,22 @@ def test_explain_prints_the_plan_and_builds_nothing(capsys, tmp_path: Path) -> N
         assert words in out
 
 
+def test_explain_tells_of_a_variant_what_it_tells_of_its_spec(capsys, small_library) -> None:
+    (row,) = [row for row in small_library.rows() if row["layout"] == "nt"]
+    asked = ["--library", small_library.folder, "--m", "512", "--json"]
+    status, out, _ = hgemm(capsys, "explain", row["symbol"], *asked)
+    (told,) = json.loads(out)
+    assert (
+        status == 0 and told["planned"] == [] and told["spec"] == small_library.load(row["symbol"]).record.data["spec"]
+    )
+    requested = [word for name, text in SMALL.items() for word in (f"--{name}", text)]
+    _, out, _ = hgemm(capsys, "explain", *requested, "--layout", "nt", "--m", "512", "--json")
+    assert json.loads(out) == [{**told, "planned": json.loads(out)[0]["planned"]}]
+    for words in (["--stages", "3"], ["--spec", "sweep.toml"]):
+        status, _, err = hgemm(capsys, "explain", row["symbol"], *asked, *words)
+        assert status == 2 and f"whose spec is whole: leave {words[0]} out" in err
+
+
 def test_explain_prints_every_rule_of_every_combination(capsys) -> None:
     status, out, _ = hgemm(capsys, "explain", *TOO_LARGE)
     assert (
