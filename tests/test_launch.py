@@ -1,19 +1,18 @@
-"""Grids, workspaces, images, arrays and the call itself, on a driver that has no GPU."""
+"""Grids, workspaces, images and the call itself, on a driver that has no GPU."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import simulated
 from fake_driver import FakeDriver, real
+from gpu_arrays import Dlpack, Interface
 from simulated import record
 
 import hgemm.device
 from hgemm import DeviceError, Kernel, Problem, ProblemError
-from hgemm.arrays import stream_handle, view
 from hgemm.device import open_device
 from hgemm.dtypes import decode, encode
 from hgemm.errors import LibraryError, UnfitError
@@ -132,116 +131,6 @@ def test_a_variant_that_needs_more_shared_memory_is_unfit(driver: FakeDriver) ->
     large["launch"] = {**large["launch"], "smem_bytes": 300000}
     with pytest.raises(UnfitError, match="needs 300000 B of shared memory a CTA, Fake GPU gives 232448 B"):
         Kernel(large, b"cubin").prepare()
-
-
-# ---- Arrays ---------------------------------------------------------------------------------------------------------
-
-
-class Dlpack:
-    """A NumPy array that says it lies on GPU 0, with DLPack."""
-
-    def __init__(self, array: np.ndarray, kind: int = 2) -> None:
-        self.array, self.kind = array, kind
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.kind, 0
-
-    def __dlpack__(self, *, stream: int):
-        assert stream == -1
-        return self.array.__dlpack__()
-
-
-class Interface:
-    """A NumPy array that says it lies on a GPU, with __cuda_array_interface__."""
-
-    def __init__(self, array: np.ndarray, typestr: str | None = None, readonly: bool = False) -> None:
-        self.array = array
-        data = (array.ctypes.data, readonly)
-        dense = array.flags.c_contiguous
-        self.__cuda_array_interface__ = {
-            "shape": array.shape,
-            "typestr": typestr or array.dtype.str,
-            "data": data,
-            "strides": None if dense else array.strides,
-            "version": 3,
-        }
-
-
-def test_views_of_dlpack_and_of_the_array_interface_agree() -> None:
-    array = np.zeros((3, 10, 24), np.float16)[1:, ::2, 8:]
-    for wrapped in (Dlpack(array), Interface(array)):
-        found = view(wrapped, "A")
-        assert found.pointer == array.ctypes.data and found.shape == (2, 5, 16) and found.dtype == "f16"
-        assert found.strides == (240, 48, 1) and found.size_bytes == 2 * 5 * 16 * 2
-    assert view(Dlpack(array), "A").device == 0 and view(Interface(array), "A").device is None
-    assert view(Dlpack(np.zeros((4, 6), np.float32)), "D").strides == (6, 1)
-    assert view(Interface(np.zeros((4, 6), np.float32)), "D").strides == (6, 1)
-    assert view(Interface(np.zeros(4, "V2")), "A").dtype == "bf16"
-    assert view(Dlpack(np.zeros(4, np.int8)), "A").dtype == "i8"
-
-
-def test_a_view_gives_the_array_back() -> None:
-    import sys
-
-    array = np.zeros((4, 4), np.float16)
-    before = sys.getrefcount(array)
-    for _ in range(10):
-        view(Dlpack(array), "A")
-    assert sys.getrefcount(array) == before + 0
-
-
-def test_bf16_is_read_from_dlpack() -> None:
-    from hgemm import arrays
-
-    class Bf16(Dlpack):
-        def __dlpack__(self, *, stream: int):
-            capsule = super().__dlpack__(stream=stream)
-            tensor = arrays._Tensor.from_address(arrays._capsule_pointer(capsule, b"dltensor"))
-            tensor.dtype.code = 4
-            return capsule
-
-    assert view(Bf16(np.zeros((2, 2), np.float16)), "A").dtype == "bf16"
-
-
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.zeros((2, 2)), "A is not in a GPU's memory .DLPack device 1."),
-        ([[1.0]], "A is a list: bring an array with DLPack"),
-        (Dlpack(np.zeros(2), kind=10), "DLPack device 10"),
-    ],
-)
-def test_what_is_no_array_on_a_gpu_is_refused(array: object, message: str) -> None:
-    with pytest.raises(ProblemError, match=message):
-        view(array, "A")
-
-
-def test_an_array_that_will_not_be_exported_says_why() -> None:
-    class Grad(Dlpack):
-        def __dlpack__(self, *, stream: int):
-            raise BufferError("Can't export tensors that require gradient,\nuse tensor.detach()")
-
-    with pytest.raises(ProblemError, match="A does not give its memory away: Can't export .* use tensor.detach"):
-        view(Grad(np.zeros(2)), "A")
-
-
-def test_streams_of_every_library_are_understood() -> None:
-    class Torch:
-        cuda_stream = 11
-
-    class Cupy:
-        ptr = 12
-
-    class Core:
-        def __cuda_stream__(self):
-            return 0, 13
-
-    class Numba:
-        handle = ctypes.c_void_p(14)
-
-    assert [stream_handle(one) for one in (None, 7, Torch(), Cupy(), Core(), Numba())] == [0, 7, 11, 12, 13, 14]
-    with pytest.raises(ProblemError, match="stream is a str"):
-        stream_handle("fast")
 
 
 # ---- The call -------------------------------------------------------------------------------------------------------

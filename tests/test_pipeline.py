@@ -31,6 +31,7 @@ from generator.store.garbage import collect_garbage
 from generator.store.library import Library
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
+from generator.workers.dispatch import cores
 from hgemm.record import ARTEFACTS, Record
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
@@ -113,7 +114,7 @@ def test_without_workers_this_process_builds_them_all_a_few_at_a_time(settings: 
     outcomes = [*make(plans, settings, 0)]
     assert len(plans) == 16 and [place for place, _ in outcomes] == [*range(16)] and sizes == [8, 8]
     assert [outcome.symbol for _, outcome in outcomes] == [symbol_of(plan.spec) for plan in plans]
-    assert [generate._workers(jobs) for jobs in (1, 2, None)] == [0, 2, generate._cores()]
+    assert [generate._workers(jobs) for jobs in (1, 2, None)] == [0, 2, cores()]
 
 
 def test_kernels_of_every_architecture_are_as_planned(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from generator.catalog import catalog_kernels
 from generator.catalog.recipes import load_system, system_names
-from generator.commands.emulate import cores, workshop
+from generator.commands.emulate import workshop
 from generator.commands.emulated_check import request_of, workers
 from generator.commands.ladder import ladder_on
 from generator.emit import Kernel, emit
@@ -26,6 +26,7 @@ from generator.executor.cache import trim
 from generator.register import planned
 from generator.toolchain import templates_folder
 from generator.verbs.verify import line_of, summary_of
+from generator.workers.dispatch import cores
 
 
 def chosen(texts: Sequence[Text], sample: int, seed: str, changed: Iterable[str]) -> list[Text]:

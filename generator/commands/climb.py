@@ -13,7 +13,7 @@ import click
 from generator.arch import parse_arch
 from generator.catalog.recipes import System, load_system, read_system, system_names
 from generator.commands.device_check import open_kernel
-from generator.commands.emulate import Prover, cores, workshop
+from generator.commands.emulate import Prover, workshop
 from generator.commands.kept_ladders import KIND, SCHEMA, chosen, read
 from generator.commands.ladder import Ladder, about, card_of, ladder_here, ladder_on
 from generator.commands.ladder_table import csv_text, text
@@ -26,6 +26,7 @@ from generator.executor.host_compiler import NoCompiler
 from generator.pipeline import Outcome, Settings, make
 from generator.store.library import Library
 from generator.toolchain import templates_folder
+from generator.workers.dispatch import cores
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import write_document
 from hgemm.bench.work import Work, grid

@@ -32,11 +32,6 @@ def workshop() -> Workshop:
     return Workshop(compiler, templates, cache_folder(os.environ))
 
 
-def cores() -> int:
-    """Return how many processes this one may keep busy."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class Emulation:
     """How variants of a library are proved: on which shapes, from which seed, by how many processes."""

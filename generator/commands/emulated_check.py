@@ -33,7 +33,7 @@ class Request:
     shapes: str = ""
     seed: int = 0
     flags: tuple[str, ...] = ()
-    level: str = "-O1"
+    level: str = Workshop.level
 
 
 def request_of(workshop: Workshop, source: str, record: Mapping[str, Any], shapes: str = "", seed: int = 0) -> Request:

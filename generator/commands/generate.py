@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from generator.shard import Shard
 from generator.store.library import Library
 from generator.sweep import Sweep, over, read_spec_file, sweep
 from generator.toolchain import templates_folder
+from generator.workers.dispatch import cores
 from hgemm.record import Scalar
 from hgemm.variants import refuse_file
 
@@ -86,11 +86,7 @@ def run(options: dict[str, Any]) -> int:
 
 def _workers(jobs: int | None) -> int:
     """Return how many worker processes build: none where it is said that this one is to do alone."""
-    return 0 if jobs == 1 else jobs or _cores()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if jobs == 1 else jobs or cores()
 
 
 def _crew(options: dict[str, Any]) -> Crew | None:

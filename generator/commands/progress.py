@@ -35,7 +35,7 @@ class _Pace:
     """
 
     def __init__(self, total: int, workers: int) -> None:
-        self._left, self._workers = total, min(workers, total)
+        self._left, self._workers = total, workers
         self._worked, self._took, self._start = 0, 0.0, time.perf_counter()
 
     def after(self, outcome: Outcome) -> str:
@@ -44,6 +44,8 @@ class _Pace:
         if outcome.status in _AT_ONCE and not self._worked:
             self._start = time.perf_counter()
             return ""
+        if not self._worked:
+            self._workers = min(self._workers, self._left + 1)
         self._worked += 1
         self._took += outcome.seconds
         passed = self._took / self._workers if self._workers else time.perf_counter() - self._start

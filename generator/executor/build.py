@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -50,29 +50,28 @@ class Workshop:
         """
         executor = self.executor(anew)
         read = includes_of(source.encode(), self.templates) | includes_of_file(VARIANT, self.templates)
-        whole = any(header.startswith(_WHOLE_CUTE) for header in read)
         inputs = {**read, "kernel.cu": _hash(source.encode()), "": executor.name}
         options = (*_VARIANT_OPTIONS, self.level)
-        name = self._name("variant", options, inputs | (self._cute() if whole else {}), ".so")
+        name = self._name("variant", options, inputs | (self._cute() if _in_whole_cute(read) else {}), ".so")
         found = None if anew else kept(self.cache, name)
         if found:
             return found
-        with self._arguments(symbol, source, whole) as arguments:
+        with self._arguments(symbol, source) as arguments:
             return self._compile(symbol, options, [*arguments, str(executor)], name)
 
     def compiles(self, symbol: str, source: str) -> bool:
         """Tell whether a text is C++ to the compiler, whatever the cache has."""
-        whole = any(header.startswith(_WHOLE_CUTE) for header in includes_of(source.encode(), self.templates))
         try:
-            with self._arguments(symbol, source, whole) as arguments:
+            with self._arguments(symbol, source) as arguments:
                 self._run(symbol, (*_VARIANT_OPTIONS, "-fsyntax-only"), arguments)
         except BuildError:
             return False
         return True
 
     @contextmanager
-    def _arguments(self, symbol: str, source: str, whole: bool) -> Iterator[list[str]]:
+    def _arguments(self, symbol: str, source: str) -> Iterator[list[str]]:
         """Yield what the compiler is told of a variant, whose text is in a file for so long."""
+        whole = _in_whole_cute(includes_of(source.encode(), self.templates))
         text = place(self.cache, source)
         try:
             yield [
@@ -131,6 +130,10 @@ class Workshop:
             raise BuildError(symbol, f"error: {command[0]}: {error}") from error
         if done.returncode:
             raise BuildError(symbol, done.stderr or f"{command[0]} ended with status {done.returncode}")
+
+
+def _in_whole_cute(headers: Iterable[str]) -> bool:
+    return any(header.startswith(_WHOLE_CUTE) for header in headers)
 
 
 def _cute_folders(templates: Path) -> list[str]:

@@ -13,7 +13,7 @@ from generator.store.fields import known_fields
 from generator.store.library import Library
 from generator.store.where import check_field, parse_where
 from hgemm.advice import on
-from hgemm.record import SOURCE_NAME, Scalar
+from hgemm.record import RECORD_NAME, SOURCE_NAME, Scalar
 from hgemm.variants import is_symbol
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
@@ -79,13 +79,11 @@ def choose(library: Library, names: Collection[str], selection: Selection) -> li
 
 def nothing_matches(library: Library) -> LibraryError:
     """Return the error of a selection that chooses nothing: the filters are to change, or the library is empty."""
+    made = f"`generate --catalog{on(library.folder)}` makes the shipped ones"
     if library.rows():
         shown = f"`hgemm list{on(library.folder)}` shows those that are"
-        made = f"`generate --catalog{on(library.folder)}` makes the shipped ones"
         return LibraryError(f"no variant in {library.folder} matches: {shown}, {made}")
-    return LibraryError(
-        f"{library.folder} has no variants: `generate --catalog{on(library.folder)}` makes the shipped ones"
-    )
+    return LibraryError(f"{library.folder} has no variants: {made}")
 
 
 def left_out(library: Library, names: Collection[str], selection: Selection) -> dict[str, int]:
@@ -152,9 +150,8 @@ def _none(library: Library, name: str) -> list[str]:
         raise RequestError(f"no variant in {library.folder} begins with {name!a}: did you mean '{inside}'?")
     symbols = [str(row["symbol"]) for row in library.rows()]
     near = nearest(name, symbols, cutoff=0.3)
-    texts = sorted(
-        path.parent.name for path in library.folder.glob(f"*/{SOURCE_NAME}") if path.parent.name.startswith(name)
-    )
+    named = [path.parent for path in library.folder.glob(f"*/{SOURCE_NAME}") if path.parent.name.startswith(name)]
+    texts = sorted(path.name for path in named if not (path / RECORD_NAME).exists())
     if texts:
         told = f"of {texts[0]} only the text is there, which `generate --catalog{on(library.folder)}` compiles"
         raise RequestError(f"no variant in {library.folder} is named {name!a}: {told}")

@@ -20,6 +20,7 @@ from generator.errors import RequestError
 from generator.executor import COSTS_CASE
 from generator.store.library import Library
 from generator.store.selection import Selection, choose
+from generator.workers.dispatch import cores
 from hgemm.cases import Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
@@ -124,7 +125,7 @@ def _emulated(
 ) -> Iterator[Outcome]:
     from generator.commands import emulate  # only where it is asked for
 
-    emulation = emulate.Emulation(library, emulate.workshop(), shapes, seed, jobs or emulate.cores())
+    emulation = emulate.Emulation(library, emulate.workshop(), shapes, seed, jobs or cores())
     return replace(emulation, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 
 
