@@ -31,7 +31,7 @@ from generator.store.garbage import collect_garbage
 from generator.store.library import Library
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
-from generator.workers.dispatch import cores
+from generator.workers.cores import cores
 from hgemm.record import ARTEFACTS, Record
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]

@@ -26,7 +26,7 @@ from generator.executor.cache import trim
 from generator.register import planned
 from generator.toolchain import templates_folder
 from generator.verbs.verify import line_of, summary_of
-from generator.workers.dispatch import cores
+from generator.workers.cores import cores
 
 
 def chosen(texts: Sequence[Text], sample: int, seed: str, changed: Iterable[str]) -> list[Text]:

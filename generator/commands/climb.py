@@ -26,7 +26,7 @@ from generator.executor.host_compiler import NoCompiler
 from generator.pipeline import Outcome, Settings, make
 from generator.store.library import Library
 from generator.toolchain import templates_folder
-from generator.workers.dispatch import cores
+from generator.workers.cores import cores
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import write_document
 from hgemm.bench.work import Work, grid

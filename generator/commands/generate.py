@@ -26,7 +26,7 @@ from generator.shard import Shard
 from generator.store.library import Library
 from generator.sweep import Sweep, over, read_spec_file, sweep
 from generator.toolchain import templates_folder
-from generator.workers.dispatch import cores
+from generator.workers.cores import cores
 from hgemm.record import Scalar
 from hgemm.variants import refuse_file
 

@@ -20,7 +20,7 @@ from generator.errors import RequestError
 from generator.executor import COSTS_CASE
 from generator.store.library import Library
 from generator.store.selection import Selection, choose
-from generator.workers.dispatch import cores
+from generator.workers.cores import cores
 from hgemm.cases import Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
