@@ -1,0 +1,150 @@
+"""Fills the reference pages of the site from the code: command line, spec fields, record fields, Python and C API.
+
+A line `<!-- generated: NAME -->` in a page is replaced by what the function of that name below returns.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+HEADER = next(ROOT.glob("templates/*/include/hgemm.h"))
+WIDTH = 96
+MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+SHIM = re.compile(r'<script src="https://unpkg\.com/iframe-worker/shim"></script>')
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the markers of a page. mkdocs calls this for every page."""
+    return MARKER.sub(lambda match: GENERATED[match[1]](), markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Load the script that lets a site without a server be searched from the site itself, not from another host."""
+    up = "../" * page.url.count("/")
+    return SHIM.sub(f'<script src="{up}assets/file-search.js"></script>', output)
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# ---- Command line ----------------------------------------------------------------------------------------------------
+
+
+def cli() -> str:
+    """Return the help of `generate` and of every verb of `hgemm`, a section each."""
+    return "\n".join(_help_section(name, command) for name, command in commands())
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Yield `generate`, and each verb as `hgemm VERB`, with its command."""
+    from generator.cli import generate_command, hgemm_command
+
+    yield "generate", generate_command
+    context = click.Context(hgemm_command, info_name="hgemm")
+    for verb in hgemm_command.list_commands(context):
+        yield f"hgemm {verb}", hgemm_command.get_command(context, verb)
+
+
+def _help_section(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH)
+    return f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
+# ---- Spec fields -----------------------------------------------------------------------------------------------------
+
+
+def spec_fields() -> str:
+    """Return one table of spec options for each group of `generate --help`."""
+    from generator.commands.options import SPEC_OPTIONS
+
+    sections = []
+    for group in dict.fromkeys(option.group for option in SPEC_OPTIONS):
+        rows = [
+            (f"`{option.flag}`", f"`{option.name}`", ", ".join(f"`{name}`" for name in option.fields), option.help)
+            for option in SPEC_OPTIONS
+            if option.group == group
+        ]
+        sections.append(f"### {group}\n\n" + table(("option", "in a spec file", "record fields", "meaning"), rows))
+    return "\n\n".join(sections)
+
+
+def architectures() -> str:
+    """Return the table of architectures: limits and families."""
+    from generator.arch import ARCHS
+
+    rows = [
+        (
+            f"`{arch.name}`",
+            f"{arch.limits.smem_bytes_per_cta:,}",
+            f"{arch.limits.smem_bytes_per_sm:,}",
+            str(arch.limits.warps_per_sm),
+            str(arch.limits.ctas_per_sm),
+            ", ".join(f"`{family}`" for family in arch.families),
+        )
+        for arch in ARCHS.values()
+    ]
+    header = ("arch", "shared memory of a CTA, B", "of an SM, B", "warps of an SM", "CTAs of an SM", "kernel families")
+    return table(header, rows)
+
+
+# ---- Records ---------------------------------------------------------------------------------------------------------
+
+
+def record_fields() -> str:
+    """Return what `hgemm list --fields` prints."""
+    from click.testing import CliRunner
+
+    from generator.cli import hgemm_command
+
+    shown = CliRunner().invoke(hgemm_command, ["list", "--fields"])
+    if shown.exit_code:
+        raise RuntimeError(f"hgemm list --fields failed: {shown.output}")
+    return f"```text\n{shown.stdout.rstrip()}\n```"
+
+
+# ---- APIs ------------------------------------------------------------------------------------------------------------
+
+
+def python_api() -> str:
+    """Return a mkdocstrings directive for everything that `import hgemm` offers."""
+    import hgemm
+
+    found = [(name, getattr(hgemm, name)) for name in hgemm.__all__]
+    found.sort(key=lambda item: (item[0] != "open", isinstance(item[1], type) and issubclass(item[1], Exception)))
+    return "\n\n".join(f"::: {item.__module__}.{item.__qualname__}" for _, item in found)
+
+
+def c_api() -> str:
+    """Return a section for each function of hgemm.h, with its comment, and the types after them."""
+    text = HEADER.read_text(encoding="utf-8")
+    functions = re.findall(r"/\* ((?:(?!\*/).)*?) ?\*/\nHGEMM_API ([^;]*?(hgemm_\w+)\([^;]*\));", text, re.DOTALL)
+    if not functions:
+        raise RuntimeError(f"{HEADER} has no function with a comment")
+    sections = [f"### {name}\n\n```c\n{code};\n```\n\n{_plain(comment)}\n" for comment, code, name in functions]
+    types = re.findall(r"^((?:/\*(?:(?!\*/).)*\*/\n)?typedef (?:enum|struct) \w+ \{.*?^\} \w+;)", text, re.DOTALL | re.MULTILINE)
+    blocks = "\n\n".join(f"```c\n{code}\n```" for code in types)
+    return "## Functions\n\n" + "\n".join(sections) + "\n## Types\n\n" + blocks
+
+
+def _plain(comment: str) -> str:
+    """Return a C comment as Markdown: no leading stars, and a paragraph for each of Errors, Graphs, Results."""
+    text = re.sub(r"\n \*? ?", "\n", comment).replace("*", r"\*").replace("_", r"\_")
+    return re.sub(r"(?:^|(?<=\. )|\n)(Errors(?: besides)?|Graphs|Results|Units|Threads): ", r"\n\n**\1:** ", text)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    made.__name__: made for made in (cli, spec_fields, architectures, record_fields, python_api, c_api)
+}
