@@ -3,10 +3,10 @@ VENV ?= .venv
 ARGS ?= --arch sm_89 --tile 128x128x32
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup generate catalog test verify lint clean
+.PHONY: help setup generate catalog test verify lint docs docs-check clean
 
 help:  ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## Install everything into .venv (PYTHON=python3.12 chooses another Python)
 
@@ -33,6 +33,16 @@ verify: $(INSTALLED)  ## Prove the shipped kernels by running them on the CPU; n
 lint: $(INSTALLED)  ## Check style
 	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks
 	$(VENV)/bin/ruff format --check generator hgemm tests docs
+
+docs: $(VENV)/.docs  ## Build the documentation site into build/site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
+docs-check: docs  ## Open every page of the site in Chromium: links, width, console
+	$(VENV)/bin/python docs/check_site.py
+
+$(VENV)/.docs: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
 
 clean:  ## Remove the virtual environment, caches, and what was built; measurements stay
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis examples/c/multiply

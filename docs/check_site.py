@@ -8,10 +8,11 @@ console error. Exit status: 0 the site is sound, 1 it is not, 77 Chromium is not
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -46,14 +47,14 @@ class Browser:
     """Chromium without a window, driven by the DevTools protocol over a pair of pipes."""
 
     def __init__(self, program: str, profile: Path) -> None:
-        from_us, to_browser = os.pipe()
-        from_browser, to_us = os.pipe()
+        commands, self._out = _pipe()
+        self._in, answers = _pipe()
         words = [program, *OPTIONS, OFFLINE, f"--user-data-dir={profile}", "about:blank"]
         # Chromium reads commands from descriptor 3 and writes answers to descriptor 4.
-        shell = ["sh", "-c", f'exec "$@" 3<&{from_us} 4>&{to_us}', "sh", *words]
-        self._process = subprocess.Popen(shell, pass_fds=(from_us, to_us), stderr=subprocess.DEVNULL)
-        os.close(from_us), os.close(to_us)
-        self._out, self._in = os.fdopen(to_browser, "wb"), os.fdopen(from_browser, "rb")
+        actions = [(os.POSIX_SPAWN_DUP2, commands, 3), (os.POSIX_SPAWN_DUP2, answers, 4)]
+        actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0))
+        self._process = os.posix_spawn(program, words, os.environ, file_actions=actions)
+        os.close(commands), os.close(answers)
         self._received, self._id, self._session = b"", 0, ""
         self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -62,10 +63,9 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def close(self) -> None:
-        self._out.close()
-        self._process.terminate()
-        self._process.wait(timeout=30)
-        self._in.close()
+        os.kill(self._process, signal.SIGTERM)
+        os.waitpid(self._process, 0)
+        os.close(self._out), os.close(self._in)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send one command and return its result."""
@@ -73,20 +73,23 @@ class Browser:
         message = {"id": self._id, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        self._out.write(json.dumps(message).encode() + b"\0")
-        self._out.flush()
+        data = json.dumps(message).encode() + b"\0"
+        while data:
+            data = data[os.write(self._out, data) :]
         answer = self._read_until(lambda received: received.get("id") == self._id)
         if "error" in answer:
             raise RuntimeError(f"Chromium rejected {method}: {answer['error'].get('message')}")
         return answer["result"]
 
-    def open(self, url: str, width_px: int) -> None:
-        """Load a page at a window width and wait for its load event."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width_px, height=900, deviceScaleFactor=1, mobile=width_px < 600
-        )
+    def open(self, url: str) -> None:
+        """Load a page and wait for its load event."""
         self.call("Page.navigate", url=url)
         self._read_until(lambda received: received.get("method") == "Page.loadEventFired")
+
+    def resize(self, width_px: int) -> None:
+        """Show the page in a window of this width; narrow windows are those of a phone."""
+        mobile = width_px < 600
+        self.call("Emulation.setDeviceMetricsOverride", width=width_px, height=900, deviceScaleFactor=1, mobile=mobile)
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression in the page."""
@@ -101,7 +104,7 @@ class Browser:
 
     def _read_message(self) -> bytes:
         while b"\0" not in self._received:
-            part = os.read(self._in.fileno(), 1 << 16)
+            part = os.read(self._in, 1 << 16)
             if not part:
                 raise RuntimeError("Chromium ended before it answered")
             self._received += part
@@ -115,6 +118,15 @@ class Browser:
             self.errors.append(" ".join(str(word.get("value", "")) for word in parameters["args"]))
         if method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
+
+
+def _pipe() -> tuple[int, int]:
+    """Return the two ends of a pipe, above the descriptors that Chromium uses."""
+    low = os.pipe()
+    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
+    for end in low:
+        os.close(end)
+    return high
 
 
 @contextmanager
@@ -151,8 +163,10 @@ def check_site(site: Path, program: str) -> tuple[int, list[str]]:
 def _check_page(chromium: Browser, site: Path, page: Path, checked: Checked) -> None:
     name = page.relative_to(site)
     chromium.errors.clear()
+    chromium.resize(WIDTHS_PX[0])  # the page lays itself out for this width when it is loaded
+    chromium.open(page.as_uri())
     for width_px in WIDTHS_PX:
-        chromium.open(page.as_uri(), width_px)
+        chromium.resize(width_px)
         content_px, window_px = chromium.evaluate(READ_WIDTH)
         if content_px > width_px or window_px > width_px:
             checked.faults.append(f"{name}: {max(content_px, window_px)} px wide in a window of {width_px} px")

@@ -9,9 +9,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -20,15 +22,28 @@ if str(ROOT) not in sys.path:
 HEADER = next(ROOT.glob("templates/*/include/hgemm.h"))
 WIDTH = 96
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)\)")
 SHIM = re.compile(r'<script src="https://unpkg\.com/iframe-worker/shim"></script>')
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the markers of a page. mkdocs calls this for every page."""
-    return MARKER.sub(lambda match: GENERATED[match[1]](), markdown)
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Replace the markers of a page, and copy files of the repository that it links to. mkdocs calls this for every page."""
+    markdown = MARKER.sub(lambda match: GENERATED[match[1]](), markdown)
+    folder = ROOT / "docs" / Path(page.file.src_uri).parent
+
+    def in_site(match: re.Match[str]) -> str:
+        source = (folder / match[1]).resolve()
+        if source.is_relative_to(ROOT / "docs") or not source.is_file():
+            return match[0]
+        uri = f"files/{source.relative_to(ROOT).as_posix()}" + ".txt" * (source.suffix == ".md")
+        if files.get_file_from_path(uri) is None:
+            files.append(File.generated(config, uri, abs_src_path=str(source)))
+        return f"]({'../' * page.file.src_uri.count('/')}{uri})"
+
+    return OUTSIDE.sub(in_site, markdown)
 
 
-def on_post_page(output: str, page: Any, **_: Any) -> str:
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Load the script that lets a site without a server be searched from the site itself, not from another host."""
     up = "../" * page.url.count("/")
     return SHIM.sub(f'<script src="{up}assets/file-search.js"></script>', output)
@@ -134,7 +149,9 @@ def c_api() -> str:
     if not functions:
         raise RuntimeError(f"{HEADER} has no function with a comment")
     sections = [f"### {name}\n\n```c\n{code};\n```\n\n{_plain(comment)}\n" for comment, code, name in functions]
-    types = re.findall(r"^((?:/\*(?:(?!\*/).)*\*/\n)?typedef (?:enum|struct) \w+ \{.*?^\} \w+;)", text, re.DOTALL | re.MULTILINE)
+    types = re.findall(
+        r"^((?:/\*(?:(?!\*/).)*\*/\n)?typedef (?:enum|struct) \w+ \{.*?^\} \w+;)", text, re.DOTALL | re.MULTILINE
+    )
     blocks = "\n\n".join(f"```c\n{code}\n```" for code in types)
     return "## Functions\n\n" + "\n".join(sections) + "\n## Types\n\n" + blocks
 

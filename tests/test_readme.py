@@ -1,125 +1,112 @@
-"""README and docs are true: commands do what is shown, links lead somewhere, and what is not yet there is not."""
+"""README and docs are true: the commands that they show are accepted, and their links resolve."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import pytest
-from conftest import ROOT, call
+from click.testing import CliRunner
+from conftest import ROOT
 
 from generator.cli import generate_command, hgemm_command
-from generator.executor.host_compiler import CANDIDATES
+from hgemm.errors import RequestError
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "THIRD_PARTY.md", "CHANGELOG.md")] + DOCS
-BLOCKS = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
-FIRST = "$ generate --arch sm_89 --tile 128x128x32\n"
-"""What `make generate` runs."""
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "THIRD_PARTY.md")]
+PAGES = TOP + sorted((ROOT / "docs").rglob("*.md"))
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+every_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
 
 
-def commands() -> list[tuple[list[str], list[str]]]:
-    """Return every command of ours that is shown, in order, with the lines shown as its output."""
-    text = FIRST + "".join(BLOCKS)
-    found = [(shlex.split(words), said.splitlines()) for words, said in re.findall(r"\$ (.*)\n((?:[^$].*\n)*)", text)]
-    return [(words, said) for words, said in found if words[0] in ("generate", "hgemm")]
+@dataclass(frozen=True)
+class Shown:
+    """A command that a page shows, and the lines shown as its output."""
+
+    words: tuple[str, ...]
+    output: str = ""
+
+    @property
+    def command(self) -> click.Command:
+        if self.words[0] == "generate":
+            return generate_command
+        found = hgemm_command.get_command(click.Context(hgemm_command), self.words[1])
+        assert found, f"hgemm has no verb {self.words[1]}"
+        return found
+
+    @property
+    def arguments(self) -> list[str]:
+        return list(self.words[1:] if self.words[0] == "generate" else self.words[2:])
 
 
-def masked(lines: list[str]) -> list[str]:
-    """Leave out what differs from run to run: seconds, and the width of their column."""
-    return [re.sub(r" +(seconds|[\d.]+)(?=  (status|built|cached))|, [\d.]+ s$", "", line) for line in lines]
+def shown_in_blocks(text: str) -> list[Shown]:
+    """Return the commands of the console blocks of a page, with their output."""
+    blocks = "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL))
+    return _ours(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", blocks, re.MULTILINE))
 
 
-def test_the_commands_print_what_is_shown(tmp_path: Path) -> None:
-    shown = [command for command in commands() if command[1]]
-    assert len(shown) == 5
-    for words, said in shown:
-        if "--emulate" in words and not any(map(shutil.which, CANDIDATES)):
-            continue  # the tests that need a C++ compiler are skipped aloud elsewhere
-        done = call(*words, cwd=tmp_path)
-        assert masked((done.stderr + done.stdout).splitlines()) == masked(said), words
+def shown_in_text(text: str) -> list[Shown]:
+    """Return the commands of indented blocks."""
+    return _ours([(line, "") for line in re.findall(r"^    ((?:generate|hgemm) .*)", text, re.MULTILINE)])
 
 
-def test_the_first_command_is_that_of_the_makefile() -> None:
-    assert f"ARGS ?= {FIRST.removeprefix('$ generate ').strip()}\n" in (ROOT / "Makefile").read_text()
+def named_in_text(text: str) -> list[Shown]:
+    """Return the commands between backticks, of which only the verb and the options need be words of ours."""
+    return _ours([(line, "") for line in re.findall(r"`((?:generate|hgemm) (?!VERB)[^`]*)`", text)])
 
 
-@pytest.mark.parametrize("words", [words for words, said in commands() if not said], ids=" ".join)
-def test_commands_without_output_are_legal(words: list[str], tmp_path: Path) -> None:
-    assert call(*words, "--dry-run", cwd=tmp_path).returncode == 0
+def _ours(found: list[tuple[str, str]]) -> list[Shown]:
+    commands = [Shown(tuple(shlex.split(line, comments=True)), output) for line, output in found]
+    return [shown for shown in commands if len(shown.words) > 1 and shown.words[0] in ("generate", "hgemm")]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name)
-def test_commands_that_are_named_have_the_verbs_and_options_that_are_named(page: Path) -> None:
+@every_page
+def test_commands_have_the_verbs_and_options_that_are_shown(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    lines = re.findall(r"^    ((?:generate|hgemm) .*)|`((?:generate|hgemm) (?!VERB|--)[^`]*)`", text, re.MULTILINE)
-    for line in map("".join, lines):
-        program, *words = shlex.split(line, comments=True)
-        command = generate_command if program == "generate" else hgemm_command.get_command(None, words.pop(0))
-        assert command, line
-        command.make_parser(click.Context(command)).parse_args(words)  # raises where there is no such option
+    for shown in shown_in_blocks(text) + shown_in_text(text):
+        shown.command.make_parser(click.Context(shown.command)).parse_args(shown.arguments)
+    for shown in named_in_text(text):
+        taken = {
+            option for parameter in shown.command.get_params(click.Context(shown.command)) for option in parameter.opts
+        }
+        assert {word for word in shown.arguments if word.startswith("--")} <= taken | {"--help"}, shown.words
+
+
+@every_page
+def test_requests_that_are_shown_are_legal_unless_an_error_is_shown(page: Path, tmp_path: Path) -> None:
+    for shown in shown_in_blocks(page.read_text(encoding="utf-8")):
+        if shown.words[0] == "generate" and "--help" not in shown.words:
+            mode = [] if {"--explain", "--dry-run"} & set(shown.words) else ["--dry-run"]
+            done = CliRunner().invoke(generate_command, [*shown.arguments, *mode, "--library", str(tmp_path)])
+            illegal = isinstance(done.exception, RequestError)
+            assert illegal == ("error:" in shown.output) and (illegal or not done.exit_code), (shown.words, done)
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what a code host makes of a page's headings, to link to."""
+    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every_page
 def test_every_link_leads_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
-    for path, anchor in links:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         target = page.parent / path if path else page
         assert target.exists(), path
-        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+        generated = "<!-- generated: " in target.read_text(encoding="utf-8") if anchor else False
+        assert not anchor or generated or anchor in anchors(target), f"{path}#{anchor}"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name)
-def test_every_file_that_is_named_is_there(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:generator|hgemm|templates|tests|benchmarks|docs|examples)/[\w./-]*)`", text)
-    paths += [
-        name.replace(".", "/") + ".py" for name in re.findall(r"python -m ((?:generator|benchmarks)\.[\w.]+)", text)
-    ]
-    assert not [path for path in paths if not (ROOT / path).exists()]
+@every_page
+def test_targets_of_make_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = re.findall(r"(?:^    |^\$ |`)make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= targets
 
 
-def test_every_page_is_linked_from_the_first() -> None:
-    assert not [page.name for page in DOCS if f"](docs/{page.name})" not in README]
-
-
-def test_what_is_not_yet_there_is_not() -> None:
-    verbs = {path.stem for path in (ROOT / "generator" / "verbs").glob("*.py")}
-    (listed,) = re.findall(r"## Not yet\n(.*?)\n## ", README, re.DOTALL)
-    assert not {*re.findall(r"`(?:hgemm )?([a-z]+)`", listed)} & verbs
-
-
-def test_the_names_in_the_example_are_the_emitted_ones() -> None:
-    shipped = {path.parent.name for path in (ROOT / "emitted").glob("*/kernel.cu")}
-    (shown,) = re.findall(r"^`(hgemm_\w+)`$", (ROOT / "docs" / "options.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert shown in shipped
-
-
-VERBS = hgemm_command.list_commands(None)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_kernel_that_an_example_of_a_verb_names_is_shipped(verb: str) -> None:
-    """One is named where a verb takes one, before and after `generate --catalog`."""
-    shipped = [path.parent.name for path in (ROOT / "emitted").glob("*/kernel.cu")]
-    for name, glob in re.findall(rf"hgemm {verb} '?(hgemm_\w+)(\*?)", hgemm_command.get_command(None, verb).help):
-        meant = [symbol for symbol in shipped if symbol.startswith(name)]
-        assert meant and (len(meant) == 1 or glob), name
-
-
-def test_the_c_program_says_what_is_shown() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    sources = [ROOT / "templates" / "c" / "src" / "driver.c", ROOT / "examples" / "c" / "multiply.c"]
-    shown = re.findall(r"\$ examples/c/multiply\n(.*)\n(.*)\n", text)
-    assert shown
-    assert all(line in source.read_text() for said in shown for line, source in zip(said, sources))
+def test_the_readme_names_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make generate" in text and "make test" in text

@@ -1,0 +1,57 @@
+"""Runs the commands of the console blocks that show output, and writes the new output into the pages.
+
+    python docs/refresh_examples.py [README.md docs/tutorial.md ...]
+
+Run it in the root of the repository after a change of what a command prints. The commands of a page share a new, empty library.
+Commands that need a GPU, files or minutes belong in a block without output.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(?<=```console\n)(.*?)(?=```)", re.DOTALL)
+PROGRAMS = {"generate": "generator", "hgemm": "hgemm"}
+
+
+def refreshed(text: str, library: str) -> str:
+    """Return a page with new output below every command of ours that has output."""
+
+    def block(match: re.Match[str]) -> str:
+        return re.sub(
+            r"^(\$ .*\n)((?:(?!\$ ).*\n)*)", lambda one: one[1] + _output(one[1], one[2], library), match[1], flags=re.M
+        )
+
+    return BLOCK.sub(block, text)
+
+
+def _output(line: str, old: str, library: str) -> str:
+    program, _, words = line.removeprefix("$ ").rstrip("\n").partition(" ")
+    if program not in PROGRAMS:
+        return old
+    command = f"{sys.executable} -m {PROGRAMS[program]} {words}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HGEMM_LIBRARY": library, "COLUMNS": "100"}
+    # Errors go to stderr and the answer to stdout; a terminal shows both.
+    done = subprocess.run(command, shell=True, text=True, cwd=ROOT, env=environment, capture_output=True)
+    return done.stderr + done.stdout if old else ""
+
+
+def main(arguments: list[str]) -> None:
+    for page in map(Path, arguments or PAGES):
+        before = page.read_text(encoding="utf-8")
+        if "```console" in before:
+            with tempfile.TemporaryDirectory() as library:
+                after = refreshed(before, library)
+            page.write_text(after, encoding="utf-8")
+            print(f"{page}: {'changed' if after != before else 'same'}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
