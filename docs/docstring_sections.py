@@ -7,12 +7,12 @@ from typing import Any
 
 import griffe
 
-SECTION = re.compile(r"^[ \t]*(Shapes|Units|Returns|Raises|Source): ", re.MULTILINE)
+SECTION = re.compile(r"(?:^[ \t]*|(?<=\.) )(Shapes|Units|Returns|Raises|Source): ", re.MULTILINE)
 
 
 class Sections(griffe.Extension):
-    """Rewrites `Raises: X` at the start of a line to a paragraph that begins with the bold word."""
+    """Rewrites `Raises: X` at the start of a line or sentence to a paragraph that begins with the bold word."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = SECTION.sub(r"\n**\1:** ", obj.docstring.value)
+            obj.docstring.value = SECTION.sub(r"\n\n**\1:** ", obj.docstring.value)

@@ -88,11 +88,11 @@ def spec_fields() -> str:
     sections = []
     for group in dict.fromkeys(option.group for option in SPEC_OPTIONS):
         rows = [
-            (f"`{option.flag}`", f"`{option.name}`", ", ".join(f"`{name}`" for name in option.fields), option.help)
+            (f"`{option.flag}`", ", ".join(f"`{name}`" for name in option.fields), option.help)
             for option in SPEC_OPTIONS
             if option.group == group
         ]
-        sections.append(f"### {group}\n\n" + table(("option", "in a spec file", "record fields", "meaning"), rows))
+        sections.append(f"### {group}\n\n" + table(("option", "record fields", "meaning"), rows))
     return "\n\n".join(sections)
 
 
@@ -139,7 +139,8 @@ def python_api() -> str:
 
     found = [(name, getattr(hgemm, name)) for name in hgemm.__all__]
     found.sort(key=lambda item: (item[0] != "open", isinstance(item[1], type) and issubclass(item[1], Exception)))
-    return "\n\n".join(f"::: {item.__module__}.{item.__qualname__}" for _, item in found)
+    options = "    options:\n      heading: hgemm.{0}\n      toc_label: {0}"
+    return "\n\n".join(f"::: {item.__module__}.{item.__qualname__}\n{options.format(name)}" for name, item in found)
 
 
 def c_api() -> str:
@@ -148,12 +149,22 @@ def c_api() -> str:
     functions = re.findall(r"/\* ((?:(?!\*/).)*?) ?\*/\nHGEMM_API ([^;]*?(hgemm_\w+)\([^;]*\));", text, re.DOTALL)
     if not functions:
         raise RuntimeError(f"{HEADER} has no function with a comment")
-    sections = [f"### {name}\n\n```c\n{code};\n```\n\n{_plain(comment)}\n" for comment, code, name in functions]
+    sections = [
+        f"### {name}\n\n```c\n{_wrapped(code)};\n```\n\n{_plain(comment)}\n" for comment, code, name in functions
+    ]
     types = re.findall(
         r"^((?:/\*(?:(?!\*/).)*\*/\n)?typedef (?:enum|struct) \w+ \{.*?^\} \w+;)", text, re.DOTALL | re.MULTILINE
     )
     blocks = "\n\n".join(f"```c\n{code}\n```" for code in types)
     return "## Functions\n\n" + "\n".join(sections) + "\n## Types\n\n" + blocks
+
+
+def _wrapped(declaration: str) -> str:
+    """Return a declaration with a line for each parameter if it is long."""
+    if len(declaration) <= 80:
+        return declaration
+    begin, _, parameters = declaration.partition("(")
+    return f"{begin}(\n    " + ",\n    ".join(parameters.rstrip(")").split(", ")) + ")"
 
 
 def _plain(comment: str) -> str:
