@@ -1,9 +1,11 @@
-"""Faults seeded into the templates, to see whether what checks kernels finds them: each is one change of one text.
+"""Seed faults into the templates, and see whether the checks of kernels find them.
 
     python -m benchmarks.faults [--seed 0] [--only NAME,...] [-j 2] [--json FILE]
+    python -m benchmarks.faults --resolve
 
-Builds a kernel from templates with each fault in turn, proves it on the CPU, and prints what caught the fault. A fault that
-nothing catches, or whose text the templates do not have exactly once, makes the exit status 1. No GPU is needed.
+Builds a kernel from templates with each fault of benchmarks/fault_table.py in turn, runs it on the CPU, and prints what
+found the fault. The exit status is 1 if nothing finds a fault, or if its anchor does not fit one place of the templates.
+`--resolve` only checks the anchors, which takes a second. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -24,46 +26,74 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.fault_table_copied import FAULTS_COPIED
-from benchmarks.fault_table_sm75 import FAULTS_SM75
-from benchmarks.fault_table_sm80 import FAULTS_SM80, NUMBERS, Fault
-from benchmarks.fault_table_sm90 import FAULTS_SM90
-from benchmarks.fault_table_tma import FAULTS_TMA
+from benchmarks.anchors import KERNEL, AnchorError, Program
+from benchmarks.fault_table import FAULTS, NUMBERS, Fault
 from generator.commands.device_check import Outcome
 from generator.commands.emulate import workshop
 from generator.commands.emulated_check import Request, request_of, workers
 from generator.commands.table import to_text
-from generator.emit import emit
+from generator.emit import Kernel, emit
 from generator.executor.build import Workshop
 from generator.register import planned
 from generator.sweep import sweep
 from generator.toolchain import templates_folder
 
 TIMEOUT_S = 60.0
-FAULTS = (*FAULTS_SM80, *FAULTS_SM75, *FAULTS_SM90, *FAULTS_TMA, *FAULTS_COPIED)
+
 # ---- Templates with a fault -------------------------------------------------------------------------------------------
 
 
+def kernel_of(fault: Fault) -> Kernel:
+    """Return the kernel that a fault is seeded into, without the fault."""
+    (plan,) = sweep([fault.options]).plans
+    return emit(plan, templates_folder())
+
+
+def seeded_texts(fault: Fault, source: str) -> dict[str, str]:
+    """Return the texts that a fault changes: headers by their names in the templates, or KERNEL for the kernel's own.
+
+    Raises: AnchorError if an anchor does not fit one place.
+    """
+    program = Program.of(source, templates_folder())
+    try:
+        return program.edited(fault.edits).changes_from(program)
+    except AnchorError as error:
+        raise AnchorError(f"fault '{fault.name}': {error}") from None
+
+
 @contextmanager
-def faulty_templates(fault: Fault | None) -> Iterator[Path]:
-    """Make a copy of the templates with a fault in it for a while. Raises: LookupError where its text is not there once."""
+def _templates_with(texts: dict[str, str]) -> Iterator[Path]:
+    """Make a copy of the templates with some texts replaced, for a while."""
     with tempfile.TemporaryDirectory() as folder:
         templates = Path(folder) / "templates"
         shutil.copytree(templates_folder(), templates)
-        if fault:
-            seed_fault(fault, templates)
+        for name, text in texts.items():
+            (templates / name).write_text(text)
         yield templates
 
 
-def seed_fault(fault: Fault, templates: Path) -> None:
-    """Change the one text. Raises: LookupError where it does not stand there exactly once."""
-    place = templates / fault.file
-    text = place.read_text()
-    if text.count(fault.before) != 1:
-        raise LookupError(
-            f"fault '{fault.name}': its text stands {text.count(fault.before)} times in {fault.file}, not once"
-        )
-    place.write_text(text.replace(fault.before, fault.after))
+@contextmanager
+def faulty_templates(fault: Fault) -> Iterator[Path]:
+    """Make a copy of the templates with a fault in it, for a while.
+
+    Raises: AnchorError if an anchor does not fit one place, or one of a header.
+    """
+    texts = seeded_texts(fault, kernel_of(fault).source)
+    if KERNEL in texts:
+        raise AnchorError(f"fault '{fault.name}' changes {KERNEL}, which the templates do not contain")
+    with _templates_with(texts) as templates:
+        yield templates
+
+
+def unresolved(faults: Sequence[Fault]) -> list[str]:
+    """Return why anchors do not fit one place, one message for each such fault."""
+    messages = []
+    for fault in faults:
+        try:
+            seeded_texts(fault, kernel_of(fault).source)
+        except AnchorError as error:
+            messages.append(str(error))
+    return messages
 
 
 def slug(fault: Fault) -> str:
@@ -71,13 +101,16 @@ def slug(fault: Fault) -> str:
     return re.sub(r"[^a-z0-9]+", "-", fault.name.lower()).strip("-")
 
 
+# ---- Checks of their kernels ------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Caught:
-    """What became of a fault: the findings by kind, NUMBERS where D was wrong, and the first one in words."""
+    """The findings of a fault by kind, with NUMBERS if D was wrong, and the first one in words."""
 
     fault: Fault
     by: tuple[str, ...]
-    told: str
+    first_finding: str
     seed: int
 
     @property
@@ -86,11 +119,11 @@ class Caught:
 
     def row(self) -> dict[str, str | int]:
         by = ", ".join(self.by) or "NOT FOUND"
-        return {"fault": self.fault.name, "caught by": by, "seed": self.seed, "first finding": self.told[:100]}
+        return {"fault": self.fault.name, "caught by": by, "seed": self.seed, "first finding": self.first_finding[:100]}
 
 
 def in_a_process(request: Request) -> Outcome:
-    """Prove a kernel where its crash harms nothing."""
+    """Check a kernel in a process of its own, which a crash may end."""
     outcome, _ = workers(1, TIMEOUT_S).check(request)
     return outcome
 
@@ -102,12 +135,13 @@ def catch(
     seeded: bool = True,
     check: Callable[[Request], Outcome] = in_a_process,
 ) -> Caught:
-    """Prove the kernel of a fault, with the fault in it or, as it should be, without."""
-    with faulty_templates(fault if seeded else None) as templates:
-        (plan,) = sweep([fault.options]).plans
-        kernel = emit(plan, templates)
-        record = {**planned(kernel), "proof": {"mma_per_tile": plan.mma_per_k_tile}}
-        request = request_of(replace(made, templates=templates), kernel.source, record, fault.shapes, seed)
+    """Check the kernel of a fault, with the fault in it or without."""
+    kernel = kernel_of(fault)
+    texts = seeded_texts(fault, kernel.source) if seeded else {}
+    source = texts.pop(KERNEL, kernel.source)
+    with _templates_with(texts) as templates:
+        record = {**planned(kernel), "proof": {"mma_per_tile": kernel.plan.mma_per_k_tile}}
+        request = request_of(replace(made, templates=templates), source, record, fault.shapes, seed)
         outcome = check(request)
     return Caught(fault, *_by(outcome), seed)
 
@@ -122,7 +156,7 @@ def _by(outcome: Outcome) -> tuple[tuple[str, ...], str]:
 
 
 def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True) -> list[Caught]:
-    """Prove the kernels of faults in several processes."""
+    """Check the kernels of faults in several processes."""
     with ProcessPoolExecutor(jobs) as pool:
         return list(pool.map(partial(catch, made=workshop(), seed=seed, seeded=seeded), faults))
 
@@ -130,16 +164,21 @@ def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="parts of names, that commas part")
+    parser.add_argument("--only", default="", help="parts of names, separated by commas")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write the table to this file")
+    parser.add_argument("--resolve", action="store_true", help="only check that each anchor fits one place")
     args = parser.parse_args()
     words = [word for word in args.only.split(",") if word]
     faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
-    try:
-        caught = catch_all(faults, args.seed, args.jobs)
-    except LookupError as error:
-        sys.exit(f"faults: {error}")
+    messages = unresolved(faults)
+    if messages:
+        print("\n".join(messages), file=sys.stderr)
+        return 1
+    if args.resolve:
+        print(f"the anchors of {len(faults)} faults resolve")
+        return 0
+    caught = catch_all(faults, args.seed, args.jobs)
     rows = [one.row() for one in caught]
     print(to_text(rows, ["fault", "caught by", "seed", "first finding"]), end="")
     found = sum(one.as_expected for one in caught)

@@ -1,0 +1,1048 @@
+"""The seeded faults, as data: one edit of a header each, the kernel and the shapes that find it, and what finds it.
+
+Grouped by family and technique. `benchmarks/anchors.py` says how an edit names its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.anchors import At, Edit
+
+NUMBERS = "numbers"
+"""Finds a fault if the executor reports nothing and D is wrong."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Fields: `edit` is one edit or several; `options` are those of the kernel, as `generate` takes them; `shapes` are the
+    problems that it runs; `caught_by` are kinds of findings, or NUMBERS, one of which must be reported.
+    """
+
+    name: str
+    edit: Edit | tuple[Edit, ...]
+    options: dict[str, str]
+    shapes: str
+    caught_by: tuple[str, ...]
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Return the edits in order."""
+        return self.edit if isinstance(self.edit, tuple) else (self.edit,)
+
+
+# ---- Kernels on mma.sync: copies by cp.async --------------------------------------------------------------------------
+
+_CP_ASYNC = {
+    "arch": "sm_80",
+    "tile": "32x32x16",
+    "warp_tile": "16x16",
+    "stages": "3",
+    "fragment_stages": "2",
+    "raster": "row",
+}
+PIPELINED = {**_CP_ASYNC, "store": "smem"}
+DIRECT_STORE = {**_CP_ASYNC, "store": "direct"}
+ONE_FRAGMENT_STAGE = {**_CP_ASYNC, "tile": "96x32x16", "warp_tile": "96x16", "fragment_stages": "1", "stages": "4"}
+ONE_STAGE = {**_CP_ASYNC, "fragment_stages": "1", "stages": "1"}
+SPLIT_K = {**_CP_ASYNC, "schedule": "split_k:3"}
+PROMOTED = {**_CP_ASYNC, "acc": "f16_promoted"}
+BIASED = {**_CP_ASYNC, "bias": "row"}
+LAYOUT_NT = {**_CP_ASYNC, "layout": "nt"}
+ALIGN_4 = {**_CP_ASYNC, "align": "4"}
+WMMA = {**_CP_ASYNC, "mma": "wmma16"}
+SWIZZLED = {**PIPELINED, "tile": "32x32x32", "smem": "xor:2,3,3"}
+PAD_ALTERNATE = {
+    **_CP_ASYNC,
+    "tile": "128x48x16",
+    "warp_tile": "128x16",
+    "layout": "nn",
+    "align": "4",
+    "smem": "pad_alternate:8",
+}
+
+WHOLE, RAGGED, K_TAIL, BATCHES = "32x64x80", "33x41x40", "32x32x75", "32x64x32@3"
+
+MMA_SYNC = (
+    # ---- Waits for copies
+    Fault(
+        "one cp.async wait less, in the loop",
+        At("run_pipelined", "cp_async_wait<", after="do {").template_argument(0, "@ + 1"),
+        PIPELINED,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "one cp.async wait less, before the loop",
+        At("run_pipelined", "cp_async_wait<", occurrence=1).template_argument(0, "@ + 1"),
+        PIPELINED,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "no wait in a loop of one stage",
+        At("run_in_turn", "cp_async_wait<").drop(),
+        ONE_STAGE,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "commit missing",
+        At("Mainloop", "cp_async_commit()").drop(),
+        PIPELINED,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "no wait after the loop",
+        At("Mainloop::run", "cp_async_wait<").drop(),
+        PIPELINED,
+        WHOLE,
+        ("race", "pending"),
+    ),
+    # ---- Barriers
+    Fault(
+        "no barrier in the loop",
+        At("run_pipelined", "cta_barrier()", after="do {").drop(),
+        PIPELINED,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "no barrier before the loop",
+        At("run_pipelined", "cta_barrier()", occurrence=1).drop(),
+        PIPELINED,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "no barrier after the loop",
+        At("Mainloop::run", "cta_barrier()").drop(),
+        PIPELINED,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "no barrier before the only stage is filled again",
+        At("Mainloop::refill", "cta_barrier()").drop(),
+        ONE_STAGE,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "epilogue rows overwritten before they are stored",
+        At("store_through_shared", "barrier()", after="store_rows(").drop(),
+        {**PIPELINED, "warp_tile": "32x16"},
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "epilogue rows stored before they are written",
+        At("store_through_shared", "barrier()", occurrence=1).drop(),
+        PIPELINED,
+        WHOLE,
+        ("race",),
+    ),
+    # ---- Stages
+    Fault(
+        "stage overwritten one k-tile early",
+        At("Mainloop", "stages - stages_in_use").replace("stages"),
+        PIPELINED,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "stage overwritten while its last fragments are read",
+        At("Mainloop", "stages_in_use = ...;").replace("stages_in_use = 1;"),
+        ONE_FRAGMENT_STAGE,
+        "96x32x112",
+        ("race",),
+    ),
+    Fault(
+        "fragments read from the previous stage",
+        At("read_ahead", "stage = next_block == 0 ? ... : ...;").replace("stage = @2;"),
+        PIPELINED,
+        WHOLE,
+        ("race", NUMBERS),
+    ),
+    # ---- Addresses in shared memory
+    Fault(
+        "swizzle applied by the copies only",
+        At("FragmentReader::at", "Layout::at(stage, linear, delta)").replace("stage + linear + delta"),
+        SWIZZLED,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "swizzle applied by the reads only",
+        At("OperandCopy::place", "Layout::place(linear, ...)").replace("linear + @1"),
+        SWIZZLED,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "columns instead of the pitch of a padded stage",
+        At("OperandCopy::OperandCopy", "Layout::linear(row(), column())").replace("row() * Layout::columns + column()"),
+        {**PIPELINED, "smem": "pad:8"},
+        WHOLE,
+        ("uninitialised", "poison", NUMBERS),
+    ),
+    Fault(
+        "WMMA fragments in the order of the other operand",
+        At("WmmaReader::read", "wmma_load<").template_argument(2, "Operand::k_major"),
+        WMMA,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "columns instead of the pitch of WMMA rows",
+        At("WmmaReader::read", "Layout::pitch").replace("Layout::columns"),
+        {**WMMA, "smem": "pad:8"},
+        WHOLE,
+        ("uninitialised", "poison", NUMBERS),
+    ),
+    Fault(
+        "WMMA accumulator halves exchanged",
+        At("Accumulators::multiply", "wmma<...>(floats").swap_arguments(0, 1),
+        WMMA,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "one pair of rows too few between odd rows",
+        At("OperandCopy", "pairs = row_step % 2 == 0 ? ... : ...;").replace("pairs = @1;"),
+        PAD_ALTERNATE,
+        "128x48x48",
+        ("race", "uninitialised", "poison", NUMBERS),
+    ),
+    Fault(
+        "copies wider than their alignment",
+        At("OperandCopy", "chunk = Operand::align").replace("chunk = 8"),
+        ALIGN_4,
+        "33x41x44",
+        ("alignment",),
+    ),
+    # ---- Global memory
+    Fault(
+        "leading dimension of the other operand",
+        At("Mainloop::Mainloop", "problem.ldb").replace("problem.lda"),
+        LAYOUT_NT,
+        "32x48x40",
+        ("bounds", "poison", NUMBERS),
+    ),
+    Fault(
+        "k tail not filled with zeros",
+        At("OperandCopy::copy_last", "copy_chunk(").argument(2, "rows > 0 ? chunk : 0"),
+        PIPELINED,
+        K_TAIL,
+        ("bounds",),
+    ),
+    Fault(
+        "rows past the edge are copied",
+        At("OperandCopy::copy", "along < extent_left").replace("along <= extent_left"),
+        PIPELINED,
+        "31x32x80,31x31x80",
+        ("bounds",),
+    ),
+    Fault(
+        "row past the edge of D",
+        At("store_rows", "< problem.m").replace("<= problem.m"),
+        PIPELINED,
+        RAGGED,
+        ("bounds",),
+    ),
+    Fault(
+        "column past the edge of D",
+        At("store_direct", "column < problem.n").replace("column <= problem.n"),
+        DIRECT_STORE,
+        "33x42x40",
+        ("bounds",),
+    ),
+    Fault(
+        "elements of D stored twice",
+        At("store_rows", "+= 32)").replace("+= 16)"),
+        PIPELINED,
+        WHOLE,
+        ("write_once",),
+    ),
+    Fault(
+        "batch stride of the other operand",
+        At("Mainloop::Mainloop", "problem.batch_stride_a").replace("problem.batch_stride_b"),
+        PIPELINED,
+        BATCHES,
+        ("bounds", "poison", NUMBERS),
+    ),
+    Fault(
+        "bias of another column",
+        At("Epilogue::finish", "bias + column + e").replace("bias + column"),
+        BIASED,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "one tile computed by two CTAs",
+        At("Scheduler::locate", "tile % tiles_n").replace("0"),
+        PIPELINED,
+        WHOLE,
+        ("write_once", "race"),
+    ),
+    # ---- Accumulators
+    Fault(
+        "accumulators not cleared",
+        At("gemm", "accumulators.clear()").drop(),
+        PIPELINED,
+        WHOLE,
+        ("poison", "uninitialised", NUMBERS),
+    ),
+    Fault(
+        "promoted accumulators counted twice",
+        At("Accumulators::promote", "= 0;", after="high_half(").drop(),
+        PROMOTED,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    # ---- Split-K
+    Fault(
+        "partial accumulators announced without a fence",
+        At("SplitK::last_to_arrive", "global_fence()", occurrence=1).drop(),
+        SPLIT_K,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "partial accumulators read without a fence",
+        At("SplitK::last_to_arrive", "global_fence()", after="global_fetch_add(").drop(),
+        SPLIT_K,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "partial accumulators announced before all threads stored them",
+        At("SplitK::last_to_arrive", "barrier()", occurrence=1).drop(),
+        SPLIT_K,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "split-K counter not reset",
+        At("SplitK::reduce", "st_global(counter").drop(),
+        SPLIT_K,
+        WHOLE,
+        (NUMBERS,),
+    ),
+    Fault(
+        "epilogue overwrites the flag of the split",
+        At("SplitK::last_to_arrive", "barrier()", after="ld_shared(").drop(),
+        SPLIT_K,
+        WHOLE,
+        ("race",),
+    ),
+)
+
+# ---- Kernels on mma.sync: copies through registers --------------------------------------------------------------------
+
+_REGISTER_COPY = {"arch": "sm_75", "tile": "32x32x16", "warp_tile": "16x16", "raster": "row"}
+TWO_STAGES = {**_REGISTER_COPY, "stages": "2", "fragment_stages": "2"}
+TWO_STAGES_ONE_FRAGMENT = {**_REGISTER_COPY, "stages": "2", "fragment_stages": "1"}
+SINGLE_STAGE = {**_REGISTER_COPY, "stages": "1", "fragment_stages": "1"}
+NO_PREFETCH = {**SINGLE_STAGE, "prefetch": "off"}
+ELEMENTWISE = {**TWO_STAGES, "copy": "scalar", "align": "1", "layout": "nt"}
+UNALIGNED = {**TWO_STAGES, "copy": "shifted", "align": "1"}
+UNALIGNED_ROWS = {**UNALIGNED, "tile": "32x128x16", "warp_tile": "16x128", "layout": "nt"}
+"""A thread's rows of B are 4 apart."""
+
+REGISTER_COPY = (
+    # ---- Barriers
+    Fault(
+        "register copy: no barrier between k-tiles",
+        At("StagedMainloop::begin", "cta_barrier()").drop(),
+        TWO_STAGES,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "register copy: the only stage is overwritten while warps read it",
+        At("StagedMainloop::store_after", "cta_barrier()").drop(),
+        SINGLE_STAGE,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "register copy: no barrier after the loop",
+        At("StagedMainloop::run", "cta_barrier()").drop(),
+        TWO_STAGES_ONE_FRAGMENT,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "register copy: fragments read before the k-tile has arrived",
+        At("StagedMainloop::run", "begin()", after="do {").swap_with_next(),
+        TWO_STAGES_ONE_FRAGMENT,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "register copy: without prefetch, a k-tile stored before it is loaded",
+        At("StagedMainloop::store_after", "if (!loads_ahead<Policy> && piece == 0").argument(
+            0, "!loads_ahead<Policy> && piece == pieces - 1"
+        ),
+        NO_PREFETCH,
+        WHOLE,
+        (NUMBERS, "uninitialised", "poison"),
+    ),
+    # ---- Stages
+    Fault(
+        "register copy: stored to the stage that is read",
+        At("StagedMainloop::begin", "Warp::next(").drop(),
+        TWO_STAGES,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "register copy: B stored to the wrong stage",
+        At("StagedMainloop::store_after", "copy_b.store(").argument(0, "shared.b[0]"),
+        TWO_STAGES_ONE_FRAGMENT,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "register copy: fragments read past the end of the k-tile",
+        At("StagedMainloop::run", "read_behind(now, block, product, k_blocks)").replace(
+            "read_behind(now, block, product)"
+        ),
+        TWO_STAGES_ONE_FRAGMENT,
+        WHOLE,
+        ("race",),
+    ),
+    Fault(
+        "register copy: one vector stored late",
+        At("StagedMainloop::store_after", "first_store + piece * store_step").replace(
+            "first_store + (piece + 1) * store_step"
+        ),
+        TWO_STAGES,
+        WHOLE,
+        ("race", NUMBERS),
+    ),
+    # ---- Global memory
+    Fault(
+        "register copy: a k-tile loaded past the last one",
+        At("StagedMainloop::load_next", "<= 0").replace("< 0"),
+        TWO_STAGES,
+        K_TAIL,
+        ("bounds",),
+    ),
+    Fault(
+        "register copy: the same k-tile loaded again",
+        At("StagedCopy::load", "advance()").drop(),
+        TWO_STAGES,
+        WHOLE,
+        ("bounds", "poison", NUMBERS),
+    ),
+    Fault(
+        "register copy: rows past the edge are loaded",
+        At("StagedCopy::load", "along < extent_left").replace("along <= extent_left"),
+        TWO_STAGES,
+        "31x32x80,31x31x80",
+        ("bounds",),
+    ),
+    Fault(
+        "register copy: chunks that k ends in are loaded whole",
+        At("StagedCopy::copy_last", ">= chunk").replace("> 0"),
+        TWO_STAGES,
+        K_TAIL,
+        ("bounds",),
+    ),
+    Fault(
+        "register copy: chunks that k ends in are left out",
+        At("StagedCopy::copy_last", "copy_ends(").drop(),
+        TWO_STAGES,
+        K_TAIL,
+        (NUMBERS,),
+    ),
+    Fault(
+        "register copy: elements past the edge are loaded one by one",
+        At("OperandCopy::elements", "rows > 0 && owns(").replace("owns("),
+        ELEMENTWISE,
+        RAGGED,
+        ("bounds", NUMBERS),
+    ),
+    # ---- Vectors of unaligned rows
+    Fault(
+        "unaligned copy: neighbours behind the matrix are loaded",
+        At("ShiftedCopy::last_begin", "2 * chunk - 1").replace("chunk - 1"),
+        UNALIGNED,
+        RAGGED,
+        ("bounds",),
+    ),
+    Fault(
+        "unaligned copy: neighbours before the matrix are loaded",
+        At("ShiftedCopy::is_inside", "address >= first && address").replace("address"),
+        UNALIGNED,
+        WHOLE,
+        ("bounds",),
+    ),
+    Fault(
+        "unaligned copy: elements of vectors that leave the matrix are not copied",
+        At("ShiftedCopy::finish", "copy_elements(").drop(),
+        UNALIGNED,
+        "32x32x49",
+        (NUMBERS,),
+    ),
+    Fault(
+        "unaligned copy: such elements of the last k-tile are not copied",
+        At("ShiftedCopy::copy_last", "copy_elements(").drop(),
+        UNALIGNED,
+        RAGGED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "unaligned copy: neighbours behind the end of k are multiplied",
+        At("ShiftedCopy::copy_last", "first_elements(..., count)").replace("@1"),
+        UNALIGNED,
+        "33x41x43",
+        (NUMBERS,),
+    ),
+    Fault(
+        "unaligned copy: shifted by whole words only",
+        At("ShiftedCopy::cut", "if constexpr (...) return").replace("return"),
+        UNALIGNED,
+        RAGGED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "unaligned copy: all rows are shifted as the first",
+        At("ShiftedCopy::cut", "row_step % chunk == 0 ?").replace("true ?"),
+        UNALIGNED_ROWS,
+        RAGGED,
+        (NUMBERS,),
+    ),
+)
+
+# ---- Kernels on mma.sync: copies by TMA -------------------------------------------------------------------------------
+
+TMA_MMA_SYNC = {
+    "arch": "sm_90a",
+    "mma": "m16n8k16",
+    "copy": "tma",
+    "tile": "32x64x32",
+    "warp_tile": "16x32",
+    "stages": "3",
+    "schedule": "one_tile",
+}
+TMA_ONE_FRAGMENT_STAGE = {**TMA_MMA_SYNC, "fragment_stages": "1"}
+TMA_PERSISTENT = {**TMA_MMA_SYNC, "schedule": "persistent", "tile": "16x32x32", "warp_tile": "16x16"}
+LONG_K, MANY_TILES = "32x64x352", "160x32x96"
+
+MMA_SYNC_TMA = (
+    Fault(
+        "fragments read before their k-tile has arrived",
+        At("MainloopTma::multiply", "await_full()", after="do {").drop(),
+        TMA_MMA_SYNC,
+        LONG_K,
+        ("race",),
+    ),
+    Fault(
+        "first fragments read before any k-tile has arrived",
+        At("MainloopTma::multiply", "await_full()", occurrence=1).drop(),
+        TMA_MMA_SYNC,
+        LONG_K,
+        ("race",),
+    ),
+    Fault(
+        "stage released while it is read",
+        At("MainloopTma::multiply", "warp.read_stage = ring.stage").insert_after(
+            "if constexpr (!ahead) release(warp.read_stage);"
+        ),
+        TMA_ONE_FRAGMENT_STAGE,
+        LONG_K,
+        ("race", "mbarrier"),
+    ),
+    Fault(
+        "stage released by one lane while others read",
+        At("MainloopTma::release", "warp_barrier()").drop(),
+        TMA_MMA_SYNC,
+        LONG_K,
+        ("race",),
+    ),
+    Fault(
+        "stage never released",
+        At("MainloopTma::multiply", "release(", occurrence=1).drop(),
+        TMA_MMA_SYNC,
+        LONG_K,
+        ("deadlock",),
+    ),
+    Fault(
+        "wait for a k-tile after the last",
+        At("MainloopTma::multiply", "if (k_tiles > 1").argument(0, "true"),
+        TMA_MMA_SYNC,
+        LONG_K,
+        ("deadlock",),
+    ),
+    Fault(
+        "fragments of the next tile read before they have arrived",
+        (
+            At("MainloopTma::multiply", "if (k_tiles > 1").insert_before("ring.advance();"),
+            At("MainloopTma::multiply", "ring.advance()", occurrence=2).drop(),
+            At("MainloopTma::multiply", "if (k_tiles > 1").argument(0, "k_tiles > 1"),
+        ),
+        TMA_PERSISTENT,
+        MANY_TILES,
+        ("race",),
+    ),
+    Fault(
+        "16-byte vectors read at the place of another swizzle",
+        At("OperandSm90::swizzled", "byte >> 3").replace("byte >> 4"),
+        TMA_MMA_SYNC,
+        LONG_K,
+        (NUMBERS,),
+    ),
+    Fault(
+        "epilogue barrier counts one warp too few",
+        At("MultiplyingThreads::barrier", "named_barrier(").argument(1, "@ - 32"),
+        TMA_MMA_SYNC,
+        LONG_K,
+        ("barrier", "deadlock", "race"),
+    ),
+)
+
+# ---- Kernels on wgmma: copies by TMA ----------------------------------------------------------------------------------
+
+ONE_TILE = {
+    "arch": "sm_90a",
+    "tile": "128x64x64",
+    "stages": "3",
+    "cluster": "1x1",
+    "schedule": "one_tile",
+    "raster": "row",
+}
+CLUSTER = {**ONE_TILE, "cluster": "2x1"}
+PERSISTENT = {**ONE_TILE, "schedule": "persistent"}
+CLUSTER_SPLIT = {**ONE_TILE, "schedule": "cluster_k:2"}
+PINGPONG = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
+STREAM_K = {**ONE_TILE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
+STREAM_K_BLOCKS = {**STREAM_K, "tile": "128x64x64", "consumers": "1", "acc": "f16", "out": "f16"}
+STREAM_K_PINGPONG = {**PINGPONG, "schedule": "stream_k"}
+ROW_BIAS = {**ONE_TILE, "bias": "row"}
+
+ONE_CTA, TWO_CTAS, TEN_TILES, RAGGED_N = "128x64x448", "256x64x320", "1280x64x64", "128x60x64"
+ODD_N = "128x61x64,128x61x72"
+"""Two problems, since the first of a run has no C."""
+ONE_SHARED, FOUR_SHARED, ONE_SHARED_BY_BLOCKS = "64x64x960", "256x64x512", "128x64x960"
+"""For three workers: a tile of 15 k-tiles, four tiles of 8, and a tile of twice the rows."""
+
+WGMMA = (
+    # ---- The ring of stages
+    Fault(
+        "stage multiplied before it has arrived",
+        At("MainloopSm90::multiply", "await_full()").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("race",),
+    ),
+    Fault(
+        "stage loaded before it was released",
+        At("TmaStages::load", "mbarrier_wait(").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("race", "mbarrier"),
+    ),
+    Fault(
+        "producer begins with the wrong parity",
+        At("TmaStages::load", "mbarrier_wait(").argument(1, "ring.round"),
+        ONE_TILE,
+        ONE_CTA,
+        ("deadlock",),
+    ),
+    Fault(
+        "more bytes expected than arrive",
+        At("TmaStages::load", "mbarrier_arrive_and_expect(").argument(1, "@ + 16"),
+        ONE_TILE,
+        ONE_CTA,
+        ("deadlock",),
+    ),
+    Fault(
+        "fewer bytes expected than arrive",
+        At("TmaStages::load", "mbarrier_arrive_and_expect(").argument(1, "A::bytes"),
+        ONE_TILE,
+        ONE_CTA,
+        ("race", "mbarrier", "deadlock"),
+    ),
+    Fault(
+        "one reader more awaited than exists",
+        At("TmaStages::init", "mbarrier_init(&barriers.empty").argument(1, "@ + 1"),
+        ONE_TILE,
+        ONE_CTA,
+        ("deadlock",),
+    ),
+    Fault(
+        "barriers used before they are initialised",
+        At("gemm_sm90", "else { atoms::cta_barrier(); }").replace(""),
+        ONE_TILE,
+        ONE_CTA,
+        ("mbarrier", "race", "uninitialised"),
+    ),
+    Fault(
+        "both pingpong consumers begin at once",
+        At("MainloopSm90::await_turn", "mbarrier_wait(").argument(1, "turns"),
+        PINGPONG,
+        TEN_TILES,
+        ("deadlock",),
+    ),
+    # ---- Products
+    Fault(
+        "stage released while wgmma reads it",
+        At("MainloopSm90::multiply", "wgmma_wait<1>").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("race",),
+    ),
+    Fault(
+        "accumulators read before the products are done",
+        At("MainloopSm90::multiply", "wgmma_wait<0>").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("wgmma", "poison"),
+    ),
+    Fault(
+        "no fence before the products",
+        At("MainloopSm90::multiply", "wgmma_fence()").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("wgmma",),
+    ),
+    Fault(
+        "products not committed",
+        At("MainloopSm90::multiply", "wgmma_commit()").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("race", "wgmma", "poison"),
+    ),
+    Fault(
+        "descriptor of another swizzle",
+        At("OperandSm90::descriptor", "row_bytes == 128 ? 1").replace("row_bytes == 128 ? 2"),
+        ONE_TILE,
+        ONE_CTA,
+        (NUMBERS,),
+    ),
+    # ---- Clusters
+    Fault(
+        "multicast leaves the neighbour out",
+        At("ClusterPlace::column_ranks", "return ...;").replace("return 1 << rank;"),
+        CLUSTER,
+        TWO_CTAS,
+        ("deadlock",),
+    ),
+    Fault(
+        "stage released to the own CTA only",
+        At("TmaStages::release", "mbarrier_arrive_at(").argument(1, "place.rank"),
+        CLUSTER,
+        TWO_CTAS,
+        ("race",),
+    ),
+    Fault(
+        "a CTA leaves its cluster early",
+        At("gemm_sm90", "if constexpr (Place::size > 1 || in_cluster)").drop(),
+        CLUSTER,
+        TWO_CTAS,
+        ("cluster", "pending", "mbarrier"),
+    ),
+    Fault(
+        "accumulators written over stages that are still multiplied",
+        At("ClusterK::leave", "barrier()").drop(),
+        CLUSTER_SPLIT,
+        ONE_CTA,
+        ("race",),
+    ),
+    Fault(
+        "a neighbour's accumulators read before they are written",
+        (
+            At("gemm_sm90", "cluster_arrive()", after="Reduction::leave(accumulators, &", occurrence=1).drop(),
+            At("gemm_sm90", "cluster_wait()", after="Reduction::leave(accumulators, &", occurrence=1).drop(),
+        ),
+        CLUSTER_SPLIT,
+        ONE_CTA,
+        ("race", "deadlock"),
+    ),
+    # ---- The epilogue
+    Fault(
+        "no fence before the TMA stores",
+        At("EpilogueSm90::take_turn", "async_proxy_fence()").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("proxy",),
+    ),
+    Fault(
+        "boxes stored before they are written",
+        At("EpilogueSm90::take_turn", "named_barrier(", after="async_proxy_fence()").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("race", "proxy"),
+    ),
+    Fault(
+        "boxes overwritten before they are stored",
+        At("EpilogueSm90::take_turn", "tma_store_wait_read<").template_argument(0, "@ + 1"),
+        PERSISTENT,
+        TEN_TILES,
+        ("race",),
+    ),
+    Fault(
+        "a CTA ends before its stores have read",
+        At("EpilogueSm90::finish", "tma_store_wait_read<").drop(),
+        ONE_TILE,
+        ONE_CTA,
+        ("pending", "tma"),
+    ),
+    Fault(
+        "an odd last column of C left out",
+        At("SumPairs::load", "if (!paired || ...) return").replace("return"),
+        ONE_TILE,
+        ODD_N,
+        (NUMBERS,),
+    ),
+    Fault(
+        "C loaded past its last column",
+        At("SumPairs::load_c", "if (at.second_inside", occurrence=1).argument(0, "at.first_inside"),
+        ONE_TILE,
+        ODD_N,
+        ("bounds",),
+    ),
+    Fault(
+        "two columns with the bias of one",
+        At("SumPairs::load", "column(turn, j) + e").replace("column(turn, j)"),
+        ROW_BIAS,
+        ONE_CTA,
+        (NUMBERS,),
+    ),
+    Fault(
+        "bias read past its end",
+        At("SumPairs::load", "if (index < ...) bias").replace("bias"),
+        ROW_BIAS,
+        RAGGED_N,
+        ("bounds",),
+    ),
+    Fault(
+        "ragged rows stored by the TMA",
+        At("EpilogueSm90::take_turn", "if (!PLAIN && problem.n").argument(0, "false"),
+        ONE_TILE,
+        RAGGED_N,
+        ("bounds",),
+    ),
+    Fault(
+        "the last vector of a ragged row stored whole",
+        At("EpilogueSm90::copy_out", "if (... <= problem.n").argument(0, "true"),
+        ONE_TILE,
+        RAGGED_N,
+        ("bounds",),
+    ),
+    # ---- Stream-K
+    Fault(
+        "partial accumulators of a share announced without a fence",
+        At("SplitK::last_to_arrive", "global_fence()", occurrence=1).drop(),
+        STREAM_K,
+        ONE_SHARED,
+        ("race",),
+    ),
+    Fault(
+        "shares added before the last of them has arrived",
+        At("StreamK::leave", "last_to_arrive(").argument(1, "last - first"),
+        STREAM_K,
+        ONE_SHARED,
+        ("race", "poison", "uninitialised", "write_once", NUMBERS),
+    ),
+    Fault(
+        "the first share added twice",
+        At("StreamK::add_up", "sums.clear()").insert_after(
+            "add(sums, partials + place(first * ranks + rank, true), 0);"
+        ),
+        STREAM_K,
+        ONE_SHARED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "shares added in the order of their arrival",
+        At("StreamK::add_up", "for (uint32_t sharer = first; sharer <= last; ++sharer) {").replace(
+            "for (uint32_t i = first; i <= last; ++i) {"
+            " uint32_t const sharer = first + (i + atoms::cta_x()) % (last - first + 1);"
+        ),
+        STREAM_K,
+        ONE_SHARED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "the first block of rows finished in place of every block",
+        At("gemm_sm90", "Reduction::add_up(sums, sharers").argument(2, "0"),
+        STREAM_K_BLOCKS,
+        ONE_SHARED_BY_BLOCKS,
+        (NUMBERS,),
+    ),
+    Fault(
+        "all blocks of rows finished at one place",
+        At("gemm_sm90", "+ block * 64").replace(""),
+        STREAM_K_BLOCKS,
+        ONE_SHARED_BY_BLOCKS,
+        ("write_once", "poison", NUMBERS),
+    ),
+    Fault(
+        "one workspace place for both tiles of a share",
+        At("StreamK::place", "(cta * 2 + begins)").replace("cta * 2"),
+        STREAM_K,
+        FOUR_SHARED,
+        ("race", NUMBERS),
+    ),
+    Fault(
+        "a share does not begin where the previous one ends",
+        At("StreamScheduler", "smaller(all.begin(worker + 1), end) - begin").replace("smaller(all.count, end - begin)"),
+        STREAM_K,
+        FOUR_SHARED,
+        ("write_once", NUMBERS),
+    ),
+    Fault(
+        "stream-K counter not reset",
+        At("StreamK::leave", "st_global(counter").drop(),
+        STREAM_K,
+        ONE_SHARED,
+        (NUMBERS,),
+    ),
+    Fault(
+        "ring skips whole tiles where the other consumer has a part of one",
+        At("gemm_sm90", "ring.skip(").argument(0, "k_tiles"),
+        STREAM_K_PINGPONG,
+        FOUR_SHARED,
+        ("deadlock", "race", "mbarrier", NUMBERS),
+    ),
+    Fault(
+        "one flag for the shares of both consumers",
+        At("gemm_sm90", "shared.is_last[Policy::pingpong ? consumer : 0]").replace("shared.is_last[0]"),
+        STREAM_K_PINGPONG,
+        FOUR_SHARED,
+        ("race",),
+    ),
+)
+
+# ---- Kernels on wgmma: copies by threads ------------------------------------------------------------------------------
+
+THREAD_COPY = {
+    "arch": "sm_90a",
+    "mma": "wgmma",
+    "copy": "cp_async",
+    "align": "2",
+    "tile": "64x64x64",
+    "stages": "3",
+    "consumers": "1",
+    "schedule": "one_tile",
+    "raster": "row",
+}
+THREAD_COPY_NT = {**THREAD_COPY, "layout": "nt"}
+SEVEN_K_TILES, RAGGED_EVEN, RAGGED_ODD = "64x64x448", "62x64x334", "61x61x131"
+
+WGMMA_CP_ASYNC = (
+    Fault(
+        "copies multiplied without a fence between the proxies",
+        At("CopiedStages::await_full", "async_proxy_fence()").drop(),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        ("proxy",),
+    ),
+    Fault(
+        "fence between the proxies before the copies have arrived",
+        At("CopiedStages::await_full", "Stages::await_full()").swap_with_next(),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        ("proxy",),
+    ),
+    Fault(
+        "copies multiplied before they have arrived",
+        At("CopiedStages::await_full", "Stages::await_full()").drop(),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        ("race",),
+    ),
+    Fault(
+        "arrival that does not wait for the copies",
+        At("CopiedStages::load", "mbarrier_arrive_after_copies").replace("mbarrier_arrive"),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        ("race",),
+    ),
+    Fault(
+        "no arrival after the copies",
+        At("CopiedStages::load", "else { atoms::mbarrier_arrive_after_copies(full); }").replace("else { }"),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        ("deadlock",),
+    ),
+    Fault(
+        "copies of one thread not awaited",
+        At("CopiedStages::init", "Stages::init(").argument(2, "@ - 1"),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        ("race", "mbarrier"),
+    ),
+    Fault(
+        "stage overwritten before it was released",
+        At("CopiedStages::load", "mbarrier_wait(").drop(),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        ("race", "mbarrier"),
+    ),
+    Fault(
+        "producer ends before its copies have arrived",
+        At("gemm_sm90", "cp_async_wait<0>").drop(),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        ("pending",),
+    ),
+    Fault(
+        "rows past the extent copied",
+        At("BoxCopy::copy", "cp_async<...>(").argument(2, "true"),
+        THREAD_COPY,
+        RAGGED_EVEN,
+        ("bounds",),
+    ),
+    Fault(
+        "last k-tile copied as a whole one",
+        At("CopiedStages::load", "if (k_left >= Policy::tile_k").argument(0, "true"),
+        THREAD_COPY,
+        RAGGED_EVEN,
+        ("bounds",),
+    ),
+    Fault(
+        "padding read at the end of memory",
+        At("CopiedStages::load", "if (k_left >= Policy::tile_k").argument(0, "k_left >= Policy::tile_k"),
+        THREAD_COPY_NT,
+        "61x61x128",
+        ("bounds",),
+    ),
+    Fault(
+        "chunks copied whole where the matrix ends in them",
+        At("BoxCopy::copy_last", "bool const ends = ...;").replace("bool const ends = false;"),
+        THREAD_COPY,
+        RAGGED_ODD,
+        ("bounds", NUMBERS),
+    ),
+    Fault(
+        "stored elements announced by an arrival that waits for copies only",
+        At("CopiedStages::load", "if (stores").argument(0, "false"),
+        THREAD_COPY,
+        RAGGED_ODD,
+        ("race", "poison"),
+    ),
+    Fault(
+        "copies beside stored elements not awaited",
+        At("CopiedStages::load", "cp_async_wait<0>").drop(),
+        THREAD_COPY,
+        RAGGED_ODD,
+        ("race", "poison"),
+    ),
+    Fault(
+        "16-byte vectors not swizzled as wgmma reads them",
+        At("BoxCopy::copy", "Boxes::swizzled").replace(""),
+        THREAD_COPY,
+        SEVEN_K_TILES,
+        (NUMBERS,),
+    ),
+)
+
+FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC)
