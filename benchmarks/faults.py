@@ -184,7 +184,7 @@ def main() -> int:
     found = sum(one.as_expected for one in caught)
     print(f"{found} of {len(caught)} faults are caught as expected")
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        args.json.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n")
     return 0 if found == len(caught) else 1
 
 
