@@ -2,7 +2,7 @@
 
 It is the model of hgemm/model/predict.py at the boost clock. What depends on the variant alone is worked out once, from its
 record and the table of the card that its architecture is known by. What depends on the problem and the device too is `clocks`,
-which templates/c/src/select.c has line by line.
+which templates/capi/src/select.c has line by line.
 """
 
 from __future__ import annotations

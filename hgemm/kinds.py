@@ -1,6 +1,6 @@
 """What a product computes beside its sizes: layout, types, accumulation and epilogue, each a word and a small number.
 
-The numbers are those of the enumerations in hgemm.h (templates/c/include), so that a table made here serves C too.
+The numbers are those of the enumerations in hgemm.h (templates/capi/include), so that a table made here serves C too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A region spans half an octave of the rows of D, those of all batches together, of n and of k, with powers of two in its middle; the
 outermost ones have all that lies beyond. Problems whose operands' rows begin off the sectors of L2 have regions of their own. Of a
-region's list one or another has nearly the least corrected estimate wherever in it a problem lies. templates/c/src/select.c finds
+region's list one or another has nearly the least corrected estimate wherever in it a problem lies. templates/capi/src/select.c finds
 the region in the same way; the lists are written into an exported table.
 """
 

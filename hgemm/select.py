@@ -1,4 +1,4 @@
-"""Which variant of a table computes a problem on a device: the rule that templates/c/src/select.c follows step by step.
+"""Which variant of a table computes a problem on a device: the rule that templates/capi/src/select.c follows step by step.
 
 1. Groups of variants are tried by how their code runs: exact cubins, then compatible ones, then PTX. Of the first that
    have any that serve the problem,

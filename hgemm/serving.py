@@ -28,7 +28,7 @@ def needs(row: Row, wanted: Wanted, target: Target) -> Iterator[str]:
     if row.smem_bytes > target.smem_bytes_per_cta:
         yield f"more shared memory (a CTA has {target.smem_bytes_per_cta} B)"
     if row.tensor_maps and (w.k == 0 or not w.mappable):
-        yield f"what TMA addresses (k above 0, strides below {MAX_MAP_STRIDE_BYTES} B)"
+        yield f"addresses that TMA supports (k above 0, strides below {MAX_MAP_STRIDE_BYTES} B)"
     if row.exact_tiles_only and (w.m % row.tile_m or w.n % row.tile_n or w.k % row.tile_k or w.k == 0):
         yield "extents of whole tiles"
     if row.work(w.m, w.n, w.batch) > MAX_CTAS:

@@ -112,9 +112,9 @@ ANY_WORKSPACE = 2**64 - 1
 
 class CProblem(ctypes.Structure):
     _fields_ = [
-        ("size", ctypes.c_uint64),
-        *((name, ctypes.c_int32) for name in ("layout", "type_a", "type_b", "type_d")),
-        *((name, ctypes.c_int32) for name in ("accumulation", "bias_kind", "activation", "reserved")),
+        ("struct_size", ctypes.c_uint64),
+        *((name, ctypes.c_int32) for name in ("layout", "dtype_a", "dtype_b", "dtype_d")),
+        *((name, ctypes.c_int32) for name in ("acc", "bias_kind", "activation", "reserved")),
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "batch")),
         *((name, ctypes.c_void_p) for name in ("a", "b", "c", "d", "bias", "workspace")),
         ("workspace_bytes", ctypes.c_uint64),
@@ -129,13 +129,13 @@ class CProblem(ctypes.Structure):
         """Return a problem as C takes it."""
         words = {
             "layout": LAYOUTS.index(kind.layout),
-            **{f"type_{name}": TYPES.index(getattr(kind, f"dtype_{name}")) for name in "abd"},
-            "accumulation": ACCUMULATIONS.index(kind.acc),
+            **{f"dtype_{name}": TYPES.index(getattr(kind, f"dtype_{name}")) for name in "abd"},
+            "acc": ACCUMULATIONS.index(kind.acc),
             "bias_kind": BIASES.index(kind.bias),
             "activation": ACTIVATIONS.index(kind.activation),
         }
         values = {field.name: getattr(problem, field.name) for field in fields(problem)}
-        return cls(size=ctypes.sizeof(cls), workspace_bytes=workspace_bytes, **words, **values)
+        return cls(struct_size=ctypes.sizeof(cls), workspace_bytes=workspace_bytes, **words, **values)
 
 
 class CDevice(ctypes.Structure):
@@ -148,7 +148,7 @@ class CChoice(ctypes.Structure):
         ("variant", ctypes.c_int32),
         ("jit", ctypes.c_int32),
         ("workspace_bytes", ctypes.c_uint64),
-        ("clocks", ctypes.c_uint64),
+        ("estimated_clocks", ctypes.c_uint64),
         ("rule", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     ]

@@ -47,7 +47,7 @@ static hgemm_problem draw(void) {
   hgemm_problem p;
   int a_by_rows, b_by_rows;
   hgemm_problem_init(&p);
-  if (rarely(200)) p.size = (uint64_t)edge();
+  if (rarely(200)) p.struct_size = (uint64_t)edge();
   p.layout = rarely(100) ? (int32_t)edge() : (int32_t)below(4);
   p.type_a = p.type_b = (int32_t)below(2);
   p.type_d = rarely(4) ? (int32_t)below(3) : p.type_a;

@@ -132,9 +132,9 @@ static int bad(void) {
   if (hgemm_create(&bad_handle, 0) != HGEMM_OK) return 1;
   printf("5|%d|%s\n", hgemm_select(bad_handle, &good, NULL), hgemm_last_message());
   expect(HGEMM_ERROR_NULL_ARGUMENT, NULL);
-  BAD(HGEMM_ERROR_STRUCT_SIZE, p.size = 0);
-  BAD(HGEMM_ERROR_STRUCT_SIZE, p.size = sizeof p - 8);
-  BAD(HGEMM_ERROR_STRUCT_SIZE, p.size = UINT64_MAX);
+  BAD(HGEMM_ERROR_STRUCT_SIZE, p.struct_size = 0);
+  BAD(HGEMM_ERROR_STRUCT_SIZE, p.struct_size = sizeof p - 8);
+  BAD(HGEMM_ERROR_STRUCT_SIZE, p.struct_size = UINT64_MAX);
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.layout = 4);
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.type_a = -1);
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.activation = 1000);

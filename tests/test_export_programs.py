@@ -204,7 +204,7 @@ def test_no_function_needs_a_stack_that_grows_with_the_library(paper_export: Pat
     table = (paper_export / "src" / "table.h").read_text()
     (tmp_path / "table.h").write_text(re.sub(r"(HGEMM_(?:ROW|SURVEY)_COUNT) \d+", rf"\1 {MAX_LISTED_ROW}", table))
     includes = (f"-I{tmp_path}", f"-I{paper_export / 'include'}")
-    for source in sorted((templates_folder() / "c" / "src").glob("*.c")):
+    for source in sorted((templates_folder() / "capi" / "src").glob("*.c")):
         if source.name == "images.c":
             continue  # which has no function
         compiled("-std=gnu11", "-Wframe-larger-than=16384", *includes, "-c", source, "-o", tmp_path / "out.o")

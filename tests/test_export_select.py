@@ -139,13 +139,13 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
             continue
         assert status == OK, library.hgemm_last_message()
         assert found.symbol.decode() == expected.symbol == table.rows[found.variant].symbol
-        assert (found.jit, found.clocks, found.rule) == (expected.way == PTX, expected.clocks, expected.rule)
+        assert (found.jit, found.estimated_clocks, found.rule) == (expected.way == PTX, expected.clocks, expected.rule)
         assert found.workspace_bytes == expected.workspace_bytes
         chosen[expected.symbol] = chosen.get(expected.symbol, 0) + 1
         rules[expected.rule] += 1
     assert sum(chosen.values()) > PROBLEMS // 2 and len(chosen) > len(table.rows) // 2, "the draw is too narrow"
     assert min(rules) > PROBLEMS // 50, rules
-    assert kinds_told >= {"no such kind", "more workspace", "alignment what workspace"}, kinds_told
+    assert kinds_told >= {"no such kind", "more workspace", "addresses alignment workspace"}, kinds_told
 
 
 def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
@@ -211,10 +211,10 @@ def test_the_header_numbers_the_words_as_python_does(paper_export: Path) -> None
     text = (paper_export / "include" / "hgemm.h").read_text()
     wanted = {
         "layout": [f"HGEMM_{word}" for word in LAYOUTS],
-        "type": [f"HGEMM_{word}" for word in TYPES],
-        "accumulation": [f"HGEMM_ACC_{word}" for word in ACCUMULATIONS],
+        "dtype": [f"HGEMM_{word}" for word in TYPES],
+        "acc": [f"HGEMM_ACC_{word}" for word in ACCUMULATIONS],
         "bias": [f"HGEMM_BIAS_{word}" for word in BIASES],
-        "activation": ["HGEMM_ACTIVATION_NONE", "HGEMM_RELU", "HGEMM_GELU", "HGEMM_SILU"],
+        "activation": [f"HGEMM_ACTIVATION_{word}" for word in ACTIVATIONS],
     }
     for name, words in wanted.items():
         (body,) = re.findall(rf"typedef enum hgemm_{name} {{(.*?)}}", text, re.DOTALL)
@@ -237,7 +237,7 @@ def test_what_is_missing_is_told(library: ctypes.CDLL) -> None:
     narrow = Target((9, 0), 132, 1024)
     status, _ = in_c(library, narrow, Kind(), Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 0)
     assert status == NO_KERNEL and re.fullmatch(
-        rb"no kernel for sm_90 takes 64x64x64, 1 times: (\d+) of \1 need more shared memory \(a CTA has 1024 B\)(, .*)?",
+        rb"no kernel for sm_90 supports 64x64x64, batch 1: (\d+) of \1 need more shared memory \(a CTA has 1024 B\)(, .*)?",
         library.hgemm_last_message(),
     )
     status, _ = in_c(library, Target((5, 0), 13, 49152), Kind(), Problem(64, 64, 64, lda=64, ldb=64, ldd=64), 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from generator.errors import HgemmError
 
-SOURCES = ("check", "driver", "handle", "images", "lacking", "launch", "select", "table", "target", "words")
+SOURCES = ("check", "driver", "errors", "handle", "images", "launch", "select", "table", "unmet")
 _FLAGS = (
     "-std=c11",
     "-O2",

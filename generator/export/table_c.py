@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import accumulate
 
+from generator.export.enums import COUNTS
 from generator.export.images import Code, Images
 from hgemm.facts import Facts, MapRule
 from hgemm.regions import REGIONS, Listed, region_of
@@ -56,13 +57,14 @@ def table_h(table: Table, shortlists: Shortlists, version: str) -> str:
         "MEASURED_COUNT": sum(len(survey.problems) for survey in table.surveys),
         "ORDER_COUNT": sum(len(problem.order) for survey in table.surveys for problem in survey.problems),
         "REGION_COUNT": REGIONS,
-        "LIST_COUNT": len(shortlists.lists),
-        "NEAR_COUNT": sum(map(len, shortlists.lists)),
+        "SHORTLIST_COUNT": len(shortlists.lists),
+        "CANDIDATE_COUNT": sum(map(len, shortlists.lists)),
+        **COUNTS,
     }
     lines = [f"#define HGEMM_{name} {size}" for name, size in sizes.items()]
     return "\n".join(
         [
-            "/* Written by the HGEMM generator: the size of this library's table. */",
+            "/* Written by the HGEMM generator: the sizes of table.c. */",
             "#ifndef HGEMM_TABLE_H",
             "#define HGEMM_TABLE_H",
             "",
@@ -79,14 +81,14 @@ def table_c(table: Table, shortlists: Shortlists, facts: Mapping[str, Facts], im
     """Return the source that holds the table. Raises ValueError where a number is too large for the estimate."""
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
-    nears = [", ".join(f"{{{row}, {factor}}}" for row, factor in listed) for listed in shortlists.lists if listed]
+    candidates = [", ".join(f"{{{row}, {factor}}}" for row, factor in listed) for listed in shortlists.lists if listed]
     firsts = [str(first) for first in accumulate(map(len, shortlists.lists), initial=0)]
     return "\n".join(
         [
-            "/* Written by the HGEMM generator: this library's kernels, in the order of its table.json. */",
+            "/* Written by the HGEMM generator: the kernels of this library, in the order of table.json. */",
             '#include "internal.h"',
             "",
-            f'_Static_assert(HGEMM_HAS_MEASURED == {HAS_MEASURED}U, "regions below are marked by another bit");',
+            f'_Static_assert(HGEMM_HAS_MEASURED == {HAS_MEASURED}U, "the exporter marks regions with a different bit");',
             "",
             *_array("hgemm_group", "groups", "GROUP_COUNT", map(_group, table.groups)),
             *_array("hgemm_row", "rows", "ROW_COUNT", (_row(row, facts[row.symbol], images) for row in table.rows)),
@@ -96,8 +98,8 @@ def table_c(table: Table, shortlists: Shortlists, facts: Mapping[str, Facts], im
             *_array(
                 "uint32_t", "regions", "SURVEY_COUNT * HGEMM_REGION_COUNT + 1", [*map(str, shortlists.regions), "0"], 24
             ),
-            *_array("uint32_t", "lists", "LIST_COUNT + 2", [*firsts, "0"], 24),
-            *_array("hgemm_near", "nears", "NEAR_COUNT + 1", [*nears, "{0}"]),
+            *_array("uint32_t", "shortlists", "SHORTLIST_COUNT + 2", [*firsts, "0"], 24),
+            *_array("hgemm_candidate", "candidates", "CANDIDATE_COUNT + 1", [*candidates, "{0}"]),
         ]
     )
 

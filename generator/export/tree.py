@@ -12,7 +12,8 @@ from pathlib import Path
 
 from generator import __version__
 from generator.errors import RequestError
-from generator.export.build import build, compiler_version
+from generator.export.build import SOURCES, build, compiler_version
+from generator.export.enums import with_enums
 from generator.export.images import pack
 from generator.export.names import check_name, renamed
 from generator.export.source_form import source_files
@@ -28,7 +29,7 @@ from hgemm.table import Table
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
 _PLACES = {
-    "include/hgemm.h": "include/{name}.h",
+    "include/hgemm.h.in": "include/{name}.h",
     "include/hgemm.hpp": "include/{name}.hpp",
     "cmake/hgemm-config.cmake": "lib/cmake/{name}/{name}-config.cmake",
     "cmake/hgemm-config-version.cmake": "lib/cmake/{name}/{name}-config-version.cmake",
@@ -75,7 +76,7 @@ def export(library: Library, to: Path, wish: Wish) -> Export:
     facts = {record["symbol"]: Facts.of(record) for record in records}
     digest = hashlib.sha256(images.blob + json.dumps(table.to_dict(), sort_keys=True).encode()).hexdigest()
     templates = templates_folder()
-    files = _templates(templates / "c", wish.name)
+    files = _templates(templates / "capi", wish.name)
     shortlists = Shortlists.of(table)
     files["src/table.h"] = renamed(table_h(table, shortlists, f"{__version__} {digest[:8]}"), wish.name).encode()
     files["src/table.c"] = _table_source(table, shortlists, facts, images, wish.name).encode()
@@ -103,7 +104,14 @@ def _templates(folder: Path, name: str) -> dict[str, bytes]:
     sources = sorted(f"src/{path.name}" for path in (folder / "src").iterdir())
     places = {**{source: source for source in sources}, **_PLACES}
     texts = {place.format(name=name): (folder / path).read_text(encoding="utf-8") for path, place in places.items()}
-    return {place: renamed(text, name).replace("@VERSION@", __version__).encode() for place, text in texts.items()}
+    words = {"@VERSION@": __version__, "@SOURCES@": " ".join(f"{source}.c" for source in SOURCES)}
+    return {place: _filled(renamed(with_enums(text), name), words).encode() for place, text in texts.items()}
+
+
+def _filled(text: str, words: dict[str, str]) -> str:
+    for placeholder, word in words.items():
+        text = text.replace(placeholder, word)
+    return text
 
 
 def _table_source(table: Table, shortlists: Shortlists, facts: dict[str, Facts], images, name: str) -> str:

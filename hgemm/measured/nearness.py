@@ -1,6 +1,6 @@
 """How near problems are, and what the measured ones near a problem say of the estimates there.
 
-Octaves are whole numbers, sixteenths of a power of 2, that templates/c/src/select.c counts in the same way.
+Octaves are whole numbers, sixteenths of a power of 2, that templates/capi/src/select.c counts in the same way.
 """
 
 from __future__ import annotations

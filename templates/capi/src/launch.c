@@ -1,12 +1,12 @@
-/* Loads kernels when they are first needed, and launches them. */
+/* Loads kernels at their first use, and launches them. */
 #include <stdio.h>
 #include <string.h>
 
 #include "handle.h"
 
-/* ---- What kernels take ------------------------------------------------------------------------------------------------- */
+/* ---- Kernel parameters ------------------------------------------------------------------------------------------------- */
 
-typedef struct Problem { /* hgemm::Problem of the kernels */
+typedef struct Problem { /* the kernels' first parameter, hgemm::Problem */
   uint64_t a, b, c, d, bias, workspace;
   int64_t lda, ldb, ldc, ldd;
   int64_t batch_stride_a, batch_stride_b, batch_stride_c, batch_stride_d, batch_stride_bias;
@@ -16,7 +16,7 @@ typedef struct Problem { /* hgemm::Problem of the kernels */
 
 typedef char problem_has_144_bytes[sizeof(Problem) == 144 ? 1 : -1];
 
-typedef struct Maps { /* of A, B and D: opaque to all but the driver */
+typedef struct Maps { /* the second parameter of TMA kernels: CUtensorMap of A, B and D */
   _Alignas(64) unsigned char bytes[3][128];
 } Maps;
 
@@ -26,7 +26,7 @@ static Problem pack(hgemm_problem const *p, hgemm_row const *row) {
       p->lda, p->ldb, p->ldc, p->ldd,
       p->batch_stride_a, p->batch_stride_b, p->batch_stride_c, p->batch_stride_d, p->batch_stride_bias,
       (int32_t)p->m, (int32_t)p->n,
-      /* Kernels count k-tiles as (k + tile_k - 1) / tile_k and take one at least; of this k all of it is past the end. */
+      /* Kernels process at least one k-tile, also for k = 0. With this k, all of that tile is out of bounds. */
       p->k > 0 ? (int32_t)p->k : -(int32_t)row->tile_k,
       (int32_t)p->batch,
       p->k > 0 ? p->alpha : 0.0f, p->beta,
@@ -38,7 +38,7 @@ static Problem pack(hgemm_problem const *p, hgemm_row const *row) {
 
 typedef struct Operand {
   void const *pointer;
-  int32_t type;
+  int32_t dtype;
   int64_t contiguous, other, leading, stride;
 } Operand;
 
@@ -46,23 +46,23 @@ static hgemm_status encode(hgemm_driver const *cuda, hgemm_map_rule const *rule,
                            unsigned char map[128]) {
   static int const types[] = {HGEMM_CU_MAP_FLOAT16, HGEMM_CU_MAP_BFLOAT16, HGEMM_CU_MAP_FLOAT32, HGEMM_CU_MAP_TFLOAT32};
   static uint32_t const ones[3] = {1, 1, 1};
-  int64_t const bytes = x->type >= HGEMM_F32 ? 4 : 2;
-  int const layers = batch > 1 && x->stride > 0; /* else one matrix serves the whole batch */
+  int64_t const bytes = x->dtype >= HGEMM_F32 ? 4 : 2;
+  int const layers = batch > 1 && x->stride > 0; /* otherwise the whole batch uses one matrix */
   uint64_t const extents[3] = {(uint64_t)x->contiguous, (uint64_t)x->other, layers ? (uint64_t)batch : 1};
   uint64_t const strides[2] = {(uint64_t)(x->leading * bytes), (uint64_t)((layers ? x->stride : x->leading) * bytes)};
-  int const swizzle = rule->swizzle_bytes == 128 ? 3 : (int)(rule->swizzle_bytes / 32); /* none, 32, 64 or 128 bytes */
-  int const status = cuda->encode_map(map, types[x->type], 3, (void *)(uintptr_t)x->pointer, extents, strides, rule->box,
+  int const swizzle = rule->swizzle_bytes == 128 ? 3 : (int)(rule->swizzle_bytes / 32); /* 0, 1, 2, 3 for none, 32, 64 and 128 bytes */
+  int const status = cuda->encode_map(map, types[x->dtype], 3, (void *)(uintptr_t)x->pointer, extents, strides, rule->box,
                                       ones, 0, swizzle, HGEMM_CU_MAP_L2_256B, 0);
-  return status == 0 ? HGEMM_OK : hgemm_refused(cuda, status, "encode a tensor map");
+  return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "encode a tensor map");
 }
 
 static hgemm_status encode_all(hgemm_driver const *cuda, hgemm_row const *row, hgemm_problem const *p, Maps *maps) {
   int const a_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_TT;
   int const b_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_NN;
   Operand const operands[3] = {
-      {p->a, p->type_a, a_by_rows ? p->k : p->m, a_by_rows ? p->m : p->k, p->lda, p->batch_stride_a},
-      {p->b, p->type_b, b_by_rows ? p->k : p->n, b_by_rows ? p->n : p->k, p->ldb, p->batch_stride_b},
-      {p->d, p->type_d, p->n, p->m, p->ldd, p->batch_stride_d},
+      {p->a, p->dtype_a, a_by_rows ? p->k : p->m, a_by_rows ? p->m : p->k, p->lda, p->batch_stride_a},
+      {p->b, p->dtype_b, b_by_rows ? p->k : p->n, b_by_rows ? p->n : p->k, p->ldb, p->batch_stride_b},
+      {p->d, p->dtype_d, p->n, p->m, p->ldd, p->batch_stride_d},
   };
   memset(maps, 0, sizeof *maps);
   if (cuda->encode_map == NULL) return hgemm_fail(HGEMM_ERROR_DRIVER, "the driver has no cuTensorMapEncodeTiled");
@@ -74,9 +74,9 @@ static hgemm_status encode_all(hgemm_driver const *cuda, hgemm_row const *row, h
   return HGEMM_OK;
 }
 
-/* Maps depend on the kernel and the problem alone, and take longer to encode than all else here: a thread keeps some. */
-static hgemm_status maps_of(hgemm_driver const *cuda, hgemm_row const *row, hgemm_problem const *p, Maps *maps) {
-  enum { KEPT = 8 };
+/* Encoding is the slowest part of a launch, so each thread caches a few maps by kernel and problem. */
+static hgemm_status cached_maps(hgemm_driver const *cuda, hgemm_row const *row, hgemm_problem const *p, Maps *maps) {
+  enum { ENTRIES = 8 };
   typedef struct Key {
     hgemm_row const *row;
     void const *a, *b, *d;
@@ -85,7 +85,7 @@ static hgemm_status maps_of(hgemm_driver const *cuda, hgemm_row const *row, hgem
   static _Thread_local struct {
     Key key;
     Maps maps;
-  } kept[KEPT];
+  } entries[ENTRIES];
   Key key;
   int64_t const numbers[10] = {p->m, p->n, p->k, p->batch, p->lda, p->ldb, p->ldd,
                                p->batch_stride_a, p->batch_stride_b, p->batch_stride_d};
@@ -94,19 +94,19 @@ static hgemm_status maps_of(hgemm_driver const *cuda, hgemm_row const *row, hgem
   memset(&key, 0, sizeof key);
   key.row = row, key.a = p->a, key.b = p->b, key.d = p->d;
   memcpy(key.numbers, numbers, sizeof numbers);
-  slot = ((uintptr_t)p->a / 256 ^ (uintptr_t)p->b / 256 * 3 ^ (uintptr_t)p->d / 256 * 5 ^ (uintptr_t)row / 16) % KEPT;
-  if (memcmp(&kept[slot].key, &key, sizeof key) != 0) {
-    kept[slot].key.row = NULL;
-    status = encode_all(cuda, row, p, &kept[slot].maps);
-    if (status == HGEMM_OK) kept[slot].key = key;
+  slot = ((uintptr_t)p->a / 256 ^ (uintptr_t)p->b / 256 * 3 ^ (uintptr_t)p->d / 256 * 5 ^ (uintptr_t)row / 16) % ENTRIES;
+  if (memcmp(&entries[slot].key, &key, sizeof key) != 0) {
+    entries[slot].key.row = NULL;
+    status = encode_all(cuda, row, p, &entries[slot].maps);
+    if (status == HGEMM_OK) entries[slot].key = key;
   }
-  *maps = kept[slot].maps;
+  *maps = entries[slot].maps;
   return status;
 }
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------------- */
 
-static uint32_t crc32_of(unsigned char const *bytes, uint32_t count) { /* zlib's */
+static uint32_t crc32_of(unsigned char const *bytes, uint32_t count) { /* as zlib.crc32 */
   static uint32_t const nibbles[16] = {0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4,
                                        0x4DB26158, 0x5005713C, 0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C,
                                        0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C};
@@ -119,10 +119,10 @@ static uint32_t crc32_of(unsigned char const *bytes, uint32_t count) { /* zlib's
   return ~crc;
 }
 
-static int resident(hgemm_handle *handle, hgemm_row const *row, void *function, int *ctas) {
+static int count_resident_ctas(hgemm_handle *handle, hgemm_row const *row, void *function, int *ctas) {
   int const cluster = (int)(row->cluster_m * row->cluster_n);
   int status;
-  if (cluster > 1 && handle->cuda->resident_clusters != NULL) { /* GPCs of other sizes leave SMs idle: the driver knows */
+  if (cluster > 1 && handle->cuda->resident_clusters != NULL) { /* GPCs differ in size, so only the driver knows how many clusters fit */
     hgemm_launch_config const config = {(unsigned)cluster * handle->target.sms, 1, 1, row->threads, 1, 1,
                                         row->smem_bytes, NULL, NULL, 0};
     status = handle->cuda->resident_clusters(ctas, function, &config);
@@ -136,29 +136,29 @@ static int resident(hgemm_handle *handle, hgemm_row const *row, void *function, 
   return status;
 }
 
-static hgemm_status load_locked(hgemm_handle *handle, uint32_t place) {
+static hgemm_status load_locked(hgemm_handle *handle, uint32_t index) {
   hgemm_driver const *const cuda = handle->cuda;
-  hgemm_row const *const row = &hgemm_rows[place];
-  hgemm_code const *const code = handle->target.ways[row->group] == HGEMM_PTX ? &row->ptx : &row->cubin;
-  hgemm_kernel *const kernel = &handle->kernels[place];
+  hgemm_row const *const row = &hgemm_rows[index];
+  hgemm_image const *const code = handle->target.group_modes[row->group] == HGEMM_PTX_JIT ? &row->ptx : &row->cubin;
+  hgemm_kernel *const kernel = &handle->kernels[index];
   void *function = NULL;
   int ctas = 0, status;
   if (crc32_of(hgemm_images + code->offset, code->bytes) != code->crc32) {
-    return hgemm_fail(HGEMM_ERROR_IMAGE, "%s inside this library is damaged (CRC-32 differs): link it anew", row->symbol);
+    return hgemm_fail(HGEMM_ERROR_IMAGE, "the image of %s is corrupt (its CRC-32 differs): link the library again", row->symbol);
   }
   if (kernel->module == NULL) {
     status = cuda->load(&kernel->module, hgemm_images + code->offset);
     if (status != 0) {
       kernel->module = NULL;
-      return hgemm_refused(cuda, status, "load a kernel");
+      return hgemm_fail_driver(cuda, status, "load a kernel");
     }
   }
   status = cuda->function(&function, kernel->module, row->symbol);
-  if (status != 0) return hgemm_refused(cuda, status, "find the kernel in its image");
+  if (status != 0) return hgemm_fail_driver(cuda, status, "find the kernel in its image");
   status = cuda->set_attribute(function, HGEMM_CU_FUNCTION_MAX_DYNAMIC_SMEM, (int)row->smem_bytes);
-  if (status != 0) return hgemm_refused(cuda, status, "give the kernel its shared memory");
-  status = resident(handle, row, function, &ctas);
-  if (status != 0) return hgemm_refused(cuda, status, "fit the kernel on an SM");
+  if (status != 0) return hgemm_fail_driver(cuda, status, "reserve the shared memory of the kernel");
+  status = count_resident_ctas(handle, row, function, &ctas);
+  if (status != 0) return hgemm_fail_driver(cuda, status, "compute the occupancy of the kernel");
   kernel->resident_ctas = (uint32_t)ctas;
   atomic_store_explicit(&kernel->function, function, memory_order_release);
   return HGEMM_OK;
@@ -174,18 +174,18 @@ hgemm_status hgemm_load(hgemm_handle *handle, uint32_t row) {
 
 /* ---- Launching --------------------------------------------------------------------------------------------------------- */
 
-static uint64_t tiles_of(hgemm_row const *row, hgemm_wanted const *w) {
-  return hgemm_tiles(row, w->m, w->n) * (uint64_t)w->batch;
+static uint64_t tiles_of(hgemm_row const *row, hgemm_query const *q) {
+  return hgemm_tiles(row, q->m, q->n) * (uint64_t)q->batch;
 }
 
-/* Chooses and, where it was not, loads the kernel; the handle's context is current. */
-static hgemm_status ready(hgemm_handle *handle, hgemm_call const *call, enum hgemm_purpose purpose, uint32_t *row) {
-  hgemm_found found;
-  hgemm_status status = hgemm_choose(&handle->target, &call->wanted, &found);
-  if (status == HGEMM_OK) *row = found.row;
+/* Selects the kernel, and loads it unless it is loaded already. The handle's context must be current. */
+static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *request, enum hgemm_purpose purpose, uint32_t *row) {
+  hgemm_selected selected;
+  hgemm_status status = hgemm_choose(&handle->target, &request->query, &selected);
+  if (status == HGEMM_OK) *row = selected.row;
   if (status == HGEMM_OK && hgemm_rows[*row].counter_bytes_per_tile > 0) {
-    uint64_t const tiles = tiles_of(&hgemm_rows[*row], &call->wanted);
-    status = hgemm_check_workspace(call, purpose, hgemm_workspace_bytes(&hgemm_rows[*row], tiles));
+    uint64_t const tiles = tiles_of(&hgemm_rows[*row], &request->query);
+    status = hgemm_check_workspace(request, purpose, hgemm_workspace_bytes(&hgemm_rows[*row], tiles));
   }
   if (status == HGEMM_OK && atomic_load_explicit(&handle->kernels[*row].function, memory_order_acquire) == NULL) {
     status = hgemm_load(handle, *row);
@@ -193,7 +193,7 @@ static hgemm_status ready(hgemm_handle *handle, hgemm_call const *call, enum hge
   return status;
 }
 
-/* CTAs for `work` tiles, splits and batches counted; stream-K shares any number of tiles among all. */
+/* Returns the grid for `work` CTA tiles, which counts splits and the whole batch. Stream-K distributes any number of tiles. */
 static uint32_t grid_of(hgemm_row const *row, uint32_t work, uint32_t resident_ctas) {
   uint32_t const cluster = row->cluster_m * row->cluster_n;
   uint32_t const resident = resident_ctas > cluster ? resident_ctas : cluster;
@@ -201,51 +201,51 @@ static uint32_t grid_of(hgemm_row const *row, uint32_t work, uint32_t resident_c
   return row->persistent && work > resident ? resident : work;
 }
 
-static hgemm_status launch(hgemm_handle *handle, hgemm_call const *call, uint32_t place, void *stream) {
+static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, uint32_t index, void *stream) {
   hgemm_driver const *const cuda = handle->cuda;
-  hgemm_row const *const row = &hgemm_rows[place];
-  hgemm_kernel *const kernel = &handle->kernels[place];
-  uint64_t const tiles = tiles_of(row, &call->wanted);
+  hgemm_row const *const row = &hgemm_rows[index];
+  hgemm_kernel *const kernel = &handle->kernels[index];
+  uint64_t const tiles = tiles_of(row, &request->query);
   uint32_t const work = (uint32_t)(tiles * row->splits);
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
   hgemm_launch_config const config = {grid_of(row, work, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
                                       row->smem_bytes, stream, &programmatic,
                                       row->programmatic && row->counter_bytes_per_tile == 0};
-  Problem problem = pack(&call->problem, row);
+  Problem problem = pack(&request->problem, row);
   Maps maps;
   void *parameters[2] = {&problem, &maps};
   int status = 0;
   if (row->tensor_maps) {
-    hgemm_status const encoded = maps_of(cuda, row, &call->problem, &maps);
+    hgemm_status const encoded = cached_maps(cuda, row, &request->problem, &maps);
     if (encoded != HGEMM_OK) return encoded;
   }
   if (row->counter_bytes_per_tile > 0) {
     status = cuda->zero(problem.workspace, 0, (size_t)hgemm_counter_bytes(row, tiles), stream);
-    if (status != 0) return hgemm_refused(cuda, status, "zero the counters");
+    if (status != 0) return hgemm_fail_driver(cuda, status, "zero the counters");
   }
   status = cuda->launch(&config, atomic_load_explicit(&kernel->function, memory_order_acquire), parameters, NULL);
-  return status == 0 ? HGEMM_OK : hgemm_refused(cuda, status, "launch the kernel");
+  return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "launch the kernel");
 }
 
-static hgemm_status serve(hgemm_handle *handle, hgemm_problem const *problem, enum hgemm_purpose purpose, void *stream) {
-  hgemm_call call;
+static hgemm_status prepare_or_run(hgemm_handle *handle, hgemm_problem const *problem, enum hgemm_purpose purpose, void *stream) {
+  hgemm_request request;
   hgemm_status status;
   uint32_t row;
   int pushed;
   if (handle == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the handle is null");
-  status = hgemm_check(problem, purpose, &call);
-  if (status != HGEMM_OK || call.nothing) return status;
+  status = hgemm_check_problem(problem, purpose, &request);
+  if (status != HGEMM_OK || request.empty) return status;
   if ((status = hgemm_enter(handle, &pushed)) != HGEMM_OK) return status;
-  status = ready(handle, &call, purpose, &row);
-  if (status == HGEMM_OK && purpose == HGEMM_TO_RUN) status = launch(handle, &call, row, stream);
+  status = select_and_load(handle, &request, purpose, &row);
+  if (status == HGEMM_OK && purpose == HGEMM_TO_LAUNCH) status = launch(handle, &request, row, stream);
   hgemm_leave(handle, pushed);
   return status;
 }
 
 hgemm_status hgemm_prepare(hgemm_handle *handle, hgemm_problem const *problem) {
-  return serve(handle, problem, HGEMM_TO_PLAN, NULL);
+  return prepare_or_run(handle, problem, HGEMM_TO_SELECT, NULL);
 }
 
 hgemm_status hgemm_run(hgemm_handle *handle, hgemm_problem const *problem, void *stream) {
-  return serve(handle, problem, HGEMM_TO_RUN, stream);
+  return prepare_or_run(handle, problem, HGEMM_TO_LAUNCH, stream);
 }

@@ -1,10 +1,10 @@
-# find_package(hgemm CONFIG) gives hgemm::hgemm, the shared library, and hgemm::hgemm_static.
+# For find_package(hgemm CONFIG). Defines hgemm::hgemm (shared library) and hgemm::hgemm_static.
 get_filename_component(_hgemm_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 
 foreach(_hgemm_file libhgemm.so libhgemm.a)
   if(NOT EXISTS "${_hgemm_root}/lib/${_hgemm_file}")
     set(hgemm_FOUND FALSE)
-    set(hgemm_NOT_FOUND_MESSAGE "${_hgemm_root}/lib/${_hgemm_file} was not built: add_subdirectory(${_hgemm_root}) builds it")
+    set(hgemm_NOT_FOUND_MESSAGE "${_hgemm_root}/lib/${_hgemm_file} does not exist: build it with add_subdirectory(${_hgemm_root})")
     return()
   endif()
 endforeach()

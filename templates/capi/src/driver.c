@@ -1,22 +1,22 @@
-/* Opens libcuda.so.1 by dlopen, so that nothing of NVIDIA's is needed to link or to start. */
+/* Loads libcuda.so.1 with dlopen, so that programs link and start without any NVIDIA software. */
 #include "driver.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_once_t opened = PTHREAD_ONCE_INIT;
 static hgemm_driver cuda;
-static char const *missing; /* the entry that the driver lacks, or "" where there is no driver */
+static char const *missing; /* a function that the driver does not have, or "" if there is no driver */
 static int init_status;
 
 static void find(void *library, char const *name, void *entry, int optional) {
   void *const found = dlsym(library, name);
-  memcpy(entry, &found, sizeof found); /* ISO C has no cast from an object pointer to a function pointer */
+  memcpy(entry, &found, sizeof found); /* ISO C does not allow casts from object pointers to function pointers */
   if (found == NULL && !optional && missing == NULL) missing = name;
 }
 
-static void open_once(void) {
+static void open_library(void) {
   struct {
     char const *name;
     void *entry;
@@ -43,7 +43,7 @@ static void open_once(void) {
       {"cuOccupancyMaxActiveClusters", &cuda.resident_clusters, 1},
       {"cuTensorMapEncodeTiled", &cuda.encode_map, 1},
   };
-  void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed: the process keeps its driver */
+  void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed */
   if (library == NULL) {
     missing = "";
     return;
@@ -56,17 +56,17 @@ static void open_once(void) {
 
 hgemm_status hgemm_open_driver(hgemm_driver const **driver) {
   *driver = &cuda;
-  pthread_once(&once, open_once);
+  pthread_once(&opened, open_library);
   if (missing != NULL && *missing == '\0') {
-    return hgemm_fail(HGEMM_ERROR_NO_DRIVER, "no NVIDIA GPU here: the driver, libcuda.so.1, is not installed");
+    return hgemm_fail(HGEMM_ERROR_NO_DRIVER, "no NVIDIA GPU: the driver (libcuda.so.1) is not installed");
   }
-  if (missing != NULL) return hgemm_fail(HGEMM_ERROR_NO_DRIVER, "the driver has no %s: install one for CUDA 12", missing);
-  if (init_status != 0) return hgemm_fail(HGEMM_ERROR_NO_DEVICE, "no NVIDIA GPU here: the driver says %d", init_status);
+  if (missing != NULL) return hgemm_fail(HGEMM_ERROR_NO_DRIVER, "the driver has no %s: install a driver for CUDA 12", missing);
+  if (init_status != 0) return hgemm_fail(HGEMM_ERROR_NO_DEVICE, "no NVIDIA GPU: cuInit returned %d", init_status);
   return HGEMM_OK;
 }
 
-hgemm_status hgemm_refused(hgemm_driver const *driver, int status, char const *doing) {
+hgemm_status hgemm_fail_driver(hgemm_driver const *driver, int status, char const *action) {
   char const *text = NULL;
   driver->error_text(status, &text);
-  return hgemm_fail(HGEMM_ERROR_DRIVER, "cannot %s: %s (%d)", doing, text ? text : "the driver does not say why", status);
+  return hgemm_fail(HGEMM_ERROR_DRIVER, "cannot %s: %s (%d)", action, text ? text : "no description", status);
 }

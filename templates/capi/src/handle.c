@@ -1,4 +1,4 @@
-/* Opens GPUs, and tells which kernels there are. */
+/* Opens GPUs, lists kernels, and selects kernels without launching them. */
 #include "handle.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ hgemm_status hgemm_enter(hgemm_handle const *handle, int *pushed) {
   *pushed = status == 0 && current != handle->context;
   if (*pushed) status = handle->cuda->push_context(handle->context);
   if (status != 0) *pushed = 0;
-  return status == 0 ? HGEMM_OK : hgemm_refused(handle->cuda, status, "enter the context");
+  return status == 0 ? HGEMM_OK : hgemm_fail_driver(handle->cuda, status, "enter the context");
 }
 
 void hgemm_leave(hgemm_handle const *handle, int pushed) {
@@ -26,33 +26,33 @@ static hgemm_status find_device(hgemm_handle *handle, int ordinal) {
   hgemm_driver const *const cuda = handle->cuda;
   int count = 0;
   int status = cuda->device_count(&count);
-  if (status != 0) return hgemm_refused(cuda, status, "count devices");
-  if (count == 0) return hgemm_fail(HGEMM_ERROR_NO_DEVICE, "no NVIDIA GPU here");
+  if (status != 0) return hgemm_fail_driver(cuda, status, "count devices");
+  if (count == 0) return hgemm_fail(HGEMM_ERROR_NO_DEVICE, "this machine has no NVIDIA GPU");
   if (ordinal == HGEMM_CURRENT_CONTEXT) {
     status = cuda->current_context(&handle->context);
     if (status != 0 || handle->context == NULL || cuda->context_device(&handle->device) != 0) {
-      return hgemm_fail(HGEMM_ERROR_WRONG_DEVICE, "no context is current on this thread: make one, or name a device");
+      return hgemm_fail(HGEMM_ERROR_WRONG_DEVICE, "no context is current on this thread: create one, or pass a device ordinal");
     }
     return HGEMM_OK;
   }
   if (ordinal < 0 || ordinal >= count) {
-    return hgemm_fail(HGEMM_ERROR_WRONG_DEVICE, "no NVIDIA GPU of number %d: there are %d", ordinal, count);
+    return hgemm_fail(HGEMM_ERROR_WRONG_DEVICE, "device %d does not exist: this machine has %d GPUs", ordinal, count);
   }
   status = cuda->device(&handle->device, ordinal);
   if (status == 0) status = cuda->retain_context(&handle->context, handle->device);
-  if (status != 0) return hgemm_refused(cuda, status, "open the device");
+  if (status != 0) return hgemm_fail_driver(cuda, status, "open the device");
   handle->owns_context = 1;
   return HGEMM_OK;
 }
 
-static hgemm_status look(hgemm_handle *handle) {
+static hgemm_status read_properties(hgemm_handle *handle) {
   enum { MAJOR, MINOR, SMS, SMEM, COUNT };
   static int const attributes[COUNT] = {HGEMM_CU_CAPABILITY_MAJOR, HGEMM_CU_CAPABILITY_MINOR, HGEMM_CU_MULTIPROCESSOR_COUNT,
                                         HGEMM_CU_MAX_SMEM_OPTIN};
   int values[COUNT];
   for (int i = 0; i < COUNT; ++i) {
     int const status = handle->cuda->attribute(&values[i], attributes[i], handle->device);
-    if (status != 0) return hgemm_refused(handle->cuda, status, "read what the device is");
+    if (status != 0) return hgemm_fail_driver(handle->cuda, status, "read the device attributes");
   }
   hgemm_target_init(&handle->target, (uint32_t)(values[MAJOR] * 10 + values[MINOR]), (uint32_t)values[SMS],
                     (uint32_t)values[SMEM]);
@@ -64,14 +64,14 @@ hgemm_status hgemm_create(hgemm_handle **result, int device) {
   hgemm_driver const *cuda;
   hgemm_handle *handle;
   hgemm_status status;
-  if (result == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "there is no place for the handle");
+  if (result == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the pointer to the handle is null");
   *result = NULL;
   if ((status = hgemm_open_driver(&cuda)) != HGEMM_OK) return status;
-  if ((handle = calloc(1, sizeof *handle)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "the host has no memory left");
+  if ((handle = calloc(1, sizeof *handle)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "out of host memory");
   handle->cuda = cuda;
   pthread_mutex_init(&handle->loading, NULL);
   status = find_device(handle, device);
-  if (status == HGEMM_OK) status = look(handle);
+  if (status == HGEMM_OK) status = read_properties(handle);
   if (status != HGEMM_OK) {
     hgemm_destroy(handle);
     return status;
@@ -94,7 +94,7 @@ void hgemm_destroy(hgemm_handle *handle) {
   free(handle);
 }
 
-/* ---- The kernels ------------------------------------------------------------------------------------------------------- */
+/* ---- List of kernels --------------------------------------------------------------------------------------------------- */
 
 size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
   for (size_t i = 0; variants != NULL && i < capacity && i < HGEMM_ROW_COUNT; ++i) {
@@ -104,13 +104,13 @@ size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
         .symbol = row->symbol,
         .arch = hgemm_groups[row->group].arch,
         .layout = (int32_t)(kind & 15),
-        .type_a = (int32_t)(kind >> 4 & 15),
-        .type_b = (int32_t)(kind >> 8 & 15),
-        .type_d = (int32_t)(kind >> 12 & 15),
-        .accumulation = (int32_t)(kind >> 16 & 15),
+        .dtype_a = (int32_t)(kind >> 4 & 15),
+        .dtype_b = (int32_t)(kind >> 8 & 15),
+        .dtype_d = (int32_t)(kind >> 12 & 15),
+        .acc = (int32_t)(kind >> 16 & 15),
         .bias_kind = (int32_t)(kind >> 20 & 15),
         .activation = (int32_t)(kind >> 24 & 15),
-        .adds_c = (int32_t)row->beta,
+        .supports_beta = (int32_t)row->beta,
         .tile_m = (int32_t)row->tile_m,
         .tile_n = (int32_t)row->tile_n,
         .tile_k = (int32_t)row->tile_k,
@@ -124,25 +124,25 @@ size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
   return HGEMM_ROW_COUNT;
 }
 
-/* ---- Selecting without launching --------------------------------------------------------------------------------------- */
+/* ---- Selection without a launch ---------------------------------------------------------------------------------------- */
 
 static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *problem, hgemm_choice *choice) {
-  hgemm_call call;
-  hgemm_found found;
+  hgemm_request request;
+  hgemm_selected selected;
   hgemm_status status;
   hgemm_row const *row;
   memset(choice, 0, sizeof *choice);
   choice->variant = -1;
-  status = hgemm_check(problem, HGEMM_TO_PLAN, &call);
-  if (status != HGEMM_OK || call.nothing) return status;
-  if ((status = hgemm_choose(target, &call.wanted, &found)) != HGEMM_OK) return status;
-  row = &hgemm_rows[found.row];
+  status = hgemm_check_problem(problem, HGEMM_TO_SELECT, &request);
+  if (status != HGEMM_OK || request.empty) return status;
+  if ((status = hgemm_choose(target, &request.query, &selected)) != HGEMM_OK) return status;
+  row = &hgemm_rows[selected.row];
   choice->symbol = row->symbol;
-  choice->variant = (int32_t)found.row;
-  choice->jit = target->ways[row->group] == HGEMM_PTX;
-  choice->workspace_bytes = hgemm_workspace_bytes(row, found.tiles);
-  choice->clocks = found.clocks;
-  choice->rule = (int32_t)found.rule;
+  choice->variant = (int32_t)selected.row;
+  choice->jit = target->group_modes[row->group] == HGEMM_PTX_JIT;
+  choice->workspace_bytes = hgemm_workspace_bytes(row, selected.tiles);
+  choice->estimated_clocks = selected.clocks;
+  choice->rule = (int32_t)selected.rule;
   return HGEMM_OK;
 }
 
@@ -152,7 +152,7 @@ hgemm_status hgemm_select(hgemm_handle *handle, hgemm_problem const *problem, hg
 }
 
 hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *problem, hgemm_choice *choice) {
-  hgemm_target *target; /* as large as the library has kernels: more than some threads' stacks */
+  hgemm_target *target; /* too large for the stack: it grows with the number of kernels */
   hgemm_status status;
   if (device == NULL || choice == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the device or the choice is null");
   if (device->capability_major < 1 || device->capability_major > 99 || device->capability_minor < 0 ||
@@ -161,7 +161,7 @@ hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *p
                       (int)device->capability_major, (int)device->capability_minor, (int)device->multiprocessors,
                       (int)device->smem_bytes_per_cta);
   }
-  if ((target = malloc(sizeof *target)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "the host has no memory left");
+  if ((target = malloc(sizeof *target)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "out of host memory");
   hgemm_target_init(target, (uint32_t)(device->capability_major * 10 + device->capability_minor),
                     (uint32_t)device->multiprocessors, (uint32_t)device->smem_bytes_per_cta);
   status = select_on(target, problem, choice);

@@ -1,4 +1,4 @@
-/* The CUDA driver as far as a launch needs it, opened when the program runs. */
+/* The functions of the CUDA driver that this library calls. They are loaded at run time; see driver.c. */
 #ifndef HGEMM_DRIVER_H
 #define HGEMM_DRIVER_H
 
@@ -19,7 +19,7 @@ typedef struct hgemm_launch_config { /* CUlaunchConfig */
   unsigned attribute_count;
 } hgemm_launch_config;
 
-/* CUdevice_attribute, CUfunction_attribute, CUlaunchAttributeID and CUtensorMap* of cuda.h. */
+/* Values of CUdevice_attribute, CUfunction_attribute, CUlaunchAttributeID and CUtensorMap* in cuda.h. */
 enum {
   HGEMM_CU_MULTIPROCESSOR_COUNT = 16,
   HGEMM_CU_CAPABILITY_MAJOR = 75,
@@ -53,16 +53,16 @@ typedef struct hgemm_driver {
   int (*launch)(hgemm_launch_config const *config, void *function, void **parameters, void **extra);
   int (*zero)(uint64_t address, unsigned char value, size_t bytes, void *stream);
   int (*error_text)(int status, char const **text);
-  /* Of drivers for CUDA 12: null in older ones, which run no kernel that needs them. */
+  /* Null in drivers before CUDA 12. No kernel that runs there needs them. */
   int (*resident_clusters)(int *count, void *function, hgemm_launch_config const *config);
   int (*encode_map)(void *map, int type, uint32_t rank, void *address, uint64_t const *extents, uint64_t const *strides,
                     uint32_t const *box, uint32_t const *element_strides, int interleave, int swizzle, int l2, int fill);
 } hgemm_driver;
 
-/* Opens the driver, once a process, and writes it. */
+/* Loads the driver in the first call of the process, and writes *driver. */
 hgemm_status hgemm_open_driver(hgemm_driver const **driver);
 
-/* Turns the driver's refusal into a message that says what was being done. */
-hgemm_status hgemm_refused(hgemm_driver const *driver, int status, char const *doing);
+/* Fails with the driver's error text. `action` completes the sentence "cannot ...". */
+hgemm_status hgemm_fail_driver(hgemm_driver const *driver, int status, char const *action);
 
 #endif

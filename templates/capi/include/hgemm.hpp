@@ -1,4 +1,4 @@
-// hgemm.h for C++17: handles that close themselves, and exceptions for statuses.
+// C++17 wrapper of hgemm.h: a handle that closes itself, and exceptions instead of status codes.
 #ifndef HGEMM_HPP
 #define HGEMM_HPP
 
@@ -11,7 +11,7 @@
 
 namespace hgemm {
 
-// What a call that failed threw: its status, and as what() the status's line and the call's own message.
+// A failed call. what() has the status text and the details of the call.
 class Error : public std::runtime_error {
  public:
   explicit Error(hgemm_status status)
@@ -27,12 +27,12 @@ inline void check(hgemm_status status) {
   if (status != HGEMM_OK) throw Error(status);
 }
 
-// A problem with every field set: f16, tn, f32 accumulation, batch 1, alpha 1, beta 0.
+// An hgemm_problem with default values: f16, TN, f32 accumulation, batch 1, alpha 1, beta 0.
 struct Problem : hgemm_problem {
   Problem() { hgemm_problem_init(static_cast<hgemm_problem*>(this)); }
 };
 
-// One GPU. Movable; threads may share it. Throws Error.
+// An open GPU. Movable. Several threads may use one handle. Every method throws Error if its call fails.
 class Handle {
  public:
   explicit Handle(int device = 0) {
@@ -41,13 +41,13 @@ class Handle {
     handle_.reset(opened);
   }
 
-  // Launches a problem on a stream and does not wait.
+  // Launches the problem on a stream and does not wait for it.
   void run(hgemm_problem const& problem, void* stream = nullptr) const { check(hgemm_run(handle_.get(), &problem, stream)); }
 
-  // Loads the kernel that run() would launch: before a stream is captured.
+  // Loads the kernel that run() would launch. Call it before stream capture.
   void prepare(hgemm_problem const& problem) const { check(hgemm_prepare(handle_.get(), &problem)); }
 
-  // Tells which kernel run() would launch, and what workspace it needs.
+  // Returns which kernel run() would launch and how much workspace it needs.
   hgemm_choice select(hgemm_problem const& problem) const {
     hgemm_choice choice{};
     check(hgemm_select(handle_.get(), &problem, &choice));
@@ -63,7 +63,7 @@ class Handle {
   std::unique_ptr<hgemm_handle, Destroy> handle_;
 };
 
-// The kernels of the library.
+// Returns all kernels of the library.
 inline std::vector<hgemm_variant> list() {
   std::vector<hgemm_variant> variants(hgemm_list(nullptr, 0));
   hgemm_list(variants.data(), variants.size());

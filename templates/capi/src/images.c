@@ -1,4 +1,4 @@
-/* The kernels' code, as it lies in images.bin; HGEMM_IMAGES is that file's path as a string. */
+/* Embeds images.bin, the code of all kernels. HGEMM_IMAGES is the path of that file as a string. */
 __asm__(
     ".pushsection .rodata\n"
     ".balign 64\n"
@@ -10,4 +10,4 @@ __asm__(
     ".size hgemm_images, . - hgemm_images\n"
     ".popsection\n");
 
-typedef int hgemm_images_stand_above; /* ISO C has no empty translation unit */
+typedef int hgemm_images_are_in_the_asm; /* ISO C does not allow an empty translation unit */

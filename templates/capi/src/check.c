@@ -1,0 +1,257 @@
+/* Checks a problem before a kernel is selected, and derives the query of the selection from it. */
+#include <string.h>
+
+#include "internal.h"
+
+#define MAX_EXTENT (INT64_C(2147483648) - 1024) /* kernels' 32-bit indices exceed the extent by up to one cluster tile */
+#define MAX_SPAN_BYTES 4e18                    /* below 2^62 */
+enum { MAX_ALIGN = 8, WORKSPACE_ALIGN_BYTES = 16, SECTOR_BYTES = 32 };
+
+/* A batch of matrices as they are stored: `rows` of `columns` contiguous elements. */
+typedef struct Matrix {
+  char const *name;
+  uint64_t pointer;
+  int64_t rows, columns, leading, batch, stride;
+  uint64_t element_bytes; /* 2 or 4. The code divides by it with shifts, which is ten times as fast. */
+  uint64_t bytes;         /* from the first to the last element */
+} Matrix;
+
+static uint64_t bytes_of(int32_t dtype) { return dtype >= HGEMM_F32 ? 4 : 2; }
+
+/* ---- The struct -------------------------------------------------------------------------------------------------------- */
+
+void hgemm_problem_init_sized(hgemm_problem *problem, size_t size) {
+  hgemm_problem fresh;
+  if (problem == NULL) return;
+  memset(&fresh, 0, sizeof fresh); /* 0 is f16, TN, f32 accumulation, no bias and no activation */
+  fresh.struct_size = size;
+  fresh.batch = 1;
+  fresh.alpha = 1.0f;
+  if (size > sizeof fresh) memset((char *)problem + sizeof fresh, 0, size - sizeof fresh);
+  memcpy(problem, &fresh, size < sizeof fresh ? size : sizeof fresh);
+}
+
+static hgemm_status copy(hgemm_problem const *from, hgemm_problem *to) {
+  if (from->struct_size != sizeof *to) { /* this is the only version so far */
+    return hgemm_fail(HGEMM_ERROR_STRUCT_SIZE,
+                      "struct_size is %llu, but this library expects %llu: call hgemm_problem_init of this library's header",
+                      (unsigned long long)from->struct_size, (unsigned long long)sizeof *to);
+  }
+  *to = *from;
+  return HGEMM_OK;
+}
+
+static hgemm_status check_value(char const *name, int32_t value, int32_t count) {
+  if (value >= 0 && value < count) return HGEMM_OK;
+  return hgemm_fail(HGEMM_ERROR_UNKNOWN_VALUE, "%s is %ld: the allowed values are 0 to %ld", name, (long)value, (long)count - 1);
+}
+
+static hgemm_status check_values(hgemm_problem const *p) {
+  hgemm_status status;
+  if ((status = check_value("layout", p->layout, HGEMM_LAYOUT_COUNT)) != HGEMM_OK) return status;
+  if ((status = check_value("dtype_a", p->dtype_a, HGEMM_DTYPE_COUNT)) != HGEMM_OK) return status;
+  if ((status = check_value("dtype_b", p->dtype_b, HGEMM_DTYPE_COUNT)) != HGEMM_OK) return status;
+  if ((status = check_value("dtype_d", p->dtype_d, HGEMM_OUTPUT_COUNT)) != HGEMM_OK) return status;
+  if ((status = check_value("acc", p->acc, HGEMM_ACC_COUNT)) != HGEMM_OK) return status;
+  if ((status = check_value("bias_kind", p->bias_kind, HGEMM_BIAS_COUNT)) != HGEMM_OK) return status;
+  if ((status = check_value("activation", p->activation, HGEMM_ACTIVATION_COUNT)) != HGEMM_OK) return status;
+  return check_value("reserved", p->reserved, 1);
+}
+
+static hgemm_status check_extent(char const *name, int64_t value) {
+  if (value >= 0 && value <= MAX_EXTENT) return HGEMM_OK;
+  return hgemm_fail(HGEMM_ERROR_SIZE, "%s is %lld: the allowed range is 0 to %lld", name, (long long)value,
+                    (long long)MAX_EXTENT);
+}
+
+static hgemm_status check_extents(hgemm_problem const *p) {
+  hgemm_status status;
+  if ((status = check_extent("m", p->m)) != HGEMM_OK) return status;
+  if ((status = check_extent("n", p->n)) != HGEMM_OK) return status;
+  if ((status = check_extent("k", p->k)) != HGEMM_OK) return status;
+  return check_extent("batch", p->batch);
+}
+
+/* ---- Matrices ---------------------------------------------------------------------------------------------------------- */
+
+static uint64_t span_bytes(Matrix const *x) {
+  return (uint64_t)((x->batch - 1) * x->stride + (x->rows - 1) * x->leading + x->columns) * x->element_bytes;
+}
+
+/* Checks one matrix. Replaces an ignored leading dimension or batch stride by a valid one. */
+static hgemm_status check_matrix(Matrix *x, enum hgemm_purpose purpose) {
+  double span;
+  if (x->pointer == 0 && purpose == HGEMM_TO_LAUNCH) return hgemm_fail(HGEMM_ERROR_POINTER, "the pointer of %s is null", x->name);
+  if ((x->pointer & (x->element_bytes - 1)) != 0) {
+    return hgemm_fail(HGEMM_ERROR_ALIGNMENT, "the address of %s, %#llx, is not a multiple of its element size, %llu bytes",
+                      x->name, (unsigned long long)x->pointer, (unsigned long long)x->element_bytes);
+  }
+  if (x->rows > 1 && x->leading < x->columns) {
+    return hgemm_fail(HGEMM_ERROR_LEADING_DIMENSION, "the leading dimension of %s is %lld: it must be at least %lld", x->name,
+                      (long long)x->leading, (long long)x->columns);
+  }
+  if (x->batch > 1 && x->stride < 0) {
+    return hgemm_fail(HGEMM_ERROR_BATCH_STRIDE, "the batch stride of %s is %lld: it must be at least 0", x->name,
+                      (long long)x->stride);
+  }
+  if (x->rows == 1) x->leading = (x->columns + MAX_ALIGN - 1) / MAX_ALIGN * MAX_ALIGN;
+  if (x->batch == 1) x->stride = 0;
+  span = ((double)(x->batch - 1) * (double)x->stride + (double)(x->rows - 1) * (double)x->leading + (double)x->columns) *
+         (double)x->element_bytes;
+  if (span > MAX_SPAN_BYTES) return hgemm_fail(HGEMM_ERROR_SIZE, "%s spans %.3g bytes, more than any memory", x->name, span);
+  x->bytes = span_bytes(x);
+  if (x->pointer > UINT64_MAX - x->bytes) return hgemm_fail(HGEMM_ERROR_SIZE, "%s exceeds the address space", x->name);
+  return HGEMM_OK;
+}
+
+/* Returns the largest power of 2, up to 8, that divides the pointer and the strides in elements. */
+static uint32_t align_of(Matrix const *x) {
+  uint64_t const combined =
+      x->pointer >> x->element_bytes / 2 | (uint64_t)(x->rows > 1 ? x->leading : 0) | (uint64_t)x->stride | MAX_ALIGN;
+  return (uint32_t)(combined & (~combined + 1));
+}
+
+/* Tells whether some rows do not start at an L2 sector. */
+static int straddles(Matrix const *x) {
+  return ((x->pointer | (uint64_t)(x->rows > 1 ? x->leading : 0) * x->element_bytes) % SECTOR_BYTES) != 0;
+}
+
+static uint32_t min32(uint32_t x, uint32_t y) { return x < y ? x : y; }
+
+/* Tells whether TMA can address the strides. */
+static int mappable(Matrix const *x) {
+  int64_t const limit = HGEMM_MAX_MAP_STRIDE_BYTES >> x->element_bytes / 2;
+  return (x->rows == 1 || x->leading < limit) && x->stride < limit;
+}
+
+/* ---- Overlaps with D --------------------------------------------------------------------------------------------------- */
+
+/* Tells whether the matrices of D's batch are disjoint: one after the other, or side by side in wide rows. */
+static int batch_disjoint(Matrix const *d) {
+  int64_t const matrix = (d->rows - 1) * d->leading + d->columns;
+  double const row_of_all = (double)(d->batch - 1) * (double)d->stride + (double)d->columns;
+  return d->batch == 1 || d->stride >= matrix || (d->stride >= d->columns && row_of_all <= (double)d->leading);
+}
+
+static int ranges_disjoint(uint64_t x, uint64_t x_bytes, uint64_t y, uint64_t y_bytes) {
+  return x + x_bytes <= y || y + y_bytes <= x;
+}
+
+/* Tells whether the batch stride is a multiple of D's rows. */
+static int whole_rows(Matrix const *x, uint64_t pitch) {
+  return x->batch == 1 || (uint64_t)x->stride * x->element_bytes % pitch == 0;
+}
+
+/* Tells whether two matrices are disjoint: by their address ranges, or as different columns of one wide matrix. */
+static int disjoint(Matrix const *d, Matrix const *x) {
+  uint64_t const pitch = (uint64_t)d->leading * d->element_bytes;
+  uint64_t after;
+  if (d->pointer == 0 || x->pointer == 0 || ranges_disjoint(d->pointer, d->bytes, x->pointer, x->bytes)) return 1;
+  if ((uint64_t)x->leading * x->element_bytes != pitch || !whole_rows(d, pitch) || !whole_rows(x, pitch)) return 0;
+  after = x->pointer >= d->pointer ? (x->pointer - d->pointer) % pitch : (pitch - (d->pointer - x->pointer) % pitch) % pitch;
+  return after >= (uint64_t)d->columns * d->element_bytes && pitch - after >= (uint64_t)x->columns * x->element_bytes;
+}
+
+static int in_place(Matrix const *d, Matrix const *c) {
+  return c->pointer == d->pointer && c->leading == d->leading && c->stride == d->stride;
+}
+
+/* ---- The whole problem ------------------------------------------------------------------------------------------------- */
+
+enum { A, B, D, C, BIAS, MATRICES };
+
+static void lay_out(hgemm_problem const *p, Matrix matrices[MATRICES]) {
+  int const a_k_contiguous = p->layout == HGEMM_TN || p->layout == HGEMM_TT;
+  int const b_k_contiguous = p->layout == HGEMM_TN || p->layout == HGEMM_NN;
+  uint64_t const bytes_d = bytes_of(p->dtype_d);
+  matrices[A] = (Matrix){"A", (uintptr_t)p->a, a_k_contiguous ? p->m : p->k, a_k_contiguous ? p->k : p->m, p->lda,
+                         p->batch, p->batch_stride_a, bytes_of(p->dtype_a), 0};
+  matrices[B] = (Matrix){"B", (uintptr_t)p->b, b_k_contiguous ? p->n : p->k, b_k_contiguous ? p->k : p->n, p->ldb,
+                         p->batch, p->batch_stride_b, bytes_of(p->dtype_b), 0};
+  matrices[D] = (Matrix){"D", (uintptr_t)p->d, p->m, p->n, p->ldd, p->batch, p->batch_stride_d, bytes_d, 0};
+  matrices[C] = (Matrix){"C", (uintptr_t)p->c, p->m, p->n, p->ldc, p->batch, p->batch_stride_c, bytes_d, 0};
+  matrices[BIAS] = (Matrix){"bias", (uintptr_t)p->bias, 1, p->bias_kind == HGEMM_BIAS_COLUMN ? p->m : p->n, 0,
+                            p->batch, p->batch_stride_bias, bytes_d, 0};
+}
+
+/* Writes the checked strides back, and clears the operands that are not used. */
+static void normalize(hgemm_problem *p, Matrix const matrices[MATRICES], unsigned used) {
+  p->lda = matrices[A].leading, p->batch_stride_a = matrices[A].stride;
+  p->ldb = matrices[B].leading, p->batch_stride_b = matrices[B].stride;
+  p->ldd = matrices[D].leading, p->batch_stride_d = matrices[D].stride;
+  p->ldc = matrices[C].leading, p->batch_stride_c = matrices[C].stride;
+  p->batch_stride_bias = matrices[BIAS].stride;
+  if (!(used >> A & 1)) p->a = p->b = NULL, p->lda = p->ldb = 0, p->batch_stride_a = p->batch_stride_b = 0;
+  if (!(used >> C & 1)) p->c = NULL, p->ldc = 0, p->batch_stride_c = 0;
+  if (!(used >> BIAS & 1)) p->bias = NULL, p->batch_stride_bias = 0;
+}
+
+static hgemm_query query_of(hgemm_problem const *p, Matrix const matrices[MATRICES], unsigned used) {
+  int const reads_c = used >> C & 1;
+  hgemm_query q;
+  q.kind = (uint32_t)p->layout | (uint32_t)p->dtype_a << 4 | (uint32_t)p->dtype_b << 8 | (uint32_t)p->dtype_d << 12 |
+           (uint32_t)p->acc << 16 | (uint32_t)p->bias_kind << 20 | (uint32_t)p->activation << 24;
+  q.m = p->m, q.n = p->n, q.k = p->k, q.batch = p->batch;
+  q.beta = (uint32_t)reads_c;
+  q.align_a = used >> A & 1 ? align_of(&matrices[A]) : MAX_ALIGN;
+  q.align_b = used >> B & 1 ? align_of(&matrices[B]) : MAX_ALIGN;
+  q.align_d = min32(align_of(&matrices[D]), reads_c ? align_of(&matrices[C]) : MAX_ALIGN);
+  q.straddling = (uint32_t)(used >> A & 1 && straddles(&matrices[A])) + (uint32_t)(used >> B & 1 && straddles(&matrices[B]));
+  q.mappable = 1;
+  for (int i = A; i <= D; ++i) q.mappable &= (uint32_t)(!(used >> i & 1) || mappable(&matrices[i]));
+  q.workspace_bytes = p->workspace_bytes;
+  return q;
+}
+
+hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpose purpose, hgemm_request *request) {
+  hgemm_problem *const p = &request->problem;
+  Matrix matrices[MATRICES];
+  unsigned used = 1u << D; /* one bit for each matrix that is read or written */
+  hgemm_status status;
+  if (problem == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the problem is null");
+  if ((status = copy(problem, p)) != HGEMM_OK) return status;
+  if ((status = check_values(p)) != HGEMM_OK) return status;
+  if ((status = check_extents(p)) != HGEMM_OK) return status;
+  request->empty = p->m == 0 || p->n == 0 || p->batch == 0;
+  if (request->empty) return HGEMM_OK;
+
+  if (p->k > 0) used |= 1u << A | 1u << B;
+  if (p->beta != 0.0f) used |= 1u << C;
+  if (p->bias_kind != HGEMM_BIAS_NONE) used |= 1u << BIAS;
+  lay_out(p, matrices);
+  for (int i = 0; i < MATRICES; ++i) {
+    if (used >> i & 1 && (status = check_matrix(&matrices[i], purpose)) != HGEMM_OK) return status;
+  }
+  if (!batch_disjoint(&matrices[D])) {
+    return hgemm_fail(HGEMM_ERROR_OVERLAP, "the matrices of D's batch overlap: increase batch_stride_d");
+  }
+  for (int i = 0; i < MATRICES; ++i) {
+    if (i == D || !(used >> i & 1) || (i == C && in_place(&matrices[D], &matrices[C]))) continue;
+    if (!disjoint(&matrices[D], &matrices[i])) return hgemm_fail(HGEMM_ERROR_OVERLAP, "D overlaps %s", matrices[i].name);
+  }
+  if (purpose == HGEMM_TO_LAUNCH && p->workspace == NULL) p->workspace_bytes = 0;
+  if ((uintptr_t)p->workspace % WORKSPACE_ALIGN_BYTES != 0) {
+    return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the address of the workspace, %p, is not a multiple of %d bytes", p->workspace,
+                      WORKSPACE_ALIGN_BYTES);
+  }
+  normalize(p, matrices, used);
+  request->query = query_of(p, matrices, used);
+  return HGEMM_OK;
+}
+
+hgemm_status hgemm_check_workspace(hgemm_request const *request, enum hgemm_purpose purpose, uint64_t needed) {
+  hgemm_problem const *const p = &request->problem;
+  uint64_t const begin = (uintptr_t)p->workspace;
+  Matrix matrices[MATRICES];
+  if (needed == 0 || purpose == HGEMM_TO_SELECT) return HGEMM_OK;
+  if (begin > UINT64_MAX - needed) return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace exceeds the address space");
+  lay_out(p, matrices);
+  for (int i = 0; i < MATRICES; ++i) {
+    Matrix const *const x = &matrices[i];
+    if (x->pointer == 0) continue; /* not used */
+    if (!ranges_disjoint(begin, needed, x->pointer, span_bytes(x))) {
+      return hgemm_fail(HGEMM_ERROR_OVERLAP, "%s overlaps the workspace", x->name);
+    }
+  }
+  return HGEMM_OK;
+}

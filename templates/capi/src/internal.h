@@ -1,0 +1,161 @@
+/* Types and functions that the sources of this library share: the table of kernels, checked problems, and selection. */
+#ifndef HGEMM_INTERNAL_H
+#define HGEMM_INTERNAL_H
+
+#include "hgemm.h"
+#include "table.h"
+
+/* ---- The table of kernels. table.c is generated; table.json has the same numbers. ---------------------------------------- */
+
+typedef struct hgemm_image { /* code of one kernel in images.bin */
+  uint64_t offset;
+  uint32_t bytes, crc32;
+} hgemm_image;
+
+typedef struct hgemm_map_rule { /* how to encode a tensor map; box[0] is 0 if the operand has none */
+  uint32_t box[3];              /* elements along the contiguous axis, the other axis and the batch */
+  uint32_t swizzle_bytes;
+} hgemm_map_rule;
+
+typedef struct hgemm_row { /* one kernel */
+  char const *symbol;
+  uint32_t group; /* index in hgemm_groups */
+  uint32_t tile_m, tile_n, tile_k, cluster_m, cluster_n, splits, smem_bytes;
+  uint32_t align_a, align_b, align_d, beta, exact_tiles_only, tensor_maps;
+  uint32_t counter_bytes_per_tile, partial_bytes_per_tile, partial_bytes_per_cta; /* workspace */
+  uint32_t max_ctas; /* largest grid of a stream-K kernel; 0 for other kernels */
+  /* Coefficients of the cost model; see the run-time package's cost.py. */
+  uint32_t operand_bytes, result_bytes, overlapping, together, sms_lost;
+  uint32_t k_tile_clocks, straddled_clocks, tile_clocks, alone_k_tile_clocks, alone_tile_clocks, launch_clocks;
+  uint32_t memory_clocks, mib_clocks, again_clocks, again_mib_clocks;
+  /* The launch. */
+  uint32_t threads, persistent;
+  uint32_t programmatic;  /* 1: programmatic dependent launch; the kernel itself waits for the previous grid */
+  hgemm_map_rule maps[3]; /* A, B, D */
+  hgemm_image cubin, ptx;
+} hgemm_row;
+
+typedef struct hgemm_group { /* the kernels of one architecture and one kind: rows first to first + count */
+  char const *arch;
+  uint32_t number;   /* 90 for sm_90 and sm_90a */
+  uint32_t specific; /* 1 if the code runs on exactly this architecture, such as sm_90a */
+  uint32_t kind;     /* layout, dtypes, acc, bias and activation, 4 bits each from the lowest */
+  uint32_t first, count;
+} hgemm_group;
+
+typedef struct hgemm_candidate { /* a kernel to consider for a region of problems */
+  uint16_t row;
+  uint16_t factor; /* measured time / estimated time, in 1/4096 */
+} hgemm_candidate;
+
+#define HGEMM_HAS_MEASURED (UINT32_C(1) << 31) /* a problem of this region was measured */
+
+typedef struct hgemm_measured { /* a measured problem; its kernels from the fastest to the slowest are in hgemm_orders */
+  int64_t m, n, k, batch;
+  uint32_t first_order, order_count;
+} hgemm_measured;
+
+typedef struct hgemm_survey { /* the measured problems of one kind on one type of GPU, sorted by extents */
+  uint32_t capability, sms, kind, first, count;
+} hgemm_survey;
+
+extern hgemm_group const hgemm_groups[HGEMM_GROUP_COUNT];
+extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
+extern hgemm_survey const hgemm_surveys[HGEMM_SURVEY_COUNT + 1];
+extern hgemm_measured const hgemm_measurements[HGEMM_MEASURED_COUNT + 1];
+extern uint32_t const hgemm_orders[HGEMM_ORDER_COUNT + 1];
+/* By survey and region: an index in hgemm_shortlists, and HGEMM_HAS_MEASURED. */
+extern uint32_t const hgemm_regions[HGEMM_SURVEY_COUNT * HGEMM_REGION_COUNT + 1];
+/* The candidates of shortlist i are hgemm_candidates[hgemm_shortlists[i]] to hgemm_candidates[hgemm_shortlists[i + 1]]. */
+extern uint32_t const hgemm_shortlists[HGEMM_SHORTLIST_COUNT + 2];
+extern hgemm_candidate const hgemm_candidates[HGEMM_CANDIDATE_COUNT + 1];
+extern unsigned char const hgemm_images[];
+
+/* ---- Checked problems -------------------------------------------------------------------------------------------------- */
+
+/* What the selection depends on. Alignments are elements, 1 to 8, of the pointer and its strides together. */
+typedef struct hgemm_query {
+  uint32_t kind;
+  int64_t m, n, k, batch;
+  uint32_t beta; /* 1 if beta is not 0 */
+  uint32_t align_a, align_b, align_d;
+  uint32_t mappable;   /* 1 if TMA can address the strides */
+  uint32_t straddling; /* how many of A and B have rows that do not start at an L2 sector */
+  uint64_t workspace_bytes;
+} hgemm_query;
+
+typedef struct hgemm_request {
+  hgemm_problem problem; /* a copy; operands that are not used are null, and ignored strides have harmless values */
+  hgemm_query query;
+  int empty; /* m, n or batch is 0: nothing to launch */
+} hgemm_request;
+
+enum hgemm_purpose { HGEMM_TO_SELECT, HGEMM_TO_LAUNCH }; /* null pointers are allowed for a selection */
+
+/* Checks everything that does not depend on the selected kernel, and fills *request. */
+hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpose purpose, hgemm_request *request);
+
+/* Checks that no operand overlaps the first `needed` bytes of the workspace. */
+hgemm_status hgemm_check_workspace(hgemm_request const *request, enum hgemm_purpose purpose, uint64_t needed);
+
+enum { HGEMM_MAX_CTAS = 2147483647 };
+#define HGEMM_MAX_MAP_STRIDE_BYTES (INT64_C(1) << 40) /* limit of TMA */
+
+/* ---- Selection --------------------------------------------------------------------------------------------------------- */
+
+/* How code runs on a device, the preferred way first. */
+enum { HGEMM_SAME_ARCH_CUBIN, HGEMM_COMPATIBLE_CUBIN, HGEMM_PTX_JIT, HGEMM_CANNOT_RUN };
+
+typedef struct hgemm_target { /* a device, and everything about the table that depends only on the device */
+  uint32_t number;            /* 90 for compute capability 9.0 */
+  uint32_t sms, smem_bytes;
+  uint32_t count;                      /* groups that run here */
+  uint16_t order[HGEMM_GROUP_COUNT];   /* these groups, the preferred ones first */
+  uint8_t group_modes[HGEMM_GROUP_COUNT]; /* how each group runs here */
+  uint8_t row_modes[HGEMM_ROW_COUNT];  /* the same by row; also HGEMM_CANNOT_RUN if shared memory is too small */
+  uint32_t required[HGEMM_ROW_COUNT];  /* REQUIRE_ bits of each row */
+  uint32_t overlapping[HGEMM_ROW_COUNT]; /* tiles of each row that one SM processes at the same time */
+  uint32_t sms_used[HGEMM_ROW_COUNT];  /* SMs that the clusters of each row can use */
+  uint32_t survey_count;
+  uint16_t surveys[HGEMM_SURVEY_COUNT + 1]; /* for each kind, the survey of the most similar GPU */
+} hgemm_target;
+
+typedef struct hgemm_selected {
+  uint32_t row; /* HGEMM_ROW_COUNT if there is none */
+  uint32_t rule;
+  uint64_t tiles;  /* CTA tiles of the whole batch */
+  uint64_t clocks; /* estimate */
+} hgemm_selected;
+
+void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
+
+/* Writes the selected row. Fails with the unmet requirements if no row supports the query. */
+hgemm_status hgemm_choose(hgemm_target const *target, hgemm_query const *query, hgemm_selected *selected);
+
+/* Fails with a message that counts the requirements that the query does not meet. */
+hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *query);
+
+/* Tells whether kernels of kind `offered` compute problems of kind `asked`: all fields are equal, and acc is as precise or more. */
+int hgemm_kind_matches(uint32_t offered, uint32_t asked);
+int hgemm_whole_tiles(hgemm_row const *row, hgemm_query const *query);
+
+/* Writes the CTA tiles of the whole batch. Returns 0 if a grid cannot have so many. */
+int hgemm_grid_tiles(hgemm_row const *row, hgemm_query const *query, uint64_t *tiles);
+
+/* Returns the CTA tiles of one matrix D, rounded up to whole clusters. */
+uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
+
+/* `tiles` counts the whole batch. */
+uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles);
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles);
+
+/* ---- Errors ------------------------------------------------------------------------------------------------------------ */
+
+/* Stores the message for hgemm_last_message and returns the status. */
+hgemm_status hgemm_fail(hgemm_status status, char const *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
+#endif

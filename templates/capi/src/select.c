@@ -1,0 +1,385 @@
+/* Kernel selection. The run-time package's select.py, cost.py and regions.py do the same steps, with the same numbers.
+ *
+ * 1. hgemm_target_init computes, once for each device, everything that does not depend on the problem.
+ * 2. hgemm_choose tries the kernels by how their code runs on the device: cubin of this architecture, compatible cubin, PTX.
+ *    In the first group that supports the problem it takes the fastest kernel measured on exactly this problem,
+ *    else the best corrected estimate in the shortlist of the problem's region, else the best estimate of all kernels. */
+#include <string.h>
+
+#include "internal.h"
+
+/* Limits that keep all products below 2^63. */
+#define COST_LIMIT (UINT64_C(1) << 62)
+#define KIB_LIMIT (UINT64_C(1) << 40)
+#define CORRECTED_LIMIT (UINT64_C(1) << 46)
+
+#define ACC_MASK (UINT32_C(15) << 16)
+enum { COUNTERS_ROUND_BYTES = 256, AGAIN_BITS = 12 };
+enum { TEGRA = 87, SMEM_RESERVED_BYTES_PER_CTA = 1024 };
+
+/* Requirements of rows, and what a query provides. The low bits are the alignments of A, B and D as numbers, 1 to 8. */
+enum {
+  REQUIRE_ALIGN_B_SHIFT = 4,
+  REQUIRE_ALIGN_D_SHIFT = 8,
+  REQUIRE_BETA_0 = 1 << 12,
+  REQUIRE_MAPS = 1 << 13,
+  REQUIRE_WHOLE_TILES = 1 << 14,
+  REQUIRE_WORKSPACE = 1 << 15
+};
+
+static uint64_t min64(uint64_t x, uint64_t y) { return x < y ? x : y; }
+
+/* In 32 bits, because 64-bit divisions take several times as long. */
+static uint32_t ceil_div(uint32_t x, uint32_t y) { return (x + y - 1) / y; }
+
+/* ---- The device -------------------------------------------------------------------------------------------------------- */
+
+/* A cubin runs on its own major architecture, from its minor version on, but not across Tegra. PTX runs on all later ones. */
+static uint8_t mode_of(hgemm_group const *group, uint32_t device) {
+  if (group->number == device) return HGEMM_SAME_ARCH_CUBIN;
+  if (group->specific || group->number > device) return HGEMM_CANNOT_RUN;
+  if (group->number == TEGRA || device == TEGRA || group->number / 10 != device / 10) return HGEMM_PTX_JIT;
+  return HGEMM_COMPATIBLE_CUBIN;
+}
+
+/* Returns how many tiles one SM processes at the same time. */
+static uint32_t overlapping(hgemm_row const *row, uint32_t smem_bytes) {
+  uint32_t const fitting = (smem_bytes + SMEM_RESERVED_BYTES_PER_CTA) / (row->smem_bytes + SMEM_RESERVED_BYTES_PER_CTA);
+  uint32_t const count = row->overlapping < fitting ? row->overlapping : fitting;
+  if (row->tensor_maps) return row->overlapping;
+  return count > 1 ? count : 1;
+}
+
+/* Returns how many SMs the clusters of a kernel can use. */
+static uint32_t sms_used(hgemm_row const *row, uint32_t sms) {
+  uint32_t const usable = sms > row->sms_lost ? sms - row->sms_lost : sms, clusters = usable / row->together;
+  return (clusters > 1 ? clusters : 1) * row->together;
+}
+
+static uint32_t required_by(hgemm_row const *row) {
+  return row->align_a | row->align_b << REQUIRE_ALIGN_B_SHIFT | row->align_d << REQUIRE_ALIGN_D_SHIFT |
+         (row->beta ? 0 : REQUIRE_BETA_0) | (row->tensor_maps ? REQUIRE_MAPS : 0) |
+         (row->exact_tiles_only ? REQUIRE_WHOLE_TILES : 0) |
+         (row->counter_bytes_per_tile + row->partial_bytes_per_tile + row->partial_bytes_per_cta > 0 ? REQUIRE_WORKSPACE : 0);
+}
+
+static uint32_t sms_apart(hgemm_survey const *survey, hgemm_target const *target) {
+  return survey->sms > target->sms ? survey->sms - target->sms : target->sms - survey->sms;
+}
+
+/* Takes, for each kind, the survey of the same compute capability with the nearest number of SMs; of equals the smaller. */
+static void choose_surveys(hgemm_target *target) {
+  target->survey_count = 0;
+  for (uint32_t i = 0; i < HGEMM_SURVEY_COUNT; ++i) {
+    hgemm_survey const *const survey = &hgemm_surveys[i];
+    uint32_t slot = 0;
+    if (survey->capability != target->number) continue;
+    while (slot < target->survey_count && hgemm_surveys[target->surveys[slot]].kind != survey->kind) ++slot;
+    if (slot == target->survey_count) ++target->survey_count;
+    else if (sms_apart(survey, target) >= sms_apart(&hgemm_surveys[target->surveys[slot]], target)) continue;
+    target->surveys[slot] = (uint16_t)i;
+  }
+}
+
+void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes) {
+  target->number = number, target->sms = sms, target->smem_bytes = smem_bytes;
+  target->count = 0;
+  for (uint32_t group = 0; group < HGEMM_GROUP_COUNT; ++group) {
+    target->group_modes[group] = mode_of(&hgemm_groups[group], number);
+  }
+  for (uint8_t mode = HGEMM_SAME_ARCH_CUBIN; mode <= HGEMM_PTX_JIT; ++mode) {
+    for (uint32_t group = 0; group < HGEMM_GROUP_COUNT; ++group) {
+      if (target->group_modes[group] == mode) target->order[target->count++] = (uint16_t)group;
+    }
+  }
+  for (uint32_t i = 0; i < HGEMM_ROW_COUNT; ++i) {
+    hgemm_row const *const row = &hgemm_rows[i];
+    target->row_modes[i] = row->smem_bytes > smem_bytes ? HGEMM_CANNOT_RUN : target->group_modes[row->group];
+    target->required[i] = required_by(row);
+    target->overlapping[i] = overlapping(row, smem_bytes);
+    target->sms_used[i] = sms_used(row, sms);
+  }
+  choose_surveys(target);
+}
+
+/* ---- Tiles and workspace ----------------------------------------------------------------------------------------------- */
+
+uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n) {
+  uint32_t const clusters_m = ceil_div((uint32_t)m, row->tile_m * row->cluster_m);
+  uint32_t const clusters_n = ceil_div((uint32_t)n, row->tile_n * row->cluster_n);
+  return (uint64_t)clusters_m * row->cluster_m * ((uint64_t)clusters_n * row->cluster_n);
+}
+
+uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles) {
+  return (row->counter_bytes_per_tile * tiles + COUNTERS_ROUND_BYTES - 1) / COUNTERS_ROUND_BYTES * COUNTERS_ROUND_BYTES;
+}
+
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles) {
+  uint64_t const partials = row->partial_bytes_per_tile * tiles + (uint64_t)row->partial_bytes_per_cta * row->max_ctas;
+  return hgemm_counter_bytes(row, tiles) + partials;
+}
+
+int hgemm_whole_tiles(hgemm_row const *row, hgemm_query const *q) {
+  return q->m % row->tile_m == 0 && q->n % row->tile_n == 0 && q->k % row->tile_k == 0;
+}
+
+int hgemm_grid_tiles(hgemm_row const *row, hgemm_query const *q, uint64_t *tiles) {
+  *tiles = hgemm_tiles(row, q->m, q->n);
+  if (*tiles > HGEMM_MAX_CTAS) return 0;
+  *tiles *= (uint64_t)q->batch;
+  return *tiles <= HGEMM_MAX_CTAS && *tiles * row->splits <= HGEMM_MAX_CTAS;
+}
+
+/* ---- Supported problems ------------------------------------------------------------------------------------------------ */
+
+int hgemm_kind_matches(uint32_t offered, uint32_t asked) {
+  return ((offered ^ asked) & ~ACC_MASK) == 0 && (offered & ACC_MASK) <= (asked & ACC_MASK);
+}
+
+/* Returns the REQUIRE_ bits that a query meets. An alignment meets the smaller ones too. Workspace and whole tiles also depend
+ * on the row; supports() checks them. */
+static uint32_t provided_by(hgemm_query const *q) {
+  return (2 * q->align_a - 1) | (2 * q->align_b - 1) << REQUIRE_ALIGN_B_SHIFT |
+         (2 * q->align_d - 1) << REQUIRE_ALIGN_D_SHIFT | (q->beta ? 0 : REQUIRE_BETA_0) |
+         (q->k > 0 && q->mappable ? REQUIRE_MAPS : 0) | (q->k > 0 ? REQUIRE_WHOLE_TILES : 0) | REQUIRE_WORKSPACE;
+}
+
+/* Tells whether a row of the right kind supports a query. Writes the CTA tiles of the whole batch. */
+static int supports(hgemm_target const *target, uint32_t index, hgemm_query const *q, uint32_t provided, uint64_t *tiles) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint32_t const required = target->required[index];
+  if ((required & ~provided) != 0 || (required & REQUIRE_WHOLE_TILES && !hgemm_whole_tiles(row, q))) return 0;
+  if (!hgemm_grid_tiles(row, q, tiles)) return 0;
+  return !(required & REQUIRE_WORKSPACE) || hgemm_workspace_bytes(row, *tiles) <= q->workspace_bytes;
+}
+
+/* ---- Estimated time ---------------------------------------------------------------------------------------------------- */
+
+/* Returns x * y, at most COST_LIMIT. Neither is 0 or above 2^63. */
+static uint64_t product(uint64_t x, uint64_t y) {
+  return (x | y) >> 31 != 0 && x > COST_LIMIT / y ? COST_LIMIT : x * y;
+}
+
+typedef struct Size { /* 1024 elements of A and B together, and of D; at most 2^52 */
+  uint64_t operands, results;
+} Size;
+
+static Size size_of(hgemm_query const *q) {
+  uint64_t const rows = (uint64_t)q->m + (uint64_t)q->n, m = (uint64_t)q->m, n = (uint64_t)q->n, batch = (uint64_t)q->batch;
+  Size size = {0, product(m * n, batch) >> 10};
+  if (q->k > 0) size.operands = product(product(rows, (uint64_t)q->k), batch) >> 10;
+  return size;
+}
+
+/* Returns the DRAM traffic: A and B are read once, and D is written. */
+static uint64_t dram_kib(hgemm_row const *row, Size size) {
+  return min64(size.operands * row->operand_bytes + size.results * row->result_bytes, KIB_LIMIT);
+}
+
+static uint64_t dram_clocks(hgemm_row const *row, uint64_t kib) { return row->memory_clocks + (kib * row->mib_clocks >> 10); }
+
+/* Returns the time of the loads that hit L2 because another CTA has read the same data. */
+static uint64_t l2_clocks(hgemm_row const *row, uint64_t kib, uint64_t k_tile_loads) {
+  uint64_t const all = min64(k_tile_loads, KIB_LIMIT) * row->again_clocks >> AGAIN_BITS;
+  uint64_t const first = kib * row->again_mib_clocks >> 10;
+  return all > first ? all - first : 0;
+}
+
+typedef struct Limit { /* an estimate is of interest if min(estimate, CORRECTED_LIMIT) * factor < best */
+  uint64_t best;
+  uint32_t factor;
+} Limit;
+
+static uint64_t corrected(uint64_t clocks, uint32_t factor) { return min64(clocks, CORRECTED_LIMIT) * factor; }
+
+/* ceil_div, with a fast path for the common y == 1. */
+static uint32_t ceil_div_1(uint32_t x, uint32_t y) { return y == 1 ? x : ceil_div(x, y); }
+
+/* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
+static uint64_t clocks_of(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles, Limit limit) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint32_t const work = (uint32_t)(tiles * row->splits);
+  uint32_t const k_tiles = ceil_div_1(ceil_div(q->k > 0 ? (uint32_t)q->k : 1, row->tile_k), row->splits);
+  uint32_t const busiest = ceil_div(work, target->sms_used[index]);
+  uint32_t const rounds = ceil_div_1(busiest, target->overlapping[index]);
+  uint32_t const more = row->straddled_clocks * q->straddling / 2;
+  uint64_t const busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks, busiest);
+  uint64_t const alone = product((uint64_t)k_tiles * (row->alone_k_tile_clocks + more) + row->alone_tile_clocks, rounds);
+  uint64_t const sm = busy > alone ? busy : alone;
+  uint64_t kib, memory, longer, shorter;
+  if (corrected(row->launch_clocks + sm, limit.factor) >= limit.best) return row->launch_clocks + sm;
+  kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, (uint64_t)work * k_tiles);
+  longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
+  return min64(row->launch_clocks + longer + (shorter / 2 > longer / 8 ? shorter / 2 - longer / 8 : 0), COST_LIMIT);
+}
+
+/* ---- Measurements ------------------------------------------------------------------------------------------------------ */
+
+/* Regions span half an octave of m * batch, n and k. See regions.py. */
+enum { STEP_BITS = 4, REGION_STEP = 8, REGION_FIRST = 16, REGION_ROWS = 28, REGION_COLUMNS = 15, REGION_DEPTHS = 14 };
+enum { STRAIGHT_REGIONS = REGION_ROWS * REGION_COLUMNS * REGION_DEPTHS }; /* then the regions of problems that straddle sectors */
+_Static_assert(2 * STRAIGHT_REGIONS == HGEMM_REGION_COUNT, "the regions differ from regions.py");
+
+/* Returns the index of the highest bit that is set. x is not 0. */
+static int32_t highest_bit(uint64_t x) {
+#if defined(__GNUC__)
+  return 63 - __builtin_clzll(x);
+#else
+  int32_t index = 0;
+  while (x >>= 1) ++index;
+  return index;
+#endif
+}
+
+/* Returns log2(extent) in sixteenths, interpolated linearly between powers of 2. */
+static int32_t octaves(int64_t extent) {
+  uint64_t const x = (uint64_t)extent;
+  int32_t const power = highest_bit(x);
+  return power << STEP_BITS | (int32_t)(x << STEP_BITS >> power & ((1 << STEP_BITS) - 1));
+}
+
+/* Returns which of `count` half octaves an extent is in. `first` is the first one. Powers of 2 are in the middle of theirs. */
+static uint32_t half_octave(int32_t extent, int32_t first, int32_t count) {
+  int32_t const index = (extent + REGION_STEP / 2) / REGION_STEP - first;
+  return (uint32_t)(index < 0 ? 0 : index < count ? index : count - 1);
+}
+
+static uint32_t region_of(hgemm_query const *q) {
+  uint32_t const rows = half_octave(octaves(q->m) + octaves(q->batch), 0, REGION_ROWS);
+  uint32_t const columns = half_octave(octaves(q->n), REGION_FIRST, REGION_COLUMNS);
+  uint32_t const depth = half_octave(octaves(q->k > 0 ? q->k : 1), REGION_FIRST, REGION_DEPTHS);
+  return (rows * REGION_COLUMNS + columns) * REGION_DEPTHS + depth + (q->straddling > 0 ? STRAIGHT_REGIONS : 0);
+}
+
+static hgemm_survey const *find_survey(hgemm_target const *target, uint32_t kind) {
+  for (uint32_t i = 0; i < target->survey_count; ++i) {
+    if (hgemm_surveys[target->surveys[i]].kind == kind) return &hgemm_surveys[target->surveys[i]];
+  }
+  return NULL;
+}
+
+static int compare(hgemm_measured const *x, hgemm_query const *q) {
+  if (x->m != q->m) return x->m < q->m ? -1 : 1;
+  if (x->n != q->n) return x->n < q->n ? -1 : 1;
+  if (x->k != q->k) return x->k < q->k ? -1 : 1;
+  return x->batch < q->batch ? -1 : x->batch > q->batch;
+}
+
+/* Returns the measurement of exactly this problem, or null. */
+static hgemm_measured const *find_measured(hgemm_survey const *survey, hgemm_query const *q) {
+  uint32_t low = survey->first, high = survey->first + survey->count;
+  while (low < high) {
+    uint32_t const middle = low + (high - low) / 2;
+    int const order = compare(&hgemm_measurements[middle], q);
+    if (order == 0) return &hgemm_measurements[middle];
+    if (order < 0) low = middle + 1;
+    else high = middle;
+  }
+  return NULL;
+}
+
+/* ---- Selection --------------------------------------------------------------------------------------------------------- */
+
+static Limit const NO_LIMIT = {UINT64_MAX, 1};
+static hgemm_selected const NONE = {HGEMM_ROW_COUNT, HGEMM_RULE_ESTIMATED, 0, 0};
+
+/* Returns the fastest row that was measured on this problem and runs in this mode. */
+static hgemm_selected best_measured(hgemm_target const *target, hgemm_query const *q, hgemm_measured const *measured, uint8_t mode) {
+  for (uint32_t i = 0; i < measured->order_count; ++i) {
+    uint32_t const row = hgemm_orders[measured->first_order + i];
+    uint64_t tiles;
+    if (target->row_modes[row] == mode && supports(target, row, q, provided_by(q), &tiles)) {
+      hgemm_selected const found = {row, HGEMM_RULE_MEASURED, tiles, clocks_of(target, row, q, size_of(q), tiles, NO_LIMIT)};
+      return found;
+    }
+  }
+  return NONE;
+}
+
+/* Returns the row with the lowest corrected estimate in a shortlist. Stops early for rows that cannot win. */
+static hgemm_selected best_near(hgemm_target const *target, hgemm_query const *q, uint32_t shortlist, uint8_t mode) {
+  hgemm_selected best = NONE;
+  Limit limit = NO_LIMIT;
+  uint32_t const provided = provided_by(q);
+  Size const size = size_of(q);
+  for (uint32_t i = hgemm_shortlists[shortlist]; i < hgemm_shortlists[shortlist + 1]; ++i) {
+    uint32_t const index = hgemm_candidates[i].row;
+    hgemm_row const *const row = &hgemm_rows[index];
+    uint64_t tiles, clocks;
+    limit.factor = hgemm_candidates[i].factor;
+    if (target->row_modes[index] != mode) continue;
+    if (corrected(row->launch_clocks + dram_clocks(row, dram_kib(row, size)), limit.factor) >= limit.best) continue;
+    if (!supports(target, index, q, provided, &tiles)) continue;
+    clocks = clocks_of(target, index, q, size, tiles, limit);
+    if (corrected(clocks, limit.factor) < limit.best) {
+      limit.best = corrected(clocks, limit.factor);
+      best.row = index, best.rule = HGEMM_RULE_NEAR, best.tiles = tiles, best.clocks = clocks;
+    }
+  }
+  return best;
+}
+
+/* Returns the row with the lowest estimate of all rows that run in this mode. */
+static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, uint8_t mode) {
+  hgemm_selected best = NONE;
+  uint32_t const provided = provided_by(q);
+  Size const size = size_of(q);
+  for (uint32_t i = 0; i < target->count; ++i) {
+    hgemm_group const *const group = &hgemm_groups[target->order[i]];
+    if (target->group_modes[target->order[i]] != mode || !hgemm_kind_matches(group->kind, q->kind)) continue;
+    for (uint32_t row = group->first; row < group->first + group->count; ++row) {
+      hgemm_selected found = {row, HGEMM_RULE_ESTIMATED, 0, 0};
+      Limit const limit = {best.row < HGEMM_ROW_COUNT ? best.clocks : UINT64_MAX, 1};
+      if (target->row_modes[row] != mode || !supports(target, row, q, provided, &found.tiles)) continue;
+      found.clocks = clocks_of(target, row, q, size, found.tiles, limit);
+      if (found.clocks < best.clocks || best.row == HGEMM_ROW_COUNT) best = found;
+    }
+  }
+  return best;
+}
+
+static hgemm_status search(hgemm_target const *target, hgemm_query const *q, hgemm_selected *found) {
+  hgemm_survey const *const survey = find_survey(target, q->kind);
+  uint32_t const region = survey != NULL ? hgemm_regions[(survey - hgemm_surveys) * HGEMM_REGION_COUNT + region_of(q)] : 0;
+  uint32_t const shortlist = region & ~HGEMM_HAS_MEASURED;
+  hgemm_measured const *const measured = region != shortlist && survey->sms == target->sms ? find_measured(survey, q) : NULL;
+  for (uint8_t mode = HGEMM_SAME_ARCH_CUBIN; mode <= HGEMM_PTX_JIT; ++mode) {
+    *found = measured != NULL ? best_measured(target, q, measured, mode) : NONE;
+    if (found->row == HGEMM_ROW_COUNT && survey != NULL) *found = best_near(target, q, shortlist, mode);
+    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, mode);
+    if (found->row < HGEMM_ROW_COUNT) return HGEMM_OK;
+  }
+  return hgemm_fail_unmet(target, q);
+}
+
+/* ---- Cache: programs repeat the same few problems ---------------------------------------------------------------------- */
+
+typedef struct Entry {
+  uint32_t number, sms, smem_bytes; /* of the device; sms is 0 in an empty entry */
+  hgemm_query query;
+  hgemm_selected selected;
+} Entry;
+
+static int equal(hgemm_query const *x, hgemm_query const *y) {
+  return x->kind == y->kind && x->m == y->m && x->n == y->n && x->k == y->k && x->batch == y->batch && x->beta == y->beta &&
+         x->align_a == y->align_a && x->align_b == y->align_b && x->align_d == y->align_d && x->mappable == y->mappable &&
+         x->straddling == y->straddling && x->workspace_bytes == y->workspace_bytes;
+}
+
+hgemm_status hgemm_choose(hgemm_target const *target, hgemm_query const *q, hgemm_selected *selected) {
+  enum { ENTRIES = 32 };
+  static _Thread_local Entry entries[ENTRIES];
+  uint64_t const hash = ((uint64_t)q->m * 31 + (uint64_t)q->n * 37 + (uint64_t)q->k * 41 + q->kind) * UINT64_C(0x9E3779B97F4A7C15);
+  Entry *const entry = &entries[hash >> 59]; /* 5 bits, for 32 entries */
+  hgemm_status status = HGEMM_OK;
+  if (entry->sms != target->sms || entry->number != target->number || entry->smem_bytes != target->smem_bytes ||
+      !equal(&entry->query, q)) {
+    status = search(target, q, selected);
+    if (status != HGEMM_OK) return status;
+    entry->number = target->number, entry->sms = target->sms, entry->smem_bytes = target->smem_bytes;
+    entry->query = *q;
+    entry->selected = *selected;
+  }
+  *selected = entry->selected;
+  return status;
+}

@@ -1,0 +1,98 @@
+/* The error message if no kernel supports a problem: which requirements are unmet, and by how many kernels.
+ *
+ * The run-time package writes the same message; see unmet_requirements() there. */
+#include <stdio.h>
+
+#include "internal.h"
+
+enum { ALIGNMENT, NO_BETA, SHARED_MEMORY, TENSOR_MAPS, WHOLE_TILES, FEWER_TILES, WORKSPACE, REQUIREMENTS };
+enum { LIST_BYTES = 512, ITEM_BYTES = 96 };
+
+typedef struct Unmet {
+  uint32_t rows;                 /* kernels of the right kind that run on the device */
+  uint32_t counts[REQUIREMENTS]; /* of these, how many have this requirement unmet */
+  uint64_t workspace_bytes;      /* smallest workspace that makes a kernel usable; UINT64_MAX if none does */
+} Unmet;
+
+/* Returns the unmet requirements of a row, one bit each. Writes its CTA tiles, unless they are too many. */
+static uint32_t unmet_of(hgemm_target const *target, hgemm_row const *row, hgemm_query const *q, uint64_t *tiles) {
+  uint32_t unmet = 0;
+  if (row->align_a > q->align_a || row->align_b > q->align_b || row->align_d > q->align_d) unmet |= 1U << ALIGNMENT;
+  if (row->beta < q->beta) unmet |= 1U << NO_BETA;
+  if (row->smem_bytes > target->smem_bytes) unmet |= 1U << SHARED_MEMORY;
+  if (row->tensor_maps && (q->k == 0 || !q->mappable)) unmet |= 1U << TENSOR_MAPS;
+  if (row->exact_tiles_only && (q->k == 0 || !hgemm_whole_tiles(row, q))) unmet |= 1U << WHOLE_TILES;
+  if (!hgemm_grid_tiles(row, q, tiles)) return unmet | 1U << FEWER_TILES;
+  return hgemm_workspace_bytes(row, *tiles) > q->workspace_bytes ? unmet | 1U << WORKSPACE : unmet;
+}
+
+static Unmet count(hgemm_target const *target, hgemm_query const *q) {
+  Unmet all = {0, {0}, UINT64_MAX};
+  for (uint32_t i = 0; i < target->count; ++i) {
+    hgemm_group const *const group = &hgemm_groups[target->order[i]];
+    if (!hgemm_kind_matches(group->kind, q->kind)) continue;
+    for (uint32_t row = group->first; row < group->first + group->count; ++row, ++all.rows) {
+      uint64_t tiles, needed;
+      uint32_t const unmet = unmet_of(target, &hgemm_rows[row], q, &tiles);
+      for (uint32_t one = 0; one < REQUIREMENTS; ++one) all.counts[one] += unmet >> one & 1;
+      if (unmet != 1U << WORKSPACE) continue;
+      needed = hgemm_workspace_bytes(&hgemm_rows[row], tiles);
+      if (needed < all.workspace_bytes) all.workspace_bytes = needed;
+    }
+  }
+  return all;
+}
+
+static void describe(uint32_t requirement, hgemm_target const *target, hgemm_query const *q, char text[ITEM_BYTES]) {
+  switch (requirement) {
+    case ALIGNMENT:
+      snprintf(text, ITEM_BYTES, "more alignment (A, B and D have %lu, %lu and %lu elements)", (unsigned long)q->align_a,
+               (unsigned long)q->align_b, (unsigned long)q->align_d);
+      return;
+    case NO_BETA: snprintf(text, ITEM_BYTES, "beta 0"); return;
+    case SHARED_MEMORY:
+      snprintf(text, ITEM_BYTES, "more shared memory (a CTA has %lu B)", (unsigned long)target->smem_bytes);
+      return;
+    case TENSOR_MAPS:
+      snprintf(text, ITEM_BYTES, "addresses that TMA supports (k above 0, strides below %lld B)",
+               (long long)HGEMM_MAX_MAP_STRIDE_BYTES);
+      return;
+    case WHOLE_TILES: snprintf(text, ITEM_BYTES, "extents of whole tiles"); return;
+    case FEWER_TILES: snprintf(text, ITEM_BYTES, "fewer CTA tiles (%d at most)", HGEMM_MAX_CTAS); return;
+    default: snprintf(text, ITEM_BYTES, "more workspace (%llu B are given)", (unsigned long long)q->workspace_bytes);
+  }
+}
+
+/* Lists the unmet requirements, the most frequent first. Clears all->counts. */
+static void list(Unmet *all, hgemm_target const *target, hgemm_query const *q, char text[LIST_BYTES]) {
+  int used = 0;
+  for (;;) {
+    char item[ITEM_BYTES];
+    uint32_t most = 0;
+    for (uint32_t one = 1; one < REQUIREMENTS; ++one) most = all->counts[one] > all->counts[most] ? one : most;
+    if (all->counts[most] == 0) return;
+    describe(most, target, q, item);
+    used += snprintf(text + used, (size_t)(LIST_BYTES - used), "%s%lu of %lu need %s", used > 0 ? ", " : "",
+                     (unsigned long)all->counts[most], (unsigned long)all->rows, item);
+    all->counts[most] = 0;
+  }
+}
+
+hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *q) {
+  Unmet all = count(target, q);
+  char text[LIST_BYTES];
+  if (target->count == 0) {
+    return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel of this library runs on sm_%lu", (unsigned long)target->number);
+  }
+  if (all.rows == 0) {
+    return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu has this layout, types, bias and activation",
+                      (unsigned long)target->number);
+  }
+  if (all.workspace_bytes != UINT64_MAX) {
+    return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace has %llu bytes, and %llu are needed",
+                      (unsigned long long)q->workspace_bytes, (unsigned long long)all.workspace_bytes);
+  }
+  list(&all, target, q, text);
+  return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu supports %lldx%lldx%lld, batch %lld: %s",
+                    (unsigned long)target->number, (long long)q->m, (long long)q->n, (long long)q->k, (long long)q->batch, text);
+}
