@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "hgemm.h"
+#include "table.h" /* how many values each enumeration has */
 
 typedef __int128 Wide;
 
@@ -49,10 +50,10 @@ static hgemm_problem draw(void) {
   hgemm_problem_init(&p);
   if (rarely(200)) p.struct_size = (uint64_t)edge();
   p.layout = rarely(100) ? (int32_t)edge() : (int32_t)below(4);
-  p.type_a = p.type_b = (int32_t)below(2);
-  p.type_d = rarely(4) ? (int32_t)below(3) : p.type_a;
-  if (rarely(100)) p.type_b = (int32_t)edge();
-  p.accumulation = rarely(100) ? (int32_t)edge() : (int32_t)below(3);
+  p.dtype_a = p.dtype_b = (int32_t)below(2);
+  p.dtype_d = rarely(4) ? (int32_t)below(3) : p.dtype_a;
+  if (rarely(100)) p.dtype_b = (int32_t)edge();
+  p.acc = rarely(100) ? (int32_t)edge() : (int32_t)below(3);
   p.bias_kind = rarely(4) ? (int32_t)below(4) : 0;
   p.activation = rarely(4) ? (int32_t)below(5) : 0;
   p.reserved = rarely(200);
@@ -96,10 +97,11 @@ static char const *judge(hgemm_problem const *p, hgemm_choice const *choice) {
   int const a_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_TT, b_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_NN;
   int64_t const a_rows = a_by_rows ? p->m : p->k, a_columns = a_by_rows ? p->k : p->m;
   int64_t const b_rows = b_by_rows ? p->n : p->k, b_columns = b_by_rows ? p->k : p->n;
-  int const bytes = p->type_d == HGEMM_F32 ? 4 : 2;
+  int const bytes = p->dtype_d == HGEMM_F32 ? 4 : 2;
   Wide const d_bytes = span(p->m, p->n, p->ldd, p->batch, p->batch_stride_d) * bytes;
   char const *what;
-  if (p->size != sizeof *p || p->layout < 0 || p->layout > 3 || p->reserved || p->bias_kind > 2 || p->activation > 3) return "word";
+  if (p->struct_size != sizeof *p || p->layout < 0 || p->layout >= HGEMM_LAYOUT_COUNT || p->reserved || p->bias_kind >= HGEMM_BIAS_COUNT ||
+      p->activation >= HGEMM_ACTIVATION_COUNT) return "word";
   if (p->m < 1 || p->n < 1 || p->k < 0 || p->batch < 1) return "extent";
   if (p->k > 0 && (what = fault(p->a, a_rows, a_columns, p->lda, p->batch, p->batch_stride_a, 2))) return what;
   if (p->k > 0 && (what = fault(p->b, b_rows, b_columns, p->ldb, p->batch, p->batch_stride_b, 2))) return what;

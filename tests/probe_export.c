@@ -136,7 +136,7 @@ static int bad(void) {
   BAD(HGEMM_ERROR_STRUCT_SIZE, p.struct_size = sizeof p - 8);
   BAD(HGEMM_ERROR_STRUCT_SIZE, p.struct_size = UINT64_MAX);
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.layout = 4);
-  BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.type_a = -1);
+  BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.dtype_a = -1);
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.activation = 1000);
   BAD(HGEMM_ERROR_UNKNOWN_VALUE, p.reserved = 1);
   BAD(HGEMM_ERROR_SIZE, p.m = -1);
@@ -157,7 +157,7 @@ static int bad(void) {
   BAD(HGEMM_ERROR_OVERLAP, (p.beta = 1.0f, p.c = (char *)p.d + 16, p.ldc = 256));
   BAD(HGEMM_ERROR_WORKSPACE, p.workspace = (void *)8);
   BAD(HGEMM_ERROR_OVERLAP, (p = split(), p.workspace = p.d));
-  BAD(HGEMM_ERROR_NO_KERNEL, p.type_a = HGEMM_F32);
+  BAD(HGEMM_ERROR_NO_KERNEL, p.dtype_a = HGEMM_F32);
   *(void **)&launches = fake("fake_launches");
   if (launches() != 0) return 2;
   /* What looks bad and is not: nothing to do, one row, operands that are not read. */
