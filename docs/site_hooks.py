@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-HEADER = next(ROOT.glob("templates/*/include/hgemm.h"))
+HEADER = ROOT / "templates" / "capi" / "include" / "hgemm.h.in"
 WIDTH = 96
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)\)")
@@ -145,7 +145,10 @@ def python_api() -> str:
 
 def c_api() -> str:
     """Return a section for each function of hgemm.h, with its comment, and the types after them."""
-    text = HEADER.read_text(encoding="utf-8")
+    from generator.export.enums import with_enums
+
+    text = with_enums(HEADER.read_text(encoding="utf-8"))
+    text = re.sub(r"HGEMM_FIELD\((\w+), (\w+), \w+\)", r"\1 \2", text)
     functions = re.findall(r"/\* ((?:(?!\*/).)*?) ?\*/\nHGEMM_API ([^;]*?(hgemm_\w+)\([^;]*\));", text, re.DOTALL)
     if not functions:
         raise RuntimeError(f"{HEADER} has no function with a comment")
@@ -168,9 +171,9 @@ def _wrapped(declaration: str) -> str:
 
 
 def _plain(comment: str) -> str:
-    """Return a C comment as Markdown: no leading stars, and a paragraph for each of Errors, Graphs, Results."""
+    """Return a C comment as Markdown: no leading stars, and a paragraph for each heading."""
     text = re.sub(r"\n \*? ?", "\n", comment).replace("*", r"\*").replace("_", r"\_")
-    return re.sub(r"(?:^|(?<=\. )|\n)(Errors(?: besides)?|Graphs|Results|Units|Threads): ", r"\n\n**\1:** ", text)
+    return re.sub(r"(?:^|(?<=\. )|\n)(Errors|Additional errors|CUDA graphs|Determinism|Units|Threads): ", r"\n\n**\1:** ", text)
 
 
 GENERATED: dict[str, Callable[[], str]] = {
