@@ -1,4 +1,4 @@
-"""Draws docs/rates_h200.svg and docs/ratios_h200.svg from benchmarks/data, as `hgemm report` draws them; needs matplotlib.
+"""Draw docs/rates_h200.svg and docs/ratios_h200.svg from benchmarks/data, with the functions of `hgemm report`; needs matplotlib.
 
 python docs/draw_measured.py [--out docs]
 """
@@ -13,11 +13,12 @@ from generator.reporting.points import kinds_of, read_bench
 from generator.reporting.rates import rates, ratios
 
 HERE = Path(__file__).resolve().parent
-MEASURED = HERE.parent / "benchmarks" / "data" / "sm90a_square_rectangular_h200.json"
+MEASURED = HERE.parent / "benchmarks" / "data" / "dispatched_h200.json"
 
 
 def pictures() -> list[Figure]:
-    ((kind, points),) = kinds_of(read_bench(MEASURED)).items()
+    squares_and_rectangles = [point for point in read_bench(MEASURED) if point.work.group in ("square", "rectangular")]
+    ((kind, points),) = kinds_of(squares_and_rectangles).items()
     return [rates("rates_h200", kind, points), ratios("ratios_h200", kind, points)]
 
 

@@ -76,7 +76,7 @@ def test_more_to_do_takes_no_less_at_one_clock(spec, m, n, k) -> None:
 
 
 def test_power_takes_clock_from_what_multiplies_most() -> None:
-    """4096^3 keeps an H200 at its power limit, one row does not. Source: benchmarks/data/sm90a_*_h200.json, 1395 and 1980 MHz."""
+    """4096^3 keeps an H200 at its power limit, one row does not. Source: benchmarks/data/dispatched_h200.json."""
     large, row = (predict(TMA, 1, Size(m, 4096, 4096), H200, fit_of(TMA).constants) for m in (4096, 1))
     assert large.clock_mhz < 1500 and row.clock_mhz == H200["sm_mhz"]
     assert (

@@ -37,7 +37,7 @@ from hgemm.measured.session import read_sessions
 from hgemm.record import Record
 
 DATA = ROOT / "benchmarks" / "data"
-SQUARES = DATA / "sm90a_square_rectangular_h200.json"
+SQUARES = DATA / "dispatched_turns_h200.json"
 _PARTS = re.compile(r"[0-9]+|[^0-9]+")
 """Of names, by whose numbers the table is in order."""
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> $x^{"
