@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import io
+import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from generator.cli import hgemm_command, main
+from generator.cli import generate_command, hgemm_command, main
+from generator.commands.emulate import Prover
+from generator.commands.emulated_check import check_here, request_of
 from generator.executor.build import Workshop
 from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler
 from generator.pipeline import Outcome, Settings, make
@@ -131,9 +137,18 @@ def hgemm(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, 
     return status, *capsys.readouterr()
 
 
-def made(texts: dict[str, str], settings: Settings, processes: int = 2) -> list[Outcome]:
-    """Make what the texts ask for; return the outcomes in the order of the plans."""
+def made(texts: dict[str, str], settings: Settings, processes: int = 0) -> list[Outcome]:
+    """Make what the texts ask for, in this process unless told otherwise; return the outcomes in the order of the plans."""
     return [outcome for _, outcome in sorted(make(sweep([texts]).plans, settings, processes))]
+
+
+class ProverHere(Prover):
+    """Proves in this process: no test kernel crashes, and starting a process takes longer than most proofs."""
+
+    def proof(self, source: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        outcome = check_here(request_of(self.workshop, source, record))
+        assert outcome.passed, outcome.reason
+        return outcome.proof
 
 
 def start(command: str, *arguments: object, **options) -> subprocess.Popen[str]:
@@ -150,8 +165,24 @@ def start(command: str, *arguments: object, **options) -> subprocess.Popen[str]:
     )
 
 
-def call(command: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    """Run `generate` or `hgemm` in a process of its own."""
+def call(command: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `generate` or `hgemm` in this process, as a shell would see it."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="", write_through=True) for _ in range(2))
+    words, back, handlers = [*map(str, arguments)], Path.cwd(), logging.root.handlers
+    logging.root.handlers = []  # the command writes warnings to its stderr
+    try:
+        os.chdir(cwd or back)
+        with redirect_stdout(out), redirect_stderr(err):
+            status = main({"generate": generate_command, "hgemm": hgemm_command}[command], words)
+    finally:
+        logging.root.handlers = handlers
+        os.chdir(back)
+    texts = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return subprocess.CompletedProcess(words, status, *texts)
+
+
+def call_apart(command: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    """Run `generate` or `hgemm` in a process of its own, where the process is what is tested."""
     process = start(command, *arguments, **options)
     out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -92,7 +92,7 @@ def test_a_record_says_what_was_planned_made_and_found(small_library: Library) -
 
 def test_several_are_built_in_processes_and_come_in_order(settings: Settings) -> None:
     texts = {**SMALL, "layout": "tn,nn,nt", "schedule": "one_tile,persistent"}
-    outcomes = made(texts, settings)
+    outcomes = made(texts, settings, processes=2)
     assert [outcome.status for outcome in outcomes] == ["built"] * 6
     assert [outcome.symbol for outcome in outcomes] == [
         prepare(plan, settings.templates).kernel.symbol for plan in sweep([texts]).plans
@@ -271,14 +271,15 @@ def test_one_that_another_process_built_meanwhile_is_not_built_again(settings: S
 # ---- Processes that share a library, and those that are killed ------------------------------------------------------
 
 
-def test_eight_processes_fill_one_library(tmp_path: Path) -> None:
+def test_processes_fill_one_library(tmp_path: Path) -> None:
+    """Four processes, two of each variant."""
     library = tmp_path / "library"
-    sets = [["--layout", layout, "--stages", "2"] for layout in ("tn", "nn", "nt", "tt")]
-    running = [start("generate", *ARGUMENTS[:4], *sets[place % 4], "--library", library, "-q") for place in range(8)]
+    sets = [["--layout", layout, "--stages", "2"] for layout in ("tn", "nt")]
+    running = [start("generate", *ARGUMENTS[:4], *sets[place % 2], "--library", library, "-q") for place in range(4)]
     results = [(process.communicate(timeout=120), process.returncode) for process in running]
-    assert [(err, code) for (_, err), code in results] == [("", 0)] * 8
+    assert [(err, code) for (_, err), code in results] == [("", 0)] * 4
     listed = json.loads(call("hgemm", "list", "--library", library, "--json").stdout)
-    assert [record["spec"]["layout"] for record in listed] == ["nn", "nt", "tn", "tt"]
+    assert [record["spec"]["layout"] for record in listed] == ["nt", "tn"]
     assert not [path for path in library.iterdir() if path.name.startswith(".tmp")]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conftest import made
+from conftest import ProverHere, made
 from simulated import record
 
-from generator.commands.emulate import Prover
 from generator.commands.hints import hints
 from generator.executor.build import Workshop
 from generator.pipeline import Settings
@@ -45,8 +44,8 @@ PROVED = {
 
 
 @pytest.mark.parametrize("name", PROVED)
-def test_kernels_are_built_and_proved(name: str, settings: Settings, workshop: Workshop) -> None:
-    outcomes = made({**PROVED[name], "dtype": "tf32"}, replace(settings, prover=Prover(workshop)))
+def test_kernels_are_built_and_proved(name: str, settings: Settings, hasty_workshop: Workshop) -> None:
+    outcomes = made({**PROVED[name], "dtype": "tf32"}, replace(settings, prover=ProverHere(hasty_workshop)))
     assert outcomes and [outcome.error for outcome in outcomes] == [""] * len(outcomes)
     for outcome in outcomes:
         sass = outcome.record.data["sass"]
