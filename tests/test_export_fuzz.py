@@ -20,7 +20,14 @@ def fuzzer(paper_export: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     folder = tmp_path_factory.mktemp("fuzz")
     sources = sorted((paper_export / "src").glob("*.c"))
     command = [
-        *(need_compiler(), "-std=gnu11", "-O1", *SANITIZERS, f"-I{paper_export / 'include'}", f"-I{paper_export / 'src'}"),
+        *(
+            need_compiler(),
+            "-std=gnu11",
+            "-O1",
+            *SANITIZERS,
+            f"-I{paper_export / 'include'}",
+            f"-I{paper_export / 'src'}",
+        ),
         f'-DHGEMM_IMAGES="{paper_export / "src" / "images.bin"}"',
         *map(str, [Path(__file__).parent / "fuzz_export.c", *sources]),
         *("-o", str(folder / "fuzz"), "-ldl", "-lpthread"),
