@@ -20,8 +20,8 @@ from pathlib import Path
 from generator.store.library import Library
 from hgemm import Kernel
 from hgemm.arrays import view
-from hgemm.cases import Shape
 from hgemm.kernel import problem_of
+from hgemm.verify import Shape
 
 FILED = "filed"
 ROUNDS, WARM_UP_ROUNDS, BLOCK_MS = 31, 20, 8.0

@@ -30,8 +30,8 @@ from benchmarks.fit_model import CARD, DRAWN, FOLDER, FRESH, SUITE, TOPS, UNSEEN
 from hgemm.bench.protocol import geometric_mean
 from hgemm.errors import LibraryError
 from hgemm.model.cards import card
-from hgemm.model.fitted import fits
 from hgemm.model.kernel import extents
+from hgemm.model.predict import fits
 
 ASKED_ON = (SUITE, DRAWN, FRESH, *UNSEEN["wgmma"])
 ASKED = 8

@@ -20,15 +20,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from generator.arch import ARCHS
-from generator.binary.ptxas_log import parse_ptxas_log
-from generator.compile import compile_kernel, versions
+from generator.build.compile import compile_kernel, versions
+from generator.build.inspect import parse_ptxas_log
+from generator.build.toolchain import headers, templates_folder
 from generator.defaults import resolve
 from generator.emit import emit
 from generator.families.mma_sync.rules import RULES
 from generator.families.mma_sync.ways_out import warp_extents
 from generator.plan import Plan, plan_of
-from generator.toolchain import headers, templates_folder
-from generator.values import Raster, Schedule, Tile, WarpTile
+from generator.spec import (Raster, Schedule, Tile, WarpTile)
 
 FOLDER = Path(__file__).resolve().parent
 ASYNCHRONOUS = [name for name, arch in ARCHS.items() if arch.has_cp_async]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hgemm.bench.contenders import BASELINE
+from hgemm.bench.measure import BASELINE
 from hgemm.bench.operands import Operands
 from hgemm.bench.work import Work
 from hgemm.errors import HgemmError

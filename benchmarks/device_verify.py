@@ -19,10 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generator.commands.device_check import CODES, Outcome, Request, Workers
+from generator.cli.device import line_of, plain, summary_of
+from generator.device_check import CODES, Outcome, Request, Workers
 from generator.store.library import Library
-from generator.store.selection import Selection, select_rows
-from generator.verbs.verify import line_of, plain, summary_of
+from generator.store.query import Selection, select_rows
 from hgemm.device import checked, driver, open_device
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")

@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.bench.protocol import geometric_mean, percentile
+from hgemm.dispatch_table import Table
 from hgemm.errors import LibraryError
 from hgemm.library import open_library
-from hgemm.measured.session import Problem, Result, Session, Tested, Time, read_sessions
-from hgemm.measured.standing import standings
-from hgemm.select import Selector
-from hgemm.table import Table
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.measured import Problem, Result, Session, Tested, Time, read_sessions, standings
+from hgemm.selection import Selector
+from hgemm.selection_query import Target, Wanted
 
 DATA = Path(__file__).parent / "data" / "screened_sm90a_h200.json"
 KEY = "0" * 64

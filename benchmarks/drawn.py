@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hgemm.bench.suites import read_suite
+from hgemm.bench.work import read_suite
 from hgemm.library import open_library
 
 BANDS = ((1, 16), (16, 64), (64, 256), (256, 2048), (2048, 16384))

@@ -27,19 +27,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.calibrate_registers import draw as draw_request
-from generator.commands.device_check import Outcome
-from generator.commands.emulate import workshop
-from generator.commands.emulated_check import request_of, workers
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
+from generator.cli.device import line_of, summary_of
+from generator.device_check import Outcome
 from generator.emit import emit
 from generator.errors import RequestError
-from generator.executor.cache import trim
 from generator.plan import Plan
-from generator.register import planned
+from generator.proof.executor import trim
+from generator.proof.jobs import request_of, workers, workshop
 from generator.rules import violations
+from generator.spec import Raster, Schedule, Smem
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from generator.values import Raster, Schedule, Smem
-from generator.verbs.verify import line_of, summary_of
 
 TIMEOUT_S = 300.0
 FIELDS = (

@@ -27,17 +27,13 @@ import numpy as np
 
 from benchmarks.dispatch_check import TRAITS
 from hgemm.bench.protocol import geometric_mean, percentile
-from hgemm.cost import clocks
-from hgemm.facts import Facts
+from hgemm.dispatch_table import clocks, kind_of, row_of
+from hgemm.launch_traits import Facts
 from hgemm.model.cards import Card, card
-from hgemm.model.fitted import PATH
-from hgemm.model.kernel import KTile
-from hgemm.model.launch import Size
-from hgemm.model.predict import Constants, Shape, cycles_of, problem_of, terms
-from hgemm.serving import row_serves
-from hgemm.table import kind_of, row_of
-from hgemm.target import Target
-from hgemm.wanted import ANY_WORKSPACE, Wanted
+from hgemm.model.kernel import KTile, Size
+from hgemm.model.predict import PATH, Constants, Shape, cycles_of, problem_of, terms
+from hgemm.selection import row_serves
+from hgemm.selection_query import ANY_WORKSPACE, Target, Wanted
 
 FOLDER = Path(__file__).parent / "data"
 SUITE, DRAWN, DRAWN_SYNC = "screened_sm90a_h200", "drawn_sm90a_h200", "drawn_mma_sync_h200"

@@ -15,7 +15,7 @@ import click
 
 from benchmarks.cutlass_baseline import Cutlass
 from hgemm.bench.options import bench, bench_options
-from hgemm.bench.variants import read_kernels
+from hgemm.bench.work import read_kernels
 from hgemm.errors import HgemmError
 
 _PATH = click.Path(path_type=Path, exists=True)

@@ -22,7 +22,7 @@ SHAPES = "256x512x160,257x129x97,130x70x100@2,1x1x1,33x65x17"
 
 def hgemm(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a verb; its progress goes to this process's stderr."""
-    code = "from generator.cli import hgemm_main; hgemm_main()"
+    code = "from generator.cli.main import hgemm_main; hgemm_main()"
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 

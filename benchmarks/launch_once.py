@@ -9,13 +9,12 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from hgemm.bench.contenders import Variant
+from hgemm.bench.device import Stream
+from hgemm.bench.measure import Variant
 from hgemm.bench.operands import Operands, Pool
-from hgemm.bench.stream import Stream
-from hgemm.bench.variants import read_kernels
-from hgemm.bench.work import Work
-from hgemm.cases import Shape
+from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
+from hgemm.verify import Shape
 
 
 def main() -> None:

@@ -23,13 +23,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from generator.export.tree import Wish, export  # noqa: E402
-from hgemm.kinds import Kind  # noqa: E402
+from hgemm.dispatch_table import Table  # noqa: E402
 from hgemm.launch import ctas  # noqa: E402
 from hgemm.library import Library, open_library  # noqa: E402
-from hgemm.select import Selector  # noqa: E402
-from hgemm.table import Table  # noqa: E402
-from hgemm.target import Target  # noqa: E402
-from hgemm.wanted import Wanted  # noqa: E402
+from hgemm.problem import Kind  # noqa: E402
+from hgemm.selection import Selector  # noqa: E402
+from hgemm.selection_query import (
+    Target,  # noqa: E402
+    Wanted,  # noqa: E402
+)
 
 EXTENTS = (256, 256, 256)
 """Small, so that the device keeps up with the launches."""

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from generator import __version__
-from generator.build import prepare
+from generator.build.pipeline import prepare
+from generator.build.toolchain import templates_folder
 from generator.store.library import Library
 from generator.sweep import read_spec_file, sweep
-from generator.toolchain import templates_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = """\

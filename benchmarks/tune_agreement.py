@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.errors import LibraryError
-from hgemm.measured.session import Problem, Session, read_sessions
+from hgemm.measured import Problem, Session, read_sessions
 
 WITHIN = 0.02
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generator.commands.device_check import Outcome, Request, Workers
+from generator.device_check import Outcome, Request, Workers
 
 SHAPES = "256x256x256,129x257x95,33x65x17@3,1x1x1,64x64x1000,127x61x509,200x8x72,17x300x33@2"
 VERDICTS = "verdicts.json"
@@ -83,11 +83,11 @@ class Case:
 def prepare(folder: Path, jobs: int) -> int:
     """Build all variants into libraries under `folder`, run them on the CPU, and write what came of it."""
     from benchmarks.faults import FAULTS, faulty_templates, slug
-    from generator.commands.emulate import Emulation, workshop
-    from generator.pipeline import Settings, make
+    from generator.build.pipeline import Settings, make
+    from generator.build.toolchain import templates_folder
+    from generator.proof.jobs import Emulation, workshop
     from generator.store.library import Library
     from generator.sweep import sweep
-    from generator.toolchain import templates_folder
 
     made = workshop()
     cases: list[Case] = []

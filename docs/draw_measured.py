@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from generator.reporting.figure import Figure
-from generator.reporting.points import kinds_of, read_bench
-from generator.reporting.rates import rates, ratios
+from generator.report.charts import Figure, rates, ratios
+from generator.report.points import kinds_of, read_bench
 
 HERE = Path(__file__).resolve().parent
 MEASURED = HERE.parent / "benchmarks" / "data" / "dispatched_h200.json"

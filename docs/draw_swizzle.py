@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from generator.drawing.picture import draw_operand
-from generator.drawing.svg import Svg
 from generator.layouts import OperandTile
-from generator.values import Smem
+from generator.report.draw import Svg, draw_operand
+from generator.spec import Smem
 
 TILE = OperandTile(True, 128, 32, 8, 128, Smem.parse("xor:2,3,3"))
 

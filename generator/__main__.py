@@ -1,6 +1,6 @@
 """`python -m generator` is `generate`."""
 
-from generator.cli import generate_main
+from generator.cli.main import generate_main
 
 if __name__ == "__main__":
     generate_main()

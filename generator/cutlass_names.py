@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from generator.commands.options import Texts, option_of
+from generator.build.toolchain import INSTALL
 from generator.errors import HgemmError, RequestError
 from generator.families.sm90.naming import exchanged_layout
+from generator.options import Texts, option_of
 from generator.spec import DTYPE_BYTES, WGMMA, WMMA, parse_field
-from generator.toolchain import INSTALL
 
 _NAME_2X = re.compile(
     r"cutlass_(?:wmma_(?=.*[a-z]161616g)|(?!.*[a-z]161616g))tensorop_"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
-from generator.binary.inspect import Expectation
+from generator.build.inspect import Expectation
 from generator.families.mma_sync import expectation as mma_sync
 from generator.families.mma_sync_tma import expectation as mma_sync_tma
 from generator.families.sm90 import expectation as sm90

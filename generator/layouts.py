@@ -10,7 +10,7 @@ from functools import cache
 
 from pycute import Swizzle
 
-from generator.values import Smem
+from generator.spec import Smem
 
 BANK_BYTES = 4
 BANKS = 32

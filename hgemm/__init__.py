@@ -8,11 +8,10 @@ from hgemm.errors import DeviceError, HgemmError, LibraryError, ProblemError, Re
 
 if TYPE_CHECKING:
     from hgemm.kernel import Kernel
-    from hgemm.kinds import Kind
     from hgemm.library import Library
     from hgemm.library import open_library as open
-    from hgemm.plan import Plan
-    from hgemm.problem import Problem
+    from hgemm.matmul import Plan
+    from hgemm.problem import Kind, Problem
 
 __all__ = [
     "DeviceError",
@@ -30,9 +29,9 @@ __all__ = [
 
 _FROM = {
     "Kernel": ("hgemm.kernel", "Kernel"),
-    "Kind": ("hgemm.kinds", "Kind"),
+    "Kind": ("hgemm.problem", "Kind"),
     "Library": ("hgemm.library", "Library"),
-    "Plan": ("hgemm.plan", "Plan"),
+    "Plan": ("hgemm.matmul", "Plan"),
     "Problem": ("hgemm.problem", "Problem"),
     "open": ("hgemm.library", "open_library"),
 }

@@ -1,17 +1,71 @@
-"""The CUDA driver, as far as a launch needs it: devices, modules, memory, events."""
+"""The two forms in which a variant's code travels, and which devices each runs on."""
 
 from __future__ import annotations
 
 import ctypes
+import re
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hgemm.errors import DeviceError, UnfitError
-from hgemm.facts import Facts
-from hgemm.images import Image, choose_code
+from hgemm.errors import DeviceError, LibraryError, UnfitError
+from hgemm.launch_traits import Facts
+
+_TEGRA = 87
+
+
+@dataclass(frozen=True)
+class Image:
+    """Code for one architecture: a cubin and the PTX that the driver compiles where the cubin does not run."""
+
+    arch: str
+    cubin: bytes = b""
+    ptx: bytes = b""
+
+
+def choose_code(image: Image, capability: tuple[int, int]) -> bytes:
+    """Return the cubin where it runs on such a device, else the PTX. Raises UnfitError where neither does."""
+    if image.cubin and cubin_runs(image.arch, capability):
+        return image.cubin
+    if image.ptx and ptx_runs(image.arch, capability):
+        return image.ptx.rstrip(b"\0") + b"\0"
+    here = "sm_{}{}".format(*capability)
+    raise UnfitError(f"a kernel for {image.arch} does not run on {here}: generate it with --arch {here}")
+
+
+def cubin_runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Tell whether machine code for `arch` runs on a device of this compute capability.
+
+    Source: CUDA C++ Programming Guide 12.6, "Binary Compatibility" (the same major version, the same minor one or a later
+        one, but not from or to Tegra) and "Feature Set Compiler Targets" (code for sm_90a runs on 9.0 only).
+    """
+    number, suffix = _split(arch)
+    here = capability[0] * 10 + capability[1]
+    if suffix or _TEGRA in (number, here):
+        return number == here
+    return number // 10 == capability[0] and number <= here
+
+
+def ptx_runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Tell whether the driver compiles PTX for `arch` on such a device: any later one, but sm_90a's on 9.0 only."""
+    number, suffix = _split(arch)
+    here = capability[0] * 10 + capability[1]
+    return number == here if suffix else number <= here
+
+
+def _split(arch: str) -> tuple[int, str]:
+    match = re.fullmatch(r"sm_([0-9]+)([a-z]?)", arch)
+    if not match:
+        raise LibraryError(f"arch {arch!a} is no architecture: generate the variant anew")
+    return int(match[1]), match[2]
+
+
+# ==== The CUDA driver, as far as a launch needs it: devices, modules, memory, events ====
+
 
 Address = int
 
@@ -227,3 +281,43 @@ class Device:
     def synchronize(self) -> None:
         with self.current():
             self._ok("cuCtxSynchronize", "wait for the device")
+
+
+# ==== How long a launch takes, by the device's own clock ====
+
+
+WARM_UP_S = 0.5
+"""Long enough for an idle card to reach its clock."""
+SAMPLE_MS = 1.0
+"""A sample is so many launches that it lasts this long: events are exact to about a microsecond."""
+
+
+def elapsed_ms(device: Device, work: Callable[[], None]) -> float:
+    """Return what `work`, launched on the legacy default stream, takes between two events."""
+    bindings = driver()
+    with device.current():
+        start, end = (checked(bindings.cuEventCreate(0), "make an event") for _ in range(2))
+        try:
+            checked(bindings.cuEventRecord(start, bindings.CUstream(0)), "record an event")
+            work()
+            checked(bindings.cuEventRecord(end, bindings.CUstream(0)), "record an event")
+            checked(bindings.cuEventSynchronize(end), "wait for the launches")
+            return float(checked(bindings.cuEventElapsedTime(start, end), "read the time"))
+        finally:
+            for event in (start, end):
+                checked(bindings.cuEventDestroy(event), "drop an event")
+
+
+def median_us(device: Device, launch: Callable[[], None], samples: int) -> float:
+    """Return the median time of one launch over `samples` samples, after a warm-up."""
+
+    def several(count: int) -> None:
+        for _ in range(count):
+            launch()
+
+    until = time.perf_counter() + WARM_UP_S
+    once_ms = elapsed_ms(device, launch)
+    while time.perf_counter() < until:
+        once_ms = elapsed_ms(device, launch)
+    count = max(1, min(1000, round(SAMPLE_MS / max(once_ms, 1e-3))))
+    return statistics.median(elapsed_ms(device, lambda: several(count)) / count for _ in range(samples)) * 1000

@@ -1,23 +1,178 @@
-"""The product of two arrays by whichever variant of a library serves them: types and layout are read from the arrays."""
+"""The way from arrays to a launch that was made before: what each call of a product does, however its variant is chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from hgemm.arrays import View
+from hgemm.arrays import READERS, Read, View, stream_handle
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import ProblemError
-from hgemm.kernel import problem_of
-from hgemm.kinds import ACTIVATIONS, Kind
-from hgemm.launcher import Launcher
-from hgemm.readers import READERS
-from hgemm.select import Choice, Selector
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.kernel import Addresses, Kernel, Launcher, device_of, problem_of
+from hgemm.problem import ACTIVATIONS, Kind, Problem
+from hgemm.selection import Choice, Selector
+from hgemm.selection_query import Target, Wanted, with_leading
+
+MAX_LAUNCHERS = 4096
+"""Geometries that are remembered."""
+_ALIGN_BITS = 31
+"""What an address may be a multiple of for a variant's sake: 8 elements of 4 bytes."""
+
+
+class Calls:
+    """Launchers by the signatures of the arrays, and by options that `make` is told beside their views.
+
+    `make` returns a launcher on a device. Threads may share this: two that meet a geometry first both make one, and
+    the later one is kept.
+    """
+
+    def __init__(self, make: Callable[[Mapping[str, View], int, Any], Launcher]) -> None:
+        self._make = make
+        self._launchers: dict[Hashable, Launcher | None] = {}
+        self._last: tuple[Hashable, Launcher | None, Addresses] = (None, None, ())
+        """What was given in the last call, and what followed from it: to compare is cheaper than to find."""
+
+    def run(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        bias: Any = None,
+        c: Any = None,
+        workspace: Any = None,
+        stream: Any = None,
+        options: Hashable = None,
+    ) -> Any:
+        """Launch on `stream`, or without one on that on which the library of `out` works now, and return `out`."""
+        reader = READERS[type(out)]
+        read_out = reader.read(out)
+        others = None if bias is None and c is None and workspace is None else (_read(bias), _read(c), _read(workspace))
+        given = (READERS[type(a)].read(a), READERS[type(b)].read(b), read_out, others, options)
+        last, launcher, addresses = self._last
+        if given != last:
+            launcher, addresses = self._find(given, (a, b, out, bias, c, workspace))
+        if launcher is not None:
+            if stream is None:
+                stream = reader.stream(read_out)
+            elif type(stream) is not int:
+                stream = stream_handle(stream)
+            launcher.launch(addresses, stream)
+        return out
+
+    def bind(
+        self, a: Any, b: Any, out: Any, bias: Any = None, c: Any = None, workspace: Any = None
+    ) -> Callable[..., Any]:
+        """Return a function of a stream, or of nothing, that launches on these very arrays and returns `out`.
+
+        They are checked now and not again: their addresses, sizes and strides must stay what they are; it keeps them alive.
+        """
+        arrays = (a, b, out, bias, c, workspace)
+        reader = READERS[type(out)]
+        read_out = reader.read(out)
+        others = tuple(map(_read, arrays[3:])) if any(array is not None for array in arrays[3:]) else None
+        launcher, addresses = self._find((_read(a), _read(b), read_out, others, None), arrays)
+
+        def run(stream: Any = None) -> Any:
+            if launcher is not None:
+                given = reader.stream(read_out) if stream is None else stream
+                launcher.launch(addresses, given if type(given) is int else stream_handle(given))
+            return arrays[2]
+
+        return run
+
+    def _find(self, given: tuple, arrays: tuple) -> tuple[Launcher | None, Addresses]:
+        """Return the launcher of a geometry, None where D has no elements, and the addresses as it takes them."""
+        (a, *like_a), (b, *like_b), (d, *like_d), others, options = given
+        bias = c = workspace = 0
+        more = None
+        if others is not None:
+            bias, c, workspace = (read[0] for read in others)
+            more = tuple((*read[1:], read[0] & _ALIGN_BITS) for read in others)
+        low: Hashable = (a | b | d) & _ALIGN_BITS
+        if low:
+            low = (a & _ALIGN_BITS, b & _ALIGN_BITS, d & _ALIGN_BITS)
+        key = (*like_a, *like_b, *like_d, low, more, options)
+        found = self._launchers.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._add(key, {name: array for name, array in zip(_NAMES, arrays) if array is not None}, options)
+        addresses = (a, b, c, d, bias, workspace)
+        self._last = (given, found, addresses)
+        return found, addresses
+
+    def _add(self, key: Hashable, arrays: Mapping[str, Any], options: Hashable) -> Launcher | None:
+        views = {name: READERS[type(array)].view(array, name) for name, array in arrays.items()}
+        made = self._make(views, device_of(views), options) if 0 not in views["D"].shape else None
+        if len(self._launchers) >= MAX_LAUNCHERS:
+            self._launchers.clear()
+        self._launchers[key] = made
+        return made
+
+
+_NAMES = ("A", "B", "D", "bias", "C", "workspace")
+_ABSENT: Read = (0, None)
+_UNKNOWN: Any = object()
+
+
+def _read(array: Any) -> Read:
+    return READERS[type(array)].read(array) if array is not None else _ABSENT
+
+
+# ==== A product whose variant is chosen once, for many calls ====
+
+
+class Plan(Calls):
+    """A variant for products of one size, loaded, so that the first call may be captured in a graph.
+
+    `plan(a, b, out, bias=None, c=None, workspace=None, stream=None)` launches as Library.matmul does, with the plan's variant,
+    alpha and beta, and returns `out` without waiting. `plan.bind(a, b, out, ...)` returns a function that does so again and
+    again on the same arrays, at the least cost. Threads may share both. Raises: ProblemError where the arrays are not of the
+    plan's sizes, or the variant does not take them.
+    """
+
+    def __init__(self, kernel: Kernel, problem: Problem, device: int) -> None:
+        super().__init__(self._launcher)
+        self.kernel, self.problem, self.device = kernel, problem, device
+        kernel.prepare(device)
+
+    __call__ = Calls.run
+
+    def __repr__(self) -> str:
+        p = self.problem
+        return f"Plan({p.m}x{p.n}x{p.k}, batch {p.batch}: {self.kernel.facts.symbol})"
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of workspace that a call needs, 0 for most variants; used by one call at a time."""
+        return self.kernel.workspace_bytes(self.problem.m, self.problem.n, self.problem.batch)
+
+    def _launcher(self, views: Mapping[str, View], device: int, options: None) -> Launcher:
+        if device != self.device:
+            raise ProblemError(f"the arrays lie on device {device}, and the plan is for device {self.device}")
+        given = problem_of(self.kernel.facts, views, self.problem.alpha, self.problem.beta)
+        wrong = [
+            f"{name} is {getattr(given, name)}, not {getattr(self.problem, name)}"
+            for name in ("m", "n", "k", "batch")
+            if getattr(given, name) != getattr(self.problem, name)
+        ]
+        if wrong:
+            raise ProblemError(f"the arrays are not those of {self}: {', '.join(wrong)}")
+        size = views["workspace"].size_bytes if "workspace" in views else None
+        return Launcher(self.kernel, given, device, size)
+
+
+def make_plan(library: Any, problem: Problem, kind: Kind, device: int, workspace_bytes: int) -> Plan:
+    """Choose the variant of a library for a problem on a device. Raises UnfitError where none serves it."""
+    problem = with_leading(problem, kind)
+    target = Target.of(open_device(device))
+    choice = library.select(Wanted.of(kind, problem, workspace_bytes), target)
+    return Plan(library.kernel(choice.symbol), problem, device)
+
+
+# ==== The product of two arrays by whichever variant of a library serves them ====
+
 
 PRECISIONS = ("", "tf32")
 """What f32 may be multiplied as: nothing unless it is asked for, since tf32 keeps 11 of its 24 significant bits."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hgemm.dtypes import DTYPES, unread
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 
 STEP = 16
 """Elements of k that are followed as one: one mma.m16n8k16, or two m16n8k8, which have no more groups."""

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import hgemm
 from hgemm.errors import LibraryError, ProblemError
-from hgemm.kinds import ACTIVATIONS
 from hgemm.library import Library
+from hgemm.problem import ACTIVATIONS
 
 SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, Tensor? c=None, *, "

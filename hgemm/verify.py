@@ -1,23 +1,339 @@
-"""The check of a variant on a device: right numbers, every element written, nothing else touched, twice the same."""
+"""The problems that a variant is checked on: shapes, and how their operands lie in memory."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hgemm.buffers import GUARD_BYTES, Buffer, Operand
-from hgemm.cases import Case
-from hgemm.checks import WORKSPACE_ALIGN_BYTES
-from hgemm.device import Device
-from hgemm.dtypes import decode
-from hgemm.errors import DeviceError
+from hgemm.device import Device, median_us
+from hgemm.dtypes import DTYPES, decode, encode, representable
+from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
-from hgemm.launch import counter_bytes, workspace_bytes
-from hgemm.problem import Problem
-from hgemm.reference import Reference, reference
-from hgemm.samples import draw, places, stored
+from hgemm.launch import WORKSPACE_ALIGN_BYTES, counter_bytes, workspace_bytes
+from hgemm.launch_traits import Facts
+from hgemm.problem import MAX_EXTENT, Problem
+from hgemm.reference import Operands, Reference, reference
+
+_SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40}))?")
+_SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0))
+"""alpha and beta, case after case; powers of two, so that they keep integers exact."""
+_TALL_TILES = 9
+"""Tiles along one side that are more than the largest planned raster group of 8."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Extents of one problem, written 33x65x17 or, with a batch, 33x65x17@3."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read a shape. Raises RequestError where it is malformed, or an extent is 0 or too large."""
+        match = _SHAPE.fullmatch(text.strip().lower())
+        if not match:
+            raise RequestError(f"shape {text!a} is malformed: write it as MxNxK or MxNxK@BATCH, such as 33x65x17@3")
+        shape = cls(*(int(group or 1) for group in match.groups()))
+        for name, extent in vars(shape).items():
+            if not 1 <= extent <= MAX_EXTENT:
+                raise RequestError(f"shape {text!a} is not taken: {name} is {extent}, it may be 1 to {MAX_EXTENT}")
+        return shape
+
+    @classmethod
+    def parse_list(cls, text: str) -> tuple[Shape, ...]:
+        """Read shapes that commas part. Raises RequestError where one is malformed or there is none."""
+        found = tuple(cls.parse(word) for word in text.split(",") if word.strip())
+        if not found:
+            raise RequestError("no shape is named: write them as 128x128x64,33x65x17@3")
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}" + (f"@{self.batch}" if self.batch > 1 else "")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One check: a shape, scalars, and the operands' places.
+
+    Fields: `loose` leaves unused elements after every row and every matrix of a batch; `broadcast` names the operands
+        (of a, b, c, bias) whose one matrix serves the whole batch; `in_place` gives C, which beta then adds, and D the
+        same memory.
+    """
+
+    shape: Shape
+    alpha: float = 1.0
+    beta: float = 0.0
+    loose: bool = False
+    broadcast: str = ""
+    in_place: bool = False
+
+    def __str__(self) -> str:
+        words = [str(self.shape), f"alpha={self.alpha:g}"] + ([f"beta={self.beta:g}"] if self.beta else [])
+        words += ["loose"] * self.loose + [f"broadcast={self.broadcast}"] * bool(self.broadcast)
+        return " ".join(words + ["in-place"] * self.in_place)
+
+
+def default_cases(facts: Facts, resident_ctas: int) -> list[Case]:
+    """Return the cases that every variant must pass, made from its own tile.
+
+    `resident_ctas` is how many CTAs the device holds: a persistent variant gets a problem with more tiles than that, and one of
+    stream-K such with fewer and more, whose k it shares.
+    """
+    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
+    plain = [
+        (2 * m, 2 * n, 4 * k, False),  # whole tiles
+        (m + 1, n, 2 * k, False),
+        (m, n + 3, 2 * k, True),
+        (m, n, 2 * k + 7, False),
+        (1, 1, 1, False),
+        (m // 2 + 3, n - 1, k // 2 - 3, True),  # less than a k-tile
+        (m + 5, n + 9, 1, False),
+        (131, 257, 67, True),
+        (127, 61, 509, False),
+        (2 * m - 1, 3 * n - 1, 5 * k - 1, True),
+        (m // 2 + 1, n // 2 + 1, 64 * k + 5, False),  # long k
+        (17, _TALL_TILES * n + 1, 3 * k, False),
+        (_TALL_TILES * m + 1, 17, 3 * k + 1, True),
+        (1, 3 * n + 1, 4 * k, False),
+        (3 * m + 2, 1, 4 * k + 2, True),
+    ]
+    cases = [Case(Shape(*extents), *_scalars(facts, at), loose) for at, (*extents, loose) in enumerate(plain)]
+    ragged = Shape(m - 3, n + 5, 2 * k + 1, 3)
+    cases += [
+        Case(ragged, *_scalars(facts, 1), loose=True),
+        Case(ragged, *_scalars(facts, 2), broadcast="a"),
+        Case(ragged, *_scalars(facts, 3), loose=True, broadcast="b,c,bias"),
+    ]
+    if facts.beta:
+        cases.append(Case(Shape(m + 1, n + 1, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
+    if facts.grid_rule == "persistent":
+        cases.append(Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(facts, 2)))  # two tiles a batch
+    if facts.grid_rule == "stream_k":
+        few, many = resident_ctas // 8 + 1, resident_ctas // 2 + 2  # of two tiles
+        cases += [
+            Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(facts, 1), loose=True),
+            Case(Shape(m + 1, 17, 9 * k + 1, many), *_scalars(facts, 2)),
+        ]
+    return cases
+
+
+def cases_of(facts: Facts, shapes: tuple[Shape, ...]) -> list[Case]:
+    """Return one case a shape, with scalars and places that change from one to the next."""
+    return [Case(shape, *_scalars(facts, at), loose=at % 2 == 1) for at, shape in enumerate(shapes)]
+
+
+def _scalars(facts: Facts, at: int) -> tuple[float, float]:
+    alpha, beta = _SCALARS[at % len(_SCALARS)]
+    return alpha, beta if facts.beta else 0.0
+
+
+# ==== The operands of a checked problem: random numbers, and where they lie ====
+
+
+LOOSE_ROWS, LOOSE_MATRICES = 3, 5
+"""What a loose case leaves unused after a row and after a matrix, in units of the alignment."""
+_NONZERO_PRODUCTS = 1500.0
+_DENSITY = 0.6
+_LARGEST_ADDEND = 8
+_UNSCALED_K = 2**14
+"""Up to here sums of products of two normal numbers stay below a third of what f16 holds."""
+
+
+def places(facts: Facts, case: Case) -> dict[str, Place]:
+    """Return where each operand of a case lies, as tight as the variant's alignments allow, or loosely."""
+    s = case.shape
+    extents = {
+        "a": ((s.m, s.k) if facts.a_k_major else (s.k, s.m), facts.dtype_a, facts.align_a),
+        "b": ((s.n, s.k) if facts.b_k_major else (s.k, s.n), facts.dtype_b, facts.align_b),
+        "c": ((s.m, s.n), facts.dtype_d, facts.align_d),
+        "d": ((s.m, s.n), facts.dtype_d, facts.align_d),
+        "bias": ((1, s.n if facts.bias == "row" else s.m), facts.dtype_d, 1),
+    }
+    loose_rows, loose_matrices = (LOOSE_ROWS, LOOSE_MATRICES) if case.loose else (0, 0)
+    found = {}
+    for name, ((rows, columns), dtype, align) in extents.items():
+        leading = (-(-columns // align) + loose_rows) * align
+        stride = leading * rows + loose_matrices * align
+        found[name] = Place(rows, columns, leading, _batch(case, name), stride, dtype, align)
+    return found
+
+
+def _batch(case: Case, name: str) -> int:
+    return 1 if name in case.broadcast.split(",") else case.shape.batch
+
+
+def draw(facts: Facts, case: Case, kind: str, rng: np.random.Generator) -> Operands:
+    """Draw operands, rounded to their types, whose sums no accumulator overflows on.
+
+    Those of loose cases are rounded to what is stored only, others to what tensor cores take of it: tf32 are floats there.
+
+    Kind `integer` keeps the sums of absolute products within what the accumulator holds exactly, so that nothing but
+    the rounding of D is allowed for; `normal` has all the digits.
+    """
+    make = _integers if kind == "integer" else _normals
+    s = case.shape
+    a, b = make(rng, facts, s.k, (_batch(case, "a"), s.m, s.k), (_batch(case, "b"), s.k, s.n))
+    bias_shape = (1, s.n) if facts.bias == "row" else (s.m, 1)
+    c = _addend(kind, rng, (_batch(case, "c"), s.m, s.n)) if case.beta else None
+    bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if facts.bias != "none" else None
+    taken = stored_digits if case.loose else representable
+    return Operands(
+        taken(a, facts.dtype_a),
+        taken(b, facts.dtype_b),
+        None if c is None else stored_digits(c, facts.dtype_d),
+        None if bias is None else stored_digits(bias, facts.dtype_d),
+        case.alpha,
+        case.beta,
+    )
+
+
+def _integers(rng: np.random.Generator, facts: Facts, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+    """Draw -1, 0 and 1, so thinly for f16 accumulators that some 700 of k products are not 0: fewer than 2048."""
+    density = _DENSITY if facts.acc == "f32" else min(_DENSITY, float(np.sqrt(_NONZERO_PRODUCTS / max(1, k))))
+    return [(rng.integers(-1, 2, size) * (rng.random(size) < density)).astype(np.float32) for size in shapes]
+
+
+def _normals(rng: np.random.Generator, facts: Facts, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+    a, b = (rng.standard_normal(size, np.float32) for size in shapes)
+    if facts.acc != "f32" and k > _UNSCALED_K:
+        a *= np.float32(2.0 ** -np.ceil(np.log2(k / _UNSCALED_K)))
+    return [a, b]
+
+
+def _addend(kind: str, rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
+    if kind == "integer":
+        return rng.integers(-_LARGEST_ADDEND, _LARGEST_ADDEND + 1, size).astype(np.float32)
+    return rng.standard_normal(size, np.float32)
+
+
+def stored_digits(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Round numbers to what memory holds of them."""
+    return decode(encode(values, dtype), dtype)
+
+
+def stored(facts: Facts, operands: Operands) -> dict[str, np.ndarray]:
+    """Return the operands as they are stored. Shapes: (batch, rows, columns) of `places`."""
+    a = operands.a if facts.a_k_major else operands.a.swapaxes(1, 2)
+    b = operands.b.swapaxes(1, 2) if facts.b_k_major else operands.b
+    found = {"a": encode(a, facts.dtype_a), "b": encode(b, facts.dtype_b)}
+    if operands.c is not None:
+        found["c"] = encode(operands.c, facts.dtype_d)
+    if operands.bias is not None:
+        found["bias"] = encode(operands.bias.reshape(len(operands.bias), 1, -1), facts.dtype_d)
+    return found
+
+
+# ==== Operands on the device that show who touched what: guard bands, poisoned padding, poisoned output ====
+
+
+CANARY = 0xFFFF
+"""Two bytes that are NaN as f16 and as bf16, twice NaN as f32, and no NaN that hardware makes (those are 0x7FFF).
+
+The executor on the CPU follows it through a kernel's arithmetic: HGEMM_POISON of templates/executor/abi.h."""
+GUARD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a matrix of `rows` by `columns` contiguous elements lies in its buffer. Units: elements."""
+
+    rows: int
+    columns: int
+    leading: int
+    batch: int
+    batch_stride: int
+    dtype: str
+    align: int
+
+    @property
+    def elements(self) -> int:
+        """Elements from the first to the last one that is used."""
+        return (self.batch - 1) * self.batch_stride + (self.rows - 1) * self.leading + self.columns
+
+
+class Buffer:
+    """Memory on the device, a copy of it as it was before the launch, and a guard band on each side.
+
+    Without guard bands (`guard_bytes` 0) the allocation ends with the last element, for compute-sanitizer to watch.
+    """
+
+    def __init__(self, device: Device, size_bytes: int, align_bytes: int, guard_bytes: int = GUARD_BYTES) -> None:
+        # No more aligned than the variant may assume: allocations themselves begin on 256 bytes.
+        self.front_bytes = guard_bytes + align_bytes if guard_bytes else 0
+        self.before = np.full((self.front_bytes + size_bytes + guard_bytes + 1) // 2, CANARY, "<u2").view(np.uint8)
+        self.device = device
+        self.size_bytes = size_bytes
+        self.block = device.allocate(len(self.before))
+        self.pointer = self.block + self.front_bytes
+
+    def elements(self, memory: np.ndarray, dtype: str = "<u2") -> np.ndarray:
+        """Return the bytes between the guard bands of a copy of this buffer as stored elements."""
+        inner = memory[self.front_bytes : self.front_bytes + self.size_bytes]
+        return inner[: self.size_bytes // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype)
+
+    def upload(self) -> None:
+        self.device.upload(self.block, self.before.ctypes.data, len(self.before))
+
+    def download(self) -> np.ndarray:
+        after = np.empty_like(self.before)
+        self.device.download(after.ctypes.data, self.block, len(after))
+        return after
+
+    def free(self) -> None:
+        self.device.free(self.block)
+
+    def changed(self, after: np.ndarray) -> str:
+        """Say where a copy differs from what was uploaded, counted from the first element; nothing if nowhere."""
+        at = np.flatnonzero(after != self.before)
+        if not len(at):
+            return ""
+        first, last = int(at[0]) - self.front_bytes, int(at[-1]) - self.front_bytes
+        where = "its guard band" if last < 0 or first >= self.size_bytes else "it"
+        return f"{where} was written at byte {first}" + (f" to {last}" if last > first else "")
+
+
+class Operand(Buffer):
+    """A matrix, or a batch of them, in such a buffer."""
+
+    def __init__(self, device: Device, place: Place, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0) -> None:
+        self.place = place
+        item = DTYPES[place.dtype].bytes
+        super().__init__(device, place.elements * item, align_bytes or place.align * item, guard_bytes)
+
+    def matrices(self, memory: np.ndarray) -> np.ndarray:
+        """Return a copy's elements as stored. Shapes: (batch, rows, columns), a view."""
+        place, dtype = self.place, np.dtype(DTYPES[self.place.dtype].storage)
+        strides = (place.batch_stride * dtype.itemsize, place.leading * dtype.itemsize, dtype.itemsize)
+        elements = self.elements(memory, dtype.str)
+        return np.lib.stride_tricks.as_strided(elements, (place.batch, place.rows, place.columns), strides)
+
+    def fill(self, stored: np.ndarray | None) -> None:
+        """Put elements where they belong, or leave canaries there, and copy all to the device."""
+        if stored is not None:
+            self.matrices(self.before)[...] = stored
+        self.upload()
+
+    def written(self, after: np.ndarray) -> tuple[np.ndarray, str]:
+        """Return the elements of a copy, and what else was written there."""
+        found = self.matrices(after).copy()
+        rest = after.copy()
+        self.matrices(rest)[...] = self.matrices(self.before)
+        return found, self.changed(rest)
+
+    @staticmethod
+    def unwritten(found: np.ndarray) -> np.ndarray:
+        """Tell for each element whether it still holds the canary."""
+        return np.all(found.view("<u2").reshape(*found.shape, -1) == CANARY, axis=-1)
+
+
+# ==== The check of a variant on a device ====
 
 
 @dataclass(frozen=True)
@@ -174,3 +490,56 @@ def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Ch
 def _index(position: np.ndarray | tuple) -> str:
     batch, row, column = (int(i) for i in position)
     return f"(batch {batch}, row {row}, column {column})"
+
+
+# ==== One variant run on one problem: its time, and a check that costs little however large the problem is ====
+
+
+CHECKED_PRODUCTS = 2**32
+"""Products that are computed again at most: some seconds of NumPy. A larger problem is checked on some of its rows."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured; `check` is None where none was asked for, and `digest` is a hash of all of D."""
+
+    time_us: float
+    tflops: float
+    checked_rows: int
+    check: Check | None
+    digest: str
+
+
+def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int = 20, checked: bool = True) -> Run:
+    """Run a variant on normal random data, time it by CUDA events, and compare rows of D with the reference.
+
+    Raises: ProblemError where the variant does not take the problem, DeviceError where a launch fails.
+    """
+    # Aligned as allocations are: 16 bytes off a sector costs a third of the speed (465 us for 324 at 4096^3, H200).
+    trial = Trial(kernel, case, device, Options(seed=seed, align_bytes=256), "normal")
+    try:
+        trial.prepare()
+        problem = trial.problem()
+        found, complaint = trial.launch(problem)
+        check, rows = None, _rows(case, seed) if checked else np.zeros(0, int)
+        if checked and complaint:
+            check = Check(str(case), float("inf"), float("inf"), False, complaint)
+        elif checked:
+            expected = reference(kernel.facts, trial.operands, rows)
+            check = compare(str(case), decode(found[:, rows], kernel.facts.dtype_d), expected, "normal")
+        size = trial.workspace.size_bytes if trial.workspace else None
+        time_us = median_us(device, kernel.bind(problem, device=device.ordinal, workspace_size=size), samples)
+        digest = hashlib.sha256(found.tobytes()).hexdigest()
+        return Run(time_us, problem.flops / time_us * 1e-6, len(rows), check, digest)
+    finally:
+        trial.free()
+
+
+def _rows(case: Case, seed: int) -> np.ndarray:
+    """Return all rows of D or, of a large one, the first, the last and some between."""
+    s = case.shape
+    count = max(3, CHECKED_PRODUCTS // (s.n * s.k * s.batch))
+    if count >= s.m:
+        return np.arange(s.m)
+    between = np.random.default_rng(seed).choice(s.m, count - 2, replace=False)
+    return np.unique([0, s.m - 1, *between])

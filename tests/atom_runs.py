@@ -30,12 +30,12 @@ from atom_probes import (
     probes,
 )
 
-from generator.compile import compile_kernel
+from generator.build.compile import compile_kernel
+from generator.build.toolchain import headers, templates_folder
 from generator.emit import Kernel, emit
-from generator.executor import abi
-from generator.executor.abi import Adversary, Executable, Launch, Region, TensorMap
+from generator.proof import executor as abi
+from generator.proof.executor import Adversary, Executable, Launch, Region, TensorMap
 from generator.sweep import sweep
-from generator.toolchain import headers, templates_folder
 from hgemm.device import checked, driver, open_device
 from hgemm.errors import DeviceError
 

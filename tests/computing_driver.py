@@ -8,7 +8,7 @@ import numpy as np
 import simulated
 from fake_driver import SUCCESS, FakeDriver
 
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 from hgemm.library import Library
 
 

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from generator.cli import generate_command, hgemm_command, main
-from generator.commands.emulate import Prover
-from generator.commands.emulated_check import check_here, request_of
-from generator.executor.build import Workshop
-from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler
-from generator.pipeline import Outcome, Settings, make
+from generator.cli.main import generate_command, hgemm_command, main
+from generator.proof.jobs import Prover
+from generator.proof.jobs import check_here, request_of
+from generator.proof.executor import HostToolchain
+from generator.proof.executor import HostCompiler, NoCompiler, find_compiler
+from generator.build.pipeline import Outcome, Settings, make
 from generator.store.library import Library
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
+from generator.build.toolchain import templates_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 # Commands are started hundreds of times, and compiling their modules takes 0.1 s.
@@ -89,18 +89,18 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def workshop(host_compiler: HostCompiler, shared: Path) -> Workshop:
+def host_toolchain(host_compiler: HostCompiler, shared: Path) -> HostToolchain:
     """What makes kernels executable on the CPU; its cache is shared by all processes of a run of the tests."""
-    made = Workshop(host_compiler, templates_folder(), shared / "cache" / "executor")
+    made = HostToolchain(host_compiler, templates_folder(), shared / "cache" / "executor")
     with FileLock(shared / "executor.lock"):
         made.executor()
     return made
 
 
 @pytest.fixture(scope="session")
-def hasty_workshop(workshop: Workshop) -> Workshop:
+def hasty_workshop(host_toolchain: HostToolchain) -> HostToolchain:
     """The same, for kernels that run once or twice: they are compiled in half the time."""
-    return replace(workshop, level="-O0")
+    return replace(host_toolchain, level="-O0")
 
 
 @pytest.fixture(scope="session")
@@ -146,14 +146,14 @@ class ProverHere(Prover):
     """Proves in this process: no test kernel crashes, and starting a process takes longer than most proofs."""
 
     def proof(self, source: str, record: Mapping[str, Any]) -> dict[str, Any]:
-        outcome = check_here(request_of(self.workshop, source, record))
+        outcome = check_here(request_of(self.host_toolchain, source, record))
         assert outcome.passed, outcome.reason
         return outcome.proof
 
 
 def start(command: str, *arguments: object, **options) -> subprocess.Popen[str]:
     """Start `generate` or `hgemm` in a process of its own, in a session of its own."""
-    code = f"from generator.cli import {command}_main; {command}_main()"
+    code = f"from generator.cli.main import {command}_main; {command}_main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         stdout=subprocess.PIPE,

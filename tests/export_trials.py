@@ -11,11 +11,10 @@ from pathlib import Path
 
 from exports import ByC, loaded
 
-from generator.executor.machine import HostMemory
-from hgemm.cases import Case, Shape
-from hgemm.facts import Facts
+from generator.proof.machine import HostMemory
+from hgemm.launch_traits import Facts
 from hgemm.library import open_library
-from hgemm.verify import Options, Trial
+from hgemm.verify import Case, Options, Shape, Trial
 
 CASES = (
     Case(Shape(33, 17, 41)),

@@ -14,18 +14,17 @@ from pathlib import Path
 import pytest
 from records import make_record
 
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
 from generator.catalog import catalog_kernels
 from generator.emit import Kernel, emit
 from generator.export.tree import MANIFEST, Wish, export
-from generator.register import planned
 from generator.store.library import Library
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from hgemm.facts import Facts
-from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind
+from hgemm.dispatch_table import kind_of
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.problem import Problem
-from hgemm.table import kind_of
+from hgemm.problem import (ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem)
 
 TESTS = Path(__file__).resolve().parent
 MORE = (
@@ -165,13 +164,13 @@ def loaded(folder: Path, name: str = "hgemm") -> ctypes.CDLL:
 class ByC:
     """Stands for a Kernel where a trial launches: C chooses among the export's kernels, and launches."""
 
-    def __init__(self, library: ctypes.CDLL, facts: Facts) -> None:
-        self.library, self.facts, self.chosen = library, facts, ""
+    def __init__(self, library: ctypes.CDLL, traits: LaunchTraits) -> None:
+        self.library, self.traits, self.chosen = library, traits, ""
         self.handle = ctypes.c_void_p()
         assert library.hgemm_create(ctypes.byref(self.handle), 0) == 0, library.hgemm_last_message()
 
     def problem(self, problem: Problem, workspace_bytes: int) -> ctypes.Structure:
-        return CProblem.of(kind_of(self.facts), problem, workspace_bytes)
+        return CProblem.of(kind_of(self.traits), problem, workspace_bytes)
 
     def launch(
         self, problem: Problem, *, device: int = 0, workspace_size: int | None = None, stream: int | None = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hgemm.measured.session import Problem, Session, Tested, Time, read_session
-from hgemm.measured.writer import Writer
+from hgemm.measured import Problem, Session, Tested, Time, Writer, read_session
 
 HEADER = {
     "program": "tune",

@@ -14,11 +14,9 @@ from itertools import cycle
 import numpy as np
 from ptx_instructions import LANES, Copy, Fault, Step, Values, literal, step_of
 
-from generator.executor.machine import PERSISTENT_CTAS
-from hgemm.checks import check
-from hgemm.facts import Facts
-from hgemm.launch import grid_x
-from hgemm.matrices import matrices
+from generator.proof.machine import PERSISTENT_CTAS
+from hgemm.launch import check, grid_x, matrices
+from hgemm.launch_traits import Facts
 from hgemm.problem import Problem
 
 _STATEMENT = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from generator.compile import compile_kernel
+from generator.build.compile import compile_kernel
+from generator.build.toolchain import headers, templates_folder
 from generator.emit import Kernel
 from generator.errors import BuildError
-from generator.toolchain import headers, templates_folder
 
 
 def assert_refused_by_the_compiler(kernel: Kernel, right: str, wrong: str) -> None:

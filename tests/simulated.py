@@ -8,9 +8,8 @@ import math
 import numpy as np
 
 from hgemm.dtypes import DTYPES, decode, encode
-from hgemm.facts import Facts
-from hgemm.launch import counter_bytes
-from hgemm.matrices import Matrix, matrices
+from hgemm.launch import Matrix, counter_bytes, matrices
+from hgemm.launch_traits import Facts
 from hgemm.problem import Problem
 
 # What a variant is, as its record says; tests replace fields.

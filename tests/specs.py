@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from generator.arch import ARCHS
-from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
+from generator.spec import Cluster, Raster, Schedule, Smem, Tile, WarpTile
 
 MMA_SYNC = ["m16n8k16", "m16n8k8", "wmma16"]
 SERVED = [name for name, arch in ARCHS.items() if arch.families]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from generator.build.pipeline import planned
 from generator.catalog import catalog_kernels
 from generator.emit import Kernel
-from generator.register import planned
-from hgemm.table import Table
+from hgemm.dispatch_table import Table
 
 
 def record_of(kernel: Kernel) -> dict[str, Any]:

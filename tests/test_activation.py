@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from generator.executor.host_compiler import HostCompiler
-from generator.toolchain import templates_folder
+from generator.build.toolchain import templates_folder
+from generator.proof.executor import HostCompiler
 from hgemm.reference import ACTIVATIONS
 
 TEXT = """

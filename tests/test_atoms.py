@@ -26,8 +26,7 @@ from atom_probes import (
 )
 from atom_runs import VECTORS, compiled, kept, map_base, run_on_device, run_on_executor
 
-from generator.executor.abi import Adversary, Executable
-from generator.executor.build import Workshop
+from generator.proof.executor import Adversary, Executable, Workshop
 
 LATE, ANY = Adversary("late", "ahead_low", 1), Adversary("any_time", "any_order", 32)
 ALL = list(probes())

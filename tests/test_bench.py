@@ -17,7 +17,8 @@ from fake_bench import BenchDriver, FakeCublasLt, build
 import hgemm.bench.operands
 import hgemm.device
 from hgemm import Kernel, LibraryError
-from hgemm.bench import cublaslt, race
+from hgemm.bench import cublaslt
+from hgemm.bench import measure as race
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
 from hgemm.bench.work import Work
@@ -37,10 +38,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.stream"):
+    for place in ("device", "bench.device"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
-    monkeypatch.setattr("hgemm.bench.memory.COPIED_BYTES", 4096)
+    monkeypatch.setattr("hgemm.bench.operands.COPIED_BYTES", 4096)
     hgemm.device._open.cache_clear()
     yield fake
     hgemm.device._open.cache_clear()
@@ -211,7 +212,7 @@ def test_wrong_numbers_are_refused_on_both_sides(driver: BenchDriver, lt: FakeCu
 
 
 def test_a_large_d_is_sampled_by_rows(driver: BenchDriver, kernels: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hgemm.bench.check.WHOLE_BYTES", 100)
+    monkeypatch.setattr("hgemm.bench.measure.WHOLE_BYTES", 100)
     driver.faults["hgemm_fast"] = frozenset({"leaves an element"})  # the last one, which is always sampled
     result = first(Plan([WORK], kernels, protocol=QUICK, baseline=None))
     assert result["ours"] == "hgemm_middle" and "1 elements of D were not written" in result["refused"]["hgemm_fast"]

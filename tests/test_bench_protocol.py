@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hgemm.bench.device import Telemetry, parse_smi, summarise
 from hgemm.bench.protocol import (
     Protocol,
     Ratio,
@@ -15,7 +16,6 @@ from hgemm.bench.protocol import (
     geometric_mean,
     round_times,
 )
-from hgemm.bench.telemetry import Telemetry, parse_smi, summarise
 from hgemm.bench.work import Work
 
 

@@ -18,22 +18,20 @@ from records import make_record
 
 import hgemm.bench.operands
 import hgemm.device
+from generator.cli import device as bench
 from generator.store.library import Library
-from generator.verbs import bench
 from hgemm.bench import cublaslt
 from hgemm.bench.__main__ import command as module_command
 from hgemm.bench.options import works_of
 from hgemm.bench.results import means, table
-from hgemm.bench.suites import names, read_suite
-from hgemm.bench.work import Work
+from hgemm.bench.work import Work, names, read_suite
 from hgemm.device import open_device
 from hgemm.errors import RequestError
 from hgemm.kernel import Kernel
-from hgemm.kinds import Kind
 from hgemm.library import open_library
-from hgemm.measured.session import read_sessions
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.measured import read_sessions
+from hgemm.problem import Kind
+from hgemm.selection_query import Target, Wanted
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
@@ -60,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, lt_path: Path) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.stream"):
+    for place in ("device", "bench.device"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt_path))
@@ -72,7 +70,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, lt_path: Path) -> Iter
     hgemm.device._open.cache_clear()
 
 
-def call(*arguments: object, command=bench.command) -> Result:
+def call(*arguments: object, command=bench.bench_command) -> Result:
     result = CliRunner().invoke(command, [*map(str, arguments), *QUICK])
     if isinstance(result.exception, Exception) and not hasattr(result.exception, "exit_code"):
         raise result.exception
@@ -157,7 +155,7 @@ def test_recorded_results_are_what_the_library_selects_by(
     driver: BenchDriver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
-    monkeypatch.setattr("hgemm.bench.race.time.sleep", rests.append)
+    monkeypatch.setattr("hgemm.bench.measure.time.sleep", rests.append)
     works = "40x56x24,64x96x24"
     call("--library", folder, "--shapes", works, "--state", "steady,burst", "--record", "--baseline", "none")
     (session,) = read_sessions(folder)

@@ -12,14 +12,14 @@ import pytest
 from conftest import ROOT, made
 
 from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.build.pipeline import Settings
 from generator.catalog import FOLDER, catalog_kernels, for_others, group_names, load_catalog, write_sources
-from generator.commands.options import BY_NAME
 from generator.emit import Kernel
 from generator.errors import LibraryError, RequestError
-from generator.pipeline import Settings
+from generator.options import BY_NAME
 from generator.spec import Spec
-from generator.store.garbage import collect_garbage
 from generator.store.library import Library
+from generator.store.maintenance import collect_garbage
 from generator.sweep import over, sweep
 
 EMITTED = ROOT / "emitted"

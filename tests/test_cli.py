@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from conftest import ROOT, SMALL, hgemm
 
 from generator import __version__
-from generator.cli import VERBS, generate_command, hgemm_command, main
-from generator.commands.options import SPEC_OPTIONS
+from generator.cli.main import VERBS, generate_command, hgemm_command, main
+from generator.options import SPEC_OPTIONS
 from generator.store.library import Library
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
@@ -256,7 +256,7 @@ def test_a_failure_of_ours_is_one_line_and_a_traceback_when_asked(capsys, monkey
     def fail(options):
         raise KeyError("surprise")
 
-    monkeypatch.setattr("generator.commands.generate.run", fail)
+    monkeypatch.setattr("generator.cli.main.generate.run", fail)
     status, _, err = generate(capsys, *ARGUMENTS)
     assert (
         status == 1 and err == "generate: internal error (KeyError: 'surprise'): run again with --debug and report it\n"
@@ -277,7 +277,7 @@ def test_a_missing_compiler_is_one_line(capsys, monkeypatch, tmp_path: Path) -> 
 
 
 def test_a_missing_wheel_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
-    from generator import toolchain
+    from generator.build import toolchain
 
     def missing(wheel: str) -> str:
         raise toolchain.metadata.PackageNotFoundError(wheel)
@@ -300,7 +300,7 @@ def test_help_names_every_option_in_groups(capsys) -> None:
 
 def test_help_of_hgemm_tells_of_every_verb_without_loading_it(capsys) -> None:
     code = (
-        "import sys; from generator.cli import hgemm_command, main; main(hgemm_command, ['--help']);"
+        "import sys; from generator.cli.main import hgemm_command, main; main(hgemm_command, ['--help']);"
         "print([name for name in sys.modules if name.startswith('generator.verbs')])"
     )
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -319,7 +319,7 @@ HEAVY = ("cuda", "jinja2", "pycute", "rich", "numpy", "sqlite3", "email", "multi
 @pytest.mark.parametrize("command", ["generate", "hgemm"])
 def test_help_loads_nothing_heavy(command: str) -> None:
     code = (
-        f"import sys; from generator.cli import {command}_command, main; main({command}_command, ['--help']);"
+        f"import sys; from generator.cli.main import {command}_command, main; main({command}_command, ['--help']);"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -350,7 +350,7 @@ def complete(command: str, words: str) -> list[str]:
         "COMP_CWORD": str(len(words.split()) - 1),
         f"_{command.upper()}_COMPLETE": "bash_complete",
     }
-    code = f"from generator.cli import {command}_main; {command}_main()"
+    code = f"from generator.cli.main import {command}_main; {command}_main()"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}
     )
@@ -377,7 +377,7 @@ def test_completion_prints_a_script_for_both_commands(capsys, shell: str) -> Non
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
 def test_a_terminal_gets_one_moving_line_and_a_dumb_one_plain_lines(tmp_path: Path, terminal: str) -> None:
     ours, theirs = pty.openpty()
-    code = "from generator.cli import generate_main; generate_main()"
+    code = "from generator.cli.main import generate_main; generate_main()"
     command = [sys.executable, "-c", code, *ARGUMENTS, "--layout", "tn,nn", "--library", str(tmp_path)]
     env = {**os.environ, "TERM": terminal}
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, text=True, env=env)
@@ -396,7 +396,7 @@ def test_a_terminal_gets_one_moving_line_and_a_dumb_one_plain_lines(tmp_path: Pa
 
 def test_the_library_is_taken_from_the_environment(small_library: Library) -> None:
     environment = {**os.environ, "HGEMM_LIBRARY": str(small_library.folder)}
-    code = "from generator.cli import generate_main; generate_main()"
+    code = "from generator.cli.main import generate_main; generate_main()"
     command = [sys.executable, "-c", code, *ARGUMENTS, "--dry-run"]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True).stdout
     assert out.splitlines()[1].split()[-1] == "cached"

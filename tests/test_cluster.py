@@ -20,18 +20,18 @@ pytest.importorskip("distributed", reason="distributed is not installed: pip ins
 import dask  # noqa: E402
 from distributed import Client, LocalCluster  # noqa: E402
 
-from generator.build import Product  # noqa: E402
+from generator.build.pipeline import Product  # noqa: E402
 from generator.errors import BuildError, HgemmError, RequestError  # noqa: E402
-from generator.executor.build import Workshop  # noqa: E402
+from generator.proof.executor import HostToolchain  # noqa: E402
 from generator.naming import symbol_of  # noqa: E402
-from generator.pipeline import Settings, make  # noqa: E402
+from generator.build.pipeline import Settings, make  # noqa: E402
 from generator.store.library import Library  # noqa: E402
 from generator.sweep import sweep  # noqa: E402
-from generator.toolchain import templates_folder  # noqa: E402
-from generator.workers import cluster as cluster_module  # noqa: E402
-from generator.workers.cluster import Cluster, Order, build_here  # noqa: E402
-from generator.workers.dispatch import Lost, Pool, run  # noqa: E402
-from generator.workers.identity import difference, identity  # noqa: E402
+from generator.build.toolchain import templates_folder  # noqa: E402
+from generator.build import dask as cluster_module  # noqa: E402
+from generator.build.dask import Cluster, Order, build_here  # noqa: E402
+from generator.build.workers import Lost, Pool, run  # noqa: E402
+from generator.build.dask import difference, identity  # noqa: E402
 
 WORKERS = 2
 SWEEP = {**SMALL, "stages": "2:5", "layout": "tn,nn,nt,tt"}
@@ -116,9 +116,9 @@ def test_one_that_does_not_compile_is_kept_here_with_its_log(settings: Settings,
 
 
 def test_generate_has_a_cluster_build_and_prove(
-    address: str, tmp_path: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    address: str, tmp_path: Path, host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HGEMM_CACHE_DIR", str(workshop.cache.parent))
+    monkeypatch.setenv("HGEMM_CACHE_DIR", str(host_toolchain.cache.parent))
     words = ["--arch", "sm_80", "--tile", "32x32x16", "--stages", "2,3", "--library", tmp_path / "library"]
     done = call("generate", *words, "--executor", "dask", "--address", address, "--verify", "emulate", "--json")
     assert done.returncode == 0, done.stderr
@@ -159,7 +159,7 @@ def test_a_worker_that_comes_later_says_itself_that_it_differs() -> None:
 
 
 def test_an_edited_source_or_template_makes_a_difference(tmp_path: Path, monkeypatch) -> None:
-    from generator.workers import identity as module
+    from generator.build import dask as module
 
     for folder in ("generator", "hgemm", "templates"):
         (tmp_path / folder / "workers").mkdir(parents=True)

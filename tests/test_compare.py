@@ -14,14 +14,14 @@ from records import make_record
 
 import hgemm.device
 from generator.arch import WGMMA_SM90
-from generator.commands.compare import Built, Ran, build, columns, in_every_form, run_on_device, side_by_side
+from generator.build.pipeline import Settings
+from generator.build.toolchain import templates_folder
+from generator.cli import study as compare
+from generator.compare import Built, Ran, build, columns, in_every_form, run_on_device, side_by_side
 from generator.errors import RequestError
-from generator.pipeline import Settings
 from generator.spec import FORMS
 from generator.store.library import Library
-from generator.toolchain import templates_folder
-from generator.verbs import compare
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 from hgemm.record import Record
 
 
@@ -30,7 +30,7 @@ def said(**texts: str) -> list:
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(compare.command, [str(argument) for argument in arguments])
+    return CliRunner().invoke(compare.compare_command, [str(argument) for argument in arguments])
 
 
 # ---- The spec in every form -----------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
 def test_a_form_whose_compiler_is_not_installed_is_told_and_not_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("generator.dsl.translate.WHEEL", "no-such-wheel-anywhere")
+    monkeypatch.setattr("generator.build.pipeline.dsl.WHEEL", "no-such-wheel-anywhere")
     *others, dsl = said(arch="sm_80")
     assert "no-such-wheel-anywhere is missing" in dsl.lacking and not any(one.lacking for one in others)
     assert build([dsl], Settings(Library(tmp_path), templates_folder()), processes=1, quiet=True) == ([], [])
@@ -98,7 +98,7 @@ def test_without_a_run_there_is_no_result() -> None:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    monkeypatch.setattr("hgemm.timing.driver", lambda: fake)
+    monkeypatch.setattr("hgemm.device.driver", lambda: fake)
     hgemm.device._open.cache_clear()
     yield fake
     hgemm.device._open.cache_clear()

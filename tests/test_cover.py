@@ -9,17 +9,16 @@ import pytest
 from conftest import call
 from tables import catalog_records, catalog_table, record_of
 
+from generator.build.toolchain import templates_folder
 from generator.emit import emit
 from generator.export.cover import SORTS, computes, holes, kinds_of, promised_types
 from generator.store.library import Library
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
+from hgemm.dispatch_table import Table
 from hgemm.errors import RequestError
-from hgemm.kinds import LAYOUTS
-from hgemm.select import Selector
-from hgemm.table import Table
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.problem import LAYOUTS
+from hgemm.selection import Selector
+from hgemm.selection_query import Target, Wanted
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 """What the catalog is shipped for; code for sm_90a serves GPUs of sm_90."""

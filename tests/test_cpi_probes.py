@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from benchmarks.micro.cpi import Failed, check_code, compile_for, judge, measure, probes
-from generator.binary.elf import read_cubin
-from generator.binary.sass import Code, disassemble
+from generator.build.inspect import Code, disassemble, read_cubin
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])

@@ -11,19 +11,18 @@ import pycute
 import pytest
 
 from generator.arch import ARCHS
-from generator.build import Recipe, build
-from generator.compile import compile_kernel
+from generator.build.compile import compile_kernel, every_atom
+from generator.build.pipeline import Recipe, build
+from generator.build.toolchain import headers, templates_folder
 from generator.defaults import resolve
 from generator.emit import emit
-from generator.executor.build import Workshop
-from generator.executor.proving import Subject, prove
 from generator.layouts import OperandTile
 from generator.plan import Plan, plan_of
+from generator.proof.executor import Workshop
+from generator.proof.proving import Subject, prove
 from generator.rules import violations
 from generator.spec import Spec, parse_field
 from generator.sweep import sweep
-from generator.toolchain import headers, templates_folder
-from generator.wgmma_atoms import every_atom
 
 TEMPLATES = templates_folder()
 SPECS = [

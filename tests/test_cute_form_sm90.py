@@ -8,17 +8,17 @@ import re
 import pytest
 
 from generator.arch import WGMMA_SM90
-from generator.build import Recipe, build
+from generator.build.compile import every_atom
+from generator.build.pipeline import Recipe, build
+from generator.build.toolchain import headers, templates_folder
 from generator.emit import emit
-from generator.executor.build import Workshop
-from generator.executor.proving import Subject, prove
 from generator.families.sm90.tensor_maps import OperandBoxes
 from generator.plan import Plan
+from generator.proof.executor import Workshop
+from generator.proof.proving import Subject, prove
 from generator.rules import violations
 from generator.spec import DTYPE_BYTES
 from generator.sweep import sweep
-from generator.toolchain import headers, templates_folder
-from generator.wgmma_atoms import every_atom
 
 TEMPLATES = templates_folder()
 SPECS = [

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from generator.arch import ARCHS
 from generator.catalog import load_catalog
-from generator.cli import generate_command
+from generator.cli.main import generate_command
 from generator.cutlass_names import MAX_REASONS, library_names, library_operations, requests_named, texts_of_name
 from generator.defaults import resolve
 from generator.errors import RequestError

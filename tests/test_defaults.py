@@ -16,8 +16,7 @@ from generator.families.mma_sync.ways_out import warp_extents
 from generator.layouts import read_conflicts, write_conflicts
 from generator.plan import Plan, plan_of
 from generator.rules import broken_rules, rules_of, violations
-from generator.spec import Spec, parse_field
-from generator.values import Tile, WarpTile
+from generator.spec import Spec, Tile, WarpTile, parse_field
 
 
 def plan(text: str) -> Plan:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import hgemm
 
-from generator import cli
+from generator.cli import main as cli
 from generator.store.library import Library
 
 

@@ -13,17 +13,14 @@ import pytest
 from click.testing import CliRunner
 from conftest import ROOT
 
+from generator.cli import study as draw
 from generator.defaults import resolve
-from generator.drawing.fragments import fragments_of
-from generator.drawing.picture import picture_of
-from generator.drawing.shared_tile import group_of, unswizzled, view_of
-from generator.drawing.svg import Svg
 from generator.errors import RequestError
 from generator.layouts import conflicts
 from generator.plan import Plan, plan_of
+from generator.report.draw import Svg, fragments_of, group_of, picture_of, unswizzled, view_of
 from generator.spec import parse_field
 from generator.store.library import Library
-from generator.verbs import draw
 
 
 def plan(text: str) -> Plan:
@@ -146,16 +143,16 @@ def test_text_is_escaped() -> None:
 def test_the_verb_draws_a_variant_of_the_library(small_library: Library, tmp_path: Path) -> None:
     place = tmp_path / "tile.svg"
     arguments = ["hgemm_sm80_nt_*", "--library", str(small_library.folder)]
-    printed = CliRunner().invoke(draw.command, arguments)
-    written = CliRunner().invoke(draw.command, [*arguments, "--to", str(place)])
+    printed = CliRunner().invoke(draw.draw_command, arguments)
+    written = CliRunner().invoke(draw.draw_command, [*arguments, "--to", str(place)])
     assert printed.exit_code == written.exit_code == 0 and written.stdout == f"{place}\n"
     assert printed.stdout == place.read_text() and "hgemm_sm80_nt_" in printed.stdout
-    several = CliRunner().invoke(draw.command, ["hgemm_*", "--library", str(small_library.folder)])
+    several = CliRunner().invoke(draw.draw_command, ["hgemm_*", "--library", str(small_library.folder)])
     assert re.search(r"names 4 variants \(.*, \.\.\.\): write more of one", str(several.exception))
 
 
 def test_no_svg_is_written_to_a_file_that_is_named_otherwise(tmp_path: Path) -> None:
-    done = CliRunner().invoke(draw.command, ["hgemm_x", "--to", str(tmp_path / "tile.png")])
+    done = CliRunner().invoke(draw.draw_command, ["hgemm_x", "--to", str(tmp_path / "tile.png")])
     assert isinstance(done.exception, RequestError) and "drawn as SVG, not as 'png': name a file.svg" in str(
         done.exception
     )

@@ -22,22 +22,21 @@ from conftest import ROOT
 from ptx_machine import PtxKernel
 
 from generator.arch import ARCHS, MMA_SYNC
-from generator.build import Product, Recipe, build, prepare
+from generator.build import dsl as translate
+from generator.build.dsl import take_problem
+from generator.build.pipeline import Product, Recipe, build, prepare
+from generator.build.toolchain import templates_folder
 from generator.defaults import resolve
-from generator.dsl import translate
-from generator.dsl.parameters import take_problem
 from generator.emit import emit
 from generator.errors import BuildError, HgemmError
-from generator.executor.machine import HostMemory
 from generator.families.mma_sync import dsl_rules
 from generator.plan import Plan, plan_of
+from generator.proof.machine import HostMemory
 from generator.rules import violations
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from hgemm.cases import Case, Shape
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 from hgemm.problem import PROBLEM_BYTES, Problem
-from hgemm.verify import Options, verify
+from hgemm.verify import Case, Options, Shape, verify
 
 TEMPLATES = templates_folder()
 GOLDEN = ROOT / "tests" / "data" / "hgemm_dsl.py"

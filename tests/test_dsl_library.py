@@ -18,9 +18,9 @@ from records import make_record
 import hgemm.bench.operands
 import hgemm.device
 from benchmarks.compare_forms import groups
-from generator import cli
-from generator.commands import emulate
-from generator.commands.device_check import Workers, check_here
+from generator.cli import main as cli
+from generator.device_check import Workers, check_here
+from generator.proof import jobs as emulate
 from generator.store.library import Library
 from hgemm.bench import cublaslt
 from hgemm.errors import HgemmError, LibraryError
@@ -48,7 +48,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> FakeDriver:
-    for place in ("device", "timing", "bench.stream"):
+    for place in ("device", "bench.device"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(Workers, "check", lambda self, request: (check_here(request), ""))  # where the fake lives
     hgemm.device._open.cache_clear()
@@ -170,8 +170,8 @@ def test_its_process_starts_before_all_else_for_one_kernel_only(
     monkeypatch: pytest.MonkeyPatch, words: list[str], early: bool
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr("generator.dsl.translate.begin", lambda: order.append("begun"))
-    monkeypatch.setattr("generator.commands.generate.run", lambda options: order.append("run") or 0)
+    monkeypatch.setattr("generator.build.pipeline.dsl.begin", lambda: order.append("begun"))
+    monkeypatch.setattr("generator.cli.main.generate.run", lambda options: order.append("run") or 0)
     with pytest.raises(SystemExit, match="0"):
         cli.generate_command.main(words)
     assert order == ["begun", "run"][not early :]

@@ -21,8 +21,7 @@ from probe_kernels import (
 )
 
 from generator.arch import ARCHS
-from generator.binary.elf import CubinFacts, read_cubin
-from generator.binary.ptxas_log import parse_ptxas_log
+from generator.build.inspect import CubinFacts, parse_ptxas_log, read_cubin
 from generator.errors import HgemmError
 
 E_SHOFF = 40

@@ -12,14 +12,14 @@ from conftest import ROOT
 from jinja2 import meta, nodes
 from refusals import assert_refused_by_the_compiler
 
+from generator.build.toolchain import templates_folder
 from generator.emit import Kernel, _template, emit
 from generator.families.mma_sync.emit import TEMPLATE, values
 from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.rules import violations
+from generator.spec import Smem
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from generator.values import Smem
 
 TEMPLATES = templates_folder()
 SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}

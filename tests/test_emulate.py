@@ -13,23 +13,21 @@ from click.testing import CliRunner, Result
 from conftest import SMALL, call, made
 
 from benchmarks.faults import FAULTS, faulty_templates
-from generator.catalog.prove import chosen
-from generator.cli import generate_command
-from generator.commands import emulate, generate
-from generator.commands.emulate import Emulation, Prover
-from generator.commands.emulated_check import Request, request_of, workers
+from generator.build.pipeline import Settings, planned
+from generator.build.toolchain import templates_folder
+from generator.cli import device as verify
+from generator.cli import generate
+from generator.cli.main import generate_command
 from generator.emit import Kernel, emit
-from generator.executor.abi import Executable
-from generator.executor.build import Workshop
-from generator.executor.costs import Costs, count, disagreements
-from generator.executor.machine import EmulatedKernel
-from generator.pipeline import Settings
-from generator.register import planned
+from generator.proof import jobs as emulate
+from generator.proof.catalog import chosen
+from generator.proof.costs import Costs, count, disagreements
+from generator.proof.executor import Executable, Workshop
+from generator.proof.jobs import Emulation, Prover, Request, request_of, workers
+from generator.proof.machine import EmulatedKernel
 from generator.store.library import Library
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from generator.verbs import verify
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 
 ONE = {**SMALL, "layout": "tn"}
 EDGE = next(fault for fault in FAULTS if fault.name == "row past the edge of D")
@@ -72,7 +70,7 @@ def library(small_library: Library, tmp_path: Path) -> Library:
 
 def test_a_library_is_proved_and_the_proof_is_filed(library: Library, workshop: Workshop, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
-    result = invoke(verify.command, "--emulate", "--library", library.folder, "--junit", report, "--seed", 3)
+    result = invoke(verify.verify_command, "--emulate", "--library", library.folder, "--junit", report, "--seed", 3)
     (record,) = library.records()
     line, summary = result.stdout.splitlines()
     assert line.startswith(f"ok    {record.symbol}  16/16 shapes and the costs of a k-tile  worst"), line
@@ -86,23 +84,23 @@ def test_a_library_is_proved_and_the_proof_is_filed(library: Library, workshop: 
     (suite,) = ElementTree.parse(report).getroot()
     assert suite.get("tests") == "17" and suite.get("failures") == "0"
     written = (library.folder / record.symbol / "record.json").stat().st_mtime_ns
-    assert invoke(verify.command, "--emulate", "--library", library.folder, "--seed", 3).exit_code == 0
+    assert invoke(verify.verify_command, "--emulate", "--library", library.folder, "--seed", 3).exit_code == 0
     assert (library.folder / record.symbol / "record.json").stat().st_mtime_ns == written
 
 
 def test_shapes_are_taken_and_answered_as_json(library: Library, workshop: Workshop) -> None:
     arguments = ["--emulate", "--library", library.folder, "--shapes", "33x17x40,8x8x8@2", "--json"]
-    (answer,) = json.loads(invoke(verify.command, *arguments).stdout)
+    (answer,) = json.loads(invoke(verify.verify_command, *arguments).stdout)
     assert [check["case"].split()[0] for check in answer["checks"]] == ["33x17x40", "8x8x8@2"]
     assert all(check["passed"] and check["numbers_passed"] and check["findings"] == [] for check in answer["checks"])
     (record,) = library.records()
     assert "executor" not in record.data["proof"]  # chosen shapes prove nothing in general
-    assert answer["checks"] == json.loads(invoke(verify.command, *arguments).stdout)[0]["checks"]
+    assert answer["checks"] == json.loads(invoke(verify.verify_command, *arguments).stdout)[0]["checks"]
 
 
 def test_where_to_verify_must_be_said_once(library: Library) -> None:
     for flags, told in (([], "say where to verify"), (["--device", "--emulate"], "choose one")):
-        result = invoke(verify.command, *flags, "--library", library.folder)
+        result = invoke(verify.verify_command, *flags, "--library", library.folder)
         assert str(result.exception).startswith(f"{told}: --device") and result.exception.exit_code == 2
 
 
@@ -112,7 +110,7 @@ def test_a_report_that_cannot_be_written_stops_before_the_work(library: Library,
         (tmp_path / "nodir" / "x.xml", "No such file"),
         (tmp_path / "file" / "x.xml", "a file stands"),
     ):
-        result = invoke(verify.command, "--emulate", "--library", library.folder, "--junit", place)
+        result = invoke(verify.verify_command, "--emulate", "--library", library.folder, "--junit", place)
         assert result.stdout == "" and str(result.exception).startswith(f"cannot write {place}: {reason}")
 
 

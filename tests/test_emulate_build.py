@@ -12,13 +12,25 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from generator.build.toolchain import templates_folder
 from generator.errors import BuildError, LibraryError, ProofError
-from generator.executor import abi, proving
-from generator.executor.build import Workshop, includes_of, includes_of_file
-from generator.executor.cache import cache_folder, keep, kept, place, trim
-from generator.executor.host_compiler import HostCompiler, NoCompiler, find_compiler, require_working
-from generator.store.whole import temporary_name
-from generator.toolchain import templates_folder
+from generator.proof import executor as abi
+from generator.proof import proving
+from generator.proof.executor import (
+    HostCompiler,
+    NoCompiler,
+    Workshop,
+    cache_folder,
+    find_compiler,
+    includes_of,
+    includes_of_file,
+    keep,
+    kept,
+    place,
+    require_working,
+    trim,
+)
+from generator.store.files import temporary_name
 
 TEMPLATES = templates_folder()
 FAKE = """#!/bin/sh
@@ -62,7 +74,7 @@ def test_a_compiler_is_known_by_what_it_says(fake: Path) -> None:
 def test_a_compiler_is_looked_for(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(fake, fake.with_name("clang++"))
     monkeypatch.setenv("PATH", f"{fake.parent}:/bin:/usr/sbin")
-    monkeypatch.setattr("generator.executor.host_compiler.CANDIDATES", ("no-such++", "clang++"))
+    monkeypatch.setattr("generator.proof.executor.CANDIDATES", ("no-such++", "clang++"))
     assert find_compiler().command == ("clang++",)
 
 

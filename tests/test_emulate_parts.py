@@ -9,23 +9,26 @@ import simulated
 from records import make_record
 from simulated import record
 
-from generator.executor import abi
-from generator.executor.abi import Adversary, Finding, Launch, Report, report_of
-from generator.executor.adversaries import LAUNCHES, adversaries_of
-from generator.executor.cases import default_cases, measured_case
-from generator.executor.machine import PERSISTENT_CTAS, EmulatedKernel, HostMemory, launch_of, regions
-from generator.executor.placement import copy_conflicts, placement_of
-from generator.executor.proving import judge
 from generator.layouts import OperandTile, read_conflicts, write_conflicts
-from generator.values import Smem
-from hgemm.buffers import CANARY
-from hgemm.cases import Case, Shape
+from generator.proof import executor as abi
+from generator.proof.costs import copy_conflicts, placement_of
+from generator.proof.executor import Adversary, Finding, Launch, Report, report_of
+from generator.proof.machine import (
+    PERSISTENT_CTAS,
+    EmulatedKernel,
+    HostMemory,
+    default_cases,
+    launch_of,
+    measured_case,
+    regions,
+)
+from generator.proof.proving import LAUNCHES, adversaries_of, judge
+from generator.spec import Smem
 from hgemm.errors import LibraryError
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 from hgemm.problem import Problem
 from hgemm.record import validate
-from hgemm.samples import places
-from hgemm.verify import Options, verify
+from hgemm.verify import CANARY, Case, Options, Shape, places, verify
 
 CLEAN = Report((), (), {"mma_m16n8k16": 8})
 RACE = Finding("race", 3, "thread 1 and thread 2", "operand.cuh", 7)

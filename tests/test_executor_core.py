@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from generator.executor import abi
-from generator.executor.abi import Adversary, Executable, Launch, Region, Report, TensorMap
-from generator.executor.build import Workshop
+from generator.proof import executor as abi
+from generator.proof.executor import Adversary, Executable, Launch, Region, Report, TensorMap, Workshop
 from hgemm.errors import DeviceError
 
 SOURCE = (ROOT / "tests" / "executor_rules.cu").read_text()
@@ -271,7 +270,7 @@ def test_the_example_in_the_text_of_the_example_works(workshop: Workshop, tmp_pa
 SANITIZED = """
 import sys
 from pathlib import Path
-from generator.executor.abi import Executable
+from generator.proof.executor import Executable
 from test_executor_core import ALL, RULES, run
 executable = Executable(Path(sys.argv[1]))
 for rule in RULES:

@@ -14,7 +14,7 @@ from conftest import ROOT, call
 from exports import check_manifest, export_paper, loaded, need_compiler
 
 from generator.errors import HgemmError, LibraryError, RequestError
-from generator.export.images import fat_binary
+from generator.export.table_c import fat_binary
 from generator.export.tree import Wish, export
 from generator.store.library import Library
 from hgemm.library import open_library

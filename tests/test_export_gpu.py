@@ -12,18 +12,17 @@ import pytest
 from conftest import ROOT
 from exports import ByC, CChoice, CProblem, compiled, loaded, need_compiler
 
+from generator.build.pipeline import Settings, make
+from generator.build.toolchain import templates_folder
 from generator.catalog import load_catalog
 from generator.export.tree import Wish, export
-from generator.pipeline import Settings, make
 from generator.store.library import Library
 from generator.sweep import over, sweep
-from generator.toolchain import templates_folder
-from hgemm.cases import default_cases
 from hgemm.device import open_device
-from hgemm.kinds import LAYOUTS, Kind
 from hgemm.library import open_library
-from hgemm.problem import Problem
-from hgemm.wanted import Wanted
+from hgemm.problem import LAYOUTS, Kind, Problem
+from hgemm.selection_query import Wanted
+from hgemm.verify import default_cases
 
 pytestmark = pytest.mark.gpu
 GROUPS = ("general", "unaligned", "small_m", "split_k")
@@ -113,8 +112,7 @@ def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, l
 
 
 def test_split_k_is_taken_and_right_twice(exported: Path, library: Library) -> None:
-    from hgemm.cases import Case, Shape
-    from hgemm.verify import Options, Trial
+    from hgemm.verify import Case, Options, Shape, Trial
 
     opened = open_library(library.folder)
     facts = next(opened.kernel(name).facts for name in opened.symbols if "splitk4" in name and "_sm90a_" not in name)
@@ -152,7 +150,7 @@ def test_a_launch_is_captured_in_a_graph(exported: Path, library: Library) -> No
 
 def test_python_on_this_gpu_chooses_as_c_does(exported: Path, library: Library) -> None:
     """The device as the driver describes it to either."""
-    from hgemm.target import Target
+    from hgemm.selection_query import Target
 
     opened, target = open_library(library.folder), Target.of(open_device())
     kernel = ByC(loaded(exported), opened.kernel(opened.symbols[0]).facts)

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 from conftest import SMALL
 
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
 from generator.emit import emit
-from generator.executor import abi
-from generator.executor.abi import Adversary, Executable, Launch, Region
-from generator.executor.adversaries import adversaries_of
-from generator.executor.build import Workshop
-from generator.executor.machine import STEP_LIMIT
-from generator.register import planned
+from generator.proof import executor as abi
+from generator.proof.executor import Adversary, Executable, Launch, Region, Workshop
+from generator.proof.machine import STEP_LIMIT
+from generator.proof.proving import adversaries_of
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from hgemm.facts import Facts
 from hgemm.launch import counter_bytes, grid_x, workspace_bytes
+from hgemm.launch_traits import Facts
 from hgemm.problem import Problem
 
 M, N, LDD = 37, 43, 48

@@ -15,16 +15,15 @@ import pytest
 from conftest import ROOT
 from exports import compiled, export_paper, fake_driver, need_compiler, paper_library
 
+from generator.build.toolchain import cuda_include, templates_folder
 from generator.emit import emit
 from generator.errors import LibraryError, RequestError
-from generator.export.names import check_name, renamed
 from generator.export.table_c import MAX_LISTED_ROW
-from generator.export.tree import Wish, export
+from generator.export.tree import (Wish, check_name, export, renamed)
 from generator.store.library import Library
 from generator.sweep import sweep
-from generator.toolchain import cuda_include, templates_folder
-from hgemm.facts import Facts
 from hgemm.launch import counter_bytes, grid_x
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 
 EXAMPLE = ROOT / "examples" / "c"
@@ -125,15 +124,15 @@ def test_launches_are_those_of_python(
     records = {record.symbol: record.data for record in paper_library.records()}
     zeroed = []
     for words in launches:
-        facts = Facts.of(records[words[1]])
+        traits = LaunchTraits.of(records[words[1]])
         m, n, k, batch = map(int, words[11:15])
         assert [int(words[i]) for i in (3, 5, 7)] == [
-            grid_x(facts, m, n, batch, 132 * 2 // facts.cluster_ctas),
-            facts.threads,
-            facts.smem_bytes,
+            grid_x(traits, m, n, batch, 132 * 2 // traits.cluster_ctas),
+            traits.threads,
+            traits.smem_bytes,
         ]
-        assert k > 0 or k == -facts.tile_k
-        zeroed += [counter_bytes(facts, m, n, batch)] * (facts.splits > 1)
+        assert k > 0 or k == -traits.tile_k
+        zeroed += [counter_bytes(traits, m, n, batch)] * (traits.splits > 1)
     assert zeroed and [int(words[1]) for words in lines if words[0] == "zero"] == zeroed
 
 
@@ -154,15 +153,15 @@ def test_a_launch_of_stream_k_is_that_of_python(cuda: dict[str, str], tmp_path: 
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, timeout=300)
     assert done.stdout == "1 sorts, 1 kernels\n", done.stdout + done.stderr[-2000:]
     (record,) = library.records()
-    facts = Facts.of(record.data)
+    traits = LaunchTraits.of(record.data)
     lines = [line.split() for line in log.read_text().splitlines()]
     launches = [words for words in lines if words[0] == "launch"]
     assert (
-        {int(words[3]) for words in launches} == {min(132 * 2, 108 * ctas_per_sm)} == {grid_x(facts, 1, 1, 1, 132 * 2)}
+        {int(words[3]) for words in launches} == {min(132 * 2, 108 * ctas_per_sm)} == {grid_x(traits, 1, 1, 1, 132 * 2)}
     )
     sizes = [[int(words[i]) for i in (11, 12, 14)] for words in launches]
     zeroed = [int(words[1]) for words in lines if words[0] == "zero"]
-    assert zeroed and zeroed == [counter_bytes(facts, *size) for size in sizes]
+    assert zeroed and zeroed == [counter_bytes(traits, *size) for size in sizes]
 
 
 def test_everything_is_given_back_whatever_fails(probe: Path, cuda: dict[str, str]) -> None:
@@ -216,9 +215,9 @@ def test_the_list_is_the_library(probe: Path, paper_library: Library) -> None:
     assert sorted(words[0] for words in listed) == sorted(records)
     for symbol, arch, tile, align in listed:
         spec = records[symbol]["spec"]
-        facts = Facts.of(records[symbol])
-        assert (arch, tile) == (spec["arch"], f"{facts.tile_m}x{facts.tile_n}x{facts.tile_k}")
-        assert align == f"{facts.align_a}{facts.align_b}{facts.align_d}"
+        traits = LaunchTraits.of(records[symbol])
+        assert (arch, tile) == (spec["arch"], f"{traits.tile_m}x{traits.tile_n}x{traits.tile_k}")
+        assert align == f"{traits.align_a}{traits.align_b}{traits.align_d}"
 
 
 def test_bad_input_is_a_status_with_words(probe: Path, cuda: dict[str, str]) -> None:

@@ -16,16 +16,13 @@ from conftest import made_once
 from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loaded
 
 from generator.store.library import Library
+from hgemm.dispatch_table import PTX, Table, kind_of
 from hgemm.errors import UnfitError
-from hgemm.facts import Facts
-from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.problem import Problem
-from hgemm.select import Selector
-from hgemm.serving import needs
-from hgemm.table import PTX, Table, kind_of
-from hgemm.target import TYPICAL, Target
-from hgemm.wanted import Wanted
+from hgemm.problem import (ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, serves)
+from hgemm.selection import Selector, needs
+from hgemm.selection_query import TYPICAL, Target, SelectionQuery
 
 PROBLEMS = 10_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15
@@ -49,7 +46,7 @@ def measure(paper_library: Library, folder: Path) -> None:
     rng = random.Random(0)
     for capability, sms in MEASURED_ON:
         for kind in MEASURED_KINDS:
-            of_kind = [r["symbol"] for r in records if serves(kind_of(Facts.of(r)).code, kind.code)]
+            of_kind = [r["symbol"] for r in records if serves(kind_of(LaunchTraits.of(r)).code, kind.code)]
             results = [
                 (
                     measured.problem(*extents(rng), rng.choice([1, 1, 2]), kind.layout, kind.dtype_a, kind.acc),
@@ -120,7 +117,7 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
     table = open_library(measured_library.folder).table
     selectors: dict[Target, Selector] = {}
     rng = random.Random(0)
-    kinds = sorted({kind_of(Facts.of(record.data)) for record in measured_library.records()}, key=str)
+    kinds = sorted({kind_of(LaunchTraits.of(record.data)) for record in measured_library.records()}, key=str)
     chosen: dict[str, int] = {}
     rules = [0, 0, 0]
     kinds_told: set[str] = set()
@@ -128,7 +125,7 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
         target, kind, problem, workspace_bytes = drawn(rng, kinds, table)
         if target not in selectors:
             selectors[target] = Selector(table, target)
-        wanted = Wanted.of(kind, problem, workspace_bytes)
+        wanted = SelectionQuery.of(kind, problem, workspace_bytes)
         expected = selectors[target].find(wanted)
         _, first = in_c(library, target, kind, problem, workspace_bytes)
         status, found = in_c(library, target, kind, problem, workspace_bytes)  # from what was kept
@@ -151,14 +148,14 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
 def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
     """On devices with little shared memory, and for problems of more tiles than a grid has."""
     table, rng, kinds_told = open_library(measured_library.folder).table, random.Random(1), set()
-    kinds = sorted({kind_of(Facts.of(record.data)) for record in measured_library.records()}, key=str)
+    kinds = sorted({kind_of(LaunchTraits.of(record.data)) for record in measured_library.records()}, key=str)
     for _ in range(300):
         target, kind, problem, workspace_bytes = drawn(rng, kinds, table)
         target = replace(target, smem_bytes_per_cta=rng.choice([1024, 40 * 1024]))
         if rng.random() < 0.5:
             leading = {"lda": 8 if kind.layout[0] == "t" else 2**30, "ldb": 8 if kind.layout[1] == "n" else 2**21}
             problem = replace(problem, m=2**30, n=2**21, k=8, batch=1, **leading, ldc=2**21, ldd=2**21)
-        wanted, selector = Wanted.of(kind, problem, workspace_bytes), Selector(table, target)
+        wanted, selector = SelectionQuery.of(kind, problem, workspace_bytes), Selector(table, target)
         status, _ = in_c(library, target, kind, problem, workspace_bytes)
         assert (status == OK) == (selector.find(wanted) is not None), library.hgemm_last_message()
         if status != OK:
@@ -166,7 +163,7 @@ def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, lib
     assert {"fewer", "shared", "alignment"} <= {word for told in kinds_told for word in told.split()}, kinds_told
 
 
-def told_alike(text: str, status: int, selector: Selector, wanted: Wanted) -> str:
+def told_alike(text: str, status: int, selector: Selector, wanted: SelectionQuery) -> str:
     """Hold what C tells of a problem that nothing serves against what Python does, and return which kind of message it is."""
     with pytest.raises(UnfitError) as caught:
         selector.choose(wanted)
@@ -207,7 +204,7 @@ def test_the_table_that_is_exported_is_the_librarys(paper_library: Library, pape
 
 
 def test_the_header_numbers_the_words_as_python_does(paper_export: Path) -> None:
-    """Every enumeration of hgemm.h, in the order of hgemm/kinds.py."""
+    """Every enumeration of hgemm.h, in the order of hgemm/problem.py."""
     text = (paper_export / "include" / "hgemm.h").read_text()
     wanted = {
         "layout": [f"HGEMM_{word}" for word in LAYOUTS],

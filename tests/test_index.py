@@ -17,13 +17,11 @@ from records import make_record
 from generator.errors import LibraryError
 from generator.store import index as index_module
 from generator.store import library as library_module
-from generator.store.conditions import Every
-from generator.store.garbage import collect_garbage
-from generator.store.index import open_index
-from generator.store.library import Library
-from generator.store.variants import write_variant
-from generator.store.where import parse_where
-from hgemm.measured.writer import Writer
+from generator.store.index import Every, open_index
+from generator.store.library import Library, write_variant
+from generator.store.maintenance import collect_garbage
+from generator.store.query import parse_where
+from hgemm.measured import Writer
 
 PROCESSES, EACH = 8, 25
 DEAD_PID = 2**22 + 1  # above the kernel's largest pid

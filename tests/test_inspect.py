@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 from probe_kernels import DYNAMIC_SMEM, LOCAL_ARRAY, SPILLING, STATIC_SMEM, TENSOR, VARIABLES, compile_probe
 
-from generator.binary.inspect import Binary, Expectation, inspect, inspect_all
-from generator.binary.ptxas_log import parse_ptxas_log
-from generator.binary.sass import find_nvdisasm
+from generator.build.inspect import Binary, Expectation, find_nvdisasm, inspect, inspect_all, parse_ptxas_log
 from generator.errors import HgemmError
 
 TENSOR_ARCHS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_110", "sm_120")

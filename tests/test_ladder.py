@@ -18,12 +18,12 @@ from fake_bench import BenchDriver, FakeCublasLt, build
 
 import hgemm.bench.operands
 import hgemm.device
-from generator.catalog.recipes import read_system
-from generator.commands import climb
+from generator.build.pipeline import Outcome, Settings
+from generator.cli import study as ladder
 from generator.emit import emit
-from generator.pipeline import Outcome, Settings
+from generator.ladders import run as climb
+from generator.ladders.recipes import read_system
 from generator.plan import Plan
-from generator.verbs import ladder
 from hgemm.bench import cublaslt
 from hgemm.errors import DeviceError
 
@@ -107,7 +107,7 @@ def lt_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriver]:
     """A GPU of compute capability 9.0 whose kernels take 20, 5 and 8 us by their stages, and cuBLASLt's 4 us."""
     fake = BenchDriver()
-    for place in ("device", "bench.stream"):
+    for place in ("device", "bench.device"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt_path))
@@ -129,7 +129,9 @@ def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriv
 
 
 def call(folder: Path, *arguments: object) -> Result:
-    result = CliRunner().invoke(ladder.command, [*map(str, arguments), "--library", str(folder / "lib"), *QUICK, "-q"])
+    result = CliRunner().invoke(
+        ladder.ladder_command, [*map(str, arguments), "--library", str(folder / "lib"), *QUICK, "-q"]
+    )
     if isinstance(result.exception, Exception) and not hasattr(result.exception, "exit_code"):
         raise result.exception
     return result
@@ -176,7 +178,9 @@ def test_without_a_library_nothing_is_kept_and_files_that_are_written_are_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HGEMM_LIBRARY", str(tmp_path / "mine"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    result = CliRunner().invoke(ladder.command, ["x", "--static", "-q", "--keep", "kept.json", "--csv", "steps.csv"])
+    result = CliRunner().invoke(
+        ladder.ladder_command, ["x", "--static", "-q", "--keep", "kept.json", "--csv", "steps.csv"]
+    )
     assert result.exit_code == 0 and result.stderr.splitlines()[-2:] == [
         "hgemm: wrote kept.json",
         "hgemm: wrote steps.csv",

@@ -13,12 +13,11 @@ from simulated import record
 
 import hgemm.device
 from hgemm import DeviceError, Kernel, Problem, ProblemError
-from hgemm.device import open_device
+from hgemm.device import Image, choose_code, cubin_runs, open_device, ptx_runs
 from hgemm.dtypes import decode, encode
 from hgemm.errors import LibraryError, UnfitError
-from hgemm.facts import Facts
-from hgemm.images import Image, choose_code, cubin_runs, ptx_runs
 from hgemm.launch import counter_bytes, ctas, grid_x, workspace_bytes
+from hgemm.launch_traits import Facts
 
 
 @pytest.fixture

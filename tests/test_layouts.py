@@ -14,7 +14,7 @@ from generator.defaults import resolve
 from generator.families.mma_sync import rules
 from generator.layouts import OperandTile, conflict_free, conflicts, read_conflicts, write_conflicts
 from generator.plan import plan_of
-from generator.values import Smem
+from generator.spec import Smem
 
 PLAN = plan_of(resolve({"arch": "sm_80"}))
 SWIZZLES = [

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from records import make_record
 
 from generator.errors import BuildError, HgemmError, LibraryError, RequestError
-from generator.store.garbage import collect_garbage
+from generator.store.files import temporary_name
 from generator.store.library import Library
-from generator.store.whole import temporary_name
+from generator.store.maintenance import collect_garbage
+from hgemm.library import scan
 from hgemm.record import MAX_RECORD_BYTES, Record, dump, flatten, validate
-from hgemm.variants import scan
 
 ROOT = Path(__file__).resolve().parent.parent
 DEAD_PID = 2**22 + 1  # above the kernel's largest pid

@@ -16,10 +16,10 @@ import hgemm
 import hgemm.device
 from generator.store.library import Library as Store
 from hgemm import Kind, Library, Problem, ProblemError
-from hgemm.calls import MAX_LAUNCHERS
+from hgemm.arrays import READERS
 from hgemm.errors import UnfitError
+from hgemm.matmul import MAX_LAUNCHERS
 from hgemm.problem import PROBLEM_BYTES
-from hgemm.readers import READERS
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def library(opened: Library) -> Library:
 def driver(opened: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputingDriver]:
     fake = ComputingDriver(opened)
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    for module in ("launcher", "tensor_maps"):
+    for module in ("kernel", "launch"):
         monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
     hgemm.device._open.cache_clear()
     hgemm.tensor_maps._encode.cache_clear()
@@ -346,7 +346,7 @@ def test_what_overlaps_is_refused_at_every_call(library: Library, driver: Comput
 def test_what_is_remembered_has_a_limit(
     library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hgemm.calls.MAX_LAUNCHERS", 8)
+    monkeypatch.setattr("hgemm.matmul.MAX_LAUNCHERS", 8)
     assert MAX_LAUNCHERS > 8
     w = Cuda(numbers(16, 16).T)
     for m in range(1, 30):

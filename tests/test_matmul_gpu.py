@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import hgemm
-from generator.pipeline import Settings, make
+from generator.build.pipeline import Settings, make
+from generator.build.toolchain import templates_folder
 from generator.store.library import Library as Store
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
 from hgemm import Kind, Problem, ProblemError
 from hgemm.device import open_device
 from hgemm.errors import UnfitError

@@ -13,10 +13,21 @@ from hypothesis import strategies as st
 from measured import problem
 
 from hgemm.errors import LibraryError
-from hgemm.measured.nearness import DOUBT, MOST, ONE, WIDTH, Nearby, distance, octaves, point
-from hgemm.measured.session import chained, read_session, read_sessions
-from hgemm.measured.standing import standings
-from hgemm.measured.writer import Writer
+from hgemm.measured import (
+    DOUBT,
+    MOST,
+    ONE,
+    WIDTH,
+    Nearby,
+    Writer,
+    chained,
+    distance,
+    octaves,
+    point,
+    read_session,
+    read_sessions,
+    standings,
+)
 
 SQUARE = problem(4096, 4096, 4096)
 PLACE = (90, 132, SQUARE.kind.code, 4096, 4096, 4096, 1)

@@ -16,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import make_record
 
+from generator.cli.library import merge_command as command
 from generator.errors import LibraryError
 from generator.store.index import INDEX_NAME
 from generator.store.library import Library
-from generator.store.merge import merge
-from generator.verbs.merge import command
-from hgemm.measured.session import chained
-from hgemm.measured.writer import Writer
+from generator.store.maintenance import merge
+from hgemm.measured import Writer, chained
 
 
 def library(folder: Path, *symbols: str, **overrides: object) -> Library:

@@ -6,22 +6,21 @@ import pytest
 from conftest import made
 
 from generator.arch import ARCHS, MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
+from generator.build.pipeline import Settings, planned
+from generator.build.toolchain import templates_folder
 from generator.defaults import family_of
 from generator.emit import emit
-from generator.executor.build import Workshop
-from generator.executor.proving import Subject, prove
 from generator.families.mma_sync_tma.rules import RULES
 from generator.naming import symbol_of
-from generator.pipeline import Settings
 from generator.plan import Plan
-from generator.register import planned
+from generator.proof.executor import Workshop
+from generator.proof.proving import Subject, prove
 from generator.rules import violations
 from generator.spec import parse_field
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
 from generator.tuning.space import planned_record
-from hgemm.cost import clocks_of
-from hgemm.facts import Facts
+from hgemm.dispatch_table import clocks_of
+from hgemm.launch_traits import Facts
 
 TEMPLATES = templates_folder()
 SERVED = [name for name, arch in ARCHS.items() if MMA_SYNC_TMA in arch.families]

@@ -11,15 +11,27 @@ from conftest import hgemm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.commands.model import Question, model_of
+from generator.explain import Question, model_of
 from generator.sweep import sweep
 from hgemm.errors import RequestError
 from hgemm.model.cards import FOLDER, USUAL, Card, Figure, Source, card, card_keys, card_named, parse_card, usual_card
-from hgemm.model.equations import busiest_sm_ctas, copy_cycles, fragment_cycles, intensity, waves
-from hgemm.model.kernel import COPIES, DRAM, L2, SHARED_MEMORY, TENSOR, k_tile
-from hgemm.model.launch import Size, launch
+from hgemm.model.kernel import (
+    COPIES,
+    DRAM,
+    L2,
+    SHARED_MEMORY,
+    TENSOR,
+    Size,
+    busiest_sm_ctas,
+    copy_cycles,
+    fragment_cycles,
+    intensity,
+    k_tile,
+    launch,
+    waves,
+)
 from hgemm.model.report import card_for, report
-from hgemm.schema import Mismatch
+from hgemm.record import Mismatch
 
 TURING = {
     **{"mma": "m16n8k8", "acc": "f16", "dtype_a": "f16", "dtype_b": "f16", "dtype_d": "f16", "copy": "vector"},

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.faults import FAULTS, NUMBERS, Fault, catch
-from generator.commands.emulated_check import check_here
-from generator.executor.build import Workshop
+from generator.proof.jobs import check_here
+from generator.proof.executor import HostToolchain
 
 SEED = 0
 SOUND = {(*sorted(fault.options.items()), fault.shapes): fault for fault in FAULTS}.values()
@@ -23,12 +23,12 @@ def test_there_are_faults_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_a_seeded_fault_is_found(fault: Fault, hasty_workshop: Workshop) -> None:
+def test_a_seeded_fault_is_found(fault: Fault, hasty_workshop: HostToolchain) -> None:
     caught = catch(fault, hasty_workshop, SEED, check=check_here)
     assert caught.as_expected, (caught.by, caught.first_finding)
 
 
 @pytest.mark.parametrize("fault", SOUND, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_nothing_is_found_without_it(fault: Fault, hasty_workshop: Workshop) -> None:
+def test_nothing_is_found_without_it(fault: Fault, hasty_workshop: HostToolchain) -> None:
     caught = catch(fault, hasty_workshop, SEED, seeded=False, check=check_here)
     assert caught.by == () and caught.first_finding == ""

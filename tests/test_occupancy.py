@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from generator.arch import ARCHS
-from generator.binary.occupancy import occupancy
+from generator.build.inspect import occupancy
 
 ORACLE = r"""
 #include <cstdio>

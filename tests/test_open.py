@@ -15,9 +15,8 @@ from records import make_record
 import hgemm
 from generator.store.library import Library
 from hgemm.errors import LibraryError, RequestError, UnfitError
-from hgemm.kinds import Kind
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.problem import Kind
+from hgemm.selection_query import Target, Wanted
 
 NAMES = """
 import hgemm

@@ -15,9 +15,9 @@ from conftest import ROOT
 
 from benchmarks.calibrate_registers import draw
 from generator.arch import ARCHS
-from generator.binary.inspect import Binary, Inspection, inspect_all
-from generator.binary.occupancy import occupancy
-from generator.compile import compile_kernel, supported_archs
+from generator.build.compile import compile_kernel, supported_archs
+from generator.build.inspect import Binary, Inspection, inspect_all, occupancy
+from generator.build.toolchain import headers, templates_folder
 from generator.defaults import resolve
 from generator.emit import emit
 from generator.errors import BuildError
@@ -27,7 +27,6 @@ from generator.naming import symbol_of
 from generator.plan import Plan, plan_of
 from generator.rules import violations
 from generator.spec import parse_field
-from generator.toolchain import headers, templates_folder
 
 SEED = 20
 DRAWN = 24

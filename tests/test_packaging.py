@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, SMALL
 
 from generator import __version__
-from generator.commands.doctor import WHEELS
+from generator.doctor import WHEELS
 from generator.sweep import _toml
 
 PROJECT = _toml().loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -44,7 +44,7 @@ def test_the_wheel_holds_both_packages_and_the_templates(wheel: Path) -> None:
 
 def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    code = "import generator; from generator.cli import generate_main; print(generator.__file__); generate_main()"
+    code = "import generator; from generator.cli.main import generate_main; print(generator.__file__); generate_main()"
     arguments = [word for name, text in SMALL.items() for word in ("--" + name, text)]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments, "--json", "-q"],
@@ -65,7 +65,7 @@ def test_the_commands_are_generate_and_hgemm(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
     text = archive.read(name).decode()
-    assert "generate = generator.cli:generate_main" in text and "hgemm = generator.cli:hgemm_main" in text
+    assert "generate = generator.cli.main:generate_main" in text and "hgemm = generator.cli.main:hgemm_main" in text
 
 
 def test_what_is_installed_is_what_is_asked_for() -> None:

@@ -15,23 +15,21 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL, call, made, start
 
-from generator import build as build_stage
-from generator import compile as compile_stage
-from generator import pipeline
 from generator.arch import ARCHS
-from generator.binary.ptxas_log import parse_ptxas_log
-from generator.build import prepare
-from generator.commands import generate
-from generator.compile import compile_kernel
+from generator.build import compile as compile_stage
+from generator.build import pipeline
+from generator.build import pipeline as build_stage
+from generator.build.compile import compile_kernel
+from generator.build.inspect import parse_ptxas_log
+from generator.build.pipeline import Settings, build_and_file, make, planned, prepare
+from generator.build.toolchain import templates_folder
+from generator.build.workers import cores
+from generator.cli import generate
 from generator.errors import LibraryError
 from generator.naming import symbol_of
-from generator.pipeline import Settings, build_and_file, make
-from generator.register import planned
-from generator.store.garbage import collect_garbage
 from generator.store.library import Library
+from generator.store.maintenance import collect_garbage
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from generator.workers.cores import cores
 from hgemm.record import ARTEFACTS, Record
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
@@ -110,7 +108,7 @@ def test_without_workers_this_process_builds_them_all_a_few_at_a_time(settings: 
         return [pipeline.Outcome(symbol_of(plan.spec), "built") for plan in some]
 
     monkeypatch.setattr(pipeline, "build_and_file", built)
-    monkeypatch.setattr("generator.workers.local.process_pool", None)
+    monkeypatch.setattr("generator.build.pipeline.workers.process_pool", None)
     outcomes = [*make(plans, settings, 0)]
     assert len(plans) == 16 and [place for place, _ in outcomes] == [*range(16)] and sizes == [8, 8]
     assert [outcome.symbol for _, outcome in outcomes] == [symbol_of(plan.spec) for plan in plans]
@@ -173,7 +171,7 @@ def test_a_damaged_variant_is_told_of_and_built_again(settings: Settings, caplog
 
 def test_the_second_run_loads_no_compiler(small_library: Library) -> None:
     code = (
-        "import sys; from generator.cli import generate_command, main; code = main(generate_command, sys.argv[1:]);"
+        "import sys; from generator.cli.main import generate_command, main; code = main(generate_command, sys.argv[1:]);"
         "print(code, [name for name in ('cuda', 'rich', 'numpy', 'tomllib') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code, *ARGUMENTS, "--library", str(small_library.folder)]

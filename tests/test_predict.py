@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from tables import catalog_records
 
 from benchmarks import fit_model
-from generator.cli import hgemm_command, main
+from generator.cli.main import hgemm_command, main
 from hgemm.model.cards import USUAL, card, usual_card
-from hgemm.model.fitted import PATH, fit_of, fits, parse_fits
-from hgemm.model.launch import Size
-from hgemm.model.predict import cycles_of, predict, problem_of, terms
-from hgemm.schema import Mismatch
+from hgemm.model.kernel import Size
+from hgemm.model.predict import (PATH, cycles_of, fit_of, fits, parse_fits, predict, problem_of, terms)
+from hgemm.record import Mismatch
 
 SYNC = {
     **{

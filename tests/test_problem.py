@@ -13,9 +13,9 @@ import pytest
 from fake_driver import unpack
 from simulated import record
 
-from hgemm.checks import check
 from hgemm.errors import LibraryError, ProblemError
-from hgemm.facts import Facts
+from hgemm.launch import check
+from hgemm.launch_traits import Facts
 from hgemm.problem import PROBLEM_BYTES, Problem
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from generator.commands import progress as progress_module
-from generator.commands.progress import planning, progress
-from generator.pipeline import Outcome
+from generator.build.pipeline import Outcome
+from generator.cli import output as progress_module
+from generator.cli.output import planning, progress
 
 
 @pytest.fixture

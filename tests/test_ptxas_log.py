@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generator.binary.ptxas_log import PtxasReport, parse_ptxas_log, ptxas_warnings
+from generator.build.inspect import PtxasReport, parse_ptxas_log, ptxas_warnings
 
 LOG = """ptxas info    : 16 bytes gmem, 32 bytes cmem[4]
 ptxas info    : Compiling entry function 'first' for 'sm_89'

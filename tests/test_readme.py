@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import ROOT
 
-from generator.cli import generate_command, hgemm_command
+from generator.cli.main import generate_command, hgemm_command
 from hgemm.errors import RequestError
 
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "THIRD_PARTY.md")]

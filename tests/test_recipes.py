@@ -11,22 +11,22 @@ import pytest
 from conftest import ROOT
 
 from generator.arch import ARCHS
-from generator.catalog import prove
-from generator.catalog.recipes import Step, complete, find, load_recipes, load_system, read_system, steps, system_names
-from generator.commands.emulated_check import check_here, request_of
-from generator.commands.ladder import ladder_here, ladder_on, published_of
-from generator.commands.options import option_of
+from generator.build.pipeline import Settings, make
+from generator.build.toolchain import templates_folder
 from generator.emit import emit
 from generator.errors import RequestError
-from generator.executor.build import Workshop
-from generator.executor.costs import count, disagreements
-from generator.executor.machine import EmulatedKernel
-from generator.executor.proving import Subject, load
-from generator.pipeline import Settings, make
+from generator.ladders.ladder import ladder_here, ladder_on, published_of
+from generator.ladders.recipes import Step, complete, find, load_recipes, load_system, read_system, steps, system_names
+from generator.options import option_of
+from generator.proof import catalog as prove
+from generator.proof.costs import count, disagreements
+from generator.proof.executor import Workshop
+from generator.proof.jobs import check_here, request_of
+from generator.proof.machine import EmulatedKernel
+from generator.proof.proving import Subject, load
 from generator.spec import Spec
 from generator.sweep import Candidate, sweep
-from generator.toolchain import templates_folder
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 
 COMPILED = 3
 """Recipes that a run of the tests compiles; which ones changes with the commit."""

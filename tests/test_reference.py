@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulated import accumulate, activate, record
 
 from hgemm.dtypes import DTYPES, decode, encode, representable, unread
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 from hgemm.reference import ACTIVATIONS, Operands, Reference, finish, reference
 from hgemm.reference import accumulate as follow
 from hgemm.verify import compare

@@ -11,14 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import catalog_records
 
-from hgemm.cost import clocks
-from hgemm.kinds import Kind
-from hgemm.measured.nearness import ONE, Nearby, point
-from hgemm.regions import COUNTS, REGIONS, STRAIGHT, extents_in, region_of
-from hgemm.shortlists import LISTED, LISTED_WITH_WORKSPACE, PLACES, Lists
-from hgemm.table import EXACT, Table, way_of
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.dispatch_table import EXACT, Table, clocks, way_of
+from hgemm.measured import ONE, Nearby, point
+from hgemm.problem import Kind
+from hgemm.selection import (
+    COUNTS,
+    LISTED,
+    LISTED_WITH_WORKSPACE,
+    PLACES,
+    REGIONS,
+    STRAIGHT,
+    Lists,
+    extents_in,
+    region_of,
+)
+from hgemm.selection_query import Target, Wanted
 
 H200 = Target.typical("sm_90")
 PROBLEMS = [(64, 4096, 4096), (512, 4096, 4096), (4096, 4096, 4096), (4096, 8192, 1024), (16, 8192, 8192)]

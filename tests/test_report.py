@@ -20,20 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import make_record
 
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
 from generator.catalog import catalog_kernels
-from generator.commands.kept_ladders import read as read_ladders
 from generator.emit import Kernel, emit
 from generator.errors import LibraryError
-from generator.register import planned
-from generator.reporting.figure import Figure
-from generator.reporting.page import Report, _embedded
-from generator.reporting.points import Point, kinds_of, of_sessions, read_bench
-from generator.reporting.variants import COLUMNS, PACK, Entry, variants
+from generator.ladders.results import read as read_ladders
+from generator.report.charts import Figure
+from generator.report.page import COLUMNS, PACK, Entry, Report, _embedded, variants
+from generator.report.points import Point, kinds_of, of_sessions, read_bench
 from generator.store.library import Library
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
 from hgemm.bench.work import Work
-from hgemm.measured.session import read_sessions
+from hgemm.measured import read_sessions
 from hgemm.record import Record
 
 DATA = ROOT / "benchmarks" / "data"
@@ -294,9 +293,9 @@ def test_requests_that_cannot_be_served_are_told_in_one_line(tmp_path: Path) -> 
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from generator.commands.report import run
     from generator.errors import HgemmError
-    from generator.store.selection import Selection
+    from generator.report.write import run
+    from generator.store.query import Selection
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(HgemmError, match=r"\[plots\]"):

@@ -9,9 +9,8 @@ from collections import Counter
 import pytest
 from probe_kernels import BRANCHING, SPILLING, STATIC_SMEM, TENSOR, compile_probe
 
-from generator.binary import sass
-from generator.binary.elf import read_cubin
-from generator.binary.sass import Code, Instruction, Listing, disassemble, find_nvdisasm
+from generator.build import inspect as sass
+from generator.build.inspect import Code, Instruction, Listing, disassemble, find_nvdisasm, read_cubin
 from generator.errors import HgemmError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import start
 
-from generator.commands.scratch import scratch_library
+from generator.cli.scratch import scratch_library
 from hgemm.errors import LibraryError
 
 

@@ -13,23 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import catalog_records, catalog_table, record_of
 
+from generator.build.toolchain import templates_folder
 from generator.emit import emit
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from hgemm.checks import check
-from hgemm.cost import LIMIT, clocks
+from hgemm.device import cubin_runs, ptx_runs
+from hgemm.dispatch_table import COMPATIBLE, EXACT, LIMIT, PTX, Table, clocks, kind_of, way_of
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError, RequestError, UnfitError
-from hgemm.facts import Facts
-from hgemm.images import cubin_runs, ptx_runs
-from hgemm.kinds import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, serves
-from hgemm.launch import workspace_bytes
-from hgemm.problem import Problem
-from hgemm.select import ESTIMATED, MEASURED, NEAR, Selector
-from hgemm.serving import row_serves
-from hgemm.table import COMPATIBLE, EXACT, PTX, Table, kind_of, way_of
-from hgemm.target import TYPICAL, Target
-from hgemm.wanted import Wanted
+from hgemm.launch import check, workspace_bytes
+from hgemm.launch_traits import Facts
+from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, serves
+from hgemm.selection import ESTIMATED, MEASURED, NEAR, Selector, row_serves
+from hgemm.selection_query import TYPICAL, Target, Wanted
 
 H200 = Target.typical("sm_90")
 ANY_WORKSPACE = 2**62

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from generator.errors import RequestError
 from generator.naming import symbol_of
-from generator.shard import Shard
-from generator.sweep import sweep
+from generator.sweep import Shard, sweep
 
 WIDE = {
     "arch": "sm_80,sm_86,sm_89",

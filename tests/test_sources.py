@@ -17,13 +17,13 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in SOURCES]
 EXTRAS = {"hgemm/torch.py": "imports torch, which need not be there"}
 MODULES = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in NAMES if name not in EXTRAS]
 READS_ENVIRONMENT = {
-    "generator/commands/device_check.py": "hands its own environment on to the process that uses the device",
-    "generator/commands/emulate.py": "asks which compiler CXX names, and where the user keeps caches",
-    "generator/dsl/worker.py": "takes CuTe DSL's own variables out of its environment, where they would change kernels",
-    "hgemm/tune/hosts.py": "hands its own environment on to a process for each of the GPUs that may be seen",
+    "generator/device_check.py": "hands its own environment on to the process that uses the device",
+    "generator/proof/jobs.py": "asks which compiler CXX names, and where the user keeps caches",
+    "generator/build/dsl_worker.py": "takes CuTe DSL's own variables out of its environment, where they would change kernels",
+    "hgemm/tune/runner.py": "hands its own environment on to a process for each of the GPUs that may be seen",
 }
-"""The command line reads one variable, by click (generator/commands/common_options.py); beside that, only these do."""
-PICKLES = {"generator/workers/local.py": "asks whether an exception passes the pipe between it and its own workers"}
+"""The command line reads one variable, by click (generator/cli/options.py); beside that, only these do."""
+PICKLES = {"generator/build/workers.py": "asks whether an exception passes the pipe between it and its own workers"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "input"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_OF_OS = {"system", "popen", "putenv", "chdir", "umask"}

@@ -10,15 +10,14 @@ import specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generator.commands.options import BY_NAME
 from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.families.sm90.ways_out import CLUSTER_SPLITS
 from generator.naming import alias_of, symbol_of
+from generator.options import BY_NAME
 from generator.plan import plan_of
 from generator.rules import violations
-from generator.spec import PARSERS, Spec, parse_field
-from generator.values import Raster, Schedule
+from generator.spec import PARSERS, Raster, Schedule, Spec, parse_field
 
 VALUES = {
     "cta_tile": specs.any_tiles,

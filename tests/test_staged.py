@@ -10,13 +10,11 @@ import pytest
 from conftest import made
 from refusals import assert_refused_by_the_compiler
 
-from generator.binary.elf import read_cubin
-from generator.binary.inspect import Binary, inspect
-from generator.binary.sass import Code, disassemble
-from generator.compile import compile_kernel
+from generator.build.compile import compile_kernel
+from generator.build.inspect import Binary, Code, disassemble, inspect, read_cubin
+from generator.build.pipeline import Settings, planned
+from generator.build.toolchain import headers, templates_folder
 from generator.emit import emit
-from generator.executor.build import Workshop
-from generator.executor.proving import Subject, prove
 from generator.expectation import expectation_of
 from generator.families.mma_sync.staging import (
     hidden_spacing,
@@ -25,14 +23,13 @@ from generator.families.mma_sync.staging import (
     staged_registers,
     widest_spacing,
 )
-from generator.pipeline import Settings
 from generator.plan import Plan
-from generator.register import planned
+from generator.proof.executor import Workshop
+from generator.proof.proving import Subject, prove
 from generator.rules import violations
 from generator.sweep import sweep
-from generator.toolchain import headers, templates_folder
-from hgemm.buffers import Buffer
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
+from hgemm.verify import Buffer
 
 TEMPLATES = templates_folder()
 PUBLISHED = {"arch": "sm_75", "tile": "256x256x32", "warp_tile": "128x64", "acc": "f16", "smem": "pad_alternate:8"}

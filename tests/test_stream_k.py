@@ -7,18 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
 from generator.emit import emit
-from generator.executor.abi import Adversary, Executable
-from generator.executor.adversaries import LAUNCHES, adversaries_of
-from generator.executor.build import Workshop
-from generator.executor.machine import EmulatedKernel, HostMemory
-from generator.executor.proving import judge
-from generator.register import planned
+from generator.proof.executor import Adversary, Executable, Workshop
+from generator.proof.machine import EmulatedKernel, HostMemory
+from generator.proof.proving import LAUNCHES, adversaries_of, judge
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from hgemm.cases import Case, Shape
-from hgemm.facts import Facts
-from hgemm.verify import Options, Trial
+from hgemm.launch_traits import Facts
+from hgemm.verify import Case, Options, Shape, Trial
 
 WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "stream_k", "cluster": "1x1"}
 VARIANTS = {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generator.commands.options import SPEC_OPTIONS, option_of
 from generator.errors import RequestError
+from generator.options import SPEC_OPTIONS, option_of
 from generator.spec import PARSERS, parse_field
 from generator.sweep import over, read_spec_file, sweep
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-import generator.compile
-from generator.binary.elf import read_cubin
-from generator.compile import Compiled, compile_kernel, options
+import generator.build.compile
+from generator.build.compile import Compiled, compile_kernel, options
+from generator.build.inspect import read_cubin
+from generator.build.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
 from generator.emit import Kernel, emit
 from generator.errors import BuildError
 from generator.families.mma_sync.emit import ENTRY_HEADER, STAGED_ENTRY_HEADER
 from generator.families.mma_sync_tma.emit import ENTRY_HEADER as ENTRY_HEADER_TMA
 from generator.families.sm90.emit import ENTRY_HEADER as ENTRY_HEADER_SM90
 from generator.sweep import sweep
-from generator.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
 
 TEMPLATES = templates_folder()
 EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"

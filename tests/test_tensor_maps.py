@@ -12,12 +12,10 @@ from fake_driver import FakeDriver
 
 import hgemm.device
 from hgemm import Kernel, LibraryError, Problem, ProblemError
-from hgemm.cases import Case, Shape
 from hgemm.device import open_device
-from hgemm.facts import Facts
-from hgemm.launch import counter_bytes, ctas, grid_x, workspace_bytes
-from hgemm.tensor_maps import _encode
-from hgemm.verify import verify
+from hgemm.launch import _encode, counter_bytes, ctas, grid_x, workspace_bytes
+from hgemm.launch_traits import Facts
+from hgemm.verify import Case, Shape, verify
 
 PROBLEM = Problem(100, 200, 72, a=0x10000, b=0x20000, d=0x80000, lda=80, ldb=96, ldd=208)
 
@@ -26,7 +24,7 @@ PROBLEM = Problem(100, 200, 72, a=0x10000, b=0x20000, d=0x80000, lda=80, ldb=96,
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     fake.takes_maps = True
-    for place in ("hgemm.device.driver", "hgemm.tensor_maps.driver"):
+    for place in ("hgemm.device.driver", "hgemm.launch.driver"):
         monkeypatch.setattr(place, lambda: fake)
     hgemm.device._open.cache_clear()
     _encode.cache_clear()

@@ -8,15 +8,15 @@ import pytest
 from conftest import ProverHere, made
 from simulated import record
 
-from generator.commands.hints import hints
-from generator.executor.build import Workshop
-from generator.pipeline import Settings
+from generator.cli.output import hints
+from generator.proof.executor import HostToolchain
+from generator.build.pipeline import Settings
 from generator.sweep import sweep
 from hgemm.arrays import View
 from hgemm.errors import ProblemError, RequestError
-from hgemm.facts import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.kernel import problem_of
-from hgemm.kinds import Kind, word_of
+from hgemm.problem import Kind, word_of
 from hgemm.matmul import Options, kinds
 
 S4 = {"arch": "sm_80", "tile": "128x64x32", "warp_tile": "32x32", "stages": "1", "smem": "none", "mma": "m16n8k8"}
@@ -44,7 +44,7 @@ PROVED = {
 
 
 @pytest.mark.parametrize("name", PROVED)
-def test_kernels_are_built_and_proved(name: str, settings: Settings, hasty_workshop: Workshop) -> None:
+def test_kernels_are_built_and_proved(name: str, settings: Settings, hasty_workshop: HostToolchain) -> None:
     outcomes = made({**PROVED[name], "dtype": "tf32"}, replace(settings, prover=ProverHere(hasty_workshop)))
     assert outcomes and [outcome.error for outcome in outcomes] == [""] * len(outcomes)
     for outcome in outcomes:
@@ -74,11 +74,11 @@ def test_arrays_of_f32_are_multiplied_as_tf32() -> None:
         next(kinds(views, Options()))
     (kind,) = kinds(views, Options(precision="tf32"))
     assert kind == Kind("tt", "tf32", "tf32", "f32") and word_of(kind.code, "dtype_a") == "tf32"
-    facts = Facts.of(record(layout="tt", dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
-    problem = problem_of(facts, views)
+    traits = LaunchTraits.of(record(layout="tt", dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
+    problem = problem_of(traits, views)
     assert (problem.lda, problem.ldb, problem.ldd) == (16, 48, 48)
     with pytest.raises(ProblemError, match="A is f16, not f32"):
-        problem_of(facts, {**views, "A": array(32, 16, dtype="f16")})
+        problem_of(traits, {**views, "A": array(32, 16, dtype="f16")})
 
 
 def test_d_is_never_tf32() -> None:

@@ -15,8 +15,8 @@ from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
 import hgemm.arrays  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
 from hgemm import Library, LibraryError, Problem, ProblemError  # noqa: E402
-from hgemm.kinds import ACTIVATIONS  # noqa: E402
-from hgemm.readers import READERS  # noqa: E402
+from hgemm.arrays import READERS  # noqa: E402
+from hgemm.problem import ACTIVATIONS  # noqa: E402
 
 FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 

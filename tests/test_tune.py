@@ -19,30 +19,27 @@ from records import make_record
 
 import hgemm.bench.operands
 import hgemm.device
+from generator.build.pipeline import Outcome
+from generator.cli import device as verb
 from generator.errors import LibraryError
-from generator.pipeline import Outcome
 from generator.store.library import Library
 from generator.tuning import supply as supply_module
 from generator.tuning.space import archs_of, planned_record, plans_for
 from generator.tuning.supply import Generating, Search
-from generator.verbs import tune as verb
-from hgemm.bench.race import Race
-from hgemm.bench.variants import read_kernels
-from hgemm.bench.work import Work
+from hgemm.bench.measure import Race
+from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
+from hgemm.dispatch_table import kind_of
 from hgemm.errors import RequestError
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 from hgemm.library import open_library
-from hgemm.measured.session import read_sessions
+from hgemm.measured import read_sessions
 from hgemm.record import Record
-from hgemm.select import MEASURED
-from hgemm.table import kind_of
-from hgemm.target import Target
-from hgemm.tune import hosts
+from hgemm.selection import MEASURED
+from hgemm.selection_query import Target, Wanted
+from hgemm.tune import runner as hosts
 from hgemm.tune.__main__ import command as module_command
-from hgemm.tune.runner import PROTOCOL, Plan, run
-from hgemm.tune.supply import Prebuilt
-from hgemm.wanted import Wanted
+from hgemm.tune.runner import PROTOCOL, Plan, Prebuilt, run
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
@@ -67,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.stream"):
+    for place in ("device", "bench.device"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     for kernel in read_kernels(folder):
@@ -217,7 +214,7 @@ def call(*arguments: object, command=module_command) -> Result:
 
 @pytest.mark.parametrize("arguments", [(), ("--no-generate",)], ids=["module", "verb"])
 def test_the_command_prints_a_table_or_json(driver: BenchDriver, folder: Path, arguments: tuple) -> None:
-    command = verb.command if arguments else module_command
+    command = verb.tune_command if arguments else module_command
     extra = [*arguments, "--arch", "80"] if arguments else []
     result = call("--library", folder, "--shapes", "40x56x24,8x56x24", "--seed", 1, *extra, command=command)
     lines = result.stdout.splitlines()
@@ -231,7 +228,7 @@ def test_the_command_prints_a_table_or_json(driver: BenchDriver, folder: Path, a
 
 def test_what_cannot_be_tuned_fails(driver: BenchDriver, folder: Path) -> None:
     words = ["--library", folder, "--no-generate", "--arch", "80", "--shapes"]
-    result = call(*words, "40x56x23", command=verb.command)
+    result = call(*words, "40x56x23", command=verb.tune_command)
     assert result.exit_code == 1 and "not measured: no variant of this layout" in result.stdout
     error = call("--library", folder, "--shapes", "8x8x8", "--resume").exception
     assert error.exit_code == 2 and str(error).startswith("--resume needs the --seed")

@@ -16,13 +16,12 @@ from benchmarks.dispatch_check import left_out, read_data
 from benchmarks.tune_agreement import agreement
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work
-from hgemm.facts import Facts
-from hgemm.measured.session import Problem
-from hgemm.table import kind_of, row_of
-from hgemm.target import Target
-from hgemm.tune.halving import FIRST_SAMPLES, decide, halve, is_open
-from hgemm.tune.ranking import Ranking
-from hgemm.tune.supply import plainness
+from hgemm.dispatch_table import kind_of, row_of
+from hgemm.launch_traits import Facts
+from hgemm.measured import Problem
+from hgemm.selection_query import Target
+from hgemm.tune.problem import FIRST_SAMPLES, Ranking, decide, halve, is_open
+from hgemm.tune.runner import plainness
 
 MEASURED = read_data()
 FACTS = {record["symbol"]: Facts.of(record) for record in MEASURED.records}

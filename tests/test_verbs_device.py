@@ -17,12 +17,13 @@ from fake_driver import FakeDriver
 from records import make_record
 
 import hgemm.device
-from generator.commands.device_check import Outcome, Request, Workers, check_here
-from generator.commands.junit import write_junit
+from generator.cli import device as run
+from generator.cli import device as verify
+from generator.cli.output import write_junit
+from generator.device_check import Outcome, Request, Workers, check_here
 from generator.store.library import Library
-from generator.verbs import run, verify
 from hgemm import DeviceError
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    monkeypatch.setattr("hgemm.timing.driver", lambda: fake)
+    monkeypatch.setattr("hgemm.device.driver", lambda: fake)
     # Variants are checked in this process, for the fake driver lives here.
     monkeypatch.setattr(Workers, "check", lambda self, request: (_here(fake, request), ""))
     hgemm.device._open.cache_clear()

@@ -14,12 +14,18 @@ import pytest
 from click.testing import CliRunner, Result
 from records import make_record
 
-from generator.commands.table import fitting, to_text
+from generator.cli import device as bench
+from generator.cli import device as verify
+from generator.cli import library as export
+from generator.cli import library as gc
+from generator.cli import library as list
+from generator.cli import library as reindex
+from generator.cli import library as show
+from generator.cli import study as report
+from generator.cli.output import fitting, to_text
 from generator.errors import HgemmError, LibraryError, RequestError
-from generator.store.fields import FIELDS
 from generator.store.library import Library
-from generator.store.selection import Selection, condition_of, resolve
-from generator.verbs import bench, export, gc, list, reindex, report, show, verify
+from generator.store.query import FIELDS, Selection, condition_of, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -171,7 +177,7 @@ def test_a_missing_library_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_library_is_taken_from_the_environment(folder: Path) -> None:
-    result = CliRunner().invoke(list.command, ["--columns", "symbol"], env={"HGEMM_LIBRARY": str(folder)})
+    result = CliRunner().invoke(list.list_command, ["--columns", "symbol"], env={"HGEMM_LIBRARY": str(folder)})
     assert "hgemm_sm80_nn" in result.stdout
 
 
@@ -271,7 +277,7 @@ def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path
         "workspace_bytes_per_tile",
     } and named == sorted(named)
     assert {*json.loads(call(list, "--library", tmp_path / "none", "--fields", "--json").stdout)} == FIELDS
-    (columns,) = (option for option in list.command.params if option.name == "columns")
+    (columns,) = (option for option in list.list_command.params if option.name == "columns")
     found = columns.type.shell_complete(None, columns, "symbol,spill")
     assert [item.value for item in found] == ["symbol,spill_bytes", "symbol,spilled"]
     assert [item.value for item in columns.type.shell_complete(None, columns, "-spill")][0] == "-spill_bytes"
@@ -288,7 +294,7 @@ def test_an_empty_selection_chooses_everything() -> None:
 
 
 def test_listing_loads_nothing_slow() -> None:
-    code = "import sys; import generator.verbs.list; print(*sys.modules)"
+    code = "import sys; import generator.cli.main.library; print(*sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -299,6 +305,6 @@ def test_listing_loads_nothing_slow() -> None:
         "filelock",
         "jinja2",
         "pycute",
-        "generator.binary.sass",
-        "generator.binary.elf",
+        "generator.build.pipeline.inspect",
+        "generator.build.pipeline.inspect",
     } & {*found}

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import verdicts
 from benchmarks.verdicts import SOUND, VERDICTS, Case
-from generator.commands.device_check import Outcome
+from generator.device_check import Outcome
 
 
 def case(name: str, passed: bool, numbers_passed: bool, *kinds: str, library: str = "fault") -> Case:

@@ -13,15 +13,26 @@ from simulated import record
 
 import hgemm.device
 from hgemm import Kernel
-from hgemm.buffers import CANARY, Operand, Place
-from hgemm.cases import Case, Shape, cases_of, default_cases
 from hgemm.device import open_device
 from hgemm.dtypes import DTYPES, decode
 from hgemm.errors import DeviceError, RequestError
-from hgemm.facts import Facts
-from hgemm.once import run
-from hgemm.samples import draw, places, stored
-from hgemm.verify import Check, Options, verify
+from hgemm.launch_traits import Facts
+from hgemm.verify import (
+    CANARY,
+    Case,
+    Check,
+    Operand,
+    Options,
+    Place,
+    Shape,
+    cases_of,
+    default_cases,
+    draw,
+    places,
+    run,
+    stored,
+    verify,
+)
 
 CASE = Case(Shape(33, 49, 21), loose=True)
 VARIANTS = {
@@ -38,7 +49,7 @@ VARIANTS = {
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    monkeypatch.setattr("hgemm.timing.driver", lambda: fake)
+    monkeypatch.setattr("hgemm.device.driver", lambda: fake)
     hgemm.device._open.cache_clear()
     yield fake
     hgemm.device._open.cache_clear()
@@ -245,7 +256,7 @@ def test_a_run_is_timed_and_checked(driver: FakeDriver) -> None:
 
 
 def test_a_large_run_is_checked_on_some_rows(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hgemm.once.CHECKED_PRODUCTS", 48 * 32 * 10)
+    monkeypatch.setattr("hgemm.verify.CHECKED_PRODUCTS", 48 * 32 * 10)
     found = run(kernel_of(driver, record()), Case(Shape(64, 48, 32)), open_device(), samples=1)
     assert found.check.passed and 3 <= found.checked_rows <= 10
     for fault in ("drops an element of k", "leaves an element", "writes after D"):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from generator.build.compile import ATOMS, MORE_ATOMS, only_named_atom
+from generator.build.toolchain import headers, templates_folder
 from generator.errors import HgemmError
-from generator.toolchain import headers, templates_folder
-from generator.wgmma_atoms import ATOMS, MORE_ATOMS, only_named_atom
 
 WHOLE = headers("hgemm/gemm_sm90.cuh", templates_folder()).files
 

@@ -11,17 +11,17 @@ from conftest import made
 from records import make_record
 
 from generator.arch import MMA_SYNC
-from generator.binary.inspect import Binary, inspect, inspect_all
-from generator.compile import Compiled, compile_kernel
+from generator.build.compile import Compiled, compile_kernel
+from generator.build.inspect import Binary, inspect, inspect_all
+from generator.build.pipeline import Settings
+from generator.build.toolchain import headers, templates_folder
 from generator.emit import Kernel, emit
 from generator.expectation import expectation_of
-from generator.pipeline import Settings
 from generator.plan import plan_of
 from generator.spec import Spec
 from generator.store.library import Library
 from generator.sweep import sweep
-from generator.toolchain import headers, templates_folder
-from hgemm.facts import Facts
+from hgemm.launch_traits import Facts
 from hgemm.record import Record
 
 TEMPLATES = templates_folder()

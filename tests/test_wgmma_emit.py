@@ -7,11 +7,11 @@ import pytest
 from jinja2 import meta, nodes
 from refusals import assert_refused_by_the_compiler
 
+from generator.build.toolchain import templates_folder
 from generator.emit import Kernel, _template, emit
 from generator.families.sm90.emit import ENTRY_HEADER, TEMPLATE, values
 from generator.families.sm90.plan import WgmmaPlan
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
 
 TEMPLATES = templates_folder()
 SMALL = {"arch": "sm_90a", "tile": "64x16x32", "consumers": "1", "cooperation": "cooperative", "cluster": "1x1"}

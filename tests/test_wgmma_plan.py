@@ -16,9 +16,8 @@ from generator.families.sm90.plan import WgmmaPlan
 from generator.families.sm90.tensor_maps import OperandBoxes, StoreBoxes
 from generator.plan import plan_of
 from generator.rules import violations
-from generator.spec import DTYPE_BYTES, parse_field
-from generator.values import Cluster, Tile
-from hgemm.facts import Facts
+from generator.spec import DTYPE_BYTES, Cluster, Tile, parse_field
+from hgemm.launch_traits import Facts
 
 LIMITS = ARCHS["sm_90a"].limits
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.errors import RequestError
-from generator.store.conditions import Compare, Every, Like, Literal, Node, Not, Some, Truth, matches, to_sql
-from generator.store.where import MAX_COMPARISONS, parse_where
+from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, matches, to_sql
+from generator.store.query import MAX_COMPARISONS, parse_where
 
 FLAT = {
     "registers": 128,

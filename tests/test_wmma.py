@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 from conftest import made
 
-from generator.binary.elf import read_cubin
-from generator.binary.sass import Code, Listing, disassemble
-from generator.compile import compile_kernel
+from generator.build.compile import compile_kernel
+from generator.build.inspect import Code, Listing, disassemble, read_cubin
+from generator.build.pipeline import Settings
+from generator.build.toolchain import headers, templates_folder
 from generator.defaults import resolve
 from generator.emit import emit
 from generator.layouts import OperandTile, conflict_free, read_conflicts
-from generator.pipeline import Settings
 from generator.plan import Plan, plan_of
 from generator.rules import violations
-from generator.spec import parse_field
+from generator.spec import Smem, parse_field
 from generator.sweep import sweep
-from generator.toolchain import headers, templates_folder
-from generator.values import Smem
 
 SMALL = {"tile": "64x32x32", "warp_tile": "32x32", "stages": "3", "smem": "pad:8"}
 
@@ -117,11 +115,10 @@ def test_a_product_takes_the_deepest_instructions_of_an_architecture(first: str,
 @pytest.mark.gpu
 def test_every_default_case_passes_on_this_gpu(tmp_path: Path) -> None:
     """Where the sums were held otherwise than the epilogue takes them to be, all of D would be wrong."""
-    from generator.commands.device_check import open_kernel
+    from generator.device_check import open_kernel
     from generator.store.library import Library
-    from hgemm.cases import default_cases
     from hgemm.device import open_device
-    from hgemm.verify import verify
+    from hgemm.verify import default_cases, verify
 
     library = Library(tmp_path / "library")
     settings = Settings(library, templates_folder())

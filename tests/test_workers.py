@@ -20,13 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generator.build import Recipe, build
+from generator.build import workers as local
+from generator.build.pipeline import Recipe, build
+from generator.build.toolchain import templates_folder
+from generator.build.workers import Lost, Pool, Processes, RemoteTraceback, _batches, process_pool, run
 from generator.errors import LibraryError
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
-from generator.workers import local
-from generator.workers.dispatch import Lost, Pool, _batches, run
-from generator.workers.local import Processes, RemoteTraceback, process_pool
 
 
 def square(items: Sequence[int], folder: Path | None = None) -> list[int]:

@@ -31,8 +31,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.micro.cpi_probes import ALL_SMS, MIB, PARTITION, PARTITIONS_PER_SM, Probe, probes, smem_bytes, source
-from generator.binary.elf import read_cubin
-from generator.binary.sass import Code, Listing, disassemble, find_nvdisasm
+from generator.build.inspect import Code, Listing, disassemble, find_nvdisasm, read_cubin
 
 SCHEMA = 1
 LAUNCHES = 5

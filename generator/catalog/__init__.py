@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from generator.arch import ARCHS, parse_arch_list
-from generator.commands.options import Texts
+from generator.build.toolchain import templates_folder
 from generator.emit import Kernel, emit
 from generator.errors import RequestError
-from generator.store.disk import told
-from generator.store.variants import is_ours
-from generator.store.whole import write_folder
+from generator.options import Texts
+from generator.store.files import told, write_folder
+from generator.store.library import is_ours
 from generator.sweep import read_spec_file, sweep
-from generator.toolchain import templates_folder
 from hgemm.record import SOURCE_NAME
 
 FOLDER = Path(__file__).resolve().parent

@@ -9,13 +9,12 @@ from itertools import product
 
 from generator.arch import ARCHS
 from generator.layouts import PIECE_BYTES
+from hgemm.dispatch_table import Table
 from hgemm.dtypes import DTYPES, in_memory
 from hgemm.errors import RequestError
-from hgemm.kinds import Kind, word_of
-from hgemm.select import Selector
-from hgemm.table import Table
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.problem import Kind, word_of
+from hgemm.selection import Selector
+from hgemm.selection_query import Target, Wanted
 
 SORTS = {
     "whole tiles": {"m": 4096, "n": 4096, "k": 4096},

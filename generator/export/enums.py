@@ -1,4 +1,4 @@
-"""The enumerations of hgemm.h, generated from the words of hgemm/kinds.py: a new activation needs no change of a C file."""
+"""The enumerations of hgemm.h, generated from the words of hgemm/problem.py: a new activation needs no change of a C file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hgemm.dtypes import OUTPUTS
-from hgemm.kinds import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES
+from hgemm.problem import (ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES)
 
 
 @dataclass(frozen=True)

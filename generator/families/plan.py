@@ -8,7 +8,7 @@ from typing import Any
 
 from generator.arch import ARCHS
 from generator.spec import Spec
-from hgemm.target import TYPICAL
+from hgemm.selection_query import TYPICAL
 
 OPCODE_SUFFIXES = {"bf16": ".BF16", "tf32": ".TF32"}
 """What tensor instructions say of their inputs in machine code; nothing of f16."""

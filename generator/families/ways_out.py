@@ -8,8 +8,7 @@ from generator.arch import ARCHS
 from generator.families.plan import Plan
 from generator.layouts import PIECE_BYTES
 from generator.plan import plan_of
-from generator.spec import family_of, family_of_mma, parse_field
-from generator.values import Raster, Schedule
+from generator.spec import Raster, Schedule, family_of, family_of_mma, parse_field
 
 Change = dict[str, str]
 """Fields of a spec with the texts of their new values."""

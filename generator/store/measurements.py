@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.errors import LibraryError
-from generator.store.disk import told
+from generator.store.files import sync_folder, temporary_name, told
 from generator.store.index import Index, Measurement
-from generator.store.whole import sync_folder, temporary_name
-from hgemm.measured.session import FOLDER, Session, read_session, session_paths
-from hgemm.variants import stamp_of
+from hgemm.library import stamp_of
+from hgemm.measured import FOLDER, Session, read_session, session_paths
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.commands.options import Texts
 from generator.layouts import ASYNC_BYTES
 from generator.naming import symbol_of
+from generator.options import Texts
 from generator.plan import Plan
 from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work
 from hgemm.dtypes import DTYPES
-from hgemm.kinds import Kind
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.problem import Kind
+from hgemm.selection_query import Target, Wanted
 
 FOLDER = Path(__file__).resolve().parent
 TMA_ALIGN_BYTES = 16

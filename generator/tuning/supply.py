@@ -8,18 +8,18 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.commands.device_check import open_kernel
-from generator.pipeline import Outcome, Settings, make
+from generator.build.pipeline import Outcome, Settings, make
+from generator.build.toolchain import templates_folder
+from generator.device_check import open_kernel
 from generator.plan import Plan
 from generator.store.library import Library
-from generator.toolchain import templates_folder
 from generator.tuning.space import planned_record, plans_for
 from hgemm.bench.work import Work
-from hgemm.facts import Facts
+from hgemm.dispatch_table import kind_of, row_of
 from hgemm.kernel import Kernel
-from hgemm.table import kind_of, row_of
-from hgemm.target import Target
-from hgemm.tune.ranking import Ranking
+from hgemm.launch_traits import Facts
+from hgemm.selection_query import Target
+from hgemm.tune.problem import Ranking
 
 _STOP_S = 10.0
 

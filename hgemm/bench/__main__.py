@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hgemm.bench.options import bench, bench_options
-from hgemm.bench.variants import read_kernels
+from hgemm.bench.work import read_kernels
 from hgemm.command_line import end_with
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hgemm.bench.contenders import BASELINE
+from hgemm.bench.measure import BASELINE
 from hgemm.bench.operands import Dense, Operands, dense
 from hgemm.bench.work import Work
 from hgemm.device import Device

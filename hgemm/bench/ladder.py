@@ -9,11 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hgemm.bench.check import Sample
-from hgemm.bench.contenders import BASELINE, Variant
-from hgemm.bench.measure import Stand, open_race
+from hgemm.bench.measure import BASELINE, LostDevice, Race, Sample, Stand, Variant, open_race
 from hgemm.bench.protocol import Protocol, Ratio, figures, round_times
-from hgemm.bench.race import LostDevice, Race
 from hgemm.bench.runner import Plan, heading, stand_of, write_document
 from hgemm.bench.work import Work
 from hgemm.device import Device

@@ -14,20 +14,17 @@ import click
 from hgemm.bench.cublaslt import CublasLt
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
-from hgemm.bench.suites import names, read_suite
 from hgemm.bench.torch_matmul import Torch
-from hgemm.bench.work import Work, checked, grid
-from hgemm.cases import Shape
+from hgemm.bench.work import Work, checked, grid, names, read_suite
 from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.dtypes import in_memory
 from hgemm.errors import DeviceError, RequestError, unknown
 from hgemm.kernel import Kernel
-from hgemm.kinds import Kind
 from hgemm.library import open_library
-from hgemm.problem import MAX_EXTENT
-from hgemm.target import Target
-from hgemm.wanted import Wanted
+from hgemm.problem import MAX_EXTENT, Kind
+from hgemm.selection_query import Target, Wanted
+from hgemm.verify import Shape
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 STATES = ("steady", "burst", "solo")
@@ -121,8 +118,7 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     `library` is the one that the variants are of. `changed` are fields of the Plan that other tools put in place of the
     options', such as a baseline of their own.
     """
-    from hgemm.bench.results import table
-    from hgemm.bench.written import write_csv, write_junit
+    from hgemm.bench.results import table, write_csv, write_junit
 
     plan = replace(plan_of(kernels, options), record=library if options["record"] else None, **changed)
     for name in _WRITTEN:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hgemm.bench.contenders import BASELINE
+from hgemm.bench.measure import BASELINE
 from hgemm.bench.operands import Operands
 from hgemm.bench.work import Work
 from hgemm.device import Device

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.errors import LibraryError, RequestError, nearest
-from hgemm.schema import NAME, TEXT, Mismatch, fields, integer, map_of, number, text
+from hgemm.record import NAME, TEXT, Mismatch, fields, integer, map_of, number, text
 
 FOLDER = Path(__file__).with_name("tables")
 SCHEMA = 1

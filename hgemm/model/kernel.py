@@ -1,4 +1,9 @@
-"""A spec on a card: the cycles of one k-tile of one CTA, part by part, and which part is the longest."""
+"""The equations: plain numbers in, cycles of one SM out.
+
+The first four are the published model of half-precision products on Turing: a CTA's k-tile takes an SM's tensor cores so long,
+and its load and store unit so long, and the longer of the two decides. A CPI is the cycles that an instruction of a warp
+takes at full throughput: of one partition, of which an SM has four, for tensor instructions, and of the SM for the others.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,64 @@ from typing import Any
 from hgemm.dtypes import DTYPES
 from hgemm.errors import RequestError
 from hgemm.model.cards import Card
-from hgemm.model.equations import (
-    WARPGROUP_ROWS,
-    copy_cycles,
-    fragment_cycles,
-    intensity,
-    tensor_cycles,
-    warpgroup_read_bytes,
-)
+
+PARTITIONS_PER_SM = 4
+LANES = 32
+BLOCK_ROW_BYTES = 16
+"""Of a block of 8 rows, which one register a lane of a fragment holds."""
+WARPGROUP_ROWS = 64
+"""Rows of a wgmma. Source: PTX ISA 8.8, "wgmma.mma_async", shapes."""
+
+
+def tensor_cycles(
+    products: int, products_per_instruction: int, cpi: float, partitions: int = PARTITIONS_PER_SM
+) -> float:
+    """Return the cycles of so many multiply-adds on the tensor cores, spread over so many partitions at once."""
+    return products / (products_per_instruction * partitions) * cpi
+
+
+def copy_cycles(size_bytes: int, bytes_per_lane: int, cpi: float) -> float:
+    """Return the cycles of copying so many bytes, so many a lane at once.
+
+    Units: `cpi` is of all instructions that a piece takes, LDG and STS where it goes by way of registers.
+    """
+    return size_bytes / (LANES * bytes_per_lane) * cpi
+
+
+def fragment_cycles(warps: int, warp_m: int, warp_n: int, row_bytes: int, cpi_block: float) -> float:
+    """Return the cycles in which warps read their fragments of a k-tile from shared memory.
+
+    Units: `row_bytes` is the k-tile's extent; `cpi_block` the cycles for a block of 8 rows of 16 bytes: LDS.32's, or a
+        quarter of LDSM.x4's.
+    """
+    return warps * (warp_m + warp_n) / 8 * (row_bytes / BLOCK_ROW_BYTES) * cpi_block
+
+
+def intensity(tile_m: int, tile_n: int, element_bytes: int = 2) -> float:
+    """Return the FLOP that a tile computes for a byte that it loads from global memory."""
+    return 2 * tile_m * tile_n / ((tile_m + tile_n) * element_bytes)
+
+
+def warpgroup_read_bytes(rows: int, columns: int, row_bytes: int) -> int:
+    """Return what wgmma reads from shared memory in a k-tile: each 64 rows of A once, and all of B for each of them."""
+    return (rows + columns * -(-rows // WARPGROUP_ROWS)) * row_bytes
+
+
+def waves(ctas: int, sms: int, ctas_per_sm: int) -> tuple[int, float]:
+    """Return how many times the card is filled, and which part of those places is in use: less than 1 by the last, ragged one."""
+    places = sms * ctas_per_sm
+    count = -(-ctas // places)
+    return count, ctas / (count * places)
+
+
+def busiest_sm_ctas(ctas: int, sms: int, ctas_per_sm: int) -> int:
+    """Return the CTAs that the SM computes which has most of them."""
+    full, rest = divmod(ctas, sms * ctas_per_sm)
+    return full * ctas_per_sm + -(-rest // sms)
+
+
+# ==== A spec on a card: the cycles of one k-tile of one CTA, part by part, and which part is the longest ====
+
 
 TENSOR, SHARED_MEMORY, COPIES, L2, DRAM = "tensor cores", "shared memory", "copies", "L2", "DRAM"
 _MMA_SHAPES = {"wmma16": ("m16n8k16", "m16n8k8")}
@@ -208,3 +263,77 @@ def _l2(figure: _Reader, size_bytes: float) -> float | None:
     if figure.card.get("l2_bytes_per_clock_per_sm") is None:
         return None
     return size_bytes / figure("l2_bytes_per_clock_per_sm")
+
+
+# ==== A problem on a card ====
+
+
+@dataclass(frozen=True)
+class Size:
+    """A problem as the model sees it.
+
+    Fields: `straddling` is how many of A and B, of two, have rows that begin off the sectors of L2: 0, 0.5 or 1.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    straddling: float = 0.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a problem comes to on a card.
+
+    `tail_efficiency` is the part of all waves' places that have a CTA. `sm_cycles` are those of the SM with most k-tiles,
+    `dram_cycles` those of reading A and B and writing D once. `least_us` is the longer of them at the card's boost clock: no
+    prediction, since launch, first loads, epilogue, and clocks that power holds down come on top.
+    """
+
+    tiles: int
+    ctas: int
+    waves: int
+    tail_efficiency: float
+    k_tiles_per_cta: int
+    sm_cycles: float
+    dram_cycles: float
+    bound: str
+    least_us: float
+
+
+def launch(spec: Mapping[str, Any], part: KTile, card: Card, size: Size, ctas_per_sm: int) -> Launch:
+    """Return what a problem comes to for a spec of which `ctas_per_sm` CTAs live on an SM."""
+    tile_m, tile_n, tile_k = extents(spec["cta_tile"])
+    cluster_m, cluster_n = extents(spec.get("cluster", "1x1"))
+    kind, _, splits = str(spec["schedule"]).partition(":")
+    splits = int(splits or 1)
+    tiles = _up(-(-size.m // tile_m), cluster_m) * _up(-(-size.n // tile_n), cluster_n) * size.batch
+    together = splits if kind == "cluster_k" else cluster_m * cluster_n
+    sms = max(card.sms // together, 1) * together  # a cluster lies on SMs of its own
+    count, efficiency = waves(tiles * splits, sms, max(ctas_per_sm, 1))
+    k_tiles = -(-max(1, -(-size.k // tile_k)) // splits)
+    sm_cycles = busiest_sm_ctas(tiles * splits, sms, max(ctas_per_sm, 1)) * k_tiles * part.cycles
+    dram_cycles = _least_bytes(spec, size) / (card.dram_gbytes_per_s * 1e9) * card["sm_mhz"] * 1e6
+    return Launch(
+        tiles=tiles,
+        ctas=tiles * splits,
+        waves=count,
+        tail_efficiency=efficiency,
+        k_tiles_per_cta=k_tiles,
+        sm_cycles=sm_cycles,
+        dram_cycles=dram_cycles,
+        bound=DRAM if dram_cycles > sm_cycles else part.bound,
+        least_us=max(sm_cycles, dram_cycles) / card["sm_mhz"],
+    )
+
+
+def _least_bytes(spec: Mapping[str, Any], size: Size) -> int:
+    """Return what must cross DRAM: A and B once, D once, and C once where there is one."""
+    d_bytes = DTYPES[spec["dtype_d"]].bytes * (2 if spec["beta"] else 1)
+    operands = (size.m + size.n) * size.k * element_bytes(spec)
+    return size.batch * (operands + size.m * size.n * d_bytes)
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

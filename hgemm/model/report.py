@@ -7,10 +7,8 @@ from typing import Any
 
 from hgemm.errors import RequestError
 from hgemm.model.cards import Card, card_named, usual_card
-from hgemm.model.fitted import Fit, fit_of
-from hgemm.model.kernel import KTile, by_wgmma, k_tile
-from hgemm.model.launch import Launch, Size, launch
-from hgemm.model.predict import Prediction, predict, problem_of
+from hgemm.model.kernel import KTile, Launch, Size, by_wgmma, k_tile, launch
+from hgemm.model.predict import Fit, Prediction, fit_of, predict, problem_of
 
 
 def report(

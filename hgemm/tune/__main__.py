@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from hgemm.bench.variants import read_kernels
+from hgemm.bench.work import read_kernels
 from hgemm.command_line import end_with
 from hgemm.tune.options import tune, tune_options
-from hgemm.tune.supply import Prebuilt
+from hgemm.tune.runner import Prebuilt
 
 
 @click.command("tune")

@@ -16,10 +16,8 @@ from hgemm.bench.results import table
 from hgemm.bench.runner import time_left
 from hgemm.device import open_device
 from hgemm.errors import DeviceError, RequestError
-from hgemm.target import Target
-from hgemm.tune.hosts import in_parts, part_of
-from hgemm.tune.runner import PROTOCOL, Plan, run
-from hgemm.tune.supply import Supply
+from hgemm.selection_query import Target
+from hgemm.tune.runner import PROTOCOL, Plan, Supply, in_parts, part_of, run
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 MakeSupply = Callable[[Plan, Target], Supply]

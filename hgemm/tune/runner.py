@@ -1,32 +1,85 @@
-"""A whole tuning: problem after problem, each recorded at once in the library, within a budget, resumable."""
+"""Where the variants come from that are measured: a library that has them all, or what makes them on the way."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from hgemm.bench.measure import open_stand
+import click
+
+from hgemm.bench.device import Watch
+from hgemm.bench.measure import LostDevice, open_stand
 from hgemm.bench.protocol import Protocol
-from hgemm.bench.race import LostDevice
-from hgemm.bench.recorder import Recorder, as_in_rounds, problem_of
 from hgemm.bench.results import line
-from hgemm.bench.runner import heading, time_left
-from hgemm.bench.watch import Watch
+from hgemm.bench.runner import Recorder, as_in_rounds, heading, problem_of, time_left
 from hgemm.bench.work import Work
 from hgemm.device import Device
 from hgemm.disk import told
-from hgemm.errors import DeviceError
+from hgemm.dispatch_table import kind_of, order_of, row_of
+from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
-from hgemm.measured.session import FOLDER, Problem, Session, read_sessions
-from hgemm.measured.standing import STATE, standings
-from hgemm.tune.problem import tune
-from hgemm.tune.supply import Supply, plainness
+from hgemm.launch_traits import Facts
+from hgemm.measured import FOLDER, STATE, Problem, Session, read_sessions, standings
+from hgemm.selection_query import Target
+from hgemm.tune.problem import Ranking, tune
+
+
+class Supply(typing.Protocol):
+    """What tuning asks of the variants."""
+
+    ranking: Ranking
+    keys: Mapping[str, str]
+    """The content keys of the variants that there are, by symbol."""
+
+    def ready(self, works: Sequence[Work]) -> Work:
+        """Return which problem is to be tuned next, after waiting until its variants are there."""
+
+    def kernels(self, work: Work) -> list[Kernel]:
+        """Return the variants to measure on a problem."""
+
+    def close(self) -> None:
+        """Wait for nothing more."""
+
+
+class Prebuilt:
+    """Variants that are there."""
+
+    def __init__(self, kernels: Iterable[Kernel], target: Target, candidates: int) -> None:
+        self._kernels = {kernel.facts.symbol: kernel for kernel in kernels}
+        self._candidates = candidates
+        self.keys = {symbol: kernel.record["key"] for symbol, kernel in self._kernels.items()}
+        rows = {symbol: (kind_of(one.facts), row_of(one.facts, one.record)) for symbol, one in self._kernels.items()}
+        self.ranking = Ranking(rows, target)
+
+    def ready(self, works: Sequence[Work]) -> Work:
+        return works[0]
+
+    def kernels(self, work: Work) -> list[Kernel]:
+        return [self._kernels[symbol] for symbol in self.ranking.best(work, self._candidates)]
+
+    def close(self) -> None:
+        pass
+
+
+def plainness(facts: Facts) -> tuple[Any, ...]:
+    """Return by what variants are sorted of which none is faster: fewer splits, smaller clusters, the table's order."""
+    return facts.splits, facts.cluster_ctas, order_of(facts)
+
+
+# ==== A whole tuning: problem after problem, each recorded at once in the library, within a budget, resumable ====
+
 
 Tell = Callable[[str], None]
 
@@ -169,3 +222,75 @@ def _take_note(supply: Supply, work: Work, result: dict[str, Any]) -> None:
         times_us = {name: us for name, us in {**as_in_rounds(result), **final}.items() if name not in result["refused"]}
         order = sorted(final, key=lambda name: (name != result["ours"], final[name]))
         supply.ranking.learn(problem_of(work), times_us, order)
+
+
+# ==== Several GPUs of a host, each with a process that has a part of the problems ====
+
+
+_PART = re.compile(r"([0-9]{1,3})/([0-9]{1,3})")
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Read I/N, 1 of N to N of N. Raises RequestError where that is malformed."""
+    match = _PART.fullmatch(text)
+    part = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part[0] <= part[1]:
+        raise RequestError(f"--part {text!a} is malformed: write 1/4 to 4/4")
+    return part
+
+
+def visible(count: int, given: str | None) -> list[str]:
+    """Return the names of the first GPUs of those that a process may see; `given` is CUDA_VISIBLE_DEVICES.
+
+    Raises: RequestError where there are fewer.
+    """
+    names = [str(at) for at in range(count)]
+    if given is not None:  # where it is empty, none is visible
+        names = [name.strip() for name in given.split(",") if name.strip()]
+    if len(names) < count:
+        raise RequestError(f"--gpus {count} are more than the {len(names)} of CUDA_VISIBLE_DEVICES={given}")
+    return names[:count]
+
+
+def in_parts(count: int, seed: int, as_json: bool) -> int:
+    """Run this very command once for each GPU, each on its part, all with one seed; return the worst exit status.
+
+    What they tell is told with their GPU's name before it; their answers follow one another, or make one list of JSON.
+    """
+    names = visible(count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    command = [*sys.orig_argv, "--gpus", "1", "--seed", str(seed)]
+    processes = [
+        subprocess.Popen(
+            [*command, "--part", f"{at}/{count}"],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": name},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for at, name in enumerate(names, 1)
+    ]
+    told = [threading.Thread(target=_relay, args=(process.stderr, name)) for process, name in zip(processes, names)]
+    answers: list[str] = [""] * count
+    read = [threading.Thread(target=_read, args=(process.stdout, answers, at)) for at, process in enumerate(processes)]
+    for thread in (*told, *read):
+        thread.start()
+    try:
+        for thread in (*told, *read):
+            thread.join()
+        statuses = [abs(process.wait()) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+    documents = [answer.strip() for answer in answers if answer.strip()]
+    click.echo(f"[{','.join(documents)}]" if as_json else "\n".join(documents))
+    return max(statuses)
+
+
+def _relay(stream: IO[str], name: str) -> None:
+    for text in stream:
+        click.echo(f"gpu {name}: {text}", nl=False, err=True)
+
+
+def _read(stream: IO[str], answers: list[str], at: int) -> None:
+    answers[at] = stream.read()

@@ -14,8 +14,7 @@ from generator.families.mma_sync.plan import mma_columns
 from generator.families.mma_sync.staging import STAGED, planned_spacing
 from generator.families.mma_sync.ways_out import nearest_cta_tile, warp_extents
 from generator.layouts import ASYNC_BYTES, OperandTile, conflict_free
-from generator.spec import DTYPE_BYTES, Request, Spec
-from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
+from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
 
 # ---- What measurements recommend ------------------------------------------------------------------------------------
 # Source: benchmarks/data/mma_sync_h200.json, squares of 2048, 4096 and 8192, and sweep_h200.json. 256x128x32 with 8 warps of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from generator.arch import ARCHS
-from generator.binary.inspect import Expectation
+from generator.build.inspect import Expectation
 from generator.families.mma_sync import staging
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import ASYNC_BYTES

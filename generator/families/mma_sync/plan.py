@@ -11,8 +11,7 @@ from generator.families.mma_sync import staging
 from generator.families.mma_sync.register_estimate import estimate
 from generator.families.plan import OPCODE_SUFFIXES, Plan
 from generator.layouts import PIECE_BYTES, OperandTile, read_conflicts, write_conflicts
-from generator.spec import DTYPE_BYTES, WMMA
-from generator.values import Cluster
+from generator.spec import DTYPE_BYTES, WMMA, Cluster
 
 
 def mma_columns(mma: str) -> int:

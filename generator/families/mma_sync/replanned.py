@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from generator.families.mma_sync.defaults import resolve
 from generator.families.plan import Plan
 from generator.families.ways_out import Change
-from generator.spec import Request
-from generator.values import Schedule
+from generator.spec import Request, Schedule
 
 _OF_THE_PROBLEM = (
     "arch dtype_a dtype_b acc dtype_d layout beta bias activation align_a align_b align_d schedule".split()

@@ -9,7 +9,7 @@ from generator.arch import ARCHS, MMA_SYNC
 from generator.families.mma_sync import staging
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.families.ways_out import Change, archs, clamp
-from generator.values import Smem, Tile, WarpTile
+from generator.spec import Smem, Tile, WarpTile
 
 MAX_PAD_PIECES = 8
 """Pieces of 16 bytes that rows may be padded by."""

@@ -10,8 +10,7 @@ from generator.families.mma_sync.defaults import K_BLOCK_OF_HALVES, MMAS, warp_t
 from generator.families.mma_sync.ways_out import nearest_cta_tile
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.mma_sync_tma.rules import RULES
-from generator.spec import DTYPE_BYTES, Request, Spec
-from generator.values import Cluster, Raster, Schedule, Smem, Tile
+from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Spec, Tile
 
 TILES = {
     "f32": tuple(map(Tile.parse, "256x128x64 128x128x64 128x64x64 64x64x64 64x32x32 32x32x32".split())),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from generator.arch import ARCHS
-from generator.binary.inspect import Expectation
+from generator.build.inspect import Expectation
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.sm90.expectation import param_bytes
 

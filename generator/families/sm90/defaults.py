@@ -10,8 +10,7 @@ from generator.families.defaults import distinct, problem_fields
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from generator.families.sm90.rules import RULES, TMA_ALIGN_BYTES
 from generator.families.sm90.ways_out import CLUSTERS, STAGES, TILE_M, consumers_of, nearest_tile
-from generator.spec import DTYPE_BYTES, WGMMA, Request, Spec
-from generator.values import Cluster, Raster, Schedule, Smem, Tile, WarpTile
+from generator.spec import DTYPE_BYTES, WGMMA, Cluster, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
 
 TILES = tuple(map(Tile.parse, "128x256x64 256x128x64 192x192x64 128x128x64 64x256x64 64x128x64 64x64x64".split()))
 """CTA tiles of operands of 2 bytes, the best first; those of 4 bytes are half as deep."""

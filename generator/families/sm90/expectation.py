@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from generator.arch import ARCHS
-from generator.binary.inspect import Expectation
+from generator.build.inspect import Expectation
 from generator.families.sm90.plan import WgmmaPlan as Plan
+from hgemm.launch import MAP_BYTES
 from hgemm.problem import PROBLEM_BYTES
-from hgemm.tensor_maps import MAP_BYTES
 
 MAPS = 3
 MAPS_ALIGNMENT_BYTES = 64

@@ -17,8 +17,7 @@ from generator.families.sm90.tensor_maps import (
     stages_bytes,
     whole_parts,
 )
-from generator.spec import DTYPE_BYTES
-from generator.values import Cluster, Tile, WarpTile
+from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
 
 MMA_K_BYTES = 32
 """Of k that one instruction multiplies."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from generator.layouts import PIECE_BYTES
-from generator.values import Smem
+from generator.spec import Smem
 
 ROWS_PER_WARPGROUP = 64
 """Rows of D that one wgmma computes, and that a consumer stages at a time."""

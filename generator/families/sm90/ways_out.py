@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from generator.families.sm90.tensor_maps import OperandBoxes
 from generator.families.ways_out import MAX_RASTER_TILES, Change, clamp, split_in_workspace
-from generator.spec import DTYPE_BYTES
-from generator.values import Cluster, Raster, Tile
+from generator.spec import DTYPE_BYTES, Cluster, Raster, Tile
 
 TILE_M = (64, 128, 192, 256)
 CONSUMER_ROWS = (64, 128, 256)

@@ -1,0 +1,281 @@
+"""CuTe's wgmma atoms, cut down to the one that a kernel names, or all of them.
+
+CuTe writes each shape and type of wgmma out as a struct: 77,000 lines, 0.9 s of parsing. A kernel uses one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from generator.arch import ARCHS, WGMMA_SM90
+from generator.build import dsl as translate
+from generator.build.inspect import parse_ptxas_log
+from generator.build.toolchain import INSTALL, Header, Headers, version_of
+from generator.emit import Kernel
+from generator.errors import BuildError, HgemmError
+
+ATOMS = "cute/arch/mma_sm90_gmma.hpp"
+MORE_ATOMS = "cute/arch/mma_sm90_gmma_ext.hpp"
+_NAMED = re.compile(r"^\s*HGEMM_WGMMA(?:_TN)?\((\w+)\)", re.MULTILINE)
+_FIRST_ATOM = b"template <\n  GMMA::Major tnspA"
+_END_OF_ATOM = b"\n};\n"
+_TAIL = b"\n}  // namespace SM90::GMMA\n}  // namespace cute\n"
+
+
+def only_named_atom(headers: tuple[Header, ...], source: str) -> tuple[Header, ...]:
+    """Return the headers with one wgmma atom left, that which `source` names by HGEMM_WGMMA (or _TN); with none if it names none.
+
+    Raises: HgemmError where CuTe has no such atom, or lays its header out in another way.
+    """
+    named = _NAMED.search(source)
+    texts = {header.name: header.text for header in headers}
+    if ATOMS not in texts:
+        return headers
+    atom = _atom(f"MMA_{named[1]}", texts[ATOMS], texts.get(MORE_ATOMS, b"")) if named else b""
+    text = _prelude(texts[ATOMS]) + atom + _TAIL
+    cut = Header(ATOMS, text, hashlib.sha256(text).hexdigest())
+    return tuple(cut if header.name == ATOMS else header for header in headers if header.name != MORE_ATOMS)
+
+
+def every_atom(headers: tuple[Header, ...]) -> tuple[Header, ...]:
+    """Return the headers for a kernel in all of CuTe: those of further shapes also by the names that CuTe includes them by.
+
+    NVRTC does not look beside the includer.
+    """
+    beside = (header for header in headers if header.name.startswith("cute/") and header.name.endswith("_ext.hpp"))
+    return (*headers, *(replace(header, name=header.name.rpartition("/")[2]) for header in beside))
+
+
+def _prelude(text: bytes) -> bytes:
+    """Return what comes before the first atom: the instructions around wgmma and the enumerations."""
+    before, found, _ = text.partition(_FIRST_ATOM)
+    if not found:
+        raise HgemmError(f"{ATOMS} of the installed CUTLASS is not as expected: install nvidia-cutlass 4.2.0.0")
+    return before
+
+
+def _atom(name: str, *texts: bytes) -> bytes:
+    opening = f"struct {name}\n".encode()
+    for text in texts:
+        at = text.find(opening)
+        if at >= 0:
+            start, end = text.rfind(b"template <", 0, at), text.find(_END_OF_ATOM, at)
+            return text[start : end + len(_END_OF_ATOM)]
+    raise HgemmError(f"the installed CUTLASS has no wgmma atom {name}: install nvidia-cutlass 4.2.0.0")
+
+
+# ==== Emitted text to PTX and machine code: NVRTC to LTO-IR, nvJitLink to PTX, nvJitLink again to a cubin ====
+
+
+WHEELS = {
+    "nvrtc": "nvidia-cuda-nvrtc",
+    "nvjitlink": "nvidia-nvjitlink",
+    "cutlass": "nvidia-cutlass",
+    "cudart": "nvidia-cuda-runtime",
+}
+
+FRUGAL = (
+    (),
+    ("-Xptxas=-regUsageLevel=0",),
+    ("-Xptxas=-O2", "-Xptxas=-regUsageLevel=0"),
+    ("-Xptxas=-O1", "-Xptxas=-regUsageLevel=0"),
+)
+"""Further options of ptxas for a kernel that spills with those before: each reorders less, and so keeps fewer values at hand.
+
+Of 30 kernels that spilled up to 200 B, the second did without for 6, the third for 4 more and the last for 8 more.
+"""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compilers made of a kernel: the cubin, the PTX that it came from, and ptxas's report; and how: all options."""
+
+    cubin: bytes
+    ptx: bytes
+    ptxas_log: str
+    options: tuple[str, ...]
+
+
+def options(kernel: Kernel) -> tuple[str, ...]:
+    """Return the front end's options, without any path. All of CuTe has functions that do not say that they are the device's."""
+    if _in_dsl(kernel):
+        return translate.options(kernel.plan.spec.arch)
+    headers = "-default-device" if kernel.plan.spec.form == "cute" else "--minimal"
+    return (f"--gpu-architecture={ARCHS[kernel.plan.spec.arch].compute}", "--std=c++17", headers, "-dlto")
+
+
+def link_options(kernel: Kernel) -> tuple[str, ...]:
+    """Return the linker's options for LTO-IR to PTX."""
+    if _in_dsl(kernel):
+        return ()
+    return (f"-arch={kernel.plan.spec.arch}", "-lto", "-ptx", *_kept(kernel))
+
+
+def assemble_options(kernel: Kernel) -> tuple[str, ...]:
+    """Return the linker's options for a cubin, from PTX or, where that must be a whole program, from LTO-IR."""
+    whole = ("-lto", *_kept(kernel)) if _from_lto_ir(kernel) else ()
+    return (f"-arch={kernel.plan.spec.arch}", "-Xptxas=-v", *whole)
+
+
+def _further_options(kernel: Kernel) -> tuple[tuple[str, ...], ...]:
+    """Return what to add to the linker's options, in turn, until the kernel does not spill."""
+    return FRUGAL[:1] if _from_lto_ir(kernel) else FRUGAL
+
+
+def _kept(kernel: Kernel) -> tuple[str, ...]:
+    """Return what tells the linker to drop all but the kernel."""
+    return ("-optimize-unused-variables", f"-kernels-used={kernel.symbol}")
+
+
+def _from_lto_ir(kernel: Kernel) -> bool:
+    return kernel.plan.spec.family == WGMMA_SM90 or kernel.plan.registers_change_hands
+
+
+def _in_dsl(kernel: Kernel) -> bool:
+    return kernel.plan.spec.form == "dsl"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that kernels in C++ are compiled with and from."""
+    return {name: version_of(wheel) for name, wheel in WHEELS.items()}
+
+
+def versions_of(kernel: Kernel) -> dict[str, str]:
+    """Return the versions of all that a kernel is compiled with and from. Raises: HgemmError where a wheel is missing."""
+    if _in_dsl(kernel):
+        return {"cutlass_dsl": translate.version(), "nvjitlink": version_of(WHEELS["nvjitlink"])}
+    return versions()
+
+
+def key_of(kernel: Kernel, headers: Headers) -> str:
+    """Return the content key: equal for equal text, headers, options and compilers, wherever they lie."""
+    recipe = (options(kernel), link_options(kernel), assemble_options(kernel), _further_options(kernel))
+    content = {"source": kernel.source, "headers": headers.hashes(), "versions": versions_of(kernel), "options": recipe}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Let signals end what waits as they did before: NVRTC puts handlers back so that a wait goes on behind them.
+
+    Those of Python are what Python sets; any other is its owner's.
+    """
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)) and hasattr(signal, "siginterrupt"):  # Windows has none
+                signal.siginterrupt(number, True)
+
+
+@_signals_kept()
+def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
+    """Compile a kernel for its architecture, reading nothing but `headers`; no GPU is needed.
+
+    Raises: BuildError with the compiler's log; HgemmError where a compiler's wheel is missing.
+    """
+    if _in_dsl(kernel):
+        translate.begin()
+    try:
+        from cuda.bindings import (  # 0.1 s and the compilers themselves: only where something is compiled
+            nvjitlink,
+            nvrtc,
+        )
+    except ImportError as missing:
+        raise HgemmError(f"wheel cuda-python is missing: {INSTALL}") from missing
+    if _in_dsl(kernel):
+        ptx = translate.ptx_of(kernel.symbol, kernel.source, kernel.plan.spec.arch)
+        return _assembled(nvjitlink, kernel, nvjitlink.InputType.PTX, ptx, lambda: ptx)
+    lto_ir = _front_end(nvrtc, kernel, headers)
+    ptx_of = partial(_link, nvjitlink, kernel, link_options(kernel), nvjitlink.InputType.LTOIR, lto_ir, "ptx")
+    if _from_lto_ir(kernel):
+        from concurrent.futures import ThreadPoolExecutor  # only where something is compiled
+
+        with ThreadPoolExecutor(1) as beside:  # which the linker leaves to run: 0.5 s together instead of 0.8
+            written = beside.submit(ptx_of)
+            return _assembled(nvjitlink, kernel, nvjitlink.InputType.LTOIR, lto_ir, lambda: written.result()[0])
+    ptx, _ = ptx_of()
+    return _assembled(nvjitlink, kernel, nvjitlink.InputType.PTX, ptx, lambda: ptx)
+
+
+def _assembled(nvjitlink, kernel: Kernel, kind, code: bytes, ptx: Callable[[], bytes]) -> Compiled:
+    """Return the cubin that does not spill, or the first, with the PTX."""
+    first = None
+    for further in _further_options(kernel):
+        assemble = (*assemble_options(kernel), *further)
+        cubin, log = _link(nvjitlink, kernel, assemble, kind, code, "cubin")
+        made = Compiled(cubin, ptx().rstrip(b"\0"), log, options=(*options(kernel), *link_options(kernel), *assemble))
+        if not any(report.spill_bytes for report in parse_ptxas_log(log).values()):
+            return made
+        first = first or made
+    return first
+
+
+def supported_archs() -> frozenset[str]:
+    """Ask NVRTC which architectures it compiles for. Raises: HgemmError where its wheel is missing."""
+    from cuda.bindings import nvrtc
+
+    return frozenset(f"sm_{number}" for number in _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs()))
+
+
+def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
+    whole = kernel.plan.spec.form == "cute"  # whose traits name every instruction
+    files = every_atom(headers.files) if whole else only_named_atom(headers.files, kernel.source)
+    names = [header.name.encode() for header in files]
+    texts = [header.text for header in files]
+    try:
+        source = kernel.source.encode()
+        program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source, b"kernel.cu", len(names), texts, names))
+    except RuntimeError as missing:  # the bindings' word for a library that does not load
+        raise HgemmError(f"wheel nvidia-cuda-nvrtc 13.0 is missing or broken ({missing}): {INSTALL}") from missing
+    try:
+        arguments = [option.encode() for option in options(kernel)]
+        status = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise BuildError(kernel.symbol, _fetch(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"))
+        return _fetch(nvrtc, program, "LTOIR")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _fetch(nvrtc, program, what: str) -> bytes:
+    size = _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program))
+    buffer = bytes(size)
+    _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+    return buffer
+
+
+def _checked(nvrtc, result):
+    status, *values = result
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise HgemmError(f"NVRTC failed: {nvrtc.nvrtcGetErrorString(status)[1].decode()}")
+    return values[0] if values else None
+
+
+def _link(nvjitlink, kernel: Kernel, arguments: tuple[str, ...], kind, data: bytes, product: str) -> tuple[bytes, str]:
+    handle = nvjitlink.create(len(arguments), list(arguments))
+    try:
+        nvjitlink.add_data(handle, kind, data, len(data), kernel.symbol)
+        nvjitlink.complete(handle)
+        output = bytearray(getattr(nvjitlink, f"get_linked_{product}_size")(handle))
+        getattr(nvjitlink, f"get_linked_{product}")(handle, output)
+        return bytes(output), _log(nvjitlink, handle, "info")
+    except nvjitlink.nvJitLinkError as error:
+        raise BuildError(kernel.symbol, _log(nvjitlink, handle, "error") or str(error)) from error
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def _log(nvjitlink, handle, kind: str) -> str:
+    size = getattr(nvjitlink, f"get_{kind}_log_size")(handle)
+    log = bytearray(size)
+    if size:
+        getattr(nvjitlink, f"get_{kind}_log")(handle, log)
+    return log.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,222 @@
+"""What a machine builds variants from and with, so that machines that differ are told apart before they work together."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import platform
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from generator import __version__
+from generator.build.compile import versions
+from generator.build.pipeline import Product, Prover, Recipe, build
+from generator.build.toolchain import templates_folder
+from generator.build.workers import Lost, Pool, run
+from generator.errors import HgemmError, RequestError
+from generator.plan import Plan
+
+_PACKAGES = ("generator", "hgemm")
+_SHOWN_DIGITS = 12
+
+
+@cache
+def identity() -> dict[str, str]:
+    """Return the versions of this package and of the compilers, and the hashes of this package's sources and templates.
+
+    Raises: HgemmError where a wheel is missing.
+    """
+    root, templates = Path(__file__).resolve().parents[2], templates_folder()
+    sources = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
+    return {
+        "generator": __version__,
+        "sources": _hash_of(sources, root),
+        "templates": _hash_of((path for path in templates.rglob("*") if path.is_file()), templates),
+        **versions(),
+    }
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Say in what two identities differ, or nothing."""
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    return ", ".join(f"{name} {_short(there, name)} there, {_short(here, name)} here" for name in names)
+
+
+def _short(found: Mapping[str, str], name: str) -> str:
+    return found.get(name, "none")[:_SHOWN_DIGITS]
+
+
+def _hash_of(paths: Iterable[Path], root: Path) -> str:
+    whole = hashlib.sha256()
+    for path in sorted(paths):
+        whole.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+# ==== Variants built by the workers of a Dask cluster ====
+
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+INSTALL = "pip install 'hgemm-generator[dask]'"
+_ADDRESS = re.compile(r"[a-z]+://[^\s/]+:\d{1,5}")
+_GO_ON = "what was built is in the library, and the same command builds the rest"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is sent along with plans: what may pass, whether each is proved, and who the sender is."""
+
+    allow_spills: bool
+    prove: bool
+    identity: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers of a Dask scheduler; without any for `patience_s`, a run is given up."""
+
+    address: str
+    allow_spills: bool = False
+    prove: bool = False
+    patience_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises: RequestError where distributed is not installed, or the address is malformed."""
+        if not find_spec("distributed"):
+            raise RequestError(f"--executor dask needs the package distributed, which is not installed: {INSTALL}")
+        if not _ADDRESS.fullmatch(self.address):
+            raise RequestError(
+                f"--address {self.address} is malformed: write tcp://host:port, as the scheduler prints it"
+            )
+
+    def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
+        """Yield (place, what became of it) of each plan, once, as they come.
+
+        Raises: HgemmError where the cluster cannot be reached, differs from this machine, or has no worker for too long.
+        """
+        task = partial(build_here, order=Order(self.allow_spills, self.prove, identity()))
+        with _connected(self.address, self.patience_s) as client:
+            _refuse_others(client)
+            watch = _Watch(client, self.patience_s)
+            pool = Pool(client.get_executor(pure=False), watch.width, watch.check, _cause_of_death)
+            yield from run(task, plans, pool)
+
+
+def build_here(plans: Sequence[Plan], order: Order) -> list[Product]:
+    """Build plans in the worker that calls this. Raises: HgemmError where it is not as the sender."""
+    differs = difference(order.identity, identity())
+    if differs:
+        raise HgemmError(_refusal([f"a worker on {platform.node()}: {differs}"]))
+    return build(plans, Recipe(templates_folder(), order.allow_spills, _prover() if order.prove else None))
+
+
+@cache
+def _prover() -> Prover:
+    from generator.proof import jobs as emulate  # only where kernels are proved
+
+    return emulate.Prover(emulate.workshop())
+
+
+@contextmanager
+def _connected(address: str, patience_s: float) -> Iterator[Client]:
+    """Yield a client of the scheduler, once it has a worker. Raises: HgemmError where that takes too long."""
+    from distributed import Client  # half a second, and an extra
+    from distributed.comm import CommClosedError
+
+    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # tracebacks of lost connections, of which we tell ourselves
+    try:
+        client = Client(address, timeout=patience_s, set_as_default=False)
+    except OSError as error:
+        raise HgemmError(
+            f"no Dask scheduler answers at {address} in {patience_s:g} s: start one with `dask scheduler`"
+        ) from error
+    except TypeError as error:
+        raise HgemmError(
+            f"the scheduler at {address} has another version of Dask ({error}): use one everywhere"
+        ) from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=patience_s)
+        except (asyncio.TimeoutError, TimeoutError):  # one only from Python 3.11 on
+            raise HgemmError(
+                f"no worker came to {address} in {patience_s:g} s: start some with `dask worker {address} --nthreads 1`"
+            ) from None
+        try:
+            yield client
+        except (CommClosedError, CancelledError) as error:
+            raise HgemmError(f"the scheduler is gone, or has dropped the work: {_GO_ON}") from error
+        except ImportError as error:
+            raise HgemmError(_refusal([f"a worker: {error}"])) from error
+
+
+class _Watch:
+    """Looks after the workers of a client."""
+
+    def __init__(self, client: Client, patience_s: float) -> None:
+        self._client, self._patience_s, self._seen_s = client, patience_s, time.monotonic()
+        if any(count > 1 for count in client.nthreads().values()):
+            _LOG.warning("workers with several threads compile one after the other: start them with --nthreads 1")
+
+    def width(self) -> int:
+        """Return how many tasks the workers do at a time. Raises: HgemmError where the scheduler is gone."""
+        try:
+            if self._client.status == "running":
+                return sum(self._client.nthreads().values())
+        except OSError:
+            pass  # the connection was lost while it was asked
+        raise HgemmError(f"the scheduler is gone: {_GO_ON}")
+
+    def check(self) -> None:
+        """Raises: HgemmError where there has been no worker for too long."""
+        if self.width():
+            self._seen_s = time.monotonic()
+        elif time.monotonic() - self._seen_s > self._patience_s:
+            raise HgemmError(
+                f"no worker has been left for {self._patience_s:g} s: start some with `dask worker`. {_GO_ON}"
+            )
+
+
+def _refuse_others(client: Client) -> None:
+    """Raises: HgemmError that names all of the cluster that are not as this machine."""
+    found: dict[str, Any] = {}
+    try:
+        found["the scheduler"] = client.run_on_scheduler(identity)
+    except Exception as error:
+        found["the scheduler"] = error
+    workers = client.run(identity, on_error="return")
+    found |= {f"worker {address}": workers[address] for address in sorted(workers)}
+    here, lines = identity(), []
+    for name, there in found.items():
+        told = str(there) if isinstance(there, Exception) else difference(here, there)
+        lines += [f"{name}: {told}"] if told and not isinstance(there, OSError) else []
+    if lines:
+        raise HgemmError(_refusal(lines))
+
+
+def _refusal(lines: list[str]) -> str:
+    head = (
+        "the cluster is not as this machine, and is not used: install the same version of this package, and restart it"
+    )
+    return "\n  ".join([head, *lines])
+
+
+def _cause_of_death(error: Exception) -> str:
+    from distributed import KilledWorker
+
+    if not isinstance(error, KilledWorker):
+        return ""
+    return f"died over it, as did {error.allowed_failures} before; the last was {error.last_worker.address}"

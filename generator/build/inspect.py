@@ -1,0 +1,710 @@
+"""Read what a cubin says of a kernel: registers, stack, shared memory, parameters and the machine code itself.
+
+A cubin is a 64-bit little-endian ELF file. Only its headers, symbols and NVIDIA attributes are read, each with its
+bounds checked, so that a truncated or altered file is an error of one line and never a fault.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import re
+import struct
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from generator.arch import ARCHS, Arch, ArchLimits
+from generator.errors import HgemmError
+
+_MACHINE_CUDA = 190
+_ABI_OF_CUDA_13 = 8
+_NOBITS = 8
+_SYMTAB = 2
+_FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_RESERVED_SMEM_SECTION = ".nv.shared.reserved.0"
+_RESERVED_SMEM_SYMBOL = b".nv.reservedSmem."  # what is left of that section where nvJitLink made the cubin
+_RESERVED_SMEM_BYTES = 1024
+
+# Attributes of .nv.info sections, as `cuobjdump -elf` 13.x names them: EIFMT_* (format) and EIATTR_* (kind).
+_EIFMT_SVAL = 0x04
+_EIATTR_MAX_THREADS = 0x05
+_EIATTR_FRAME_SIZE = 0x11
+_EIATTR_MIN_STACK_SIZE = 0x12
+_EIATTR_CBANK_PARAM_SIZE = 0x19
+_EIATTR_REGCOUNT = 0x2F
+
+
+@dataclass(frozen=True)
+class CubinFacts:
+    """What one kernel takes, as its cubin states it.
+
+    Units: `registers` a thread, `max_threads` a CTA (0 where no bound was compiled in), all else bytes.
+    `static_smem_bytes` leaves out the 1 KiB a CTA that is the system's, which cubins from sm_90 on count in.
+    `constant_bytes` counts the constant banks of the module without the kernels' parameters, `global_bytes` its device
+    variables. `symbols` are the kernels and functions that have code of their own.
+    """
+
+    symbol: str
+    arch_number: int
+    registers: int
+    stack_bytes: int
+    static_smem_bytes: int
+    param_bytes: int
+    max_threads: int
+    global_bytes: int
+    constant_bytes: int
+    text: bytes
+    symbols: tuple[str, ...]
+
+    @property
+    def code_bytes(self) -> int:
+        """Size of the kernel's machine code."""
+        return len(self.text)
+
+
+@dataclass(frozen=True)
+class _Section:
+    name: str
+    kind: int
+    size_bytes: int
+    data: bytes
+
+
+_ABSENT = _Section(name="", kind=0, size_bytes=0, data=b"")
+
+
+def read_cubin(cubin: bytes, symbol: str) -> CubinFacts:
+    """Read the facts of the kernel `symbol` from a cubin.
+
+    Raises: HgemmError where the bytes are no whole cubin or hold no such kernel.
+    Source: `cuobjdump -elf` 13.5 names the attributes; tests/test_elf.py holds their values against ptxas's own report.
+    """
+    try:
+        return _read(cubin, symbol)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise HgemmError(f"cubin of {symbol} is damaged ({error}): build it again") from error
+
+
+def _read(cubin: bytes, symbol: str) -> CubinFacts:
+    header = _FILE_HEADER.unpack_from(cubin)
+    if header[0][:6] != b"\x7fELF\x02\x01" or header[2] != _MACHINE_CUDA:
+        raise HgemmError(f"cubin of {symbol} is not an ELF file for CUDA: build it again")
+    sections = _sections(cubin, header, symbol)
+    by_name = {section.name: section for section in sections}
+    text = by_name.get(f".text.{symbol}")
+    names = _symbol_names(cubin, sections, header, symbol)
+    if text is None or symbol not in names:
+        raise HgemmError(f"cubin has no kernel {symbol}: it defines {', '.join(sorted(filter(None, names))) or 'none'}")
+    smem_bytes = by_name.get(f".nv.shared.{symbol}", _ABSENT).size_bytes
+    reserves = _RESERVED_SMEM_SECTION in by_name or _RESERVED_SMEM_SYMBOL in by_name.get(".strtab", _ABSENT).data
+    reserved_bytes = _RESERVED_SMEM_BYTES if smem_bytes and reserves else 0
+    if smem_bytes < reserved_bytes:
+        raise _damaged(symbol, f"{smem_bytes} B of shared memory, of which {reserved_bytes} B are the system's")
+    module = _module_attributes(by_name, names.index(symbol), symbol)
+    kernel = dict(_attributes(by_name.get(f".nv.info.{symbol}", _ABSENT).data, symbol))
+    return CubinFacts(
+        symbol=symbol,
+        arch_number=_arch_number(header),
+        registers=module[_EIATTR_REGCOUNT],
+        stack_bytes=max(module[_EIATTR_FRAME_SIZE], module[_EIATTR_MIN_STACK_SIZE]),
+        static_smem_bytes=smem_bytes - reserved_bytes,
+        param_bytes=sum(struct.unpack("<H", kernel.get(_EIATTR_CBANK_PARAM_SIZE, bytes(2)))),
+        max_threads=math.prod(struct.unpack("<III", kernel.get(_EIATTR_MAX_THREADS, bytes(12)))),
+        global_bytes=sum(s.size_bytes for s in sections if s.name in (".nv.global", ".nv.global.init")),
+        constant_bytes=sum(s.size_bytes for s in sections if _is_module_constant(s.name)),
+        text=text.data,
+        symbols=tuple(sorted(name.removeprefix(".text.") for name in by_name if name.startswith(".text."))),
+    )
+
+
+def _arch_number(header: tuple) -> int:
+    """Take the SM number from e_flags: bits 8 to 15 since ABI version 8 (CUDA 13), bits 0 to 7 before.
+
+    sm_90 and sm_90a have the same flags. Source: LLVM, `BinaryFormat/ELF.h`, EF_CUDA_SM and EF_CUDA_SM_MASK.
+    """
+    ident, flags = header[0], header[7]
+    return (flags >> 8 if ident[8] >= _ABI_OF_CUDA_13 else flags) & 0xFF
+
+
+def _sections(cubin: bytes, header: tuple, symbol: str) -> list[_Section]:
+    offset, entry_bytes, count, names_index = header[6], header[11], header[12], header[13]
+    end = offset + count * entry_bytes
+    if entry_bytes != _SECTION.size or names_index >= count or end > len(cubin):
+        raise _damaged(symbol, f"{count} sections of {entry_bytes} B end at {end} of {len(cubin)} B")
+    rows = [_SECTION.unpack_from(cubin, offset + index * entry_bytes) for index in range(count)]
+    names = _slice(cubin, rows[names_index], symbol)
+    return [_Section(_string(names, row[0]), row[1], row[5], _slice(cubin, row, symbol)) for row in rows]
+
+
+def _slice(cubin: bytes, row: tuple, symbol: str) -> bytes:
+    kind, offset, size_bytes = row[1], row[4], row[5]
+    if kind == _NOBITS:
+        return b""
+    if offset + size_bytes > len(cubin):
+        raise _damaged(symbol, f"a section ends at {offset + size_bytes} of {len(cubin)} B")
+    return cubin[offset : offset + size_bytes]
+
+
+def _string(table: bytes, offset: int) -> str:
+    end = table.find(b"\0", offset)
+    return table[offset : end if end >= 0 else len(table)].decode("ascii")
+
+
+def _symbol_names(cubin: bytes, sections: list[_Section], header: tuple, symbol: str) -> list[str]:
+    """Name each symbol of .symtab, in order, with an empty name for what is not a function."""
+    index = next((i for i, section in enumerate(sections) if section.kind == _SYMTAB), None)
+    if index is None:
+        raise _damaged(symbol, "no symbol table")
+    link = _SECTION.unpack_from(cubin, header[6] + index * _SECTION.size)[6]
+    if link >= len(sections) or len(sections[index].data) % _SYMBOL.size:
+        raise _damaged(symbol, f"symbol table of {len(sections[index].data)} B, names in section {link}")
+    rows = _SYMBOL.iter_unpack(sections[index].data)
+    return [_string(sections[link].data, name) if info & 0xF == 2 else "" for name, info, *_ in rows]
+
+
+def _module_attributes(by_name: dict[str, _Section], index: int, symbol: str) -> dict[int, int]:
+    """Read what .nv.info says of each function, (symbol index, number) pairs, for one of them."""
+    wanted = {_EIATTR_REGCOUNT: "registers", _EIATTR_FRAME_SIZE: "frame", _EIATTR_MIN_STACK_SIZE: "stack"}
+    found = {}
+    for kind, value in _attributes(by_name.get(".nv.info", _ABSENT).data, symbol):
+        if kind in wanted:
+            function, number = struct.unpack("<II", value)
+            if function == index:
+                found[kind] = number
+    missing = [name for kind, name in wanted.items() if kind not in found]
+    if missing:
+        raise _damaged(symbol, f"no attribute for {', '.join(missing)}")
+    return found
+
+
+def _attributes(info: bytes, symbol: str) -> Iterator[tuple[int, bytes]]:
+    """Walk a .nv.info section: u8 format, u8 kind, then u16 value, or u16 size and that many bytes."""
+    at = 0
+    while at < len(info):
+        form, kind, number = struct.unpack_from("<BBH", info, at)
+        at += 4
+        size_bytes = number if form == _EIFMT_SVAL else 0
+        if at + size_bytes > len(info):
+            raise _damaged(symbol, f"attribute {kind:#x} ends at {at + size_bytes} of {len(info)} B")
+        yield kind, info[at : at + size_bytes] if size_bytes else struct.pack("<H", number)
+        at += size_bytes
+
+
+def _is_module_constant(name: str) -> bool:
+    return name.startswith(".nv.constant") and not name.startswith(".nv.constant0.")
+
+
+def _damaged(symbol: str, what: str) -> HgemmError:
+    return HgemmError(f"cubin of {symbol} is damaged ({what}): build it again")
+
+
+# ==== Read ptxas's report (`-v`) of each kernel: registers, stack, spills, shared memory and warnings ====
+
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SMEM = re.compile(r"(\d+) bytes smem")
+_WARNING = re.compile(r"ptxas\b.*(?:\(C\d+\)|\bwarning\b)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PtxasReport:
+    """What ptxas says of one kernel and of the functions that it calls; spills are counted once an instruction."""
+
+    symbol: str
+    arch: str
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_smem_bytes: int
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes stored and loaded again, together."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
+
+def parse_ptxas_log(log: str) -> dict[str, PtxasReport]:
+    """Return the report of each kernel by symbol; none for a log that ptxas wrote without `-v`."""
+    starts = list(_ENTRY.finditer(log))
+    ends = [start.start() for start in starts[1:]] + [len(log)]
+    return {start[1]: _report(start, log[start.end() : end]) for start, end in zip(starts, ends)}
+
+
+def ptxas_warnings(log: str) -> tuple[str, ...]:
+    """Return the lines in which ptxas warns, such as C7510 (wgmma serialised) and C7508 (setmaxnreg ignored)."""
+    lines = (" ".join(line.strip("\0").split()) for line in log.splitlines())
+    return tuple(dict.fromkeys(line for line in lines if _WARNING.match(line)))
+
+
+def _report(start: re.Match[str], text: str) -> PtxasReport:
+    functions = [tuple(map(int, match.groups())) for match in _STACK.finditer(text)]
+    used, smem = _USED.search(text), _SMEM.search(text)
+    return PtxasReport(
+        symbol=start[1],
+        arch=start[2],
+        registers=int(used[1]) if used else 0,
+        stack_bytes=max((stack for stack, _, _ in functions), default=0),
+        spill_store_bytes=sum(stores for _, stores, _ in functions),
+        spill_load_bytes=sum(loads for _, _, loads in functions),
+        static_smem_bytes=int(smem[1]) if smem else 0,
+    )
+
+
+# ==== Disassemble machine code with NVIDIA's own disassembler, several kernels in one call ====
+
+
+INSTRUCTION_BYTES = 16
+_TIME_LIMIT_S = 120
+_LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;\n]*?)\s*;", re.MULTILINE)
+_BAD_ADDRESS = re.compile(r"at address (0x[0-9a-f]+)")
+_JUMPS = frozenset(("BRA", "BSSY", "CALL", "RET"))
+_TARGET = re.compile(r"(?<![\w\[-])0x[0-9a-f]+$")
+_WIDTH = re.compile(r"(?<=\.)(?:[US]?8|[US]?16|64|128)(?=\.|$)")
+_BYTES_OF_WIDTH = {"8": 1, "U8": 1, "S8": 1, "16": 2, "U16": 2, "S16": 2, "64": 8, "128": 16}
+
+
+@dataclass(frozen=True)
+class Code:
+    """The machine code of one kernel and the architecture that it is for: `sm_89`."""
+
+    arch: str
+    text: bytes
+
+
+class Instruction(NamedTuple):
+    """One instruction: `@!P0 LDSM.16.M88.4 R4, [R2]` has predicate `!P0` and mnemonic `LDSM`."""
+
+    address_bytes: int
+    opcode: str
+    predicate: str
+    operands: str
+
+    @property
+    def mnemonic(self) -> str:
+        """The opcode without its modifiers."""
+        return self.opcode.partition(".")[0]
+
+    @property
+    def is_branch(self) -> bool:
+        return self.mnemonic == "BRA"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The instructions of one kernel, in the order of their addresses."""
+
+    instructions: tuple[Instruction, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Count the instructions by mnemonic: {'HMMA': 64, ...}, by name."""
+        return dict(sorted(Counter(instruction.mnemonic for instruction in self.instructions).items()))
+
+    def opcode_counts(self) -> dict[str, int]:
+        """Count the instructions by full opcode: {'HMMA.16816.F32': 64, ...}, by name."""
+        return dict(sorted(Counter(instruction.opcode for instruction in self.instructions).items()))
+
+    def bytes_moved(self, mnemonic: str) -> int:
+        """Sum what the loads or stores of one kind move for a thread, each counted once: STL.64 moves 8."""
+        found = (instruction for instruction in self.instructions if instruction.mnemonic == mnemonic)
+        return sum(_BYTES_OF_WIDTH[width[0]] if (width := _WIDTH.search(i.opcode)) else 4 for i in found)
+
+    def loop_of(self, mnemonic: str) -> tuple[Instruction, ...]:
+        """Return the shortest loop, from where a branch backwards leads to that branch, that has such an instruction."""
+        at = {instruction.address_bytes: place for place, instruction in enumerate(self.instructions)}
+        ends = (
+            (place, _TARGET.search(each.operands)) for place, each in enumerate(self.instructions) if each.is_branch
+        )
+        stretches = (self.instructions[at[int(target[0], 16)] : place + 1] for place, target in ends if target)
+        loops = (found for found in stretches if any(each.mnemonic == mnemonic for each in found))
+        return min(loops, key=len, default=())
+
+    def text(self) -> str:
+        """Write the listing, one instruction a line, for reading."""
+        return "".join(_line(instruction) for instruction in self.instructions)
+
+
+def find_nvdisasm(folders: Sequence[Path] = ()) -> Path:
+    """Find nvdisasm in the installed wheel, else in `folders` (those of PATH, CUDA's bin), in that order.
+
+    Raises: HgemmError, saying what to install, where there is none.
+    """
+    package = importlib.util.find_spec("nvidia")
+    roots = package.submodule_search_locations if package and package.submodule_search_locations else ()
+    wheels = [path for root in roots for path in sorted(Path(root).glob("*/bin/nvdisasm*"), reverse=True)]
+    others = [folder / name for folder in folders for name in ("nvdisasm", "nvdisasm.exe")]
+    for path in (*wheels, *others):
+        if path.stem == "nvdisasm" and path.is_file():
+            return path
+    raise HgemmError("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+
+
+def disassemble(codes: Sequence[Code], nvdisasm: Path | None = None) -> list[Listing]:
+    """Disassemble kernels, in the order given, with one process an architecture, all at once.
+
+    Raises: HgemmError where nvdisasm is missing, fails, or meets what is no instruction (with kernel and address).
+    """
+    listings: dict[int, Listing] = {}
+    batches: dict[str, list[int]] = {}
+    for index, code in enumerate(codes):
+        if len(code.text) % INSTRUCTION_BYTES:
+            raise HgemmError(f"code {index} of {code.arch} has {len(code.text)} B: not whole instructions of 16 B")
+        batches.setdefault(code.arch, []).append(index)
+    images = {arch: b"".join(codes[index].text for index in indices) for arch, indices in batches.items()}
+    outputs = _run({arch: image for arch, image in images.items() if image}, nvdisasm)
+    for arch, indices in batches.items():
+        sizes = {index: len(codes[index].text) for index in indices}
+        listings.update(_split(arch, sizes, *outputs.get(arch, ("", ""))))
+    return [listings[index] for index in range(len(codes))]
+
+
+def _run(images: dict[str, bytes], nvdisasm: Path | None) -> dict[str, tuple[str, str]]:
+    """Return what nvdisasm wrote and complained of for each architecture's image."""
+    if not images:
+        return {}
+    program = nvdisasm or find_nvdisasm()
+    outputs = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="hgemm-sass-") as folder:
+            running = {arch: _start(program, arch, image, Path(folder)) for arch, image in images.items()}
+            try:
+                for arch, process in running.items():
+                    _, err = process.communicate(timeout=_TIME_LIMIT_S)
+                    outputs[arch] = ((Path(folder) / f"{arch}.out").read_text(), err.decode(errors="replace"))
+            finally:
+                for process in running.values():
+                    process.kill()
+                    process.wait()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HgemmError(f"nvdisasm cannot be run ({error}): try {program} --version") from error
+    return outputs
+
+
+def _start(program: Path, arch: str, image: bytes, folder: Path) -> subprocess.Popen[bytes]:
+    path = folder / f"{arch}.bin"
+    path.write_bytes(image)
+    command = [str(program), "--binary", arch.replace("sm_", "SM"), str(path)]
+    with open(folder / f"{arch}.out", "wb") as out:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE)
+
+
+def _split(arch: str, sizes: dict[int, int], out: str, err: str) -> dict[int, Listing]:
+    """Give each kernel its part of an architecture's listing, with addresses from 0."""
+    _refuse_bad_code(arch, sizes, err)
+    found = _instructions(out)
+    base_bytes, listings = 0, {}
+    for index, size_bytes in sizes.items():
+        length = size_bytes // INSTRUCTION_BYTES
+        part = tuple(_moved(instruction, base_bytes) for instruction in itertools.islice(found, length))
+        if len(part) != length:
+            told = (err.strip().splitlines() or ["no complaint"])[0]
+            raise HgemmError(f"nvdisasm listed {len(part)} of {length} instructions of code {index}: {told}")
+        listings[index] = Listing(part)
+        base_bytes += size_bytes
+    return listings
+
+
+def _refuse_bad_code(arch: str, sizes: dict[int, int], err: str) -> None:
+    """Name the kernel in which nvdisasm met what it does not know."""
+    bad = _BAD_ADDRESS.search(err)
+    offset = int(bad[1], 16) if bad else 0
+    for index, size_bytes in sizes.items() if bad else ():
+        if offset < size_bytes:
+            raise HgemmError(f"code {index} of {arch} has no instruction at {offset:#x}: is it built for {arch}?")
+        offset -= size_bytes
+
+
+def _instructions(out: str) -> Iterator[Instruction]:
+    for match in _LINE.finditer(out):
+        yield Instruction(int(match[1], 16), match[3], match[2] or "", match[4])
+
+
+def _moved(instruction: Instruction, base_bytes: int) -> Instruction:
+    """Take the place in the image off an instruction's address and off the address that it jumps to."""
+    if not base_bytes:
+        return instruction
+    operands = instruction.operands
+    if instruction.mnemonic in _JUMPS and ".ABS" not in instruction.opcode:
+        operands = _TARGET.sub(lambda match: f"{int(match[0], 16) - base_bytes:#x}", operands)
+    return instruction._replace(address_bytes=instruction.address_bytes - base_bytes, operands=operands)
+
+
+def _line(instruction: Instruction) -> str:
+    guard = f"@{instruction.predicate} " if instruction.predicate else ""
+    text = f"/*{instruction.address_bytes:04x}*/ {guard:>6}{instruction.opcode} {instruction.operands}"
+    return f"{text.rstrip()} ;\n"
+
+
+# ==== How many CTAs of a kernel one SM holds, and what stops the next one ====
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """CTAs and warps resident on one SM; `fraction` is of the warps that it could hold; `limiter` stops the next CTA.
+
+    A kernel that cannot be launched at all has 0 CTAs.
+    """
+
+    ctas_per_sm: int
+    warps_per_sm: int
+    fraction: float
+    limiter: str
+
+
+def occupancy(limits: ArchLimits, threads: int, registers: int, smem_bytes: int) -> Occupancy:
+    """Work out the residency of a kernel with these threads a CTA, registers a thread and shared memory a CTA.
+
+    Units: `smem_bytes` is static and dynamic shared memory together, without the system's own.
+    Source: `cuda_occupancy.h` 13.0, cudaOccMaxActiveBlocksPerMultiprocessor, the oracle of tests/test_occupancy.py.
+    """
+    warps = -(-threads // limits.warp_threads)
+    ctas_by = {
+        "warps": limits.warps_per_sm // warps if threads <= limits.threads_per_cta else 0,
+        "registers": _ctas_by_registers(limits, warps, registers),
+        "smem": _ctas_by_smem(limits, smem_bytes),
+        "ctas": limits.ctas_per_sm,
+    }
+    limiter = min(ctas_by, key=ctas_by.__getitem__)
+    ctas = ctas_by[limiter]
+    return Occupancy(ctas, ctas * warps, ctas * warps / limits.warps_per_sm, limiter)
+
+
+def _ctas_by_registers(limits: ArchLimits, warps: int, registers: int) -> int:
+    """Count CTAs by registers: given out warp by warp, in units, from one partition of the SM each."""
+    registers_per_warp = _round_up(max(registers, 1) * limits.warp_threads, limits.register_unit)
+    checked_at_launch = registers_per_warp * _round_up(warps, limits.sm_partitions)
+    if registers > limits.max_registers_per_thread or checked_at_launch > limits.registers_per_cta:
+        return 0
+    warps_per_partition = limits.registers_per_sm // limits.sm_partitions // registers_per_warp
+    return warps_per_partition * limits.sm_partitions // warps
+
+
+def _ctas_by_smem(limits: ArchLimits, smem_bytes: int) -> int:
+    if smem_bytes > limits.smem_bytes_per_cta:
+        return 0
+    taken_bytes = _round_up(smem_bytes + limits.smem_reserved_bytes_per_cta, limits.smem_unit)
+    return limits.smem_bytes_per_sm // taken_bytes if taken_bytes else limits.ctas_per_sm
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+# ==== Hold a compiled kernel against what the plan said of it, with both figures in every complaint ====
+
+
+_LOCAL = ("LDL", "STL")
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the plan says of a kernel's binary.
+
+    `mma_opcode` is the exact opcode of every tensor instruction, `mma_per_k_tile` how many of them a warp needs for a
+    k-tile, and `mma_theory` says where the number comes from. The k loop's body may stand in the code up to
+    `max_k_tiles_in_code` times: from sm_100 on ptxas 13.0 peels a round off a loop that holds a uniform branch.
+    `store_spacing` is how many tensor instructions part two stores to shared memory in that loop; 0 asks for none.
+    `required` and `forbidden` are mnemonics; LDL and STL need no naming. With `allow_spills` local memory is counted
+    and not complained of. `global_bytes` is what device variables may take.
+    Units: bytes; `smem_bytes` is the dynamic shared memory of the launch, `max_registers` is a thread's.
+    """
+
+    arch: str
+    threads: int
+    static_smem_bytes: int
+    smem_bytes: int
+    param_bytes: int
+    max_registers: int
+    mma_opcode: str
+    mma_per_k_tile: int
+    mma_theory: str
+    required: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+    max_k_tiles_in_code: int = 1
+    store_spacing: int = 0
+    global_bytes: int = 0
+    allow_spills: bool = False
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel, what is expected of it, and the log that ptxas left (its `-v` report, where there is one)."""
+
+    cubin: bytes
+    symbol: str
+    expectation: Expectation
+    ptxas_log: str = ""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes: registers a thread, stack bytes a thread, shared memory a CTA, and the CTAs an SM holds."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    smem_bytes: int
+    ctas_per_sm: int
+    warps_per_sm: int
+    occupancy: float
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The outcome: figures for the record, and one line for each thing that is not as planned."""
+
+    resources: Resources
+    sass: dict[str, int]
+    code_bytes: int
+    store_spacing: int | None
+    violations: tuple[str, ...]
+
+
+def inspect(binary: Binary, nvdisasm: Path | None = None) -> Inspection:
+    """Inspect one kernel; see `inspect_all`."""
+    return inspect_all((binary,), nvdisasm)[0]
+
+
+def inspect_all(binaries: Sequence[Binary], nvdisasm: Path | None = None) -> list[Inspection]:
+    """Inspect kernels, in the order given, with one disassembly for each architecture.
+
+    Raises: HgemmError where a cubin cannot be read or nvdisasm cannot be run.
+    """
+    facts = [read_cubin(binary.cubin, binary.symbol) for binary in binaries]
+    codes = [Code(binary.expectation.arch, fact.text) for binary, fact in zip(binaries, facts)]
+    listings = disassemble(codes, nvdisasm)
+    return [_judge(*pair) for pair in zip(binaries, facts, listings)]
+
+
+def _judge(binary: Binary, facts: CubinFacts, listing: Listing) -> Inspection:
+    expected, arch = binary.expectation, ARCHS[binary.expectation.arch]
+    report = parse_ptxas_log(binary.ptxas_log).get(binary.symbol)
+    counts = listing.counts()
+    resources = _resources(expected, arch, facts, report, listing)
+    spacing = _store_spacing(listing, expected.mma_opcode) if expected.store_spacing else None
+    violations = (
+        *_contract(expected, arch, facts),
+        *_launch(expected, arch, resources),
+        *_local_memory(expected, resources, counts),
+        *_same_build(report, resources, listing),
+        *_tensor_instructions(expected, counts, listing.opcode_counts()),
+        *_stores_apart(expected, spacing),
+        *(f"{name} missing: the plan needs it" for name in expected.required if not counts.get(name)),
+        *(f"{name} {counts[name]}, the plan allows 0" for name in _forbidden(expected) if counts.get(name)),
+        *(f"ptxas warns: {line}" for line in ptxas_warnings(binary.ptxas_log)),
+    )
+    return Inspection(resources, counts, facts.code_bytes, spacing, violations)
+
+
+def _forbidden(expected: Expectation) -> list[str]:
+    """What else than local memory, which `_local_memory` judges, must not be there."""
+    return [name for name in expected.forbidden if name not in _LOCAL]
+
+
+def _resources(
+    expected: Expectation, arch: Arch, facts: CubinFacts, report: PtxasReport | None, listing: Listing
+) -> Resources:
+    smem_bytes = facts.static_smem_bytes + expected.smem_bytes
+    residency = occupancy(arch.limits, expected.threads, facts.registers, smem_bytes)
+    return Resources(
+        registers=facts.registers,
+        spill_bytes=report.spill_bytes if report else sum(map(listing.bytes_moved, _LOCAL)),
+        stack_bytes=facts.stack_bytes,
+        smem_bytes=smem_bytes,
+        ctas_per_sm=residency.ctas_per_sm,
+        warps_per_sm=residency.warps_per_sm,
+        occupancy=residency.fraction,
+    )
+
+
+def _contract(expected: Expectation, arch: Arch, facts: CubinFacts) -> list[str]:
+    """Compare the numbers that host and kernel must agree on."""
+    pairs = {
+        "arch number": (facts.arch_number, arch.number),
+        "threads a CTA": (facts.max_threads, expected.threads),
+        "static smem bytes": (facts.static_smem_bytes, expected.static_smem_bytes),
+        "parameter bytes": (facts.param_bytes, expected.param_bytes),
+    }
+    lines = [f"{what} {found}, the plan says {said}" for what, (found, said) in pairs.items() if found != said]
+    if facts.global_bytes > expected.global_bytes:
+        lines.append(f"device variables {facts.global_bytes} B, the plan allows {expected.global_bytes} B")
+    return lines
+
+
+def _launch(expected: Expectation, arch: Arch, resources: Resources) -> list[str]:
+    lines = []
+    if resources.registers > expected.max_registers:
+        lines.append(f"registers {resources.registers}, the plan allows {expected.max_registers}")
+    if resources.smem_bytes > arch.limits.smem_bytes_per_cta:
+        lines.append(f"smem {resources.smem_bytes} B > {arch.limits.smem_bytes_per_cta} B of {arch.name}")
+    if not resources.ctas_per_sm:
+        taken = f"{expected.threads} threads of {resources.registers} registers, {resources.smem_bytes} B of smem"
+        lines.append(f"no CTA fits on an SM of {arch.name}: {taken}")
+    return lines
+
+
+def _local_memory(expected: Expectation, resources: Resources, counts: dict[str, int]) -> list[str]:
+    """Complain of spills and of arrays that do not live in registers."""
+    loads, stores = (counts.get(name, 0) for name in _LOCAL)
+    if expected.allow_spills or not (loads or stores or resources.spill_bytes or resources.stack_bytes):
+        return []
+    cause = "registers spill" if resources.spill_bytes else "an array is indexed at run time"
+    figures = f"LDL {loads}, STL {stores}, {resources.spill_bytes} B spilled, {resources.stack_bytes} B of stack"
+    return [f"{figures}, the plan allows 0 of each: {cause}"]
+
+
+def _same_build(report: PtxasReport | None, resources: Resources, listing: Listing) -> list[str]:
+    """Compare ptxas's report, where there is one, with the code, in which arrays may add to the spills' bytes."""
+    if report is None:
+        return []
+    lines = []
+    if report.registers != resources.registers:
+        lines.append(f"ptxas reports {report.registers} registers, the cubin {resources.registers}: not one build")
+    for name, told in (("LDL", report.spill_load_bytes), ("STL", report.spill_store_bytes)):
+        found = listing.bytes_moved(name)
+        if found < told:
+            lines.append(f"ptxas reports {told} B of spilling {name}, the code has {found} B: not one build")
+    return lines
+
+
+def _tensor_instructions(expected: Expectation, counts: dict[str, int], opcodes: dict[str, int]) -> list[str]:
+    mnemonic = expected.mma_opcode.partition(".")[0]
+    found, wanted, copies = counts.get(mnemonic, 0), expected.mma_per_k_tile, expected.max_k_tiles_in_code
+    lines = []
+    if found not in {wanted * copy for copy in range(1, copies + 1)}:
+        unrolled = wanted and found > wanted and found % wanted == 0
+        cause = "the k loop was unrolled" if unrolled else "atoms are missing or repeated"
+        times = f", at most {copies} of them in the code" if copies > 1 else ""
+        lines.append(f"{mnemonic} {found}, theory says {wanted} a k-tile ({expected.mma_theory}){times}: {cause}")
+    others = [name for name in opcodes if name.partition(".")[0] == mnemonic and name != expected.mma_opcode]
+    if others:
+        lines.append(f"{', '.join(others)} found, the plan says {expected.mma_opcode} only")
+    return lines
+
+
+def _store_spacing(listing: Listing, mma_opcode: str) -> int | None:
+    """Return the fewest tensor instructions between two stores to shared memory in the k loop; None where there are no two.
+
+    Counted within one turn of the loop: what parts its last store from the next turn's first is not.
+    """
+    tensor = mma_opcode.partition(".")[0]
+    told = "".join({tensor: "T", "STS": "S"}.get(each.mnemonic, "") for each in listing.loop_of(tensor))
+    return min(map(len, told.split("S")[1:-1]), default=None)
+
+
+def _stores_apart(expected: Expectation, found: int | None) -> list[str]:
+    if not expected.store_spacing or (found is not None and found >= expected.store_spacing):
+        return []
+    tensor = expected.mma_opcode.partition(".")[0]
+    told = "no two stores are in the k loop" if found is None else f"{found} {tensor} between two STS in the k loop"
+    return [f"{told}, the plan says {expected.store_spacing}: ptxas moved them"]

@@ -1,0 +1,417 @@
+"""A compiled and inspected kernel to the document that describes it in a library."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from generator import __version__
+from generator.build.compile import Compiled, compile_kernel, key_of, versions_of
+from generator.build.inspect import Binary, Inspection, inspect_all
+from generator.build.toolchain import Headers, headers
+from generator.build.workers import MAX_BATCH, Lost, run
+from generator.emit import Kernel, emit
+from generator.errors import BuildError, LibraryError, ProofError
+from generator.expectation import expectation_of
+from generator.naming import symbol_of
+from generator.plan import Plan
+from generator.store.files import temporary_name, told, write_folder
+from generator.store.library import Library
+from hgemm.library import is_symbol
+from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, SOURCE_NAMES, Record
+
+_LOCAL_MEMORY = ("LDL", "STL")
+_NOT_PROVABLE = "the executor runs no module of CuTe DSL: compare it on a device"
+
+
+def planned(kernel: Kernel) -> dict[str, Any]:
+    """Return the sections of a record that a plan alone decides."""
+    plan = kernel.plan
+    return {
+        "schema": SCHEMA,
+        "symbol": kernel.symbol,
+        "alias": kernel.alias,
+        "arch": plan.spec.arch,
+        "spec": plan.spec.to_dict(),
+        "launch": plan.launch(),
+        "traits": plan.traits(),
+    }
+
+
+def artefacts_of(kernel: Kernel, compiled: Compiled) -> dict[str, bytes]:
+    """Return the files of a variant beside its record."""
+    return {kernel.source_name: kernel.source.encode(), CUBIN_NAME: compiled.cubin, PTX_NAME: compiled.ptx}
+
+
+def document(
+    kernel: Kernel,
+    headers: Headers,
+    key: str,
+    compiled: Compiled,
+    inspection: Inspection,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """Return the record of a variant: what was planned, what it was made from, and what was found in it."""
+    return {
+        **planned(kernel),
+        "key": key,
+        "toolchain": {**versions_of(kernel), "options": [*compiled.options], "generator": __version__},
+        "inputs": headers.hashes(),
+        "files": {name: _described(content) for name, content in artefacts_of(kernel, compiled).items()},
+        "resources": asdict(inspection.resources),
+        "sass": inspection.sass,
+        "proof": _proof(kernel.plan, inspection),
+        "seconds": seconds,
+        "spilled": spills(inspection),
+    }
+
+
+def spills(inspection: Inspection) -> bool:
+    """Tell whether a kernel uses local memory, for spilled registers or for arrays."""
+    resources = inspection.resources
+    return bool(resources.spill_bytes or resources.stack_bytes or any(map(inspection.sass.get, _LOCAL_MEMORY)))
+
+
+def _proof(plan: Plan, inspection: Inspection) -> dict[str, Any]:
+    """Return what is proved of a kernel before it runs; bank conflicts are those of one stage."""
+    apart = {} if inspection.store_spacing is None else {"mma_between_stores": inspection.store_spacing}
+    unproved = {"unproved": _NOT_PROVABLE} if plan.spec.form == "dsl" else {}
+    return {"mma_per_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart, **unproved}
+
+
+def _described(content: bytes) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+# ==== Plans to products ====
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What variants are made from, and what is let pass.
+
+    Fields: `prover` runs each variant before it is registered, where there is one.
+    """
+
+    templates: Path
+    allow_spills: bool = False
+    prover: Prover | None = None
+
+
+class Prover(Protocol):
+    """What proves a variant, in `version` of itself, which the proof then has as its `executor`."""
+
+    version: str
+
+    def proof(self, source: str, record: dict[str, Any]) -> dict[str, Any]:
+        """Return what is added to the record's `proof`. Raises ProofError where the variant is not right."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A kernel's text with everything that its compilation can read, and the content key of all that."""
+
+    kernel: Kernel
+    headers: Headers
+    key: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Product:
+    """What building a variant came to, to be filed: its record and files, or what is wrong with it.
+
+    Fields: `status` is built, proved, spilled or failed; `failure` is the compiler's, on the text `source` of the file
+    `source_name`.
+    """
+
+    symbol: str
+    status: str
+    seconds: float
+    record: dict[str, Any] | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    error: str = ""
+    failure: BuildError | None = None
+    source: str = ""
+    source_name: str = SOURCE_NAME
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A compiled kernel on its way to inspection; `place` is that of its plan."""
+
+    place: int
+    prepared: Prepared
+    compiled: Compiled
+    seconds: float
+
+
+def prepare(plan: Plan, templates: Path) -> Prepared:
+    """Emit a plan's kernel, collect the headers that it can reach, and compute the key."""
+    start = time.perf_counter()
+    kernel = emit(plan, templates)
+    found = headers(kernel.entry_header, templates)
+    return Prepared(kernel, found, key_of(kernel, found), time.perf_counter() - start)
+
+
+def build(plans: Sequence[Plan], recipe: Recipe) -> list[Product]:
+    """Compile plans one after the other, inspect them together, and return what each came to; nothing is written."""
+    products: dict[int, Product] = {}
+    compiled: list[_Built] = []
+    for place, plan in enumerate(plans):
+        prepared = prepare(plan, recipe.templates)
+        start = time.perf_counter()
+        try:
+            result = compile_kernel(prepared.kernel, prepared.headers)
+            compiled.append(_Built(place, prepared, result, time.perf_counter() - start))
+        except BuildError as error:
+            seconds, kernel = time.perf_counter() - start, prepared.kernel
+            text = {"source": kernel.source, "source_name": kernel.source_name}
+            products[place] = Product(error.symbol, "failed", seconds, failure=error, **text)
+    start = time.perf_counter()
+    inspections = inspect_all(
+        [
+            Binary(
+                built.compiled.cubin,
+                built.prepared.kernel.symbol,
+                expectation_of(built.prepared.kernel.plan, recipe.allow_spills),
+                built.compiled.ptxas_log,
+            )
+            for built in compiled
+        ]
+    )
+    inspect_seconds = (time.perf_counter() - start) / max(1, len(compiled))
+    for built, inspection in zip(compiled, inspections):
+        products[built.place] = _product(built, inspection, inspect_seconds, recipe.prover)
+    return [products[place] for place in range(len(plans))]
+
+
+def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prover: Prover | None) -> Product:
+    """Judge a compiled kernel, prove it where that is asked for, and describe it."""
+    prepared, symbol = built.prepared, built.prepared.kernel.symbol
+    seconds = {"emit": prepared.seconds, "compile": built.seconds, "inspect": inspect_seconds}
+    total = sum(seconds.values())
+    if inspection.violations:
+        error = f"{symbol} is not as planned and is not registered: {'; '.join(inspection.violations)}"
+        return Product(symbol, "failed", total, error=error)
+    data = document(prepared.kernel, prepared.headers, prepared.key, built.compiled, inspection, seconds)
+    began = time.perf_counter()
+    try:
+        if prover:
+            data["proof"] |= prover.proof(prepared.kernel.source, data)
+    except ProofError as error:
+        told = f"{symbol} is not proved and is not registered: {error}"
+        return Product(symbol, "failed", total + time.perf_counter() - began, error=told)
+    status = "spilled" if spills(inspection) else "proved" if prover else "built"
+    files = artefacts_of(prepared.kernel, built.compiled)
+    return Product(symbol, status, total + time.perf_counter() - began, data, files)
+
+
+# ==== What is kept of a variant that did not compile: its source and the compiler's whole log, until it does ====
+
+
+FAILED_NAME = "failed"
+LOG_NAME = "compile.log"
+
+
+def keep_failure(library: Path, source: str, source_name: str, error: BuildError) -> BuildError:
+    """Write `<library>/failed/<symbol>/` and return the error with the paths of what lies there.
+
+    Raises: LibraryError where the folder cannot be written.
+    """
+    place = library / FAILED_NAME / error.symbol
+    with told("write", place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(place, {source_name: source.encode(), LOG_NAME: error.log.encode()}, lambda name: True)
+    return BuildError(error.symbol, error.log, place / source_name, place / LOG_NAME)
+
+
+def forget_failure(library: Path, symbol: str) -> None:
+    """Remove what an earlier run kept of a variant that now compiles."""
+    place = library / FAILED_NAME / symbol
+    if _is_kept(place):
+        for name in (*SOURCE_NAMES, LOG_NAME):
+            with suppress(OSError):
+                (place / name).unlink()
+        with suppress(OSError):  # others have failed too, and stay
+            place.rmdir()
+            place.parent.rmdir()
+
+
+def failures_of(library: Path) -> list[Path]:
+    """Return the folders of what is kept, by name; others that lie there are the user's."""
+    return sorted(filter(_is_kept, library.glob(f"{FAILED_NAME}/*")))
+
+
+def _is_kept(place: Path) -> bool:
+    """Tell whether a folder is one that `keep_failure` wrote, with nothing else in it and no link on the way."""
+    if place.parent.is_symlink() or place.is_symlink() or not place.is_dir() or not is_symbol(place.name):
+        return False
+    return {entry.name for entry in place.iterdir()} <= {*SOURCE_NAMES, LOG_NAME}
+
+
+# ==== The stages joined with a library ====
+
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where variants are filed, whether also those that are there already, and the fields of the recipe."""
+
+    library: Library
+    templates: Path
+    force: bool = False
+    allow_spills: bool = False
+    prover: Prover | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.templates, self.allow_spills, self.prover)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one variant: `status` is built, proved, cached, spilled or failed, and `record` is None where it failed.
+
+    Units: `seconds` is the time that it took in this run.
+    """
+
+    symbol: str
+    status: str
+    seconds: float = 0.0
+    record: Record | None = None
+    error: str = ""
+
+
+class Crew(Protocol):
+    """What builds variants elsewhere, and has no part in the library."""
+
+    def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
+        """Yield (place, what became of it) of each plan, once, as they come."""
+
+
+def make(
+    plans: Sequence[Plan], settings: Settings, processes: int, crew: Crew | None = None
+) -> Iterator[tuple[int, Outcome]]:
+    """Yield (place, outcome) of each legal plan as it comes: first what the library has, then what is built.
+
+    It is built by a crew where there is one, else by so many worker processes, of which each may die. Where there are to be
+    none, or one plan is left, this process builds: sooner, and whatever ends a compiler ends it.
+    Raises: HgemmError where no variant can be built: a missing compiler, a folder that cannot be written.
+    """
+    misses: list[int] = []
+    for place, plan in enumerate(plans):
+        found = cached(prepare(plan, settings.templates), settings)
+        if found:
+            yield place, found
+        else:
+            misses.append(place)
+    if not misses:
+        return
+    _require_writable(settings.library.folder)
+    wanted = [plans[place] for place in misses]
+    if crew:
+        done = _filed_as_they_come(wanted, crew, settings)
+    elif not processes or len(wanted) == 1:
+        done = _in_this_process(wanted, settings)
+    else:
+        done = _in_processes(wanted, settings, processes)
+    for place, outcome in done:
+        yield misses[place], outcome
+
+
+def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING) -> Outcome | None:
+    """Return the variant where the library has it, sound and from the same inputs; else None.
+
+    One that spills counts only where that is allowed. A damaged one is logged at `level`.
+    """
+    start, symbol = time.perf_counter(), prepared.kernel.symbol
+    if settings.force:
+        return None
+    try:
+        variant = settings.library.get(symbol)
+    except LibraryError as error:
+        _LOG.log(level, "%s is built again: %s", symbol, str(error).rpartition(": ")[0])
+        return None
+    if variant is None or variant.record.key != prepared.key:
+        return None
+    data = variant.record.data
+    if any(data[name] != value for name, value in planned(prepared.kernel).items()):
+        return None
+    if data["spilled"] and not settings.allow_spills:
+        return None
+    if settings.prover and data["proof"].get("executor") != settings.prover.version:
+        return None
+    status = "spilled" if data["spilled"] else "cached"
+    return Outcome(symbol, status, prepared.seconds + time.perf_counter() - start, variant.record)
+
+
+def build_and_file(plans: Sequence[Plan], settings: Settings) -> list[Outcome]:
+    """Build what the library has not, file it there, and return the outcome of each plan."""
+    outcomes: dict[int, Outcome] = {}
+    for place, plan in enumerate(plans):
+        found = cached(prepare(plan, settings.templates), settings, logging.DEBUG)  # built meanwhile by another process
+        if found:
+            outcomes[place] = found
+    missing = [place for place in range(len(plans)) if place not in outcomes]
+    for place, product in zip(missing, build([plans[place] for place in missing], settings.recipe)):
+        outcomes[place] = filed(product, settings.library)
+    return [outcomes[place] for place in range(len(plans))]
+
+
+def filed(product: Product, library: Library) -> Outcome:
+    """Publish what was built, or keep what a compiler refused, and return the outcome.
+
+    Raises: LibraryError where the folder cannot be written, or a record does not describe its files.
+    """
+    if product.record is None:
+        error = product.error
+        if product.failure:
+            error = str(keep_failure(library.folder, product.source, product.source_name, product.failure))
+        return Outcome(product.symbol, "failed", product.seconds, error=error)
+    library.publish(product.record, product.files)
+    forget_failure(library.folder, product.symbol)
+    return Outcome(product.symbol, product.status, product.seconds, Record(product.record))
+
+
+def _in_this_process(plans: Sequence[Plan], settings: Settings) -> Iterator[tuple[int, Outcome]]:
+    """Build plans here: another process would take 0.2 s to load what is loaded already."""
+    for start in range(0, len(plans), MAX_BATCH):
+        yield from enumerate(build_and_file(plans[start : start + MAX_BATCH], settings), start)
+
+
+def _in_processes(plans: Sequence[Plan], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
+    """Build plans in worker processes, which file them."""
+    from generator.build.workers import process_pool  # only where there is more than one to build
+
+    with process_pool(min(processes, len(plans))) as pool:
+        for place, result in run(partial(build_and_file, settings=settings), plans, pool):
+            yield place, _lost(plans[place], result) if isinstance(result, Lost) else result
+
+
+def _filed_as_they_come(plans: Sequence[Plan], crew: Crew, settings: Settings) -> Iterator[tuple[int, Outcome]]:
+    for place, result in crew.products(plans):
+        yield place, _lost(plans[place], result) if isinstance(result, Lost) else filed(result, settings.library)
+
+
+def _lost(plan: Plan, lost: Lost) -> Outcome:
+    symbol = symbol_of(plan.spec)
+    return Outcome(symbol, "failed", error=f"{symbol} is not built: its worker {lost.cause}")
+
+
+def _require_writable(folder: Path) -> None:
+    """Raises: LibraryError where nothing can be written to `folder`, before anything is compiled in vain."""
+    with told("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / temporary_name()
+        probe.touch()
+        probe.unlink()

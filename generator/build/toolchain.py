@@ -1,0 +1,114 @@
+"""The installed compilers and headers: which they are, and the text of every header that a kernel can reach."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from generator.errors import HgemmError
+
+INSTALL = "run 'make setup', or 'pip install .' in this project's folder"
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
+_MACRO_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+CUDA_STD_HEADER\((\w+)\)", re.MULTILINE)
+"""How CUTLASS includes what CUDA 13 has below `cccl/`."""
+_WHOLE_CUTE = "hgemm/cute/"
+"""Headers that need all of CuTe, and none of what stands in for it."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """A header by the name that it is included by, with its text and the hash of it."""
+
+    name: str
+    text: bytes
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Every file that a kernel can include, found from `root`; nothing else is given to the compiler."""
+
+    root: str
+    files: tuple[Header, ...]
+
+    def hashes(self) -> dict[str, str]:
+        return {header.name: header.sha256 for header in self.files}
+
+
+def templates_folder() -> Path:
+    """Return the folder of the templates: beside the package when installed, else the checkout's.
+
+    Raises: HgemmError where neither is there.
+    """
+    here = Path(__file__).resolve().parents[1]
+    for folder in (here / "templates", here.parent / "templates"):
+        if (folder / "kernel.cu.j2").is_file():
+            return folder
+    raise HgemmError(f"templates are missing beside {here}: reinstall the package ({INSTALL})")
+
+
+def cutlass_include() -> Path:
+    """Return CUTLASS's include folder, from the wheel nvidia-cutlass. Raises: HgemmError where it is not installed."""
+    return _folder_in("cutlass_library", "source/include", "cutlass/version.h", "nvidia-cutlass")
+
+
+def cuda_include() -> Path:
+    """Return the CUDA runtime's include folder, from its wheel. Raises: HgemmError where it is not installed."""
+    return _folder_in("nvidia", "cu13/include", "cuda_fp16.h", "nvidia-cuda-runtime 13.0")
+
+
+def _folder_in(module: str, folder: str, file: str, wheel: str) -> Path:
+    """Find the folder with `file` in a package, which may lie in several places as `nvidia` does."""
+    spec = find_spec(module)
+    for location in (spec.submodule_search_locations if spec else None) or ():
+        if (Path(location) / folder / file).is_file():
+            return Path(location) / folder
+    raise HgemmError(f"wheel {wheel} is missing: {INSTALL}")
+
+
+@cache
+def headers(root: str, templates: Path) -> Headers:
+    """Collect the headers that `root` can reach, by following every include, taken or not.
+
+    The headers of templates/lean come before CUTLASS's and stand in for the genuine CuTe configuration headers, but not where
+    a kernel is written in all of CuTe.
+    Includes that are nowhere (the host's standard library, behind the preprocessor) are left to the compiler. Without a root
+    there are no headers.
+    """
+    if not root:
+        return Headers(root, ())
+    cuda = cuda_include()
+    lean = [] if root.startswith(_WHOLE_CUTE) else [templates / "lean"]
+    folders = [templates, *lean, cutlass_include(), cuda, cuda / "cccl"]
+    found: dict[str, Header] = {}
+    queue = [root]
+    while queue:
+        name = queue.pop()
+        path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if name in found or path is None:
+            continue
+        text = path.read_bytes()
+        found[name] = Header(name, text, hashlib.sha256(text).hexdigest())
+        queue += [_resolve(included.decode(), name, folders) for included in _INCLUDE.findall(text)]
+        queue += [f"cccl/cuda/std/{included.decode()}" for included in _MACRO_INCLUDE.findall(text)]
+    return Headers(root, tuple(found[name] for name in sorted(found)))
+
+
+def _resolve(included: str, includer: str, folders: list[Path]) -> str:
+    """Name an include relative to a folder, whether it was written so or relative to the includer."""
+    beside = (Path(includer).parent / included).as_posix()
+    return beside if any((folder / beside).is_file() for folder in folders) else included
+
+
+@cache
+def version_of(wheel: str) -> str:
+    """Return an installed wheel's version. Raises: HgemmError where it is not installed."""
+    try:
+        return metadata.version(wheel)
+    except metadata.PackageNotFoundError as missing:
+        raise HgemmError(f"wheel {wheel} is missing: {INSTALL}") from missing

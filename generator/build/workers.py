@@ -1,0 +1,250 @@
+"""The cores of this machine that are ours."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+def cores() -> int:
+    """Return how many processes this one may keep busy."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ==== Work in batches by any executor of `concurrent.futures` ====
+
+
+MAX_BATCH = 8
+_AHEAD = 2
+_CHECK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The result of an item over which a worker died that had nothing else, while no other worker had anything."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Pool:
+    """An executor, and what must be known of it.
+
+    Fields: `width` says how many tasks it does at a time, `check` raises where it can do no more, and `death` says how a
+        worker died, where that is what an exception of a future means; any other exception ends the run.
+    """
+
+    executor: Executor
+    width: Callable[[], int]
+    check: Callable[[], None]
+    death: Callable[[Exception], str]
+
+
+def run(task: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any], pool: Pool) -> Iterator[tuple[int, Any]]:
+    """Do `task` on batches of the items; yield (place, its result or Lost) as they come, for each item once.
+
+    Only a few batches more than there are workers are under way, so that memory does not grow with the items. What a worker
+    died over is done again, each item by itself, and then alone: so one that memory ran out for has all of it in the end,
+    and one that is lost has itself to blame.
+    Raises: what the task or the pool's check raises.
+    """
+    batches, suspects = deque(_batches(len(items), pool.width())), deque[int]()
+    running: dict[Future[Sequence[Any]], list[int]] = {}
+    tried_alone: set[int] = set()
+
+    def submit(places: list[int]) -> None:
+        running[pool.executor.submit(task, [items[place] for place in places])] = places
+
+    try:
+        while batches or suspects or running:
+            while batches and len(running) < _AHEAD * max(1, pool.width()):
+                submit(batches.popleft())
+            if not running:
+                tried_alone.add(suspects[0])
+                submit([suspects.popleft()])
+            done, _ = wait(running, _CHECK_S, FIRST_COMPLETED)
+            for future in done:
+                places = running.pop(future)
+                try:
+                    results = future.result()
+                except Exception as error:
+                    cause = pool.death(error)
+                    if not cause:
+                        raise
+                    if places[0] in tried_alone:
+                        yield places[0], Lost(cause)
+                    elif len(places) == 1:
+                        suspects += places
+                    else:
+                        batches.extend([place] for place in places)
+                else:
+                    yield from zip(places, results)
+            pool.check()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _batches(count: int, width: int) -> list[list[int]]:
+    """Cut the places into runs: long ones share an inspection, short ones keep the last of several workers from being alone."""
+    share = count // (2 * width) if width > 1 else count
+    size = max(1, min(MAX_BATCH, share))
+    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+
+
+# ==== An executor of processes of this machine, of which any may be killed: only the task that it was at fails ====
+
+
+_STOP_SECONDS = 1.0
+
+
+class WorkerLost(Exception):
+    """The process that was at a task died; the text says how."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception that a worker raised, as text."""
+
+
+@dataclass(frozen=True)
+class _Worker:
+    process: Any
+    connection: Connection
+
+    def do(self, task: Callable[[], Any]) -> Any:
+        """Have a task done. Raises: WorkerLost where the process dies; what the task raises, from a RemoteTraceback."""
+        try:
+            self.connection.send(task)
+            raised, result, told = self.connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self.process.join()
+            raise WorkerLost(_cause(self.process.exitcode)) from None
+        if raised:
+            raise result from RemoteTraceback(told)
+        return result
+
+
+class Processes(Executor):
+    """Up to so many processes, each started when there is work for it; `shutdown` with cancel_futures ends them at once.
+
+    A thread for each waits for its answers. Tasks and results are pickled.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._threads = ThreadPoolExecutor(count)
+        self._lock = threading.Lock()
+        self._workers: set[_Worker] = set()
+        self._idle: list[_Worker] = []
+        self._ended = False
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._threads.submit(self._do, partial(function, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._threads.shutdown(wait=wait and not cancel_futures, cancel_futures=cancel_futures)
+        with self._lock:
+            self._ended = True
+            workers = list(self._workers)
+        for worker in workers:
+            worker.process.terminate()
+        end = time.monotonic() + _STOP_SECONDS
+        for worker in workers:
+            worker.process.join(max(0.0, end - time.monotonic()))
+            worker.process.kill()
+            worker.process.join()
+        self._threads.shutdown()
+
+    def _do(self, task: Callable[[], Any]) -> Any:
+        worker = self._taken()
+        try:
+            return worker.do(task)
+        except WorkerLost:
+            with self._lock:
+                self._workers.discard(worker)
+            worker.connection.close()
+            raise
+        finally:
+            with self._lock:
+                if worker in self._workers:
+                    self._idle.append(worker)
+
+    def _taken(self) -> _Worker:
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the processes have been ended")
+            if self._idle:
+                return self._idle.pop()
+            worker = _start()
+            self._workers.add(worker)
+            return worker
+
+
+@contextmanager
+def process_pool(count: int) -> Iterator[Pool]:
+    """Yield a pool of up to so many processes, which are ended with it."""
+    executor = Processes(count)
+    try:
+        yield Pool(executor, lambda: count, lambda: None, _cause_of_death)
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _start() -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _cause_of_death(error: Exception) -> str:
+    return str(error) if isinstance(error, WorkerLost) else ""
+
+
+def _cause(exit_code: int) -> str:
+    if exit_code == -signal.SIGKILL:
+        return "was killed by SIGKILL: where memory ran out, use a smaller -j"
+    return f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+
+
+def _serve(connection: Connection) -> None:
+    """Do tasks until the other end closes.
+
+    Ctrl-C is the parent's to answer; SIGTERM unwinds, so that temporary files are removed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        while True:
+            task = connection.recv()
+            try:
+                answer = (False, task(), "")
+            except Exception as error:
+                answer = (True, _portable(error), traceback.format_exc())
+            connection.send(answer)
+    except (EOFError, OSError):
+        return  # the parent has ended, or needs nothing more
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an exception that can be sent to the parent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")

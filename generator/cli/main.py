@@ -1,0 +1,307 @@
+"""The commands `generate` and `hgemm`: options, help and errors. The work is elsewhere, and loaded when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import click
+
+from generator import __version__
+from generator.cli.options import (
+    GroupedCommand,
+    Words,
+    grouped_option,
+    json_option,
+    library_option,
+    list_option,
+    spec_options,
+)
+from generator.errors import HgemmError, nearest
+from hgemm.command_line import line_of
+
+VERBS = {
+    "bench": ("device", "Variants timed beside cuBLASLt, in pairs, in one process."),
+    "compare": ("study", "One spec in every form, built and run side by side."),
+    "completion": ("setup", "The script that completes options, verbs and values in a shell."),
+    "cover": ("library", "What no variant of a library serves, and the least set of variants that closes the holes."),
+    "doctor": ("setup", "Whether everything needed is installed and sound, and what to do where it is not."),
+    "draw": ("study", "A picture of a variant's shared memory and fragments, as SVG."),
+    "explain": (
+        "study",
+        "What a request or a variant comes to: planned fields, numbers, what bounds it, every rule that it breaks.",
+    ),
+    "export": (
+        "library",
+        "A library as a C library with headers, CMake and pkg-config files, for other people's programs.",
+    ),
+    "gc": ("library", "What no one can use any more, removed from a library."),
+    "ladder": (
+        "study",
+        "A published ladder of kernels climbed: made, run step by step, and held against its published figures.",
+    ),
+    "list": ("library", "The variants of a library, filtered, sorted, as a table, CSV or JSON."),
+    "merge": ("library", "Several libraries joined to one, such as the shards of a sweep."),
+    "reindex": ("library", "The index made anew from the folders."),
+    "report": (
+        "study",
+        "A library as one HTML file: table, rates, ratios, rooflines, resources, ladders, a page for each variant.",
+    ),
+    "run": ("device", "One variant on one problem, timed and checked on the GPU."),
+    "select": ("library", "The variant that a library has for a problem on a device, and those it was preferred to."),
+    "show": ("library", "One variant in full, its hashes checked first."),
+    "tune": ("device", "The best variant for each problem, found by measuring, recorded, and gone by afterwards."),
+    "verify": (
+        "device",
+        "Variants checked against a float64 reference, on the GPU, or proved by running them on the CPU.",
+    ),
+}
+"""The verbs of `hgemm`: the module of this package that has `VERB_command`, and the line of `hgemm --help`."""
+
+INTERRUPTED = 130
+_HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+_GENERATE_HELP = """Emit, compile, inspect and register HGEMM kernels. No GPU is needed.
+
+A list or a range sweeps, and what is not named is planned: --tile 128x128x32,256x128x32 --stages 2:5 asks for every
+combination. An option that is given twice adds to its list. Illegal combinations are left out and counted; one that is asked
+for alone is refused, with every rule that it breaks.
+"""
+_GENERATE_EPILOG = """\b
+Examples:
+  generate --arch sm_89 --tile 128x128x32
+  generate --arch sm_80,sm_90 --tile 128x128x32,256x128x32 --stages 2:5 --layout tn,nn -j 8
+  generate --arch 89 --tile 256x256x64 --stages 4 --explain
+  generate --spec sweep.toml --dry-run
+  generate --spec sweep.toml --shard 2/4 --library part-2
+  generate --catalog --arch sm_89
+  generate --kernels cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8
+  generate --recipe s3 --arch sm_80
+
+\b
+stdout is the table, or with --json one list of records; stderr is progress.
+Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
+"""
+
+
+def _complete(module: str, begun: str) -> Sequence[str]:
+    """Ask a module that reads files for its words that begin so, only where a shell asks."""
+    return importlib.import_module(module).complete(begun)
+
+
+@click.command(
+    "generate", cls=GroupedCommand, help=_GENERATE_HELP, epilog=_GENERATE_EPILOG, context_settings=_HELP_OPTIONS
+)
+@spec_options
+@grouped_option(
+    "Target",
+    list_option(
+        "--catalog",
+        is_flag=False,
+        flag_value="all",
+        type=Words(partial(_complete, "generator.catalog")),
+        metavar="[GROUPS]",
+        help="The shipped kernels, or those of some groups: general,half.",
+    ),
+)
+@grouped_option(
+    "Target",
+    list_option(
+        "--kernels",
+        metavar="NAMES",
+        help="Kernels by CUTLASS's names, or globs of names: '*_h16816gemm_128x*_tn_align8'.",
+    ),
+)
+@grouped_option(
+    "Target",
+    list_option(
+        "--recipe",
+        type=Words(partial(_complete, "generator.ladders.recipes")),
+        metavar="GLOBS",
+        help="Published kernels, s3,s1/3.1: hgemm ladder lists them; options given here go before theirs.",
+    ),
+)
+@grouped_option("Run", library_option)
+@grouped_option(
+    "Run",
+    click.option(
+        "-j",
+        "--jobs",
+        type=click.IntRange(1, 1024),
+        metavar="N",
+        help="Worker processes; the cores, if not given. 1: none, which is sooner done, but ends where a compiler crashes.",
+    ),
+)
+@grouped_option(
+    "Run",
+    click.option(
+        "--executor",
+        type=click.Choice(["processes", "dask"]),
+        default="processes",
+        show_default=True,
+        help="What builds: processes of this machine, or the workers of a Dask cluster.",
+    ),
+)
+@grouped_option("Run", click.option("--address", metavar="URL", help="Of the cluster's scheduler: tcp://host:8786."))
+@grouped_option(
+    "Run",
+    click.option(
+        "--worker-timeout",
+        type=click.FloatRange(min=0.1),
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give up where the cluster has had no worker for so long.",
+    ),
+)
+@grouped_option(
+    "Run",
+    click.option(
+        "--shard",
+        default="1/1",
+        metavar="I/N",
+        help="Only the I-th of N parts, each for one machine; `hgemm merge` joins them.",
+    ),
+)
+@grouped_option("Run", click.option("--force", is_flag=True, help="Build what the library already has."))
+@grouped_option(
+    "Run",
+    click.option(
+        "--verify",
+        type=click.Choice(["emulate"]),
+        help="Run each kernel on the CPU first, and register none that fails; needs a C++ compiler (CXX).",
+    ),
+)
+@grouped_option(
+    "Run", click.option("--allow-spills", is_flag=True, help="Register a kernel that spills registers, marked.")
+)
+@grouped_option("Answer", json_option)
+@grouped_option(
+    "Answer",
+    click.option("--explain", is_flag=True, help="Print the plan, or every rule that is broken; build nothing."),
+)
+@grouped_option("Answer", click.option("--dry-run", is_flag=True, help="Print what would be built; build nothing."))
+@grouped_option("Answer", click.option("-q", "--quiet", is_flag=True, help="No progress on stderr."))
+@grouped_option("Answer", click.option("--debug", is_flag=True, help="Show the traceback of an error."))
+@click.version_option(__version__, prog_name="generate")
+@click.pass_context
+def generate_command(ctx: click.Context, **options) -> None:
+    if _is_one_in_dsl(options):
+        _begin_dsl()
+    from generator.cli.generate import run
+
+    ctx.exit(run(options))
+
+
+def _is_one_in_dsl(options: Mapping[str, Any]) -> bool:
+    """Tell, before anything is planned, whether this process is likely to build one kernel by CuTe DSL; many have workers."""
+    elsewhere = ("explain", "dry_run", "spec_file", "catalog", "kernels", "recipe", "verify", "address")
+    if options["form"] != "dsl" or any(options[name] for name in elsewhere):
+        return False
+    return not any("," in value for value in options.values() if isinstance(value, str))
+
+
+def _begin_dsl() -> None:
+    """Start the process of CuTe DSL, which takes most of a second, before all else is loaded that a kernel needs."""
+    from generator.build import dsl as translate
+
+    with suppress(HgemmError):  # which is told where it is needed
+        translate.begin()
+
+
+class _Verbs(click.Group):
+    """The verbs of `hgemm`; a module is loaded when one of its verbs is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        module = importlib.import_module(f"generator.cli.{VERBS[name][0]}")
+        return getattr(module, f"{name}_command")
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.list_commands(ctx) and not ctx.resilient_parsing:
+            ctx.fail(_no_verb(args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+def _no_verb(name: str, verbs: list[str]) -> str:
+    if name == "generate":
+        return "`generate` is a command of its own: leave hgemm out."
+    near = nearest(name, verbs, cutoff=0.5)
+    return f"No verb '{name}'." + (f" Did you mean '{near[0]}'?" if near else "")
+
+
+_HGEMM_HELP = """Look at, check and run the kernels of a library.
+
+`generate` makes them. `hgemm VERB --help` explains a verb.
+"""
+
+
+@click.command("hgemm", cls=_Verbs, help=_HGEMM_HELP, context_settings=_HELP_OPTIONS)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(__version__, prog_name="hgemm")
+def hgemm_command(debug: bool) -> None:
+    pass
+
+
+def generate_main() -> None:
+    """Run `generate` and end the process with its exit status."""
+    sys.exit(main(generate_command, sys.argv[1:]))
+
+
+def hgemm_main() -> None:
+    """Run `hgemm` and end the process with its exit status."""
+    sys.exit(main(hgemm_command, sys.argv[1:]))
+
+
+def main(command: click.Command, arguments: list[str]) -> int:
+    """Run a command and return its exit status; whatever goes wrong is one line on stderr, a traceback with --debug."""
+    program = str(command.name)
+    logging.basicConfig(format=f"{program}: warning: %(message)s", level=logging.WARNING)
+    try:
+        return (
+            command.main([word for word in arguments if word != "--debug"], prog_name=program, standalone_mode=False)
+            or 0
+        )
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # the help
+        return error.exit_code
+    except click.UsageError as error:
+        click.echo(line_of(error, program), err=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(f"{program}: interrupted", err=True)
+        return INTERRUPTED
+    except Exception as error:
+        if "--debug" in arguments:
+            import traceback
+
+            traceback.print_exc()
+        return _told(program, error)
+
+
+def _told(program: str, error: Exception) -> int:
+    exit_code = getattr(error, "exit_code", None)  # generator's errors and hgemm's have one
+    if exit_code is not None:
+        click.echo(f"{program}: error: {error}", err=True)
+        return exit_code
+    if isinstance(error, OSError):  # such as a full disk behind stdout
+        click.echo(f"{program}: error: {error.strerror or error}", err=True)
+        return 1
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    click.echo(f"{program}: internal error ({told}): run again with --debug and report it", err=True)
+    return 1

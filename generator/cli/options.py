@@ -1,0 +1,182 @@
+"""Options that several verbs share, so that they are spelt and explained the same everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from generator.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_meant_by
+from hgemm.errors import DEFAULT_LIBRARY
+from hgemm.problem import MAX_EXTENT
+
+Common_optionsFunction = TypeVar("Function", bound=Callable[..., Any])
+
+library_option = click.option(
+    "--library",
+    type=click.Path(readable=False, path_type=Path),
+    default=DEFAULT_LIBRARY,
+    envvar="HGEMM_LIBRARY",
+    show_default=True,
+    show_envvar=True,
+    metavar="DIR",
+    help="The library's folder.",
+)
+SIZE = click.IntRange(1, MAX_EXTENT)
+"""Of m, n, k or batch."""
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
+
+
+class Symbol(click.ParamType):
+    """A variant's symbol or a glob; a shell completes it from the library's index."""
+
+    name = "symbol"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from generator.store.library import Library
+        from generator.store.query import Selection, select_rows
+
+        folder = ctx.params.get("library")
+        rows = select_rows(Library(folder), Selection(kernels=f"{incomplete}*")) if folder and folder.is_dir() else []
+        return [CompletionItem(str(row["symbol"])) for row in rows]
+
+
+class Fields(click.ParamType):
+    """Names of fields, with commas between them, or `-` before one; a shell completes the last."""
+
+    name = "fields"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from generator.store.query import FIELDS
+
+        begun = re.match(r"(?:.*,)?-?", incomplete).group()  # matches any text
+        last = incomplete.removeprefix(begun)
+        return [CompletionItem(begun + name) for name in sorted(FIELDS) if name.startswith(last)]
+
+
+_FILTERS = (
+    click.option("--arch", default="", metavar="ARCHS", help="Architectures, each as written: 89, or 90,90a."),
+    click.option("--tile", default="", metavar="TILES", help="CTA tiles: 128x128x32,256x128 (any K)."),
+    click.option("--layout", default="", metavar="LAYOUTS", help="Layouts: tn,nn,nt,tt."),
+    click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x128x32*,*_nn_*'."),
+    click.option("--where", default="", metavar="EXPR", help="A condition: \"registers<=128 and layout='tn'\"."),
+)
+
+
+def filter_options(function: Common_optionsFunction) -> Common_optionsFunction:
+    """Add --arch, --tile, --layout, --kernels and --where, named as the fields of Selection."""
+    for option in reversed(_FILTERS):
+        function = option(function)
+    return function
+
+
+_KIND = (
+    click.option("--layout", default="tn", show_default=True, metavar="LAYOUT", help="Of A and B: tn, nn, nt, tt."),
+    click.option("--dtype-a", default="f16", show_default=True, metavar="TYPE", help="Of A: f16, bf16, tf32."),
+    click.option("--dtype-b", default="f16", show_default=True, metavar="TYPE", help="Of B."),
+    click.option("--dtype-d", default="f16", show_default=True, metavar="TYPE", help="Of C and D: f16, bf16, f32."),
+    click.option("--acc", default="f32", show_default=True, metavar="TYPE", help="The least exact accumulation."),
+    click.option("--bias", default="none", show_default=True, metavar="KIND", help="none, row, column."),
+    click.option("--activation", default="none", show_default=True, metavar="NAME", help="none, relu, gelu, silu."),
+)
+
+
+def kind_options(function: Common_optionsFunction) -> Common_optionsFunction:
+    """Add the options that say what kind of product is wanted, named as the fields of Kind."""
+    for option in reversed(_KIND):
+        function = option(function)
+    return function
+
+
+# ==== The options of a spec for click ====
+
+
+Spec_optionsFunction = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Words(click.ParamType):
+    """Words separated by commas, which only the generator judges; `complete` returns those that begin as the last one does."""
+
+    name = "words"
+
+    def __init__(self, complete: Callable[[str], Iterable[str]]) -> None:
+        self._complete = complete
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(before + comma + word) for word in self._complete(last)]
+
+
+class GroupedCommand(click.Command):
+    """A command of spec options, whose help lists options under the `group` that `grouped_option` gave them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = flag_meant_by(error.option_name)
+            if not meant:
+                raise
+            told = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
+            raise click.NoSuchOption(error.option_name, told, ctx=ctx) from None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record:
+                groups.setdefault(getattr(param, "group", "Answer"), []).append(record)
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+def grouped_option(
+    group: str, decorator: Callable[[Spec_optionsFunction], Spec_optionsFunction]
+) -> Callable[[Spec_optionsFunction], Spec_optionsFunction]:
+    """Let the option that `decorator` adds be listed under `group`."""
+
+    def decorate(function: Spec_optionsFunction) -> Spec_optionsFunction:
+        decorated = decorator(function)
+        decorated.__click_params__[-1].group = group
+        return decorated
+
+    return decorate
+
+
+def spec_options(function: Spec_optionsFunction) -> Spec_optionsFunction:
+    """Add --spec and an option for each field of a spec."""
+    spec_file = click.option(
+        "--spec",
+        "spec_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Read these options from a TOML file; those given here go before it.",
+    )
+    function = grouped_option("Target", spec_file)(function)
+    for option in reversed(SPEC_OPTIONS):
+        function = grouped_option(option.group, _click_option(option))(function)
+    return function
+
+
+def _click_option(option: SpecOption) -> Callable[[Spec_optionsFunction], Spec_optionsFunction]:
+    words = Words(lambda begun: (word for word in option.words.split() if word.startswith(begun)))
+    return list_option(option.flag, option.name, type=words, metavar=option.metavar, help=option.help)
+
+
+def list_option(*names: str, **settings: Any) -> Callable[[Spec_optionsFunction], Spec_optionsFunction]:
+    """Return an option whose value is a list with commas, and which adds to it where it is given again."""
+    return click.option(*names, multiple=True, callback=_joined, **settings)
+
+
+def _joined(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> str | None:
+    return ",".join(texts) if texts else None
+
+
+def texts_of(options: dict[str, Any]) -> Texts:
+    """Return what was written for the options of a spec."""
+    return {name: text for name, text in options.items() if name in BY_NAME and text is not None}

@@ -1,0 +1,152 @@
+"""The checks of `hgemm doctor`: whether everything that the generator needs is here, and what to do where it is not."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.arch import ARCHS
+from generator.build.compile import supported_archs
+from generator.build.inspect import find_nvdisasm
+from generator.build.toolchain import INSTALL, headers, templates_folder, version_of
+from generator.emit import ENTRY_HEADERS
+from generator.errors import HgemmError, LibraryError
+from generator.proof.executor import NoCompiler, NoneInstalled
+from generator.proof.jobs import workshop
+from generator.store.library import Library
+from hgemm.library import scan
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+WHEELS = {
+    "nvidia-cutlass": "4.2.",
+    "nvidia-cuda-runtime": "13.0.",
+    "nvidia-cuda-crt": "13.0.",
+    "nvidia-cuda-cccl": "13.0.",
+    "cuda-python": "13.",
+    "nvidia-cuda-nvrtc": "13.0.",
+    "nvidia-nvjitlink": "13.0.",
+    "nvidia-nvfatbin": "13.0.",
+    "nvidia-cuda-nvdisasm": "13.",
+}
+"""The wheels that compile, inspect and export, and how the version begins that pyproject.toml asks for."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: ok, warn or fail, what was found, and what to do about it."""
+
+    name: str
+    state: str
+    found: str
+    way_out: str = ""
+
+
+def examine(library: Path) -> list[Check]:
+    """Look at everything; no check stops another."""
+    looks = {
+        "python": _python,
+        "wheels": _wheels,
+        "templates": _templates,
+        "nvrtc": _nvrtc,
+        "nvdisasm": _nvdisasm,
+        "host compiler": _host_compiler,
+        "gpu": _gpu,
+        "library": lambda: _library(library),
+    }
+    return [check for name, look in looks.items() for check in _safely(name, look)]
+
+
+def _safely(name: str, look: Callable[[], Iterator[Check]]) -> list[Check]:
+    checks: list[Check] = []
+    try:
+        checks.extend(look())
+    except HgemmError as error:
+        checks.append(Check(name, FAIL, *_parted(str(error))))
+    except Exception as error:  # a broken installation fails in ways that cannot be listed
+        checks.append(Check(name, FAIL, " ".join(f"{type(error).__name__}: {error}".split()), INSTALL))
+    return checks
+
+
+def _python() -> Iterator[Check]:
+    good = sys.version_info >= (3, 10)
+    yield Check(
+        "python", OK if good else FAIL, platform.python_version(), "" if good else "install Python 3.10 or newer"
+    )
+
+
+def _wheels() -> Iterator[Check]:
+    for wheel, beginning in WHEELS.items():
+        try:
+            version = version_of(wheel)
+        except HgemmError:
+            yield Check(wheel, FAIL, "not installed", INSTALL)
+            continue
+        good = version.startswith(beginning)
+        yield Check(wheel, OK if good else FAIL, version, "" if good else f"{beginning}* is needed: {INSTALL}")
+
+
+def _templates() -> Iterator[Check]:
+    folder = templates_folder()
+    names = {header.name for entry in ENTRY_HEADERS for header in headers(entry, folder).files}
+    ours = [name for name in names if name.startswith("hgemm/")]
+    missing = [entry for entry in ENTRY_HEADERS if entry not in names]
+    found = f"{folder}: {len(ours)} headers, {len(names)} with those that they include"
+    way_out = f"{', '.join(missing)} is missing: {INSTALL}" if missing else ""
+    yield Check("templates", FAIL if missing else OK, found, way_out)
+
+
+def _nvrtc() -> Iterator[Check]:
+    known = {name.rstrip("a") for name, arch in ARCHS.items() if arch.families}
+    missing = sorted(known - supported_archs())
+    told = f"NVRTC compiles for {len(known)} architectures of the table"
+    yield Check("nvrtc", WARN, f"NVRTC lacks {', '.join(missing)}", INSTALL) if missing else Check("nvrtc", OK, told)
+
+
+def _nvdisasm() -> Iterator[Check]:
+    program = find_nvdisasm()
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    yield Check("nvdisasm", OK, f"{program}: {(told.strip().splitlines() or ['no version'])[-1]}")
+
+
+def _host_compiler() -> Iterator[Check]:
+    try:
+        yield Check("host compiler", OK, str(workshop().compiler))
+    except NoCompiler as error:  # only proving kernels on the CPU needs one, so that none is no failure
+        yield Check("host compiler", WARN if isinstance(error, NoneInstalled) else FAIL, *_parted(str(error)))
+
+
+def _gpu() -> Iterator[Check]:
+    from hgemm.device import open_device
+    from hgemm.errors import DeviceError
+
+    try:
+        device = open_device()
+        yield Check("gpu", OK, f"{device.name}, sm_{''.join(map(str, device.capability))}, {device.sms} SMs")
+    except DeviceError as error:
+        yield Check("gpu", WARN, str(error), "kernels are made here and run elsewhere")
+
+
+def _library(folder: Path) -> Iterator[Check]:
+    if not folder.exists():
+        yield Check("library", WARN, f"{folder} does not exist", "generate makes it, or name another with --library")
+        return
+    library, damaged = Library(folder), []
+    symbols = scan(folder)
+    for symbol in symbols:
+        try:
+            library.load(symbol)
+        except LibraryError as error:
+            damaged.append(str(error))
+    sound = f"{folder}: {len(symbols) - len(damaged)} variants, each hash as recorded"
+    yield Check("library", OK, sound)
+    yield from (Check("library", FAIL, *_parted(told)) for told in damaged)
+
+
+def _parted(error: str) -> tuple[str, str]:
+    """Part a one-line error into what is wrong and what to do."""
+    wrong, colon, way_out = error.rpartition(": ")
+    return (wrong, way_out) if colon else (error, "")

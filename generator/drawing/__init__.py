@@ -1,1 +1,0 @@
-"""Pictures of a kernel, as SVG: where its operands lie among the banks, and which lane holds what."""

@@ -1,0 +1,163 @@
+"""What the cost model says of a planned kernel: the options that say which card and which problem, and the section of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import click
+
+from generator.arch import ARCHS
+from generator.build.inspect import occupancy
+from generator.cli.options import SIZE, grouped_option
+from generator.cli.output import cell, tell_hints
+from generator.errors import RequestError
+from generator.naming import alias_of, symbol_of
+from generator.plan import Plan
+from generator.sweep import Candidate, Sweep
+from hgemm.model.kernel import Size
+from hgemm.model.report import card_for, report
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_GROUP = "Model"
+_OPTIONS = (
+    click.option("--m", type=SIZE, metavar="N", help="Rows of D, of a problem to lay out on the card."),
+    click.option("--n", type=SIZE, metavar="N", help="Columns of D; as --m, if not given."),
+    click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given."),
+    click.option("--batch", type=SIZE, metavar="N", help="Products at once; 1, if not given."),
+    click.option("--device", default="", metavar="NAME", help="H200, 'RTX 4090', ...; the architecture's usual one."),
+    click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs, instead of the card's."),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the model is asked: the card, by name and SMs or the usual one, and a problem if any."""
+
+    device: str = ""
+    sms: int = 0
+    size: Size | None = None
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Question:
+        """Read it from the options of `model_options`. Raises RequestError where --m is missing."""
+        m, n, k, batch = (options[name] for name in ("m", "n", "k", "batch"))
+        if m is None and (n or k or batch):
+            raise RequestError("a problem needs its --m: --n and --k are as large, if not given")
+        size = None if m is None else Size(m, n or m, k or m, batch or 1)
+        return cls(options["device"], options["sms"] or 0, size)
+
+
+def model_options(function: Function) -> Function:
+    """Add the options of a question, which `Question.of` reads."""
+    for option in reversed(_OPTIONS):
+        function = grouped_option(_GROUP, option)(function)
+    return function
+
+
+def model_of(plan: Plan, question: Question) -> dict[str, Any]:
+    """Return what the model says of a plan; where it has no table or lacks a figure, why, as `missing`.
+
+    Raises: RequestError where the device that is named is unknown or does not run the kernel.
+    """
+    card = card_for(plan.spec.arch, question.device, question.sms)
+    if card is None:
+        return {"missing": f"no card of {plan.spec.arch} has a table: name a --device"}
+    try:
+        return report(plan.spec.to_dict(), expected_resources(plan), card, question.size)
+    except RequestError as error:
+        return {"missing": str(error)}
+
+
+def expected_resources(plan: Plan) -> dict[str, Any]:
+    """Return the occupancy of a kernel that is not yet compiled, by the registers that it is estimated to need."""
+    limits = ARCHS[plan.spec.arch].limits
+    found = occupancy(limits, plan.threads, plan.launch_registers, plan.smem_bytes)
+    return {"ctas_per_sm": found.ctas_per_sm, "warps_per_sm": found.warps_per_sm, "occupancy": round(found.fraction, 4)}
+
+
+def model_lines(model: dict[str, Any], width: int) -> list[str]:
+    """Write the section of an explanation."""
+    if "missing" in model:
+        return ["  model", f"    {model['missing']}"]
+    values = {name: value for name, value in model.items() if name not in ("card", "sms", "figures", "problem")}
+    lines = [f"  model of {model['card']} with {model['sms']} SMs, {model['figures']}"]
+    lines += [f"    {name:<{width}}{_model_value(value)}" for name, value in values.items()]
+    if model["problem"]:
+        m, n, k, batch = (model["problem"][name] for name in ("m", "n", "k", "batch"))
+        lines += [f"  problem {m}x{n}x{k}" + (f", batch {batch}" if batch > 1 else "")]
+        numbers = {name: value for name, value in model["problem"].items() if name not in ("m", "n", "k", "batch")}
+        lines += [f"    {name:<{width}}{_model_value(value)}" for name, value in numbers.items()]
+    return lines
+
+
+def _model_value(value: Any) -> str:
+    return "not known" if value is None else cell(value)
+
+
+# ==== What a request comes to ====
+
+
+_WIDTH = 26
+
+
+def print_explanations(asked: Sweep, as_json: bool, question: Question | None = None) -> int:
+    """Print what each combination comes to; the status is that of an illegal request where none is legal."""
+    explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
+    tell_hints(asked)
+    if as_json:
+        click.echo(json.dumps(explanations, indent=1))
+    else:
+        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
+    return 0 if asked.plans else 2
+
+
+def explain(candidate: Candidate, question: Question) -> dict[str, Any]:
+    """Return the explanation of one combination as JSON values; `model` is of a legal one, and answers `question`."""
+    plan = candidate.plan
+    spec = plan.spec.to_dict()
+    return {
+        "symbol": symbol_of(plan.spec),
+        "alias": alias_of(plan.spec),
+        "spec": spec,
+        "planned": [name for name in spec if name not in candidate.request],
+        "plan": plan.numbers() | ({} if candidate.broken else _layout_numbers(plan)),
+        "model": None if candidate.broken else model_of(plan, question),
+        "legal": not candidate.broken,
+        "broken": [asdict(violation) for violation in candidate.broken],
+    }
+
+
+def _layout_numbers(plan: Plan) -> dict[str, Any]:
+    """Return what only a legal placement has."""
+    workspace = plan.traits()["workspace"]
+    per_cta = workspace.pop("partial_bytes_per_cta", 0)
+    return {
+        **plan.placements(),
+        "bank_conflicts": plan.bank_conflicts,
+        "workspace_bytes_per_tile": sum(workspace.values()),
+        **({"workspace_bytes_beside": per_cta * plan.max_ctas} if per_cta else {}),
+    }
+
+
+def explanation_text(explanation: dict[str, Any]) -> str:
+    """Write an explanation for reading; planned fields are marked with a star."""
+    planned = {*explanation["planned"]}
+    lines = [explanation["symbol"], f"  alias {explanation['alias']}", "  spec, * is planned"]
+    lines += [
+        f"  {'*' if name in planned else ' '} {name:<{_WIDTH}}{_explain_value(value)}"
+        for name, value in explanation["spec"].items()
+    ]
+    lines += ["  plan", *(f"    {name:<{_WIDTH}}{cell(value)}" for name, value in explanation["plan"].items())]
+    if explanation["legal"]:
+        lines += model_lines(explanation["model"], _WIDTH)
+        return "\n".join([*lines, "  legal"]) + "\n"
+    lines += [f"  illegal, breaks {len(explanation['broken'])}:"]
+    lines += [f"    {broken['rule']}: {broken['message']}: {broken['way_out']}" for broken in explanation["broken"]]
+    return "\n".join(lines) + "\n"
+
+
+def _explain_value(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else cell(value)

@@ -1,0 +1,231 @@
+"""Recipes: published kernels, step by step, as specs of ours; each file of this folder is one system, a ladder of steps.
+
+A step names the options that it sets over the step before it, so that a file reads as the publication does: what changed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from generator.arch import parse_arch
+from generator.errors import RequestError, nearest
+from generator.options import Texts
+from generator.spec import Tile
+from generator.sweep import over, read_toml, texts_in
+from hgemm.verify import Shape
+
+FOLDER = Path(__file__).with_name("published")
+Published = Mapping[str, float]
+"""TFLOP/s by problem, `4096x4096x4096`, as published."""
+
+_Kinds = Mapping[str, "type | tuple[type, ...]"]
+_SYSTEM_FIELDS: _Kinds = {"title": str, "source": str, "machine": str, "shapes": list, "step": list, "spec": dict}
+_SYSTEM_EXTRAS: _Kinds = {"cublas": dict, "card": str, "note": str}
+_STEP_FIELDS: _Kinds = {"name": str, "what": str}
+_STEP_EXTRAS: _Kinds = {"tflops": dict, "ratio": (int, float), "fell": bool, "note": str, "tuned": dict, "rival": dict}
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A kernel that is written by hand, in a file of this folder: a CTA makes `tile` of D. Its problem is the ladder's."""
+
+    source: str
+    tile: Tile
+    threads: int
+    smem_bytes: int
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any], place: str) -> Hand:
+        """Read it from a step's table. Raises RequestError where the table is malformed."""
+        kinds: _Kinds = {"source": str, "tile": str, "threads": int, "smem_bytes": int}
+        _check(table, kinds, kinds, f"{place}, rival,")
+        return cls(**{**table, "tile": Tile.parse(table["tile"])})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a ladder.
+
+    Fields: `texts` are all options of its spec, `changed` those that differ from the step before; of the publication are
+        `tflops`, by problem, `ratio`, the speed over the step before where only that is told, and `fell`, that it was
+        slower than the step before; `note` says in what ours is another kernel than theirs; `tuned` are options by the
+        architecture on which they are faster than the publication's, of this step alone; a `rival` is run in place of a
+        kernel of ours, and its step has no spec.
+    """
+
+    system: str
+    name: str
+    what: str
+    texts: Texts
+    changed: tuple[str, ...]
+    tflops: Published
+    ratio: float | None
+    fell: bool
+    note: str
+    tuned: Mapping[str, Texts]
+    rival: Hand | None
+
+    def texts_on(self, arch: str) -> Texts:
+        """Return all options of its spec for an architecture."""
+        return over(self.texts, {**self.tuned.get(arch, {}), "arch": arch})
+
+    def note_on(self, arch: str) -> str:
+        """Return the note, and what is tuned for an architecture."""
+        tuned = ", ".join(f"{name} {text}" for name, text in self.tuned.get(arch, {}).items())
+        return f"{self.note} Tuned for {arch}: {tuned}.".strip() if tuned else self.note
+
+    @property
+    def path(self) -> str:
+        """The recipe's name: `s3/04`."""
+        return f"{self.system}/{self.name}"
+
+
+@dataclass(frozen=True)
+class System:
+    """One publication: where it is from, the problems that its ladder is run on, and its steps in order.
+
+    Fields: `machine` is what its figures were measured on, `card` the table of the model for it, if there is one, `cublas`
+        what cuBLAS reached there.
+    """
+
+    name: str
+    title: str
+    source: str
+    machine: str
+    card: str
+    note: str
+    shapes: tuple[str, ...]
+    cublas: Published
+    steps: tuple[Step, ...]
+
+    @property
+    def arch(self) -> str:
+        """The architecture that its kernels were written for."""
+        return self.steps[0].texts["arch"]
+
+
+@cache
+def system_names() -> tuple[str, ...]:
+    """Return the names of the systems, in order."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+
+
+@cache
+def load_system(name: str) -> System:
+    """Return a system by its name. Raises RequestError where there is none, or its file is malformed."""
+    if name not in system_names():
+        raise RequestError(f"no system '{name}' has recipes: there are {', '.join(system_names())}")
+    return read_system(FOLDER / f"{name}.toml")
+
+
+def read_system(path: Path) -> System:
+    """Read a system's file. Raises RequestError that names the file and what is wrong in it."""
+    document = read_toml(path)
+    _check(document, {**_SYSTEM_FIELDS, **_SYSTEM_EXTRAS}, _SYSTEM_FIELDS, f"{path}")
+    return System(
+        name=path.stem,
+        **{name: document[name] for name in ("title", "source", "machine")},
+        card=document.get("card", ""),
+        note=document.get("note", ""),
+        shapes=tuple(map(_shape, document["shapes"])),
+        cublas=_published(document.get("cublas", {})),
+        steps=tuple(_steps(document, path)),
+    )
+
+
+def _steps(document: Mapping[str, Any], path: Path) -> Iterator[Step]:
+    texts: Texts = texts_in(document["spec"], path)
+    for table in document["step"]:
+        place = f"{path}, step {table.get('name', '')!r}"
+        told = {name: table[name] for name in table if name in {**_STEP_FIELDS, **_STEP_EXTRAS}}
+        _check(told, {**_STEP_FIELDS, **_STEP_EXTRAS}, _STEP_FIELDS, place)
+        changed = texts_in({name: value for name, value in table.items() if name not in told}, path)
+        texts = over(texts, changed)
+        yield Step(
+            system=path.stem,
+            name=told["name"],
+            what=told["what"],
+            texts=texts,
+            changed=tuple(changed),
+            tflops=_published(told.get("tflops", {})),
+            ratio=told.get("ratio"),
+            fell=told.get("fell", False),
+            note=told.get("note", ""),
+            tuned={parse_arch(arch): _tuned(table, place, path) for arch, table in told.get("tuned", {}).items()},
+            rival=Hand.read(told["rival"], place) if "rival" in told else None,
+        )
+
+
+def _tuned(table: Any, place: str, path: Path) -> Texts:
+    if not isinstance(table, dict):
+        raise RequestError(
+            f"recipes {place} has another type than it should for tuned: give a table of options an architecture"
+        )
+    return texts_in(table, path)
+
+
+def _check(table: Mapping[str, Any], known: _Kinds, needed: _Kinds, place: str) -> None:
+    missing = [name for name in needed if name not in table]
+    unknown = [name for name in table if name not in known]
+    wrong = [name for name, value in table.items() if name in known and not isinstance(value, known[name])]
+    if missing or unknown or wrong:
+        kinds = {"lacks": missing, "has no place for": unknown, "has another type than it should for": wrong}
+        told = "; ".join(f"{what} {', '.join(names)}" for what, names in kinds.items() if names)
+        raise RequestError(f"recipes {place} {told}")
+
+
+def _shape(text: str) -> str:
+    """Write a problem in full: `4096` is a cube."""
+    return str(Shape.parse("x".join([text] * 3) if text.isdecimal() else text))
+
+
+def _published(table: Mapping[str, Any]) -> Published:
+    return {_shape(name): float(value) for name, value in table.items()}
+
+
+# ---- By name --------------------------------------------------------------------------------------------------------
+
+
+def steps() -> tuple[Step, ...]:
+    """Return every recipe, system by system."""
+    return tuple(step for name in system_names() for step in load_system(name).steps)
+
+
+def find(globs: str) -> list[Step]:
+    """Return the recipes that one of some globs matches, `s3/*,s1/3.1`, or that are a system's, `s3`, in the order of the ladders.
+
+    Raises: RequestError for a glob that matches none.
+    """
+    words = [word.strip() for word in globs.split(",") if word.strip()]
+    patterns = [f"{word}/*" if word in system_names() else word for word in words]
+    paths = [step.path for step in steps()]
+    for pattern in patterns or [""]:
+        if not fnmatch.filter(paths, pattern):
+            near = nearest(pattern, paths, cutoff=0.6)
+            hint = f"did you mean '{near[0]}'?" if near else "`hgemm ladder` lists them"
+            raise RequestError(f"no recipe is named '{pattern}': {hint}")
+    return [step for step in steps() if any(fnmatch.fnmatchcase(step.path, pattern) for pattern in patterns)]
+
+
+def load_recipes(globs: str, archs: str = "") -> list[Texts]:
+    """Return what the recipes ask for on some architectures, `sm_80,90`, or each on its own, as `sweep` takes it.
+
+    Rivals are left out. Raises: RequestError for a glob that matches none, and where only rivals are matched.
+    """
+    found = find(globs)
+    ours = [step for step in found if step.rival is None]
+    if not ours:
+        raise RequestError(f"{found[0].path} is written by hand, no kernel of ours: only `hgemm ladder` runs it")
+    named = [parse_arch(word) for word in archs.split(",") if word.strip()]
+    return [step.texts_on(arch) for step in ours for arch in named or [step.texts["arch"]]]
+
+
+def complete(incomplete: str) -> Sequence[str]:
+    """Return the names of recipes, and the globs of whole systems, that begin with what was typed."""
+    names = [*(f"{system}/*" for system in system_names()), *(step.path for step in steps())]
+    return [name for name in names if name.startswith(incomplete)]

@@ -1,0 +1,222 @@
+"""What the layouts say of a variant's shared memory before anything runs: the bank conflicts of copies and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from generator.layouts import BANK_BYTES, PHASE_BYTES, PIECE_BYTES, OperandTile, conflicts, read_conflicts
+from generator.proof.executor import Adversary, Report, Site
+from generator.proof.machine import EmulatedKernel, HostMemory, measured_case
+from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
+from hgemm.dtypes import DTYPES
+from hgemm.launch_traits import Facts
+from hgemm.verify import Options, Trial
+
+_PLACEMENT_WARP = 32
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Both operands of a variant of the mma.sync family, and the warps that share a CTA tile."""
+
+    a: OperandTile
+    b: OperandTile
+    warps_m: int
+    warps_n: int
+    threads: int
+
+    @property
+    def read_conflicts(self) -> int:
+        """Conflicts of a k-tile's fragments: every row of warps reads all of A's columns, and every column B's."""
+        return read_conflicts(self.a) * self.warps_n + read_conflicts(self.b) * self.warps_m
+
+    @property
+    def copies_are_even(self) -> bool:
+        """Whether whole warps have chunks in every pass of every copy, or none.
+
+        Where a lane has none it goes on to its next chunk at once, and a count by source lines takes lanes of two passes for
+        one instruction; the compiler's code has an instruction for each pass.
+        """
+        return all(_is_even(tile, self.threads) for tile in (self.a, self.b))
+
+    @property
+    def copy_conflicts(self) -> int:
+        """Conflicts of copying a k-tile in."""
+        return sum(copy_conflicts(tile, self.threads) for tile in (self.a, self.b))
+
+
+def placement_of(spec: Mapping[str, Any]) -> Placement:
+    """Read the placement from a record's spec."""
+    tile, warp = Tile.parse(spec["cta_tile"]), WarpTile.parse(spec["warp_tile"])
+    warps_m, warps_n = tile.m // warp.m, tile.n // warp.n
+    threads = warps_m * warps_n * _PLACEMENT_WARP
+    operands = []
+    for k_major, extent, name in ((spec["layout"][0] == "t", tile.m, "a"), (spec["layout"][1] == "n", tile.n, "b")):
+        rows, columns = (extent, tile.k) if k_major else (tile.k, extent)
+        smem, size = Smem.parse(spec[f"smem_{name}"]), DTYPE_BYTES[spec[f"dtype_{name}"]]
+        chunk = {"scalar": 1, "shifted": PIECE_BYTES // size}.get(spec["copy"], spec[f"align_{name}"])
+        operands.append(OperandTile(k_major, rows, columns, chunk, threads, smem, size))
+    return Placement(*operands, warps_m, warps_n, threads)
+
+
+def copy_conflicts(tile: OperandTile, threads: int) -> int:
+    """Return the bank conflicts of copying one stage, pass after pass, warp after warp, a chunk a thread.
+
+    The passes are those of OperandCopy in templates/hgemm/operand.cuh.
+    """
+    per_row = tile.columns // tile.chunk
+    row_step = 1 if per_row >= threads else threads // per_row
+    width_bytes = tile.chunk * tile.element_bytes
+    lanes = PHASE_BYTES // max(width_bytes, BANK_BYTES)
+    extra = 0
+    for row_first in range(0, tile.rows, row_step):
+        for column_first in range(0, tile.columns, threads * tile.chunk):
+            for lane in range(0, threads, lanes):
+                places = [_chunk(tile, thread, per_row, row_step) for thread in range(lane, lane + lanes)]
+                offsets = [
+                    tile.offset(row_first + row, column_first + column) * tile.element_bytes
+                    for row, column in filter(None, places)
+                    if row_first + row < tile.rows and column_first + column < tile.columns
+                ]
+                extra += conflicts(offsets, width_bytes)
+    return extra
+
+
+def _is_even(tile: OperandTile, threads: int) -> bool:
+    per_row = tile.columns // tile.chunk
+    if per_row >= threads:
+        return per_row % _PLACEMENT_WARP == 0
+    row_step = threads // per_row
+    return row_step * per_row % _PLACEMENT_WARP == 0 and tile.rows % row_step * per_row % _PLACEMENT_WARP == 0
+
+
+def _chunk(tile: OperandTile, thread: int, per_row: int, row_step: int) -> tuple[int, int] | None:
+    """Return the (row, column) of a thread's chunk in a pass, or None where it has none."""
+    row, column = thread // per_row, thread % per_row * tile.chunk
+    return (row, column) if row < row_step else None
+
+
+# ==== What a k-tile costs, counted on the addresses of a real launch, and held against the layouts and the plan ====
+
+
+_ADVERSARY = Adversary("late", "round_robin", 1)
+_BARRIER, _MMA = "cta_barrier", "mma"
+_COSTS_WARP = 32
+_UNPLACED = ("tma", "by_hand")
+"""Copies of which the layouts do not say where each thread's go: TMA's, and those of kernels that are written by hand."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one CTA does for a k-tile, and around its mainloop.
+
+    Units: `mma_per_tile` counts the tensor instructions of a warp, or of a warpgroup for wgmma; sectors are 32 bytes of
+        global memory; conflicts are passes of shared memory beyond the fewest that the accesses could take.
+    """
+
+    mma_per_tile: float
+    barriers_per_k_tile: float
+    bytes_per_k_tile: float
+    read_conflicts_per_k_tile: float
+    copy_conflicts_per_k_tile: float
+    epilogue_conflicts: float
+    sectors_per_request: float
+    least_sectors_per_request: float
+
+
+def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[dict[str, Any]]]:
+    """Run and count both launches; return the costs, and what each source line of the longer one did."""
+    shorter, longer = (_counted(kernel, int(spec["stages"]) + extra) for extra in (1, 2))
+    ctas = kernel.facts.splits * kernel.facts.cluster_ctas
+    before = {_key(site): site for site in shorter.sites}
+    steps = [(site, _less(site, before.get(_key(site)))) for site in longer.sites]
+    beside = [site for site, step in steps if not step.requests]
+    counters = {name: total - shorter.counters.get(name, 0) for name, total in longer.counters.items()}
+    touching = [site for site in longer.sites if site.sectors]
+    requests = sum(site.requests for site in touching) or 1
+    costs = Costs(
+        mma_per_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * _issuers(kernel.facts, spec)),
+        barriers_per_k_tile=counters.get(_BARRIER, 0) / ctas,
+        bytes_per_k_tile=sum(step.bytes for _, step in steps if step.sectors) / ctas,
+        read_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if _reads(step)) / ctas,
+        copy_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if not _reads(step)) / ctas,
+        epilogue_conflicts=sum(map(_conflicts, beside)) / ctas,
+        sectors_per_request=sum(site.sectors for site in touching) / requests,
+        least_sectors_per_request=sum(site.ideal_sectors for site in touching) / requests,
+    )
+    return costs, [asdict(site) for site in longer.sites]
+
+
+def _issuers(facts: Facts, spec: Mapping[str, Any]) -> int:
+    """Return how many warps, or warpgroups for wgmma, share the products of one tile."""
+    consumers = int(spec.get("consumers", 0))
+    if not consumers and "warp_tile" not in spec:  # written by hand
+        return facts.threads // _COSTS_WARP
+    if not consumers:
+        tile, warp = Tile.parse(spec["cta_tile"]), WarpTile.parse(spec["warp_tile"])
+        return tile.m // warp.m * (tile.n // warp.n)
+    return consumers if spec["cooperation"] == "cooperative" else 1
+
+
+def _counted(kernel: EmulatedKernel, k_tiles: int) -> Report:
+    case = measured_case(kernel.facts, k_tiles)
+    alone = replace(kernel, adversaries=(_ADVERSARY,), workers=1, reports=[])
+    trial = Trial(alone, case, HostMemory(), Options(data=("integer",), twice=False), "integer")
+    try:
+        trial.check()
+    finally:
+        trial.free()
+    ((_, report),) = alone.reports
+    return report
+
+
+def _key(site: Site) -> tuple[str, int, str]:
+    return site.file, site.line, site.kind
+
+
+_COUNTS = ("requests", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors", "bytes")
+
+
+def _less(site: Site, before: Site | None) -> Site:
+    if before is None:
+        return site
+    return replace(site, **{name: getattr(site, name) - getattr(before, name) for name in _COUNTS})
+
+
+def _reads(site: Site) -> bool:
+    """Tell whether a line of the mainloop reads fragments."""
+    return site.kind in ("ldmatrix", "wmma_load") or (site.kind, site.space) == ("load", "shared")
+
+
+def _conflicts(site: Site) -> int:
+    return site.wavefronts - site.ideal_wavefronts
+
+
+def _loads(facts: Facts, operand: str) -> int:
+    """Return how often each byte of a k-tile is asked for where rows begin off 16 bytes: shifted pieces come out of two."""
+    return 2 if facts.shifts(operand) else 1
+
+
+def disagreements(costs: Costs, facts: Facts, spec: Mapping[str, Any], mma_per_tile: int) -> Iterator[str]:
+    """Yield where the counts are not what the plan and the layouts say."""
+    expected: dict[str, float] = {
+        "mma_per_tile": mma_per_tile,
+        "bytes_per_k_tile": facts.tile_k
+        * (
+            facts.tile_m * DTYPES[facts.dtype_a].bytes * _loads(facts, "a")
+            + facts.tile_n * DTYPES[facts.dtype_b].bytes * _loads(facts, "b")
+        ),
+    }
+    if int(spec.get("consumers", 0)):
+        expected["copy_conflicts_per_k_tile"] = 0  # boxes, whoever fills them
+    elif spec["copy"] not in _UNPLACED:
+        placement = placement_of(spec)
+        expected["read_conflicts_per_k_tile"] = placement.read_conflicts
+        if placement.copies_are_even:
+            expected["copy_conflicts_per_k_tile"] = placement.copy_conflicts
+    for name, value in expected.items():
+        found = getattr(costs, name)
+        if found != value:
+            yield f"{name.replace('_', ' ')}: {found:g} were counted, {value:g} follow from the plan"

@@ -1,0 +1,535 @@
+"""A picture by matplotlib: as SVG that takes the colours of the page it stands in, or of its own, and as PNG."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from generator.errors import LibraryError, RequestError
+from generator.ladders.results import draw_ladder, rows
+from generator.report.points import Kind, Point
+from hgemm.bench.protocol import geometric_mean
+from hgemm.bench.work import Work
+from hgemm.dtypes import DTYPES
+from hgemm.model.cards import Card, card_named, usual_card
+from hgemm.model.kernel import extents, k_tile
+from hgemm.record import Record
+
+INK, FAINT, GROUND = "#1b1f24", "#d5d9de", "#fefefe"
+"""Of words and axes, of grid lines, and behind both: in a page they become its variables --ink, --faint and --ground."""
+OURS, THEIRS, QUIET = "#2f7de1", "#e08a2e", "#8a939d"
+SERIES = ("#2f7de1", "#e08a2e", "#2a9d78", "#b3589a", "#8a939d", "#c44e52", "#7a68c9", "#9a8c3c")
+"""Told apart by people who see few colours too, on white and on black."""
+
+_STYLE = {
+    "svg.fonttype": "none",
+    "axes.facecolor": "none",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "legend.labelcolor"), INK
+    ),
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+_FONT = re.compile(r"'DejaVu Sans'(, sans-serif)?")
+_ID = re.compile(r'(\bid="|\bxlink:href="#(?!variant=)|url\(#)')
+_REM_AN_INCH, _LEAST_REM = 6.4, 28
+"""A picture's width in a page: its own, less where the window is narrower, and scrolled where that would be too small to read."""
+_SIZE = re.compile(r'\s(?:width|height)="[^"]*"')
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture that is drawn when asked for.
+
+    Fields: `name` is its file's, `title` what stands above it, `words` what it says to who does not see it; `draw` is given
+        an empty figure of matplotlib's. Units: `inches` wide and high.
+    """
+
+    name: str
+    title: str
+    words: str
+    inches: tuple[float, float]
+    draw: Callable[[Any], None]
+
+    @property
+    def width(self) -> str:
+        """The width in a page where there is room for it, as CSS says it."""
+        return f"{self.inches[0] * _REM_AN_INCH:.3g}rem"
+
+    def png(self) -> bytes:
+        """Return the picture on a white ground."""
+        return self._saved("png", dpi=144, facecolor="white", metadata={"Software": None})
+
+    def svg(self) -> str:
+        """Return the picture as a document of its own, on a white ground; the same for the same data."""
+        return self._svg(facecolor="white")
+
+    def inline(self) -> str:
+        """Return the picture as an element of a page, whose colours it takes, with names of its own for its parts."""
+        text = self._svg(facecolor="none")
+        text = text[text.index("<svg") :]
+        for colour, variable in ((INK, "ink"), (FAINT, "faint"), (GROUND, "ground")):
+            text = text.replace(colour, f"var(--{variable})")
+        text = _ID.sub(lambda match: f"{match[1]}{self.name}-", text)
+        head, end, rest = text.partition(">")
+        fits = f"min-width:min({self.width},{_LEAST_REM}rem)"
+        head = _SIZE.sub("", head).replace(
+            "<svg", f'<svg role="img" aria-labelledby="{self.name}-words" style="{fits}"'
+        )
+        return head + end + rest
+
+    def _svg(self, facecolor: str) -> str:
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        text = self._saved("svg", facecolor=facecolor, metadata=metadata).decode()
+        return _FONT.sub("Helvetica, Arial, sans-serif", text)
+
+    def _saved(self, form: str, **options: Any) -> bytes:
+        import matplotlib  # 0.5 s, and an extra
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Canvas
+
+        with matplotlib.rc_context({**_STYLE, "svg.hashsalt": self.name}):
+            canvas = Canvas(figsize=self.inches, layout="constrained")
+            FigureCanvasAgg(canvas)
+            self.draw(canvas)
+            out = io.BytesIO()
+            canvas.savefig(out, format=form, **options)
+        return out.getvalue()
+
+
+# ==== Pictures of what was measured beside a baseline ====
+
+
+_SERIES = (("first", QUIET, "s", "cuBLASLt, its first choice"), ("best", THEIRS, "^", "cuBLASLt, its fastest"))
+_WORDS_UP_TO = 24
+"""Rows or columns of a heat map in whose cells there is room for a number."""
+_CELL_INCHES, _MARGIN_INCHES = (0.5, 0.3), (2.1, 1.3)
+_FEWEST = 6
+_HEADROOM, _BESIDE = 1.08, 1.15
+_SLOWER, _EVEN, _FASTER = "#e8a56b", "#f4f4f2", "#85b8f0"
+_REACH = 0.15
+"""How far from 1 the colours go."""
+_DARK = "#1c1c1c"
+"""Of numbers in cells, whose colours are light on every page."""
+
+
+# ---- Rates ----------------------------------------------------------------------------------------------------------
+
+
+def rates(name: str, kind: Kind, points: Sequence[Point]) -> Figure:
+    """Return TFLOP/s against the size of the problem, squares joined by lines; all `points` are of this kind."""
+    best = max(points, key=lambda point: point.tflops(point.times_us[point.ours]))
+    beside = "; beside it cuBLASLt's first choice and its fastest" if any(point.baseline_us for point in points) else ""
+    words = (
+        f"TFLOP/s of {len(points)} problems against their size: at most {best.tflops(best.times_us[best.ours]):.0f} "
+        f"at {best.work.shape}{beside}."
+    )
+    return Figure(name, str(kind), words, (5.6, 3.4), partial(_draw_rates, points))
+
+
+def _draw_rates(points: Sequence[Point], canvas: Any) -> None:
+    axes = canvas.add_subplot()
+    for role, colour, marker, label in _SERIES:
+        known = [
+            (side_of(point), point.tflops(point.baseline_us[role]), point)
+            for point in points
+            if role in point.baseline_us
+        ]
+        _series(axes, known, colour, marker, label)
+    ours = [(side_of(point), point.tflops(point.times_us[point.ours]), point) for point in points]
+    _series(axes, ours, OURS, "o", "ours, the fastest variant")
+    _sizes(axes, [side for side, _, _ in ours])
+    axes.set_ylim(0, _HEADROOM * axes.dataLim.y1)
+    axes.set_ylabel("TFLOP/s")
+    axes.set_xlabel("size: the cube root of m n k; squares are joined")
+    axes.grid(axis="y")
+    axes.legend(loc="lower right")
+
+
+def side_of(point: Point) -> float:
+    """Return the side of the square product with as many operations."""
+    work = point.work
+    return (work.m * work.n * work.k * work.batch) ** (1 / 3)
+
+
+def _series(axes: Any, known: Sequence[tuple[float, float, Point]], colour: str, marker: str, label: str) -> None:
+    squares = sorted((side, rate) for side, rate, point in known if _is_square(point))
+    others = [(side, rate) for side, rate, point in known if not _is_square(point)]
+    if squares:
+        axes.plot(*zip(*squares), color=colour, marker=marker, markersize=4.5, linewidth=1.5, label=label)
+    if others:
+        named = {} if squares else {"label": label}
+        axes.plot(*zip(*others), marker, color=colour, markersize=4, alpha=0.45, markeredgewidth=0, **named)
+
+
+def _is_square(point: Point) -> bool:
+    work = point.work
+    return work.m == work.n == work.k and work.batch == 1
+
+
+def _sizes(axes: Any, sides: Sequence[float]) -> None:
+    """Let an axis be logarithmic, with the powers of two that are near."""
+    low, high = math.floor(math.log2(min(sides)) - 0.01), math.ceil(math.log2(max(sides)) + 0.01)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([2.0**power for power in range(low, high + 1)], [f"{2**power:,}" for power in range(low, high + 1)])
+    wide = high - low > 2
+    axes.set_xlim(*((min(sides) / _BESIDE, max(sides) * _BESIDE) if wide else (2.0**low, 2.0**high)))
+    axes.minorticks_off()
+
+
+# ---- Ratios ---------------------------------------------------------------------------------------------------------
+
+
+def ratios(name: str, kind: Kind, points: Sequence[Point]) -> Figure | None:
+    """Return the speed over the baseline's fastest, rows by columns; None where no point has a ratio."""
+    cells = _cells(points)
+    if not cells:
+        return None
+    rows, columns = (sorted({place[at] for place in cells}) for at in (0, 1))
+    mean, least = geometric_mean([*cells.values()]), min(cells, key=lambda place: cells[place])
+    words = (
+        f"Speed over cuBLASLt's fastest at {len(cells)} pairs of m and n, the geometric mean over k: {mean:.3f} over all, the "
+        f"least {cells[least]:.3f} at m {least[0]}, n {least[1]}."
+    )
+    inches = tuple(
+        margin + cell * max(len(labels), _FEWEST)
+        for margin, cell, labels in zip(_MARGIN_INCHES, _CELL_INCHES, (columns, rows))
+    )
+    return Figure(name, str(kind), words, inches, partial(_draw_ratios, cells, rows, columns))
+
+
+def _cells(points: Sequence[Point]) -> dict[tuple[int, int], float]:
+    """Return the geometric mean of the ratios at each (m, n)."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for point in points:
+        if point.ratio is not None:
+            found.setdefault((point.work.m, point.work.n), []).append(point.ratio)
+    return {place: geometric_mean(values) for place, values in found.items()}
+
+
+def _draw_ratios(
+    cells: Mapping[tuple[int, int], float], rows: Sequence[int], columns: Sequence[int], canvas: Any
+) -> None:
+    from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
+
+    axes = canvas.add_subplot()
+    colours = LinearSegmentedColormap.from_list("ratio", [_SLOWER, _EVEN, _FASTER])
+    grid = [[cells.get((row, column), math.nan) for column in columns] for row in rows]
+    mesh = axes.pcolormesh(grid, cmap=colours, norm=TwoSlopeNorm(1.0, 1 - _REACH, 1 + _REACH), edgecolors="none")
+    axes.set_xticks(
+        [at + 0.5 for at in range(len(columns))], [f"{value:,}" for value in columns], rotation=45, ha="right"
+    )
+    axes.set_yticks([at + 0.5 for at in range(len(rows))], [f"{value:,}" for value in rows])
+    axes.tick_params(length=0)
+    axes.set_xlabel("n")
+    axes.set_ylabel("m")
+    if max(len(rows), len(columns)) <= _WORDS_UP_TO:
+        for (row, column), value in cells.items():
+            place = columns.index(column) + 0.5, rows.index(row) + 0.5
+            axes.text(*place, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=_DARK)
+    bar = canvas.colorbar(mesh, ax=axes, extend="both", ticks=[0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15], shrink=0.9)
+    bar.outline.set_edgecolor(INK)
+    bar.set_label("speed over cuBLASLt's fastest")
+
+
+# ==== Pictures of what variants take ====
+
+
+_MARKS = ((1, 4, 4.0), (4, 16, 6.5), (16, math.inf, 10.0))
+"""From how many variants in one place, below how many, and the width of their mark in points."""
+_MARKS_SAY = "larger: 4 and\n16 variants or more"
+
+
+def resources(records: Sequence[Record]) -> list[Figure]:
+    """Return the pictures of some variants; none of none."""
+    if not records:
+        return []
+    archs = in_order({record.arch for record in records})
+    facts = [record.data["resources"] for record in records]
+    ranges = " and ".join(
+        f"{min(one[name] for one in facts):,} to {max(one[name] for one in facts):,} {unit}"
+        for name, unit in (("registers", "registers a thread"), ("smem_bytes", "bytes of shared memory a CTA"))
+    )
+    words = f"{len(records):,} variants, of {ranges}."
+    fullest = max(one["occupancy"] for one in facts)
+    filled = f"Variants by the part of an SM's warps that they fill: at most {100 * fullest:.1f} %."
+    seconds = [record.data["seconds"]["compile"] for record in records]
+    took = f"Variants by the seconds that compiling took: {sum(seconds):.0f} in all, at most {max(seconds):.2f}."
+    return [
+        Figure("resources", "Registers and shared memory", words, (5.6, 3.6), partial(_draw_resources, records, archs)),
+        Figure("occupancy", "Occupancy", filled, (5.6, 3.0), partial(_draw_occupancy, records, archs)),
+        Figure("compile_seconds", "Seconds to compile", took, (5.6, 2.8), partial(_draw_seconds, seconds)),
+    ]
+
+
+def in_order(archs: Iterable[str]) -> list[str]:
+    """Return architectures by their numbers: sm_90 before sm_90a and sm_100."""
+    return sorted(archs, key=lambda arch: (len(arch.rstrip("abcdef")), arch))
+
+
+def _colour(archs: Sequence[str], arch: str) -> str:
+    return SERIES[archs.index(arch) % len(SERIES)]
+
+
+def _draw_resources(records: Sequence[Record], archs: Sequence[str], canvas: Any) -> None:
+    axes = canvas.add_subplot()
+    for arch in archs:
+        facts = (record.data["resources"] for record in records if record.arch == arch)
+        places = Counter((one["registers"], one["smem_bytes"] / 1024) for one in facts)
+        for least, most, points in _MARKS:
+            of_size = [place for place, count in places.items() if least <= count < most]
+            style = {"color": _colour(archs, arch), "alpha": 0.6, "markersize": points, "markeredgewidth": 0}
+            if of_size:
+                axes.plot(*zip(*of_size), "o", **style)
+        axes.plot([], [], "o", color=_colour(archs, arch), label=arch)
+    axes.set_xlabel("registers a thread")
+    axes.set_ylabel("shared memory a CTA, KiB")
+    axes.set_xlim(0, 264)
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(range(0, 257, 32))
+    axes.grid(True)
+    axes.legend(title=_MARKS_SAY, loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=8)
+
+
+def _draw_occupancy(records: Sequence[Record], archs: Sequence[str], canvas: Any) -> None:
+    axes = canvas.add_subplot()
+    levels = sorted({record.data["resources"]["occupancy"] for record in records})
+    below = [0] * len(levels)
+    for arch in archs:
+        counts = Counter(record.data["resources"]["occupancy"] for record in records if record.arch == arch)
+        heights = [counts[level] for level in levels]
+        axes.bar(range(len(levels)), heights, bottom=below, color=_colour(archs, arch), label=arch, width=0.7)
+        below = [low + height for low, height in zip(below, heights)]
+    axes.set_xticks(range(len(levels)), [f"{100 * level:.3g} %" for level in levels])
+    axes.set_xlabel("warps of an SM that are filled")
+    axes.set_ylabel("variants")
+    axes.grid(axis="y")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _draw_seconds(seconds: Sequence[float], canvas: Any) -> None:
+    axes = canvas.add_subplot()
+    axes.hist(seconds, bins=min(30, max(5, len(seconds) // 4)), color=SERIES[0])
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("variants")
+    axes.set_xlim(left=0)
+    axes.grid(axis="y")
+
+
+# ==== Rooflines ====
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Variants that fall on one place: `x` FLOP a byte, `allowed` and `measured` TFLOP/s; the first is linked to."""
+
+    x: float
+    allowed: float
+    measured: float | None
+    tensor: float
+    symbols: tuple[str, ...]
+
+
+def rooflines(records: Iterable[Record], points: Sequence[Point]) -> tuple[list[Figure], int]:
+    """Return a roofline for each card, and how many variants are in none: no table of a card has their instructions."""
+    by_card: dict[str, list[Record]] = {}
+    left_out = 0
+    for record in records:
+        card = usual_card(int("".join(filter(str.isdigit, record.arch))))
+        if card is None or _spot(record, card, None) is None:
+            left_out += 1
+        else:
+            by_card.setdefault(card.key, []).append(record)
+    measured: dict[str, list[Point]] = {}
+    for point in points:
+        card = _card_of(point.device)
+        if card is not None:
+            measured.setdefault(card.key, []).append(point)
+            by_card.setdefault(card.key, [])
+    return [
+        _figure(card_named(key), of_card, measured.get(key, [])) for key, of_card in sorted(by_card.items())
+    ], left_out
+
+
+def _card_of(device: str) -> Card | None:
+    try:
+        return card_named(device)
+    except RequestError:
+        return None
+
+
+def _spot(record: Record, card: Card, measured: float | None) -> Spot | None:
+    """Return where a variant falls on a card, None where the card's table lacks what its spec needs."""
+    spec = record.data["spec"]
+    try:
+        part = k_tile(spec, card)
+        m, n, k = extents(spec["cta_tile"])
+    except (RequestError, LibraryError, KeyError, ValueError, AttributeError):
+        return None
+    flop, l2 = 2.0 * m * n * k, card.get("l2_bytes_per_clock_per_sm")
+    x = flop / (part.l2 * l2) if part.l2 and l2 else part.flop_per_byte
+    rate = flop * _clock(card) * 1e-12
+    return Spot(x, rate / part.cycles, measured, rate / part.tensor, (record.symbol,))
+
+
+def _clock(card: Card) -> float:
+    """Return the cycles a second of all SMs together."""
+    return card.sms * card["sm_mhz"] * 1e6
+
+
+def _figure(card: Card, records: Sequence[Record], points: Sequence[Point]) -> Figure:
+    best: dict[str, float] = {}
+    for point in points:
+        for symbol, time_us in point.times_us.items():
+            best[symbol] = max(best.get(symbol, 0.0), point.tflops(time_us))
+    spots = _together(spot for record in records if (spot := _spot(record, card, best.get(record.symbol))))
+    panels = bool(spots) + bool(points)
+    told = [f"{len(records)} variants by the bytes that their tiles take from L2"] * bool(records)
+    told += [f"{len(points)} measured problems by the bytes that must cross DRAM"] * bool(points)
+    words = f"Rooflines of {card.name}: {'; '.join(told)}. The roofs are {card.told_sources(['sm_mhz', 'dram_gbytes_per_s'])}."
+    inches = (3.9 * panels + 0.4 if panels > 1 else 5.2, 3.9)
+    return Figure(f"roofline_{card.key}", card.name, words, inches, partial(_draw, card, spots, points))
+
+
+def _together(spots: Iterable[Spot]) -> list[Spot]:
+    """Join the spots that fall on the same place."""
+    found: dict[tuple[Any, ...], Spot] = {}
+    for spot in spots:
+        place = (round(spot.x, 1), round(spot.allowed, 1), spot.measured and round(spot.measured, 1))
+        symbols = (*(found[place].symbols if place in found else ()), *spot.symbols)
+        found[place] = Spot(spot.x, spot.allowed, spot.measured, spot.tensor, symbols)
+    return [*found.values()]
+
+
+# ---- Drawing --------------------------------------------------------------------------------------------------------
+
+
+def _draw(card: Card, spots: Sequence[Spot], points: Sequence[Point], canvas: Any) -> None:
+    panels = [partial(_tiles, card, spots)] * bool(spots) + [partial(_problems, card, spots, points)] * bool(points)
+    for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels):
+        panel(axes)
+        axes.set_ylabel("TFLOP/s")
+        axes.grid(True)
+        axes.legend(loc="lower right", handletextpad=0.3)
+
+
+def _tiles(card: Card, spots: Sequence[Spot], axes: Any) -> None:
+    _marks(
+        axes, [(spot.x, spot.allowed, spot) for spot in spots], "a variant, as the model allows", QUIET, filled=False
+    )
+    known = [(spot.x, spot.measured, spot) for spot in spots if spot.measured is not None]
+    if known:
+        _marks(axes, known, "a variant, at its fastest", OURS, filled=True)
+    bytes_per_clock = card.get("l2_bytes_per_clock_per_sm")
+    slopes = {"L2": bytes_per_clock * _clock(card) * 1e-12} if bytes_per_clock else {}
+    _roofs(axes, [spot.x for spot in spots], slopes, max(spot.tensor for spot in spots))
+    axes.set_xlabel("FLOP for a byte from L2")
+    axes.set_title("tiles")
+
+
+def _marks(axes: Any, known: Sequence[tuple[float, float, Spot]], label: str, colour: str, filled: bool) -> None:
+    faces = {"facecolors": colour, "edgecolors": "none"} if filled else {"facecolors": "none", "edgecolors": colour}
+    marks = axes.scatter(*zip(*[(x, y) for x, y, _ in known]), s=18, label=label, linewidths=1, zorder=3, **faces)
+    marks.set_urls([f"#variant={spot.symbols[0]}" for _, _, spot in known])
+
+
+def _problems(card: Card, spots: Sequence[Spot], points: Sequence[Point], axes: Any) -> None:
+    ours = [(_intensity(point), point.tflops(time_us)) for point in points for time_us in point.times_us.values()]
+    theirs = [
+        (_intensity(point), point.tflops(min(point.baseline_us.values()))) for point in points if point.baseline_us
+    ]
+    axes.plot(
+        *zip(*ours), "o", color=OURS, markersize=3.5, markeredgewidth=0, alpha=0.6, label="a variant on a problem"
+    )
+    if theirs:
+        axes.plot(*zip(*theirs), "_", color=THEIRS, markersize=7, markeredgewidth=1.4, label="cuBLASLt, its fastest")
+    peak = max((spot.tensor for spot in spots), default=None)
+    _roofs(axes, [x for x, _ in ours], {"DRAM": card.dram_gbytes_per_s * 1e-3}, peak)
+    axes.set_xlabel("FLOP for a byte of A, B and D")
+    axes.set_title("problems")
+
+
+def _intensity(point: Point) -> float:
+    """Return the operations for a byte of A, B and D, each moved once."""
+    work = point.work
+    sizes: Mapping[str, int] = {name: DTYPES[getattr(work, f"dtype_{name}")].bytes for name in "abd"}
+    moved = work.m * work.k * sizes["a"] + work.n * work.k * sizes["b"] + work.m * work.n * sizes["d"]
+    return work.flops / (work.batch * moved)
+
+
+def _roofs(axes: Any, xs: Sequence[float], slopes: Mapping[str, float], peak: float | None) -> None:
+    """Draw slopes, TFLOP/s for a FLOP a byte, up to the flat roof `peak`, where there is one. Both axes become logarithmic."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    low, high = min(xs) / 1.6, max(xs) * 1.6
+    for name, slope in slopes.items():
+        end = min(high, peak / slope) if peak else high
+        low = min(low, end / 2)
+        axes.plot([low, end], [low * slope, end * slope], color=INK, linewidth=1.2)
+        middle = (low * end) ** 0.5
+        label = f"{name}, {slope:.1f} TB/s"
+        axes.annotate(
+            label, (middle, middle * slope), xytext=(-4, 4), textcoords="offset points", ha="right", fontsize=8
+        )
+    if peak:
+        begin = min([peak / slope for slope in slopes.values()], default=low)
+        high = max(high, begin * 1.6)
+        axes.plot([begin, high], [peak, peak], color=INK, linewidth=1.2)
+        axes.annotate(
+            f"tensor cores, {peak:.0f}", (high, peak), xytext=(0, 3), textcoords="offset points", ha="right", fontsize=8
+        )
+    axes.set_xlim(low, high)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+# ==== Published ladders of kernels, as `hgemm ladder --keep` wrote them: the curve of each, and a table ====
+
+
+_COLUMNS = (
+    "step what symbol registers smem_bytes conflicts tflops x_before pct_cublas predicted bound published published_x published_pct"
+).split()
+
+
+def figure_of(name: str, document: Mapping[str, Any], ladder: Mapping[str, Any]) -> Figure:
+    """Return the curve of a ladder that has one, as `hgemm ladder --to` draws it."""
+    found = rows(ladder)
+    rates = [row["tflops"] for row in found if row["tflops"] is not None]
+    own = f"ours {rates[0]:.0f} to {rates[-1]:.0f} TFLOP/s on {document['device']}" if rates else "ours not measured"
+    words = f"{len(found)} steps, {own}, beside the published figures of {ladder['machine']}."
+
+    def draw(canvas: Any) -> None:
+        axes = canvas.add_subplot()
+        draw_ladder(axes, document, ladder)
+        axes.set_title("")
+
+    return Figure(name, title_of(ladder), words, (7.0, 3.8), draw)
+
+
+def title_of(ladder: Mapping[str, Any]) -> str:
+    """Return a ladder's name, title and problem."""
+    return f"{ladder['system']}: {ladder['title']}, {Work(**ladder['work']).shape}"
+
+
+def table_of(ladder: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Return the heads and the rows of a ladder's table, without the columns of which nothing is known."""
+    found = rows(ladder)
+    names = [name for name in _COLUMNS if any(row[name] is not None for row in found)]
+    return names, [[row[name] for name in names] for row in found]

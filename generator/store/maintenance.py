@@ -1,0 +1,249 @@
+"""Several libraries to one: every variant once, no two of one name that differ, and every measurement."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.build.pipeline import failures_of, forget_failure
+from generator.errors import LibraryError
+from generator.store.files import rename_to_free, retire, told
+from generator.store.library import Library, is_ours
+from generator.store.measurements import join
+from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
+from hgemm.library import is_symbol, read_artefact, read_record, read_variant, require, scan
+from hgemm.measured import FOLDER
+from hgemm.record import RECORD_NAME, SOURCE_NAMES
+
+Tell = Callable[[str, str, float], None]
+"""Told of each variant its symbol, `added`, `replaced` or `present`, and the seconds that it took."""
+
+_LOG = logging.getLogger(__name__)
+_MAX_SHOWN = 20
+_KEY_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Merged:
+    """How many variants were added, took the place of one without a proof, or were there; and how many measurements were added."""
+
+    library: Path
+    added: int
+    replaced: int
+    present: int
+    measurements: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A sound variant of one library."""
+
+    library: Path
+    key: str
+    proved: bool
+
+
+def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
+    """Add to `target`, which may be one of them, what the libraries at `sources` hold.
+
+    All are read and checked, with every hash, before anything is written. What a stopped run has added is present in the next.
+    Raises: LibraryError where a source is damaged, or variants of one symbol have different content keys.
+    """
+    folders = _once(sources)
+    measurements = join((folder for folder in folders if not _same(folder, target)), target)
+    found = _sound_of_target(target)
+    for folder in folders:
+        if not _same(folder, target):
+            for symbol in sorted(scan(folder)):
+                found.setdefault(symbol, []).append(_check(folder, symbol))
+    _refuse_conflicts(found)
+    with told("write", target, "--to"):
+        target.mkdir(parents=True, exist_ok=True)
+    require_writable(target, "--to")
+    library, counts = Library(target), dict.fromkeys(("added", "replaced", "present"), 0)
+    for symbol, candidates in sorted(found.items()):
+        start = time.perf_counter()
+        best = next((one for one in candidates if one.proved), candidates[0])
+        status = "present" if best.library == target else "replaced" if candidates[0].library == target else "added"
+        if status != "present":
+            _copy(best, symbol, library)
+        counts[status] += 1
+        tell(symbol, status, time.perf_counter() - start)
+    measurements.write(target)
+    return Merged(target, **counts, measurements=measurements.timings)
+
+
+def _once(sources: Iterable[Path]) -> list[Path]:
+    """Return the folders without those that are named again. Raises: LibraryError where one does not exist."""
+    kept: list[Path] = []
+    for folder in sources:
+        require(folder)
+        if not any(_same(folder, other) for other in kept):
+            kept.append(folder)
+    return kept
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.exists() and one.samefile(other)
+
+
+def _check(folder: Path, symbol: str) -> _Found:
+    """Read a variant with all its hashes. Raises: LibraryError where it cannot be trusted."""
+    record = read_variant(folder, symbol).record
+    return _Found(folder, record.key, "executor" in record.data["proof"])
+
+
+def _sound_of_target(target: Path) -> dict[str, list[_Found]]:
+    """Return what the target has already; what is damaged there counts as missing."""
+    found: dict[str, list[_Found]] = {}
+    for symbol in sorted(scan(target)) if target.exists() else ():
+        try:
+            found[symbol] = [_check(target, symbol)]
+        except LibraryError as error:
+            _LOG.warning("%s counts as missing: %s", symbol, error)
+    return found
+
+
+def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
+    """Raises: LibraryError that names each symbol with different keys, the keys, and where they are."""
+    lines = []
+    for symbol, candidates in sorted(found.items()):
+        keys = {candidate.key: candidate.library for candidate in reversed(candidates)}
+        if len(keys) > 1:
+            places = [f"{key[:_KEY_DIGITS]} in {keys[key]}" for key in sorted(keys, key=lambda key: str(keys[key]))]
+            lines.append(f"  {symbol}: key {', '.join(places)}")
+    if lines:
+        more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
+        raise LibraryError(
+            "\n".join(
+                [
+                    f"{len(lines)} variants were made from different inputs in different libraries, and nothing is written: "
+                    "make them all with one version of the generator, or leave a library out",
+                    *lines[:_MAX_SHOWN],
+                    *more,
+                ]
+            )
+        )
+
+
+def _copy(found: _Found, symbol: str, library: Library) -> None:
+    variant = read_variant(found.library, symbol)
+    if variant.record.key != found.key:
+        raise LibraryError(f"{variant.folder} was replaced meanwhile: run this again when the other run is done")
+    library.publish(variant.record.data, variant.artefacts)
+
+
+# ==== What may be removed from a library: leavings of dead writers, and variants that cannot be trusted ====
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One thing that was removed, or would be, why, and the bytes that this frees."""
+
+    name: str
+    reason: str
+    freed_bytes: int
+
+
+def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
+    """Remove what no one can use, or only say what that is where `dry_run` is set.
+
+    Sources without a record, and whatever the generator did not write, stay.
+    Raises: LibraryError where the folder cannot be read or written.
+    """
+    symbols = scan(library.folder)
+    orphans = [Removal(symbol, "row of a variant that is gone", 0) for symbol in library.orphan_rows()]
+    with told("clean up", library.folder):
+        places = [*library.folder.iterdir(), *(library.folder / FOLDER).glob(".tmp-*")]
+        leavings = [path for path in sorted(places) if is_stale(path)]
+        removals = [_remove_leaving(path, dry_run) for path in leavings]
+        removals += [_remove_failure(path, dry_run) for path in failures_of(library.folder)]
+        broken = [_remove_broken(library.folder / symbol, dry_run) for symbol in sorted(symbols)]
+    if not dry_run:
+        library.rows()
+    return removals + [removal for removal in broken if removal] + orphans
+
+
+def _remove_leaving(path: Path, dry_run: bool) -> Removal:
+    """Remove a temporary file or folder; a folder that was moved aside and never replaced is put back."""
+    aside = TEMPORARY.fullmatch(path.name)
+    is_folder = path.is_dir() and not path.is_symlink()
+    if is_folder and aside and aside["name"] and is_symbol(aside["name"]):
+        place = path.parent / aside["name"]
+        if not place.exists():
+            if not dry_run:
+                rename_to_free(path, place)
+            return Removal(path.name, f"moved aside by a dead process, put back as {place.name}", 0)
+        size_bytes = _size_bytes(path)
+        return Removal(path.name, "replaced by a dead process", size_bytes if dry_run else retire(path, place, is_ours))
+    size_bytes = _size_bytes(path) if is_folder else path.lstat().st_size
+    if not dry_run:
+        shutil.rmtree(path) if is_folder else path.unlink()
+    return Removal(path.name, "left by a dead process", size_bytes)
+
+
+def _remove_failure(place: Path, dry_run: bool) -> Removal:
+    """Remove what was kept of a variant that did not compile."""
+    size_bytes = _size_bytes(place)
+    if not dry_run:
+        forget_failure(place.parents[1], place.name)
+    return Removal(f"{place.parent.name}/{place.name}", "source and log of a failed compilation", size_bytes)
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
+def _remove_broken(place: Path, dry_run: bool) -> Removal | None:
+    """Remove a variant that does not pass its own checks; its source stays unless it is known to be wrong."""
+    try:
+        folder = open_folder(place)
+    except FileNotFoundError:
+        return None
+    try:
+        reason = _fault(place)
+        if not reason or not os.path.samestat(os.fstat(folder), os.lstat(place)):
+            return None
+        doomed = [entry for entry in os.scandir(folder) if is_ours(entry.name) and not _is_kept(entry, place, folder)]
+        freed_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in doomed)
+        if not dry_run:
+            for entry in sorted(doomed, key=lambda entry: entry.name == RECORD_NAME):
+                os.unlink(entry.name, dir_fd=folder)
+            if not os.listdir(folder):
+                os.rmdir(place)
+        return Removal(place.name, reason, freed_bytes)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(folder)
+
+
+def _is_kept(entry: os.DirEntry[str], place: Path, folder: int) -> bool:
+    """Tell whether a file stays: folders do, and a source does unless a sound record says that it is another."""
+    if entry.is_dir(follow_symlinks=False):
+        return True
+    if entry.name not in SOURCE_NAMES or entry.is_symlink():
+        return False
+    try:
+        record = read_record(place, folder)
+    except LibraryError:
+        return True
+    try:
+        read_artefact(place, folder, record, entry.name)
+        return True
+    except LibraryError:
+        return False
+
+
+def _fault(place: Path) -> str:
+    """Return why a variant cannot be trusted, or nothing."""
+    try:
+        read_variant(place.parent, place.name)
+    except LibraryError as error:
+        return str(error).rpartition(": ")[0]
+    return ""

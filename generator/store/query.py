@@ -1,0 +1,388 @@
+"""The fields that filters, columns and sorting may name, whatever a library holds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from generator.arch import ARCHS, parse_arch, parse_arch_list
+from generator.errors import LibraryError, RequestError, nearest, unknown
+from generator.spec import PARSERS
+from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, any_like
+from generator.store.library import Library
+from hgemm.errors import on
+from hgemm.library import is_symbol
+from hgemm.record import MAX_INTEGER, PROVED, RECORD_NAME, SOURCE_NAME, Scalar, flatten
+
+_COUNT = 0
+_DOCUMENT = {
+    **dict.fromkeys(("symbol", "alias", "key", "arch", "spilled"), _COUNT),
+    "resources": dict.fromkeys(
+        ("registers", "spill_bytes", "stack_bytes", "smem_bytes", "ctas_per_sm", "warps_per_sm", "occupancy"), _COUNT
+    ),
+    "spec": dict.fromkeys(PARSERS, _COUNT),
+    "launch": {"threads": _COUNT, "smem_bytes": _COUNT, "cluster": [], "grid": {"rule": _COUNT, "splits": _COUNT}},
+    "traits": {
+        **dict.fromkeys(("deterministic", "graph_safe", "exact_tiles_only"), _COUNT),
+        "min_align": dict.fromkeys("abd", _COUNT),
+        "workspace": dict.fromkeys(
+            ("counter_bytes_per_tile", "partial_bytes_per_tile", "partial_bytes_per_cta"), _COUNT
+        ),
+    },
+    "sass": {},
+    "files": {f"kernel.{suffix}": {"bytes": _COUNT} for suffix in ("cu", "py", "cubin", "ptx")},
+    "seconds": dict.fromkeys(("emit", "compile", "inspect"), _COUNT),
+    "toolchain": dict.fromkeys(("nvrtc", "nvjitlink", "cutlass", "cudart", "cutlass_dsl", "generator"), ""),
+    "proof": dict.fromkeys((*PROVED, "unproved"), _COUNT),
+}
+FIELDS = frozenset(flatten(_DOCUMENT)) - {"proof_shapes", "proof_timings"}
+"""The short names of all that a record may say in one word or number, but for its instructions."""
+
+
+def known_fields(library: Library) -> set[str]:
+    """Return the fields that may be named: those of any record, and what else the library's have, where there is one."""
+    return FIELDS | (library.field_names() if library.folder.is_dir() else set())
+
+
+# ==== The language of `--where`: a tokenizer, a recursive descent parser ====
+
+
+FIELD_ALIASES = {"tile": "cta_tile"}
+VALUE_ALIASES = {("mma", "wgmma"): "m64n*"}
+"""Words for several values of a field, each with the pattern that those match."""
+NUMBER_FIELDS = frozenset(
+    "registers spill_bytes stack_bytes smem_bytes ctas_per_sm warps_per_sm occupancy threads stages".split()
+)
+"""Fields that are numbers in every record."""
+MAX_CHARACTERS = 4000
+MAX_COMPARISONS = 200
+MAX_NESTING = 40
+_INSTRUCTION = re.compile(r"sass_[a-z0-9_]+", re.ASCII)
+"""How often an instruction stands in the machine code; a kernel has the fields of those that it has."""
+_WORDS = ("and", "or", "not", "like")
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.*?:,])
+    | (?P<word>[\w.*?:,+-]+)
+    | (?P<quoted>'[^']*'|"[^"]*")
+    | (?P<operator><=|>=|==|!=|<>|[<>=()])
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+
+
+def parse_where(text: str, known: Collection[str] | None = None) -> Node:
+    """Read an expression such as `registers<=128 and (layout=tn or not spilled)`.
+
+    Raises: RequestError that shows where it cannot be read, or names the fields nearest to one not `known`.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise RequestError(f"--where has {len(text)} characters: use at most {MAX_CHARACTERS}")
+    return _Parser(_tokens(text), text, known).parse()
+
+
+def check_field(name: str, known: Collection[str] | None, where: str) -> str:
+    """Return the field's own name. Raises RequestError with the nearest names where it is not `known`, and no instruction."""
+    field = FIELD_ALIASES.get(name.lower(), name.lower())
+    if known is not None and field not in known and not _INSTRUCTION.fullmatch(field):
+        near = nearest(field, sorted(known), count=3, cutoff=0.4)
+        meant = f"did you mean {', '.join(near)}? " if near else ""
+        raise RequestError(f"{where} names an unknown field '{name}': {meant}`hgemm list --fields` lists them")
+    return field
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    """Split into (kind, text); the kind of and, or, not, like is the word itself."""
+    found, position = [], 0
+    while position < len(text.rstrip()):
+        match = _TOKEN.match(text, position)
+        if not match or not match.group().isprintable():
+            raise RequestError(
+                f"--where cannot be read at {text[position : position + 20].strip()!a}: quote texts as 'tn'"
+            )
+        kind, token, position = str(match.lastgroup), match.group(str(match.lastgroup)), match.end()
+        if kind == "word" and token.lower() in _WORDS:
+            kind = token.lower()
+        found.append((kind, token[1:-1] if kind == "quoted" else token))
+    return found
+
+
+class _Parser:
+    """Recursive descent over the tokens; one method for each rule of the grammar."""
+
+    def __init__(self, tokens: list[tuple[str, str]], text: str, known: Collection[str] | None) -> None:
+        self._tokens = tokens
+        self._text = text
+        self._known = known
+        self._position = 0
+        self._comparisons = 0
+
+    def parse(self) -> Node:
+        node = self._expression(depth=0)
+        if self._peek() != ("end", ""):
+            raise self._expected("and, or, or the end")
+        return node
+
+    def _peek(self) -> tuple[str, str]:
+        return self._tokens[self._position] if self._position < len(self._tokens) else ("end", "")
+
+    def _take(self) -> tuple[str, str]:
+        token = self._peek()
+        self._position += 1
+        return token
+
+    def _took(self, kind: str, text: str | None = None) -> bool:
+        found = self._peek()
+        if found[0] != kind or text not in (None, found[1]):
+            return False
+        self._position += 1
+        return True
+
+    def _expected(self, what: str) -> RequestError:
+        found = self._peek()[1] or "the end"
+        return RequestError(f"--where expects {what}, not {found!a}: write it as \"registers<=128 and layout='tn'\"")
+
+    def _expression(self, depth: int) -> Node:
+        items = [self._term(depth)]
+        while self._took("or"):
+            items.append(self._term(depth))
+        return items[0] if len(items) == 1 else Some(tuple(items))
+
+    def _term(self, depth: int) -> Node:
+        items = [self._factor(depth)]
+        while self._took("and"):
+            items.append(self._factor(depth))
+        return items[0] if len(items) == 1 else Every(tuple(items))
+
+    def _factor(self, depth: int) -> Node:
+        if depth > MAX_NESTING:
+            raise RequestError(f"--where nests deeper than {MAX_NESTING}: use fewer parentheses")
+        if self._took("not"):
+            return Not(self._factor(depth + 1))
+        if self._took("operator", "("):
+            node = self._expression(depth + 1)
+            if not self._took("operator", ")"):
+                raise self._expected("a closing parenthesis")
+            return node
+        return self._comparison()
+
+    def _comparison(self) -> Node:
+        self._comparisons += 1
+        if self._comparisons > MAX_COMPARISONS:
+            raise RequestError(f"--where has more than {MAX_COMPARISONS} comparisons: use fewer")
+        if self._peek()[0] != "word":
+            raise self._expected("the name of a field")
+        field = check_field(self._take()[1], self._known, "--where")
+        if self._took("like"):
+            return Like(field, self._pattern(field))
+        if self._peek()[0] != "operator" or self._peek()[1] in "()":
+            return Truth(field)
+        op = {"==": "=", "<>": "!="}.get(self._peek()[1], self._peek()[1])
+        self._position += 1
+        literal = self._literal(field)
+        equal = Compare(field, "=", literal)
+        if (field, literal.text.lower()) in VALUE_ALIASES:
+            equal = Like(field, VALUE_ALIASES[field, literal.text.lower()])
+        return {"=": equal, "!=": Not(equal)}.get(op) or Compare(field, op, literal)
+
+    def _pattern(self, field: str) -> str:
+        kind, text = self._peek()
+        if kind not in ("word", "quoted", "number"):
+            raise self._expected(f"a text for {field} to be like, such as 'a*b'")
+        self._position += 1
+        return text
+
+    def _literal(self, field: str) -> Literal:
+        kind, text = self._peek()
+        if kind not in ("word", "quoted", "number"):
+            raise self._expected(f"a number or a text to compare {field} with")
+        self._position += 1
+        if field == "arch":
+            return Literal(parse_arch(text))
+        if kind == "number":
+            return Literal(text, _number(text))
+        if kind == "word" and text.lower() in ("true", "false"):
+            return Literal(text, int(text.lower() == "true"))
+        if field in NUMBER_FIELDS:
+            raise RequestError(f"--where compares {field}, a number, with the text {text!a}: write a number, unquoted")
+        return Literal(text)
+
+
+def _number(text: str) -> int | float:
+    value = int(text) if text.lstrip("+-").isdecimal() else float(text)
+    if not math.isfinite(value) or abs(value) > MAX_INTEGER:
+        raise RequestError(f"--where has a number out of range, {text[:40]}: use one that 64 bits hold")
+    return value
+
+
+# ==== Choosing variants of a library: what the filters of the command line say, as one condition ====
+
+
+LAYOUTS = ("tn", "nn", "nt", "tt")
+NAME_FIELDS = ("symbol", "alias")
+_TILE = re.compile(r"[0-9]{1,5}x[0-9]{1,5}(x[0-9]{1,5})?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The filters as they were written; an empty one chooses everything."""
+
+    arch: str = ""
+    tile: str = ""
+    layout: str = ""
+    kernels: str = ""
+    where: str = ""
+
+
+def condition_of(selection: Selection, known: Collection[str] | None = None) -> Node:
+    """Return the condition that all filters of a selection state together.
+
+    Raises: RequestError where a filter is malformed or names a field that is not `known`.
+    """
+    items: list[Node] = []
+    if selection.arch:
+        items.append(_one_of("arch", parse_arch_list(selection.arch)))
+    if selection.tile:
+        items.append(Some(tuple(_tile(word) for word in _words(selection.tile))))
+    if selection.layout:
+        items.append(_one_of("layout", tuple(_layout(word) for word in _words(selection.layout))))
+    if selection.kernels:
+        items.append(any_like(NAME_FIELDS, _words(selection.kernels)))
+    if selection.where.strip():
+        items.append(parse_where(selection.where, known))
+    return Every(tuple(items))
+
+
+def select_rows(library: Library, selection: Selection, sort: str = "symbol") -> list[dict[str, Scalar]]:
+    """Return the flat records of a selection, sorted by a field, or downwards by `-field`.
+
+    Raises: RequestError for a malformed filter or an unknown field, LibraryError where the library cannot be read.
+    """
+    known = known_fields(library) if selection.where.strip() or sort != "symbol" else None
+    rows = library.rows(condition_of(selection, known))
+    if sort == "symbol":
+        return rows
+    field = check_field(sort.lstrip("-"), known, "--sort")
+    present = [row for row in rows if field in row]
+    present.sort(key=lambda row: _sort_key(row[field]), reverse=sort.startswith("-"))
+    return present + [row for row in rows if field not in row]
+
+
+def choose(library: Library, names: Collection[str], selection: Selection) -> list[str]:
+    """Return the symbols that a selection and, where there are any, names (as `resolve` reads them) both choose.
+
+    Raises: RequestError for what is malformed or names nothing, LibraryError where nothing is left.
+    """
+    chosen = _chosen(library, names, selection)
+    if not chosen:
+        raise nothing_matches(library)
+    return chosen
+
+
+def nothing_matches(library: Library) -> LibraryError:
+    """Return the error of a selection that chooses nothing: the filters are to change, or the library is empty."""
+    made = f"`generate --catalog{on(library.folder)}` makes the shipped ones"
+    if library.rows():
+        shown = f"`hgemm list{on(library.folder)}` shows those that are"
+        return LibraryError(f"no variant in {library.folder} matches: {shown}, {made}")
+    return LibraryError(f"{library.folder} has no variants: {made}")
+
+
+def left_out(library: Library, names: Collection[str], selection: Selection) -> dict[str, int]:
+    """Count by architecture the variants that --arch alone keeps out, though GPUs that it names run them: 90, not 90a.
+
+    Raises: RequestError and LibraryError as `choose` does for what is malformed.
+    """
+    asked = parse_arch_list(selection.arch) if selection.arch else ()
+    kin = {
+        arch.name for arch in ARCHS.values() if arch.suffix and arch.name not in asked and f"sm_{arch.number}" in asked
+    }
+    counts = {arch: len(_chosen(library, names, replace(selection, arch=arch))) for arch in sorted(kin)}
+    return {arch: count for arch, count in counts.items() if count}
+
+
+def _chosen(library: Library, names: Collection[str], selection: Selection) -> list[str]:
+    rows = [str(row["symbol"]) for row in select_rows(library, selection)]
+    named = {symbol for name in names for symbol in resolve(library, name)}
+    return [symbol for symbol in rows if not names or symbol in named]
+
+
+def resolve(library: Library, name: str) -> list[str]:
+    """Return the symbols that a symbol, an alias, a unique beginning of either, or a glob names.
+
+    Raises: RequestError where it names none, or a beginning names several.
+    """
+    found = _exactly(library, name)
+    begun = [] if found else _begun(library, name)
+    if len(begun) > 1:
+        raise RequestError(f"{name!a} begins {_several(begun)}: write more of it, or '{name}*' for all")
+    return found or begun or _none(library, name)
+
+
+def resolve_one(library: Library, name: str) -> str:
+    """Return the symbol that a symbol, an alias, a beginning of either, or a glob names.
+
+    Raises: RequestError where it names none, or several.
+    """
+    found = _exactly(library, name) or _begun(library, name) or _none(library, name)
+    if len(found) > 1:
+        raise RequestError(f"{name!a} names {_several(found)}: write more of one")
+    return found[0]
+
+
+def _exactly(library: Library, name: str) -> list[str]:
+    return [name] if is_symbol(name) and library.get(name, verify=False) else _symbols(library, name)
+
+
+def _begun(library: Library, name: str) -> list[str]:
+    return [] if "*" in name or "?" in name else _symbols(library, name + "*")
+
+
+def _several(symbols: list[str]) -> str:
+    return f"{len(symbols)} variants ({', '.join(symbols[:3])}{', ...' if len(symbols) > 3 else ''})"
+
+
+def _symbols(library: Library, pattern: str) -> list[str]:
+    return [str(row["symbol"]) for row in library.rows(any_like(NAME_FIELDS, (pattern,)))]
+
+
+def _none(library: Library, name: str) -> list[str]:
+    inside = f"*{name.strip('*')}*"
+    if _symbols(library, inside):
+        raise RequestError(f"no variant in {library.folder} begins with {name!a}: did you mean '{inside}'?")
+    symbols = [str(row["symbol"]) for row in library.rows()]
+    near = nearest(name, symbols, cutoff=0.3)
+    named = [path.parent for path in library.folder.glob(f"*/{SOURCE_NAME}") if path.parent.name.startswith(name)]
+    texts = sorted(path.name for path in named if not (path / RECORD_NAME).exists())
+    if texts:
+        told = f"of {texts[0]} only the text is there, which `generate --catalog{on(library.folder)}` compiles"
+        raise RequestError(f"no variant in {library.folder} is named {name!a}: {told}")
+    hint = f"did you mean {near[0]}?" if near else f"`hgemm list{on(library.folder)}` shows those that are"
+    raise RequestError(f"no variant in {library.folder} is named {name!a}: {hint}")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _one_of(field: str, texts: tuple[str, ...]) -> Node:
+    return Some(tuple(Compare(field, "=", Literal(text)) for text in texts))
+
+
+def _layout(word: str) -> str:
+    if word.lower() not in LAYOUTS:
+        raise unknown("layout", word, LAYOUTS)
+    return word.lower()
+
+
+def _tile(word: str) -> Node:
+    match = _TILE.fullmatch(word.lower())
+    if not match:
+        raise RequestError(f"tile {word!a} is malformed: write it as MxNxK, such as 128x128x32, or MxN for any K")
+    return Like("cta_tile", word.lower() if match[1] else word.lower() + "x*")
+
+
+def _sort_key(value: Scalar) -> tuple[bool, float, str]:
+    return (True, 0.0, value) if isinstance(value, str) else (False, float(value), "")

@@ -1,1 +1,0 @@
-"""The verbs of `hgemm`, one module each; every module has a click command named `command`."""

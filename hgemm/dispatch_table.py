@@ -1,0 +1,406 @@
+"""The dispatch table of a library: its variants as numbers, in an order that depends on nothing but their records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from hgemm.device import cubin_runs, ptx_runs
+from hgemm.dtypes import DTYPES
+from hgemm.errors import LibraryError, RequestError
+from hgemm.launch import COUNTERS_ROUND_BYTES
+from hgemm.launch_traits import Facts
+from hgemm.measured import Place, Point, Session, Standing, point, standings
+from hgemm.model.cards import Card, usual_card
+from hgemm.model.kernel import by_wgmma
+from hgemm.model.predict import Shape, cycles_of, fit_of
+from hgemm.problem import Kind, serves
+from hgemm.selection_query import TYPICAL, Target, Wanted
+
+FORMAT = 5
+EXACT, COMPATIBLE, PTX = range(3)
+"""How a variant's code runs on a device, the preferred way first: its own cubin, an older one's, PTX."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant as selection sees it.
+
+    Units: elements for tiles and alignments; `operand_bytes` and `result_bytes` are of one element of A or B, and of D;
+        `max_ctas` is 0 of all but stream-K. From `overlapping` on, but for shared memory and what a launch needs, the numbers are
+        those of hgemm.dispatch_table.Clocks.
+    """
+
+    symbol: str
+    group: int
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    cluster_m: int
+    cluster_n: int
+    splits: int
+    smem_bytes: int
+    align_a: int
+    align_b: int
+    align_d: int
+    beta: int
+    exact_tiles_only: int
+    tensor_maps: int
+    counter_bytes_per_tile: int
+    partial_bytes_per_tile: int
+    partial_bytes_per_cta: int
+    max_ctas: int
+    operand_bytes: int
+    result_bytes: int
+    overlapping: int
+    together: int
+    sms_lost: int
+    k_tile_clocks: int
+    straddled_clocks: int
+    tile_clocks: int
+    alone_k_tile_clocks: int
+    alone_tile_clocks: int
+    launch_clocks: int
+    memory_clocks: int
+    mib_clocks: int
+    again_clocks: int
+    again_mib_clocks: int
+
+    def work(self, m: int, n: int, batch: int) -> int:
+        """Return the CTA tiles of a problem, those that complete clusters, splits and batches counted."""
+        return self.tiles(m, n) * self.splits * batch
+
+    def tiles(self, m: int, n: int) -> int:
+        clusters_m = -(-m // (self.tile_m * self.cluster_m))
+        clusters_n = -(-n // (self.tile_n * self.cluster_n))
+        return clusters_m * self.cluster_m * clusters_n * self.cluster_n
+
+    def workspace_bytes(self, m: int, n: int, batch: int) -> int:
+        """Return what hgemm.launch.workspace_bytes does."""
+        count = self.tiles(m, n) * batch
+        counters = -(-self.counter_bytes_per_tile * count // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES
+        return counters + self.partial_bytes_per_tile * count + self.partial_bytes_per_cta * self.max_ctas
+
+
+@dataclass(frozen=True)
+class Group:
+    """The variants of one architecture and one kind: rows `first` to `first + count`."""
+
+    arch: str
+    kind: int
+    first: int
+    count: int
+
+
+Extents = tuple[int, int, int, int]
+"""m, n, k and batch."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One problem that was measured.
+
+    Fields: `order` has the rows that were compared there, the best first; `ratios` has all that were measured there, each with
+        its time in microseconds over its estimate.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    order: tuple[int, ...]
+    ratios: tuple[tuple[int, float], ...]
+
+    @property
+    def extents(self) -> Extents:
+        return self.m, self.n, self.k, self.batch
+
+    @cached_property
+    def point(self) -> Point:
+        return point(*self.extents)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was measured of one kind of product on devices of one compute capability with so many SMs, in the order of extents."""
+
+    capability: int
+    sms: int
+    kind: int
+    devices: tuple[str, ...]
+    problems: tuple[Measured, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Groups, newest architecture first; rows in the order of their groups; surveys by capability, SMs and kind."""
+
+    groups: tuple[Group, ...]
+    rows: tuple[Row, ...]
+    surveys: tuple[Survey, ...] = ()
+
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]], sessions: Iterable[Session] = ()) -> Table:
+        """Build it from records, and from what was measured of these variants.
+
+        Raises: LibraryError for a record that lacks what a launch needs.
+        """
+        found = sorted(((Facts.of(record), record) for record in records), key=_place)
+        groups: list[Group] = []
+        rows: list[Row] = []
+        for facts, record in found:
+            kind = kind_of(facts).code
+            if not groups or (groups[-1].arch, groups[-1].kind) != (facts.arch, kind):
+                groups.append(Group(facts.arch, kind, len(rows), 0))
+            last = groups[-1]
+            groups[-1] = Group(last.arch, last.kind, last.first, last.count + 1)
+            rows.append(row_of(facts, record, len(groups) - 1))
+        keys = {facts.symbol: record.get("key", "") for facts, record in found}
+        return cls(tuple(groups), tuple(rows), _surveys(standings(sessions, keys), groups, rows))
+
+    def ways(self, target: Target) -> list[tuple[int, int]]:
+        """Return the groups that run on a device as (way, group), the preferred way first."""
+        ways = ((way_of(group.arch, target.capability), place) for place, group in enumerate(self.groups))
+        return sorted((way, place) for way, place in ways if way is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as JSON says it."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def kind_of(facts: Facts) -> Kind:
+    """Return the kind of product that a variant computes."""
+    return Kind(facts.layout, facts.dtype_a, facts.dtype_b, facts.dtype_d, facts.acc, facts.bias, facts.activation)
+
+
+def way_of(arch: str, capability: tuple[int, int]) -> int | None:
+    """Return how code for `arch` runs on a device of this compute capability; None where it does not."""
+    if cubin_runs(arch, capability):
+        number = int("".join(re.findall("[0-9]", arch)))
+        return EXACT if divmod(number, 10) == capability else COMPATIBLE
+    return PTX if ptx_runs(arch, capability) else None
+
+
+def _place(found: tuple[Facts, Mapping[str, Any]]) -> tuple:
+    facts, record = found
+    return order_of(facts, record["spec"].get("form", "atoms"))
+
+
+def order_of(facts: Facts, form: str = "atoms") -> tuple:
+    """Return what rows are sorted by. Of tiles that are thought equal the taller comes first, then the one on atoms.
+
+    Source: benchmarks/data/mma_sync_h200.json: 256x128 beside 128x256, 2 to 3 % faster from 2048 to 8192.
+    """
+    number = int("".join(re.findall("[0-9]", facts.arch)))
+    return -number, facts.arch, kind_of(facts).code, -facts.tile_m, form != "atoms", facts.symbol
+
+
+def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
+    """Return a variant, or one that is only planned, as selection sees it.
+
+    Raises: LibraryError for a record whose spec is none, of which nothing can be estimated.
+    """
+    try:
+        clocks = clocks_of(record)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RequestError) as error:
+        raise LibraryError(
+            f"{facts.symbol}: its record says too little to choose it ({error!r}): generate it anew"
+        ) from error
+    return Row(
+        symbol=facts.symbol,
+        group=group,
+        tile_m=facts.tile_m,
+        tile_n=facts.tile_n,
+        tile_k=facts.tile_k,
+        cluster_m=facts.cluster_shape[0],
+        cluster_n=facts.cluster_shape[1],
+        splits=facts.splits,
+        smem_bytes=facts.smem_bytes,
+        align_a=facts.align_a,
+        align_b=facts.align_b,
+        align_d=facts.align_d,
+        beta=int(facts.beta),
+        exact_tiles_only=int(record["traits"]["exact_tiles_only"]),
+        tensor_maps=int(bool(facts.tensor_maps)),
+        counter_bytes_per_tile=facts.counter_bytes_per_tile,
+        partial_bytes_per_tile=facts.partial_bytes_per_tile,
+        partial_bytes_per_cta=facts.partial_bytes_per_cta,
+        max_ctas=facts.max_ctas,
+        operand_bytes=DTYPES[facts.dtype_a].bytes,
+        result_bytes=DTYPES[facts.dtype_d].bytes,
+        overlapping=clocks.overlapping,
+        together=clocks.together,
+        sms_lost=clocks.sms_lost,
+        k_tile_clocks=clocks.k_tile,
+        straddled_clocks=clocks.straddled,
+        tile_clocks=clocks.tile,
+        alone_k_tile_clocks=clocks.alone_k_tile,
+        alone_tile_clocks=clocks.alone_tile,
+        launch_clocks=clocks.launch,
+        memory_clocks=clocks.memory,
+        mib_clocks=clocks.mib,
+        again_clocks=clocks.again,
+        again_mib_clocks=clocks.again_mib,
+    )
+
+
+# ---- Measurements ---------------------------------------------------------------------------------------------------
+
+
+def _surveys(standing: Mapping[Place, Standing], groups: Sequence[Group], rows: Sequence[Row]) -> tuple[Survey, ...]:
+    parts: dict[tuple[int, int, int], dict[Extents, Standing]] = {}
+    for (capability, sms, kind, *extents), found in sorted(standing.items(), key=lambda item: item[0]):
+        if capability in TYPICAL:
+            parts.setdefault((capability, sms, kind), {})[tuple(extents)] = found
+    surveys = []
+    for (capability, sms, kind), part in parts.items():
+        places = {row.symbol: at for at, row in enumerate(rows) if serves(groups[row.group].kind, kind)}
+        target = Target.typical(f"sm_{capability}", sms)
+        devices = tuple(sorted({found.device for found in part.values()}))
+        surveys.append(
+            Survey(capability, sms, kind, devices, _problems(Kind.of_code(kind), part, places, rows, target))
+        )
+    return tuple(surveys)
+
+
+def _problems(
+    kind: Kind, part: Mapping[Extents, Standing], places: Mapping[str, int], rows: Sequence[Row], target: Target
+) -> tuple[Measured, ...]:
+    ratios = []
+    for extents, found in part.items():
+        timed = {places[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in places}
+        wanted = Wanted.dense(kind, extents)
+        ratios.append({at: time_us / clocks(rows[at], wanted, target) for at, time_us in timed.items()})
+    orders = [tuple(places[symbol] for symbol in found.order if symbol in places) for found in part.values()]
+    return tuple(
+        Measured(*extents, order, tuple(sorted(its.items())))
+        for extents, order, its in zip(part, orders, ratios, strict=True)
+    )
+
+
+# ==== How long a variant is thought to take, in clocks of an SM: whole numbers only, so that C counts the same ====
+
+
+LIMIT = 2**62
+"""The cost of what would cost more, and the elements of what has more."""
+KIB_LIMIT = 2**40
+"""So many KiB, or k-tiles, count for more."""
+SMEM_RESERVED_BYTES_PER_CTA = 1024
+"""What the system takes of each CTA's shared memory. Source: CUDA C++ Programming Guide 12.6, "Compute Capability 8.x"."""
+AGAIN_BITS = 12
+
+LIKE = {87: 86, 88: 86, 100: 90, 103: 90, 110: 90, 121: 120}
+"""Architectures that no card's table is of, and the one by whose card they are estimated."""
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What a variant takes, whatever the problem: the numbers of predict.Cycles, rounded, and those of memory.
+
+    Units: clocks of an SM. `straddled` is what two operands whose rows begin off L2's sectors add to a k-tile; `memory` is once
+        a launch, `mib` for each MiB of DRAM; `again` for 4096 k-tiles that come from L2, and `again_mib` for each MiB of these.
+    Fields: `overlapping` tiles hide one another's waiting on an SM; `together` CTAs are a cluster, for which `sms_lost` SMs of
+        a card are left over.
+    """
+
+    overlapping: int
+    together: int
+    sms_lost: int
+    k_tile: int
+    straddled: int
+    tile: int
+    alone_k_tile: int
+    alone_tile: int
+    launch: int
+    memory: int
+    mib: int
+    again: int
+    again_mib: int
+
+
+def clocks_of(record: Mapping[str, Any]) -> Clocks:
+    """Return the numbers of a variant."""
+    spec, card = record["spec"], _card(record["arch"])
+    shape, constants, mhz = (
+        Shape.of(spec, card, record["resources"]["ctas_per_sm"]),
+        fit_of(spec).constants,
+        card["sm_mhz"],
+    )
+    wgmma = by_wgmma(spec)
+    its, straddled = (cycles_of(shape, wgmma, part, constants, mhz) for part in (0, 1))
+    dram_bytes_per_clock = card.dram_gbytes_per_s * 1e3 * constants.dram_part / mhz
+    again_bytes_per_clock = constants.again_bytes_per_cycle * card.sms
+    return Clocks(
+        overlapping=shape.overlapping,
+        together=shape.together,
+        sms_lost=card.sms - int(card.get("cluster4_sms") or card.sms) if shape.together >= 4 else 0,
+        k_tile=round(its.k_tile),
+        straddled=round(straddled.k_tile - its.k_tile),
+        tile=round(its.tile),
+        alone_k_tile=round(its.alone_k_tile),
+        alone_tile=round(its.alone_tile),
+        launch=round(its.start),
+        memory=round(constants.dram_start_us * mhz),
+        mib=round(MIB / dram_bytes_per_clock),
+        again=round(shape.loaded_bytes / again_bytes_per_clock * (1 << AGAIN_BITS)),
+        again_mib=round(MIB / again_bytes_per_clock),
+    )
+
+
+def _card(arch: str) -> Card:
+    number = int("".join(digit for digit in arch if digit.isdigit()))
+    card = usual_card(LIKE.get(number, number))
+    if card is None:
+        raise KeyError(f"no card of {arch} has a table")
+    return card
+
+
+def clocks(row: Row, wanted: Wanted, target: Target) -> int:
+    """Estimate a launch of a variant whose CTA tiles, splits and batches counted, are at most 2^31 - 1."""
+    work = row.work(wanted.m, wanted.n, wanted.batch)
+    k_tiles = _up(_up(max(wanted.k, 1), row.tile_k), row.splits)
+    busiest = _up(work, sms_used(row, target))
+    rounds = _up(busiest, overlapping(row, target))
+    more = row.straddled_clocks * wanted.straddling // 2
+    busy = busiest * (k_tiles * (row.k_tile_clocks + more) + row.tile_clocks)
+    alone = rounds * (k_tiles * (row.alone_k_tile_clocks + more) + row.alone_tile_clocks)
+    sm, memory = min(max(busy, alone), LIMIT), _memory(row, wanted, work, k_tiles)
+    return min(row.launch_clocks + _both(max(sm, memory), min(sm, memory)), LIMIT)
+
+
+def _both(longer: int, shorter: int) -> int:
+    """Return nearly the root of the sum of squares, 3 % less at most: what a quarter as long takes does not show."""
+    return longer + max(shorter // 2 - longer // 8, 0)
+
+
+def _up(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+def _memory(row: Row, wanted: Wanted, work: int, k_tiles: int) -> int:
+    """Return what DRAM takes to bring A and B once and to take D, and L2 to bring what was read before."""
+    operands = min((wanted.m + wanted.n) * wanted.k * wanted.batch, LIMIT)
+    results = min(wanted.m * wanted.n * wanted.batch, LIMIT)
+    kib = min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
+    loaded = min(work * k_tiles, KIB_LIMIT) * row.again_clocks >> AGAIN_BITS
+    again = max(loaded - (kib * row.again_mib_clocks >> 10), 0)
+    return row.memory_clocks + (kib * row.mib_clocks >> 10) + again
+
+
+def sms_used(row: Row, target: Target) -> int:
+    """Return the SMs of a device that a variant's clusters can use."""
+    sms = target.sms - row.sms_lost if target.sms > row.sms_lost else target.sms
+    return max(sms // row.together, 1) * row.together
+
+
+def overlapping(row: Row, target: Target) -> int:
+    """Return the tiles of a variant that an SM of a device works on at once, which hide one another's waiting."""
+    if row.tensor_maps:
+        return row.overlapping
+    reserved = SMEM_RESERVED_BYTES_PER_CTA
+    fitting = (target.smem_bytes_per_cta + reserved) // (row.smem_bytes + reserved)
+    return max(1, min(row.overlapping, fitting))
