@@ -64,7 +64,7 @@ def race(kernels: dict[str, Kernel], shape: Shape) -> dict[str, dict]:
     """Time kernels of one spec in turns; return for each its TFLOP/s and its time as a multiple of the first one's."""
     import torch
 
-    facts = next(iter(kernels.values())).facts
+    traits = next(iter(kernels.values())).traits
     types = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
     m, n, k = shape.m, shape.n, shape.k
 
@@ -79,13 +79,13 @@ def race(kernels: dict[str, Kernel], shape: Shape) -> dict[str, dict]:
     count = 1 + L2_MULTIPLE * l2_bytes // (2 * (m * k + n * k + m * n))
     sets = [
         (
-            matrix(m, k, facts.dtype_a, facts.layout[0] == "n"),
-            matrix(k, n, facts.dtype_b, facts.layout[1] == "n"),
-            matrix(m, n, facts.dtype_d, False),
+            matrix(m, k, traits.dtype_a, traits.layout[0] == "n"),
+            matrix(k, n, traits.dtype_b, traits.layout[1] == "n"),
+            matrix(m, n, traits.dtype_d, False),
         )
         for _ in range(count)
     ]
-    problems = [problem_of(facts, {name: view(array, name) for name, array in zip("ABD", arrays)}) for arrays in sets]
+    problems = [problem_of(traits, {name: view(array, name) for name, array in zip("ABD", arrays)}) for arrays in sets]
     stream = torch.cuda.current_stream()
     bound = {name: [kernel.bind(problem, stream=stream) for problem in problems] for name, kernel in kernels.items()}
 

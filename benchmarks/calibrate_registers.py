@@ -28,7 +28,7 @@ from generator.emit import emit
 from generator.families.mma_sync.rules import RULES
 from generator.families.mma_sync.ways_out import warp_extents
 from generator.plan import Plan, plan_of
-from generator.spec import (Raster, Schedule, Tile, WarpTile)
+from generator.spec import Raster, Schedule, Tile, WarpTile
 
 FOLDER = Path(__file__).resolve().parent
 ASYNCHRONOUS = [name for name, arch in ARCHS.items() if arch.has_cp_async]

@@ -25,7 +25,7 @@ from generator.store.library import Library
 from hgemm.device import Device, elapsed_ms, open_device
 from hgemm.dtypes import decode
 from hgemm.reference import reference
-from hgemm.verify import (Case, Options, Shape, Trial, compare)
+from hgemm.verify import Case, Options, Shape, Trial, compare
 
 _SHOWN = ("form", "time_us", "tflops", "registers", "cubin_bytes", "compile_s", "passed", "max_bound_ratio", "result")
 CHECKED_ROWS = 64
@@ -50,12 +50,12 @@ def race(built: list[Built], library: Library, device: Device, m: int, turns: in
     try:
         trial.prepare()
         problem, rows = trial.problem(), np.linspace(0, m - 1, CHECKED_ROWS).astype(int)
-        expected = reference(trial.facts, trial.operands, rows)
+        expected = reference(trial.traits, trial.operands, rows)
         seen = []
         for kernel in kernels:
             trial.kernel = kernel
             found, complaint = trial.launch(problem)
-            check = compare(str(case), decode(found[:, rows], trial.facts.dtype_d), expected, "normal")
+            check = compare(str(case), decode(found[:, rows], trial.traits.dtype_d), expected, "normal")
             seen.append((check.passed and not complaint, check.max_bound_ratio, hashlib.sha256(found.tobytes()).hexdigest()))
         launches = [kernel.bind(problem, device=device.ordinal) for kernel in kernels]
         count = max(1, round(TURN_MS / min(elapsed_ms(device, launches[0]) for _ in range(3))))

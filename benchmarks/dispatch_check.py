@@ -24,7 +24,7 @@ from hgemm.errors import LibraryError
 from hgemm.library import open_library
 from hgemm.measured import Problem, Result, Session, Tested, Time, read_sessions, standings
 from hgemm.selection import Selector
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 DATA = Path(__file__).parent / "data" / "screened_sm90a_h200.json"
 KEY = "0" * 64
@@ -99,7 +99,7 @@ def left_out(measured: Measured, part: float, seed: int) -> dict[Problem, float]
 
 
 def _quality(measured: Measured, selector: Selector, problem: Problem) -> float:
-    choice = selector.choose(Wanted.dense(problem.kind, problem.extents))
+    choice = selector.choose(SelectionQuery.dense(problem.kind, problem.extents))
     times_us = measured.times_us[problem]
     return min(times_us.values()) / times_us[choice.symbol] if choice.symbol in times_us else float("nan")
 

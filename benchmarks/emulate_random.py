@@ -35,7 +35,7 @@ from generator.emit import emit
 from generator.errors import RequestError
 from generator.plan import Plan
 from generator.proof.executor import trim
-from generator.proof.jobs import request_of, workers, workshop
+from generator.proof.jobs import host_toolchain, request_of, workers
 from generator.rules import violations
 from generator.spec import Raster, Schedule, Smem
 from generator.sweep import sweep
@@ -70,7 +70,7 @@ def draw(source: random.Random, staged: bool = False, **fields: str) -> Plan:
         plan = draw_request(source, staged, **fields)
         if source.random() < 0.5:
             tile = plan.spec.cta_tile
-            plan = plan.having(
+            plan = plan.replace(
                 smem_a=source.choice([plan.spec.smem_a, *_PLACEMENTS]),
                 smem_b=source.choice([plan.spec.smem_b, *_PLACEMENTS]),
                 raster=source.choice([plan.spec.raster, Raster("group", 3), Raster("panel", 5 * tile.n)]),
@@ -122,7 +122,7 @@ def drawn(seed: int, count: int, family: str = "mma.sync") -> list[Plan]:
 
 def prove(plans: list[Plan], seed: int, jobs: int) -> list[Outcome]:
     """Prove the kernels of plans, and print a line for each."""
-    made, templates, requests = workshop(), templates_folder(), []
+    made, templates, requests = host_toolchain(), templates_folder(), []
     for plan in plans:
         kernel = emit(plan, templates)
         record = {**planned(kernel), "proof": {"mma_per_tile": plan.mma_per_k_tile}}
@@ -137,7 +137,7 @@ def prove(plans: list[Plan], seed: int, jobs: int) -> list[Outcome]:
 
 def summary(plans: list[Plan], outcomes: list[Outcome], seed: int, seconds: float) -> dict:
     """Return what is kept: how many of each field's values were proved, and every failure with its reason."""
-    made = workshop()
+    made = host_toolchain()
     return {
         "seed": seed,
         "specs": len(plans),

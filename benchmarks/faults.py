@@ -28,15 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.anchors import KERNEL, AnchorError, Program
 from benchmarks.fault_table import FAULTS, NUMBERS, Fault
-from generator.commands.device_check import Outcome
-from generator.commands.emulate import workshop
-from generator.commands.emulated_check import Request, request_of, workers
-from generator.commands.table import to_text
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
+from generator.cli.output import to_text
+from generator.device_check import Outcome
 from generator.emit import Kernel, emit
-from generator.executor.build import Workshop
-from generator.register import planned
+from generator.proof.executor import HostToolchain
+from generator.proof.jobs import Request, host_toolchain, request_of, workers
 from generator.sweep import sweep
-from generator.toolchain import templates_folder
 
 TIMEOUT_S = 60.0
 
@@ -130,7 +129,7 @@ def in_a_process(request: Request) -> Outcome:
 
 def catch(
     fault: Fault,
-    made: Workshop,
+    made: HostToolchain,
     seed: int,
     seeded: bool = True,
     check: Callable[[Request], Outcome] = in_a_process,
@@ -158,7 +157,7 @@ def _by(outcome: Outcome) -> tuple[tuple[str, ...], str]:
 def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True) -> list[Caught]:
     """Check the kernels of faults in several processes."""
     with ProcessPoolExecutor(jobs) as pool:
-        return list(pool.map(partial(catch, made=workshop(), seed=seed, seeded=seeded), faults))
+        return list(pool.map(partial(catch, made=host_toolchain(), seed=seed, seeded=seeded), faults))
 
 
 def main() -> int:

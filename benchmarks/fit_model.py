@@ -28,12 +28,12 @@ import numpy as np
 from benchmarks.dispatch_check import TRAITS
 from hgemm.bench.protocol import geometric_mean, percentile
 from hgemm.dispatch_table import clocks, kind_of, row_of
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.model.cards import Card, card
 from hgemm.model.kernel import KTile, Size
 from hgemm.model.predict import PATH, Constants, Shape, cycles_of, problem_of, terms
 from hgemm.selection import row_serves
-from hgemm.selection_query import ANY_WORKSPACE, Target, Wanted
+from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 FOLDER = Path(__file__).parent / "data"
 SUITE, DRAWN, DRAWN_SYNC = "screened_sm90a_h200", "drawn_sm90a_h200", "drawn_mma_sync_h200"
@@ -118,11 +118,11 @@ class Data:
 
     def estimated(self) -> np.ndarray:
         """Return what selection estimates where it has only numbers of its table to go by, in clocks."""
-        rows = [row_of(Facts.of(one), one) for one in ({**record, "traits": TRAITS} for record in self.records)]
-        target, kind = Target.typical("sm_90"), kind_of(Facts.of({**self.records[0], "traits": TRAITS}))
+        rows = [row_of(LaunchTraits.of(one), one) for one in ({**record, "traits": TRAITS} for record in self.records)]
+        target, kind = Target.typical("sm_90"), kind_of(LaunchTraits.of({**self.records[0], "traits": TRAITS}))
         found = np.full(self.times_us.shape, np.inf)
         for at, (m, n, k) in enumerate(self.problems):
-            wanted = Wanted(
+            wanted = SelectionQuery(
                 kind, m, n, k, workspace_bytes=ANY_WORKSPACE, straddling=int(2 * self.size.straddling[at, 0])
             )
             for place, row in enumerate(rows):

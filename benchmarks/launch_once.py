@@ -29,8 +29,8 @@ def main() -> None:
     with device.current():
         stream = Stream(device)
         for kernel in read_kernels(args.library, args.kernels):
-            facts = kernel.facts
-            types = {name: getattr(facts, name) for name in ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")}
+            traits = kernel.traits
+            types = {name: getattr(traits, name) for name in ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")}
             work = replace(Work(shape.m, shape.n, shape.k, shape.batch), **types)
             pools = {"a": Pool(stream, work.dtype_a, seed=0), "b": Pool(stream, work.dtype_b, seed=1)}
             operands = Operands(stream, work, pools, 0, (1, 1))

@@ -29,8 +29,8 @@ from hgemm.library import Library, open_library  # noqa: E402
 from hgemm.problem import Kind  # noqa: E402
 from hgemm.selection import Selector  # noqa: E402
 from hgemm.selection_query import (
+    SelectionQuery,  # noqa: E402
     Target,  # noqa: E402
-    Wanted,  # noqa: E402
 )
 
 EXTENTS = (256, 256, 256)
@@ -56,12 +56,12 @@ def arguments(library: Library, target: Target) -> list[str]:
     """Return the program's arguments: the variant that the library takes here, and the problem."""
     m, n, k = EXTENTS
     table = Table.of(library.records[name].data for name in without_maps(library))
-    choice = Selector(table, target).choose(Wanted(Kind(), m, n, k))
-    facts = library.kernel(choice.symbol).facts
-    if facts.grid_rule != "one_tile" or choice.code != "cubin":
+    choice = Selector(table, target).choose(SelectionQuery(Kind(), m, n, k))
+    traits = library.kernel(choice.symbol).traits
+    if traits.grid_rule != "one_tile" or choice.code != "cubin":
         sys.exit(f"{choice.symbol} is not launched one tile a CTA from a cubin: generate --catalog for {target.name}")
     cubin = library.folder / choice.symbol / "kernel.cubin"
-    return [*map(str, (cubin, choice.symbol, facts.threads, facts.smem_bytes, ctas(facts, m, n, 1), m, n, k))]
+    return [*map(str, (cubin, choice.symbol, traits.threads, traits.smem_bytes, ctas(traits, m, n, 1), m, n, k))]
 
 
 def main() -> None:

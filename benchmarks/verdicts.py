@@ -85,11 +85,11 @@ def prepare(folder: Path, jobs: int) -> int:
     from benchmarks.faults import FAULTS, faulty_templates, slug
     from generator.build.pipeline import Settings, make
     from generator.build.toolchain import templates_folder
-    from generator.proof.jobs import Emulation, workshop
+    from generator.proof.jobs import Emulation, host_toolchain
     from generator.store.library import Library
     from generator.sweep import sweep
 
-    made = workshop()
+    made = host_toolchain()
     cases: list[Case] = []
 
     def build(name: str, requests: list[dict[str, str]], templates: Path, shapes: str) -> None:

@@ -65,7 +65,7 @@ def cli() -> str:
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     """Yield `generate`, and each verb as `hgemm VERB`, with its command."""
-    from generator.cli import generate_command, hgemm_command
+    from generator.cli.main import generate_command, hgemm_command
 
     yield "generate", generate_command
     context = click.Context(hgemm_command, info_name="hgemm")
@@ -83,7 +83,7 @@ def _help_section(name: str, command: click.Command) -> str:
 
 def spec_fields() -> str:
     """Return one table of spec options for each group of `generate --help`."""
-    from generator.commands.options import SPEC_OPTIONS
+    from generator.options import SPEC_OPTIONS
 
     sections = []
     for group in dict.fromkeys(option.group for option in SPEC_OPTIONS):
@@ -122,7 +122,7 @@ def record_fields() -> str:
     """Return what `hgemm list --fields` prints."""
     from click.testing import CliRunner
 
-    from generator.cli import hgemm_command
+    from generator.cli.main import hgemm_command
 
     shown = CliRunner().invoke(hgemm_command, ["list", "--fields"])
     if shown.exit_code:

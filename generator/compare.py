@@ -63,7 +63,7 @@ def in_every_form(options: Mapping[str, Any]) -> list[Said]:
     """
     if options.get("form") is not None:
         raise RequestError("every form is compared: leave --form out")
-    plans = [_planned_for_most(options).having(form=form) for form in FORMS]
+    plans = [_planned_for_most(options).replace(form=form) for form in FORMS]
     said = [Said(plan, violations(plan), translate.lacking() if plan.spec.form == "dsl" else "") for plan in plans]
     if all(one.broken for one in said):
         refuse_illegal(plans[0])
@@ -123,7 +123,7 @@ def run_on_device(built: Built, settings: Settings, shape: tuple[int, int, int],
     )
 
 
-def run_on_cpu(built: Built, settings: Settings, workshop) -> Built:
+def run_on_cpu(built: Built, settings: Settings, host_toolchain) -> Built:
     """Run a variant on the CPU, on a few ragged tiles; one that is not in C++ is returned as it is.
 
     Raises: BuildError where its text is no C++ for the compiler here.
@@ -132,7 +132,7 @@ def run_on_cpu(built: Built, settings: Settings, workshop) -> Built:
     from generator.proof.machine import EmulatedKernel, HostMemory
     from generator.proof.proving import Subject, load
     from hgemm.dtypes import decode
-    from hgemm.launch_traits import Facts
+    from hgemm.launch_traits import LaunchTraits
     from hgemm.reference import reference
     from hgemm.verify import Case, Options, Shape, Trial, compare
 
@@ -140,15 +140,15 @@ def run_on_cpu(built: Built, settings: Settings, workshop) -> Built:
         return built
     data = built.record.data
     source = settings.library.load(built.record.symbol).source.decode()
-    facts = Facts.of(data)
-    executable = load(Subject(built.record.symbol, source, data, data["proof"]["mma_per_tile"]), workshop)
-    kernel = EmulatedKernel(facts, executable, (Adversary("late", "any_order", 1),))
-    case = Case(Shape(facts.tile_m + 3, facts.tile_n + 5, 3 * facts.tile_k + 7), 1.0, _beta(built.record))
+    traits = LaunchTraits.of(data)
+    executable = load(Subject(built.record.symbol, source, data, data["proof"]["mma_per_tile"]), host_toolchain)
+    kernel = EmulatedKernel(traits, executable, (Adversary("late", "any_order", 1),))
+    case = Case(Shape(traits.tile_m + 3, traits.tile_n + 5, 3 * traits.tile_k + 7), 1.0, _beta(built.record))
     trial = Trial(kernel, case, HostMemory(), Options(), "normal")
     try:
         trial.prepare()
         found, complaint = trial.launch(trial.problem())
-        check = compare(str(case), decode(found, facts.dtype_d), reference(facts, trial.operands), "normal")
+        check = compare(str(case), decode(found, traits.dtype_d), reference(traits, trial.operands), "normal")
     finally:
         trial.free()
     races = [finding for _, report in kernel.reports for finding in report.findings]

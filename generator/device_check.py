@@ -113,9 +113,9 @@ def check_here(request: Request) -> Outcome:
         return Outcome(request.symbol, skipped=str(error))
     options = Options(seed=request.seed, data=tuple(request.data), guard_bytes=request.guard_bytes, twice=request.twice)
     if request.shapes:
-        cases = cases_of(kernel.facts, Shape.parse_list(request.shapes))
+        cases = cases_of(kernel.traits, Shape.parse_list(request.shapes))
     else:
-        cases = default_cases(kernel.facts, resident_ctas)
+        cases = default_cases(kernel.traits, resident_ctas)
     checks: list[dict] = []
     error = ""
     for case in cases:

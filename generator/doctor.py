@@ -16,7 +16,7 @@ from generator.build.toolchain import INSTALL, headers, templates_folder, versio
 from generator.emit import ENTRY_HEADERS
 from generator.errors import HgemmError, LibraryError
 from generator.proof.executor import NoCompiler, NoneInstalled
-from generator.proof.jobs import workshop
+from generator.proof.jobs import host_toolchain
 from generator.store.library import Library
 from hgemm.library import scan
 
@@ -114,7 +114,7 @@ def _nvdisasm() -> Iterator[Check]:
 
 def _host_compiler() -> Iterator[Check]:
     try:
-        yield Check("host compiler", OK, str(workshop().compiler))
+        yield Check("host compiler", OK, str(host_toolchain().compiler))
     except NoCompiler as error:  # only proving kernels on the CPU needs one, so that none is no failure
         yield Check("host compiler", WARN if isinstance(error, NoneInstalled) else FAIL, *_parted(str(error)))
 

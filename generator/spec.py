@@ -263,7 +263,7 @@ class Spec:
             raise RequestError(f"spec lacks {', '.join(missing)}: name every field or plan them")
         return cls(**{name: parse_field(name, str(value)) for name, value in values.items()})
 
-    def having(self, **values: Any) -> Spec:
+    def replace(self, **values: Any) -> Spec:
         """Return the spec with other values in some fields, as dataclasses.replace does, in a fraction of its time."""
         return Spec(**{**vars(self), **values})
 

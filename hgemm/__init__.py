@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hgemm.kernel import Kernel
     from hgemm.library import Library
     from hgemm.library import open_library as open
-    from hgemm.matmul import Plan
+    from hgemm.matmul import MatmulPlan
     from hgemm.problem import Kind, Problem
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "Kind",
     "Library",
     "LibraryError",
-    "Plan",
+    "MatmulPlan",
     "Problem",
     "ProblemError",
     "RequestError",
@@ -31,7 +31,8 @@ _FROM = {
     "Kernel": ("hgemm.kernel", "Kernel"),
     "Kind": ("hgemm.problem", "Kind"),
     "Library": ("hgemm.library", "Library"),
-    "Plan": ("hgemm.matmul", "Plan"),
+    "MatmulPlan": ("hgemm.matmul", "MatmulPlan"),
+    "Plan": ("hgemm.matmul", "MatmulPlan"),  # the old name, accepted for one release
     "Problem": ("hgemm.problem", "Problem"),
     "open": ("hgemm.library", "open_library"),
 }

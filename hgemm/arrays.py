@@ -189,7 +189,7 @@ class _Readers(dict[type, Reader]):
         return found
 
 
-READERS = _Readers()
+ARRAY_ADAPTERS = _Readers()
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------

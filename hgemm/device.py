@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from hgemm.errors import DeviceError, LibraryError, UnfitError
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 
 _TEGRA = 87
 
@@ -133,7 +133,7 @@ class Function:
     """A kernel that is loaded on a device, and how many CTAs of it the whole device holds, in whole clusters."""
 
     handle: Any
-    facts: Facts
+    traits: LaunchTraits
     resident_ctas: int
 
 
@@ -189,43 +189,45 @@ class Device:
 
     # ---- Kernels ----------------------------------------------------------------------------------------------------
 
-    def load(self, image: Image, facts: Facts) -> Function:
+    def load(self, image: Image, traits: LaunchTraits) -> Function:
         """Load a variant and allow it its shared memory. Raises UnfitError where it does not run here."""
         most = self.smem_bytes_per_cta
-        if facts.smem_bytes > most:
+        if traits.smem_bytes > most:
             raise UnfitError(
-                f"{facts.symbol} needs {facts.smem_bytes} B of shared memory a CTA, {self.name} gives {most} B"
+                f"{traits.symbol} needs {traits.smem_bytes} B of shared memory a CTA, {self.name} gives {most} B"
             )
         code = choose_code(image, self.capability)
         names = driver().CUfunction_attribute
         with self.current():
-            module = self._ok("cuModuleLoadData", f"load {facts.symbol}", code)
-            handle = self._ok("cuModuleGetFunction", f"find {facts.symbol} in its image", module, facts.symbol.encode())
+            module = self._ok("cuModuleLoadData", f"load {traits.symbol}", code)
+            handle = self._ok(
+                "cuModuleGetFunction", f"find {traits.symbol} in its image", module, traits.symbol.encode()
+            )
             smem = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._ok("cuFuncSetAttribute", f"give {facts.symbol} its shared memory", handle, smem, facts.smem_bytes)
-            return Function(handle, facts, self._resident_ctas(handle, facts))
+            self._ok("cuFuncSetAttribute", f"give {traits.symbol} its shared memory", handle, smem, traits.smem_bytes)
+            return Function(handle, traits, self._resident_ctas(handle, traits))
 
-    def _resident_ctas(self, handle: Any, facts: Facts) -> int:
-        size, fitting = facts.cluster[0], f"fit {facts.symbol} on an SM"
+    def _resident_ctas(self, handle: Any, traits: LaunchTraits) -> int:
+        size, fitting = traits.cluster[0], f"fit {traits.symbol} on an SM"
         if size > 1:  # GPCs whose SMs are no multiple of it leave some idle, which only the driver knows
-            config = self.config(facts, size * self.sms, 0)
+            config = self.config(traits, size * self.sms, 0)
             status, clusters = driver().cuOccupancyMaxActiveClusters(handle, config)
             return size * (clusters if not int(status) and clusters else self.sms // size)
         query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-        return self.sms * self._ok(query, fitting, handle, facts.threads, facts.smem_bytes)
+        return self.sms * self._ok(query, fitting, handle, traits.threads, traits.smem_bytes)
 
     @staticmethod
-    def config(facts: Facts, grid_x: int, stream: int) -> Any:
+    def config(traits: LaunchTraits, grid_x: int, stream: int) -> Any:
         """Describe a launch. The size of a cluster is not in it: it is compiled into the kernel.
 
         One that follows the zeroing of its counters is never programmatic: it has nothing to overlap with.
         """
         config = driver().CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid_x, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = facts.threads, 1, 1
-        config.sharedMemBytes = facts.smem_bytes
+        config.blockDimX, config.blockDimY, config.blockDimZ = traits.threads, 1, 1
+        config.sharedMemBytes = traits.smem_bytes
         config.hStream = driver().CUstream(stream)
-        if facts.programmatic and not facts.counter_bytes_per_tile:
+        if traits.programmatic and not traits.counter_bytes_per_tile:
             attribute = driver().CUlaunchAttribute()
             attribute.id = driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
@@ -245,16 +247,16 @@ class Device:
         `parameters` are passed by value, so that a captured launch keeps its own. `counters`, an address and a number of
         bytes, are zeroed before each launch.
         """
-        facts = function.facts
+        traits = function.traits
         pointers = (ctypes.c_char_p * len(parameters))(*parameters)  # keeps the parameters alive
-        config = self.config(facts, grid_x, stream)
+        config = self.config(traits, grid_x, stream)
 
         def launch() -> None:
             with self.current():
                 address = ctypes.addressof(pointers)
                 if counters[1]:
                     self._ok("cuMemsetD8Async", "zero the counters", counters[0], 0, counters[1], config.hStream)
-                self._ok("cuLaunchKernelEx", f"launch {facts.symbol}", config, function.handle, address, 0)
+                self._ok("cuLaunchKernelEx", f"launch {traits.symbol}", config, function.handle, address, 0)
 
         return launch
 

@@ -12,13 +12,13 @@ from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError, RequestError
 from hgemm.launch import COUNTERS_ROUND_BYTES
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import Place, Point, Session, Standing, point, standings
 from hgemm.model.cards import Card, usual_card
 from hgemm.model.kernel import by_wgmma
 from hgemm.model.predict import Shape, cycles_of, fit_of
 from hgemm.problem import Kind, serves
-from hgemm.selection_query import TYPICAL, Target, Wanted
+from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
 FORMAT = 5
 EXACT, COMPATIBLE, PTX = range(3)
@@ -148,17 +148,17 @@ class Table:
 
         Raises: LibraryError for a record that lacks what a launch needs.
         """
-        found = sorted(((Facts.of(record), record) for record in records), key=_place)
+        found = sorted(((LaunchTraits.of(record), record) for record in records), key=_place)
         groups: list[Group] = []
         rows: list[Row] = []
-        for facts, record in found:
-            kind = kind_of(facts).code
-            if not groups or (groups[-1].arch, groups[-1].kind) != (facts.arch, kind):
-                groups.append(Group(facts.arch, kind, len(rows), 0))
+        for traits, record in found:
+            kind = kind_of(traits).code
+            if not groups or (groups[-1].arch, groups[-1].kind) != (traits.arch, kind):
+                groups.append(Group(traits.arch, kind, len(rows), 0))
             last = groups[-1]
             groups[-1] = Group(last.arch, last.kind, last.first, last.count + 1)
-            rows.append(row_of(facts, record, len(groups) - 1))
-        keys = {facts.symbol: record.get("key", "") for facts, record in found}
+            rows.append(row_of(traits, record, len(groups) - 1))
+        keys = {traits.symbol: record.get("key", "") for traits, record in found}
         return cls(tuple(groups), tuple(rows), _surveys(standings(sessions, keys), groups, rows))
 
     def ways(self, target: Target) -> list[tuple[int, int]]:
@@ -171,9 +171,11 @@ class Table:
         return {"format": FORMAT, **asdict(self)}
 
 
-def kind_of(facts: Facts) -> Kind:
+def kind_of(traits: LaunchTraits) -> Kind:
     """Return the kind of product that a variant computes."""
-    return Kind(facts.layout, facts.dtype_a, facts.dtype_b, facts.dtype_d, facts.acc, facts.bias, facts.activation)
+    return Kind(
+        traits.layout, traits.dtype_a, traits.dtype_b, traits.dtype_d, traits.acc, traits.bias, traits.activation
+    )
 
 
 def way_of(arch: str, capability: tuple[int, int]) -> int | None:
@@ -184,21 +186,21 @@ def way_of(arch: str, capability: tuple[int, int]) -> int | None:
     return PTX if ptx_runs(arch, capability) else None
 
 
-def _place(found: tuple[Facts, Mapping[str, Any]]) -> tuple:
-    facts, record = found
-    return order_of(facts, record["spec"].get("form", "atoms"))
+def _place(found: tuple[LaunchTraits, Mapping[str, Any]]) -> tuple:
+    traits, record = found
+    return order_of(traits, record["spec"].get("form", "atoms"))
 
 
-def order_of(facts: Facts, form: str = "atoms") -> tuple:
+def order_of(traits: LaunchTraits, form: str = "atoms") -> tuple:
     """Return what rows are sorted by. Of tiles that are thought equal the taller comes first, then the one on atoms.
 
     Source: benchmarks/data/mma_sync_h200.json: 256x128 beside 128x256, 2 to 3 % faster from 2048 to 8192.
     """
-    number = int("".join(re.findall("[0-9]", facts.arch)))
-    return -number, facts.arch, kind_of(facts).code, -facts.tile_m, form != "atoms", facts.symbol
+    number = int("".join(re.findall("[0-9]", traits.arch)))
+    return -number, traits.arch, kind_of(traits).code, -traits.tile_m, form != "atoms", traits.symbol
 
 
-def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
+def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> Row:
     """Return a variant, or one that is only planned, as selection sees it.
 
     Raises: LibraryError for a record whose spec is none, of which nothing can be estimated.
@@ -207,30 +209,30 @@ def row_of(facts: Facts, record: Mapping[str, Any], group: int = 0) -> Row:
         clocks = clocks_of(record)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RequestError) as error:
         raise LibraryError(
-            f"{facts.symbol}: its record says too little to choose it ({error!r}): generate it anew"
+            f"{traits.symbol}: its record says too little to choose it ({error!r}): generate it anew"
         ) from error
     return Row(
-        symbol=facts.symbol,
+        symbol=traits.symbol,
         group=group,
-        tile_m=facts.tile_m,
-        tile_n=facts.tile_n,
-        tile_k=facts.tile_k,
-        cluster_m=facts.cluster_shape[0],
-        cluster_n=facts.cluster_shape[1],
-        splits=facts.splits,
-        smem_bytes=facts.smem_bytes,
-        align_a=facts.align_a,
-        align_b=facts.align_b,
-        align_d=facts.align_d,
-        beta=int(facts.beta),
+        tile_m=traits.tile_m,
+        tile_n=traits.tile_n,
+        tile_k=traits.tile_k,
+        cluster_m=traits.cluster_shape[0],
+        cluster_n=traits.cluster_shape[1],
+        splits=traits.splits,
+        smem_bytes=traits.smem_bytes,
+        align_a=traits.align_a,
+        align_b=traits.align_b,
+        align_d=traits.align_d,
+        beta=int(traits.beta),
         exact_tiles_only=int(record["traits"]["exact_tiles_only"]),
-        tensor_maps=int(bool(facts.tensor_maps)),
-        counter_bytes_per_tile=facts.counter_bytes_per_tile,
-        partial_bytes_per_tile=facts.partial_bytes_per_tile,
-        partial_bytes_per_cta=facts.partial_bytes_per_cta,
-        max_ctas=facts.max_ctas,
-        operand_bytes=DTYPES[facts.dtype_a].bytes,
-        result_bytes=DTYPES[facts.dtype_d].bytes,
+        tensor_maps=int(bool(traits.tensor_maps)),
+        counter_bytes_per_tile=traits.counter_bytes_per_tile,
+        partial_bytes_per_tile=traits.partial_bytes_per_tile,
+        partial_bytes_per_cta=traits.partial_bytes_per_cta,
+        max_ctas=traits.max_ctas,
+        operand_bytes=DTYPES[traits.dtype_a].bytes,
+        result_bytes=DTYPES[traits.dtype_d].bytes,
         overlapping=clocks.overlapping,
         together=clocks.together,
         sms_lost=clocks.sms_lost,
@@ -272,7 +274,7 @@ def _problems(
     ratios = []
     for extents, found in part.items():
         timed = {places[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in places}
-        wanted = Wanted.dense(kind, extents)
+        wanted = SelectionQuery.dense(kind, extents)
         ratios.append({at: time_us / clocks(rows[at], wanted, target) for at, time_us in timed.items()})
     orders = [tuple(places[symbol] for symbol in found.order if symbol in places) for found in part.values()]
     return tuple(
@@ -359,7 +361,7 @@ def _card(arch: str) -> Card:
     return card
 
 
-def clocks(row: Row, wanted: Wanted, target: Target) -> int:
+def clocks(row: Row, wanted: SelectionQuery, target: Target) -> int:
     """Estimate a launch of a variant whose CTA tiles, splits and batches counted, are at most 2^31 - 1."""
     work = row.work(wanted.m, wanted.n, wanted.batch)
     k_tiles = _up(_up(max(wanted.k, 1), row.tile_k), row.splits)
@@ -381,7 +383,7 @@ def _up(x: int, y: int) -> int:
     return -(-x // y)
 
 
-def _memory(row: Row, wanted: Wanted, work: int, k_tiles: int) -> int:
+def _memory(row: Row, wanted: SelectionQuery, work: int, k_tiles: int) -> int:
     """Return what DRAM takes to bring A and B once and to take D, and L2 to bring what was read before."""
     operands = min((wanted.m + wanted.n) * wanted.k * wanted.batch, LIMIT)
     results = min(wanted.m * wanted.n * wanted.batch, LIMIT)

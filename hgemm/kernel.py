@@ -23,7 +23,7 @@ from hgemm.launch import (
     tensor_maps,
     workspace_bytes,
 )
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
 
 Addresses = tuple[int, ...]
@@ -42,21 +42,21 @@ class Launcher:
 
     def __init__(self, kernel: Kernel, problem: Problem, device: int = 0, workspace_size: int | None = None) -> None:
         self.kernel, self.problem, self.ordinal, self.workspace_size = kernel, problem, device, workspace_size
-        facts = kernel.facts
-        check(problem, facts, workspace_size)
+        traits = kernel.traits
+        check(problem, traits, workspace_size)
         self._function = kernel.prepare(device)
         self._device = open_device(device)
-        self._grid = grid_x(facts, problem.m, problem.n, problem.batch, self._function.resident_ctas)
-        self._counter_bytes = counter_bytes(facts, problem.m, problem.n, problem.batch)
+        self._grid = grid_x(traits, problem.m, problem.n, problem.batch, self._function.resident_ctas)
+        self._counter_bytes = counter_bytes(traits, problem.m, problem.n, problem.batch)
         self._packed = kernel.parameter(problem)
-        self._encoders = encoders(facts, problem, device) if facts.tensor_maps else ()
+        self._encoders = encoders(traits, problem, device) if traits.tensor_maps else ()
         self._encoded: tuple[dict[int, bytes], ...] = tuple({} for _ in OPERANDS)
-        spans = {name: place.end - place.pointer for name, place in matrices(problem, facts).items()}
+        spans = {name: place.end - place.pointer for name, place in matrices(problem, traits).items()}
         self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes = (
             spans.get(name, 0) for name in ("A", "B", "C", "D", "bias")
         )
         self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
-        self._works = workspace_bytes(facts, problem.m, problem.n, problem.batch) > 0
+        self._works = workspace_bytes(traits, problem.m, problem.n, problem.batch) > 0
         self._free: list[_Slot] = []
         bindings = driver()
         self._handle, self._context = self._function.handle, self._device.context
@@ -67,7 +67,7 @@ class Launcher:
         try:
             slot = self._free.pop()  # no other thread has it until it is put back
         except IndexError:
-            config = self._device.config(self.kernel.facts, self._grid, stream)
+            config = self._device.config(self.kernel.traits, self._grid, stream)
             slot = _Slot(self._packed, config, stream, bool(self._encoders))
         if slot.addresses != addresses:
             self._write(slot, addresses)
@@ -80,7 +80,7 @@ class Launcher:
             (status,) = self._launch_kernel(slot.config, self._handle, slot.address, 0)
         self._free.append(slot)
         if status:
-            checked((status,), f"launch {self.kernel.facts.symbol}")
+            checked((status,), f"launch {self.kernel.traits.symbol}")
 
     def _write(self, slot: _Slot, addresses: Addresses) -> None:
         """Write addresses into the parameters of a launch, those of tensor maps too, if they may be used together."""
@@ -94,7 +94,7 @@ class Launcher:
             or self._works
         ):  # D may still lie between the rows of another
             given = replace(self.problem, **dict(zip(_NAMES, addresses)))
-            check(given, self.kernel.facts, self.workspace_size)
+            check(given, self.kernel.traits, self.workspace_size)
         _ADDRESSES.pack_into(slot.problem, 0, *addresses)
         if self._encoders:
             known_a, known_b, known_d = self._encoded
@@ -146,12 +146,12 @@ class Kernel:
     """
 
     def __init__(self, record: Mapping[str, Any], cubin: bytes = b"", ptx: bytes = b"") -> None:
-        self.record, self.facts = record, Facts.of(record)
-        self.image = Image(self.facts.arch, cubin, ptx)
+        self.record, self.traits = record, LaunchTraits.of(record)
+        self.image = Image(self.traits.arch, cubin, ptx)
         self._functions: dict[int, Function] = {}
 
     def __repr__(self) -> str:
-        return f"Kernel({self.facts.symbol})"
+        return f"Kernel({self.traits.symbol})"
 
     def __call__(
         self,
@@ -174,7 +174,7 @@ class Kernel:
         """
         given = {"A": a, "B": b, "D": out, "C": c, "bias": bias, "workspace": workspace}
         views = {name: view(array, name) for name, array in given.items() if array is not None}
-        problem = problem_of(self.facts, views, alpha, beta)
+        problem = problem_of(self.traits, views, alpha, beta)
         workspace_size = views["workspace"].size_bytes if "workspace" in views else None
         self.launch(problem, stream=stream, device=device_of(views), workspace_size=workspace_size)
         return out
@@ -189,28 +189,28 @@ class Kernel:
         self, problem: Problem, *, stream: Any = None, device: int = 0, workspace_size: int | None = None
     ) -> Callable[[], None]:
         """Check a problem and return what launches it, as often as is wanted. Raises ProblemError or DeviceError."""
-        check(problem, self.facts, workspace_size)
+        check(problem, self.traits, workspace_size)
         function = self.prepare(device)
-        grid = grid_x(self.facts, problem.m, problem.n, problem.batch, function.resident_ctas)
-        counters = (problem.workspace, counter_bytes(self.facts, problem.m, problem.n, problem.batch))
+        grid = grid_x(self.traits, problem.m, problem.n, problem.batch, function.resident_ctas)
+        counters = (problem.workspace, counter_bytes(self.traits, problem.m, problem.n, problem.batch))
         parameters = [self.parameter(problem)]
-        if self.facts.tensor_maps:
-            parameters.append(tensor_maps(self.facts, problem, device))
+        if self.traits.tensor_maps:
+            parameters.append(tensor_maps(self.traits, problem, device))
         return open_device(device).bind(function, grid, parameters, stream_handle(stream), counters)
 
     def parameter(self, problem: Problem) -> bytes:
         """Return a problem as the kernel takes it: one without k reads nothing when k is a tile less, and adds beta * C to 0."""
-        return (problem if problem.k else replace(problem, k=-self.facts.tile_k, alpha=0.0)).pack()
+        return (problem if problem.k else replace(problem, k=-self.traits.tile_k, alpha=0.0)).pack()
 
     def prepare(self, device: int = 0) -> Function:
         """Load the code on a device, if that was not done. Raises UnfitError where it does not run there."""
         if device not in self._functions:
-            self._functions[device] = open_device(device).load(self.image, self.facts)
+            self._functions[device] = open_device(device).load(self.image, self.traits)
         return self._functions[device]
 
     def workspace_bytes(self, m: int, n: int, batch: int = 1) -> int:
         """Return the bytes of workspace that a launch needs, whatever they hold; 0 for most variants."""
-        return workspace_bytes(self.facts, m, n, batch)
+        return workspace_bytes(self.traits, m, n, batch)
 
 
 def device_of(views: Mapping[str, View]) -> int:
@@ -236,16 +236,16 @@ class _Stored:
         return {name: self.pointer, f"ld{name}": self.leading, f"batch_stride_{name}": self.batch_stride}
 
 
-def problem_of(facts: Facts, views: Mapping[str, View], alpha: float = 1.0, beta: float = 0.0) -> Problem:
+def problem_of(traits: LaunchTraits, views: Mapping[str, View], alpha: float = 1.0, beta: float = 0.0) -> Problem:
     """Return the problem that arrays A, B, D and, where given, C, bias and workspace state.
 
     Raises: ProblemError where shapes, types or contiguous axes do not fit the variant.
     """
-    _check_types(facts, views)
-    m, n, k, batch = _sizes(facts, views)
-    a = _stored(facts, views["A"], "A", contiguous=-1 if facts.a_k_major else -2, align=facts.align_a)
-    b = _stored(facts, views["B"], "B", contiguous=-2 if facts.b_k_major else -1, align=facts.align_b)
-    d = _stored(facts, views["D"], "D", contiguous=-1, align=facts.align_d)
+    _check_types(traits, views)
+    m, n, k, batch = _sizes(traits, views)
+    a = _stored(traits, views["A"], "A", contiguous=-1 if traits.a_k_major else -2, align=traits.align_a)
+    b = _stored(traits, views["B"], "B", contiguous=-2 if traits.b_k_major else -1, align=traits.align_b)
+    d = _stored(traits, views["D"], "D", contiguous=-1, align=traits.align_d)
     problem = Problem(
         *(m, n, k, batch),
         **a.fields("a"),
@@ -256,18 +256,24 @@ def problem_of(facts: Facts, views: Mapping[str, View], alpha: float = 1.0, beta
         workspace=views["workspace"].pointer if "workspace" in views else 0,
     )
     if "C" in views:
-        c = _stored(facts, views["C"], "C", contiguous=-1, align=facts.align_d)
+        c = _stored(traits, views["C"], "C", contiguous=-1, align=traits.align_d)
         problem = replace(problem, **c.fields("c"))
     if "bias" in views:
         bias = views["bias"]
         if bias.shape[-1] > 1 and bias.strides[-1] != 1:
-            raise ProblemError(f"{facts.symbol}: bias is not contiguous (stride {bias.strides[-1]})")
+            raise ProblemError(f"{traits.symbol}: bias is not contiguous (stride {bias.strides[-1]})")
         problem = replace(problem, bias=bias.pointer, batch_stride_bias=_batch_stride(bias, 1))
     return problem
 
 
-def _check_types(facts: Facts, views: Mapping[str, View]) -> None:
-    wanted = {"A": facts.dtype_a, "B": facts.dtype_b, "D": facts.dtype_d, "C": facts.dtype_d, "bias": facts.dtype_d}
+def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
+    wanted = {
+        "A": traits.dtype_a,
+        "B": traits.dtype_b,
+        "D": traits.dtype_d,
+        "C": traits.dtype_d,
+        "bias": traits.dtype_d,
+    }
     wrong = [
         f"{name} is {views[name].dtype}, not {in_memory(dtype)}"
         for name, dtype in wanted.items()
@@ -277,15 +283,15 @@ def _check_types(facts: Facts, views: Mapping[str, View]) -> None:
     if "workspace" in views and not views["workspace"].contiguous:
         wrong.append("the workspace is not contiguous")
     if wrong:
-        raise ProblemError(f"{facts.symbol}: {'; '.join(wrong)}")
+        raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}")
 
 
-def _sizes(facts: Facts, views: Mapping[str, View]) -> tuple[int, int, int, int]:
+def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, int, int]:
     for name in ("A", "B", "D"):
         if len(views[name].shape) not in (2, 3):
-            raise ProblemError(f"{facts.symbol}: {name} has {len(views[name].shape)} axes, not 2, or 3 with a batch")
+            raise ProblemError(f"{traits.symbol}: {name} has {len(views[name].shape)} axes, not 2, or 3 with a batch")
     (m, k), n = views["A"].shape[-2:], views["B"].shape[-1]
-    wanted = {"A": (m, k), "B": (k, n), "D": (m, n), "C": (m, n), "bias": (m,) if facts.bias == "column" else (n,)}
+    wanted = {"A": (m, k), "B": (k, n), "D": (m, n), "C": (m, n), "bias": (m,) if traits.bias == "column" else (n,)}
     batch = max(
         view.shape[0] if len(view.shape) > len(wanted[name]) else 1 for name, view in views.items() if name in wanted
     )
@@ -298,19 +304,19 @@ def _sizes(facts: Facts, views: Mapping[str, View]) -> tuple[int, int, int, int]
             wrong.append(f"{name} is {views[name].shape}, not {(batch, *shape) if batch > 1 else shape}")
     if wrong:
         raise ProblemError(
-            f"{facts.symbol}: {'; '.join(wrong)}, which A {views['A'].shape} and B {views['B'].shape} ask for"
+            f"{traits.symbol}: {'; '.join(wrong)}, which A {views['A'].shape} and B {views['B'].shape} ask for"
         )
     return m, n, k, batch
 
 
-def _stored(facts: Facts, matrix: View, name: str, contiguous: int, align: int) -> _Stored:
+def _stored(traits: LaunchTraits, matrix: View, name: str, contiguous: int, align: int) -> _Stored:
     """Read a matrix whose axis `contiguous` (-1 or -2) must be contiguous."""
     other = -3 - contiguous
     if matrix.shape[contiguous] > 1 and matrix.strides[contiguous] != 1:
         axes = {"A": "mk", "B": "kn"}.get(name, "mn")
         raise ProblemError(
-            f"{facts.symbol}: {name} {matrix.shape} with strides {matrix.strides} is not contiguous along "
-            f"{axes[contiguous]}: layout {facts.layout} needs that; transpose what is stored, or use a variant of another layout"
+            f"{traits.symbol}: {name} {matrix.shape} with strides {matrix.strides} is not contiguous along "
+            f"{axes[contiguous]}: layout {traits.layout} needs that; transpose what is stored, or use a variant of another layout"
         )
     single = matrix.shape[other] <= 1  # then its stride means nothing
     leading = -(-matrix.shape[contiguous] // align) * align if single else matrix.strides[other]

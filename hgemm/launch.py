@@ -10,7 +10,7 @@ from functools import lru_cache
 from hgemm.device import checked, driver, open_device
 from hgemm.dtypes import DTYPES
 from hgemm.errors import ProblemError
-from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, Facts, MapRule
+from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, LaunchTraits, MapRule
 from hgemm.problem import MAX_EXTENT, Problem
 
 MAX_BYTES = 2**62
@@ -56,12 +56,12 @@ class Matrix:
             yield f"{name} spans {self.end - self.pointer} B, more than there are addresses"
 
 
-def matrices(problem: Problem, facts: Facts) -> dict[str, Matrix]:
+def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
     """Return A, B, D, and C and bias where they are read, as the variant's layout stores them."""
     p = problem
-    a_shape = (p.m, p.k) if facts.a_k_major else (p.k, p.m)
-    b_shape = (p.n, p.k) if facts.b_k_major else (p.k, p.n)
-    bytes_a, bytes_b, bytes_d = (DTYPES[name].bytes for name in (facts.dtype_a, facts.dtype_b, facts.dtype_d))
+    a_shape = (p.m, p.k) if traits.a_k_major else (p.k, p.m)
+    b_shape = (p.n, p.k) if traits.b_k_major else (p.k, p.n)
+    bytes_a, bytes_b, bytes_d = (DTYPES[name].bytes for name in (traits.dtype_a, traits.dtype_b, traits.dtype_d))
 
     def matrix(
         name: str, pointer: int, shape: tuple[int, int], leading: int, stride: int, item: int, align: int
@@ -71,14 +71,14 @@ def matrices(problem: Problem, facts: Facts) -> dict[str, Matrix]:
         return Matrix(name, pointer, *shape, leading, p.batch, stride, item, align)
 
     found = [
-        matrix("A", p.a, a_shape, p.lda, p.batch_stride_a, bytes_a, facts.align_a),
-        matrix("B", p.b, b_shape, p.ldb, p.batch_stride_b, bytes_b, facts.align_b),
-        matrix("D", p.d, (p.m, p.n), p.ldd, p.batch_stride_d, bytes_d, facts.align_d),
+        matrix("A", p.a, a_shape, p.lda, p.batch_stride_a, bytes_a, traits.align_a),
+        matrix("B", p.b, b_shape, p.ldb, p.batch_stride_b, bytes_b, traits.align_b),
+        matrix("D", p.d, (p.m, p.n), p.ldd, p.batch_stride_d, bytes_d, traits.align_d),
     ]
-    if facts.beta and p.beta != 0:
-        found.append(matrix("C", p.c, (p.m, p.n), p.ldc, p.batch_stride_c, bytes_d, facts.align_d))
-    if facts.bias != "none":
-        extent = p.n if facts.bias == "row" else p.m
+    if traits.beta and p.beta != 0:
+        found.append(matrix("C", p.c, (p.m, p.n), p.ldc, p.batch_stride_c, bytes_d, traits.align_d))
+    if traits.bias != "none":
+        extent = p.n if traits.bias == "row" else p.m
         found.append(Matrix("bias", p.bias, 1, extent, extent, p.batch, p.batch_stride_bias, bytes_d, 1))
     return {matrix.name: matrix for matrix in found}
 
@@ -121,50 +121,50 @@ MAX_CTAS = 2**31 - 1
 WORKSPACE_ALIGN_BYTES = 16
 
 
-def check(problem: Problem, facts: Facts, workspace_size: int | None = None) -> None:
+def check(problem: Problem, traits: LaunchTraits, workspace_size: int | None = None) -> None:
     """Refuse a problem that the variant does not compute; `workspace_size` is what the workspace holds, if known.
 
     Raises: ProblemError with everything that is wrong, in one line.
     """
-    wrong = list(_size_complaints(problem, facts))
+    wrong = list(_size_complaints(problem, traits))
     if not wrong:
-        places = {name: place for name, place in matrices(problem, facts).items() if problem.k or name not in "AB"}
+        places = {name: place for name, place in matrices(problem, traits).items() if problem.k or name not in "AB"}
         wrong = [told for matrix in places.values() for told in matrix.complaints()]
-        misplaced = list(map_complaints(facts, places))
+        misplaced = list(map_complaints(traits, places))
         wrong = wrong or misplaced
         wrong += ["variants of the mma.sync family (arch sm_90, sm_80) take any operands"] if misplaced else []
-        wrong += _scalar_complaints(problem, facts)
-        wrong += _workspace_complaints(problem, facts, workspace_size, places)
+        wrong += _scalar_complaints(problem, traits)
+        wrong += _workspace_complaints(problem, traits, workspace_size, places)
         wrong += [] if wrong else overlaps(places)
     if wrong:
-        raise ProblemError(f"{facts.symbol}: {'; '.join(wrong)}")
+        raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}")
 
 
-def _size_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
+def _size_complaints(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     for name in ("m", "n", "k", "batch"):
         value = getattr(problem, name)
-        least = 0 if name == "k" and not facts.tensor_maps else 1
+        least = 0 if name == "k" and not traits.tensor_maps else 1
         if not least <= value <= MAX_EXTENT:
             yield f"{name} is {value}: it may be {least} to {MAX_EXTENT}"
-    count = ctas(facts, problem.m, problem.n, problem.batch)
+    count = ctas(traits, problem.m, problem.n, problem.batch)
     if count > MAX_CTAS:
         yield f"{count} CTA tiles are more than a launch's {MAX_CTAS}: use a larger tile, or fewer batches a launch"
 
 
-def _scalar_complaints(problem: Problem, facts: Facts) -> Iterator[str]:
+def _scalar_complaints(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     for name in ("alpha", "beta"):
         if DTYPES["f32"].largest < abs(getattr(problem, name)) < float("inf"):
             yield f"{name} {getattr(problem, name)} is beyond f32"
-    if problem.beta != 0 and not facts.beta:
+    if problem.beta != 0 and not traits.beta:
         yield f"beta is {problem.beta}, and the variant does not add C: use one generated with beta on"
-    if problem.bias and facts.bias == "none":
+    if problem.bias and traits.bias == "none":
         yield "bias is given, and the variant adds none: use one generated with bias row or column"
 
 
 def _workspace_complaints(
-    problem: Problem, facts: Facts, size: int | None, places: Mapping[str, Matrix]
+    problem: Problem, traits: LaunchTraits, size: int | None, places: Mapping[str, Matrix]
 ) -> Iterator[str]:
-    needed = workspace_bytes(facts, problem.m, problem.n, problem.batch)
+    needed = workspace_bytes(traits, problem.m, problem.n, problem.batch)
     if needed and not problem.workspace:
         yield f"a workspace of {needed} B is missing: bring one"
     elif needed and size is not None and size < needed:
@@ -184,42 +184,44 @@ COUNTERS_ROUND_BYTES = 256
 """The counters at the front of a workspace end on a multiple of this (templates/hgemm/split_k.cuh)."""
 
 
-def tiles(facts: Facts, m: int, n: int) -> int:
+def tiles(traits: LaunchTraits, m: int, n: int) -> int:
     """Return how many CTA tiles one D (m, n) has, those included that complete a cluster beyond its edges."""
-    rows, columns = (extent * tile for extent, tile in zip(facts.cluster_shape, (facts.tile_m, facts.tile_n)))
-    return -(-m // rows) * -(-n // columns) * facts.cluster_ctas
+    rows, columns = (extent * tile for extent, tile in zip(traits.cluster_shape, (traits.tile_m, traits.tile_n)))
+    return -(-m // rows) * -(-n // columns) * traits.cluster_ctas
 
 
-def ctas(facts: Facts, m: int, n: int, batch: int) -> int:
+def ctas(traits: LaunchTraits, m: int, n: int, batch: int) -> int:
     """Return how many pieces of work a problem has: a tile, of a batch, and its splits along k.
 
     Clusters take work together, so this is a multiple of their size.
     """
-    return tiles(facts, m, n) * facts.splits * batch
+    return tiles(traits, m, n) * traits.splits * batch
 
 
-def grid_x(facts: Facts, m: int, n: int, batch: int, resident_ctas: int) -> int:
+def grid_x(traits: LaunchTraits, m: int, n: int, batch: int, resident_ctas: int) -> int:
     """Return grid.x; y and z are 1. `resident_ctas` is how many CTAs the device holds at once, in whole clusters."""
-    resident = max(facts.cluster_ctas, resident_ctas)
-    if facts.grid_rule == "stream_k":  # all work, however few the tiles are
-        return min(resident, facts.max_ctas)
-    work = ctas(facts, m, n, batch)
-    return min(work, resident) if facts.grid_rule == "persistent" else work
+    resident = max(traits.cluster_ctas, resident_ctas)
+    if traits.grid_rule == "stream_k":  # all work, however few the tiles are
+        return min(resident, traits.max_ctas)
+    work = ctas(traits, m, n, batch)
+    return min(work, resident) if traits.grid_rule == "persistent" else work
 
 
-def workspace_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:
+def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
     """Return the bytes that a launch works in, 0 for most variants; used by one launch at a time.
 
     Shapes: a counter a tile and batch, rounded up to 256 bytes in all, then the partial sums of each or, of stream-K, of each CTA
         that there may be.
     """
-    partials = facts.partial_bytes_per_tile * tiles(facts, m, n) * batch + facts.partial_bytes_per_cta * facts.max_ctas
-    return counter_bytes(facts, m, n, batch) + partials
+    partials = (
+        traits.partial_bytes_per_tile * tiles(traits, m, n) * batch + traits.partial_bytes_per_cta * traits.max_ctas
+    )
+    return counter_bytes(traits, m, n, batch) + partials
 
 
-def counter_bytes(facts: Facts, m: int, n: int, batch: int = 1) -> int:
+def counter_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
     """Return the bytes of the counters, which must be zeros before a launch and are zeros after it."""
-    needed = facts.counter_bytes_per_tile * tiles(facts, m, n) * batch
+    needed = traits.counter_bytes_per_tile * tiles(traits, m, n) * batch
     return -(-needed // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES
 
 
@@ -238,15 +240,15 @@ _ELEMENTS = {"f16": "FLOAT16", "bf16": "BFLOAT16", "tf32": "TFLOAT32", "f32": "F
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
-def tensor_maps(facts: Facts, problem: Problem, device: int) -> bytes:
+def tensor_maps(traits: LaunchTraits, problem: Problem, device: int) -> bytes:
     """Return the kernel's second parameter for a problem that was checked. Raises DeviceError where encoding fails."""
     addresses = (getattr(problem, name) for name in OPERANDS)
-    return b"".join(encode(address) for encode, address in zip(encoders(facts, problem, device), addresses))
+    return b"".join(encode(address) for encode, address in zip(encoders(traits, problem, device), addresses))
 
 
-def encoders(facts: Facts, problem: Problem, device: int) -> tuple[Callable[[int], bytes], ...]:
+def encoders(traits: LaunchTraits, problem: Problem, device: int) -> tuple[Callable[[int], bytes], ...]:
     """Return for each of OPERANDS what encodes its map at an address, in the geometry of a problem that was checked."""
-    rules, places = {rule.operand: rule for rule in facts.tensor_maps}, matrices(problem, facts)
+    rules, places = {rule.operand: rule for rule in traits.tensor_maps}, matrices(problem, traits)
 
     def encoder(name: str) -> Callable[[int], bytes]:
         if name not in rules:
@@ -257,9 +259,9 @@ def encoders(facts: Facts, problem: Problem, device: int) -> tuple[Callable[[int
     return tuple(map(encoder, OPERANDS))
 
 
-def map_complaints(facts: Facts, places: Mapping[str, Matrix]) -> Iterator[str]:
+def map_complaints(traits: LaunchTraits, places: Mapping[str, Matrix]) -> Iterator[str]:
     """Yield what the TMA unit does not address in a problem's operands."""
-    for rule in facts.tensor_maps:
+    for rule in traits.tensor_maps:
         matrix = places[rule.operand.upper()]
         extents, strides = geometry(matrix)
         if matrix.pointer % STRIDE_MULTIPLE_BYTES:

@@ -36,7 +36,7 @@ class MapRule:
 
 
 @dataclass(frozen=True)
-class Facts:
+class LaunchTraits:
     """One variant as its launcher and its checks see it.
 
     Shapes: A (m, k) is k-contiguous where `layout` begins with t, B (k, n) where it ends with n; C and D (m, n) are
@@ -80,12 +80,12 @@ class Facts:
     copy: str = ""
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Facts:
+    def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
         """Read them from a record. Raises LibraryError, naming the field that is missing or unknown."""
         try:
-            spec, launch, traits = record["spec"], record["launch"], record["traits"]
-            grid, align, workspace = launch["grid"], traits["min_align"], traits["workspace"]
-            facts = cls(
+            spec, launch, promises = record["spec"], record["launch"], record["traits"]
+            grid, align, workspace = launch["grid"], promises["min_align"], promises["workspace"]
+            traits = cls(
                 symbol=record["symbol"],
                 arch=record["arch"],
                 **{name: spec[name] for name in _SPEC_FIELDS},
@@ -112,19 +112,19 @@ class Facts:
             raise LibraryError(
                 f"the record of {record.get('symbol')} lacks {error}: generate the variant anew"
             ) from None
-        if facts.grid_rule not in GRID_RULES:
+        if traits.grid_rule not in GRID_RULES:
             raise LibraryError(
-                f"{facts.symbol}: grid rule {facts.grid_rule!r} is unknown here: {', '.join(GRID_RULES)} are not"
+                f"{traits.symbol}: grid rule {traits.grid_rule!r} is unknown here: {', '.join(GRID_RULES)} are not"
             )
-        if (facts.grid_rule == "stream_k") != (facts.max_ctas > 0):
+        if (traits.grid_rule == "stream_k") != (traits.max_ctas > 0):
             raise LibraryError(
-                f"{facts.symbol}: max_ctas is {facts.max_ctas} with grid rule {facts.grid_rule}: generate it anew"
+                f"{traits.symbol}: max_ctas is {traits.max_ctas} with grid rule {traits.grid_rule}: generate it anew"
             )
-        if facts.cluster != (facts.cluster_ctas * (facts.splits if facts.grid_rule == "cluster_k" else 1), 1, 1):
+        if traits.cluster != (traits.cluster_ctas * (traits.splits if traits.grid_rule == "cluster_k" else 1), 1, 1):
             raise LibraryError(
-                f"{facts.symbol}: a cluster of {facts.cluster} is not {facts.cluster_shape} tiles: generate it anew"
+                f"{traits.symbol}: a cluster of {traits.cluster} is not {traits.cluster_shape} tiles: generate it anew"
             )
-        return facts
+        return traits
 
     @property
     def cluster_ctas(self) -> int:

@@ -21,7 +21,7 @@ from hgemm.measured import read_sessions
 from hgemm.problem import Kind, Problem
 from hgemm.record import CUBIN_NAME, MAX_RECORD_BYTES, PTX_NAME, RECORD_NAME, Record
 from hgemm.selection import Choice, Selector
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 _SYMBOL = re.compile(r"[a-z0-9_]{1,200}", re.ASCII)
 _READ_ATTEMPTS = 50
@@ -195,7 +195,7 @@ def read_artefact(place: Path, folder: int, record: Record, name: str) -> bytes:
 
 
 if TYPE_CHECKING:  # what only calls need is imported by the first of them
-    from hgemm.matmul import Calls, Plan
+    from hgemm.matmul import LaunchCache, MatmulPlan
 
 
 def open_library(path: str | PathLike[str]) -> Library:
@@ -221,10 +221,10 @@ class Library:
         return f"Library({str(self.folder)!r})"
 
     @cached_property
-    def _calls(self) -> Calls:
-        from hgemm.matmul import Calls, Options, launcher_of
+    def _calls(self) -> LaunchCache:
+        from hgemm.matmul import LaunchCache, Options, launcher_of
 
-        return Calls(lambda views, device, options: launcher_of(self, views, device, Options(*options)))
+        return LaunchCache(lambda views, device, options: launcher_of(self, views, device, Options(*options)))
 
     @cached_property
     def records(self) -> dict[str, Record]:
@@ -252,7 +252,7 @@ class Library:
             self._kernels.setdefault(symbol, Kernel(variant.record.data, code[CUBIN_NAME], code[PTX_NAME]))
         return self._kernels[symbol]
 
-    def select(self, wanted: Wanted, target: Target) -> Choice:
+    def select(self, wanted: SelectionQuery, target: Target) -> Choice:
         """Return the variant for a problem on a device. Raises UnfitError, saying why, where there is none."""
         return self.selector(target).choose(wanted)
 
@@ -281,7 +281,7 @@ class Library:
         Without `out` one is made, of the type of `a`; without `stream`, the current one of the library that `out` is of (torch,
         CuPy) is taken, and the legacy default one of others. Variants that split k are chosen only where a `workspace` is
         given, any array of as many bytes, used by one call at a time. The first call of a geometry chooses and loads:
-        capture later ones in graphs, or a Plan's. Arrays of f32 are multiplied with `precision="tf32"` only, which says what is
+        capture later ones in graphs, or a MatmulPlan's. Arrays of f32 are multiplied with `precision="tf32"` only, which says what is
         lost: 13 of their 24 significant bits.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,) (where m is n, one for each column), each with or
@@ -295,7 +295,7 @@ class Library:
             out = empty_product(a, b)
         return self._calls.run(a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none", precision))
 
-    def plan(self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int = 0) -> Plan:  # noqa: B008
+    def plan(self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int = 0) -> MatmulPlan:  # noqa: B008
         """Choose the variant for a problem and load it.
 
         Of `problem`, addresses may be 0: then arrays are thought to begin as allocations do. So may leading dimensions be:

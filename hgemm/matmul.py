@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from hgemm.arrays import READERS, Read, View, stream_handle
+from hgemm.arrays import ARRAY_ADAPTERS, Read, View, stream_handle
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import ProblemError
 from hgemm.kernel import Addresses, Kernel, Launcher, device_of, problem_of
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection import Choice, Selector
-from hgemm.selection_query import Target, Wanted, with_leading
+from hgemm.selection_query import SelectionQuery, Target, with_leading
 
 MAX_LAUNCHERS = 4096
 """Geometries that are remembered."""
@@ -22,7 +22,7 @@ _ALIGN_BITS = 31
 """What an address may be a multiple of for a variant's sake: 8 elements of 4 bytes."""
 
 
-class Calls:
+class LaunchCache:
     """Launchers by the signatures of the arrays, and by options that `make` is told beside their views.
 
     `make` returns a launcher on a device. Threads may share this: two that meet a geometry first both make one, and
@@ -47,10 +47,10 @@ class Calls:
         options: Hashable = None,
     ) -> Any:
         """Launch on `stream`, or without one on that on which the library of `out` works now, and return `out`."""
-        reader = READERS[type(out)]
+        reader = ARRAY_ADAPTERS[type(out)]
         read_out = reader.read(out)
         others = None if bias is None and c is None and workspace is None else (_read(bias), _read(c), _read(workspace))
-        given = (READERS[type(a)].read(a), READERS[type(b)].read(b), read_out, others, options)
+        given = (ARRAY_ADAPTERS[type(a)].read(a), ARRAY_ADAPTERS[type(b)].read(b), read_out, others, options)
         last, launcher, addresses = self._last
         if given != last:
             launcher, addresses = self._find(given, (a, b, out, bias, c, workspace))
@@ -70,7 +70,7 @@ class Calls:
         They are checked now and not again: their addresses, sizes and strides must stay what they are; it keeps them alive.
         """
         arrays = (a, b, out, bias, c, workspace)
-        reader = READERS[type(out)]
+        reader = ARRAY_ADAPTERS[type(out)]
         read_out = reader.read(out)
         others = tuple(map(_read, arrays[3:])) if any(array is not None for array in arrays[3:]) else None
         launcher, addresses = self._find((_read(a), _read(b), read_out, others, None), arrays)
@@ -103,7 +103,7 @@ class Calls:
         return found, addresses
 
     def _add(self, key: Hashable, arrays: Mapping[str, Any], options: Hashable) -> Launcher | None:
-        views = {name: READERS[type(array)].view(array, name) for name, array in arrays.items()}
+        views = {name: ARRAY_ADAPTERS[type(array)].view(array, name) for name, array in arrays.items()}
         made = self._make(views, device_of(views), options) if 0 not in views["D"].shape else None
         if len(self._launchers) >= MAX_LAUNCHERS:
             self._launchers.clear()
@@ -117,13 +117,13 @@ _UNKNOWN: Any = object()
 
 
 def _read(array: Any) -> Read:
-    return READERS[type(array)].read(array) if array is not None else _ABSENT
+    return ARRAY_ADAPTERS[type(array)].read(array) if array is not None else _ABSENT
 
 
 # ==== A product whose variant is chosen once, for many calls ====
 
 
-class Plan(Calls):
+class MatmulPlan(LaunchCache):
     """A variant for products of one size, loaded, so that the first call may be captured in a graph.
 
     `plan(a, b, out, bias=None, c=None, workspace=None, stream=None)` launches as Library.matmul does, with the plan's variant,
@@ -137,11 +137,11 @@ class Plan(Calls):
         self.kernel, self.problem, self.device = kernel, problem, device
         kernel.prepare(device)
 
-    __call__ = Calls.run
+    __call__ = LaunchCache.run
 
     def __repr__(self) -> str:
         p = self.problem
-        return f"Plan({p.m}x{p.n}x{p.k}, batch {p.batch}: {self.kernel.facts.symbol})"
+        return f"MatmulPlan({p.m}x{p.n}x{p.k}, batch {p.batch}: {self.kernel.traits.symbol})"
 
     @property
     def workspace_bytes(self) -> int:
@@ -151,7 +151,7 @@ class Plan(Calls):
     def _launcher(self, views: Mapping[str, View], device: int, options: None) -> Launcher:
         if device != self.device:
             raise ProblemError(f"the arrays lie on device {device}, and the plan is for device {self.device}")
-        given = problem_of(self.kernel.facts, views, self.problem.alpha, self.problem.beta)
+        given = problem_of(self.kernel.traits, views, self.problem.alpha, self.problem.beta)
         wrong = [
             f"{name} is {getattr(given, name)}, not {getattr(self.problem, name)}"
             for name in ("m", "n", "k", "batch")
@@ -163,12 +163,12 @@ class Plan(Calls):
         return Launcher(self.kernel, given, device, size)
 
 
-def make_plan(library: Any, problem: Problem, kind: Kind, device: int, workspace_bytes: int) -> Plan:
+def make_plan(library: Any, problem: Problem, kind: Kind, device: int, workspace_bytes: int) -> MatmulPlan:
     """Choose the variant of a library for a problem on a device. Raises UnfitError where none serves it."""
     problem = with_leading(problem, kind)
     target = Target.of(open_device(device))
-    choice = library.select(Wanted.of(kind, problem, workspace_bytes), target)
-    return Plan(library.kernel(choice.symbol), problem, device)
+    choice = library.select(SelectionQuery.of(kind, problem, workspace_bytes), target)
+    return MatmulPlan(library.kernel(choice.symbol), problem, device)
 
 
 # ==== The product of two arrays by whichever variant of a library serves them ====
@@ -220,13 +220,13 @@ def launcher_of(library: Any, views: Mapping[str, View], device: int, options: O
     selector = library.selector(Target.of(open_device(device)))
     choice = _choose(selector, [_wanted(kind, views, options, size) for kind in kinds(views, options)])
     kernel = library.kernel(choice.symbol)
-    problem = problem_of(kernel.facts, views, options.alpha, options.beta)
+    problem = problem_of(kernel.traits, views, options.alpha, options.beta)
     return Launcher(kernel, problem, device, size if "workspace" in views else None)
 
 
 def empty_product(a: Any, b: Any) -> Any:
     """Return a new array for the product, of the type of `a` and on its device. Raises ProblemError where none is made."""
-    make = READERS[type(a)].empty
+    make = ARRAY_ADAPTERS[type(a)].empty
     if make is None:
         raise ProblemError(f"out is missing, and no {type(a).__name__} is made here: bring an array for D")
     shape_a, shape_b = a.shape, b.shape
@@ -310,14 +310,14 @@ def _is_contiguous(matrix: View, axis: int) -> bool:
     return matrix.strides[axis] == 1 or matrix.shape[axis] <= 1
 
 
-def _wanted(kind: Kind, views: Mapping[str, View], options: Options, workspace_bytes: int) -> Wanted:
+def _wanted(kind: Kind, views: Mapping[str, View], options: Options, workspace_bytes: int) -> SelectionQuery:
     problem = problem_of(Asked(kind), views, options.alpha, options.beta)
     if options.beta and "C" not in views:
         raise ProblemError(f"beta is {options.beta} and there is no C: bring c, which may be out itself")
-    return Wanted.of(kind, problem, workspace_bytes)
+    return SelectionQuery.of(kind, problem, workspace_bytes)
 
 
-def _choose(selector: Selector, wanted: list[Wanted]) -> Choice:
+def _choose(selector: Selector, wanted: list[SelectionQuery]) -> Choice:
     """Return the best variant for any of several readings of one product."""
     found = [choice for choice in map(selector.find, wanted) if choice]
     if not found:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hgemm.dtypes import DTYPES, unread
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 
 STEP = 16
 """Elements of k that are followed as one: one mma.m16n8k16, or two m16n8k8, which have no more groups."""
@@ -69,74 +69,74 @@ class Operands:
     beta: float = 0.0
 
 
-def reference(facts: Facts, operands: Operands, rows: np.ndarray | None = None) -> Reference:
+def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None = None) -> Reference:
     """Compute D, or `rows` of it, and the bound of the variant's error at each element."""
     a, c, bias = operands.a, operands.c, operands.bias
     if rows is not None:
         a = a[:, rows]
         c = None if c is None else c[:, rows]
         bias = bias[:, rows] if bias is not None and bias.shape[1] > 1 else bias
-    product, error = accumulate(facts, a, operands.b)
-    return finish(facts, product, error, operands.alpha, operands.beta, c, bias)
+    product, error = accumulate(traits, a, operands.b)
+    return finish(traits, product, error, operands.alpha, operands.beta, c, bias)
 
 
 # ---- A times B ------------------------------------------------------------------------------------------------------
 
 
-def accumulate(facts: Facts, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return A B and a bound of the error of the variant's accumulators, split-K's sum included."""
-    lost = _unread_error(facts, a, b)
-    if lost is None and _is_exact(facts, a, b):
+    lost = _unread_error(traits, a, b)
+    if lost is None and _is_exact(traits, a, b):
         product = a @ b
         return product, np.zeros_like(product)
-    parts = (_split(facts, a, b, first, last) for first, last in _splits(facts, a.shape[-1]))
-    product, error = next(parts) if facts.splits == 1 else _add_up(parts, shared=False)
+    parts = (_split(traits, a, b, first, last) for first, last in _splits(traits, a.shape[-1]))
+    product, error = next(parts) if traits.splits == 1 else _add_up(parts, shared=False)
     return product, error if lost is None else error + lost * _SECOND_ORDER
 
 
-def _unread_error(facts: Facts, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+def _unread_error(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     """Return what the sums err by where the tensor cores do not take all bits of their inputs; None where they do."""
-    a_lost, b_lost = unread(a, facts.dtype_a), unread(b, facts.dtype_b)
+    a_lost, b_lost = unread(a, traits.dtype_a), unread(b, traits.dtype_b)
     if not (a_lost.any() or b_lost.any()):
         return None
     return a_lost @ (np.abs(b) + b_lost) + np.abs(a) @ b_lost
 
 
-def _is_exact(facts: Facts, a: np.ndarray, b: np.ndarray) -> bool:
+def _is_exact(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> bool:
     whole = bool(np.all(a == np.rint(a)) and np.all(b == np.rint(b)))
-    holds = 2.0**24 if facts.acc == "f32" else 2.0**11
+    holds = 2.0**24 if traits.acc == "f32" else 2.0**11
     return whole and float(np.max(np.abs(a) @ np.abs(b))) <= holds
 
 
-def _splits(facts: Facts, k: int) -> Iterator[tuple[int, int]]:
+def _splits(traits: LaunchTraits, k: int) -> Iterator[tuple[int, int]]:
     """Yield the part of k that each split adds up, as templates/hgemm/gemm_sm80.cuh cuts it."""
-    k_tiles = -(-k // facts.tile_k)
-    for split in range(facts.splits):
-        first, last = (k_tiles * at // facts.splits * facts.tile_k for at in (split, split + 1))
+    k_tiles = -(-k // traits.tile_k)
+    for split in range(traits.splits):
+        first, last = (k_tiles * at // traits.splits * traits.tile_k for at in (split, split + 1))
         yield first, min(last, k)
 
 
-def _split(facts: Facts, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    if facts.acc != "f16_promoted":
-        return _chain(facts, a, b, first, last)
-    tiles = range(first, max(last, first + 1), facts.tile_k)
-    parts = (_chain(facts, a, b, at, min(at + facts.tile_k, last)) for at in tiles)
-    return _add_up(parts, shared=facts.grid_rule == "stream_k")
+def _split(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    if traits.acc != "f16_promoted":
+        return _chain(traits, a, b, first, last)
+    tiles = range(first, max(last, first + 1), traits.tile_k)
+    parts = (_chain(traits, a, b, at, min(at + traits.tile_k, last)) for at in tiles)
+    return _add_up(parts, shared=traits.grid_rule == "stream_k")
 
 
-def _chain(facts: Facts, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Follow one accumulator from zero over [first, last) of k, or those of stream-K, which begin anew at any k-tile."""
-    shared = facts.grid_rule == "stream_k"
+    shared = traits.grid_rule == "stream_k"
     low = high = np.float64(0)  # of the sums where a share may begin
     total = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]))
     error = np.zeros_like(total)
     relative, absolute = _CUTS * _F32_CUT + _F64_STEP, _TINY
-    if facts.acc != "f32":
+    if traits.acc != "f32":
         relative, absolute = relative + _GROUPS * _F16_CUT, absolute + _GROUPS * 2.0**-24
     for at in range(first, last, STEP):
         a_step, b_step = a[:, :, at : min(at + STEP, last)], b[:, at : min(at + STEP, last)]
         largest = np.abs(a_step) @ np.abs(b_step)
-        if shared and at % facts.tile_k == 0:
+        if shared and at % traits.tile_k == 0:
             low, high = np.minimum(low, total), np.maximum(high, total)
             error += _F32_ROUND * _SECOND_ORDER * (np.abs(total) + error)  # added to those of the shares before
         largest += np.maximum(total - low, high - total) if shared else np.abs(total)
@@ -196,7 +196,7 @@ Guide 13.x, that of erff."""
 
 
 def finish(
-    facts: Facts,
+    traits: LaunchTraits,
     product: np.ndarray,
     error: np.ndarray,
     alpha: float,
@@ -211,9 +211,9 @@ def finish(
         if term is not None:
             x, largest = x + term, largest + np.abs(term)
     error = abs(alpha) * error + 4 * _F32_ROUND * _SECOND_ORDER * largest + _TINY  # two products and two sums
-    activation, out = ACTIVATIONS[facts.activation], DTYPES[facts.dtype_d]
+    activation, out = ACTIVATIONS[traits.activation], DTYPES[traits.dtype_d]
     y = activation.function(x)
     error = activation.steepest * error + activation.error * (1 + np.abs(x) + error)
-    rounding = 0.0 if facts.dtype_d == "f32" else out.roundoff
+    rounding = 0.0 if traits.dtype_d == "f32" else out.roundoff
     bound = error + rounding * (np.abs(y) + error) + out.underflow
     return Reference(y, np.where(np.abs(y) + bound > out.largest, np.inf, bound))

@@ -80,7 +80,7 @@ ANY_WORKSPACE = 2**62
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SelectionQuery:
     """A problem as selection sees it.
 
     Units: alignments are elements, of pointers, leading dimensions and batch strides together, 1 to 8.
@@ -106,12 +106,14 @@ class Wanted:
         return point(self.m, self.n, self.k, self.batch)
 
     @classmethod
-    def dense(cls, kind: Kind, extents: tuple[int, int, int, int], workspace_bytes: int = ANY_WORKSPACE) -> Wanted:
+    def dense(
+        cls, kind: Kind, extents: tuple[int, int, int, int], workspace_bytes: int = ANY_WORKSPACE
+    ) -> SelectionQuery:
         """Return the problem of m, n, k and batch whose operands have nothing unused after a row or a matrix."""
         return cls.of(kind, with_leading(Problem(*extents), kind), workspace_bytes)
 
     @classmethod
-    def of(cls, kind: Kind, problem: Problem, workspace_bytes: int = 0) -> Wanted:
+    def of(cls, kind: Kind, problem: Problem, workspace_bytes: int = 0) -> SelectionQuery:
         """Read it from a problem; pointers that are null, and A and B where k is 0, are taken to be aligned to anything."""
         p, size = problem, {name: DTYPES[getattr(kind, f"dtype_{name}")].bytes for name in "abd"}
         rows = {

@@ -14,7 +14,7 @@ from hgemm.dtypes import DTYPES, decode, encode, representable
 from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
 from hgemm.launch import WORKSPACE_ALIGN_BYTES, counter_bytes, workspace_bytes
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import MAX_EXTENT, Problem
 from hgemm.reference import Operands, Reference, reference
 
@@ -80,13 +80,13 @@ class Case:
         return " ".join(words + ["in-place"] * self.in_place)
 
 
-def default_cases(facts: Facts, resident_ctas: int) -> list[Case]:
+def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
     """Return the cases that every variant must pass, made from its own tile.
 
     `resident_ctas` is how many CTAs the device holds: a persistent variant gets a problem with more tiles than that, and one of
     stream-K such with fewer and more, whose k it shares.
     """
-    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
+    m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     plain = [
         (2 * m, 2 * n, 4 * k, False),  # whole tiles
         (m + 1, n, 2 * k, False),
@@ -104,34 +104,34 @@ def default_cases(facts: Facts, resident_ctas: int) -> list[Case]:
         (1, 3 * n + 1, 4 * k, False),
         (3 * m + 2, 1, 4 * k + 2, True),
     ]
-    cases = [Case(Shape(*extents), *_scalars(facts, at), loose) for at, (*extents, loose) in enumerate(plain)]
+    cases = [Case(Shape(*extents), *_scalars(traits, at), loose) for at, (*extents, loose) in enumerate(plain)]
     ragged = Shape(m - 3, n + 5, 2 * k + 1, 3)
     cases += [
-        Case(ragged, *_scalars(facts, 1), loose=True),
-        Case(ragged, *_scalars(facts, 2), broadcast="a"),
-        Case(ragged, *_scalars(facts, 3), loose=True, broadcast="b,c,bias"),
+        Case(ragged, *_scalars(traits, 1), loose=True),
+        Case(ragged, *_scalars(traits, 2), broadcast="a"),
+        Case(ragged, *_scalars(traits, 3), loose=True, broadcast="b,c,bias"),
     ]
-    if facts.beta:
+    if traits.beta:
         cases.append(Case(Shape(m + 1, n + 1, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
-    if facts.grid_rule == "persistent":
-        cases.append(Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(facts, 2)))  # two tiles a batch
-    if facts.grid_rule == "stream_k":
+    if traits.grid_rule == "persistent":
+        cases.append(Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(traits, 2)))  # two tiles a batch
+    if traits.grid_rule == "stream_k":
         few, many = resident_ctas // 8 + 1, resident_ctas // 2 + 2  # of two tiles
         cases += [
-            Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(facts, 1), loose=True),
-            Case(Shape(m + 1, 17, 9 * k + 1, many), *_scalars(facts, 2)),
+            Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(traits, 1), loose=True),
+            Case(Shape(m + 1, 17, 9 * k + 1, many), *_scalars(traits, 2)),
         ]
     return cases
 
 
-def cases_of(facts: Facts, shapes: tuple[Shape, ...]) -> list[Case]:
+def cases_of(traits: LaunchTraits, shapes: tuple[Shape, ...]) -> list[Case]:
     """Return one case a shape, with scalars and places that change from one to the next."""
-    return [Case(shape, *_scalars(facts, at), loose=at % 2 == 1) for at, shape in enumerate(shapes)]
+    return [Case(shape, *_scalars(traits, at), loose=at % 2 == 1) for at, shape in enumerate(shapes)]
 
 
-def _scalars(facts: Facts, at: int) -> tuple[float, float]:
+def _scalars(traits: LaunchTraits, at: int) -> tuple[float, float]:
     alpha, beta = _SCALARS[at % len(_SCALARS)]
-    return alpha, beta if facts.beta else 0.0
+    return alpha, beta if traits.beta else 0.0
 
 
 # ==== The operands of a checked problem: random numbers, and where they lie ====
@@ -146,15 +146,15 @@ _UNSCALED_K = 2**14
 """Up to here sums of products of two normal numbers stay below a third of what f16 holds."""
 
 
-def places(facts: Facts, case: Case) -> dict[str, Place]:
+def places(traits: LaunchTraits, case: Case) -> dict[str, Place]:
     """Return where each operand of a case lies, as tight as the variant's alignments allow, or loosely."""
     s = case.shape
     extents = {
-        "a": ((s.m, s.k) if facts.a_k_major else (s.k, s.m), facts.dtype_a, facts.align_a),
-        "b": ((s.n, s.k) if facts.b_k_major else (s.k, s.n), facts.dtype_b, facts.align_b),
-        "c": ((s.m, s.n), facts.dtype_d, facts.align_d),
-        "d": ((s.m, s.n), facts.dtype_d, facts.align_d),
-        "bias": ((1, s.n if facts.bias == "row" else s.m), facts.dtype_d, 1),
+        "a": ((s.m, s.k) if traits.a_k_major else (s.k, s.m), traits.dtype_a, traits.align_a),
+        "b": ((s.n, s.k) if traits.b_k_major else (s.k, s.n), traits.dtype_b, traits.align_b),
+        "c": ((s.m, s.n), traits.dtype_d, traits.align_d),
+        "d": ((s.m, s.n), traits.dtype_d, traits.align_d),
+        "bias": ((1, s.n if traits.bias == "row" else s.m), traits.dtype_d, 1),
     }
     loose_rows, loose_matrices = (LOOSE_ROWS, LOOSE_MATRICES) if case.loose else (0, 0)
     found = {}
@@ -169,7 +169,7 @@ def _batch(case: Case, name: str) -> int:
     return 1 if name in case.broadcast.split(",") else case.shape.batch
 
 
-def draw(facts: Facts, case: Case, kind: str, rng: np.random.Generator) -> Operands:
+def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) -> Operands:
     """Draw operands, rounded to their types, whose sums no accumulator overflows on.
 
     Those of loose cases are rounded to what is stored only, others to what tensor cores take of it: tf32 are floats there.
@@ -179,30 +179,30 @@ def draw(facts: Facts, case: Case, kind: str, rng: np.random.Generator) -> Opera
     """
     make = _integers if kind == "integer" else _normals
     s = case.shape
-    a, b = make(rng, facts, s.k, (_batch(case, "a"), s.m, s.k), (_batch(case, "b"), s.k, s.n))
-    bias_shape = (1, s.n) if facts.bias == "row" else (s.m, 1)
+    a, b = make(rng, traits, s.k, (_batch(case, "a"), s.m, s.k), (_batch(case, "b"), s.k, s.n))
+    bias_shape = (1, s.n) if traits.bias == "row" else (s.m, 1)
     c = _addend(kind, rng, (_batch(case, "c"), s.m, s.n)) if case.beta else None
-    bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if facts.bias != "none" else None
+    bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if traits.bias != "none" else None
     taken = stored_digits if case.loose else representable
     return Operands(
-        taken(a, facts.dtype_a),
-        taken(b, facts.dtype_b),
-        None if c is None else stored_digits(c, facts.dtype_d),
-        None if bias is None else stored_digits(bias, facts.dtype_d),
+        taken(a, traits.dtype_a),
+        taken(b, traits.dtype_b),
+        None if c is None else stored_digits(c, traits.dtype_d),
+        None if bias is None else stored_digits(bias, traits.dtype_d),
         case.alpha,
         case.beta,
     )
 
 
-def _integers(rng: np.random.Generator, facts: Facts, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+def _integers(rng: np.random.Generator, traits: LaunchTraits, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
     """Draw -1, 0 and 1, so thinly for f16 accumulators that some 700 of k products are not 0: fewer than 2048."""
-    density = _DENSITY if facts.acc == "f32" else min(_DENSITY, float(np.sqrt(_NONZERO_PRODUCTS / max(1, k))))
+    density = _DENSITY if traits.acc == "f32" else min(_DENSITY, float(np.sqrt(_NONZERO_PRODUCTS / max(1, k))))
     return [(rng.integers(-1, 2, size) * (rng.random(size) < density)).astype(np.float32) for size in shapes]
 
 
-def _normals(rng: np.random.Generator, facts: Facts, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+def _normals(rng: np.random.Generator, traits: LaunchTraits, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
     a, b = (rng.standard_normal(size, np.float32) for size in shapes)
-    if facts.acc != "f32" and k > _UNSCALED_K:
+    if traits.acc != "f32" and k > _UNSCALED_K:
         a *= np.float32(2.0 ** -np.ceil(np.log2(k / _UNSCALED_K)))
     return [a, b]
 
@@ -218,15 +218,15 @@ def stored_digits(values: np.ndarray, dtype: str) -> np.ndarray:
     return decode(encode(values, dtype), dtype)
 
 
-def stored(facts: Facts, operands: Operands) -> dict[str, np.ndarray]:
+def stored(traits: LaunchTraits, operands: Operands) -> dict[str, np.ndarray]:
     """Return the operands as they are stored. Shapes: (batch, rows, columns) of `places`."""
-    a = operands.a if facts.a_k_major else operands.a.swapaxes(1, 2)
-    b = operands.b.swapaxes(1, 2) if facts.b_k_major else operands.b
-    found = {"a": encode(a, facts.dtype_a), "b": encode(b, facts.dtype_b)}
+    a = operands.a if traits.a_k_major else operands.a.swapaxes(1, 2)
+    b = operands.b.swapaxes(1, 2) if traits.b_k_major else operands.b
+    found = {"a": encode(a, traits.dtype_a), "b": encode(b, traits.dtype_b)}
     if operands.c is not None:
-        found["c"] = encode(operands.c, facts.dtype_d)
+        found["c"] = encode(operands.c, traits.dtype_d)
     if operands.bias is not None:
-        found["bias"] = encode(operands.bias.reshape(len(operands.bias), 1, -1), facts.dtype_d)
+        found["bias"] = encode(operands.bias.reshape(len(operands.bias), 1, -1), traits.dtype_d)
     return found
 
 
@@ -384,9 +384,9 @@ class Trial:
 
     def __init__(self, kernel: Kernel, case: Case, device: Device, options: Options, kind: str) -> None:
         self.kernel, self.case, self.device, self.options, self.kind = kernel, case, device, options, kind
-        self.facts, self.shape = kernel.facts, case.shape
+        self.traits, self.shape = kernel.traits, case.shape
         rng = np.random.default_rng([options.seed, *f"{case} {kind}".encode()])
-        self.operands = draw(self.facts, case, kind, rng)
+        self.operands = draw(self.traits, case, kind, rng)
         self.buffers: dict[str, Operand] = {}
         self.workspace: Buffer | None = None
 
@@ -406,27 +406,27 @@ class Trial:
             complaint = complaint or (f"a second launch differs in {differing} B of D" if differing else "")
         if complaint:
             return Check(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {complaint}")
-        values = decode(found, self.facts.dtype_d)
-        return compare(str(self.case), values, reference(self.facts, self.operands), self.kind)
+        values = decode(found, self.traits.dtype_d)
+        return compare(str(self.case), values, reference(self.traits, self.operands), self.kind)
 
     def prepare(self) -> None:
         """Put everything on the device. C is null or nothing but canaries where beta is 0, for it must not be read."""
-        numbers = stored(self.facts, self.operands)
+        numbers = stored(self.traits, self.operands)
         if self.case.in_place:
             numbers["d"] = numbers.pop("c")
-        poisoned = {"d"} | ({"c"} if self.facts.beta and self.case.loose and not self.case.in_place else set())
-        for name, place in places(self.facts, self.case).items():
+        poisoned = {"d"} | ({"c"} if self.traits.beta and self.case.loose and not self.case.in_place else set())
+        for name, place in places(self.traits, self.case).items():
             if name in numbers or name in poisoned:
                 self.buffers[name] = Operand(self.device, place, self.options.guard_bytes, self.options.align_bytes)
                 self.buffers[name].fill(numbers.get(name))
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
-        if size := workspace_bytes(self.facts, *sizes):
+        if size := workspace_bytes(self.traits, *sizes):
             self.workspace = Buffer(self.device, size, WORKSPACE_ALIGN_BYTES, self.options.guard_bytes)
             self.workspace.upload()  # all canary: a launch zeroes its counters itself
             self._counters(self.workspace.before)[:] = 0
 
     def _counters(self, memory: np.ndarray) -> np.ndarray:
-        size = counter_bytes(self.facts, self.shape.m, self.shape.n, self.shape.batch)
+        size = counter_bytes(self.traits, self.shape.m, self.shape.n, self.shape.batch)
         return self.workspace.elements(memory, "u1")[:size]
 
     def problem(self) -> Problem:
@@ -525,8 +525,8 @@ def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int 
         if checked and complaint:
             check = Check(str(case), float("inf"), float("inf"), False, complaint)
         elif checked:
-            expected = reference(kernel.facts, trial.operands, rows)
-            check = compare(str(case), decode(found[:, rows], kernel.facts.dtype_d), expected, "normal")
+            expected = reference(kernel.traits, trial.operands, rows)
+            check = compare(str(case), decode(found[:, rows], kernel.traits.dtype_d), expected, "normal")
         size = trial.workspace.size_bytes if trial.workspace else None
         time_us = median_us(device, kernel.bind(problem, device=device.ordinal, workspace_size=size), samples)
         digest = hashlib.sha256(found.tobytes()).hexdigest()

@@ -8,7 +8,7 @@ import numpy as np
 import simulated
 from fake_driver import SUCCESS, FakeDriver
 
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library
 
 
@@ -17,7 +17,7 @@ class ComputingDriver(FakeDriver):
 
     def __init__(self, library: Library) -> None:
         super().__init__()
-        self.facts = {symbol: Facts.of(record.data) for symbol, record in library.records.items()}
+        self.traits = {symbol: LaunchTraits.of(record.data) for symbol, record in library.records.items()}
         self.symbols: list[str] = []
         self.zeroed: list[int] = []
 
@@ -29,10 +29,10 @@ class ComputingDriver(FakeDriver):
         return super().cuMemsetD8Async(pointer, value, size, stream)
 
     def cuLaunchKernelEx(self, config, function, parameters, extra):
-        facts = self.facts[function]
+        traits = self.traits[function]
         self.symbols.append(function)
-        self.takes_maps = bool(facts.tensor_maps)
-        self.kernel = lambda problem: simulated.launch(facts, problem)
+        self.takes_maps = bool(traits.tensor_maps)
+        self.kernel = lambda problem: simulated.launch(traits, problem)
         return super().cuLaunchKernelEx(config, "function", parameters, extra)
 
     def mapped(self) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from exports import ByC, loaded
 
 from generator.proof.machine import HostMemory
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.verify import Case, Options, Shape, Trial
 
@@ -27,7 +27,7 @@ CASES = (
 )
 
 
-def trials(facts: Facts, kernel: ByC) -> list[str]:
+def trials(traits: LaunchTraits, kernel: ByC) -> list[str]:
     """Return what is wrong with the products of a variant's kind, at its alignments."""
     wrong = []
     for case in CASES:
@@ -44,14 +44,14 @@ def main() -> None:
     chosen: set[str] = set()
     seen = set()
     for symbol in library.symbols:
-        facts = Facts.of(library.records[symbol].data)
-        sort = (facts.layout, facts.dtype_a, facts.dtype_d, facts.bias, facts.activation)
-        aligned = (facts.align_a, facts.align_b, facts.align_d)
+        traits = LaunchTraits.of(library.records[symbol].data)
+        sort = (traits.layout, traits.dtype_a, traits.dtype_d, traits.bias, traits.activation)
+        aligned = (traits.align_a, traits.align_b, traits.align_d)
         # A trial of a split-K variant has a workspace, which C need not use.
-        if facts.arch in ("sm_80", "sm_90") and facts.beta and facts.splits == 1 and (*sort, *aligned) not in seen:
+        if traits.arch in ("sm_80", "sm_90") and traits.beta and traits.splits == 1 and (*sort, *aligned) not in seen:
             seen.add((*sort, *aligned))
-            kernel = ByC(exported, facts)
-            print("".join(line + "\n" for line in trials(facts, kernel)), end="")
+            kernel = ByC(exported, traits)
+            print("".join(line + "\n" for line in trials(traits, kernel)), end="")
             chosen.add(kernel.chosen)
             kernel.close()
     print(f"{len(seen)} sorts, {len(chosen)} kernels")

@@ -35,7 +35,7 @@ class BenchDriver(FakeDriver):
 
     def serve(self, kernel: Kernel, cost_us: float, faults: frozenset[str] = frozenset()) -> Kernel:
         """Let a kernel's launches compute and take so long."""
-        symbol = kernel.facts.symbol
+        symbol = kernel.traits.symbol
         self.kernels[symbol], self.cost_us[symbol], self.faults[symbol] = kernel, cost_us, faults
         return kernel
 
@@ -68,8 +68,8 @@ class BenchDriver(FakeDriver):
             return (self.status,)
         address = ctypes.c_void_p.from_address(parameters).value
         problem = unpack(ctypes.string_at(address, PROBLEM_BYTES))  # by value: a graph keeps what was passed
-        facts = self.kernels[function].facts
-        launch = lambda: simulated.launch(facts, problem, self.faults[function])  # noqa: E731
+        traits = self.kernels[function].traits
+        launch = lambda: simulated.launch(traits, problem, self.faults[function])  # noqa: E731
         self.enqueue(function, self.cost_us[function], launch)
         return (SUCCESS,)
 

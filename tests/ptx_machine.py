@@ -16,7 +16,7 @@ from ptx_instructions import LANES, Copy, Fault, Step, Values, literal, step_of
 
 from generator.proof.machine import PERSISTENT_CTAS
 from hgemm.launch import check, grid_x, matrices
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 
 _STATEMENT = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
@@ -221,20 +221,20 @@ class Cta:
 class PtxKernel:
     """A variant whose PTX is launched here: it stands in for a device's kernel, each launch in the next manner."""
 
-    def __init__(self, facts: Facts, ptx: str) -> None:
-        self.facts, self._program = facts, Program(ptx)
+    def __init__(self, traits: LaunchTraits, ptx: str) -> None:
+        self.traits, self._program = traits, Program(ptx)
         self._manners = cycle([(True, False), (False, True), (True, True), (False, False)])
 
     def launch(self, problem: Problem, *, device: int = 0, workspace_size: int | None = None) -> None:
         """Check a problem and run it to the end. Raises: ProblemError, or Fault."""
-        check(problem, self.facts, workspace_size)
-        places = matrices(problem, self.facts).values()
+        check(problem, self.traits, workspace_size)
+        places = matrices(problem, self.traits).values()
         memory = Memory((matrix.pointer, matrix.end - matrix.pointer) for matrix in places)
-        ctas = grid_x(self.facts, problem.m, problem.n, problem.batch, PERSISTENT_CTAS)
+        ctas = grid_x(self.traits, problem.m, problem.n, problem.batch, PERSISTENT_CTAS)
         late, backwards = next(self._manners)
         with np.errstate(all="ignore"):
             for place in range(ctas):
-                Cta(self._program, problem.pack(), place, ctas, memory, self.facts.smem_bytes, late).run(backwards)
+                Cta(self._program, problem.pack(), place, ctas, memory, self.traits.smem_bytes, late).run(backwards)
 
 
 _SPECIAL: dict[str, Callable[[Warp], Values]] = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from hgemm.dtypes import DTYPES, decode, encode
 from hgemm.launch import Matrix, counter_bytes, matrices
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 
 # What a variant is, as its record says; tests replace fields.
@@ -81,18 +81,18 @@ def tensor_core(a: np.ndarray, b: np.ndarray, start: np.ndarray, group: int, hal
     return total
 
 
-def accumulate(facts: Facts, a: np.ndarray, b: np.ndarray, group: int = 8, to_zero: bool = True) -> np.ndarray:
+def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, group: int = 8, to_zero: bool = True) -> np.ndarray:
     """Return A B as a variant computes it. Shapes: a (m, k), b (k, n)."""
-    k_tiles = -(-a.shape[1] // facts.tile_k)
+    k_tiles = -(-a.shape[1] // traits.tile_k)
     total = np.zeros((a.shape[0], b.shape[1]), np.float32)
-    for split in range(facts.splits):
-        first, last = (k_tiles * at // facts.splits * facts.tile_k for at in (split, split + 1))
-        step = facts.tile_k if facts.acc == "f16_promoted" else max(last - first, 1)
+    for split in range(traits.splits):
+        first, last = (k_tiles * at // traits.splits * traits.tile_k for at in (split, split + 1))
+        step = traits.tile_k if traits.acc == "f16_promoted" else max(last - first, 1)
         part = np.zeros_like(total)
         for at in range(first, last, step):
             a_part, b_part = a[:, at : min(at + step, last)], b[at : min(at + step, last)]
             zero = np.zeros(part.shape)
-            part = part + tensor_core(a_part, b_part, zero, group, facts.acc != "f32", to_zero).astype(np.float32)
+            part = part + tensor_core(a_part, b_part, zero, group, traits.acc != "f32", to_zero).astype(np.float32)
         total = total + part
     return total
 
@@ -121,34 +121,34 @@ def elements(matrix: Matrix, dtype: str) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(stored, (matrix.batch, matrix.rows, matrix.columns), strides)
 
 
-def launch(facts: Facts, problem: Problem, faults: frozenset[str] = frozenset()) -> None:
+def launch(traits: LaunchTraits, problem: Problem, faults: frozenset[str] = frozenset()) -> None:
     """Compute a problem in the host's memory as a variant would, or as one with faults would."""
-    places = matrices(problem, facts)
-    a = decode(elements(places["A"], facts.dtype_a), facts.dtype_a)
-    b = decode(elements(places["B"], facts.dtype_b), facts.dtype_b)
-    a = a if facts.a_k_major else a.swapaxes(1, 2)
-    b = b.swapaxes(1, 2) if facts.b_k_major else b
+    places = matrices(problem, traits)
+    a = decode(elements(places["A"], traits.dtype_a), traits.dtype_a)
+    b = decode(elements(places["B"], traits.dtype_b), traits.dtype_b)
+    a = a if traits.a_k_major else a.swapaxes(1, 2)
+    b = b.swapaxes(1, 2) if traits.b_k_major else b
     if "drops an element of k" in faults:
         a = a.copy()
         a[..., problem.k // 2] = 0
-    if "reads past k" in faults and facts.a_k_major and places["A"].leading > problem.k:
+    if "reads past k" in faults and traits.a_k_major and places["A"].leading > problem.k:
         a = a + decode(np.array([0xFFFF], np.uint16).view("<f2"), "f16") * 0
-    d = elements(places["D"], facts.dtype_d)
-    c = decode(elements(places["C"], facts.dtype_d), facts.dtype_d) if "C" in places else None
-    bias = decode(elements(places["bias"], facts.dtype_d), facts.dtype_d) if "bias" in places else None
+    d = elements(places["D"], traits.dtype_d)
+    c = decode(elements(places["C"], traits.dtype_d), traits.dtype_d) if "C" in places else None
+    bias = decode(elements(places["bias"], traits.dtype_d), traits.dtype_d) if "bias" in places else None
     for batch in range(problem.batch):
-        x = np.float32(problem.alpha) * accumulate(facts, a[batch], b[0 if "takes one B" in faults else batch])
+        x = np.float32(problem.alpha) * accumulate(traits, a[batch], b[0 if "takes one B" in faults else batch])
         if c is not None:
             x = x + np.float32(problem.beta) * c[batch].astype(np.float32)
         if bias is not None:
-            x = x + (bias[batch] if facts.bias == "row" else bias[batch].T).astype(np.float32)
+            x = x + (bias[batch] if traits.bias == "row" else bias[batch].T).astype(np.float32)
         x[np.isnan(x)] = np.nan  # hardware makes one NaN of all
-        d[batch] = encode(activate(facts.activation, x), facts.dtype_d)
-    _misbehave(facts, problem, places, d, faults)
+        d[batch] = encode(activate(traits.activation, x), traits.dtype_d)
+    _misbehave(traits, problem, places, d, faults)
 
 
 def _misbehave(
-    facts: Facts, problem: Problem, places: dict[str, Matrix], d: np.ndarray, faults: frozenset[str]
+    traits: LaunchTraits, problem: Problem, places: dict[str, Matrix], d: np.ndarray, faults: frozenset[str]
 ) -> None:
     def poke(address: int, value: int = 7) -> None:
         ctypes.c_uint8.from_address(address).value = value
@@ -168,6 +168,6 @@ def _misbehave(
     if problem.workspace and "leaves a counter" in faults:
         poke(problem.workspace)
     if problem.workspace and "writes partial sums" in faults:
-        poke(problem.workspace + counter_bytes(facts, problem.m, problem.n, problem.batch))
+        poke(problem.workspace + counter_bytes(traits, problem.m, problem.n, problem.batch))
     if "is not repeatable" in faults:
         d.view("u1")[0, 0, 0] ^= np.random.default_rng().integers(0, 256, dtype=np.uint8)

@@ -26,7 +26,7 @@ from atom_probes import (
 )
 from atom_runs import VECTORS, compiled, kept, map_base, run_on_device, run_on_executor
 
-from generator.proof.executor import Adversary, Executable, Workshop
+from generator.proof.executor import Adversary, Executable, HostToolchain
 
 LATE, ANY = Adversary("late", "ahead_low", 1), Adversary("any_time", "any_order", 32)
 ALL = list(probes())
@@ -37,7 +37,7 @@ FAULTS = [probe for probe in BOXES if probe.box.at[0] * probe.box.element_bytes 
 
 
 @pytest.fixture(scope="session")
-def executed(hasty_workshop: Workshop):
+def executed(hasty_workshop: HostToolchain):
     """Return what runs a probe on the CPU and gives shared memory and each thread's words; nothing may be found."""
     executables: dict[str, Executable] = {}
 
@@ -206,7 +206,7 @@ def test_halves_are_rounded_as_numpy_rounds_them(executed) -> None:
 
 
 @pytest.mark.parametrize("probe", FAULTS, ids=lambda probe: probe.name.replace(" ", "-"))
-def test_boxes_that_fault_are_found(hasty_workshop: Workshop, probe: Probe) -> None:
+def test_boxes_that_fault_are_found(hasty_workshop: HostToolchain, probe: Probe) -> None:
     _, findings = run_on_executor(Executable(hasty_workshop.executable(SYMBOL, probe.text())), probe, LATE)
     assert any(finding.kind == "tma" and "multiple of 16" in str(finding) for finding in findings)
 

@@ -87,7 +87,7 @@ def test_ours_and_the_baseline_are_chosen_and_paired(driver: BenchDriver, lt: Fa
     assert result["figures"]["hgemm_fast"]["time_us"] == pytest.approx(8.0)
     finalists = {"hgemm_fast", "hgemm_middle", "hgemm_third", "cublaslt#0", "cublaslt#1", "cublaslt#2"}
     assert set(result["figures"]) == finalists
-    assert set(result["screened_us"]) == {k.facts.symbol for k in kernels} | {f"cublaslt#{at}" for at in range(4)}
+    assert set(result["screened_us"]) == {k.traits.symbol for k in kernels} | {f"cublaslt#{at}" for at in range(4)}
     assert (
         document["baseline"] == "cuBLASLt 13.1.0"
         and document["device"] == "Fake GPU"
@@ -335,9 +335,9 @@ def test_operands_are_random_and_differ_from_set_to_set(driver: BenchDriver, ker
     seen: list[np.ndarray] = []
     compute = simulated.launch
 
-    def look(facts, problem, faults) -> None:
-        seen.append(simulated.elements(simulated.matrices(problem, facts)["A"], "f16").astype(np.float64))
-        compute(facts, problem, faults)
+    def look(traits, problem, faults) -> None:
+        seen.append(simulated.elements(simulated.matrices(problem, traits)["A"], "f16").astype(np.float64))
+        compute(traits, problem, faults)
 
     simulated.launch = look
     try:

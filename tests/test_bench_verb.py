@@ -31,7 +31,7 @@ from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.measured import read_sessions
 from hgemm.problem import Kind
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
@@ -117,7 +117,7 @@ def test_by_dispatch_alone_only_what_the_library_selects_is_measured(driver: Ben
     document = json.loads(result.stdout)
     (ours,) = (name for name in document["results"][0]["screened_us"] if not name.startswith("cublaslt"))
     device = Target.of(open_device())
-    expected = open_library(folder).selector(device).choose(Wanted.dense(Kind(), (40, 56, 24, 1)))
+    expected = open_library(folder).selector(device).choose(SelectionQuery.dense(Kind(), (40, 56, 24, 1)))
     assert ours == document["results"][0]["ours"] == expected.symbol
     assert result.exit_code == 1 and not document["results"][1].get("ours")
 

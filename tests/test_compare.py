@@ -21,7 +21,7 @@ from generator.compare import Built, Ran, build, columns, in_every_form, run_on_
 from generator.errors import RequestError
 from generator.spec import FORMS
 from generator.store.library import Library
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.record import Record
 
 
@@ -44,7 +44,7 @@ def test_help_has_the_options_of_a_spec_but_the_form() -> None:
 def test_forms_differ_in_nothing_but_the_form_and_what_is_open_suits_all() -> None:
     forms = said(arch="sm_80", acc="f16")
     assert [one.form for one in forms] == [*FORMS] and not any(one.broken for one in forms)
-    assert len({one.plan.having(form="atoms") for one in forms}) == 1
+    assert len({one.plan.replace(form="atoms") for one in forms}) == 1
 
 
 def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
@@ -59,7 +59,7 @@ def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
 def test_a_form_whose_compiler_is_not_installed_is_told_and_not_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("generator.build.pipeline.dsl.WHEEL", "no-such-wheel-anywhere")
+    monkeypatch.setattr("generator.build.dsl.WHEEL", "no-such-wheel-anywhere")
     *others, dsl = said(arch="sm_80")
     assert "no-such-wheel-anywhere is missing" in dsl.lacking and not any(one.lacking for one in others)
     assert build([dsl], Settings(Library(tmp_path), templates_folder()), processes=1, quiet=True) == ([], [])
@@ -113,8 +113,10 @@ def test_variants_that_compute_the_same_have_the_same_bits(driver: FakeDriver, t
             f"hgemm_{name}", arch="sm_80", launch=made["launch"], traits=traits, cta_tile="32x48x16"
         )
         settings.library.publish(document, files)
-        facts = Facts.of(document)
-        driver.kernel = lambda problem, facts=facts, faults=faults: simulated.launch(facts, problem, frozenset(faults))
+        traits = LaunchTraits.of(document)
+        driver.kernel = lambda problem, traits=traits, faults=faults: simulated.launch(
+            traits, problem, frozenset(faults)
+        )
         ran[name] = run_on_device(Built(name, Record(document)), settings, (40, 50, 60), samples=2).ran
     assert ran["right"].passed and ran["right"].digest == ran["alike"].digest and ran["right"].speed["tflops"] > 0
     assert not ran["wrong"].passed and ran["wrong"].digest != ran["right"].digest

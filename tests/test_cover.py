@@ -18,7 +18,7 @@ from hgemm.dispatch_table import Table
 from hgemm.errors import RequestError
 from hgemm.problem import LAYOUTS
 from hgemm.selection import Selector
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 """What the catalog is shipped for; code for sm_90a serves GPUs of sm_90."""
@@ -101,7 +101,7 @@ def test_every_problem_of_what_is_covered_is_served() -> None:
             for m in extents:
                 n, k = extents[(m + place) % len(extents)], extents[(3 * m + place) % len(extents)]
                 aligned = {f"align_{name}": ALIGNS[(m + place + i) % 4] for i, name in enumerate("abd")}
-                assert selector.find(Wanted(kind, m, n, k, batch=1 + m % 3, beta=bool(m % 2), **aligned))
+                assert selector.find(SelectionQuery(kind, m, n, k, batch=1 + m % 3, beta=bool(m % 2), **aligned))
 
 
 def test_unknown_words_are_refused() -> None:

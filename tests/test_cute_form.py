@@ -12,13 +12,13 @@ import pytest
 
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, every_atom
-from generator.build.pipeline import Recipe, build
+from generator.build.pipeline import BuildOptions, build
 from generator.build.toolchain import headers, templates_folder
 from generator.defaults import resolve
 from generator.emit import emit
 from generator.layouts import OperandTile
 from generator.plan import Plan, plan_of
-from generator.proof.executor import Workshop
+from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
 from generator.rules import violations
 from generator.spec import Spec, parse_field
@@ -72,7 +72,7 @@ def test_a_field_that_cute_cannot_express_is_a_violation_that_a_change_mends(tex
     assert [violation for violation in broken if reason in violation.message]
     for violation in broken:
         assert violation.change, "there is always the other form"
-    in_atoms = plan.having(form="atoms")
+    in_atoms = plan.replace(form="atoms")
     assert not [violation for violation in violations(in_atoms) if violation.rule.startswith("cute_")]
 
 
@@ -195,7 +195,7 @@ extern "C" __global__ void alone() {{}}
 @pytest.mark.parametrize(("arch", "tile"), [("sm_75", "32x32x32"), ("sm_80", "64x64x32")])
 def test_it_compiles_to_what_is_planned(arch: str, tile: str) -> None:
     plan = plan_in_cute(arch=arch, tile=tile, layout="nn", align_b="4", bias="row", activation="relu")
-    (product,) = build([plan], Recipe(TEMPLATES))
+    (product,) = build([plan], BuildOptions(TEMPLATES))
     assert (product.status, product.error) == ("built", "")
     assert product.record["sass"]["HMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
 
@@ -208,12 +208,12 @@ def test_it_compiles_to_what_is_planned(arch: str, tile: str) -> None:
     ],
     ids=str,
 )
-def test_it_is_proved_on_the_cpu(texts: dict, workshop: Workshop) -> None:
+def test_it_is_proved_on_the_cpu(texts: dict, host_toolchain: HostToolchain) -> None:
     plan = plan_in_cute(tile="32x32x32", layout="nt", schedule="persistent", bias="column", **texts)
     kernel = emit(plan, TEMPLATES)
     record = {"symbol": kernel.symbol, "arch": plan.spec.arch, "spec": plan.spec.to_dict()}
     record |= {"launch": plan.launch(), "traits": plan.traits()}
     subject = Subject(kernel.symbol, kernel.source, record, plan.mma_per_k_tile)
-    proved = prove(subject, workshop)
+    proved = prove(subject, host_toolchain)
     assert [check.reason for check in proved.checks if not check.passed] == []
     assert (proved.proof["races"], proved.proof["read_conflicts_per_k_tile"]) == (0, 0)

@@ -9,12 +9,12 @@ import pytest
 
 from generator.arch import WGMMA_SM90
 from generator.build.compile import every_atom
-from generator.build.pipeline import Recipe, build
+from generator.build.pipeline import BuildOptions, build
 from generator.build.toolchain import headers, templates_folder
 from generator.emit import emit
 from generator.families.sm90.tensor_maps import OperandBoxes
 from generator.plan import Plan
-from generator.proof.executor import Workshop
+from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
 from generator.rules import violations
 from generator.spec import DTYPE_BYTES
@@ -40,7 +40,7 @@ def plan_in_cute(**texts: str) -> Plan:
 def test_wgmma_is_what_it_is_planned_on_as_without_a_form() -> None:
     plan = plan_in_cute()
     (plain,) = sweep([{"arch": "sm_90a"}]).plans
-    assert plan.spec.family == WGMMA_SM90 and plan.having(form="atoms") == plain
+    assert plan.spec.family == WGMMA_SM90 and plan.replace(form="atoms") == plain
     assert "_cute_" in emit(plan, TEMPLATES).symbol
 
 
@@ -51,7 +51,7 @@ def test_a_schedule_that_it_cannot_express_is_a_violation_that_a_change_mends(te
     (candidate,) = sweep([{"arch": "sm_90a", "form": "cute", "cluster": "1x1", **texts}]).candidates
     (broken,) = candidate.broken
     assert broken.rule == "cute_schedule" and broken.change
-    assert not violations(candidate.plan.having(form="atoms"))
+    assert not violations(candidate.plan.replace(form="atoms"))
 
 
 # ---- What it says ---------------------------------------------------------------------------------------------------
@@ -112,17 +112,17 @@ def test_shapes_that_cute_declares_apart_are_asked_for_and_found() -> None:
 
 def test_it_compiles_to_what_is_planned() -> None:
     plan = plan_in_cute(tile="128x128x64", cluster="2x1", bias="row", activation="relu")
-    (product,) = build([plan], Recipe(TEMPLATES))
+    (product,) = build([plan], BuildOptions(TEMPLATES))
     assert (product.status, product.error) == ("built", "")
     assert product.record["sass"]["HGMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
 
 
-def test_it_is_proved_on_the_cpu(workshop: Workshop) -> None:
+def test_it_is_proved_on_the_cpu(host_toolchain: HostToolchain) -> None:
     plan = plan_in_cute(tile="64x32x64", layout="nt", cluster="2x1", bias="column", stages="3")
     kernel = emit(plan, TEMPLATES)
     record = {"symbol": kernel.symbol, "arch": plan.spec.arch, "spec": plan.spec.to_dict()}
     record |= {"launch": plan.launch(), "traits": plan.traits()}
     subject = Subject(kernel.symbol, kernel.source, record, plan.mma_per_k_tile)
-    proved = prove(subject, workshop)
+    proved = prove(subject, host_toolchain)
     assert [check.reason for check in proved.checks if not check.passed] == []
     assert (proved.proof["races"], proved.proof["epilogue_conflicts"]) == (0, 0)

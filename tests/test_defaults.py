@@ -130,7 +130,7 @@ def test_a_plan_is_good(request_: dict) -> None:
     for tile in (planned.a, planned.b):
         assert tile.chunk < tile.piece or planned.wmma or write_conflicts(tile) == 0
     assert spec.align_d * {"f16": 2, "bf16": 2, "f32": 4}[spec.dtype_d] == 16
-    assert spec.store == "smem" or "shared_memory" in broken_rules(planned.having(store="smem"))
+    assert spec.store == "smem" or "shared_memory" in broken_rules(planned.replace(store="smem"))
     assert (
         spec.stages >= (2 if planned.staged else 3)
         or planned.stage_bytes * 3 > ARCHS[spec.arch].limits.smem_bytes_per_cta

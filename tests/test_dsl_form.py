@@ -24,7 +24,7 @@ from ptx_machine import PtxKernel
 from generator.arch import ARCHS, MMA_SYNC
 from generator.build import dsl as translate
 from generator.build.dsl import take_problem
-from generator.build.pipeline import Product, Recipe, build, prepare
+from generator.build.pipeline import BuildOptions, Product, build, prepare
 from generator.build.toolchain import templates_folder
 from generator.defaults import resolve
 from generator.emit import emit
@@ -34,7 +34,7 @@ from generator.plan import Plan, plan_of
 from generator.proof.machine import HostMemory
 from generator.rules import violations
 from generator.sweep import sweep
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
 from hgemm.verify import Case, Options, Shape, verify
 
@@ -87,7 +87,7 @@ def test_a_field_that_the_dsl_cannot_express_is_a_violation_that_a_change_mends(
     broken = [violation for violation in violations(plan) if violation.rule.startswith("dsl_")]
     assert [violation for violation in broken if reason in violation.message]
     assert all(violation.change for violation in broken), "there is always the form of atoms"
-    in_atoms = plan.having(form="atoms")
+    in_atoms = plan.replace(form="atoms")
     assert not [violation for violation in violations(in_atoms) if violation.rule.startswith("dsl_")]
 
 
@@ -249,7 +249,7 @@ def test_without_the_dsl_its_kernels_are_refused_with_what_to_install(monkeypatc
         match=r"no-such-wheel-anywhere is missing, which --form dsl needs: pip install 'hgemm-generator\[dsl\]'",
     ):
         prepare(plan_in_dsl(), TEMPLATES)
-    prepare(plan_in_dsl().having(form="atoms"), TEMPLATES)
+    prepare(plan_in_dsl().replace(form="atoms"), TEMPLATES)
 
 
 # ---- Made -----------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Product]:
         patched.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("with a blank")))
         patched.setattr(translate, "_server", None)
         try:
-            return dict(zip(BUILT, build(plans, Recipe(TEMPLATES))))
+            return dict(zip(BUILT, build(plans, BuildOptions(TEMPLATES))))
         finally:
             translate._server.end()
 
@@ -309,16 +309,16 @@ def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[st
 @pytest.mark.parametrize("name", BUILT)
 def test_the_ptx_computes_ragged_products_and_touches_nothing_else(products: dict[str, Product], name: str) -> None:
     """On a machine for PTX, with copies at once and as late as they may be, and warps in either order."""
-    facts, ptx = Facts.of(products[name].record), products[name].files["kernel.ptx"].decode()
-    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
-    beta = 0.25 if facts.beta else 0.0
+    traits, ptx = LaunchTraits.of(products[name].record), products[name].files["kernel.ptx"].decode()
+    m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
+    beta = 0.25 if traits.beta else 0.0
     cases = [
         Case(Shape(m + 1, n + 3, 4 * k - 1), 1.0, beta),
         Case(Shape(m - 3, n - 5, 2, 2), 2.0, beta, loose=True),
-        Case(Shape(17, 1, k), 1.0, 1.0 if facts.beta else 0.0),
+        Case(Shape(17, 1, k), 1.0, 1.0 if traits.beta else 0.0),
         Case(Shape(1, n + 8, 0), 1.0, beta),
     ]
-    kernel = PtxKernel(facts, ptx)
+    kernel = PtxKernel(traits, ptx)
     checks = [verify(kernel, case, HostMemory(), ONE_KIND) for case in cases]
     assert [check.reason for check in checks if not check.passed] == []
 
@@ -341,10 +341,10 @@ def test_the_machine_for_ptx_finds_what_is_wrong(right: str, wrong: str) -> None
     assert right in kernel.source
     ptx = translate.ptx_of(kernel.symbol, kernel.source.replace(right, wrong), "sm_80").decode()
     record = {"symbol": kernel.symbol, "arch": "sm_80", "spec": plan.spec.to_dict()}
-    facts = Facts.of({**record, "launch": plan.launch(), "traits": plan.traits()})
-    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
+    traits = LaunchTraits.of({**record, "launch": plan.launch(), "traits": plan.traits()})
+    m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     shapes = [Shape(m + 1, n + 7, 4 * k + 5), Shape(m - 1, n - 1, k + 3)]
-    machine = PtxKernel(facts, ptx)
+    machine = PtxKernel(traits, ptx)
     with pytest.raises(AssertionError):
         for shape in shapes:
             assert verify(machine, Case(shape, 1.0, 0.5), HostMemory(), ONE_KIND).passed

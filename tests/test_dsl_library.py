@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ import hgemm.bench.operands
 import hgemm.device
 from benchmarks.compare_forms import groups
 from generator.cli import main as cli
+from generator.cli.main import hgemm_command
 from generator.device_check import Workers, check_here
 from generator.proof import jobs as emulate
 from generator.store.library import Library
@@ -26,6 +26,7 @@ from hgemm.bench import cublaslt
 from hgemm.errors import HgemmError, LibraryError
 from hgemm.kernel import Kernel
 from hgemm.record import Record
+from hgemm.tune.__main__ import command as tune_here
 
 SYMBOL = "hgemm_module"
 SPEC = {"arch": "sm_80", "cta_tile": "32x48x16"}
@@ -59,8 +60,8 @@ def serve(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> FakeDriver:
 def gpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """A GPU that computes what the kernel says it computes."""
     fake = serve(monkeypatch, FakeDriver())
-    facts = Kernel(library.load(SYMBOL).record.data).facts
-    fake.kernel = lambda problem: simulated.launch(facts, problem, frozenset())
+    traits = Kernel(library.load(SYMBOL).record.data).traits
+    fake.kernel = lambda problem: simulated.launch(traits, problem, frozenset())
     yield fake
     hgemm.device._open.cache_clear()
 
@@ -80,8 +81,8 @@ def timed_gpu(library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def call(library: Library, *words: str) -> Result:
     """Run a verb on the library; whatever it says, the module's text must not have run."""
     # The verb of the run-time package tunes a library as it is, and makes nothing.
-    place = "hgemm.tune.__main__" if words[0] == "tune" else f"generator.verbs.{words[0]}"
-    result = CliRunner().invoke(import_module(place).command, [*words[1:], "--library", str(library.folder)])
+    command = tune_here if words[0] == "tune" else hgemm_command.get_command(None, words[0])
+    result = CliRunner().invoke(command, [*words[1:], "--library", str(library.folder)])
     if result.exception and not isinstance(result.exception, (SystemExit, HgemmError)):
         raise result.exception
     assert not (library.folder.parent / "it was run").exists()
@@ -170,8 +171,8 @@ def test_its_process_starts_before_all_else_for_one_kernel_only(
     monkeypatch: pytest.MonkeyPatch, words: list[str], early: bool
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr("generator.build.pipeline.dsl.begin", lambda: order.append("begun"))
-    monkeypatch.setattr("generator.cli.main.generate.run", lambda options: order.append("run") or 0)
+    monkeypatch.setattr("generator.build.dsl.begin", lambda: order.append("begun"))
+    monkeypatch.setattr("generator.cli.generate.run", lambda options: order.append("run") or 0)
     with pytest.raises(SystemExit, match="0"):
         cli.generate_command.main(words)
     assert order == ["begun", "run"][not early :]

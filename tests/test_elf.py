@@ -37,28 +37,28 @@ CASES += [(SPILLING, arch) for arch in ("sm_75", "sm_89", "sm_90a", "sm_120")]
 @pytest.mark.parametrize(("source", "arch"), CASES)
 def test_facts_are_those_that_ptxas_reports(source, arch):
     cubin, log = compile_probe(source, arch)
-    facts, report = read_cubin(cubin, "probe"), parse_ptxas_log(log)["probe"]
-    assert facts.arch_number == ARCHS[arch].number
+    traits, report = read_cubin(cubin, "probe"), parse_ptxas_log(log)["probe"]
+    assert traits.arch_number == ARCHS[arch].number
     assert report.arch.removesuffix("a") == arch.removesuffix("a")
-    assert facts.registers == report.registers
-    assert facts.stack_bytes == report.stack_bytes
-    assert facts.static_smem_bytes == report.static_smem_bytes
-    assert facts.symbols == ("probe",)
-    assert facts.code_bytes % 16 == 0 < facts.code_bytes
+    assert traits.registers == report.registers
+    assert traits.stack_bytes == report.stack_bytes
+    assert traits.static_smem_bytes == report.static_smem_bytes
+    assert traits.symbols == ("probe",)
+    assert traits.code_bytes % 16 == 0 < traits.code_bytes
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_90", "sm_100", "sm_120"])
 def test_parameters_threads_variables_and_constants(arch):
-    facts = read_cubin(compile_probe(STATIC_SMEM, arch)[0], "probe")
-    assert (facts.param_bytes, facts.max_threads, facts.global_bytes) == (16, 128, 0)
-    facts = read_cubin(compile_probe(LOCAL_ARRAY, arch)[0], "probe")
-    assert (facts.param_bytes, facts.max_threads) == (24, 32)
-    facts = read_cubin(compile_probe(BRANCHING, arch)[0], "probe")
-    assert (facts.param_bytes, facts.max_threads) == (12, 0)
-    facts = read_cubin(compile_probe(VARIABLES, arch)[0], "probe")
-    assert facts.param_bytes == 12
-    assert facts.global_bytes == 4 + 16
-    assert facts.constant_bytes >= 32
+    traits = read_cubin(compile_probe(STATIC_SMEM, arch)[0], "probe")
+    assert (traits.param_bytes, traits.max_threads, traits.global_bytes) == (16, 128, 0)
+    traits = read_cubin(compile_probe(LOCAL_ARRAY, arch)[0], "probe")
+    assert (traits.param_bytes, traits.max_threads) == (24, 32)
+    traits = read_cubin(compile_probe(BRANCHING, arch)[0], "probe")
+    assert (traits.param_bytes, traits.max_threads) == (12, 0)
+    traits = read_cubin(compile_probe(VARIABLES, arch)[0], "probe")
+    assert traits.param_bytes == 12
+    assert traits.global_bytes == 4 + 16
+    assert traits.constant_bytes >= 32
 
 
 def test_the_older_place_of_the_sm_number_is_read_too():
@@ -73,10 +73,10 @@ def test_code_and_symbols_are_those_that_pyelftools_finds(arch):
     elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools is not installed: pip install pyelftools")
     cubin = compile_probe(BRANCHING, arch)[0]
     elf = elffile.ELFFile(io.BytesIO(cubin))
-    facts = read_cubin(cubin, "probe")
-    assert facts.text == elf.get_section_by_name(".text.probe").data()
+    traits = read_cubin(cubin, "probe")
+    assert traits.text == elf.get_section_by_name(".text.probe").data()
     names = [section.name for section in elf.iter_sections()]
-    assert [f".text.{symbol}" for symbol in facts.symbols] == sorted(n for n in names if n.startswith(".text."))
+    assert [f".text.{symbol}" for symbol in traits.symbols] == sorted(n for n in names if n.startswith(".text."))
 
 
 def test_a_missing_kernel_is_named_with_those_that_are_there():

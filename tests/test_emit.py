@@ -192,6 +192,6 @@ def test_another_value_of_a_field_is_another_symbol_and_another_text(name: str) 
 def test_no_two_legal_placements_share_a_symbol() -> None:
     xors = [Smem("xor", (bits, base, shift)) for bits in range(1, 4) for base in range(3, 14) for shift in range(1, 14)]
     pads = [Smem(kind, (elements,)) for kind in ("pad", "pad_alternate") for elements in range(8, 65, 8)]
-    plans = [plan_of().having(smem_a=smem) for smem in (Smem("none"), *xors, *pads)]
+    plans = [plan_of().replace(smem_a=smem) for smem in (Smem("none"), *xors, *pads)]
     legal = [plan for plan in plans if not {violation.rule for violation in violations(plan)} & {"swizzle", "padding"}]
     assert len({symbol_of(plan.spec) for plan in legal}) == len(legal) > 40

@@ -22,12 +22,12 @@ from generator.emit import Kernel, emit
 from generator.proof import jobs as emulate
 from generator.proof.catalog import chosen
 from generator.proof.costs import Costs, count, disagreements
-from generator.proof.executor import Executable, Workshop
+from generator.proof.executor import Executable, HostToolchain
 from generator.proof.jobs import Emulation, Prover, Request, request_of, workers
 from generator.proof.machine import EmulatedKernel
 from generator.store.library import Library
 from generator.sweep import sweep
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 
 ONE = {**SMALL, "layout": "tn"}
 EDGE = next(fault for fault in FAULTS if fault.name == "row past the edge of D")
@@ -45,9 +45,9 @@ def kernel_of(options: dict[str, str]) -> Kernel:
     return emit(plan, templates_folder())
 
 
-def request(workshop: Workshop, kernel: Kernel, source: str = "", **others) -> Request:
+def request(host_toolchain: HostToolchain, kernel: Kernel, source: str = "", **others) -> Request:
     record = {**planned(kernel), "proof": {"mma_per_tile": kernel.plan.mma_per_k_tile}}
-    return replace(request_of(workshop, source or kernel.source, record), **others)
+    return replace(request_of(host_toolchain, source or kernel.source, record), **others)
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,9 @@ def library(small_library: Library, tmp_path: Path) -> Library:
 # ---- hgemm verify --emulate -----------------------------------------------------------------------------------------
 
 
-def test_a_library_is_proved_and_the_proof_is_filed(library: Library, workshop: Workshop, tmp_path: Path) -> None:
+def test_a_library_is_proved_and_the_proof_is_filed(
+    library: Library, host_toolchain: HostToolchain, tmp_path: Path
+) -> None:
     report = tmp_path / "report.xml"
     result = invoke(verify.verify_command, "--emulate", "--library", library.folder, "--junit", report, "--seed", 3)
     (record,) = library.records()
@@ -78,7 +80,7 @@ def test_a_library_is_proved_and_the_proof_is_filed(library: Library, workshop: 
     proof = record.data["proof"]
     assert proof["mma_per_tile"] == proof["bytes_per_k_tile"] / 1024 == 2 and proof["bank_conflicts"] == 0
     assert proof["read_conflicts_per_k_tile"] == proof["copy_conflicts_per_k_tile"] == proof["races"] == 0
-    assert proof["barriers_per_k_tile"] == 1 and proof["seed"] == 3 and proof["executor"] == workshop.version()
+    assert proof["barriers_per_k_tile"] == 1 and proof["seed"] == 3 and proof["executor"] == host_toolchain.version()
     assert 0 < proof["max_bound_ratio"] <= 1 and len(proof["shapes"]) == 16 and len(proof["timings"]) == 4
     assert 0 < proof["least_sectors_per_request"] <= proof["sectors_per_request"]
     (suite,) = ElementTree.parse(report).getroot()
@@ -88,7 +90,7 @@ def test_a_library_is_proved_and_the_proof_is_filed(library: Library, workshop: 
     assert (library.folder / record.symbol / "record.json").stat().st_mtime_ns == written
 
 
-def test_shapes_are_taken_and_answered_as_json(library: Library, workshop: Workshop) -> None:
+def test_shapes_are_taken_and_answered_as_json(library: Library, host_toolchain: HostToolchain) -> None:
     arguments = ["--emulate", "--library", library.folder, "--shapes", "33x17x40,8x8x8@2", "--json"]
     (answer,) = json.loads(invoke(verify.verify_command, *arguments).stdout)
     assert [check["case"].split()[0] for check in answer["checks"]] == ["33x17x40", "8x8x8@2"]
@@ -121,13 +123,15 @@ def test_without_a_compiler_one_line_says_what_to_do(library: Library, monkeypat
     assert done.stderr.startswith("hgemm: error: CXX names no-such++, which is not here: install g++ 12")
 
 
-def test_a_variant_of_other_templates_is_not_run(library: Library, workshop: Workshop, tmp_path: Path) -> None:
+def test_a_variant_of_other_templates_is_not_run(
+    library: Library, host_toolchain: HostToolchain, tmp_path: Path
+) -> None:
     (record,) = library.records()
     templates = tmp_path / "templates"
     shutil.copytree(templates_folder(), templates)
     with open(templates / "hgemm" / "epilogue.cuh", "a") as header:
         header.write("// changed\n")
-    emulation = Emulation(library, replace(workshop, templates=templates))
+    emulation = Emulation(library, replace(host_toolchain, templates=templates))
     (outcome,) = emulation.outcomes([record.symbol])
     assert outcome.failed and "made from another templates/hgemm/epilogue.cuh than there is now" in outcome.reason
 
@@ -135,21 +139,23 @@ def test_a_variant_of_other_templates_is_not_run(library: Library, workshop: Wor
 # ---- generate --verify emulate --------------------------------------------------------------------------------------
 
 
-def test_what_is_proved_is_registered_with_its_proof(settings: Settings, workshop: Workshop) -> None:
-    proving = replace(settings, prover=Prover(workshop))
+def test_what_is_proved_is_registered_with_its_proof(settings: Settings, host_toolchain: HostToolchain) -> None:
+    proving = replace(settings, prover=Prover(host_toolchain))
     (outcome,) = made(ONE, proving)
-    assert outcome.status == "proved" and outcome.record.data["proof"]["executor"] == workshop.version()
+    assert outcome.status == "proved" and outcome.record.data["proof"]["executor"] == host_toolchain.version()
     assert outcome.seconds > outcome.record.data["proof"]["emulate_seconds"] > 0
     assert made(ONE, proving)[0].status == made(ONE, settings)[0].status == "cached"
 
 
-def test_what_was_registered_without_a_proof_is_proved(settings: Settings, workshop: Workshop) -> None:
+def test_what_was_registered_without_a_proof_is_proved(settings: Settings, host_toolchain: HostToolchain) -> None:
     assert made(ONE, settings)[0].status == "built"
-    (outcome,) = made(ONE, replace(settings, prover=Prover(workshop)))
+    (outcome,) = made(ONE, replace(settings, prover=Prover(host_toolchain)))
     assert outcome.status == "proved" and "executor" in outcome.record.data["proof"]
 
 
-def test_what_fails_is_not_registered(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_not_registered(
+    host_toolchain: HostToolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with faulty_templates(EDGE) as templates:
         monkeypatch.setattr(generate, "templates_folder", lambda: templates)
         monkeypatch.setattr(emulate, "templates_folder", lambda: templates)
@@ -182,14 +188,16 @@ BODY = "hgemm::gemm_sm80<Policy>(problem);"
     ],
     ids=["crashes", "hangs", "is no C++", "does nothing"],
 )
-def test_a_text_that_is_no_kernel_is_told_of(workshop: Workshop, body: str, timeout_s: float, message: str) -> None:
+def test_a_text_that_is_no_kernel_is_told_of(
+    host_toolchain: HostToolchain, body: str, timeout_s: float, message: str
+) -> None:
     kernel = kernel_of(ONE)
     assert BODY in kernel.source
-    outcome, _ = workers(1, timeout_s).check(request(workshop, kernel, kernel.source.replace(BODY, body)))
+    outcome, _ = workers(1, timeout_s).check(request(host_toolchain, kernel, kernel.source.replace(BODY, body)))
     assert outcome.failed and message in outcome.reason, outcome.reason
 
 
-def test_an_epilogue_of_ones_own_is_proved_the_same_way(workshop: Workshop, tmp_path: Path) -> None:
+def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostToolchain, tmp_path: Path) -> None:
     """It scales and activates in another way: right where it means the same, and found out where it does not."""
     ours = "activate<Policy::activation>(x)"
     for mine, right in ((f"x > 0.f ? x : {ours} * 1.f", True), ("x + 1.f", False)):
@@ -199,7 +207,7 @@ def test_an_epilogue_of_ones_own_is_proved_the_same_way(workshop: Workshop, tmp_
         assert epilogue.read_text().count(ours) == 1
         epilogue.write_text(epilogue.read_text().replace(ours, mine))
         kernel = kernel_of({**ONE, "activation": "relu"})
-        asked = request(replace(workshop, templates=templates), kernel, shapes="33x17x40,64x64x64")
+        asked = request(replace(host_toolchain, templates=templates), kernel, shapes="33x17x40,64x64x64")
         outcome, _ = workers(1).check(asked)
         assert outcome.passed == right, outcome.reason
 
@@ -212,9 +220,11 @@ def test_an_epilogue_of_ones_own_is_proved_the_same_way(workshop: Workshop, tmp_
     [{"tile": "128x72x64", "store": "direct"}, {"tile": "128x40x64", "out": "f32", "align_d": "1", "bias": "row"}],
     ids=lambda options: " ".join(options.values()),
 )
-def test_direct_stores_of_a_tile_that_ends_on_8_columns_stay_in_it(workshop: Workshop, options: dict[str, str]) -> None:
+def test_direct_stores_of_a_tile_that_ends_on_8_columns_stay_in_it(
+    host_toolchain: HostToolchain, options: dict[str, str]
+) -> None:
     outcome, _ = workers(1).check(
-        request(workshop, kernel_of({"arch": "sm_90a", **options}), shapes="128x144x128,64x100x64")
+        request(host_toolchain, kernel_of({"arch": "sm_90a", **options}), shapes="128x144x128,64x100x64")
     )
     assert outcome.passed, outcome.reason
 
@@ -248,28 +258,30 @@ PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
     ],
     ids=lambda options: " ".join(options.values()),
 )
-def test_counted_and_computed_costs_agree(workshop: Workshop, options: dict[str, str]) -> None:
-    costs, sites = counted({**PLACED, **options}, workshop)
+def test_counted_and_computed_costs_agree(host_toolchain: HostToolchain, options: dict[str, str]) -> None:
+    costs, sites = counted({**PLACED, **options}, host_toolchain)
     assert costs.read_conflicts_per_k_tile > 0 or options.get("smem") not in ("none", "pad_alternate:16")
     assert {"wmma_load" if "wmma16" in options.values() else "ldmatrix", "store"} <= {site["kind"] for site in sites}
     assert all(site["file"].endswith(".cuh") for site in sites)
 
 
-def test_the_costs_of_a_cluster_are_those_of_each_of_its_ctas(workshop: Workshop) -> None:
+def test_the_costs_of_a_cluster_are_those_of_each_of_its_ctas(host_toolchain: HostToolchain) -> None:
     options = {"arch": "sm_90a", "tile": "128x64x64", "stages": "3"}
     for changes in ({"cluster": "1x1"}, {"cluster": "2x1"}, {"cluster": "2x1", "schedule": "stream_k", "stages": "7"}):
-        costs, sites = counted({**options, **changes}, workshop)
+        costs, sites = counted({**options, **changes}, host_toolchain)
         assert (costs.mma_per_tile, costs.bytes_per_k_tile) == (4, (128 + 64) * 64 * 2)
         assert {"tma_load", "wgmma", "tma_store"} <= {site["kind"] for site in sites}
 
 
-def counted(options: dict[str, str], workshop: Workshop) -> tuple[Costs, list[dict]]:
+def counted(options: dict[str, str], host_toolchain: HostToolchain) -> tuple[Costs, list[dict]]:
     """Return the costs of a kernel, which must be those of its plan, and of its source lines."""
     made = kernel_of(options)
     record = planned(made)
-    kernel = EmulatedKernel(Facts.of(record), Executable(workshop.executable(made.symbol, made.source)), ())
+    kernel = EmulatedKernel(
+        LaunchTraits.of(record), Executable(host_toolchain.executable(made.symbol, made.source)), ()
+    )
     costs, sites = count(kernel, record["spec"])
-    assert not [*disagreements(costs, kernel.facts, record["spec"], made.plan.mma_per_k_tile)]
+    assert not [*disagreements(costs, kernel.traits, record["spec"], made.plan.mma_per_k_tile)]
     return costs, sites
 
 
@@ -277,7 +289,7 @@ def test_a_disagreement_is_told_with_both_numbers() -> None:
     kernel = kernel_of(ONE)
     record = planned(kernel)
     costs = Costs(2, 1, 2048, 5, 0, 0, 1, 1)
-    told = [*disagreements(costs, Facts.of(record), record["spec"], 3)]
+    told = [*disagreements(costs, LaunchTraits.of(record), record["spec"], 3)]
     assert told == [
         "mma per tile: 2 were counted, 3 follow from the plan",
         "read conflicts per k tile: 5 were counted, 0 follow from the plan",

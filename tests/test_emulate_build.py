@@ -18,8 +18,8 @@ from generator.proof import executor as abi
 from generator.proof import proving
 from generator.proof.executor import (
     HostCompiler,
+    HostToolchain,
     NoCompiler,
-    Workshop,
     cache_folder,
     find_compiler,
     includes_of,
@@ -54,8 +54,8 @@ def fake(tmp_path: Path) -> Path:
     return path
 
 
-def workshop(fake: Path, templates: Path = TEMPLATES, **others) -> Workshop:
-    return Workshop(find_compiler(str(fake)), templates, fake.parent / "cache", **others)
+def host_toolchain(fake: Path, templates: Path = TEMPLATES, **others) -> HostToolchain:
+    return HostToolchain(find_compiler(str(fake)), templates, fake.parent / "cache", **others)
 
 
 def calls(fake: Path) -> list[str]:
@@ -105,17 +105,17 @@ def test_a_compiler_that_makes_nothing_to_load_is_told_in_one_line(host_compiler
 
 
 def test_nothing_is_compiled_twice(fake: Path) -> None:
-    first = workshop(fake).executable("hgemm_x", "text")
-    assert first == workshop(fake).executable("hgemm_x", "text") and first.read_text() == "object\n"
+    first = host_toolchain(fake).executable("hgemm_x", "text")
+    assert first == host_toolchain(fake).executable("hgemm_x", "text") and first.read_text() == "object\n"
     assert len(calls(fake)) == 2  # the executor, and the variant
-    assert workshop(fake).executable("hgemm_x", "other text") != first and len(calls(fake)) == 3
-    assert workshop(fake, flags=("-fsanitize=address",)).executable("hgemm_x", "text") != first
+    assert host_toolchain(fake).executable("hgemm_x", "other text") != first and len(calls(fake)) == 3
+    assert host_toolchain(fake, flags=("-fsanitize=address",)).executable("hgemm_x", "text") != first
     assert len(calls(fake)) == 5
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".tmp")]
 
 
 def test_a_variant_is_built_as_the_interface_says(fake: Path) -> None:
-    workshop(fake).executable("hgemm_x", "text")
+    host_toolchain(fake).executable("hgemm_x", "text")
     executor, variant = calls(fake)
     assert "-c" in executor.split() and "executor/executor.cpp" in executor
     for option in ("-std=c++17", "-fPIC", "-shared", "-DHGEMM_HOST", "-DHGEMM_VARIANT=hgemm_x", f"-I {TEMPLATES}"):
@@ -124,32 +124,34 @@ def test_a_variant_is_built_as_the_interface_says(fake: Path) -> None:
 
 def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = proving.Subject("hgemm_x", "text", {}, 0)
-    path = workshop(fake).executable("hgemm_x", "text")
+    path = host_toolchain(fake).executable("hgemm_x", "text")
     path.write_bytes(b"")
     with pytest.raises(ProofError, match=r"what .*fake\+\+ .* makes cannot be loaded \(.*: name another in CXX"):
-        proving.load(subject, workshop(fake))
+        proving.load(subject, host_toolchain(fake))
     assert len(calls(fake)) == 4 and path.read_text() == "object\n"  # the executor and the variant, twice
     path.write_bytes(b"")
     monkeypatch.setattr(proving, "Executable", lambda found: found.read_bytes() or ctypes.CDLL(str(found)))
-    assert proving.load(subject, workshop(fake)) == b"object\n" and len(calls(fake)) == 6
+    assert proving.load(subject, host_toolchain(fake)) == b"object\n" and len(calls(fake)) == 6
 
 
 def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: Path) -> None:
     templates = tmp_path / "templates"
     shutil.copytree(TEMPLATES, templates)
     source = "#include <hgemm/gemm_sm80.cuh>\n"
-    before = workshop(fake, templates).executable("hgemm_x", source)
+    before = host_toolchain(fake, templates).executable("hgemm_x", source)
     (templates / "hgemm" / "unrelated.cuh").write_text("// nobody includes this\n")
-    assert workshop(fake, templates).executable("hgemm_x", source) == before
+    assert host_toolchain(fake, templates).executable("hgemm_x", source) == before
     header = templates / "hgemm" / "epilogue.cuh"
     header.write_text(header.read_text() + "\n// changed\n")
-    assert workshop(fake, templates).executable("hgemm_x", source) != before
+    assert host_toolchain(fake, templates).executable("hgemm_x", source) != before
     assert len(calls(fake)) == 3  # not the executor
 
 
 def test_the_place_of_the_templates_is_not_part_of_a_name(fake: Path, tmp_path: Path) -> None:
     shutil.copytree(TEMPLATES, tmp_path / "elsewhere")
-    here, there = (workshop(fake, place).executable("hgemm_x", "text") for place in (TEMPLATES, tmp_path / "elsewhere"))
+    here, there = (
+        host_toolchain(fake, place).executable("hgemm_x", "text") for place in (TEMPLATES, tmp_path / "elsewhere")
+    )
     assert here == there
 
 
@@ -164,15 +166,15 @@ def test_a_compilers_complaint_is_kept(tmp_path: Path, fake: Path) -> None:
     broken.write_text(FAKE.split('echo "$@"')[0] + "echo 'kernel.cu:3: error: what' >&2; exit 1\n")
     broken.chmod(0o755)
     with pytest.raises(BuildError, match="the executor does not compile: kernel.cu:3: error: what"):
-        workshop(broken).executable("hgemm_x", "text")
+        host_toolchain(broken).executable("hgemm_x", "text")
     assert not any((fake.parent / "cache").iterdir())
 
 
 def test_a_text_that_is_no_cpp_is_refused_without_building_the_executor_again(fake: Path) -> None:
-    workshop(fake).executable("hgemm_x", "text")
+    host_toolchain(fake).executable("hgemm_x", "text")
     fake.write_text(FAKE.partition("while")[0] + "echo 'kernel.cu:3: error: what' >&2; exit 1\n")
     with pytest.raises(BuildError, match="hgemm_x does not compile: kernel.cu:3: error: what"):
-        proving.load(proving.Subject("hgemm_x", "no text", {}, 0), workshop(fake))
+        proving.load(proving.Subject("hgemm_x", "no text", {}, 0), host_toolchain(fake))
     again = [("-fsyntax-only" in call, "executor.cpp" in call) for call in calls(fake)[2:]]
     assert again == [(False, False), (True, False)]
 

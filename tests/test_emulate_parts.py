@@ -25,7 +25,7 @@ from generator.proof.machine import (
 from generator.proof.proving import LAUNCHES, adversaries_of, judge
 from generator.spec import Smem
 from hgemm.errors import LibraryError
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.record import validate
 from hgemm.verify import CANARY, Case, Options, Shape, places, verify
@@ -38,14 +38,14 @@ CASE = Case(Shape(33, 49, 20), loose=True)
 class FakeExecutable:
     """Launches `simulated` with some faults, and reports what it is told to."""
 
-    def __init__(self, facts: Facts, *faults: str, report: Report = CLEAN) -> None:
-        self.facts, self.faults, self.report = facts, frozenset(faults), report
+    def __init__(self, traits: LaunchTraits, *faults: str, report: Report = CLEAN) -> None:
+        self.traits, self.faults, self.report = traits, frozenset(faults), report
         self.runs: list[tuple[Launch, Adversary]] = []
 
     def run(self, launch: Launch, adversary: Adversary) -> Report:
         self.runs.append((launch, adversary))
         problem = Problem(*_unpacked(launch.parameters[0]))
-        simulated.launch(self.facts, problem, self.faults)
+        simulated.launch(self.traits, problem, self.faults)
         return self.report
 
 
@@ -57,8 +57,8 @@ def _unpacked(parameter: bytes) -> tuple:
 
 
 def kernel_of(document: dict, *faults: str, report: Report = CLEAN) -> EmulatedKernel:
-    facts = Facts.of(document)
-    return EmulatedKernel(facts, FakeExecutable(facts, *faults, report=report), ())
+    traits = LaunchTraits.of(document)
+    return EmulatedKernel(traits, FakeExecutable(traits, *faults, report=report), ())
 
 
 VARIANTS = {
@@ -77,7 +77,7 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_right_kernel_passes_every_default_case(name: str) -> None:
     kernel = kernel_of(VARIANTS[name])
-    for case in default_cases(kernel.facts, stages=3):
+    for case in default_cases(kernel.traits, stages=3):
         judged = judge(kernel, case, seed=0)
         assert judged.passed and judged.numbers_passed and not judged.findings, judged
 
@@ -85,7 +85,7 @@ def test_a_right_kernel_passes_every_default_case(name: str) -> None:
 def test_the_numbers_are_judged_as_on_a_device() -> None:
     wrong = kernel_of(record(), "drops an element of k")
     judged = judge(wrong, CASE, seed=5)
-    alone = EmulatedKernel(wrong.facts, wrong.executable, adversaries_of(str(CASE), 5))
+    alone = EmulatedKernel(wrong.traits, wrong.executable, adversaries_of(str(CASE), 5))
     assert not judged.passed and not judged.numbers_passed
     assert judged.reason == verify(alone, CASE, HostMemory(), Options(seed=5)).reason
 
@@ -113,20 +113,20 @@ def test_every_case_meets_every_adversary_and_a_seed_replays_them() -> None:
 
 def test_every_operand_is_a_region_with_its_rights() -> None:
     document = record("split_k", splits=2, layout="nn", bias="row")
-    facts = Facts.of(document)
+    traits = LaunchTraits.of(document)
     case = Case(Shape(33, 49, 20, 2), 1.0, 0.5, loose=True)
     fields = {}
-    for at, (name, place) in enumerate(places(facts, case).items()):
+    for at, (name, place) in enumerate(places(traits, case).items()):
         fields[name], fields[f"batch_stride_{name}"] = (1 + at) << 20, place.batch_stride
         if name != "bias":
             fields[f"ld{name}"] = place.leading
     problem = Problem(33, 49, 20, 2, workspace=1 << 24, alpha=1.0, beta=0.5, **fields)
-    found = {region.name: region for region in regions(facts, problem, grid=8)}
+    found = {region.name: region for region in regions(traits, problem, grid=8)}
     assert {*found} == {"A", "B", "C", "bias", "D", "counters", "partial sums"}
     assert found["A"].flags == abi.READABLE | abi.INITIALISED | abi.PADDING_READABLE  # m is contiguous
     assert found["B"].flags == found["C"].flags == abi.READABLE | abi.INITIALISED
     assert found["D"].flags == abi.WRITABLE | abi.WRITE_ONCE
-    shifting = replace(facts, copy="shifted", align_a=8, align_b=1)
+    shifting = replace(traits, copy="shifted", align_a=8, align_b=1)
     shifted = {region.name: region for region in regions(shifting, problem, grid=8)}
     assert {name for name, region in shifted.items() if region.flags & abi.MATRIX_READABLE} == {"B"}
     assert not found["partial sums"].flags & abi.INITIALISED and found["counters"].flags & abi.INITIALISED
@@ -135,28 +135,28 @@ def test_every_operand_is_a_region_with_its_rights() -> None:
 
 
 def test_a_persistent_variant_has_fewer_ctas_than_tiles() -> None:
-    facts = Facts.of(record("persistent"))
-    problem = Problem(5 * facts.tile_m, facts.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=facts.tile_n)
-    assert launch_of(facts, problem).grid_x == PERSISTENT_CTAS < 5
-    assert launch_of(Facts.of(record()), problem).grid_x == 5
+    traits = LaunchTraits.of(record("persistent"))
+    problem = Problem(5 * traits.tile_m, traits.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=traits.tile_n)
+    assert launch_of(traits, problem).grid_x == PERSISTENT_CTAS < 5
+    assert launch_of(LaunchTraits.of(record()), problem).grid_x == 5
 
 
 def test_stream_k_may_touch_the_places_of_the_ctas_of_its_grid_only() -> None:
-    facts = Facts.of(record("stream_k"))
-    problem = Problem(facts.tile_m, facts.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=facts.tile_n)
+    traits = LaunchTraits.of(record("stream_k"))
+    problem = Problem(traits.tile_m, traits.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=traits.tile_n)
     for workers in (1, 7):
-        launch = launch_of(facts, replace(problem, workspace=1 << 24), workers)
+        launch = launch_of(traits, replace(problem, workspace=1 << 24), workers)
         (sums,) = (region for region in launch.regions if region.name == "partial sums")
-        assert (launch.grid_x, sums.row_bytes) == (workers, workers * facts.partial_bytes_per_cta)
+        assert (launch.grid_x, sums.row_bytes) == (workers, workers * traits.partial_bytes_per_cta)
 
 
 def test_tensor_maps_are_what_the_kernel_expects_in_size_and_place() -> None:
     maps = [{"operand": "a", "box": [64, 32, 1], "swizzle_bytes": 128, "element": "f16"}]
     document = record()
     document["launch"] = {**document["launch"], "tensor_maps": maps, "cluster_shape": [1, 1]}
-    facts = Facts.of(document)
+    traits = LaunchTraits.of(document)
     problem = Problem(32, 48, 64, a=4096, b=256, d=256, lda=64, ldb=64, ldd=48)
-    first, second = launch_of(facts, problem).parameters
+    first, second = launch_of(traits, problem).parameters
     assert len(first) == 144 and len(second) == 3 * 128 and not any(second[128:])
     read = abi.TensorMap.from_buffer_copy(second)
     assert (read.base, read.magic, read.rank, read.element_bytes, read.swizzle) == (4096, abi.TENSOR_MAP_MAGIC, 3, 2, 3)
@@ -187,8 +187,8 @@ def test_a_report_is_read() -> None:
 @pytest.mark.parametrize("rule", ["one_tile", "split_k", "persistent"])
 def test_default_cases_are_ragged_in_every_way_and_small(tile: tuple[int, int, int], rule: str) -> None:
     m, n, k = tile
-    facts = replace(Facts.of(record(rule, splits=4 if rule == "split_k" else 1)), tile_m=m, tile_n=n, tile_k=k)
-    cases = default_cases(facts, stages=4)
+    traits = replace(LaunchTraits.of(record(rule, splits=4 if rule == "split_k" else 1)), tile_m=m, tile_n=n, tile_k=k)
+    cases = default_cases(traits, stages=4)
     shapes = [case.shape for case in cases]
     assert all(min(s.m, s.n, s.k, s.batch) >= 1 for s in shapes) and len({*map(str, cases)}) == len(cases)
     assert any(s.m % m == s.n % n == s.k % k == 0 and s.k >= 6 * k for s in shapes)
@@ -204,8 +204,8 @@ def test_default_cases_are_ragged_in_every_way_and_small(tile: tuple[int, int, i
 
 
 def test_the_measured_case_has_as_many_k_tiles_for_each_split() -> None:
-    facts = Facts.of(record("split_k", splits=3))
-    assert measured_case(facts, 5).shape == Shape(facts.tile_m, facts.tile_n, 15 * facts.tile_k)
+    traits = LaunchTraits.of(record("split_k", splits=3))
+    assert measured_case(traits, 5).shape == Shape(traits.tile_m, traits.tile_n, 15 * traits.tile_k)
 
 
 # ---- Placement ------------------------------------------------------------------------------------------------------

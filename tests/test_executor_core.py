@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 from generator.proof import executor as abi
-from generator.proof.executor import Adversary, Executable, Launch, Region, Report, TensorMap, Workshop
+from generator.proof.executor import Adversary, Executable, HostToolchain, Launch, Region, Report, TensorMap
 from hgemm.errors import DeviceError
 
 SOURCE = (ROOT / "tests" / "executor_rules.cu").read_text()
@@ -133,8 +133,8 @@ def run(executable: Executable, rule: str, fault: bool, adversary: Adversary, me
 
 
 @pytest.fixture(scope="session")
-def rules(workshop: Workshop) -> Executable:
-    return Executable(workshop.executable("executor_rules", SOURCE))
+def rules(host_toolchain: HostToolchain) -> Executable:
+    return Executable(host_toolchain.executable("executor_rules", SOURCE))
 
 
 def test_every_rule_has_its_kernels() -> None:
@@ -256,11 +256,11 @@ def test_instructions_are_counted(rules: Executable) -> None:
 EXAMPLE = ROOT / "templates" / "executor" / "example.cpp"
 
 
-def test_the_example_in_the_text_of_the_example_works(workshop: Workshop, tmp_path: Path) -> None:
+def test_the_example_in_the_text_of_the_example_works(host_toolchain: HostToolchain, tmp_path: Path) -> None:
     """As its first lines say, with stacks that take turns through the C library, as on hosts without an own switch."""
     lines = [line[2:].strip() for line in EXAMPLE.read_text().splitlines()[2:5]]
     command, _, program = " ".join(lines).partition(" && ")
-    words = [*workshop.compiler.command, "-DHGEMM_FIBER_UCONTEXT", *shlex.split(command)[1:]]
+    words = [*host_toolchain.compiler.command, "-DHGEMM_FIBER_UCONTEXT", *shlex.split(command)[1:]]
     words[words.index("example")] = str(tmp_path / "example")
     subprocess.run(words, cwd=ROOT, check=True)
     done = subprocess.run([tmp_path / Path(program).name], capture_output=True, text=True)
@@ -281,15 +281,15 @@ print("clean")
 """
 
 
-def test_sanitizers_find_nothing_in_the_executor(workshop: Workshop) -> None:
+def test_sanitizers_find_nothing_in_the_executor(host_toolchain: HostToolchain) -> None:
     """Address and undefined behaviour, over all rules kept and broken: fibers that end, and those that never do."""
     flags = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     library = subprocess.run(
-        [*workshop.compiler.command, "-print-file-name=libasan.so"], capture_output=True, text=True
+        [*host_toolchain.compiler.command, "-print-file-name=libasan.so"], capture_output=True, text=True
     ).stdout.strip()
     if not Path(library).is_file():
-        pytest.skip(f"{workshop.compiler.command[0]} has no address sanitizer that can be preloaded")
-    built = replace(workshop, flags=flags).executable("executor_rules", SOURCE)
+        pytest.skip(f"{host_toolchain.compiler.command[0]} has no address sanitizer that can be preloaded")
+    built = replace(host_toolchain, flags=flags).executable("executor_rules", SOURCE)
     environment = {
         **os.environ,
         "LD_PRELOAD": library,

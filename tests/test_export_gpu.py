@@ -21,7 +21,7 @@ from generator.sweep import over, sweep
 from hgemm.device import open_device
 from hgemm.library import open_library
 from hgemm.problem import LAYOUTS, Kind, Problem
-from hgemm.selection_query import Wanted
+from hgemm.selection_query import SelectionQuery
 from hgemm.verify import default_cases
 
 pytestmark = pytest.mark.gpu
@@ -94,11 +94,11 @@ def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, l
     arch = "sm_{}{}".format(*open_device().capability)
     wanted = f"_{arch.replace('_', '')}_{layout}_f16_f32_f16_"
     symbol = next(name for name in opened.symbols if wanted in name and f"_a{align}{align}{align}_" in name)
-    facts = opened.kernel(symbol).facts
-    kernel = ByC(loaded(exported), facts)
+    traits = opened.kernel(symbol).traits
+    kernel = ByC(loaded(exported), traits)
     used = set()
     try:
-        for case in default_cases(facts, RESIDENT_CTAS):
+        for case in default_cases(traits, RESIDENT_CTAS):
             trial = Trial(kernel, case, open_device(), Options(), "normal")
             try:
                 found = trial.check()
@@ -115,8 +115,8 @@ def test_split_k_is_taken_and_right_twice(exported: Path, library: Library) -> N
     from hgemm.verify import Case, Options, Shape, Trial
 
     opened = open_library(library.folder)
-    facts = next(opened.kernel(name).facts for name in opened.symbols if "splitk4" in name and "_sm90a_" not in name)
-    kernel = ByC(loaded(exported), facts)
+    traits = next(opened.kernel(name).traits for name in opened.symbols if "splitk4" in name and "_sm90a_" not in name)
+    kernel = ByC(loaded(exported), traits)
     trial = Trial(kernel, Case(Shape(64, 64, 65536), beta=1.0), open_device(), Options(), "integer")
     try:
         assert trial.check().passed and "splitk" in kernel.chosen, kernel.chosen
@@ -129,7 +129,7 @@ def test_a_launch_is_captured_in_a_graph(exported: Path, library: Library) -> No
     torch = pytest.importorskip("torch")
     opened = open_library(library.folder)
     c = loaded(exported)
-    kernel = ByC(c, opened.kernel(opened.symbols[0]).facts)
+    kernel = ByC(c, opened.kernel(opened.symbols[0]).traits)
     x, w = (torch.randn(rows, 512, device="cuda", dtype=torch.float16) for rows in (256, 384))
     y = torch.zeros(256, 384, device="cuda", dtype=torch.float16)
     problem = Problem(256, 384, 512, a=x.data_ptr(), b=w.data_ptr(), d=y.data_ptr(), lda=512, ldb=512, ldd=384)
@@ -153,7 +153,7 @@ def test_python_on_this_gpu_chooses_as_c_does(exported: Path, library: Library) 
     from hgemm.selection_query import Target
 
     opened, target = open_library(library.folder), Target.of(open_device())
-    kernel = ByC(loaded(exported), opened.kernel(opened.symbols[0]).facts)
+    kernel = ByC(loaded(exported), opened.kernel(opened.symbols[0]).traits)
     for m in (1, 16, 100, 256, 1000, 4096):
         for layout in LAYOUTS:
             problem = Problem(m, 4096, 1024, lda=1024, ldb=1024, ldd=4096)
@@ -162,5 +162,5 @@ def test_python_on_this_gpu_chooses_as_c_does(exported: Path, library: Library) 
             problem = problem if layout[1] == "n" else replace(problem, ldb=4096)
             given, choice = CProblem.of(Kind(layout), problem, 0), CChoice()
             assert kernel.library.hgemm_select(kernel.handle, ctypes.byref(given), ctypes.byref(choice)) == 0
-            assert choice.symbol.decode() == opened.select(Wanted.of(Kind(layout), problem), target).symbol
+            assert choice.symbol.decode() == opened.select(SelectionQuery.of(Kind(layout), problem), target).symbol
     kernel.close()

@@ -13,12 +13,12 @@ from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.emit import emit
 from generator.proof import executor as abi
-from generator.proof.executor import Adversary, Executable, Launch, Region, Workshop
+from generator.proof.executor import Adversary, Executable, HostToolchain, Launch, Region
 from generator.proof.machine import STEP_LIMIT
 from generator.proof.proving import adversaries_of
 from generator.sweep import sweep
 from hgemm.launch import counter_bytes, grid_x, workspace_bytes
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 
 M, N, LDD = 37, 43, 48
@@ -34,27 +34,27 @@ VARIANTS = (
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options.values()))
-def test_d_is_what_is_left_and_nothing_is_read(options: dict[str, str], workshop: Workshop) -> None:
+def test_d_is_what_is_left_and_nothing_is_read(options: dict[str, str], host_toolchain: HostToolchain) -> None:
     (plan,) = sweep([options]).plans
     kernel = emit(plan, templates_folder())
-    facts = Facts.of(planned(kernel))
-    executable = Executable(workshop.executable(kernel.symbol, kernel.source))
+    traits = LaunchTraits.of(planned(kernel))
+    executable = Executable(host_toolchain.executable(kernel.symbol, kernel.source))
     for adversary in adversaries_of(kernel.symbol, 0):
-        d, guard = emulated(facts, executable, adversary)
+        d, guard = emulated(traits, executable, adversary)
         assert (d[:, :N] == 2 * np.arange(M * N).reshape(M, N) % 1024).all(), adversary
         assert (guard == 7).all()
 
 
-def emulated(facts: Facts, executable: Executable, adversary: Adversary) -> tuple[np.ndarray, np.ndarray]:
+def emulated(traits: LaunchTraits, executable: Executable, adversary: Adversary) -> tuple[np.ndarray, np.ndarray]:
     """Launch D = 2 C in place, with no A and B anywhere; return D and what lies beside it."""
     d = np.full((M, LDD), 7, np.float16)
     d[:, :N] = (2 * np.arange(M * N).reshape(M, N) % 1024) / 2
-    size = workspace_bytes(facts, M, N)
+    size = workspace_bytes(traits, M, N)
     workspace = np.zeros(size + 256, np.uint8)
     at = -(-workspace.ctypes.data // 256) * 256
     place = d.ctypes.data
     problem = Problem(
-        *(M, N, -facts.tile_k),
+        *(M, N, -traits.tile_k),
         c=place,
         d=place,
         ldc=LDD,
@@ -66,15 +66,15 @@ def emulated(facts: Facts, executable: Executable, adversary: Adversary) -> tupl
     flags = abi.READABLE | abi.WRITABLE | abi.INITIALISED
     regions = [Region("D", place, M, 2 * N, 2 * LDD, 1, 0, 2, flags)]
     if size:
-        counters = counter_bytes(facts, M, N)
+        counters = counter_bytes(traits, M, N)
         regions.append(Region("counters", at, 1, counters, counters, 1, 0, 4, flags))
         sums = size - counters
         regions.append(Region("sums", at + counters, 1, sums, sums, 1, 0, 4, abi.READABLE | abi.WRITABLE))
     launch = Launch(
-        grid_x=grid_x(facts, M, N, 1, 3),
+        grid_x=grid_x(traits, M, N, 1, 3),
         cluster_ctas=1,
-        threads=facts.threads,
-        smem_bytes=facts.smem_bytes,
+        threads=traits.threads,
+        smem_bytes=traits.smem_bytes,
         parameters=(problem.pack(),),
         regions=tuple(regions),
         resident_ctas=4,

@@ -25,7 +25,7 @@ def test_every_default_case_passes(small_library: Library, layout: str) -> None:
     from hgemm.verify import verify
 
     kernel, device = kernel_of(small_library, layout), open_device()
-    for case in default_cases(kernel.facts, kernel.prepare().resident_ctas):
+    for case in default_cases(kernel.traits, kernel.prepare().resident_ctas):
         found = verify(kernel, case, device)
         assert found.passed, found
 

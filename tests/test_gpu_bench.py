@@ -74,8 +74,8 @@ def test_variants_that_load_by_tma_are_right(settings: Settings, layout: str) ->
         pytest.skip("wgmma runs on compute capability 9.0 only")
     outcome = made({"arch": "sm_90a", "tile": "128x128x64", "layout": layout}, settings)[0]
     kernel = open_kernel(settings.library, outcome.record.symbol)
-    assert kernel.facts.tensor_maps
-    for case in default_cases(kernel.facts, kernel.prepare().resident_ctas):
+    assert kernel.traits.tensor_maps
+    for case in default_cases(kernel.traits, kernel.prepare().resident_ctas):
         found = verify(kernel, case, device)
         assert found.passed, found
 

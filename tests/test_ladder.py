@@ -113,11 +113,11 @@ def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriv
     monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt_path))
     load = hgemm.device.Device.load
 
-    def served(device, image, facts):
-        stages = re.search(r"_s(\d)f", facts.symbol)
+    def served(device, image, traits):
+        stages = re.search(r"_s(\d)f", traits.symbol)
         cost_us = {"2": 20.0, "4": 5.0, "3": 8.0}[stages[1]] if stages else 100.0
-        fake.serve(SimpleNamespace(facts=facts), cost_us, fake.broken.get(cost_us, frozenset()))
-        return load(device, image, facts)
+        fake.serve(SimpleNamespace(traits=traits), cost_us, fake.broken.get(cost_us, frozenset()))
+        return load(device, image, traits)
 
     monkeypatch.setattr(hgemm.device.Device, "load", served)
     fake.broken = {}  # faults by time

@@ -17,7 +17,7 @@ from hgemm.device import Image, choose_code, cubin_runs, open_device, ptx_runs
 from hgemm.dtypes import decode, encode
 from hgemm.errors import LibraryError, UnfitError
 from hgemm.launch import counter_bytes, ctas, grid_x, workspace_bytes
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 
 
 @pytest.fixture
@@ -33,33 +33,33 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
 
 def test_grids_follow_the_schedule() -> None:
-    one, persistent = Facts.of(record()), Facts.of(record("persistent"))
-    split = Facts.of(record("split_k", splits=5))
+    one, persistent = LaunchTraits.of(record()), LaunchTraits.of(record("persistent"))
+    split = LaunchTraits.of(record("split_k", splits=5))
     assert ctas(one, 33, 48, 3) == grid_x(one, 33, 48, 3, 6) == 6
     assert grid_x(split, 33, 48, 3, 6) == 30
     assert grid_x(persistent, 33, 48, 3, 4) == 4 and grid_x(persistent, 33, 48, 3, 400) == 6
     assert grid_x(persistent, 33, 48, 3, 0) == 1
-    stream = Facts.of(record("stream_k"))
+    stream = LaunchTraits.of(record("stream_k"))
     assert [grid_x(stream, m, 48, 1, 7) for m in (1, 3200)] == [7, 7]  # all share few tiles, and many
     assert grid_x(stream, 33, 48, 3, 400) == 10 and grid_x(stream, 33, 48, 3, 0) == 1
 
 
 def test_workspaces_are_counters_then_partial_sums() -> None:
-    one, split = Facts.of(record()), Facts.of(record("split_k", splits=5))
+    one, split = LaunchTraits.of(record()), LaunchTraits.of(record("split_k", splits=5))
     assert workspace_bytes(one, 1000, 1000, 7) == counter_bytes(one, 1000, 1000, 7) == 0
     assert counter_bytes(split, 32, 48 * 64) == 256 and counter_bytes(split, 32, 48 * 64 + 1) == 512
     assert workspace_bytes(split, 33, 49, 2) == 256 + 8 * 5 * 32 * 48 * 4
 
 
 def test_the_workspace_of_stream_k_has_two_tiles_for_each_cta_that_there_may_be() -> None:
-    stream = Facts.of(record("stream_k"))
+    stream = LaunchTraits.of(record("stream_k"))
     assert counter_bytes(stream, 32, 48 * 65) == 512
     assert workspace_bytes(stream, 1, 1) == 256 + 10 * 2 * 32 * 48 * 4
     assert workspace_bytes(stream, 32, 48 * 65) - workspace_bytes(stream, 1, 1) == 256
     unlimited = record("stream_k")
     del unlimited["launch"]["grid"]["max_ctas"]
     with pytest.raises(LibraryError, match="max_ctas is 0"):
-        Facts.of(unlimited)
+        LaunchTraits.of(unlimited)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def call(kernel: Kernel, driver: FakeDriver, m: int = 40, n: int = 56, k: int = 
 
 
 def attach(driver: FakeDriver, kernel: Kernel) -> None:
-    driver.kernel = lambda problem: simulated.launch(kernel.facts, problem)
+    driver.kernel = lambda problem: simulated.launch(kernel.traits, problem)
 
 
 def test_a_call_launches_once_on_the_given_stream(driver: FakeDriver) -> None:

@@ -20,7 +20,7 @@ PLAN = plan_of(resolve({"arch": "sm_80"}))
 SWIZZLES = [
     Smem("xor", numbers)
     for numbers in itertools.product(range(10), range(15), range(15))
-    if not rules.swizzle(PLAN.having(smem_a=Smem("xor", numbers)))
+    if not rules.swizzle(PLAN.replace(smem_a=Smem("xor", numbers)))
 ]
 """All that the rules accept."""
 

@@ -16,7 +16,7 @@ import hgemm
 import hgemm.device
 from generator.store.library import Library as Store
 from hgemm import Kind, Library, Problem, ProblemError
-from hgemm.arrays import READERS
+from hgemm.arrays import ARRAY_ADAPTERS
 from hgemm.errors import UnfitError
 from hgemm.matmul import MAX_LAUNCHERS
 from hgemm.problem import PROBLEM_BYTES
@@ -98,7 +98,7 @@ def test_bias_and_activation_choose_their_variants(
     a, w, out = numbers(40, 64), numbers(48, 64), numbers(40, 48)
     given = numbers(48 if bias == "row" else 40)
     library.matmul(Cuda(a), Cuda(w.T), Cuda(out), bias=Cuda(given), activation=activation)
-    chosen = driver.facts[driver.symbols[0]]
+    chosen = driver.traits[driver.symbols[0]]
     assert (chosen.bias, chosen.activation) == (bias, activation)
     x = product(a, w.T) + (given if bias == "row" else given[:, None])
     assert activation == "gelu" or (out == np.maximum(x, 0)).all()
@@ -125,7 +125,7 @@ def test_unaligned_addresses_get_a_variant_of_their_own(library: Library, driver
         assert (out == product(a, w.T)).all()
     chosen = driver.symbols
     assert chosen[0] == chosen[2] and len({*chosen}) >= 2
-    assert [driver.facts[symbol].align_a <= align for symbol, align in zip(chosen, (8, 1, 8, 2))] == [True] * 4
+    assert [driver.traits[symbol].align_a <= align for symbol, align in zip(chosen, (8, 1, 8, 2))] == [True] * 4
 
 
 def test_sums_over_nothing_are_the_rest(library: Library, driver: ComputingDriver) -> None:
@@ -134,7 +134,7 @@ def test_sums_over_nothing_are_the_rest(library: Library, driver: ComputingDrive
 
     def launch(config, function, parameters, extra):
         packed = ctypes.string_at(ctypes.c_void_p.from_address(parameters).value, PROBLEM_BYTES)
-        seen.append((unpack(packed), driver.facts[function].tile_k))
+        seen.append((unpack(packed), driver.traits[function].tile_k))
         return (SUCCESS,)
 
     driver.cuLaunchKernelEx = launch
@@ -155,13 +155,13 @@ def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDri
     w = numbers(256, 256)
     pairs = [(numbers(512, 256), placed(np.zeros((512, 256), "f2"))) for _ in range(2)]
     plan = library.plan(Problem(512, 256, 256))
-    assert plan.kernel.facts.tensor_maps, plan
+    assert plan.kernel.traits.tensor_maps, plan
     for a, out in pairs * 2:
         plan(Cuda(a), Cuda(w.T), Cuda(out))
         assert (out == product(a, w.T)).all()
         mapped = dict(zip("abd", driver.mapped()))
         addresses = {"a": a, "b": w, "d": out}
-        for rule in plan.kernel.facts.tensor_maps:
+        for rule in plan.kernel.traits.tensor_maps:
             assert mapped[rule.operand] == addresses[rule.operand].ctypes.data
     assert driver.encoded <= 5
 
@@ -174,7 +174,7 @@ def test_variants_that_split_k_are_chosen_where_a_workspace_is_given(library: Li
     library.matmul(Cuda(placed(a)), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))))
     assert not driver.zeroed
     split = [
-        s for s, facts in driver.facts.items() if facts.partial_bytes_per_tile and facts.arch in ("sm_80", "sm_90")
+        s for s, traits in driver.traits.items() if traits.partial_bytes_per_tile and traits.arch in ("sm_80", "sm_90")
     ]
     workspace = placed(np.zeros(1 << 22, np.uint8))
     found = library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), workspace=Cuda(workspace))
@@ -240,7 +240,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeTorch]]:
     monkeypatch.setitem(sys.modules, "torch", FakeTorch)
     monkeypatch.setattr(Torch, "reads", 0)
     yield FakeTorch
-    READERS.pop(Torch, None)
+    ARRAY_ADAPTERS.pop(Torch, None)
 
 
 def test_tensors_are_read_without_dlpack_after_the_first_call(
@@ -282,7 +282,7 @@ def test_a_plan_chooses_as_selection_does_and_loads_at_once(library: Library, dr
     given = Cuda(out)
     assert plan(Cuda(a), Cuda(b), given, stream=3) is given and (out == product(a, b)).all()
     library.matmul(Cuda(a), Cuda(b), given)
-    assert {*driver.symbols} == {plan.kernel.facts.symbol} and len(driver.images) == 1
+    assert {*driver.symbols} == {plan.kernel.traits.symbol} and len(driver.images) == 1
 
 
 def test_a_bound_plan_works_on_the_same_arrays_again(library: Library, driver: ComputingDriver) -> None:
@@ -304,7 +304,7 @@ def test_a_bound_plan_works_on_the_same_arrays_again(library: Library, driver: C
 def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: ComputingDriver) -> None:
     plan = library.plan(Problem(40, 48, 64))
     a, w, out = numbers(41, 64), numbers(48, 64), numbers(41, 48)
-    with pytest.raises(ProblemError, match="the arrays are not those of Plan.40x48x64.*: m is 41, not 40"):
+    with pytest.raises(ProblemError, match="the arrays are not those of MatmulPlan.40x48x64.*: m is 41, not 40"):
         plan(Cuda(a), Cuda(w.T), Cuda(out))
     with pytest.raises(ProblemError, match="layout tn needs that"):
         plan(Cuda(a[:40]), Cuda(numbers(64, 48)), Cuda(out[:40]))

@@ -13,14 +13,14 @@ from generator.emit import emit
 from generator.families.mma_sync_tma.rules import RULES
 from generator.naming import symbol_of
 from generator.plan import Plan
-from generator.proof.executor import Workshop
+from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
 from generator.rules import violations
 from generator.spec import parse_field
 from generator.sweep import sweep
 from generator.tuning.space import planned_record
 from hgemm.dispatch_table import clocks_of
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 
 TEMPLATES = templates_folder()
 SERVED = [name for name, arch in ARCHS.items() if MMA_SYNC_TMA in arch.families]
@@ -159,7 +159,7 @@ def test_tiles_come_by_tma_and_by_nothing_else_in_the_machine_code(arch: str, se
         "a",
         "b",
     ]
-    assert Facts.of(data).threads == (2 * 2 + 1) * 32 and "_tma_" in data["symbol"]
+    assert LaunchTraits.of(data).threads == (2 * 2 + 1) * 32 and "_tma_" in data["symbol"]
 
 
 LARGE = (
@@ -200,10 +200,10 @@ KINDS = (
 
 
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: "-".join(texts.values()) or "planned")
-def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], workshop: Workshop) -> None:
+def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**{**SMALL, **texts}), TEMPLATES)
     assert not violations(kernel.plan)
-    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)
+    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), host_toolchain)
     assert not [check.reason for check in proved.checks if not check.passed]
     assert proved.proof["races"] == proved.proof["read_conflicts_per_k_tile"] == 0
     assert proved.proof["barriers_per_k_tile"] == 0

@@ -16,7 +16,7 @@ import hgemm
 from generator.store.library import Library
 from hgemm.errors import LibraryError, RequestError, UnfitError
 from hgemm.problem import Kind
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 NAMES = """
 import hgemm
@@ -59,13 +59,13 @@ def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
     library = hgemm.open(copied)
     assert len(library.symbols) == 4
     target = Target.typical("sm_80")
-    choice = library.select(Wanted(Kind(layout="nt"), 100, 100, 100), target)
+    choice = library.select(SelectionQuery(Kind(layout="nt"), 100, 100, 100), target)
     kernel = library.kernel(choice.symbol)
-    assert kernel.facts.layout == "nt" and kernel.image.cubin and kernel.image.ptx
+    assert kernel.traits.layout == "nt" and kernel.image.cubin and kernel.image.ptx
     assert library.kernel(choice.symbol) is kernel
     assert library.selector(target) is library.selector(Target.typical("sm_80"))
     with pytest.raises(UnfitError, match="no variant computes tn bf16"):
-        library.select(Wanted(Kind("tn", "bf16", "bf16", "bf16"), 1, 1, 1), target)
+        library.select(SelectionQuery(Kind("tn", "bf16", "bf16", "bf16"), 1, 1, 1), target)
 
 
 @pytest.mark.parametrize("name", ["kernel.cubin", "kernel.ptx", "kernel.cu"])

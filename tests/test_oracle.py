@@ -179,14 +179,14 @@ SOUND = plan_of(resolve({"arch": "sm_80", "cta_tile": parse_field("cta_tile", "6
     ids=str,
 )
 def test_what_the_rules_of_tiles_and_pads_reject_does_not_compile(change: dict[str, str]) -> None:
-    rejected = SOUND.having(**{name: parse_field(name, text) for name, text in change.items()})
+    rejected = SOUND.replace(**{name: parse_field(name, text) for name, text in change.items()})
     assert violations(rejected)
     (found,) = build([rejected])
     assert isinstance(found, str) and "does not compile" in found
 
 
 def test_a_rejected_depth_would_be_multiplied_in_part() -> None:
-    rejected = SOUND.having(cta_tile=parse_field("cta_tile", "64x64x24"))
+    rejected = SOUND.replace(cta_tile=parse_field("cta_tile", "64x64x24"))
     assert {violation.rule for violation in violations(rejected)} == {"cta_tile"}
     atoms, warp = rejected.mma_per_k_tile, rejected.spec.warp_tile
     assert atoms * 16 * 8 * rejected.mma_k < warp.m * warp.n * rejected.spec.cta_tile.k
@@ -194,7 +194,7 @@ def test_a_rejected_depth_would_be_multiplied_in_part() -> None:
 
 @pytest.mark.parametrize("change", [{"stages": 64}, {"ctas_per_sm": 32}, {"stages": 8, "ctas_per_sm": 4}], ids=str)
 def test_what_shared_memory_or_residency_rejects_is_not_resident(change: dict[str, int]) -> None:
-    rejected = SOUND.having(**change)
+    rejected = SOUND.replace(**change)
     assert {violation.rule for violation in violations(rejected)} & {"shared_memory", "residency"}
     held = occupancy(ARCHS["sm_80"].limits, rejected.threads, 32, rejected.smem_bytes)
     assert held.ctas_per_sm < rejected.spec.ctas_per_sm
@@ -208,27 +208,27 @@ def test_too_many_threads_do_not_launch() -> None:
 
 @pytest.mark.parametrize("text", ["xor:1,1,3", "xor:2,2,3", "xor:3,0,3"])
 def test_a_rejected_swizzle_tears_pieces_apart(text: str) -> None:
-    rejected = SOUND.having(smem_a=parse_field("smem_a", text))
+    rejected = SOUND.replace(smem_a=parse_field("smem_a", text))
     assert {violation.rule for violation in violations(rejected)} == {"swizzle"}
     pieces = [[rejected.a.offset(row, column + e) for e in range(8)] for row in range(64) for column in range(0, 32, 8)]
     assert any(piece != [*range(piece[0] // 8 * 8, piece[0] // 8 * 8 + 8)] for piece in pieces)
 
 
 def test_a_rejected_alignment_would_store_32_bytes_at_once() -> None:
-    rejected = SOUND.having(dtype_d="f32", align_d=8)
+    rejected = SOUND.replace(dtype_d="f32", align_d=8)
     assert {violation.rule for violation in violations(rejected)} == {"alignment_of_d"}
     assert rejected.spec.align_d * 4 > 16  # the widest store
 
 
 def test_types_that_no_tensor_instruction_takes_do_not_compile() -> None:
-    rejected = SOUND.having(dtype_a="bf16", dtype_b="bf16", acc="f16")
+    rejected = SOUND.replace(dtype_a="bf16", dtype_b="bf16", acc="f16")
     assert {violation.rule for violation in violations(rejected)} == {"accumulator"}
     (found,) = build([rejected])
     assert isinstance(found, str) and "does not compile" in found
 
 
 def test_an_architecture_without_cp_async_does_not_compile() -> None:
-    rejected = SOUND.having(arch="sm_75", mma="m16n8k8")
+    rejected = SOUND.replace(arch="sm_75", mma="m16n8k8")
     assert {violation.rule for violation in violations(rejected)} == {"copy"}
     (found,) = build([rejected])
     assert faults(found)
@@ -241,5 +241,5 @@ def test_every_served_architecture_has_a_compiler() -> None:
 
 def test_a_spec_may_ask_for_bank_conflicts_and_is_told() -> None:
     """`none` is legal, and the planner takes it only where it costs nothing or saves registers."""
-    asked = SOUND.having(smem_a=parse_field("smem_a", "none"))
+    asked = SOUND.replace(smem_a=parse_field("smem_a", "none"))
     assert not violations(asked) and read_conflicts(asked.a) > 0 == read_conflicts(SOUND.a)

@@ -108,7 +108,7 @@ def test_without_workers_this_process_builds_them_all_a_few_at_a_time(settings: 
         return [pipeline.Outcome(symbol_of(plan.spec), "built") for plan in some]
 
     monkeypatch.setattr(pipeline, "build_and_file", built)
-    monkeypatch.setattr("generator.build.pipeline.workers.process_pool", None)
+    monkeypatch.setattr("generator.build.workers.process_pool", None)
     outcomes = [*make(plans, settings, 0)]
     assert len(plans) == 16 and [place for place, _ in outcomes] == [*range(16)] and sizes == [8, 8]
     assert [outcome.symbol for _, outcome in outcomes] == [symbol_of(plan.spec) for plan in plans]

@@ -15,11 +15,11 @@ from simulated import record
 
 from hgemm.errors import LibraryError, ProblemError
 from hgemm.launch import check
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
 
 ROOT = Path(__file__).resolve().parent.parent
-PLAIN = Facts.of(record())
+PLAIN = LaunchTraits.of(record())
 GOOD = Problem(
     *(100, 60, 40, 2),
     a=0x1000,
@@ -103,8 +103,8 @@ def test_side_by_side_batches_do_not_overlap() -> None:
 
 def test_what_a_variant_lacks_is_named() -> None:
     with pytest.raises(ProblemError, match="does not add C: use one generated with beta on"):
-        check(GOOD, Facts.of(record(beta=False)))
-    biased = Facts.of(record(bias="row"))
+        check(GOOD, LaunchTraits.of(record(beta=False)))
+    biased = LaunchTraits.of(record(bias="row"))
     with pytest.raises(ProblemError, match="bias has no pointer"):
         check(GOOD, biased)
     check(replace(GOOD, bias=0x90002), biased)
@@ -113,7 +113,7 @@ def test_what_a_variant_lacks_is_named() -> None:
 
 
 def test_a_split_variant_needs_its_workspace() -> None:
-    split = Facts.of(record("split_k", splits=4))
+    split = LaunchTraits.of(record("split_k", splits=4))
     tiles = 4 * 2 * 2
     needed = 256 + tiles * 4 * 32 * 48 * 4
     for changes, size, message in (
@@ -128,7 +128,7 @@ def test_a_split_variant_needs_its_workspace() -> None:
 
 
 def test_alignments_are_those_of_the_variant() -> None:
-    loose = Facts.of(record(align=(1, 2, 4)))
+    loose = LaunchTraits.of(record(align=(1, 2, 4)))
     check(replace(GOOD, a=0x1002, lda=41, ldb=42, b=0x8004, ldc=68, ldd=68, d=0x40008, batch_stride_d=6800), loose)
     with pytest.raises(ProblemError, match="B's leading dimension 41 is not a multiple of 2"):
         check(replace(GOOD, ldb=41), loose)
@@ -137,7 +137,7 @@ def test_alignments_are_those_of_the_variant() -> None:
 
 
 def test_layouts_say_which_extent_is_contiguous() -> None:
-    nt = Facts.of(record(layout="nt"))
+    nt = LaunchTraits.of(record(layout="nt"))
     check(replace(GOOD, lda=104, ldb=64), nt)
     with pytest.raises(ProblemError, match="A's leading dimension 40 is less than its 100"):
         check(replace(GOOD, ldb=64), nt)
@@ -146,9 +146,9 @@ def test_layouts_say_which_extent_is_contiguous() -> None:
 def test_a_record_that_lacks_something_is_refused() -> None:
     bare = record()
     with pytest.raises(LibraryError, match="lacks 'traits'"):
-        Facts.of({name: bare[name] for name in bare if name != "traits"})
+        LaunchTraits.of({name: bare[name] for name in bare if name != "traits"})
     with pytest.raises(LibraryError, match="grid rule 'tiles' is unknown"):
-        Facts.of(record("tiles"))
+        LaunchTraits.of(record("tiles"))
 
 
 def test_importing_hgemm_loads_nothing_slow() -> None:

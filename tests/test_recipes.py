@@ -20,13 +20,13 @@ from generator.ladders.recipes import Step, complete, find, load_recipes, load_s
 from generator.options import option_of
 from generator.proof import catalog as prove
 from generator.proof.costs import count, disagreements
-from generator.proof.executor import Workshop
+from generator.proof.executor import HostToolchain
 from generator.proof.jobs import check_here, request_of
 from generator.proof.machine import EmulatedKernel
 from generator.proof.proving import Subject, load
 from generator.spec import Spec
 from generator.sweep import Candidate, sweep
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 
 COMPILED = 3
 """Recipes that a run of the tests compiles; which ones changes with the commit."""
@@ -219,17 +219,17 @@ def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: P
     assert told in str(error.value)
 
 
-def test_a_rival_is_a_kernel_written_by_hand_which_only_a_ladder_runs(workshop: Workshop) -> None:
+def test_a_rival_is_a_kernel_written_by_hand_which_only_a_ladder_runs(host_toolchain: HostToolchain) -> None:
     (rival,) = ladder_on(load_system("s4"), "sm_80").rivals
     assert rival.symbol in rival.source and rival.planned()["spec"]["layout"] == "tt"
-    proved = check_here(request_of(workshop, rival.source, rival.planned(), shapes="33x35x40"))
+    proved = check_here(request_of(host_toolchain, rival.source, rival.planned(), shapes="33x35x40"))
     assert proved.passed, proved.reason
-    facts, spec = Facts.of(rival.planned()), rival.planned()["spec"]
-    executable = load(Subject(rival.symbol, rival.source, rival.planned(), 0), workshop)
-    costs, _ = count(EmulatedKernel(facts, executable, ()), spec)
-    assert costs.bytes_per_k_tile == 2 * 32 * 32 * 4 and not [*disagreements(costs, facts, spec, 0)]
+    traits, spec = LaunchTraits.of(rival.planned()), rival.planned()["spec"]
+    executable = load(Subject(rival.symbol, rival.source, rival.planned(), 0), host_toolchain)
+    costs, _ = count(EmulatedKernel(traits, executable, ()), spec)
+    assert costs.bytes_per_k_tile == 2 * 32 * 32 * 4 and not [*disagreements(costs, traits, spec, 0)]
     made = rival.made()
-    assert 0 < made.registers <= 64 and made.kernel().facts.threads == 1024 and b".entry rival_tiled_f32" in made.ptx
+    assert 0 < made.registers <= 64 and made.kernel().traits.threads == 1024 and b".entry rival_tiled_f32" in made.ptx
     assert len(load_recipes("s4/*")) == len(load_system("s4").steps) - 1
     with pytest.raises(RequestError, match="s4/tiled is written by hand"):
         load_recipes("s4/tiled")
@@ -249,8 +249,10 @@ def test_some_pass_inspection(settings: Settings) -> None:
     assert [outcome.error for _, outcome in make(plans, settings, processes=2)] == [""] * COMPILED
 
 
-def test_one_is_proved(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(prove, "workshop", lambda: workshop)
+def test_one_is_proved(
+    host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(prove, "workshop", lambda: host_toolchain)
     monkeypatch.setattr("sys.argv", ["prove", "--recipes", "--sample", "1", "--seed", by_commit(1)[0].path])
     assert prove.main() == 0
     assert "1 variant passed, 0 failed, 0 left out" in capsys.readouterr().out

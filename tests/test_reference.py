@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from simulated import accumulate, activate, record
 
 from hgemm.dtypes import DTYPES, decode, encode, representable, unread
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.reference import ACTIVATIONS, Operands, Reference, finish, reference
 from hgemm.reference import accumulate as follow
 from hgemm.verify import compare
 
-F32 = Facts.of(record())
-BY_ACC = {acc: Facts.of(record(acc=acc)) for acc in ("f32", "f16", "f16_promoted")}
+F32 = LaunchTraits.of(record())
+BY_ACC = {acc: LaunchTraits.of(record(acc=acc)) for acc in ("f32", "f16", "f16_promoted")}
 
 
 def operands(seed: int, m: int, n: int, k: int, dtype: str = "f16", whole: bool = False) -> Operands:
@@ -26,8 +26,8 @@ def operands(seed: int, m: int, n: int, k: int, dtype: str = "f16", whole: bool 
     return Operands(*(decode(encode(x, dtype), dtype) for x in (a, b)))
 
 
-def ratio(facts: Facts, given: Operands, computed: np.ndarray) -> float:
-    product, bound = follow(facts, given.a, given.b)
+def ratio(traits: LaunchTraits, given: Operands, computed: np.ndarray) -> float:
+    product, bound = follow(traits, given.a, given.b)
     return compare("", computed[None].astype(np.float64), Reference(product, bound), "").max_bound_ratio
 
 
@@ -45,15 +45,15 @@ def ratio(facts: Facts, given: Operands, computed: np.ndarray) -> float:
 def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(
     acc, group, to_zero, splits, k, seed, spread, ascending
 ) -> None:
-    facts = replace(BY_ACC[acc], splits=splits)
+    traits = replace(BY_ACC[acc], splits=splits)
     drawn = operands(seed, 4, 4, k)
     scale = 2.0 ** np.random.default_rng(seed).integers(-spread, spread + 1, k)  # terms of many sizes, in any order
     a = drawn.a * (np.sort(scale) if ascending else scale)
     b = np.abs(drawn.b) if ascending else drawn.b
     given = Operands(decode(encode(a, "f16"), "f16"), b)
-    computed = accumulate(facts, given.a[0], given.b[0], group, to_zero)
+    computed = accumulate(traits, given.a[0], given.b[0], group, to_zero)
     if np.all(np.abs(computed) < 30000):
-        assert ratio(facts, given, computed) <= 1.0
+        assert ratio(traits, given, computed) <= 1.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,24 +67,24 @@ def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(
 )
 def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, seed, share, offset) -> None:
     """Whatever the number of workers: shares begin and end at any k-tiles, and their sums are added in the order of k."""
-    whole, facts = BY_ACC[acc], Facts.of(record("stream_k", acc=acc))
+    whole, traits = BY_ACC[acc], LaunchTraits.of(record("stream_k", acc=acc))
     drawn = operands(seed, 4, 4, k)
     rng = np.random.default_rng(seed)
     a = drawn.a + offset * np.sign(rng.standard_normal())  # sums that grow, and then fall where a share may begin
     a[..., k // 2 :] *= rng.choice([1, -1])
     given = Operands(decode(encode(a, "f16"), "f16"), drawn.b)
-    at = [0, *range(facts.tile_k * int(rng.integers(1, share + 1)), k, facts.tile_k * share), k]
+    at = [0, *range(traits.tile_k * int(rng.integers(1, share + 1)), k, traits.tile_k * share), k]
     sums = [accumulate(whole, given.a[0][:, i:j], given.b[0][i:j], group) for i, j in zip(at, at[1:])]
     computed = np.zeros((4, 4), np.float32)
     for part in sums:
         computed = computed + part
     if all(np.all(np.abs(part) < 30000) for part in sums):
-        assert ratio(facts, given, computed) <= 1.0
+        assert ratio(traits, given, computed) <= 1.0
 
 
 def test_the_bound_of_stream_k_is_hardly_wider_than_that_of_one_chain() -> None:
     given = operands(0, 16, 16, 2000)
-    one, shared = (follow(facts, given.a, given.b)[1] for facts in (F32, Facts.of(record("stream_k"))))
+    one, shared = (follow(traits, given.a, given.b)[1] for traits in (F32, LaunchTraits.of(record("stream_k"))))
     assert np.all(shared >= one) and np.mean(shared) < 1.5 * np.mean(one)
 
 
@@ -103,28 +103,28 @@ def test_plain_f32_sums_in_any_order_stay_under_the_bound(seed: int, k: int, dty
 @pytest.mark.parametrize("acc", sorted(BY_ACC))
 @pytest.mark.parametrize("k", [3, 64, 1000])
 def test_integers_are_exact_so_that_a_dropped_element_is_seen(acc: str, k: int) -> None:
-    facts, given = BY_ACC[acc], operands(k, 6, 6, k, whole=True)
+    traits, given = BY_ACC[acc], operands(k, 6, 6, k, whole=True)
     exact = given.a[0] @ given.b[0]
-    assert np.array_equal(accumulate(facts, given.a[0], given.b[0]), exact) and ratio(facts, given, exact) == 0.0
+    assert np.array_equal(accumulate(traits, given.a[0], given.b[0]), exact) and ratio(traits, given, exact) == 0.0
     dropped = given.a[0].copy()
     dropped[:, k // 2] = 0
-    assert ratio(facts, given, dropped @ given.b[0]) > 1.0
-    values, bound = follow(facts, given.a, given.b)
-    finished = finish(facts, values, bound, 1.0, 0.0, None, None)
+    assert ratio(traits, given, dropped @ given.b[0]) > 1.0
+    values, bound = follow(traits, given.a, given.b)
+    finished = finish(traits, values, bound, 1.0, 0.0, None, None)
     assert compare("", (dropped @ given.b[0])[None], finished, "").max_bound_ratio > 1.0
 
 
 @pytest.mark.parametrize(("acc", "k"), [("f32", 64), ("f32", 1024), ("f32", 4096), ("f16_promoted", 64), ("f16", 64)])
 def test_the_bound_is_not_vacuous_for_normal_data(acc: str, k: int) -> None:
-    facts, given = BY_ACC[acc], operands(7, 24, 24, k)
+    traits, given = BY_ACC[acc], operands(7, 24, 24, k)
     exact = given.a[0] @ given.b[0]
     dropped = given.a[0].copy()
     dropped[:, k // 3] = 0
     shifted = np.roll(given.a[0].reshape(-1), 8).reshape(given.a[0].shape)  # a wrong leading dimension, or a wrong row
-    assert ratio(facts, given, dropped @ given.b[0]) > 1.0
-    assert ratio(facts, given, shifted @ given.b[0]) > 10.0
-    assert ratio(facts, given, exact) < 1e-3
-    used = ratio(facts, given, accumulate(facts, given.a[0], given.b[0]))
+    assert ratio(traits, given, dropped @ given.b[0]) > 1.0
+    assert ratio(traits, given, shifted @ given.b[0]) > 10.0
+    assert ratio(traits, given, exact) < 1e-3
+    used = ratio(traits, given, accumulate(traits, given.a[0], given.b[0]))
     assert 0.005 < used <= 1.0
 
 
@@ -137,7 +137,7 @@ def test_the_bound_grows_with_what_is_added_and_not_with_the_worst_case() -> Non
 
 # ---- tf32 -----------------------------------------------------------------------------------------------------------
 
-TF32 = Facts.of(record(dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
+TF32 = LaunchTraits.of(record(dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
 
 
 def cut(values: np.ndarray) -> np.ndarray:
@@ -186,7 +186,7 @@ def test_what_tensor_cores_take_of_tf32_has_11_digits() -> None:
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("dtype_d", ["f32", "f16", "bf16"])
 def test_epilogues_stay_under_the_bound(name: str, dtype_d: str) -> None:
-    facts = Facts.of(record(activation=name, dtype_d=dtype_d, bias="row"))
+    traits = LaunchTraits.of(record(activation=name, dtype_d=dtype_d, bias="row"))
     rng = np.random.default_rng(5)
     product = np.concatenate([rng.standard_normal(20000) * 4, np.linspace(-120, 120, 20000)]).astype(np.float32)[None]
     c, bias = rng.standard_normal((2, *product.shape)).astype(np.float32)
@@ -194,7 +194,7 @@ def test_epilogues_stay_under_the_bound(name: str, dtype_d: str) -> None:
     x = alpha * product + beta * c + bias
     computed = decode(encode(activate(name, x), dtype_d), dtype_d)
     expected = finish(
-        facts, *(v[None].astype(np.float64) for v in (product, 0 * product)), 1.3, -0.7, c[None], bias[None]
+        traits, *(v[None].astype(np.float64) for v in (product, 0 * product)), 1.3, -0.7, c[None], bias[None]
     )
     found = compare("", computed[None], expected, "")
     assert 0.05 < found.max_bound_ratio <= 1.0
@@ -222,8 +222,8 @@ def test_an_overflow_of_d_is_allowed_and_a_nan_is_not() -> None:
 def test_some_rows_are_the_same_as_of_all() -> None:
     given = operands(2, 9, 5, 40)
     given = replace(given, c=np.ones((1, 9, 5)), bias=np.arange(9.0).reshape(1, 9, 1), beta=0.5)
-    facts, rows = Facts.of(record(bias="column")), np.array([0, 3, 8])
-    whole, some = reference(facts, given), reference(facts, given, rows)
+    traits, rows = LaunchTraits.of(record(bias="column")), np.array([0, 3, 8])
+    whole, some = reference(traits, given), reference(traits, given, rows)
     assert np.allclose(whole.values[:, rows], some.values, rtol=1e-14) and np.allclose(whole.bound[:, rows], some.bound)
 
 

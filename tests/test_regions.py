@@ -12,20 +12,10 @@ from hypothesis import strategies as st
 from tables import catalog_records
 
 from hgemm.dispatch_table import EXACT, Table, clocks, way_of
-from hgemm.measured import ONE, Nearby, point
+from hgemm.measured import COUNTS, ONE, REGIONS, STRAIGHT, Nearby, extents_in, point, region_of
 from hgemm.problem import Kind
-from hgemm.selection import (
-    COUNTS,
-    LISTED,
-    LISTED_WITH_WORKSPACE,
-    PLACES,
-    REGIONS,
-    STRAIGHT,
-    Lists,
-    extents_in,
-    region_of,
-)
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
+from hgemm.shortlists import LISTED, LISTED_WITH_WORKSPACE, PLACES, Lists
 
 H200 = Target.typical("sm_90")
 PROBLEMS = [(64, 4096, 4096), (512, 4096, 4096), (4096, 4096, 4096), (4096, 8192, 1024), (16, 8192, 8192)]
@@ -87,7 +77,7 @@ def test_the_arrays_estimate_what_selection_does(
     lists: Lists, table: Table, m: int, n: int, k: int, batch: int
 ) -> None:
     n, k = -(-n // 8) * 8, -(-k // 8) * 8
-    wanted = Wanted.dense(Kind(), (m, n, k, batch))
+    wanted = SelectionQuery.dense(Kind(), (m, n, k, batch))
     found = lists.estimates(np.array([(m, n, k, batch)]), wanted.straddling)[0]
     for place, estimate in zip(lists.places, found):
         if not table.rows[place].exact_tiles_only:

@@ -21,14 +21,14 @@ from hgemm.dispatch_table import COMPATIBLE, EXACT, LIMIT, PTX, Table, clocks, k
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError, RequestError, UnfitError
 from hgemm.launch import check, workspace_bytes
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, serves
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, Selector, row_serves
-from hgemm.selection_query import TYPICAL, Target, Wanted
+from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
 H200 = Target.typical("sm_90")
 ANY_WORKSPACE = 2**62
-SQUARE = Wanted(Kind(), 4096, 4096, 4096)
+SQUARE = SelectionQuery(Kind(), 4096, 4096, 4096)
 kinds = st.builds(
     Kind,
     layout=st.sampled_from(LAYOUTS),
@@ -42,7 +42,7 @@ kinds = st.builds(
 extents = st.integers(1, 300) | st.integers(1, 2**31 - 1024)
 aligns = st.sampled_from((1, 2, 4, 8))
 problems = st.builds(
-    Wanted,
+    SelectionQuery,
     kind=st.builds(Kind, layout=st.sampled_from(LAYOUTS)) | kinds,
     m=extents,
     n=extents,
@@ -59,7 +59,7 @@ problems = st.builds(
 targets = st.sampled_from(sorted(TYPICAL)).map(lambda number: Target.typical(f"sm_{number}"))
 
 
-def choose(wanted: Wanted, target: Target = H200, table: Table | None = None):
+def choose(wanted: SelectionQuery, target: Target = H200, table: Table | None = None):
     return Selector(table or catalog_table(), target).find(wanted)
 
 
@@ -82,11 +82,11 @@ def test_of_equal_estimates_the_kernel_on_atoms_is_chosen() -> None:
 def test_every_record_is_one_row_of_the_group_of_its_architecture_and_kind() -> None:
     table = catalog_table()
     assert len(table.rows) == len(catalog_records())
-    facts = {record["symbol"]: Facts.of(record) for record in catalog_records()}
+    traits = {record["symbol"]: LaunchTraits.of(record) for record in catalog_records()}
     for place, group in enumerate(table.groups):
         for row in table.rows[group.first : group.first + group.count]:
-            assert row.group == place and facts[row.symbol].arch == group.arch
-            assert kind_of(facts[row.symbol]).code == group.kind
+            assert row.group == place and traits[row.symbol].arch == group.arch
+            assert kind_of(traits[row.symbol]).code == group.kind
 
 
 @pytest.mark.parametrize("change", [{"stages": "4"}, {"mma": 7}, {"mma": None}, {"schedule": None}])
@@ -100,7 +100,7 @@ def test_a_record_of_which_nothing_can_be_estimated_is_named(change: dict) -> No
 def test_rows_need_the_workspace_that_launches_do() -> None:
     for record, m, batch in itertools.product(catalog_records(), (1, 129, 5000), (1, 7)):
         (row,) = (row for row in catalog_table().rows if row.symbol == record["symbol"])
-        assert row.workspace_bytes(m, 300, batch) == workspace_bytes(Facts.of(record), m, 300, batch)
+        assert row.workspace_bytes(m, 300, batch) == workspace_bytes(LaunchTraits.of(record), m, 300, batch)
 
 
 @given(kinds, kinds)
@@ -136,7 +136,7 @@ def test_a_way_is_the_best_form_of_code_that_runs(arch: str, number: int) -> Non
 
 
 def test_code_of_its_own_goes_before_compatible_code_and_that_before_ptx() -> None:
-    wanted = Wanted(Kind(), 512, 512, 512)
+    wanted = SelectionQuery(Kind(), 512, 512, 512)
     assert choose(wanted, Target.typical("sm_89")).symbol.startswith("hgemm_sm89_")
     without_89 = Table.of(record for record in catalog_records() if record["arch"] != "sm_89")
     found = choose(wanted, Target.typical("sm_89"), without_89)
@@ -150,7 +150,7 @@ def test_code_of_its_own_goes_before_compatible_code_and_that_before_ptx() -> No
 
 @settings(max_examples=500, deadline=None)
 @given(problems, targets)
-def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: Wanted, target: Target) -> None:
+def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: SelectionQuery, target: Target) -> None:
     table = catalog_table()
     found = Selector(table, target).find(wanted)
     serving = [
@@ -188,11 +188,11 @@ def test_the_variant_takes_the_problem_that_it_was_chosen_for(m: int, n: int, k:
         ldb=b_columns + data.draw(more),
         ldd=n + data.draw(more),
     )
-    found = choose(Wanted.of(Kind(layout=layout), problem))
+    found = choose(SelectionQuery.of(Kind(layout=layout), problem))
     (record,) = (record for record in catalog_records() if record["symbol"] == found.symbol)
-    facts = Facts.of(record)
+    traits = LaunchTraits.of(record)
     if min(m, n, k) > 1:  # with one row the leading dimension means nothing, and may be of any alignment
-        check(problem, facts)
+        check(problem, traits)
 
 
 def mma_sync_table() -> Table:
@@ -202,7 +202,7 @@ def mma_sync_table() -> Table:
 
 def test_shapes_get_the_tiles_that_suit_them() -> None:
     def tile(m: int, n: int, k: int, **fields) -> str:
-        return choose(Wanted(Kind(), m, n, k, **fields), table=mma_sync_table()).symbol.split("_")[6]
+        return choose(SelectionQuery(Kind(), m, n, k, **fields), table=mma_sync_table()).symbol.split("_")[6]
 
     assert tile(8192, 8192, 8192) == "256x128x32"
     assert tile(16, 8192 * 4, 4096) == "16x128x64"
@@ -212,14 +212,14 @@ def test_shapes_get_the_tiles_that_suit_them() -> None:
 
 def test_a_least_accumulation_is_served_by_a_better_one() -> None:
     f16, table = Kind(acc="f16"), mma_sync_table()
-    assert "_f16_f16_f16_256x256x32_" in choose(Wanted(f16, 8192, 8192, 8192), table=table).symbol
-    assert "_f16_f32_f16_" in choose(Wanted(f16, 512, 512, 512), table=table).symbol
-    assert "_f16_f32_f16_" in choose(Wanted(Kind(), 8192, 8192, 8192), table=table).symbol
+    assert "_f16_f16_f16_256x256x32_" in choose(SelectionQuery(f16, 8192, 8192, 8192), table=table).symbol
+    assert "_f16_f32_f16_" in choose(SelectionQuery(f16, 512, 512, 512), table=table).symbol
+    assert "_f16_f32_f16_" in choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol
 
 
 def test_wgmma_is_taken_where_it_can_be() -> None:
     """On sm_90 alone; fed by TMA with operands that it addresses, and some k, else by cp.async from an alignment of 2 on."""
-    large = Wanted(Kind(), 4096, 4096, 4096)
+    large = SelectionQuery(Kind(), 4096, 4096, 4096)
     assert "_sm90a_" in choose(large).symbol and choose(large).row.tensor_maps
     for changed in ({"k": 0}, {"mappable": False}, {"align_a": 4}):
         assert "_wgmma_cpasync_" in choose(dataclasses.replace(large, **changed)).symbol
@@ -231,29 +231,29 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
     selector = Selector(catalog_table(), H200)
     told = "no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --types f16 --layout tn --activation gelu"
     with pytest.raises(UnfitError, match=f"{told} --add` makes one"):
-        selector.choose(Wanted(Kind(activation="gelu"), 1, 1, 1))
+        selector.choose(SelectionQuery(Kind(activation="gelu"), 1, 1, 1))
     with pytest.raises(UnfitError, match="--arch 90 --types f16:f32 --layout nt --bias row --add` makes one"):
-        selector.choose(Wanted(Kind("nt", dtype_d="f32", bias="row"), 1, 1, 1))
+        selector.choose(SelectionQuery(Kind("nt", dtype_d="f32", bias="row"), 1, 1, 1))
     for types in (("f16", "bf16"), ("f32", "f32")):
         with pytest.raises(UnfitError, match="A and B are both f16, both bf16, or f32 multiplied as tf32"):
-            selector.choose(Wanted(Kind("tn", *types), 1, 1, 1))
+            selector.choose(SelectionQuery(Kind("tn", *types), 1, 1, 1))
     with pytest.raises(
         UnfitError,
         match=r"takes 64x64x64: (\d+) of \1 need more shared memory .a CTA has 4096 B., \d+ of \1 need more work",
     ):
-        Selector(catalog_table(), Target((9, 0), 132, 4096)).choose(Wanted(Kind(), 64, 64, 64))
+        Selector(catalog_table(), Target((9, 0), 132, 4096)).choose(SelectionQuery(Kind(), 64, 64, 64))
     with pytest.raises(
         UnfitError, match="1 of 1 need more alignment .A, B and D have 1, 8 and 8 elements.; `hgemm cover"
     ):
         wgmma = [record for record in catalog_records() if "_sm90a_tn_" in record["symbol"]][:1]
-        Selector(Table.of(wgmma), H200).choose(Wanted(Kind(), 64, 64, 64, align_a=1))
+        Selector(Table.of(wgmma), H200).choose(SelectionQuery(Kind(), 64, 64, 64, align_a=1))
     only_80 = Selector(Table.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
     with pytest.raises(UnfitError, match="no variant runs on sm_90: the library has sm_120"):
-        only_80.choose(Wanted(Kind(), 1, 1, 1))
+        only_80.choose(SelectionQuery(Kind(), 1, 1, 1))
 
 
 def test_more_tiles_than_a_launch_has_are_not_served_and_no_variant_would() -> None:
-    wanted = Wanted(Kind(), 2**31 - 1024, 2**31 - 1024, 1)
+    wanted = SelectionQuery(Kind(), 2**31 - 1024, 2**31 - 1024, 1)
     assert choose(wanted) is None
     with pytest.raises(UnfitError, match=r": (\d+) of \1 need fewer CTA tiles .2147483647 at most.[^;]*$"):
         Selector(catalog_table(), H200).choose(wanted)
@@ -262,9 +262,9 @@ def test_more_tiles_than_a_launch_has_are_not_served_and_no_variant_would() -> N
 def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:
     (plan,) = sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "cluster_k:4"}]).plans
     table = Table.of([*catalog_records(), record_of(emit(plan, templates_folder()))])
-    found = choose(Wanted(Kind(), 128, 128, 2**16), table=table)
+    found = choose(SelectionQuery(Kind(), 128, 128, 2**16), table=table)
     assert "_clusterk4_" in found.symbol and found.workspace_bytes == 0
-    assert "_clusterk4_" not in choose(Wanted(Kind(), 8192, 8192, 8192), table=table).symbol
+    assert "_clusterk4_" not in choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol
 
 
 # ---- Measurements ---------------------------------------------------------------------------------------------------
@@ -300,13 +300,13 @@ def test_what_was_compared_at_a_problem_decides_there(tmp_path: Path, served: li
 def test_near_a_measured_problem_estimates_are_corrected(tmp_path: Path, served: list[str]) -> None:
     """Half the time of what is estimated is that nearby too."""
     table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), fast(served, served[2]))])
-    near = Wanted(Kind(), 4095, 4000, 5000)
+    near = SelectionQuery(Kind(), 4095, 4000, 5000)
     found = choose(near, table=table)
     assert (found.symbol, found.rule, found.near.extents) == (served[2], NEAR, (4096, 4096, 4096, 1))
     few = Target.typical("sm_90", 114)  # the same there, but for the very problem
     assert (choose(SQUARE, few, table).rule, choose(SQUARE, few, table).symbol) == (NEAR, served[2])
     assert served[0] in {choice.symbol for choice in Selector(table, H200).ranked(near)}
-    far = Wanted(Kind(), 1, 1024, 1024)
+    far = SelectionQuery(Kind(), 1, 1024, 1024)
     assert (choose(far, table=table).symbol, choose(far, table=table).rule) == (choose(far).symbol, NEAR)
 
 
@@ -318,7 +318,7 @@ def fast(served: list[str], symbol: str) -> dict[str, float]:
 
 def test_what_was_not_measured_keeps_its_estimate_near_what_was(tmp_path: Path, served: list[str]) -> None:
     table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), {served[-1]: 1.0})])
-    near = choose(Wanted(Kind(), 4096, 4096, 4160), table=table)
+    near = choose(SelectionQuery(Kind(), 4096, 4096, 4160), table=table)
     assert near.rule == NEAR and near.symbol != served[-1]
 
 
@@ -346,11 +346,11 @@ def test_the_chosen_one_is_ranked_first(tmp_path: Path, served: list[str]) -> No
 def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
     for row in catalog_table().rows:
         for grown in (
-            [Wanted(Kind(), 2**i, 2**8, 2**12) for i in range(31)],
-            [Wanted(Kind(), 2**8, 2**i, 2**12) for i in range(31)],
-            [Wanted(Kind(), 2**9, 2**9, 2**i) for i in range(31)],
-            [Wanted(Kind(), 2**9, 2**9, 2**12, 2**i) for i in range(20)],
-            [Wanted(Kind(), 2**9, 2**9, 2**12, straddling=i) for i in range(3)],
+            [SelectionQuery(Kind(), 2**i, 2**8, 2**12) for i in range(31)],
+            [SelectionQuery(Kind(), 2**8, 2**i, 2**12) for i in range(31)],
+            [SelectionQuery(Kind(), 2**9, 2**9, 2**i) for i in range(31)],
+            [SelectionQuery(Kind(), 2**9, 2**9, 2**12, 2**i) for i in range(20)],
+            [SelectionQuery(Kind(), 2**9, 2**9, 2**12, straddling=i) for i in range(3)],
         ):
             found = [clocks(row, wanted, H200) for wanted in grown]
             assert found == sorted(found) and found[-1] <= LIMIT

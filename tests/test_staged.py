@@ -24,11 +24,11 @@ from generator.families.mma_sync.staging import (
     widest_spacing,
 )
 from generator.plan import Plan
-from generator.proof.executor import Workshop
+from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
 from generator.rules import violations
 from generator.sweep import sweep
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.verify import Buffer
 
 TEMPLATES = templates_folder()
@@ -170,7 +170,7 @@ def test_static_shared_memory_is_the_codes_and_the_launch_asks_for_none(
     (outcome,) = made({**texts, "smem_alloc": "static"}, settings)
     data = outcome.record.data
     assert outcome.error == "" and data["resources"]["smem_bytes"] == plan.smem_bytes
-    assert data["launch"]["smem_bytes"] == 0 and Facts.of(data).static_smem_bytes == plan.smem_bytes
+    assert data["launch"]["smem_bytes"] == 0 and LaunchTraits.of(data).static_smem_bytes == plan.smem_bytes
 
 
 # ---- On the CPU -----------------------------------------------------------------------------------------------------
@@ -234,23 +234,23 @@ KINDS = (
 
 
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: "-".join(texts.values()))
-def test_staged_kernels_are_proved_on_the_cpu(texts: dict[str, str], workshop: Workshop) -> None:
+def test_staged_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**texts), TEMPLATES)
-    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)
+    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), host_toolchain)
     assert not [check.reason for check in proved.checks if not check.passed]
     assert proved.proof["races"] == 0 and proved.proof["barriers_per_k_tile"] == 3 - int(kernel.plan.spec.stages)
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 6, 8, 14])
 def test_a_matrix_that_is_shifted_may_begin_anywhere(
-    offset_bytes: int, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    offset_bytes: int, host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = Buffer.__init__
     monkeypatch.setattr(
         Buffer, "__init__", lambda self, device, size, _, *guard: begin(self, device, size, offset_bytes, *guard)
     )
     kernel = emit(plan_of(**SMALL, copy="shifted", align="1", layout="tt"), TEMPLATES)
-    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), workshop)
+    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), host_toolchain)
     told = [check.reason for check in proved.checks if not check.passed]
     assert len(told) == (offset_bytes == 0) and all("bytes per k tile" in reason for reason in told)  # asked for once
 
@@ -262,10 +262,10 @@ extern "C" __attribute__((visibility("default"))) void first_elements(hgemm::Wor
 """
 
 
-def test_of_a_piece_that_the_matrix_ends_in_the_first_elements_are_kept(workshop: Workshop) -> None:
+def test_of_a_piece_that_the_matrix_ends_in_the_first_elements_are_kept(host_toolchain: HostToolchain) -> None:
     """Of one that it does not end in all are, however much of k is left."""
     kernel = emit(plan_of(**SMALL, copy="shifted", align="1"), TEMPLATES)
-    library = ctypes.CDLL(str(workshop.executable(kernel.symbol, kernel.source + FIRST_ELEMENTS)))
+    library = ctypes.CDLL(str(host_toolchain.executable(kernel.symbol, kernel.source + FIRST_ELEMENTS)))
     memory = np.zeros(64, np.uint16)
     at = -memory.ctypes.data % 16 // 2
     piece, first = memory[at : at + 8], memory[at + 8 : at + 16]

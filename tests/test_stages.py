@@ -48,8 +48,8 @@ def test_no_stage_imports_a_later_one(stage: str) -> None:
 @pytest.mark.parametrize(
     ("joined", "by"),
     [
-        ({"generator.build.pipeline.compile", "generator.expectation", "generator.build.pipeline.inspect"}, "build"),
-        ({"generator.build.pipeline", "generator.store.library", "generator.build.pipeline.workers"}, "pipeline"),
+        ({"generator.build.compile", "generator.expectation", "generator.build.inspect"}, "build"),
+        ({"generator.build.pipeline", "generator.store.library", "generator.build.workers"}, "pipeline"),
     ],
 )
 def test_only_one_module_joins(joined: set[str], by: str) -> None:

@@ -10,11 +10,11 @@ import pytest
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.emit import emit
-from generator.proof.executor import Adversary, Executable, Workshop
+from generator.proof.executor import Adversary, Executable, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.proof.proving import LAUNCHES, adversaries_of, judge
 from generator.sweep import sweep
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.verify import Case, Options, Shape, Trial
 
 WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "stream_k", "cluster": "1x1"}
@@ -41,22 +41,24 @@ VARIANTS = {
 WORKERS = (1, 2, 3, 5, 8)
 
 
-def kernel_of(options: dict[str, str], workshop: Workshop) -> EmulatedKernel:
+def kernel_of(options: dict[str, str], host_toolchain: HostToolchain) -> EmulatedKernel:
     (plan,) = sweep([options]).plans
     made = emit(plan, templates_folder())
-    return EmulatedKernel(Facts.of(planned(made)), Executable(workshop.executable(made.symbol, made.source)), ())
+    return EmulatedKernel(
+        LaunchTraits.of(planned(made)), Executable(host_toolchain.executable(made.symbol, made.source)), ()
+    )
 
 
-def shape_of(facts: Facts, tiles: int, k: int) -> Shape:
+def shape_of(traits: LaunchTraits, tiles: int, k: int) -> Shape:
     """Return a ragged problem of so many tiles of clusters, all but one in a row, or as many batches."""
-    m, n = facts.tile_m * facts.cluster_shape[0], facts.tile_n * facts.cluster_shape[1]
+    m, n = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1]
     return Shape(m - 3, tiles * n - 5, k) if tiles % 2 else Shape(m - 1, n + 1, k, tiles // 2)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_any_number_of_workers_computes_d(name: str, workshop: Workshop) -> None:
-    kernel = kernel_of(VARIANTS[name], workshop)
-    k = kernel.facts.tile_k
+def test_any_number_of_workers_computes_d(name: str, host_toolchain: HostToolchain) -> None:
+    kernel = kernel_of(VARIANTS[name], host_toolchain)
+    k = kernel.traits.tile_k
     for at, (workers, tiles, extent) in enumerate(
         [
             *((workers, 1, 15 * k - 3) for workers in WORKERS),  # fewer tiles than workers, shared by up to 3
@@ -67,7 +69,7 @@ def test_any_number_of_workers_computes_d(name: str, workshop: Workshop) -> None
             (5, 1, 5),  # less than a k-tile
         ]
     ):
-        case = Case(shape_of(kernel.facts, tiles, extent), alpha=2.0, beta=(0.0, 0.25)[at % 2], loose=at % 3 == 0)
+        case = Case(shape_of(kernel.traits, tiles, extent), alpha=2.0, beta=(0.0, 0.25)[at % 2], loose=at % 3 == 0)
         judged = judge(replace(kernel, workers=workers), case, seed=at)
         assert judged.passed, (workers, judged.reason)
 
@@ -84,9 +86,9 @@ def d_of(kernel: EmulatedKernel, case: Case, workers: int, adversary: Adversary)
         trial.free()
 
 
-def test_d_depends_on_the_number_of_workers_and_on_nothing_else(workshop: Workshop) -> None:
+def test_d_depends_on_the_number_of_workers_and_on_nothing_else(host_toolchain: HostToolchain) -> None:
     """With one worker there is one chain of sums; two and three cut k elsewhere, so that f32 is rounded elsewhere."""
-    kernel = kernel_of({**WGMMA, "out": "f32"}, workshop)
+    kernel = kernel_of({**WGMMA, "out": "f32"}, host_toolchain)
     case = Case(Shape(64, 64, 15 * 64))
     found = [
         {d_of(kernel, case, workers, adversary) for seed in range(2) for adversary in adversaries_of("d", seed)}

@@ -188,9 +188,9 @@ def test_only_the_kernel_reaches_the_ptx_and_the_cubin(arch: str) -> None:
     assert re.findall(r"^\.target (\w+)", ptx, re.MULTILINE) == [arch]
     assert re.findall(r"\.entry (\w+)", ptx) == [kernel.symbol]
     assert not re.findall(r"^\s*(?:\.visible |\.weak |\.extern )?\.(?:func|global|const)\b.*", ptx, re.MULTILINE)
-    facts = read_cubin(compiled.cubin, kernel.symbol)
-    assert facts.symbols == (kernel.symbol,), "a helper of the compiler's is called, and registers kept free for it"
-    assert facts.global_bytes == 0 and facts.constant_bytes <= MAX_LITERAL_BYTES
+    traits = read_cubin(compiled.cubin, kernel.symbol)
+    assert traits.symbols == (kernel.symbol,), "a helper of the compiler's is called, and registers kept free for it"
+    assert traits.global_bytes == 0 and traits.constant_bytes <= MAX_LITERAL_BYTES
 
 
 # ---- The example ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import hgemm.device
 from hgemm import Kernel, LibraryError, Problem, ProblemError
 from hgemm.device import open_device
 from hgemm.launch import _encode, counter_bytes, ctas, grid_x, workspace_bytes
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.verify import Case, Shape, verify
 
 PROBLEM = Problem(100, 200, 72, a=0x10000, b=0x20000, d=0x80000, lda=80, ldb=96, ldd=208)
@@ -63,16 +63,16 @@ def read(maps: bytes, place: int) -> tuple[list[int], str]:
 
 
 def test_clusters_take_work_together() -> None:
-    along_m, along_n = Facts.of(record((4, 1))), Facts.of(record((1, 2)))
+    along_m, along_n = LaunchTraits.of(record((4, 1))), LaunchTraits.of(record((1, 2)))
     assert ctas(along_m, 32 * 5, 48 * 3, 2) == 2 * 3 * 4 * 2  # 5 tiles of m are two clusters
     assert ctas(along_n, 32 * 5, 48 * 3, 2) == 5 * 2 * 2 * 2
-    split = Facts.of(record((2, 1), rule="split_k"))
+    split = LaunchTraits.of(record((2, 1), rule="split_k"))
     assert grid_x(split, 33, 48, 1, 100) == 2 * 3
     assert counter_bytes(split, 32, 48 * 33) == 512 and workspace_bytes(split, 32, 48) == 256 + 2 * 3 * 32 * 48 * 4
 
 
 def test_a_persistent_grid_is_whole_clusters(driver: FakeDriver) -> None:
-    persistent = Facts.of(record((2, 1), rule="persistent"))
+    persistent = LaunchTraits.of(record((2, 1), rule="persistent"))
     assert [grid_x(persistent, 32 * m, 48, 1, 6) for m in (1, 2, 5, 6, 7, 99)] == [2, 2, 6, 6, 6, 6]
     assert grid_x(persistent, 3200, 48, 1, 0) == 2
     driver.resident_clusters = 5
@@ -86,7 +86,7 @@ def test_a_cluster_that_is_not_its_shape_is_refused() -> None:
     wrong = record((2, 1))
     wrong["launch"]["cluster"] = [1, 2, 1]
     with pytest.raises(LibraryError, match=r"a cluster of \(1, 2, 1\) is not \(2, 1\) tiles"):
-        Facts.of(wrong)
+        LaunchTraits.of(wrong)
 
 
 # ---- Maps -----------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_what_tma_does_not_address_is_refused_with_the_way_out(driver: FakeDrive
 
 def test_such_variants_are_verified_like_all_others(driver: FakeDriver) -> None:
     kernel = Kernel(record((2, 1)), b"cubin")
-    driver.kernel = lambda problem: simulated.launch(kernel.facts, problem)
+    driver.kernel = lambda problem: simulated.launch(kernel.traits, problem)
     for case in (Case(Shape(33, 49, 17, 2), loose=True), Case(Shape(40, 17, 24, 3), broadcast="a")):
         assert verify(kernel, case, open_device()).passed
     assert len(driver.maps) == 2 * 2 * 2

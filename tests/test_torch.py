@@ -15,7 +15,7 @@ from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
 import hgemm.arrays  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
 from hgemm import Library, LibraryError, Problem, ProblemError  # noqa: E402
-from hgemm.arrays import READERS  # noqa: E402
+from hgemm.arrays import ARRAY_ADAPTERS  # noqa: E402
 from hgemm.problem import ACTIVATIONS  # noqa: E402
 
 FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
@@ -146,8 +146,8 @@ def test_the_library_is_named_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def launching(library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch) -> ComputingDriver:  # noqa: F811
     """Let tensors of the CPU pass for the device's: memory of DLPack's kind 1, on no stream."""
     monkeypatch.setitem(hgemm.arrays._DEVICE_KINDS, 1, "CPU")
-    monkeypatch.setitem(READERS, torch.Tensor, replace(READERS[torch.Tensor], stream=lambda read: 0))
-    monkeypatch.setitem(READERS, torch.nn.Parameter, READERS[torch.Tensor])
+    monkeypatch.setitem(ARRAY_ADAPTERS, torch.Tensor, replace(ARRAY_ADAPTERS[torch.Tensor], stream=lambda read: 0))
+    monkeypatch.setitem(ARRAY_ADAPTERS, torch.nn.Parameter, ARRAY_ADAPTERS[torch.Tensor])
     monkeypatch.setattr(hgemm_torch, "_library", library)
     return driver
 

@@ -31,12 +31,12 @@ from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
 from hgemm.dispatch_table import kind_of
 from hgemm.errors import RequestError
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.measured import read_sessions
 from hgemm.record import Record
 from hgemm.selection import MEASURED
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 from hgemm.tune import runner as hosts
 from hgemm.tune.__main__ import command as module_command
 from hgemm.tune.runner import PROTOCOL, Plan, Prebuilt, run
@@ -68,7 +68,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[BenchDrive
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     for kernel in read_kernels(folder):
-        fake.serve(kernel, COSTS_US[kernel.facts.symbol.removeprefix("hgemm_")])
+        fake.serve(kernel, COSTS_US[kernel.traits.symbol.removeprefix("hgemm_")])
     hgemm.device._open.cache_clear()
     yield fake
     hgemm.device._open.cache_clear()
@@ -104,7 +104,7 @@ def test_the_fastest_is_found_recorded_and_gone_by(driver: BenchDriver, folder: 
     selector = open_library(folder).selector(Target.of(open_device()))
     for work in WORKS:
         choice = selector.choose(
-            Wanted(kind_of(Facts.of(Library(folder).load("hgemm_fast").record.data)), *work.extents)
+            SelectionQuery(kind_of(LaunchTraits.of(Library(folder).load("hgemm_fast").record.data)), *work.extents)
         )
         assert (choice.symbol, choice.rule) == ("hgemm_fast", MEASURED)
 
@@ -291,7 +291,7 @@ def test_the_space_has_kernels_of_the_problems_kind_and_alignment() -> None:
     even = plans_for(Work(4094, 4094, 4094), ["sm_90"], None)
     assert {(plan.spec.align_a, plan.spec.copy) for plan in even.values()} == {(2, "cp_async")}
     for plan in odd.values():
-        assert Facts.of(planned_record(plan)).align_b == 1
+        assert LaunchTraits.of(planned_record(plan)).align_b == 1
     tf32 = plans_for(Work(4096, 4096, 4096, dtype_a="tf32", dtype_b="tf32", dtype_d="f32"), ["sm_90a", "sm_90"], None)
     archs = [plan.spec.arch for plan in tf32.values()]
     assert archs.count("sm_90a") > 30 and archs.count("sm_90") > 20
@@ -336,14 +336,14 @@ def test_a_problem_is_ready_when_its_candidates_are_made(made: FakeMake) -> None
     for _ in range(3):
         made.go.release()
     assert supply.ready(works) == works[0]
-    kernels = [kernel.facts.symbol for kernel in supply.kernels(works[0])]
+    kernels = [kernel.traits.symbol for kernel in supply.kernels(works[0])]
     assert kernels == made.made[1:]  # neither the one that spills nor the one that failed
     for _ in range(3):
         made.go.release()
     assert supply.ready(works[1:]) == works[1] and len(supply.kernels(works[1])) == 3
     supply.close()
     assert told[0].startswith("made 1/6: built hgemm_sm90a_tn") and "made 2/6: failed" in told[1]
-    assert supply.keys.keys() >= {kernel.facts.symbol for kernel in supply.kernels(works[1])}
+    assert supply.keys.keys() >= {kernel.traits.symbol for kernel in supply.kernels(works[1])}
 
 
 def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
@@ -358,7 +358,7 @@ def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
     for _ in range(2):
         made.go.release()
     assert supply.ready([work]) == work and first not in made.made
-    assert first in [kernel.facts.symbol for kernel in supply.kernels(work)]
+    assert first in [kernel.traits.symbol for kernel in supply.kernels(work)]
 
 
 def test_an_error_of_all_making_is_raised_where_variants_are_waited_for(made: FakeMake, monkeypatch) -> None:

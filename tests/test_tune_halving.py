@@ -17,14 +17,14 @@ from benchmarks.tune_agreement import agreement
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work
 from hgemm.dispatch_table import kind_of, row_of
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import Problem
 from hgemm.selection_query import Target
 from hgemm.tune.problem import FIRST_SAMPLES, Ranking, decide, halve, is_open
 from hgemm.tune.runner import plainness
 
 MEASURED = read_data()
-FACTS = {record["symbol"]: Facts.of(record) for record in MEASURED.records}
+FACTS = {record["symbol"]: LaunchTraits.of(record) for record in MEASURED.records}
 ROUNDS = 9
 
 

@@ -17,13 +17,12 @@ from fake_driver import FakeDriver
 from records import make_record
 
 import hgemm.device
-from generator.cli import device as run
-from generator.cli import device as verify
+from generator.cli.main import hgemm_command
 from generator.cli.output import write_junit
 from generator.device_check import Outcome, Request, Workers, check_here
 from generator.store.library import Library
 from hgemm import DeviceError
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
@@ -57,14 +56,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
 
 def _here(fake: FakeDriver, request: Request) -> Outcome:
-    facts = Facts.of(Library(Path(request.library)).load(request.symbol).record.data)
+    traits = LaunchTraits.of(Library(Path(request.library)).load(request.symbol).record.data)
     faults = frozenset({"drops an element of k"} if "bad" in request.symbol else ())
-    fake.kernel = lambda problem: simulated.launch(facts, problem, faults)
+    fake.kernel = lambda problem: simulated.launch(traits, problem, faults)
     return check_here(request)
 
 
-def call(verb, *arguments: object) -> Result:
-    result = CliRunner().invoke(verb.command, [str(argument) for argument in arguments])
+def call(verb: str, *arguments: object) -> Result:
+    result = CliRunner().invoke(hgemm_command, [verb, *(str(argument) for argument in arguments)])
     if isinstance(result.exception, Exception) and not hasattr(result.exception, "exit_code"):
         raise result.exception
     return result
@@ -74,7 +73,7 @@ def call(verb, *arguments: object) -> Result:
 
 
 def test_verify_prints_a_line_a_variant(driver: FakeDriver, folder: Path) -> None:
-    result = call(verify, "--device", "--library", folder, "--shapes", SHAPES)
+    result = call("verify", "--device", "--library", folder, "--shapes", SHAPES)
     good, other, unfit, summary = result.stdout.splitlines()
     assert good.startswith("ok    hgemm_good  2/2 shapes  worst error/bound 0.") and other.startswith(
         "ok    hgemm_other"
@@ -86,13 +85,13 @@ def test_verify_prints_a_line_a_variant(driver: FakeDriver, folder: Path) -> Non
 def test_verify_fails_where_a_variant_is_wrong(driver: FakeDriver, folder: Path, tmp_path: Path) -> None:
     Library(folder).publish(*document("hgemm_bad"))
     report = tmp_path / "junit.xml"
-    result = call(verify, "--device", "--library", folder, "--shapes", SHAPES, "--junit", report)
+    result = call("verify", "--device", "--library", folder, "--shapes", SHAPES, "--junit", report)
     assert result.exit_code == 1 and "FAIL  hgemm_bad  0/2 shapes  33x49x17 alpha=1: integer: " in result.stdout
     assert result.stderr == f"hgemm: wrote {report}\n"
     suites = {suite.get("name"): suite for suite in ElementTree.parse(report).getroot()}
     assert suites["hgemm_bad"].get("failures") == "2" and suites["hgemm_good"].get("failures") == "0"
     assert suites["hgemm_unfit"].get("skipped") == "1"
-    answer = json.loads(call(verify, "--device", "--library", folder, "--shapes", SHAPES, "--json").stdout)
+    answer = json.loads(call("verify", "--device", "--library", folder, "--shapes", SHAPES, "--json").stdout)
     assert [len(outcome["checks"]) for outcome in answer] == [2, 2, 2, 0]
     assert [all(check["passed"] for check in outcome["checks"]) for outcome in answer[:3]] == [False, True, True]
 
@@ -104,12 +103,12 @@ def test_verify_takes_names_and_filters(driver: FakeDriver, folder: Path) -> Non
         (["--layout", "nt"], ["hgemm_other"]),
         (["--where", "layout=tn and arch=sm_80"], ["hgemm_good"]),
     ):
-        result = call(verify, "--device", "--library", folder, "--shapes", "8x8x8", *arguments)
+        result = call("verify", "--device", "--library", folder, "--shapes", "8x8x8", *arguments)
         assert [line.split()[1] for line in result.stdout.splitlines()[:-1]] == expected and result.exit_code == 0
 
 
 def test_verify_of_nothing_that_runs_is_a_failure(driver: FakeDriver, folder: Path) -> None:
-    assert call(verify, "--device", "--library", folder, "hgemm_unfit").exit_code == 1
+    assert call("verify", "--device", "--library", folder, "hgemm_unfit").exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_verify_of_nothing_that_runs_is_a_failure(driver: FakeDriver, folder: Pa
     ],
 )
 def test_verify_refuses_in_one_line(folder: Path, arguments: list[str], message: str, exit_code: int) -> None:
-    error = call(verify, "--library", folder, *arguments).exception
+    error = call("verify", "--library", folder, *arguments).exception
     assert error.exit_code == exit_code and str(error).isprintable()
     with pytest.raises(type(error), match=message):
         raise error
@@ -136,7 +135,7 @@ def test_without_a_gpu_both_verbs_say_so_in_one_line(folder: Path, monkeypatch: 
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
     hgemm.device._open.cache_clear()
     sizes = ["--m", "8", "--n", "8", "--k", "8"]
-    for verb, arguments in ((verify, ["--device"]), (run, ["hgemm_good", *sizes])):
+    for verb, arguments in (("verify", ["--device"]), ("run", ["hgemm_good", *sizes])):
         error = call(verb, "--library", folder, *arguments).exception
         assert isinstance(error, DeviceError) and error.exit_code == 1
         assert str(error) == "no NVIDIA GPU here: the driver says CUDA_ERROR_NO_DEVICE"
@@ -146,18 +145,18 @@ def test_without_a_gpu_both_verbs_say_so_in_one_line(folder: Path, monkeypatch: 
 
 
 def test_run_prints_time_rate_and_error(driver: FakeDriver, folder: Path) -> None:
-    facts = Facts.of(Library(folder).load("hgemm_good").record.data)
-    driver.kernel = lambda problem: simulated.launch(facts, problem)
+    traits = LaunchTraits.of(Library(folder).load("hgemm_good").record.data)
+    driver.kernel = lambda problem: simulated.launch(traits, problem)
     arguments = ["hgemm_good", "--library", folder, "--m", 40, "--n", 56, "--k", 24]
-    result = call(run, *arguments)
+    result = call("run", *arguments)
     first, second, third = result.stdout.splitlines()
     assert first == "hgemm_good on Fake GPU" and second == "250.00 us  0.0 TFLOP/s"
     assert third.startswith("max error 0.0") and third.endswith("of what is possible; 40 of 40 rows checked")
-    answer = json.loads(call(run, *arguments, "--batch", 2, "--alpha", 0.5, "--json").stdout)
+    answer = json.loads(call("run", *arguments, "--batch", 2, "--alpha", 0.5, "--json").stdout)
     assert answer["passed"] and answer["batch"] == 2 and answer["device"] == "Fake GPU" and answer["time_us"] == 250
-    assert "passed" not in json.loads(call(run, *arguments, "--no-check", "--json").stdout)
-    driver.kernel = lambda problem: simulated.launch(facts, problem, frozenset({"leaves an element"}))
-    result = call(run, *arguments)
+    assert "passed" not in json.loads(call("run", *arguments, "--no-check", "--json").stdout)
+    driver.kernel = lambda problem: simulated.launch(traits, problem, frozenset({"leaves an element"}))
+    result = call("run", *arguments)
     assert result.exit_code == 1 and "WRONG: 1 elements of D were not written" in result.stdout
 
 
@@ -170,7 +169,7 @@ def test_run_prints_time_rate_and_error(driver: FakeDriver, folder: Path) -> Non
     ],
 )
 def test_run_refuses_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
-    error = call(run, *arguments, "--library", folder, "--m", 8, "--n", 8, "--k", 8).exception
+    error = call("run", *arguments, "--library", folder, "--m", 8, "--n", 8, "--k", 8).exception
     assert error.exit_code == 2 and message in str(error)
 
 
@@ -182,7 +181,7 @@ def test_a_launch_that_fails_is_told_of_with_its_case(driver: FakeDriver, folder
         return (fault,) if len(driver.launches) >= 4 else launched(*arguments)
 
     driver.cuLaunchKernelEx = fail
-    result = call(verify, "--device", "--library", folder, "hgemm_good", "--shapes", "33x49x17,8x8x8")
+    result = call("verify", "--device", "--library", folder, "hgemm_good", "--shapes", "33x49x17,8x8x8")
     assert result.exit_code == 1 and not driver.memory
     assert (
         "FAIL  hgemm_good  1/1 shapes  8x8x8 alpha=-0.5 loose: cannot launch hgemm_good: CUDA_ERROR_I" in result.stdout

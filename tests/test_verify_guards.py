@@ -16,7 +16,7 @@ from hgemm import Kernel
 from hgemm.device import open_device
 from hgemm.dtypes import DTYPES, decode
 from hgemm.errors import DeviceError, RequestError
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.verify import (
     CANARY,
     Case,
@@ -57,7 +57,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
 def kernel_of(driver: FakeDriver, document: dict, *faults: str) -> Kernel:
     kernel = Kernel(document, b"cubin")
-    driver.kernel = lambda problem: simulated.launch(kernel.facts, problem, frozenset(faults))
+    driver.kernel = lambda problem: simulated.launch(kernel.traits, problem, frozenset(faults))
     return kernel
 
 
@@ -68,7 +68,7 @@ def checked(driver: FakeDriver, document: dict, case: Case, *faults: str, **opti
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_right_kernel_passes_every_default_case(driver: FakeDriver, name: str) -> None:
     kernel = kernel_of(driver, VARIANTS[name])
-    cases = default_cases(kernel.facts, resident_ctas=6)
+    cases = default_cases(kernel.traits, resident_ctas=6)
     assert len(cases) >= 12
     for case in cases:
         found = verify(kernel, case, open_device(), Options(data=("integer",)))
@@ -173,26 +173,26 @@ def test_a_failed_launch_is_raised_and_frees_everything(driver: FakeDriver) -> N
 
 
 def test_default_cases_cover_what_may_go_wrong() -> None:
-    facts = Facts.of(record("persistent"))
-    cases = default_cases(facts, resident_ctas=500)
+    traits = LaunchTraits.of(record("persistent"))
+    cases = default_cases(traits, resident_ctas=500)
     shapes = [case.shape for case in cases]
     assert Shape(1, 1, 1) in shapes and any(shape.k == 1 and shape.m > 1 for shape in shapes)
-    assert any(shape.k < facts.tile_k for shape in shapes) and any(shape.k > 50 * facts.tile_k for shape in shapes)
-    whole = [s for s in shapes if s.m % facts.tile_m == s.n % facts.tile_n == s.k % facts.tile_k == 0]
+    assert any(shape.k < traits.tile_k for shape in shapes) and any(shape.k > 50 * traits.tile_k for shape in shapes)
+    whole = [s for s in shapes if s.m % traits.tile_m == s.n % traits.tile_n == s.k % traits.tile_k == 0]
     assert whole and sum(case.loose for case in cases) >= 5 and any(case.in_place for case in cases)
-    assert any(-(-s.m // facts.tile_m) * -(-s.n // facts.tile_n) * s.batch > 500 for s in shapes)
+    assert any(-(-s.m // traits.tile_m) * -(-s.n // traits.tile_n) * s.batch > 500 for s in shapes)
     assert {case.broadcast for case in cases} == {"", "a", "b,c,bias"} and any(case.beta for case in cases)
     assert len({str(case) for case in cases}) == len(cases)
-    assert not any(case.beta or case.in_place for case in default_cases(Facts.of(record(beta=False)), 6))
+    assert not any(case.beta or case.in_place for case in default_cases(LaunchTraits.of(record(beta=False)), 6))
 
 
 @pytest.mark.parametrize("tile", ["16x16x16", "256x256x64"])
 def test_default_cases_are_legal_for_every_tile(tile: str) -> None:
     m, n, k = map(int, tile.split("x"))
-    facts = replace(Facts.of(record()), tile_m=m, tile_n=n, tile_k=k)
-    for case in default_cases(facts, 264):
+    traits = replace(LaunchTraits.of(record()), tile_m=m, tile_n=n, tile_k=k)
+    for case in default_cases(traits, 264):
         assert min(case.shape.m, case.shape.n, case.shape.k, case.shape.batch) >= 1
-        for place in places(facts, case).values():
+        for place in places(traits, case).values():
             assert place.leading % place.align == 0 and place.batch_stride % place.align == 0
 
 
@@ -202,31 +202,31 @@ def test_shapes_are_read_and_written() -> None:
     for bad in ("128", "128x128", "0x1x1", "1x1x1@0", "1x1x1@", "axbxc", "", ",", "1x1x1x1", "-1x1x1"):
         with pytest.raises(RequestError, match="shape"):
             Shape.parse_list(bad)
-    cases = cases_of(Facts.of(record()), Shape.parse_list("1x1x1,2x2x2"))
+    cases = cases_of(LaunchTraits.of(record()), Shape.parse_list("1x1x1,2x2x2"))
     assert [case.loose for case in cases] == [False, True] and cases[1].beta == 1.0
 
 
 @pytest.mark.parametrize("acc", ["f32", "f16", "f16_promoted"])
 @pytest.mark.parametrize("k", [1, 100, 4101, 100000])
 def test_integers_never_leave_what_the_accumulator_holds(acc: str, k: int) -> None:
-    facts = Facts.of(record(acc=acc))
-    operands = draw(facts, Case(Shape(8, 8, k)), "integer", np.random.default_rng(0))
+    traits = LaunchTraits.of(record(acc=acc))
+    operands = draw(traits, Case(Shape(8, 8, k)), "integer", np.random.default_rng(0))
     products = np.abs(operands.a) @ np.abs(operands.b)
     assert np.max(products) <= (2**24 if acc == "f32" else 2**11) and np.max(products) >= min(k, 300) / 10
 
 
 def test_normal_data_does_not_overflow_f16() -> None:
-    facts = Facts.of(record(acc="f16"))
-    operands = draw(facts, Case(Shape(4, 4, 300000)), "normal", np.random.default_rng(0))
+    traits = LaunchTraits.of(record(acc="f16"))
+    operands = draw(traits, Case(Shape(4, 4, 300000)), "normal", np.random.default_rng(0))
     assert np.max(np.abs(operands.a) @ np.abs(operands.b)) < 65504
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 def test_operands_are_stored_as_the_layout_says(layout: str) -> None:
-    facts = Facts.of(record(layout=layout))
-    operands = draw(facts, CASE, "normal", np.random.default_rng(0))
-    numbers = stored(facts, operands)
-    for name, place in places(facts, CASE).items():
+    traits = LaunchTraits.of(record(layout=layout))
+    operands = draw(traits, CASE, "normal", np.random.default_rng(0))
+    numbers = stored(traits, operands)
+    for name, place in places(traits, CASE).items():
         if name in ("a", "b"):
             assert numbers[name].shape == (1, place.rows, place.columns)
     a = decode(numbers["a"], "f16")

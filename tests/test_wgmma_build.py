@@ -21,7 +21,7 @@ from generator.plan import plan_of
 from generator.spec import Spec
 from generator.store.library import Library
 from generator.sweep import sweep
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.record import Record
 
 TEMPLATES = templates_folder()
@@ -170,8 +170,8 @@ def test_a_record_has_the_launch_of_a_kernel_and_reads_back(settings: Settings) 
         ("b", [32, 32, 1]),
         ("d", [64, 64, 1]),
     ]
-    facts = Facts.of(record.data)
-    assert facts.cluster_ctas == 2 and len(facts.tensor_maps) == 3
+    traits = LaunchTraits.of(record.data)
+    assert traits.cluster_ctas == 2 and len(traits.tensor_maps) == 3
     flat = record.flat()
     assert (flat["cluster"], flat["consumers"], flat["cooperation"]) == ("2x1", 1, "cooperative")
     assert made(texts, settings)[0].status == "cached"

@@ -17,7 +17,7 @@ from generator.families.sm90.tensor_maps import OperandBoxes, StoreBoxes
 from generator.plan import plan_of
 from generator.rules import violations
 from generator.spec import DTYPE_BYTES, Cluster, Tile, parse_field
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 
 LIMITS = ARCHS["sm_90a"].limits
 
@@ -115,7 +115,7 @@ def test_stages_fill_shared_memory_and_nothing_goes_beyond_it(request_: dict) ->
     if planned is None:
         return
     assert planned.smem_bytes <= planned.max_smem_bytes and planned.smem_bytes % 1024 == 0
-    more = planned.having(stages=planned.spec.stages + 1)
+    more = planned.replace(stages=planned.spec.stages + 1)
     assert planned.spec.stages == MAX_STAGES or more.smem_bytes > more.max_smem_bytes
     parts = (planned.mainloop_bytes, planned.epilogue_bytes, planned.barrier_bytes)
     assert sum(parts) <= planned.smem_bytes < sum(parts) + 3 * 1024
@@ -175,11 +175,11 @@ def test_a_launcher_reads_the_launch_of_a_plan(request_: dict) -> None:
         "launch": planned.launch(),
         "traits": planned.traits(),
     }
-    facts = Facts.of(record)
+    traits = LaunchTraits.of(record)
     cluster = planned.spec.cluster
-    assert facts.cluster_shape == (cluster.m, cluster.n) and facts.cluster == (planned.launch_cluster, 1, 1)
-    assert [rule.box for rule in facts.tensor_maps] == [tensor_map.box for tensor_map in planned.tensor_maps]
-    assert (facts.tile_m, facts.tile_n) == (planned.spec.cta_tile.m, planned.spec.cta_tile.n)
+    assert traits.cluster_shape == (cluster.m, cluster.n) and traits.cluster == (planned.launch_cluster, 1, 1)
+    assert [rule.box for rule in traits.tensor_maps] == [tensor_map.box for tensor_map in planned.tensor_maps]
+    assert (traits.tile_m, traits.tile_n) == (planned.spec.cta_tile.m, planned.spec.cta_tile.n)
 
 
 # ---- Boxes and swizzles ---------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_a_fragment_begins_on_32_bytes() -> None:
 
 @pytest.mark.parametrize(("first", "deep"), [("sm_75", 8), ("sm_80", 16), ("sm_120", 16)])
 def test_a_product_takes_the_deepest_instructions_of_an_architecture(first: str, deep: int) -> None:
-    planned = plan(arch="sm_80").having(arch=first)
+    planned = plan(arch="sm_80").replace(arch=first)
     warp, k = planned.spec.warp_tile, planned.spec.cta_tile.k
     assert planned.mma_per_k_tile == warp.m // 16 * (warp.n // 16) * (k // 16) * {16: 2, 8: 4}[deep]
     assert planned.mma_opcode == f"HMMA.{ {16: '16816', 8: '1688'}[deep] }.F32"
@@ -133,6 +133,6 @@ def test_every_default_case_passes_on_this_gpu(tmp_path: Path) -> None:
     device = open_device()
     for record in library.records():
         kernel = open_kernel(library, record.symbol, "auto")
-        for case in default_cases(kernel.facts, kernel.prepare().resident_ctas):
+        for case in default_cases(kernel.traits, kernel.prepare().resident_ctas):
             found = verify(kernel, case, device)
             assert found.passed, (record.symbol, found)

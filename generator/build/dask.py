@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from generator import __version__
 from generator.build.compile import versions
-from generator.build.pipeline import Product, Prover, Recipe, build
+from generator.build.pipeline import BuildOptions, Product, Prover, build
 from generator.build.toolchain import templates_folder
 from generator.build.workers import Lost, Pool, run
 from generator.errors import HgemmError, RequestError
@@ -120,14 +120,14 @@ def build_here(plans: Sequence[Plan], order: Order) -> list[Product]:
     differs = difference(order.identity, identity())
     if differs:
         raise HgemmError(_refusal([f"a worker on {platform.node()}: {differs}"]))
-    return build(plans, Recipe(templates_folder(), order.allow_spills, _prover() if order.prove else None))
+    return build(plans, BuildOptions(templates_folder(), order.allow_spills, _prover() if order.prove else None))
 
 
 @cache
 def _prover() -> Prover:
     from generator.proof import jobs as emulate  # only where kernels are proved
 
-    return emulate.Prover(emulate.workshop())
+    return emulate.Prover(emulate.host_toolchain())
 
 
 @contextmanager

@@ -580,20 +580,20 @@ def inspect_all(binaries: Sequence[Binary], nvdisasm: Path | None = None) -> lis
 
     Raises: HgemmError where a cubin cannot be read or nvdisasm cannot be run.
     """
-    facts = [read_cubin(binary.cubin, binary.symbol) for binary in binaries]
-    codes = [Code(binary.expectation.arch, fact.text) for binary, fact in zip(binaries, facts)]
+    traits = [read_cubin(binary.cubin, binary.symbol) for binary in binaries]
+    codes = [Code(binary.expectation.arch, fact.text) for binary, fact in zip(binaries, traits)]
     listings = disassemble(codes, nvdisasm)
-    return [_judge(*pair) for pair in zip(binaries, facts, listings)]
+    return [_judge(*pair) for pair in zip(binaries, traits, listings)]
 
 
-def _judge(binary: Binary, facts: CubinFacts, listing: Listing) -> Inspection:
+def _judge(binary: Binary, traits: CubinFacts, listing: Listing) -> Inspection:
     expected, arch = binary.expectation, ARCHS[binary.expectation.arch]
     report = parse_ptxas_log(binary.ptxas_log).get(binary.symbol)
     counts = listing.counts()
-    resources = _resources(expected, arch, facts, report, listing)
+    resources = _resources(expected, arch, traits, report, listing)
     spacing = _store_spacing(listing, expected.mma_opcode) if expected.store_spacing else None
     violations = (
-        *_contract(expected, arch, facts),
+        *_contract(expected, arch, traits),
         *_launch(expected, arch, resources),
         *_local_memory(expected, resources, counts),
         *_same_build(report, resources, listing),
@@ -603,7 +603,7 @@ def _judge(binary: Binary, facts: CubinFacts, listing: Listing) -> Inspection:
         *(f"{name} {counts[name]}, the plan allows 0" for name in _forbidden(expected) if counts.get(name)),
         *(f"ptxas warns: {line}" for line in ptxas_warnings(binary.ptxas_log)),
     )
-    return Inspection(resources, counts, facts.code_bytes, spacing, violations)
+    return Inspection(resources, counts, traits.code_bytes, spacing, violations)
 
 
 def _forbidden(expected: Expectation) -> list[str]:
@@ -612,14 +612,14 @@ def _forbidden(expected: Expectation) -> list[str]:
 
 
 def _resources(
-    expected: Expectation, arch: Arch, facts: CubinFacts, report: PtxasReport | None, listing: Listing
+    expected: Expectation, arch: Arch, traits: CubinFacts, report: PtxasReport | None, listing: Listing
 ) -> Resources:
-    smem_bytes = facts.static_smem_bytes + expected.smem_bytes
-    residency = occupancy(arch.limits, expected.threads, facts.registers, smem_bytes)
+    smem_bytes = traits.static_smem_bytes + expected.smem_bytes
+    residency = occupancy(arch.limits, expected.threads, traits.registers, smem_bytes)
     return Resources(
-        registers=facts.registers,
+        registers=traits.registers,
         spill_bytes=report.spill_bytes if report else sum(map(listing.bytes_moved, _LOCAL)),
-        stack_bytes=facts.stack_bytes,
+        stack_bytes=traits.stack_bytes,
         smem_bytes=smem_bytes,
         ctas_per_sm=residency.ctas_per_sm,
         warps_per_sm=residency.warps_per_sm,
@@ -627,17 +627,17 @@ def _resources(
     )
 
 
-def _contract(expected: Expectation, arch: Arch, facts: CubinFacts) -> list[str]:
+def _contract(expected: Expectation, arch: Arch, traits: CubinFacts) -> list[str]:
     """Compare the numbers that host and kernel must agree on."""
     pairs = {
-        "arch number": (facts.arch_number, arch.number),
-        "threads a CTA": (facts.max_threads, expected.threads),
-        "static smem bytes": (facts.static_smem_bytes, expected.static_smem_bytes),
-        "parameter bytes": (facts.param_bytes, expected.param_bytes),
+        "arch number": (traits.arch_number, arch.number),
+        "threads a CTA": (traits.max_threads, expected.threads),
+        "static smem bytes": (traits.static_smem_bytes, expected.static_smem_bytes),
+        "parameter bytes": (traits.param_bytes, expected.param_bytes),
     }
     lines = [f"{what} {found}, the plan says {said}" for what, (found, said) in pairs.items() if found != said]
-    if facts.global_bytes > expected.global_bytes:
-        lines.append(f"device variables {facts.global_bytes} B, the plan allows {expected.global_bytes} B")
+    if traits.global_bytes > expected.global_bytes:
+        lines.append(f"device variables {traits.global_bytes} B, the plan allows {expected.global_bytes} B")
     return lines
 
 

@@ -94,7 +94,7 @@ def _described(content: bytes) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildOptions:
     """What variants are made from, and what is let pass.
 
     Fields: `prover` runs each variant before it is registered, where there is one.
@@ -161,12 +161,12 @@ def prepare(plan: Plan, templates: Path) -> Prepared:
     return Prepared(kernel, found, key_of(kernel, found), time.perf_counter() - start)
 
 
-def build(plans: Sequence[Plan], recipe: Recipe) -> list[Product]:
+def build(plans: Sequence[Plan], options: BuildOptions) -> list[Product]:
     """Compile plans one after the other, inspect them together, and return what each came to; nothing is written."""
     products: dict[int, Product] = {}
     compiled: list[_Built] = []
     for place, plan in enumerate(plans):
-        prepared = prepare(plan, recipe.templates)
+        prepared = prepare(plan, options.templates)
         start = time.perf_counter()
         try:
             result = compile_kernel(prepared.kernel, prepared.headers)
@@ -181,7 +181,7 @@ def build(plans: Sequence[Plan], recipe: Recipe) -> list[Product]:
             Binary(
                 built.compiled.cubin,
                 built.prepared.kernel.symbol,
-                expectation_of(built.prepared.kernel.plan, recipe.allow_spills),
+                expectation_of(built.prepared.kernel.plan, options.allow_spills),
                 built.compiled.ptxas_log,
             )
             for built in compiled
@@ -189,7 +189,7 @@ def build(plans: Sequence[Plan], recipe: Recipe) -> list[Product]:
     )
     inspect_seconds = (time.perf_counter() - start) / max(1, len(compiled))
     for built, inspection in zip(compiled, inspections):
-        products[built.place] = _product(built, inspection, inspect_seconds, recipe.prover)
+        products[built.place] = _product(built, inspection, inspect_seconds, options.prover)
     return [products[place] for place in range(len(plans))]
 
 
@@ -274,8 +274,8 @@ class Settings:
     prover: Prover | None = None
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.templates, self.allow_spills, self.prover)
+    def options(self) -> BuildOptions:
+        return BuildOptions(self.templates, self.allow_spills, self.prover)
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class Outcome:
     error: str = ""
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """What builds variants elsewhere, and has no part in the library."""
 
     def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
@@ -300,7 +300,7 @@ class Crew(Protocol):
 
 
 def make(
-    plans: Sequence[Plan], settings: Settings, processes: int, crew: Crew | None = None
+    plans: Sequence[Plan], settings: Settings, processes: int, worker_pool: WorkerPool | None = None
 ) -> Iterator[tuple[int, Outcome]]:
     """Yield (place, outcome) of each legal plan as it comes: first what the library has, then what is built.
 
@@ -319,8 +319,8 @@ def make(
         return
     _require_writable(settings.library.folder)
     wanted = [plans[place] for place in misses]
-    if crew:
-        done = _filed_as_they_come(wanted, crew, settings)
+    if worker_pool:
+        done = _filed_as_they_come(wanted, worker_pool, settings)
     elif not processes or len(wanted) == 1:
         done = _in_this_process(wanted, settings)
     else:
@@ -363,7 +363,7 @@ def build_and_file(plans: Sequence[Plan], settings: Settings) -> list[Outcome]:
         if found:
             outcomes[place] = found
     missing = [place for place in range(len(plans)) if place not in outcomes]
-    for place, product in zip(missing, build([plans[place] for place in missing], settings.recipe)):
+    for place, product in zip(missing, build([plans[place] for place in missing], settings.options)):
         outcomes[place] = filed(product, settings.library)
     return [outcomes[place] for place in range(len(plans))]
 
@@ -398,8 +398,10 @@ def _in_processes(plans: Sequence[Plan], settings: Settings, processes: int) -> 
             yield place, _lost(plans[place], result) if isinstance(result, Lost) else result
 
 
-def _filed_as_they_come(plans: Sequence[Plan], crew: Crew, settings: Settings) -> Iterator[tuple[int, Outcome]]:
-    for place, result in crew.products(plans):
+def _filed_as_they_come(
+    plans: Sequence[Plan], worker_pool: WorkerPool, settings: Settings
+) -> Iterator[tuple[int, Outcome]]:
+    for place, result in worker_pool.products(plans):
         yield place, _lost(plans[place], result) if isinstance(result, Lost) else filed(result, settings.library)
 
 

@@ -84,7 +84,7 @@ def run_command(
     kernel = open_kernel(opened, name, code)
     if not (math.isfinite(alpha) and math.isfinite(beta)):
         raise RequestError("alpha and beta must be finite")
-    if beta and not kernel.facts.beta:
+    if beta and not kernel.traits.beta:
         raise RequestError(f"{name} does not add C: leave --beta, or run a variant generated with beta on")
     device = open_device()
     from hgemm.verify import run  # NumPy, 0.1 s, that a machine without a GPU has no use for
@@ -225,7 +225,7 @@ def _emulated(
 ) -> Iterator[Outcome]:
     from generator.proof import jobs as emulate  # only where it is asked for
 
-    emulation = emulate.Emulation(library, emulate.workshop(), shapes, seed, jobs or cores())
+    emulation = emulate.Emulation(library, emulate.host_toolchain(), shapes, seed, jobs or cores())
     return replace(emulation, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 
 

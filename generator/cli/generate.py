@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from generator.arch import parse_arch_list
-from generator.build.pipeline import Crew, Outcome, Prover, Settings, cached, make, prepare
+from generator.build.pipeline import Outcome, Prover, Settings, WorkerPool, cached, make, prepare
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import for_others, load_catalog
@@ -35,7 +35,7 @@ def run(options: dict[str, Any]) -> int:
 
     Raises: HgemmError for an illegal request, or where nothing can be built.
     """
-    crew, asked = _crew(options), requested(options)
+    worker_pool, asked = _crew(options), requested(options)
     shard = Shard.parse(options["shard"])
     if options["explain"]:
         if shard.count > 1:
@@ -71,8 +71,8 @@ def run(options: dict[str, Any]) -> int:
     if not plans:  # a part of a sweep that is empty can be merged, too
         settings.library.folder.mkdir(parents=True, exist_ok=True)
     workers = _workers(options["jobs"])
-    with progress(len(plans), options["quiet"], 0 if crew else max(workers, 1)) as tell:
-        made = _made(make(plans, settings, workers, crew), tell)
+    with progress(len(plans), options["quiet"], 0 if worker_pool else max(workers, 1)) as tell:
+        made = _made(make(plans, settings, workers, worker_pool), tell)
     _print(made, settings.library, options["as_json"])
     for told in made:
         if told.error:
@@ -85,7 +85,7 @@ def _workers(jobs: int | None) -> int:
     return 0 if jobs == 1 else jobs or cores()
 
 
-def _crew(options: dict[str, Any]) -> Crew | None:
+def _crew(options: dict[str, Any]) -> WorkerPool | None:
     """Return the cluster that --executor asks for. Raises: RequestError where it is not named, or what it has not is."""
     if options["executor"] != "dask":
         if options["address"]:
@@ -114,9 +114,9 @@ def _prover(options: dict[str, Any]) -> Prover | None:
     """Return what --verify asks for. Raises HgemmError where this machine has no C++ compiler."""
     if options["verify"] != "emulate" or options["dry_run"]:
         return None
-    from generator.proof.jobs import Prover, workshop  # only where it is asked for
+    from generator.proof.jobs import Prover, host_toolchain  # only where it is asked for
 
-    return Prover(workshop())
+    return Prover(host_toolchain())
 
 
 def requested(options: dict[str, Any]) -> Sweep:

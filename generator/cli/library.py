@@ -34,7 +34,7 @@ from hgemm.measured import ONE, STEP_BITS, distance
 from hgemm.problem import LAYOUTS, MAX_EXTENT, Kind, Problem
 from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, Choice, Selector
-from hgemm.selection_query import ANY_WORKSPACE, Target, Wanted, with_leading
+from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target, with_leading
 
 DEFAULT_COLUMNS = (
     "symbol arch layout cta_tile warp_tile stages registers smem_bytes ctas_per_sm occupancy spilled "
@@ -241,7 +241,7 @@ def select_command(
     selector = open_library(library).selector(target)
     strides = {"batch_stride_a": m * k, "batch_stride_b": n * k, "batch_stride_c": m * n}
     problem = Problem(m, n, k, batch, **strides, beta=float(beta))
-    dense = Wanted.of(its_kind, with_leading(problem, its_kind), most)
+    dense = SelectionQuery.of(its_kind, with_leading(problem, its_kind), most)
     wanted = replace(dense, **dict.fromkeys(("align_a", "align_b", "align_d"), int(align))) if align else dense
     best = selector.choose(wanted)
     others = [choice for choice in selector.ranked(wanted) if choice.row is not best.row] if show_all else []
@@ -260,7 +260,7 @@ def _here() -> Target:
         raise DeviceError(f"{error}: --arch names a GPU to choose for") from None
 
 
-def _why(choice: Choice, selector: Selector, wanted: Wanted) -> str:
+def _why(choice: Choice, selector: Selector, wanted: SelectionQuery) -> str:
     if choice.near is None:
         which = "no such product" if wanted.kind.code not in selector.surveys else "none that serves it"
         return f"the least estimate of those that serve it; {which} was measured on {selector.target.name}"
@@ -277,7 +277,7 @@ def _why(choice: Choice, selector: Selector, wanted: Wanted) -> str:
     )
 
 
-def _order(choice: Choice, selector: Selector, wanted: Wanted) -> str:
+def _order(choice: Choice, selector: Selector, wanted: SelectionQuery) -> str:
     """Say what put a choice before others whatever their estimates: how its code runs, where theirs runs otherwise."""
     ways = {other.way for other in selector.ranked(wanted)}
     return f"; {_FIRST[choice.way]}" if len(ways) > 1 else ""

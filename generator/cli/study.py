@@ -29,7 +29,7 @@ from generator.compare import build, columns, in_every_form, run_on_cpu, run_on_
 from generator.errors import RequestError
 from generator.explain import Question, model_options, print_explanations
 from generator.plan import plan_of
-from generator.proof.jobs import NOT_IN_CPP, workshop
+from generator.proof.jobs import NOT_IN_CPP, host_toolchain
 from generator.report.draw import picture_of
 from generator.spec import Spec
 from generator.store.library import Library
@@ -125,7 +125,7 @@ def compare_command(
             click.echo(f"hgemm: form {one.form} is left out, {violation.rule}: {violation.message}", err=True)
         if one.lacking and not one.broken:
             click.echo(f"hgemm: form {one.form} is left out: {one.lacking}", err=True)
-    host = workshop() if emulate else None
+    host = host_toolchain() if emulate else None
     settings = Settings(ctx.with_resource(scratch_library(library)), templates_folder())
     built, errors = build(said, settings, processes=1, quiet=quiet)
     for error in errors:

@@ -14,7 +14,7 @@ from hgemm.dtypes import DTYPES, in_memory
 from hgemm.errors import RequestError
 from hgemm.problem import Kind, word_of
 from hgemm.selection import Selector
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 SORTS = {
     "whole tiles": {"m": 4096, "n": 4096, "k": 4096},
@@ -112,6 +112,6 @@ def computes(arch: str, kind: Kind) -> bool:
 
 def _unserved(selector: Selector, kind: Kind, align: int, beta: bool) -> Iterator[str]:
     for sort, extents in SORTS.items():
-        wanted = Wanted(kind, **extents, beta=beta, align_a=align, align_b=align, align_d=align)
+        wanted = SelectionQuery(kind, **extents, beta=beta, align_a=align, align_b=align, align_d=align)
         if selector.find(wanted) is None:
             yield sort

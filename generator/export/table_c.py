@@ -12,9 +12,10 @@ from generator.build.toolchain import INSTALL
 from generator.errors import HgemmError
 from hgemm.dispatch_table import Group, Row, Table
 from hgemm.launch import OPERANDS
-from hgemm.launch_traits import Facts, MapRule
+from hgemm.launch_traits import LaunchTraits, MapRule
 from hgemm.library import Library
-from hgemm.selection import REGIONS, Listed, Lists, region_of
+from hgemm.measured import REGIONS, Listed, region_of
+from hgemm.shortlists import Lists
 
 ALIGN_BYTES = 64
 _COMPRESS = ("-compress-all", "-compress-mode=size")
@@ -156,7 +157,7 @@ def table_h(table: Table, shortlists: Shortlists, version: str) -> str:
     )
 
 
-def table_c(table: Table, shortlists: Shortlists, facts: Mapping[str, Facts], images: Images) -> str:
+def table_c(table: Table, shortlists: Shortlists, traits: Mapping[str, LaunchTraits], images: Images) -> str:
     """Return the source that holds the table. Raises ValueError where a number is too large for the estimate."""
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
@@ -170,7 +171,7 @@ def table_c(table: Table, shortlists: Shortlists, facts: Mapping[str, Facts], im
             f'_Static_assert(HGEMM_HAS_MEASURED == {HAS_MEASURED}U, "the exporter marks regions with a different bit");',
             "",
             *_array("hgemm_group", "groups", "GROUP_COUNT", map(_group, table.groups)),
-            *_array("hgemm_row", "rows", "ROW_COUNT", (_row(row, facts[row.symbol], images) for row in table.rows)),
+            *_array("hgemm_row", "rows", "ROW_COUNT", (_row(row, traits[row.symbol], images) for row in table.rows)),
             *_array("hgemm_survey", "surveys", "SURVEY_COUNT + 1", [*_surveys(table), "{0}"]),
             *_array("hgemm_measured", "measurements", "MEASURED_COUNT + 1", [*_measurements(table), "{0}"]),
             *_array("uint32_t", "orders", "ORDER_COUNT + 1", [*orders, "0"]),
@@ -195,18 +196,18 @@ def _group(group: Group) -> str:
     return f'{{"{group.arch}", {number}, {own}, 0x{group.kind:07x}, {group.first}, {group.count}}}'
 
 
-def _row(row: Row, facts: Facts, images: Images) -> str:
+def _row(row: Row, traits: LaunchTraits, images: Images) -> str:
     for field in fields(row):
         if field.name.endswith("_clocks") and getattr(row, field.name) >= MAX_CLOCKS:
             raise ValueError(f"{row.symbol}: {field.name} {getattr(row, field.name)} is not below {MAX_CLOCKS}")
-    rules = {rule.operand: rule for rule in facts.tensor_maps}
+    rules = {rule.operand: rule for rule in traits.tensor_maps}
     numbers = [getattr(row, field.name) for field in fields(row)][1:]
     words = [
         f'"{row.symbol}"',
         *map(str, numbers),
-        str(facts.threads),
-        str(int(facts.grid_rule == "persistent")),
-        str(int(facts.programmatic)),
+        str(traits.threads),
+        str(int(traits.grid_rule == "persistent")),
+        str(int(traits.programmatic)),
         "{" + ", ".join(_map_rule(rules.get(name)) for name in OPERANDS) + "}",
         _code(images.cubins[row.symbol]),
         _code(images.ptx[row.symbol]),

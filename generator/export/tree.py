@@ -19,7 +19,7 @@ from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.table_c import Shortlists, pack, table_c, table_h
 from generator.store.files import temporary_name, told
 from hgemm.dispatch_table import Table
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library, read_variant
 from hgemm.measured import read_sessions
 from hgemm.record import SOURCE_NAME
@@ -203,13 +203,13 @@ def export(library: Library, to: Path, wish: Wish) -> Export:
     records = [library.records[symbol].data for symbol in wish.symbols]
     table = Table.of(records, read_sessions(library.folder))
     images = pack(library, (row.symbol for row in table.rows), wish.compressed)
-    facts = {record["symbol"]: Facts.of(record) for record in records}
+    traits = {record["symbol"]: LaunchTraits.of(record) for record in records}
     digest = hashlib.sha256(images.blob + json.dumps(table.to_dict(), sort_keys=True).encode()).hexdigest()
     templates = templates_folder()
     files = _templates(templates / "capi", wish.name)
     shortlists = Shortlists.of(table)
     files["src/table.h"] = renamed(table_h(table, shortlists, f"{__version__} {digest[:8]}"), wish.name).encode()
-    files["src/table.c"] = _table_source(table, shortlists, facts, images, wish.name).encode()
+    files["src/table.c"] = _table_source(table, shortlists, traits, images, wish.name).encode()
     files["src/images.bin"] = images.blob
     files["table.json"] = _json(table.to_dict())
     if wish.sources:
@@ -244,9 +244,9 @@ def _filled(text: str, words: dict[str, str]) -> str:
     return text
 
 
-def _table_source(table: Table, shortlists: Shortlists, facts: dict[str, Facts], images, name: str) -> str:
+def _table_source(table: Table, shortlists: Shortlists, traits: dict[str, LaunchTraits], images, name: str) -> str:
     """Return table.c under the export's name; the kernels keep theirs, which are inside their images."""
-    lines = table_c(table, shortlists, facts, images).splitlines(keepends=True)
+    lines = table_c(table, shortlists, traits, images).splitlines(keepends=True)
     return "".join(line if line.startswith('    {"hgemm_') else renamed(line, name) for line in lines)
 
 

@@ -26,12 +26,12 @@ class Plan(ABC):
 
     spec: Spec
 
-    def having(self, **fields: Any) -> Plan:
+    def replace(self, **fields: Any) -> Plan:
         """Return the plan of the same spec with other values in some fields.
 
         What the family decides follows, where it was as the family decides it.
         """
-        changed = type(self)(self.spec.having(**fields))
+        changed = type(self)(self.spec.replace(**fields))
         others = {
             name: value
             for name, value in changed.implied.items()
@@ -41,7 +41,7 @@ class Plan(ABC):
             return changed
         before = self.implied
         following = {name: others[name] for name in others.keys() & before if before[name] == getattr(self.spec, name)}
-        return type(self)(changed.spec.having(**following)) if following else changed
+        return type(self)(changed.spec.replace(**following)) if following else changed
 
     @property
     @abstractmethod

@@ -25,8 +25,8 @@ def apply(plan: Plan, change: Change) -> Plan:
     """Return the plan of the changed spec; what the family decides follows, unless the family changes."""
     values = {name: parse_field(name, text) for name, text in change.items()}
     if changes_family(plan, change):
-        return plan_of(plan.spec.having(**values))
-    return plan.having(**values)
+        return plan_of(plan.spec.replace(**values))
+    return plan.replace(**values)
 
 
 def effective(plan: Plan, change: Change) -> Change:

@@ -188,10 +188,10 @@ def about(
             {
                 **{name: getattr(step, name) for name in ("name", "what", "fell")},
                 "note": step.note_on(ladder.arch),
-                **facts,
+                **traits,
                 "published": published,
             }
-            for step, facts, published in zip(system.steps, known, published_of(system, shape))
+            for step, traits, published in zip(system.steps, known, published_of(system, shape))
         ],
     }
 

@@ -22,7 +22,7 @@ from generator.ladders.ladder import Ladder, about, card_of, ladder_here, ladder
 from generator.ladders.recipes import System, load_system, read_system, system_names
 from generator.ladders.results import KIND, SCHEMA, chosen, csv_text, curve, form_of, read, require_matplotlib, text
 from generator.proof.executor import NoCompiler
-from generator.proof.jobs import Prover, workshop
+from generator.proof.jobs import Prover, host_toolchain
 from generator.store.library import Library
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import write_document
@@ -153,7 +153,7 @@ def _made(ladders: Sequence[Ladder], library: Library, options: Mapping[str, Any
 
 def _prover() -> Prover | None:
     try:
-        return Prover(workshop())
+        return Prover(host_toolchain())
     except NoCompiler as error:
         click.echo(f"hgemm: {error}: sectors are not counted", err=True)
         return None
@@ -169,10 +169,10 @@ def _measured(
     from hgemm.bench.ladder import Climb, plan_of, run  # NumPy and the driver, only where something is run
 
     climbs = []
-    for (ladder, work), facts in zip(works, known):
+    for (ladder, work), traits in zip(works, known):
         code = "cubin" if cubin_runs(ladder.arch, device.capability) else "ptx"
         kernels = [loaded[symbol] for symbol in ladder.symbols]
-        climbs.append(Climb(work, kernels, {**facts, "code": code}))
+        climbs.append(Climb(work, kernels, {**traits, "code": code}))
     protocol = Protocol(seconds=options["seconds"], rounds=options["rounds"], warm_up_s=options["warm_up"])
     begin = {"kind": KIND, "arch": "sm_{}{}".format(*device.capability)}
     return run(

@@ -25,7 +25,7 @@ from generator.errors import HgemmError
 from generator.ladders.ladder import ladder_on
 from generator.ladders.recipes import load_system, system_names
 from generator.proof.executor import trim
-from generator.proof.jobs import request_of, workers, workshop
+from generator.proof.jobs import host_toolchain, request_of, workers
 
 
 def chosen(texts: Sequence[Text], sample: int, seed: str, changed: Iterable[str]) -> list[Text]:
@@ -61,7 +61,7 @@ class Text:
 
 def prove(texts: Sequence[Text], jobs: int) -> bool:
     """Prove kernels, print a line for each, and return whether all are right."""
-    made = workshop()
+    made = host_toolchain()
     outcomes = []
     for outcome, _ in workers(jobs).check_all([request_of(made, text.source, text.record) for text in texts]):
         outcomes.append(outcome)

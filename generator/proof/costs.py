@@ -11,7 +11,7 @@ from generator.proof.executor import Adversary, Report, Site
 from generator.proof.machine import EmulatedKernel, HostMemory, measured_case
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.dtypes import DTYPES
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.verify import Options, Trial
 
 _PLACEMENT_WARP = 32
@@ -129,7 +129,7 @@ class Costs:
 def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[dict[str, Any]]]:
     """Run and count both launches; return the costs, and what each source line of the longer one did."""
     shorter, longer = (_counted(kernel, int(spec["stages"]) + extra) for extra in (1, 2))
-    ctas = kernel.facts.splits * kernel.facts.cluster_ctas
+    ctas = kernel.traits.splits * kernel.traits.cluster_ctas
     before = {_key(site): site for site in shorter.sites}
     steps = [(site, _less(site, before.get(_key(site)))) for site in longer.sites]
     beside = [site for site, step in steps if not step.requests]
@@ -137,7 +137,7 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
     touching = [site for site in longer.sites if site.sectors]
     requests = sum(site.requests for site in touching) or 1
     costs = Costs(
-        mma_per_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * _issuers(kernel.facts, spec)),
+        mma_per_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * _issuers(kernel.traits, spec)),
         barriers_per_k_tile=counters.get(_BARRIER, 0) / ctas,
         bytes_per_k_tile=sum(step.bytes for _, step in steps if step.sectors) / ctas,
         read_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if _reads(step)) / ctas,
@@ -149,11 +149,11 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
     return costs, [asdict(site) for site in longer.sites]
 
 
-def _issuers(facts: Facts, spec: Mapping[str, Any]) -> int:
+def _issuers(traits: LaunchTraits, spec: Mapping[str, Any]) -> int:
     """Return how many warps, or warpgroups for wgmma, share the products of one tile."""
     consumers = int(spec.get("consumers", 0))
     if not consumers and "warp_tile" not in spec:  # written by hand
-        return facts.threads // _COSTS_WARP
+        return traits.threads // _COSTS_WARP
     if not consumers:
         tile, warp = Tile.parse(spec["cta_tile"]), WarpTile.parse(spec["warp_tile"])
         return tile.m // warp.m * (tile.n // warp.n)
@@ -161,7 +161,7 @@ def _issuers(facts: Facts, spec: Mapping[str, Any]) -> int:
 
 
 def _counted(kernel: EmulatedKernel, k_tiles: int) -> Report:
-    case = measured_case(kernel.facts, k_tiles)
+    case = measured_case(kernel.traits, k_tiles)
     alone = replace(kernel, adversaries=(_ADVERSARY,), workers=1, reports=[])
     trial = Trial(alone, case, HostMemory(), Options(data=("integer",), twice=False), "integer")
     try:
@@ -194,19 +194,19 @@ def _conflicts(site: Site) -> int:
     return site.wavefronts - site.ideal_wavefronts
 
 
-def _loads(facts: Facts, operand: str) -> int:
+def _loads(traits: LaunchTraits, operand: str) -> int:
     """Return how often each byte of a k-tile is asked for where rows begin off 16 bytes: shifted pieces come out of two."""
-    return 2 if facts.shifts(operand) else 1
+    return 2 if traits.shifts(operand) else 1
 
 
-def disagreements(costs: Costs, facts: Facts, spec: Mapping[str, Any], mma_per_tile: int) -> Iterator[str]:
+def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], mma_per_tile: int) -> Iterator[str]:
     """Yield where the counts are not what the plan and the layouts say."""
     expected: dict[str, float] = {
         "mma_per_tile": mma_per_tile,
-        "bytes_per_k_tile": facts.tile_k
+        "bytes_per_k_tile": traits.tile_k
         * (
-            facts.tile_m * DTYPES[facts.dtype_a].bytes * _loads(facts, "a")
-            + facts.tile_n * DTYPES[facts.dtype_b].bytes * _loads(facts, "b")
+            traits.tile_m * DTYPES[traits.dtype_a].bytes * _loads(traits, "a")
+            + traits.tile_n * DTYPES[traits.dtype_b].bytes * _loads(traits, "b")
         ),
     }
     if int(spec.get("consumers", 0)):

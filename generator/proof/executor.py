@@ -407,7 +407,7 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTIL
 
 
 @dataclass(frozen=True)
-class Workshop:
+class HostToolchain:
     """With what variants are made executable.
 
     Fields: `flags` go to every compilation, such as those of a sanitizer; `level` says how far variants are optimised: what

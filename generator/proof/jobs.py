@@ -15,7 +15,7 @@ from typing import Any
 from generator.build.toolchain import templates_folder
 from generator.device_check import Outcome, Workers, answer
 from generator.errors import ProofError
-from generator.proof.executor import HostCompiler, Workshop, cache_folder, find_compiler, require_working, trim
+from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
 from generator.store.library import Library
 from hgemm.record import SOURCE_NAME, dump
 from hgemm.verify import Shape
@@ -38,24 +38,26 @@ class Request:
     shapes: str = ""
     seed: int = 0
     flags: tuple[str, ...] = ()
-    level: str = Workshop.level
+    level: str = HostToolchain.level
 
 
-def request_of(workshop: Workshop, source: str, record: Mapping[str, Any], shapes: str = "", seed: int = 0) -> Request:
+def request_of(
+    host_toolchain: HostToolchain, source: str, record: Mapping[str, Any], shapes: str = "", seed: int = 0
+) -> Request:
     """Return what proves a variant from its text and its record, or the planned sections of one."""
     return Request(
         symbol=record["symbol"],
         source=source,
         record={name: record[name] for name in ("symbol", "arch", "spec", "launch", "traits")},
         mma_per_tile=record["proof"]["mma_per_tile"],
-        compiler=workshop.compiler.command,
-        identity=workshop.compiler.identity,
-        templates=str(workshop.templates),
-        cache=str(workshop.cache),
+        compiler=host_toolchain.compiler.command,
+        identity=host_toolchain.compiler.identity,
+        templates=str(host_toolchain.templates),
+        cache=str(host_toolchain.cache),
         shapes=shapes,
         seed=seed,
-        flags=workshop.flags,
-        level=workshop.level,
+        flags=host_toolchain.flags,
+        level=host_toolchain.level,
     )
 
 
@@ -70,10 +72,12 @@ def check_here(request: Request) -> Outcome:
 
     began = time.monotonic()
     compiler = HostCompiler(tuple(request.compiler), request.identity)
-    workshop = Workshop(compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level)
+    host_toolchain = HostToolchain(
+        compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level
+    )
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
     subject = Subject(request.symbol, request.source, request.record, request.mma_per_tile)
-    proved = prove(subject, workshop, shapes, request.seed)
+    proved = prove(subject, host_toolchain, shapes, request.seed)
     checks = tuple(asdict(check) for check in proved.checks)
     return Outcome(request.symbol, checks, "", "", time.monotonic() - began, proved.proof, proved.sites)
 
@@ -85,14 +89,14 @@ NOT_IN_CPP = "the executor runs C++, and this is a module of CuTe DSL: verify it
 _TIMES = "emulate_seconds"
 
 
-def workshop() -> Workshop:
+def host_toolchain() -> HostToolchain:
     """Return what builds executable variants here: the compiler that CXX names, or the first that is found.
 
     Raises: HgemmError where there is no compiler, or one that does not work.
     """
     compiler, templates = find_compiler(os.environ.get("CXX", "")), templates_folder()
     require_working(compiler, templates)
-    return Workshop(compiler, templates, cache_folder(os.environ))
+    return HostToolchain(compiler, templates, cache_folder(os.environ))
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Emulation:
     """How variants of a library are proved: on which shapes, from which seed, by how many processes."""
 
     library: Library
-    workshop: Workshop
+    host_toolchain: HostToolchain
     shapes: str = ""
     seed: int = 0
     jobs: int = 1
@@ -111,25 +115,25 @@ class Emulation:
         wanted = [self._request(symbol) for symbol in symbols]
         requests = [one for one in wanted if isinstance(one, Request)]
         if requests:
-            self.workshop.executor()  # once, not by each process; where it cannot be, no variant is to blame
+            self.host_toolchain.executor()  # once, not by each process; where it cannot be, no variant is to blame
         told = workers(self.jobs, self.timeout_s).check_all(requests)
         for one in wanted:
             outcome = next(told)[0] if isinstance(one, Request) else one
             if outcome.proof:
                 self._file(outcome)
             yield outcome
-        trim(self.workshop.cache)
+        trim(self.host_toolchain.cache)
 
     def _request(self, symbol: str) -> Request | Outcome:
         variant = self.library.load(symbol)
         if variant.record.source_name != SOURCE_NAME:
             return Outcome(symbol, skipped=NOT_IN_CPP)
         try:
-            require_same_headers(self.workshop, variant.record.data)
+            require_same_headers(self.host_toolchain, variant.record.data)
         except ProofError as error:
             return Outcome(symbol, error=str(error))
         source = variant.source.decode()
-        return request_of(self.workshop, source, variant.record.data, self.shapes, self.seed)
+        return request_of(self.host_toolchain, source, variant.record.data, self.shapes, self.seed)
 
     def _file(self, outcome: Outcome) -> None:
         variant = self.library.load(outcome.symbol)
@@ -139,10 +143,10 @@ class Emulation:
             self.library.publish({**variant.record.data, "proof": new}, variant.artefacts)
 
 
-def require_same_headers(workshop: Workshop, record: Mapping[str, Any]) -> None:
+def require_same_headers(host_toolchain: HostToolchain, record: Mapping[str, Any]) -> None:
     """Raise ProofError where a variant was compiled from other templates than would be run here."""
     for name, sha256 in record["inputs"].items():
-        if name.startswith("hgemm/") and workshop.hash_of(name) != sha256 and "host" not in name:
+        if name.startswith("hgemm/") and host_toolchain.hash_of(name) != sha256 and "host" not in name:
             raise ProofError(f"it was made from another templates/{name} than there is now: generate it anew")
 
 
@@ -150,19 +154,19 @@ def require_same_headers(workshop: Workshop, record: Mapping[str, Any]) -> None:
 class Prover:
     """Proves a variant before it is registered; may be sent to other processes."""
 
-    workshop: Workshop
+    host_toolchain: HostToolchain
     timeout_s: float = TIMEOUT_S
 
     @cached_property
     def version(self) -> str:
         """Return what a proof of this executor has in it."""
-        return self.workshop.version()
+        return self.host_toolchain.version()
 
     def proof(self, source: str, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return what running a variant adds to its record's `proof`. Raises ProofError with what was found."""
         if record["spec"]["form"] == "dsl":
             raise ProofError(NOT_IN_CPP)
-        outcome, _ = workers(1, self.timeout_s).check(request_of(self.workshop, source, record))
+        outcome, _ = workers(1, self.timeout_s).check(request_of(self.host_toolchain, source, record))
         if not outcome.passed:
             raise ProofError(outcome.reason)
         return outcome.proof

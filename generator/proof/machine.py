@@ -18,7 +18,7 @@ from generator.proof.executor import Adversary, Executable, Launch, Region, Repo
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError
 from hgemm.launch import MAP_BYTES, OPERANDS, Matrix, check, counter_bytes, geometry, grid_x, matrices, workspace_bytes
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.verify import Case, Shape, cases_of
 
@@ -61,7 +61,7 @@ class HostMemory:
 class EmulatedKernel:
     """A variant that is launched on the executor: each launch meets the next adversary, and its report is kept."""
 
-    facts: Facts
+    traits: LaunchTraits
     executable: Executable
     adversaries: tuple[Adversary, ...]
     workers: int = PERSISTENT_CTAS
@@ -72,36 +72,36 @@ class EmulatedKernel:
 
     def launch(self, problem: Problem, *, device: int = 0, workspace_size: int | None = None) -> None:
         """Check a problem, zero its counters and run it to the end. Raises ProblemError or DeviceError."""
-        check(problem, self.facts, workspace_size)
-        counters = counter_bytes(self.facts, problem.m, problem.n, problem.batch)
+        check(problem, self.traits, workspace_size)
+        counters = counter_bytes(self.traits, problem.m, problem.n, problem.batch)
         if counters:
             ctypes.memset(problem.workspace, 0, counters)
         adversary = next(self._next)
-        self.reports.append((adversary, self.executable.run(launch_of(self.facts, problem, self.workers), adversary)))
+        self.reports.append((adversary, self.executable.run(launch_of(self.traits, problem, self.workers), adversary)))
 
 
-def launch_of(facts: Facts, problem: Problem, workers: int = PERSISTENT_CTAS) -> Launch:
+def launch_of(traits: LaunchTraits, problem: Problem, workers: int = PERSISTENT_CTAS) -> Launch:
     """Return the launch of a problem: its grid, its parameters, and the memory that it may touch.
 
     `workers` is how many CTAs, or clusters, the machine holds of a variant whose grid depends on that.
     """
-    grid = grid_x(facts, problem.m, problem.n, problem.batch, workers * facts.cluster[0])
+    grid = grid_x(traits, problem.m, problem.n, problem.batch, workers * traits.cluster[0])
     parameters = [problem.pack()]
-    if facts.tensor_maps:
-        parameters.append(host_maps(facts, problem))
+    if traits.tensor_maps:
+        parameters.append(host_maps(traits, problem))
     return Launch(
         grid_x=grid,
-        cluster_ctas=facts.cluster[0],
-        threads=facts.threads,
-        smem_bytes=facts.smem_bytes + facts.static_smem_bytes,
+        cluster_ctas=traits.cluster[0],
+        threads=traits.threads,
+        smem_bytes=traits.smem_bytes + traits.static_smem_bytes,
         parameters=tuple(parameters),
-        regions=tuple(regions(facts, problem, grid)),
-        resident_ctas=RESIDENT_CTAS * facts.cluster[0],
+        regions=tuple(regions(traits, problem, grid)),
+        resident_ctas=RESIDENT_CTAS * traits.cluster[0],
         step_limit=STEP_LIMIT,
     )
 
 
-def regions(facts: Facts, problem: Problem, grid: int) -> Iterator[Region]:
+def regions(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Region]:
     """Yield what a launch of `grid` CTAs may touch, and how.
 
     An operand whose rows run along m or n may be read to the end of a chunk, and of one that is shifted on its way also the
@@ -109,18 +109,18 @@ def regions(facts: Facts, problem: Problem, grid: int) -> Iterator[Region]:
     """
     readable = abi.READABLE | abi.INITIALISED
     flags = {
-        "A": readable | _beside(facts, "a", facts.a_k_major),
-        "B": readable | _beside(facts, "b", facts.b_k_major),
+        "A": readable | _beside(traits, "a", traits.a_k_major),
+        "B": readable | _beside(traits, "b", traits.b_k_major),
         "D": abi.WRITABLE | abi.WRITE_ONCE | (abi.INITIALISED if problem.c == problem.d and problem.beta else 0),
     }
-    for name, matrix in matrices(problem, facts).items():
+    for name, matrix in matrices(problem, traits).items():
         yield _region(matrix, flags.get(name, readable))
-    yield from _workspace(facts, problem, grid)
+    yield from _workspace(traits, problem, grid)
 
 
-def _beside(facts: Facts, operand: str, k_major: bool) -> int:
+def _beside(traits: LaunchTraits, operand: str, k_major: bool) -> int:
     """Return what may be read beside an operand's elements."""
-    return (0 if k_major else abi.PADDING_READABLE) | (abi.MATRIX_READABLE if facts.shifts(operand) else 0)
+    return (0 if k_major else abi.PADDING_READABLE) | (abi.MATRIX_READABLE if traits.shifts(operand) else 0)
 
 
 def _region(matrix: Matrix, flags: int) -> Region:
@@ -138,9 +138,9 @@ def _region(matrix: Matrix, flags: int) -> Region:
     )
 
 
-def _workspace(facts: Facts, problem: Problem, grid: int) -> Iterator[Region]:
-    counters = counter_bytes(facts, problem.m, problem.n, problem.batch)
-    used = replace(facts, max_ctas=min(grid, facts.max_ctas))
+def _workspace(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Region]:
+    counters = counter_bytes(traits, problem.m, problem.n, problem.batch)
+    used = replace(traits, max_ctas=min(grid, traits.max_ctas))
     partials = workspace_bytes(used, problem.m, problem.n, problem.batch) - counters
     both = abi.READABLE | abi.WRITABLE
     places = (("counters", 0, counters, both | abi.INITIALISED), ("partial sums", counters, partials, both))
@@ -152,10 +152,10 @@ def _workspace(facts: Facts, problem: Problem, grid: int) -> Iterator[Region]:
 # ---- Tensor maps ----------------------------------------------------------------------------------------------------
 
 
-def host_maps(facts: Facts, problem: Problem) -> bytes:
+def host_maps(traits: LaunchTraits, problem: Problem) -> bytes:
     """Return the kernel's second parameter, as `hgemm.launch` encodes it for a device."""
-    rules = {rule.operand: rule for rule in facts.tensor_maps}
-    places = matrices(problem, facts)
+    rules = {rule.operand: rule for rule in traits.tensor_maps}
+    places = matrices(problem, traits)
     return b"".join(
         bytes(_host_map(rules[name], places[name.upper()])) if name in rules else bytes(MAP_BYTES) for name in OPERANDS
     )
@@ -184,11 +184,11 @@ _MOST_TILE_PRODUCTS, _MOST_SPLITS = 2**20, 4
 """Products of a CTA tile and one k-tile, and splits, up to which the raster is checked beyond its first group."""
 
 
-def default_cases(facts: Facts, stages: int) -> list[Case]:
+def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     """Return the cases that every variant must pass, made from its own tile and the depth of its pipeline."""
-    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
+    m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     ring = stages + 2  # k-tiles after which every stage was used again
-    most = ring * min(facts.splits, 2) + facts.splits - 1  # k-tiles that the splits share unevenly
+    most = ring * min(traits.splits, 2) + traits.splits - 1  # k-tiles that the splits share unevenly
     plain = [
         Shape(m, 2 * n, ring * k),  # whole tiles
         Shape(m + 1, n, 2 * k),
@@ -201,48 +201,48 @@ def default_cases(facts: Facts, stages: int) -> list[Case]:
         Shape(17, 1, k + 2),
         Shape(1, n + 8, 2 * k + 8),
     ]
-    cases = cases_of(facts, tuple(plain))
-    several = Case(Shape(m - 3, n + 5, k + 1, 2), alpha=2.0, beta=0.25 if facts.beta else 0.0)
+    cases = cases_of(traits, tuple(plain))
+    several = Case(Shape(m - 3, n + 5, k + 1, 2), alpha=2.0, beta=0.25 if traits.beta else 0.0)
     cases += [
         replace(several, loose=True),
         replace(several, shape=Shape(17, n - 1, k, 3), broadcast="a"),
         replace(several, shape=Shape(m, 19, 2 * k, 2), broadcast="b,c,bias", loose=True),
     ]
-    if facts.beta:
+    if traits.beta:
         cases.append(Case(Shape(m + 1, n // 2, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
-    if facts.grid_rule == "persistent":
+    if traits.grid_rule == "persistent":
         cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))
-    if facts.grid_rule == "stream_k":
-        cases += _shared_cases(facts)
-    return cases + _raster_cases(facts)
+    if traits.grid_rule == "stream_k":
+        cases += _shared_cases(traits)
+    return cases + _raster_cases(traits)
 
 
-def _shared_cases(facts: Facts) -> list[Case]:
+def _shared_cases(traits: LaunchTraits) -> list[Case]:
     """Return problems whose tiles stream-K shares: one, fewer than workers, more by one, and a whole wave before."""
-    m, n, k = facts.tile_m * facts.cluster_shape[0], facts.tile_n * facts.cluster_shape[1], facts.tile_k
+    m, n, k = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1], traits.tile_k
     shapes = (
         Shape(m - 1, n - 1, 15 * k - 3),
         Shape(m, n + 5, 9 * k),
         Shape(m, n // 2 + 1, 8 * k + 1, PERSISTENT_CTAS + 1),
         Shape(m // 2 + 3, n - 3, 8 * k - 1, 2 * PERSISTENT_CTAS + 1),
     )
-    return cases_of(facts, shapes if m * n * k <= _MOST_TILE_PRODUCTS else shapes[1:3])
+    return cases_of(traits, shapes if m * n * k <= _MOST_TILE_PRODUCTS else shapes[1:3])
 
 
-def _raster_cases(facts: Facts) -> list[Case]:
+def _raster_cases(traits: LaunchTraits) -> list[Case]:
     """Return problems of many tiles, so that the raster comes to its second group or panel."""
-    m, n, k = facts.tile_m, facts.tile_n, facts.tile_k
-    if m * n * k > _MOST_TILE_PRODUCTS or facts.splits > _MOST_SPLITS:
+    m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
+    if m * n * k > _MOST_TILE_PRODUCTS or traits.splits > _MOST_SPLITS:
         return []
     return [Case(Shape(8 * m + 1, n + 1, 1)), Case(Shape(m + 1, 8 * n + 1, 1))]
 
 
-def measured_case(facts: Facts, k_tiles: int) -> Case:
+def measured_case(traits: LaunchTraits, k_tiles: int) -> Case:
     """Return one whole tile of so many k-tiles a split, whose launch is counted."""
     return Case(
         Shape(
-            facts.tile_m * facts.cluster_shape[0],
-            facts.tile_n * facts.cluster_shape[1],
-            k_tiles * facts.splits * facts.tile_k,
+            traits.tile_m * traits.cluster_shape[0],
+            traits.tile_n * traits.cluster_shape[1],
+            k_tiles * traits.splits * traits.tile_k,
         )
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 from generator.errors import BuildError, ProofError
 from generator.proof.costs import Costs, count, disagreements
-from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, Workshop
+from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.verify import Case, Check, Options, Shape, cases_of, verify
 
 LAUNCHES = (
@@ -74,42 +74,44 @@ class Proved:
     sites: tuple[dict[str, Any], ...] = ()
 
 
-def prove(subject: Subject, workshop: Workshop, shapes: tuple[Shape, ...] = (), seed: int = 0) -> Proved:
+def prove(subject: Subject, host_toolchain: HostToolchain, shapes: tuple[Shape, ...] = (), seed: int = 0) -> Proved:
     """Build and check a variant, on its default cases or on `shapes`.
 
     Raises: BuildError where its text is no C++ for this compiler, DeviceError where the executor refuses a launch.
     """
     began = time.monotonic()
-    facts = Facts.of(subject.record)
-    kernel = EmulatedKernel(facts, load(subject, workshop), ())
-    cases = cases_of(facts, shapes) if shapes else default_cases(facts, subject.stages)
+    traits = LaunchTraits.of(subject.record)
+    kernel = EmulatedKernel(traits, load(subject, host_toolchain), ())
+    cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
     checks = list(_judged(kernel, cases, seed))
     if shapes or not all(check.passed for check in checks):
         return Proved(tuple(checks), {})
     costs, sites = count(kernel, subject.record["spec"])
-    wrong = "; ".join(disagreements(costs, facts, subject.record["spec"], subject.mma_per_tile))
+    wrong = "; ".join(disagreements(costs, traits, subject.record["spec"], subject.mma_per_tile))
     checks.append(Judged(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
-    proof = {} if wrong else proof_of(subject, workshop, checks[:-1], costs, seed, time.monotonic() - began)
+    proof = {} if wrong else proof_of(subject, host_toolchain, checks[:-1], costs, seed, time.monotonic() - began)
     return Proved(tuple(checks), proof, tuple(sites))
 
 
-def load(subject: Subject, workshop: Workshop) -> Executable:
+def load(subject: Subject, host_toolchain: HostToolchain) -> Executable:
     """Build a variant and load it; where the cache is damaged, which shows in either, all of it is built again, once.
 
     Raises: BuildError as `prove` does, ProofError where what the compiler makes cannot be loaded.
     """
     try:
-        return Executable(workshop.executable(subject.symbol, subject.source))
+        return Executable(host_toolchain.executable(subject.symbol, subject.source))
     except BuildError:
-        if not workshop.compiles(subject.symbol, subject.source):
+        if not host_toolchain.compiles(subject.symbol, subject.source):
             raise
     except (OSError, AttributeError):
         pass
-    path = workshop.executable(subject.symbol, subject.source, anew=True)
+    path = host_toolchain.executable(subject.symbol, subject.source, anew=True)
     try:
         return Executable(path)
     except (OSError, AttributeError) as error:
-        raise ProofError(f"what {workshop.compiler} makes cannot be loaded ({error}): name another in CXX") from error
+        raise ProofError(
+            f"what {host_toolchain.compiler} makes cannot be loaded ({error}): name another in CXX"
+        ) from error
 
 
 def _judged(kernel: EmulatedKernel, cases: list[Case], seed: int) -> Iterator[Judged]:
@@ -146,7 +148,7 @@ def _told(found: list[tuple[Adversary, Finding]]) -> Iterator[str]:
 
 
 def proof_of(
-    subject: Subject, workshop: Workshop, checks: list[Judged], costs: Costs, seed: int, seconds: float
+    subject: Subject, host_toolchain: HostToolchain, checks: list[Judged], costs: Costs, seed: int, seconds: float
 ) -> dict[str, Any]:
     """Return the record's `proof`, beside what the plan already says there."""
     return {
@@ -158,7 +160,7 @@ def proof_of(
         "shapes": [check.case for check in checks],
         "timings": [f"{timing}, {order}" for timing, order in LAUNCHES],
         "seed": seed,
-        "executor": workshop.version(),
-        "host_compiler": workshop.compiler.identity,
+        "executor": host_toolchain.version(),
+        "host_compiler": host_toolchain.compiler.identity,
         "emulate_seconds": round(seconds, 2),
     }

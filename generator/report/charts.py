@@ -262,13 +262,13 @@ def resources(records: Sequence[Record]) -> list[Figure]:
     if not records:
         return []
     archs = in_order({record.arch for record in records})
-    facts = [record.data["resources"] for record in records]
+    traits = [record.data["resources"] for record in records]
     ranges = " and ".join(
-        f"{min(one[name] for one in facts):,} to {max(one[name] for one in facts):,} {unit}"
+        f"{min(one[name] for one in traits):,} to {max(one[name] for one in traits):,} {unit}"
         for name, unit in (("registers", "registers a thread"), ("smem_bytes", "bytes of shared memory a CTA"))
     )
     words = f"{len(records):,} variants, of {ranges}."
-    fullest = max(one["occupancy"] for one in facts)
+    fullest = max(one["occupancy"] for one in traits)
     filled = f"Variants by the part of an SM's warps that they fill: at most {100 * fullest:.1f} %."
     seconds = [record.data["seconds"]["compile"] for record in records]
     took = f"Variants by the seconds that compiling took: {sum(seconds):.0f} in all, at most {max(seconds):.2f}."
@@ -291,8 +291,8 @@ def _colour(archs: Sequence[str], arch: str) -> str:
 def _draw_resources(records: Sequence[Record], archs: Sequence[str], canvas: Any) -> None:
     axes = canvas.add_subplot()
     for arch in archs:
-        facts = (record.data["resources"] for record in records if record.arch == arch)
-        places = Counter((one["registers"], one["smem_bytes"] / 1024) for one in facts)
+        traits = (record.data["resources"] for record in records if record.arch == arch)
+        places = Counter((one["registers"], one["smem_bytes"] / 1024) for one in traits)
         for least, most, points in _MARKS:
             of_size = [place for place, count in places.items() if least <= count < most]
             style = {"color": _colour(archs, arch), "alpha": 0.6, "markersize": points, "markeredgewidth": 0}

@@ -303,8 +303,8 @@ class Index:
         update = "UPDATE variants SET symbol = ?, key = ?, arch = ?, stamp = ?, flat = ? WHERE id = ?"
         self._database.execute(update, (*values, variant))
         self._database.execute("DELETE FROM facts WHERE variant = ?", (variant,))
-        facts = [(variant, name, value) for name, value in flat.items()]
-        self._database.executemany("INSERT INTO facts VALUES (?, ?, ?)", facts)
+        traits = [(variant, name, value) for name, value in flat.items()]
+        self._database.executemany("INSERT INTO facts VALUES (?, ?, ?)", traits)
 
     def delete(self, rows: list[tuple[str, str]]) -> None:
         """Remove the rows of these symbols that still have these stamps."""

@@ -16,7 +16,7 @@ from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work
 from hgemm.dtypes import DTYPES
 from hgemm.problem import Kind
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 FOLDER = Path(__file__).resolve().parent
 TMA_ALIGN_BYTES = 16
@@ -36,7 +36,7 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
     Raises: RequestError where that file is malformed.
     """
     kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
-    wanted = Wanted.dense(kind, work.extents)
+    wanted = SelectionQuery.dense(kind, work.extents)
     aligns = (wanted.align_a, wanted.align_b, wanted.align_d)
     return _plans(kind, aligns, tuple(archs), space)
 

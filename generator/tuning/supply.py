@@ -17,7 +17,7 @@ from generator.tuning.space import planned_record, plans_for
 from hgemm.bench.work import Work
 from hgemm.dispatch_table import kind_of, row_of
 from hgemm.kernel import Kernel
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.selection_query import Target
 from hgemm.tune.problem import Ranking
 
@@ -48,8 +48,8 @@ class Generating:
         for work in search.works:
             self._plans |= plans_for(work, search.archs, search.space)
         planned = {symbol: planned_record(plan) for symbol, plan in self._plans.items() if symbol not in records}
-        facts = {symbol: Facts.of(record) for symbol, record in {**planned, **records}.items()}
-        rows = {symbol: (kind_of(its), row_of(its, {**planned, **records}[symbol])) for symbol, its in facts.items()}
+        traits = {symbol: LaunchTraits.of(record) for symbol, record in {**planned, **records}.items()}
+        rows = {symbol: (kind_of(its), row_of(its, {**planned, **records}[symbol])) for symbol, its in traits.items()}
         self.ranking = Ranking(rows, target)
         self._there, self._failed = set(records), set[str]()
         self._wanted: dict[str, list[str]] = {}

@@ -69,7 +69,7 @@ def measure(climb: Climb, stand: Stand) -> dict[str, Any]:
 
     Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
     """
-    kernels = {kernel.facts.symbol: kernel for kernel in climb.kernels}
+    kernels = {kernel.traits.symbol: kernel for kernel in climb.kernels}
     with open_race(climb.work, stand) as (race, own):
         contenders = [own(Variant(kernel, stand.device)) for kernel in kernels.values()]
         if stand.baseline:
@@ -82,7 +82,7 @@ def measure(climb: Climb, stand: Stand) -> dict[str, Any]:
             race.enter(contender)
         sample = Sample(race.operands, stand.seed)
         for name in [*race.launches]:
-            acc = kernels[name].facts.acc if name in kernels else climb.work.acc
+            acc = kernels[name].traits.acc if name in kernels else climb.work.acc
             if wrong := sample.complaint(race.launches[name][0], race.sides[name], acc):
                 race.refuse(name, wrong)
         stand.watch.rest()
@@ -100,7 +100,7 @@ def _timed(race: Race, climb: Climb, stand: Stand) -> dict[str, Any]:
     began = time.perf_counter()
     times = round_times(race.steady(names))
     baseline = next((name for name in names if race.sides[name] == BASELINE), None)
-    steps = [kernel.facts.symbol for kernel in climb.kernels]
+    steps = [kernel.traits.symbol for kernel in climb.kernels]
     return {
         **found,
         "figures": {name: figures(times[name], work) for name in names},

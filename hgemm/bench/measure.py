@@ -68,11 +68,11 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return self.kernel.facts.symbol
+        return self.kernel.traits.symbol
 
     def bind(self, operands: Operands, stream: int) -> list[Launch]:
         work = operands.work
-        size = workspace_bytes(self.kernel.facts, work.m, work.n, work.batch)
+        size = workspace_bytes(self.kernel.traits, work.m, work.n, work.batch)
         if size and not self.workspace:
             self.workspace = self.device.allocate(size)
         problems = (operands.problem(at, self.workspace) for at in range(operands.sets))
@@ -443,7 +443,7 @@ def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> 
     """
     begun = time.perf_counter()
     with open_race(work, stand) as (race, own):
-        contenders: list[Contender] = [Variant(kernel, stand.device) for kernel in kernels if work.fits(kernel.facts)]
+        contenders: list[Contender] = [Variant(kernel, stand.device) for kernel in kernels if work.fits(kernel.traits)]
         if stand.baseline:
             try:
                 contenders += own(stand.baseline.propose(work, stand.protocol.algorithms)).contenders

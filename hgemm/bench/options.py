@@ -23,7 +23,7 @@ from hgemm.errors import DeviceError, RequestError, unknown
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.problem import MAX_EXTENT, Kind
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 from hgemm.verify import Shape
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -147,7 +147,7 @@ def _selecting(library: Path, target: Target) -> Callable[[Work], str | None]:
 
     def chosen(work: Work) -> str | None:
         kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
-        found = selector.find(Wanted.dense(kind, work.extents))
+        found = selector.find(SelectionQuery.dense(kind, work.extents))
         return found.symbol if found else None
 
     return chosen

@@ -52,12 +52,12 @@ class Recorder:
         self, library: Path, stand: Stand, program: str, kernels: Iterable[Kernel] = (), **header: Any
     ) -> None:
         self._library, self._stand, self._writer = library, stand, None
-        self._kernels = {kernel.facts.symbol: kernel for kernel in kernels}
+        self._kernels = {kernel.traits.symbol: kernel for kernel in kernels}
         self._header = {"program": program, **header}
 
     def know(self, kernels: Iterable[Kernel]) -> None:
         """Take note of variants that results may name."""
-        self._kernels |= {kernel.facts.symbol: kernel for kernel in kernels}
+        self._kernels |= {kernel.traits.symbol: kernel for kernel in kernels}
 
     def add(self, result: Mapping[str, Any]) -> None:
         """Add a result of hgemm.bench.measure: of ours the finalists, the best first, then those that were only screened."""
@@ -158,7 +158,7 @@ def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
     left, total = _left_over(wanted, document), len({(work.key, state) for work, state in wanted})
     with ExitStack() as stack:
         stand = stand_of(plan, device, document, stack)
-        kernels = [kernel for kernel in plan.kernels if kernel.facts.symbol not in document["hung"]]
+        kernels = [kernel for kernel in plan.kernels if kernel.traits.symbol not in document["hung"]]
         recorder = _recorder(plan, stand, document, stack)
         for at, (work, state) in enumerate(left):
             spent = time.perf_counter() - begun
@@ -190,7 +190,7 @@ def _for(work: Work, kernels: Sequence[Kernel], plan: Plan) -> Sequence[Kernel]:
     if plan.chosen is None:
         return kernels
     symbol = plan.chosen(work)
-    found = [kernel for kernel in kernels if kernel.facts.symbol == symbol]
+    found = [kernel for kernel in kernels if kernel.traits.symbol == symbol]
     if symbol and not found:
         raise DeviceError(f"the library selects {symbol}, which is left out here: --dispatched wants no filters")
     return found
@@ -254,7 +254,7 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
         document["lost"] = ""
     for kernel in plan.kernels:
         record = kernel.record
-        document["variants"][kernel.facts.symbol] = {
+        document["variants"][kernel.traits.symbol] = {
             name: record.get(name) for name in ("key", "arch", "spec", "launch", "resources")
         }
     return document

@@ -13,7 +13,7 @@ from typing import Any
 from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import LibraryError, RequestError, unknown
 from hgemm.kernel import Kernel
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import MAX_EXTENT
 from hgemm.record import TEXT, fields, integer, text
 from hgemm.verify import Shape
@@ -78,10 +78,10 @@ class Work:
     def shape(self) -> Shape:
         return Shape(self.m, self.n, self.k, self.batch)
 
-    def fits(self, facts: Facts) -> bool:
+    def fits(self, traits: LaunchTraits) -> bool:
         """Tell whether a variant computes such problems: the same layout and types, and a plain epilogue."""
-        same = all(getattr(facts, name) == getattr(self, name) for name in _COMPARED)
-        return same and facts.bias == "none" and facts.activation == "none"
+        same = all(getattr(traits, name) == getattr(self, name) for name in _COMPARED)
+        return same and traits.bias == "none" and traits.activation == "none"
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)

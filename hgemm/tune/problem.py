@@ -17,7 +17,7 @@ from hgemm.kernel import Kernel
 from hgemm.measured import ONE, Nearby, Problem, point
 from hgemm.problem import Kind
 from hgemm.selection import row_serves
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 Sampler = Callable[[Sequence[str], int], Mapping[str, Sequence[float]]]
 """Measures each name so many times, in turns, and returns the times."""
@@ -85,7 +85,7 @@ class Ranking:
 
     def learn(self, problem: Problem, times_us: Mapping[str, float], order: Sequence[str] = ()) -> None:
         """Take note of times on one problem, and of an order there, the best first."""
-        wanted = Wanted.dense(problem.kind, problem.extents)
+        wanted = SelectionQuery.dense(problem.kind, problem.extents)
         rows = {symbol: self.rows[symbol][1] for symbol in times_us if symbol in self.rows}
         if rows and not wanted.straddling:  # those say little of others
             self._learnt.setdefault(problem.kind, {})[problem.extents] = {
@@ -104,7 +104,7 @@ class Ranking:
         measured around the problem, and those of least estimate: near problems may have misled.
         """
         kind = _kind(work)
-        wanted = Wanted.dense(kind, work.extents)
+        wanted = SelectionQuery.dense(kind, work.extents)
         estimates = {
             symbol: clocks(row, wanted, self.target)
             for symbol, (its_kind, row) in self.rows.items()
@@ -147,7 +147,7 @@ def tune(work: Work, kernels: Sequence[Kernel], stand: Stand, order: Callable[[s
     begun = time.perf_counter()
     with open_race(work, stand) as (race, own):
         for kernel in kernels:
-            stand.watch.begin(kernel.facts.symbol)
+            stand.watch.begin(kernel.traits.symbol)
             race.enter(own(Variant(kernel, stand.device)))
         sample = Sample(race.operands, stand.seed)
         finalists = _halved(race, sample)

@@ -30,7 +30,7 @@ from hgemm.disk import told
 from hgemm.dispatch_table import kind_of, order_of, row_of
 from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
-from hgemm.launch_traits import Facts
+from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import FOLDER, STATE, Problem, Session, read_sessions, standings
 from hgemm.selection_query import Target
 from hgemm.tune.problem import Ranking, tune
@@ -57,10 +57,10 @@ class Prebuilt:
     """Variants that are there."""
 
     def __init__(self, kernels: Iterable[Kernel], target: Target, candidates: int) -> None:
-        self._kernels = {kernel.facts.symbol: kernel for kernel in kernels}
+        self._kernels = {kernel.traits.symbol: kernel for kernel in kernels}
         self._candidates = candidates
         self.keys = {symbol: kernel.record["key"] for symbol, kernel in self._kernels.items()}
-        rows = {symbol: (kind_of(one.facts), row_of(one.facts, one.record)) for symbol, one in self._kernels.items()}
+        rows = {symbol: (kind_of(one.traits), row_of(one.traits, one.record)) for symbol, one in self._kernels.items()}
         self.ranking = Ranking(rows, target)
 
     def ready(self, works: Sequence[Work]) -> Work:
@@ -73,9 +73,9 @@ class Prebuilt:
         pass
 
 
-def plainness(facts: Facts) -> tuple[Any, ...]:
+def plainness(traits: LaunchTraits) -> tuple[Any, ...]:
     """Return by what variants are sorted of which none is faster: fewer splits, smaller clusters, the table's order."""
-    return facts.splits, facts.cluster_ctas, order_of(facts)
+    return traits.splits, traits.cluster_ctas, order_of(traits)
 
 
 # ==== A whole tuning: problem after problem, each recorded at once in the library, within a budget, resumable ====
@@ -151,7 +151,7 @@ def run(plan: Plan, supply: Supply, device: Device, tell: Tell) -> dict[str, Any
                 break
             work = supply.ready(left)
             left.remove(work)
-            kernels = [one for one in supply.kernels(work) if one.facts.symbol not in document["hung"]]
+            kernels = [one for one in supply.kernels(work) if one.traits.symbol not in document["hung"]]
             try:
                 result = tune(work, kernels, stand, _order(kernels, supply, work))
             except LostDevice as error:
@@ -191,9 +191,9 @@ def _hung(plan: Plan, watch: Watch) -> list[str]:
 
 def _order(kernels: Sequence[Kernel], supply: Supply, work: Work) -> Callable[[str], Any]:
     """What stood before is kept where nothing wins beyond the spread; of new ones the plainest."""
-    facts = {kernel.facts.symbol: kernel.facts for kernel in kernels}
+    traits = {kernel.traits.symbol: kernel.traits for kernel in kernels}
     stood = supply.ranking.stands(work)
-    return lambda symbol: (symbol != stood, plainness(facts[symbol]))
+    return lambda symbol: (symbol != stood, plainness(traits[symbol]))
 
 
 def _left_over(plan: Plan, mine: Sequence[Session]) -> list[Work]:

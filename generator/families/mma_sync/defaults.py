@@ -238,9 +238,9 @@ def _spec(fields: Request, choice: Request) -> Spec:
     """Return the choice as a spec, with operands placed without bank conflicts; what the request says stands."""
     plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
     tiles = {"smem_a": plan.a, "smem_b": plan.b}
-    placed = plan.having(**{name: _placement(tile, plan) for name, tile in tiles.items() if name not in fields})
+    placed = plan.replace(**{name: _placement(tile, plan) for name, tile in tiles.items() if name not in fields})
     if placed.staged and "store_spacing" not in fields:
-        placed = placed.having(store_spacing=planned_spacing(placed))
+        placed = placed.replace(store_spacing=planned_spacing(placed))
     return placed.spec
 
 

@@ -51,13 +51,13 @@ def resolve(request: Request) -> Spec:
     first = next(plans)
     legal = (plan for plan in itertools.chain((first,), plans) if not any(rule.broken(plan) for rule in RULES))
     found = next(legal, first)
-    return found.having(cta_tile=fields.get("cta_tile", found.spec.cta_tile)).spec
+    return found.replace(cta_tile=fields.get("cta_tile", found.spec.cta_tile)).spec
 
 
 def _plan(request: Request, fields: Request, choice: Request) -> Plan:
     """Return the plan of a choice, in which what the family decides is as it does, unless the request says otherwise."""
     plan = Plan(Spec(**{**fields, **choice}))
-    return plan.having(**{name: value for name, value in plan.implied.items() if name not in request})
+    return plan.replace(**{name: value for name, value in plan.implied.items() if name not in request})
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Request]:

@@ -116,9 +116,9 @@ def _raster(tile: Tile) -> Raster:
 def _with_most_stages(fields: Request, choice: Request) -> Plan:
     """Return the plan of a choice with as many stages as fit, unless the request says how many."""
     spec = Spec(**{**_UNIMPLIED, "stages": STAGES[0], **fields, **choice})
-    plan = Plan(spec).having(**{name: value for name, value in Plan(spec).implied.items() if name not in fields})
+    plan = Plan(spec).replace(**{name: value for name, value in Plan(spec).implied.items() if name not in fields})
     deeper = () if "stages" in fields else range(MAX_STAGES, STAGES[0], -1)
-    more = (Plan(plan.spec.having(stages=stages)) for stages in deeper)  # from stages, the family decides nothing
+    more = (Plan(plan.spec.replace(stages=stages)) for stages in deeper)  # from stages, the family decides nothing
     return next((deep for deep in more if deep.smem_bytes <= _most_smem_bytes(deep)), plan)
 
 
