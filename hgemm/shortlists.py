@@ -25,7 +25,7 @@ from hgemm.measured import (
     point,
 )
 from hgemm.problem import Kind, serves
-from hgemm.selection_query import Target, Wanted
+from hgemm.selection_query import SelectionQuery, Target
 
 LISTED = 8
 """Variants of a list that need no workspace."""
@@ -61,7 +61,7 @@ class Lists:
         self.target = Target.typical(f"sm_{survey.capability}", survey.sms)
         self._found: dict[int, Listed] = {}
         kind = Kind.of_code(survey.kind)
-        straight = [one for one in survey.problems if not Wanted.dense(kind, one.extents).straddling]
+        straight = [one for one in survey.problems if not SelectionQuery.dense(kind, one.extents).straddling]
         self._points = np.array([problem.point for problem in straight]).reshape(-1, 4)
         ways = {
             place: way_of(table.groups[row.group].arch, self.target.capability)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hgemm.dtypes import OUTPUTS
-from hgemm.problem import (ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES)
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ def _definition(enum: Enum) -> str:
     lines = [f"  {enum.prefix}{word.upper()} = {value}," for value, word in enumerate(enum.words)]
     lines[-1] = lines[-1].removesuffix(",")
     lines = [
-        f"{line} /* {_NOTES[word]} */" if word in _NOTES else line
-        for line, word in zip(lines, enum.words, strict=True)
+        f"{line} /* {_NOTES[word]} */" if word in _NOTES else line for line, word in zip(lines, enum.words, strict=True)
     ]
     return "\n".join([f"typedef enum hgemm_{enum.name} {{", *lines, f"}} hgemm_{enum.name};"])

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import accumulate
 
-from generator.export.enums import COUNTS
 from generator.build.toolchain import INSTALL
 from generator.errors import HgemmError
+from generator.export.enums import COUNTS
 from hgemm.dispatch_table import Group, Row, Table
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, MapRule

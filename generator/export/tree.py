@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator import __version__
-from generator.export.enums import with_enums
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
+from generator.export.enums import with_enums
 from generator.export.table_c import Shortlists, pack, table_c, table_h
 from generator.store.files import temporary_name, told
 from hgemm.dispatch_table import Table
