@@ -18,8 +18,7 @@ from records import make_record
 
 import hgemm.device
 from generator.cli.main import hgemm_command
-from generator.cli.output import write_junit
-from generator.device_check import Outcome, Request, Workers, check_here
+from generator.device_check import Outcome, Request, Workers, check_here, write_junit
 from generator.store.library import Library
 from hgemm import DeviceError
 from hgemm.launch_traits import LaunchTraits

@@ -270,7 +270,7 @@ def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path
         "workspace_bytes_per_tile",
     } and named == sorted(named)
     assert {*json.loads(call("list", "--library", tmp_path / "none", "--fields", "--json").stdout)} == FIELDS
-    (columns,) = (option for option in list.list_command.params if option.name == "columns")
+    (columns,) = (option for option in hgemm_command.get_command(None, "list").params if option.name == "columns")
     found = columns.type.shell_complete(None, columns, "symbol,spill")
     assert [item.value for item in found] == ["symbol,spill_bytes", "symbol,spilled"]
     assert [item.value for item in columns.type.shell_complete(None, columns, "-spill")][0] == "-spill_bytes"

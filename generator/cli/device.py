@@ -14,8 +14,8 @@ import click
 from generator.arch import parse_arch_list
 from generator.build.workers import cores
 from generator.cli.options import SIZE, Symbol, filter_options, json_option, library_option
-from generator.cli.output import counted, tell_left_out, write_junit
-from generator.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers, open_kernel
+from generator.cli.output import counted, tell_left_out
+from generator.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers, open_kernel, write_junit
 from generator.errors import RequestError
 from generator.proof.executor import COSTS_CASE
 from generator.store.library import Library

@@ -13,25 +13,21 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import click
 
 from generator.arch import ARCHS, WGMMA_SM90
 from generator.build.pipeline import Outcome
 from generator.defaults import deciding_field, sole_family
-from generator.device_check import Outcome as DeviceOutcome
 from generator.options import option_of
 from generator.store.index import Measurement
 from generator.store.library import Library
 from generator.store.query import Selection, left_out
 from generator.sweep import Candidate, Sweep
-from hgemm.disk import write_whole
 from hgemm.errors import on
 from hgemm.library import Variant
 from hgemm.record import Scalar
@@ -259,39 +255,6 @@ def _bar(console: Console, total: int) -> Iterator[Callable[..., None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[pace]}"))
     with Progress(*columns, console=console, transient=True) as bar:
         yield partial(bar.update, bar.add_task("", total=total, pace=""))
-
-
-# ==== The JUnit file that CI systems read ====
-
-
-def write_junit(path: Path, outcomes: Iterable[DeviceOutcome]) -> None:
-    """Write a suite a variant and a test a case. Raises LibraryError where the file cannot be written."""
-    root = ElementTree.Element("testsuites", name="hgemm verify")
-    for outcome in outcomes:
-        root.append(_suite(outcome))
-    ElementTree.indent(root)
-    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
-
-
-def _suite(outcome: DeviceOutcome) -> ElementTree.Element:
-    failures = len(outcome.checks) - outcome.passed_cases
-    counts = {
-        "tests": len(outcome.checks) or 1,
-        "failures": failures,
-        "errors": int(bool(outcome.error)),
-        "skipped": int(bool(outcome.skipped)),
-    }
-    written = {name: str(count) for name, count in counts.items()}
-    suite = ElementTree.Element("testsuite", name=outcome.symbol, time=f"{outcome.seconds:.3f}", **written)
-    for check in outcome.checks:
-        case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name=check["case"])
-        if not check["passed"]:
-            ElementTree.SubElement(case, "failure", message=check["reason"])
-    for tag, reason in (("error", outcome.error), ("skipped", outcome.skipped)):
-        if reason:
-            case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name="load")
-            ElementTree.SubElement(case, tag, message=reason)
-    return suite
 
 
 # ==== The note of what `--arch` leaves out unawares ====
