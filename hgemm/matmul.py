@@ -190,7 +190,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Asked:
-    """A product as it is read from arrays, before a variant is chosen: the part of Facts that says what they must be."""
+    """A product as it is read from arrays, before a variant is chosen: the part of LaunchTraits that says what they must be."""
 
     kind: Kind
     symbol: str = "matmul"

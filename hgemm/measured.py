@@ -175,7 +175,7 @@ _RESULT = fields(
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem whose operands lie dense. Shapes: as in hgemm.launch_traits.Facts."""
+    """A problem whose operands lie dense. Shapes: as in hgemm.launch_traits.LaunchTraits."""
 
     m: int
     n: int

@@ -19,15 +19,13 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from generator.cli.main import generate_command, hgemm_command, main
-from generator.proof.jobs import Prover
-from generator.proof.jobs import check_here, request_of
-from generator.proof.executor import HostToolchain
-from generator.proof.executor import HostCompiler, NoCompiler, find_compiler
 from generator.build.pipeline import Outcome, Settings, make
+from generator.build.toolchain import templates_folder
+from generator.cli.main import generate_command, hgemm_command, main
+from generator.proof.executor import HostCompiler, HostToolchain, NoCompiler, find_compiler
+from generator.proof.jobs import Prover, check_here, request_of
 from generator.store.library import Library
 from generator.sweep import sweep
-from generator.build.toolchain import templates_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 # Commands are started hundreds of times, and compiling their modules takes 0.1 s.

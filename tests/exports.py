@@ -24,7 +24,7 @@ from generator.sweep import sweep
 from hgemm.dispatch_table import kind_of
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.problem import (ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem)
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem
 
 TESTS = Path(__file__).resolve().parent
 MORE = (

@@ -20,18 +20,20 @@ pytest.importorskip("distributed", reason="distributed is not installed: pip ins
 import dask  # noqa: E402
 from distributed import Client, LocalCluster  # noqa: E402
 
-from generator.build.pipeline import Product  # noqa: E402
+from generator.build import dask as cluster_module  # noqa: E402
+from generator.build.dask import Cluster, Order, build_here, difference, identity  # noqa: E402  # noqa: E402
+from generator.build.pipeline import (  # noqa: E402
+    Product,  # noqa: E402
+    Settings,
+    make,
+)
+from generator.build.toolchain import templates_folder  # noqa: E402
+from generator.build.workers import Lost, Pool, run  # noqa: E402
 from generator.errors import BuildError, HgemmError, RequestError  # noqa: E402
-from generator.proof.executor import HostToolchain  # noqa: E402
 from generator.naming import symbol_of  # noqa: E402
-from generator.build.pipeline import Settings, make  # noqa: E402
+from generator.proof.executor import HostToolchain  # noqa: E402
 from generator.store.library import Library  # noqa: E402
 from generator.sweep import sweep  # noqa: E402
-from generator.build.toolchain import templates_folder  # noqa: E402
-from generator.build import dask as cluster_module  # noqa: E402
-from generator.build.dask import Cluster, Order, build_here  # noqa: E402
-from generator.build.workers import Lost, Pool, run  # noqa: E402
-from generator.build.dask import difference, identity  # noqa: E402
 
 WORKERS = 2
 SWEEP = {**SMALL, "stages": "2:5", "layout": "tn,nn,nt,tt"}

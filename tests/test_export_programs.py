@@ -19,7 +19,7 @@ from generator.build.toolchain import cuda_include, templates_folder
 from generator.emit import emit
 from generator.errors import LibraryError, RequestError
 from generator.export.table_c import MAX_LISTED_ROW
-from generator.export.tree import (Wish, check_name, export, renamed)
+from generator.export.tree import Wish, check_name, export, renamed
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.launch import counter_bytes, grid_x

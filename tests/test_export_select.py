@@ -20,9 +20,9 @@ from hgemm.dispatch_table import PTX, Table, kind_of
 from hgemm.errors import UnfitError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.problem import (ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, serves)
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, serves
 from hgemm.selection import Selector, needs
-from hgemm.selection_query import TYPICAL, Target, SelectionQuery
+from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
 PROBLEMS = 10_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.faults import FAULTS, NUMBERS, Fault, catch
-from generator.proof.jobs import check_here
 from generator.proof.executor import HostToolchain
+from generator.proof.jobs import check_here
 
 SEED = 0
 SOUND = {(*sorted(fault.options.items()), fault.shapes): fault for fault in FAULTS}.values()

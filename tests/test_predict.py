@@ -17,7 +17,7 @@ from benchmarks import fit_model
 from generator.cli.main import hgemm_command, main
 from hgemm.model.cards import USUAL, card, usual_card
 from hgemm.model.kernel import Size
-from hgemm.model.predict import (PATH, cycles_of, fit_of, fits, parse_fits, predict, problem_of, terms)
+from hgemm.model.predict import PATH, cycles_of, fit_of, fits, parse_fits, predict, problem_of, terms
 from hgemm.record import Mismatch
 
 SYNC = {

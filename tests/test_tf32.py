@@ -8,16 +8,16 @@ import pytest
 from conftest import ProverHere, made
 from simulated import record
 
+from generator.build.pipeline import Settings
 from generator.cli.output import hints
 from generator.proof.executor import HostToolchain
-from generator.build.pipeline import Settings
 from generator.sweep import sweep
 from hgemm.arrays import View
 from hgemm.errors import ProblemError, RequestError
-from hgemm.launch_traits import LaunchTraits
 from hgemm.kernel import problem_of
-from hgemm.problem import Kind, word_of
+from hgemm.launch_traits import LaunchTraits
 from hgemm.matmul import Options, kinds
+from hgemm.problem import Kind, word_of
 
 S4 = {"arch": "sm_80", "tile": "128x64x32", "warp_tile": "32x32", "stages": "1", "smem": "none", "mma": "m16n8k8"}
 """The tile of the tensor-core puzzle: 8 warps, one stage, no padding."""

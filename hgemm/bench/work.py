@@ -42,7 +42,7 @@ WORK = fields(
 class Work:
     """One problem, its operands dense: leading dimensions are the contiguous extents.
 
-    Shapes: as in hgemm.launch_traits.Facts, whose names `layout` and the types have.
+    Shapes: as in hgemm.launch_traits.LaunchTraits, whose names `layout` and the types have.
     """
 
     m: int
