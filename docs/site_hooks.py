@@ -149,6 +149,7 @@ def c_api() -> str:
 
     text = with_enums(HEADER.read_text(encoding="utf-8"))
     text = re.sub(r"HGEMM_FIELD\((\w+), (\w+), \w+\)", r"\1 \2", text)
+    text = re.sub(r"; +/\*", "; /*", text)
     functions = re.findall(r"/\* ((?:(?!\*/).)*?) ?\*/\nHGEMM_API ([^;]*?(hgemm_\w+)\([^;]*\));", text, re.DOTALL)
     if not functions:
         raise RuntimeError(f"{HEADER} has no function with a comment")
@@ -173,7 +174,9 @@ def _wrapped(declaration: str) -> str:
 def _plain(comment: str) -> str:
     """Return a C comment as Markdown: no leading stars, and a paragraph for each heading."""
     text = re.sub(r"\n \*? ?", "\n", comment).replace("*", r"\*").replace("_", r"\_")
-    return re.sub(r"(?:^|(?<=\. )|\n)(Errors|Additional errors|CUDA graphs|Determinism|Units|Threads): ", r"\n\n**\1:** ", text)
+    return re.sub(
+        r"(?:^|(?<=\. )|\n)(Errors|Additional errors|CUDA graphs|Determinism|Units|Threads): ", r"\n\n**\1:** ", text
+    )
 
 
 GENERATED: dict[str, Callable[[], str]] = {

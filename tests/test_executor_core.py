@@ -164,7 +164,9 @@ def told(executable: Executable, rule: str, kind: str, adversary: Adversary = AL
 
 def test_a_race_names_both_sides(rules: Executable) -> None:
     message = told(rules, "overwritten_while_read", "race")
-    expected = r"CTA \(0,0,0\) thread \d+ reads shared memory at byte \d+ in no order with the write by thread \d+ of CTA 0 at "
+    expected = (
+        r"CTA \(0,0,0\) thread \d+ reads shared memory at byte \d+ without synchronization after the write by thread"
+    )
     assert re.match(expected, message.replace("writes", "reads").replace("the read", "the write"))
     line = int(message.rpartition(":")[2])
     assert "st_shared" in SOURCE.splitlines()[line - 1] or "ld_shared" in SOURCE.splitlines()[line - 1]
@@ -183,9 +185,7 @@ def test_lanes_that_miss_a_collective_are_counted(rules: Executable) -> None:
 
 def test_poison_and_bounds_name_the_element(rules: Executable) -> None:
     assert told(rules, "set", "poison").startswith("out[row 0][column 0] depends on")
-    assert "read of 4 bytes that belong to nothing, 4 bytes past the end of in" in told(
-        rules, "inside_global", "bounds"
-    )
+    assert "read of 4 bytes outside all regions, 4 bytes past the end of in" in told(rules, "inside_global", "bounds")
 
 
 @pytest.mark.parametrize("rule", ["neighbours_of_a_warp", "stores_awaited", "cluster_waits"])
@@ -197,11 +197,11 @@ def test_the_same_adversary_replays_the_same_run(rules: Executable, rule: str) -
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"parameters": (bytes(31), bytes(128))}, "parameter 0 has 32 bytes, the request 31"),
+        ({"parameters": (bytes(31), bytes(128))}, "parameter 0 of the kernel has 32 bytes, that of the request 31"),
         ({"parameters": (bytes(32),)}, "the kernel takes 2 parameters, the request has 1"),
         ({"threads": 48}, "threads must be a multiple of 32"),
-        ({"smem_bytes": 232449}, "shared_bytes is more than a CTA can have"),
-        ({"grid_x": 3, "cluster_ctas": 2}, "grid must be whole clusters"),
+        ({"smem_bytes": 232449}, "shared_bytes exceeds the limit"),
+        ({"grid_x": 3, "cluster_ctas": 2}, "grid must be a multiple of cluster"),
     ],
 )
 def test_a_launch_that_makes_no_sense_is_refused(rules: Executable, change: dict, reason: str) -> None:

@@ -1,17 +1,18 @@
-/* How a program runs a variant on the CPU: the C interface of the shared object that a variant's text is built into.
+/* The C interface of the CPU executor: how a program runs a kernel (a "variant") on the CPU.
  *
- * Building. The executor is compiled once, each variant's emitted text by itself, unchanged:
+ * Build the executor once. Then build each emitted kernel, unchanged, into a shared object of its own:
  *
  *     c++ -std=c++17 -O2 -fPIC -fvisibility=hidden -I TEMPLATES -c TEMPLATES/executor/executor.cpp -o executor.o
  *     c++ -std=c++17 -O1 -fPIC -fvisibility=hidden -shared -DHGEMM_HOST -I TEMPLATES
  *         -DHGEMM_VARIANT_FILE='"/path/of/kernel.cu"' -DHGEMM_VARIANT=SYMBOL
  *         TEMPLATES/executor/variant.cpp executor.o -o variant.so
  *
- * Then `dlopen` it and call hgemm_emulate. The shared object keeps its state in globals: one call at a time in each (a second
- * one is refused), as many processes and shared objects as you like. A kernel that goes round the atoms may crash the process.
+ * Load it with `dlopen` and call hgemm_emulate. A shared object keeps its state in globals, so it runs one call at a time; a
+ * second concurrent call fails. Several processes or shared objects can run in parallel. A kernel that accesses memory without
+ * using atoms may crash the process.
  *
- * What is filled with bytes 0xFF (HGEMM_POISON) is poison: a NaN that keeps its bits through the executor's arithmetic. Fill
- * padding, guard bands and D with it before a run; an element of D that depends on any of it is then a finding that says so.
+ * Memory filled with 0xFF bytes (HGEMM_POISON) is poison: a NaN that keeps its bits through the executor's arithmetic. Fill
+ * padding, guard bands and D with it before a run. The report then names each element of D that depends on poison.
  */
 #ifndef HGEMM_EXECUTOR_ABI_H
 #define HGEMM_EXECUTOR_ABI_H
@@ -28,11 +29,15 @@ extern "C" {
 
 /* ---- Adversary --------------------------------------------------------------------------------------------------- */
 
-/* When asynchronous work (copies, TMA, wgmma) takes effect: as late as the program allows, at once, or at any time between. */
+/* The adversary makes every choice that the CUDA programming model leaves open, so that different runs expose different bugs.
+ *
+ * Timing: when asynchronous work (cp.async, TMA, wgmma) takes effect. Late: at the last moment that the program allows. Early:
+ * at once. Any time: at a random moment between. */
 enum hgemm_timing { HGEMM_LATE = 0, HGEMM_EARLY = 1, HGEMM_ANY_TIME = 2 };
 
-/* Which warp runs next: all in turn; always the lowest that can, or the highest, which then runs as far ahead of the others as
- * the program allows; or any. The same holds for the CTAs among those that are resident, and for those that come next. */
+/* Order: which warp runs next. Round robin: each in turn. Ahead low, ahead high: always the lowest or highest warp that can
+ * run, so that it gets as far ahead of the others as the program allows. Any order: a random warp. Resident CTAs, and the CTA
+ * that starts next, are chosen in the same way. */
 enum hgemm_order { HGEMM_ROUND_ROBIN = 0, HGEMM_AHEAD_LOW = 1, HGEMM_AHEAD_HIGH = 2, HGEMM_ANY_ORDER = 3 };
 
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
@@ -40,19 +45,20 @@ enum hgemm_order { HGEMM_ROUND_ROBIN = 0, HGEMM_AHEAD_LOW = 1, HGEMM_AHEAD_HIGH 
 enum hgemm_region_flags {
   HGEMM_READABLE = 1,
   HGEMM_WRITABLE = 2,
-  HGEMM_WRITE_ONCE = 4,       /* every element must be written exactly once by the launch: D */
-  HGEMM_INITIALISED = 8,      /* holds values before the launch; otherwise a read needs a write before it */
-  HGEMM_PADDING_READABLE = 16, /* reads may run on from a row into its padding, but not past the last row of all */
-  HGEMM_MATRIX_READABLE = 32   /* reads may touch anything from a matrix's first byte to the last of its last row */
+  HGEMM_WRITE_ONCE = 4,       /* the launch must write every element exactly once (D) */
+  HGEMM_INITIALISED = 8,      /* holds values before the launch; otherwise it must be written before it is read */
+  HGEMM_PADDING_READABLE = 16, /* reads may extend from a row into its padding, but not past the last row */
+  HGEMM_MATRIX_READABLE = 32   /* reads may access any byte from the first to the last element of a matrix */
 };
 
-/* One matrix, or a batch of them, or a plain buffer (one row). Row r of matrix b begins at
+/* A matrix, a batch of matrices, or a plain buffer (one row). Row r of matrix b begins at
  *     base + b * batch_stride_bytes + r * pitch_bytes
- * and has row_bytes bytes; what follows until the next row is padding. A batch stride of 0 is one matrix that serves all.
- * Matrices of a batch do not interleave. Regions may overlap where they are the same memory (C and D in place): an access is
- * legal if one of them allows it. What lies in no region belongs to nobody; a region ends with its last row's row_bytes. */
+ * and has row_bytes bytes. The bytes up to the next row are padding. With a batch stride of 0, the whole batch uses one matrix.
+ * Matrices of a batch must not interleave. Regions may overlap if they are the same memory (C and D in place); an access is
+ * legal if one region allows it. An access outside all regions is a finding. A region ends with its last row, without
+ * padding. */
 struct hgemm_region {
-  char const *name; /* of findings: "A", "D" */
+  char const *name; /* used in findings, such as "A" or "D" */
   void *base;
   uint64_t rows, row_bytes, pitch_bytes;
   uint64_t batches, batch_stride_bytes;
@@ -64,8 +70,8 @@ struct hgemm_region {
 
 enum hgemm_swizzle { HGEMM_SWIZZLE_NONE = 0, HGEMM_SWIZZLE_32 = 1, HGEMM_SWIZZLE_64 = 2, HGEMM_SWIZZLE_128 = 3 };
 
-/* What 128 bytes of CUtensorMap are to the host: put it where the kernel's parameter has its TensorMap. Dimension 0 is the
- * contiguous one; stride_bytes[i] is from one index of dimension i + 1 to the next. */
+/* The executor's version of CUtensorMap, also 128 bytes. Store it in the kernel's TensorMap parameter. Dimension 0 is
+ * contiguous. stride_bytes[i] is the stride of dimension i + 1. */
 struct hgemm_tensor_map {
   uint64_t base; /* address */
   uint64_t extent[5];
@@ -74,7 +80,7 @@ struct hgemm_tensor_map {
   uint32_t rank;
   uint32_t element_bytes;
   uint32_t swizzle; /* enum hgemm_swizzle */
-  uint32_t magic;   /* HGEMM_TENSOR_MAP, so that a map nobody filled in is told apart */
+  uint32_t magic;   /* HGEMM_TENSOR_MAP; detects maps that were not filled in */
   uint32_t reserved[3];
 };
 #define HGEMM_TENSOR_MAP 0x70616d74u
@@ -83,29 +89,29 @@ struct hgemm_tensor_map {
 
 struct hgemm_emulation {
   uint32_t version; /* HGEMM_ABI_VERSION */
-  uint32_t grid[3], cluster[3]; /* CTAs; 1 where there are no clusters */
-  uint32_t threads;             /* of a CTA, a multiple of 32 */
-  uint32_t shared_bytes;        /* dynamic shared memory of a CTA, at most 232448 */
-  uint32_t registers; /* of a thread at launch, which setmaxnreg hands round; 0: all that a CTA alone on its SM can have */
-  uint32_t resident_ctas; /* that live at once, whole clusters; 0: all of them, up to 64. 1 runs them one after another, which
-                           * suffices where no CTA waits for another; races between CTAs are found in any case */
+  uint32_t grid[3], cluster[3]; /* CTAs; cluster is 1, 1, 1 without clusters */
+  uint32_t threads;             /* per CTA, a multiple of 32 */
+  uint32_t shared_bytes;        /* dynamic shared memory per CTA, at most 232448 */
+  uint32_t registers; /* per thread at launch, redistributed by setmaxnreg; 0: the maximum of a CTA that is alone on its SM */
+  uint32_t resident_ctas; /* CTAs that run at the same time, in whole clusters; 0: all of them, up to 64. 1 is enough if no CTA
+                           * waits for another one. Races between CTAs are found in any case. */
   uint32_t timing, order; /* enum hgemm_timing, enum hgemm_order */
-  uint64_t seed;          /* of whatever is left to chance; the same seed replays the same run */
-  uint64_t step_limit;    /* warp instructions after which the run is given up as endless; 0: 1e9 */
+  uint64_t seed;          /* of the random choices; the same seed repeats the same run */
+  uint64_t step_limit;    /* warp instructions after which the run stops as endless; 0: 1e9 */
   uint32_t parameter_count;
   uint32_t region_count;
-  void const *const *parameters;   /* as cuLaunchKernel takes them: the address of each; Problem first */
-  uint64_t const *parameter_bytes; /* size of each, checked against the kernel's own */
+  void const *const *parameters;   /* the address of each, as for cuLaunchKernel; Problem is first */
+  uint64_t const *parameter_bytes; /* size of each; must match the kernel's */
   struct hgemm_region const *regions;
 };
 
 /* ---- Result ------------------------------------------------------------------------------------------------------ */
 
 enum hgemm_emulate_status {
-  HGEMM_EMULATED = 0,        /* the kernel ran, or was stopped by a finding: the report says */
-  HGEMM_BAD_REQUEST = 1,     /* nothing ran: report_json is {"error": "..."} */
-  HGEMM_REPORT_TOO_LONG = 2, /* it ran, and the report was cut off at the capacity: call again with more */
-  HGEMM_BUSY = 3             /* another thread is inside this shared object; the report says so as that of a bad request does */
+  HGEMM_EMULATED = 0,        /* the kernel ran; findings, if any, are in the report */
+  HGEMM_BAD_REQUEST = 1,     /* nothing ran; report_json is {"error": "..."} */
+  HGEMM_REPORT_TOO_LONG = 2, /* the kernel ran, but the report was truncated: call again with more capacity */
+  HGEMM_BUSY = 3             /* another thread runs a kernel of this shared object; report_json is {"error": "..."} */
 };
 
 /* Runs one launch and writes its report, a NUL-terminated JSON object:
@@ -115,25 +121,25 @@ enum hgemm_emulate_status {
  *               "ideal_wavefronts": 384, "sectors": 1536, "ideal_sectors": 1536, "bytes": 49152}, ...],
  *    "counters": {"mma_m16n8k16": 256, "cta_barrier": 20, "bytes_global_to_shared": 49152, ..., "steps": 4711}}
  *
- * No finding: the run is clean. One finding a kind and source line, the first one's message and how many there were.
+ * A run without findings is clean. There is one finding for each kind and source line, with the first message and a count.
  *
- *   bounds         an access outside its object: past a row, outside every region, outside shared memory, or not allowed there
- *   alignment      an address that is no multiple of what its access needs
- *   uninitialised  a read of memory that nothing has written
- *   poison         an element of D that depends on poison: memory never written, in flight, padding, or a register never set
- *   race           two accesses of the same bytes, one a write, that no synchronisation puts in order; "in flight" is one kind
- *   proxy          writes through the generic proxy that the async proxy (TMA store, wgmma) reads without a proxy fence
- *   write_once     an element of D written twice, or never
- *   deadlock       nothing can run: the message says where each warp waits and for what
+ *   bounds         an access outside its object: past a row, outside all regions or shared memory, or of the wrong direction
+ *   alignment      an address that is not a multiple of the access size
+ *   uninitialised  a read of memory that was never written
+ *   poison         an element of D that depends on poison: unwritten memory, data in flight, padding, or an unset register
+ *   race           two accesses of the same bytes, at least one a write, that no synchronization orders; also data in flight
+ *   proxy          a write through the generic proxy that the async proxy (TMA store, wgmma) reads without a proxy fence
+ *   write_once     an element of D that is written twice, or never
+ *   deadlock       no warp can run; the message says where each warp waits and for what
  *   divergence     a collective (mma, ldmatrix, barrier) that some lanes or threads never reach, or reach with other operands
- *   pending        a thread ends with copies in flight, or a CTA while others still write into its shared memory
- *   mbarrier, wgmma, tma, setmaxnreg, cluster     an instruction of these used against its rules
- *   launch         global memory touched before previous launches have ended, by one that lets the next one begin early
+ *   pending        a thread ends with copies in flight, or a CTA ends while others still write its shared memory
+ *   mbarrier, wgmma, tma, wmma, setmaxnreg, cluster     a violation of the rules of these instructions
+ *   launch         a launch that lets the next one begin early accesses global memory before the previous launches have ended
  *   endless        the step limit was reached
  *
- * `space` is "shared", "global" or "both" (a copy from one to the other). Counters of sites add up all warp instructions of
- * that line; a wavefront is one pass of shared memory, a sector 32 bytes of global memory. Bytes are those that arrive: of a
- * multicast those of all receivers. "wgmma_m64n256k16" and the like count instructions of a warpgroup, "mma_..." of a warp. */
+ * `space` is "shared", "global" or "both" (a copy from one to the other). A site adds up all warp instructions of its line. A
+ * wavefront is one pass of shared memory; a sector is 32 bytes of global memory. `bytes` counts received bytes, so a multicast
+ * counts once for each receiver. Counters named "wgmma_..." count instructions of a warpgroup, "mma_..." of a warp. */
 #if defined(__GNUC__)
 __attribute__((visibility("default")))
 #endif

@@ -1,4 +1,4 @@
-// Barriers that threads meet at, of a warp, a CTA and a cluster; and the registers that warps hand one another.
+// Barriers of a warp, a CTA and a cluster, mbarriers in shared memory, and setmaxnreg.
 #pragma once
 
 #include <executor/machine.hpp>
@@ -6,16 +6,16 @@
 namespace hgemm::executor {
 
 void Machine::warp_barrier(Warp& warp) {
-  Joined joined;
+  ClockUnion joined;
   for (int i = 0; i < 32; ++i) joined.add(warp.lanes[i].knowledge);
-  Held<Clock> const clock = joined.clock();
+  Ref<Clock> const clock = joined.clock();
   for (int i = 0; i < 32; ++i) {
     warp.lanes[i].knowledge.learn(clock);
     ++warp.lanes[i].knowledge.epoch;
   }
 }
 
-// Which lane it is, is not for a kernel to know: the adversary chooses, once for the launch.
+// PTX leaves open which lane is elected. The adversary chooses one for the whole launch.
 void Machine::elect_one(Warp& warp) {
   uint64_t const elected = request_.order == HGEMM_ANY_ORDER    ? request_.seed % 32
                            : request_.order == HGEMM_AHEAD_HIGH ? 31
@@ -23,16 +23,16 @@ void Machine::elect_one(Warp& warp) {
   for (uint64_t i = 0; i < 32; ++i) *static_cast<bool*>(warp.lanes[i].operation->to) = i == elected;
 }
 
-// ---- Barriers of a CTA --------------------------------------------------------------------------------------------
+// ---- Barriers of a CTA ---------------------------------------------------------------------------------------------
 
-// Lanes come to a barrier, and stay there until all have come unless they only arrive.
-void Machine::arrive(Warp& warp, uint32_t lanes) {
+// Lanes arrive at a barrier. With barrier_sync they also wait until all threads have arrived.
+void Machine::arrive_at_barrier(Warp& warp, uint32_t lanes) {
   Cta& cta = *warp.cta;
   Operation const first = *warp.lanes[__builtin_ctz(lanes)].operation;
   Barrier& barrier = cta.barriers[first.number % 16];
   if (first.number >= 16) {
     findings_.add("bounds", first.site,
-                  [&] { return text("CTA %u has no barrier %u: there are 16", cta.number, first.number); });
+                  [&] { return text("CTA %u has no barrier %u: the barriers are 0 to 15", cta.number, first.number); });
   }
   uint32_t const expected = first.threads ? first.threads : request_.threads;
   if (barrier.arrived && barrier.expected != expected) {
@@ -50,18 +50,18 @@ void Machine::arrive(Warp& warp, uint32_t lanes) {
     ++barrier.arrived;
     if (waits) barrier.waiting.push_back(&lane);
   }
-  warp.parked &= ~lanes;
+  warp.waiting &= ~lanes;
   if (waits) warp.at_barrier |= lanes;
-  if (barrier.arrived >= expected) release(cta, barrier);
+  if (barrier.arrived >= expected) release_barrier(cta, barrier);
   if (!waits) resume(warp, lanes);
 }
 
-void Machine::release(Cta& cta, Barrier& barrier) {
+void Machine::release_barrier(Cta& cta, Barrier& barrier) {
   counters_.add(barrier.expected == request_.threads ? "cta_barrier" : "named_barrier");
-  Learning learning(barrier.knowledge.clock());
+  ClockUpdate learning(barrier.knowledge.clock());
   std::vector<uint32_t> lanes(cta.warps.size());
   for (Lane* lane : barrier.waiting) {
-    learning.teach(lane->knowledge);
+    learning.apply(lane->knowledge);
     lanes[size_t(lane->thread) / 32] |= 1u << (lane->thread % 32);
   }
   barrier = Barrier();
@@ -72,7 +72,7 @@ void Machine::release(Cta& cta, Barrier& barrier) {
   }
 }
 
-// ---- The barrier of a cluster -------------------------------------------------------------------------------------
+// ---- The cluster barrier -------------------------------------------------------------------------------------------
 
 void Machine::cluster_arrive(Warp& warp) {
   Cluster& cluster = *warp.cta->cluster;
@@ -80,7 +80,7 @@ void Machine::cluster_arrive(Warp& warp) {
     Lane& lane = warp.lanes[i];
     if (lane.cluster_phase) {
       findings_.add("cluster", lane.operation->site,
-                    [&] { return whoami(lane) + " arrives at the cluster's barrier twice"; });
+                    [&] { return describe(lane) + " arrives at the cluster barrier twice"; });
     }
     cluster.gathered.add(lane.knowledge);
     ++lane.knowledge.epoch;
@@ -96,28 +96,28 @@ void Machine::cluster_arrive(Warp& warp) {
 }
 
 void Machine::cluster_wait(Warp& warp) {
-  Learning learning(warp.cta->cluster->done);
+  ClockUpdate learning(warp.cta->cluster->done);
   for (int i = 0; i < 32; ++i) {
     Lane& lane = warp.lanes[i];
     if (!lane.cluster_phase) {
       findings_.add("cluster", lane.operation->site,
-                    [&] { return whoami(lane) + " waits at the cluster's barrier without arriving"; });
+                    [&] { return describe(lane) + " waits at the cluster barrier without arriving"; });
       continue;
     }
-    learning.teach(lane.knowledge);
+    learning.apply(lane.knowledge);
     lane.cluster_phase = 0;
   }
 }
 
-// ---- Registers ----------------------------------------------------------------------------------------------------
+// ---- Registers -----------------------------------------------------------------------------------------------------
 
-// Source: PTX ISA, setmaxnreg: 24 to 256 in steps of 8, out of the registers that the CTA was launched with.
+// Source: PTX ISA, setmaxnreg: 24 to 256 in steps of 8, from the registers that the CTA was launched with.
 void Machine::set_registers(Warp& warp, Operation const& operation) {
   bool const grows = operation.flag;
   uint32_t const now = operation.number;
   if (now % 8 || now < 24 || now > 256 || (grows ? now < warp.registers : now > warp.registers)) {
     findings_.add("setmaxnreg", operation.site, [&] {
-      return text("CTA %u warp %d: %s from %u to %u registers a thread, which must be 24 to 256 and a multiple of 8",
+      return text("CTA %u warp %d: %s from %u to %u registers per thread: the new count must be 24 to 256 and a multiple of 8",
                   warp.cta->number, warp.index, grows ? "an increase" : "a decrease", warp.registers, now);
     });
     return;
@@ -125,6 +125,106 @@ void Machine::set_registers(Warp& warp, Operation const& operation) {
   warp.cta->free_registers += 32 * (int64_t(warp.registers) - int64_t(now));
   warp.registers = now;
   warp.cta->wake();
+}
+
+// ---- Mbarriers: threads arrive, the TMA counts bytes, and a phase ends when all of both are complete ---------------
+
+// Returns the mbarrier of `cta` at the offset of `barrier`, or null with a finding. `remote`: used by another CTA or the TMA.
+Mbarrier* Machine::find_mbarrier(Lane const& lane, Operation const& operation, Cta& cta, void const* barrier, bool remote) {
+  if (!check_shared(lane, operation, barrier, 8)) return nullptr;
+  size_t const offset = reinterpret_cast<uintptr_t>(barrier) % shared_window;
+  auto const found = cta.mbarriers.find(offset);
+  if (found == cta.mbarriers.end()) {
+    findings_.add("mbarrier", operation.site, [&] {
+      return text("%s: the mbarrier at byte %zu of CTA %u is not initialized", describe(lane).c_str(), offset, cta.number);
+    });
+    return nullptr;
+  }
+  Mbarrier& result = found->second;
+  if (!lane.knowledge.knows(result.init)) {
+    findings_.add("race", operation.site, [&] {
+      return text("%s uses the mbarrier at byte %zu without synchronization after its initialization by %s",
+                  describe(lane).c_str(), offset, describe(result.init).c_str());
+    });
+  }
+  if (remote && !result.fenced) {
+    findings_.add("mbarrier", operation.site, [&] {
+      return text("%s: no fence after the initialization of the mbarrier at byte %zu", describe(lane).c_str(), offset);
+    });
+  }
+  return &result;
+}
+
+void Machine::mbarrier_init(Lane& lane, Operation const& operation) {
+  if (!check_shared(lane, operation, operation.to, 8)) return;
+  record_shared(lane, operation, operation.to, 8, true);
+  if (operation.number == 0) {
+    findings_.add("mbarrier", operation.site, [&] { return describe(lane) + ": an mbarrier with an arrival count of 0"; });
+  }
+  Mbarrier barrier;
+  barrier.init = access_of(lane, operation);
+  barrier.count = barrier.pending = operation.number;
+  barrier.agent = lane.cta->new_agent();
+  lane.cta->mbarriers[reinterpret_cast<uintptr_t>(operation.to) % shared_window] = barrier;
+}
+
+void Machine::mbarrier_init_fence(Lane& lane) {
+  for (auto& [offset, barrier] : lane.cta->mbarriers) barrier.fenced |= barrier.init.agent == lane.knowledge.thread;
+}
+
+void Machine::mbarrier_arrive(Lane& lane, Operation const& operation) {
+  Cta* const its = cta_of_rank(lane, operation, operation.threads ? operation.threads - 1 : lane.cluster_rank);
+  if (!its) return;
+  Cta& cta = *its;
+  Mbarrier* const barrier = find_mbarrier(lane, operation, cta, operation.to, &cta != lane.cta);
+  if (!barrier) return;
+  if (&cta != lane.cta) cta.record_remote_access(access_of(lane, operation), operation.site);
+  barrier->gathered.add(lane.knowledge);
+  ++lane.knowledge.epoch;
+  barrier->bytes += operation.bytes;
+  count_arrival(lane, cta, *barrier, operation.site);
+}
+
+void Machine::count_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site site) {
+  if (barrier.pending == 0) {
+    findings_.add("mbarrier", site, [&] {
+      return text("%s arrives, but the phase already has its %u arrivals", describe(lane).c_str(), barrier.count);
+    });
+    return;
+  }
+  --barrier.pending;
+  end_phase_if_complete(cta, barrier, site);
+}
+
+void Machine::end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site) {
+  if (barrier.pending || barrier.bytes) return;
+  for (BoxLoad const& load : box_loads_) {
+    if (load.cta != &cta || &cta.mbarriers.at(load.barrier) != &barrier || load.phase != barrier.phase) continue;
+    findings_.add("mbarrier", site, [&] {
+      return text(
+          "CTA %u: a phase of the mbarrier at byte %zu ends while TMA loads are in flight: too few bytes are expected",
+          cta.number, load.barrier);
+    });
+  }
+  ++barrier.phase;
+  barrier.pending = barrier.count;
+  barrier.gathered.add(barrier.done);
+  barrier.gathered.set(cta.number, barrier.agent, barrier.phase);
+  barrier.done = barrier.gathered.clock();
+  cta.cluster->wake();
+}
+
+// What a waiting lane waits at, if there is such a barrier.
+Mbarrier const* Machine::awaited_mbarrier(Lane const& lane) const {
+  auto const found = lane.cta->mbarriers.find(reinterpret_cast<uintptr_t>(lane.operation->to) % shared_window);
+  return found == lane.cta->mbarriers.end() ? nullptr : &found->second;
+}
+
+void Machine::mbarrier_wait(Lane& lane, Operation const& operation) {
+  Mbarrier const* const barrier = find_mbarrier(lane, operation, *lane.cta, operation.to, false);
+  if (!barrier || !barrier->done) return;
+  if (phase_end_.what() != barrier->done.get()) phase_end_ = ClockUpdate(barrier->done);
+  phase_end_.apply(lane.knowledge);
 }
 
 }  // namespace hgemm::executor

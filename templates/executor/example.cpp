@@ -1,11 +1,11 @@
-// A kernel run on the CPU from C++ alone: allocate, describe what belongs to whom, launch, read the report.
+// Runs a kernel on the CPU from a C++ program: allocate memory, describe it, launch, and print the report.
 //
 //     c++ -std=c++17 -O1 -DHGEMM_HOST -I templates
 //         -DHGEMM_VARIANT_FILE='"examples/gemm_128x128x32.cu"' -DHGEMM_VARIANT=gemm_128x128x32
 //         templates/executor/example.cpp templates/executor/executor.cpp -o example && ./example
 //
-// The variant is one of sm_80's family with K-major operands, f16 in and out; 0 comes back if the report is clean and D
-// right.
+// The kernel must be of family mma_sync, with layout tn and f16 input and output. The exit status is 0 if the report is clean
+// and D is correct.
 #include HGEMM_VARIANT_FILE
 
 #include <math.h>
@@ -18,9 +18,9 @@
 
 namespace {
 
-constexpr int m = 131, n = 150, k = 75, pitch = 152;  // elements; rows begin on 16 bytes
+constexpr int m = 131, n = 150, k = 75, pitch = 152;  // elements; rows are 16-byte aligned
 
-// A matrix of rows of `columns` elements, which lie `pitch` apart; all that is not an element is poison.
+// A row-major matrix with a leading dimension of `pitch` elements. The padding is poison.
 struct Matrix {
   int rows, columns;
   std::vector<hgemm::Word4> memory;
@@ -31,7 +31,7 @@ struct Matrix {
   hgemm::f16& at(int row, int column) { return reinterpret_cast<hgemm::f16*>(memory.data())[row * pitch + column]; }
   float value(int row, int column) { return hgemm::atoms::to_float(at(row, column)); }
 
-  void fill(uint32_t seed) {  // small integers, so that sums are exact
+  void fill(uint32_t seed) {  // small integers, so that results are exact
     for (int row = 0; row < rows; ++row) {
       for (int column = 0; column < columns; ++column) {
         seed = seed * 1664525 + 1013904223;

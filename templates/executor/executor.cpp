@@ -1,16 +1,14 @@
-// The executor as one object file: compiled once, linked into every variant's shared object. abi.h says how.
+// The executor as one object file. It is compiled once and linked into the shared object of each variant; see abi.h.
 #include <atomic>
 #include <new>
 
 #include <executor/machine.hpp>
 
-#include <executor/lives.hpp>
-#include <executor/schedule.hpp>
+#include <executor/lifecycle.hpp>
+#include <executor/scheduler.hpp>
 #include <executor/access.hpp>
-#include <executor/copies.hpp>
+#include <executor/async_copies.hpp>
 #include <executor/barriers.hpp>
-#include <executor/mbarriers.hpp>
-#include <executor/tma.hpp>
 #include <executor/wgmma.hpp>
 #include <executor/execute.hpp>
 
@@ -44,30 +42,32 @@ std::string Machine::report() const {
 
 namespace {
 
-// Says what is wrong with a request, or nothing.
-std::string refusal(hgemm_emulation const& request, Kernel const& kernel) {
+// Returns what is wrong with a request, or an empty string.
+std::string request_error(hgemm_emulation const& request, Kernel const& kernel) {
   if (request.version != HGEMM_ABI_VERSION) return text("version is %u and must be %d", request.version, HGEMM_ABI_VERSION);
   if (request.threads == 0 || request.threads % 32 || request.threads > 1024) {
     return "threads must be a multiple of 32 up to 1024";
   }
-  if (request.shared_bytes > 232448) return "shared_bytes is more than a CTA can have, 232448";
+  if (request.shared_bytes > 232448) return "shared_bytes exceeds the limit of 232448";
   for (int i = 0; i < 3; ++i) {
-    if (!request.grid[i] || !request.cluster[i] || request.grid[i] % request.cluster[i]) return "grid must be whole clusters";
+    if (!request.grid[i] || !request.cluster[i] || request.grid[i] % request.cluster[i]) {
+      return "grid must be a multiple of cluster";
+    }
   }
   if (request.parameter_count != kernel.parameter_count) {
     return text("the kernel takes %u parameters, the request has %u", kernel.parameter_count, request.parameter_count);
   }
   for (uint32_t i = 0; i < kernel.parameter_count; ++i) {
     if (request.parameter_bytes[i] == kernel.parameter_bytes[i]) continue;
-    return text("parameter %u has %llu bytes, the request %llu", i,
+    return text("parameter %u of the kernel has %llu bytes, that of the request %llu", i,
                 static_cast<unsigned long long>(kernel.parameter_bytes[i]),
                 static_cast<unsigned long long>(request.parameter_bytes[i]));
   }
-  if (request.timing > HGEMM_ANY_TIME || request.order > HGEMM_ANY_ORDER) return "timing or order has no such value";
+  if (request.timing > HGEMM_ANY_TIME || request.order > HGEMM_ANY_ORDER) return "timing or order is not in its enumeration";
   return "";
 }
 
-int put(std::string const& report, char* report_json, size_t capacity) {
+int write_report(std::string const& report, char* report_json, size_t capacity) {
   if (!capacity) return HGEMM_REPORT_TOO_LONG;
   size_t const bytes = std::min(report.size(), capacity - 1);
   memcpy(report_json, report.data(), bytes);
@@ -79,9 +79,9 @@ int run(hgemm_emulation const& request, Kernel const& kernel, char* report_json,
   try {
     Machine launch(request, kernel);
     launch.run();
-    return put(launch.report(), report_json, capacity);
+    return write_report(launch.report(), report_json, capacity);
   } catch (std::bad_alloc const&) {
-    put("{\"error\": \"out of memory: fewer resident CTAs need less\"}", report_json, capacity);
+    write_report("{\"error\": \"out of memory: reduce resident_ctas\"}", report_json, capacity);
     return HGEMM_BAD_REQUEST;
   }
 }
@@ -91,13 +91,13 @@ int run(hgemm_emulation const& request, Kernel const& kernel, char* report_json,
 int emulate(hgemm_emulation const& request, Kernel const& kernel, char* report_json, size_t capacity) {
   static std::atomic_flag busy = ATOMIC_FLAG_INIT;
   if (busy.test_and_set()) {
-    put("{\"error\": \"another thread runs a launch of this variant\"}", report_json, capacity);
+    write_report("{\"error\": \"another thread runs this variant\"}", report_json, capacity);
     return HGEMM_BUSY;
   }
   int status = HGEMM_BAD_REQUEST;
-  std::string const wrong = refusal(request, kernel);
+  std::string const wrong = request_error(request, kernel);
   if (!wrong.empty()) {
-    put("{\"error\": " + quoted(wrong) + "}", report_json, capacity);
+    write_report("{\"error\": " + quoted(wrong) + "}", report_json, capacity);
   } else {
     status = run(request, kernel, report_json, capacity);
   }

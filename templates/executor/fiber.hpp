@@ -1,4 +1,5 @@
-// Stacks that take turns on one thread of the host: a switch saves the registers that calls preserve and loads another set.
+// Fibers: stacks that take turns on one host thread. A switch saves the callee-saved registers and loads those of another
+// fiber.
 #pragma once
 
 #include <stddef.h>
@@ -29,7 +30,7 @@ namespace hgemm::executor {
 
 struct Fiber {
 #if HGEMM_FIBER_ASSEMBLY
-  void* registers = nullptr;  // on its own stack
+  void* registers = nullptr;  // saved on the fiber's stack
 #else
   ucontext_t context;
 #endif
@@ -39,7 +40,7 @@ struct Fiber {
 };
 
 #if HGEMM_FIBER_ASSEMBLY && defined(__x86_64__)
-// System V: rbx, rbp and r12 to r15 survive calls; the stack is 16-byte aligned before a call.
+// System V ABI: rbx, rbp and r12 to r15 are callee-saved; the stack is 16-byte aligned before a call.
 __asm__(R"(
   .text
   .hidden hgemm_fiber_switch
@@ -64,13 +65,13 @@ hgemm_fiber_switch:
   .size hgemm_fiber_switch, .-hgemm_fiber_switch
 )");
 inline void prepare_registers(Fiber& fiber, uintptr_t top, void (*entry)()) {
-  void** const frame = reinterpret_cast<void**>(top - 64);  // six registers, the return address, and none to return to
+  void** const frame = reinterpret_cast<void**>(top - 64);  // six registers, the return address, and a null caller
   memset(frame, 0, 64);
   frame[6] = reinterpret_cast<void*>(entry);
   fiber.registers = frame;
 }
 #elif HGEMM_FIBER_ASSEMBLY
-// AAPCS64: x19 to x29 and the low halves of v8 to v15 survive calls; x30 holds where to return to.
+// AAPCS64: x19 to x29 and the low halves of v8 to v15 are callee-saved; x30 is the return address.
 __asm__(R"(
   .text
   .hidden hgemm_fiber_switch
@@ -113,14 +114,14 @@ inline void prepare_registers(Fiber& fiber, uintptr_t top, void (*entry)()) {
 }
 #endif
 
-// Makes `fiber` begin with `entry`, which never returns, on the stack of `bytes` from `stack` on, of which the first that it
-// uses, `filled`, hold `fill`.
+// Prepares `fiber` to start in `entry`, which must never return, on the stack [stack, stack + bytes). Fills the top `filled`
+// bytes of the stack with the byte `fill`.
 inline void prepare(Fiber& fiber, unsigned char* stack, size_t bytes, size_t filled, int fill, void (*entry)()) {
   fiber.stack = stack;
   fiber.stack_bytes = bytes;
   fiber.sanitizer_stack = nullptr;
 #if HGEMM_FIBER_ASAN
-  __asan_unpoison_memory_region(stack, bytes);  // frames of a fiber that was never finished
+  __asan_unpoison_memory_region(stack, bytes);  // left by a fiber that did not finish
 #endif
   memset(stack + bytes - filled, fill, filled);
 #if HGEMM_FIBER_ASSEMBLY
@@ -134,7 +135,7 @@ inline void prepare(Fiber& fiber, unsigned char* stack, size_t bytes, size_t fil
 #endif
 }
 
-// Runs `to` until something switches back to `from`.
+// Suspends `from` and continues `to`. Returns when something switches back to `from`.
 inline void switch_fiber(Fiber& from, Fiber& to) {
 #if HGEMM_FIBER_ASAN
   __sanitizer_start_switch_fiber(&from.sanitizer_stack, to.stack, to.stack_bytes);
@@ -149,7 +150,7 @@ inline void switch_fiber(Fiber& from, Fiber& to) {
 #endif
 }
 
-// To be called first on a new fiber; `host` learns the bounds of the stack that switched here, the first time.
+// Must be the first call on a new fiber. Under the address sanitizer, records the stack of `host` the first time.
 inline void begin_fiber([[maybe_unused]] Fiber& host) {
 #if HGEMM_FIBER_ASAN
   void const* stack = nullptr;

@@ -1,26 +1,26 @@
-// The launch's global memory: which addresses belong to what, who may do what there, and what was written.
+// Global memory of a launch: the regions of the request, their access rights, and the elements that were written.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include <executor/abi.h>
-#include <executor/findings.hpp>
+#include <executor/report.hpp>
 #include <executor/numbers.hpp>
-#include <executor/shadow.hpp>
+#include <executor/race_detection.hpp>
 
 namespace hgemm::executor {
 
 class GlobalMemory {
  public:
-  // One region of the request, and what is known about its bytes if they can change.
+  // A region of the request.
   struct Region {
     hgemm_region is;
-    uintptr_t begin, end;        // the first byte, and the one after the last
-    Shadow shadow;               // of [begin & ~15, end), where is.flags has HGEMM_WRITABLE
-    std::vector<uint8_t> writes;  // of each element, where it has HGEMM_WRITE_ONCE
-    uintptr_t row_begin = 0, row_end = 0;  // of the row that was looked at last
-    uintptr_t matrix_end = 0;              // of its matrix
+    uintptr_t begin, end;
+    Shadow shadow;               // of [begin & ~15, end), for HGEMM_WRITABLE
+    std::vector<uint8_t> writes;  // per element, for HGEMM_WRITE_ONCE
+    uintptr_t row_begin = 0, row_end = 0;  // of the row that was accessed last
+    uintptr_t matrix_end = 0;              // of the matrix with that row
 
     bool has(uint32_t flag) const { return is.flags & flag; }
     bool holds(uintptr_t address) const { return address >= begin && address < end; }
@@ -32,16 +32,16 @@ class GlobalMemory {
     for (uint32_t i = 0; i < request.region_count; ++i) add(request.regions[i]);
   }
 
-  // Returns why [address, address + bytes) may not be read or written, or nothing.
-  std::string trespass(uintptr_t address, uint32_t bytes, bool write) {
+  // Returns why [address, address + bytes) must not be read or written, or an empty string.
+  std::string access_error(uintptr_t address, uint32_t bytes, bool write) {
     for (Region& region : regions) {
       if (region.holds(address) && allows(region, address, bytes, write)) return "";
     }
     return explain(address, bytes, write);
   }
 
-  // Counts a write towards what must be written exactly once; returns what it does too much, or nothing.
-  std::string note_element_writes(Region& region, uintptr_t address, uint32_t bytes) {
+  // Counts a write of elements that must be written exactly once. Returns an error, or an empty string.
+  std::string count_element_writes(Region& region, uintptr_t address, uint32_t bytes) {
     std::string again;
     for (uintptr_t at = address; at < address + bytes; at += region.is.element_bytes) {
       uint8_t& writes = region.writes[(at - region.begin) / region.is.element_bytes];
@@ -51,8 +51,8 @@ class GlobalMemory {
     return again;
   }
 
-  // Returns an element that no one wrote though it must be written, and adds up how many there are.
-  std::string missing(Region const& region, uint64_t& count) const {
+  // Returns the first element that was not written, or an empty string. Adds their number to `count`.
+  std::string unwritten_element(Region const& region, uint64_t& count) const {
     std::string first;
     for (uint64_t batch = 0; batch < region.is.batches; ++batch) {
       for (uint64_t row = 0; row < region.is.rows; ++row) {
@@ -67,8 +67,8 @@ class GlobalMemory {
     return first;
   }
 
-  // Returns what the value at `address` is called if it is poison, or nothing.
-  static std::string poisoned(Region const& region, uintptr_t address, unsigned char const* value, uint32_t bytes) {
+  // Returns the name of the first element of `value` that is poison, or an empty string.
+  static std::string poisoned_element(Region const& region, uintptr_t address, unsigned char const* value, uint32_t bytes) {
     for (uint32_t at = 0; at < bytes; at += region.is.element_bytes) {
       uint32_t bits = 0;
       memcpy(&bits, value + at, region.is.element_bytes < 4 ? region.is.element_bytes : 4);
@@ -117,7 +117,7 @@ class GlobalMemory {
     return in_row || in_matrix || (in_padding && address + bytes <= region.end);
   }
 
-  // row_end is where the next row begins, or the next matrix; matrix_end is where the last row of this one ends.
+  // row_end is the beginning of the next row or matrix. matrix_end is the end of the last row of this matrix.
   static void find_row(Region& region, uintptr_t address) {
     uint64_t const offset = address - region.begin;
     uint64_t const batch = region.is.batches > 1 ? std::min(offset / region.is.batch_stride_bytes, region.is.batches - 1) : 0;
@@ -137,17 +137,17 @@ class GlobalMemory {
       if (!region.holds(address)) continue;
       std::string const at = element(region, address);
       if (!region.has(write ? HGEMM_WRITABLE : HGEMM_READABLE)) {
-        return text("%s of %u bytes at %s, which is not for that", what, bytes, at.c_str());
+        return text("%s of %u bytes at %s, which does not allow it", what, bytes, at.c_str());
       }
-      return text("%s of %u bytes at %s runs out of its row of %llu bytes", what, bytes, at.c_str(),
+      return text("%s of %u bytes at %s exceeds its row of %llu bytes", what, bytes, at.c_str(),
                   static_cast<unsigned long long>(region.is.row_bytes));
     }
     Region const* nearest = nullptr;
     for (Region const& region : regions) {
       if (!nearest || distance(region, address) < distance(*nearest, address)) nearest = &region;
     }
-    if (!nearest) return text("%s of %u bytes at an address that belongs to nothing", what, bytes);
-    return text("%s of %u bytes that belong to nothing, %llu bytes %s %s", what, bytes,
+    if (!nearest) return text("%s of %u bytes at an address outside all regions", what, bytes);
+    return text("%s of %u bytes outside all regions, %llu bytes %s %s", what, bytes,
                 static_cast<unsigned long long>(distance(*nearest, address)),
                 address < nearest->begin ? "before" : "past the end of", nearest->name());
   }

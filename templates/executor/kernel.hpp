@@ -1,4 +1,4 @@
-// A kernel as the executor takes it: something to call in each thread, with the parameters of a request.
+// Calls a kernel with type-erased parameters: the executor runs `Kernel::call` in each fiber.
 #pragma once
 
 #include <string.h>
@@ -36,8 +36,8 @@ struct Caller<KERNEL, void (*)(Parameters...)> {
 
 template <auto KERNEL>
 constexpr Kernel kernel_of() {
-  using Its = Caller<KERNEL, decltype(KERNEL)>;
-  return {Its::call, sizeof(Its::bytes) / sizeof(uint64_t) - 1, Its::bytes};
+  using Call = Caller<KERNEL, decltype(KERNEL)>;
+  return {Call::call, sizeof(Call::bytes) / sizeof(uint64_t) - 1, Call::bytes};
 }
 
 int emulate(hgemm_emulation const& request, Kernel const& kernel, char* report_json, size_t capacity);

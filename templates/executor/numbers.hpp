@@ -1,5 +1,4 @@
-// Half-precision numbers by integer arithmetic alone, the same on every host. NaNs keep their bits, so that poison stays
-// recognisable on its way through a kernel.
+// Conversions of half-precision numbers, the same on every host. NaNs keep their bits, so that poison stays recognizable.
 #pragma once
 
 #include <stdint.h>
@@ -22,19 +21,19 @@ inline float float_of(uint32_t bits) {
 inline float half_to_float(uint16_t half) {
   uint32_t const shifted = uint32_t(half & 0x7fff) << 13;
   uint32_t const sign = uint32_t(half & 0x8000) << 16;
-  uint32_t bits = bits_of(float_of(shifted) * 0x1p112f);  // the exponents' biases differ by 112
+  uint32_t bits = bits_of(float_of(shifted) * 0x1p112f);  // the exponent biases differ by 112
   if (shifted >= 0x7c00u << 13) bits = shifted | 0x7f800000;  // infinities and NaNs
   return float_of(bits | sign);
 }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline uint16_t float_to_half(float value) {
   uint32_t const bits = bits_of(value);
   uint16_t const sign = uint16_t(bits >> 16 & 0x8000);
   uint32_t const magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
-  if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65520 and more
-  if (magnitude < 0x38800000) {                                  // subnormal: units of 2^-24, which the f32 adder rounds to
+  if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65520 or more: infinity
+  if (magnitude < 0x38800000) {                                  // subnormal: the f32 addition rounds to multiples of 2^-24
     return uint16_t(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000));
   }
   uint32_t const rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
@@ -49,7 +48,7 @@ inline uint16_t float_to_bfloat(float value) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Whether a NaN's bits are those of memory filled with ones, seen as this type or converted to it.
+// Tells whether the bits are those of poison, either read as this type or converted to it.
 inline bool is_poison_half(uint16_t bits) { return (bits & 0x7fff) == 0x7fff; }
 inline bool is_poison_float(uint32_t bits) { return (bits & 0x7fff0000) == 0x7fff0000; }
 

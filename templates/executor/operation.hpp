@@ -1,11 +1,11 @@
-// What a kernel's threads ask of the executor. Every atom fills in one Operation and waits until it is carried out.
+// Requests of the kernel's threads to the executor. Each atom fills in one Operation and waits until it has been executed.
 #pragma once
 
 #include <stdint.h>
 
 namespace hgemm::executor {
 
-// The line of the kernel's text that asks. As a default argument, here() is the line that calls the atom.
+// A source line of the kernel. As a default argument, here() is the line that calls the atom.
 struct Site {
   char const* file;
   int line;
@@ -13,7 +13,7 @@ struct Site {
 constexpr Site here(char const* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
 
 enum class Kind : uint8_t {
-  // Each lane for itself.
+  // Executed by each lane independently.
   load,
   store,
   fetch_add,
@@ -34,7 +34,7 @@ enum class Kind : uint8_t {
   async_proxy_fence,
   next_launch_may_begin,
   await_previous_launches,
-  // All lanes of a warp at once, as their PTX has it (.aligned).
+  // Collective: executed by all lanes of a warp together (.aligned in PTX).
   barrier_sync,
   barrier_arrive,
   warp_barrier,
@@ -57,12 +57,12 @@ constexpr bool is_collective(Kind kind) { return kind >= Kind::barrier_sync; }
 enum class Space : uint8_t { global, shared };
 enum class Element : uint8_t { f16, bf16, tf32, f32 };
 
-// What a few kinds need besides.
+// Additional arguments of some kinds.
 struct TmaArguments {
   void const* map;    // struct hgemm_tensor_map
-  int at[3];          // of the box in the map, elements
-  uint64_t* barrier;  // load: where its bytes count
-  uint16_t ranks;     // load: CTAs of the cluster that receive it, 0 for this one
+  int at[3];          // coordinates of the box, in elements
+  uint64_t* barrier;  // load: the mbarrier that counts its bytes
+  uint16_t ranks;     // load: mask of the cluster's CTAs that receive it; 0 for this CTA only
 };
 struct WgmmaArguments {
   uint64_t a, b;  // descriptors
@@ -74,22 +74,26 @@ struct WgmmaArguments {
 struct Operation {
   Kind kind;
   Space space = Space::global;
-  bool flag = true;  // cp_async: valid; ldmatrix, stmatrix, wmma_load: transpose; setmaxnreg: increase; mma of depth 8: two
-  Element in = Element::f16;     // mma, wgmma: of a and b
-  Element sum = Element::f32;    // mma, wgmma: of d
-  uint32_t bytes = 0;            // that a lane accesses; mbarrier_arrive: to expect
-  uint32_t number = 0;  // waits: groups that may be pending, parity; barriers: id, count; matrices; pitch; mma: depth; registers
-  uint32_t threads = 0;          // barriers: that take part, 0 for all; mbarrier_arrive, load: 1 + rank of a CTA, or 0
-  void* to = nullptr;            // memory written, the mbarrier; mma, wgmma: the caller's d; loads of fragments: its registers
-  void const* from = nullptr;    // memory read; mma: the caller's a; stmatrix: its registers
-  void const* second = nullptr;  // mma: the caller's b; wmma_load: the fragment's first element; TmaArguments; WgmmaArguments
+  // cp_async: copy (true) or fill with zeros; ldmatrix, stmatrix, wmma_load: transpose; setmaxnreg: increase; mma of depth 8:
+  // two instructions
+  bool flag = true;
+  Element in = Element::f16;   // mma, wgmma: type of a and b
+  Element sum = Element::f32;  // mma, wgmma: type of d
+  uint32_t bytes = 0;          // bytes that a lane accesses; mbarrier_arrive: bytes to expect
+  // group waits: groups that may stay pending; mbarrier_wait: parity; barriers: index; mbarrier_init: arrival count;
+  // ldmatrix, stmatrix: matrices; wmma_load: pitch; mma: depth; setmaxnreg: registers
+  uint32_t number = 0;
+  uint32_t threads = 0;          // barriers: participants, 0 for the whole CTA; mbarrier_arrive, load: 1 + rank of a CTA, or 0
+  void* to = nullptr;            // memory to write, or the mbarrier; mma, wgmma: d; ldmatrix, wmma_load: registers
+  void const* from = nullptr;    // memory to read; mma: a; stmatrix: registers
+  void const* second = nullptr;  // mma: b; wmma_load: first element of the fragment; TmaArguments; WgmmaArguments
   Site site;
 };
 
-// Suspends the calling thread of the kernel until the executor has carried out `operation`.
+// Suspends the calling kernel thread until the executor has executed `operation`.
 void perform(Operation& operation);
 
-// Where the running thread of the kernel is.
+// The position of the running kernel thread in its launch.
 struct Place {
   int thread = 0;
   uint32_t cta_index[3] = {};
@@ -99,6 +103,7 @@ struct Place {
 extern Place const* place;
 extern uint32_t grid[3];
 
-constexpr uint32_t shared_window = 256 << 10;  // shared memory begins on a multiple of it: the rest is the address in it
+// The shared memory of each CTA begins at a multiple of this, so that address % shared_window is the offset in shared memory.
+constexpr uint32_t shared_window = 256 << 10;
 
 }  // namespace hgemm::executor

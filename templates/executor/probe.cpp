@@ -1,4 +1,4 @@
-// What a compiler must be able to do before it is given a kernel: a C++17 shared object that throws and loads.
+// Checks a host compiler: it must build a C++17 shared object that loads and can throw exceptions.
 
 #include <stdexcept>
 #include <string>

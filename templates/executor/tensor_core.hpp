@@ -1,11 +1,11 @@
-// The arithmetic of the tensor cores.
+// The arithmetic of the tensor cores. It is not bit-exact, but within the error bound that results are checked against.
 //
-// Products are exact: two significands of 11 bits (8 for bf16) have one of at most 22, which f32 holds. Of tf32 inputs the lower
-// 13 bits are not there: what a GPU does with them PTX leaves open, and the bound of results has room for either way. With f32 accumulators
-// they are added to the accumulator one after another in f32, to the nearest. Hardware aligns 4, 8 or 16 products to the
-// largest one, cuts them off and adds them at once; its error a product is at most 2^-23 of the largest term, ours 2^-24 of a
-// partial sum. With f16 accumulators the sum of an instruction is rounded to f16 once, to the nearest; hardware does so once
-// a group. Both therefore lie within the bound that results are checked against, and neither is bit for bit the other.
+// Products are exact: significands of 11 bits (8 for bf16) have products of at most 22 bits, which f32 can represent. The lower
+// 13 bits of tf32 inputs are cut off; PTX leaves this open, and the error bound allows both ways.
+// f32 accumulators: the executor adds one product after the other in f32, rounding to nearest. Hardware aligns 4, 8 or 16
+// products to the largest one, truncates them, and adds them at once. Its error per product is at most 2^-23 of the largest
+// term; the executor's is 2^-24 of a partial sum.
+// f16 accumulators: the executor rounds the result of an instruction to f16 once, to nearest. Hardware rounds once per group.
 #pragma once
 
 #include <stdint.h>
@@ -19,39 +19,40 @@ namespace hgemm::executor {
 typedef float Floats __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
 
-// Four numbers of 16 bits, each in the low half of a word, as floats.
-inline Floats widen(Words halves, Element element) {
+// Converts four 16-bit numbers, each in the low half of a word, to floats.
+inline Floats widen_to_f32(Words halves, Element element) {
   if (element == Element::bf16) return reinterpret_cast<Floats>(halves << 16);
   Words const shifted = (halves & 0x7fff) << 13;
-  Words const special = reinterpret_cast<Words>(shifted >= 0x7c00u << 13);  // all ones where infinite or NaN
+  Words const special = reinterpret_cast<Words>(shifted >= 0x7c00u << 13);  // all ones for infinities and NaNs
   Words const scaled = reinterpret_cast<Words>(reinterpret_cast<Floats>(shifted) * 0x1p112f);
   return reinterpret_cast<Floats>((special & (shifted | 0x7f800000)) | (~special & scaled) | (halves & 0x8000) << 16);
 }
 
 inline Floats truncate_to_tf32(Words bits) { return reinterpret_cast<Floats>(bits & 0xffffe000); }
 
-// The order of k within a group of 8 is that of the lanes' registers, low halves first: 0, 2, 4, 6, 1, 3, 5, 7.
+// The matrices of m16n8k16. Within a group of 8, k has the order of the lanes' registers, low halves first: 0, 2, 4, 6, 1, 3,
+// 5, 7.
 struct Fragment16x8x16 {
   float a[16][16];            // (m, k)
   alignas(16) float b[16][8];  // (k, n)
   alignas(16) float d[16][8];  // (m, n)
 
-  // Lane l has rows l / 4 (and + 8) and columns l % 4 * 2 and the next (and + 8) of a; column l / 4 of b; d as a's first
-  // half.
+  // Lane l holds rows l / 4 and l / 4 + 8 of a, columns l % 4 * 2, the next one, and both + 8; and column l / 4 of b. d is laid
+  // out like the first half of a.
   void read(uint32_t const* const* a_registers, uint32_t const* const* b_registers, Element element) {
     for (int g = 0; g < 8; ++g) {
       uint32_t const* const* const lanes = a_registers + g * 4;
       for (int i = 0; i < 4; ++i) {
         Words const pairs = {lanes[0][i], lanes[1][i], lanes[2][i], lanes[3][i]};
         float* const row = a[g + i % 2 * 8] + i / 2 * 8;
-        Floats const low = widen(pairs & 0xffff, element), high = widen(pairs >> 16, element);
+        Floats const low = widen_to_f32(pairs & 0xffff, element), high = widen_to_f32(pairs >> 16, element);
         memcpy(row, &low, 16);
         memcpy(row + 4, &high, 16);
       }
       uint32_t const* const* const columns = b_registers + g * 4;
       for (int i = 0; i < 2; ++i) {
         Words const pairs = {columns[0][i], columns[1][i], columns[2][i], columns[3][i]};
-        Floats const low = widen(pairs & 0xffff, element), high = widen(pairs >> 16, element);
+        Floats const low = widen_to_f32(pairs & 0xffff, element), high = widen_to_f32(pairs >> 16, element);
         for (int k = 0; k < 4; ++k) {
           b[i * 8 + k][g] = low[k];
           b[i * 8 + 4 + k][g] = high[k];
@@ -60,7 +61,7 @@ struct Fragment16x8x16 {
     }
   }
 
-  // The same of tf32: column l % 4 (and + 4) of a, row l % 4 (and + 4) of b.
+  // For tf32, lane l holds columns l % 4 and l % 4 + 4 of a, and rows l % 4 and l % 4 + 4 of b.
   void read_tf32(uint32_t const* const* a_registers, uint32_t const* const* b_registers) {
     for (int g = 0; g < 8; ++g) {
       uint32_t const* const* const lanes = a_registers + g * 4;
@@ -76,7 +77,7 @@ struct Fragment16x8x16 {
     }
   }
 
-  // Adds the products of k in [begin, end).
+  // Accumulates the products of k in [begin, end).
   void multiply(int begin, int end) {
     for (int row = 0; row < 16; ++row) {
       Floats left, right;
@@ -92,7 +93,7 @@ struct Fragment16x8x16 {
     }
   }
 
-  // Moves the lanes' accumulators in or out.
+  // Calls move(lane, half, pair) for each pair of accumulators.
   template <class Move>
   void each_pair(Move move) {
     for (int l = 0; l < 32; ++l) {
@@ -101,7 +102,7 @@ struct Fragment16x8x16 {
   }
 };
 
-// d (16, 8) += a (16, 16) b (16, 8) with each lane's registers; depth 8 is two instructions one after the other.
+// d (16, 8) += a (16, 16) * b (16, 8), with each lane's registers. Depth 8 means two instructions in sequence.
 inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b, void* const* d, Element in, Element sum,
                              int depth) {
   Fragment16x8x16 fragment;
@@ -128,7 +129,7 @@ inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b,
   }
 }
 
-// d (16, 8) += a (16, 8) b (8, 8) of tf32.
+// d (16, 8) += a (16, 8) * b (8, 8), tf32.
 inline void multiply_16x8x8(uint32_t const* const* a, uint32_t const* const* b, void* const* d) {
   Fragment16x8x16 fragment;
   fragment.read_tf32(a, b);
@@ -137,10 +138,10 @@ inline void multiply_16x8x8(uint32_t const* const* a, uint32_t const* const* b, 
   fragment.each_pair([&](int l, int half, float* pair) { memcpy(static_cast<float*>(d[l]) + half * 2, pair, 8); });
 }
 
-// ---- wgmma --------------------------------------------------------------------------------------------------------
+// ---- wgmma ---------------------------------------------------------------------------------------------------------
 
-// The neighbours in 16 bytes as floats: 8 of 16 bits, or 4 of tf32.
-inline void widen_piece(unsigned char const* from, float* to, Element element) {
+// Converts a 16-byte vector to floats: 8 elements, or 4 of tf32.
+inline void widen_16_bytes(unsigned char const* from, float* to, Element element) {
   if (element == Element::tf32) {
     Words bits;
     memcpy(&bits, from, 16);
@@ -151,12 +152,13 @@ inline void widen_piece(unsigned char const* from, float* to, Element element) {
   uint16_t halves[8];
   memcpy(halves, from, 16);
   for (int i = 0; i < 8; i += 4) {
-    Floats const four = widen(Words{halves[i], halves[i + 1], halves[i + 2], halves[i + 3]}, element);
+    Floats const four = widen_to_f32(Words{halves[i], halves[i + 1], halves[i + 2], halves[i + 3]}, element);
     memcpy(to + i, &four, 16);
   }
 }
 
-// A warp's part of m64nNk16, or of m64nNk8 of tf32: 16 rows. Lane l holds rows l / 4 and l / 4 + 8, and of each 8 columns l % 4 * 2 and the next.
+// One warp's part of m64nNk16, or of m64nNk8 for tf32: 16 rows. Lane l holds rows l / 4 and l / 4 + 8, and columns l % 4 * 2
+// and the next one of each group of 8.
 struct WgmmaTile {
   float a[16][16];                // (m, k)
   alignas(16) float b[16][256];  // (k, n)

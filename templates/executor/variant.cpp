@@ -1,4 +1,4 @@
-// One variant as a shared object: its emitted text as it is, and the door to the executor. Built as abi.h says.
+// The source of a variant's shared object: the emitted kernel, unchanged, and hgemm_emulate. See abi.h for the build commands.
 #include HGEMM_VARIANT_FILE
 
 #include <executor/kernel.hpp>

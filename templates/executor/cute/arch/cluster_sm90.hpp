@@ -1,4 +1,4 @@
-// CuTe's instructions of clusters on the host: those that our kernels use go to the executor, the others are CuTe's.
+// Replaces CuTe's cluster instructions on the host. Those that our kernels use go to the executor.
 #pragma once
 
 #include <hgemm/atoms_sm90.cuh>

@@ -1,4 +1,4 @@
-// CuTe's ldmatrix on the host: the instructions that our kernels use go to the executor, the others are CuTe's.
+// Replaces CuTe's ldmatrix on the host. The instructions that our kernels use go to the executor.
 #pragma once
 
 #include <hgemm/atoms.cuh>

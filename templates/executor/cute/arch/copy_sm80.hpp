@@ -1,4 +1,4 @@
-// CuTe's asynchronous copies on the host: those that our kernels use go to the executor, the others are CuTe's.
+// Replaces CuTe's cp.async on the host. The instructions that our kernels use go to the executor.
 #pragma once
 
 #include <hgemm/atoms.cuh>

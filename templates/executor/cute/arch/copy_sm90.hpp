@@ -1,4 +1,4 @@
-// CuTe's stmatrix on the host: the instructions that our kernels use go to the executor, the others are CuTe's.
+// Replaces CuTe's stmatrix on the host. The instructions that our kernels use go to the executor.
 #pragma once
 
 #include <hgemm/atoms_sm90.cuh>

@@ -1,4 +1,4 @@
-// CuTe's tensor maps on the host: 128 bytes that executor/abi.h describes, and their prefetch, which goes to the executor.
+// Replaces CuTe's tensor maps on the host: they are the hgemm_tensor_map of executor/abi.h. Their prefetch goes to the executor.
 #pragma once
 
 #include <hgemm/atoms_sm90.cuh>

@@ -1,4 +1,4 @@
-// CuTe's copies of the TMA on the host: those of three dimensions go to the executor, the others are CuTe's.
+// Replaces CuTe's TMA copies on the host. Those of three dimensions go to the executor.
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>

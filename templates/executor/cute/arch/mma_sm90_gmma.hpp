@@ -1,4 +1,4 @@
-// What brackets CuTe's wgmma on the host: it goes to the executor, as the products do by cute/atom/mma_traits_sm90_gmma.hpp.
+// Replaces CuTe's wgmma fence, commit and wait on the host. wgmma itself is in cute/atom/mma_traits_sm90_gmma.hpp.
 #pragma once
 
 #include <hgemm/atoms_sm90.cuh>

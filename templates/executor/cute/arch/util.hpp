@@ -1,4 +1,4 @@
-// CuTe's addresses of shared memory on the host: where the executor has it.
+// Replaces CuTe's shared memory addresses on the host by those of the executor.
 #pragma once
 
 #include <hgemm/atoms_sm90.cuh>

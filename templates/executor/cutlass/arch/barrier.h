@@ -1,4 +1,4 @@
-// CUTLASS's barriers in shared memory on the host: those that our kernels use, for the executor.
+// Replaces CUTLASS's mbarriers on the host by those of the executor. It has only what our kernels use.
 #pragma once
 
 #include <hgemm/atoms_sm90.cuh>

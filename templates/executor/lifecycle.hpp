@@ -1,4 +1,4 @@
-// CTAs begin, their fibers take turns, and they end.
+// Start and end of clusters, CTAs and threads, and the switches between fibers.
 #pragma once
 
 #include <sys/mman.h>
@@ -11,7 +11,7 @@ inline Machine* machine = nullptr;
 Place const* place = nullptr;
 uint32_t grid[3];
 
-// Memory that one launch leaves to the next, since fresh pages cost more than what most launches do with them.
+// Memory that is reused by the next launch, because fresh pages cost more time than most launches.
 class Pages {
  public:
   unsigned char* at_least(size_t bytes) {
@@ -38,32 +38,33 @@ Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
     : request_(request), kernel_(kernel), memory_(request), random_state_(request.seed * 2 + 1) {
   uint32_t const ctas = request.grid[0] * request.grid[1] * request.grid[2];
   cluster_ctas_ = request.cluster[0] * request.cluster[1] * request.cluster[2];
-  size_t const resident = std::min(request.resident_ctas ? request.resident_ctas : most_resident, ctas);
+  size_t const resident = std::min(request.resident_ctas ? request.resident_ctas : default_resident_ctas, ctas);
   clusters_.resize(std::max<size_t>(resident / cluster_ctas_, 1));
   size_t const slots = clusters_.size() * cluster_ctas_;
   ctas_.resize(slots);
   uintptr_t const arenas = reinterpret_cast<uintptr_t>(arena_pages.at_least((slots + 1) * shared_window));
   uintptr_t const first = (arenas + shared_window - 1) / shared_window * shared_window;
   stacks_ = stack_pages.at_least(slots * request.threads * stack_bytes);
-  guard_stacks();
+  protect_stacks();
   for (size_t slot = 0; slot < slots; ++slot) {
     ctas_[slot].arena = reinterpret_cast<unsigned char*>(first + slot * shared_window);
     ctas_[slot].cluster = &clusters_[slot / cluster_ctas_];
     clusters_[slot / cluster_ctas_].ctas.push_back(&ctas_[slot]);
   }
-  for (uint32_t number = ctas / cluster_ctas_; number-- > 0;) numbers_.push_back(number);
+  for (uint32_t number = ctas / cluster_ctas_; number-- > 0;) waiting_clusters_.push_back(number);
   if (!request_.registers) request_.registers = std::min(65536 / request.threads / 8 * 8, 248u);
   memcpy(grid, request.grid, sizeof grid);
   machine = this;
 }
 
-// Stacks that overflow stop the process: those of each warp's first lane in one CTA are guarded, as the others are used alike.
-void Machine::guard_stacks() const {
+// Makes a stack overflow stop the process. Only the first lane of each warp in one CTA is guarded; the others use their stacks
+// alike.
+void Machine::protect_stacks() const {
   for (uint32_t thread = 0; thread < request_.threads; thread += 32) mprotect(stacks_ + thread * stack_bytes, 4096, PROT_NONE);
 }
 
 Machine::~Machine() {
-  if (ctas_.size() * request_.threads > most_threads_kept) {
+  if (ctas_.size() * request_.threads > max_cached_threads) {
     arena_pages.release();
     stack_pages.release();
   }
@@ -71,30 +72,30 @@ Machine::~Machine() {
   place = nullptr;
 }
 
-uint32_t Machine::next_number() {
-  size_t at = numbers_.size() - 1;
+uint32_t Machine::next_cluster() {
+  size_t at = waiting_clusters_.size() - 1;
   if (request_.order == HGEMM_AHEAD_HIGH) at = 0;
-  if (request_.order == HGEMM_ANY_ORDER) at = random(uint32_t(numbers_.size()));
-  uint32_t const number = numbers_[at];
-  numbers_.erase(numbers_.begin() + std::ptrdiff_t(at));
+  if (request_.order == HGEMM_ANY_ORDER) at = random(uint32_t(waiting_clusters_.size()));
+  uint32_t const number = waiting_clusters_[at];
+  waiting_clusters_.erase(waiting_clusters_.begin() + std::ptrdiff_t(at));
   return number;
 }
 
-// Fills free places with clusters that have not begun. Those that do nothing end as they begin.
-void Machine::admit() {
+// Starts clusters in the free slots. A cluster without operations ends at once.
+void Machine::start_clusters() {
   for (Cluster& cluster : clusters_) {
-    while (!cluster.living && !numbers_.empty()) {
-      begin(cluster, next_number());
-      if (!cluster.left()) end(cluster);
+    while (!cluster.resident && !waiting_clusters_.empty()) {
+      start(cluster, next_cluster());
+      if (!cluster.has_running_threads()) finish(cluster);
     }
   }
 }
 
-void Machine::begin(Cluster& cluster, uint32_t number) {
-  cluster.living = true;
+void Machine::start(Cluster& cluster, uint32_t number) {
+  cluster.resident = true;
   cluster.arrived = cluster.phase = 0;
-  cluster.gathered = Joined();
-  cluster.done = Held<Clock>();
+  cluster.gathered = ClockUnion();
+  cluster.done = Ref<Clock>();
   uint32_t const* const size = request_.cluster;
   uint32_t const across = grid[0] / size[0], down = grid[1] / size[1];
   uint32_t const first[3] = {number % across * size[0], number / across % down * size[1], number / across / down * size[2]};
@@ -104,12 +105,12 @@ void Machine::begin(Cluster& cluster, uint32_t number) {
     cta.index[1] = first[1] + rank / size[0] % size[1];
     cta.index[2] = first[2] + rank / size[0] / size[1];
     cta.number = cta.index[0] + grid[0] * (cta.index[1] + grid[1] * cta.index[2]);
-    living_.push_back(&cta);
-    begin(cta, rank);
+    resident_.push_back(&cta);
+    start(cta, rank);
   }
 }
 
-void Machine::begin(Cta& cta, uint32_t rank) {
+void Machine::start(Cta& cta, uint32_t rank) {
   uint32_t const threads = request_.threads;
   size_t const slot = size_t(&cta - ctas_.data());
   cta.agents = threads;
@@ -119,7 +120,7 @@ void Machine::begin(Cta& cta, uint32_t rank) {
   cta.shadow.reset(request_.shared_bytes, false);
   for (Barrier& barrier : cta.barriers) barrier = Barrier();
   cta.mbarriers.clear();
-  cta.visits.clear();
+  cta.remote_accesses.clear();
   cta.copiers.clear();
   cta.warpgroups.assign((threads + 127) / 128, Warpgroup());
   cta.warps.assign(threads / 32, Warp());
@@ -134,10 +135,10 @@ void Machine::begin(Cta& cta, uint32_t rank) {
     lane.knowledge.cta = cta.number;
     lane.knowledge.thread = uint16_t(thread);
     lane.fenced.epoch = lane.proxy_fenced.epoch = 0;
-    // Stacks begin at different places of a page: at the same place they would all compete for the same lines of the cache.
+    // Stacks start at different offsets in a page, because equal offsets would compete for the same cache lines.
     unsigned char* const stack = stacks_ + (slot * threads + thread) * stack_bytes;
     size_t const bytes = stack_bytes - thread * 1088 % 16384 / 64 * 64;
-    prepare(lane.fiber, stack, bytes, poisoned_stack_bytes, HGEMM_POISON, &Machine::enter);
+    prepare(lane.fiber, stack, bytes, poisoned_stack_bytes, HGEMM_POISON, &Machine::fiber_main);
   }
   for (Warp& warp : cta.warps) {
     warp.cta = &cta;
@@ -148,43 +149,43 @@ void Machine::begin(Cta& cta, uint32_t rank) {
   }
 }
 
-void Machine::end(Cluster& cluster) {
-  cluster.living = false;
+void Machine::finish(Cluster& cluster) {
+  cluster.resident = false;
   auto of_cluster = [&](BoxLoad const& load) { return load.cta->cluster == &cluster; };
   box_loads_.erase(std::remove_if(box_loads_.begin(), box_loads_.end(), of_cluster), box_loads_.end());
   auto by_cluster = [&](CopyArrival const& arrival) { return arrival.lane->cta->cluster == &cluster; };
   copy_arrivals_.erase(std::remove_if(copy_arrivals_.begin(), copy_arrivals_.end(), by_cluster), copy_arrivals_.end());
-  living_.erase(std::remove_if(living_.begin(), living_.end(), [&](Cta* cta) { return cta->cluster == &cluster; }),
-                living_.end());
+  resident_.erase(std::remove_if(resident_.begin(), resident_.end(), [&](Cta* cta) { return cta->cluster == &cluster; }),
+                resident_.end());
 }
 
-// ---- Fibers -------------------------------------------------------------------------------------------------------
+// ---- Fibers --------------------------------------------------------------------------------------------------------
 
 void perform(Operation& operation) { machine->wait_for(operation, __builtin_return_address(0)); }
 
-void Machine::enter() {
+void Machine::fiber_main() {
   begin_fiber(machine->scheduler_);
   machine->kernel_.call(machine->request_.parameters);
-  machine->leave();
+  machine->finish_fiber();
 }
 
-void Machine::leave() {
+void Machine::finish_fiber() {
   Lane& lane = *queue_[queue_at_];
   lane.exited = true;
   lane.operation = nullptr;
-  next_fiber(lane.fiber);
-  abort();  // nothing switches back
+  run_next_fiber(lane.fiber);
+  abort();  // never reached
 }
 
 void Machine::wait_for(Operation& operation, void const* program_counter) {
   Lane& lane = *queue_[queue_at_];
   lane.operation = &operation;
   lane.program_counter = program_counter;
-  next_fiber(lane.fiber);
+  run_next_fiber(lane.fiber);
 }
 
-// Goes on with the next lane that is to run, or with the scheduler.
-void Machine::next_fiber(Fiber& from) {
+// Continues the next lane of the queue, or the scheduler.
+void Machine::run_next_fiber(Fiber& from) {
   if (++queue_at_ < queue_end_) {
     place = queue_[queue_at_];
     switch_fiber(from, queue_[queue_at_]->fiber);
@@ -193,14 +194,14 @@ void Machine::next_fiber(Fiber& from) {
   }
 }
 
-// Lets lanes run to their next operations.
+// Lets lanes run until their next operations.
 void Machine::resume(Warp& warp, uint32_t lanes) {
   queue_end_ = 0;
   for (uint32_t rest = lanes; rest; rest &= rest - 1) queue_[queue_end_++] = &warp.lanes[__builtin_ctz(rest)];
   queue_at_ = 0;
   place = queue_[0];
   switch_fiber(scheduler_, queue_[0]->fiber);
-  warp.parked |= lanes;
+  warp.waiting |= lanes;
   warp.may_run = true;
   for (int i = 0; i < queue_end_; ++i) {
     if (queue_[i]->exited) exit_lane(warp, *queue_[i]);
@@ -209,27 +210,27 @@ void Machine::resume(Warp& warp, uint32_t lanes) {
 
 void Machine::exit_lane(Warp& warp, Lane& lane) {
   uint32_t const bit = 1u << (lane.thread % 32);
-  warp.parked &= ~bit;
+  warp.waiting &= ~bit;
   warp.exited |= bit;
   --lane.cta->lanes_left;
   if (!lane.copies.empty()) {
     findings_.add("pending", lane.copies.front().site, [&] {
-      return text("%s ends with %zu asynchronous copies in flight", whoami(lane).c_str(), lane.copies.size());
+      return text("%s ends with %zu asynchronous copies in flight", describe(lane).c_str(), lane.copies.size());
     });
   }
   if (!lane.stores.empty()) {
     findings_.add("pending", lane.stores.front().operation.site, [&] {
-      return text("%s ends while the TMA may still read what it stores from shared memory", whoami(lane).c_str());
+      return text("%s ends while its TMA stores may still read shared memory", describe(lane).c_str());
     });
-    for (BoxStore& store : lane.stores) land(store, lane);
+    for (BoxStore& store : lane.stores) complete_store(store, lane);
   }
   if (warp.wgmma_retired < warp.wgmma_issued) {
-    findings_.add("pending", warp.wgmma_site, [&] { return text("%s ends with products in flight", whoami(lane).c_str()); });
+    findings_.add("pending", warp.wgmma_site, [&] { return text("%s ends with wgmmas in flight", describe(lane).c_str()); });
   }
   if (lane.cta->lanes_left == 0) exit_cta(*lane.cta);
 }
 
-// Whatever others did to a CTA's shared memory, one of its threads must have learnt that it is over.
+// Every access of others to the CTA's shared memory must be known to be complete to some thread of the CTA.
 void Machine::exit_cta(Cta const& cta) {
   for (CopyArrival const& arrival : copy_arrivals_) {
     if (arrival.lane->cta != &cta) continue;
@@ -237,11 +238,12 @@ void Machine::exit_cta(Cta const& cta) {
       return text("CTA %u ends before the copies of thread %d arrive at an mbarrier", cta.number, arrival.lane->thread);
     });
   }
-  for (auto const& [agent, visit] : cta.visits) {
+  for (auto const& [agent, visit] : cta.remote_accesses) {
     auto knows = [&visit = visit](Lane const& lane) { return lane.knowledge.knows(visit.access); };
     if (std::any_of(cta.lanes.begin(), cta.lanes.end(), knows)) continue;
     findings_.add(visit.access.cta == cta.number ? "pending" : "cluster", visit.site, [&visit = visit, &cta, this] {
-      return text("CTA %u ends in no order with what %s does to its shared memory", cta.number, who(visit.access).c_str());
+      return text("CTA %u ends without synchronization after the access to its shared memory by %s", cta.number,
+                  describe(visit.access).c_str());
     });
   }
 }

@@ -1,15 +1,86 @@
-// What a kernel's accesses cost on a GPU, counted on their real addresses, line by line of its text.
+// The report of a run: findings (rule violations) and costs (memory requests, bytes, instruction counts).
 #pragma once
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
 
 #include <deque>
 #include <map>
 #include <string>
 #include <vector>
 
-#include <executor/findings.hpp>
 #include <executor/operation.hpp>
 
 namespace hgemm::executor {
+
+// ---- Findings ------------------------------------------------------------------------------------------------------
+
+inline std::string base_name(char const* path) {
+  if (!path) return "";
+  char const* const slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
+
+inline std::string quoted(std::string const& text) {
+  std::string result = "\"";
+  for (char const c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    if (static_cast<unsigned char>(c) >= ' ') {
+      result += c;
+    } else {
+      result += ' ';
+    }
+  }
+  return result + '"';
+}
+
+__attribute__((format(printf, 1, 2))) inline std::string text(char const* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char buffer[1024];
+  vsnprintf(buffer, sizeof buffer, format, arguments);
+  va_end(arguments);
+  return buffer;
+}
+
+class Findings {
+ public:
+  // Counts an occurrence. `say` makes the message, for the first occurrence of its kind and line only.
+  template <class Say>
+  void add(char const* kind, Site site, Say say) {
+    for (Finding& finding : all_) {
+      if (finding.site.line != site.line || strcmp(finding.kind, kind) != 0) continue;
+      if (finding.site.file != site.file && base_name(finding.site.file) != base_name(site.file)) continue;
+      ++finding.count;
+      return;
+    }
+    all_.push_back({kind, site, 1, say()});
+  }
+  bool empty() const { return all_.empty(); }
+
+  std::string json() const {
+    std::string result;
+    for (Finding const& finding : all_) {
+      result += result.empty() ? "" : ", ";
+      result += "{\"kind\": " + quoted(finding.kind) + ", \"count\": " + std::to_string(finding.count) +
+                ", \"message\": " + quoted(finding.message) + ", \"file\": " + quoted(base_name(finding.site.file)) +
+                ", \"line\": " + std::to_string(finding.site.line) + "}";
+    }
+    return "[" + result + "]";
+  }
+
+ private:
+  struct Finding {
+    char const* kind;
+    Site site;
+    uint64_t count;
+    std::string message;
+  };
+  std::vector<Finding> all_;
+};
+
+// ---- Costs on a GPU, counted on the real addresses, by source line -------------------------------------------------
 
 inline char const* name_of(Kind kind) {
   static char const* const names[] = {
@@ -24,7 +95,7 @@ inline char const* name_of(Kind kind) {
   return names[size_t(kind)];
 }
 
-// The addresses of one warp instruction's lanes; lanes that do not take part have none.
+// The addresses of one warp instruction. `lanes` is the mask of the lanes that take part.
 struct Addresses {
   uintptr_t of[32];
   uint32_t lanes = 0;  // mask
@@ -42,8 +113,8 @@ struct SiteCost {
   uint64_t requests = 0, wavefronts = 0, ideal_wavefronts = 0, sectors = 0, ideal_sectors = 0, bytes = 0;
 };
 
-// Shared memory serves 128 bytes at once, one word of 4 from each of 32 banks: so many lanes of an instruction make one
-// phase, and a phase takes as many wavefronts as the fullest bank has different words.
+// Shared memory transfers 128 bytes at a time: one 4-byte word from each of 32 banks. The lanes that access 128 bytes form a
+// phase. A phase takes as many wavefronts as the most used bank has different words.
 // Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later.
 inline void count_wavefronts(Addresses const& addresses, uint32_t bytes, SiteCost& cost) {
   int const lanes = bytes <= 4 ? 32 : 128 / int(bytes);
@@ -51,15 +122,15 @@ inline void count_wavefronts(Addresses const& addresses, uint32_t bytes, SiteCos
   for (int first = 0; first < 32; first += lanes) {
     uint32_t const phase = (lanes == 32 ? ~0u : (1u << lanes) - 1) << first & addresses.lanes;
     if (!phase) continue;
-    uintptr_t seen[32];  // piece of each lane so far, once each
+    uintptr_t seen[32];  // distinct vectors of the lanes so far
     int distinct = 0, fill[32] = {}, fullest = 1;
     for (uint32_t rest = phase; rest; rest &= rest - 1) {
-      uintptr_t const piece = addresses.of[__builtin_ctz(rest)] / (uint32_t(words) * 4);
+      uintptr_t const vector = addresses.of[__builtin_ctz(rest)] / (uint32_t(words) * 4);
       int at = distinct - 1;
-      while (at >= 0 && seen[at] != piece) --at;
+      while (at >= 0 && seen[at] != vector) --at;
       if (at >= 0) continue;
-      seen[distinct++] = piece;
-      int& filled = fill[piece % uint32_t(32 / words)];  // pieces are aligned: their banks are the same or disjoint
+      seen[distinct++] = vector;
+      int& filled = fill[vector % uint32_t(32 / words)];  // vectors are aligned, so their banks are the same or disjoint
       if (++filled > fullest) fullest = filled;
     }
     cost.wavefronts += uint64_t(fullest);
@@ -67,10 +138,10 @@ inline void count_wavefronts(Addresses const& addresses, uint32_t bytes, SiteCos
   }
 }
 
-// Global memory moves sectors of 32 bytes; no fewer can do than the different bytes fill.
+// Global memory transfers sectors of 32 bytes. The ideal count is the number of sectors that the distinct bytes fill.
 inline void count_sectors(Addresses const& addresses, uint32_t bytes, SiteCost& cost) {
-  uintptr_t sectors[64], pieces[32];
-  int sector_count = 0, piece_count = 0;
+  uintptr_t sectors[64], vectors[32];
+  int sector_count = 0, vector_count = 0;
   auto add = [](uintptr_t* list, int& count, uintptr_t value) {
     for (int i = count - 1; i >= 0; --i) {
       if (list[i] == value) return;
@@ -79,18 +150,18 @@ inline void count_sectors(Addresses const& addresses, uint32_t bytes, SiteCost& 
   };
   for (uint32_t rest = addresses.lanes; rest; rest &= rest - 1) {
     uintptr_t const address = addresses.of[__builtin_ctz(rest)];
-    add(pieces, piece_count, address);
+    add(vectors, vector_count, address);
     add(sectors, sector_count, address / 32);
     add(sectors, sector_count, (address + bytes - 1) / 32);
   }
   cost.sectors += uint64_t(sector_count);
-  cost.ideal_sectors += (uint64_t(piece_count) * bytes + 31) / 32;
+  cost.ideal_sectors += (uint64_t(vector_count) * bytes + 31) / 32;
 }
 
 class Costs {
  public:
-  // The number of an operation's line in `sites`, small and stable.
-  uint16_t index_of(Operation const& operation) {
+  // Returns the index of an operation's source line in `sites`.
+  uint16_t site_index(Operation const& operation) {
     size_t slot = (size_t(operation.site.line) * 31 + size_t(operation.kind)) % slots;
     for (;; slot = (slot + 1) % slots) {
       uint16_t const found = slots_[slot];
@@ -128,15 +199,15 @@ class Costs {
     return "[" + result + "]";
   }
 
-  // The first is nobody's. A deque: references to a site outlive the next one's coming.
+  // Index 0 is unused. A deque, because references must stay valid when it grows.
   std::deque<SiteCost> sites = {SiteCost{{nullptr, 0}, Kind::count}};
 
  private:
-  static constexpr size_t slots = 4096;  // more than any kernel has lines
+  static constexpr size_t slots = 4096;  // more than the sites of any kernel
   std::vector<uint16_t> slots_ = std::vector<uint16_t>(slots);
 };
 
-// Counts of what has no line of its own.
+// Counters that do not belong to a source line.
 class Counters {
  public:
   void add(std::string const& name, uint64_t by = 1) { values_[name] += by; }

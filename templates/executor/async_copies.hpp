@@ -1,0 +1,336 @@
+// Asynchronous copies: cp.async, TMA loads and stores, and the proxy fences that TMA stores need.
+#pragma once
+
+#include <executor/machine.hpp>
+
+namespace hgemm::executor {
+
+// ---- cp.async: completes when it is waited for, when an mbarrier counts it, or at any moment before ----------------
+
+void Machine::cp_async(Lane& lane, Operation& operation, SiteCost& cost) {
+  auto* const to = static_cast<unsigned char*>(operation.to);
+  bool const readable = !operation.flag || check_global(lane, operation, operation.from, operation.bytes, false);
+  if (!check_shared(lane, operation, operation.to, operation.bytes)) return;
+  Access const me = {lane.copies_epoch, lane.cta->number, lane.cta->agent_of_copies(lane), costs_.site_index(operation)};
+  record_shared(lane, operation, *lane.cta, to, operation.bytes, true, me);
+  Copy copy = {to, nullptr, operation.bytes, lane.groups_committed, me.epoch, 0, false, operation.site};
+  if (operation.flag) {
+    copy.fill = HGEMM_POISON;
+    if (readable) {
+      copy.from = operation.from;
+      record_global_read(lane, operation, operation.from, operation.bytes);
+    }
+    cost.bytes += operation.bytes;
+  }
+  memset(to, HGEMM_POISON, operation.bytes);  // until the copy completes
+  if (request_.timing == HGEMM_EARLY) complete_copy(copy);
+  lane.copies.push_back(copy);
+}
+
+void Machine::complete_copy(Copy& copy) {
+  if (copy.completed) return;
+  copy.completed = true;
+  if (copy.from) {
+    memcpy(copy.to, copy.from, copy.bytes);
+  } else {
+    memset(copy.to, copy.fill, copy.bytes);
+  }
+}
+
+void Machine::cp_async_wait(Lane& lane, uint32_t pending) {
+  if (pending == 0) {  // cp.async.wait_all also waits for copies that were not committed
+    ++lane.groups_committed;
+    lane.knowledge.copies_completed = lane.copies_epoch++;
+  }
+  if (lane.groups_committed <= pending) return;
+  uint32_t const completed = lane.groups_committed - pending;  // groups
+  size_t count = 0;
+  while (count < lane.copies.size() && lane.copies[count].group < completed) complete_copy(lane.copies[count++]);
+  if (count) lane.knowledge.copies_completed = std::max(lane.knowledge.copies_completed, lane.copies[count - 1].epoch);
+  lane.copies.erase(lane.copies.begin(), lane.copies.begin() + std::ptrdiff_t(count));
+}
+
+// ---- cp.async.mbarrier.arrive --------------------------------------------------------------------------------------
+
+void Machine::mbarrier_arrive_after_copies(Lane& lane, Operation const& operation) {
+  if (!find_mbarrier(lane, operation, *lane.cta, operation.to, false)) return;
+  lane.cta->agent_of_copies(lane);
+  copy_arrivals_.push_back(
+      {&lane, reinterpret_cast<uintptr_t>(operation.to) % shared_window, lane.copies_epoch++, operation.site});
+  if (request_.timing == HGEMM_EARLY) complete_arrival(copy_arrivals_.size() - 1);
+}
+
+// Threads that wait at the mbarrier learn that the copies are complete, and nothing else about the copying thread.
+void Machine::complete_arrival(size_t index) {
+  CopyArrival const arrival = copy_arrivals_[index];
+  copy_arrivals_.erase(copy_arrivals_.begin() + std::ptrdiff_t(index));
+  Lane& lane = *arrival.lane;
+  size_t count = 0;
+  while (count < lane.copies.size() && lane.copies[count].epoch <= arrival.epoch) complete_copy(lane.copies[count++]);
+  lane.copies.erase(lane.copies.begin(), lane.copies.begin() + std::ptrdiff_t(count));
+  Mbarrier& barrier = lane.cta->mbarriers.at(arrival.barrier);
+  barrier.gathered.set(lane.cta->number, lane.knowledge.copies, arrival.epoch);
+  count_arrival(lane, *lane.cta, barrier, arrival.site);
+}
+
+// ---- Tensor maps ---------------------------------------------------------------------------------------------------
+
+// Swizzles an address: xors `bits` bits from bit 7 on into the bits from bit 4 on. This permutes the 16-byte vectors of a row.
+inline uintptr_t swizzle_address(uintptr_t address, uint32_t bits) {
+  return address ^ (address >> 3 & (((uintptr_t(1) << bits) - 1) << 4));
+}
+
+inline uint32_t row_bytes(hgemm_tensor_map const& map) { return map.box[0] * map.element_bytes; }
+inline uint32_t box_rows(hgemm_tensor_map const& map) { return map.box[1] * map.box[2]; }
+
+// The part of a box row that is inside the tensor: `bytes` at `address`, after `skipped` bytes of the row.
+struct RowPart {
+  uintptr_t address = 0;
+  uint32_t skipped = 0, bytes = 0;
+};
+inline RowPart row_part(hgemm_tensor_map const& map, int const (&at)[3], uint32_t row) {
+  int64_t const y = int64_t(at[1]) + row % map.box[1], z = int64_t(at[2]) + row / map.box[1];
+  int64_t const first = std::max<int64_t>(at[0], 0);
+  int64_t const last = std::min<int64_t>(int64_t(at[0]) + map.box[0], int64_t(map.extent[0]));
+  if (y < 0 || y >= int64_t(map.extent[1]) || z < 0 || z >= int64_t(map.extent[2]) || first >= last) return {};
+  uint64_t const offset =
+      uint64_t(y) * map.stride_bytes[0] + uint64_t(z) * map.stride_bytes[1] + uint64_t(first) * map.element_bytes;
+  return {map.base + offset, uint32_t(first - at[0]) * map.element_bytes, uint32_t(last - first) * map.element_bytes};
+}
+
+// The part of a box row that a store writes. The H200 writes whole 16-byte vectors, also at the end of a row of the tensor.
+inline RowPart stored_part(hgemm_tensor_map const& map, int const (&at)[3], uint32_t row) {
+  RowPart part = row_part(map, at, row);
+  uint32_t const past = uint32_t(map.extent[0] * map.element_bytes % 16);
+  bool const ends = int64_t(at[0]) + map.box[0] > int64_t(map.extent[0]);  // the box extends past the row of the tensor
+  if (part.bytes && past && ends) part.bytes = std::min(part.bytes + 16 - past, row_bytes(map) - part.skipped);
+  return part;
+}
+
+inline TmaArguments const& tma_arguments(Operation const& operation) {
+  return *static_cast<TmaArguments const*>(operation.second);
+}
+inline hgemm_tensor_map const& map_of(Operation const& operation) {
+  return *static_cast<hgemm_tensor_map const*>(tma_arguments(operation).map);
+}
+
+// Checks a tensor map and, if `shared` is not null, the position of a box in global and shared memory.
+// Source: CUDA driver API, cuTensorMapEncodeTiled; CUDA C++ Programming Guide, "Tensor Memory Accelerator": 128 bytes.
+bool Machine::check_box(Lane const& lane, Operation const& operation, hgemm_tensor_map const& map, void const* shared) {
+  auto wrong = [&](std::string const& what) {
+    findings_.add("tma", operation.site, [&] { return describe(lane) + ": " + what; });
+    return false;
+  };
+  if (map.magic != HGEMM_TENSOR_MAP) return wrong("the tensor map was not initialized");
+  if (map.rank != 3 || map.swizzle > HGEMM_SWIZZLE_128) {
+    return wrong("the rank or swizzle of the tensor map is not supported: rank 3 and swizzles up to 128 bytes");
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (map.box[i] < 1 || map.box[i] > 256) {
+      return wrong(text("the box extent %u of dimension %d must be 1 to 256", map.box[i], i));
+    }
+  }
+  if (map.base % 16 || map.stride_bytes[0] % 16 || map.stride_bytes[1] % 16) {
+    return wrong("the base and strides of a tensor map must be multiples of 16 bytes");
+  }
+  uint32_t const bytes = row_bytes(map), span = 16u << map.swizzle;
+  if (bytes % 16 || (map.swizzle && bytes != span)) {
+    return wrong(text("box rows of %u bytes must be multiples of 16 bytes, and as long as the swizzle, %u bytes", bytes, span));
+  }
+  if (!shared) return true;
+  int64_t const first_byte = int64_t(tma_arguments(operation).at[0]) * map.element_bytes;
+  if (first_byte % 16) {
+    return wrong(text("a box begins %lld bytes into a row: it must be a multiple of 16 (an H200 reports an illegal instruction)",
+                      static_cast<long long>(first_byte)));
+  }
+  if (reinterpret_cast<uintptr_t>(shared) % 128) {
+    findings_.add("alignment", operation.site,
+                  [&] { return describe(lane) + ": a box must begin at a multiple of 128 bytes of shared memory"; });
+    return false;
+  }
+  uint32_t const total = bytes * box_rows(map);
+  uintptr_t const base = reinterpret_cast<uintptr_t>(lane.cta->arena), at = reinterpret_cast<uintptr_t>(shared);
+  if (at >= base && at + total <= base + request_.shared_bytes) return true;
+  findings_.add("bounds", operation.site, [&] {
+    return text("%s: a box of %u bytes at byte %td exceeds shared memory", describe(lane).c_str(), total,
+                std::ptrdiff_t(at - base));
+  });
+  return false;
+}
+
+// ---- TMA loads -----------------------------------------------------------------------------------------------------
+
+void Machine::tma_load(Lane& lane, Operation const& operation, SiteCost& cost) {
+  TmaArguments const& arguments = tma_arguments(operation);
+  if (!check_box(lane, operation, map_of(operation), operation.to)) return;
+  check_previous_launches(lane, operation);
+  bool const readable = check_box_source(lane, operation, cost);
+  if (!arguments.ranks) {
+    tma_load_to(*lane.cta, lane, operation, readable);
+    return;
+  }
+  for (uint32_t rank = 0; rank < 16; ++rank) {
+    if (!(arguments.ranks >> rank & 1)) continue;
+    if (Cta* const cta = cta_of_rank(lane, operation, rank)) tma_load_to(*cta, lane, operation, readable);
+  }
+}
+
+// Starts the load to one CTA. The mbarrier at the same offset of that CTA counts the bytes.
+void Machine::tma_load_to(Cta& cta, Lane& lane, Operation const& operation, bool readable) {
+  TmaArguments const& arguments = tma_arguments(operation);
+  hgemm_tensor_map const& map = map_of(operation);
+  Mbarrier* const barrier = find_mbarrier(lane, operation, cta, arguments.barrier, true);
+  if (!barrier) return;
+  uint32_t const bytes = row_bytes(map) * box_rows(map);
+  size_t const offset = reinterpret_cast<uintptr_t>(operation.to) % shared_window;
+  Access const me = {barrier->phase + 1, cta.number, barrier->agent, costs_.site_index(operation)};
+  record_shared(lane, operation, cta, operation.to, bytes, true, me);
+  cta.record_remote_access(me, operation.site);
+  memset(cta.arena + offset, HGEMM_POISON, bytes);
+  box_loads_.push_back({map,
+                        {arguments.at[0], arguments.at[1], arguments.at[2]},
+                        cta.arena + offset,
+                        &cta,
+                        reinterpret_cast<uintptr_t>(arguments.barrier) % shared_window,
+                        barrier->phase,
+                        operation.site,
+                        readable});
+  if (request_.timing == HGEMM_EARLY) complete_load(box_loads_.size() - 1);
+}
+
+bool Machine::check_box_source(Lane const& lane, Operation const& operation, SiteCost& cost) {
+  hgemm_tensor_map const& map = map_of(operation);
+  uint32_t const ranks = tma_arguments(operation).ranks;
+  uint64_t const receivers = ranks ? uint64_t(__builtin_popcount(ranks)) : 1;
+  cost.global = true;
+  for (uint32_t row = 0; row < box_rows(map); ++row) {
+    RowPart const part = row_part(map, tma_arguments(operation).at, row);
+    if (!part.bytes) continue;
+    std::string const why = memory_.access_error(part.address, part.bytes, false);
+    if (!why.empty()) {
+      findings_.add("bounds", operation.site, [&] { return describe(lane) + ": " + why; });
+      return false;
+    }
+    cost.bytes += part.bytes * receivers;
+    cost.sectors += (part.address + part.bytes + 31) / 32 - part.address / 32;
+    cost.ideal_sectors += (part.bytes + 31) / 32;
+  }
+  return true;
+}
+
+void Machine::complete_load(size_t index) {
+  BoxLoad const load = box_loads_[index];
+  box_loads_.erase(box_loads_.begin() + std::ptrdiff_t(index));
+  uint32_t const bytes = row_bytes(load.map);
+  for (uint32_t row = 0; row < box_rows(load.map); ++row) {
+    unsigned char buffer[1024] = {};
+    RowPart const part = row_part(load.map, load.at, row);
+    if (part.bytes) {
+      memcpy(buffer + part.skipped, reinterpret_cast<void const*>(part.address), load.readable ? part.bytes : 0);
+    }
+    if (!load.readable) memset(buffer, HGEMM_POISON, bytes);
+    for (uint32_t at = 0; at < bytes; at += 16) {
+      uintptr_t const to = reinterpret_cast<uintptr_t>(load.to) + row * bytes + at;
+      memcpy(reinterpret_cast<void*>(swizzle_address(to, load.map.swizzle)), buffer + at, 16);
+    }
+  }
+  Mbarrier& barrier = load.cta->mbarriers.at(load.barrier);
+  barrier.bytes -= int64_t(bytes) * box_rows(load.map);
+  end_phase_if_complete(*load.cta, barrier, load.site);
+}
+
+// ---- TMA stores ----------------------------------------------------------------------------------------------------
+
+void Machine::tma_store(Lane& lane, Operation const& operation, SiteCost& cost) {
+  hgemm_tensor_map const& map = map_of(operation);
+  if (!check_box(lane, operation, map, operation.from)) return;
+  check_previous_launches(lane, operation);
+  if (lane.stores_agent == no_agent) lane.stores_agent = lane.cta->new_agent();
+  Access const me = {lane.stores_committed + 1, lane.cta->number, lane.stores_agent, costs_.site_index(operation)};
+  record_async_read(lane, operation, operation.from, row_bytes(map) * box_rows(map), me);
+  int const(&at)[3] = tma_arguments(operation).at;
+  cost.global = true;
+  for (uint32_t row = 0; row < box_rows(map); ++row) {
+    RowPart const part = stored_part(map, at, row);
+    if (!part.bytes) continue;
+    cost.bytes += part.bytes;
+    cost.sectors += (part.address + part.bytes + 31) / 32 - part.address / 32;
+    cost.ideal_sectors += (part.bytes + 31) / 32;
+  }
+  lane.stores.push_back({map,
+                         {at[0], at[1], at[2]},
+                         static_cast<unsigned char const*>(operation.from),
+                         lane.stores_committed,
+                         false,
+                         operation,
+                         me});
+  if (request_.timing == HGEMM_EARLY) complete_store(lane.stores.back(), lane);
+}
+
+void Machine::complete_store(BoxStore& store, Lane& lane) {
+  if (store.completed) return;
+  store.completed = true;
+  uint32_t const bytes = row_bytes(store.map);
+  for (uint32_t row = 0; row < box_rows(store.map); ++row) {
+    unsigned char buffer[1024];
+    for (uint32_t at = 0; at < bytes; at += 16) {
+      uintptr_t const from = reinterpret_cast<uintptr_t>(store.from) + row * bytes + at;
+      memcpy(buffer + at, reinterpret_cast<void const*>(swizzle_address(from, store.map.swizzle)), 16);
+    }
+    RowPart const part = stored_part(store.map, store.at, row);
+    if (part.bytes) write_row(store, lane, part.address, buffer + part.skipped, part.bytes);
+  }
+}
+
+void Machine::write_row(BoxStore const& store, Lane& lane, uintptr_t address, unsigned char* row, uint32_t bytes) {
+  std::string const why = memory_.access_error(address, bytes, true);
+  if (!why.empty()) {
+    findings_.add("bounds", store.operation.site, [&] { return describe(lane) + ": " + why; });
+    return;
+  }
+  record_global_write(lane, store.operation, reinterpret_cast<void*>(address), bytes, row, store.access);
+  memcpy(reinterpret_cast<void*>(address), row, bytes);
+}
+
+void Machine::tma_store_wait(Lane& lane, uint32_t pending) {
+  if (lane.stores_committed <= pending) return;
+  uint32_t const read = lane.stores_committed - pending;  // groups
+  size_t count = 0;
+  while (count < lane.stores.size() && lane.stores[count].group < read) complete_store(lane.stores[count++], lane);
+  lane.stores.erase(lane.stores.begin(), lane.stores.begin() + std::ptrdiff_t(count));
+  if (lane.stores_agent == no_agent) return;
+  ClockUnion joined;
+  joined.add(lane.knowledge.clock);
+  joined.set(lane.cta->number, lane.stores_agent, read);
+  lane.knowledge.learn(joined.clock());
+}
+
+// ---- Proxy fences --------------------------------------------------------------------------------------------------
+
+void Machine::proxy_fence(Lane& lane) {
+  lane.proxy_fenced_before = lane.proxy_fenced.epoch;
+  lane.proxy_fenced = lane.knowledge;
+  ++lane.knowledge.epoch;
+}
+
+// Tells whether the async proxy, on behalf of `reader`, sees a write. Writes of the async proxy itself are visible. A write of
+// a thread is visible if the writer fenced after it and the reader knows of that fence, or if the reader fenced after it knew
+// of the write. A fence of the writer covers those of its cp.async that it has waited for.
+bool Machine::visible_to_async_proxy(Lane const& reader, Access const& write) const {
+  if (reader.proxy_fenced.epoch && reader.proxy_fenced.known_of(write.cta, write.agent) >= write.epoch) return true;
+  Cta const& cta = reader.cta->cluster->cta(write.cta);
+  Lane const* const copier = cta.copier(write.agent);
+  if (write.agent >= request_.threads && !copier) return true;
+  Lane const& writer = copier ? *copier : cta.lanes[write.agent];
+  uint32_t const known = reader.knowledge.known_of(write.cta, writer.knowledge.thread);
+  if (copier) {
+    Knowledge const& fenced = writer.proxy_fenced;
+    return fenced.epoch && fenced.epoch < known && fenced.copies_completed >= write.epoch;
+  }
+  for (uint32_t const fence : {writer.proxy_fenced.epoch, writer.proxy_fenced_before}) {
+    if (fence >= write.epoch && fence < known) return true;
+  }
+  return false;
+}
+
+}  // namespace hgemm::executor

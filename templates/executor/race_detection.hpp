@@ -1,0 +1,414 @@
+// Race detection: vector clocks say which accesses are ordered, and shadow memory remembers the last accesses of each byte.
+//
+// An agent is anything that accesses memory: a thread, the cp.async of a thread, the TMA stores of a thread, the TMA loads of
+// an mbarrier, or the wgmmas of a warpgroup. Each agent counts epochs. An access carries its agent and epoch. It happened
+// before a thread's present if the thread knows that epoch of the agent. Synchronization transfers knowledge between threads.
+//
+// Knowledge is stored per CTA in immutable arrays that threads share: after a barrier, all threads hold the same array. A
+// thread's own epoch is in its Knowledge, not in the array.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace hgemm::executor {
+
+// ---- Vector clocks -------------------------------------------------------------------------------------------------
+
+constexpr uint16_t no_agent = 0xffff;
+constexpr uint32_t previous_launches = 0xffffffff;  // a pseudo CTA; epoch 1 of its agent 0 is the end of all previous launches
+
+struct Access {
+  uint32_t epoch = 0;  // 0: none
+  uint32_t cta = 0;
+  uint16_t agent = 0;
+  uint16_t site = 0;
+};
+
+// A reference-counted pointer. The count is not atomic, because one host thread runs everything.
+template <class T>
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(T* object) : object_(object) { ++object_->references; }
+  Ref(Ref const& other) : object_(other.object_) {
+    if (object_) ++object_->references;
+  }
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Ref& operator=(Ref other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Ref() {
+    if (object_ && --object_->references == 0) delete object_;
+  }
+  T* operator->() const { return object_; }
+  T* get() const { return object_; }
+  explicit operator bool() const { return object_; }
+
+ private:
+  T* object_ = nullptr;
+};
+
+// The known epochs of one CTA's agents. Agents past the end have epoch 0.
+struct Epochs {
+  int references = 0;
+  uint32_t cta = 0;
+  std::vector<uint32_t> known;
+};
+
+// A vector clock: the known epochs of all CTAs.
+struct Clock {
+  int references = 0;
+  std::vector<Ref<Epochs>> ctas;
+
+  Epochs const* of(uint32_t cta) const {
+    for (auto const& epochs : ctas) {
+      if (epochs->cta == cta) return epochs.get();
+    }
+    return nullptr;
+  }
+};
+
+// Tells whether `more` contains all that `less` knows.
+inline bool covers(Clock const* more, Clock const* less) {
+  if (more == less || !less) return true;
+  for (auto const& part : less->ctas) {
+    Epochs const* const epochs = more ? more->of(part->cta) : nullptr;
+    if (epochs == part.get()) continue;
+    for (size_t i = 0; i < part->known.size(); ++i) {
+      if (part->known[i] > (epochs && i < epochs->known.size() ? epochs->known[i] : 0)) return false;
+    }
+  }
+  return true;
+}
+
+// What one thread knows.
+struct Knowledge {
+  uint32_t cta = 0;
+  uint16_t thread = 0;
+  uint16_t copies = no_agent;  // agent of its cp.async, if it has any
+  uint32_t epoch = 1;          // the thread's own epoch
+  uint32_t copies_completed = 0;  // epoch of its last cp.async that it has waited for
+  Ref<Clock> clock;
+  Epochs const* own_cta = nullptr;  // its CTA's part of `clock`
+
+  void learn(Ref<Clock> const& what) {
+    clock = what;
+    own_cta = clock ? clock->of(cta) : nullptr;
+  }
+
+  uint32_t known_of(uint32_t other_cta, uint16_t agent) const {
+    if (other_cta == cta) {
+      if (agent == thread) return epoch;
+      uint32_t const known = own_cta && agent < own_cta->known.size() ? own_cta->known[agent] : 0;
+      return agent == copies ? std::max(known, copies_completed) : known;
+    }
+    Epochs const* const epochs = clock ? clock->of(other_cta) : nullptr;
+    return epochs && agent < epochs->known.size() ? epochs->known[agent] : 0;
+  }
+  bool knows(Access const& access) const { return access.epoch <= known_of(access.cta, access.agent); }
+};
+
+// Builds the union of several clocks.
+class ClockUnion {
+ public:
+  void add(Ref<Clock> const& clock) {
+    if (!clock || clock.get() == latest_.get()) return;
+    latest_ = clock;
+    for (auto const& epochs : clock->ctas) add(epochs);
+  }
+  void add(Knowledge const& thread) {
+    add(thread.clock);
+    set(thread.cta, thread.thread, thread.epoch);
+    if (thread.copies != no_agent) set(thread.cta, thread.copies, thread.copies_completed);
+  }
+  void set(uint32_t cta, uint16_t agent, uint32_t epoch) {
+    auto& known = writable(cta).known;
+    if (known.size() <= agent) known.resize(agent + 1);
+    known[agent] = std::max(known[agent], epoch);
+  }
+  Ref<Clock> clock() {
+    Ref<Clock> result(new Clock);
+    for (auto& part : parts_) result->ctas.push_back(part.epochs);
+    parts_.clear();
+    latest_ = Ref<Clock>();
+    return result;
+  }
+
+ private:
+  struct Part {
+    Ref<Epochs> epochs;
+    bool shared;  // also used by other clocks, so it must not be changed
+  };
+
+  void add(Ref<Epochs> const& epochs) {
+    for (auto& part : parts_) {
+      if (part.epochs->cta != epochs->cta) continue;
+      if (part.epochs.get() == epochs.get()) return;
+      auto& known = own(part).known;
+      auto const& more = epochs->known;
+      if (known.size() < more.size()) known.resize(more.size());
+      for (size_t i = 0; i < more.size(); ++i) known[i] = std::max(known[i], more[i]);
+      return;
+    }
+    parts_.push_back({epochs, true});
+  }
+  Epochs& writable(uint32_t cta) {
+    for (auto& part : parts_) {
+      if (part.epochs->cta == cta) return own(part);
+    }
+    parts_.push_back({Ref<Epochs>(new Epochs), false});
+    parts_.back().epochs->cta = cta;
+    return *parts_.back().epochs.get();
+  }
+  static Epochs& own(Part& part) {
+    if (part.shared) {
+      Epochs* const copy = new Epochs;
+      copy->cta = part.epochs->cta;
+      copy->known = part.epochs->known;
+      part = {Ref<Epochs>(copy), false};
+    }
+    return *part.epochs.get();
+  }
+
+  std::vector<Part> parts_;
+  Ref<Clock> latest_;  // the clock that was added last
+};
+
+// Adds the same clock to the knowledge of many threads. Threads that knew the same before share one result.
+class ClockUpdate {
+ public:
+  ClockUpdate() = default;
+  explicit ClockUpdate(Ref<Clock> what) : what_(std::move(what)) {}
+
+  Clock const* what() const { return what_.get(); }
+
+  void apply(Knowledge& thread) {
+    if (!result_ || thread.clock.get() != before_.get()) {
+      ClockUnion joined;
+      joined.add(thread.clock);
+      joined.add(what_);
+      before_ = thread.clock;
+      result_ = joined.clock();
+    }
+    thread.learn(result_);
+  }
+
+ private:
+  Ref<Clock> what_, before_, result_;
+};
+
+// ---- Shadow memory -------------------------------------------------------------------------------------------------
+
+enum class ConflictKind : uint8_t { none, uninitialised, write, read };
+
+// The first conflict of an access: its kind, the other access, and the offset.
+struct Conflict {
+  ConflictKind clash = ConflictKind::none;
+  Access with;
+  size_t offset = 0;
+};
+
+class Shadow {
+ public:
+  static constexpr size_t line_bytes = 16;
+
+  // Clears everything. The memory has `bytes` bytes. If `initialised`, it may be read before it is written.
+  void reset(size_t bytes, bool initialised) {
+    lines_.assign((bytes + line_bytes - 1) / line_bytes, Line());
+    divided_.clear();
+    free_parts_.clear();
+    more_reads_.clear();
+    free_more_reads_.clear();
+    initialised_ = initialised;
+  }
+
+  // Records that `me` reads [offset, offset + bytes). It is ordered after what `reader` knows. Calls visit(last write, offset)
+  // for each cell.
+  template <class RemoteAccess>
+  Conflict read(size_t offset, size_t bytes, Knowledge const& reader, Access const& me, RemoteAccess visit) {
+    Conflict conflict;
+    each_cell(offset, bytes, [&](Cell& cell, size_t at) {
+      visit(cell.write, at);
+      if (conflict.clash == ConflictKind::none) {
+        if (cell.write.epoch == 0 && !initialised_) {
+          conflict = {ConflictKind::uninitialised, {}, at};
+        } else if (!reader.knows(cell.write)) {
+          conflict = {ConflictKind::write, cell.write, at};
+        }
+      }
+      note_read(cell, reader, me);
+    });
+    return conflict;
+  }
+  Conflict read(size_t offset, size_t bytes, Knowledge const& reader, Access const& me) {
+    return read(offset, bytes, reader, me, [](Access const&, size_t) {});
+  }
+
+  // Records a write. Atomics on the same address are ordered, so an `atomic` write ignores earlier atomics.
+  Conflict write(size_t offset, size_t bytes, Knowledge const& writer, Access const& me, bool atomic = false) {
+    Conflict conflict;
+    if (offset % line_bytes == 0 && bytes % line_bytes == 0) {
+      for (size_t at = offset; at < offset + bytes; at += line_bytes) {
+        Line& line = lines_[at / line_bytes];
+        for_cells(line, at, at, at + line_bytes,
+                  [&](Cell& cell, size_t where) { check_write(cell, where, writer, conflict); });
+        make_whole(line);
+        overwrite(line.cell, me, atomic);
+      }
+    } else {
+      each_cell(offset, bytes, [&](Cell& cell, size_t at) {
+        if (!(atomic && cell.atomic)) check_write(cell, at, writer, conflict);
+        overwrite(cell, me, atomic);
+      });
+    }
+    return conflict;
+  }
+
+ private:
+  static constexpr int inline_reads = 3;
+
+  struct Cell {
+    Access write;
+    Access reads[inline_reads];
+    uint32_t more_reads = 0;  // 1 + index in more_reads_, for more than inline_reads reads
+    uint8_t read_count = 0;
+    bool atomic = false;  // the last write was an atomic
+  };
+  struct Line {
+    Cell cell;
+    uint32_t parts = 0;  // 1 + index in divided_
+    uint8_t log2_cells = 0;
+  };
+  struct Parts { Cell cell[8]; };
+
+  template <class RemoteAccess>
+  void each_cell(size_t offset, size_t bytes, RemoteAccess visit) {
+    size_t const end = offset + bytes;
+    for (size_t at = offset; at < end;) {
+      size_t const first = at / line_bytes * line_bytes;
+      size_t const until = std::min(first + line_bytes, end);
+      Line& line = lines_[at / line_bytes];
+      divide(line, (at | (until - first == line_bytes ? 0 : until)) % line_bytes);
+      for_cells(line, first, at, until, visit);
+      at = until;
+    }
+  }
+
+  template <class RemoteAccess>
+  void for_cells(Line& line, size_t first, size_t begin, size_t end, RemoteAccess visit) {
+    if (!line.parts) {
+      visit(line.cell, first);
+      return;
+    }
+    int const shift = 4 - line.log2_cells;
+    Parts& parts = divided_[line.parts - 1];
+    for (size_t i = (begin - first) >> shift; i < ((end - first - 1) >> shift) + 1; ++i) {
+      visit(parts.cell[i], first + (i << shift));
+    }
+  }
+
+  // Splits the line into cells small enough that a cell begins at each edge. `edges` is the bitwise or of their offsets.
+  void divide(Line& line, size_t edges) {
+    int const needed = edges == 0 ? 0 : edges % 8 == 0 ? 1 : edges % 4 == 0 ? 2 : 3;
+    if (needed <= line.log2_cells) return;
+    if (!line.parts) {
+      line.parts = take(divided_, free_parts_);
+      divided_[line.parts - 1].cell[0] = line.cell;
+    }
+    Parts& parts = divided_[line.parts - 1];
+    int const times = needed - line.log2_cells;
+    for (int i = (1 << needed) - 1; i > 0; --i) {
+      Cell const& whole = parts.cell[i >> times];
+      parts.cell[i] = whole;
+      if (whole.more_reads && i % (1 << times)) {
+        parts.cell[i].more_reads = take(more_reads_, free_more_reads_);
+        more_reads_[parts.cell[i].more_reads - 1] = more_reads_[whole.more_reads - 1];
+      }
+    }
+    line.log2_cells = uint8_t(needed);
+  }
+
+  void make_whole(Line& line) {
+    for (int i = 0; line.parts && i < 1 << line.log2_cells; ++i) clear_more_reads(divided_[line.parts - 1].cell[i]);
+    if (line.parts) line.cell.more_reads = 0;  // it belonged to the first part
+    if (line.parts) free_parts_.push_back(line.parts);
+    line.parts = 0;
+    line.log2_cells = 0;
+  }
+
+  // Returns 1 + the index of an unused element.
+  template <class T>
+  static uint32_t take(std::vector<T>& pool, std::vector<uint32_t>& free) {
+    if (free.empty()) {
+      pool.emplace_back();
+      return uint32_t(pool.size());
+    }
+    uint32_t const found = free.back();
+    free.pop_back();
+    return found;
+  }
+  void clear_more_reads(Cell& cell) {
+    if (!cell.more_reads) return;
+    more_reads_[cell.more_reads - 1].clear();
+    free_more_reads_.push_back(cell.more_reads);
+    cell.more_reads = 0;
+  }
+
+  // Drops earlier reads that the reading thread knows of: a write that is ordered after this read is ordered after them, too.
+  void note_read(Cell& cell, Knowledge const& reader, Access const& me) {
+    bool const itself = me.agent == reader.thread && me.cta == reader.cta;
+    int kept = 0;
+    for (int i = 0; i < cell.read_count; ++i) {
+      Access const& earlier = cell.reads[i];
+      bool const same = earlier.agent == me.agent && earlier.cta == me.cta;
+      if (!same && !(itself && reader.knows(earlier))) cell.reads[kept++] = earlier;
+    }
+    if (kept < inline_reads) {
+      cell.reads[kept++] = me;
+    } else {
+      if (!cell.more_reads) cell.more_reads = take(more_reads_, free_more_reads_);
+      auto& more_reads = more_reads_[cell.more_reads - 1];
+      bool found = false;
+      for (Access& earlier : more_reads) {
+        if (earlier.agent != me.agent || earlier.cta != me.cta) continue;
+        earlier = me;
+        found = true;
+      }
+      if (!found) more_reads.push_back(me);
+    }
+    cell.read_count = uint8_t(kept);
+  }
+
+  void check_write(Cell const& cell, size_t at, Knowledge const& writer, Conflict& conflict) const {
+    if (conflict.clash != ConflictKind::none) return;
+    if (!writer.knows(cell.write)) conflict = {ConflictKind::write, cell.write, at};
+    auto check = [&](Access const& read) {
+      if (!writer.knows(read)) conflict = {ConflictKind::read, read, at};
+    };
+    for (int i = 0; i < cell.read_count; ++i) check(cell.reads[i]);
+    if (cell.more_reads) {
+      for (Access const& read : more_reads_[cell.more_reads - 1]) check(read);
+    }
+  }
+
+  void overwrite(Cell& cell, Access const& me, bool atomic) {
+    clear_more_reads(cell);
+    cell.read_count = 0;
+    cell.write = me;
+    cell.atomic = atomic;
+  }
+
+  std::vector<Line> lines_;
+  std::vector<Parts> divided_;
+  std::vector<std::vector<Access>> more_reads_;
+  std::vector<uint32_t> free_parts_, free_more_reads_;  // 1 + index
+  bool initialised_ = false;
+};
+
+}  // namespace hgemm::executor
