@@ -1,32 +1,52 @@
-"""What a product costs the host in Python over a bare cuLaunchKernelEx of the same kernel: microseconds a call.
+"""Measure what a call costs the host beyond a bare cuLaunchKernelEx of the same kernel.
 
-    python benchmarks/call_overhead.py --library emitted [--json FILE]
+\b
+    python -m benchmarks.call_overhead python --library emitted --json FILE
+    python -m benchmarks.call_overhead c --library emitted --json FILE
 
-Rounds of calls with each way in turn, on tensors of torch, few enough that the GPU's queue never fills; medians of rounds.
+`python` times the ways to call a kernel from Python, on tensors of torch. `c` exports the library, builds
+benchmarks/launch_overhead.c with the C compiler, and runs it.
 """
 
 from __future__ import annotations
 
-import argparse
+import datetime
 import json
+import os
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import click
 
-import hgemm  # noqa: E402
-from hgemm.device import driver, open_device  # noqa: E402
+import hgemm
+from generator.export.tree import Wish, export
+from hgemm.device import driver, open_device
+from hgemm.dispatch_table import Table
+from hgemm.launch import ctas
+from hgemm.library import Library, open_library
+from hgemm.problem import Kind
+from hgemm.selection import Selector
+from hgemm.selection_query import SelectionQuery, Target
 
+ROOT = Path(__file__).resolve().parents[1]
 ROUNDS, CALLS = 61, 200
+"""Few enough calls per round that the GPU's queue never fills."""
 SHAPES = ((64, 256, 256), (1, 128, 128))
+EXTENTS = (256, 256, 256)
+"""Small, so that the device keeps up with the launches."""
 
 
-def ways(library: hgemm.Library, m: int, n: int, k: int) -> dict[str, Callable[[], object]]:
-    """Return what is timed, by name: each launches the same kernel once."""
+# ---- Calls from Python -----------------------------------------------------------------------------------------------
+
+
+def calls_of(library: hgemm.Library, m: int, n: int, k: int) -> dict[str, Callable[[], object]]:
+    """Return the calls to time, by name. Each launches the same kernel once."""
     import torch
 
     import hgemm.torch
@@ -41,13 +61,13 @@ def ways(library: hgemm.Library, m: int, n: int, k: int) -> dict[str, Callable[[
     ((launcher, *_),) = [[*plan._launchers.values()]]
     (slot,) = launcher._free
     launch, config, handle, address = launcher._launch_kernel, slot.config, launcher._handle, slot.address
-    turn = iter(range(1 << 62))
+    counter = iter(range(1 << 62))
     return {
         "bare": lambda: launch(config, handle, address, 0),
         "plan": lambda: plan(x, wt, out),
         "plan.bind": bound,
         "matmul": lambda: library.matmul(x, wt, out),
-        "matmul, other addresses": lambda: library.matmul(x, wt, others[next(turn) % len(others)]),
+        "matmul, other addresses": lambda: library.matmul(x, wt, others[next(counter) % len(others)]),
         "matmul, new tensor": lambda: library.matmul(x, wt),
         "torch.ops.hgemm.matmul": lambda: torch.ops.hgemm.matmul(x, wt),
         "torch.mm, out given": lambda: torch.mm(x, wt, out=out),
@@ -70,34 +90,118 @@ def measure(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: round(statistics.median(found), 3) for name, found in times.items()}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--library", default="emitted")
-    parser.add_argument("--json", type=Path)
-    wanted = parser.parse_args()
+# ---- Calls from C ----------------------------------------------------------------------------------------------------
+
+
+def without_maps(library: Library) -> list[str]:
+    """Return the variants without tensor maps: the bare launch passes only a problem."""
+    return [name for name in library.symbols if "tensor_maps" not in library.records[name].data["launch"]]
+
+
+def program(library: Library, folder: Path) -> Path:
+    """Export the library and build the C program with it. nvFatbin is not used: not every machine with a GPU has it."""
+    export(library, folder / "hgemm", Wish(without_maps(library), compressed=False))
+    built = folder / "launch_overhead"
+    flags = ["-std=c99", "-O2", f"-I{folder / 'hgemm' / 'include'}", "-o", built]
+    parts = [ROOT / "benchmarks" / "launch_overhead.c", folder / "hgemm" / "lib" / "libhgemm.a", "-ldl", "-lpthread"]
+    subprocess.run(["cc", *flags, *parts], check=True)
+    return built
+
+
+def arguments(library: Library, target: Target) -> list[str]:
+    """Return the arguments of the program: the variant that the library selects here, and the problem."""
+    m, n, k = EXTENTS
+    table = Table.of(library.records[name].data for name in without_maps(library))
+    choice = Selector(table, target).choose(SelectionQuery(Kind(), m, n, k))
+    traits = library.kernel(choice.symbol).traits
+    if traits.grid_rule != "one_tile" or choice.code != "cubin":
+        sys.exit(
+            f"{choice.symbol} is not launched with one tile per CTA from a cubin: run generate --catalog for {target.name}"
+        )
+    cubin = library.folder / choice.symbol / "kernel.cubin"
+    return [*map(str, (cubin, choice.symbol, traits.threads, traits.smem_bytes, ctas(traits, m, n, 1), m, n, k))]
+
+
+# ---- Commands --------------------------------------------------------------------------------------------------------
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+_LIBRARY = click.option("--library", type=click.Path(path_type=Path), default=Path("emitted"), show_default=True)
+_JSON = click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
+
+
+@main.command("python")
+@_LIBRARY
+@_JSON
+def python_command(library: Path, json_path: Path | None) -> None:
+    """Time calls from Python, in microseconds: medians of rounds in which each call has its turn."""
     import torch
 
-    library = hgemm.open(wanted.library)
-    version = int(driver().cuDriverGetVersion()[1])
+    opened = hgemm.open(library)
     found = {
         "device": open_device().name,
-        "driver": version,
+        "driver": int(driver().cuDriverGetVersion()[1]),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "unit": "us a call",
+        "shapes": [],
     }
-    found |= {"date": time.strftime("%Y-%m-%d"), "unit": "us a call", "shapes": []}
     with torch.no_grad():
         for m, n, k in SHAPES:
-            calls = ways(library, m, n, k)
-            times = measure(calls)
+            times = measure(calls_of(opened, m, n, k))
             found["shapes"].append({"m": m, "n": n, "k": k, "times": times})
-            print(f"{m}x{n}x{k}")
+            click.echo(f"{m}x{n}x{k}")
             for name, value in times.items():
-                print(f"  {name:26} {value:7.2f} us  {value - times['bare']:+6.2f} over bare")
-    if wanted.json:
-        wanted.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
+                click.echo(f"  {name:26} {value:7.2f} us  {value - times['bare']:+6.2f} over bare")
+    if json_path:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+@main.command("c")
+@_LIBRARY
+@click.option("--paper", is_flag=True, help="Run on tests/fake_libcuda.c, whose launch does nothing. Needs no GPU.")
+@_JSON
+def c_command(library: Path, paper: bool, json_path: Path | None) -> None:
+    """Time calls of the exported C library, in nanoseconds, paired with bare launches."""
+    opened = open_library(library)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, env = Path(temporary), dict(os.environ)
+        if paper:
+            fake = [ROOT / "tests" / "fake_libcuda.c", "-o", folder / "libcuda.so.1", "-lm"]
+            subprocess.run(["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", *fake], check=True)
+            env |= {"LD_LIBRARY_PATH": str(folder), "FAKE_LAZY": "1"}
+            target, device = Target.typical("sm_90"), "none: launches do nothing"
+        else:
+            target, device = Target.of(open_device()), open_device().name
+        command = [program(opened, folder), *arguments(opened, target)]
+        lines = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.splitlines()
+    bare, run, select = zip(*(map(float, line.split()) for line in lines), strict=True)
+    over = [second - first for first, second in zip(bare, run, strict=True)]
+    quartiles = statistics.quantiles(over, n=4)
+    found = {
+        "device": device,
+        "host": platform.processor() or platform.machine(),
+        "date": datetime.date.today().isoformat(),
+        "variants": len(without_maps(opened)),
+        "problem": "x".join(map(str, EXTENTS)),
+        "rounds": len(lines),
+        **{
+            name: round(statistics.median(of), 1)
+            for name, of in zip(("bare_ns", "run_ns", "select_ns"), (bare, run, select))
+        },
+        "run_over_bare_ns": round(statistics.median(over), 1),
+        "run_over_bare_spread_ns": round(quartiles[2] - quartiles[0], 1),
+    }
+    text = json.dumps(found, indent=1)
+    click.echo(text)
+    if json_path:
+        json_path.write_text(text + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

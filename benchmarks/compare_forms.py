@@ -1,7 +1,7 @@
-"""Runs the variants of a library whose specs differ in nothing but their form, and prints what each took and whether D is the same.
+"""Time variants that differ only in their form (atoms, CuTe, CuTe DSL), and compare their results bit by bit.
 
-What `hgemm compare` does where the compilers are, with the forms of a spec timed in turns; this needs a GPU and a library that
-has the variants:
+The forms of a spec run in alternating turns. `hgemm compare` builds and times one spec; this script needs a GPU and a library with
+the variants:
 
     generate --spec benchmarks/forms.toml --library forms       # anywhere
     python -m benchmarks.compare_forms forms --m 4096 --json forms_h200.json
@@ -33,7 +33,7 @@ TURN_MS = 20.0
 
 
 def groups(library: Library) -> list[list[Built]]:
-    """Return the variants of each spec that is there in several forms, the atoms first."""
+    """Return the variants of each spec with several forms, atoms first."""
     found: dict[str, list[Built]] = defaultdict(list)
     for record in library.records():
         spec = {name: value for name, value in record.data["spec"].items() if name != "form"}
@@ -42,7 +42,7 @@ def groups(library: Library) -> list[list[Built]]:
 
 
 def race(built: list[Built], library: Library, device: Device, m: int, turns: int) -> list[Built]:
-    """Run the forms of one spec on the same operands, check D of each, and time them in turns of TURN_MS."""
+    """Run the forms of one spec on the same operands, check each D, and time them in turns of TURN_MS."""
     kernels = [open_kernel(library, one.record.symbol) for one in built]
     beta = 0.5 if built[0].record.data["spec"]["beta"] else 0.0
     case = Case(Shape(m, m, m), 1.0, beta)

@@ -1,17 +1,14 @@
-"""Times how long one variant of the 128x128x32 tile takes to compile: ours, CuTe DSL and Triton, on one quiet machine.
+"""Measure the time to compile one variant of the 128x128x32 tile: this generator, CuTe DSL and Triton.
 
-    python benchmarks/compile_time.py --tool-python cute=<venv>/bin/python --tool-python triton=<venv>/bin/python \
-        --runs 7 --json benchmarks/compile_time.json
+    python -m benchmarks.compile_time --tool-python cute=<venv>/bin/python --tool-python triton=<venv>/bin/python \
+        --runs 7 --json benchmarks/data/compile_time.json
 
 Each figure is a wall time seen from outside, interpreter start included:
-- cold: one variant, one process, no cache of the tool's own (the operating system's file cache is warm, as are .pyc
-  files);
-- second: another variant in a second process, with whatever the tool kept from the first (our precompiled headers,
-  say);
-- warm: each further variant within a process, (time of seven variants - time of one) / 6.
-The tools take turns, forwards and backwards, each run in fresh folders. All compile 128x128x32, four warps, f16 in
-and out, f32 accumulate, tn, for sm_80 by default. The rivals' kernels have no edge code and Triton writes no line
-table: both help them.
+- cold: one variant in a fresh process, without caches of the tool. The file cache of the system and .pyc files are warm.
+- second: another variant in a second process, with what the tool cached in the first.
+- warm: each further variant in one process, (time of seven variants - time of one) / 6.
+The tools alternate, forwards and backwards, each run in fresh folders. All compile 128x128x32, four warps, f16 in and out, f32
+accumulate, tn, for sm_80 by default. The baselines' kernels have no edge code, and Triton writes no line table: both favour them.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ ONE, ANOTHER, MANY = "3", "4", "3,2,4,5,6,7,8"  # stages
 
 @dataclass(frozen=True)
 class Tool:
-    """One compiler under test. {python}, {here}, {arch}, {stages} and {library} of `command` are filled in a run."""
+    """One compiler under test. `command` has the placeholders {python}, {here}, {arch}, {stages} and {library}."""
 
     name: str
     python: str
@@ -55,9 +52,9 @@ OURS_BATCH = (
     "{python} -m generator --arch sm_80,sm_89 --tile 128x128x32,128x64x32,64x128x32,64x64x32 --stages 2,3,4,5 "
     "--layout tn,nn --library {library} -j 2 --json"
 )
-RIVALS = {
+BASELINES = {
     "cute": (
-        "{python} {here}/rivals/cute_dsl_gemm.py --arch {arch} --stages {stages}",
+        "{python} {here}/baselines/cute_dsl_gemm.py --arch {arch} --stages {stages}",
         (
             ("CUTE_DSL_CACHE_DIR", "{cache}"),
             ("CUTE_DSL_DUMP_DIR", "{cache}"),
@@ -66,14 +63,14 @@ RIVALS = {
         ),
     ),
     "triton": (
-        "{python} {here}/rivals/triton_gemm.py --arch {arch} --stages {stages}",
+        "{python} {here}/baselines/triton_gemm.py --arch {arch} --stages {stages}",
         (("TRITON_CACHE_DIR", "{cache}"), ("TRITON_DISABLE_LINE_INFO", "1"), ("TRITON_DEFAULT_FP_FUSION", "1")),
     ),
 }
 
 
 def environment() -> dict[str, str]:
-    """Return what all tools run with: whoever installs one has its .pyc files, so those of a checkout are kept, too."""
+    """Return the environment of all tools. .pyc files are allowed: an installed tool has them, too."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -110,7 +107,7 @@ def run_once(tool: Tool, arch: str) -> dict:
 
 
 def describe(output: str) -> dict:
-    """Read version and code size from a rival's line, or from the records that `generate --json` prints."""
+    """Read version and code size from the output of a baseline, or from the records of `generate --json`."""
     lines = [line for line in output.strip().splitlines() if line.startswith(("{", "["))]
     try:
         said = json.loads(output) if output.lstrip().startswith("[") else json.loads(lines[-1])
@@ -192,7 +189,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=PYTHON",
-        help=f"interpreter that has a rival installed, of {', '.join(RIVALS)}; a rival without one is left out",
+        help=f"interpreter with a baseline installed: {', '.join(BASELINES)}; a baseline without one is left out",
     )
     parser.add_argument(
         "--time",
@@ -206,7 +203,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
-    unknown = sorted({name for name, _ in args.tool_python} - set(RIVALS))
+    unknown = sorted({name for name, _ in args.tool_python} - set(BASELINES))
     if unknown:
         parser.error(f"unknown tools: {', '.join(unknown)}")
     if args.runs < 1:
@@ -220,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     tools = [Tool("ours", args.python, args.ours, ours_environment)] if args.ours else []
     if args.ours and "cute" in dict(args.tool_python):
         tools.append(Tool("ours in form dsl", args.python, f"{args.ours} --form dsl", ours_environment))
-    tools += [Tool(name, python, *RIVALS[name]) for name, python in args.tool_python]
+    tools += [Tool(name, python, *BASELINES[name]) for name, python in args.tool_python]
     commands = dict(args.time) | ({"batch": args.batch} if args.batch else {})
     about = machine()
     results: dict[str, list[dict]] = {tool.name: [] for tool in tools}
@@ -228,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     said: dict[str, str] = {}
 
     try:
-        for number in range(-1, args.runs):  # run -1 is thrown away: it fills the file cache and writes .pyc files
+        for number in range(-1, args.runs):  # run -1 does not count: it fills the file cache and writes .pyc files
             for tool in tools if number % 2 else tools[::-1]:
                 result = run_once(tool, args.arch)
                 if number >= 0:

@@ -1,10 +1,10 @@
-"""Verifies the variants of a library on this machine's GPU, or runs some of them under compute-sanitizer.
+"""Verify the variants of a library on this machine's GPU, or run some of them under compute-sanitizer.
 
-    python benchmarks/device_verify.py LIBRARY --jobs 8 --budget 400 --json verify.json
-    python benchmarks/device_verify.py LIBRARY --sanitize 8 --budget 400 --json sanitize.json
+    python -m benchmarks.device_verify LIBRARY --jobs 8 --budget 400 --json verify.json
+    python -m benchmarks.device_verify LIBRARY --sanitize 8 --budget 400 --json sanitize.json
 
-Needs numpy, cuda-bindings and click. Each variant is checked in a process of its own (generator/device_check.py); under
-compute-sanitizer without guard bands, so that its own watch over allocations is exact, and on small ragged shapes.
+Needs numpy, cuda-bindings and click. Each variant is checked in a process of its own. Under compute-sanitizer, shapes are
+small and ragged, and buffers have no guard bands, so that the tool sees every access outside them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hgemm.device import checked, driver, open_device
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 RAGGED = "33x65x17@2,1x1x1,130x70x100,129x257x95"
 MANY_TILES = {"persistent": ",17x17x40@600", "stream_k": ",17x17x1030@140,70x17x2050@50"}
-"""By grid rule: more tiles than an H200 holds CTAs, so that a CTA goes on to a second; of stream-K fewer, too, with a long k."""
+"""Extra shapes by grid rule: more tiles than an H200 holds CTAs, so that a CTA computes a second tile."""
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)\b.*")
 
 
@@ -65,7 +65,7 @@ def verify(args: argparse.Namespace, requests: list[Request]) -> tuple[list[dict
 
 
 def sanitize(args: argparse.Namespace, requests: list[Request]) -> tuple[list[dict], bool]:
-    """Run every variant under every tool; a run is clean where the tool found nothing and the numbers are right."""
+    """Run every variant under every tool. A run is clean if the tool reports nothing and the numbers are right."""
     rows = []
     for tool in args.tools.split(","):
         workers = Workers(args.jobs, args.timeout, ("compute-sanitizer", "--tool", tool), args.budget)

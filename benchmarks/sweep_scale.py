@@ -1,10 +1,10 @@
-"""How a sweep of 2,000 small kernels scales: variants a second by processes, memory and rate along the way, a worker killed.
+"""Measure how a sweep of 2,000 small kernels scales: variants per second, memory, and a killed worker.
 
     python -m benchmarks.sweep_scale --jobs 1,2,4,16 --part 1/5 --json scale.json       # some 400 kernels a setting
     python -m benchmarks.sweep_scale --jobs 2 --kill --json scale.json                  # 2,000, a worker killed in the middle
     python -m benchmarks.sweep_scale --executor dask --jobs 2 --kill --json scale.json  # the same by Dask workers
 
-Each setting fills an empty library of its own, and then asks for the same again, which compiles nothing.
+Each setting fills an empty library, and then runs again, which compiles nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ raster = ["row", "column", "group:4", "group:8", "panel:256"]
 mma_order = ["row", "zigzag"]
 """
 POINTS = 10
-"""How often memory and CPU time are noted along the way."""
+"""Samples of memory and CPU time per run."""
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def _cpu() -> str:
 
 
 def planning(spec: Path) -> dict[str, float]:
-    """Time the resolving and judging of all combinations, and their emission with the content keys."""
+    """Time the planning of all combinations, and their emission with content keys."""
     start = time.perf_counter()
     plans = sweep(read_spec_file(spec)).plans
     planned = time.perf_counter()
@@ -103,7 +103,7 @@ def planning(spec: Path) -> dict[str, float]:
 
 
 def setting(spec: Path, library: Path, jobs: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fill a library by so many processes, and ask for the same again."""
+    """Fill a library with `jobs` processes, then request the same again."""
     words = [
         sys.executable,
         "-m",
@@ -127,7 +127,7 @@ def setting(spec: Path, library: Path, jobs: int, arguments: argparse.Namespace)
         "executor": arguments.executor,
         "jobs": jobs,
         "registered": len(symbols),
-        "told_once": sorted(found.pop("told")) == sorted(symbols),
+        "reported_once": sorted(found.pop("reported")) == sorted(symbols),
         **found,
         "compile_s_each": sum(record.data["seconds"]["compile"] for record in records) / len(records),
         "again_s": cached_s,
@@ -145,7 +145,7 @@ def _dask(jobs: int) -> Iterator[Any]:
 
 def _watched(words: list[str], parent_of_workers: int | None, kill: bool) -> dict[str, Any]:
     """Run `generate`, note time and memory along the way, and kill a worker in the middle where that is asked for."""
-    start, points, told, killed = time.perf_counter(), [], [], False
+    start, points, reported, killed = time.perf_counter(), [], [], False
     cpu_s: dict[int, float] = {}  # of workers that are gone, too
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     lines = []
@@ -155,7 +155,7 @@ def _watched(words: list[str], parent_of_workers: int | None, kill: bool) -> dic
             continue
         place, _, outcome = line[1:].partition("]")
         done, total = map(int, place.split("/"))
-        told.append(outcome.split()[1].rstrip(","))
+        reported.append(outcome.split()[1].rstrip(","))
         workers = _workers(parent_of_workers or process.pid)
         if kill and not killed and done >= total // 2:
             killed = True
@@ -171,15 +171,15 @@ def _watched(words: list[str], parent_of_workers: int | None, kill: bool) -> dic
         raise SystemExit("".join(lines[-20:]))
     return {
         "seconds": seconds,
-        "variants_per_s": len(told) / seconds,
+        "variants_per_s": len(reported) / seconds,
         "killed": killed,
         "points": points,
-        "told": told,
+        "reported": reported,
     }
 
 
 def _workers(parent: int) -> list[int]:
-    """Return the processes below one that were spawned for Python's multiprocessing, nannies of Dask and all."""
+    """Return the child processes of Python's multiprocessing, including the nannies of Dask."""
     found = []
     for path in Path(f"/proc/{parent}/task").glob("*/children"):
         for child in map(int, _text(path).split()):
@@ -193,7 +193,7 @@ def _resident_mib(pid: int) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the seconds of CPU that a process and the children that it waited for have had."""
+    """Return the CPU seconds of a process and of the children that it waited for."""
     words = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK") if words else 0.0
 

@@ -1,11 +1,11 @@
-"""Holds the CPU executor's verdicts against a GPU's, variant by variant and case by case, sound kernels and faulty ones.
+"""Compare the verdicts of the CPU check with a GPU, for sound and for faulty kernels.
 
     python -m benchmarks.verdicts prepare .carry/verdicts        # anywhere: builds the variants and runs them on the CPU
     python -m benchmarks.verdicts compare .carry/verdicts [--json FILE]      # where the GPU is
 
-Both check the same shapes with the same operands, by the same reference and bound. A case agrees where both pass it or
-neither does. It is latent where the executor has a finding, such as a race, that did no harm on the GPU: told apart, for
-neither is wrong. Everything else is a disagreement, and makes the exit status 1. What the executor found to hang is not run.
+Both check the same shapes with the same operands, reference and bound. A case agrees if both pass it or both fail it. A case is
+latent if the CPU check reports a finding, such as a race, and the numbers on the GPU are right. Everything else is a
+disagreement, and the exit status is 1. Kernels that hang on the CPU are not run on the GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = "256x256x256,129x257x95,33x65x17@3,1x1x1,64x64x1000,127x61x509,200x8x72
 VERDICTS = "verdicts.json"
 TIMEOUT_S = 60.0
 SOUND = "sound"
-"""The folder of the variants without a fault; those with one lie in a folder of the fault's name."""
+"""The folder of the variants without a fault. Each fault has a folder with its name."""
 _BASES = (
     {"arch": "sm_90", "tile": "128x128x32"},
     {"arch": "sm_80", "tile": "64x64x32"},
@@ -46,7 +46,7 @@ _CHANGES = (
     {"schedule": "split_k:3", "align": "1"},
     {"schedule": "persistent", "raster": "column", "smem": "none"},
 )
-"""Each change of each base is a variant."""
+"""Each change applied to each base is a variant."""
 _WGMMA = (
     {},
     {"layout": "nn", "tile": "128x128x64", "cluster": "1x1"},
@@ -56,12 +56,12 @@ _WGMMA = (
     {"tile": "128x64x64", "swapped": "on"},
     {"tile": "128x128x64", "schedule": "split_k:3", "bias": "row"},
 )
-"""And each of these for sm_90a."""
+"""Variants for sm_90a."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case of one variant as the executor saw it."""
+    """The result of one case of one variant on the CPU."""
 
     library: str
     symbol: str
@@ -71,7 +71,7 @@ class Case:
     kinds: tuple[str, ...]
 
     def against(self, passed: bool) -> str:
-        """Say how the GPU's verdict stands to the executor's."""
+        """Return how the GPU's verdict compares with the CPU's: agrees, latent or disagrees."""
         if passed == self.passed:
             return "agrees"
         return "latent" if self.kinds and passed else "disagrees"
@@ -81,7 +81,7 @@ class Case:
 
 
 def prepare(folder: Path, jobs: int) -> int:
-    """Build all variants into libraries under `folder`, run them on the CPU, and write what came of it."""
+    """Build all variants into libraries under `folder`, run them on the CPU, and write the verdicts."""
     from benchmarks.faults import FAULTS, faulty_templates, slug
     from generator.build.pipeline import Settings, make
     from generator.build.toolchain import templates_folder
@@ -98,7 +98,7 @@ def prepare(folder: Path, jobs: int) -> int:
         failed = [outcome.error for outcome in outcomes if outcome.error]
         if failed and name == SOUND:
             raise SystemExit(f"verdicts: {failed[0]}")
-        if failed:  # such as a missing wait that the compiler puts in, and inspection reports
+        if failed:  # inspection rejects it: for example, the compiler adds a missing wait
             print(f"{name}: left out, {failed[0]}", flush=True)
             return
         emulation = Emulation(library, replace(made, templates=templates), shapes, jobs=jobs)
@@ -134,7 +134,7 @@ def _cases(library: str, outcome: Outcome) -> Iterator[Case]:
 
 
 def compare(folder: Path, jobs: int, json_path: Path | None) -> int:
-    """Run every variant on the GPU, print how each stands to the executor, and return the exit status."""
+    """Run every variant on the GPU, print how each compares with the CPU, and return the exit status."""
     from hgemm.device import checked, driver, open_device
 
     device = open_device()
@@ -156,18 +156,18 @@ def compare(folder: Path, jobs: int, json_path: Path | None) -> int:
         here = list(_compared(cases, outcome))
         rows += here
         counts = Counter(row["stands"] for row in here)
-        told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-        print(f"{cases[0].library:58}  {told}  {outcome.error or outcome.skipped}", flush=True)
+        text = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        print(f"{cases[0].library:58}  {text}  {outcome.error or outcome.skipped}", flush=True)
     return _summed_up(rows, document, device.name, checked(driver().cuDriverGetVersion(), "ask the driver"), json_path)
 
 
 def _shapes(cases: list[Case]) -> str:
-    """Return the cases' shapes in order, of which `cases_of` makes the same cases again."""
+    """Return the shapes of the cases in order, from which `cases_of` makes the same cases."""
     return ",".join(case.case.split()[0] for case in cases)
 
 
 def _compared(cases: list[Case], outcome: Outcome) -> Iterator[dict]:
-    """Yield a row a case that the GPU came to; the one at which the device gave up is a failure."""
+    """Yield a row per case that ran on the GPU. The case at which the device failed counts as failed."""
     checks = {check["case"]: check for check in outcome.checks}
     for case in cases:
         check = checks.get(case.case)

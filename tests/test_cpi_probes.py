@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.micro.cpi import Failed, check_code, compile_for, judge, measure, probes
+from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
 from generator.build.inspect import Code, disassemble, read_cubin
 
 
@@ -37,7 +37,7 @@ class TimedGpu:
     sms, window_bytes, l2_bytes = 4, 1 << 30, 50 << 20
 
     def args(self, window_bytes=1, warp_stride=0, step_stride=0, steps=0, sharers=1):
-        from benchmarks.micro.cpi import Args
+        from benchmarks.cpi import Args
 
         return Args(0, 0, 0, 0, window_bytes - 1, warp_stride, step_stride, steps, sharers, 0)
 
@@ -51,7 +51,7 @@ class TimedGpu:
         pass
 
     def timed(self, name, ctas, threads, smem_bytes, args):
-        from benchmarks.micro.cpi import Timed
+        from benchmarks.cpi import Timed
 
         return Timed(clocks=100.0 * args.steps, sm_mhz=1000.0, milliseconds=10.0)
 
@@ -70,7 +70,7 @@ def test_cycles_are_those_of_one_instruction_on_a_partition_or_an_sm() -> None:
 
 
 def test_a_missing_compiler_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.micro.cpi.source", lambda number: 'extern "C" __global__ void broken( {}')
+    monkeypatch.setattr("benchmarks.cpi.source", lambda number: 'extern "C" __global__ void broken( {}')
     with pytest.raises(Failed, match="error"):
         compile_for("sm_75")
 

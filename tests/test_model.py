@@ -240,11 +240,11 @@ def test_a_table_that_is_not_as_it_should_be_is_refused(damage, told: str) -> No
 def test_a_measured_report_becomes_figures_of_its_card_and_leaves_the_others() -> None:
     from test_cpi_probes import timed_report
 
-    from benchmarks.micro.cpi_table import merged, written
+    from benchmarks.cpi import merged, table_text
 
     public = json.loads((FOLDER / "a100.json").read_text())
     table = merged(public, timed_report(number=90), sm_only=False)
-    found = parse_card("a100", json.loads(written(table)))
+    found = parse_card("a100", json.loads(table_text(table)))
     assert found.figures["cpi.hmma_m16n8k16_f32"].value == pytest.approx(100 / 16 / 4, rel=1e-2)
     assert found.figures["cpi.cp_async128"].source.device == "a device" and found["dram_gbytes_per_s"] == 2039
     assert {"latency.ldg_dram", "cpi.hgmma_m64n256k16_f32", "tma_bytes_per_clock_per_sm", "launch_graph_us"} <= {

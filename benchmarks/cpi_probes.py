@@ -1,4 +1,4 @@
-"""What benchmarks/micro/cpi.py runs: a table of probes, and the text of the wgmma instructions that cpi.cu issues."""
+"""The probes of benchmarks/cpi.py, and the text of the wgmma instructions in cpi.cu."""
 
 from __future__ import annotations
 

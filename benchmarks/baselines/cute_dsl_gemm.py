@@ -1,9 +1,9 @@
-"""Compiles a CuTe DSL GEMM of our default tile without a GPU and prints what it took, as one line of JSON.
+"""Compile a CuTe DSL GEMM of our default tile without a GPU, and print the times as one line of JSON.
 
 A (m, k), B (n, k) and D (m, n) are row-major f16, the accumulator f32: layout tn. CTA tile 128x128x32, four warps of
 64x64, a ring of `stages` filled by 16-byte cp.async, ldmatrix from swizzled shared memory with double-buffered
-fragments, result through shared memory in 16-byte stores. Sizes must be multiples of the tile: no edge code, which is
-in this rival's favour.
+fragments, result through shared memory in 16-byte stores. Sizes must be multiples of the tile: no edge code, which which
+favours this baseline.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""Measures what one SM and the memory behind it do in a clock, instruction by instruction, as data for the cost model.
+"""Measure the cycles of instructions and the bandwidth of memories, as data for the cost model.
 
-    python -m benchmarks.micro.cpi --json cpi.json                 # needs a GPU and cuda-bindings; about a minute
-    python -m benchmarks.micro.cpi --check sm_90a                  # compiles and looks at the machine code; no GPU
+\b
+    python -m benchmarks.cpi measure --json cpi.json    # needs a GPU and cuda-bindings; about a minute
+    python -m benchmarks.cpi check sm_90a               # compiles and checks the machine code; no GPU
+    python -m benchmarks.cpi table benchmarks/data/cpi_h200.json --card h200
+    python -m benchmarks.cpi table benchmarks/data/cpi_h200.json --card h100 --sm-only    # the same chip
 
-Each row of `cpi` is one instruction on so many warps of an SM: `cycles`, in SM clocks, that one of them takes a partition
-(a quarter of an SM, which has its own tensor core) or a whole SM at full throughput, or with `latency` until the next may use
-what it gave. `bytes_per_clock_per_sm` and `gbytes_per_s` follow. The median of CTAs and of five launches counts. Before
-a GPU is asked, the machine code is checked to hold what is to be measured, and no spills. `steady` runs tensor
-instructions for seconds on normal(0, 1) data and reads clock and power meanwhile.
+Each row of `cpi` is one instruction at a number of warps per SM. `cycles` are SM clocks per instruction at full throughput, on a
+partition (a quarter of an SM, with its own tensor core) or on a whole SM. With `latency`, they are the clocks until the result
+can be used. The median of CTAs and of five launches counts. `steady` runs tensor instructions for seconds on normal(0, 1) data,
+and reads clock and power.
+`table` writes the figures into a card's table of the cost model.
 """
 
 from __future__ import annotations
 
-import argparse
 import array
 import ctypes
 import datetime
@@ -26,12 +28,17 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.micro.cpi_probes import ALL_SMS, MIB, PARTITION, PARTITIONS_PER_SM, Probe, probes, smem_bytes, source
+import click
+
+from benchmarks.cpi_probes import ALL_SMS, MIB, PARTITION, PARTITIONS_PER_SM, Probe, probes, smem_bytes, source
 from generator.build.inspect import Code, Listing, disassemble, find_nvdisasm, read_cubin
+from hgemm.model.cards import FOLDER, parse_card
 
 SCHEMA = 1
 LAUNCHES = 5
@@ -44,7 +51,7 @@ LOCAL_MEMORY = ("LDL", "STL")
 
 
 class Failed(Exception):
-    """What went wrong, in a line."""
+    """A compilation, a check or a CUDA call failed; the text says which."""
 
 
 class Args(ctypes.Structure):
@@ -59,7 +66,7 @@ class Args(ctypes.Structure):
 
 
 def compile_for(arch: str) -> bytes:
-    """Return the cubin of all kernels. Raises Failed with the compiler's words, a warning of serialised wgmma among them."""
+    """Return the cubin of all kernels. Raises: Failed on an error or a warning, such as serialised wgmma."""
     from cuda.bindings import nvrtc
 
     text = source(int("".join(filter(str.isdigit, arch))))
@@ -68,16 +75,16 @@ def compile_for(arch: str) -> bytes:
     status = int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0])
     log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
     checked(nvrtc.nvrtcGetProgramLog(program, log))
-    told = [line for line in log.decode(errors="replace").splitlines() if re.search(r"error|fatal|\(C7\d+\)", line)]
-    if status or told:
-        raise Failed("\n".join(told[:5]) or log.decode(errors="replace"))
+    problems = [line for line in log.decode(errors="replace").splitlines() if re.search(r"error|fatal|\(C7\d+\)", line)]
+    if status or problems:
+        raise Failed("\n".join(problems[:5]) or log.decode(errors="replace"))
     image = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
     checked(nvrtc.nvrtcGetCUBIN(program, image))
     return image
 
 
 def check_code(arch: str, cubin: bytes) -> bool:
-    """Tell whether the loops were looked at: False without nvdisasm. Raises Failed where one has not what it is to have."""
+    """Check the loops of all kernels. Return False without nvdisasm. Raises: Failed if a loop is not as planned."""
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
     try:
         program = find_nvdisasm([*folders, Path("/usr/local/cuda/bin")])
@@ -88,14 +95,14 @@ def check_code(arch: str, cubin: bytes) -> bool:
     kernels = sorted({probe.kernel for probe in wanted})
     codes = [Code(arch, read_cubin(cubin, kernel).text) for kernel in kernels]
     listings = dict(zip(kernels, disassemble(codes, program)))
-    wrong = [told for probe in wanted if (told := judge(probe, listings[probe.kernel]))]
+    wrong = [found for probe in wanted if (found := judge(probe, listings[probe.kernel]))]
     if wrong:
         raise Failed("; ".join(wrong))
     return True
 
 
 def judge(probe: Probe, listing: Listing) -> str:
-    """Say what is wrong with the code of a probe, or nothing: its loop holds the instructions, each once, and nothing spills."""
+    """Return what is wrong with the code of a probe, or "": its loop must hold the instructions, and nothing may spill."""
     loop = main_loop(listing)
     wanted = probe.sass.split(".")
     found = sum(opcode.split(".")[0] == wanted[0] and {*wanted} <= {*opcode.split(".")} for opcode in loop)
@@ -128,7 +135,7 @@ def checked(result):
 
 
 def query(words: str) -> list[str]:
-    """Ask nvidia-smi; dashes where it does not answer."""
+    """Ask nvidia-smi. Return "-" for each word if it fails."""
     command = ["nvidia-smi", f"--query-gpu={words}", "--format=csv,noheader,nounits", "-i", "0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -154,7 +161,7 @@ class Timed:
 
 
 class Gpu:
-    """The first device, with all that the kernels read and write."""
+    """The first device, with the buffers of the kernels."""
 
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -204,7 +211,7 @@ class Gpu:
         return Args(*addresses, window_bytes - 1, warp_stride, step_stride, steps, sharers, 0)
 
     def fitting(self, probe: Probe) -> list[int]:
-        """Return the numbers of warps of a probe for which an SM has the shared memory."""
+        """Return the numbers of warps of a probe that fit into the shared memory of an SM."""
         return [warps for warps in probe.warps if smem_bytes(probe, warps) <= self.smem_bytes]
 
     def function(self, name: str, dynamic_bytes: int):
@@ -332,7 +339,7 @@ def launches(gpu: Gpu) -> dict:
 def steady(gpu: Gpu, probe: Probe, seconds: float) -> dict:
     """Run a tensor instruction for some seconds; TFLOP/s, clock and power of the second half."""
     warps = 8
-    steps = 3000 if probe.name.startswith("hmma") else 800  # few enough for f16 sums to stay finite
+    steps = 3000 if probe.name.startswith("hmma") else 800  # few enough for f16 accumulators to stay finite
     flops = (
         gpu.sms * steps * probe.per_step * warps * 32 / probe.threads_per_issue * FLOPS[probe.name.partition("_")[0]]
     )
@@ -353,7 +360,7 @@ def steady(gpu: Gpu, probe: Probe, seconds: float) -> dict:
 
 
 def warm_up(gpu: Gpu) -> None:
-    """Bring the clocks up."""
+    """Run products for a second, so that the clock rises."""
     until = time.time() + 1
     while time.time() < until:
         for _ in range(50):
@@ -361,8 +368,8 @@ def warm_up(gpu: Gpu) -> None:
         gpu.wait()
 
 
-def run(arguments: argparse.Namespace) -> dict:
-    """Measure everything; what fails is told in `failed`, and the rest kept."""
+def run(only: str, seconds: float) -> dict:
+    """Measure everything. Failures go to `failed`; the other figures are kept."""
     began = time.time()
     gpu = Gpu()
     print(f"cpi: {gpu.name}, {gpu.arch}, {gpu.sms} SMs: compiling", file=sys.stderr)
@@ -370,14 +377,14 @@ def run(arguments: argparse.Namespace) -> dict:
     code_checked = check_code(gpu.arch, cubin)
     gpu.load(cubin)
     warm_up(gpu)
-    wanted = [probe for probe in probes(gpu.number) if arguments.only in probe.name]
+    wanted = [probe for probe in probes(gpu.number) if only in probe.name]
     work = [(probe.name, partial(measure, gpu, probe, warps)) for probe in wanted for warps in gpu.fitting(probe)]
     found: dict[str, list[dict]] = {"launch": [], "cpi": [], "steady": [], "failed": []}
-    held = [probe for probe in wanted if probe.name in STEADY and not probe.latency and arguments.seconds > 0]
+    held = [probe for probe in wanted if probe.name in STEADY and not probe.latency and seconds > 0]
     for section, jobs in (
         ("launch", [("launch", partial(launches, gpu))]),
         ("cpi", work),
-        ("steady", [(probe.name, partial(steady, gpu, probe, arguments.seconds)) for probe in held]),
+        ("steady", [(probe.name, partial(steady, gpu, probe, seconds)) for probe in held]),
     ):
         for name, job in jobs:
             try:
@@ -390,7 +397,7 @@ def run(arguments: argparse.Namespace) -> dict:
     return {
         **{"schema": SCHEMA, "device": gpu.name, "arch": gpu.arch, "sms": gpu.sms, "l2_bytes": gpu.l2_bytes},
         **{"driver": driver_version, "max_sm_mhz": to_number(max_mhz), "power_limit_w": to_number(limit_w)},
-        **{"date": datetime.date.today().isoformat(), "command": "python -m benchmarks.micro.cpi"},
+        **{"date": datetime.date.today().isoformat(), "command": "python -m benchmarks.cpi measure"},
         **{"code_checked": code_checked, "seconds": round(time.time() - began, 1), **found},
     }
 
@@ -400,28 +407,133 @@ def written(report: dict) -> str:
     return json.dumps(json.loads(json.dumps(report), parse_constant=lambda _: None), indent=1) + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.micro.cpi", description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, too")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only the probes whose name has this in it")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each steady run; 0 for none (default 3)")
-    parser.add_argument("--check", metavar="ARCH", help="compile for it, check the machine code, run nothing")
-    arguments = parser.parse_args()
-    try:
-        if arguments.check:
-            looked = check_code(arguments.check, compile_for(arguments.check))
-            print(f"{arguments.check}: {'as wanted' if looked else 'compiled'}")
-            return 0 if looked else 1
-        report = run(arguments)
-    except (Failed, RuntimeError) as error:
-        print(f"cpi: {error}", file=sys.stderr)
-        return 1
-    if arguments.json:
-        arguments.json.write_text(written(report))
+# ---- Tables of the cost model -------------------------------------------------------------------------------------------
+
+MEASURED = "measured"
+_AS_IT_IS = r"hmma_\w+|hgmma_\w+|lds\d+|sts\d+|ldsm_\w+|stsm_\w+|ldg\d+_l1|cp_async\d+_ca_l1"
+_FROM_L2 = r"(ldg\d+|cp_async128_cg|cp_async32_ca|cp_async64_ca)_l2"
+_RATES = (
+    ("smem", r"ldsm_x4", 1),
+    ("l2", r"ldg128_l2_shared", 2),
+    ("l2_disjoint", r"ldg128_l2", 2),
+    ("tma", r"bulk\d+k_l2_shared", 2),
+)
+"""Name of a rate, pattern of its rows, and the minimum number of SMs."""
+_OF_THE_SM = ("cpi.", "latency.", "tma_", "smem_")
+
+
+def figures(report: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each figure in a report."""
+    rows = report["cpi"]
+    for name, cycles in _fewest(row for row in rows if not row["latency"] and re.fullmatch(_AS_IT_IS, row["name"])):
+        yield f"cpi.{name.replace('_ca_l1', '_l1')}", cycles
+    for name, cycles in _fewest(row for row in rows if re.fullmatch(_FROM_L2 + "_shared", row["name"])):
+        yield f"cpi.{name.partition('_l2')[0].removesuffix('_cg').removesuffix('_ca')}", cycles
+    alone = (row for row in rows if re.fullmatch(_FROM_L2, row["name"]) and row["sms"] == 1 and not row["latency"])
+    for name, cycles in _fewest(alone):
+        yield f"cpi.{name.partition('_l2')[0].removesuffix('_cg').removesuffix('_ca')}_alone", cycles
+    for name, cycles in _fewest(row for row in rows if re.fullmatch(r"stg\d+_l2", row["name"]) and row["sms"] > 1):
+        yield f"cpi.{name.removesuffix('_l2')}", cycles
+    for name, cycles in _fewest(row for row in rows if row["latency"]):
+        yield f"latency.{name}", cycles
+    for name, pattern, sms in _RATES:
+        moving = [
+            row for row in rows if re.fullmatch(pattern, row["name"]) and not row["latency"] and row["sms"] >= sms
+        ]
+        if moving:
+            yield f"{name}_bytes_per_clock_per_sm", round(max(row["bytes_per_clock_per_sm"] for row in moving), 1)
+    for way in ("read", "write", "copy"):
+        yield f"dram_{way}_gbytes_per_s", max(row["gbytes_per_s"] for row in rows if row["name"] == f"dram_{way}")
+    yield from ((f"launch_{way}_us", entry[f"{way}_us"]) for entry in report["launch"] for way in ("stream", "graph"))
+    for row in report["steady"]:
+        yield from (
+            (f"steady_{what}_{row['name']}", row[key]) for what, key in (("tflops", "tflops"), ("mhz", "sm_mhz"))
+        )
+    yield from (("sms", report["sms"]), ("sm_mhz", report["max_sm_mhz"]), ("l2_bytes", report["l2_bytes"]))
+
+
+def _fewest(rows: Iterator[dict]) -> Iterator[tuple[str, float]]:
+    found: dict[str, float] = {}
+    for row in rows:
+        found[row["name"]] = min(row["cycles"], found.get(row["name"], row["cycles"]))
+    for name, cycles in found.items():
+        yield name, round(cycles, 2)
+
+
+def merged(table: dict[str, Any], report: dict[str, Any], sm_only: bool) -> dict[str, Any]:
+    """Return a table with the figures of a report. Sources that are no longer used are dropped."""
+    source = {"text": report["command"], "date": report["date"], "device": report["device"]}
+    measured = {
+        name: [value, MEASURED]
+        for name, value in figures(report)
+        if not sm_only or (name.startswith(_OF_THE_SM) and "dram" not in name)
+    }
+    every = {**table["figures"], **measured}
+    used = {name for _, name in every.values()}
+    sources = {name: entry for name, entry in {**table["sources"], MEASURED: source}.items() if name in used}
+    return {**table, "sources": sources, "figures": dict(sorted(every.items()))}
+
+
+def table_text(table: dict[str, Any]) -> str:
+    """Return the text of a table's file: one source or figure per line."""
+    head = "".join(f' "{name}": {json.dumps(table[name])},\n' for name in ("schema", "name", "arch"))
+    parts = {
+        part: ",\n".join(f'  "{name}": {json.dumps(value)}' for name, value in table[part].items())
+        for part in ("sources", "figures")
+    }
+    return f'{{\n{head} "sources": {{\n{parts["sources"]}\n }},\n "figures": {{\n{parts["figures"]}\n }}\n}}\n'
+
+
+# ---- Commands -------------------------------------------------------------------------------------------------------------
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command("measure")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the rows there.")
+@click.option("--only", default="", metavar="TEXT", help="Run only probes whose name contains TEXT.")
+@click.option("--seconds", type=float, default=3.0, show_default=True, help="Of each steady run; 0 for none.")
+def measure_command(json_path: Path | None, only: str, seconds: float) -> None:
+    """Measure on this machine's GPU, and print or write JSON. Exit status 1: a probe failed."""
+    report = run(only, seconds)
+    if json_path:
+        json_path.write_text(written(report))
     else:
-        print(written(report), end="")
-    return 1 if report["failed"] else 0
+        click.echo(written(report), nl=False)
+    sys.exit(1 if report["failed"] else 0)
+
+
+@main.command("check")
+@click.argument("arch")
+def check_command(arch: str) -> None:
+    """Compile all probes for ARCH and check their machine code. Runs nothing. Exit status 1: no nvdisasm."""
+    checked_code = check_code(arch, compile_for(arch))
+    click.echo(f"{arch}: {'as planned' if checked_code else 'compiled'}")
+    sys.exit(0 if checked_code else 1)
+
+
+@main.command("table")
+@click.argument("report", type=click.Path(path_type=Path, exists=True))
+@click.option("--card", required=True, help="The card's table in hgemm/model/tables: h200.")
+@click.option("--sm-only", is_flag=True, help="Take only figures of an SM, for another card of the same chip.")
+def table_command(report: Path, card: str, sm_only: bool) -> None:
+    """Write the figures of REPORT, the output of `measure`, into the table of a card.
+
+    Of several numbers of warps, the fewest cycles count. Figures from L2 are those of all SMs while twelve read the same, as CTAs
+    in a row of tiles do; `_alone` is one SM, and `_disjoint` is all SMs, each reading its own data.
+    """
+    path = FOLDER / f"{card}.json"
+    table = merged(json.loads(path.read_text()), json.loads(report.read_text()), sm_only)
+    parse_card(card, table)
+    path.write_text(table_text(table))
+    click.echo(f"{path}: {sum(source == MEASURED for _, source in table['figures'].values())} figures measured")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main(standalone_mode=False)
+    except (Failed, RuntimeError, click.ClickException) as error:
+        sys.exit(f"cpi: {error.format_message() if isinstance(error, click.ClickException) else error}")
