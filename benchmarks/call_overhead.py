@@ -5,7 +5,7 @@
     python -m benchmarks.call_overhead c --library emitted --json FILE
 
 `python` times the ways to call a kernel from Python, on tensors of torch. `c` exports the library, builds
-benchmarks/launch_overhead.c with the C compiler, and runs it.
+benchmarks/call_overhead.c with the C compiler, and runs it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def program(library: Library, folder: Path) -> Path:
     export(library, folder / "hgemm", Wish(without_maps(library), compressed=False))
     built = folder / "launch_overhead"
     flags = ["-std=c99", "-O2", f"-I{folder / 'hgemm' / 'include'}", "-o", built]
-    parts = [ROOT / "benchmarks" / "launch_overhead.c", folder / "hgemm" / "lib" / "libhgemm.a", "-ldl", "-lpthread"]
+    parts = [ROOT / "benchmarks" / "call_overhead.c", folder / "hgemm" / "lib" / "libhgemm.a", "-ldl", "-lpthread"]
     subprocess.run(["cc", *flags, *parts], check=True)
     return built
 

@@ -325,13 +325,13 @@ def registers_command(seconds: float, processes: int, seed: int, register_copy: 
     """Compile random specs, and compare their registers with the estimate.
 
     Writes a row per kernel to benchmarks/registers.json and the counts to benchmarks/confusion.json; with --register-copy to
-    registers_staged.json and confusion_staged.json.
+    registers_register_copy.json and confusion_register_copy.json.
     """
     with ProcessPoolExecutor(processes) as pool:
         seeds = [seed * 1000 + process for process in range(processes)]
         parts = pool.map(sample, seeds, *([value] * len(seeds) for value in (seconds, register_copy)))
         rows = [row for part in parts for row in part]
-    suffix = "_staged" if register_copy else ""
+    suffix = "_register_copy" if register_copy else ""
     lines = ",\n".join(json.dumps(row) for row in rows)
     (FOLDER / f"registers{suffix}.json").write_text(f"[\n{lines}\n]\n")
     table = {

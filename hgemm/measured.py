@@ -42,7 +42,7 @@ Point = tuple[int, int, int, int]
 """Octaves of m, n, k and batch."""
 STEP_BITS = 4
 ROWS_WEIGHT = 2
-"""m, and the batch with it, decides more than n and k. Source: cross-validation, benchmarks/dispatch_check.py."""
+"""m, and the batch with it, decides more than n and k. Source: cross-validation, benchmarks/selection.py."""
 WIDTH = 3 << STEP_BITS - 1
 """At this distance a measured problem says exp(-1) of what one at the very place says, and so on. Source: the same."""
 DOUBT = 0.6

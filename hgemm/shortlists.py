@@ -54,7 +54,7 @@ class Lists:
 
     It takes 11,760 regions times a hundred variants to export a library: numpy's arrays of floats stand in for hgemm.dispatch_table, whose
     numbers, of problems of this size, they agree with. Problems whose rows straddle L2's sectors correct no estimate: they say
-    little of others. Source: benchmarks/LOG.md.
+    little of others. Source: docs/performance-notes.md.
     """
 
     def __init__(self, table: Table, survey: Survey) -> None:

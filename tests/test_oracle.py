@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 from conftest import ROOT
 
-from benchmarks.calibrate_registers import draw
+from benchmarks.random_specs import draw
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, supported_archs
 from generator.build.inspect import Binary, Inspection, inspect_all, occupancy

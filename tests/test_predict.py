@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import catalog_records
 
-from benchmarks import fit_model
+from benchmarks import cost_model
 from generator.cli.main import hgemm_command, main
 from hgemm.model.cards import USUAL, card, usual_card
 from hgemm.model.kernel import Size
@@ -100,7 +100,7 @@ def test_clusters_of_four_leave_sms_of_an_h200_over() -> None:
 
 
 def test_arrays_are_predicted_as_their_elements_are() -> None:
-    data = fit_model.Data.read(fit_model.DRAWN, H200)
+    data = cost_model.Data.read(cost_model.DRAWN, H200)
     together = data.predicted_us(fits()["wgmma"].constants, H200)
     for at, place in ((0, 0), (7, 31), (47, 94)):
         record = data.records[place]
@@ -144,18 +144,18 @@ def test_a_file_of_constants_that_is_not_as_it_should_be_is_refused(damage, told
         parse_fits(document)
 
 
-@pytest.mark.parametrize("family", list(fit_model.SETS))
+@pytest.mark.parametrize("family", list(cost_model.SETS))
 def test_the_figures_that_are_kept_are_those_of_the_constants_and_the_measurements(family: str) -> None:
-    kept = json.loads((fit_model.FOLDER / "model_h200.json").read_text())[family]
-    sets = [fit_model.Data.read(name, H200) for name in fit_model.SETS[family]]
+    kept = json.loads((cost_model.FOLDER / "model_h200.json").read_text())[family]
+    sets = [cost_model.Data.read(name, H200) for name in cost_model.SETS[family]]
     constants = fits()[family].constants
     assert kept["constants"] == asdict(constants)
     for data in sets:
-        found = fit_model.judged(data.times_us, data.predicted_us(constants, H200))
+        found = cost_model.judged(data.times_us, data.predicted_us(constants, H200))
         assert found["top1"] == pytest.approx(
             kept["fitted"][data.name]["top1"], abs=3e-3
         )  # constants are kept to 4 digits
-    assert fit_model.errors(sets, constants, H200) == pytest.approx(
+    assert cost_model.errors(sets, constants, H200) == pytest.approx(
         {name: kept[name] for name in ("median_error", "p90_error")}, abs=1e-3
     )
 
@@ -163,28 +163,28 @@ def test_the_figures_that_are_kept_are_those_of_the_constants_and_the_measuremen
 def test_constants_come_back_out_of_times_that_they_made() -> None:
     """The fit finds what made the data, from where it usually begins; a problem that is held out is judged without it."""
     pytest.importorskip("scipy")
-    data = fit_model.Data.read(fit_model.DRAWN_SYNC, H200)
+    data = cost_model.Data.read(cost_model.DRAWN_SYNC, H200)
     made = replace(fits()["mma_sync"].constants, start_us=2.0, store_bytes_per_cycle=15.0)
     exact = replace(data, times_us=data.predicted_us(made, H200))
     rows = [np.arange(len(data.problems))]
-    found = fit_model.fitted("mma_sync", [exact], rows, H200)
-    assert fit_model.errors([exact], found, H200)["p90_error"] < 0.01
+    found = cost_model.fitted("mma_sync", [exact], rows, H200)
+    assert cost_model.errors([exact], found, H200)["p90_error"] < 0.01
     assert found.start_us == pytest.approx(2.0, rel=0.1)
 
 
 def test_held_out_problems_have_no_part_in_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = fit_model.Data.read(fit_model.DRAWN_SYNC, H200)
+    data = cost_model.Data.read(cost_model.DRAWN_SYNC, H200)
     seen: list[np.ndarray] = []
     constants = fits()["mma_sync"].constants
-    monkeypatch.setattr(fit_model, "fitted", lambda family, sets, rows, its: seen.append(rows[0]) or constants)
-    fit_model.in_folds("mma_sync", [data], H200, seed=1)
-    assert len(seen) == fit_model.FOLDS and sorted(len(data.problems) - len(rows) for rows in seen)[0] >= 2
+    monkeypatch.setattr(cost_model, "fitted", lambda family, sets, rows, its: seen.append(rows[0]) or constants)
+    cost_model.in_folds("mma_sync", [data], H200, seed=1)
+    assert len(seen) == cost_model.FOLDS and sorted(len(data.problems) - len(rows) for rows in seen)[0] >= 2
     out = [set(range(len(data.problems))) - set(rows.tolist()) for rows in seen]
     assert set.union(*out) == set(range(len(data.problems))) and sum(map(len, out)) == len(data.problems)
 
 
 def test_terms_count_ctas_and_the_busiest_sm() -> None:
-    shape = fit_model.Shape.of(TMA, H200, 1)
+    shape = cost_model.Shape.of(TMA, H200, 1)
     constants = fit_of(TMA).constants
     cycles = cycles_of(shape, True, 0, constants, H200["sm_mhz"])
     found = terms(shape, cycles, Size(1280, 1280, 640, batch=2), 132, constants, H200)

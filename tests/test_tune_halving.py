@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.dispatch_check import left_out, read_data
-from benchmarks.tune_agreement import agreement
+from benchmarks.selection import agreement, left_out, read_data
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work
 from hgemm.dispatch_table import kind_of, row_of

@@ -94,7 +94,7 @@ TILE_SHARPNESS = 6
 LAUNCH_SHARPNESS = 2
 """The same of the SMs' work and of DRAM's, which hide less of one another.
 
-Source of both: the cross-validation in benchmarks/LOG.md.
+Source of both: the cross-validation in docs/performance-notes.md.
 """
 IDLE_W = 100.0
 """What a card takes that does nothing. Source: benchmarks/data/drawn_sm90a_h200.json, its state before the first launch, 121 W."""

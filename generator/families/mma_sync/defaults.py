@@ -37,7 +37,7 @@ Source: the model and the measurements of the paper that generator.families.mma_
 """
 TILES = tuple(map(Tile.parse, "128x128x32 128x64x32 64x128x32 64x64x32 64x32x32 32x64x32 32x32x32 16x16x16".split()))
 SHIFTED_TILES = {**STAGED_TILES, "f16": (Tile(256, 128, 64), Tile(256, 128, 32))}
-"""The same where pieces are shifted, which takes twice the registers. Source: benchmarks/data/shifted_h200.json."""
+"""The same where pieces are shifted, which takes twice the registers. Source: benchmarks/data/unaligned_h200.json."""
 K_BLOCK_OF_HALVES = 16
 """Tiles are given for operands of 2 bytes; those of 4 bytes are half as deep, which are as many bytes."""
 
@@ -97,7 +97,7 @@ def _of_arch(name: str) -> Request:
 def _copies(fields: Request, given: bool) -> list[Request]:
     """Return how to copy, the best first: what asynchronous copies cannot move is shifted, in the few stages that this has.
 
-    Source: benchmarks/data/shifted_h200.json, 2.2 and 2.8 times as fast as by the element.
+    Source: benchmarks/data/unaligned_h200.json, 2.2 and 2.8 times as fast as by the element.
     """
     narrow = min(fields[f"align_{name}"] * DTYPE_BYTES[fields[f"dtype_{name}"]] for name in "ab") < ASYNC_BYTES
     few = fields.get("stages", 0) <= max(STAGED_STAGES[1]) and not fields.get("store_spacing")

@@ -2,7 +2,7 @@
 
 The larger of what the mainloop and what the epilogue need. ptxas reorders and recomputes, so that no sum is exact: of what is
 above the limit by this estimate, a third would do without spills all the same.
-Source: benchmarks/registers.json (benchmarks/calibrate_registers.py); tests/test_oracle.py samples both sides.
+Source: benchmarks/registers.json (benchmarks/random_specs.py); tests/test_oracle.py samples both sides.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
 """Registers of a producer's thread by consumers: what its loop takes, and what lets the consumers have most."""
 
 COPYING_REGISTERS = 56
-"""Registers of a producer's thread that copies: a copy on its way holds its address (benchmarks/LOG.md)."""
+"""Registers of a producer's thread that copies: a copy on its way holds its address (docs/performance-notes.md)."""
 
 MAX_CONSUMER_REGISTERS = 232
 REGISTER_STEP = 8

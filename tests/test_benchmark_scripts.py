@@ -1,33 +1,26 @@
-"""Tests of what builds and times compilers' output; no GPU."""
+"""The scripts of benchmarks/ that build and time baselines, without a GPU."""
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "baselines")]
-
-import build_cutlass2x  # noqa: E402
-import compile_time  # noqa: E402
-import cutlass_baseline  # noqa: E402
-
-from hgemm.bench.work import Work  # noqa: E402
-from hgemm.problem import Problem  # noqa: E402
+from benchmarks import compile_time, cutlass
+from hgemm.bench.work import Work
+from hgemm.problem import Problem
 
 
 def test_ptxas_report():
     frame = "    16 bytes stack frame, 20 bytes spill stores, 12 bytes spill loads"
     log = f"{frame}\nptxas info : Used 255 registers, used 1 barriers"
-    assert build_cutlass2x.parse_ptxas(log) == build_cutlass2x.Resources(255, 16, 20, 12)
-    assert build_cutlass2x.parse_ptxas(log).spills
-    with pytest.raises(build_cutlass2x.BuildError):
-        build_cutlass2x.parse_ptxas("nothing")
+    assert cutlass.parse_ptxas(log) == cutlass.Resources(255, 16, 20, 12)
+    assert cutlass.parse_ptxas(log).spills
+    with pytest.raises(cutlass.BuildError):
+        cutlass.parse_ptxas("nothing")
 
 
 def test_baseline_kernels_are_distinct_and_fit_hopper():
-    kernels = build_cutlass2x.kernels()
+    kernels = cutlass.kernels()
     assert len({kernel.name for kernel in kernels}) == len(kernels)
     assert all(kernel.operand_bytes <= 232448 and kernel.threads in (128, 256) for kernel in kernels)
 
@@ -56,7 +49,7 @@ def test_compile_time_reports_a_failing_command(capsys):
     assert "exit 3" in capsys.readouterr().err
 
 
-def test_rival_line_is_read():
+def test_the_line_of_a_baseline_is_read():
     line = json.dumps(dict(tool="x", version="1", import_s=0.5, compile_s=[0.25], cubin_bytes=[100]))
     assert compile_time.describe("noise\n" + line + "\n") == dict(
         version="1", cubin_bytes=100, import_s=0.5, compile_s=0.25
@@ -64,7 +57,7 @@ def test_rival_line_is_read():
 
 
 class FakeCutlass:
-    """The library of baselines/cutlass2x_abi.cpp: two kernels, the second refuses to run."""
+    """The library of baselines/cutlass2x_abi.cpp: two kernels, the second fails to run."""
 
     def __init__(self, path):
         self.ran = []
@@ -75,9 +68,9 @@ class FakeCutlass:
         self.cutlass2x_run = lambda *arguments: self.ran.append(arguments) or arguments[0]
 
 
-def test_cutlass_kernels_serve_their_accumulator_and_layout(monkeypatch, tmp_path):
-    monkeypatch.setattr(cutlass_baseline.ctypes, "CDLL", FakeCutlass)
-    baseline = cutlass_baseline.Cutlass(tmp_path / "x.so", "*_sw8")
+def test_cutlass_kernels_support_their_accumulator_and_layout(monkeypatch, tmp_path):
+    monkeypatch.setattr(cutlass.ctypes, "CDLL", FakeCutlass)
+    baseline = cutlass.Cutlass(tmp_path / "x.so", "*_sw8")
 
     class Operands:
         sets = 2
@@ -91,5 +84,5 @@ def test_cutlass_kernels_serve_their_accumulator_and_layout(monkeypatch, tmp_pat
     for launch in one[0].bind(Operands(), 77):
         launch()
     assert baseline.library.ran == [(0, 8, 16, 24, at, 2, 3, 24, 24, 16, 77) for at in (1, 2)]
-    with pytest.raises(cutlass_baseline.CutlassError, match="cutlass2x_run returned cudaError 1"):
+    with pytest.raises(cutlass.CutlassError, match="cutlass2x_run returned cudaError 1"):
         two[0].bind(Operands(), 77)[0]()

@@ -2,7 +2,7 @@
  *
  *     launch_overhead CUBIN SYMBOL THREADS SMEM_BYTES CTAS M N K
  *
- * benchmarks/launch_overhead.py builds it and says what the arguments are. Launches go in batches that the driver queues
+ * benchmarks/call_overhead.py builds it and says what the arguments are. Launches go in batches that the driver queues
  * without waiting; the device is waited for between them. Prints nanoseconds a call, a line a round: bare, run, select.
  */
 #define _POSIX_C_SOURCE 199309L
@@ -77,7 +77,7 @@ int main(int count, char **words) {
   uint64_t memory;
   hgemm_handle *handle;
   hgemm_problem problem;
-  if (count != 9) return fprintf(stderr, "see benchmarks/launch_overhead.py\n"), 2;
+  if (count != 9) return fprintf(stderr, "see benchmarks/call_overhead.py\n"), 2;
   find("cuInit", &cuda.init), find("cuDeviceGet", &cuda.device), find("cuDevicePrimaryCtxRetain", &cuda.retain);
   find("cuCtxSetCurrent", &cuda.set), find("cuModuleLoadData", &cuda.load), find("cuModuleGetFunction", &cuda.function);
   find("cuFuncSetAttribute", &cuda.attribute), find("cuMemAlloc_v2", &cuda.allocate);
