@@ -1,9 +1,9 @@
-/* Multiplies matrices of several shapes and layouts with an exported library, and checks each product.
+/* Multiplies matrices of several shapes and layouts with an exported library, and checks the results.
  *
  *     hgemm export --to build/hgemm
  *     make -C examples/c HGEMM=$PWD/build/hgemm && examples/c/multiply
  *
- * Exit status: 0 the products are right, 1 something failed, 77 there is no NVIDIA GPU here.
+ * Exit status: 0 all results are correct, 1 something failed, 77 this machine has no NVIDIA GPU.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 enum { NO_GPU = 77 };
 
-/* ---- Data: whole numbers from -2 to 2, whose sums of products f32 holds exactly ------------------------------------ */
+/* ---- Data: integers from -2 to 2, so that f32 accumulates exactly -------------------------------------------------- */
 
 static int number(int64_t i, int64_t j) { return (int)((i * 7 + j * 3 + i * j % 11) % 5) - 2; }
 
@@ -33,55 +33,58 @@ static float float_of(uint16_t half) { /* finite normal numbers and zero */
   return half & 0x8000 ? -value : value;
 }
 
-/* A matrix on the host, as it is stored: `rows` of `leading` elements, of which `columns` are used. */
-typedef struct Stored {
+/* A matrix in host memory: `rows` rows of `columns` elements, `leading` elements apart. */
+typedef struct Matrix {
   int64_t rows, columns, leading;
   uint16_t *elements;
-} Stored;
+} Matrix;
 
-static Stored stored(int64_t rows, int64_t columns, int64_t leading, int64_t seed) {
-  Stored x = {rows, columns, leading, malloc((size_t)(rows * leading + 1) * sizeof(uint16_t))};
+static Matrix new_matrix(int64_t rows, int64_t columns, int64_t leading, int64_t seed) {
+  Matrix x = {rows, columns, leading, malloc((size_t)(rows * leading + 1) * sizeof(uint16_t))};
   if (x.elements == NULL) exit(1);
-  memset(x.elements, 0xFF, (size_t)(rows * leading + 1) * sizeof(uint16_t)); /* NaN beside the elements */
+  memset(x.elements, 0xFF, (size_t)(rows * leading + 1) * sizeof(uint16_t)); /* the padding is NaN */
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j) x.elements[i * leading + j] = half_of(number(i + seed, j));
   return x;
 }
 
-static size_t bytes_of(Stored x) { return (size_t)(x.rows * x.leading + 1) * sizeof(uint16_t); }
+static size_t bytes_of(Matrix x) { return (size_t)(x.rows * x.leading + 1) * sizeof(uint16_t); }
 
-/* ---- One product -------------------------------------------------------------------------------------------------- */
+/* ---- One multiplication -------------------------------------------------------------------------------------------------- */
 
 typedef struct Case {
   hgemm_layout layout;
-  int64_t m, n, k, spare; /* elements that are unused after each row */
+  int64_t m, n, k, padding; /* padding: unused elements after each row */
   float beta;
 } Case;
 
-static int64_t wrong_elements(Case const *c, Stored a, Stored b, Stored before, Stored d) {
-  int const a_by_rows = c->layout == HGEMM_TN || c->layout == HGEMM_TT, b_by_rows = c->layout == HGEMM_TN || c->layout == HGEMM_NN;
+static int64_t wrong_elements(Case const *c, Matrix a, Matrix b, Matrix before, Matrix d) {
+  int const a_k_contiguous = c->layout == HGEMM_TN || c->layout == HGEMM_TT;
+  int const b_k_contiguous = c->layout == HGEMM_TN || c->layout == HGEMM_NN;
   int64_t wrong = 0;
   for (int64_t i = 0; i < c->m; ++i) {
     for (int64_t j = 0; j < c->n; ++j) {
       float expected = c->beta != 0.0f ? c->beta * float_of(before.elements[i * before.leading + j]) : 0.0f;
       for (int64_t k = 0; k < c->k; ++k) {
-        expected += float_of(a.elements[a_by_rows ? i * a.leading + k : k * a.leading + i]) *
-                    float_of(b.elements[b_by_rows ? j * b.leading + k : k * b.leading + j]);
+        expected += float_of(a.elements[a_k_contiguous ? i * a.leading + k : k * a.leading + i]) *
+                    float_of(b.elements[b_k_contiguous ? j * b.leading + k : k * b.leading + j]);
       }
-      float const off = float_of(d.elements[i * d.leading + j]) - expected; /* f16 has 11 bits */
-      wrong += !((off < 0 ? -off : off) <= (expected < 0 ? -expected : expected) / 2048);
+      float const error = float_of(d.elements[i * d.leading + j]) - expected; /* f16 has 11 significant bits */
+      wrong += !((error < 0 ? -error : error) <= (expected < 0 ? -expected : expected) / 2048);
     }
   }
   return wrong;
 }
 
 static int run(hgemm_handle *handle, Case const *c) {
-  int const a_by_rows = c->layout == HGEMM_TN || c->layout == HGEMM_TT, b_by_rows = c->layout == HGEMM_TN || c->layout == HGEMM_NN;
-  int64_t const a_columns = a_by_rows ? c->k : c->m, b_columns = b_by_rows ? c->k : c->n;
-  Stored const a = stored(a_by_rows ? c->m : c->k, a_columns, a_columns + c->spare, 0);
-  Stored const b = stored(b_by_rows ? c->n : c->k, b_columns, b_columns + c->spare, 1000);
-  Stored const before = stored(c->m, c->n, c->n + c->spare, 2000), d = stored(c->m, c->n, c->n + c->spare, 2000);
-  void *const on_device[3] = {upload(a.elements, bytes_of(a)), upload(b.elements, bytes_of(b)), upload(d.elements, bytes_of(d))};
+  int const a_k_contiguous = c->layout == HGEMM_TN || c->layout == HGEMM_TT;
+  int const b_k_contiguous = c->layout == HGEMM_TN || c->layout == HGEMM_NN;
+  int64_t const a_columns = a_k_contiguous ? c->k : c->m, b_columns = b_k_contiguous ? c->k : c->n;
+  Matrix const a = new_matrix(a_k_contiguous ? c->m : c->k, a_columns, a_columns + c->padding, 0);
+  Matrix const b = new_matrix(b_k_contiguous ? c->n : c->k, b_columns, b_columns + c->padding, 1000);
+  Matrix const before = new_matrix(c->m, c->n, c->n + c->padding, 2000), d = new_matrix(c->m, c->n, c->n + c->padding, 2000);
+  void *const on_device[3] = {upload(a.elements, bytes_of(a)), upload(b.elements, bytes_of(b)),
+                              upload(d.elements, bytes_of(d))};
   void *workspace = NULL;
   hgemm_problem problem;
   hgemm_choice choice;
@@ -93,10 +96,10 @@ static int run(hgemm_handle *handle, Case const *c) {
   problem.m = c->m, problem.n = c->n, problem.k = c->k;
   problem.a = on_device[0], problem.lda = a.leading;
   problem.b = on_device[1], problem.ldb = b.leading;
-  problem.c = problem.d = on_device[2], problem.ldc = problem.ldd = d.leading; /* in place */
+  problem.c = problem.d = on_device[2], problem.ldc = problem.ldd = d.leading; /* C may be D */
   problem.beta = c->beta;
   problem.workspace_bytes = HGEMM_ANY_WORKSPACE;
-  status = hgemm_select(handle, &problem, &choice); /* what the best kernel needs */
+  status = hgemm_select(handle, &problem, &choice); /* asks how much workspace the best kernel needs */
   if (status == HGEMM_OK) {
     problem.workspace_bytes = choice.workspace_bytes;
     if (choice.workspace_bytes > 0) {
@@ -130,7 +133,7 @@ int main(void) {
   hgemm_handle *handle;
   hgemm_status const status = hgemm_create(&handle, 0);
   if (status == HGEMM_ERROR_NO_DRIVER || status == HGEMM_ERROR_NO_DEVICE) {
-    printf("%s\nthis was built, and has nothing to run on\n", hgemm_last_message());
+    printf("%s\nThe example is built correctly. Run it on a machine with a GPU.\n", hgemm_last_message());
     return NO_GPU;
   }
   if (status != HGEMM_OK) {

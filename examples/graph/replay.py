@@ -1,8 +1,9 @@
-"""Captures a chain of products in a CUDA graph, replays it on new data, and times it beside the calls one by one.
+"""Capture a chain of multiplications in a CUDA graph, replay it on new data, and compare its speed with separate calls.
 
-    python examples/graph/replay.py [LIBRARY]        # else HGEMM_LIBRARY, else emitted
+    python examples/graph/replay.py [LIBRARY]
 
-A plan is loaded when it is made, so that its first call can be captured; a launch allocates nothing and waits for nothing.
+LIBRARY is the folder of a library; the default is $HGEMM_LIBRARY, then `emitted`.
+A plan loads its kernel when it is created, and a launch neither allocates nor waits. So the first call can be captured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def run(folder: str) -> int:
 
     def chain() -> None:
         for x, w, y in zip(states, weights, states[1:]):
-            plan(x, w.T, y)  # on torch's current stream, which is the captured one there
+            plan(x, w.T, y)  # runs on torch's current stream, which is the captured stream inside torch.cuda.graph
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -47,11 +48,9 @@ def run(folder: str) -> int:
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / REPEATS / LAYERS * 1e6
 
-    one_by_one, as_graph = microseconds(chain), microseconds(graph.replay)
-    print(
-        f"{LAYERS} products {ROWS}x{WIDTH}x{WIDTH}: {'the same' if same else 'DIFFERENT'} from the graph and one by one"
-    )
-    print(f"{one_by_one:.1f} us a product one by one, {as_graph:.1f} us from the graph")
+    separate, replayed_us = microseconds(chain), microseconds(graph.replay)
+    print(f"{LAYERS} multiplications {ROWS}x{WIDTH}x{WIDTH}: results of the graph {'are equal' if same else 'DIFFER'}")
+    print(f"{separate:.1f} us per multiplication in separate calls, {replayed_us:.1f} us in the graph")
     return 0 if same else 1
 
 

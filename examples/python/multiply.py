@@ -1,6 +1,9 @@
-"""Multiplies arrays of CuPy and of torch, whichever are installed, by kernels of a library, and checks each product.
+"""Multiply CuPy and PyTorch arrays with the kernels of a library, and check the results.
 
-python examples/python/multiply.py [LIBRARY]        # else HGEMM_LIBRARY, else emitted
+    python examples/python/multiply.py [LIBRARY]
+
+LIBRARY is the folder of a library; the default is $HGEMM_LIBRARY, then `emitted`. A package that is not
+installed is skipped.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ def with_cupy(library: hgemm.Library) -> int:
     import cupy
 
     x, w = (cupy.random.randint(-2, 3, (rows, K)).astype(cupy.float16) for rows in (M, N))
-    y = library.matmul(x, w.T)  # on CuPy's current stream; y is a new array of CuPy
-    return told(
+    y = library.matmul(x, w.T)  # runs on CuPy's current stream and returns a new CuPy array
+    return report(
         "cupy", library, int((y.astype(cupy.float32) != x.astype(cupy.float32) @ w.T.astype(cupy.float32)).sum())
     )
 
@@ -31,18 +34,18 @@ def with_torch(library: hgemm.Library) -> int:
     y = library.matmul(x, w.T)
     wrong = int((y.double() != x.double() @ w.T.double()).sum())
 
-    # Chosen once for many calls; any memory that speaks DLPack may be given, here y as the matrix to add to.
+    # A plan selects the kernel once for many calls. It accepts any DLPack array. Here y is the matrix C.
     plan = library.plan(hgemm.Problem(M, N, K, alpha=0.5, beta=2.0))
     z = torch.empty_like(y)
     for _ in range(3):
         plan(x, w.T, z, c=y)
     wrong += int((z.double() != 0.5 * (x.double() @ w.T.double()) + 2.0 * y.double()).sum())
-    return told("torch", library, wrong)
+    return report("torch", library, wrong)
 
 
-def told(name: str, library: hgemm.Library, wrong: int) -> int:
-    """Say how many elements are wrong: the numbers are whole and small, so none should be."""
-    print(f"{name}: {M}x{N}x{K} by {library}, {wrong} elements are wrong")
+def report(name: str, library: hgemm.Library, wrong: int) -> int:
+    """Print and return the number of wrong elements. The inputs are small integers, so every result must be exact."""
+    print(f"{name}: {M}x{N}x{K} by {library}, {wrong} wrong elements")
     return wrong
 
 
@@ -56,7 +59,7 @@ def main(arguments: list[str]) -> int:
             try:
                 found.append(run(library))
             except ModuleNotFoundError as error:
-                print(f"{error.name} is not installed: left out", file=sys.stderr)
+                print(f"{error.name} is not installed: skipped", file=sys.stderr)
     except hgemm.HgemmError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -1,9 +1,11 @@
-"""The MLP of a Llama block, down(silu(gate(x)) * up(x)), with its linear layers on kernels of a library, beside torch's.
+"""Run the MLP of a Llama block, down(silu(gate(x)) * up(x)), with kernels of a library, and compare with PyTorch.
 
-    python examples/torch/llama_mlp.py [LIBRARY] [TOKENS]        # else HGEMM_LIBRARY, else emitted; else 2048
+    python examples/torch/llama_mlp.py [LIBRARY] [TOKENS]
 
-The library needs kernels for f16, layout tn. One with silu applies it in gate's kernel: generate --activation silu ...
-Exit status: 0 the results agree, 1 they do not, or there is no GPU.
+LIBRARY is the folder of a library; the default is $HGEMM_LIBRARY, then `emitted`. TOKENS is 2048 by default.
+The library needs kernels for f16 and layout tn. The gate layer uses a kernel with SiLU, if the library has one
+(generate --activation silu ...).
+Exit status: 0 the results agree, 1 they differ, or this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import hgemm
 from hgemm.device import open_device
 
 HIDDEN, INTERMEDIATE = 4096, 14336
-"""Of Llama 3 8B."""
+"""The sizes of Llama 3 8B."""
 ROUNDS, CALLS = 15, 10
 
 
@@ -51,29 +53,32 @@ def run(folder: str, tokens: int) -> int:
     hgemm.torch.use(folder)
     torch.manual_seed(1)
     with torch.inference_mode():
-        theirs = Mlp(layer(HIDDEN, INTERMEDIATE), layer(HIDDEN, INTERMEDIATE), layer(INTERMEDIATE, HIDDEN))
+        reference = Mlp(layer(HIDDEN, INTERMEDIATE), layer(HIDDEN, INTERMEDIATE), layer(INTERMEDIATE, HIDDEN))
         x = torch.randn(tokens, HIDDEN, device="cuda", dtype=torch.float16)
         try:
-            hgemm.torch.linear(x, theirs.gate.weight, activation="silu")
+            hgemm.torch.linear(x, reference.gate.weight, activation="silu")
             fused = True
         except hgemm.DeviceError:
             fused = False
         of = hgemm.torch.Linear.of
-        ours = Mlp(of(theirs.gate, "silu" if fused else "none"), of(theirs.up), of(theirs.down), fused)
+        ours = Mlp(of(reference.gate, "silu" if fused else "none"), of(reference.up), of(reference.down), fused)
 
-        gate, up, down = (module.weight.double() for module in (theirs.gate, theirs.up, theirs.down))
+        gate, up, down = (module.weight.double() for module in (reference.gate, reference.up, reference.down))
         expected = (silu(x.double() @ gate.t()) * (x.double() @ up.t())) @ down.t()
-        error, their_error = (float((mlp(x) - expected).abs().max() / expected.abs().max()) for mlp in (ours, theirs))
-        # Each of three roundings to f16 on the way is 2^-11 of an element; torch's kernels make the same ones.
-        agree = error <= 2 * their_error + 2.0**-11
+        error, torch_error = (
+            float((mlp(x) - expected).abs().max() / expected.abs().max()) for mlp in (ours, reference)
+        )
+        # Three results are rounded to f16, with a relative error of 2^-11 each. PyTorch rounds the same results.
+        agree = error <= 2 * torch_error + 2.0**-11
 
-        times = [(milliseconds(ours), milliseconds(theirs)) for _ in range(ROUNDS)]
-    mine, torchs = map(statistics.median, zip(*times))
+        times = [(milliseconds(ours), milliseconds(reference)) for _ in range(ROUNDS)]
+    ours_ms, torch_ms = map(statistics.median, zip(*times))
     print(
-        f"{torch.cuda.get_device_name()}, {tokens} tokens, {HIDDEN} to {INTERMEDIATE} and back, silu {'' if fused else 'not '}fused"
+        f"{torch.cuda.get_device_name()}, {tokens} tokens, {HIDDEN} to {INTERMEDIATE} and back, "
+        f"silu {'' if fused else 'not '}fused"
     )
-    print(f"largest error over the largest element: {error:.2e}, torch {their_error:.2e}")
-    print(f"hgemm {mine:.3f} ms, torch {torchs:.3f} ms, {torchs / mine:.2f} times as fast")
+    print(f"largest error / largest element: hgemm {error:.2e}, torch {torch_error:.2e}")
+    print(f"hgemm {ours_ms:.3f} ms, torch {torch_ms:.3f} ms, speedup {torch_ms / ours_ms:.2f}")
     return 0 if agree else 1
 
 
