@@ -22,10 +22,11 @@ import numpy as np
 from generator.compare import Built, Ran, columns
 from generator.device_check import open_kernel
 from generator.store.library import Library
+from hgemm.cases import Case, Shape
 from hgemm.device import Device, elapsed_ms, open_device
 from hgemm.dtypes import decode
 from hgemm.reference import reference
-from hgemm.verify import Case, Options, Shape, Trial, compare
+from hgemm.verify import Options, Trial, compare
 
 _SHOWN = ("form", "time_us", "tflops", "registers", "cubin_bytes", "compile_s", "passed", "max_bound_ratio", "result")
 CHECKED_ROWS = 64

@@ -111,8 +111,9 @@ def build(said: Sequence[Said], settings: Settings, processes: int, quiet: bool)
 def run_on_device(built: Built, settings: Settings, shape: tuple[int, int, int], samples: int) -> Built:
     """Run and time a variant on the GPU. Raises: DeviceError where there is none, or a launch fails."""
     from generator.device_check import open_kernel  # what only a run needs
+    from hgemm.cases import Case, Shape
     from hgemm.device import open_device
-    from hgemm.verify import Case, Shape, run
+    from hgemm.verify import run
 
     device = open_device()
     kernel = open_kernel(settings.library, built.record.symbol)
@@ -131,10 +132,11 @@ def run_on_cpu(built: Built, settings: Settings, host_toolchain) -> Built:
     from generator.proof.executor import Adversary  # NumPy, and what only a run needs
     from generator.proof.machine import EmulatedKernel, HostMemory
     from generator.proof.proving import Subject, load
+    from hgemm.cases import Case, Shape
     from hgemm.dtypes import decode
     from hgemm.launch_traits import LaunchTraits
     from hgemm.reference import reference
-    from hgemm.verify import Case, Options, Shape, Trial, compare
+    from hgemm.verify import Options, Trial, compare
 
     if built.record.source_name != SOURCE_NAME:
         return built

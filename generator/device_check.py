@@ -18,12 +18,12 @@ from xml.etree import ElementTree
 
 from generator.proof.executor import COSTS_CASE
 from generator.store.library import Library
+from hgemm.cases import Shape, cases_of, default_cases
 from hgemm.device import open_device
 from hgemm.disk import write_whole
 from hgemm.errors import DeviceError, UnfitError
 from hgemm.kernel import Kernel
 from hgemm.record import CUBIN_NAME, PTX_NAME
-from hgemm.verify import Shape, cases_of, default_cases
 
 TIMEOUT_S = 300.0
 CODES = ("auto", "cubin", "ptx")

@@ -1,138 +1,22 @@
-"""The problems that a variant is checked on: shapes, and how their operands lie in memory."""
+"""The check of a variant on a device: right numbers, every element written, nothing else touched, twice the same."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hgemm.cases import Case
 from hgemm.device import Device, median_us
 from hgemm.dtypes import DTYPES, decode, encode, representable
-from hgemm.errors import DeviceError, RequestError
+from hgemm.errors import DeviceError
 from hgemm.kernel import Kernel
 from hgemm.launch import WORKSPACE_ALIGN_BYTES, counter_bytes, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import MAX_EXTENT, Problem
+from hgemm.problem import Problem
 from hgemm.reference import Operands, Reference, reference
-
-_SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40}))?")
-_SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0))
-"""alpha and beta, case after case; powers of two, so that they keep integers exact."""
-_TALL_TILES = 9
-"""Tiles along one side that are more than the largest planned raster group of 8."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Extents of one problem, written 33x65x17 or, with a batch, 33x65x17@3."""
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """Read a shape. Raises RequestError where it is malformed, or an extent is 0 or too large."""
-        match = _SHAPE.fullmatch(text.strip().lower())
-        if not match:
-            raise RequestError(f"shape {text!a} is malformed: write it as MxNxK or MxNxK@BATCH, such as 33x65x17@3")
-        shape = cls(*(int(group or 1) for group in match.groups()))
-        for name, extent in vars(shape).items():
-            if not 1 <= extent <= MAX_EXTENT:
-                raise RequestError(f"shape {text!a} is not taken: {name} is {extent}, it may be 1 to {MAX_EXTENT}")
-        return shape
-
-    @classmethod
-    def parse_list(cls, text: str) -> tuple[Shape, ...]:
-        """Read shapes that commas part. Raises RequestError where one is malformed or there is none."""
-        found = tuple(cls.parse(word) for word in text.split(",") if word.strip())
-        if not found:
-            raise RequestError("no shape is named: write them as 128x128x64,33x65x17@3")
-        return found
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}" + (f"@{self.batch}" if self.batch > 1 else "")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One check: a shape, scalars, and the operands' places.
-
-    Fields: `loose` leaves unused elements after every row and every matrix of a batch; `broadcast` names the operands
-        (of a, b, c, bias) whose one matrix serves the whole batch; `in_place` gives C, which beta then adds, and D the
-        same memory.
-    """
-
-    shape: Shape
-    alpha: float = 1.0
-    beta: float = 0.0
-    loose: bool = False
-    broadcast: str = ""
-    in_place: bool = False
-
-    def __str__(self) -> str:
-        words = [str(self.shape), f"alpha={self.alpha:g}"] + ([f"beta={self.beta:g}"] if self.beta else [])
-        words += ["loose"] * self.loose + [f"broadcast={self.broadcast}"] * bool(self.broadcast)
-        return " ".join(words + ["in-place"] * self.in_place)
-
-
-def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
-    """Return the cases that every variant must pass, made from its own tile.
-
-    `resident_ctas` is how many CTAs the device holds: a persistent variant gets a problem with more tiles than that, and one of
-    stream-K such with fewer and more, whose k it shares.
-    """
-    m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
-    plain = [
-        (2 * m, 2 * n, 4 * k, False),  # whole tiles
-        (m + 1, n, 2 * k, False),
-        (m, n + 3, 2 * k, True),
-        (m, n, 2 * k + 7, False),
-        (1, 1, 1, False),
-        (m // 2 + 3, n - 1, k // 2 - 3, True),  # less than a k-tile
-        (m + 5, n + 9, 1, False),
-        (131, 257, 67, True),
-        (127, 61, 509, False),
-        (2 * m - 1, 3 * n - 1, 5 * k - 1, True),
-        (m // 2 + 1, n // 2 + 1, 64 * k + 5, False),  # long k
-        (17, _TALL_TILES * n + 1, 3 * k, False),
-        (_TALL_TILES * m + 1, 17, 3 * k + 1, True),
-        (1, 3 * n + 1, 4 * k, False),
-        (3 * m + 2, 1, 4 * k + 2, True),
-    ]
-    cases = [Case(Shape(*extents), *_scalars(traits, at), loose) for at, (*extents, loose) in enumerate(plain)]
-    ragged = Shape(m - 3, n + 5, 2 * k + 1, 3)
-    cases += [
-        Case(ragged, *_scalars(traits, 1), loose=True),
-        Case(ragged, *_scalars(traits, 2), broadcast="a"),
-        Case(ragged, *_scalars(traits, 3), loose=True, broadcast="b,c,bias"),
-    ]
-    if traits.beta:
-        cases.append(Case(Shape(m + 1, n + 1, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
-    if traits.grid_rule == "persistent":
-        cases.append(Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(traits, 2)))  # two tiles a batch
-    if traits.grid_rule == "stream_k":
-        few, many = resident_ctas // 8 + 1, resident_ctas // 2 + 2  # of two tiles
-        cases += [
-            Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(traits, 1), loose=True),
-            Case(Shape(m + 1, 17, 9 * k + 1, many), *_scalars(traits, 2)),
-        ]
-    return cases
-
-
-def cases_of(traits: LaunchTraits, shapes: tuple[Shape, ...]) -> list[Case]:
-    """Return one case a shape, with scalars and places that change from one to the next."""
-    return [Case(shape, *_scalars(traits, at), loose=at % 2 == 1) for at, shape in enumerate(shapes)]
-
-
-def _scalars(traits: LaunchTraits, at: int) -> tuple[float, float]:
-    alpha, beta = _SCALARS[at % len(_SCALARS)]
-    return alpha, beta if traits.beta else 0.0
-
 
 # ==== The operands of a checked problem: random numbers, and where they lie ====
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from exports import ByC, loaded
 
 from generator.proof.machine import HostMemory
+from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.verify import Case, Options, Shape, Trial
+from hgemm.verify import Options, Trial
 
 CASES = (
     Case(Shape(33, 17, 41)),

@@ -34,9 +34,10 @@ from generator.plan import Plan, plan_of
 from generator.proof.machine import HostMemory
 from generator.rules import violations
 from generator.sweep import sweep
+from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
-from hgemm.verify import Case, Options, Shape, verify
+from hgemm.verify import Options, verify
 
 TEMPLATES = templates_folder()
 GOLDEN = ROOT / "tests" / "data" / "hgemm_dsl.py"

@@ -53,8 +53,8 @@ def request(host_toolchain: HostToolchain, kernel: Kernel, source: str = "", **o
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Commands use the cache of the tests, not the user's."""
-    if "workshop" in request.fixturenames:
-        monkeypatch.setenv("HGEMM_CACHE_DIR", str(request.getfixturevalue("workshop").cache.parent))
+    if "host_toolchain" in request.fixturenames:
+        monkeypatch.setenv("HGEMM_CACHE_DIR", str(request.getfixturevalue("host_toolchain").cache.parent))
 
 
 @pytest.fixture

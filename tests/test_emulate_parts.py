@@ -24,11 +24,12 @@ from generator.proof.machine import (
 )
 from generator.proof.proving import LAUNCHES, adversaries_of, judge
 from generator.spec import Smem
+from hgemm.cases import Case, Shape
 from hgemm.errors import LibraryError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.record import validate
-from hgemm.verify import CANARY, Case, Options, Shape, places, verify
+from hgemm.verify import CANARY, Options, places, verify
 
 CLEAN = Report((), (), {"mma_m16n8k16": 8})
 RACE = Finding("race", 3, "thread 1 and thread 2", "operand.cuh", 7)

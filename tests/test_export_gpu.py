@@ -18,11 +18,11 @@ from generator.catalog import load_catalog
 from generator.export.tree import Wish, export
 from generator.store.library import Library
 from generator.sweep import over, sweep
+from hgemm.cases import default_cases
 from hgemm.device import open_device
 from hgemm.library import open_library
 from hgemm.problem import LAYOUTS, Kind, Problem
 from hgemm.selection_query import SelectionQuery
-from hgemm.verify import default_cases
 
 pytestmark = pytest.mark.gpu
 GROUPS = ("general", "unaligned", "small_m", "split_k")
@@ -112,7 +112,8 @@ def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, l
 
 
 def test_split_k_is_taken_and_right_twice(exported: Path, library: Library) -> None:
-    from hgemm.verify import Case, Options, Shape, Trial
+    from hgemm.cases import Case, Shape
+    from hgemm.verify import Options, Trial
 
     opened = open_library(library.folder)
     traits = next(opened.kernel(name).traits for name in opened.symbols if "splitk4" in name and "_sm90a_" not in name)

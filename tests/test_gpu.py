@@ -7,9 +7,9 @@ import pytest
 from generator.device_check import CODES, open_kernel
 from generator.store.library import Library
 from hgemm import Kernel, ProblemError
+from hgemm.cases import default_cases
 from hgemm.device import choose_code, open_device
 from hgemm.errors import UnfitError
-from hgemm.verify import default_cases
 
 pytestmark = pytest.mark.gpu
 LAYOUTS = ("tn", "nn", "nt", "tt")

@@ -15,8 +15,8 @@ from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
 from hgemm.bench.torch_matmul import Torch
 from hgemm.bench.work import Work
+from hgemm.cases import default_cases
 from hgemm.device import open_device
-from hgemm.verify import default_cases
 
 pytestmark = pytest.mark.gpu
 QUICK = Protocol(seconds=0.1, warm_up_s=0.1, rewarm_s=0.0, cool_down_s=0.05, burst_rounds=2, solo_s=0.1, algorithms=8)

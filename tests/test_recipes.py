@@ -252,7 +252,7 @@ def test_some_pass_inspection(settings: Settings) -> None:
 def test_one_is_proved(
     host_toolchain: HostToolchain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(prove, "workshop", lambda: host_toolchain)
+    monkeypatch.setattr(prove, "host_toolchain", lambda: host_toolchain)
     monkeypatch.setattr("sys.argv", ["prove", "--recipes", "--sample", "1", "--seed", by_commit(1)[0].path])
     assert prove.main() == 0
     assert "1 variant passed, 0 failed, 0 left out" in capsys.readouterr().out

@@ -14,8 +14,9 @@ from generator.proof.executor import Adversary, Executable, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.proof.proving import LAUNCHES, adversaries_of, judge
 from generator.sweep import sweep
+from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import Case, Options, Shape, Trial
+from hgemm.verify import Options, Trial
 
 WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "stream_k", "cluster": "1x1"}
 VARIANTS = {

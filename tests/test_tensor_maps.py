@@ -12,10 +12,11 @@ from fake_driver import FakeDriver
 
 import hgemm.device
 from hgemm import Kernel, LibraryError, Problem, ProblemError
+from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.launch import _encode, counter_bytes, ctas, grid_x, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import Case, Shape, verify
+from hgemm.verify import verify
 
 PROBLEM = Problem(100, 200, 72, a=0x10000, b=0x20000, d=0x80000, lda=80, ldb=96, ldd=208)
 

@@ -13,26 +13,12 @@ from simulated import record
 
 import hgemm.device
 from hgemm import Kernel
+from hgemm.cases import Case, Shape, cases_of, default_cases
 from hgemm.device import open_device
 from hgemm.dtypes import DTYPES, decode
 from hgemm.errors import DeviceError, RequestError
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import (
-    CANARY,
-    Case,
-    Check,
-    Operand,
-    Options,
-    Place,
-    Shape,
-    cases_of,
-    default_cases,
-    draw,
-    places,
-    run,
-    stored,
-    verify,
-)
+from hgemm.verify import CANARY, Check, Operand, Options, Place, draw, places, run, stored, verify
 
 CASE = Case(Shape(33, 49, 21), loose=True)
 VARIANTS = {

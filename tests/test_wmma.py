@@ -117,8 +117,9 @@ def test_every_default_case_passes_on_this_gpu(tmp_path: Path) -> None:
     """Where the sums were held otherwise than the epilogue takes them to be, all of D would be wrong."""
     from generator.device_check import open_kernel
     from generator.store.library import Library
+    from hgemm.cases import default_cases
     from hgemm.device import open_device
-    from hgemm.verify import default_cases, verify
+    from hgemm.verify import verify
 
     library = Library(tmp_path / "library")
     settings = Settings(library, templates_folder())

@@ -23,12 +23,12 @@ from generator.store.query import Selection, choose, resolve_one, select_rows
 from generator.tuning.space import archs_of
 from generator.tuning.supply import Generating, Search
 from hgemm.bench.options import bench, bench_options
+from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.selection_query import Target
 from hgemm.tune.options import tune, tune_options
 from hgemm.tune.runner import Plan, Supply
-from hgemm.verify import Case, Shape
 
 _RUN_HELP = """Run a variant on random data and print its time, its rate and its largest error.
 

@@ -20,11 +20,11 @@ from generator.rules import refuse_illegal
 from generator.sweep import sweep
 from hgemm import kernel as launched
 from hgemm.bench.work import Work
+from hgemm.cases import Shape
 from hgemm.model.cards import Card
 from hgemm.model.kernel import Size
 from hgemm.model.report import card_for, report
 from hgemm.record import Record
-from hgemm.verify import Shape
 
 ROOT = "hgemm/problem.cuh"
 """What its text includes."""

@@ -17,7 +17,7 @@ from generator.errors import RequestError, nearest
 from generator.options import Texts
 from generator.spec import Tile
 from generator.sweep import over, read_toml, texts_in
-from hgemm.verify import Shape
+from hgemm.cases import Shape
 
 FOLDER = Path(__file__).with_name("published")
 Published = Mapping[str, float]

@@ -27,11 +27,11 @@ from generator.store.library import Library
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import write_document
 from hgemm.bench.work import Work, grid
+from hgemm.cases import Shape
 from hgemm.device import Device, cubin_runs, open_device
 from hgemm.disk import require_writable, write_whole
 from hgemm.errors import DeviceError
 from hgemm.kernel import Kernel
-from hgemm.verify import Shape
 
 
 def listing(as_json: bool) -> str:

@@ -17,8 +17,8 @@ from generator.device_check import Outcome, Workers, answer
 from generator.errors import ProofError
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
 from generator.store.library import Library
+from hgemm.cases import Shape
 from hgemm.record import SOURCE_NAME, dump
-from hgemm.verify import Shape
 
 TIMEOUT_S = 300.0
 

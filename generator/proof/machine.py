@@ -15,12 +15,12 @@ import numpy as np
 
 from generator.proof import executor as abi
 from generator.proof.executor import Adversary, Executable, Launch, Region, Report
+from hgemm.cases import Case, Shape, cases_of
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError
 from hgemm.launch import MAP_BYTES, OPERANDS, Matrix, check, counter_bytes, geometry, grid_x, matrices, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
-from hgemm.verify import Case, Shape, cases_of
 
 _ALIGN_BYTES = 256
 """What allocations begin on, as those of a device do."""

@@ -12,8 +12,9 @@ from generator.errors import BuildError, ProofError
 from generator.proof.costs import Costs, count, disagreements
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases
+from hgemm.cases import Case, Shape, cases_of
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import Case, Check, Options, Shape, cases_of, verify
+from hgemm.verify import Check, Options, verify
 
 LAUNCHES = (
     ("late", "ahead_low"),

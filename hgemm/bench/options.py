@@ -16,6 +16,7 @@ from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import Plan, run
 from hgemm.bench.torch_matmul import Torch
 from hgemm.bench.work import Work, checked, grid, names, read_suite
+from hgemm.cases import Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.dtypes import in_memory
@@ -24,7 +25,6 @@ from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.problem import MAX_EXTENT, Kind
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.verify import Shape
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 STATES = ("steady", "burst", "solo")

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hgemm.cases import Shape
 from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import LibraryError, RequestError, unknown
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import MAX_EXTENT
 from hgemm.record import TEXT, fields, integer, text
-from hgemm.verify import Shape
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")
