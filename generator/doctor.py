@@ -12,7 +12,7 @@ from pathlib import Path
 from generator.arch import ARCHS
 from generator.build.compile import supported_archs
 from generator.build.inspect import find_nvdisasm
-from generator.build.toolchain import INSTALL, headers, templates_folder, version_of
+from generator.build.toolchain import INSTALL, OWN_HEADERS, headers, templates_folder, version_of
 from generator.emit import ENTRY_HEADERS
 from generator.errors import HgemmError, LibraryError
 from generator.proof.executor import NoCompiler, NoneInstalled
@@ -92,7 +92,7 @@ def _wheels() -> Iterator[Check]:
 def _templates() -> Iterator[Check]:
     folder = templates_folder()
     names = {header.name for entry in ENTRY_HEADERS for header in headers(entry, folder).files}
-    ours = [name for name in names if name.startswith("hgemm/")]
+    ours = [name for name in names if name.startswith(OWN_HEADERS)]
     missing = [entry for entry in ENTRY_HEADERS if entry not in names]
     found = f"{folder}: {len(ours)} headers, {len(names)} with those that they include"
     way_out = f"{', '.join(missing)} is missing: {INSTALL}" if missing else ""

@@ -30,9 +30,7 @@ _WRITERS = {
 """What writes the kernels of a family in a form."""
 ENTRY_HEADERS = (
     mma_sync.ENTRY_HEADER,
-    mma_sync.STAGED_ENTRY_HEADER,
     mma_sync_in_cute.ENTRY_HEADER,
-    mma_sync_in_cute.STAGED_ENTRY_HEADER,
     mma_sync_tma.ENTRY_HEADER,
     sm90.ENTRY_HEADER,
     sm90_in_cute.ENTRY_HEADER,

@@ -1,7 +1,7 @@
 // What each atom does with given bits, thread by thread: the same text for a GPU and for the CPU, so that both can be compared.
 // The numbers in the Instance stand for one instruction; other ones are put in their place.
-#include <hgemm/atoms_sm90.cuh>
-#include <hgemm/atoms_wmma.cuh>
+#include <common/atoms_sm90.cuh>
+#include <mma_sync/wmma.cuh>
 
 namespace {
 
@@ -140,7 +140,7 @@ struct Thread {
     atoms::cp_async<4>(shared.words + index, probe.in + 4607 - index, valid);
     atoms::cp_async<8>(shared.words + 512 + index * 2, probe.in + 2048 + index * 2, valid);
     atoms::cp_async<16>(shared.words + 1024 + index * 4, probe.in + index * 4, valid);
-    atoms::mbarrier_arrive_after_copies(&shared.barrier);
+    atoms::cp_async_mbarrier_arrive(&shared.barrier);
     atoms::mbarrier_wait(&shared.barrier, 0);
     atoms::cp_async_wait<0>();
   }
@@ -152,7 +152,7 @@ struct Thread {
     }
     atoms::cta_barrier();
     if (index == 0) {
-      atoms::mbarrier_arrive_and_expect(&shared.barrier, probe.bytes);
+      atoms::mbarrier_arrive_expect_tx(&shared.barrier, probe.bytes);
       atoms::tma_load(bytes(), map, &shared.barrier, probe.x, probe.y, probe.z);
     }
     atoms::mbarrier_wait(&shared.barrier, 0);
@@ -181,7 +181,7 @@ struct Thread {
 
   HGEMM_DEVICE void run() const {
     for (int i = index; i < 4608; i += 128) atoms::st_shared(shared.words + i, atoms::ld_global(probe.in + i));
-    atoms::async_proxy_fence();
+    atoms::fence_proxy_async();
     atoms::cta_barrier();
     if (probe.mode == 0) matrices();
     if (probe.mode == 1) products();
@@ -203,7 +203,7 @@ struct Thread {
 
 }  // namespace
 
-HGEMM_KERNEL_SM90(128, 1, 1) atom_probes(HGEMM_PARAMETER Probe probe, HGEMM_PARAMETER hgemm::TensorMap map) {
+HGEMM_CLUSTER_KERNEL(128, 1, 1) atom_probes(HGEMM_PARAMETER Probe probe, HGEMM_PARAMETER hgemm::TensorMap map) {
   HGEMM_SHARED(Shared, shared);
   Thread const thread = {probe, map, shared};
   thread.run();

@@ -139,7 +139,7 @@ def compiled(text: str) -> bytes:
     """Return the cubin of a probing kernel's text for sm_90a."""
     (plan,) = sweep([{"arch": "sm_90a", "tile": "64x64x64"}]).plans
     kernel: Kernel = replace(emit(plan, templates_folder()), source=text, symbol=SYMBOL)
-    reached = [headers(f"hgemm/{root}.cuh", templates_folder()) for root in ("atoms_sm90", "atoms_wmma")]
+    reached = [headers(root, templates_folder()) for root in ("common/atoms_sm90.cuh", "mma_sync/wmma.cuh")]
     files = {header.name: header for found in reached for header in found.files}
     return compile_kernel(kernel, replace(reached[0], files=tuple(files.values()))).cubin
 

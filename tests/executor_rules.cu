@@ -1,6 +1,6 @@
 // One kernel for each rule that the executor judges by: sound, or with the fault that breaks the rule.
-#include <hgemm/atoms_sm90.cuh>
-#include <hgemm/atoms_wmma.cuh>
+#include <common/atoms_sm90.cuh>
+#include <mma_sync/wmma.cuh>
 
 namespace {
 
@@ -73,7 +73,7 @@ struct Thread {
     put(atoms::float_bits(d[0]));
   }
   void fragment(f16 const* corner) const {  // 16 rows of 24
-    atoms::st_shared(reinterpret_cast<Word4*>(shared.words) + index, Word4{7, 7, 7, 7});
+    atoms::st_shared(reinterpret_cast<Vec16B*>(shared.words) + index, Vec16B{7, 7, 7, 7});
     atoms::cta_barrier();
     uint32_t registers[8];
     atoms::wmma_load<f16, true, true>(corner, 24, registers);
@@ -107,8 +107,8 @@ struct Thread {
     put(sum);
   }
   void launches_awaited() const {
-    atoms::next_launch_may_begin();
-    if (!fault && index < 32) atoms::await_previous_launches();
+    atoms::launch_dependent_grids();
+    if (!fault && index < 32) atoms::wait_on_dependent_grids();
     atoms::cta_barrier();
     put(0);
   }
@@ -134,7 +134,7 @@ struct Thread {
     put(0);
   }
   void aligned() const {
-    auto const* const from = reinterpret_cast<Word2 const*>(p.in + index / 2 * 2 + (fault ? 1 : 0));
+    auto const* const from = reinterpret_cast<Vec8B const*>(p.in + index / 2 * 2 + (fault ? 1 : 0));
     put(atoms::ld_global(from).x);
   }
   void once() const {
@@ -181,14 +181,14 @@ struct Thread {
   }
   void load(int stage, uint32_t bytes = 4096) const {
     if (index != 0) return;
-    atoms::mbarrier_arrive_and_expect(&shared.full, bytes);
+    atoms::mbarrier_arrive_expect_tx(&shared.full, bytes);
     atoms::tma_load(shared.box[stage], map, &shared.full, 0, 0, 0);
   }
   void copies_arrived() const {
     begin(128);
     atoms::cp_async<4>(&shared.words[index], p.in + index, true);
     if (fault) atoms::mbarrier_arrive(&shared.full);
-    if (!fault) atoms::mbarrier_arrive_after_copies(&shared.full);
+    if (!fault) atoms::cp_async_mbarrier_arrive(&shared.full);
     atoms::mbarrier_wait(&shared.full, 0);
     put(atoms::ld_shared(&shared.words[(index + 64) % 128]));
     atoms::cp_async_wait<0>();
@@ -197,11 +197,11 @@ struct Thread {
     begin(128);
     auto* const words = reinterpret_cast<uint32_t*>(shared.box[0]);
     for (int i = index; i < 1024; i += 128) atoms::cp_async<4>(words + i, p.in + i % 64, true);
-    atoms::mbarrier_arrive_after_copies(&shared.full);
+    atoms::cp_async_mbarrier_arrive(&shared.full);
     atoms::mbarrier_wait(&shared.full, 0);
     if (fault) atoms::cp_async_wait<0>();
     if (index == 0) {
-      if (!fault) atoms::async_proxy_fence();
+      if (!fault) atoms::fence_proxy_async();
       atoms::tma_store(map, shared.box[0], 0, 0, 0);
       atoms::tma_store_commit();
       atoms::tma_store_wait_read<0>();
@@ -239,7 +239,7 @@ struct Thread {
   void arrivals_counted() const {
     begin(1);
     if (index == 0) {
-      atoms::mbarrier_arrive_and_expect(&shared.full, 4096);
+      atoms::mbarrier_arrive_expect_tx(&shared.full, 4096);
       if (fault) atoms::mbarrier_arrive(&shared.full);
       atoms::tma_load(shared.box[0], map, &shared.full, 0, 0, 0);
     }
@@ -266,7 +266,7 @@ struct Thread {
   void boxes_aligned() const {
     begin(1);
     if (index == 0) {
-      atoms::mbarrier_arrive_and_expect(&shared.full, 4096);
+      atoms::mbarrier_arrive_expect_tx(&shared.full, 4096);
       atoms::tma_load(shared.box[0] + (fault ? 64 : 128), map, &shared.full, 0, 0, 0);
     }
     if (!fault) atoms::mbarrier_wait(&shared.full, 0);
@@ -279,7 +279,7 @@ struct Thread {
   }
   void stores_fenced() const {  // 1024 words by one box
     stage(0);
-    if (!fault) atoms::async_proxy_fence();
+    if (!fault) atoms::fence_proxy_async();
     atoms::cta_barrier();
     if (index == 0) {
       atoms::tma_store(map, shared.box[0], 0, 0, 0);
@@ -289,7 +289,7 @@ struct Thread {
   }
   void stores_awaited() const {
     stage(0);
-    atoms::async_proxy_fence();
+    atoms::fence_proxy_async();
     atoms::cta_barrier();
     if (index == 0) {
       atoms::tma_store(map, shared.box[0], 0, 0, 0);
@@ -302,7 +302,7 @@ struct Thread {
   }
   void stores_within_rows() const {  // rows of 15 words, whose sixteenth a box would write, too
     stage(0);
-    atoms::async_proxy_fence();
+    atoms::fence_proxy_async();
     atoms::cta_barrier();
     if (fault && index == 0) {
       atoms::tma_store(map, shared.box[0], 0, 0, 0);
@@ -323,7 +323,7 @@ struct Thread {
   void operands() const {
     auto* const words = reinterpret_cast<uint32_t*>(shared.more);
     for (int i = index; i < 1024; i += 128) atoms::st_shared(words + i, 0x3c003c00u);  // ones
-    atoms::async_proxy_fence();
+    atoms::fence_proxy_async();
     atoms::cta_barrier();
   }
   void multiply(float (&sums)[32], bool fenced = true) const {
@@ -358,10 +358,10 @@ struct Thread {
   }
   void registers_handed_over() const {  // three warpgroups, which begin with 168 a thread
     if (index < 128) {
-      if (!fault) atoms::registers_decrease<40>();
-      if (fault) atoms::registers_decrease<120>();
+      if (!fault) atoms::setmaxnreg_dec<40>();
+      if (fault) atoms::setmaxnreg_dec<120>();
     } else {
-      atoms::registers_increase<232>();
+      atoms::setmaxnreg_inc<232>();
     }
     put(0);
   }
@@ -373,7 +373,7 @@ struct Thread {
     atoms::cluster_arrive();
     atoms::cluster_wait();
     if (index == 0) {
-      atoms::mbarrier_arrive_and_expect(&shared.full, 8192);
+      atoms::mbarrier_arrive_expect_tx(&shared.full, 8192);
       atoms::tma_load_multicast(shared.box[atoms::cluster_rank()], map, &shared.full, 3, 0, 0, 0);
     }
     if (!fault || atoms::cluster_rank() == 0) atoms::mbarrier_wait(&shared.full, 0);
@@ -385,8 +385,8 @@ struct Thread {
     atoms::st_shared(&shared.words[index], uint32_t(index));
     atoms::cluster_arrive();
     atoms::cluster_wait();
-    auto const* const words = reinterpret_cast<Word4 const*>(shared.words);
-    uint32_t const seen = atoms::ld_shared_at(words + index % 32, 1 - atoms::cluster_rank()).x;
+    auto const* const words = reinterpret_cast<Vec16B const*>(shared.words);
+    uint32_t const seen = atoms::ld_shared_cluster(words + index % 32, 1 - atoms::cluster_rank()).x;
     if (!fault) atoms::cluster_arrive();
     if (!fault) atoms::cluster_wait();
     atoms::st_shared(&shared.words[index], seen);
@@ -397,7 +397,7 @@ struct Thread {
     atoms::cluster_arrive();
     atoms::cluster_wait();
     put(0);
-    if (atoms::cluster_rank() == 0) atoms::mbarrier_arrive_at(&shared.full, 1);
+    if (atoms::cluster_rank() == 0) atoms::mbarrier_arrive_cluster(&shared.full, 1);
     if (!fault) {
       atoms::cluster_arrive();
       atoms::cluster_wait();
@@ -418,7 +418,7 @@ struct Thread {
 
 }  // namespace
 
-HGEMM_KERNEL_SM90(128, 1, 1) executor_rules(HGEMM_PARAMETER Parameters parameters, HGEMM_PARAMETER hgemm::TensorMap map) {
+HGEMM_CLUSTER_KERNEL(128, 1, 1) executor_rules(HGEMM_PARAMETER Parameters parameters, HGEMM_PARAMETER hgemm::TensorMap map) {
   HGEMM_SHARED(Shared, shared);
   Thread const thread = {parameters, map, shared};
   uint32_t rule = 0;

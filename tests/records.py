@@ -68,7 +68,7 @@ def make_record(
         "arch": spec["arch"],
         "spec": spec,
         "toolchain": {"nvrtc": "13.0", "cutlass": "4.2.0", "generator": "0.1.0", "options": ["-arch=sm_89"]},
-        "inputs": {"hgemm/kernel_sm80.cuh": hashlib.sha256(b"template").hexdigest()},
+        "inputs": {"mma_sync/kernel.cuh": hashlib.sha256(b"template").hexdigest()},
         "files": {name: _described(content) for name, content in files.items()},
         "launch": {
             "threads": 128,

@@ -14,10 +14,10 @@ from generator.proof.executor import HostCompiler
 from hgemm.reference import ACTIVATIONS
 
 TEXT = """
-#include <hgemm/epilogue.cuh>
+#include <common/activation.cuh>
 #include <executor/kernel.hpp>
 #define DEFINE(NAME) extern "C" __attribute__((visibility("default"))) void NAME(float* x, long count) { \\
-  for (long i = 0; i < count; ++i) x[i] = hgemm::activate<hgemm::Activation::NAME>(x[i]); }
+  for (long i = 0; i < count; ++i) x[i] = hgemm::activation::NAME::apply(x[i]); }
 DEFINE(relu) DEFINE(gelu) DEFINE(silu)
 """
 

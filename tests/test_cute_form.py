@@ -161,32 +161,31 @@ def test_its_text_is_byte_for_byte_what_it_was(arch: str, tile: str) -> None:
 
 
 def test_all_of_cute_is_read_where_a_kernel_is_written_in_it_and_nowhere_else() -> None:
-    whole, lean = (headers(root, TEMPLATES) for root in ("hgemm/cute/gemm_sm75.cuh", "hgemm/gemm_sm75.cuh"))
-    stand_in = (TEMPLATES / "lean" / "cute" / "config.hpp").read_bytes()
+    whole, lean = (headers(root, TEMPLATES) for root in ("mma_sync/cute_kernel.cuh", "mma_sync/kernel.cuh"))
+    stand_in = (TEMPLATES / "cute_lean" / "cute" / "config.hpp").read_bytes()
     assert {h.name: h.text for h in lean.files}["cute/config.hpp"] == stand_in
     assert {h.name: h.text for h in whole.files}["cute/config.hpp"] != stand_in
     assert "cute/tensor.hpp" not in lean.hashes() and "cccl/cuda/std/type_traits" in whole.hashes()
 
 
 def test_what_is_compiled_is_what_the_key_covers() -> None:
-    files = headers("hgemm/cute/gemm_sm90.cuh", TEMPLATES).files
+    files = headers("wgmma/cute_kernel.cuh", TEMPLATES).files
     assert {header.sha256 for header in every_atom(files)} == {header.sha256 for header in files}
     assert all(header.sha256 == hashlib.sha256(header.text).hexdigest() for header in files)
 
 
 def test_all_of_cute_is_included_where_the_elements_of_its_tuples_are_spelled_out() -> None:
     """Types that were asked for before would be CuTe's own; the others are the same types, of any element of any tuple."""
-    own = (TEMPLATES / "hgemm" / "cute").glob("*.cuh")
-    assert [path.name for path in own if "<cute/tensor.hpp>" in path.read_text()] == ["tensor.cuh"]
+    assert [path.name for path in TEMPLATES.rglob("*.cuh") if "<cute/tensor.hpp>" in path.read_text()] == ["cute_tensor.cuh"]
     types = ["char", "short", "int", "long", "float", "double"]
     asked = [f"cute::is_same_v<cute::tuple_element_t<{at}, All>, {name}>" for at, name in enumerate(types)]
-    source = f"""#include <hgemm/cute/tensor.cuh>
+    source = f"""#include <common/cute_tensor.cuh>
 using All = cute::tuple<{", ".join(types)}>;
 static_assert({" && ".join(asked)});
 extern "C" __global__ void alone() {{}}
 """
     kernel = replace(emit(plan_in_cute(), TEMPLATES), source=source, symbol="alone")
-    assert compile_kernel(kernel, headers("hgemm/cute/tensor.cuh", TEMPLATES)).cubin
+    assert compile_kernel(kernel, headers("common/cute_tensor.cuh", TEMPLATES)).cubin
 
 
 # ---- Made and run (CuTe takes most of a minute here) ------------------------------------------------------------------

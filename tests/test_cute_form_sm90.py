@@ -103,7 +103,7 @@ def test_shapes_that_cute_declares_apart_are_asked_for_and_found() -> None:
     switch = "#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"
     assert switch in emit(plan_in_cute(tile="64x72x64"), TEMPLATES).source
     assert switch not in emit(plan_in_cute(tile="64x96x64"), TEMPLATES).source
-    names = {header.name for header in every_atom(headers("hgemm/cute/gemm_sm90.cuh", TEMPLATES).files)}
+    names = {header.name for header in every_atom(headers("wgmma/cute_kernel.cuh", TEMPLATES).files)}
     assert {"mma_sm90_gmma_ext.hpp", "mma_traits_sm90_gmma_ext.hpp"} <= names
 
 

@@ -129,11 +129,11 @@ def test_a_variant_of_other_templates_is_not_run(
     (record,) = library.records()
     templates = tmp_path / "templates"
     shutil.copytree(templates_folder(), templates)
-    with open(templates / "hgemm" / "epilogue.cuh", "a") as header:
+    with open(templates / "common" / "warp_epilogue.cuh", "a") as header:
         header.write("// changed\n")
     emulation = Emulation(library, replace(host_toolchain, templates=templates))
     (outcome,) = emulation.outcomes([record.symbol])
-    assert outcome.failed and "made from another templates/hgemm/epilogue.cuh than there is now" in outcome.reason
+    assert outcome.failed and "made from another templates/common/warp_epilogue.cuh than there is now" in outcome.reason
 
 
 # ---- generate --verify emulate --------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_what_fails_is_not_registered(
         options = [word for name, text in ONE.items() for word in (f"--{name}", text)]
         result = invoke(generate_command, *options, "--verify", "emulate", "--library", tmp_path / "lib", "-q")
     assert result.exit_code == 1 and "is not proved and is not registered: " in result.stderr
-    assert "bounds at epilogue.cuh:" in result.stderr and "write of" in result.stderr
+    assert "bounds at warp_epilogue.cuh:" in result.stderr and "write of" in result.stderr
     assert not [*Library(tmp_path / "lib").rows()]
 
 
@@ -175,7 +175,7 @@ def test_what_the_executor_cannot_run_is_refused_before_it_is_made(tmp_path: Pat
 
 # ---- Text that is not as it should be -------------------------------------------------------------------------------
 
-BODY = "hgemm::gemm_sm80<Policy>(problem);"
+BODY = "hgemm::gemm<Policy>(problem);"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostTool
     for mine, right in ((f"x > 0.f ? x : {ours} * 1.f", True), ("x + 1.f", False)):
         templates = tmp_path / str(right)
         shutil.copytree(templates_folder(), templates)
-        epilogue = templates / "hgemm" / "epilogue.cuh"
+        epilogue = templates / "common" / "warp_epilogue.cuh"
         assert epilogue.read_text().count(ours) == 1
         epilogue.write_text(epilogue.read_text().replace(ours, mine))
         kernel = kernel_of({**ONE, "activation": "relu"})

@@ -137,11 +137,11 @@ def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, mo
 def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: Path) -> None:
     templates = tmp_path / "templates"
     shutil.copytree(TEMPLATES, templates)
-    source = "#include <hgemm/gemm_sm80.cuh>\n"
+    source = "#include <mma_sync/kernel.cuh>\n"
     before = host_toolchain(fake, templates).executable("hgemm_x", source)
-    (templates / "hgemm" / "unrelated.cuh").write_text("// nobody includes this\n")
+    (templates / "common" / "unrelated.cuh").write_text("// nobody includes this\n")
     assert host_toolchain(fake, templates).executable("hgemm_x", source) == before
-    header = templates / "hgemm" / "epilogue.cuh"
+    header = templates / "common" / "warp_epilogue.cuh"
     header.write_text(header.read_text() + "\n// changed\n")
     assert host_toolchain(fake, templates).executable("hgemm_x", source) != before
     assert len(calls(fake)) == 3  # not the executor
@@ -156,8 +156,8 @@ def test_the_place_of_the_templates_is_not_part_of_a_name(fake: Path, tmp_path: 
 
 
 def test_includes_are_followed() -> None:
-    found = includes_of(b"#include <hgemm/gemm_sm80.cuh>\n#include <vector>\n", TEMPLATES)
-    assert {"hgemm/gemm_sm80.cuh", "hgemm/operand.cuh", "hgemm/atoms_host.hpp"} <= {*found}
+    found = includes_of(b"#include <mma_sync/kernel.cuh>\n#include <vector>\n", TEMPLATES)
+    assert {"mma_sync/kernel.cuh", "mma_sync/operand.cuh", "common/atoms_host.hpp"} <= {*found}
     assert "executor/abi.h" in includes_of_file("executor/variant.cpp", TEMPLATES)
 
 

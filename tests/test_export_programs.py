@@ -344,7 +344,7 @@ def test_the_source_form_compiles_from_its_own_folder(small_library: Library, tm
     export(library, tmp_path / "export", Wish(library.symbols[:1], compressed=False, sources=True, compiler="absent"))
     source = tmp_path / "export" / "source"
     (instance,) = (source / "instances").iterdir()
-    folders = (source / "include", source / "include" / "lean", cuda_include(), cuda_include() / "cccl")
+    folders = (source / "include", source / "include" / "cute_lean", cuda_include(), cuda_include() / "cccl")
     options = [
         b"--std=c++17",
         b"--gpu-architecture=compute_80",
@@ -365,7 +365,7 @@ def test_a_header_that_changed_since_is_told(small_library: Library, tmp_path: P
     symbol = open_library(folder).symbols[0]
     path = folder / symbol / "record.json"
     record = json.loads(path.read_text())
-    record["inputs"]["hgemm/problem.cuh"] = hashlib.sha256(b"older").hexdigest()
+    record["inputs"]["common/problem.cuh"] = hashlib.sha256(b"older").hexdigest()
     path.write_text(json.dumps(record))
-    with pytest.raises(LibraryError, match="was made from another hgemm/problem.cuh than is installed"):
+    with pytest.raises(LibraryError, match="was made from another common/problem.cuh than is installed"):
         export(open_library(folder), tmp_path / "export", Wish([symbol], sources=True, compressed=False))

@@ -84,7 +84,7 @@ def test_a_record_says_what_was_planned_made_and_found(small_library: Library) -
         assert data["sass"]["HMMA"] == data["proof"]["mma_per_tile"] == plan.mma_per_k_tile
         assert data["resources"]["smem_bytes"] == plan.smem_bytes and data["proof"]["bank_conflicts"] == 0
         assert {"LDSM", "LDGSTS"} <= {*data["sass"]} and not {"LDL", "STL"} & {*data["sass"]}
-        assert "hgemm/gemm_sm80.cuh" in data["inputs"] and data["toolchain"]["nvrtc"].startswith("13.0")
+        assert "mma_sync/kernel.cuh" in data["inputs"] and data["toolchain"]["nvrtc"].startswith("13.0")
         assert not any(str(ROOT) in text or "site-packages" in text for text in (record.dump(), data["key"]))
 
 
@@ -129,7 +129,7 @@ def test_moving_the_checkout_keeps_the_key_and_editing_a_template_changes_it(
     settings: Settings, tmp_path: Path
 ) -> None:
     moved, edited = (Path(shutil.copytree(settings.templates, tmp_path / name)) for name in ("moved", "edited"))
-    with open(edited / "hgemm" / "epilogue.cuh", "a") as file:
+    with open(edited / "common" / "warp_epilogue.cuh", "a") as file:
         file.write("// edited\n")
     plan = plan_of()
     key, same, other = (prepare(plan, folder).key for folder in (settings.templates, moved, edited))

@@ -43,7 +43,7 @@ def test_a_problem_packs_as_the_header_declares_it() -> None:
     problem = Problem(**{**numbers, "alpha": 0.5, "beta": -2.0})
     packed = problem.pack()
     assert len(packed) == PROBLEM_BYTES == 144 and unpack(packed) == problem
-    text = (ROOT / "templates/hgemm/problem.cuh").read_text().partition("struct Problem {")[2].partition("};")[0]
+    text = (ROOT / "templates/common/problem.cuh").read_text().partition("struct Problem {")[2].partition("};")[0]
     at = 0
     for line in (line.partition("//")[0].strip() for line in text.splitlines()):
         match = re.match(r"(void const\*|void\*|int64_t|int32_t|float) (.+);", line)

@@ -256,8 +256,8 @@ def test_a_matrix_that_is_shifted_may_begin_anywhere(
 
 
 FIRST_ELEMENTS = """
-extern "C" __attribute__((visibility("default"))) void first_elements(hgemm::Word4 const* piece, int count, hgemm::Word4* first) {
-  *first = hgemm::ShiftedCopy<Policy, Policy::A, Policy::tile_m>::first_elements(*piece, count);
+extern "C" __attribute__((visibility("default"))) void first_elements(hgemm::Vec16B const* piece, int count, hgemm::Vec16B* first) {
+  *first = hgemm::UnalignedCopy<Policy, Policy::A, Policy::tile_m>::first_elements(*piece, count);
 }
 """
 

@@ -6,7 +6,7 @@ from generator.build.compile import ATOMS, MORE_ATOMS, only_named_atom
 from generator.build.toolchain import headers, templates_folder
 from generator.errors import HgemmError
 
-WHOLE = headers("hgemm/gemm_sm90.cuh", templates_folder()).files
+WHOLE = headers("wgmma/kernel.cuh", templates_folder()).files
 
 
 def texts(files):
@@ -37,7 +37,7 @@ def test_a_kernel_without_wgmma_gets_no_atom():
 
 
 def test_headers_without_wgmma_stay_as_they_are():
-    files = headers("hgemm/gemm_sm80.cuh", templates_folder()).files
+    files = headers("mma_sync/kernel.cuh", templates_folder()).files
     assert only_named_atom(files, "struct Policy {};") == files
 
 

@@ -1,6 +1,6 @@
 """PTX of a kernel that takes a problem's fields one by one, to PTX of a kernel that takes the problem.
 
-The fields stand in the order and with the types of hgemm/problem.cuh, so each lies where it lies in the struct: the kernel's
+The fields stand in the order and with the types of common/problem.cuh, so each lies where it lies in the struct: the kernel's
 parameters become one of 144 bytes, and a load of the fifth becomes a load at its offset.
 """
 

@@ -16,8 +16,15 @@ INSTALL = "run 'make setup', or 'pip install .' in this project's folder"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _MACRO_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+CUDA_STD_HEADER\((\w+)\)", re.MULTILINE)
 """How CUTLASS includes what CUDA 13 has below `cccl/`."""
-_WHOLE_CUTE = "hgemm/cute/"
-"""Headers that need all of CuTe, and none of what stands in for it."""
+_WHOLE_CUTE = "/cute_"
+"""In the names of headers that need all of CuTe, and none of what stands in for it."""
+OWN_HEADERS = ("common/", "mma_sync/", "mma_sync_tma/", "wgmma/")
+"""Folders of the templates whose headers kernels are made of: one a family, and what families share."""
+
+
+def in_whole_cute(header: str) -> bool:
+    """Tell whether a header needs all of CuTe."""
+    return _WHOLE_CUTE in header
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ def templates_folder() -> Path:
     """
     here = Path(__file__).resolve().parents[1]
     for folder in (here / "templates", here.parent / "templates"):
-        if (folder / "kernel.cu.j2").is_file():
+        if (folder / "common" / "problem.cuh").is_file():
             return folder
     raise HgemmError(f"templates are missing beside {here}: reinstall the package ({INSTALL})")
 
@@ -75,7 +82,7 @@ def _folder_in(module: str, folder: str, file: str, wheel: str) -> Path:
 def headers(root: str, templates: Path) -> Headers:
     """Collect the headers that `root` can reach, by following every include, taken or not.
 
-    The headers of templates/lean come before CUTLASS's and stand in for the genuine CuTe configuration headers, but not where
+    The headers of templates/cute_lean come before CUTLASS's and stand in for the genuine CuTe configuration headers, but not where
     a kernel is written in all of CuTe.
     Includes that are nowhere (the host's standard library, behind the preprocessor) are left to the compiler. Without a root
     there are no headers.
@@ -83,7 +90,7 @@ def headers(root: str, templates: Path) -> Headers:
     if not root:
         return Headers(root, ())
     cuda = cuda_include()
-    lean = [] if root.startswith(_WHOLE_CUTE) else [templates / "lean"]
+    lean = [] if in_whole_cute(root) else [templates / "cute_lean"]
     folders = [templates, *lean, cutlass_include(), cuda, cuda / "cccl"]
     found: dict[str, Header] = {}
     queue = [root]

@@ -49,11 +49,11 @@ _FOR_THE_CPU = "executor/"
 README = """\
 Each file of instances/ is one kernel; it includes headers of include/ and, of a CUDA toolkit, cuda_fp16.h and what that needs.
 
-    nvcc -std=c++17 -arch=sm_89 -Iinclude -Iinclude/lean -c instances/SYMBOL.cu
+    nvcc -std=c++17 -arch=sm_89 -Iinclude -Iinclude/cute_lean -c instances/SYMBOL.cu
 
-An architecture with a letter, such as sm_90a, is written out. include/lean comes before any other copy of CuTe,
+An architecture with a letter, such as sm_90a, is written out. include/cute_lean comes before any other copy of CuTe,
 and is left out for kernels with _cute_ in their names, which are made of all of it.
-hgemm/problem.cuh is what a kernel takes; launch.json says with how many threads, how much shared memory, and which grid.
+common/problem.cuh is what a kernel takes; launch.json says with how many threads, how much shared memory, and which grid.
 """
 
 
@@ -80,7 +80,7 @@ def _headers(inputs: dict[str, str], symbol: str, templates: Path) -> Iterator[t
     for name, sha256 in inputs.items():
         if name.startswith(_FOR_THE_CPU):
             continue
-        places = ((templates, ""), (templates / "lean", "lean/"), (cutlass_include(), ""))
+        places = ((templates, ""), (templates / "cute_lean", "cute_lean/"), (cutlass_include(), ""))
         here = {place + name: (folder / name).read_bytes() for folder, place in places if (folder / name).is_file()}
         same = [path for path, text in here.items() if hashlib.sha256(text).hexdigest() == sha256]
         if here and not same:

@@ -26,7 +26,7 @@ from hgemm.model.kernel import Size
 from hgemm.model.report import card_for, report
 from hgemm.record import Record
 
-ROOT = "hgemm/problem.cuh"
+ROOT = "common/problem.cuh"
 """What its text includes."""
 
 

@@ -64,7 +64,7 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
 def copy_conflicts(tile: OperandTile, threads: int) -> int:
     """Return the bank conflicts of copying one stage, pass after pass, warp after warp, a chunk a thread.
 
-    The passes are those of OperandCopy in templates/hgemm/operand.cuh.
+    The passes are those of OperandCopy in templates/mma_sync/operand.cuh.
     """
     per_row = tile.columns // tile.chunk
     row_step = 1 if per_row >= threads else threads // per_row

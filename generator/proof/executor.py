@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from generator.build.toolchain import cuda_include, cutlass_include, version_of
+from generator.build.toolchain import cuda_include, cutlass_include, in_whole_cute, version_of
 from generator.errors import BuildError, HgemmError, first_error
 from generator.store.files import temporary_name, told
 from hgemm.disk import TEMPORARY, is_stale
@@ -400,9 +400,8 @@ _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
 _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
 _VARIANT_OPTIONS = (*_COMMON, "-shared", "-DHGEMM_HOST")
 _BUILD_TIMEOUT_S = 300
-_WHOLE_CUTE = "hgemm/cute/"
-"""Headers that need all of CuTe, whose instructions the headers in `_INSTRUCTIONS` hand to the executor."""
 _INSTRUCTIONS = ("executor/cute", "executor/cutlass")
+"""Headers that hand the instructions of CuTe to the executor."""
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -475,7 +474,7 @@ class HostToolchain:
     def version(self) -> str:
         """Return what changes whenever the executor's or the atoms' text does, in short."""
         read = includes_of_file(EXECUTOR, self.templates) | includes_of_file(VARIANT, self.templates)
-        atoms = {name: text for name, text in read.items() if name.startswith("executor/") or "atoms" in name}
+        atoms = {name: text for name, text in read.items() if name.startswith(("executor/", "common/types")) or "atoms" in name}
         atoms |= self._cute()
         return _hash(json.dumps(atoms, sort_keys=True).encode())[:16]
 
@@ -510,7 +509,7 @@ class HostToolchain:
 
 
 def _in_whole_cute(headers: Iterable[str]) -> bool:
-    return any(header.startswith(_WHOLE_CUTE) for header in headers)
+    return any(map(in_whole_cute, headers))
 
 
 def _cute_folders(templates: Path) -> list[str]:

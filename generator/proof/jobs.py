@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from generator.build.toolchain import templates_folder
+from generator.build.toolchain import OWN_HEADERS, templates_folder
 from generator.device_check import Outcome, Workers, answer
 from generator.errors import ProofError
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
@@ -146,7 +146,7 @@ class Emulation:
 def require_same_headers(host_toolchain: HostToolchain, record: Mapping[str, Any]) -> None:
     """Raise ProofError where a variant was compiled from other templates than would be run here."""
     for name, sha256 in record["inputs"].items():
-        if name.startswith("hgemm/") and host_toolchain.hash_of(name) != sha256 and "host" not in name:
+        if name.startswith(OWN_HEADERS) and host_toolchain.hash_of(name) != sha256 and "host" not in name:
             raise ProofError(f"it was made from another templates/{name} than there is now: generate it anew")
 
 

@@ -165,7 +165,7 @@ class View:
     by_lanes: bool = True
 
     def lane_place(self, lane: int) -> tuple[int, int]:
-        """Return the (row, piece) whose address a lane gives, as FragmentReader of templates/hgemm/operand.cuh does."""
+        """Return the (row, piece) whose address a lane gives, as LdmatrixReader of templates/mma_sync/operand.cuh does."""
         low, high = lane // 8 % 2, lane // 16
         down, across = (low, high) if self.down_first else (high, low)
         return down * 8 + lane % 8, across

@@ -23,7 +23,7 @@ constexpr int m = 131, n = 150, k = 75, pitch = 152;  // elements; rows are 16-b
 // A row-major matrix with a leading dimension of `pitch` elements. The padding is poison.
 struct Matrix {
   int rows, columns;
-  std::vector<hgemm::Word4> memory;
+  std::vector<hgemm::Vec16B> memory;
 
   Matrix(int rows, int columns) : rows(rows), columns(columns), memory(size_t(rows) * pitch / 8) {
     memset(memory.data(), HGEMM_POISON, memory.size() * 16);

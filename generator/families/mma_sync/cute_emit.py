@@ -6,15 +6,13 @@ from typing import Any
 
 from generator.families.cute_text import ELEMENTS, integers, layout
 from generator.families.emit import boolean, common_values
-from generator.families.mma_sync.emit import summary
+from generator.families.mma_sync.emit import COPIES, summary
 from generator.families.mma_sync.form_rules import thread_shape
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
 
-TEMPLATE = "kernel_cute.cu.j2"
-ENTRY_HEADER = "hgemm/cute/gemm_sm80.cuh"
-STAGED_ENTRY_HEADER = "hgemm/cute/gemm_sm75.cuh"
-"""Where copies go by way of registers."""
+TEMPLATE = "mma_sync/cute_instance.cu.j2"
+ENTRY_HEADER = "mma_sync/cute_kernel.cuh"
 
 _INSTRUCTIONS = {
     ("m16n8k16", "f16", "f32"): "SM80_16x8x16_F32F16F16F32_TN",
@@ -27,7 +25,7 @@ _COPIES = {
     4: "SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint64_t>",
     2: "SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint32_t>",
 }
-_HERE = "hgemm::with_cute::"
+_HERE = "hgemm::cute_form::"
 _WORDS = {8: "uint128_t", 4: "uint64_t", 2: "uint32_t", 1: "uint16_t"}
 """What moves so many elements of 2 bytes at once."""
 _LDMATRIX = {
@@ -41,7 +39,7 @@ _LDMATRIX = {
 
 def entry_header(plan: Plan) -> str:
     """Return the one header that the text includes."""
-    return STAGED_ENTRY_HEADER if plan.staged else ENTRY_HEADER
+    return ENTRY_HEADER
 
 
 def values(plan: Plan, symbol: str) -> dict[str, Any]:
@@ -54,8 +52,8 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "element": ELEMENTS[spec.dtype_a],
         "element_out": ELEMENTS[spec.dtype_d],
         "cta_tiler": integers(spec.cta_tile.m, spec.cta_tile.n, spec.cta_tile.k),
-        "entry_header": entry_header(plan),
-        "entry": "gemm_sm75" if plan.staged else "gemm_sm80",
+        "copy": COPIES.get(spec.copy, spec.copy),
+        "register_copy": plan.staged,
         "instruction": _INSTRUCTIONS[spec.mma, spec.dtype_a, spec.acc],
         "mma": spec.mma,
         "warps": integers(plan.warps_m, plan.warps_n, 1),
@@ -63,7 +61,6 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "a": _operand(plan, plan.a, 4),
         "b": _operand(plan, plan.b, 4 if wide else 2),
         "epilogue_layout": layout([(plan.slab_rows, plan.slab_pitch), _slab_columns(plan)]),
-        "smem_stores": _smem_stores(plan) if plan.staged else "",
         "ctas_per_sm": spec.ctas_per_sm,
     }
 
@@ -82,19 +79,11 @@ def _operand(plan: Plan, tile: OperandTile, matrices: int) -> dict[str, str | in
         "layout": _swizzled(tile.smem.swizzle, [*modes, (plan.spec.stages, tile.stage_elements)]),
         "elements": plan.spec.stages * tile.stage_elements,
         "instruction": f"{_HERE}LoadGlobal<{_WORDS[tile.chunk]}>" if plan.staged else _COPIES[tile.chunk],
+        "smem_store": f"{_HERE}StoreShared<{_WORDS[tile.chunk]}>",
         "threads": layout(threads),
         "chunk": integers(*chunk),
         "ldmatrix": _LDMATRIX[tile.k_major, matrices],
     }
-
-
-def _smem_stores(plan: Plan) -> str:
-    """Write what stores the loaded pieces of A and B to shared memory."""
-    stores = (
-        f"  using SmemStore{name} = Copy_Atom<{_HERE}StoreShared<{_WORDS[tile.chunk]}>, Element>;\n"
-        for name, tile in (("A", plan.a), ("B", plan.b))
-    )
-    return "  // Registers to shared memory.\n" + "".join(stores) + "\n"
 
 
 def _slab_columns(plan: Plan) -> tuple:

@@ -10,7 +10,7 @@ from generator.families.mma_sync.form_rules import thread_shape
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
 
-TEMPLATE = "kernel_dsl.py.j2"
+TEMPLATE = "mma_sync/dsl_instance.py.j2"
 
 _TYPES = {"f16": "Float16", "bf16": "BFloat16", "f32": "Float32"}
 _BIAS_TERMS = {"none": "", "row": " + bias (n,)", "column": " + bias (m,)"}

@@ -5,18 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.emit import boolean, common_values
+from generator.families.mma_sync import policy
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
 
-TEMPLATE = "kernel.cu.j2"
-ENTRY_HEADER = "hgemm/gemm_sm80.cuh"
-STAGED_ENTRY_HEADER = "hgemm/gemm_sm75.cuh"
-"""Where copies go by way of registers."""
+TEMPLATE = "mma_sync/instance.cu.j2"
+ENTRY_HEADER = "mma_sync/kernel.cuh"
+COPIES = {
+    "vector": "ldg_sts",
+    "scalar": "ldg_sts_scalar",
+    "shifted": "ldg_sts_unaligned",
+}
+"""The values of hgemm::Copy that a spec names otherwise."""
+
+
+EPILOGUE_ROWS = 16
+"""Rows of a warp tile that go through shared memory at once."""
 
 
 def entry_header(plan: Plan) -> str:
     """Return the one header that the text includes."""
-    return STAGED_ENTRY_HEADER if plan.staged else ENTRY_HEADER
+    return ENTRY_HEADER
 
 
 def values(plan: Plan, symbol: str) -> dict[str, Any]:
@@ -32,33 +41,39 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "mma_k": plan.mma_k,
         "fragment_stages": spec.fragment_stages,
         "zigzag": boolean(spec.mma_order == "zigzag"),
-        "wmma": ", wmma = true" if plan.wmma else "",
-        "prefetch": ", prefetch = false" if plan.staged and not spec.prefetch else "",
-        "a": _operand(plan.a, "m", spec.align_a),
-        "b": _operand(plan.b, "n", spec.align_b),
+        "fragment_rows": policy.fragment_rows(plan),
+        "wmma": boolean(plan.wmma),
+        "static_smem": boolean(plan.static_smem_bytes > 0),
+        "copy": COPIES.get(spec.copy, spec.copy),
+        "register_copy": plan.staged,
+        "store_spacing": spec.store_spacing,
+        "prefetch": boolean(spec.prefetch),
+        "stores_behind_mma": boolean(policy.stores_behind_mma(plan)),
+        "copy_placement": policy.copy_placement(plan),
+        "reads_first": boolean(policy.reads_first(plan)),
+        "a": _operand(plan, plan.a, "m", spec.cta_tile.m, spec.align_a),
+        "b": _operand(plan, plan.b, "n", spec.cta_tile.n, spec.align_b),
+        **policy.stream_k(plan),
         "store_through_shared": boolean(spec.store == "smem"),
         "epilogue_pitch": plan.epilogue_pitch,
         "epilogue_odd_words": plan.epilogue_odd_words,
-        "entry_header": entry_header(plan),
-        "store_spacing": f", store_spacing = {spec.store_spacing}" if plan.staged else "",
-        "storage": "StagedStorage" if plan.staged else "SharedStorage",
-        "mainloop": "StagedMainloop" if plan.staged else "Mainloop",
-        "entry": "gemm_sm75" if plan.staged else "gemm_sm80",
-        "allocated": ", hgemm::Allocated::statically" if plan.static_smem_bytes else "",
+        "epilogue_rows": EPILOGUE_ROWS,
         "mainloop_bytes": spec.stages * plan.stage_bytes,
         "ctas_per_sm": spec.ctas_per_sm,
     }
 
 
-def _operand(tile: OperandTile, extent: str, align: int) -> dict:
+def _operand(plan: Plan, tile: OperandTile, axis: str, extent: int, align: int) -> dict[str, Any]:
     return {
+        "extent": extent,
         "k_major": boolean(tile.k_major),
-        "contiguous": "k" if tile.k_major else extent,
+        "contiguous": "k" if tile.k_major else axis,
         "align": tile.chunk,
+        "row_align": min(align, tile.chunk),
         "pitch": tile.pitch,
-        "pair_pad": f", pair_pad = {tile.smem.pair_pad}" if tile.smem.pair_pad else "",
-        "row_align": f", row_align = {align}" if align < tile.chunk else "",
+        "pair_pad": tile.smem.pair_pad,
         "swizzle": tile.smem.swizzle,
+        "copies_in_flight": policy.copies_in_flight(plan, tile.chunk, align),
     }
 
 

@@ -60,7 +60,7 @@ def hidden_spacing(plan: MmaSyncPlan) -> int:
 
 
 def a_rows(plan: MmaSyncPlan) -> int:
-    """Return the rows of A's fragments in registers, as templates/hgemm/warp_products.cuh chooses them."""
+    """Return the rows of A's fragments that a warp keeps in registers."""
     mma_m, rows = plan.spec.warp_tile.m // 16, plan.spec.warp_tile.m // 16 * plan.k_blocks
     if plan.spec.fragment_stages == 2:
         return mma_m

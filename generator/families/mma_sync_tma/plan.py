@@ -174,7 +174,7 @@ class TmaPlan(MmaSyncPlan):
 
     @property
     def a_rows(self) -> int:
-        """Rows of A's fragments of one stage, as templates/hgemm/warp_products.cuh chooses them: few beside long rows of B."""
+        """Rows of A's fragments that a warp keeps in registers: few beside long rows of B."""
         wide = self.spec.warp_tile.n > WIDE_COLUMNS and self.spec.warp_tile.m // 16 * self.k_blocks % 2 == 0
         return 2 if wide and self.spec.fragment_stages == 1 else a_rows(self)
 

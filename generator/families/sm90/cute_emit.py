@@ -6,17 +6,17 @@ from typing import Any
 
 from generator.families.cute_text import ELEMENTS, integers, layout
 from generator.families.emit import boolean, common_values
+from generator.families.sm90 import policy
 from generator.families.sm90.emit import summary, wgmma_name
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from generator.families.sm90.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes
 from generator.spec import DTYPE_BYTES
 
-TEMPLATE = "kernel_cute_sm90.cu.j2"
-ENTRY_HEADER = "hgemm/cute/gemm_sm90.cuh"
+TEMPLATE = "wgmma/cute_instance.cu.j2"
+ENTRY_HEADER = "wgmma/cute_kernel.cuh"
 
 _FIRST_SHAPES = (8, 16, 32, 64, 96, 128, 192, 256)
 """Columns of the instructions that CuTe declares in any case. Source: cute/arch/mma_sm90_gmma.hpp."""
-_EXTENDED = "#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // every n that is a multiple of 8\n"
 
 _SWIZZLED = {128: "SW128", 64: "SW64", 32: "SW32", 16: "INTER"}
 """How CuTe names the layouts whose rows are so many bytes."""
@@ -27,7 +27,7 @@ _STMATRIX = {
     (True, 2): "SM90_U16x4_STSM_T",
 }
 """By whether operands are swapped, and the 8x8 matrices of an instruction."""
-_FLOATS = "hgemm::with_cute::StoreShared<uint64_t>"
+_FLOATS = "hgemm::cute_form::StoreShared<uint64_t>"
 
 
 def entry_header(plan: Plan) -> str:
@@ -43,13 +43,13 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     return {
         **common_values(plan, symbol),
         "summary": summary(plan),
-        "extended_shapes": "" if tile.n in _FIRST_SHAPES else _EXTENDED,
+        "extended_shapes": tile.n not in _FIRST_SHAPES,
         "element": ELEMENTS[spec.dtype_a],
         "element_out": ELEMENTS[spec.dtype_d],
         "cta_tiler": integers(tile.m, tile.n, tile.k),
         "cluster_shape": integers(plan.cluster.m, plan.cluster.n),
         "cluster_size": plan.launch_cluster,
-        "swapped": boolean(spec.swapped),
+        "swap_ab": boolean(spec.swapped),
         "consumers": spec.consumers,
         "pingpong": boolean(plan.pingpong),
         "producer_registers": producer,
@@ -63,6 +63,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "epilogue_layout": _epilogue_layout(plan) if spec.store == "tma" else layout([(1, 0), (1, 0), (1, 0)]),
         "smem_store": _smem_store(plan, columns),
         "store": spec.store,
+        "unroll_epilogue": boolean(policy.unroll_epilogue(plan)),
         "ctas_per_sm": spec.ctas_per_sm,
     }
 

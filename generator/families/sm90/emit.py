@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.emit import boolean, common_values
+from generator.families.sm90 import policy
 from generator.families.sm90.plan import WgmmaPlan as Plan
 from generator.families.sm90.tensor_maps import OperandBoxes
 
-TEMPLATE = "kernel_sm90.cu.j2"
-ENTRY_HEADER = "hgemm/gemm_sm90.cuh"
+TEMPLATE = "wgmma/instance.cu.j2"
+ENTRY_HEADER = "wgmma/kernel.cuh"
+SCHEDULES = {"cluster_k": "split_k_cluster"}
+"""The values of hgemm::Schedule that a spec names otherwise."""
 
 
 def entry_header(plan: Plan) -> str:
@@ -25,12 +28,12 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     return {
         **common_values(plan, symbol),
         "summary": summary(plan),
-        "wgmma_macro": f"HGEMM_WGMMA{_only_layout(plan)}",
+        "k_major_only": bool(_only_layout(plan)),
         "wgmma": wgmma_name(plan),
         "consumers": spec.consumers,
         "consumer_m": plan.consumer_rows,
         "pingpong": boolean(plan.pingpong),
-        "swapped": boolean(spec.swapped),
+        "swap_ab": boolean(spec.swapped),
         "producer_registers": producer,
         "consumer_registers": consumer,
         "tile_m": plan.tile.m,
@@ -39,10 +42,13 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "cluster_n": plan.cluster.n,
         "cluster_size": plan.launch_cluster,
         "ctas_per_sm": spec.ctas_per_sm,
-        "a": _operand(plan.a, "n" if spec.swapped else "m", aligns[0] * plan.copied),
-        "b": _operand(plan.b, "m" if spec.swapped else "n", aligns[1] * plan.copied),
-        "maps_parameter": ", HGEMM_PARAMETER hgemm::TensorMaps maps" if plan.tensor_maps else "",
-        "maps": ", maps" if plan.tensor_maps else "",
+        "copy": spec.copy,
+        "schedule": SCHEDULES.get(spec.schedule.kind, spec.schedule.kind),
+        "a": _operand(plan.a, "n" if spec.swapped else "m", plan.tile.m, aligns[0]),
+        "b": _operand(plan.b, "m" if spec.swapped else "n", plan.tile.n, aligns[1]),
+        "has_maps": bool(plan.tensor_maps),
+        "unroll_epilogue": boolean(policy.unroll_epilogue(plan)),
+        **{name: boolean(x) if isinstance(x, bool) else x for name, x in policy.stream_k(plan).items()},
         "store": spec.store,
         "store_columns": plan.d.width,
         "epilogue_columns": plan.d.turn_columns,
@@ -51,13 +57,13 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     }
 
 
-def _operand(boxes: OperandBoxes, extent: str, align: int) -> dict[str, Any]:
-    """Return its values; `align` is that of an operand which threads copy, and 0 of one that the TMA loads."""
+def _operand(boxes: OperandBoxes, axis: str, extent: int, align: int) -> dict[str, Any]:
     return {
+        "extent": extent,
         "k_major": boolean(boxes.k_major),
-        "contiguous": "k" if boxes.k_major else extent,
+        "contiguous": "k" if boxes.k_major else axis,
         "swizzle_bytes": boxes.swizzle_bytes,
-        "alignment": f", align = {align}" if align else "",
+        "align": align,
     }
 
 

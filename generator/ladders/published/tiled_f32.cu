@@ -1,7 +1,7 @@
 // A plain tiled product of floats, without tensor cores: what a kernel with them must beat.
 // D (m, n) = alpha * A (m, k) B (k, n), all row-major; a CTA of 32 x 32 threads makes a tile of D, a thread one sum.
 
-#include <hgemm/problem.cuh>
+#include <common/problem.cuh>
 
 namespace {
 

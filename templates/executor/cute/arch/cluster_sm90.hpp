@@ -1,7 +1,7 @@
 // Replaces CuTe's cluster instructions on the host. Those that our kernels use go to the executor.
 #pragma once
 
-#include <hgemm/atoms_sm90.cuh>
+#include <common/atoms_sm90.cuh>
 
 #define cluster_arrive genuine_cluster_arrive
 #define cluster_wait genuine_cluster_wait

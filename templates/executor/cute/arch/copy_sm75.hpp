@@ -1,7 +1,7 @@
 // Replaces CuTe's ldmatrix on the host. The instructions that our kernels use go to the executor.
 #pragma once
 
-#include <hgemm/atoms.cuh>
+#include <common/atoms.cuh>
 
 #define SM75_U32x2_LDSM_N GENUINE_U32x2_LDSM_N
 #define SM75_U32x4_LDSM_N GENUINE_U32x4_LDSM_N

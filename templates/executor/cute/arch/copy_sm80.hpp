@@ -1,7 +1,7 @@
 // Replaces CuTe's cp.async on the host. The instructions that our kernels use go to the executor.
 #pragma once
 
-#include <hgemm/atoms.cuh>
+#include <common/atoms.cuh>
 
 #define SM80_CP_ASYNC_CACHEALWAYS_ZFILL GENUINE_CP_ASYNC_CACHEALWAYS_ZFILL
 #define SM80_CP_ASYNC_CACHEGLOBAL_ZFILL GENUINE_CP_ASYNC_CACHEGLOBAL_ZFILL

@@ -1,7 +1,7 @@
 // Replaces CuTe's stmatrix on the host. The instructions that our kernels use go to the executor.
 #pragma once
 
-#include <hgemm/atoms_sm90.cuh>
+#include <common/atoms_sm90.cuh>
 
 #define SM90_U32x2_STSM_N GENUINE_U32x2_STSM_N
 #define SM90_U32x4_STSM_N GENUINE_U32x4_STSM_N

@@ -1,7 +1,7 @@
 // Replaces CuTe's tensor maps on the host: they are the hgemm_tensor_map of executor/abi.h. Their prefetch goes to the executor.
 #pragma once
 
-#include <hgemm/atoms_sm90.cuh>
+#include <common/atoms_sm90.cuh>
 
 #define prefetch_tma_descriptor genuine_prefetch_tma_descriptor
 #include_next <cute/arch/copy_sm90_desc.hpp>

@@ -1,7 +1,7 @@
 // Replaces CuTe's mma of sm_75 on the host. The instruction that our kernels use goes to the executor.
 #pragma once
 
-#include <hgemm/atoms.cuh>
+#include <common/atoms.cuh>
 
 #define SM75_16x8x8_F32F16F16F32_TN GENUINE_16x8x8_F32F16F16F32_TN
 #include_next <cute/arch/mma_sm75.hpp>

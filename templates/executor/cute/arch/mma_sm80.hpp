@@ -1,7 +1,7 @@
 // Replaces CuTe's mma of sm_80 on the host. The instructions that our kernels use go to the executor.
 #pragma once
 
-#include <hgemm/atoms.cuh>
+#include <common/atoms.cuh>
 
 #define SM80_16x8x16_F32F16F16F32_TN GENUINE_16x8x16_F32F16F16F32_TN
 #define SM80_16x8x16_F16F16F16F16_TN GENUINE_16x8x16_F16F16F16F16_TN

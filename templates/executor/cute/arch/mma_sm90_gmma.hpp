@@ -1,7 +1,7 @@
 // Replaces CuTe's wgmma fence, commit and wait on the host. wgmma itself is in cute/atom/mma_traits_sm90_gmma.hpp.
 #pragma once
 
-#include <hgemm/atoms_sm90.cuh>
+#include <common/atoms_sm90.cuh>
 
 #define warpgroup_arrive genuine_warpgroup_arrive
 #define warpgroup_wait genuine_warpgroup_wait

@@ -1,7 +1,7 @@
 // Replaces CuTe's shared memory addresses on the host by those of the executor.
 #pragma once
 
-#include <hgemm/atoms_sm90.cuh>
+#include <common/atoms_sm90.cuh>
 
 #define cast_smem_ptr_to_uint genuine_cast_smem_ptr_to_uint
 #include_next <cute/arch/util.hpp>

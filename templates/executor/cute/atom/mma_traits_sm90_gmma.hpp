@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cute/atom/mma_traits.hpp>
-#include <hgemm/atoms_sm90.cuh>
+#include <common/atoms_sm90.cuh>
 
 #define mma_unpack genuine_mma_unpack
 #include_next <cute/atom/mma_traits_sm90_gmma.hpp>

@@ -1,0 +1,100 @@
+// Which CTA computes which tile: the raster, and the schedules that hand out tiles.
+#pragma once
+
+#include <common/policy.cuh>
+#include <common/problem.cuh>
+
+namespace hgemm {
+
+// One tile, or a part of its k, that a CTA computes.
+struct Work {
+  int tile_m, tile_n;    // in CTA tiles
+  int batch;
+  int split;
+  uint32_t tile;         // index in launch order, the same for all splits and batches
+  int k_first, k_count;  // in k-tiles; stream-K only
+};
+
+// The threads of a CTA that finish a tile together: all of them.
+template <class Policy>
+struct CtaThreads {
+  static constexpr int count = Policy::threads;
+
+  HGEMM_DEVICE static int index() { return atoms::thread_index(); }
+  HGEMM_DEVICE static void barrier() { atoms::cta_barrier(); }
+};
+
+// The first k-tile of a split, which ends where the next split begins.
+template <class Policy>
+HGEMM_DEVICE int first_k_tile(int k_tiles, int split) {
+  return int(int64_t(k_tiles) * split / Policy::splits);
+}
+
+// Hands out whole tiles, or their splits. Workers are the CTAs of the grid, or its clusters.
+template <class Policy>
+struct Scheduler {
+  static constexpr bool persistent = Policy::schedule == Schedule::persistent || Policy::schedule == Schedule::stream_k;
+
+  uint32_t tiles_m, tiles_n;
+  uint32_t item, items;  // over the tiles of all batches, and the splits of each
+  uint32_t step;         // from a persistent worker's item to its next
+
+  HGEMM_DEVICE explicit Scheduler(Problem const& problem, uint32_t worker = atoms::cta_x(), uint32_t workers = atoms::grid_x())
+      : item(worker), step(workers) {
+    tiles_m = (uint32_t(problem.m) + Policy::tile_m - 1) / Policy::tile_m;
+    tiles_n = (uint32_t(problem.n) + Policy::tile_n - 1) / Policy::tile_n;
+    items = tiles() * Policy::splits * problem.batch;
+  }
+
+  HGEMM_DEVICE uint32_t tiles() const { return tiles_m * tiles_n; }
+
+  // Fetches this worker's next tile; false if none is left. A worker that is not persistent has one.
+  HGEMM_DEVICE bool next(Work& work) {
+    if (!has_more()) return false;
+    work = work_of(item);
+    advance();
+    return true;
+  }
+
+  // The steps of next(), for kernels that need them apart.
+  HGEMM_DEVICE bool has_more() const { return item < items; }
+  HGEMM_DEVICE void advance() { item = persistent ? item + step : items; }
+  HGEMM_DEVICE Work work_of(uint32_t item) const {
+    Work work;
+    work.split = item % Policy::splits;
+    work.tile = item / Policy::splits % tiles();
+    work.batch = item / Policy::splits / tiles();
+    locate(work);
+    return work;
+  }
+
+  // Sets the tile's coordinates from its index in launch order.
+  HGEMM_DEVICE void locate(Work& work) const {
+    uint32_t const tile = work.tile;
+    if constexpr (Policy::raster == Raster::row) {
+      work.tile_m = tile / tiles_n;
+      work.tile_n = tile % tiles_n;
+    } else if constexpr (Policy::raster == Raster::column) {
+      work.tile_m = tile % tiles_m;
+      work.tile_n = tile / tiles_m;
+    } else if constexpr (Policy::raster == Raster::group) {  // raster_tiles rows of tiles, column after column
+      uint32_t const group = smaller(Policy::raster_tiles, tiles_m);  // group * tiles_n fits 32 bits
+      uint32_t const first = tile / (group * tiles_n) * group;
+      uint32_t const rows = smaller(tiles_m - first, group);
+      uint32_t const within = tile - first * tiles_n;
+      work.tile_m = first + within % rows;
+      work.tile_n = within / rows;
+    } else {  // panel: raster_tiles columns of tiles, row after row
+      uint32_t const panel = smaller(Policy::raster_tiles, tiles_n);
+      uint32_t const first = tile / (panel * tiles_m) * panel;
+      uint32_t const columns = smaller(tiles_n - first, panel);
+      uint32_t const within = tile - first * tiles_m;
+      work.tile_m = within / columns;
+      work.tile_n = first + within % columns;
+    }
+  }
+
+  HGEMM_DEVICE static uint32_t smaller(uint32_t x, uint32_t y) { return x < y ? x : y; }
+};
+
+}  // namespace hgemm

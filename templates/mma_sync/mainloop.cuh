@@ -1,0 +1,222 @@
+// The K loop on cp.async: a ring of shared-memory stages, ldmatrix, mma.sync.
+#pragma once
+
+#include <common/problem.cuh>
+#include <mma_sync/operand.cuh>
+
+namespace hgemm {
+
+template <class Policy>
+struct CpAsyncMainloop {
+  using In = typename Policy::In;
+  using Warp = typename WarpOf<Policy>::Type;
+  using Shared = typename Warp::Shared;
+  using Fragments = typename Warp::Fragments;
+  using CopyA = OperandCopy<Policy, typename Policy::A, Policy::tile_m>;
+  using CopyB = OperandCopy<Policy, typename Policy::B, Policy::tile_n>;
+
+  // ---- Sizes ------------------------------------------------------------------------------------------------------
+
+  static constexpr int stages = Policy::stages;
+  static constexpr int k_blocks = Warp::k_blocks, steps = Warp::steps;
+  static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
+  static constexpr bool ahead = Warp::ahead;
+  static constexpr int stages_in_use = stages == 1 || ahead ? 1 : 2;  // after a barrier no copy may overwrite these
+  static constexpr bool pipelined = stages > stages_in_use;
+  static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
+
+  // ptxas puts three more instructions between an ldmatrix and a copy behind it, so a k-tile is copied in one block, and after
+  // that block's reads.
+  static constexpr bool reads_first = Policy::reads_first;  // a block's reads precede its products
+  static constexpr bool copies_whole = Policy::copy_placement == CopyPlacement::before_last_block;
+  static constexpr int copy_block = Policy::copy_placement == CopyPlacement::in_first_block ? 0 : k_blocks - 1;
+
+  static_assert(!copies_whole || (!CopyA::through_registers && !CopyB::through_registers),
+                "copies of single elements are spread over the products");
+  static_assert(copy_block == k_blocks - 1 || !ahead, "with two fragment stages the last block frees a stage");
+
+  // ---- State ------------------------------------------------------------------------------------------------------
+
+  Shared& shared;
+  CopyA copy_a;
+  CopyB copy_b;
+  Warp warp;
+  int k_left;  // of the matrix, from the first k-tile on
+  int k_tiles, k_tiles_to_copy;
+  int write_stage = 0;
+
+  // For k-tiles [k_tile_first, k_tile_first + k_tiles) of the tile of D at (m_first, n_first).
+  HGEMM_DEVICE CpAsyncMainloop(Shared& shared, Problem const& problem, int batch, int m_first, int n_first, int k_tile_first,
+                               int k_tiles)
+      : shared(shared),
+        copy_a(static_cast<In const*>(problem.a) + batch * problem.batch_stride_a, problem.lda, m_first, problem.m,
+               k_tile_first * Policy::tile_k),
+        copy_b(static_cast<In const*>(problem.b) + batch * problem.batch_stride_b, problem.ldb, n_first, problem.n,
+               k_tile_first * Policy::tile_k),
+        warp(shared),
+        k_left(problem.k - k_tile_first * Policy::tile_k),
+        k_tiles(k_tiles),
+        k_tiles_to_copy(k_tiles) {}
+
+  // ---- Loop -------------------------------------------------------------------------------------------------------
+
+  // Multiplies the k-tiles into `accumulators`. The last k-tile comes first, since it may be ragged. All threads of the CTA
+  // call it; shared memory is free afterwards.
+  HGEMM_DEVICE void run(WarpAccumulators<Policy>& accumulators) {
+    if (Policy::splits > 1 && k_tiles == 0) return;  // more splits than k-tiles
+    copy_last();
+    HGEMM_NO_UNROLL
+    for (int stage = 1; stage < stages_ahead; ++stage) copy_next();
+    if constexpr (pipelined) {
+      run_pipelined(accumulators);
+    } else {
+      run_in_turn(accumulators);
+    }
+    atoms::cp_async_wait<0>();
+    atoms::cta_barrier();
+  }
+
+  // Copy, wait, read and multiply alternate. A second stage is filled during the products. A single stage is refilled as soon
+  // as the remaining fragments of its k-tile are in registers.
+  HGEMM_DEVICE void run_in_turn(WarpAccumulators<Policy>& accumulators) {
+    HGEMM_NO_UNROLL
+    do {
+      atoms::cp_async_wait<0>();
+      atoms::cta_barrier();
+      if constexpr (stages > 1) copy_next();
+      Fragments fragments;
+      warp.read_first(fragments, warp.read_stage);
+      if constexpr (stages == 1 && Warp::last_read < 0) refill();
+      HGEMM_UNROLL
+      for (int block = 0; block < k_blocks; ++block) {
+        HGEMM_UNROLL
+        for (int step = 0; step < steps; ++step) {
+          Warp::multiply(accumulators, fragments, block, step);
+          warp.read_behind(fragments, block, step, k_blocks, Warp::next(warp.read_stage));
+          if (stages == 1 && block * steps + step == Warp::last_read) refill();
+        }
+      }
+      accumulators.promote();
+      warp.read_stage = Warp::next(warp.read_stage);
+    } while (--k_tiles > 0);
+  }
+
+  // While one block of k is multiplied, the next block's fragments are read; in the copy block, another k-tile is copied. After
+  // the barrier before the last block, the next k-tile is in shared memory, and no warp reads the stage before this one (one
+  // fragment stage) or this one (two fragment stages) any more.
+  HGEMM_DEVICE void run_pipelined(WarpAccumulators<Policy>& accumulators) {
+    Fragments fragments[Policy::fragment_stages];
+    atoms::cp_async_wait<stages_ahead - 1>();
+    atoms::cta_barrier();  // the last k-tile, which copy_last() may have stored, is in shared memory
+    warp.read_first(fragments[0], warp.read_stage);
+    if constexpr (copy_block == k_blocks - 1) copy_whole();
+    HGEMM_NO_UNROLL
+    do {
+      HGEMM_UNROLL
+      for (int block = 0; block < k_blocks; ++block) {
+        bool const last = block == k_blocks - 1;
+        if (last) {
+          advance();
+          atoms::cp_async_wait<stages_ahead - 1>();
+          atoms::cta_barrier();
+          if constexpr (copies_whole) copy_whole();
+        }
+        Fragments& now = fragments[block % Policy::fragment_stages];
+        Fragments& later = fragments[(block + 1) % Policy::fragment_stages];
+        if constexpr (ahead && reads_first) {
+          HGEMM_UNROLL
+          for (int step = 0; step < steps; ++step) warp.read_ahead(later, block, step, Warp::next(warp.read_stage));
+        }
+        HGEMM_UNROLL
+        for (int step = 0; step < steps; ++step) {
+          Warp::multiply(accumulators, now, block, step);
+          if constexpr (!ahead) {
+            warp.read_behind(now, block, step, k_blocks + 1, Warp::next(warp.read_stage));
+          } else if constexpr (!reads_first) {
+            warp.read_ahead(later, block, step, Warp::next(warp.read_stage));
+          }
+          if (block == copy_block && !copies_whole) copy_behind(step);
+        }
+      }
+      accumulators.promote();
+      if constexpr (ahead && k_blocks % 2 == 1) fragments[0] = fragments[1];
+      warp.read_stage = Warp::next(warp.read_stage);
+    } while (--k_tiles > 0);
+  }
+
+  // ---- Copies -----------------------------------------------------------------------------------------------------
+
+  HGEMM_DEVICE void copy_last() {
+    int const ahead = k_tiles - 1;
+    copy_a.copy_last(shared.a[write_stage], ahead, k_left - ahead * Policy::tile_k);
+    copy_b.copy_last(shared.b[write_stage], ahead, k_left - ahead * Policy::tile_k);
+    commit();
+  }
+
+  // Issues the copy of the next k-tile to the next free stage. After the last k-tile it writes zeros.
+  HGEMM_DEVICE void copy_next() {
+    copy_whole();
+    advance();
+  }
+  HGEMM_DEVICE void copy_whole() {
+    copy_a.copy(shared.a[write_stage], 0, CopyA::row_passes);
+    copy_b.copy(shared.b[write_stage], 0, CopyB::row_passes);
+  }
+
+  // Issues the copy of the next k-tile over this one, after all warps have read it. Without the scheduling barrier the compiler
+  // delays parts of the copy until just before the wait for it.
+  HGEMM_DEVICE void refill() {
+    atoms::cta_barrier();
+    copy_next();
+    atoms::scheduling_barrier(1);
+  }
+
+  // Commits a k-tile's copies and moves on to the next k-tile and stage.
+  HGEMM_DEVICE void advance() {
+    copy_a.advance();
+    copy_b.advance();
+    commit();
+  }
+  HGEMM_DEVICE void commit() {
+    atoms::cp_async_commit();
+    write_stage = Warp::next(write_stage);
+    if (--k_tiles_to_copy <= 0) {
+      copy_a.stop();
+      copy_b.stop();
+    }
+  }
+
+  // Among products a k-tile is copied in actions: passes of A, then passes of B. An operand that goes through registers is one
+  // action, so that its loads overlap.
+  template <class Copy>
+  static constexpr int actions = Copy::through_registers ? 1 : Copy::row_passes;
+
+  // Issues the actions that follow a step of the copy block: evenly spread over it, or over its second half, or all at one
+  // place if reads go on to its end.
+  HGEMM_DEVICE void copy_behind(int step) {
+    constexpr int first = reads_first ? 0 : steps / 2, copying = ahead || reads_first ? steps - first : 1;
+    constexpr int copies = actions<CopyA> + actions<CopyB>;
+    int const begin = (step - first) * copies / copying, end = (step - first + 1) * copies / copying;
+    HGEMM_UNROLL
+    for (int at = 0; at < Warp::most_of(copies, copying); ++at) {
+      int const action = begin + at;
+      if (step < first || step >= first + copying || action >= end) continue;
+      if (action < actions<CopyA>) {
+        copy_action(copy_a, shared.a[write_stage], action);
+      } else {
+        copy_action(copy_b, shared.b[write_stage], action - actions<CopyA>);
+      }
+    }
+  }
+
+  template <class Copy>
+  HGEMM_DEVICE static void copy_action(Copy& copy, In* stage, int action) {
+    if constexpr (Copy::through_registers) {
+      copy.copy(stage, 0, Copy::row_passes);
+    } else {
+      copy.copy(stage, action, action + 1);
+    }
+  }
+};
+
+}  // namespace hgemm

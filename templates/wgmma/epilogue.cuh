@@ -1,0 +1,446 @@
+// A warpgroup's accumulators to D: activation(alpha * accumulator + beta * C + bias). D goes through shared memory and the TMA,
+// or each thread stores its own elements.
+#pragma once
+
+#include <common/activation.cuh>
+#include <common/tma_pipeline.cuh>
+
+namespace hgemm {
+
+// ---- Pairs: two neighbours of a row of accumulators, which one lane holds -----------------------------------------
+
+// Bits of one number, and of two in a word.
+template <int BYTES>
+struct BitsOf {
+  using One = uint16_t;
+  using Two = uint32_t;
+};
+template <>
+struct BitsOf<4> {
+  using One = uint32_t;
+  using Two = uint64_t;
+};
+
+// Where pairs are in D, the loads of their C and bias, and their store from registers.
+template <class Policy>
+struct AccumulatorPairs {
+  using Out = typename Policy::Out;
+  using Bits = typename BitsOf<sizeof(Out)>::One;
+  using Word = typename BitsOf<sizeof(Out)>::Two;
+
+  struct Two {
+    float x, y;
+  };
+  // A pair's place in D: the first element at (m, n), the second next to it along n, or along m with swap_ab.
+  struct Pair {
+    int m, n;
+    bool first_inside, second_inside;
+  };
+
+  static constexpr bool paired = !Policy::swap_ab && Policy::align_d >= 2;  // one access may move both
+  // Whether the bias varies along the accumulators' columns, or along their rows.
+  static constexpr bool bias_along_columns = (Policy::bias == Bias::row) != Policy::swap_ab;
+
+  Problem const& problem;
+  int thread;  // in the warpgroup
+
+  // One of a lane's 4 accumulators of 8 columns, from 4 floats or 2 pairs of halves.
+  template <int REGISTERS>
+  HGEMM_DEVICE static float accumulator(uint32_t const (&bits)[REGISTERS], int e) {
+    if constexpr (REGISTERS == 2) {
+      return e % 2 == 0 ? atoms::low_half(bits[e / 2]) : atoms::high_half(bits[e / 2]);
+    } else {
+      return atoms::bits_float(bits[e]);
+    }
+  }
+
+  // The row `half` and the column group j of a subtile, in D's rows and columns; with swap_ab in D's columns and rows.
+  template <class Subtile>
+  HGEMM_DEVICE int row(Subtile const& subtile, int half) const {
+    return subtile.row_first + thread / 32 * 16 + thread % 32 / 4 + half * 8;
+  }
+  template <class Subtile>
+  HGEMM_DEVICE int column(Subtile const& subtile, int j) const {
+    return subtile.column_first + j * 8 + thread % 4 * 2;
+  }
+  HGEMM_DEVICE int rows() const { return Policy::swap_ab ? problem.n : problem.m; }
+  HGEMM_DEVICE int columns() const { return Policy::swap_ab ? problem.m : problem.n; }
+
+  // The pair there.
+  template <class Subtile>
+  HGEMM_DEVICE Pair at(Subtile const& subtile, int j, int half) const {
+    int const row = this->row(subtile, half), column = this->column(subtile, j);
+    return {Policy::swap_ab ? column : row, Policy::swap_ab ? row : column, row < rows() && column < columns(),
+            row < rows() && column + 1 < columns()};
+  }
+
+  HGEMM_DEVICE Out const* c_at(Pair const& at, int batch) const {
+    return static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c + at.m * problem.ldc + at.n;
+  }
+  HGEMM_DEVICE int64_t c_step() const { return Policy::swap_ab ? problem.ldc : 1; }
+
+  // ---- Loads of C and bias: as bits, by predicates instead of branches, so that a subtile's loads overlap ----------
+
+  // C of a subtile of COUNT groups of 8 columns: (COUNT, upper and lower row).
+  template <int COUNT>
+  struct SubtileC {
+    Word words[COUNT][2][paired ? 1 : 2];
+
+    HGEMM_DEVICE float number(int j, int e) const {
+      if constexpr (paired) {  // the lower half of a word is the left element
+        return AccumulatorPairs::number(static_cast<Bits>(words[j][e / 2][0] >> 8 * sizeof(Out) * (e % 2)));
+      } else {
+        return AccumulatorPairs::number(static_cast<Bits>(words[j][e / 2][e % 2]));
+      }
+    }
+  };
+
+  // The bias of a subtile: of a lane's two columns of each group, or of its upper and lower row.
+  template <int COUNT>
+  struct SubtileBias {
+    Bits bits[bias_along_columns ? COUNT : 1][2];
+
+    HGEMM_DEVICE float number(int j, int e) const {
+      return AccumulatorPairs::number(bias_along_columns ? bits[j][e % 2] : bits[0][e / 2]);
+    }
+  };
+
+  template <int COUNT, class Subtile>
+  HGEMM_DEVICE void load(Subtile const& subtile, SubtileC<COUNT>& c) const {
+    HGEMM_UNROLL
+    for (int j = 0; j < COUNT; ++j) {
+      if (!has<COUNT>(subtile, j)) continue;
+      HGEMM_UNROLL
+      for (int half = 0; half < 2; ++half) load_c(c.words[j][half], at(subtile, j, half), subtile.batch);
+    }
+    if (!paired || columns() % 2 == 0) return;
+    HGEMM_UNROLL
+    for (int j = 0; j < COUNT; ++j) {  // a second loop: a load waits for one to the same register, even a predicated-off one
+      if (!has<COUNT>(subtile, j)) continue;
+      HGEMM_UNROLL
+      for (int half = 0; half < 2; ++half) load_last(c.words[j][half][0], at(subtile, j, half), subtile.batch);
+    }
+  }
+
+  template <int COUNT, class Subtile>
+  HGEMM_DEVICE void load(Subtile const& subtile, SubtileBias<COUNT>& bias) const {
+    Out const* const first = static_cast<Out const*>(problem.bias) + subtile.batch * problem.batch_stride_bias;
+    HGEMM_UNROLL
+    for (int j = 0; j < (bias_along_columns ? COUNT : 1); ++j) {
+      if (bias_along_columns && !has<COUNT>(subtile, j)) continue;
+      HGEMM_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        int const index = bias_along_columns ? column(subtile, j) + e : row(subtile, e);
+        bias.bits[j][e] = 0;
+        if (index < (bias_along_columns ? columns() : rows())) bias.bits[j][e] = load_bits(first + index);
+      }
+    }
+  }
+
+  // Whether a subtile has column group j: a tile's last subtile may have fewer.
+  template <int COUNT, class Subtile>
+  HGEMM_DEVICE static bool has(Subtile const& subtile, int j) {
+    return Policy::tile_n % (COUNT * 8) == 0 || j < subtile.count / 8;
+  }
+
+  template <int WORDS>
+  HGEMM_DEVICE void load_c(Word (&words)[WORDS], Pair const& at, int batch) const {
+    Out const* const c = c_at(at, batch);
+    HGEMM_UNROLL
+    for (Word& word : words) word = 0;
+    if constexpr (WORDS == 1) {
+      if (at.second_inside) words[0] = atoms::ld_global(reinterpret_cast<Word const*>(c));
+    } else {
+      if (at.first_inside) words[0] = load_bits(c);
+      if (at.second_inside) words[1] = load_bits(c + c_step());
+    }
+  }
+  HGEMM_DEVICE void load_last(Word& word, Pair const& at, int batch) const {
+    if (at.first_inside && !at.second_inside) word = load_bits(c_at(at, batch));
+  }
+  HGEMM_DEVICE static Bits load_bits(Out const* from) { return atoms::ld_global(reinterpret_cast<Bits const*>(from)); }
+  HGEMM_DEVICE static float number(Bits bits) { return atoms::to_float(atoms::from_bits<Out>(bits)); }
+
+  // ---- Store ------------------------------------------------------------------------------------------------------
+
+  HGEMM_DEVICE void store(Two const& two, Pair const& at, int batch) const {
+    if (!at.first_inside) return;
+    Out* const to = static_cast<Out*>(problem.d) + batch * problem.batch_stride_d + at.m * problem.ldd + at.n;
+    if (paired && at.second_inside) {
+      Vec<Out, 2> const both = {{atoms::from_float<Out>(two.x), atoms::from_float<Out>(two.y)}};
+      atoms::st_global(reinterpret_cast<Vec<Out, 2>*>(to), both);
+    } else {
+      atoms::st_global(to, atoms::from_float<Out>(two.x));
+      if (at.second_inside) atoms::st_global(to + (Policy::swap_ab ? problem.ldd : 1), atoms::from_float<Out>(two.y));
+    }
+  }
+};
+
+// ---- Epilogue -----------------------------------------------------------------------------------------------------
+
+// Accumulators are blocks of (64, tile_n). Their rows are D's m and their columns D's n; with swap_ab the other way round. A
+// block is finished as subtiles of (64, columns).
+template <class Policy>
+struct Epilogue {
+  using Out = typename Policy::Out;
+  using Pairs = AccumulatorPairs<Policy>;
+  using Two = typename Pairs::Two;
+
+  // ---- Sizes ------------------------------------------------------------------------------------------------------
+
+  static constexpr bool by_tma = Policy::store == Store::tma;
+  static constexpr int vec_elements = 16 / sizeof(Out);     // of a 16-byte vector
+  static constexpr int columns = Policy::epilogue_columns;  // of a subtile
+  static constexpr int subtiles = (Policy::tile_n + columns - 1) / columns;
+  static constexpr int last_columns = Policy::tile_n - (subtiles - 1) * columns;
+
+  // A box that the TMA stores has rows of `box_width` elements along D's n: 128, 64, 32 or 16 bytes.
+  static constexpr int box_width = Policy::store_columns;
+  static constexpr int box_row_bytes = box_width * sizeof(Out);
+  static constexpr int box_bytes = (Policy::swap_ab ? columns : 64) * box_row_bytes;
+
+  static constexpr int groups = Policy::swap_ab || !by_tma ? columns / 8 : box_width / 8;  // of 8 columns in a box
+  // Groups finished at a time: two, unless a subtile may end after the first of them.
+  static constexpr int step = groups % 2 == 0 && last_columns % 16 == 0 ? 2 : 1;
+
+  static_assert(!by_tma || !Policy::swap_ab || (box_width == 64 && sizeof(Out) == 2 && last_columns == columns),
+                "with swap_ab a subtile is one box of 64 of n");
+
+  // A consumer's subtiles in shared memory: boxes of (64, box_width), or with swap_ab one of (columns, 64).
+  struct Shared {
+    alignas(1024) unsigned char subtile[by_tma ? Policy::consumers : 1][by_tma ? Policy::epilogue_stages : 1]
+                                       [by_tma ? 64 * columns * sizeof(Out) : 16];  // (consumers, stages, boxes)
+  };
+
+  // ---- State ------------------------------------------------------------------------------------------------------
+
+  Problem const& problem;
+  TensorMap const& map;
+  Shared& shared;
+  int consumer, thread;  // warpgroup, and thread in it
+  bool stores;           // whether this thread issues the warpgroup's TMA stores
+  Pairs pairs;
+  int stage = 0;
+
+  HGEMM_DEVICE Epilogue(Problem const& problem, TensorMap const& map, Shared& shared, int consumer, bool stores)
+      : problem(problem), map(map), shared(shared), consumer(consumer), thread(atoms::thread_index() % 128), stores(stores),
+        pairs{problem, thread} {}
+
+  // 64 rows and `count` columns of accumulators. A lane holds 4 elements of each 8 columns.
+  template <bool IN_PAIRS>
+  struct EpilogueSubtile {
+    static constexpr int registers = IN_PAIRS ? 2 : 4;
+
+    int batch, row_first, column_first, count;
+    uint32_t bits[columns / 8][registers];  // (columns / 8), 4 floats or 2 pairs of halves
+
+    // Registers have no addresses: a run-time index has a branch for each subtile, which all lanes take together.
+    template <class Accumulators>
+    HGEMM_DEVICE void pick(Accumulators const& accumulators, int index) {
+      HGEMM_UNROLL
+      for (int here = 0; here < Accumulators::mma_m * subtiles; ++here) {
+        if (here != index) continue;
+        int const block = here / subtiles, first = here % subtiles * (columns / 8);
+        HGEMM_UNROLL
+        for (int j = 0; j < columns / 8 && first + j < Accumulators::mma_n; ++j) {
+          HGEMM_UNROLL
+          for (int r = 0; r < registers; ++r) bits[j][r] = accumulators.bits(block, first + j, r);
+        }
+      }
+    }
+  };
+
+  // ---- Loop over subtiles -----------------------------------------------------------------------------------------
+
+  // Finishes blocks of (64, tile_n), the first of which is at (row_first, column_first). The common case is unrolled, which is
+  // 2 to 8 % faster. The other cases share one loop.
+  template <class Accumulators>
+  HGEMM_DEVICE void run(Accumulators const& accumulators, int batch, int row_first, int column_first) {
+    bool const adds_c = Policy::beta && problem.beta != 0.f;
+    if (Policy::unroll_epilogue && !adds_c && problem.n % vec_elements == 0) {
+      HGEMM_UNROLL
+      for (int index = 0; index < Accumulators::mma_m * subtiles; ++index) {
+        store_subtile<true>(accumulators, index, batch, row_first, column_first, false);
+      }
+    } else {
+      HGEMM_NO_UNROLL
+      for (int index = 0; index < Accumulators::mma_m * subtiles; ++index) {
+        store_subtile<false>(accumulators, index, batch, row_first, column_first, adds_c);
+      }
+    }
+  }
+
+  template <bool PLAIN, class Accumulators>
+  HGEMM_DEVICE void store_subtile(Accumulators const& accumulators, int index, int batch, int row_first, int column_first,
+                                  bool adds_c) {
+    int const column = index % subtiles * columns;
+    EpilogueSubtile<Accumulators::in_pairs> subtile;
+    subtile.batch = batch;
+    subtile.row_first = row_first + index / subtiles * 64;
+    subtile.column_first = column_first + column;
+    subtile.count = Policy::tile_n - column < columns ? Policy::tile_n - column : columns;
+    subtile.pick(accumulators, index);
+    float results[columns / 8][4];  // computed before the wait, so that the loads of C and bias overlap it
+    if (!PLAIN && adds_c) {
+      combine<true>(subtile, results);
+    } else {
+      combine<false>(subtile, results);
+    }
+    activate_all(subtile.count, results);
+    unsigned char* const boxes = shared.subtile[consumer][stage];
+    if constexpr (by_tma) {
+      if (stores) atoms::tma_store_wait_read<Policy::epilogue_stages - 1>();
+      atoms::named_barrier(1 + consumer, 128);  // the boxes may be written
+    }
+    HGEMM_UNROLL
+    for (int j = 0; j < columns / 8; j += step) {
+      if (last_columns < columns && j >= subtile.count / 8) continue;
+      put_groups(subtile, results, j, boxes);
+    }
+    if constexpr (by_tma) {
+      atoms::fence_proxy_async();
+      atoms::named_barrier(1 + consumer, 128);  // the boxes are written
+      if (!PLAIN && problem.n % vec_elements != 0) {
+        copy_out(subtile, boxes);
+      } else if (stores) {
+        store_boxes(subtile, boxes);
+      }
+      stage = stage + 1 == Policy::epilogue_stages ? 0 : stage + 1;
+    }
+  }
+
+  // Waits until the TMA has read all of this thread's stores from shared memory.
+  HGEMM_DEVICE void finish() const {
+    if constexpr (by_tma) {
+      if (stores) atoms::tma_store_wait_read<0>();
+    }
+  }
+
+  // ---- Arithmetic -------------------------------------------------------------------------------------------------
+
+  // alpha * accumulator + beta * C + bias of a subtile. All its loads come first.
+  template <bool ADDS_C, class Subtile>
+  HGEMM_DEVICE void combine(Subtile const& subtile, float (&results)[columns / 8][4]) const {
+    typename Pairs::template SubtileC<columns / 8> c;
+    typename Pairs::template SubtileBias<columns / 8> bias;
+    if constexpr (Policy::bias != Bias::none) pairs.load(subtile, bias);
+    if constexpr (ADDS_C) pairs.load(subtile, c);
+    HGEMM_UNROLL
+    for (int j = 0; j < columns / 8; ++j) {
+      if (last_columns < columns && j >= subtile.count / 8) continue;
+      HGEMM_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        float x = problem.alpha * Pairs::accumulator(subtile.bits[j], e);
+        if constexpr (ADDS_C) x += problem.beta * c.number(j, e);
+        if constexpr (Policy::bias != Bias::none) x += bias.number(j, e);
+        results[j][e] = x;
+      }
+    }
+  }
+
+  HGEMM_DEVICE static void activate_all(int count, float (&results)[columns / 8][4]) {
+    HGEMM_UNROLL
+    for (int j = 0; j < columns / 8; ++j) {
+      if (last_columns < columns && j >= count / 8) continue;
+      HGEMM_UNROLL
+      for (int e = 0; e < 4; ++e) results[j][e] = Policy::Activation::apply(results[j][e]);
+    }
+  }
+
+  // Writes `step` groups of 8 columns from group j on, to shared memory or to D.
+  template <class Subtile>
+  HGEMM_DEVICE void put_groups(Subtile const& subtile, float const (&results)[columns / 8][4], int j,
+                               unsigned char* boxes) const {
+    Two two[2 * step];  // (step, upper and lower row)
+    HGEMM_UNROLL
+    for (int i = 0; i < 2 * step; ++i) two[i] = {results[j + i / 2][i % 2 * 2], results[j + i / 2][i % 2 * 2 + 1]};
+    if constexpr (!by_tma) {
+      HGEMM_UNROLL
+      for (int i = 0; i < 2 * step; ++i) pairs.store(two[i], pairs.at(subtile, j + i / 2, i % 2), subtile.batch);
+    } else if constexpr (sizeof(Out) == 2) {
+      write_halves(two, j, boxes);
+    } else {
+      HGEMM_UNROLL
+      for (int i = 0; i < 2 * step; ++i) write_floats(two[i], j + i / 2, i % 2, boxes);
+    }
+  }
+
+  // ---- By TMA -----------------------------------------------------------------------------------------------------
+
+  // Byte offset of the 16-byte vector `along` of a box's row, as the TMA swizzles boxes of this width.
+  HGEMM_DEVICE static int offset(int row, int along) {
+    int const bytes = row * box_row_bytes + along * 16;
+    return bytes ^ (bytes >> 3 & (box_row_bytes - 16));
+  }
+
+  // Four 8x8 matrices, or two: lane l addresses a row of matrix l / 8.
+  HGEMM_DEVICE void write_halves(Two const (&two)[2 * step], int j, unsigned char* boxes) const {
+    int const warp = thread / 32, lane = thread % 32;
+    uint32_t r[2 * step];
+    HGEMM_UNROLL
+    for (int i = 0; i < 2 * step; ++i) r[i] = atoms::pack<Out>(two[i].x, two[i].y);
+    unsigned char* const box = boxes + (Policy::swap_ab ? 0 : j / groups * box_bytes);
+    int const in_box = j % groups;
+    if constexpr (Policy::swap_ab) {
+      void* const to = box + offset((in_box + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+      if constexpr (step == 2) atoms::stmatrix_x4<true>(to, r[0], r[1], r[2], r[3]);
+      if constexpr (step == 1) atoms::stmatrix_x2<true>(to, r[0], r[1]);
+    } else {
+      void* const to = box + offset(warp * 16 + lane % 16, in_box + (step == 2 ? lane / 16 : 0));
+      if constexpr (step == 2) atoms::stmatrix_x4<false>(to, r[0], r[1], r[2], r[3]);
+      if constexpr (step == 1) atoms::stmatrix_x2<false>(to, r[0], r[1]);
+    }
+  }
+
+  HGEMM_DEVICE void write_floats(Two const& two, int j, int half, unsigned char* boxes) const {
+    int const row = thread / 32 * 16 + thread % 32 / 4 + half * 8, column = j * 8 + thread % 4 * 2;
+    unsigned char* const box = boxes + column / box_width * box_bytes;
+    unsigned char* const to = box + offset(row, column % box_width / 4) + column % 4 * 4;
+    atoms::st_shared(reinterpret_cast<Vec8B*>(to), Vec8B{atoms::float_bits(two.x), atoms::float_bits(two.y)});
+  }
+
+  template <class Subtile>
+  HGEMM_DEVICE void store_boxes(Subtile const& subtile, unsigned char const* boxes) const {
+    if constexpr (Policy::swap_ab) {
+      atoms::tma_store(map, boxes, subtile.row_first, subtile.column_first, subtile.batch);
+    } else {
+      HGEMM_UNROLL
+      for (int column = 0; column < columns; column += box_width) {
+        if (column >= subtile.count) continue;
+        unsigned char const* const box = boxes + column / box_width * box_bytes;
+        atoms::tma_store(map, box, subtile.column_first + column, subtile.row_first, subtile.batch);
+      }
+    }
+    atoms::tma_store_commit();
+  }
+
+  // Stores boxes by threads if D's rows end within a 16-byte vector, which the TMA would write whole.
+  template <class Subtile>
+  HGEMM_DEVICE void copy_out(Subtile const& subtile, unsigned char const* boxes) const {
+    int const m_first = Policy::swap_ab ? subtile.column_first : subtile.row_first;
+    int const n_first = Policy::swap_ab ? subtile.row_first : subtile.column_first;
+    int const rows = Policy::swap_ab ? subtile.count : 64, vecs = (Policy::swap_ab ? 64 : subtile.count) / vec_elements;
+    Out* const d = static_cast<Out*>(problem.d) + subtile.batch * problem.batch_stride_d;
+    HGEMM_NO_UNROLL
+    for (int index = thread; index < rows * vecs; index += 128) {
+      int const row = index / vecs, along = index % vecs;
+      int const m = m_first + row, n = n_first + along * vec_elements;
+      if (m >= problem.m || n >= problem.n) continue;
+      unsigned char const* const box = boxes + along * vec_elements / box_width * box_bytes;
+      auto const from =
+          reinterpret_cast<Vec<Out, vec_elements> const*>(box + offset(row, along % (box_width / vec_elements)));
+      Vec<Out, vec_elements> const whole = atoms::ld_shared(from);
+      Out* const to = d + m * problem.ldd + n;
+      if (n + vec_elements <= problem.n) {
+        atoms::st_global(reinterpret_cast<Vec<Out, vec_elements>*>(to), whole);
+      } else {
+        HGEMM_UNROLL
+        for (int e = 0; e < vec_elements; ++e) {
+          if (n + e < problem.n) atoms::st_global(to + e, whole.element[e]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace hgemm

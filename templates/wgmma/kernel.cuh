@@ -1,0 +1,222 @@
+// The kernel of sm_90a: a producer loads tiles; consumer warpgroups multiply them by wgmma and store them.
+//
+// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). A Policy holds the constants of one kernel. With
+// swap_ab, the kernel's A is the problem's B transposed and its D the problem's D transposed. A few rows m then fill the n of an
+// instruction, whose m is at least 64.
+#pragma once
+
+#include <common/stream_k.cuh>
+#include <wgmma/epilogue.cuh>
+#include <wgmma/mainloop.cuh>
+#include <wgmma/split_k_cluster.cuh>
+
+namespace hgemm {
+
+// ---- Types --------------------------------------------------------------------------------------------------------
+
+template <class Policy>
+inline constexpr bool streams = Policy::schedule == Schedule::stream_k;
+
+template <class Policy>
+struct SharedStorage {
+  typename Mainloop<Policy>::Shared mainloop;
+  typename Epilogue<Policy>::Shared epilogue;
+  typename Mainloop<Policy>::Barriers barriers;
+  // Whether this CTA is the last of those that share a tile along k; per consumer if each has a tile of its own.
+  uint32_t is_last[streams<Policy> && Policy::pingpong ? Policy::consumers : 1];
+};
+
+// The tiles of a cluster as one tile of the problem, for the scheduler.
+template <class Policy>
+struct ClusterTile : Policy {
+  static constexpr int down = Policy::tile_m * Policy::cluster_m;
+  static constexpr int across = Policy::tile_n * Policy::cluster_n;
+  static constexpr int tile_m = Policy::swap_ab ? across : down;
+  static constexpr int tile_n = Policy::swap_ab ? down : across;
+};
+
+// The threads that reduce together: all consumers, or with pingpong the one consumer that has the tile.
+template <class Policy>
+struct ConsumerThreads {
+  static constexpr int count = (Policy::pingpong ? 1 : Policy::consumers) * 128;
+
+  HGEMM_DEVICE static int index() { return Policy::pingpong ? atoms::thread_index() % count : atoms::thread_index(); }
+  HGEMM_DEVICE static void barrier() {
+    atoms::named_barrier(1 + (Policy::pingpong ? atoms::warp_index() / 4 : Policy::consumers), count);
+  }
+};
+
+// A CTA's part of its cluster's work.
+template <class Policy>
+struct CtaWork {
+  int m_first, n_first;  // first element of the kernel's D
+  int k_first, k_count;  // in k-tiles
+
+  HGEMM_DEVICE CtaWork(Work const& work, ClusterPlace<Policy> const& place, int k_tiles) {
+    int const down = Policy::swap_ab ? work.tile_n : work.tile_m, across = Policy::swap_ab ? work.tile_m : work.tile_n;
+    m_first = (down * Policy::cluster_m + place.row) * Policy::tile_m;
+    n_first = (across * Policy::cluster_n + place.column) * Policy::tile_n;
+    if constexpr (streams<Policy>) {
+      k_first = work.k_first;
+      k_count = work.k_count;
+    } else {
+      k_first = first_k_tile<Policy>(k_tiles, work.split);
+      k_count = first_k_tile<Policy>(k_tiles, work.split + 1) - k_first;
+    }
+  }
+};
+
+// ---- Kernel -------------------------------------------------------------------------------------------------------
+
+template <class Policy>
+HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
+  using Accumulators = WarpgroupAccumulators<Policy>;
+  using Threads = ConsumerThreads<Policy>;
+  using Place = ClusterPlace<Policy>;
+  using InCluster = SplitKCluster<Policy, Accumulators, Threads>;
+  using Tiles = typename SchedulerOf<ClusterTile<Policy>>::Type;
+
+  static constexpr bool by_tma = Policy::copy == Copy::tma;
+  static constexpr bool in_cluster = Policy::schedule == Schedule::split_k_cluster;
+
+  static_assert(Policy::consumer_m * (Policy::pingpong ? 1 : Policy::consumers) == Policy::tile_m,
+                "consumers share a tile by rows, or alternate between tiles");
+  static_assert(Policy::threads == Policy::consumers * 128 + (Policy::producer_registers > 0 || !by_tma ? 128 : 32),
+                "the producer is a warp, or a warpgroup if registers are reallocated or its threads copy");
+  static_assert(!in_cluster || (Place::size == 1 && sizeof(typename Mainloop<Policy>::Shared) >= InCluster::bytes),
+                "a cluster that splits k shares no operand, and its partials must fit the stages");
+
+  HGEMM_SHARED(SharedStorage<Policy>, shared);
+
+  Place const place;
+  int const warp = atoms::warp_index();
+  int const consumer = warp / 4;  // warpgroup; the producer follows the last consumer
+  int const k_tiles = by_tma || problem.k > 0 ? (problem.k + Policy::tile_k - 1) / Policy::tile_k : 1;
+  uint32_t const worker = atoms::cta_x() / Place::size;
+  Tiles scheduler(problem, worker, atoms::grid_x() / Place::size);
+  Mainloop<Policy> mainloop(shared.mainloop, shared.barriers, place);
+  Work work;
+
+  // ---- Barriers ----------------------------------------------------------------------------------------------------
+  if (warp == 0 && atoms::elect_one()) {
+    if constexpr (by_tma) {
+      atoms::tma_prefetch(maps.a);
+      atoms::tma_prefetch(maps.b);
+    }
+    Mainloop<Policy>::init(shared.barriers);
+    atoms::mbarrier_init_fence();
+  }
+  if constexpr (Place::size > 1) {
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+  } else {
+    atoms::cta_barrier();
+  }
+
+  // ---- Wait for the previous grid (programmatic dependent launch), then allow the next ------------------------------
+  atoms::wait_on_dependent_grids();
+  atoms::launch_dependent_grids();
+
+  if (consumer < Policy::consumers) {
+    // ---- Consumers -------------------------------------------------------------------------------------------------
+    if constexpr (Policy::consumer_registers > 0) atoms::setmaxnreg_inc<Policy::consumer_registers>();
+    // Values that live across the producer/consumer split would spill, so each side makes its own scheduler.
+    if constexpr (streams<Policy>) {
+      if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
+    }
+    int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
+    Epilogue<Policy> epilogue(problem, maps.d, shared.epilogue, consumer, warp % 4 == 0 && atoms::elect_one());
+    for (int turn = 0; scheduler.next(work); turn ^= 1) {
+      CtaWork<Policy> const mine(work, place, k_tiles);
+      if (Policy::pingpong && turn != consumer) {
+        mainloop.state.advance(mine.k_count);  // the other consumer's tile
+        continue;
+      }
+      Accumulators accumulators;  // (consumer_m, tile_n)
+      // wgmma does not read these zeros. But registers that may be read before they are written stay reserved.
+      if constexpr (streams<Policy>) accumulators.clear();
+      mainloop.order_wait(consumer);
+      mainloop.multiply(accumulators, m_offset, mine.k_count);
+      mainloop.order_arrive(consumer);
+
+      // ---- Epilogue: one tile of a CTA, or a reduction over those who share it -------------------------------------
+      if constexpr (Policy::schedule == Schedule::split_k) {
+        if (mine.k_count == 0) accumulators.clear();
+        AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n)
+        work.tile = work.tile * Place::size + place.rank;
+        uint32_t const tiles = scheduler.tiles() * Place::size;
+        if (SplitK<Policy, Accumulators, Threads>::reduce(accumulators, sums, problem, work, tiles, shared.is_last[0])) {
+          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+        }
+      } else if constexpr (streams<Policy>) {
+        using Reduction = StreamK<Policy, Accumulators, Threads>;
+        uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
+        if constexpr (!Policy::reduce_by_blocks) {
+          AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n)
+          if (Reduction::reduce(accumulators, sums, problem, scheduler, work, worker, is_last, place.rank, Place::size)) {
+            epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+          }
+        } else if (mine.k_count == int(scheduler.k_tiles)) {
+          epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
+        } else {
+          // As floats, all rows at once may need more registers than there are.
+          Sharers sharers;
+          bool const last = Reduction::store_partials(accumulators, sharers, problem, scheduler, work, worker, is_last,
+                                                      place.rank, Place::size);
+          HGEMM_NO_UNROLL
+          for (int block = 0; block < (last ? Accumulators::mma_m : 0); ++block) {
+            AccumulatorsF32<OneBlock<Accumulators>> sums;  // (64, tile_n)
+            Reduction::add_partials(sums, sharers, block * Accumulators::mma_n);
+            epilogue.run(sums, work.batch, mine.m_first + m_offset + block * 64, mine.n_first);
+          }
+        }
+      } else if constexpr (in_cluster) {
+        if (mine.k_count == 0) accumulators.clear();
+        InCluster::store_partials(accumulators, &shared.mainloop);
+        atoms::cluster_arrive();
+        atoms::cluster_wait();
+        if (work.split == 0) {
+          AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n)
+          InCluster::add_partials(sums, &shared.mainloop);
+          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+        }
+      } else {
+        epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
+      }
+    }
+    epilogue.finish();
+  } else {
+    // ---- Producer --------------------------------------------------------------------------------------------------
+    if constexpr (Policy::producer_registers > 0) atoms::setmaxnreg_dec<Policy::producer_registers>();
+    if constexpr (streams<Policy>) {
+      if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
+    }
+    if (!by_tma || (warp == Policy::consumers * 4 && atoms::elect_one())) {
+      while (scheduler.next(work)) {
+        CtaWork<Policy> const mine(work, place, k_tiles);
+        mainloop.load(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k_first, mine.k_count);
+      }
+    }
+    if constexpr (!by_tma) atoms::cp_async_wait<0>();
+    atoms::warp_barrier();
+    if constexpr (in_cluster) {  // the consumers' partials are stored
+      atoms::cluster_arrive();
+      atoms::cluster_wait();
+    }
+  }
+
+  // ---- A CTA's shared memory must outlive what its cluster sends to it ---------------------------------------------
+  if constexpr (Place::size > 1 || in_cluster) {
+    atoms::cluster_arrive();
+    atoms::cluster_wait();
+  }
+}
+
+// For kernels without tensor maps: threads copy A and B, and store D.
+template <class Policy>
+HGEMM_DEVICE void gemm(Problem const& problem) {
+  TensorMaps const none = {};
+  gemm<Policy>(problem, none);
+}
+
+}  // namespace hgemm
