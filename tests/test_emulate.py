@@ -199,7 +199,7 @@ def test_a_text_that_is_no_kernel_is_told_of(
 
 def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostToolchain, tmp_path: Path) -> None:
     """It scales and activates in another way: right where it means the same, and found out where it does not."""
-    ours = "activate<Policy::activation>(x)"
+    ours = "Policy::Activation::apply(x)"
     for mine, right in ((f"x > 0.f ? x : {ours} * 1.f", True), ("x + 1.f", False)):
         templates = tmp_path / str(right)
         shutil.copytree(templates_folder(), templates)

@@ -186,7 +186,7 @@ def test_the_second_run_loads_no_compiler(small_library: Library) -> None:
 def broken(settings: Settings, tmp_path: Path) -> Settings:
     """Templates of which kernels with three stages do not compile."""
     templates = Path(shutil.copytree(settings.templates, tmp_path / "templates"))
-    with open(templates / "kernel.cu.j2", "a") as file:
+    with open(templates / "mma_sync" / "instance.cu.j2", "a") as file:
         file.write('static_assert(Policy::stages != 3, "three stages");\n')
     return replace(settings, templates=templates)
 

@@ -2,7 +2,7 @@
 // sm_89 tn, f16 in, f32 accumulate, f16 out; CTA tile 128x128x32, warp tile 64x64, 3 stages, 128 threads, 49152 B of shared memory.
 // Emitted by the HGEMM generator from a spec; change the spec, not this text.
 
-#include <hgemm/gemm_sm80.cuh>
+#include <mma_sync/kernel.cuh>
 
 namespace {
 
@@ -13,26 +13,32 @@ struct Policy {
 
   static constexpr int tile_m = 128, tile_n = 128, tile_k = 32;
   static constexpr int warp_m = 64, warp_n = 64, warps_m = 2, warps_n = 2, threads = 128;
-  static constexpr int mma_k = 16, stages = 3, fragment_stages = 2;
-  static constexpr bool zigzag = true;
+  static constexpr int mma_k = 16, stages = 3, fragment_stages = 2, fragment_rows = 4;
+  static constexpr bool zigzag = true, wmma = false, static_smem = false;
+
+  static constexpr auto copy = hgemm::Copy::cp_async;
+  static constexpr auto copy_placement = hgemm::CopyPlacement::in_last_block;
+  static constexpr bool reads_first = false;
 
   struct A {  // (128, 32) a stage, k contiguous
     static constexpr bool k_major = true;
-    static constexpr int align = 8, pitch = 32, swizzle_bits = 2, swizzle_base = 3, swizzle_shift = 3;
+    static constexpr int align = 8, pitch = 32, pair_pad = 0;
+    static constexpr int swizzle_bits = 2, swizzle_base = 3, swizzle_shift = 3;
   };
   struct B {  // (128, 32) a stage, k contiguous
     static constexpr bool k_major = true;
-    static constexpr int align = 8, pitch = 32, swizzle_bits = 2, swizzle_base = 3, swizzle_shift = 3;
+    static constexpr int align = 8, pitch = 32, pair_pad = 0;
+    static constexpr int swizzle_bits = 2, swizzle_base = 3, swizzle_shift = 3;
   };
 
   static constexpr auto schedule = hgemm::Schedule::one_tile;
   static constexpr auto raster = hgemm::Raster::group;
   static constexpr unsigned splits = 1, raster_tiles = 8;
 
+  using Activation = hgemm::activation::none;
   static constexpr bool beta = true, store_through_shared = true;
   static constexpr auto bias = hgemm::Bias::none;
-  static constexpr auto activation = hgemm::Activation::none;
-  static constexpr int align_d = 8, epilogue_pitch = 72, epilogue_odd_words = 9;
+  static constexpr int align_d = 8, epilogue_rows = 16, epilogue_pitch = 72, epilogue_odd_words = 9;
 };
 
 }  // namespace
@@ -42,5 +48,5 @@ static_assert(sizeof(hgemm::Mainloop<Policy>::Shared) == 49152);
 static_assert(hgemm::Mainloop<Policy>::mma_per_k_tile == 64);
 
 HGEMM_KERNEL(128, 2) hgemm_sm89_tn_f16_f32_f16_128x128x32_w64x64_k16_s3f2_xor233_xor233_zigzag_group8_one_c2_a888_smem_beta(HGEMM_PARAMETER hgemm::Problem problem) {
-  hgemm::gemm_sm80<Policy>(problem);
+  hgemm::gemm<Policy>(problem);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,10 +15,17 @@ from generator.options import Texts
 from generator.store.files import told, write_folder
 from generator.store.library import is_ours
 from generator.sweep import read_spec_file, sweep
-from hgemm.record import SOURCE_NAME
+from hgemm.disk import write_whole
 
 FOLDER = Path(__file__).resolve().parent
 ALL = "all"
+GOLDEN = "golden.toml"
+LOCK = "catalog.lock"
+HASH_DIGITS = 16
+LOCK_HEADER = f"""\
+# The kernels of the catalog: symbol, and the first {HASH_DIGITS} digits of the SHA-256 of its spec and of its source.
+# `make catalog` writes this file.
+"""
 
 
 def group_names() -> tuple[str, ...]:
@@ -62,6 +71,46 @@ def catalog_kernels() -> list[Kernel]:
     return [emit(plan, templates) for plan in sweep(load_catalog()).plans]
 
 
+def golden_kernels(folder: Path) -> list[Kernel]:
+    """Emit the golden kernels of a folder: one of each family and form, named by its `golden.toml`; none without that file."""
+    file = folder / GOLDEN
+    if not file.is_file():
+        return []
+    templates = templates_folder()
+    return [emit(plan, templates) for plan in sweep(read_spec_file(file)).plans]
+
+
+def lock_text(kernels: Iterable[Kernel]) -> str:
+    """Return the lock file of a catalog: a line per kernel with its symbol, and the hashes of its spec and of its source."""
+    return LOCK_HEADER + "".join(f"{kernel.symbol} {spec_hash(kernel)} {_hash(kernel.source)}\n" for kernel in kernels)
+
+
+def read_lock(text: str) -> dict[str, tuple[str, str]]:
+    """Return the hashes of spec and source by symbol."""
+    rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return {symbol: (spec, source) for symbol, spec, source in rows}
+
+
+def spec_hash(kernel: Kernel) -> str:
+    """Return the hash of a kernel's spec."""
+    return _hash(json.dumps(kernel.plan.spec.to_dict(), sort_keys=True))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
+
+
+def write_lock(folder: Path, kernels: Iterable[Kernel]) -> bool:
+    """Write the lock file of a catalog to a folder; return whether it changed. Raises: LibraryError where the disk refuses."""
+    place, text = folder / LOCK, lock_text(kernels)
+    with told("write", place):
+        if place.is_file() and place.read_text(encoding="ascii") == text:
+            return False
+        folder.mkdir(parents=True, exist_ok=True)
+    write_whole(place, text.encode(), "FOLDER")
+    return True
+
+
 def write_sources(folder: Path, kernels: Iterable[Kernel]) -> list[Path]:
     """Write the text of each kernel where it differs from what the library in `folder` has; return those written.
 
@@ -69,12 +118,12 @@ def write_sources(folder: Path, kernels: Iterable[Kernel]) -> list[Path]:
     """
     written = []
     for kernel in kernels:
-        place = folder / kernel.symbol
+        place, name = folder / kernel.symbol, kernel.source_name
         text = kernel.source.encode()
         with told("write", place):
-            if (place / SOURCE_NAME).is_file() and (place / SOURCE_NAME).read_bytes() == text:
+            if (place / name).is_file() and (place / name).read_bytes() == text:
                 continue
             folder.mkdir(parents=True, exist_ok=True)
-            write_folder(place, {SOURCE_NAME: text}, is_ours)
-        written.append(place / SOURCE_NAME)
+            write_folder(place, {name: text}, is_ours)
+        written.append(place / name)
     return written

@@ -1,11 +1,12 @@
-"""`python -m generator.catalog FOLDER` writes the text of every shipped kernel there; `make catalog` calls it."""
+"""`python -m generator.catalog FOLDER` writes the catalog's lock file and the golden kernels there; `make catalog` calls it."""
 
 import sys
 from pathlib import Path
 
-from generator.catalog import catalog_kernels, write_sources
+from generator.catalog import LOCK, catalog_kernels, golden_kernels, write_lock, write_sources
 
 if __name__ == "__main__":
-    kernels = catalog_kernels()
-    written = write_sources(Path(sys.argv[1] if len(sys.argv) > 1 else "emitted"), kernels)
-    print(f"catalog: {len(kernels)} kernels, {len(written)} of their texts written", *written, sep="\n  ")
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "emitted")
+    kernels, golden = catalog_kernels(), golden_kernels(folder)
+    written = [*([folder / LOCK] if write_lock(folder, kernels) else []), *write_sources(folder, golden)]
+    print(f"catalog: {len(kernels)} kernels, {len(golden)} golden; {len(written)} files written", *written, sep="\n  ")

@@ -18,7 +18,7 @@ from typing import Any
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
-from generator.catalog import catalog_kernels
+from generator.catalog import LOCK, catalog_kernels, read_lock
 from generator.cli.device import line_of, summary_of
 from generator.emit import Kernel, emit
 from generator.errors import HgemmError
@@ -37,11 +37,14 @@ def chosen(texts: Sequence[Text], sample: int, seed: str, changed: Iterable[str]
     return [text for text in texts if text.symbol in taken]
 
 
-def changed_since(commit: str, folder: str) -> set[str]:
-    """Return the symbols whose text in `folder` differs from a commit's; none where git cannot tell."""
-    command = ["git", "diff", "--name-only", commit, "--", folder]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return {Path(name).parent.name for name in done.stdout.splitlines()} if done.returncode == 0 else set()
+def changed_since(commit: str, lock: Path) -> set[str]:
+    """Return the symbols whose source differs from that in a commit's lock file; none where git cannot tell."""
+    command = ["git", "show", f"{commit}:./{lock.name}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=lock.parent)
+    if done.returncode:
+        return set()
+    before, now = read_lock(done.stdout), read_lock(lock.read_text(encoding="ascii"))
+    return {symbol for symbol, hashes in now.items() if before.get(symbol) != hashes}
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,12 @@ def main() -> int:
     parser.add_argument("--seed", default="", help="chooses the sample")
     parser.add_argument("--since", default="", metavar="COMMIT", help="and those whose text differs from that commit's")
     parser.add_argument("--recipes", action="store_true", help="the recipes in place of the shipped kernels")
-    parser.add_argument("--folder", default="emitted", help="where the committed texts are")
+    parser.add_argument("--folder", type=Path, default=Path("emitted"), help="where the catalog's lock file is")
     parser.add_argument("-j", "--jobs", type=int, default=cores(), metavar="N")
     args = parser.parse_args()
     texts = recipe_texts() if args.recipes else [*map(Text.of, catalog_kernels())]
     if args.sample:
-        changed = changed_since(args.since, args.folder) if args.since else set()
+        changed = changed_since(args.since, args.folder / LOCK) if args.since else set()
         texts = chosen(texts, args.sample, args.seed, changed)
     return 0 if prove(texts, args.jobs) else 1
 
