@@ -169,7 +169,9 @@ def test_what_is_compiled_is_what_the_key_covers() -> None:
 
 def test_all_of_cute_is_included_where_the_elements_of_its_tuples_are_spelled_out() -> None:
     """Types that were asked for before would be CuTe's own; the others are the same types, of any element of any tuple."""
-    assert [path.name for path in TEMPLATES.rglob("*.cuh") if "<cute/tensor.hpp>" in path.read_text()] == ["cute_tensor.cuh"]
+    assert [path.name for path in TEMPLATES.rglob("*.cuh") if "<cute/tensor.hpp>" in path.read_text()] == [
+        "cute_tensor.cuh"
+    ]
     types = ["char", "short", "int", "long", "float", "double"]
     asked = [f"cute::is_same_v<cute::tuple_element_t<{at}, All>, {name}>" for at, name in enumerate(types)]
     source = f"""#include <common/cute_tensor.cuh>

@@ -23,7 +23,9 @@ TEMPLATES = templates_folder()
 EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"
 FOLDERS = ("common", "mma_sync", "mma_sync_tma", "wgmma")
 """What families share, and a folder for each family."""
-HEADERS = sorted(path.relative_to(TEMPLATES).as_posix() for folder in FOLDERS for path in (TEMPLATES / folder).glob("*.cuh"))
+HEADERS = sorted(
+    path.relative_to(TEMPLATES).as_posix() for folder in FOLDERS for path in (TEMPLATES / folder).glob("*.cuh")
+)
 IN_CUTE = [header for header in HEADERS if "/cute_" in header]
 OWN = [header for header in HEADERS if header not in IN_CUTE]
 LEAN = sorted(path.relative_to(TEMPLATES / "cute_lean").as_posix() for path in (TEMPLATES / "cute_lean").rglob("*.h*"))

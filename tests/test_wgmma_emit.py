@@ -43,7 +43,12 @@ def test_the_template_computes_nothing() -> None:
     assert not [*tree().find_all(forbidden)]
 
 
-FIELDS = ({}, {"schedule": "stream_k"}, {"dtype": "tf32", "out": "f32"}, {"copy": "cp_async", "mma": "wgmma", "store": "direct"})
+FIELDS = (
+    {},
+    {"schedule": "stream_k"},
+    {"dtype": "tf32", "out": "f32"},
+    {"copy": "cp_async", "mma": "wgmma", "store": "direct"},
+)
 """Kernels that name all fields of a Policy among them."""
 
 

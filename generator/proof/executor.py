@@ -474,7 +474,11 @@ class HostToolchain:
     def version(self) -> str:
         """Return what changes whenever the executor's or the atoms' text does, in short."""
         read = includes_of_file(EXECUTOR, self.templates) | includes_of_file(VARIANT, self.templates)
-        atoms = {name: text for name, text in read.items() if name.startswith(("executor/", "common/types")) or "atoms" in name}
+        atoms = {
+            name: text
+            for name, text in read.items()
+            if name.startswith(("executor/", "common/types")) or "atoms" in name
+        }
         atoms |= self._cute()
         return _hash(json.dumps(atoms, sort_keys=True).encode())[:16]
 
