@@ -90,14 +90,14 @@ MMA_SYNC = (
     ),
     Fault(
         "commit missing",
-        At("Mainloop", "cp_async_commit()").drop(),
+        At("CpAsyncMainloop", "cp_async_commit()").drop(),
         PIPELINED,
         WHOLE,
         ("race",),
     ),
     Fault(
         "no wait after the loop",
-        At("Mainloop::run", "cp_async_wait<").drop(),
+        At("CpAsyncMainloop::run", "cp_async_wait<").drop(),
         PIPELINED,
         WHOLE,
         ("race", "pending"),
@@ -119,14 +119,14 @@ MMA_SYNC = (
     ),
     Fault(
         "no barrier after the loop",
-        At("Mainloop::run", "cta_barrier()").drop(),
+        At("CpAsyncMainloop::run", "cta_barrier()").drop(),
         PIPELINED,
         WHOLE,
         ("race",),
     ),
     Fault(
         "no barrier before the only stage is filled again",
-        At("Mainloop::refill", "cta_barrier()").drop(),
+        At("CpAsyncMainloop::refill", "cta_barrier()").drop(),
         ONE_STAGE,
         WHOLE,
         ("race",),
@@ -148,14 +148,14 @@ MMA_SYNC = (
     # ---- Stages
     Fault(
         "stage overwritten one k-tile early",
-        At("Mainloop", "stages - stages_in_use").replace("stages"),
+        At("CpAsyncMainloop", "stages - stages_in_use").replace("stages"),
         PIPELINED,
         WHOLE,
         ("race",),
     ),
     Fault(
         "stage overwritten while its last fragments are read",
-        At("Mainloop", "stages_in_use = ...;").replace("stages_in_use = 1;"),
+        At("CpAsyncMainloop", "stages_in_use = ...;").replace("stages_in_use = 1;"),
         ONE_FRAGMENT_STAGE,
         "96x32x112",
         ("race",),
@@ -170,7 +170,7 @@ MMA_SYNC = (
     # ---- Addresses in shared memory
     Fault(
         "swizzle applied by the copies only",
-        At("FragmentReader::at", "Layout::at(stage, linear, delta)").replace("stage + linear + delta"),
+        At("LdmatrixReader::at", "Layout::at(stage, linear, delta)").replace("stage + linear + delta"),
         SWIZZLED,
         WHOLE,
         (NUMBERS,),
@@ -205,7 +205,7 @@ MMA_SYNC = (
     ),
     Fault(
         "WMMA accumulator halves exchanged",
-        At("Accumulators::multiply", "wmma<...>(floats").swap_arguments(0, 1),
+        At("WmmaForm::multiply", "wmma<...>(floats").swap_arguments(0, 1),
         WMMA,
         WHOLE,
         (NUMBERS,),
@@ -227,7 +227,7 @@ MMA_SYNC = (
     # ---- Global memory
     Fault(
         "leading dimension of the other operand",
-        At("Mainloop::Mainloop", "problem.ldb").replace("problem.lda"),
+        At("CpAsyncMainloop::CpAsyncMainloop", "problem.ldb").replace("problem.lda"),
         LAYOUT_NT,
         "32x48x40",
         ("bounds", "poison", NUMBERS),
@@ -269,14 +269,14 @@ MMA_SYNC = (
     ),
     Fault(
         "batch stride of the other operand",
-        At("Mainloop::Mainloop", "problem.batch_stride_a").replace("problem.batch_stride_b"),
+        At("CpAsyncMainloop::CpAsyncMainloop", "problem.batch_stride_a").replace("problem.batch_stride_b"),
         PIPELINED,
         BATCHES,
         ("bounds", "poison", NUMBERS),
     ),
     Fault(
         "bias of another column",
-        At("Epilogue::finish", "bias + column + e").replace("bias + column"),
+        At("WarpEpilogue::store_vec", "bias + column + e").replace("bias + column"),
         BIASED,
         WHOLE,
         (NUMBERS,),
@@ -298,7 +298,7 @@ MMA_SYNC = (
     ),
     Fault(
         "promoted accumulators counted twice",
-        At("Accumulators::promote", "= 0;", after="high_half(").drop(),
+        At("WarpAccumulators::promote", "= 0;", after="high_half(").drop(),
         PROMOTED,
         WHOLE,
         (NUMBERS,),
@@ -357,36 +357,36 @@ REGISTER_COPY = (
     # ---- Barriers
     Fault(
         "register copy: no barrier between k-tiles",
-        At("StagedMainloop::begin", "cta_barrier()").drop(),
+        At("RegisterCopyMainloop::begin_k_tile", "cta_barrier()").drop(),
         TWO_STAGES,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: the only stage is overwritten while warps read it",
-        At("StagedMainloop::store_after", "cta_barrier()").drop(),
+        At("RegisterCopyMainloop::store_after", "cta_barrier()").drop(),
         SINGLE_STAGE,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: no barrier after the loop",
-        At("StagedMainloop::run", "cta_barrier()").drop(),
+        At("RegisterCopyMainloop::run", "cta_barrier()").drop(),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: fragments read before the k-tile has arrived",
-        At("StagedMainloop::run", "begin()", after="do {").swap_with_next(),
+        At("RegisterCopyMainloop::run", "begin_k_tile()", after="do {").swap_with_next(),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: without prefetch, a k-tile stored before it is loaded",
-        At("StagedMainloop::store_after", "if (!loads_ahead<Policy> && piece == 0").argument(
-            0, "!loads_ahead<Policy> && piece == pieces - 1"
+        At("RegisterCopyMainloop::store_after", "if (!Policy::prefetch && vec == 0").argument(
+            0, "!Policy::prefetch && vec == vecs - 1"
         ),
         NO_PREFETCH,
         WHOLE,
@@ -395,22 +395,22 @@ REGISTER_COPY = (
     # ---- Stages
     Fault(
         "register copy: stored to the stage that is read",
-        At("StagedMainloop::begin", "Warp::next(").drop(),
+        At("RegisterCopyMainloop::begin_k_tile", "Warp::next(").drop(),
         TWO_STAGES,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: B stored to the wrong stage",
-        At("StagedMainloop::store_after", "copy_b.store(").argument(0, "shared.b[0]"),
+        At("RegisterCopyMainloop::store_after", "copy_b.store(").argument(0, "shared.b[0]"),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: fragments read past the end of the k-tile",
-        At("StagedMainloop::run", "read_behind(now, block, product, k_blocks)").replace(
-            "read_behind(now, block, product)"
+        At("RegisterCopyMainloop::run", "read_behind(now, block, step, k_blocks").replace(
+            "read_behind(now, block, step, k_blocks + 1"
         ),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
@@ -418,8 +418,8 @@ REGISTER_COPY = (
     ),
     Fault(
         "register copy: one vector stored late",
-        At("StagedMainloop::store_after", "first_store + piece * store_step").replace(
-            "first_store + (piece + 1) * store_step"
+        At("RegisterCopyMainloop::store_after", "first_store + vec * store_step").replace(
+            "first_store + (vec + 1) * store_step"
         ),
         TWO_STAGES,
         WHOLE,
@@ -428,35 +428,35 @@ REGISTER_COPY = (
     # ---- Global memory
     Fault(
         "register copy: a k-tile loaded past the last one",
-        At("StagedMainloop::load_next", "<= 0").replace("< 0"),
+        At("RegisterCopyMainloop::load_next", "<= 0").replace("< 0"),
         TWO_STAGES,
         K_TAIL,
         ("bounds",),
     ),
     Fault(
         "register copy: the same k-tile loaded again",
-        At("StagedCopy::load", "advance()").drop(),
+        At("RegisterCopy::load", "advance()").drop(),
         TWO_STAGES,
         WHOLE,
         ("bounds", "poison", NUMBERS),
     ),
     Fault(
         "register copy: rows past the edge are loaded",
-        At("StagedCopy::load", "along < extent_left").replace("along <= extent_left"),
+        At("RegisterCopy::load", "along < extent_left").replace("along <= extent_left"),
         TWO_STAGES,
         "31x32x80,31x31x80",
         ("bounds",),
     ),
     Fault(
         "register copy: chunks that k ends in are loaded whole",
-        At("StagedCopy::copy_last", ">= chunk").replace("> 0"),
+        At("RegisterCopy::copy_last", ">= chunk").replace("> 0"),
         TWO_STAGES,
         K_TAIL,
         ("bounds",),
     ),
     Fault(
         "register copy: chunks that k ends in are left out",
-        At("StagedCopy::copy_last", "copy_ends(").drop(),
+        At("RegisterCopy::copy_last", "copy_ends(").drop(),
         TWO_STAGES,
         K_TAIL,
         (NUMBERS,),
@@ -471,49 +471,49 @@ REGISTER_COPY = (
     # ---- Vectors of unaligned rows
     Fault(
         "unaligned copy: neighbours behind the matrix are loaded",
-        At("ShiftedCopy::last_begin", "2 * chunk - 1").replace("chunk - 1"),
+        At("UnalignedCopy::last_begin", "2 * chunk - 1").replace("chunk - 1"),
         UNALIGNED,
         RAGGED,
         ("bounds",),
     ),
     Fault(
         "unaligned copy: neighbours before the matrix are loaded",
-        At("ShiftedCopy::is_inside", "address >= first && address").replace("address"),
+        At("UnalignedCopy::is_inside", "address >= first && address").replace("address"),
         UNALIGNED,
         WHOLE,
         ("bounds",),
     ),
     Fault(
         "unaligned copy: elements of vectors that leave the matrix are not copied",
-        At("ShiftedCopy::finish", "copy_elements(").drop(),
+        At("UnalignedCopy::finish", "copy_elements(").drop(),
         UNALIGNED,
         "32x32x49",
         (NUMBERS,),
     ),
     Fault(
         "unaligned copy: such elements of the last k-tile are not copied",
-        At("ShiftedCopy::copy_last", "copy_elements(").drop(),
+        At("UnalignedCopy::copy_last", "copy_elements(").drop(),
         UNALIGNED,
         RAGGED,
         (NUMBERS,),
     ),
     Fault(
         "unaligned copy: neighbours behind the end of k are multiplied",
-        At("ShiftedCopy::copy_last", "first_elements(..., count)").replace("@1"),
+        At("UnalignedCopy::copy_last", "first_elements(..., count)").replace("@1"),
         UNALIGNED,
         "33x41x43",
         (NUMBERS,),
     ),
     Fault(
         "unaligned copy: shifted by whole words only",
-        At("ShiftedCopy::cut", "if constexpr (...) return").replace("return"),
+        At("UnalignedCopy::cut", "if constexpr (...) return").replace("return"),
         UNALIGNED,
         RAGGED,
         (NUMBERS,),
     ),
     Fault(
         "unaligned copy: all rows are shifted as the first",
-        At("ShiftedCopy::cut", "row_step % chunk == 0 ?").replace("true ?"),
+        At("UnalignedCopy::cut", "row_step % chunk == 0 ?").replace("true ?"),
         UNALIGNED_ROWS,
         RAGGED,
         (NUMBERS,),
@@ -538,22 +538,22 @@ LONG_K, MANY_TILES = "32x64x352", "160x32x96"
 MMA_SYNC_TMA = (
     Fault(
         "fragments read before their k-tile has arrived",
-        At("MainloopTma::multiply", "await_full()", after="do {").drop(),
+        At("Mainloop::multiply", "consumer_wait()", after="do {").drop(),
         TMA_MMA_SYNC,
         LONG_K,
         ("race",),
     ),
     Fault(
         "first fragments read before any k-tile has arrived",
-        At("MainloopTma::multiply", "await_full()", occurrence=1).drop(),
+        At("Mainloop::multiply", "consumer_wait()", occurrence=1).drop(),
         TMA_MMA_SYNC,
         LONG_K,
         ("race",),
     ),
     Fault(
         "stage released while it is read",
-        At("MainloopTma::multiply", "warp.read_stage = ring.stage").insert_after(
-            "if constexpr (!ahead) release(warp.read_stage);"
+        At("Mainloop::multiply", "warp.read_stage = state.stage").insert_after(
+            "if constexpr (!ahead) consumer_release(warp.read_stage);"
         ),
         TMA_ONE_FRAGMENT_STAGE,
         LONG_K,
@@ -561,21 +561,21 @@ MMA_SYNC_TMA = (
     ),
     Fault(
         "stage released by one lane while others read",
-        At("MainloopTma::release", "warp_barrier()").drop(),
+        At("Mainloop::consumer_release", "warp_barrier()").drop(),
         TMA_MMA_SYNC,
         LONG_K,
         ("race",),
     ),
     Fault(
         "stage never released",
-        At("MainloopTma::multiply", "release(", occurrence=1).drop(),
+        At("Mainloop::multiply", "consumer_release(", occurrence=1).drop(),
         TMA_MMA_SYNC,
         LONG_K,
         ("deadlock",),
     ),
     Fault(
         "wait for a k-tile after the last",
-        At("MainloopTma::multiply", "if (k_tiles > 1").argument(0, "true"),
+        At("Mainloop::multiply", "if (k_tiles > 1").argument(0, "true"),
         TMA_MMA_SYNC,
         LONG_K,
         ("deadlock",),
@@ -583,9 +583,9 @@ MMA_SYNC_TMA = (
     Fault(
         "fragments of the next tile read before they have arrived",
         (
-            At("MainloopTma::multiply", "if (k_tiles > 1").insert_before("ring.advance();"),
-            At("MainloopTma::multiply", "ring.advance()", occurrence=2).drop(),
-            At("MainloopTma::multiply", "if (k_tiles > 1").argument(0, "k_tiles > 1"),
+            At("Mainloop::multiply", "if (k_tiles > 1").insert_before("state.advance();"),
+            At("Mainloop::multiply", "state.advance()", occurrence=2).drop(),
+            At("Mainloop::multiply", "if (k_tiles > 1").argument(0, "k_tiles > 1"),
         ),
         TMA_PERSISTENT,
         MANY_TILES,
@@ -593,14 +593,14 @@ MMA_SYNC_TMA = (
     ),
     Fault(
         "16-byte vectors read at the place of another swizzle",
-        At("OperandSm90::swizzled", "byte >> 3").replace("byte >> 4"),
+        At("TmaBoxes::swizzled", "byte >> 3").replace("byte >> 4"),
         TMA_MMA_SYNC,
         LONG_K,
         (NUMBERS,),
     ),
     Fault(
         "epilogue barrier counts one warp too few",
-        At("MultiplyingThreads::barrier", "named_barrier(").argument(1, "@ - 32"),
+        At("ConsumerThreads::barrier", "named_barrier(").argument(1, "@ - 32"),
         TMA_MMA_SYNC,
         LONG_K,
         ("barrier", "deadlock", "race"),
@@ -636,56 +636,56 @@ WGMMA = (
     # ---- The ring of stages
     Fault(
         "stage multiplied before it has arrived",
-        At("MainloopSm90::multiply", "await_full()").drop(),
+        At("Mainloop::multiply", "consumer_wait()").drop(),
         ONE_TILE,
         ONE_CTA,
         ("race",),
     ),
     Fault(
         "stage loaded before it was released",
-        At("TmaStages::load", "mbarrier_wait(").drop(),
+        At("TmaPipeline::producer_acquire", "mbarrier_wait(").drop(),
         ONE_TILE,
         ONE_CTA,
         ("race", "mbarrier"),
     ),
     Fault(
         "producer begins with the wrong parity",
-        At("TmaStages::load", "mbarrier_wait(").argument(1, "ring.round"),
+        At("TmaPipeline::producer_acquire", "mbarrier_wait(").argument(1, "state.phase"),
         ONE_TILE,
         ONE_CTA,
         ("deadlock",),
     ),
     Fault(
         "more bytes expected than arrive",
-        At("TmaStages::load", "mbarrier_arrive_and_expect(").argument(1, "@ + 16"),
+        At("TmaPipeline::load", "mbarrier_arrive_expect_tx(").argument(1, "@ + 16"),
         ONE_TILE,
         ONE_CTA,
         ("deadlock",),
     ),
     Fault(
         "fewer bytes expected than arrive",
-        At("TmaStages::load", "mbarrier_arrive_and_expect(").argument(1, "A::bytes"),
+        At("TmaPipeline::load", "mbarrier_arrive_expect_tx(").argument(1, "A::bytes"),
         ONE_TILE,
         ONE_CTA,
         ("race", "mbarrier", "deadlock"),
     ),
     Fault(
         "one reader more awaited than exists",
-        At("TmaStages::init", "mbarrier_init(&barriers.empty").argument(1, "@ + 1"),
+        At("TmaPipeline::init", "mbarrier_init(&barriers.empty").argument(1, "@ + 1"),
         ONE_TILE,
         ONE_CTA,
         ("deadlock",),
     ),
     Fault(
         "barriers used before they are initialised",
-        At("gemm_sm90", "else { atoms::cta_barrier(); }").replace(""),
+        At("gemm", "else { atoms::cta_barrier(); }").replace(""),
         ONE_TILE,
         ONE_CTA,
         ("mbarrier", "race", "uninitialised"),
     ),
     Fault(
         "both pingpong consumers begin at once",
-        At("MainloopSm90::await_turn", "mbarrier_wait(").argument(1, "turns"),
+        At("Mainloop::order_wait", "mbarrier_wait(").argument(1, "order_phase"),
         PINGPONG,
         TEN_TILES,
         ("deadlock",),
@@ -693,35 +693,35 @@ WGMMA = (
     # ---- Products
     Fault(
         "stage released while wgmma reads it",
-        At("MainloopSm90::multiply", "wgmma_wait<1>").drop(),
+        At("Mainloop::multiply", "wgmma_wait<1>").drop(),
         ONE_TILE,
         ONE_CTA,
         ("race",),
     ),
     Fault(
         "accumulators read before the products are done",
-        At("MainloopSm90::multiply", "wgmma_wait<0>").drop(),
+        At("Mainloop::multiply", "wgmma_wait<0>").drop(),
         ONE_TILE,
         ONE_CTA,
         ("wgmma", "poison"),
     ),
     Fault(
         "no fence before the products",
-        At("MainloopSm90::multiply", "wgmma_fence()").drop(),
+        At("Mainloop::multiply", "wgmma_fence()").drop(),
         ONE_TILE,
         ONE_CTA,
         ("wgmma",),
     ),
     Fault(
         "products not committed",
-        At("MainloopSm90::multiply", "wgmma_commit()").drop(),
+        At("Mainloop::multiply", "wgmma_commit()").drop(),
         ONE_TILE,
         ONE_CTA,
         ("race", "wgmma", "poison"),
     ),
     Fault(
         "descriptor of another swizzle",
-        At("OperandSm90::descriptor", "row_bytes == 128 ? 1").replace("row_bytes == 128 ? 2"),
+        At("WgmmaOperand::descriptor", "row_bytes == 128 ? 1").replace("row_bytes == 128 ? 2"),
         ONE_TILE,
         ONE_CTA,
         (NUMBERS,),
@@ -736,21 +736,21 @@ WGMMA = (
     ),
     Fault(
         "stage released to the own CTA only",
-        At("TmaStages::release", "mbarrier_arrive_at(").argument(1, "place.rank"),
+        At("TmaPipeline::consumer_release", "mbarrier_arrive_cluster(").argument(1, "place.rank"),
         CLUSTER,
         TWO_CTAS,
         ("race",),
     ),
     Fault(
         "a CTA leaves its cluster early",
-        At("gemm_sm90", "if constexpr (Place::size > 1 || in_cluster)").drop(),
+        At("gemm", "if constexpr (Place::size > 1 || in_cluster)").drop(),
         CLUSTER,
         TWO_CTAS,
         ("cluster", "pending", "mbarrier"),
     ),
     Fault(
         "accumulators written over stages that are still multiplied",
-        At("ClusterK::leave", "barrier()").drop(),
+        At("SplitKCluster::store_partials", "barrier()").drop(),
         CLUSTER_SPLIT,
         ONE_CTA,
         ("race",),
@@ -758,8 +758,8 @@ WGMMA = (
     Fault(
         "a neighbour's accumulators read before they are written",
         (
-            At("gemm_sm90", "cluster_arrive()", after="Reduction::leave(accumulators, &", occurrence=1).drop(),
-            At("gemm_sm90", "cluster_wait()", after="Reduction::leave(accumulators, &", occurrence=1).drop(),
+            At("gemm", "cluster_arrive()", after="InCluster::store_partials(accumulators, &", occurrence=1).drop(),
+            At("gemm", "cluster_wait()", after="InCluster::store_partials(accumulators, &", occurrence=1).drop(),
         ),
         CLUSTER_SPLIT,
         ONE_CTA,
@@ -768,70 +768,70 @@ WGMMA = (
     # ---- The epilogue
     Fault(
         "no fence before the TMA stores",
-        At("EpilogueSm90::take_turn", "async_proxy_fence()").drop(),
+        At("Epilogue::store_subtile", "fence_proxy_async()").drop(),
         ONE_TILE,
         ONE_CTA,
         ("proxy",),
     ),
     Fault(
         "boxes stored before they are written",
-        At("EpilogueSm90::take_turn", "named_barrier(", after="async_proxy_fence()").drop(),
+        At("Epilogue::store_subtile", "named_barrier(", after="fence_proxy_async()").drop(),
         ONE_TILE,
         ONE_CTA,
         ("race", "proxy"),
     ),
     Fault(
         "boxes overwritten before they are stored",
-        At("EpilogueSm90::take_turn", "tma_store_wait_read<").template_argument(0, "@ + 1"),
+        At("Epilogue::store_subtile", "tma_store_wait_read<").template_argument(0, "@ + 1"),
         PERSISTENT,
         TEN_TILES,
         ("race",),
     ),
     Fault(
         "a CTA ends before its stores have read",
-        At("EpilogueSm90::finish", "tma_store_wait_read<").drop(),
+        At("Epilogue::finish", "tma_store_wait_read<").drop(),
         ONE_TILE,
         ONE_CTA,
         ("pending", "tma"),
     ),
     Fault(
         "an odd last column of C left out",
-        At("SumPairs::load", "if (!paired || ...) return").replace("return"),
+        At("AccumulatorPairs::load", "if (!paired || ...) return").replace("return"),
         ONE_TILE,
         ODD_N,
         (NUMBERS,),
     ),
     Fault(
         "C loaded past its last column",
-        At("SumPairs::load_c", "if (at.second_inside", occurrence=1).argument(0, "at.first_inside"),
+        At("AccumulatorPairs::load_c", "if (at.second_inside", occurrence=1).argument(0, "at.first_inside"),
         ONE_TILE,
         ODD_N,
         ("bounds",),
     ),
     Fault(
         "two columns with the bias of one",
-        At("SumPairs::load", "column(turn, j) + e").replace("column(turn, j)"),
+        At("AccumulatorPairs::load", "column(subtile, j) + e").replace("column(subtile, j)"),
         ROW_BIAS,
         ONE_CTA,
         (NUMBERS,),
     ),
     Fault(
         "bias read past its end",
-        At("SumPairs::load", "if (index < ...) bias").replace("bias"),
+        At("AccumulatorPairs::load", "if (index < ...) bias").replace("bias"),
         ROW_BIAS,
         RAGGED_N,
         ("bounds",),
     ),
     Fault(
         "ragged rows stored by the TMA",
-        At("EpilogueSm90::take_turn", "if (!PLAIN && problem.n").argument(0, "false"),
+        At("Epilogue::store_subtile", "if (!PLAIN && problem.n").argument(0, "false"),
         ONE_TILE,
         RAGGED_N,
         ("bounds",),
     ),
     Fault(
         "the last vector of a ragged row stored whole",
-        At("EpilogueSm90::copy_out", "if (... <= problem.n").argument(0, "true"),
+        At("Epilogue::copy_out", "if (... <= problem.n").argument(0, "true"),
         ONE_TILE,
         RAGGED_N,
         ("bounds",),
@@ -846,14 +846,14 @@ WGMMA = (
     ),
     Fault(
         "shares added before the last of them has arrived",
-        At("StreamK::leave", "last_to_arrive(").argument(1, "last - first"),
+        At("StreamK::store_partials", "last_to_arrive(").argument(1, "last - first"),
         STREAM_K,
         ONE_SHARED,
         ("race", "poison", "uninitialised", "write_once", NUMBERS),
     ),
     Fault(
         "the first share added twice",
-        At("StreamK::add_up", "sums.clear()").insert_after(
+        At("StreamK::add_partials", "sums.clear()").insert_after(
             "add(sums, partials + place(first * ranks + rank, true), 0);"
         ),
         STREAM_K,
@@ -862,7 +862,7 @@ WGMMA = (
     ),
     Fault(
         "shares added in the order of their arrival",
-        At("StreamK::add_up", "for (uint32_t sharer = first; sharer <= last; ++sharer) {").replace(
+        At("StreamK::add_partials", "for (uint32_t sharer = first; sharer <= last; ++sharer) {").replace(
             "for (uint32_t i = first; i <= last; ++i) {"
             " uint32_t const sharer = first + (i + atoms::cta_x()) % (last - first + 1);"
         ),
@@ -872,14 +872,14 @@ WGMMA = (
     ),
     Fault(
         "the first block of rows finished in place of every block",
-        At("gemm_sm90", "Reduction::add_up(sums, sharers").argument(2, "0"),
+        At("gemm", "Reduction::add_partials(sums, sharers").argument(2, "0"),
         STREAM_K_BLOCKS,
         ONE_SHARED_BY_BLOCKS,
         (NUMBERS,),
     ),
     Fault(
         "all blocks of rows finished at one place",
-        At("gemm_sm90", "+ block * 64").replace(""),
+        At("gemm", "+ block * 64").replace(""),
         STREAM_K_BLOCKS,
         ONE_SHARED_BY_BLOCKS,
         ("write_once", "poison", NUMBERS),
@@ -900,21 +900,21 @@ WGMMA = (
     ),
     Fault(
         "stream-K counter not reset",
-        At("StreamK::leave", "st_global(counter").drop(),
+        At("StreamK::store_partials", "st_global(counter").drop(),
         STREAM_K,
         ONE_SHARED,
         (NUMBERS,),
     ),
     Fault(
         "ring skips whole tiles where the other consumer has a part of one",
-        At("gemm_sm90", "ring.skip(").argument(0, "k_tiles"),
+        At("gemm", "mainloop.state.advance(").argument(0, "k_tiles"),
         STREAM_K_PINGPONG,
         FOUR_SHARED,
         ("deadlock", "race", "mbarrier", NUMBERS),
     ),
     Fault(
         "one flag for the shares of both consumers",
-        At("gemm_sm90", "shared.is_last[Policy::pingpong ? consumer : 0]").replace("shared.is_last[0]"),
+        At("gemm", "shared.is_last[Policy::pingpong ? consumer : 0]").replace("shared.is_last[0]"),
         STREAM_K_PINGPONG,
         FOUR_SHARED,
         ("race",),
@@ -940,56 +940,56 @@ SEVEN_K_TILES, RAGGED_EVEN, RAGGED_ODD = "64x64x448", "62x64x334", "61x61x131"
 WGMMA_CP_ASYNC = (
     Fault(
         "copies multiplied without a fence between the proxies",
-        At("CopiedStages::await_full", "async_proxy_fence()").drop(),
+        At("CpAsyncPipeline::consumer_wait", "fence_proxy_async()").drop(),
         THREAD_COPY,
         SEVEN_K_TILES,
         ("proxy",),
     ),
     Fault(
         "fence between the proxies before the copies have arrived",
-        At("CopiedStages::await_full", "Stages::await_full()").swap_with_next(),
+        At("CpAsyncPipeline::consumer_wait", "Base::consumer_wait()").swap_with_next(),
         THREAD_COPY,
         SEVEN_K_TILES,
         ("proxy",),
     ),
     Fault(
         "copies multiplied before they have arrived",
-        At("CopiedStages::await_full", "Stages::await_full()").drop(),
+        At("CpAsyncPipeline::consumer_wait", "Base::consumer_wait()").drop(),
         THREAD_COPY,
         SEVEN_K_TILES,
         ("race",),
     ),
     Fault(
         "arrival that does not wait for the copies",
-        At("CopiedStages::load", "mbarrier_arrive_after_copies").replace("mbarrier_arrive"),
+        At("CpAsyncPipeline::load", "cp_async_mbarrier_arrive").replace("mbarrier_arrive"),
         THREAD_COPY,
         SEVEN_K_TILES,
         ("race",),
     ),
     Fault(
         "no arrival after the copies",
-        At("CopiedStages::load", "else { atoms::mbarrier_arrive_after_copies(full); }").replace("else { }"),
+        At("CpAsyncPipeline::load", "else { atoms::cp_async_mbarrier_arrive(full); }").replace("else { }"),
         THREAD_COPY,
         SEVEN_K_TILES,
         ("deadlock",),
     ),
     Fault(
         "copies of one thread not awaited",
-        At("CopiedStages::init", "Stages::init(").argument(2, "@ - 1"),
+        At("CpAsyncPipeline::init", "Base::init(").argument(2, "@ - 1"),
         THREAD_COPY,
         SEVEN_K_TILES,
         ("race", "mbarrier"),
     ),
     Fault(
         "stage overwritten before it was released",
-        At("CopiedStages::load", "mbarrier_wait(").drop(),
+        At("TmaPipeline::producer_acquire", "mbarrier_wait(").drop(),
         THREAD_COPY,
         SEVEN_K_TILES,
         ("race", "mbarrier"),
     ),
     Fault(
         "producer ends before its copies have arrived",
-        At("gemm_sm90", "cp_async_wait<0>").drop(),
+        At("gemm", "cp_async_wait<0>").drop(),
         THREAD_COPY,
         SEVEN_K_TILES,
         ("pending",),
@@ -1003,14 +1003,14 @@ WGMMA_CP_ASYNC = (
     ),
     Fault(
         "last k-tile copied as a whole one",
-        At("CopiedStages::load", "if (k_left >= Policy::tile_k").argument(0, "true"),
+        At("CpAsyncPipeline::load", "if (k_left >= Policy::tile_k").argument(0, "true"),
         THREAD_COPY,
         RAGGED_EVEN,
         ("bounds",),
     ),
     Fault(
         "padding read at the end of memory",
-        At("CopiedStages::load", "if (k_left >= Policy::tile_k").argument(0, "k_left >= Policy::tile_k"),
+        At("CpAsyncPipeline::load", "if (k_left >= Policy::tile_k").argument(0, "k_left >= Policy::tile_k"),
         THREAD_COPY_NT,
         "61x61x128",
         ("bounds",),
@@ -1024,14 +1024,14 @@ WGMMA_CP_ASYNC = (
     ),
     Fault(
         "stored elements announced by an arrival that waits for copies only",
-        At("CopiedStages::load", "if (stores").argument(0, "false"),
+        At("CpAsyncPipeline::load", "if (stores").argument(0, "false"),
         THREAD_COPY,
         RAGGED_ODD,
         ("race", "poison"),
     ),
     Fault(
         "copies beside stored elements not awaited",
-        At("CopiedStages::load", "cp_async_wait<0>").drop(),
+        At("CpAsyncPipeline::load", "cp_async_wait<0>").drop(),
         THREAD_COPY,
         RAGGED_ODD,
         ("race", "poison"),
