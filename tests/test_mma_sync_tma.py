@@ -86,7 +86,7 @@ def test_a_producer_gives_its_registers_where_the_others_need_more_than_they_are
 def test_fewer_rows_of_d_are_staged_where_stages_leave_no_room() -> None:
     three, four = (plan_of(tile="256x128x64", stages=stages) for stages in ("3", "4"))
     assert (three.staged_rows, four.staged_rows) == (16, 8) and four.smem_bytes <= four.max_smem_bytes
-    assert "staged_rows = 8" in emit(four, TEMPLATES).source and "staged_rows = 16" in emit(three, TEMPLATES).source
+    assert "epilogue_rows = 8" in emit(four, TEMPLATES).source and "epilogue_rows = 16" in emit(three, TEMPLATES).source
 
 
 def test_boxes_of_an_operand_that_is_not_k_major_fit_the_warp_tile() -> None:
