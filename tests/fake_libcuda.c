@@ -165,28 +165,40 @@ static double activate(char const *name, double x) {
   return x;
 }
 
+static double *wide(uint64_t base, int64_t first, int64_t rows, int64_t k, int64_t row_step, int64_t k_step, int type) {
+  double *const found = malloc((size_t)(rows > 0 ? rows : 0) * (size_t)(k > 0 ? k : 0) * sizeof(double) + 1);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t at = 0; at < k; ++at) found[i * k + at] = load(base, first + i * row_step + at * k_step, type);
+  }
+  return found;
+}
+
 static void compute(char const *name, Problem const *p) {
+  int const beta = strstr(name, "_beta") != NULL;
+  int const bias_row = strstr(name, "_biasrow") != NULL, bias_column = strstr(name, "_biascol") != NULL;
   char arch[16], layout[4], in[16], acc[16], out[16];
   int t_in, t_out, a_rows, b_rows;
   sscanf(name, "hgemm_%15[^_]_%3[^_]_%15[^_]_%15[^_]_%15[^_]_", arch, layout, in, acc, out);
   t_in = type_of(in), t_out = type_of(out);
   a_rows = layout[0] == 't', b_rows = layout[1] == 'n';
   for (int64_t batch = 0; batch < p->batch; ++batch) {
+    /* Each number is widened once: (m, k) and (n, k). */
+    double *const a = wide(p->a, batch * p->stride_a, p->m, p->k, a_rows ? p->lda : 1, a_rows ? 1 : p->lda, t_in);
+    double *const b = wide(p->b, batch * p->stride_b, p->n, p->k, b_rows ? p->ldb : 1, b_rows ? 1 : p->ldb, t_in);
     for (int64_t i = 0; i < p->m; ++i) {
       for (int64_t j = 0; j < p->n; ++j) {
         int64_t const at_c = batch * p->stride_c + i * p->ldc + j;
         double x = 0;
-        for (int64_t k = 0; k < p->k; ++k) {
-          x += load(p->a, batch * p->stride_a + (a_rows ? i * p->lda + k : k * p->lda + i), t_in) *
-               load(p->b, batch * p->stride_b + (b_rows ? j * p->ldb + k : k * p->ldb + j), t_in);
-        }
+        for (int64_t k = 0; k < p->k; ++k) x += a[i * p->k + k] * b[j * p->k + k];
         x *= p->alpha;
-        if (strstr(name, "_beta") && p->beta != 0) x += p->beta * load(p->c, at_c, t_out);
-        if (strstr(name, "_biasrow")) x += load(p->bias, batch * p->stride_bias + j, t_out);
-        if (strstr(name, "_biascol")) x += load(p->bias, batch * p->stride_bias + i, t_out);
+        if (beta && p->beta != 0) x += p->beta * load(p->c, at_c, t_out);
+        if (bias_row) x += load(p->bias, batch * p->stride_bias + j, t_out);
+        if (bias_column) x += load(p->bias, batch * p->stride_bias + i, t_out);
         store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, activate(name, x));
       }
     }
+    free(a);
+    free(b);
   }
 }
 

@@ -23,7 +23,7 @@ from generator.proof import jobs as emulate
 from generator.proof.catalog import chosen
 from generator.proof.costs import Costs, count, disagreements
 from generator.proof.executor import Executable, HostToolchain
-from generator.proof.jobs import Emulation, Prover, Request, request_of, workers
+from generator.proof.jobs import Emulation, Prover, Request, check_here, request_of, workers
 from generator.proof.machine import EmulatedKernel
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -208,7 +208,7 @@ def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostTool
         epilogue.write_text(epilogue.read_text().replace(ours, mine))
         kernel = kernel_of({**ONE, "activation": "relu"})
         asked = request(replace(host_toolchain, templates=templates), kernel, shapes="33x17x40,64x64x64")
-        outcome, _ = workers(1).check(asked)
+        outcome = check_here(asked)
         assert outcome.passed == right, outcome.reason
 
 
@@ -223,7 +223,7 @@ def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostTool
 def test_direct_stores_of_a_tile_that_ends_on_8_columns_stay_in_it(
     host_toolchain: HostToolchain, options: dict[str, str]
 ) -> None:
-    outcome, _ = workers(1).check(
+    outcome = check_here(
         request(host_toolchain, kernel_of({"arch": "sm_90a", **options}), shapes="128x144x128,64x100x64")
     )
     assert outcome.passed, outcome.reason
