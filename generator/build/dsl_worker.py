@@ -58,4 +58,5 @@ def _words(error: Exception) -> str:
 
 
 if __name__ == "__main__":
+    del sys.path[0]  # this folder, whose inspect.py would hide Python's own
     serve()
