@@ -25,7 +25,7 @@ from pathlib import Path
 import click
 
 import hgemm
-from generator.export.tree import Wish, export
+from generator.export.c_library import ExportOptions, export
 from hgemm.device import driver, open_device
 from hgemm.dispatch_table import Table
 from hgemm.launch import ctas
@@ -100,7 +100,7 @@ def without_maps(library: Library) -> list[str]:
 
 def program(library: Library, folder: Path) -> Path:
     """Export the library and build the C program with it. nvFatbin is not used: not every machine with a GPU has it."""
-    export(library, folder / "hgemm", Wish(without_maps(library), compressed=False))
+    export(library, folder / "hgemm", ExportOptions(without_maps(library), compressed=False))
     built = folder / "launch_overhead"
     flags = ["-std=c99", "-O2", f"-I{folder / 'hgemm' / 'include'}", "-o", built]
     parts = [ROOT / "benchmarks" / "call_overhead.c", folder / "hgemm" / "lib" / "libhgemm.a", "-ldl", "-lpthread"]

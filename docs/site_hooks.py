@@ -145,7 +145,7 @@ def python_api() -> str:
 
 def c_api() -> str:
     """Return a section for each function of hgemm.h, with its comment, and the types after them."""
-    from generator.export.enums import with_enums
+    from generator.export.c_sources import with_enums
 
     text = with_enums(HEADER.read_text(encoding="utf-8"))
     text = re.sub(r"HGEMM_FIELD\((\w+), (\w+), \w+\)", r"\1 \2", text)

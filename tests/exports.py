@@ -18,7 +18,7 @@ from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.catalog import catalog_kernels
 from generator.emit import Kernel, emit
-from generator.export.tree import MANIFEST, Wish, export
+from generator.export.c_library import MANIFEST, ExportOptions, export
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.dispatch_table import kind_of
@@ -65,7 +65,7 @@ def export_paper(library: Library, to: Path, name: str = "hgemm") -> Path:
     """Export a library without nvFatbin, which would refuse code that is none; skip where there is no compiler."""
     need_compiler()
     opened = open_library(library.folder)
-    export(opened, to, Wish(opened.symbols, name, compressed=False))
+    export(opened, to, ExportOptions(opened.symbols, name, compressed=False))
     return to
 
 

@@ -107,7 +107,7 @@ def test_every_problem_of_what_is_covered_is_served() -> None:
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(RequestError, match="dtype_a 'f8' is unknown"):
         kinds_of(["f8"], ["tn"], ["none"], ["none"])
-    with pytest.raises(RequestError, match="no kernel multiplies f32 as it is: use tf32:f16"):
+    with pytest.raises(RequestError, match="kernels multiply f32 as tf32 only: use tf32:f16"):
         kinds_of(["f32:f16"], ["tn"], ["none"], ["none"])
 
 

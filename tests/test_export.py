@@ -14,8 +14,8 @@ from conftest import ROOT, call
 from exports import check_manifest, export_paper, loaded, need_compiler
 
 from generator.errors import HgemmError, LibraryError, RequestError
-from generator.export.table_c import fat_binary
-from generator.export.tree import Wish, export
+from generator.export.c_library import ExportOptions, export
+from generator.export.c_sources import fat_binary
 from generator.store.library import Library
 from hgemm.library import open_library
 
@@ -60,7 +60,7 @@ def test_compressed_images_are_equal_byte_for_byte_and_small(small_library: Libr
     need_compiler()
     library = open_library(small_library.folder)
     for name in "ab":
-        export(library, tmp_path / name, Wish(library.symbols))
+        export(library, tmp_path / name, ExportOptions(library.symbols))
     assert (tmp_path / "a" / "MANIFEST.json").read_bytes() == (tmp_path / "b" / "MANIFEST.json").read_bytes()
     blob = (tmp_path / "a" / "src" / "images.bin").read_bytes()
     assert blob[:4] == bytes.fromhex("50ed55ba")
@@ -100,19 +100,19 @@ def test_another_folders_files_are_left_alone(paper_library: Library, tmp_path: 
     library = open_library(paper_library.folder)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(RequestError, match="holds files that are no export"):
-        export(library, tmp_path / "mine", Wish(library.symbols, compressed=False))
-    with pytest.raises(RequestError, match="is no folder"):
-        export(library, tmp_path / "mine" / "notes.txt", Wish(library.symbols, compressed=False))
+    with pytest.raises(RequestError, match="has files but no MANIFEST.json"):
+        export(library, tmp_path / "mine", ExportOptions(library.symbols, compressed=False))
+    with pytest.raises(RequestError, match="is not a folder"):
+        export(library, tmp_path / "mine" / "notes.txt", ExportOptions(library.symbols, compressed=False))
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 
 
 def test_an_export_is_replaced_whole(small_library: Library, tmp_path: Path) -> None:
     library = open_library(small_library.folder)
     to = tmp_path / "export"
-    export(library, to, Wish(library.symbols[:1], compressed=False, sources=True, compiler="absent"))
+    export(library, to, ExportOptions(library.symbols[:1], compressed=False, sources=True, compiler="absent"))
     assert (to / "source").is_dir()
-    export(library, to, Wish(library.symbols, compressed=False, compiler="absent"))
+    export(library, to, ExportOptions(library.symbols, compressed=False, compiler="absent"))
     assert not (to / "source").exists() and check_manifest(to) == []
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
 
@@ -123,7 +123,7 @@ def test_a_damaged_variant_is_not_exported(small_library: Library, tmp_path: Pat
     path = folder / library.symbols[0] / "kernel.cubin"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(LibraryError, match="SHA-256 differs"):
-        export(library, tmp_path / "export", Wish(library.symbols, compressed=False))
+        export(library, tmp_path / "export", ExportOptions(library.symbols, compressed=False))
     assert not (tmp_path / "export").exists()
 
 
@@ -133,8 +133,8 @@ def test_a_compiler_that_fails_leaves_nothing(small_library: Library, tmp_path: 
     bad = tmp_path / "badcc"
     bad.write_text("#!/bin/sh\ntest \"$1\" = --version && echo bad 1.0 && exit 0\necho 'x.c: error: no' >&2\nexit 1\n")
     bad.chmod(0o755)
-    with pytest.raises(HgemmError, match="badcc fails: x.c: error: no: name another compiler with --cc"):
-        export(library, tmp_path / "export", Wish(library.symbols, compressed=False, compiler=str(bad)))
+    with pytest.raises(HgemmError, match="badcc failed: x.c: error: no: choose another compiler with --cc"):
+        export(library, tmp_path / "export", ExportOptions(library.symbols, compressed=False, compiler=str(bad)))
     assert [path.name for path in tmp_path.iterdir()] == ["badcc"]
 
 
@@ -146,21 +146,21 @@ def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
 ) -> None:
     words = ["export", "--library", small_library.folder, "--uncompressed", "--kernels", "*_tn_*,*_tt_*"]
     done = call("hgemm", *words, "--to", tmp_path / "a", "--cc", "absent")
-    assert done.returncode == 1 and "no C compiler 'absent' is here" in done.stderr and not (tmp_path / "a").exists()
+    assert done.returncode == 1 and "the C compiler 'absent' is not installed" in done.stderr and not (tmp_path / "a").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     done = call("hgemm", *words, "--to", tmp_path / "a")
     assert done.returncode == 0 and "2 kernels for sm_80" in done.stdout
     verify = f"hgemm verify --library {small_library.folder}"
     assert done.stderr.splitlines() == [
-        "hgemm: no C compiler 'cc' is here: the sources are written, and lib/ is left to CMake",
+        "hgemm: the C compiler 'cc' is not installed: wrote the sources; build lib/ with CMake",
         f"hgemm: 2 of 2 kernels have no proof: `{verify} --emulate` proves those in C++, `{verify} --device` checks any on a GPU",
     ]
     done = call("hgemm", *words, "--to", tmp_path / "b", "--require-proof")
     assert done.returncode == 1 and "2 of 2 kernels have no proof, nothing is exported" in done.stderr
     assert not list((tmp_path / "a" / "lib").glob("*.so")) and (tmp_path / "a" / "CMakeLists.txt").is_file()
     done = call("hgemm", *words, "--to", tmp_path / "b", "--json", "--prefix", "9lives")
-    assert done.returncode == 2 and "prefix '9lives' is no name" in done.stderr
+    assert done.returncode == 2 and "prefix '9lives' is not a valid name" in done.stderr
     done = call("hgemm", "export", "--library", small_library.folder, "--arch", "120", "--to", tmp_path / "b")
     assert done.returncode == 1 and "no variant in" in done.stderr and not (tmp_path / "b").exists()
 
@@ -171,7 +171,7 @@ def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
 def test_a_kernel_takes_so_little_that_the_catalog_fits(small_library: Library, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvfatbin", reason="nvidia-nvfatbin is not installed")
     library = open_library(small_library.folder)
-    done = export(library, tmp_path / "export", Wish(library.symbols, compiler="absent"))
+    done = export(library, tmp_path / "export", ExportOptions(library.symbols, compiler="absent"))
     assert done.image_bytes / done.variants * 200 < MAX_BYTES
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 from exports import export_paper, fake_driver, need_compiler
 
 from generator import __version__
-from generator.export.tree import Wish, export
+from generator.export.c_library import ExportOptions, export
 from generator.store.library import Library
 from hgemm.library import open_library
 
@@ -82,7 +82,7 @@ def test_a_prefix_names_the_package_and_its_targets(small_library: Library, tmp_
 
 def test_without_built_libraries_find_package_says_what_to_do(small_library: Library, tmp_path: Path) -> None:
     library = open_library(small_library.folder)
-    export(library, tmp_path / "export", Wish(library.symbols, compressed=False, compiler="absent"))
+    export(library, tmp_path / "export", ExportOptions(library.symbols, compressed=False, compiler="absent"))
     source = project(tmp_path / "source", "find_package(hgemm CONFIG REQUIRED)", "hgemm::hgemm")
     done = cmake("-S", source, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'export'}")
     told = " ".join(done.stderr.split())

@@ -15,7 +15,7 @@ from exports import ByC, CChoice, CProblem, compiled, loaded, need_compiler
 from generator.build.pipeline import Settings, make
 from generator.build.toolchain import templates_folder
 from generator.catalog import load_catalog
-from generator.export.tree import Wish, export
+from generator.export.c_library import ExportOptions, export
 from generator.store.library import Library
 from generator.sweep import over, sweep
 from hgemm.cases import default_cases
@@ -58,7 +58,7 @@ def exported(request: pytest.FixtureRequest, library: Library, tmp_path_factory:
         pytest.skip("nvidia-nvfatbin is not installed: images are not compressed")
     opened = open_library(library.folder)
     to = tmp_path_factory.mktemp(request.param) / "hgemm"
-    export(opened, to, Wish(opened.symbols, compressed=request.param == "compressed"))
+    export(opened, to, ExportOptions(opened.symbols, compressed=request.param == "compressed"))
     return to
 
 

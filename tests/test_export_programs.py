@@ -18,8 +18,8 @@ from exports import compiled, export_paper, fake_driver, need_compiler, paper_li
 from generator.build.toolchain import cuda_include, templates_folder
 from generator.emit import emit
 from generator.errors import LibraryError, RequestError
-from generator.export.table_c import MAX_LISTED_ROW
-from generator.export.tree import Wish, check_name, export, renamed
+from generator.export.c_library import ExportOptions, check_name, export, renamed
+from generator.export.c_sources import MAX_LISTED_ROW
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.launch import counter_bytes, grid_x
@@ -328,7 +328,7 @@ def test_two_exports_live_in_one_program(
 
 @pytest.mark.parametrize("name", ["", "Mine", "9lives", "a-b", "a" * 33, "std", "é", "mine_"])
 def test_a_prefix_that_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(RequestError, match="is no name"):
+    with pytest.raises(RequestError, match="is not a valid name"):
         check_name(name)
 
 
@@ -341,7 +341,11 @@ def test_the_source_form_compiles_from_its_own_folder(small_library: Library, tm
     from cuda.bindings import nvrtc
 
     library = open_library(small_library.folder)
-    export(library, tmp_path / "export", Wish(library.symbols[:1], compressed=False, sources=True, compiler="absent"))
+    export(
+        library,
+        tmp_path / "export",
+        ExportOptions(library.symbols[:1], compressed=False, sources=True, compiler="absent"),
+    )
     source = tmp_path / "export" / "source"
     (instance,) = (source / "instances").iterdir()
     folders = (source / "include", source / "include" / "cute_lean", cuda_include(), cuda_include() / "cccl")
@@ -367,5 +371,5 @@ def test_a_header_that_changed_since_is_told(small_library: Library, tmp_path: P
     record = json.loads(path.read_text())
     record["inputs"]["common/problem.cuh"] = hashlib.sha256(b"older").hexdigest()
     path.write_text(json.dumps(record))
-    with pytest.raises(LibraryError, match="was made from another common/problem.cuh than is installed"):
-        export(open_library(folder), tmp_path / "export", Wish([symbol], sources=True, compressed=False))
+    with pytest.raises(LibraryError, match="was compiled with a different common/problem.cuh than the installed one"):
+        export(open_library(folder), tmp_path / "export", ExportOptions([symbol], sources=True, compressed=False))

@@ -20,8 +20,8 @@ from generator.build.toolchain import templates_folder
 from generator.cli.options import SIZE, Fields, Symbol, filter_options, json_option, kind_options, library_option
 from generator.cli.output import card, counted, fitting, progress, tell_left_out, to_csv, to_text
 from generator.errors import HgemmError, LibraryError, ProofError, RequestError, unknown
+from generator.export.c_library import ExportOptions, export, missing_tool
 from generator.export.cover import SORTS, Hole, computes, holes, kinds_of, promised_types
-from generator.export.tree import Wish, export, lacking
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage, merge
 from generator.store.query import Selection, check_field, known_fields, nothing_matches, resolve, select_rows
@@ -348,10 +348,10 @@ def cover_command(
     aligns = [*map(int, _words(align))]
 
     counts = {name: sum(computes(name, kind) for kind in kinds) for name in archs}
-    lacking = [name for name, count in counts.items() if count < len(kinds)]
-    if lacking and not any(counts.values()):
-        raise RequestError(f"tensor instructions of {' and '.join(lacking)} multiply f16 only: use --types f16")
-    for name in lacking:
+    unsupported = [name for name, count in counts.items() if count < len(kinds)]
+    if unsupported and not any(counts.values()):
+        raise RequestError(f"tensor instructions of {' and '.join(unsupported)} multiply f16 only: use --types f16")
+    for name in unsupported:
         click.echo(
             f"hgemm: {name} multiplies f16 only: {counted(len(kinds) - counts[name], 'kind')} left out", err=True
         )
@@ -446,18 +446,18 @@ def export_command(
     rows = select_rows(opened, Selection(**filters))
     symbols = [str(row["symbol"]) for row in rows]
     tell_left_out(opened, Selection(**filters))
-    missing = lacking(cc)
+    missing = missing_tool(cc)
     if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
-        raise HgemmError(f"no {missing} is here: name another with --cc, or leave that out: {_UNNAMED}")
+        raise HgemmError(f"the {missing} is not installed: choose another with --cc, or omit --cc: {_UNNAMED}")
     if not symbols:
         raise nothing_matches(opened)
     unproved = [str(row["symbol"]) for row in rows if "proof_executor" not in row]
     if unproved and require_proof:
         raise ProofError(f"{_told(unproved, rows)}, nothing is exported: {_how(library)}")
-    done = export(open_library(library), to, Wish(symbols, prefix, source, not uncompressed, cc))
+    done = export(open_library(library), to, ExportOptions(symbols, prefix, source, not uncompressed, cc))
     if not done.compiler:
-        why = f"no {missing} is here" if missing else f"{cc} does not say its version"
-        click.echo(f"hgemm: {why}: the sources are written, and lib/ is left to CMake", err=True)
+        why = f"the {missing} is not installed" if missing else f"{cc} --version failed"
+        click.echo(f"hgemm: {why}: wrote the sources; build lib/ with CMake", err=True)
     if unproved:
         click.echo(f"hgemm: {_told(unproved, rows)}: {_how(library)}", err=True)
     if as_json:
@@ -468,7 +468,7 @@ def export_command(
     )
 
 
-_UNNAMED = "cc builds then, and where there is none the sources alone are written"
+_UNNAMED = "the default is cc; without a compiler only the sources are written"
 
 
 def _how(library: Path) -> str:

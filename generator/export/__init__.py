@@ -1,1 +1,1 @@
-"""From a library's folder to a C library: images, dispatch table, sources, builds, and the packages that find them."""
+"""Export a library of kernels as a C library, and find gaps in what it supports."""

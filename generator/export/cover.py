@@ -1,4 +1,4 @@
-"""What a library serves on a device and what it does not, and the least set of variants that closes the holes."""
+"""Coverage: the problems that no kernel of a library supports, and the kernels to generate for them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ SORTS = {
     "k of 0": {"m": 4099, "n": 4101, "k": 0},
     "batch": {"m": 65, "n": 67, "k": 69, "batch": 3},
 }
-"""A problem of each sort that variants may be limited to."""
+"""One problem of each sort. Kernels may support some sorts only."""
 FALLBACK = {"tile": "64x64x32", "schedule": "one_tile"}
-"""What a variant that closes a hole has beside the fields that the hole decides: a tile that wastes little of small problems."""
+"""Further fields of a kernel that closes a hole. The small tile wastes little on small problems."""
 
 
 @dataclass(frozen=True)
 class Hole:
-    """Problems of one kind on one device that no variant serves, without a workspace.
+    """Problems of one kind on one architecture that no kernel supports without a workspace.
 
-    Fields: `sorts` are those of SORTS, by alignment of all operands in elements; `beta` is whether C is added.
+    Fields: `sorts` holds the missing names of SORTS, by the alignment of all operands in elements; `beta` tells whether C is
+        added.
     """
 
     arch: str
@@ -43,7 +44,7 @@ class Hole:
     sorts: dict[int, tuple[str, ...]]
 
     def request(self) -> dict[str, str]:
-        """Return what to generate: one variant that serves all of them, since less alignment serves more."""
+        """Return the fields of a kernel that supports all of these problems: its alignment is the smallest of the hole."""
         kind, align = self.kind, min(self.sorts)
         sizes = {"a": DTYPES[kind.dtype_a].bytes, "b": DTYPES[kind.dtype_b].bytes, "d": DTYPES[kind.dtype_d].bytes}
         return {
@@ -62,7 +63,7 @@ class Hole:
         }
 
     def to_dict(self) -> dict[str, object]:
-        """Return the hole as JSON says it."""
+        """Return the hole as JSON."""
         sorts = {str(align): list(sorts) for align, sorts in self.sorts.items()}
         return {"arch": self.arch, "kind": str(self.kind), "beta": self.beta, "sorts": sorts, "request": self.request()}
 
@@ -70,21 +71,23 @@ class Hole:
 def kinds_of(
     types: Sequence[str], layouts: Sequence[str], biases: Sequence[str], activations: Sequence[str]
 ) -> list[Kind]:
-    """Return every kind of some types, each written f16 (of A, B and D), tf32 (D is f32) or f16:f32 (of A and B, then of D).
+    """Return all combinations of types, layouts, biases and activations.
 
-    Raises: RequestError for a word that is unknown.
+    A type is `f16` (A, B and D), `tf32` (A and B; D is f32) or `f16:f32` (A and B; D).
+
+    Raises: RequestError for an unknown word.
     """
     found = []
     for text, layout, bias, activation in product(types, layouts, biases, activations):
         dtype, _, dtype_d = text.partition(":")
         if dtype == "f32":
-            raise RequestError(f"no kernel multiplies f32 as it is: use {text.replace('f32', 'tf32', 1)}")
+            raise RequestError(f"kernels multiply f32 as tf32 only: use {text.replace('f32', 'tf32', 1)}")
         found.append(Kind(layout, dtype, dtype, dtype_d or in_memory(dtype), "f32", bias, activation))
     return found
 
 
 def promised_types(table: Table) -> list[str]:
-    """Return the types that a library is asked for where nobody says: f16 and bf16, and tf32 where it has any of it."""
+    """Return the default types: f16 and bf16, and tf32 if the library has a kernel for it."""
     there = {word_of(group.kind, "dtype_a") for group in table.groups}
     return ["f16", "bf16", *(["tf32"] if "tf32" in there else [])]
 
@@ -92,26 +95,26 @@ def promised_types(table: Table) -> list[str]:
 def holes(
     table: Table, archs: Iterable[str], kinds: Sequence[Kind], aligns: Sequence[int], beta: bool
 ) -> Iterator[Hole]:
-    """Yield what a library does not serve on a common GPU of each architecture, of what that can compute.
+    """Yield the holes of a library on a typical GPU of each architecture. Types that an architecture lacks are skipped.
 
-    Raises: RequestError for an architecture that is unknown.
+    Raises: RequestError for an unknown architecture.
     """
     for arch in archs:
         selector = Selector(table, Target.typical(arch))
         for kind in filter(partial(computes, arch), kinds):
-            missing = {align: tuple(_unserved(selector, kind, align, beta)) for align in aligns}
+            missing = {align: tuple(_unsupported(selector, kind, align, beta)) for align in aligns}
             missing = {align: sorts for align, sorts in missing.items() if sorts}
             if missing:
                 yield Hole(selector.target.name, kind, beta, missing)
 
 
 def computes(arch: str, kind: Kind) -> bool:
-    """Tell whether an architecture has tensor instructions for a kind's inputs."""
+    """Tell whether an architecture has tensor instructions for the input types of a kind."""
     return kind.dtype_a == "f16" or ARCHS[arch].has_bf16
 
 
-def _unserved(selector: Selector, kind: Kind, align: int, beta: bool) -> Iterator[str]:
+def _unsupported(selector: Selector, kind: Kind, align: int, beta: bool) -> Iterator[str]:
     for sort, extents in SORTS.items():
-        wanted = SelectionQuery(kind, **extents, beta=beta, align_a=align, align_b=align, align_d=align)
-        if selector.find(wanted) is None:
+        query = SelectionQuery(kind, **extents, beta=beta, align_a=align, align_b=align, align_d=align)
+        if selector.find(query) is None:
             yield sort

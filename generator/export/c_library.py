@@ -1,4 +1,4 @@
-"""The name of an export: every symbol, file and package of it begins with that, so that several live in one program."""
+"""Export kernels as a C library: headers, sources, built libraries, packages for CMake and pkg-config, and a manifest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pathlib import Path
 from generator import __version__
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
-from generator.export.enums import with_enums
-from generator.export.table_c import Shortlists, pack, table_c, table_h
+from generator.export.c_sources import Images, Shortlists, pack, table_c, table_h, with_enums
 from generator.store.files import temporary_name, told
 from hgemm.dispatch_table import Table
 from hgemm.launch_traits import LaunchTraits
@@ -24,28 +23,31 @@ from hgemm.library import Library, read_variant
 from hgemm.measured import read_sessions
 from hgemm.record import SOURCE_NAME
 
+# ==== The name of an export. All symbols, files and packages begin with it, so that a program can link several. ====
+
+
 DEFAULT = "hgemm"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 _RESERVED = {"std", "int", "char", "float", "double", "struct", "cu", "cuda", "lib"}
 
 
 def check_name(name: str) -> str:
-    """Return a name that C, C++, CMake and file systems take. Raises RequestError for another."""
+    """Return the name if it is valid in C, C++, CMake and file systems. Raises RequestError otherwise."""
     if not _NAME.fullmatch(name) or name in _RESERVED or name.endswith("_"):
-        raise RequestError(f"prefix {name!a} is no name: use a to z, 0 to 9 and _, such as mylib_gemm")
+        raise RequestError(f"prefix {name!a} is not a valid name: use a to z, 0 to 9 and _, such as mylib_gemm")
     return name
 
 
 def renamed(text: str, name: str) -> str:
-    """Return a template's text with the names of an export called `name`: hgemm_run becomes name_run, HGEMM_OK NAME_OK."""
+    """Rename everything in a template: hgemm_run becomes `name`_run, and HGEMM_OK becomes NAME_OK."""
     return text.replace(DEFAULT, name).replace(DEFAULT.upper(), name.upper())
 
 
-# ==== The kernels as sources ====
+# ==== The sources of the kernels (--source) ====
 
 
-_FOR_THE_CPU = "executor/"
-"""Headers that the kernels' own include only where a C++ compiler makes them run on the CPU."""
+_CPU_HEADERS = "executor/"
+"""Kernels include these headers on the CPU only."""
 README = """\
 Each file of instances/ is one kernel; it includes headers of include/ and, of a CUDA toolkit, cuda_fp16.h and what that needs.
 
@@ -58,16 +60,16 @@ common/problem.cuh is what a kernel takes; launch.json says with how many thread
 
 
 def source_files(library: Library, symbols: Iterable[str], templates: Path) -> dict[str, bytes]:
-    """Return the files by their paths.
+    """Return the source files by path.
 
-    Raises: LibraryError where a header is not the one a variant was made from, RequestError where a variant is not in C++.
+    Raises: LibraryError if a header has changed since a kernel was compiled; RequestError for a kernel that is not C++.
     """
     files = {"README": README.encode()}
     for symbol in symbols:
         variant = read_variant(library.folder, symbol)
         if variant.record.source_name != SOURCE_NAME:
             raise RequestError(
-                f'{symbol} is a module of CuTe DSL, which nvcc does not compile: leave it out by --where "not form=dsl"'
+                f'{symbol} is a CuTe DSL module, which nvcc cannot compile: exclude it with --where "not form=dsl"'
             )
         files[f"instances/{symbol}.cu"] = variant.source
         for path, text in _headers(variant.record.data["inputs"], symbol, templates):
@@ -76,19 +78,21 @@ def source_files(library: Library, symbols: Iterable[str], templates: Path) -> d
 
 
 def _headers(inputs: dict[str, str], symbol: str, templates: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the headers that are ours or CUTLASS's; those of the toolkit stay where it is."""
+    """Yield our headers and those of CUTLASS. Headers of the CUDA toolkit are not copied."""
     for name, sha256 in inputs.items():
-        if name.startswith(_FOR_THE_CPU):
+        if name.startswith(_CPU_HEADERS):
             continue
         places = ((templates, ""), (templates / "cute_lean", "cute_lean/"), (cutlass_include(), ""))
         here = {place + name: (folder / name).read_bytes() for folder, place in places if (folder / name).is_file()}
         same = [path for path, text in here.items() if hashlib.sha256(text).hexdigest() == sha256]
         if here and not same:
-            raise LibraryError(f"{symbol} was made from another {name} than is installed: generate it anew")
+            raise LibraryError(
+                f"{symbol} was compiled with a different {name} than the installed one: generate it again"
+            )
         yield from ((path, here[path]) for path in same[:1])
 
 
-# ==== Builds the exported sources with the host's C compiler ====
+# ==== The C compiler ====
 
 
 SOURCES = ("check", "driver", "errors", "handle", "images", "launch", "select", "table", "unmet")
@@ -108,25 +112,25 @@ _EXPORTED = '__attribute__((visibility("default")))'
 TIMEOUT_S = 300
 
 
-def lacking(compiler: str) -> str:
-    """Say what is not here of a compiler and the archiver beside it; nothing where both are."""
+def missing_tool(compiler: str) -> str:
+    """Return which of the compiler and the archiver `ar` is not installed, or an empty string."""
     if not shutil.which(compiler):
         return f"C compiler {compiler!a}"
-    return "" if shutil.which("ar") else "`ar`, which packs libraries,"
+    return "" if shutil.which("ar") else "archiver `ar`"
 
 
 def compiler_version(compiler: str) -> str:
-    """Return the first line that a compiler says of itself; nothing where something is lacking."""
-    if lacking(compiler):
+    """Return the first line of `compiler --version`, or an empty string if a tool is missing."""
+    if missing_tool(compiler):
         return ""
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S)
     return (done.stdout.splitlines() or [""])[0] if done.returncode == 0 else ""
 
 
 def build(folder: Path, name: str, compiler: str) -> None:
-    """Compile and link lib/lib<name>.a and .so in an exported folder, whose path does not enter them.
+    """Compile and link lib/lib<name>.a and .so in an exported folder. The result is the same in any folder, at any time.
 
-    Raises: HgemmError with the compiler's first complaint.
+    Raises: HgemmError with the compiler's first error.
     """
     (folder / "lib").mkdir(exist_ok=True)
     objects = folder / "objects"
@@ -145,20 +149,22 @@ def build(folder: Path, name: str, compiler: str) -> None:
 def _run(folder: Path, *command: str) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
-        raise HgemmError(f"{Path(command[0]).name} fails: {_first_line(done.stderr)}: name another compiler with --cc")
+        raise HgemmError(
+            f"{Path(command[0]).name} failed: {_first_error(done.stderr)}: choose another compiler with --cc"
+        )
 
 
-def _first_line(text: str) -> str:
+def _first_error(text: str) -> str:
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "it does not say why")
+    return next((line for line in lines if "error" in line), lines[0] if lines else "no error message")
 
 
-# ==== The whole export: every file of it, its manifest, and its writing, whole or not at all ====
+# ==== The export ====
 
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-_PLACES = {
+_DESTINATIONS = {
     "include/hgemm.h.in": "include/{name}.h",
     "include/hgemm.hpp": "include/{name}.hpp",
     "cmake/hgemm-config.cmake": "lib/cmake/{name}/{name}-config.cmake",
@@ -166,12 +172,16 @@ _PLACES = {
     "hgemm.pc": "lib/pkgconfig/{name}.pc",
     "CMakeLists.txt": "CMakeLists.txt",
 }
-"""Where the templates that are not sources of the library go."""
+"""Destinations of the templates outside src/."""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is exported, and how."""
+class ExportOptions:
+    """What to export, and how.
+
+    Fields: `name` is the prefix of all symbols; `sources` adds the kernels' sources; `compressed` packs code as compressed fat
+        binaries.
+    """
 
     symbols: Sequence[str]
     name: str = "hgemm"
@@ -182,7 +192,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Export:
-    """What was exported. Fields: `compiler` is what built the libraries, empty where there was none."""
+    """The result of an export. Fields: `compiler` is the version of the compiler, empty if nothing was built."""
 
     folder: Path
     name: str
@@ -192,47 +202,47 @@ class Export:
     compiler: str
 
 
-def export(library: Library, to: Path, wish: Wish) -> Export:
-    """Write an export to the folder `to`, replacing an older export there.
+def export(library: Library, to: Path, options: ExportOptions) -> Export:
+    """Write an export to the folder `to`. An older export there is replaced, other files are not.
 
-    Raises: RequestError for a name that is none, or a folder that holds something else; LibraryError for a variant that
-        cannot be trusted; HgemmError where a compiler fails.
+    Raises: RequestError for an invalid name, or a folder with other files; LibraryError for damaged kernels; HgemmError if
+        the compiler fails.
     """
-    check_name(wish.name)
+    check_name(options.name)
     _check_place(to)
-    records = [library.records[symbol].data for symbol in wish.symbols]
+    records = [library.records[symbol].data for symbol in options.symbols]
     table = Table.of(records, read_sessions(library.folder))
-    images = pack(library, (row.symbol for row in table.rows), wish.compressed)
+    images = pack(library, (row.symbol for row in table.rows), options.compressed)
     traits = {record["symbol"]: LaunchTraits.of(record) for record in records}
     digest = hashlib.sha256(images.blob + json.dumps(table.to_dict(), sort_keys=True).encode()).hexdigest()
     templates = templates_folder()
-    files = _templates(templates / "capi", wish.name)
+    files = _templates(templates / "capi", options.name)
     shortlists = Shortlists.of(table)
-    files["src/table.h"] = renamed(table_h(table, shortlists, f"{__version__} {digest[:8]}"), wish.name).encode()
-    files["src/table.c"] = _table_source(table, shortlists, traits, images, wish.name).encode()
+    files["src/table.h"] = renamed(table_h(table, shortlists, f"{__version__} {digest[:8]}"), options.name).encode()
+    files["src/table.c"] = _table_source(table, shortlists, traits, images, options.name).encode()
     files["src/images.bin"] = images.blob
     files["table.json"] = _json(table.to_dict())
-    if wish.sources:
-        files.update(_source_form(library, wish.symbols, templates))
-    compiler = compiler_version(wish.compiler)
+    if options.sources:
+        files.update(_kernel_sources(library, options.symbols, templates))
+    compiler = compiler_version(options.compiler)
     archs = tuple(sorted({record["arch"] for record in records}))
-    about = {
+    manifest = {
         "format": FORMAT,
-        "name": wish.name,
+        "name": options.name,
         "version": __version__,
         "archs": archs,
         "compiler": compiler,
         "variants": {record["symbol"]: record["key"] for record in records},
     }
     with told("write", to, "--to"):
-        _write(to, files, about, wish)
-    return Export(to, wish.name, len(table.rows), archs, len(images.blob), compiler)
+        _write(to, files, manifest, options)
+    return Export(to, options.name, len(table.rows), archs, len(images.blob), compiler)
 
 
 def _templates(folder: Path, name: str) -> dict[str, bytes]:
-    """Return the files that are the same for all libraries, under the export's name."""
+    """Return the files that come from templates, renamed."""
     sources = sorted(f"src/{path.name}" for path in (folder / "src").iterdir())
-    places = {**{source: source for source in sources}, **_PLACES}
+    places = {**{source: source for source in sources}, **_DESTINATIONS}
     texts = {place.format(name=name): (folder / path).read_text(encoding="utf-8") for path, place in places.items()}
     words = {"@VERSION@": __version__, "@SOURCES@": " ".join(f"{source}.c" for source in SOURCES)}
     return {place: _filled(renamed(with_enums(text), name), words).encode() for place, text in texts.items()}
@@ -244,13 +254,15 @@ def _filled(text: str, words: dict[str, str]) -> str:
     return text
 
 
-def _table_source(table: Table, shortlists: Shortlists, traits: dict[str, LaunchTraits], images, name: str) -> str:
-    """Return table.c under the export's name; the kernels keep theirs, which are inside their images."""
+def _table_source(
+    table: Table, shortlists: Shortlists, traits: dict[str, LaunchTraits], images: Images, name: str
+) -> str:
+    """Return table.c, renamed except for the kernels: their symbols are inside the images."""
     lines = table_c(table, shortlists, traits, images).splitlines(keepends=True)
     return "".join(line if line.startswith('    {"hgemm_') else renamed(line, name) for line in lines)
 
 
-def _source_form(library: Library, symbols: Sequence[str], templates: Path) -> dict[str, bytes]:
+def _kernel_sources(library: Library, symbols: Sequence[str], templates: Path) -> dict[str, bytes]:
     files = {f"source/{path}": text for path, text in source_files(library, symbols, templates).items()}
     launches = {symbol: library.records[symbol].data["launch"] for symbol in symbols}
     return {**files, "source/launch.json": _json(launches)}
@@ -265,22 +277,22 @@ def _json(value: object) -> bytes:
 
 def _check_place(to: Path) -> None:
     if to.is_symlink() or (to.exists() and not to.is_dir()):
-        raise RequestError(f"{to} is no folder: name another with --to")
+        raise RequestError(f"{to} is not a folder: choose another one with --to")
     if to.is_dir() and any(to.iterdir()) and not (to / MANIFEST).is_file():
-        raise RequestError(f"{to} holds files that are no export (no {MANIFEST}): name another with --to")
+        raise RequestError(f"{to} has files but no {MANIFEST}, so it is not an export: choose another folder with --to")
 
 
-def _write(to: Path, files: dict[str, bytes], about: dict, wish: Wish) -> None:
-    """Fill a folder beside `to` and rename it; what stood there goes only then."""
+def _write(to: Path, files: dict[str, bytes], manifest: dict, options: ExportOptions) -> None:
+    """Fill a temporary folder beside `to`, then swap the two. An old export is deleted last."""
     to.parent.mkdir(parents=True, exist_ok=True)
     temporary = to.parent / temporary_name()
     try:
         for path, content in files.items():
             (temporary / path).parent.mkdir(parents=True, exist_ok=True)
             (temporary / path).write_bytes(content)
-        if about["compiler"]:
-            build(temporary, wish.name, wish.compiler)
-        (temporary / MANIFEST).write_bytes(_json({**about, "files": _hashes(temporary)}))
+        if manifest["compiler"]:
+            build(temporary, options.name, options.compiler)
+        (temporary / MANIFEST).write_bytes(_json({**manifest, "files": _hashes(temporary)}))
         if to.exists():
             aside = to.parent / temporary_name()
             os.rename(to, aside)

@@ -1,7 +1,8 @@
-"""The code of all variants as one file, images.bin: a compressed fat binary each, of its cubin and its PTX."""
+"""The generated parts of the C library: the code of the kernels, the enumerations of hgemm.h, and the table of kernels."""
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -9,13 +10,17 @@ from itertools import accumulate
 
 from generator.build.toolchain import INSTALL
 from generator.errors import HgemmError
-from generator.export.enums import COUNTS
 from hgemm.dispatch_table import Group, Row, Table
+from hgemm.dtypes import OUTPUTS
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, MapRule
 from hgemm.library import Library
 from hgemm.measured import REGIONS, Listed, region_of
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES
 from hgemm.shortlists import Lists
+
+# ==== images.bin: the code of all kernels ====
+
 
 ALIGN_BYTES = 64
 _COMPRESS = ("-compress-all", "-compress-mode=size")
@@ -23,7 +28,7 @@ _COMPRESS = ("-compress-all", "-compress-mode=size")
 
 @dataclass(frozen=True)
 class Code:
-    """Where code lies in images.bin, and its CRC-32."""
+    """The position of a kernel's code in images.bin, and its CRC-32."""
 
     offset: int
     size: int
@@ -32,7 +37,10 @@ class Code:
 
 @dataclass(frozen=True)
 class Images:
-    """The file, and by symbol where the code lies that a cubin's devices load, and that others load."""
+    """The content of images.bin, and by symbol the positions of cubins and PTX.
+
+    A compressed fat binary holds both, so that both positions are equal.
+    """
 
     blob: bytes
     cubins: dict[str, Code]
@@ -40,9 +48,9 @@ class Images:
 
 
 def pack(library: Library, symbols: Iterable[str], compressed: bool = True) -> Images:
-    """Read the code of variants, hashes checked, and pack it in the order given.
+    """Read the code of kernels, check its hashes, and pack it in the given order.
 
-    Raises: LibraryError where a variant cannot be trusted, HgemmError where nvFatbin is missing.
+    Raises: LibraryError if a kernel's files are damaged, HgemmError if nvFatbin is missing.
     """
     blob = bytearray()
     cubins: dict[str, Code] = {}
@@ -64,17 +72,17 @@ def _append(blob: bytearray, code: bytes) -> Code:
 
 
 def fat_binary(symbol: str, arch: str, cubin: bytes, ptx: bytes) -> bytes:
-    """Return a fat binary, from which the driver takes the cubin where it runs and the PTX elsewhere.
+    """Return a fat binary. The driver loads its cubin if that runs on the device, else its PTX.
 
     Source: nvFatbin 13.0, "Supported Options".
     """
     try:
-        from cuda.bindings import nvfatbin  # 0.05 s, and needed only where something is exported
+        from cuda.bindings import nvfatbin  # takes 0.05 s to import
 
         handle = nvfatbin.create(list(_COMPRESS), len(_COMPRESS))
     except (ImportError, RuntimeError) as missing:
         raise HgemmError(
-            f"wheel nvidia-nvfatbin is missing ({missing}): {INSTALL}, or export with --uncompressed"
+            f"the package nvidia-nvfatbin is missing ({missing}): {INSTALL}, or export with --uncompressed"
         ) from missing
     try:
         number = arch.removeprefix("sm_")
@@ -85,26 +93,67 @@ def fat_binary(symbol: str, arch: str, cubin: bytes, ptx: bytes) -> bytes:
         return bytes(code)
     except nvfatbin.nvFatbinError as error:
         raise HgemmError(
-            f"{symbol}: nvFatbin cannot read its machine code or PTX ({error}): generate it again with --force"
+            f"{symbol}: nvFatbin cannot read its cubin or PTX ({error}): generate it again with --force"
         ) from error
     finally:
         nvfatbin.destroy(handle)
 
 
-# ==== The dispatch table as C ====
+# ==== The enumerations of hgemm.h ====
+
+
+@dataclass(frozen=True)
+class Enum:
+    """One C enumeration, hgemm_<name>. Each constant is `prefix` and a word in capitals."""
+
+    name: str
+    prefix: str
+    words: tuple[str, ...]
+
+
+ENUMS = (
+    Enum("layout", "HGEMM_", LAYOUTS),
+    Enum("dtype", "HGEMM_", TYPES),
+    Enum("acc", "HGEMM_ACC_", ACCUMULATIONS),
+    Enum("bias", "HGEMM_BIAS_", BIASES),
+    Enum("activation", "HGEMM_ACTIVATION_", ACTIVATIONS),
+)
+COUNTS = {**{f"{enum.name.upper()}_COUNT": len(enum.words) for enum in ENUMS}, "OUTPUT_COUNT": len(OUTPUTS)}
+"""How many values each enumeration has. The types of D are the first OUTPUT_COUNT of hgemm_dtype."""
+_NOTES = {"gelu": "x * (1 + erf(x / sqrt(2))) / 2", "silu": "x / (1 + exp(-x))", "relu": "max(x, 0)"}
+_PLACEHOLDER = re.compile(r"@ENUM (\w+)@")
+
+
+def with_enums(text: str) -> str:
+    """Replace each line `@ENUM name@` of a header template by the definition of hgemm_<name>."""
+    definitions = {enum.name: _definition(enum) for enum in ENUMS}
+    return _PLACEHOLDER.sub(lambda found: definitions[found[1]], text)
+
+
+def _definition(enum: Enum) -> str:
+    lines = [f"  {enum.prefix}{word.upper()} = {value}," for value, word in enumerate(enum.words)]
+    lines[-1] = lines[-1].removesuffix(",")
+    lines = [
+        f"{line} /* {_NOTES[word]} */" if word in _NOTES else line for line, word in zip(lines, enum.words, strict=True)
+    ]
+    return "\n".join([f"typedef enum hgemm_{enum.name} {{", *lines, f"}} hgemm_{enum.name};"])
+
+
+# ==== table.h and table.c ====
 
 
 MAX_LISTED_ROW = 2**16 - 1
 HAS_MEASURED = 2**31
 MAX_CLOCKS = 2**24
-"""The estimate's products stay below 2^63 while a variant's own numbers stay below this."""
+"""Limit of a kernel's coefficients. It keeps the products of the estimate below 2^63."""
 
 
 @dataclass(frozen=True)
 class Shortlists:
-    """The lists of all surveys' regions: `regions` has the place of each one's list among `lists`, which are all different.
+    """The candidate kernels of every region of every survey, without duplicates.
 
-    To a region's place HAS_MEASURED is added where a problem was measured there: only then is one looked for.
+    Fields: `regions` holds, by survey and region, an index in `lists`. HAS_MEASURED is set if a problem of the region was
+        measured; only then does the selection look for measurements of the exact problem.
     """
 
     regions: tuple[int, ...]
@@ -112,10 +161,10 @@ class Shortlists:
 
     @classmethod
     def of(cls, table: Table) -> Shortlists:
-        """Work them out, survey after survey. Raises ValueError where the table has more rows than they can name."""
+        """Compute them for all surveys of a table. Raises ValueError if the table has more than MAX_LISTED_ROW rows."""
         if len(table.rows) > MAX_LISTED_ROW:
             raise ValueError(
-                f"{len(table.rows)} variants are more than the {MAX_LISTED_ROW} that lists of regions can name"
+                f"the table has {len(table.rows)} kernels; shortlists can refer to {MAX_LISTED_ROW} at most"
             )
         places: dict[Listed, int] = {}
         regions = []
@@ -129,7 +178,7 @@ class Shortlists:
 
 
 def table_h(table: Table, shortlists: Shortlists, version: str) -> str:
-    """Return the header that says how large the table is."""
+    """Return table.h, the sizes of the table and of the enumerations."""
     sizes = {
         "GROUP_COUNT": len(table.groups),
         "ROW_COUNT": len(table.rows),
@@ -158,7 +207,7 @@ def table_h(table: Table, shortlists: Shortlists, version: str) -> str:
 
 
 def table_c(table: Table, shortlists: Shortlists, traits: Mapping[str, LaunchTraits], images: Images) -> str:
-    """Return the source that holds the table. Raises ValueError where a number is too large for the estimate."""
+    """Return table.c, the table of kernels. Raises ValueError if a coefficient is not below MAX_CLOCKS."""
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
     candidates = [", ".join(f"{{{row}, {factor}}}" for row, factor in listed) for listed in shortlists.lists if listed]
@@ -184,9 +233,9 @@ def table_c(table: Table, shortlists: Shortlists, traits: Mapping[str, LaunchTra
     )
 
 
-def _array(kind: str, name: str, size: str, entries: Iterable[str], a_line: int = 1) -> list[str]:
+def _array(kind: str, name: str, size: str, entries: Iterable[str], per_line: int = 1) -> list[str]:
     every = [*entries]
-    lines = [f"    {', '.join(every[at : at + a_line])}," for at in range(0, len(every), a_line)]
+    lines = [f"    {', '.join(every[at : at + per_line])}," for at in range(0, len(every), per_line)]
     return [f"{kind} const hgemm_{name}[HGEMM_{size}] = {{", *lines, "};", ""]
 
 
@@ -199,7 +248,7 @@ def _group(group: Group) -> str:
 def _row(row: Row, traits: LaunchTraits, images: Images) -> str:
     for field in fields(row):
         if field.name.endswith("_clocks") and getattr(row, field.name) >= MAX_CLOCKS:
-            raise ValueError(f"{row.symbol}: {field.name} {getattr(row, field.name)} is not below {MAX_CLOCKS}")
+            raise ValueError(f"{row.symbol}: {field.name} is {getattr(row, field.name)}; it must be below {MAX_CLOCKS}")
     rules = {rule.operand: rule for rule in traits.tensor_maps}
     numbers = [getattr(row, field.name) for field in fields(row)][1:]
     words = [
