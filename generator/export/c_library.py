@@ -49,13 +49,14 @@ def renamed(text: str, name: str) -> str:
 _CPU_HEADERS = "executor/"
 """Kernels include these headers on the CPU only."""
 README = """\
-Each file of instances/ is one kernel; it includes headers of include/ and, of a CUDA toolkit, cuda_fp16.h and what that needs.
+The sources of the kernels, to compile in your own program. Each file in instances/ is one kernel. It includes headers of
+include/, and cuda_fp16.h of a CUDA toolkit.
 
     nvcc -std=c++17 -arch=sm_89 -Iinclude -Iinclude/cute_lean -c instances/SYMBOL.cu
 
-An architecture with a letter, such as sm_90a, is written out. include/cute_lean comes before any other copy of CuTe,
-and is left out for kernels with _cute_ in their names, which are made of all of it.
-common/problem.cuh is what a kernel takes; launch.json says with how many threads, how much shared memory, and which grid.
+Use the exact architecture of the kernel, such as sm_90a. include/cute_lean must come before any other copy of CuTe. Omit it for
+kernels with _cute_ in their names, which use all of CuTe.
+include/common/problem.cuh defines the kernel's parameter. launch.json holds its threads, shared memory and grid.
 """
 
 
