@@ -28,7 +28,7 @@ test: $(INSTALLED)  ## Run the whole test suite
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 verify: $(INSTALLED)  ## Prove the shipped kernels by running them on the CPU; needs g++ or clang++ (CXX)
-	@$(VENV)/bin/python -m generator.proof.catalog $(SAMPLE)
+	@$(VENV)/bin/python -m generator.cli.prove_catalog $(SAMPLE)
 
 lint: $(INSTALLED)  ## Check style
 	$(VENV)/bin/ruff check generator hgemm tests docs benchmarks

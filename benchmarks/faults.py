@@ -30,12 +30,12 @@ from benchmarks.anchors import KERNEL, AnchorError, Program
 from benchmarks.fault_table import FAULTS, NUMBERS, Fault
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
-from generator.cli.output import to_text
 from generator.device_check import Outcome
 from generator.emit import Kernel, emit
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import Request, host_toolchain, request_of, workers
 from generator.sweep import sweep
+from generator.tables import to_text
 
 TIMEOUT_S = 60.0
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from generator.build import dsl as translate
 from generator.build.pipeline import Outcome, Settings, make
-from generator.cli.generate import requested
-from generator.cli.output import progress
 from generator.errors import RequestError
 from generator.plan import Plan
 from generator.rules import Violation, refuse_illegal, violations
@@ -55,26 +53,28 @@ class Built:
     ran: Ran | None = None
 
 
-def in_every_form(options: Mapping[str, Any]) -> list[Said]:
-    """Return the one spec that the options of `generate` name, in every form.
+Request = Callable[["str | None"], Sequence[Candidate]]
+"""Returns what the user asked for in a form; None leaves the form to planning."""
 
-    What is left open is planned so that as many forms as can say it. Raises: RequestError where they name several specs, a form,
-    or one that no form can say.
+
+def in_every_form(request: Request) -> list[Said]:
+    """Return the one spec that a user asked for, in every form.
+
+    Open fields are planned so that as many forms as possible support the spec.
+    Raises: RequestError where several specs are asked for, or no form supports the spec.
     """
-    if options.get("form") is not None:
-        raise RequestError("every form is compared: leave --form out")
-    plans = [_planned_for_most(options).replace(form=form) for form in FORMS]
+    plans = [_planned_for_most(request).replace(form=form) for form in FORMS]
     said = [Said(plan, violations(plan), translate.lacking() if plan.spec.form == "dsl" else "") for plan in plans]
     if all(one.broken for one in said):
         refuse_illegal(plans[0])
     return said
 
 
-def _planned_for_most(options: Mapping[str, Any]) -> Plan:
-    """Return the plan of the form that can say the least, of those that can say the spec in the family that it gets of itself."""
-    plain = _only(requested({**options, "form": None}).candidates).plan
+def _planned_for_most(request: Request) -> Plan:
+    """Return the plan of the most restrictive form that supports the spec in the family that planning chose."""
+    plain = _only(request(None)).plan
     for form in reversed(FORMS):
-        narrow = _only(requested({**options, "form": form}).candidates)
+        narrow = _only(request(form))
         if narrow.plan.spec.family == plain.spec.family and not narrow.rules:
             return narrow.plan
     return plain
@@ -86,20 +86,26 @@ def _only(candidates: Sequence[Candidate]) -> Candidate:
     return candidates[0]
 
 
-def build(said: Sequence[Said], settings: Settings, processes: int, quiet: bool) -> tuple[list[Built], list[str]]:
-    """Make the variants that can be, or take them from the library; return them in order, and what is wrong with others."""
-    legal = [one for one in said if not one.broken and not one.lacking]
+def buildable(said: Sequence[Said]) -> list[Said]:
+    """Return the forms that are legal and that this machine can build."""
+    return [one for one in said if not one.broken and not one.lacking]
+
+
+def build(
+    forms: Sequence[Said], settings: Settings, processes: int, tell: Callable[[Outcome], None]
+) -> tuple[list[Built], list[str]]:
+    """Build the variants of `forms`, or take them from the library. Return them in order, and the errors of the others.
+
+    `tell` is called with each outcome as it comes.
+    """
     outcomes: dict[int, Outcome] = {}
-    with (
-        progress(len(legal), quiet) as tell,
-        closing(make([one.plan for one in legal], settings, processes)) as made,
-    ):
+    with closing(make([one.plan for one in forms], settings, processes)) as made:
         for place, outcome in made:
             outcomes[place] = outcome
             tell(outcome)
     built = [
         Built(one.form, outcome.record)
-        for place, one in enumerate(legal)
+        for place, one in enumerate(forms)
         if (outcome := outcomes[place]).record is not None
     ]
     return built, [outcome.error for outcome in outcomes.values() if outcome.error]

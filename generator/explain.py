@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
-
-import click
+from typing import Any
 
 from generator.arch import ARCHS
 from generator.build.inspect import occupancy
-from generator.cli.options import SIZE, grouped_option
-from generator.cli.output import cell, tell_hints
 from generator.errors import RequestError
 from generator.naming import alias_of, symbol_of
 from generator.plan import Plan
-from generator.sweep import Candidate, Sweep
+from generator.sweep import Candidate
+from generator.tables import cell
 from hgemm.model.kernel import Size
 from hgemm.model.report import card_for, report
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-_GROUP = "Model"
-_OPTIONS = (
-    click.option("--m", type=SIZE, metavar="N", help="Rows of D, of a problem to lay out on the card."),
-    click.option("--n", type=SIZE, metavar="N", help="Columns of D; as --m, if not given."),
-    click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given."),
-    click.option("--batch", type=SIZE, metavar="N", help="Products at once; 1, if not given."),
-    click.option("--device", default="", metavar="NAME", help="H200, 'RTX 4090', ...; the architecture's usual one."),
-    click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs, instead of the card's."),
-)
 
 
 @dataclass(frozen=True)
@@ -48,13 +32,6 @@ class Question:
             raise RequestError("a problem needs its --m: --n and --k are as large, if not given")
         size = None if m is None else Size(m, n or m, k or m, batch or 1)
         return cls(options["device"], options["sms"] or 0, size)
-
-
-def model_options(function: Function) -> Function:
-    """Add the options of a question, which `Question.of` reads."""
-    for option in reversed(_OPTIONS):
-        function = grouped_option(_GROUP, option)(function)
-    return function
 
 
 def model_of(plan: Plan, question: Question) -> dict[str, Any]:
@@ -101,17 +78,6 @@ def _model_value(value: Any) -> str:
 
 
 _WIDTH = 26
-
-
-def print_explanations(asked: Sweep, as_json: bool, question: Question | None = None) -> int:
-    """Print what each combination comes to; the status is that of an illegal request where none is legal."""
-    explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
-    tell_hints(asked)
-    if as_json:
-        click.echo(json.dumps(explanations, indent=1))
-    else:
-        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
-    return 0 if asked.plans else 2
 
 
 def explain(candidate: Candidate, question: Question) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from generator.arch import WGMMA_SM90
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.cli import study as compare
-from generator.compare import Built, Ran, build, columns, in_every_form, run_on_device, side_by_side
+from generator.cli.generate import requested
+from generator.compare import Built, Ran, buildable, columns, in_every_form, run_on_device, side_by_side
 from generator.errors import RequestError
 from generator.spec import FORMS
 from generator.store.library import Library
@@ -26,7 +27,7 @@ from hgemm.record import Record
 
 
 def said(**texts: str) -> list:
-    return in_every_form({"spec_file": None, **texts})
+    return in_every_form(lambda form: requested({"spec_file": None, **texts, "form": form}).candidates)
 
 
 def call(*arguments: object) -> Result:
@@ -62,13 +63,18 @@ def test_a_form_whose_compiler_is_not_installed_is_told_and_not_built(
     monkeypatch.setattr("generator.build.dsl.WHEEL", "no-such-wheel-anywhere")
     *others, dsl = said(arch="sm_80")
     assert "no-such-wheel-anywhere is missing" in dsl.lacking and not any(one.lacking for one in others)
-    assert build([dsl], Settings(Library(tmp_path), templates_folder()), processes=1, quiet=True) == ([], [])
+    assert buildable([dsl]) == [] and buildable(others) == others
 
 
-@pytest.mark.parametrize("texts", [{"form": "cute"}, {"tile": "64x64x32,128x64x32"}, {"tile": "300x300x32"}])
+@pytest.mark.parametrize("texts", [{"tile": "64x64x32,128x64x32"}, {"tile": "300x300x32"}])
 def test_several_specs_a_form_or_an_illegal_spec_are_refused(texts: dict) -> None:
     with pytest.raises(RequestError):
         said(arch="sm_80", **texts)
+
+
+def test_a_form_is_not_named() -> None:
+    result = call("--arch", "sm_80", "--form", "cute")
+    assert isinstance(result.exception, RequestError) and "--form" in str(result.exception)
 
 
 # ---- What came of them ----------------------------------------------------------------------------------------------
@@ -106,11 +112,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
 def test_variants_that_compute_the_same_have_the_same_bits(driver: FakeDriver, tmp_path: Path) -> None:
     made = simulated.record(beta=False)
-    traits = {**made["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
+    promises = {**made["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
     settings, ran = Settings(Library(tmp_path / "lib"), templates_folder()), {}
     for name, faults in (("right", ()), ("alike", ()), ("wrong", ("drops an element of k",))):
         document, files = make_record(
-            f"hgemm_{name}", arch="sm_80", launch=made["launch"], traits=traits, cta_tile="32x48x16"
+            f"hgemm_{name}", arch="sm_80", launch=made["launch"], traits=promises, cta_tile="32x48x16"
         )
         settings.library.publish(document, files)
         traits = LaunchTraits.of(document)

@@ -18,9 +18,9 @@ from generator.build.toolchain import templates_folder
 from generator.cli import device as verify
 from generator.cli import generate
 from generator.cli.main import generate_command
+from generator.cli.prove_catalog import chosen
 from generator.emit import Kernel, emit
 from generator.proof import jobs as emulate
-from generator.proof.catalog import chosen
 from generator.proof.costs import Costs, count, disagreements
 from generator.proof.executor import Executable, HostToolchain
 from generator.proof.jobs import Emulation, Prover, Request, check_here, request_of, workers

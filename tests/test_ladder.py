@@ -19,9 +19,9 @@ from fake_bench import BenchDriver, FakeCublasLt, build
 import hgemm.bench.operands
 import hgemm.device
 from generator.build.pipeline import Outcome, Settings
+from generator.cli import ladder as climb
 from generator.cli import study as ladder
 from generator.emit import emit
-from generator.ladders import run as climb
 from generator.ladders.recipes import read_system
 from generator.plan import Plan
 from hgemm.bench import cublaslt

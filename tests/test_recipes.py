@@ -13,12 +13,12 @@ from conftest import ROOT
 from generator.arch import ARCHS
 from generator.build.pipeline import Settings, make
 from generator.build.toolchain import templates_folder
+from generator.cli import prove_catalog as prove
 from generator.emit import emit
 from generator.errors import RequestError
 from generator.ladders.ladder import ladder_here, ladder_on, published_of
 from generator.ladders.recipes import Step, complete, find, load_recipes, load_system, read_system, steps, system_names
 from generator.options import option_of
-from generator.proof import catalog as prove
 from generator.proof.costs import count, disagreements
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import check_here, request_of

@@ -299,7 +299,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(HgemmError, match=r"\[plots\]"):
-        next(run(Library(tmp_path), Selection(), tmp_path / "a.html", [], [], None))
+        next(run(Library(tmp_path), Selection(), tmp_path / "a.html", [], [], None, print))
 
 
 # ---- In a browser ---------------------------------------------------------------------------------------------------

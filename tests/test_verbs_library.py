@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from records import make_record
 
 from generator.cli.main import hgemm_command
-from generator.cli.output import fitting, to_text
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.library import Library
 from generator.store.query import FIELDS, Selection, condition_of, resolve
+from generator.tables import fitting, to_text
 
 ROOT = Path(__file__).resolve().parent.parent
 

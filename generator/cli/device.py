@@ -14,12 +14,13 @@ import click
 from generator.arch import parse_arch_list
 from generator.build.workers import cores
 from generator.cli.options import SIZE, Symbol, filter_options, json_option, library_option
-from generator.cli.output import counted, tell_left_out
+from generator.cli.output import tell_left_out
 from generator.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers, open_kernel, write_junit
 from generator.errors import RequestError
 from generator.proof.executor import COSTS_CASE
 from generator.store.library import Library
 from generator.store.query import Selection, choose, resolve_one, select_rows
+from generator.tables import counted
 from generator.tuning.space import archs_of
 from generator.tuning.supply import Generating, Search
 from hgemm.bench.options import bench, bench_options

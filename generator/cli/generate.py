@@ -16,13 +16,14 @@ from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import for_others, load_catalog
 from generator.cli.options import texts_of
-from generator.cli.output import Tell, planning, progress, tell_hints, to_text
+from generator.cli.output import Tell, planning, print_explanations, progress, tell_hints
 from generator.errors import RequestError
 from generator.ladders.recipes import find, load_recipes
 from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
+from generator.tables import to_text
 from hgemm.library import refuse_file
 from hgemm.record import Scalar
 
@@ -40,8 +41,6 @@ def run(options: dict[str, Any]) -> int:
     if options["explain"]:
         if shard.count > 1:
             raise RequestError("--explain tells of every combination, and no shard: leave --shard out")
-        from generator.explain import print_explanations  # and the model: only where it is asked for
-
         return print_explanations(asked, options["as_json"])
     asked.refuse_empty()
     if options["verify"]:

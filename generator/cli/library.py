@@ -18,7 +18,7 @@ from generator.arch import parse_arch_list
 from generator.build.pipeline import Outcome, Settings, make
 from generator.build.toolchain import templates_folder
 from generator.cli.options import SIZE, Fields, Symbol, filter_options, json_option, kind_options, library_option
-from generator.cli.output import card, counted, fitting, progress, tell_left_out, to_csv, to_text
+from generator.cli.output import card, progress, tell_left_out
 from generator.errors import HgemmError, LibraryError, ProofError, RequestError, unknown
 from generator.export.c_library import ExportOptions, export, missing_tool
 from generator.export.cover import SORTS, Hole, computes, holes, kinds_of, promised_types
@@ -26,6 +26,7 @@ from generator.store.library import Library
 from generator.store.maintenance import collect_garbage, merge
 from generator.store.query import Selection, check_field, known_fields, nothing_matches, resolve, select_rows
 from generator.sweep import sweep
+from generator.tables import counted, fitting, to_csv, to_text
 from hgemm.device import open_device
 from hgemm.dispatch_table import COMPATIBLE, EXACT
 from hgemm.errors import DeviceError, on

@@ -14,7 +14,7 @@ from generator.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_mea
 from hgemm.errors import DEFAULT_LIBRARY
 from hgemm.problem import MAX_EXTENT
 
-Common_optionsFunction = TypeVar("Function", bound=Callable[..., Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 library_option = click.option(
     "--library",
@@ -67,7 +67,7 @@ _FILTERS = (
 )
 
 
-def filter_options(function: Common_optionsFunction) -> Common_optionsFunction:
+def filter_options(function: AnyFunction) -> AnyFunction:
     """Add --arch, --tile, --layout, --kernels and --where, named as the fields of Selection."""
     for option in reversed(_FILTERS):
         function = option(function)
@@ -85,7 +85,7 @@ _KIND = (
 )
 
 
-def kind_options(function: Common_optionsFunction) -> Common_optionsFunction:
+def kind_options(function: AnyFunction) -> AnyFunction:
     """Add the options that say what kind of product is wanted, named as the fields of Kind."""
     for option in reversed(_KIND):
         function = option(function)
@@ -93,9 +93,6 @@ def kind_options(function: Common_optionsFunction) -> Common_optionsFunction:
 
 
 # ==== The options of a spec for click ====
-
-
-Spec_optionsFunction = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Words(click.ParamType):
@@ -135,12 +132,10 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def grouped_option(
-    group: str, decorator: Callable[[Spec_optionsFunction], Spec_optionsFunction]
-) -> Callable[[Spec_optionsFunction], Spec_optionsFunction]:
+def grouped_option(group: str, decorator: Callable[[AnyFunction], AnyFunction]) -> Callable[[AnyFunction], AnyFunction]:
     """Let the option that `decorator` adds be listed under `group`."""
 
-    def decorate(function: Spec_optionsFunction) -> Spec_optionsFunction:
+    def decorate(function: AnyFunction) -> AnyFunction:
         decorated = decorator(function)
         decorated.__click_params__[-1].group = group
         return decorated
@@ -148,7 +143,7 @@ def grouped_option(
     return decorate
 
 
-def spec_options(function: Spec_optionsFunction) -> Spec_optionsFunction:
+def spec_options(function: AnyFunction) -> AnyFunction:
     """Add --spec and an option for each field of a spec."""
     spec_file = click.option(
         "--spec",
@@ -163,12 +158,12 @@ def spec_options(function: Spec_optionsFunction) -> Spec_optionsFunction:
     return function
 
 
-def _click_option(option: SpecOption) -> Callable[[Spec_optionsFunction], Spec_optionsFunction]:
+def _click_option(option: SpecOption) -> Callable[[AnyFunction], AnyFunction]:
     words = Words(lambda begun: (word for word in option.words.split() if word.startswith(begun)))
     return list_option(option.flag, option.name, type=words, metavar=option.metavar, help=option.help)
 
 
-def list_option(*names: str, **settings: Any) -> Callable[[Spec_optionsFunction], Spec_optionsFunction]:
+def list_option(*names: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
     """Return an option whose value is a list with commas, and which adds to it where it is given again."""
     return click.option(*names, multiple=True, callback=_joined, **settings)
 
@@ -180,3 +175,23 @@ def _joined(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
 def texts_of(options: dict[str, Any]) -> Texts:
     """Return what was written for the options of a spec."""
     return {name: text for name, text in options.items() if name in BY_NAME and text is not None}
+
+
+# ==== The cost model: which card, which problem ====
+
+_MODEL_GROUP = "Model"
+_MODEL_OPTIONS = (
+    click.option("--m", type=SIZE, metavar="N", help="Rows of D, of a problem to lay out on the card."),
+    click.option("--n", type=SIZE, metavar="N", help="Columns of D; as --m, if not given."),
+    click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given."),
+    click.option("--batch", type=SIZE, metavar="N", help="Products at once; 1, if not given."),
+    click.option("--device", default="", metavar="NAME", help="H200, 'RTX 4090', ...; the architecture's usual one."),
+    click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs, instead of the card's."),
+)
+
+
+def model_options(function: AnyFunction) -> AnyFunction:
+    """Add the options of a question, which `Question.of` reads."""
+    for option in reversed(_MODEL_OPTIONS):
+        function = grouped_option(_MODEL_GROUP, option)(function)
+    return function

@@ -1,19 +1,13 @@
-"""Rows as text: aligned columns for people, CSV for spreadsheets.
-
-2,000 rows take 0.04 s so; a table drawn by rich took 3.2 s, and its import 0.07 s.
-"""
+"""What the command line writes beside its answer: progress, notes and hints on stderr; one variant as a card."""
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 import json
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,72 +22,9 @@ from generator.store.index import Measurement
 from generator.store.library import Library
 from generator.store.query import Selection, left_out
 from generator.sweep import Candidate, Sweep
+from generator.tables import cell, counted
 from hgemm.errors import on
 from hgemm.library import Variant
-from hgemm.record import Scalar
-
-Row = Mapping[str, Scalar]
-_GAP = "  "
-
-
-def cell(value: Scalar | None) -> str:
-    """Write one value for people: four digits of a float, yes or no, nothing for what is not there."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    text = str(value)
-    return text if text.isprintable() else ascii(text)
-
-
-def counted(count: int, noun: str) -> str:
-    """Write a count with its noun: 1 kernel, 2 kernels."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Write rows as CSV with a header, numbers in full."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([[row.get(name, "") for name in columns] for row in rows])
-    return out.getvalue()
-
-
-def to_text(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Write rows as aligned text without colour; numbers stand right."""
-    written, widths = _written(rows, columns)
-    right = [_is_numeric(rows, name) for name in columns]
-    lines = [
-        _GAP.join(
-            text.rjust(width) if is_right else text.ljust(width) for text, width, is_right in zip(line, widths, right)
-        ).rstrip()
-        for line in written
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def fitting(rows: Sequence[Row], columns: Sequence[str], width: int) -> list[str]:
-    """Return as many columns, from the first on, as fit a line of `width` characters; at least one."""
-    ends = list(itertools.accumulate(column_width + len(_GAP) for column_width in _written(rows, columns)[1]))
-    return [name for place, name in enumerate(columns) if place == 0 or ends[place] - len(_GAP) <= width]
-
-
-def _written(rows: Sequence[Row], columns: Sequence[str]) -> tuple[list[list[str]], list[int]]:
-    """Return the header and the rows as texts, and the width of each column."""
-    lines = [list(columns), *([cell(row.get(name)) for name in columns] for row in rows)]
-    return lines, [max(len(line[place]) for line in lines) for place in range(len(columns))]
-
-
-def _is_numeric(rows: Sequence[Row], name: str) -> bool:
-    values = [row[name] for row in rows if name in row]
-    return bool(values) and not any(isinstance(value, (str, bool)) for value in values)
-
-
-# ==== Progress on stderr: a line with rate and time left on a terminal, a plain line for each variant elsewhere ====
-
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -363,3 +294,19 @@ def _fastest(measurements: list[Measurement]) -> dict[str, str]:
             best[measurement.problem] = measurement
     shown = list(best.items())[-_MAX_MEASUREMENTS:]
     return {cell(problem): f"{one.time_us:.4g} us  {cell(one.device)}  {cell(one.date)}" for problem, one in shown}
+
+
+# ==== Explanations ====
+
+
+def print_explanations(asked: Sweep, as_json: bool, question: Any = None) -> int:
+    """Print what each combination comes to; the status is that of an illegal request where none is legal."""
+    from generator.explain import Question, explain, explanation_text  # loads the cost model
+
+    explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
+    tell_hints(asked)
+    if as_json:
+        click.echo(json.dumps(explanations, indent=1))
+    else:
+        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
+    return 0 if asked.plans else 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ from generator.cli.options import (
     filter_options,
     json_option,
     library_option,
+    model_options,
     spec_options,
     texts_of,
 )
-from generator.cli.output import tell_left_out, to_text
+from generator.cli.output import print_explanations, progress, tell_left_out
 from generator.cli.scratch import scratch_library, scratch_library_option
-from generator.compare import build, columns, in_every_form, run_on_cpu, run_on_device, side_by_side
+from generator.compare import build, buildable, columns, in_every_form, run_on_cpu, run_on_device, side_by_side
 from generator.errors import RequestError
-from generator.explain import Question, model_options, print_explanations
+from generator.explain import Question
 from generator.plan import plan_of
 from generator.proof.jobs import NOT_IN_CPP, host_toolchain
 from generator.report.draw import picture_of
@@ -35,6 +37,7 @@ from generator.spec import Spec
 from generator.store.library import Library
 from generator.store.query import Selection, resolve_one
 from generator.sweep import Sweep, sweep_of
+from generator.tables import to_text
 from hgemm.disk import write_whole
 from hgemm.errors import DeviceError
 
@@ -119,7 +122,9 @@ def compare_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    said = in_every_form(options)
+    if options.get("form") is not None:
+        raise RequestError("every form is compared: leave --form out")
+    said = in_every_form(lambda form: requested({**options, "form": form}).candidates)
     for one in said:
         for violation in one.broken:
             click.echo(f"hgemm: form {one.form} is left out, {violation.rule}: {violation.message}", err=True)
@@ -127,7 +132,9 @@ def compare_command(
             click.echo(f"hgemm: form {one.form} is left out: {one.lacking}", err=True)
     host = host_toolchain() if emulate else None
     settings = Settings(ctx.with_resource(scratch_library(library)), templates_folder())
-    built, errors = build(said, settings, processes=1, quiet=quiet)
+    forms = buildable(said)
+    with progress(len(forms), quiet) as tell:
+        built, errors = build(forms, settings, 1, tell)
     for error in errors:
         click.echo(f"hgemm: error: {error}", err=True)
     try:
@@ -247,7 +254,7 @@ class _Systems(click.ParamType):
 @json_option
 @click.pass_context
 def ladder_command(ctx: click.Context, systems: Sequence[str], as_json: bool, **options: Any) -> None:
-    from generator.ladders import run as climb  # loads the stages, which --help does not need
+    from generator.cli import ladder as climb  # loads the stages, which --help does not need
 
     if not systems and not options["source"]:
         click.echo(climb.listing(as_json), nl=False)
@@ -295,5 +302,6 @@ def report_command(
 
     opened, selection = Library(library), Selection(**filters)
     tell_left_out(opened, selection)
-    for path in run(opened, selection, to, bench, ladder, png):
+    warn = partial(click.echo, err=True)
+    for path in run(opened, selection, to, bench, ladder, png, warn):
         click.echo(path)

@@ -188,10 +188,10 @@ def about(
             {
                 **{name: getattr(step, name) for name in ("name", "what", "fell")},
                 "note": step.note_on(ladder.arch),
-                **traits,
+                **measured,
                 "published": published,
             }
-            for step, traits, published in zip(system.steps, known, published_of(system, shape))
+            for step, measured, published in zip(system.steps, known, published_of(system, shape))
         ],
     }
 

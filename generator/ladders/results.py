@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from generator.cli.output import to_csv, to_text
 from generator.errors import HgemmError, LibraryError, RequestError
+from generator.tables import to_csv, to_text
 from hgemm.bench.work import WORK, Work
 from hgemm.record import TEXT, Mismatch, Scalar, boolean, either, fields, list_of, map_of, number, plain
 

@@ -16,7 +16,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from generator import __version__
-from generator.cli.output import cell
 from generator.errors import HgemmError
 from generator.ladders.results import has_curve
 from generator.plan import plan_of
@@ -24,6 +23,7 @@ from generator.report.charts import Figure, figure_of, in_order, rates, ratios, 
 from generator.report.draw import Pictures
 from generator.report.points import Point, kinds_of
 from generator.spec import Spec
+from generator.tables import cell
 from hgemm.model.cards import usual_card
 from hgemm.model.report import report
 from hgemm.record import Record

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-import click
 
 from generator.errors import HgemmError
 from generator.ladders.results import read as read_ladders
@@ -20,11 +18,17 @@ from hgemm.measured import read_sessions
 
 
 def run(
-    library: Library, selection: Selection, to: Path, bench: Sequence[Path], ladders: Sequence[Path], png: Path | None
+    library: Library,
+    selection: Selection,
+    to: Path,
+    bench: Sequence[Path],
+    ladders: Sequence[Path],
+    png: Path | None,
+    warn: Callable[[str], None],
 ) -> Iterator[Path]:
     """Write the report to `to`, and its pictures to the folder `png` where one is given; yield what was written.
 
-    Variants that cannot be trusted are left out, which stderr and the report say.
+    Variants that cannot be trusted are left out: `warn` gets a line for each, and the report says so.
     """
     require_matplotlib()
     require_writable(to, "--to")
@@ -38,7 +42,7 @@ def run(
     for entry in read_entries(library, symbols):
         if isinstance(entry, HgemmError):
             refused.append(str(entry))
-            click.echo(f"hgemm: {entry}", err=True)
+            warn(f"hgemm: {entry}")
         else:
             entries.append(entry)
     left_out = f"{len(refused)} variants were left out, since their files are not what was recorded; the first: "

@@ -1,4 +1,4 @@
-"""`python -m generator.proof.catalog` runs the shipped kernels on the CPU; `make verify` calls it, and CI with a sample.
+"""`python -m generator.cli.prove_catalog` runs the shipped kernels on the CPU; `make verify` calls it, and CI with a sample.
 
 With --sample N it takes N kernels that change with --seed, a commit's name for instance, and those besides whose text
 differs from that of the commit --since. With --recipes it takes the published kernels (generator/catalog/recipes).
@@ -85,7 +85,7 @@ def recipe_texts() -> list[Text]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="generator.proof.catalog", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="generator.cli.prove_catalog", description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="so many of the kernels, not all")
     parser.add_argument("--seed", default="", help="chooses the sample")
     parser.add_argument("--since", default="", metavar="COMMIT", help="and those whose text differs from that commit's")

@@ -14,7 +14,7 @@ from generator.arch import parse_arch
 from generator.build.pipeline import Outcome, Settings, make
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
-from generator.cli.output import progress, to_text
+from generator.cli.output import progress
 from generator.cli.scratch import scratch_library
 from generator.device_check import open_kernel
 from generator.errors import LibraryError
@@ -24,6 +24,7 @@ from generator.ladders.results import KIND, SCHEMA, chosen, csv_text, curve, for
 from generator.proof.executor import NoCompiler
 from generator.proof.jobs import Prover, host_toolchain
 from generator.store.library import Library
+from generator.tables import to_text
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import write_document
 from hgemm.bench.work import Work, grid
@@ -169,10 +170,10 @@ def _measured(
     from hgemm.bench.ladder import Climb, plan_of, run  # NumPy and the driver, only where something is run
 
     climbs = []
-    for (ladder, work), traits in zip(works, known):
+    for (ladder, work), head in zip(works, known):
         code = "cubin" if cubin_runs(ladder.arch, device.capability) else "ptx"
         kernels = [loaded[symbol] for symbol in ladder.symbols]
-        climbs.append(Climb(work, kernels, {**traits, "code": code}))
+        climbs.append(Climb(work, kernels, {**head, "code": code}))
     protocol = Protocol(seconds=options["seconds"], rounds=options["rounds"], warm_up_s=options["warm_up"])
     begin = {"kind": KIND, "arch": "sm_{}{}".format(*device.capability)}
     return run(
