@@ -36,6 +36,7 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.model.cards import Card, card
 from hgemm.model.kernel import KTile, Size, extents
 from hgemm.model.predict import PATH, Constants, Shape, cycles_of, fits, problem_of, terms
+from hgemm.record import current_spec
 from hgemm.selection import row_serves
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
@@ -74,7 +75,7 @@ BEGIN = {
         **_BEGIN,
         **{"l2_part": 1.2, "latency_cycles": 1600.0, "k_tile_cycles": 12.0, "tile_cycles": 100.0},
         **{"store_bytes_per_cycle": 22.0, "turn_cycles": 150.0, "cluster_us": 1.0},
-        **{"cluster_k_cycles": 5000.0, "cluster_k_bytes_per_cycle": 10.0},
+        **{"split_k_cluster_cycles": 5000.0, "split_k_cluster_bytes_per_cycle": 10.0},
     },
     "mma_sync": {
         **_BEGIN,
@@ -101,7 +102,8 @@ class Data:
     def read(cls, name: str, gpu: Card) -> Data:
         """Read a file of benchmarks/data."""
         document = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        records, problems = document["records"], [tuple(one) for one in document["problems"]]
+        records = [{**record, "spec": current_spec(record["spec"])} for record in document["records"]]
+        problems = [tuple(one) for one in document["problems"]]
         specs = [record["spec"] for record in records]
         shapes = [Shape.of(one["spec"], gpu, one["resources"]["ctas_per_sm"]) for one in records]
         sizes = [problem_of(specs[0], *one) for one in problems]
@@ -352,7 +354,7 @@ class Configuration:
         """Read it from a record's `spec`."""
         kind, _, splits = str(spec["schedule"]).partition(":")
         tile, cluster = extents(spec["cta_tile"]), extents(spec["cluster"])
-        return cls(*tile, *cluster, spec["stages"], int(splits or 1), bool(spec.get("swap_ab", spec.get("swapped"))))
+        return cls(*tile, *cluster, spec["stages"], int(splits or 1), bool(spec["swap_ab"]))
 
 
 def distance(one: Configuration, other: Configuration) -> float:

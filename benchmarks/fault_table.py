@@ -348,8 +348,8 @@ TWO_STAGES = {**_REGISTER_COPY, "stages": "2", "fragment_stages": "2"}
 TWO_STAGES_ONE_FRAGMENT = {**_REGISTER_COPY, "stages": "2", "fragment_stages": "1"}
 SINGLE_STAGE = {**_REGISTER_COPY, "stages": "1", "fragment_stages": "1"}
 NO_PREFETCH = {**SINGLE_STAGE, "prefetch": "off"}
-ELEMENTWISE = {**TWO_STAGES, "copy": "scalar", "align": "1", "layout": "nt"}
-UNALIGNED = {**TWO_STAGES, "copy": "shifted", "align": "1"}
+ELEMENTWISE = {**TWO_STAGES, "copy": "ldg_sts_scalar", "align": "1", "layout": "nt"}
+UNALIGNED = {**TWO_STAGES, "copy": "ldg_sts_unaligned", "align": "1"}
 UNALIGNED_ROWS = {**UNALIGNED, "tile": "32x128x16", "warp_tile": "16x128", "layout": "nt"}
 """A thread's rows of B are 4 apart."""
 
@@ -619,7 +619,7 @@ ONE_TILE = {
 }
 CLUSTER = {**ONE_TILE, "cluster": "2x1"}
 PERSISTENT = {**ONE_TILE, "schedule": "persistent"}
-CLUSTER_SPLIT = {**ONE_TILE, "schedule": "cluster_k:2"}
+CLUSTER_SPLIT = {**ONE_TILE, "schedule": "split_k_cluster:2"}
 PINGPONG = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
 STREAM_K = {**ONE_TILE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
 STREAM_K_BLOCKS = {**STREAM_K, "tile": "128x64x64", "consumers": "1", "acc": "f16", "out": "f16"}

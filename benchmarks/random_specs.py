@@ -134,7 +134,7 @@ def _register_copy(source: random.Random) -> dict:
     arch, stages = source.choice(REGISTER_COPY), source.choice([1, 2, 2, 2])
     plain = {"dtype_a": "f16", "dtype_d": "f16", "mma": "m16n8k8"} if arch == "sm_75" else {}
     ahead = source.choice([1, 2]) if stages == 2 else 1
-    copy = source.choice(["vector", "vector", "scalar", "shifted", "shifted"])
+    copy = source.choice(["ldg_sts", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "ldg_sts_unaligned"])
     prefetch = stages == 2 or source.choice([True, False])
     return {"arch": arch, "copy": copy, "stages": stages, "fragment_stages": ahead, "prefetch": prefetch, **plain}
 
@@ -224,8 +224,8 @@ def draw_wgmma(source: random.Random) -> Plan:
                     "persistent",
                     "persistent",
                     "split_k:3",
-                    "cluster_k:2",
-                    "cluster_k:4",
+                    "split_k_cluster:2",
+                    "split_k_cluster:4",
                     "stream_k",
                     "stream_k",
                 ]
@@ -234,7 +234,7 @@ def draw_wgmma(source: random.Random) -> Plan:
             "activation": one_of(["none", "none", "relu", "gelu", "silu"]),
             **({"store": "direct", "align_d": one_of(["8", "2", "1"])} if source.random() < 0.4 else {}),
             **({"cooperation": "pingpong"} if source.random() < 0.3 else {}),
-            **({"swapped": "on"} if source.random() < 0.2 else {}),
+            **({"swap_ab": "on"} if source.random() < 0.2 else {}),
         }
         try:
             (plan,) = sweep([texts]).plans or (None,)

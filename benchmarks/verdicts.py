@@ -53,7 +53,7 @@ _WGMMA = (
     {"layout": "nt", "tile": "128x192x64", "cluster": "1x2"},
     {"acc": "f16", "tile": "256x128x64"},
     {"tile": "64x256x64", "cooperation": "pingpong"},
-    {"tile": "128x64x64", "swapped": "on"},
+    {"tile": "128x64x64", "swap_ab": "on"},
     {"tile": "128x128x64", "schedule": "split_k:3", "bias": "row"},
 )
 """Variants for sm_90a."""

@@ -237,7 +237,7 @@ def _texts_3x(match: re.Match[str], name: str) -> dict[str, str]:
         "mma": WGMMA,
         "cluster": "x".join(cluster),
         "beta": "off" if match["c"] == "void" else "on",
-        "swapped": "on" if exchanged and not by_swapping_only_direct else "off",
+        "swap_ab": "on" if exchanged and not by_swapping_only_direct else "off",
         **({} if match["stages"] == "0" else {"stages": match["stages"]}),
         **({} if planned else _SHARING[match["sharing"]]),
         **({"schedule": "stream_k"} if match["stream_k"] else {}),

@@ -28,8 +28,8 @@ _CLAIMS: dict[str, Callable[[Any], str | None]] = {
     "consumers": lambda consumers: WGMMA_SM90 if consumers else None,
     "cluster": lambda cluster: WGMMA_SM90 if cluster.ctas > 1 else None,
     "cooperation": {"pingpong": WGMMA_SM90}.get,
-    "swapped": {True: WGMMA_SM90}.get,
-    "copy": {"cp_async": MMA_SYNC, "vector": MMA_SYNC, "scalar": MMA_SYNC, "shifted": MMA_SYNC}.get,
+    "swap_ab": {True: WGMMA_SM90}.get,
+    "copy": {"cp_async": MMA_SYNC, "ldg_sts": MMA_SYNC, "ldg_sts_scalar": MMA_SYNC, "ldg_sts_unaligned": MMA_SYNC}.get,
     "form": {"dsl": MMA_SYNC}.get,
 }
 """Fields with values that only one family has, the most telling first."""

@@ -28,7 +28,7 @@ def symbol_of(spec: Spec) -> str:
         str(spec.cta_tile),
         *family.words(spec),
         short(spec.raster),
-        short(spec.schedule).replace("onetile", "one"),
+        short(spec.schedule).replace("onetile", "one").replace("splitkcluster", "clusterk"),
         *family.residency_words(spec),
         f"a{spec.align_a}{spec.align_b}{spec.align_d}",
         spec.store,

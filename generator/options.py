@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from generator.arch import ARCHS
 from generator.errors import RequestError, nearest
-from generator.spec import PARSERS
+from generator.spec import PARSERS, deprecated
+from hgemm.record import current_field
 
 Texts = Mapping[str, str]
 """Options by name, with what was written for them: {"tile": "128x128x32,256x128x32", "stages": "2:5"}."""
@@ -37,9 +38,9 @@ _DTYPES = "f16 bf16 tf32"
 _COOPERATION = "cooperative pingpong"
 _CLUSTERS = "1x1 2x1 1x2 4x1 1x4 2x2"
 _ATOMS = "m16n8k16 m16n8k8 wmma16 wgmma"
-_COPY_HELP = "Global to shared memory by: cp_async, vector, scalar, shifted, tma; of wgmma by tma, or with --mma wgmma by cp_async."
-_SPACING_HELP = "vector, scalar: tensor instructions between two stores to shared memory."
-_PREFETCH_HELP = "vector, scalar, shifted: load the next k-tile ahead, to registers, or after the products."
+_COPY_HELP = "Global to shared memory by: cp_async, ldg_sts, ldg_sts_scalar, ldg_sts_unaligned, tma. wgmma takes tma and cp_async."
+_SPACING_HELP = "ldg_sts, ldg_sts_scalar: tensor instructions between two stores to shared memory."
+_PREFETCH_HELP = "ldg_sts*: load the next k-tile ahead, to registers, or after the products."
 _SMEM = "auto none pad:8 pad_alternate:8 xor:1,3,3 xor:2,3,3 xor:3,3,3 xor:3,3,4"
 _SMEM_HELP = "Placement of A and B: auto, none, pad:H, pad_alternate:H, xor:B,M,S."
 
@@ -72,10 +73,12 @@ SPEC_OPTIONS = (
         "cooperation", ("cooperation",), _TILES, "WORDS", "wgmma: consumers share a tile or take turns.", _COOPERATION
     ),
     SpecOption("cluster", ("cluster",), _TILES, "MxN", "wgmma: CTAs that share operands, along m and n.", _CLUSTERS),
-    SpecOption("swapped", ("swapped",), _TILES, "SWITCH", "wgmma: multiply B and A transposed, for small m.", "on off"),
+    SpecOption("swap_ab", ("swap_ab",), _TILES, "SWITCH", "wgmma: multiply B and A transposed, for small m.", "on off"),
     SpecOption("stages", ("stages",), _PIPELINE, "N", "Stages: 1 to 16, of wgmma and by TMA 2 to 16: 3 or 2:5."),
     SpecOption("fragment_stages", ("fragment_stages",), _PIPELINE, "N", "Fragments read ahead: 2, or not: 1.", "1 2"),
-    SpecOption("copy", ("copy",), _PIPELINE, "WORDS", _COPY_HELP, "cp_async vector scalar shifted tma"),
+    SpecOption(
+        "copy", ("copy",), _PIPELINE, "WORDS", _COPY_HELP, "cp_async ldg_sts ldg_sts_scalar ldg_sts_unaligned tma"
+    ),
     SpecOption("store_spacing", ("store_spacing",), _PIPELINE, "N", _SPACING_HELP, "0 2 5"),
     SpecOption("prefetch", ("prefetch",), _PIPELINE, "SWITCH", _PREFETCH_HELP, "on off"),
     SpecOption("smem_alloc", ("smem_alloc",), _PIPELINE, "WORDS", "Shared memory: dynamic, static.", "dynamic static"),
@@ -91,7 +94,7 @@ SPEC_OPTIONS = (
         ("schedule",),
         _ORDER,
         "WORDS",
-        "one_tile, persistent, stream_k, split_k:S, cluster_k:S.",
+        "one_tile, persistent, stream_k, split_k:S, split_k_cluster:S.",
         "one_tile persistent stream_k",
     ),
     SpecOption("beta", ("beta",), _EPILOGUE, "SWITCH", "Add beta * C: on, off.", "on off"),
@@ -131,7 +134,9 @@ def option_of(name: str) -> SpecOption:
 
     Raises: RequestError, naming the nearest, where there is none.
     """
-    plain = _plain(name)
+    plain = current_field(_plain(name))
+    if plain != _plain(name):
+        deprecated(name, plain)
     if plain in BY_NAME:
         return BY_NAME[plain]
     exact = [option for option in SPEC_OPTIONS if option.fields == (plain,)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
@@ -10,6 +11,8 @@ from typing import Any, ClassVar
 
 from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90, parse_arch
 from generator.errors import RequestError, nearest, unknown
+from hgemm.errors import DeprecatedWord
+from hgemm.record import current_spec, current_word
 
 
 def _integers(text: str, pattern: str, what: str, example: str) -> list[int]:
@@ -177,14 +180,14 @@ class Raster(_Sized):
 class Schedule(_Sized):
     """How CTAs take work: one tile each, persistently, or S CTAs a tile along k.
 
-    Those of `split_k:S` leave their sums in a workspace, those of `cluster_k:S` in the shared memory of their cluster. Those of
+    Those of `split_k:S` leave their sums in a workspace, those of `split_k_cluster:S` in the shared memory of their cluster. Those of
     `stream_k` take whole waves of tiles persistently, and share the k-tiles of the last one to two evenly, in a workspace.
     """
 
     plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent", "stream_k")
     sized: ClassVar[dict[str, tuple[str, str]]] = {
         "split_k": ("S", "2 to 64 parts, as split_k:4"),
-        "cluster_k": ("S", "2 to 8 CTAs, as cluster_k:2"),
+        "split_k_cluster": ("S", "2 to 8 CTAs, as split_k_cluster:2"),
     }
 
     @property
@@ -207,7 +210,7 @@ class Spec:
     Shapes: A (m, k), B (k, n), C and D (m, n), row-major D. `layout` names A and B in BLAS letters read
     column-major: A is `t` when k is contiguous and `n` when m is; B is `n` when k is contiguous and `t`
     when n is. Bias is a row (n,) or a column (m,) of D's type. The fields with defaults are those that only some kernels
-    have a choice in; `swapped` multiplies B and A transposed, so that the n of an instruction runs along m, and
+    have a choice in; `swap_ab` multiplies B and A transposed, so that the n of an instruction runs along m, and
     `store_spacing` is how many tensor instructions part two stores of a staged copy (0: all follow the last one), and without
     `prefetch` such a copy loads a k-tile when the one before it is multiplied, and waits for it. `form` is in what the kernel
     is written: on CuTe's atoms alone, in CuTe's whole vocabulary, or in Python, as a module of CuTe DSL.
@@ -241,7 +244,7 @@ class Spec:
     consumers: int = 0
     cooperation: str = "cooperative"
     cluster: Cluster = Cluster(1, 1)
-    swapped: bool = False
+    swap_ab: bool = False
     store_spacing: int = 0
     prefetch: bool = True
     smem_alloc: str = "dynamic"
@@ -258,6 +261,7 @@ class Spec:
 
         Raises: RequestError for a missing, unknown or malformed field.
         """
+        values = current_spec(values)
         missing = [field.name for field in fields(cls) if field.name not in values and field.default is MISSING]
         if missing:
             raise RequestError(f"spec lacks {', '.join(missing)}: name every field or plan them")
@@ -368,7 +372,7 @@ PARSERS: dict[str, Parser] = {
     "mma": _mma,
     "stages": _whole(1, 16, readable=64),
     "fragment_stages": _whole(1, 2, readable=8),
-    "copy": _choice("cp_async", "vector", "scalar", "shifted", "tma"),
+    "copy": _choice("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma"),
     "smem_a": Smem.parse,
     "smem_b": Smem.parse,
     "mma_order": _choice("row", "zigzag"),
@@ -385,7 +389,7 @@ PARSERS: dict[str, Parser] = {
     "consumers": _whole(0, 3),
     "cooperation": _choice("cooperative", "pingpong"),
     "cluster": Cluster.parse,
-    "swapped": _switch,
+    "swap_ab": _switch,
     "store_spacing": _whole(0, 64),
     "prefetch": _switch,
     "smem_alloc": _choice("dynamic", "static"),
@@ -393,12 +397,24 @@ PARSERS: dict[str, Parser] = {
 }
 
 
-@lru_cache(4096)
 def parse_field(name: str, text: str, called: str = "") -> Any:
-    """Return the value of one field from its text.
+    """Return the value of one field from its text; warn of renamed words.
 
     Raises: RequestError with the values that it takes, which names the field as it was `called`, such as by its option.
     """
+    current = current_word(name, text)
+    if current != text:
+        deprecated(f"{called or name} {text}", current)
+    return _parse_field(name, current, called)
+
+
+def deprecated(old: str, new: str) -> None:
+    """Warn that a word has a new name."""
+    warnings.warn(f"{old} is deprecated: use {new}", DeprecatedWord, stacklevel=2)
+
+
+@lru_cache(4096)
+def _parse_field(name: str, text: str, called: str) -> Any:
     if name not in PARSERS:
         raise RequestError(f"spec has no field '{name}': the fields are {', '.join(PARSERS)}")
     return PARSERS[name](text, called or name)

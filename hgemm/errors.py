@@ -23,6 +23,10 @@ class ProblemError(RequestError, ValueError):
     """A problem, or arrays, that the kernel does not take: nothing was launched."""
 
 
+class DeprecatedWord(FutureWarning):
+    """A word or option that has a new name. The old name works for one release."""
+
+
 class LibraryError(HgemmError):
     """A library, or something in it, that cannot be read, trusted or written."""
 

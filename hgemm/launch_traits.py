@@ -8,8 +8,9 @@ from typing import Any
 
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError
+from hgemm.record import current_rule, current_spec
 
-GRID_RULES = ("one_tile", "persistent", "split_k", "cluster_k", "stream_k")
+GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k")
 SHIFTED_BYTES = 16
 """A piece of an operand that is shifted; what is aligned to so many bytes is copied as it is."""
 MAX_MAP_STRIDE_BYTES = 2**40
@@ -83,7 +84,7 @@ class LaunchTraits:
     def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
         """Read them from a record. Raises LibraryError, naming the field that is missing or unknown."""
         try:
-            spec, launch, promises = record["spec"], record["launch"], record["traits"]
+            spec, launch, promises = current_spec(record["spec"]), record["launch"], record["traits"]
             grid, align, workspace = launch["grid"], promises["min_align"], promises["workspace"]
             traits = cls(
                 symbol=record["symbol"],
@@ -96,7 +97,7 @@ class LaunchTraits:
                 threads=launch["threads"],
                 smem_bytes=launch["smem_bytes"],
                 cluster=tuple(launch["cluster"]),
-                grid_rule=grid["rule"],
+                grid_rule=current_rule(grid["rule"]),
                 splits=grid["splits"],
                 counter_bytes_per_tile=workspace.get("counter_bytes_per_tile", 0),
                 partial_bytes_per_tile=workspace.get("partial_bytes_per_tile", 0),
@@ -120,7 +121,11 @@ class LaunchTraits:
             raise LibraryError(
                 f"{traits.symbol}: max_ctas is {traits.max_ctas} with grid rule {traits.grid_rule}: generate it anew"
             )
-        if traits.cluster != (traits.cluster_ctas * (traits.splits if traits.grid_rule == "cluster_k" else 1), 1, 1):
+        if traits.cluster != (
+            traits.cluster_ctas * (traits.splits if traits.grid_rule == "split_k_cluster" else 1),
+            1,
+            1,
+        ):
             raise LibraryError(
                 f"{traits.symbol}: a cluster of {traits.cluster} is not {traits.cluster_shape} tiles: generate it anew"
             )
@@ -134,7 +139,7 @@ class LaunchTraits:
     def shifts(self, operand: str) -> bool:
         """Return whether pieces of 16 bytes of A or B ("a", "b") are cut out of two on their way to shared memory."""
         align, dtype = getattr(self, f"align_{operand}"), getattr(self, f"dtype_{operand}")
-        return self.copy == "shifted" and align * DTYPES[dtype].bytes < SHIFTED_BYTES
+        return self.copy == "ldg_sts_unaligned" and align * DTYPES[dtype].bytes < SHIFTED_BYTES
 
     @property
     def a_k_major(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,49 @@ MAX_RECORD_BYTES = 4 * 1024 * 1024
 
 Scalar = str | int | float | bool
 
+
+# ==== Renamed words: old records, spec files and commands may use them ====
+
+RENAMED_FIELDS = {"swapped": "swap_ab"}
+RENAMED_WORDS = {
+    "copy": {"vector": "ldg_sts", "scalar": "ldg_sts_scalar", "shifted": "ldg_sts_unaligned"},
+    "schedule": {"cluster_k": "split_k_cluster"},
+}
+"""By field: old word to new word. A word may be followed by a colon and a number."""
+
+
+def current_field(name: str) -> str:
+    """Return the present name of a spec field."""
+    return RENAMED_FIELDS.get(name, name)
+
+
+def current_word(field: str, text: str) -> str:
+    """Return the value of a spec field in present words."""
+    words = RENAMED_WORDS.get(field)
+    if not words:
+        return text
+    word, colon, size = text.partition(":")
+    return words.get(word.strip().lower(), word) + colon + size
+
+
+def current_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a record in present words."""
+    named = {current_field(name): value for name, value in spec.items()}
+    return {name: current_word(name, value) if isinstance(value, str) else value for name, value in named.items()}
+
+
+def current_rule(rule: str) -> str:
+    """Return a grid rule in present words."""
+    return current_word("schedule", rule)
+
+
+def _current(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a record in present words."""
+    launch = data["launch"]
+    grid = {**launch["grid"], "rule": current_rule(launch["grid"]["rule"])}
+    return {**data, "spec": current_spec(data["spec"]), "launch": {**launch, "grid": grid}}
+
+
 SYMBOL = text(r"[a-z0-9_]{1,200}", "a symbol of a-z, 0-9 and _")
 _SHA256 = text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal")
 _COUNT = integer()
@@ -275,7 +318,7 @@ class Record:
         except Mismatch as error:
             raise LibraryError(f"{source}: {error}: {way_out(library)}") from None
         validate(data, source, library)
-        return cls(data)
+        return cls(_current(data))
 
     @property
     def symbol(self) -> str:

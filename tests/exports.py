@@ -32,8 +32,8 @@ MORE = (
     {"arch": "sm_80", "tile": "128x128x32,64x128x32", "schedule": "persistent", "layout": "tn,nt", "align_b": "4,1"},
     {"arch": "sm_80,sm_120", "tile": "64x64x32", "schedule": "split_k:3", "align_a": "2", "out": "f32"},
     {"arch": "sm_89", "tile": "64x64x32", "beta": "off", "align": "1"},
-    {"arch": "sm_90a", "tile": "128x256x64,64x128x64", "layout": "tn,nt", "swapped": "on,off"},
-    {"arch": "sm_90a", "tile": "128x128x64", "schedule": "cluster_k:2"},
+    {"arch": "sm_90a", "tile": "128x256x64,64x128x64", "layout": "tn,nt", "swap_ab": "on,off"},
+    {"arch": "sm_90a", "tile": "128x128x64", "schedule": "split_k_cluster:2"},
 )
 """Kinds, schedules and alignments that the catalog has none of."""
 

@@ -36,7 +36,7 @@ rasters = st.sampled_from([Raster("row"), Raster("column")]) | st.builds(
     Raster, st.sampled_from(["group", "panel"]), st.integers(1, 999_999)
 )
 schedules = st.sampled_from([Schedule("one_tile"), Schedule("persistent"), Schedule("stream_k")]) | st.builds(
-    Schedule, st.sampled_from(["split_k", "cluster_k"]), st.integers(1, 999_999)
+    Schedule, st.sampled_from(["split_k", "split_k_cluster"]), st.integers(1, 999_999)
 )
 clusters = st.builds(Cluster, st.integers(1, 4), st.integers(1, 4))
 aligns = st.sampled_from([8, 4, 2, 1])
@@ -53,7 +53,7 @@ words = {
     "cooperation": st.sampled_from(["cooperative", "pingpong"]),
     "consumers": st.integers(0, 3),
     "cluster": clusters,
-    "swapped": st.booleans(),
+    "swap_ab": st.booleans(),
     "align_a": aligns,
     "align_b": aligns,
     "align_d": aligns,
@@ -72,7 +72,7 @@ requests = st.fixed_dictionaries(
         "warp_tile": warp_tiles,
         "stages": st.integers(1, 64),
         "fragment_stages": st.integers(1, 8),
-        "copy": st.sampled_from(["cp_async", "vector", "scalar", "shifted", "tma"]),
+        "copy": st.sampled_from(["cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma"]),
         "store_spacing": st.integers(0, 12),
         "prefetch": st.booleans(),
         "smem_alloc": st.sampled_from(["dynamic", "static"]),

@@ -52,7 +52,7 @@ def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
     atoms, cute, dsl = said(arch="sm_80", schedule="split_k:2")
     assert not atoms.broken and [violation.rule for violation in cute.broken] == ["cute_schedule"]
     assert [violation.rule for violation in dsl.broken] == ["dsl_schedule"]
-    atoms, cute, dsl = said(arch="sm_90a", schedule="cluster_k:4")
+    atoms, cute, dsl = said(arch="sm_90a", schedule="split_k_cluster:4")
     assert atoms.plan.spec.family == WGMMA_SM90 and not atoms.broken
     assert "form cute" in cute.broken[0].message and "form dsl" in dsl.broken[0].message
 

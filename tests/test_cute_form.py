@@ -34,7 +34,7 @@ SPECS = [
     {"layout": "tn", "tile": "64x64x32", "smem_a": "pad_alternate:8", "dtype": "bf16", "schedule": "persistent"},
     {"arch": "sm_75"},
     {"arch": "sm_75", "layout": "nt", "tile": "64x64x32", "align_a": "1", "align_b": "4"},
-    {"arch": "sm_90", "copy": "vector", "layout": "tt", "dtype": "bf16"},
+    {"arch": "sm_90", "copy": "ldg_sts", "layout": "tt", "dtype": "bf16"},
 ]
 
 
@@ -52,7 +52,7 @@ def plan_in_cute(**texts: str) -> Plan:
         ({"mma": "m16n8k8"}, "no m16n8k8 of f16 that adds up in f32 fed by cp_async"),
         ({"arch": "sm_75", "acc": "f16"}, "no m16n8k8 of f16 that adds up in f16"),
         ({"arch": "sm_75", "store_spacing": "5"}, "side by side"),
-        ({"arch": "sm_75", "copy": "scalar"}, "whole pieces"),
+        ({"arch": "sm_75", "copy": "ldg_sts_scalar"}, "whole pieces"),
         ({"arch": "sm_75", "prefetch": "off", "stages": "1"}, "prefetch off: the next k-tile is loaded while"),
         ({"mma": "wmma16"}, "mma.sync"),
         ({"smem": "pad_alternate:8"}, "one pitch apart"),

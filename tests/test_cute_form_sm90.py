@@ -27,7 +27,7 @@ SPECS = [
     {"layout": "nn", "tile": "64x72x128", "out": "f32"},
     {"layout": "tt", "tile": "64x256x64", "cluster": "1x2"},
     {"layout": "tn", "tile": "128x128x32", "dtype": "tf32", "out": "f32"},
-    {"layout": "nt", "tile": "48x128x64", "swapped": "on"},
+    {"layout": "nt", "tile": "48x128x64", "swap_ab": "on"},
 ]
 
 
@@ -45,7 +45,7 @@ def test_wgmma_is_what_it_is_planned_on_as_without_a_form() -> None:
 
 
 @pytest.mark.parametrize(
-    "texts", [{"schedule": "split_k:2"}, {"schedule": "cluster_k:4"}, {"schedule": "one_tile"}], ids=str
+    "texts", [{"schedule": "split_k:2"}, {"schedule": "split_k_cluster:4"}, {"schedule": "one_tile"}], ids=str
 )
 def test_a_schedule_that_it_cannot_express_is_a_violation_that_a_change_mends(texts: dict) -> None:
     (candidate,) = sweep([{"arch": "sm_90a", "form": "cute", "cluster": "1x1", **texts}]).candidates

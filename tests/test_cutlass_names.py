@@ -53,9 +53,9 @@ def test_a_name_says_types_layout_tile_instruction_stages_and_alignment(name: st
 
 def test_a_column_major_d_is_the_exchanged_product_with_the_instructions_along_the_same_side() -> None:
     spec = spec_of(NEWER)
-    assert (spec.layout, str(spec.cta_tile), str(spec.cluster), spec.swapped) == ("tt", "256x128x64", "1x2", True)
+    assert (spec.layout, str(spec.cta_tile), str(spec.cluster), spec.swap_ab) == ("tt", "256x128x64", "1x2", True)
     row_major = spec_of(NEWER.replace("nnn", "nnt"))
-    assert (row_major.layout, str(row_major.cta_tile), row_major.swapped) == ("nn", "128x256x64", False)
+    assert (row_major.layout, str(row_major.cta_tile), row_major.swap_ab) == ("nn", "128x256x64", False)
     assert "column-major D" in requests_named(NEWER).remarks[0]
 
 

@@ -119,7 +119,7 @@ def test_a_picture_is_sound_and_the_same_every_time() -> None:
     assert words.count("All of it read once: 0 bank conflicts.") == 2
 
 
-@pytest.mark.parametrize("fields", ["", " layout=nt", " swapped=true cta_tile=128x64x64"])
+@pytest.mark.parametrize("fields", ["", " layout=nt", " swap_ab=true cta_tile=128x64x64"])
 def test_a_kernel_on_wgmma_is_drawn_by_its_boxes(fields: str) -> None:
     """Eight rows of 16 bytes meet in one bank group without the swizzle, and nowhere with it."""
     words = [
@@ -131,7 +131,7 @@ def test_a_kernel_on_wgmma_is_drawn_by_its_boxes(fields: str) -> None:
     assert sum(word.startswith("One TMA box of") for word in words) == 2
     rows, columns = ("k", "m") if "layout=nt" in fields else ("m", "k")
     assert {f"{columns} 0, {rows} 0..7", f"{columns} 0, {rows} 8..15"} <= {*words}  # of A
-    assert ("D (n 16, m 8)" if "swapped" in fields else "D (m 16, n 8)") in words
+    assert ("D (n 16, m 8)" if "swap_ab" in fields else "D (m 16, n 8)") in words
 
 
 def test_text_is_escaped() -> None:

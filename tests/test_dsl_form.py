@@ -70,7 +70,7 @@ def plan_in_dsl(**texts: str) -> Plan:
         ({"arch": "sm_75"}, "sm_75: CuTe DSL writes PTX for sm_80"),
         ({"mma": "m16n8k8"}, "m16n8k16"),
         ({"dtype": "tf32"}, "half-precision"),
-        ({"copy": "vector"}, "cp.async"),
+        ({"copy": "ldg_sts"}, "cp.async"),
         ({"smem": "pad_alternate:8"}, "one pitch apart"),
         ({"acc": "f16_promoted"}, "one type"),
         ({"mma_order": "row"}, "an order of its own"),

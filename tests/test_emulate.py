@@ -243,7 +243,7 @@ PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
         {"smem": "pad:8", "layout": "tt", "align": "2", "stages": "10"},
         {"smem": "pad_alternate:8"},
         {"mma": "wmma16", "smem": "none", "layout": "nn"},
-        {"mma": "wmma16", "smem": "pad:8", "copy": "vector", "stages": "1", "fragment_stages": "1"},
+        {"mma": "wmma16", "smem": "pad:8", "copy": "ldg_sts", "stages": "1", "fragment_stages": "1"},
         {"arch": "sm_75", "smem": "pad_alternate:8", "layout": "nt", "mma": "m16n8k8"},
         {"mma": "wmma16", "smem": "pad:8", "layout": "tt", "acc": "f16"},
         {"mma": "wmma16", "smem": "pad:8", "layout": "nt", "dtype": "bf16", "fragment_stages": "1"},

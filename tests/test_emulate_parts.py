@@ -127,7 +127,7 @@ def test_every_operand_is_a_region_with_its_rights() -> None:
     assert found["A"].flags == abi.READABLE | abi.INITIALISED | abi.PADDING_READABLE  # m is contiguous
     assert found["B"].flags == found["C"].flags == abi.READABLE | abi.INITIALISED
     assert found["D"].flags == abi.WRITABLE | abi.WRITE_ONCE
-    shifting = replace(traits, copy="shifted", align_a=8, align_b=1)
+    shifting = replace(traits, copy="ldg_sts_unaligned", align_a=8, align_b=1)
     shifted = {region.name: region for region in regions(shifting, problem, grid=8)}
     assert {name for name, region in shifted.items() if region.flags & abi.MATRIX_READABLE} == {"B"}
     assert not found["partial sums"].flags & abi.INITIALISED and found["counters"].flags & abi.INITIALISED

@@ -124,7 +124,7 @@ BROKEN = [
     ({"arch": "sm_90", "tile": "256x128x64", "warp_tile": "64x64"}, "registers", "a warp that only loads", None),
     ({"raster": "group:2000"}, "raster", "2,000 tiles", {"raster": "group:1024"}),
     ({"schedule": "split_k:65"}, "splits", "2 to 64", {"schedule": "split_k:64"}),
-    ({"schedule": "cluster_k:2"}, "schedule", "takes a cluster", None),
+    ({"schedule": "split_k_cluster:2"}, "schedule", "takes a cluster", None),
 ]
 
 

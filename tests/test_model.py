@@ -34,7 +34,7 @@ from hgemm.model.report import card_for, report
 from hgemm.record import Mismatch
 
 TURING = {
-    **{"mma": "m16n8k8", "acc": "f16", "dtype_a": "f16", "dtype_b": "f16", "dtype_d": "f16", "copy": "vector"},
+    **{"mma": "m16n8k8", "acc": "f16", "dtype_a": "f16", "dtype_b": "f16", "dtype_d": "f16", "copy": "ldg_sts"},
     **{"align_a": 8, "align_b": 8, "schedule": "one_tile", "cluster": "1x1", "beta": False},
 }
 AMPERE = {**TURING, "mma": "m16n8k16", "acc": "f32", "copy": "cp_async"}
@@ -127,7 +127,14 @@ def test_what_alone_is_slow_is_the_bound(figure: str, value: float, bound: str) 
 
 
 def test_a_shifted_piece_takes_two_loads_of_two_lines_and_one_store() -> None:
-    spec = {**AMPERE, "cta_tile": "128x128x32", "warp_tile": "64x64", "copy": "shifted", "align_a": 1, "align_b": 8}
+    spec = {
+        **AMPERE,
+        "cta_tile": "128x128x32",
+        "warp_tile": "64x64",
+        "copy": "ldg_sts_unaligned",
+        "align_a": 1,
+        "align_b": 8,
+    }
     slow = figured(**{"cpi.ldg128": 3.0, "cpi.sts128": 2.0})
     pieces = 128 * 32 * 2 / 512  # of a warp, of each operand
     assert k_tile(spec, slow).copy == pytest.approx(pieces * (4 * 3.0 + 2.0) + pieces * (3.0 + 2.0))

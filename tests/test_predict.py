@@ -38,7 +38,7 @@ TMA = {
     **{"stages": 6, "schedule": "persistent", "ctas_per_sm": 1, "consumers": 2, "cooperation": "cooperative"},
 }
 CHANGES = [
-    *({}, {"cooperation": "pingpong"}, {"cluster": "2x1"}, {"schedule": "cluster_k:4"}, {"swapped": True}),
+    *({}, {"cooperation": "pingpong"}, {"cluster": "2x1"}, {"schedule": "split_k_cluster:4"}, {"swap_ab": True}),
     {"cta_tile": "64x256x64", "mma": "m64n256k16", "stages": 5},
 ]
 SPECS = [{**TMA, **changes} for changes in CHANGES] + [SYNC, {**SYNC, "schedule": "split_k:4"}]
@@ -95,7 +95,7 @@ def test_clusters_of_four_leave_sms_of_an_h200_over() -> None:
     assert [H200.sms_in_clusters(ctas) for ctas in (1, 2, 4, 8)] == [132, 132, 120, 120]
     assert H200.with_sms(100).sms_in_clusters(4) == 100 and card("h100").sms_in_clusters(4) == 132
     in_one, in_two = Size(128, 64 * 30, 65536), Size(128, 64 * 31, 65536)
-    split = {**TMA, "cta_tile": "128x64x64", "mma": "m64n64k16", "schedule": "cluster_k:4"}
+    split = {**TMA, "cta_tile": "128x64x64", "mma": "m64n64k16", "schedule": "split_k_cluster:4"}
     assert time_us(split, in_two, powered=False) > 1.25 * time_us(split, in_one, powered=False)
 
 

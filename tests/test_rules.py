@@ -23,12 +23,17 @@ def plan(text: str) -> Plan:
 
 BROKEN = [
     # request, the only rule that it breaks, a part of the message, the change that is advised
-    ("arch=75 copy=cp_async stages=2", "copy", "sm_75 has no cp.async", {"copy": "vector"}),
+    ("arch=75 copy=cp_async stages=2", "copy", "sm_75 has no cp.async", {"copy": "ldg_sts"}),
     ("arch=75 mma=m16n8k16", "mma", "sm_75 has no mma.sync of m16n8k16", {"mma": "m16n8k8"}),
     ("arch=75 dtype_a=bf16", "inputs", "sm_75 multiplies f16 only", {"dtype_a": "f16", "dtype_b": "f16"}),
     ("arch=75 stages=3 cta_tile=64x64x32", "stages", "one k-tile in registers", {"stages": "2"}),
-    ("arch=80 copy=vector stages=4 cta_tile=64x64x32", "stages", "1 or 2 stages", {"stages": "2"}),
-    ("arch=80 copy=scalar fragment_stages=2 stages=1", "fragment_stages", "with 1 stage", {"fragment_stages": "1"}),
+    ("arch=80 copy=ldg_sts stages=4 cta_tile=64x64x32", "stages", "1 or 2 stages", {"stages": "2"}),
+    (
+        "arch=80 copy=ldg_sts_scalar fragment_stages=2 stages=1",
+        "fragment_stages",
+        "with 1 stage",
+        {"fragment_stages": "1"},
+    ),
     (
         "arch=75 cta_tile=64x64x32 stages=1 store_spacing=9",
         "store_spacing",
@@ -40,7 +45,7 @@ BROKEN = [
         "arch=80 prefetch=off cta_tile=128x128x32",
         "implied_fields",
         "prefetch off (not on)",
-        {"copy": "vector", "stages": "1", "fragment_stages": "1"},
+        {"copy": "ldg_sts", "stages": "1", "fragment_stages": "1"},
     ),
     (
         "arch=75 cta_tile=64x64x32 prefetch=off stages=2",
@@ -128,7 +133,7 @@ BROKEN = [
     ("arch=90 cta_tile=256x256x32", "registers", "128 of them accumulators", {"cta_tile": "256x128x32"}),
     ("arch=80 raster=panel:300", "raster", "panel of 300 columns is not whole tiles of 128", {"raster": "panel:256"}),
     ("arch=80 raster=group:2000", "raster", "group of 2,000 tiles > 1,024", {"raster": "group:1024"}),
-    ("arch=80 schedule=cluster_k:4", "schedule", "takes a cluster", {"schedule": "split_k:4"}),
+    ("arch=80 schedule=split_k_cluster:4", "schedule", "takes a cluster", {"schedule": "split_k:4"}),
     ("arch=80 schedule=split_k:65", "splits", "split_k by 65", {"schedule": "split_k:64"}),
     ("arch=80 form=cute mma_order=row", "cute_fields", "its own order", {"mma_order": "zigzag"}),
     ("arch=80 form=cute schedule=split_k:2", "cute_schedule", "no split_k:2", {"schedule": "one_tile"}),

@@ -260,7 +260,7 @@ def test_more_tiles_than_a_launch_has_are_not_served_and_no_variant_would() -> N
 
 
 def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:
-    (plan,) = sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "cluster_k:4"}]).plans
+    (plan,) = sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "split_k_cluster:4"}]).plans
     table = Table.of([*catalog_records(), record_of(emit(plan, templates_folder()))])
     found = choose(SelectionQuery(Kind(), 128, 128, 2**16), table=table)
     assert "_clusterk4_" in found.symbol and found.workspace_bytes == 0

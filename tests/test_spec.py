@@ -80,7 +80,7 @@ OTHERS: dict[str, list[str]] = {
     "mma": ["m16n8k16", "m16n8k8", "wmma16", "m64n128k16", "m64n256k16"],
     "stages": ["1", "11"],
     "fragment_stages": ["1", "2"],
-    "copy": ["cp_async", "vector", "scalar", "shifted", "tma"],
+    "copy": ["cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma"],
     "store_spacing": [0, 1, 5, 12],
     "prefetch": ["True", "False"],
     "smem_alloc": ["dynamic", "static"],
@@ -88,7 +88,7 @@ OTHERS: dict[str, list[str]] = {
     "smem_b": ["none", "pad:8", "pad:16", "pad_alternate:8", "xor:1,3,3", "xor:2,3,3", "xor:1,10,2", "xor:1,3,9"],
     "mma_order": ["row", "zigzag"],
     "raster": ["row", "column", "group:8", "panel:8"],
-    "schedule": ["one_tile", "persistent", "split_k:2", "cluster_k:2"],
+    "schedule": ["one_tile", "persistent", "split_k:2", "split_k_cluster:2"],
     "ctas_per_sm": ["1", "2"],
     "beta": ["True", "False"],
     "bias": ["none", "row", "column"],
@@ -100,7 +100,7 @@ OTHERS: dict[str, list[str]] = {
     "consumers": ["0", "1", "2", "3"],
     "cooperation": ["cooperative", "pingpong"],
     "cluster": ["1x1", "2x1", "1x2", "12x1", "1x12"],
-    "swapped": ["True", "False"],
+    "swap_ab": ["True", "False"],
     "form": ["atoms", "cute"],
 }
 
@@ -132,8 +132,8 @@ def test_the_alias_is_cutlass_s_name() -> None:
         ("schedule", "split_k:-1", "split_k takes 2 to 64 parts, as split_k:4"),
         (
             "schedule",
-            "cluster_k:0",
-            f"cluster_k takes {CLUSTER_SPLITS[0]} to {CLUSTER_SPLITS[-1]} CTAs, as cluster_k:2",
+            "split_k_cluster:0",
+            f"split_k_cluster takes {CLUSTER_SPLITS[0]} to {CLUSTER_SPLITS[-1]} CTAs, as split_k_cluster:2",
         ),
         ("raster", "hilbert", "not served yet: use group:TILES"),
         ("stages", "0", "1 to 16"),

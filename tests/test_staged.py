@@ -55,12 +55,12 @@ def test_turing_gets_its_published_tile_where_f16_accumulates() -> None:
         spec.ctas_per_sm,
         spec.store_spacing,
     )
-    assert told == ("256x256x32", "128x64", "m16n8k8", "vector", 2, 1, 5)
+    assert told == ("256x256x32", "128x64", "m16n8k8", "ldg_sts", 2, 1, 5)
 
 
 def test_stores_are_as_far_apart_as_hides_them_on_turing() -> None:
     """5 HMMA for 16 bytes, as published: 4 schedulers that store at 10 cycles each, beside HMMA at 8.06."""
-    aligned = {align: plan_of(**SMALL, copy="vector", align=str(align)) for align in (8, 4, 2, 1)}
+    aligned = {align: plan_of(**SMALL, copy="ldg_sts", align=str(align)) for align in (8, 4, 2, 1)}
     assert {align: hidden_spacing(plan) for align, plan in aligned.items()} == {8: 5, 4: 3, 2: 3, 1: 3}
     assert all(planned_spacing(plan) <= widest_spacing(plan) for plan in aligned.values())
 
@@ -74,7 +74,7 @@ def test_the_published_tile_with_rows_padded_by_turns_is_legal(stages: str) -> N
 
 
 def test_scalar_copies_move_single_elements_whatever_the_alignment() -> None:
-    vector, scalar = (plan_of(**SMALL, copy=copy) for copy in ("vector", "scalar"))
+    vector, scalar = (plan_of(**SMALL, copy=copy) for copy in ("ldg_sts", "ldg_sts_scalar"))
     assert (vector.a.chunk, scalar.a.chunk, pieces(scalar)) == (8, 1, 8 * pieces(vector))
     assert vector.traits() == scalar.traits()
 
@@ -104,7 +104,7 @@ def test_the_widest_spacing_is_the_widest_that_the_kernel_has_room_for(texts: di
 @pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_90a", "sm_120"])
 def test_rows_that_begin_at_any_element_are_shifted(arch: str) -> None:
     plan = plan_of(arch=arch, align_b="1")
-    assert (plan.spec.copy, plan.spec.stages, plan.spec.store_spacing) == ("shifted", 2, 0)
+    assert (plan.spec.copy, plan.spec.stages, plan.spec.store_spacing) == ("ldg_sts_unaligned", 2, 0)
     a_pieces, b_pieces = (tile.rows * tile.columns // 8 // plan.threads for tile in (plan.a, plan.b))
     assert pieces(plan) == a_pieces + b_pieces and staged_registers(plan) == 4 * a_pieces + 8 * b_pieces
 
@@ -119,14 +119,14 @@ def test_they_are_not_where_that_has_no_room_or_is_not_needed(texts: dict[str, s
 
 
 def test_nothing_is_shifted_that_is_aligned() -> None:
-    (candidate,) = sweep([{**SMALL, "copy": "shifted"}]).candidates
-    assert [(violation.rule, violation.way_out) for violation in candidate.broken] == [("copy", "use copy vector")]
+    (candidate,) = sweep([{**SMALL, "copy": "ldg_sts_unaligned"}]).candidates
+    assert [(violation.rule, violation.way_out) for violation in candidate.broken] == [("copy", "use copy ldg_sts")]
 
 
 def test_without_prefetch_one_stage_is_planned_and_stores_follow_all_products() -> None:
     plan = plan_of(**SMALL, prefetch="off")
     assert (plan.spec.stages, plan.spec.fragment_stages, plan.spec.store_spacing) == (1, 1, 0)
-    assert plan.spec.copy == "vector" and "vector0_sync" in emit(plan, TEMPLATES).symbol
+    assert plan.spec.copy == "ldg_sts" and "vector0_sync" in emit(plan, TEMPLATES).symbol
 
 
 # ---- The machine code -----------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_without_prefetch_one_stage_is_planned_and_stores_follow_all_products() 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_100"])
 def test_stores_stand_apart_in_the_machine_code_and_the_record_says_how_far(arch: str, settings: Settings) -> None:
-    texts = {"arch": arch, "copy": "vector", "tile": "64x64x32", "warp_tile": "32x32", "store_spacing": "4"}
+    texts = {"arch": arch, "copy": "ldg_sts", "tile": "64x64x32", "warp_tile": "32x32", "store_spacing": "4"}
     (outcome,) = made(texts, settings)
     assert outcome.error == "" and 4 <= outcome.record.data["proof"]["mma_between_stores"] <= 6
 
@@ -142,7 +142,7 @@ def test_stores_stand_apart_in_the_machine_code_and_the_record_says_how_far(arch
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 def test_without_prefetch_nothing_is_loaded_before_the_last_product(arch: str) -> None:
     """Left to itself, ptxas loads the next k-tile before the products of this one."""
-    plan = plan_of(arch=arch, copy="vector", tile="64x64x32", warp_tile="32x32", prefetch="off")
+    plan = plan_of(arch=arch, copy="ldg_sts", tile="64x64x32", warp_tile="32x32", prefetch="off")
     kernel = emit(plan, TEMPLATES)
     cubin = compile_kernel(kernel, headers(kernel.entry_header, TEMPLATES)).cubin
     (listing,) = disassemble([Code(arch, read_cubin(cubin, kernel.symbol).text)])
@@ -177,14 +177,14 @@ def test_static_shared_memory_is_the_codes_and_the_launch_asks_for_none(
 
 KINDS = (
     {**SMALL, "layout": "nt", "stages": "1", "align": "2"},
-    {**SMALL, "layout": "nn", "copy": "scalar", "bias": "row", "smem_alloc": "static"},
-    {**SMALL, "arch": "sm_89", "copy": "vector", "dtype": "bf16", "fragment_stages": "1", "schedule": "persistent"},
+    {**SMALL, "layout": "nn", "copy": "ldg_sts_scalar", "bias": "row", "smem_alloc": "static"},
+    {**SMALL, "arch": "sm_89", "copy": "ldg_sts", "dtype": "bf16", "fragment_stages": "1", "schedule": "persistent"},
     {
         **SMALL,
         "layout": "tt",
         "tile": "48x32x16",
         "warp_tile": "48x16",
-        "copy": "vector",
+        "copy": "ldg_sts",
         "align": "1",
         "schedule": "split_k:2",
     },
@@ -193,43 +193,57 @@ KINDS = (
     {
         **SMALL,
         "arch": "sm_80",
-        "copy": "scalar",
+        "copy": "ldg_sts_scalar",
         "prefetch": "off",
         "mma": "wmma16",
         "smem": "none",
         "schedule": "persistent",
     },
-    {**SMALL, "copy": "shifted", "align": "1", "layout": "tt", "tile": "48x64x48", "warp_tile": "48x32"},
+    {**SMALL, "copy": "ldg_sts_unaligned", "align": "1", "layout": "tt", "tile": "48x64x48", "warp_tile": "48x32"},
     {
         **SMALL,
-        "copy": "shifted",
+        "copy": "ldg_sts_unaligned",
         "align_a": "1",
         "align_b": "4",
         "layout": "nn",
         "bias": "column",
         "schedule": "split_k:2",
     },
-    {**SMALL, "copy": "shifted", "align_a": "8", "align_b": "1", "prefetch": "off", "smem": "pad:8"},
+    {**SMALL, "copy": "ldg_sts_unaligned", "align_a": "8", "align_b": "1", "prefetch": "off", "smem": "pad:8"},
     {
         "arch": "sm_90",
-        "copy": "shifted",
+        "copy": "ldg_sts_unaligned",
         "align": "2",
         "tile": "128x64x32",
         "dtype": "bf16",
         "layout": "nt",
         "stages": "1",
     },
-    {"arch": "sm_90", "copy": "shifted", "align": "1", "tile": "32x256x16", "schedule": "persistent", "layout": "nt"},
+    {
+        "arch": "sm_90",
+        "copy": "ldg_sts_unaligned",
+        "align": "1",
+        "tile": "32x256x16",
+        "schedule": "persistent",
+        "layout": "nt",
+    },
     {
         "arch": "sm_80",
-        "copy": "shifted",
+        "copy": "ldg_sts_unaligned",
         "align": "1",
         "tile": "32x32x32",
         "mma": "wmma16",
         "layout": "nn",
         "acc": "f16",
     },
-    {"arch": "sm_80", "copy": "shifted", "align": "2", "dtype": "tf32", "tile": "32x64x16", "schedule": "persistent"},
+    {
+        "arch": "sm_80",
+        "copy": "ldg_sts_unaligned",
+        "align": "2",
+        "dtype": "tf32",
+        "tile": "32x64x16",
+        "schedule": "persistent",
+    },
 )
 
 
@@ -249,7 +263,7 @@ def test_a_matrix_that_is_shifted_may_begin_anywhere(
     monkeypatch.setattr(
         Buffer, "__init__", lambda self, device, size, _, *guard: begin(self, device, size, offset_bytes, *guard)
     )
-    kernel = emit(plan_of(**SMALL, copy="shifted", align="1", layout="tt"), TEMPLATES)
+    kernel = emit(plan_of(**SMALL, copy="ldg_sts_unaligned", align="1", layout="tt"), TEMPLATES)
     proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), host_toolchain)
     told = [check.reason for check in proved.checks if not check.passed]
     assert len(told) == (offset_bytes == 0) and all("bytes per k tile" in reason for reason in told)  # asked for once
@@ -264,7 +278,7 @@ extern "C" __attribute__((visibility("default"))) void first_elements(hgemm::Vec
 
 def test_of_a_piece_that_the_matrix_ends_in_the_first_elements_are_kept(host_toolchain: HostToolchain) -> None:
     """Of one that it does not end in all are, however much of k is left."""
-    kernel = emit(plan_of(**SMALL, copy="shifted", align="1"), TEMPLATES)
+    kernel = emit(plan_of(**SMALL, copy="ldg_sts_unaligned", align="1"), TEMPLATES)
     library = ctypes.CDLL(str(host_toolchain.executable(kernel.symbol, kernel.source + FIRST_ELEMENTS)))
     memory = np.zeros(64, np.uint16)
     at = -memory.ctypes.data % 16 // 2

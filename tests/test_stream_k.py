@@ -24,7 +24,7 @@ VARIANTS = {
     "clusters": {**WGMMA, "cluster": "2x1", "out": "f32"},
     "in turn": {**WGMMA, "cooperation": "pingpong", "consumers": "2", "bias": "row", "activation": "silu"},
     "two consumers": {**WGMMA, "tile": "128x40x64", "consumers": "2", "raster": "column"},
-    "swapped": {**WGMMA, "tile": "16x64x64", "swapped": "on", "layout": "nn", "cluster": "1x2"},
+    "swap_ab": {**WGMMA, "tile": "16x64x64", "swap_ab": "on", "layout": "nn", "cluster": "1x2"},
     "copied by threads": {**WGMMA, "mma": "wgmma", "align": "2", "layout": "nt", "tile": "64x32x64"},
     "halves": {**WGMMA, "acc": "f16", "layout": "tt"},
     "halves by blocks": {

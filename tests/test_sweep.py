@@ -101,7 +101,7 @@ def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
             "breaks 1 rule:\n  family: .* cp_async, the rest planned anew$",
         ),
         ({"arch": "sm_80", "copy": "tma", "tile": "512x128x64"}, "use copy cp_async and tile 128x128x32, the rest"),
-        ({"arch": "sm_75", "copy": "tma"}, "family: .*: use copy vector, the rest planned anew$"),
+        ({"arch": "sm_75", "copy": "tma"}, "family: .*: use copy ldg_sts, the rest planned anew$"),
         (
             {"arch": "sm_80", "mma": "wgmma", "stages": "40"},
             "family: .*: use arch sm_90a.*\n  stages: 40",

@@ -38,7 +38,7 @@ PROVED = {
     "unaligned, f16 out": {"arch": "sm_89", "tile": "32x64x24", "layout": "tt", "align": "1", "out": "f16"},
     "split": {"arch": "sm_80", "tile": "32x48x16", "layout": "nn", "schedule": "split_k:3", "align_a": "2"},
     "wgmma": {"arch": "sm_90a", "tile": "64x64x32", "out": "f32,bf16"},
-    "swapped": {"arch": "sm_90a", "tile": "24x64x16", "bias": "column", "activation": "gelu"},
+    "swap_ab": {"arch": "sm_90a", "tile": "24x64x16", "bias": "column", "activation": "gelu"},
     "cluster": {"arch": "sm_90a", "tile": "128x128x16", "cluster": "2x1", "consumers": "2", "beta": "off"},
 }
 

@@ -276,7 +276,7 @@ def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path
     assert [item.value for item in columns.type.shell_complete(None, columns, "-spill")][0] == "-spill_bytes"
 
 
-@pytest.mark.parametrize("where", ["proof_races=0", "proof_executor like '*'", "sass_hgmma>0", "swapped"])
+@pytest.mark.parametrize("where", ["proof_races=0", "proof_executor like '*'", "sass_hgmma>0", "swap_ab"])
 def test_a_field_that_no_kernel_has_matches_none(folder: Path, where: str) -> None:
     assert listed(folder, "--where", where) == []
     assert len(listed(folder, "--where", f"not ({where})", "--sort", "proof_races")) == 3

@@ -41,7 +41,7 @@ VARIANTS = [
     {"tile": "128x64x64", "align_d": "1", "beta": "on", "bias": "column"},
     {"tile": "16x64x64", "consumers": "1", "ctas_per_sm": "2"},
     {"tile": "32x128x64", "layout": "nn", "schedule": "split_k:2"},
-    {"tile": "64x64x64", "schedule": "cluster_k:4"},
+    {"tile": "64x64x64", "schedule": "split_k_cluster:4"},
     {"tile": "256x128x64", "align": "2", "beta": "on"},
     {"tile": "128x128x64", "align": "4", "align_d": "8", "layout": "nt", "schedule": "stream_k", "consumers": "2"},
     {"tile": "256x256x64", "acc": "f16", "layout": "tt", "schedule": "stream_k", "cluster": "2x1", "store": "direct"},
@@ -54,7 +54,7 @@ VARIANTS = [
         "out": "f32",
         "beta": "on",
     },
-    {"tile": "32x64x64", "swapped": "on", "copy": "cp_async", "dtype": "bf16", "layout": "nn", "ctas_per_sm": "2"},
+    {"tile": "32x64x64", "swap_ab": "on", "copy": "cp_async", "dtype": "bf16", "layout": "nn", "ctas_per_sm": "2"},
 ]
 
 
@@ -104,12 +104,12 @@ def drawn(source: random.Random) -> Kernel:
         tile = f"{columns}x{rows}x64" if swapped else f"{rows}x{columns}x{source.choice([32, 64, 128])}"
         texts = {
             "tile": tile,
-            "swapped": "on" if swapped else "off",
+            "swap_ab": "on" if swapped else "off",
             "dtype": source.choice(["f16", "bf16"]),
             "layout": source.choice(["tn", "nn", "nt", "tt"]),
             "cluster": source.choice(["1x1", "1x1", "2x1", "1x2", "4x1", "1x4", "2x2"]),
             "cooperation": source.choice(["cooperative", "pingpong"]),
-            "schedule": source.choice(["one_tile", "persistent", "split_k:3", "cluster_k:2"]),
+            "schedule": source.choice(["one_tile", "persistent", "split_k:3", "split_k_cluster:2"]),
             "raster": source.choice(["row", "column", "group:8"]),
             "bias": source.choice(["none", "row", "column"]),
             "align_d": source.choice(["4", "1"]),
@@ -179,7 +179,7 @@ def test_a_record_has_the_launch_of_a_kernel_and_reads_back(settings: Settings) 
 
 def test_a_record_of_before_the_family_reads_as_it_did() -> None:
     data, _ = make_record("a_symbol")
-    assert not {"consumers", "cooperation", "cluster", "swapped"} & {*data["spec"]}
+    assert not {"consumers", "cooperation", "cluster", "swap_ab"} & {*data["spec"]}
     record = Record.parse(json.dumps(data))
     assert json.loads(record.dump()) == data
     spec = Spec.from_dict(record.data["spec"])

@@ -77,7 +77,7 @@ KINDS = (
         "consumers": "2",
     },
     {"layout": "nn", "out": "f32", "schedule": "split_k:4", "bias": "row", "activation": "gelu"},
-    {"tile": "16x64x64", "swapped": "on", "bias": "column"},
+    {"tile": "16x64x64", "swap_ab": "on", "bias": "column"},
     {"tile": "64x64x64", "cooperation": "pingpong", "consumers": "2"},
 )
 
@@ -136,11 +136,11 @@ OTHERS = {
     "consumers": "1",
     "cooperation": "pingpong",
     "cluster": "2x1",
-    "swapped": "on",
+    "swap_ab": "on",
 }
 
 
-NEEDED = {"out": {"align_d": "4"}, "align_d": {"store": "direct"}, "swapped": {"consumers": "1"}}
+NEEDED = {"out": {"align_d": "4"}, "align_d": {"store": "direct"}, "swap_ab": {"consumers": "1"}}
 """Fields that must change with another one."""
 
 

@@ -74,7 +74,7 @@ natural = st.fixed_dictionaries(
         "beta": st.booleans(),
         "align_d": st.sampled_from([1, 2, 4]),
         "schedule": st.sampled_from(
-            [parse_field("schedule", text) for text in ("one_tile", "split_k:4", "cluster_k:4")]
+            [parse_field("schedule", text) for text in ("one_tile", "split_k:4", "split_k_cluster:4")]
         ),
         "cluster": st.sampled_from([Cluster(1, 1), Cluster(2, 1), Cluster(1, 2), Cluster(4, 1), Cluster(2, 2)]),
         "ctas_per_sm": st.integers(1, 3),
@@ -98,8 +98,8 @@ def test_a_plan_is_legal_wherever_one_exists(request_: dict) -> None:
     }
     sharings = itertools.product((1, 2, 3), ("cooperative", "pingpong"), (False, True))
     for consumers, cooperation, swapped in sharings:
-        asked = {**modest, "consumers": consumers, "cooperation": cooperation, "swapped": swapped}
-        if swapped == planned.spec.swapped:
+        asked = {**modest, "consumers": consumers, "cooperation": cooperation, "swap_ab": swapped}
+        if swapped == planned.spec.swap_ab:
             assert violations(plan_of(resolve(asked))), asked
 
 
@@ -198,16 +198,16 @@ def test_the_swizzle_is_the_widest_that_divides_the_contiguous_extent(k_major: b
 @pytest.mark.parametrize("element_bytes", [2, 4])
 @pytest.mark.parametrize("n", range(8, 257, 8))
 def test_d_is_staged_in_whole_boxes_and_128_bytes_of_a_row_at_most(n: int, element_bytes: int) -> None:
-    boxes = StoreBoxes(n, element_bytes, swapped=False)
+    boxes = StoreBoxes(n, element_bytes, swap_ab=False)
     assert n % boxes.width == 0 == boxes.turn_columns % boxes.width
     assert boxes.turn_columns * element_bytes <= 128 and boxes.turn_columns <= n
     assert boxes.width * element_bytes == (boxes.swizzle_bytes or 16)
-    swapped = StoreBoxes(n, 2, swapped=True)
+    swapped = StoreBoxes(n, 2, swap_ab=True)
     assert swapped.width == 64 and n % swapped.turn_columns == 0 and swapped.turn_columns <= 64
 
 
 def test_a_swapped_kernel_is_the_transposed_one_with_the_same_maps_of_a_and_b() -> None:
-    swapped, plain = plan("cta_tile=64x128x64 layout=tn swapped=on"), plan("cta_tile=128x64x64 layout=nt swapped=off")
+    swapped, plain = plan("cta_tile=64x128x64 layout=tn swap_ab=on"), plan("cta_tile=128x64x64 layout=nt swap_ab=off")
     assert swapped.tile == plain.tile and swapped.mma_opcode == plain.mma_opcode
     a, b, d = swapped.tensor_maps
     assert (a.box, b.box, d.box) == ((64, 64, 1), (64, 128, 1), (64, 64, 1))

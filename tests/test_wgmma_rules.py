@@ -79,7 +79,7 @@ BROKEN = [
         "tiles of 192 rows, each consumer computes 64 or 128 or 256",
         None,
     ),
-    ("arch=90a mma=wgmma copy=vector", "copy", "tma or cp_async fills its stages", {"copy": "tma"}),
+    ("arch=90a mma=wgmma copy=ldg_sts", "copy", "tma or cp_async fills its stages", {"copy": "tma"}),
     (
         "arch=90a mma=wgmma copy=cp_async cluster=2x1",
         "cluster",
@@ -109,10 +109,15 @@ BROKEN = [
     ),
     ("arch=90a cluster=2x1 raster=group:4000", "raster", "group of 2,000 tiles > 1,024", {"raster": "group:2048"}),
     ("arch=90a schedule=split_k:65", "splits", "split_k by 65", {"schedule": "split_k:64"}),
-    ("arch=90a schedule=cluster_k:16", "splits", "cluster_k by 16, 2 to 8", {"schedule": "cluster_k:8"}),
-    ("arch=90a schedule=cluster_k:2 cluster=2x1", "splits", "share no operand", {"cluster": "1x1"}),
     (
-        "arch=90a cta_tile=128x256x32 schedule=cluster_k:2 stages=4",
+        "arch=90a schedule=split_k_cluster:16",
+        "splits",
+        "split_k_cluster by 16, 2 to 8",
+        {"schedule": "split_k_cluster:8"},
+    ),
+    ("arch=90a schedule=split_k_cluster:2 cluster=2x1", "splits", "share no operand", {"cluster": "1x1"}),
+    (
+        "arch=90a cta_tile=128x256x32 schedule=split_k_cluster:2 stages=4",
         "splits",
         "sums of 131,072 B > 98,304 B of the stages",
         {"stages": "6"},
@@ -186,7 +191,7 @@ LEGAL = (
     "arch=90 mma=wgmma",
     "arch=90a cta_tile=64x8x32",
     "arch=90a cta_tile=8x64x128 schedule=split_k:64",
-    "arch=90a cta_tile=64x64x64 schedule=cluster_k:8",
+    "arch=90a cta_tile=64x64x64 schedule=split_k_cluster:8",
     "arch=90a cta_tile=128x128x64 cooperation=pingpong schedule=stream_k cluster=2x2",
     "arch=90a cta_tile=256x128x64 acc=f16 cooperation=pingpong",
     "arch=90a cta_tile=256x64x64 dtype_d=f32 consumers=1",
@@ -196,7 +201,7 @@ LEGAL = (
     "arch=90a cta_tile=64x128x64 ctas_per_sm=2",
     "arch=90a align_d=1",
     "arch=90a align_a=2",
-    "arch=90a cta_tile=16x128x64 align_b=4 layout=tt schedule=cluster_k:4",
+    "arch=90a cta_tile=16x128x64 align_b=4 layout=tt schedule=split_k_cluster:4",
     "arch=90a dtype_a=tf32 align_a=1 align_b=2",
     "arch=90a mma=wgmma copy=cp_async cta_tile=128x128x64 cooperation=pingpong",
     "arch=90a mma=wgmma copy=cp_async cta_tile=128x256x64 schedule=stream_k",
@@ -232,7 +237,7 @@ FAMILIES = [
     ("arch=90 cluster=1x1 consumers=0 cooperation=cooperative", MMA_SYNC),
     ("arch=90 cooperation=pingpong", WGMMA_SM90),
     ("arch=90 mma=wgmma warp_tile=64x256", WGMMA_SM90),
-    ("arch=80 swapped=on", WGMMA_SM90),
+    ("arch=80 swap_ab=on", WGMMA_SM90),
 ]
 
 

@@ -44,7 +44,7 @@ KINDS = [
     {"arch": "sm_90", "layout": "nt", "stages": "1", "fragment_stages": "1"},
     {"arch": "sm_100", "layout": "nn", "dtype": "bf16"},
     {"arch": "sm_120", "layout": "tn", "acc": "f16"},
-    {"arch": "sm_80", "layout": "tt", "copy": "vector", "stages": "2"},
+    {"arch": "sm_80", "layout": "tt", "copy": "ldg_sts", "stages": "2"},
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ from generator.cli.options import (
 )
 from generator.errors import HgemmError, nearest
 from hgemm.command_line import line_of
+from hgemm.errors import DeprecatedWord
 
 VERBS = {
     "bench": ("device", "Variants timed beside cuBLASLt, in pairs, in one process."),
@@ -272,6 +274,13 @@ def main(command: click.Command, arguments: list[str]) -> int:
     """Run a command and return its exit status; whatever goes wrong is one line on stderr, a traceback with --debug."""
     program = str(command.name)
     logging.basicConfig(format=f"{program}: warning: %(message)s", level=logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.showwarning = partial(_show_warning, program)
+        warnings.simplefilter("once", DeprecatedWord)
+        return _run(command, program, arguments)
+
+
+def _run(command: click.Command, program: str, arguments: list[str]) -> int:
     try:
         return (
             command.main([word for word in arguments if word != "--debug"], prog_name=program, standalone_mode=False)
@@ -292,6 +301,11 @@ def main(command: click.Command, arguments: list[str]) -> int:
 
             traceback.print_exc()
         return _told(program, error)
+
+
+def _show_warning(program: str, message: Warning | str, *_: Any) -> None:
+    """Print a warning as one line."""
+    click.echo(f"{program}: {'note' if isinstance(message, DeprecatedWord) else 'warning'}: {message}", err=True)
 
 
 def _told(program: str, error: Exception) -> int:

@@ -11,8 +11,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from generator.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_meant_by
+from generator.spec import deprecated
 from hgemm.errors import DEFAULT_LIBRARY
 from hgemm.problem import MAX_EXTENT
+from hgemm.record import RENAMED_FIELDS
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -108,12 +110,15 @@ class Words(click.ParamType):
         return [CompletionItem(before + comma + word) for word in self._complete(last)]
 
 
+_RENAMED_FLAGS = {f"--{old}": "--" + new.replace("_", "-") for old, new in RENAMED_FIELDS.items()}
+
+
 class GroupedCommand(click.Command):
     """A command of spec options, whose help lists options under the `group` that `grouped_option` gave them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, [_current_flag(word) for word in args])
         except click.NoSuchOption as error:
             meant = flag_meant_by(error.option_name)
             if not meant:
@@ -130,6 +135,15 @@ class GroupedCommand(click.Command):
         for group, records in groups.items():
             with formatter.section(group):
                 formatter.write_dl(records)
+
+
+def _current_flag(word: str) -> str:
+    """Return a word of the command line with the present name of its option."""
+    flag, equals, value = word.partition("=")
+    if flag not in _RENAMED_FLAGS:
+        return word
+    deprecated(flag, _RENAMED_FLAGS[flag])
+    return _RENAMED_FLAGS[flag] + equals + value
 
 
 def grouped_option(group: str, decorator: Callable[[AnyFunction], AnyFunction]) -> Callable[[AnyFunction], AnyFunction]:

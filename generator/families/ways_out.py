@@ -82,7 +82,7 @@ def fields_as_implied(plan: Plan) -> Iterator[Change]:
     """What the family leaves no choice in, as it decides it."""
     strays = {name: word(value) for name, value in plan.implied.items() if getattr(plan.spec, name) != value}
     if [*strays] == ["prefetch"]:
-        yield {"copy": "vector", "stages": "1", "fragment_stages": "1"}
+        yield {"copy": "ldg_sts", "stages": "1", "fragment_stages": "1"}
     yield strays
 
 

@@ -56,7 +56,7 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
     for k_major, extent, name in ((spec["layout"][0] == "t", tile.m, "a"), (spec["layout"][1] == "n", tile.n, "b")):
         rows, columns = (extent, tile.k) if k_major else (tile.k, extent)
         smem, size = Smem.parse(spec[f"smem_{name}"]), DTYPE_BYTES[spec[f"dtype_{name}"]]
-        chunk = {"scalar": 1, "shifted": PIECE_BYTES // size}.get(spec["copy"], spec[f"align_{name}"])
+        chunk = {"ldg_sts_scalar": 1, "ldg_sts_unaligned": PIECE_BYTES // size}.get(spec["copy"], spec[f"align_{name}"])
         operands.append(OperandTile(k_major, rows, columns, chunk, threads, smem, size))
     return Placement(*operands, warps_m, warps_n, threads)
 

@@ -294,7 +294,7 @@ def picture_of(plan: Plan, symbol: str) -> str:
     svg.text(_LEFT, 54, f"{square} (of {GROUPS}) that holds it; the framed ones are read by", 12.5)
     svg.text(_LEFT, 71, f"{reading} Pieces of one matrix in one group of banks wait for one another.", 12.5)
     y = 96.0
-    first, second = (plan.b, plan.a) if spec.swapped else (plan.a, plan.b)
+    first, second = (plan.b, plan.a) if spec.swap_ab else (plan.a, plan.b)
     for name, stored, smem in (("A", first, spec.smem_a), ("B", second, spec.smem_b)):
         tile = stored if isinstance(stored, OperandTile) else box_of(stored, smem, plan.threads)
         y += draw_operand(svg, _LEFT, y, name, tile, str(smem), by_lanes) + 26
@@ -340,7 +340,7 @@ def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
     svg.text(_LEFT, y + 8, words, 15, bold=True)
     if not by_lanes:
         held = "Of the 64 rows warp w of a warpgroup holds 16 w to 16 w + 15, and these again for every 8 columns."
-        if plan.spec.swapped:
+        if plan.spec.swap_ab:
             held += " It multiplies B and A transposed: its rows are the problem's n."
             in_registers = [replace(fragment, rows="n", columns="m") for fragment in in_registers]
         svg.text(_LEFT, y + 28, held, 12.5)
@@ -364,14 +364,14 @@ class Pictures:
         """Return the pictures of a plan's kernel, each after a line that says what it shows. Raises RequestError as above."""
         _refuse_single_elements(plan)
         spec, by_lanes = plan.spec, plan.spec.family != WGMMA_SM90
-        first, second = (plan.b, plan.a) if spec.swapped else (plan.a, plan.b)
+        first, second = (plan.b, plan.a) if spec.swap_ab else (plan.a, plan.b)
         found = []
         for name, stored, smem in (("A", first, spec.smem_a), ("B", second, spec.smem_b)):
             shown = stored if isinstance(stored, OperandTile) else box_of(stored, smem, plan.threads)
             tile = replace(shown, threads=0)  # which no picture shows
             key = name, tile, str(smem), by_lanes
             found.append((f"{name} among the banks of shared memory", self._once(key, partial(_operand, *key))))
-        key = spec.mma, spec.dtype_a, spec.acc, spec.swapped
+        key = spec.mma, spec.dtype_a, spec.acc, spec.swap_ab
         held = self._once(key, lambda: _fragments(Svg(), 8, plan).document())
         return [*found, (f"The lanes that hold the elements of {spec.mma}", held)]
 

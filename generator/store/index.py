@@ -156,7 +156,7 @@ def _glob(pattern: str) -> str:
 
 
 INDEX_NAME = "index.db"
-VERSION = 1000 * SCHEMA + 2
+VERSION = 1000 * SCHEMA + 3
 BUSY_TIMEOUT_S = 15.0
 BATCH_ROWS = 100
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from generator.arch import ARCHS, parse_arch, parse_arch_list
 from generator.errors import LibraryError, RequestError, nearest, unknown
-from generator.spec import PARSERS
+from generator.spec import PARSERS, deprecated
 from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, any_like
 from generator.store.library import Library
 from hgemm.errors import on
 from hgemm.library import is_symbol
-from hgemm.record import MAX_INTEGER, PROVED, RECORD_NAME, SOURCE_NAME, Scalar, flatten
+from hgemm.record import MAX_INTEGER, PROVED, RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word, flatten
 
 _COUNT = 0
 _DOCUMENT = {
@@ -85,7 +85,10 @@ def parse_where(text: str, known: Collection[str] | None = None) -> Node:
 
 def check_field(name: str, known: Collection[str] | None, where: str) -> str:
     """Return the field's own name. Raises RequestError with the nearest names where it is not `known`, and no instruction."""
-    field = FIELD_ALIASES.get(name.lower(), name.lower())
+    lower = name.lower()
+    field = FIELD_ALIASES.get(lower) or current_field(lower)
+    if field != lower and lower not in FIELD_ALIASES:
+        deprecated(f"field {lower}", field)
     if known is not None and field not in known and not _INSTRUCTION.fullmatch(field):
         near = nearest(field, sorted(known), count=3, cutoff=0.4)
         meant = f"did you mean {', '.join(near)}? " if near else ""
@@ -192,13 +195,16 @@ class _Parser:
         if kind not in ("word", "quoted", "number"):
             raise self._expected(f"a text for {field} to be like, such as 'a*b'")
         self._position += 1
-        return text
+        return current_word(field, text)
 
     def _literal(self, field: str) -> Literal:
         kind, text = self._peek()
         if kind not in ("word", "quoted", "number"):
             raise self._expected(f"a number or a text to compare {field} with")
         self._position += 1
+        if current_word(field, text) != text:
+            deprecated(f"{field} {text}", current_word(field, text))
+            text = current_word(field, text)
         if field == "arch":
             return Literal(parse_arch(text))
         if kind == "number":

@@ -56,7 +56,7 @@ def _table(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Path:
     if ARCHS[arch].has_wgmma:
         return FOLDER / "wgmma.toml"
     narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < ASYNC_BYTES
-    return FOLDER / ("shifted.toml" if narrow else "mma_sync.toml")
+    return FOLDER / ("unaligned.toml" if narrow else "mma_sync.toml")
 
 
 def _of_bytes(group: Texts, size: int) -> Texts:

@@ -199,10 +199,10 @@ def _copy(spec: Mapping[str, Any], figure: _Reader, elements: int, align: int) -
     A shifted piece takes two loads, each of rows that straddle two lines of L1.
     """
     size = element_bytes(spec)
-    if spec["copy"] == "shifted" and align * size < _MOST_COPY_BYTES:
+    if spec["copy"] == "ldg_sts_unaligned" and align * size < _MOST_COPY_BYTES:
         bits = 8 * _MOST_COPY_BYTES
         return copy_cycles(elements * size, _MOST_COPY_BYTES, 4 * figure(f"cpi.ldg{bits}") + figure(f"cpi.sts{bits}"))
-    lane_bytes = size if spec["copy"] == "scalar" else min(align * size, _MOST_COPY_BYTES)
+    lane_bytes = size if spec["copy"] == "ldg_sts_scalar" else min(align * size, _MOST_COPY_BYTES)
     bits = 8 * max(lane_bytes, _LEAST_COPY_BYTES)
     if spec["copy"] == "cp_async" and lane_bytes >= _LEAST_COPY_BYTES:
         cpi = figure(f"cpi.cp_async{bits}")
@@ -220,7 +220,7 @@ def _wgmma(spec: Mapping[str, Any], card: Card) -> KTile:
     m, n, k = extents(spec["cta_tile"])
     cluster_m, cluster_n = extents(spec["cluster"])
     size = element_bytes(spec)
-    rows, columns = (n, m) if spec.get("swapped") else (m, n)
+    rows, columns = (n, m) if spec.get("swap_ab") else (m, n)
     width, depth = map(int, re.fullmatch(r"m64n(\d+)k(\d+)", spec["mma"]).groups())
     shared_bytes = m * k * size / cluster_n + n * k * size / cluster_m  # CTAs of a cluster load for one another
     fragments = warpgroup_read_bytes(rows, columns, k * size) / figure("smem_bytes_per_clock_per_sm")
@@ -309,7 +309,7 @@ def launch(spec: Mapping[str, Any], part: KTile, card: Card, size: Size, ctas_pe
     kind, _, splits = str(spec["schedule"]).partition(":")
     splits = int(splits or 1)
     tiles = _up(-(-size.m // tile_m), cluster_m) * _up(-(-size.n // tile_n), cluster_n) * size.batch
-    together = splits if kind == "cluster_k" else cluster_m * cluster_n
+    together = splits if kind == "split_k_cluster" else cluster_m * cluster_n
     sms = max(card.sms // together, 1) * together  # a cluster lies on SMs of its own
     count, efficiency = waves(tiles * splits, sms, max(ctas_per_sm, 1))
     k_tiles = -(-max(1, -(-size.k // tile_k)) // splits)

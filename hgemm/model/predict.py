@@ -127,8 +127,8 @@ class Constants:
     shown_part: float = 1.0
     turn_cycles: float = 0.0
     cluster_us: float = 0.0
-    cluster_k_cycles: float = 0.0
-    cluster_k_bytes_per_cycle: float = 1.0
+    split_k_cluster_cycles: float = 0.0
+    split_k_cluster_bytes_per_cycle: float = 1.0
     split_us: float = 0.0
 
 
@@ -179,13 +179,13 @@ class Shape:
             cluster_m=cluster_m,
             cluster_n=cluster_n,
             splits=int(splits or 1),
-            together=int(splits) if kind == "cluster_k" else cluster_m * cluster_n,
+            together=int(splits) if kind == "split_k_cluster" else cluster_m * cluster_n,
             overlapping=2 if in_turn else resident,
             loaded_bytes=(tile_m / cluster_n + tile_n / cluster_m) * tile_k * element_bytes(spec),
             out_bytes=tile_m * tile_n * DTYPES[spec["dtype_d"]].bytes,
             element_bytes=element_bytes(spec),
             in_turn=int(in_turn),
-            cluster_splits=int(kind == "cluster_k"),
+            cluster_splits=int(kind == "split_k_cluster"),
             workspace_splits=int(kind == "split_k"),
             streams=int(kind == "stream_k"),
         )
@@ -217,7 +217,7 @@ def _wgmma(v: Shape, l2: Any, c: Constants, mhz: float, most: Most) -> Cycles:
     memory = most(most(part.copy, part.l2 * l2), c.latency_cycles / v.stages)
     each = _both(most(part.tensor, part.fragments), memory, TILE_SHARPNESS) + c.k_tile_cycles
     stored = c.tile_cycles + (v.out_bytes + _partial_bytes(v)) / c.store_bytes_per_cycle
-    joined = c.cluster_k_cycles + sums_bytes * (v.splits - 1) / v.splits / c.cluster_k_bytes_per_cycle
+    joined = c.split_k_cluster_cycles + sums_bytes * (v.splits - 1) / v.splits / c.split_k_cluster_bytes_per_cycle
     cluster_us = (v.cluster_m * v.cluster_n > 1) * c.cluster_us
     return Cycles(
         k_tile=each,

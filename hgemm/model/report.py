@@ -65,7 +65,7 @@ def _predicted(spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card
 
 def _is_new(spec: Mapping[str, Any]) -> bool:
     """Say whether no kernel of the kind was among those that the constants are fitted to."""
-    usual_copy = ("tma",) if by_wgmma(spec) else ("cp_async", "vector", "scalar")
+    usual_copy = ("tma",) if by_wgmma(spec) else ("cp_async", "ldg_sts", "ldg_sts_scalar")
     return spec["schedule"] == "stream_k" or spec.get("copy", usual_copy[0]) not in usual_copy
 
 

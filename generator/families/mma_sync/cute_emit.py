@@ -6,7 +6,7 @@ from typing import Any
 
 from generator.families.cute_text import ELEMENTS, integers, layout
 from generator.families.emit import boolean, common_values
-from generator.families.mma_sync.emit import COPIES, summary
+from generator.families.mma_sync.emit import summary
 from generator.families.mma_sync.form_rules import thread_shape
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
@@ -52,7 +52,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "element": ELEMENTS[spec.dtype_a],
         "element_out": ELEMENTS[spec.dtype_d],
         "cta_tiler": integers(spec.cta_tile.m, spec.cta_tile.n, spec.cta_tile.k),
-        "copy": COPIES.get(spec.copy, spec.copy),
+        "copy": spec.copy,
         "register_copy": plan.staged,
         "instruction": _INSTRUCTIONS[spec.mma, spec.dtype_a, spec.acc],
         "mma": spec.mma,

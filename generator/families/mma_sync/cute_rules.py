@@ -16,7 +16,7 @@ rule = adder(RULES)
 
 _SERVED = {
     "dtype_a": ("f16", "bf16"),
-    "copy": ("cp_async", "vector"),
+    "copy": ("cp_async", "ldg_sts"),
     "mma": ("m16n8k16", "m16n8k8"),
     "acc": ("f32", "f16"),
     "prefetch": (True,),
@@ -41,7 +41,7 @@ _REASONS = {
 def _as_served(plan: Plan) -> Iterator[Change]:
     first = {name: word(served[0]) for name, served in _SERVED.items()}
     if not ARCHS[plan.spec.arch].has_cp_async:
-        first |= {"copy": "vector", "mma": "m16n8k8"}
+        first |= {"copy": "ldg_sts", "mma": "m16n8k8"}
     yield {name: first[name] for name, served in _SERVED.items() if getattr(plan.spec, name) not in served}
     yield ATOMS
 
@@ -55,7 +55,7 @@ def cute_fields(plan: Plan) -> str | None:
     return f"form cute cannot say {told}" if strays else None
 
 
-@rule(lambda plan: [{"mma": "m16n8k16"}, {"copy": "vector", "stages": "2"}, {"acc": "f32"}, ATOMS])
+@rule(lambda plan: [{"mma": "m16n8k16"}, {"copy": "ldg_sts", "stages": "2"}, {"acc": "f32"}, ATOMS])
 def cute_depth(plan: Plan) -> str | None:
     spec = plan.spec
     if spec.form != "cute" or spec.mma != "m16n8k8" or (plan.staged and (spec.dtype_a, spec.acc) == ("f16", "f32")):

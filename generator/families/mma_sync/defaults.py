@@ -79,7 +79,7 @@ _PLAIN: Request = {
     "consumers": 0,
     "cooperation": "cooperative",
     "cluster": Cluster(1, 1),
-    "swapped": False,
+    "swap_ab": False,
     "form": "atoms",
 }
 _READ_AHEAD: Request = {"fragment_stages": 2, "store": "smem", "store_spacing": 0}
@@ -91,7 +91,7 @@ def _of_arch(name: str) -> Request:
     """Return what an architecture leaves no choice in."""
     arch = ARCHS[name]
     deepest = {} if arch.has_mma_k16 else {"mma": "m16n8k8"}
-    return deepest if arch.has_cp_async else {**deepest, "copy": "vector"}
+    return deepest if arch.has_cp_async else {**deepest, "copy": "ldg_sts"}
 
 
 def _copies(fields: Request, given: bool) -> list[Request]:
@@ -102,7 +102,7 @@ def _copies(fields: Request, given: bool) -> list[Request]:
     narrow = min(fields[f"align_{name}"] * DTYPE_BYTES[fields[f"dtype_{name}"]] for name in "ab") < ASYNC_BYTES
     few = fields.get("stages", 0) <= max(STAGED_STAGES[1]) and not fields.get("store_spacing")
     fits = fields["form"] == "atoms" and few
-    return [{"copy": "shifted"}, {}] if narrow and fits and not given else [{}]
+    return [{"copy": "ldg_sts_unaligned"}, {}] if narrow and fits and not given else [{}]
 
 
 # ---- Tiles ----------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _cta_tiles(fields: Request) -> Iterator[Tile]:
         legal = [tile for tile in sizes if tile == nearest_cta_tile(tile, k_block)]
         yield from sorted(legal, key=lambda tile: (_off_target(tile, warp), abs(tile.m - tile.n)))
     roomy = ARCHS[fields["arch"]].limits.smem_bytes_per_cta >= ROOMY_SMEM_BYTES
-    staged = {"shifted": SHIFTED_TILES}.get(fields["copy"], STAGED_TILES)
+    staged = {"ldg_sts_unaligned": SHIFTED_TILES}.get(fields["copy"], STAGED_TILES)
     large = staged if fields["copy"] in STAGED else LARGE_TILES if roomy else {}
     for tile in (*large.get(fields["acc"], ()), *TILES):
         yield replace(tile, k=tile.k * k_block // K_BLOCK_OF_HALVES)

@@ -11,13 +11,6 @@ from generator.layouts import OperandTile
 
 TEMPLATE = "mma_sync/instance.cu.j2"
 ENTRY_HEADER = "mma_sync/kernel.cuh"
-COPIES = {
-    "vector": "ldg_sts",
-    "scalar": "ldg_sts_scalar",
-    "shifted": "ldg_sts_unaligned",
-}
-"""The values of hgemm::Copy that a spec names otherwise."""
-
 
 EPILOGUE_ROWS = 16
 """Rows of a warp tile that go through shared memory at once."""
@@ -44,7 +37,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "fragment_rows": policy.fragment_rows(plan),
         "wmma": boolean(plan.wmma),
         "static_smem": boolean(plan.static_smem_bytes > 0),
-        "copy": COPIES.get(spec.copy, spec.copy),
+        "copy": spec.copy,
         "register_copy": plan.staged,
         "store_spacing": spec.store_spacing,
         "prefetch": boolean(spec.prefetch),

@@ -28,7 +28,8 @@ def _copy(spec: Spec) -> list[str]:
     """Return what says of copies that are not asynchronous how they are made, how far apart their stores are, and when."""
     if spec.copy not in STAGED:
         return [short(spec.copy)] if spec.copy != "cp_async" else []
-    return [f"{spec.copy}{spec.store_spacing}", *([] if spec.prefetch else ["sync"])]
+    words = {"ldg_sts": "vector", "ldg_sts_scalar": "scalar", "ldg_sts_unaligned": "shifted"}
+    return [f"{words[spec.copy]}{spec.store_spacing}", *([] if spec.prefetch else ["sync"])]
 
 
 def residency_words(spec: Spec) -> list[str]:

@@ -36,7 +36,7 @@ class MmaSyncPlan(Plan):
             "consumers": 0,
             "cooperation": "cooperative",
             "cluster": Cluster(1, 1),
-            "swapped": False,
+            "swap_ab": False,
         }
 
     @property
@@ -107,7 +107,7 @@ class MmaSyncPlan(Plan):
 
     def _operand(self, k_major: bool, extent: int, align: int, smem) -> OperandTile:
         rows, columns = (extent, self.spec.cta_tile.k) if k_major else (self.spec.cta_tile.k, extent)
-        chunk = {"scalar": 1, "shifted": self.piece}.get(self.spec.copy, align)
+        chunk = {"ldg_sts_scalar": 1, "ldg_sts_unaligned": self.piece}.get(self.spec.copy, align)
         return OperandTile(k_major, rows, columns, chunk, self.threads, smem, self.spec.operand_bytes)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------

@@ -26,6 +26,6 @@ def on_mma_sync(plan: Plan) -> Iterator[Change]:
 def _problem(plan: Plan, names: tuple[str, ...]) -> Request:
     spec = plan.spec
     kept = {name: getattr(spec, name) for name in (*_OF_THE_PROBLEM, *names)}
-    if spec.schedule.kind == "cluster_k":
+    if spec.schedule.kind == "split_k_cluster":
         kept["schedule"] = Schedule("split_k", spec.schedule.splits)
     return kept

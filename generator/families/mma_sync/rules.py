@@ -93,8 +93,8 @@ def threads(plan: Plan) -> str | None:
 def copy(plan: Plan) -> str | None:
     if plan.spec.copy == "cp_async" and not ARCHS[plan.spec.arch].has_cp_async:
         return f"{plan.spec.arch} has no cp.async: copies go by way of registers"
-    if plan.spec.copy == "shifted" and min(plan.spec.align_a, plan.spec.align_b) >= plan.piece:
-        return f"copy shifted: A and B are aligned to {plan.piece} elements, 16 bytes, and nothing is shifted"
+    if plan.spec.copy == "ldg_sts_unaligned" and min(plan.spec.align_a, plan.spec.align_b) >= plan.piece:
+        return f"copy ldg_sts_unaligned: A and B are aligned to {plan.piece} elements, 16 bytes, and nothing is shifted"
     return None
 
 
@@ -112,7 +112,7 @@ def stages(plan: Plan) -> str | None:
 def store_spacing(plan: Plan) -> str | None:
     if not plan.staged or plan.spec.store_spacing <= staging.widest_spacing(plan):
         return None
-    if plan.spec.copy == "shifted":
+    if plan.spec.copy == "ldg_sts_unaligned":
         return f"store_spacing {plan.spec.store_spacing}: what is shifted is stored at once, behind a k-tile's products"
     return (
         f"store_spacing {plan.spec.store_spacing}: {staging.pieces(plan)} stores of a thread for a k-tile, among the "
@@ -220,7 +220,7 @@ splits = rule(split_in_workspace)(shared.splits)
 
 @rule(split_in_workspace)
 def schedule(plan: Plan) -> str | None:
-    if plan.spec.schedule.kind != "cluster_k":
+    if plan.spec.schedule.kind != "split_k_cluster":
         return None
     return f"{plan.spec.schedule} takes a cluster, which wgmma kernels have"
 

@@ -10,7 +10,7 @@ from generator.layouts import PIECE_BYTES, OperandTile
 if TYPE_CHECKING:
     from generator.families.mma_sync.plan import MmaSyncPlan
 
-STAGED = ("vector", "scalar", "shifted")
+STAGED = ("ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned")
 """Copies whose pieces are loaded to registers and stored from there: pieces of `align` elements, single elements, or pieces of
 16 bytes, each cut out of two aligned ones."""
 
@@ -84,7 +84,7 @@ def widest_spacing(plan: MmaSyncPlan) -> int:
 
     What is shifted is stored at once: behind its last piece single elements may follow, where the matrix ends.
     """
-    if plan.spec.copy == "shifted":
+    if plan.spec.copy == "ldg_sts_unaligned":
         return 0
     per_product = plan.mma_per_product
     return min(MAX_SPACING, max(0, room(plan)) // per_product // max(1, pieces(plan) - 1) * per_product)
@@ -95,7 +95,7 @@ def planned_spacing(plan: MmaSyncPlan) -> int:
 
     Single elements are too many to be placed one by one, and what is not loaded ahead comes after the products.
     """
-    if plan.spec.copy == "scalar" or not plan.spec.prefetch:
+    if plan.spec.copy == "ldg_sts_scalar" or not plan.spec.prefetch:
         return 0
     share = 2 if plan.spec.stages > 1 else 1
     return min(hidden_spacing(plan), widest_spacing(plan) // share)

@@ -96,12 +96,12 @@ def other_copies(plan: Plan) -> Iterator[Change]:
     """Asynchronous copies, or copies by way of registers in stages that those have."""
     yield {"copy": "cp_async"}
     for stages in {min(plan.spec.stages, most): None for most in (MAX_STAGES, MAX_STAGED_STAGES)}:
-        yield {"copy": "vector", "stages": str(stages)}
+        yield {"copy": "ldg_sts", "stages": str(stages)}
 
 
 def narrower_spacings(plan: Plan) -> list[Change]:
     """The widest spacing that has room, and a second stage, which gives more of it."""
-    wider = {"copy": "vector"} if plan.spec.copy == "shifted" else {"stages": str(MAX_STAGED_STAGES)}
+    wider = {"copy": "ldg_sts"} if plan.spec.copy == "ldg_sts_unaligned" else {"stages": str(MAX_STAGED_STAGES)}
     return [{"store_spacing": str(staging.widest_spacing(plan))}, wider]
 
 

@@ -33,7 +33,7 @@ _PLAIN: Request = {
     "consumers": 0,
     "cooperation": "cooperative",
     "cluster": Cluster(1, 1),
-    "swapped": False,
+    "swap_ab": False,
     "smem_alloc": "dynamic",
     "form": "atoms",
     "store_spacing": 0,

@@ -49,7 +49,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "cta_tiler": integers(tile.m, tile.n, tile.k),
         "cluster_shape": integers(plan.cluster.m, plan.cluster.n),
         "cluster_size": plan.launch_cluster,
-        "swap_ab": boolean(spec.swapped),
+        "swap_ab": boolean(spec.swap_ab),
         "consumers": spec.consumers,
         "pingpong": boolean(plan.pingpong),
         "producer_registers": producer,
@@ -93,13 +93,13 @@ def _instruction(plan: Plan) -> str:
 
 def _staged(plan: Plan) -> tuple[int, int, int]:
     """Return the rows and columns of sums in a box, and the boxes that a consumer has room for."""
-    columns = plan.d.turn_columns if plan.spec.swapped else plan.d.width
+    columns = plan.d.turn_columns if plan.spec.swap_ab else plan.d.width
     size = ROWS_PER_WARPGROUP * columns * DTYPE_BYTES[plan.spec.dtype_d]
     return ROWS_PER_WARPGROUP, columns, max(1, plan.epilogue_bytes // (plan.spec.consumers * size))
 
 
 def _epilogue_layout(plan: Plan) -> str:
-    major, width = ("MN", ROWS_PER_WARPGROUP) if plan.spec.swapped else ("K", plan.d.width)
+    major, width = ("MN", ROWS_PER_WARPGROUP) if plan.spec.swap_ab else ("K", plan.d.width)
     swizzled = f"GMMA::Layout_{major}_{_SWIZZLED[width * DTYPE_BYTES[plan.spec.dtype_d]]}_Atom<ElementOut>"
     return f"decltype(tile_to_shape({swizzled}{{}}, Shape<{integers(*_staged(plan))}>{{}}))"
 
@@ -107,4 +107,4 @@ def _epilogue_layout(plan: Plan) -> str:
 def _smem_store(plan: Plan, columns: int) -> str:
     if plan.spec.store == "direct" or DTYPE_BYTES[plan.spec.dtype_d] > 2:
         return _FLOATS
-    return _STMATRIX[plan.spec.swapped, 4 if columns % 16 == 0 else 2]
+    return _STMATRIX[plan.spec.swap_ab, 4 if columns % 16 == 0 else 2]

@@ -65,15 +65,15 @@ def resolve(request: Request) -> Spec:
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
     """The open fields of a CTA tile, the best values first: how D is stored, how it is shared, and by how large a cluster."""
-    swapped = fields.get("swapped", tile.m not in TILE_M and tile.n in TILE_M)
-    own = Tile(tile.n, tile.m, tile.k) if swapped else tile
-    stores = ("tma", "direct") if _stores_by_tma(fields, swapped) else ("direct",)
+    swap_ab = fields.get("swap_ab", tile.m not in TILE_M and tile.n in TILE_M)
+    own = Tile(tile.n, tile.m, tile.k) if swap_ab else tile
+    stores = ("tma", "direct") if _stores_by_tma(fields, swap_ab) else ("direct",)
     near = nearest_tile(own, True, DTYPE_BYTES[fields["dtype_a"]])
     sharings = _sharing(near, fields["schedule"])
     clusters = _clusters(tile, fields["schedule"]) if fields["copy"] == "tma" else [Cluster(1, 1)]
     for store, (cooperation, consumers), cluster in itertools.product(stores, sharings, clusters):
         choice = {
-            "swapped": swapped,
+            "swap_ab": swap_ab,
             "store": store,
             "cooperation": cooperation,
             "consumers": consumers,
@@ -89,9 +89,9 @@ def _copy(fields: Request) -> str:
     return "tma" if least >= TMA_ALIGN_BYTES else "cp_async"
 
 
-def _stores_by_tma(fields: Request, swapped: bool) -> bool:
+def _stores_by_tma(fields: Request, swap_ab: bool) -> bool:
     size = DTYPE_BYTES[fields["dtype_d"]]
-    return fields["align_d"] * size >= 16 and not (swapped and size > 2)
+    return fields["align_d"] * size >= 16 and not (swap_ab and size > 2)
 
 
 def _sharing(tile: Tile, schedule: Schedule) -> list[tuple[str, int]]:
@@ -104,7 +104,7 @@ def _sharing(tile: Tile, schedule: Schedule) -> list[tuple[str, int]]:
 def _clusters(tile: Tile, schedule: Schedule) -> list[Cluster]:
     """Pairs of CTAs that share B, where the tile is so large and tall that m has two of them, and no clusters split k."""
     large = tile.m >= 128 and tile.m * tile.n >= PAIRED_AREA
-    pairs = [Cluster(2, 1)] if large and schedule.kind != "cluster_k" else []
+    pairs = [Cluster(2, 1)] if large and schedule.kind != "split_k_cluster" else []
     return [*pairs, *(cluster for cluster in CLUSTERS if cluster not in pairs)]
 
 

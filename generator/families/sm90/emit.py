@@ -11,8 +11,6 @@ from generator.families.sm90.tensor_maps import OperandBoxes
 
 TEMPLATE = "wgmma/instance.cu.j2"
 ENTRY_HEADER = "wgmma/kernel.cuh"
-SCHEDULES = {"cluster_k": "split_k_cluster"}
-"""The values of hgemm::Schedule that a spec names otherwise."""
 
 
 def entry_header(plan: Plan) -> str:
@@ -24,7 +22,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     """Return them by name."""
     spec = plan.spec
     producer, consumer = plan.rebalanced
-    aligns = (spec.align_b, spec.align_a) if spec.swapped else (spec.align_a, spec.align_b)
+    aligns = (spec.align_b, spec.align_a) if spec.swap_ab else (spec.align_a, spec.align_b)
     return {
         **common_values(plan, symbol),
         "summary": summary(plan),
@@ -33,7 +31,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "consumers": spec.consumers,
         "consumer_m": plan.consumer_rows,
         "pingpong": boolean(plan.pingpong),
-        "swap_ab": boolean(spec.swapped),
+        "swap_ab": boolean(spec.swap_ab),
         "producer_registers": producer,
         "consumer_registers": consumer,
         "tile_m": plan.tile.m,
@@ -43,9 +41,8 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "cluster_size": plan.launch_cluster,
         "ctas_per_sm": spec.ctas_per_sm,
         "copy": spec.copy,
-        "schedule": SCHEDULES.get(spec.schedule.kind, spec.schedule.kind),
-        "a": _operand(plan.a, "n" if spec.swapped else "m", plan.tile.m, aligns[0]),
-        "b": _operand(plan.b, "m" if spec.swapped else "n", plan.tile.n, aligns[1]),
+        "a": _operand(plan.a, "n" if spec.swap_ab else "m", plan.tile.m, aligns[0]),
+        "b": _operand(plan.b, "m" if spec.swap_ab else "n", plan.tile.n, aligns[1]),
         "has_maps": bool(plan.tensor_maps),
         "unroll_epilogue": boolean(policy.unroll_epilogue(plan)),
         **{name: boolean(x) if isinstance(x, bool) else x for name, x in policy.stream_k(plan).items()},
@@ -82,7 +79,7 @@ def _only_layout(plan: Plan) -> str:
 def summary(plan: Plan) -> str:
     """Say in a line what the kernel is."""
     spec = plan.spec
-    swapped = "operands swapped, " if spec.swapped else ""
+    swapped = "operands swapped, " if spec.swap_ab else ""
     copied = "copies by threads, " if plan.copied else ""
     return (
         f"{spec.arch} {spec.layout}, {spec.dtype_a} in, {spec.acc} accumulate, {spec.dtype_d} out; CTA tile {spec.cta_tile}, "

@@ -10,7 +10,7 @@ _COOPERATION = {"cooperative": "co", "pingpong": "pp"}
 
 def words(spec: Spec) -> list[str]:
     """Return what a symbol says between the tile and the order of the work."""
-    swapped = ["swapped"] if spec.swapped else []
+    swapped = ["swapped"] if spec.swap_ab else []
     return [
         "wgmma",
         *([] if spec.copy == "tma" else [short(spec.copy)]),
@@ -35,7 +35,7 @@ def alias(spec: Spec) -> str:
     """
     tile, cluster, layout, d = spec.cta_tile, spec.cluster, spec.layout, "t"
     m, n, cluster_m, cluster_n = tile.m, tile.n, cluster.m, cluster.n
-    if spec.swapped:
+    if spec.swap_ab:
         m, n, cluster_m, cluster_n, layout, d = n, m, cluster_n, cluster_m, exchanged_layout(layout), "n"
     c = spec.dtype_d if spec.beta else "void"
     streams = "_stream_k" if spec.schedule.kind == "stream_k" else ""

@@ -50,8 +50,8 @@ class WgmmaPlan(Plan):
             "mma": f"m64n{self.tile.n}k{self.mma_k}",
             "warp_tile": WarpTile(self.consumer_rows, self.tile.n),
             "fragment_stages": 1,
-            "smem_a": (self.b if self.spec.swapped else self.a).smem,
-            "smem_b": (self.a if self.spec.swapped else self.b).smem,
+            "smem_a": (self.b if self.spec.swap_ab else self.a).smem,
+            "smem_b": (self.a if self.spec.swap_ab else self.b).smem,
             "mma_order": "row",
             "store_spacing": 0,
             "prefetch": True,
@@ -71,19 +71,19 @@ class WgmmaPlan(Plan):
     def tile(self) -> Tile:
         """The CTA tile as the kernel sees it."""
         tile = self.spec.cta_tile
-        return Tile(tile.n, tile.m, tile.k) if self.spec.swapped else tile
+        return Tile(tile.n, tile.m, tile.k) if self.spec.swap_ab else tile
 
     @property
     def cluster(self) -> Cluster:
         """The cluster as the kernel sees it."""
         cluster = self.spec.cluster
-        return Cluster(cluster.n, cluster.m) if self.spec.swapped else cluster
+        return Cluster(cluster.n, cluster.m) if self.spec.swap_ab else cluster
 
     @property
     def launch_cluster(self) -> int:
         """CTAs that are launched as a cluster: those that share operands, or those that share a tile."""
         spec = self.spec
-        return spec.schedule.splits if spec.schedule.kind == "cluster_k" else spec.cluster.ctas
+        return spec.schedule.splits if spec.schedule.kind == "split_k_cluster" else spec.cluster.ctas
 
     @property
     def threads(self) -> int:
@@ -103,18 +103,18 @@ class WgmmaPlan(Plan):
     @cached_property
     def a(self) -> OperandBoxes:
         """The kernel's A."""
-        k_major = self.spec.b_k_major if self.spec.swapped else self.spec.a_k_major
+        k_major = self.spec.b_k_major if self.spec.swap_ab else self.spec.a_k_major
         return OperandBoxes(k_major, self.tile.m, self.tile.k, self.cluster.n, self.spec.operand_bytes)
 
     @cached_property
     def b(self) -> OperandBoxes:
         """The kernel's B."""
-        k_major = self.spec.a_k_major if self.spec.swapped else self.spec.b_k_major
+        k_major = self.spec.a_k_major if self.spec.swap_ab else self.spec.b_k_major
         return OperandBoxes(k_major, self.tile.n, self.tile.k, self.cluster.m, self.spec.operand_bytes)
 
     @cached_property
     def d(self) -> StoreBoxes:
-        return StoreBoxes(self.tile.n, DTYPE_BYTES[self.spec.dtype_d], self.spec.swapped)
+        return StoreBoxes(self.tile.n, DTYPE_BYTES[self.spec.dtype_d], self.spec.swap_ab)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class WgmmaPlan(Plan):
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """The maps of the problem's A, B and D, as the kernel takes them; none of what threads copy or store themselves."""
         spec = self.spec
-        a, b = (self.b, self.a) if spec.swapped else (self.a, self.b)
+        a, b = (self.b, self.a) if spec.swap_ab else (self.a, self.b)
         loaded = () if self.copied else (a.tensor_map("a", "m", spec.dtype_a), b.tensor_map("b", "n", spec.dtype_b))
         return (*loaded, self.d.tensor_map(spec.dtype_d)) if spec.store == "tma" else loaded
 

@@ -104,21 +104,21 @@ def estimate(plan: WgmmaPlan) -> int:
     spec = plan.spec
     curve, bias = spec.activation in CURVES, spec.bias != "none"
     finished = spec.beta or bias or curve
-    summed_up = spec.schedule.in_workspace or spec.schedule.kind == "cluster_k"
+    summed_up = spec.schedule.in_workspace or spec.schedule.kind == "split_k_cluster"
     streams_in_cluster = spec.schedule.kind == "stream_k" and spec.cluster.ctas > 1
     streams_copied = spec.schedule.kind == "stream_k" and plan.copied
     terms = (
         plan.summed_registers if summed_up else plan.accumulator_registers,
         BASE,
         _bias(plan) * bias,
-        SWAPPED_AND_C * (spec.swapped and spec.beta and spec.store == "tma"),
+        SWAPPED_AND_C * (spec.swap_ab and spec.beta and spec.store == "tma"),
         HALVES * (bias and spec.beta and spec.acc == "f16"),
         (CURVE + CURVE_AND_C * spec.beta) * curve,
         SILU_OF_THREE * (spec.activation == "silu" and spec.consumers == 3),
         IN_CLUSTER * (spec.cluster.ctas > 1 and finished and (bias or curve or not _lone_pair(plan))),
         FLOATS * (finished and spec.dtype_d == "f32"),
         SPLIT_K * (finished and spec.schedule.in_workspace),
-        CLUSTER_K * (spec.schedule.kind == "cluster_k"),
+        CLUSTER_K * (spec.schedule.kind == "split_k_cluster"),
         STREAM_COPIED * (streams_copied and (bias or curve) and plan.sums_registers >= STREAM_COPIED_SUMS),
         STREAM_IN_CLUSTER * (streams_in_cluster and (bias or plan.sums_registers > STREAM_SUMS)),
     )
@@ -136,4 +136,4 @@ def _lone_pair(plan: WgmmaPlan) -> bool:
     """Tell whether a cluster is two CTAs, each alone on its SM, whose two consumers have as many registers as there can be."""
     spec = plan.spec
     alone = (spec.cluster.ctas, spec.ctas_per_sm, spec.consumers) == (2, 1, 2)
-    return alone and spec.store == "tma" and not spec.swapped
+    return alone and spec.store == "tma" and not spec.swap_ab

@@ -87,10 +87,10 @@ implied_fields = rule(fields_as_implied)(shared.implied_fields)
 def cta_tile(plan: Plan) -> str | None:
     if plan.tile == ways_out.nearest_tile_of(plan):
         return None
-    m, n = "nm" if plan.spec.swapped else "mn"
+    m, n = "nm" if plan.spec.swap_ab else "mn"
     low, middle, high = ways_out.tile_ks(plan.spec.operand_bytes)
     step = "8" if plan.b.k_major else f"16 ({n} is contiguous)"
-    told = f"CTA tile {plan.spec.cta_tile}" + (", swapped" if plan.spec.swapped else "")
+    told = f"CTA tile {plan.spec.cta_tile}" + (", swapped" if plan.spec.swap_ab else "")
     return f"{told}: {m} is 64, 128, 192 or 256, {n} a multiple of {step} up to 256, k {low}, {middle} or {high}"
 
 
@@ -125,7 +125,7 @@ def cluster(plan: Plan) -> str | None:
         return f"cluster {spec.cluster}, served are {', '.join(map(str, ways_out.CLUSTERS))}"
     if plan.copied and spec.cluster.ctas > 1:
         return f"cluster {spec.cluster} with copy cp_async: threads copy for their own CTA only"
-    for name, boxes in zip("BA" if spec.swapped else "AB", (plan.a, plan.b)):
+    for name, boxes in zip("BA" if spec.swap_ab else "AB", (plan.a, plan.b)):
         slices = boxes.shared_by
         if slices > 1 and boxes.sliced % (slices * CORE_ROWS):
             what = "k-rows" if not boxes.k_major else "rows"
@@ -188,10 +188,10 @@ def raster(plan: Plan) -> str | None:
 @rule(ways_out.nearest_splits)
 def splits(plan: Plan) -> str | None:
     spec = plan.spec
-    if spec.schedule.kind != "cluster_k":
+    if spec.schedule.kind != "split_k_cluster":
         return shared.splits(plan)
     if spec.schedule.splits not in ways_out.CLUSTER_SPLITS:
-        return f"cluster_k by {spec.schedule.splits}, 2 to {ways_out.CLUSTER_SPLITS[-1]} CTAs are a cluster"
+        return f"split_k_cluster by {spec.schedule.splits}, 2 to {ways_out.CLUSTER_SPLITS[-1]} CTAs are a cluster"
     if spec.cluster.ctas > 1:
         return f"{spec.schedule} with cluster {spec.cluster}: CTAs that share a tile share no operand"
     if plan.sums_bytes > plan.mainloop_bytes:
@@ -205,7 +205,7 @@ def store(plan: Plan) -> str | None:
     if spec.store == "smem":
         return "D is stored by tma or direct, smem is for mma.sync"
     size = spec.align_d * DTYPE_BYTES[spec.dtype_d]
-    if spec.store == "tma" and spec.swapped and DTYPE_BYTES[spec.dtype_d] > 2:
+    if spec.store == "tma" and spec.swap_ab and DTYPE_BYTES[spec.dtype_d] > 2:
         return f"operands are swapped, TMA then stores f16 and bf16 only, D is {spec.dtype_d}"
     if spec.store == "tma" and size < 16:
         return f"align_d {spec.align_d} is {size} B, TMA stores to pointers and leading dimensions of 16 B"

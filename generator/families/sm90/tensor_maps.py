@@ -100,12 +100,12 @@ class StoreBoxes:
 
     n: int
     element_bytes: int
-    swapped: bool
+    swap_ab: bool
 
     @cached_property
     def width(self) -> int:
         """Elements of D's n in a box: the widest swizzle of whose boxes the tile is made, else 16 bytes; 64 swapped."""
-        if self.swapped:
+        if self.swap_ab:
             return ROWS_PER_WARPGROUP
         sizes = [size // self.element_bytes for size in (*SWIZZLES_BYTES, 16)]
         return next((size for size in sizes if self.n % size == 0), sizes[-1])
@@ -114,7 +114,7 @@ class StoreBoxes:
     def turn_columns(self) -> int:
         """Columns of sums staged a turn, 128 bytes at most; swapped, all turns are alike."""
         most = min(self.n, SWIZZLES_BYTES[0] // self.element_bytes)
-        return next((size for size in range(most, 8, -8) if not self.swapped or self.n % size == 0), 8)
+        return next((size for size in range(most, 8, -8) if not self.swap_ab or self.n % size == 0), 8)
 
     @property
     def turn_bytes(self) -> int:
@@ -127,5 +127,5 @@ class StoreBoxes:
         return size if size in SWIZZLES_BYTES else 0
 
     def tensor_map(self, element: str) -> TensorMap:
-        box = (self.width, self.turn_columns if self.swapped else ROWS_PER_WARPGROUP, 1)
+        box = (self.width, self.turn_columns if self.swap_ab else ROWS_PER_WARPGROUP, 1)
         return TensorMap("d", box, self.swizzle_bytes, element, "n")

@@ -101,7 +101,7 @@ def _smaller(tile: Tile, b: OperandBoxes) -> list[Tile]:
 def _tiles(plan: Plan, tiles: list[Tile]) -> Iterator[Change]:
     """Write tiles, as the kernel sees them, as the spec does."""
     for tile in tiles:
-        cta_tile = Tile(tile.n, tile.m, tile.k) if plan.spec.swapped else tile
+        cta_tile = Tile(tile.n, tile.m, tile.k) if plan.spec.swap_ab else tile
         for shared in sharing(plan, tile):
             change = shared if tile == plan.tile else {"cta_tile": str(cta_tile), **shared}
             yield change
@@ -134,8 +134,11 @@ def rasters_of_clusters(plan: Plan) -> list[Change]:
 def nearest_splits(plan: Plan) -> Iterator[Change]:
     """The nearest number of splits that is served, without a cluster of tiles, with more stages; else in a workspace."""
     spec, splits = plan.spec, plan.spec.schedule.splits
-    if spec.schedule.kind == "cluster_k":
-        nearest = {"schedule": f"cluster_k:{min(max(splits, CLUSTER_SPLITS[0]), CLUSTER_SPLITS[-1])}", "cluster": "1x1"}
+    if spec.schedule.kind == "split_k_cluster":
+        nearest = {
+            "schedule": f"split_k_cluster:{min(max(splits, CLUSTER_SPLITS[0]), CLUSTER_SPLITS[-1])}",
+            "cluster": "1x1",
+        }
         yield nearest
         yield from ({**nearest, "stages": str(stages)} for stages in STAGES)
     yield from split_in_workspace(plan)
