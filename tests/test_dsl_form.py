@@ -331,7 +331,7 @@ def test_the_ptx_computes_ragged_products_and_touches_nothing_else(products: dic
         ("cp_async_wait_group(STAGES - 2)", "cp_async_wait_group(STAGES - 1)"),
         ("if e < elements:", "if e <= elements:"),
         ("< mn_left", "< mn_left + 1"),
-        ("if left >= PIECE:", "if left >= PIECE - 1:"),
+        ("if left >= VEC:", "if left >= VEC - 1:"),
         ("cute.arch.sync_threads()  # the next slab", "# the next slab"),
     ],
 )

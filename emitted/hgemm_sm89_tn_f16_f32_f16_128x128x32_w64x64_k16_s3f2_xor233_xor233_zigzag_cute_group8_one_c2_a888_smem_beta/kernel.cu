@@ -8,7 +8,7 @@ namespace {
 
 using namespace cute;
 
-struct Kernel {
+struct Policy {
   using Element = half_t;
   using ElementOut = half_t;
   using CtaTiler = Shape<_128, _128, _32>;  // (BLK_M, BLK_N, BLK_K)
@@ -44,11 +44,11 @@ struct Kernel {
 
 }  // namespace
 
-static_assert(sizeof(hgemm::cute_form::SharedStorage<Kernel>) == 49152);
-static_assert(cosize_v<Kernel::SmemLayoutA> <= Kernel::smem_elements_a && cosize_v<Kernel::SmemLayoutB> <= Kernel::smem_elements_b);
-static_assert(size(Kernel::TiledMma{}) == Kernel::threads);
-static_assert(hgemm::cute_form::mma_per_k_tile<Kernel> == 64);
+static_assert(sizeof(hgemm::cute_form::SharedStorage<Policy>) == 49152);
+static_assert(cosize_v<Policy::SmemLayoutA> <= Policy::smem_elements_a && cosize_v<Policy::SmemLayoutB> <= Policy::smem_elements_b);
+static_assert(size(Policy::TiledMma{}) == Policy::threads);
+static_assert(hgemm::cute_form::mma_per_k_tile<Policy> == 64);
 
 HGEMM_KERNEL(128, 2) hgemm_sm89_tn_f16_f32_f16_128x128x32_w64x64_k16_s3f2_xor233_xor233_zigzag_cute_group8_one_c2_a888_smem_beta(HGEMM_PARAMETER hgemm::Problem problem) {
-  hgemm::cute_form::gemm<Kernel>(problem);
+  hgemm::cute_form::gemm<Policy>(problem);
 }

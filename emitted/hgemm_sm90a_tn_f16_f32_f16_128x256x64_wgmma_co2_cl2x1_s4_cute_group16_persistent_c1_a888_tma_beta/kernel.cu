@@ -8,7 +8,7 @@ namespace {
 
 using namespace cute;
 
-struct Kernel {
+struct Policy {
   using Element = half_t;
   using ElementOut = half_t;
   using CtaTiler = Shape<_128, _256, _64>;  // (BLK_M, BLK_N, BLK_K)
@@ -50,9 +50,9 @@ struct Kernel {
 
 }  // namespace
 
-static_assert(sizeof(hgemm::cute_form::SharedStorage<Kernel>) == 230400);
-static_assert(hgemm::cute_form::mma_per_k_tile<Kernel> == 4);
+static_assert(sizeof(hgemm::cute_form::SharedStorage<Policy>) == 230400);
+static_assert(hgemm::cute_form::mma_per_k_tile<Policy> == 4);
 
 HGEMM_CLUSTER_KERNEL(384, 1, 2) hgemm_sm90a_tn_f16_f32_f16_128x256x64_wgmma_co2_cl2x1_s4_cute_group16_persistent_c1_a888_tma_beta(HGEMM_PARAMETER hgemm::Problem problem, HGEMM_PARAMETER hgemm::cute_form::TensorMaps maps) {
-  hgemm::cute_form::gemm<Kernel>(problem, maps);
+  hgemm::cute_form::gemm<Policy>(problem, maps);
 }

@@ -1,4 +1,4 @@
-// The ring of stages that one thread fills by TMA and that warps or warpgroups multiply, and the boxes of which a stage is made.
+// The ring of stages that one thread fills by TMA and warps or warpgroups multiply. A stage is made of TMA boxes.
 #pragma once
 
 #include <common/atoms_sm90.cuh>

@@ -12,9 +12,9 @@ namespace hgemm::cute_form {
 using namespace cute;
 
 // C, D and the bias of one product of the batch.
-template <class Kernel>
+template <class Policy>
 struct Outputs {
-  using Out = typename Kernel::ElementOut;
+  using Out = typename Policy::ElementOut;
 
   Problem const& problem;
   Out const* c;  // (M, N)
@@ -32,7 +32,7 @@ struct Outputs {
   CUTE_DEVICE void store_vec(Values const& values, int row, int column) const {
     using Word = uint_bit_t<WIDTH * sizeof_bits_v<Out>>;
     auto const layout = make_layout(Int<WIDTH>{});
-    bool const adds_c = Kernel::beta && problem.beta != 0.f;
+    bool const adds_c = Policy::beta && problem.beta != 0.f;
 
     Tensor gC = make_tensor(make_gmem_ptr(c + row * problem.ldc + column), layout);  // (WIDTH)
     Tensor gD = make_tensor(make_gmem_ptr(d + row * problem.ldd + column), layout);  // (WIDTH)
@@ -43,25 +43,25 @@ struct Outputs {
     for (int e = 0; e < WIDTH; ++e) {
       float x = problem.alpha * values(e);
       if (adds_c) x += problem.beta * float(rC(e));
-      if constexpr (Kernel::bias == Bias::row) x += float(atoms::ld_global(bias + column + e));
-      if constexpr (Kernel::bias == Bias::column) x += float(atoms::ld_global(bias + row));
-      rD(e) = Out(Kernel::Activation::apply(x));
+      if constexpr (Policy::bias == Bias::row) x += float(atoms::ld_global(bias + column + e));
+      if constexpr (Policy::bias == Bias::column) x += float(atoms::ld_global(bias + row));
+      rD(e) = Out(Policy::Activation::apply(x));
     }
     copy(Copy_Atom<StoreGlobal<Word>, Out>{}, rD, gD);
   }
 };
 
 // Stores a CTA tile through sE (EPI_M, BLK_N), EPI_M rows at a time. All threads of the CTA call it.
-template <class Kernel, class ThreadMma, class Accumulators, class TensorE>
+template <class Policy, class ThreadMma, class Accumulators, class TensorE>
 CUTE_DEVICE void store_tile(Problem const& problem, Work const& work, ThreadMma const& thread_mma, Accumulators const& tCrC,
                             TensorE& sE) {
-  constexpr int slab_rows = size<0>(typename Kernel::SmemLayoutE{});
-  constexpr int columns = size<1>(typename Kernel::SmemLayoutE{});
-  constexpr int vec_elements = 128 / sizeof_bits_v<typename Kernel::ElementOut>;
-  constexpr int width = Kernel::align_d < vec_elements ? Kernel::align_d : vec_elements;
+  constexpr int slab_rows = size<0>(typename Policy::SmemLayoutE{});
+  constexpr int columns = size<1>(typename Policy::SmemLayoutE{});
+  constexpr int vec_elements = 128 / sizeof_bits_v<typename Policy::ElementOut>;
+  constexpr int width = Policy::align_d < vec_elements ? Policy::align_d : vec_elements;
 
-  Outputs<Kernel> const outputs(problem, work.batch);
-  int const m_first = work.tile_m * size<0>(typename Kernel::CtaTiler{});
+  Outputs<Policy> const outputs(problem, work.batch);
+  int const m_first = work.tile_m * size<0>(typename Policy::CtaTiler{});
   int const n_first = work.tile_n * columns;
   Tensor tCsE = thread_mma.partition_C(sE);                  // (MMA, 1, MMA_N)
   Tensor tCrE = make_fragment_like<float>(tCrC(_, 0, _));    // (MMA, MMA_N)
@@ -76,14 +76,14 @@ CUTE_DEVICE void store_tile(Problem const& problem, Work const& work, ThreadMma 
 
     // ---- Shared to global memory: one vector of a row per thread -----------------------------------------------------
     CUTE_NO_UNROLL
-    for (int index = atoms::thread_index(); index < slab_rows * (columns / vec_elements); index += Kernel::threads) {
-      int const staged = index / (columns / vec_elements), along = index % (columns / vec_elements) * vec_elements;
-      int const row = m_first + slab * slab_rows + staged;
+    for (int index = atoms::thread_index(); index < slab_rows * (columns / vec_elements); index += Policy::threads) {
+      int const slab_row = index / (columns / vec_elements), along = index % (columns / vec_elements) * vec_elements;
+      int const row = m_first + slab * slab_rows + slab_row;
       int const column = n_first + along;
       int const left = row < problem.m ? problem.n - column : 0;
 
       Tensor values = make_tensor<float>(Int<vec_elements>{});                             // (VEC)
-      Tensor from = local_tile(sE(staged, _), Int<vec_elements>{}, along / vec_elements);  // (VEC)
+      Tensor from = local_tile(sE(slab_row, _), Int<vec_elements>{}, along / vec_elements);  // (VEC)
       Tensor words = logical_divide(values, _4{});                                         // (4, words)
       copy(Copy_Atom<LoadShared<uint128_t>, float>{}, logical_divide(from, _4{}), words);
       if (left >= vec_elements) {

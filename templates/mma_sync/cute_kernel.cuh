@@ -1,6 +1,6 @@
 // The kernel on mma.sync in CuTe's vocabulary: a TiledCopy, swizzled stages, ldmatrix, a TiledMMA.
 //
-// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). A Kernel holds the types and constants of one
+// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). A Policy holds the types and constants of one
 // kernel; the emitted instance spells them out. Parameters, edges and the order of tiles are those of mma_sync/kernel.cuh.
 #pragma once
 
@@ -16,19 +16,19 @@ using namespace cute;
 // ---- Types --------------------------------------------------------------------------------------------------------
 
 // The epilogue reuses the stages of the mainloop.
-template <class Kernel>
+template <class Policy>
 union SharedStorage {
   struct {
-    alignas(128) ArrayEngine<typename Kernel::Element, Kernel::smem_elements_a> a;
-    alignas(128) ArrayEngine<typename Kernel::Element, Kernel::smem_elements_b> b;
+    alignas(128) ArrayEngine<typename Policy::Element, Policy::smem_elements_a> a;
+    alignas(128) ArrayEngine<typename Policy::Element, Policy::smem_elements_b> b;
   } mainloop;
-  alignas(128) ArrayEngine<float, cosize_v<typename Kernel::SmemLayoutE>> epilogue;
+  alignas(128) ArrayEngine<float, cosize_v<typename Policy::SmemLayoutE>> epilogue;
 };
 
 // Tensor instructions that one warp issues for a k-tile.
-template <class Kernel>
-constexpr int mma_per_k_tile = size(typename Kernel::CtaTiler{}) / size(typename Kernel::TiledMma::AtomShape_MNK{}) /
-                               (Kernel::threads / size(typename Kernel::TiledMma::AtomThrID{}));
+template <class Policy>
+constexpr int mma_per_k_tile = size(typename Policy::CtaTiler{}) / size(typename Policy::TiledMma::AtomShape_MNK{}) /
+                               (Policy::threads / size(typename Policy::TiledMma::AtomThrID{}));
 
 // ---- The matrices, and a CTA's tiles of them ----------------------------------------------------------------------
 
@@ -44,20 +44,20 @@ CUTE_DEVICE auto make_operand(void const* matrix, int64_t batch_offset, int mn, 
 }
 
 // A CTA's tiles of A and B, and their stages: (BLK_M, BLK_K, k), (BLK_N, BLK_K, k), and the same with PIPE for k.
-template <class Kernel>
-CUTE_DEVICE auto operands_of(Problem const& problem, Work const& work, SharedStorage<Kernel>& shared) {
-  using Element = typename Kernel::Element;
-  using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
-  Tensor mA = make_operand<Kernel::a_k_major, Element>(problem.a, work.batch * problem.batch_stride_a, problem.m, problem.k,
+template <class Policy>
+CUTE_DEVICE auto operands_of(Problem const& problem, Work const& work, SharedStorage<Policy>& shared) {
+  using Element = typename Policy::Element;
+  using CtaTiler = typename Policy::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
+  Tensor mA = make_operand<Policy::a_k_major, Element>(problem.a, work.batch * problem.batch_stride_a, problem.m, problem.k,
                                                        problem.lda);  // (M, K)
-  Tensor mB = make_operand<Kernel::b_k_major, Element>(problem.b, work.batch * problem.batch_stride_b, problem.n, problem.k,
+  Tensor mB = make_operand<Policy::b_k_major, Element>(problem.b, work.batch * problem.batch_stride_b, problem.n, problem.k,
                                                        problem.ldb);  // (N, K)
   auto const cta_coord = make_coord(work.tile_m, work.tile_n, _);        // (m, n, k)
   Tensor gA = local_tile(mA, CtaTiler{}, cta_coord, Step<_1, X, _1>{});  // (BLK_M, BLK_K, k)
   Tensor gB = local_tile(mB, CtaTiler{}, cta_coord, Step<X, _1, _1>{});  // (BLK_N, BLK_K, k)
   auto& stages_ab = shared.mainloop;
-  Tensor sA = make_tensor(make_smem_ptr(stages_ab.a.begin()), typename Kernel::SmemLayoutA{});  // (BLK_M, BLK_K, PIPE)
-  Tensor sB = make_tensor(make_smem_ptr(stages_ab.b.begin()), typename Kernel::SmemLayoutB{});  // (BLK_N, BLK_K, PIPE)
+  Tensor sA = make_tensor(make_smem_ptr(stages_ab.a.begin()), typename Policy::SmemLayoutA{});  // (BLK_M, BLK_K, PIPE)
+  Tensor sB = make_tensor(make_smem_ptr(stages_ab.b.begin()), typename Policy::SmemLayoutB{});  // (BLK_N, BLK_K, PIPE)
   return cute::make_tuple(gA, gB, sA, sB);
 }
 
@@ -205,23 +205,23 @@ CUTE_DEVICE auto make_fragment_copy(SmemCopy const& smem_copy, Stages const& sta
 
 // ---- One CTA tile, by cp.async ------------------------------------------------------------------------------------
 
-template <class Kernel>
-CUTE_DEVICE void compute_tile_cp_async(Problem const& problem, Work const& work, SharedStorage<Kernel>& shared) {
-  using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
-  constexpr int stages = size<2>(typename Kernel::SmemLayoutA{});
+template <class Policy>
+CUTE_DEVICE void compute_tile_cp_async(Problem const& problem, Work const& work, SharedStorage<Policy>& shared) {
+  using CtaTiler = typename Policy::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
+  constexpr int stages = size<2>(typename Policy::SmemLayoutA{});
   static_assert(stages >= 2, "a stage is filled while another is read");
 
   // ---- The matrices, and this CTA's tiles of them -------------------------------------------------------------------
-  auto [gA, gB, sA, sB] = operands_of<Kernel>(problem, work, shared);  // (BLK_MN, BLK_K, k), (BLK_MN, BLK_K, PIPE)
+  auto [gA, gB, sA, sB] = operands_of<Policy>(problem, work, shared);  // (BLK_MN, BLK_K, k), (BLK_MN, BLK_K, PIPE)
 
   // ---- Partitions: global to shared memory --------------------------------------------------------------------------
   int const m_left = problem.m - work.tile_m * size<0>(CtaTiler{});
   int const n_left = problem.n - work.tile_n * size<1>(CtaTiler{});
-  auto copy_a = make_cp_async_copy<Kernel::a_k_major>(typename Kernel::GmemCopyA{}, gA, sA, m_left);
-  auto copy_b = make_cp_async_copy<Kernel::b_k_major>(typename Kernel::GmemCopyB{}, gB, sB, n_left);
+  auto copy_a = make_cp_async_copy<Policy::a_k_major>(typename Policy::GmemCopyA{}, gA, sA, m_left);
+  auto copy_b = make_cp_async_copy<Policy::b_k_major>(typename Policy::GmemCopyB{}, gB, sB, n_left);
 
   // ---- Partitions: products -----------------------------------------------------------------------------------------
-  typename Kernel::TiledMma tiled_mma;
+  typename Policy::TiledMma tiled_mma;
   auto thread_mma = tiled_mma.get_slice(atoms::thread_index());
   Tensor tCrA = thread_mma.partition_fragment_A(sA(_, _, 0));             // (MMA, MMA_M, MMA_K)
   Tensor tCrB = thread_mma.partition_fragment_B(sB(_, _, 0));             // (MMA, MMA_N, MMA_K)
@@ -229,8 +229,8 @@ CUTE_DEVICE void compute_tile_cp_async(Problem const& problem, Work const& work,
   clear(tCrC);
 
   // ---- Partitions: shared memory to fragments -----------------------------------------------------------------------
-  auto read_a = make_fragment_copy(make_tiled_copy_A(typename Kernel::SmemCopyAtomA{}, tiled_mma), sA, tCrA);
-  auto read_b = make_fragment_copy(make_tiled_copy_B(typename Kernel::SmemCopyAtomB{}, tiled_mma), sB, tCrB);
+  auto read_a = make_fragment_copy(make_tiled_copy_A(typename Policy::SmemCopyAtomA{}, tiled_mma), sA, tCrA);
+  auto read_b = make_fragment_copy(make_tiled_copy_B(typename Policy::SmemCopyAtomB{}, tiled_mma), sB, tCrB);
 
   // ---- Prologue: the last k-tile, which may be ragged, then those that fill all other stages but one ------------------
   int const k_tiles = (problem.k + size<2>(CtaTiler{}) - 1) / size<2>(CtaTiler{});
@@ -288,29 +288,31 @@ CUTE_DEVICE void compute_tile_cp_async(Problem const& problem, Work const& work,
   atoms::cta_barrier();  // the epilogue overwrites the stages
 
   // ---- Epilogue ------------------------------------------------------------------------------------------------------
-  Tensor sE = make_tensor(make_smem_ptr(shared.epilogue.begin()), typename Kernel::SmemLayoutE{});  // (EPI_M, BLK_N)
-  store_tile<Kernel>(problem, work, thread_mma, tCrC, sE);
+  Tensor sE = make_tensor(make_smem_ptr(shared.epilogue.begin()), typename Policy::SmemLayoutE{});  // (EPI_M, BLK_N)
+  store_tile<Policy>(problem, work, thread_mma, tCrC, sE);
 }
 
 // ---- One CTA tile, through registers ------------------------------------------------------------------------------
 
 // The next k-tile is loaded to registers while one is multiplied, and stored to the other stage before its last k-block.
-template <class Kernel>
-CUTE_DEVICE void compute_tile_register_copy(Problem const& problem, Work const& work, SharedStorage<Kernel>& shared) {
-  using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
-  static_assert(size<2>(typename Kernel::SmemLayoutA{}) == 2, "a stage is filled while another is read");
+template <class Policy>
+CUTE_DEVICE void compute_tile_register_copy(Problem const& problem, Work const& work, SharedStorage<Policy>& shared) {
+  using CtaTiler = typename Policy::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
+  static_assert(size<2>(typename Policy::SmemLayoutA{}) == 2, "a stage is filled while another is read");
 
   // ---- The matrices, and this CTA's tiles of them -----------------------------------------------------------------
-  auto [gA, gB, sA, sB] = operands_of<Kernel>(problem, work, shared);  // (BLK_MN, BLK_K, k), (BLK_MN, BLK_K, PIPE)
+  auto [gA, gB, sA, sB] = operands_of<Policy>(problem, work, shared);  // (BLK_MN, BLK_K, k), (BLK_MN, BLK_K, PIPE)
 
   // ---- Partitions: global memory to registers to shared memory ----------------------------------------------------
   int const m_left = problem.m - work.tile_m * size<0>(CtaTiler{});
   int const n_left = problem.n - work.tile_n * size<1>(CtaTiler{});
-  auto copy_a = make_register_copy<Kernel::a_k_major, typename Kernel::SmemStoreA>(typename Kernel::GmemCopyA{}, gA, sA, m_left);
-  auto copy_b = make_register_copy<Kernel::b_k_major, typename Kernel::SmemStoreB>(typename Kernel::GmemCopyB{}, gB, sB, n_left);
+  using SmemStoreA = typename Policy::SmemStoreA;
+  using SmemStoreB = typename Policy::SmemStoreB;
+  auto copy_a = make_register_copy<Policy::a_k_major, SmemStoreA>(typename Policy::GmemCopyA{}, gA, sA, m_left);
+  auto copy_b = make_register_copy<Policy::b_k_major, SmemStoreB>(typename Policy::GmemCopyB{}, gB, sB, n_left);
 
   // ---- Partitions: products ---------------------------------------------------------------------------------------
-  typename Kernel::TiledMma tiled_mma;
+  typename Policy::TiledMma tiled_mma;
   auto thread_mma = tiled_mma.get_slice(atoms::thread_index());
   Tensor tCrA = thread_mma.partition_fragment_A(sA(_, _, 0));             // (MMA, MMA_M, MMA_K)
   Tensor tCrB = thread_mma.partition_fragment_B(sB(_, _, 0));             // (MMA, MMA_N, MMA_K)
@@ -318,8 +320,8 @@ CUTE_DEVICE void compute_tile_register_copy(Problem const& problem, Work const& 
   clear(tCrC);
 
   // ---- Partitions: shared memory to fragments ---------------------------------------------------------------------
-  auto read_a = make_fragment_copy(make_tiled_copy_A(typename Kernel::SmemCopyAtomA{}, tiled_mma), sA, tCrA);
-  auto read_b = make_fragment_copy(make_tiled_copy_B(typename Kernel::SmemCopyAtomB{}, tiled_mma), sB, tCrB);
+  auto read_a = make_fragment_copy(make_tiled_copy_A(typename Policy::SmemCopyAtomA{}, tiled_mma), sA, tCrA);
+  auto read_b = make_fragment_copy(make_tiled_copy_B(typename Policy::SmemCopyAtomB{}, tiled_mma), sB, tCrB);
   constexpr int k_blocks = size<2>(read_a.fragments);
   constexpr int k_atoms = size<2>(tCrA) / k_blocks;  // instructions along k in a k-block of fragments
   static_assert(k_blocks >= 2, "a k-block is read while another is multiplied");
@@ -368,22 +370,22 @@ CUTE_DEVICE void compute_tile_register_copy(Problem const& problem, Work const& 
   atoms::cta_barrier();  // the epilogue overwrites the stages
 
   // ---- Epilogue ---------------------------------------------------------------------------------------------------
-  Tensor sE = make_tensor(make_smem_ptr(shared.epilogue.begin()), typename Kernel::SmemLayoutE{});  // (EPI_M, BLK_N)
-  store_tile<Kernel>(problem, work, thread_mma, tCrC, sE);
+  Tensor sE = make_tensor(make_smem_ptr(shared.epilogue.begin()), typename Policy::SmemLayoutE{});  // (EPI_M, BLK_N)
+  store_tile<Policy>(problem, work, thread_mma, tCrC, sE);
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------------------------
 
-template <class Kernel>
+template <class Policy>
 CUTE_DEVICE void gemm(Problem const& problem) {
-  HGEMM_SHARED(SharedStorage<Kernel>, shared);
-  Scheduler<Kernel> scheduler(problem);
+  HGEMM_SHARED(SharedStorage<Policy>, shared);
+  Scheduler<Policy> scheduler(problem);
   Work work;
   while (scheduler.next(work)) {
-    if constexpr (Kernel::copy == hgemm::Copy::cp_async) {
-      compute_tile_cp_async<Kernel>(problem, work, shared);
+    if constexpr (Policy::copy == hgemm::Copy::cp_async) {
+      compute_tile_cp_async<Policy>(problem, work, shared);
     } else {
-      compute_tile_register_copy<Kernel>(problem, work, shared);
+      compute_tile_register_copy<Policy>(problem, work, shared);
     }
   }
 }

@@ -10,8 +10,8 @@ namespace hgemm {
 
 // Addresses of one lane's rows for ldmatrix in boxes of the TMA, over a warp tile along m (A, EXTENT_FIRST) or n (B).
 //
-// The matrices of an x4 follow each other along m, then along k for A; along k, then along n for B. The warp tile of an MN-major
-// operand is whole boxes. So the bits of a lane's place in a row and those of a fragment's place do not overlap.
+// The matrices of an x4 follow each other along m, then along k for A; along k, then along n for B. The warp tile of an
+// MN-major operand is whole boxes. So the bits of a lane's place in a row and those of a fragment's place do not overlap.
 template <class Policy, class Side, int EXTENT, bool EXTENT_FIRST>
 struct BoxReader {
   using Boxes = TmaBoxes<Policy, Side, EXTENT, 1>;

@@ -69,8 +69,8 @@ struct BoxCopy {
     source += k_tile_step - passes * pass_step;
   }
 
-  // Issues the copy of a k-tile of which the matrix has `k_left` of k; zeros follow. Returns whether the matrix ends in a chunk.
-  // If so, this thread has stored that chunk's elements itself.
+  // Issues the copy of a k-tile. The matrix has `k_left` of its k; zeros follow. Returns whether the matrix ends in a chunk. If
+  // so, this thread has stored that chunk's elements itself.
   HGEMM_DEVICE bool copy_last(unsigned char* stage, int k_left) const {
     In const* from = source;
     bool stores = false;

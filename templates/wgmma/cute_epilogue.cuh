@@ -36,40 +36,40 @@ CUTE_DEVICE auto make_output(T* first, Problem const& problem, int64_t leading_d
 }
 
 // A consumer warpgroup's epilogue.
-template <class Kernel>
+template <class Policy>
 struct Epilogue {
-  using Out = typename Kernel::ElementOut;
-  using EpiTile = typename Kernel::EpiTile;          // (EPI_M, EPI_N)
-  using SmemLayoutD = typename Kernel::SmemLayoutD;  // (EPI_M, EPI_N, PIPE_D)
+  using Out = typename Policy::ElementOut;
+  using EpiTile = typename Policy::EpiTile;          // (EPI_M, EPI_N)
+  using SmemLayoutD = typename Policy::SmemLayoutD;  // (EPI_M, EPI_N, PIPE_D)
 
-  static constexpr bool swap_ab = Kernel::swap_ab;
+  static constexpr bool swap_ab = Policy::swap_ab;
   static constexpr int rows = size<0>(EpiTile{}), columns = size<1>(EpiTile{}), stages = size<2>(SmemLayoutD{});
   static constexpr int values = rows * columns / 128;  // that a thread has of a subtile
   static constexpr int vec_elements = 128 / sizeof_bits_v<Out>;
-  static constexpr bool paired = !swap_ab && Kernel::align_d >= 2;  // one access may move two neighbours of a row
+  static constexpr bool paired = !swap_ab && Policy::align_d >= 2;  // one access may move two neighbours of a row
 
   using ValueLayout = SM90::GMMA::CLayout_64xN<columns>;  // (T, V) -> EPI_M x EPI_N
 
   Problem const& problem;
   TmaDescriptor const* map;
-  Out* staged;  // this warpgroup's (EPI_M, EPI_N, PIPE_D)
+  Out* smem;  // this warpgroup's (EPI_M, EPI_N, PIPE_D)
   int consumer;
   bool issues;  // whether this thread issues the warpgroup's stores
   int stage = 0;
 
   CUTE_DEVICE static int thread() { return atoms::thread_index() % 128; }
 
-  // Finishes the accumulators tCrC (MMA, MMA_M, 1) of a tile whose first element is (m_first, n_first). The warpgroup's blocks of
-  // 64 rows are `block_rows` apart. The common case is unrolled; the other cases share one loop.
+  // Finishes the accumulators tCrC (MMA, MMA_M, 1) of a tile whose first element is (m_first, n_first). The warpgroup's blocks
+  // of 64 rows are `block_rows` apart. The common case is unrolled; the other cases share one loop.
   template <class Accumulators>
   CUTE_DEVICE void run(Accumulators const& tCrC, int batch, int m_first, int n_first, int block_rows) {
-    constexpr int across = size<1>(typename Kernel::CtaTiler{}) / columns;
+    constexpr int across = size<1>(typename Policy::CtaTiler{}) / columns;
     constexpr int subtiles = decltype(size(tCrC))::value / values;
-    static_assert(across * columns == size<1>(typename Kernel::CtaTiler{}), "a tile must be whole subtiles");
+    static_assert(across * columns == size<1>(typename Policy::CtaTiler{}), "a tile must be whole subtiles");
     Tensor tPrC = make_tensor(tCrC.data(), make_shape(Int<values>{}, Int<subtiles>{}));  // (V, SUBTILES), along n first
-    bool const adds_c = Kernel::beta && problem.beta != 0.f;
+    bool const adds_c = Policy::beta && problem.beta != 0.f;
 
-    if (Kernel::unroll_epilogue && !adds_c && (Kernel::store == Store::direct || problem.n % vec_elements == 0)) {
+    if (Policy::unroll_epilogue && !adds_c && (Policy::store == Store::direct || problem.n % vec_elements == 0)) {
       CUTE_UNROLL
       for (int subtile = 0; subtile < subtiles; ++subtile) {
         store_subtile<true>(tPrC(_, subtile), batch, m_first + subtile / across * block_rows,
@@ -91,7 +91,7 @@ struct Epilogue {
 
   // Waits until the TMA has read all of this thread's stores from shared memory.
   CUTE_DEVICE void finish() const {
-    if (Kernel::store == Store::tma && issues) tma_store_wait<0>();
+    if (Policy::store == Store::tma && issues) tma_store_wait<0>();
   }
 
   template <bool PLAIN, class Accumulators>
@@ -102,13 +102,13 @@ struct Epilogue {
     } else {
       combine<false>(tCrC, rD, batch, m_first, n_first);
     }
-    if constexpr (Kernel::store == Store::direct) {
+    if constexpr (Policy::store == Store::direct) {
       store_values(rD, batch, m_first, n_first);
     } else {
-      Tensor sD = make_tensor(make_smem_ptr(staged), SmemLayoutD{});  // (EPI_M, EPI_N, PIPE_D)
+      Tensor sD = make_tensor(make_smem_ptr(smem), SmemLayoutD{});  // (EPI_M, EPI_N, PIPE_D)
 
       // ---- Registers to shared memory -----------------------------------------------------------------------------
-      TiledCopy<Copy_Atom<typename Kernel::SmemStore, Out>, ValueLayout, EpiTile> smem_copy;
+      TiledCopy<Copy_Atom<typename Policy::SmemStore, Out>, ValueLayout, EpiTile> smem_copy;
       auto thread_copy = smem_copy.get_slice(thread());
       Tensor tXrD = thread_copy.retile_S(rD);     // (CPY, 1, 1)
       Tensor tXsD = thread_copy.partition_D(sD);  // (CPY, 1, 1, PIPE_D)
@@ -144,23 +144,23 @@ struct Epilogue {
   CUTE_DEVICE void combine(Accumulators const& tCrC, Results& rD, int batch, int m_first, int n_first) const {
     Tensor rC = make_tensor<Out>(Int<values>{});  // (V)
     Tensor rB = make_tensor<Out>(Int<values>{});  // (V)
-    if constexpr (Kernel::bias != Bias::none) load_bias(rB, batch, m_first, n_first);
+    if constexpr (Policy::bias != Bias::none) load_bias(rB, batch, m_first, n_first);
     if constexpr (ADDS_C) load_c(rC, batch, m_first, n_first);
     CUTE_UNROLL
     for (int v = 0; v < values; ++v) {
       float x = problem.alpha * float(tCrC(v));
       if constexpr (ADDS_C) x += problem.beta * float(rC(v));
-      if constexpr (Kernel::bias != Bias::none) x += float(rB(v));
-      rD(v) = Out(Kernel::Activation::apply(x));
+      if constexpr (Policy::bias != Bias::none) x += float(rB(v));
+      rD(v) = Out(Policy::Activation::apply(x));
     }
   }
 
   template <class TensorR>
   CUTE_DEVICE void load_bias(TensorR& rB, int batch, int m_first, int n_first) const {
-    constexpr bool along_n = (Kernel::bias == Bias::row) != swap_ab;
+    constexpr bool along_n = (Policy::bias == Bias::row) != swap_ab;
     Tensor tCcD = coordinates();  // (V) -> (m, n)
     Tensor mB = make_tensor(make_gmem_ptr(static_cast<Out const*>(problem.bias) + batch * problem.batch_stride_bias),
-                            Kernel::bias == Bias::row ? problem.n : problem.m);  // (N) or (M) of D
+                            Policy::bias == Bias::row ? problem.n : problem.m);  // (N) or (M) of D
     clear(rB);
     CUTE_UNROLL
     for (int v = 0; v < values; ++v) {

@@ -1,6 +1,6 @@
 // The kernel of sm_90a in CuTe's vocabulary: a producer that loads by TMA, a TiledMMA of consumer warpgroups on wgmma.
 //
-// A Kernel holds the types and constants of one kernel; the emitted instance spells them out. Parameters, order of tiles, roles
+// A Policy holds the types and constants of one kernel; the emitted instance spells them out. Parameters, order of tiles, roles
 // of warpgroups and swap_ab are those of wgmma/kernel.cuh.
 #pragma once
 
@@ -53,8 +53,8 @@ struct ClusterPlace {
   }
 };
 
-template <class Kernel>
-using PlaceOf = ClusterPlace<typename Kernel::ClusterShape>;
+template <class Policy>
+using PlaceOf = ClusterPlace<typename Policy::ClusterShape>;
 
 // ---- Pipeline -----------------------------------------------------------------------------------------------------
 
@@ -148,76 +148,76 @@ struct TensorMaps {
 };
 static_assert(sizeof(TensorMaps) == 384, "the launchers pack this struct by hand");
 
-template <class Kernel>
-constexpr int stages = size<2>(typename Kernel::SmemLayoutA{});
+template <class Policy>
+constexpr int stages = size<2>(typename Policy::SmemLayoutA{});
 
-template <class Kernel>
+template <class Policy>
 struct SharedStorage {
-  alignas(1024) ArrayEngine<typename Kernel::Element, cosize_v<typename Kernel::SmemLayoutA>> a;  // (BLK_M, BLK_K, PIPE)
-  alignas(1024) ArrayEngine<typename Kernel::Element, cosize_v<typename Kernel::SmemLayoutB>> b;  // (BLK_N, BLK_K, PIPE)
+  alignas(1024) ArrayEngine<typename Policy::Element, cosize_v<typename Policy::SmemLayoutA>> a;  // (BLK_M, BLK_K, PIPE)
+  alignas(1024) ArrayEngine<typename Policy::Element, cosize_v<typename Policy::SmemLayoutB>> b;  // (BLK_N, BLK_K, PIPE)
   struct alignas(1024) {
-    ArrayEngine<typename Kernel::ElementOut, cosize_v<typename Kernel::SmemLayoutD>> of[Kernel::consumers];
+    ArrayEngine<typename Policy::ElementOut, cosize_v<typename Policy::SmemLayoutD>> of[Policy::consumers];
   } d;  // (EPI_M, EPI_N, PIPE_D) each
   struct alignas(1024) {
-    TmaPipeline<typename Kernel::ClusterShape, stages<Kernel>> pipeline;
+    TmaPipeline<typename Policy::ClusterShape, stages<Policy>> pipeline;
     ClusterBarrier order[2];  // pingpong: the other consumer has multiplied its tile
   } barriers;
 };
 
 // Tensor instructions that one warpgroup issues for a k-tile.
-template <class Kernel>
-constexpr int mma_per_k_tile = size(typename Kernel::CtaTiler{}) / size(typename Kernel::TiledMma::AtomShape_MNK{}) /
-                               (size(typename Kernel::TiledMma{}) / 128);
+template <class Policy>
+constexpr int mma_per_k_tile = size(typename Policy::CtaTiler{}) / size(typename Policy::TiledMma::AtomShape_MNK{}) /
+                               (size(typename Policy::TiledMma{}) / 128);
 
 // The tiles of a cluster as one tile of the problem, for the scheduler.
-template <class Kernel>
-struct ClusterTile : Kernel {
-  static constexpr int down = size<0>(typename Kernel::CtaTiler{}) * size<0>(typename Kernel::ClusterShape{});
-  static constexpr int across = size<1>(typename Kernel::CtaTiler{}) * size<1>(typename Kernel::ClusterShape{});
-  static constexpr int tile_m = Kernel::swap_ab ? across : down;
-  static constexpr int tile_n = Kernel::swap_ab ? down : across;
+template <class Policy>
+struct ClusterTile : Policy {
+  static constexpr int down = size<0>(typename Policy::CtaTiler{}) * size<0>(typename Policy::ClusterShape{});
+  static constexpr int across = size<1>(typename Policy::CtaTiler{}) * size<1>(typename Policy::ClusterShape{});
+  static constexpr int tile_m = Policy::swap_ab ? across : down;
+  static constexpr int tile_n = Policy::swap_ab ? down : across;
 };
 
 // A CTA's tile of its cluster's work, in CTA tiles of D as the kernel sees it.
-template <class Kernel>
+template <class Policy>
 struct CtaTile {
   int m, n;
 
-  CUTE_DEVICE CtaTile(Work const& work, PlaceOf<Kernel> const& place) {
-    int const down = Kernel::swap_ab ? work.tile_n : work.tile_m, across = Kernel::swap_ab ? work.tile_m : work.tile_n;
-    m = down * size<0>(typename Kernel::ClusterShape{}) + place.row;
-    n = across * size<1>(typename Kernel::ClusterShape{}) + place.column;
+  CUTE_DEVICE CtaTile(Work const& work, PlaceOf<Policy> const& place) {
+    int const down = Policy::swap_ab ? work.tile_n : work.tile_m, across = Policy::swap_ab ? work.tile_m : work.tile_n;
+    m = down * size<0>(typename Policy::ClusterShape{}) + place.row;
+    n = across * size<1>(typename Policy::ClusterShape{}) + place.column;
   }
 };
 
 // ---- Producer: one thread -----------------------------------------------------------------------------------------
 
-template <class Kernel, class State>
-CUTE_DEVICE void load_tile(Problem const& problem, TensorMaps const& maps, Work const& work, PlaceOf<Kernel> const& place,
-                           SharedStorage<Kernel>& shared, State& state) {
-  using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
-  using ClusterShape = typename Kernel::ClusterShape;
-  using Element = typename Kernel::Element;
-  constexpr bool swap_ab = Kernel::swap_ab;
+template <class Policy, class State>
+CUTE_DEVICE void load_tile(Problem const& problem, TensorMaps const& maps, Work const& work, PlaceOf<Policy> const& place,
+                           SharedStorage<Policy>& shared, State& state) {
+  using CtaTiler = typename Policy::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
+  using ClusterShape = typename Policy::ClusterShape;
+  using Element = typename Policy::Element;
+  constexpr bool swap_ab = Policy::swap_ab;
   constexpr uint32_t stage_bytes = sizeof(Element) * (size<0>(CtaTiler{}) + size<1>(CtaTiler{})) * size<2>(CtaTiler{});
 
   // ---- The matrices as their maps count them, and this CTA's tiles ------------------------------------------------
   bool const a_repeats = (swap_ab ? problem.batch_stride_b : problem.batch_stride_a) == 0;  // the whole batch uses one matrix
   bool const b_repeats = (swap_ab ? problem.batch_stride_a : problem.batch_stride_b) == 0;
-  Tensor mA = make_map_tensor<Kernel::a_k_major>(swap_ab ? problem.n : problem.m, problem.k, problem.batch,
+  Tensor mA = make_map_tensor<Policy::a_k_major>(swap_ab ? problem.n : problem.m, problem.k, problem.batch,
                                                  a_repeats ? 0 : work.batch);  // (M, K)
-  Tensor mB = make_map_tensor<Kernel::b_k_major>(swap_ab ? problem.m : problem.n, problem.k, problem.batch,
+  Tensor mB = make_map_tensor<Policy::b_k_major>(swap_ab ? problem.m : problem.n, problem.k, problem.batch,
                                                  b_repeats ? 0 : work.batch);  // (N, K)
-  CtaTile<Kernel> const tile(work, place);
+  CtaTile<Policy> const tile(work, place);
   auto const cta_coord = make_coord(tile.m, tile.n, _);                                      // (m, n, k)
   Tensor gA = local_tile(mA, CtaTiler{}, cta_coord, Step<_1, X, _1>{});                      // (BLK_M, BLK_K, k)
   Tensor gB = local_tile(mB, CtaTiler{}, cta_coord, Step<X, _1, _1>{});                      // (BLK_N, BLK_K, k)
-  Tensor sA = make_tensor(make_smem_ptr(shared.a.begin()), typename Kernel::SmemLayoutA{});  // (BLK_M, BLK_K, PIPE)
-  Tensor sB = make_tensor(make_smem_ptr(shared.b.begin()), typename Kernel::SmemLayoutB{});  // (BLK_N, BLK_K, PIPE)
+  Tensor sA = make_tensor(make_smem_ptr(shared.a.begin()), typename Policy::SmemLayoutA{});  // (BLK_M, BLK_K, PIPE)
+  Tensor sB = make_tensor(make_smem_ptr(shared.b.begin()), typename Policy::SmemLayoutB{});  // (BLK_N, BLK_K, PIPE)
 
   // ---- Partitions: global to shared memory ------------------------------------------------------------------------
-  typename Kernel::TmaLoadA const tma_a{swap_ab ? &maps.b : &maps.a, place.row_mask()};
-  typename Kernel::TmaLoadB const tma_b{swap_ab ? &maps.a : &maps.b, place.column_mask()};
+  typename Policy::TmaLoadA const tma_a{swap_ab ? &maps.b : &maps.a, place.row_mask()};
+  typename Policy::TmaLoadB const tma_b{swap_ab ? &maps.a : &maps.b, place.column_mask()};
   auto [tAgA, tAsA] = tma_a.template partition<size<1>(ClusterShape{})>(place.column, gA, sA);  // ((TMA, BOXES), k), (.., PIPE)
   auto [tBgB, tBsB] = tma_b.template partition<size<0>(ClusterShape{})>(place.row, gB, sB);     // ((TMA, BOXES), k), (.., PIPE)
 
@@ -235,14 +235,14 @@ CUTE_DEVICE void load_tile(Problem const& problem, TensorMaps const& maps, Work 
 // ---- Consumers: warpgroups ----------------------------------------------------------------------------------------
 
 // Multiplies a tile into tCrC (MMA, MMA_M, 1). `warpgroup` is its number in the TiledMMA.
-template <class Kernel, class Accumulators, class State>
-CUTE_DEVICE void multiply_tile(Accumulators& tCrC, int k_tiles, int warpgroup, PlaceOf<Kernel> const& place,
-                               SharedStorage<Kernel>& shared, State& state) {
-  Tensor sA = make_tensor(make_smem_ptr(shared.a.begin()), typename Kernel::SmemLayoutA{});  // (BLK_M, BLK_K, PIPE)
-  Tensor sB = make_tensor(make_smem_ptr(shared.b.begin()), typename Kernel::SmemLayoutB{});  // (BLK_N, BLK_K, PIPE)
+template <class Policy, class Accumulators, class State>
+CUTE_DEVICE void multiply_tile(Accumulators& tCrC, int k_tiles, int warpgroup, PlaceOf<Policy> const& place,
+                               SharedStorage<Policy>& shared, State& state) {
+  Tensor sA = make_tensor(make_smem_ptr(shared.a.begin()), typename Policy::SmemLayoutA{});  // (BLK_M, BLK_K, PIPE)
+  Tensor sB = make_tensor(make_smem_ptr(shared.b.begin()), typename Policy::SmemLayoutB{});  // (BLK_N, BLK_K, PIPE)
 
   // ---- Partitions: descriptors of shared memory -------------------------------------------------------------------
-  typename Kernel::TiledMma tiled_mma;
+  typename Policy::TiledMma tiled_mma;
   auto thread_mma = tiled_mma.get_slice(warpgroup * 128);
   Tensor tCrA = thread_mma.make_fragment_A(thread_mma.partition_A(sA));  // (MMA, MMA_M, MMA_K, PIPE)
   Tensor tCrB = thread_mma.make_fragment_B(thread_mma.partition_B(sB));  // (MMA, 1, MMA_K, PIPE)
@@ -273,21 +273,21 @@ CUTE_DEVICE void multiply_tile(Accumulators& tCrC, int k_tiles, int warpgroup, P
 
 // ---- Kernel -------------------------------------------------------------------------------------------------------
 
-template <class Kernel>
+template <class Policy>
 CUTE_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
-  using CtaTiler = typename Kernel::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
-  using Place = PlaceOf<Kernel>;
-  constexpr int sharing = size(typename Kernel::TiledMma{}) / 128;  // consumers of one tile
-  static_assert(sharing == (Kernel::pingpong ? 1 : Kernel::consumers), "consumers share a tile, or alternate between tiles");
-  HGEMM_SHARED(SharedStorage<Kernel>, shared);
+  using CtaTiler = typename Policy::CtaTiler;  // (BLK_M, BLK_N, BLK_K)
+  using Place = PlaceOf<Policy>;
+  constexpr int sharing = size(typename Policy::TiledMma{}) / 128;  // consumers of one tile
+  static_assert(sharing == (Policy::pingpong ? 1 : Policy::consumers), "consumers share a tile, or alternate between tiles");
+  HGEMM_SHARED(SharedStorage<Policy>, shared);
 
   Place const place;
   int const warp = atoms::warp_index();
   int const consumer = warp / 4;  // warpgroup; the producer follows the last consumer
   int const k_tiles = ceil_div(problem.k, int(size<2>(CtaTiler{})));
-  Scheduler<ClusterTile<Kernel>> scheduler(problem, atoms::cta_x() / Place::size, atoms::grid_x() / Place::size);
+  Scheduler<ClusterTile<Policy>> scheduler(problem, atoms::cta_x() / Place::size, atoms::grid_x() / Place::size);
   auto& barriers = shared.barriers;
-  PipelineState<stages<Kernel>> state;
+  PipelineState<stages<Policy>> state;
   Work work;
 
   // ---- Barriers ---------------------------------------------------------------------------------------------------
@@ -310,33 +310,33 @@ CUTE_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   atoms::wait_on_dependent_grids();
   atoms::launch_dependent_grids();
 
-  if (consumer < Kernel::consumers) {
+  if (consumer < Policy::consumers) {
     // ---- Consumers ------------------------------------------------------------------------------------------------
-    if constexpr (Kernel::consumer_registers > 0) atoms::setmaxnreg_inc<Kernel::consumer_registers>();
-    int const warpgroup = Kernel::pingpong ? 0 : consumer;
-    Epilogue<Kernel> epilogue{problem, &maps.d, shared.d.of[consumer].begin(), consumer, warp % 4 == 0 && elect_one_sync()};
+    if constexpr (Policy::consumer_registers > 0) atoms::setmaxnreg_inc<Policy::consumer_registers>();
+    int const warpgroup = Policy::pingpong ? 0 : consumer;
+    Epilogue<Policy> epilogue{problem, &maps.d, shared.d.of[consumer].begin(), consumer, warp % 4 == 0 && elect_one_sync()};
     uint32_t order_phase = consumer == 0;  // the first consumer begins
-    for (int turn = 0; scheduler.next(work); turn ^= 1) {
-      if (Kernel::pingpong && turn != consumer) {
+    for (int owner = 0; scheduler.next(work); owner ^= 1) {
+      if (Policy::pingpong && owner != consumer) {
         state.advance(k_tiles);  // the other consumer's tile
         continue;
       }
-      Tensor tCrC = partition_fragment_C(typename Kernel::TiledMma{}, take<0, 2>(CtaTiler{}));  // (MMA, MMA_M, 1)
-      if constexpr (Kernel::pingpong) {
+      Tensor tCrC = partition_fragment_C(typename Policy::TiledMma{}, take<0, 2>(CtaTiler{}));  // (MMA, MMA_M, 1)
+      if constexpr (Policy::pingpong) {
         barriers.order[consumer].wait(order_phase);
         order_phase ^= 1;
       }
-      multiply_tile<Kernel>(tCrC, k_tiles, warpgroup, place, shared, state);
-      if (Kernel::pingpong && atoms::thread_index() % 128 == 0) barriers.order[1 - consumer].arrive();
-      CtaTile<Kernel> const tile(work, place);
+      multiply_tile<Policy>(tCrC, k_tiles, warpgroup, place, shared, state);
+      if (Policy::pingpong && atoms::thread_index() % 128 == 0) barriers.order[1 - consumer].arrive();
+      CtaTile<Policy> const tile(work, place);
       epilogue.run(tCrC, work.batch, tile.m * size<0>(CtaTiler{}) + warpgroup * 64, tile.n * size<1>(CtaTiler{}), sharing * 64);
     }
     epilogue.finish();
   } else {
     // ---- Producer -------------------------------------------------------------------------------------------------
-    if constexpr (Kernel::producer_registers > 0) atoms::setmaxnreg_dec<Kernel::producer_registers>();
-    if (warp == Kernel::consumers * 4 && elect_one_sync()) {
-      while (scheduler.next(work)) load_tile<Kernel>(problem, maps, work, place, shared, state);
+    if constexpr (Policy::producer_registers > 0) atoms::setmaxnreg_dec<Policy::producer_registers>();
+    if (warp == Policy::consumers * 4 && elect_one_sync()) {
+      while (scheduler.next(work)) load_tile<Policy>(problem, maps, work, place, shared, state);
     }
     atoms::warp_barrier();
   }

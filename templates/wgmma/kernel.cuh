@@ -1,8 +1,9 @@
 // The kernel of sm_90a: a producer loads tiles; consumer warpgroups multiply them by wgmma and store them.
 //
-// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). A Policy holds the constants of one kernel. With
-// swap_ab, the kernel's A is the problem's B transposed and its D the problem's D transposed. A few rows m then fill the n of an
-// instruction, whose m is at least 64.
+// D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). A Policy holds the constants of one kernel.
+//
+// With swap_ab, the kernel's A is the problem's B transposed and its D the problem's D transposed. The m of a wgmma instruction
+// is 64; its n can be as small as 8. So swap_ab suits problems with few rows m.
 #pragma once
 
 #include <common/stream_k.cuh>
@@ -126,9 +127,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     }
     int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
     Epilogue<Policy> epilogue(problem, maps.d, shared.epilogue, consumer, warp % 4 == 0 && atoms::elect_one());
-    for (int turn = 0; scheduler.next(work); turn ^= 1) {
+    for (int owner = 0; scheduler.next(work); owner ^= 1) {
       CtaWork<Policy> const mine(work, place, k_tiles);
-      if (Policy::pingpong && turn != consumer) {
+      if (Policy::pingpong && owner != consumer) {
         mainloop.state.advance(mine.k_count);  // the other consumer's tile
         continue;
       }

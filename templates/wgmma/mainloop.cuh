@@ -7,7 +7,7 @@ namespace hgemm {
 
 // ---- Accumulators -------------------------------------------------------------------------------------------------
 
-// A consumer warpgroup's accumulators: blocks of (64, tile_n). Lane l of warp w holds rows 16 w + l / 4 and the eighth after it,
+// A consumer warpgroup's accumulators: blocks of (64, tile_n). Lane l of warp w holds rows 16 w + l / 4 and 16 w + l / 4 + 8,
 // columns 8 j + l % 4 * 2 and the next.
 template <class Policy>
 struct WarpgroupAccumulators {
@@ -54,8 +54,8 @@ struct WarpgroupAccumulators {
 // What wgmma needs to find an operand that lies in boxes.
 template <class Boxes>
 struct WgmmaOperand : Boxes {
-  // The lower half of the descriptor of a stage's first element: its address in 16-byte units, and the bytes from one box to the
-  // next if the instruction spans boxes. Only this half changes in the loop, so it is added up in 32 bits.
+  // The lower half of the descriptor of a stage's first element: its address in 16-byte units, and the bytes from one box to
+  // the next if the instruction spans boxes. Only this half changes in the loop, so it is added up in 32 bits.
   HGEMM_DEVICE static uint32_t place(unsigned char const* stage) {
     constexpr uint32_t box = Boxes::k_major ? 1 : Boxes::box_bytes / 16;
     return (atoms::shared_address(stage) >> 4 & 0x3fff) | box << 16;

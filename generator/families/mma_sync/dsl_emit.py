@@ -27,14 +27,14 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     """Return the values of the template by name."""
     spec = plan.spec
     wide = spec.warp_tile.n % 16 == 0  # two of a warp's atoms along n have one ldmatrix
-    finished = {"gC": spec.beta, "gBias": spec.bias != "none", "gD": True}
+    outputs = {"gC": spec.beta, "gBias": spec.bias != "none", "gD": True}
     return {
         **common_values(plan, symbol),
         "summary": summary(plan),
         "beta": spec.beta,
         "bias_term": _BIAS_TERMS[spec.bias],
         "bias_strides": _BIAS_STRIDES[spec.bias],
-        "finished": ", ".join(name for name, there in finished.items() if there),
+        "outputs": ", ".join(name for name, there in outputs.items() if there),
         "element": _TYPES[spec.dtype_a],
         "element_out": _TYPES[spec.dtype_d],
         "accumulator": _TYPES[spec.acc],
@@ -67,7 +67,7 @@ def _operand(plan: Plan, tile: OperandTile, axes: str, matrices: int) -> dict[st
         "bits": tile.chunk * plan.spec.operand_bytes * 8,
         "cache": "GLOBAL" if tile.chunk * plan.spec.operand_bytes == 16 else "ALWAYS",
         "threads": _layout(*threads),
-        "piece": tuple(chunk),
+        "values": tuple(chunk),
         "matrices": matrices,
     }
 

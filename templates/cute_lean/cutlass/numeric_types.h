@@ -1,2 +1,2 @@
-// Stands in for CUTLASS's <cutlass/numeric_types.h>, of which the atoms used here need nothing. See cute/config.hpp.
+// Replaces CUTLASS's <cutlass/numeric_types.h>; the atoms used here need nothing from it. See cute/config.hpp.
 #pragma once

@@ -1,5 +1,4 @@
-// Stands in for CuTe's <cute/arch/config.hpp>: which atoms the architecture at hand has, of those used here. See
-// cute/config.hpp.
+// Replaces CuTe's <cute/arch/config.hpp>: which of the atoms used here the target architecture has. See cute/config.hpp.
 #pragma once
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

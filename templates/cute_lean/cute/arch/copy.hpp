@@ -1,5 +1,5 @@
-// Stands in for CuTe's <cute/arch/copy.hpp>: the 16-byte word, the integral constant and the address of shared memory
-// that the copy atoms name. See cute/config.hpp beside it.
+// Replaces CuTe's <cute/arch/copy.hpp>: the 16-byte word, the integral constant and the shared-memory address that the copy
+// atoms use. See cute/config.hpp.
 #pragma once
 
 #include <cute/config.hpp>

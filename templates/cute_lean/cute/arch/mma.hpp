@@ -1,4 +1,4 @@
-// Stands in for CuTe's <cute/arch/mma.hpp>, whose UniversalFMA is not used here. See cute/config.hpp beside it.
+// Replaces CuTe's <cute/arch/mma.hpp>; kernels here do not use its UniversalFMA. See cute/config.hpp.
 #pragma once
 
 #include <cute/config.hpp>

@@ -1,2 +1,2 @@
-// Stands in for CuTe's <cute/container/alignment.hpp>, of which the atoms used here need nothing. See cute/config.hpp.
+// Replaces CuTe's <cute/container/alignment.hpp>; the atoms used here need nothing from it. See cute/config.hpp.
 #pragma once

@@ -1,5 +1,5 @@
-// Stands in for CuTe's <cute/container/array.hpp>: enough of an array for the declarations of the atoms that change TMA
-// descriptors, which no kernel here uses. See cute/config.hpp.
+// Replaces CuTe's <cute/container/array.hpp>: what the declarations of the atoms that modify TMA descriptors need. No kernel
+// here uses those atoms. See cute/config.hpp.
 #pragma once
 
 #include <cute/config.hpp>

@@ -1,5 +1,5 @@
-// Stands in for CuTe's <cute/numeric/complex.hpp>: enough of a complex number for the declarations of the double-precision
-// atoms in <cute/arch/mma_sm80.hpp>, which no kernel here uses. See cute/config.hpp beside it.
+// Replaces CuTe's <cute/numeric/complex.hpp>: what the declarations of the double-precision atoms in <cute/arch/mma_sm80.hpp>
+// need. No kernel here uses those atoms. See cute/config.hpp.
 #pragma once
 
 #include <cute/config.hpp>

@@ -1,4 +1,4 @@
-// Stands in for CuTe's <cute/numeric/numeric_types.hpp>, of which the atoms used here need nothing. See cute/config.hpp.
+// Replaces CuTe's <cute/numeric/numeric_types.hpp>; the atoms used here need nothing from it. See cute/config.hpp.
 #pragma once
 
 #include <cute/config.hpp>

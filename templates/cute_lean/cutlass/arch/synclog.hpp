@@ -1,5 +1,5 @@
-// Stands in for CUTLASS's <cutlass/arch/synclog.hpp>, whose log is off unless asked for: the calls that CuTe's atoms for sm_90
-// make. See cute/config.hpp beside it.
+// Replaces CUTLASS's <cutlass/arch/synclog.hpp>: the calls that CuTe's atoms for sm_90 make, with the log off, as by default.
+// See cute/config.hpp.
 #pragma once
 
 #include <cute/config.hpp>
