@@ -54,13 +54,13 @@ def smem_layout_e():
 def gmem_copy_a():
     """Return the TiledCopy of A: threads, and the elements that each copies at once."""
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(LoadCacheMode.GLOBAL), Element, num_bits_per_copy=128)
-    return cute.make_tiled_copy_tv(atom, cute.make_layout((8, 16), stride=(1, 8)), cute.make_layout(<built-in method values of dict object at 0x7fcd6f5d62c0>))
+    return cute.make_tiled_copy_tv(atom, cute.make_layout((8, 16), stride=(1, 8)), cute.make_layout((8, 1)))
 
 
 def gmem_copy_b():
     """Return the TiledCopy of B: threads, and the elements that each copies at once."""
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(LoadCacheMode.GLOBAL), Element, num_bits_per_copy=128)
-    return cute.make_tiled_copy_tv(atom, cute.make_layout((8, 16), stride=(1, 8)), cute.make_layout(<built-in method values of dict object at 0x7fcd6efd78c0>))
+    return cute.make_tiled_copy_tv(atom, cute.make_layout((8, 16), stride=(1, 8)), cute.make_layout((8, 1)))
 
 
 class Problem(NamedTuple):
@@ -210,10 +210,10 @@ def store_tile(
 
         # ---- Shared to global memory: one vector of a row per thread ----
         for index in cutlass.range(thread, EPI_M * vecs, THREADS, unroll=1):
-            staged, along = index // vecs, index % vecs
-            row, column = tile_m * BLK_M + slab * EPI_M + staged, tile_n * BLK_N + along * VEC
+            slab_row, along = index // vecs, index % vecs
+            row, column = tile_m * BLK_M + slab * EPI_M + slab_row, tile_n * BLK_N + along * VEC
             left = problem.n - column if row < problem.m else Int32(0)
-            sVec = cute.local_tile(sE[staged, None], (VEC,), (along,))  # (VEC)
+            sVec = cute.local_tile(sE[slab_row, None], (VEC,), (along,))  # (VEC)
             if left >= VEC:
                 accumulators = cute.make_rmem_tensor((VEC,), Float32)  # (VEC)
                 cute.autovec_copy(sVec, accumulators)

@@ -67,7 +67,7 @@ def _operand(plan: Plan, tile: OperandTile, axes: str, matrices: int) -> dict[st
         "bits": tile.chunk * plan.spec.operand_bytes * 8,
         "cache": "GLOBAL" if tile.chunk * plan.spec.operand_bytes == 16 else "ALWAYS",
         "threads": _layout(*threads),
-        "values": tuple(chunk),
+        "vector": tuple(chunk),
         "matrices": matrices,
     }
 
