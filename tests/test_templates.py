@@ -132,7 +132,7 @@ def genuine(monkeypatch: pytest.MonkeyPatch) -> Headers:
     cuda = cuda_include()
     folders = (TEMPLATES, cutlass_include(), cuda, cuda / "cccl")
     more = ("-default-device", *(f"-I{folder}" for folder in folders))
-    monkeypatch.setattr(generator.compile, "options", lambda kernel: (*options(kernel), *more))
+    monkeypatch.setattr(generator.build.compile, "options", lambda kernel: (*options(kernel), *more))
     return Headers(ENTRY_HEADER, ())
 
 
