@@ -1,4 +1,4 @@
-"""The command lines: the answer on stdout, everything else on stderr, one line for an error, and the status."""
+"""The command lines: the answer on stdout, everything else on stderr, one line for an error, and the exit status."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import importlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import ROOT, SMALL, hgemm
+from conftest import ROOT, SMALL, hgemm, start
 
 from generator import __version__
+from generator.build.pipeline import Outcome
+from generator.cli import main as cli
+from generator.cli import output as progress_module
 from generator.cli.main import VERBS, generate_command, hgemm_command, main
+from generator.cli.output import planning, progress
+from generator.cli.scratch import scratch_library
 from generator.options import SPEC_OPTIONS
 from generator.store.library import Library
+from hgemm.errors import LibraryError
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
 TOO_LARGE = ["--arch", "sm_89", "--tile", "256x256x64", "--stages", "4"]
@@ -400,3 +410,174 @@ def test_the_library_is_taken_from_the_environment(small_library: Library) -> No
     command = [sys.executable, "-c", code, *ARGUMENTS, "--dry-run"]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True).stdout
     assert out.splitlines()[1].split()[-1] == "cached"
+
+
+# ==== Progress ========================================================================================================
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, which tests set."""
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_what_is_there_already_makes_the_rate_no_better(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(1000, quiet=False) as tell:
+        for number in range(396):
+            clock[0] += 0.001
+            tell(Outcome(f"old{number}", "cached"))
+        for number in range(4):
+            clock[0] += 0.5
+            tell(Outcome(f"new{number}", "built", 0.9))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[395] == "[ 396/1000] cached old395, 0.00 s"
+    assert lines[399] == "[ 400/1000] built new3, 0.90 s (2 variants/s, 5 min left)"
+    assert lines[400] == "1000 variants in 2.4 s: 396 cached, 4 built"
+
+
+@pytest.mark.parametrize(
+    ("seconds_each", "told"), [(0.02, "50 variants/s, 20 s left"), (8.0, "0.125 variants/s, 2 h 13 min left")]
+)
+def test_the_time_left_is_told_in_its_own_units(clock, capsys, seconds_each: float, told: str) -> None:
+    with progress(1001, quiet=False) as tell:
+        clock[0] += seconds_each
+        tell(Outcome("one", "built", seconds_each))
+    assert capsys.readouterr().err.splitlines()[0].endswith(f" ({told})")
+
+
+def test_what_comes_together_has_the_rate_of_those_who_worked_at_it(clock, capsys) -> None:
+    with progress(16, quiet=False, workers=2) as tell:
+        clock[0] += 4.0
+        for number in range(8):
+            tell(Outcome(f"new{number}", "built", 1.0))
+    told = [line.partition(" (")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told[0] == "2 variants/s, 8 s left)" and told[7] == "2 variants/s, 4 s left)"
+
+
+def test_what_was_made_before_an_interrupt_is_summed_up(clock: list[float], capsys) -> None:
+    with pytest.raises(KeyboardInterrupt), progress(1000, quiet=False) as tell:
+        tell(Outcome("one", "built", 0.5))
+        clock[0] += 2.0
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.splitlines()[-1] == "1 of 1000 variants in 2.0 s: 1 built"
+
+
+def plan_slowly(clock: list[float], quiet: bool = False) -> None:
+    """Plan 40 combinations, one in 0.5 s."""
+    with planning(quiet) as planned:
+        for done in range(1, 41):
+            clock[0] += 0.5
+            planned(done, 40)
+
+
+def test_planning_says_every_ten_seconds_how_far_it_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    plan_slowly(clock)
+    assert capsys.readouterr().err.splitlines() == [
+        "[20/40] planned (2 plans/s, 10 s left)",
+        "[40/40] planned (2 plans/s, 0 s left)",
+    ]
+    plan_slowly(clock, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_has_a_line_while_planning_takes_longer(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict] = []
+
+    @contextmanager
+    def bar(console: object, total: int):
+        yield lambda **fields: told.append(fields)
+
+    monkeypatch.setattr(progress_module, "_bar", bar)
+    monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    plan_slowly(clock)
+    assert told[0] == {"completed": 2, "pace": "2 plans/s, 19 s left"} and len(told) == 39
+
+
+def test_a_dumb_terminal_has_plain_lines_of_planning(clock, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    plan_slowly(clock)
+    assert capsys.readouterr().err.splitlines() == [
+        "[ 2/40] planned (2 plans/s, 19 s left)",
+        "[22/40] planned (2 plans/s, 9 s left)",
+    ]
+
+
+# ==== hgemm doctor ====================================================================================================
+
+
+def test_doctor_says_what_is_here_and_what_to_do(capsys, small_library: Library) -> None:
+    status, out, _ = hgemm(capsys, "doctor", "--library", small_library.folder, "--json")
+    checks = {check["name"]: check for check in json.loads(out)}
+    assert status == 0 and {check["state"] for check in checks.values()} <= {"ok", "warn"}
+    assert {"python", "nvidia-cuda-nvrtc", "nvrtc", "nvdisasm", "templates", "gpu", "library"} <= {*checks}
+    assert "4 variants" in checks["library"]["found"]
+
+
+def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(cli.sys.modules, "cuda.bindings", None)
+    status, out, _ = hgemm(capsys, "doctor", "--library", tmp_path)
+    failed = [line for line in out.splitlines() if line.startswith("fail")]
+    assert status == 1 and any("nvrtc" in line for line in failed)
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [("/nowhere/g++", "CXX names /nowhere/g++, which is not here: "), ("/bin/true", "/bin/true makes no C++17 shared")],
+)
+def test_doctor_and_verify_say_the_same_of_a_host_compiler(
+    capsys, monkeypatch, small_library: Library, named: str, found: str
+) -> None:
+    monkeypatch.setenv("CXX", named)
+    status, out, _ = hgemm(capsys, "doctor", "--library", small_library.folder)
+    (line,) = (line for line in out.splitlines() if "host compiler" in line)
+    assert status == 1 and line.startswith("fail") and found in line
+    status, _, err = hgemm(capsys, "verify", "--emulate", "--library", small_library.folder)
+    assert (
+        status == 1 and err.startswith("hgemm: error: ") and line.endswith(err.removeprefix("hgemm: error: ").strip())
+    )
+
+
+# ==== Temporary libraries =============================================================================================
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["compare", "--arch", "sm_80", "--emulate"], ["ladder", "s3", "--static", "-j", "1"]],
+    ids=lambda words: words[0],
+)
+def test_sigterm_leaves_no_library_behind(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process, until = start("hgemm", *words), time.monotonic() + 60
+    while not [*tmp_path.glob("hgemm-*")] and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [*tmp_path.glob("hgemm-*")], process.communicate()
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in told
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LibraryError, match="is a file: name a folder"), scratch_library(tmp_path / "file"):
+        pytest.fail("the library was opened")
+
+
+def test_afterwards_sigterm_is_handled_as_before_and_a_thread_leaves_it_alone(tmp_path: Path) -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), []
+    with scratch_library(None) as library:
+        assert library.folder.is_dir() and signal.getsignal(signal.SIGTERM) != before
+    assert not library.folder.exists() and signal.getsignal(signal.SIGTERM) == before
+
+    def in_a_thread() -> None:
+        with scratch_library(None) as library:
+            seen.append((library.folder.is_dir(), signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    assert seen == [(True, before)]

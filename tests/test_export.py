@@ -1,23 +1,37 @@
-"""The exported C library's folder: what is in it, how large it is, and what the command says."""
+"""The folder of an exported C library: its contents, its size, CMake, launches without k, and random problems."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import ROOT, call
-from exports import check_manifest, export_paper, loaded, need_compiler
+from conftest import ROOT, SMALL, call
+from exports import check_manifest, export_paper, fake_driver, loaded, need_compiler
 
+from generator import __version__
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
+from generator.emit import emit
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.c_library import ExportOptions, export
 from generator.export.c_sources import fat_binary
+from generator.proof import executor as abi
+from generator.proof.executor import Adversary, Executable, HostToolchain, Launch, Region
+from generator.proof.machine import STEP_LIMIT
+from generator.proof.proving import adversaries_of
 from generator.store.library import Library
+from generator.sweep import sweep
+from hgemm.launch import counter_bytes, grid_x, workspace_bytes
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
+from hgemm.problem import Problem
 
 API = [
     "create",
@@ -146,7 +160,11 @@ def test_the_command_says_what_it_wrote_and_without_a_compiler_writes_sources(
 ) -> None:
     words = ["export", "--library", small_library.folder, "--uncompressed", "--kernels", "*_tn_*,*_tt_*"]
     done = call("hgemm", *words, "--to", tmp_path / "a", "--cc", "absent")
-    assert done.returncode == 1 and "the C compiler 'absent' is not installed" in done.stderr and not (tmp_path / "a").exists()
+    assert (
+        done.returncode == 1
+        and "the C compiler 'absent' is not installed" in done.stderr
+        and not (tmp_path / "a").exists()
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     done = call("hgemm", *words, "--to", tmp_path / "a")
@@ -181,3 +199,204 @@ def test_the_c_interface_is_found_by_ctypes(paper_export: Path) -> None:
     for status in range(19):
         assert library.hgemm_status_string(status).startswith(b"HGEMM_")
     assert library.hgemm_status_string(19) == library.hgemm_status_string(ctypes.c_int(-1)) == b"unknown status"
+
+
+# ==== CMake and pkg-config ============================================================================================
+
+EXAMPLES = ROOT / "examples"
+KINDS = ("hgemm", "hgemm_static")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_driver(tmp_path_factory.mktemp("driver"))
+
+
+def cmake(*arguments: object) -> subprocess.CompletedProcess[str]:
+    if not shutil.which("cmake"):
+        pytest.skip("cmake is missing: pip install cmake ninja")
+    need_compiler()
+    generator = ["-G", "Ninja"] if shutil.which("ninja") and "-S" in arguments else []
+    return subprocess.run(["cmake", *generator, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+
+def configured_and_built(source: Path, build: Path, *settings: str) -> Path:
+    done = cmake("-S", source, "-B", build, "-DCMAKE_BUILD_TYPE=Release", *settings)
+    assert done.returncode == 0, done.stderr
+    done = cmake("--build", build)
+    assert done.returncode == 0 and "warning" not in done.stdout, done.stdout
+    return build
+
+
+def all_right(build: Path, driver: Path) -> None:
+    for kind in KINDS:
+        env = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
+        done = subprocess.run([build / f"multiply_{kind}"], capture_output=True, text=True, env=env, timeout=60)
+        assert done.returncode == 0 and done.stdout.count(": 0 of ") == 8, done.stdout + done.stderr
+
+
+def test_find_package_finds_both_libraries(paper_export: Path, driver: Path, tmp_path: Path) -> None:
+    all_right(configured_and_built(EXAMPLES / "cmake", tmp_path, f"-DCMAKE_PREFIX_PATH={paper_export}"), driver)
+
+
+def test_add_subdirectory_builds_both_libraries(paper_export: Path, driver: Path, tmp_path: Path) -> None:
+    all_right(configured_and_built(EXAMPLES / "cmake_subdirectory", tmp_path, f"-DHGEMM={paper_export}"), driver)
+
+
+def project(folder: Path, find: str, library: str) -> Path:
+    folder.mkdir()
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(other LANGUAGES C)\n"
+        f"{find}\nadd_executable(other main.c)\ntarget_link_libraries(other PRIVATE {library})\n"
+    )
+    (folder / "main.c").write_text("#include <stddef.h>\nint main(void) { return 0; }\n")
+    return folder
+
+
+@pytest.mark.parametrize(("version", "found"), [("", True), (__version__, True), ("99.0", False)])
+def test_the_package_has_a_version(paper_export: Path, tmp_path: Path, version: str, found: bool) -> None:
+    source = project(tmp_path / "source", f"find_package(hgemm {version} CONFIG REQUIRED)", "hgemm::hgemm")
+    done = cmake("-S", source, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={paper_export}")
+    assert (done.returncode == 0) == found, done.stderr
+    assert found or "99.0" in done.stderr
+
+
+def test_a_prefix_names_the_package_and_its_targets(small_library: Library, tmp_path: Path) -> None:
+    export_paper(small_library, tmp_path / "export", name="mygemm")
+    source = project(tmp_path / "source", "find_package(mygemm CONFIG REQUIRED)", "mygemm::mygemm_static")
+    configured_and_built(source, tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'export'}")
+
+
+def test_without_built_libraries_find_package_says_what_to_do(small_library: Library, tmp_path: Path) -> None:
+    library = open_library(small_library.folder)
+    export(library, tmp_path / "export", ExportOptions(library.symbols, compressed=False, compiler="absent"))
+    source = project(tmp_path / "source", "find_package(hgemm CONFIG REQUIRED)", "hgemm::hgemm")
+    done = cmake("-S", source, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'export'}")
+    told = " ".join(done.stderr.split())
+    assert done.returncode != 0 and "libhgemm.so does not exist: build it with add_subdirectory" in told, done.stderr
+
+
+def test_pkg_config_finds_it(paper_export: Path, driver: Path, tmp_path: Path) -> None:
+    if not shutil.which("pkg-config"):
+        pytest.skip("no pkg-config here")
+    env = {**os.environ, "PKG_CONFIG_PATH": str(paper_export / "lib" / "pkgconfig")}
+    asked = [["--cflags", "--libs", "hgemm"], ["--modversion", "hgemm"]]
+    flags, version = (
+        subprocess.run(["pkg-config", *words], capture_output=True, text=True, env=env, check=True).stdout.split()
+        for words in asked
+    )
+    assert version == [__version__]
+    program = tmp_path / "multiply"
+    command = [need_compiler(), "-std=c99", EXAMPLES / "c" / "multiply.c", "-o", program, *flags, "-ldl"]
+    subprocess.run([*command, f"-Wl,-rpath,{paper_export / 'lib'}"], check=True, capture_output=True)
+    done = subprocess.run([program], capture_output=True, env={**os.environ, "LD_LIBRARY_PATH": str(driver)})
+    assert done.returncode == 0
+
+
+# ==== Products without k ==============================================================================================
+
+M, N, LDD = 37, 43, 48
+VARIANTS = (
+    {**SMALL, "layout": "tn"},
+    {**SMALL, "layout": "nt", "stages": "1"},
+    {**SMALL, "layout": "nn", "align": "1"},
+    {**SMALL, "layout": "tt", "align_a": "2", "schedule": "persistent", "stages": "4"},
+    {**SMALL, "layout": "tn", "tile": "64x64x64", "stages": "3", "schedule": "split_k:4"},
+    {**SMALL, "layout": "tn", "tile": "64x64x32", "stages": "4", "fragment_stages": "1"},
+    {**SMALL, "layout": "tn", "schedule": "stream_k"},
+)
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options.values()))
+def test_d_is_what_is_left_and_nothing_is_read(options: dict[str, str], host_toolchain: HostToolchain) -> None:
+    (plan,) = sweep([options]).plans
+    kernel = emit(plan, templates_folder())
+    traits = LaunchTraits.of(planned(kernel))
+    executable = Executable(host_toolchain.executable(kernel.symbol, kernel.source))
+    for adversary in adversaries_of(kernel.symbol, 0):
+        d, guard = emulated(traits, executable, adversary)
+        assert (d[:, :N] == 2 * np.arange(M * N).reshape(M, N) % 1024).all(), adversary
+        assert (guard == 7).all()
+
+
+def emulated(traits: LaunchTraits, executable: Executable, adversary: Adversary) -> tuple[np.ndarray, np.ndarray]:
+    """Launch D = 2 C in place, with no A and B anywhere; return D and what lies beside it."""
+    d = np.full((M, LDD), 7, np.float16)
+    d[:, :N] = (2 * np.arange(M * N).reshape(M, N) % 1024) / 2
+    size = workspace_bytes(traits, M, N)
+    workspace = np.zeros(size + 256, np.uint8)
+    at = -(-workspace.ctypes.data // 256) * 256
+    place = d.ctypes.data
+    problem = Problem(
+        *(M, N, -traits.tile_k),
+        c=place,
+        d=place,
+        ldc=LDD,
+        ldd=LDD,
+        workspace=at if size else 0,
+        alpha=0.0,
+        beta=2.0,
+    )
+    flags = abi.READABLE | abi.WRITABLE | abi.INITIALISED
+    regions = [Region("D", place, M, 2 * N, 2 * LDD, 1, 0, 2, flags)]
+    if size:
+        counters = counter_bytes(traits, M, N)
+        regions.append(Region("counters", at, 1, counters, counters, 1, 0, 4, flags))
+        sums = size - counters
+        regions.append(Region("sums", at + counters, 1, sums, sums, 1, 0, 4, abi.READABLE | abi.WRITABLE))
+    launch = Launch(
+        grid_x=grid_x(traits, M, N, 1, 3),
+        cluster_ctas=1,
+        threads=traits.threads,
+        smem_bytes=traits.smem_bytes,
+        parameters=(problem.pack(),),
+        regions=tuple(regions),
+        resident_ctas=4,
+        step_limit=STEP_LIMIT,
+    )
+    report = executable.run(launch, adversary)
+    assert not report.findings, [str(finding) for finding in report.findings]
+    return d, d[:, N:]
+
+
+# ==== Random problems =================================================================================================
+
+PROBLEMS = 1_000_000
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+REACHED = (0, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+"""The statuses that a problem can have, each of which the draw must meet."""
+
+
+@pytest.fixture(scope="module")
+def fuzzer(paper_export: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    sources = sorted((paper_export / "src").glob("*.c"))
+    command = [
+        *(
+            need_compiler(),
+            "-std=gnu11",
+            "-O1",
+            *SANITIZERS,
+            f"-I{paper_export / 'include'}",
+            f"-I{paper_export / 'src'}",
+        ),
+        f'-DHGEMM_IMAGES="{paper_export / "src" / "images.bin"}"',
+        *map(str, [Path(__file__).parent / "fuzz_export.c", *sources]),
+        *("-o", str(folder / "fuzz"), "-ldl", "-lpthread"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "cannot find -lasan" in done.stderr or "libasan" in done.stderr:
+        pytest.skip("this C compiler has no sanitizers")
+    assert done.returncode == 0, done.stderr
+    env = {**os.environ, "LD_LIBRARY_PATH": str(fake_driver(folder / "driver")), "FAKE_LAZY": "1"}
+    return folder / "fuzz", env
+
+
+def test_a_million_problems_are_launched_or_refused_with_words(fuzzer: tuple[Path, dict[str, str]]) -> None:
+    program, env = fuzzer
+    done = subprocess.run([program, str(PROBLEMS), "1"], capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    answers = {int(line.split()[0]): int(line.split()[1]) for line in done.stdout.splitlines()}
+    assert sum(answers.values()) == PROBLEMS
+    assert all(answers[status] for status in REACHED), answers
+    assert answers[0] > PROBLEMS // 10, "the draw is too wild"

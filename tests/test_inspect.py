@@ -1,13 +1,47 @@
-"""Inspection: a kernel as planned passes; each thing that is not as planned is told in one line with both figures."""
+"""Inspection of machine code: the ELF reader, ptxas's report, the disassembler, and the verdict against the plan."""
 
 from __future__ import annotations
 
+import io
+import re
+import struct
+import subprocess
+from collections import Counter
 from dataclasses import replace
 
 import pytest
-from probe_kernels import DYNAMIC_SMEM, LOCAL_ARRAY, SPILLING, STATIC_SMEM, TENSOR, VARIABLES, compile_probe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from probe_kernels import (
+    ARCHS_OF_NVRTC_13_0,
+    BRANCHING,
+    DYNAMIC_SMEM,
+    LOCAL_ARRAY,
+    SPILLING,
+    STATIC_SMEM,
+    TENSOR,
+    VARIABLES,
+    compile_probe,
+)
 
-from generator.build.inspect import Binary, Expectation, find_nvdisasm, inspect, inspect_all, parse_ptxas_log
+from generator.arch import ARCHS
+from generator.build import inspect as sass
+from generator.build.inspect import (
+    Binary,
+    Code,
+    CubinFacts,
+    Expectation,
+    Instruction,
+    Listing,
+    PtxasReport,
+    disassemble,
+    find_nvdisasm,
+    inspect,
+    inspect_all,
+    parse_ptxas_log,
+    ptxas_warnings,
+    read_cubin,
+)
 from generator.errors import HgemmError
 
 TENSOR_ARCHS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_110", "sm_120")
@@ -165,3 +199,248 @@ def test_what_ptxas_warns_of_is_a_violation():
 def test_a_cubin_that_cannot_be_read_is_an_error():
     with pytest.raises(HgemmError, match="build it again"):
         inspect(replace(binary(), cubin=b""))
+
+
+# ==== Reading ELF =====================================================================================================
+
+E_SHOFF = 40
+E_FLAGS = 48
+EI_ABIVERSION = 8
+
+
+KINDS = {"static": STATIC_SMEM, "dynamic": DYNAMIC_SMEM, "array": LOCAL_ARRAY}
+CASES = [(source, arch) for source in KINDS.values() for arch in ARCHS_OF_NVRTC_13_0]
+CASES += [(SPILLING, arch) for arch in ("sm_75", "sm_89", "sm_90a", "sm_120")]
+
+
+@pytest.mark.parametrize(("source", "arch"), CASES)
+def test_facts_are_those_that_ptxas_reports(source, arch):
+    cubin, log = compile_probe(source, arch)
+    traits, report = read_cubin(cubin, "probe"), parse_ptxas_log(log)["probe"]
+    assert traits.arch_number == ARCHS[arch].number
+    assert report.arch.removesuffix("a") == arch.removesuffix("a")
+    assert traits.registers == report.registers
+    assert traits.stack_bytes == report.stack_bytes
+    assert traits.static_smem_bytes == report.static_smem_bytes
+    assert traits.symbols == ("probe",)
+    assert traits.code_bytes % 16 == 0 < traits.code_bytes
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_parameters_threads_variables_and_constants(arch):
+    traits = read_cubin(compile_probe(STATIC_SMEM, arch)[0], "probe")
+    assert (traits.param_bytes, traits.max_threads, traits.global_bytes) == (16, 128, 0)
+    traits = read_cubin(compile_probe(LOCAL_ARRAY, arch)[0], "probe")
+    assert (traits.param_bytes, traits.max_threads) == (24, 32)
+    traits = read_cubin(compile_probe(BRANCHING, arch)[0], "probe")
+    assert (traits.param_bytes, traits.max_threads) == (12, 0)
+    traits = read_cubin(compile_probe(VARIABLES, arch)[0], "probe")
+    assert traits.param_bytes == 12
+    assert traits.global_bytes == 4 + 16
+    assert traits.constant_bytes >= 32
+
+
+def test_the_older_place_of_the_sm_number_is_read_too():
+    cubin = bytearray(compile_probe(STATIC_SMEM, "sm_89")[0])
+    cubin[EI_ABIVERSION] = 7
+    struct.pack_into("<I", cubin, E_FLAGS, 0x00590559)
+    assert read_cubin(bytes(cubin), "probe").arch_number == 89
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
+def test_code_and_symbols_are_those_that_pyelftools_finds(arch):
+    elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools is not installed: pip install pyelftools")
+    cubin = compile_probe(BRANCHING, arch)[0]
+    elf = elffile.ELFFile(io.BytesIO(cubin))
+    traits = read_cubin(cubin, "probe")
+    assert traits.text == elf.get_section_by_name(".text.probe").data()
+    names = [section.name for section in elf.iter_sections()]
+    assert [f".text.{symbol}" for symbol in traits.symbols] == sorted(n for n in names if n.startswith(".text."))
+
+
+def test_a_missing_kernel_is_named_with_those_that_are_there():
+    with pytest.raises(HgemmError, match="no kernel nobody: it defines probe"):
+        read_cubin(compile_probe(STATIC_SMEM, "sm_89")[0], "nobody")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not an elf file" * 20, bytes(64), bytes(100_000)])
+def test_what_is_no_cubin_is_an_error_of_one_line(content):
+    with pytest.raises(HgemmError) as caught:
+        read_cubin(content, "probe")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_truncation_is_an_error_of_one_line_or_loses_nothing():
+    cubin = compile_probe(STATIC_SMEM, "sm_120")[0]
+    whole = read_cubin(cubin, "probe")
+    for length in range(0, len(cubin), 7):
+        try:
+            assert read_cubin(cubin[:length], "probe") == whole
+        except HgemmError as error:
+            assert "\n" not in str(error)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), arch=st.sampled_from(["sm_89", "sm_90", "sm_120"]))
+def test_altered_cubins_give_facts_or_an_error_of_one_line(data, arch):
+    cubin = bytearray(compile_probe(STATIC_SMEM, arch)[0])
+    (section_table,) = struct.unpack_from("<Q", cubin, E_SHOFF)
+    anywhere = st.integers(0, len(cubin) - 4)
+    places = st.one_of(anywhere, st.integers(0, 60), st.integers(section_table, len(cubin) - 4))
+    words = st.one_of(st.binary(min_size=4, max_size=4), st.just(b"\xff" * 4), st.just(bytes(4)))
+    for place, word in data.draw(st.lists(st.tuples(places, words), min_size=1, max_size=6)):
+        cubin[place : place + 4] = word
+    try:
+        assert isinstance(read_cubin(bytes(cubin), "probe"), CubinFacts)
+    except HgemmError as error:
+        assert "\n" not in str(error)
+
+
+def test_tensor_probe_is_what_the_other_tests_take_it_for():
+    assert read_cubin(compile_probe(TENSOR, "sm_89")[0], "probe").param_bytes == 28
+
+
+# ==== Reading ptxas's report ==========================================================================================
+
+LOG = """ptxas info    : 16 bytes gmem, 32 bytes cmem[4]
+ptxas info    : Compiling entry function 'first' for 'sm_89'
+ptxas info    : Function properties for first
+ptxas         .     776 bytes stack frame, 1256 bytes spill stores, 1292 bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers, 776 bytes cumulative stack size, 1024 bytes smem, 372 bytes cmem[0]
+ptxas info    : Compile time = 29.512 ms
+ptxas info    : Compiling entry function 'second' for 'sm_90a'
+ptxas info    : Function properties for second
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Function properties for helper
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers
+"""
+
+
+def test_each_kernel_has_its_own_figures_with_the_functions_that_it_calls():
+    assert parse_ptxas_log(LOG) == {
+        "first": PtxasReport("first", "sm_89", 64, 776, 1256, 1292, 1024),
+        "second": PtxasReport("second", "sm_90a", 255, 8, 4, 12, 0),
+    }
+    assert parse_ptxas_log(LOG)["first"].spill_bytes == 2548
+
+
+def test_a_log_without_a_report_has_no_kernels():
+    assert parse_ptxas_log("") == {}
+    assert parse_ptxas_log("probe.cu(3): warning #177-D: variable was declared but never referenced") == {}
+
+
+def test_a_report_that_breaks_off_has_zeros():
+    assert parse_ptxas_log(LOG[: LOG.index("ptxas         .")])["first"] == PtxasReport("first", "sm_89", 0, 0, 0, 0, 0)
+
+
+def test_warnings_are_kept_once_each_on_one_line():
+    warning = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+    assert ptxas_warnings(f"{LOG}{warning}\n\0{warning}\n") == (" ".join(warning.split()),)
+    assert ptxas_warnings(LOG) == ()
+
+
+def test_warnings_of_the_front_end_are_not_ptxass():
+    assert ptxas_warnings('probe.cu(3): warning #177-D: variable "x" was declared but never referenced\n') == ()
+    told = "ptxas warning : Value of threads per SM for entry probe is out of range. .minnctapersm will be ignored"
+    assert ptxas_warnings(told) == (told,)
+
+
+# ==== Disassembly =====================================================================================================
+
+
+def code_of(source: str, arch: str) -> Code:
+    return Code(arch, read_cubin(compile_probe(source, arch)[0], "probe").text)
+
+
+def opcodes_of_cubin(nvdisasm, folder, cubin: bytes) -> Counter:
+    """Count what nvdisasm lists of the ELF file itself, by a reading of its own."""
+    (folder / "probe.cubin").write_bytes(cubin)
+    out = subprocess.run([nvdisasm, "-c", "-ndf", folder / "probe.cubin"], capture_output=True, text=True, check=True)
+    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", out.stdout)
+    return Counter(re.sub(r"^@\S+\s+", "", instruction).split()[0] for instruction in instructions)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"])
+def test_the_raw_image_lists_the_same_instructions_as_the_cubin(arch, nvdisasm, tmp_path):
+    source = BRANCHING if arch == "sm_75" else TENSOR
+    listing = disassemble([code_of(source, arch)])[0]
+    assert listing.opcode_counts() == opcodes_of_cubin(nvdisasm, tmp_path, compile_probe(source, arch)[0])
+    assert [i.address_bytes for i in listing.instructions] == [16 * n for n in range(len(listing.instructions))]
+
+
+def test_a_batch_gives_what_each_kernel_gives_alone():
+    codes = [code_of(BRANCHING, "sm_89"), code_of(SPILLING, "sm_120"), code_of(TENSOR, "sm_89")]
+    assert disassemble(codes) == [disassemble([code])[0] for code in codes]
+
+
+def test_jumps_stay_inside_their_kernel_wherever_it_stands_in_the_image():
+    codes = [code_of(BRANCHING, arch) for arch in ("sm_75", "sm_86", "sm_90a", "sm_100", "sm_120")]
+    listings = disassemble(codes * 2)
+    assert listings[: len(codes)] == listings[len(codes) :]
+    assert all({"BRA", "CALL", "RET"} <= set(listing.counts()) for listing in listings)
+
+
+def test_predicates_opcodes_and_operands_are_told_apart(monkeypatch):
+    out = """\t.headerflags\t@"EF_CUDA_SM89"
+        /*0000*/                   IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;
+        /*0010*/              @!P0 BRA 0x30 ;
+        /*0020*/             @UP1 UIADD3 UR4, UR4, 0x1, URZ ;
+        /*0030*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], R24, gsb0 ;
+        /*0040*/                   EXIT;
+"""
+    monkeypatch.setattr(sass, "_run", lambda images, nvdisasm: {"sm_90a": (out, "")})
+    (listing,) = disassemble([Code("sm_90a", bytes(80))])
+    assert listing.instructions == (
+        Instruction(0x00, "IMAD.MOV.U32", "", "R1, RZ, RZ, c[0x0][0x28]"),
+        Instruction(0x10, "BRA", "!P0", "0x30"),
+        Instruction(0x20, "UIADD3", "UP1", "UR4, UR4, 0x1, URZ"),
+        Instruction(0x30, "HGMMA.64x128x16.F32", "", "R24, gdesc[UR4], R24, gsb0"),
+        Instruction(0x40, "EXIT", "", ""),
+    )
+    assert listing.counts() == {"BRA": 1, "EXIT": 1, "HGMMA": 1, "IMAD": 1, "UIADD3": 1}
+    assert "/*0010*/  @!P0 BRA 0x30 ;\n" in listing.text()
+
+
+def test_the_width_of_a_load_is_in_its_opcode():
+    opcodes = ("LDL", "LDL.LU", "LDL.LU.64", "LDL.128", "LDL.U8", "LDL.S16", "STL.64", "LDS.128")
+    listing = Listing(tuple(Instruction(16 * n, opcode, "", "") for n, opcode in enumerate(opcodes)))
+    assert listing.bytes_moved("LDL") == 4 + 4 + 8 + 16 + 1 + 2
+    assert (listing.bytes_moved("STL"), listing.bytes_moved("STS")) == (8, 0)
+
+
+def test_nothing_to_disassemble_starts_nothing(monkeypatch):
+    monkeypatch.setattr(sass, "find_nvdisasm", lambda: pytest.fail("nvdisasm was asked for"))
+    assert disassemble([]) == []
+    assert disassemble([Code("sm_89", b"")]) == [Listing(())]
+
+
+def test_what_is_no_instruction_is_named_by_kernel_and_address():
+    good = code_of(STATIC_SMEM, "sm_89")
+    bad = Code("sm_89", good.text[:32] + b"\xff" * 16 + good.text[48:])
+    with pytest.raises(HgemmError, match=r"^code 1 of sm_89 has no instruction at 0x20: is it built for sm_89\?$"):
+        disassemble([good, bad, good])
+
+
+def test_code_that_is_not_whole_instructions_is_refused():
+    with pytest.raises(HgemmError, match="code 0 of sm_89 has 24 B: not whole instructions of 16 B"):
+        disassemble([Code("sm_89", bytes(24))])
+
+
+def test_an_unknown_architecture_is_an_error_of_one_line():
+    with pytest.raises(HgemmError) as caught:
+        disassemble([Code("sm_42", code_of(STATIC_SMEM, "sm_89").text)])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_disassembler_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(sass.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(HgemmError, match="^nvdisasm is not installed: pip install nvidia-cuda-nvdisasm$"):
+        find_nvdisasm([tmp_path])
+    (tmp_path / "nvdisasm").touch()
+    assert find_nvdisasm([tmp_path / "absent", tmp_path]) == tmp_path / "nvdisasm"
+
+
+def test_a_disassembler_that_does_not_start_is_an_error_of_one_line(tmp_path):
+    with pytest.raises(HgemmError, match="nvdisasm cannot be run"):
+        disassemble([code_of(STATIC_SMEM, "sm_89")], nvdisasm=tmp_path / "absent")

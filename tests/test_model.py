@@ -245,7 +245,7 @@ def test_a_table_that_is_not_as_it_should_be_is_refused(damage, told: str) -> No
 
 
 def test_a_measured_report_becomes_figures_of_its_card_and_leaves_the_others() -> None:
-    from test_cpi_probes import timed_report
+    from test_benchmarks import timed_report
 
     from benchmarks.cpi import merged, table_text
 

@@ -85,7 +85,7 @@ def read_cubin(cubin: bytes, symbol: str) -> CubinFacts:
     """Read the facts of the kernel `symbol` from a cubin.
 
     Raises: HgemmError where the bytes are no whole cubin or hold no such kernel.
-    Source: `cuobjdump -elf` 13.5 names the attributes; tests/test_elf.py holds their values against ptxas's own report.
+    Source: `cuobjdump -elf` 13.5 names the attributes; tests/test_inspect.py holds their values against ptxas's own report.
     """
     try:
         return _read(cubin, symbol)
@@ -465,7 +465,7 @@ def occupancy(limits: ArchLimits, threads: int, registers: int, smem_bytes: int)
     """Work out the residency of a kernel with these threads a CTA, registers a thread and shared memory a CTA.
 
     Units: `smem_bytes` is static and dynamic shared memory together, without the system's own.
-    Source: `cuda_occupancy.h` 13.0, cudaOccMaxActiveBlocksPerMultiprocessor, the oracle of tests/test_occupancy.py.
+    Source: `cuda_occupancy.h` 13.0, cudaOccMaxActiveBlocksPerMultiprocessor, the oracle of tests/test_arch.py.
     """
     warps = -(-threads // limits.warp_threads)
     ctas_by = {

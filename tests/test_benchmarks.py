@@ -1,0 +1,272 @@
+"""The scripts of benchmarks/ and the probes behind the cost model, without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import compile_time, cost_model, cutlass, verdicts
+from benchmarks.cost_model import Configuration, asked, distance, matched
+from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
+from benchmarks.verdicts import SOUND, VERDICTS, Case
+from generator.build.inspect import Code, disassemble, read_cubin
+from generator.device_check import Outcome
+from hgemm.bench.work import Work
+from hgemm.errors import LibraryError
+from hgemm.problem import Problem
+
+
+def test_ptxas_report():
+    frame = "    16 bytes stack frame, 20 bytes spill stores, 12 bytes spill loads"
+    log = f"{frame}\nptxas info : Used 255 registers, used 1 barriers"
+    assert cutlass.parse_ptxas(log) == cutlass.Resources(255, 16, 20, 12)
+    assert cutlass.parse_ptxas(log).spills
+    with pytest.raises(cutlass.BuildError):
+        cutlass.parse_ptxas("nothing")
+
+
+def test_baseline_kernels_are_distinct_and_fit_hopper():
+    kernels = cutlass.kernels()
+    assert len({kernel.name for kernel in kernels}) == len(kernels)
+    assert all(kernel.operand_bytes <= 232448 and kernel.threads in (128, 256) for kernel in kernels)
+
+
+def fake_tool(tmp_path):
+    script = tmp_path / "tool.py"
+    script.write_text(
+        "import json, sys; print(json.dumps([dict(toolchain='t 1', files={'kernel.cubin': dict(bytes=9)})]))"
+    )
+    return "{python} " + str(script) + " --stages {stages} --library {library}"
+
+
+def test_compile_time_measures_a_command(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    command = fake_tool(tmp_path)
+    assert compile_time.main(["--ours", command, "--batch", command, "--runs", "2", "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert report["tools"]["ours"]["cubin_bytes"] == 9 and len(report["tools"]["ours"]["cold_s"]["runs"]) == 2
+    assert report["commands"]["batch"]["variants"] == 1
+    assert sys.executable not in out.read_text()
+    assert "ours" in capsys.readouterr().out
+
+
+def test_compile_time_reports_a_failing_command(capsys):
+    assert compile_time.main(["--ours", "{python} -c 'raise SystemExit(3)'", "--batch", "", "--runs", "1"]) == 1
+    assert "exit 3" in capsys.readouterr().err
+
+
+def test_the_line_of_a_baseline_is_read():
+    line = json.dumps(dict(tool="x", version="1", import_s=0.5, compile_s=[0.25], cubin_bytes=[100]))
+    assert compile_time.describe("noise\n" + line + "\n") == dict(
+        version="1", cubin_bytes=100, import_s=0.5, compile_s=0.25
+    )
+
+
+class FakeCutlass:
+    """The library of baselines/cutlass2x_abi.cpp: two kernels, the second fails to run."""
+
+    def __init__(self, path):
+        self.ran = []
+        self.cutlass2x_count = lambda: 2
+        self.cutlass2x_name = lambda index: (b"cutlass2x_a_sw8", b"cutlass2x_b_sw8")[index]
+        self.cutlass2x_acc = lambda index: (32, 16)[index]
+        self.cutlass2x_init = lambda index: 0
+        self.cutlass2x_run = lambda *arguments: self.ran.append(arguments) or arguments[0]
+
+
+def test_cutlass_kernels_support_their_accumulator_and_layout(monkeypatch, tmp_path):
+    monkeypatch.setattr(cutlass.ctypes, "CDLL", FakeCutlass)
+    baseline = cutlass.Cutlass(tmp_path / "x.so", "*_sw8")
+
+    class Operands:
+        sets = 2
+
+        def problem(self, at):
+            return Problem(8, 16, 24, a=1 + at, b=2, d=3, lda=24, ldb=24, ldd=16)
+
+    one, two = (baseline.propose(Work(8, 16, 24, acc=acc), 32).contenders for acc in ("f32", "f16"))
+    assert [kernel.name for kernel in one + two] == ["cutlass2x_a_sw8", "cutlass2x_b_sw8"]
+    assert not baseline.propose(Work(8, 16, 24, layout="nn"), 32).contenders
+    for launch in one[0].bind(Operands(), 77):
+        launch()
+    assert baseline.library.ran == [(0, 8, 16, 24, at, 2, 3, 24, 24, 16, 77) for at in (1, 2)]
+    with pytest.raises(cutlass.CutlassError, match="cutlass2x_run returned cudaError 1"):
+        two[0].bind(Operands(), 77)[0]()
+
+
+# ==== Beside the heuristics ===========================================================================================
+
+ONE = Configuration(128, 256, 64, 2, 1, 4, 1, swap_ab=False)
+FAKE = """
+import json, sys
+asked = json.load(sys.stdin)
+json.dump([[[m / n, 128, 64, 64, 2, 1, 4, 1]] for m, n, k in asked["problems"]], sys.stdout)
+"""
+
+
+def test_a_tile_counts_more_than_a_cluster_and_that_more_than_stages() -> None:
+    assert distance(ONE, ONE) == 0
+    changes = [{"stages": 2}, {"swap_ab": True}, {"tile_k": 128}, {"cluster_m": 1}, {"tile_m": 64}]
+    apart = [distance(ONE, replace(ONE, **change)) for change in changes]
+    assert apart == sorted(apart) and len(set(apart)) == len(apart)
+    assert distance(ONE, replace(ONE, tile_n=128, splits=2)) == 2
+
+
+def test_of_equally_near_variants_the_fastest_is_taken_and_each_once() -> None:
+    ours = [replace(ONE, stages=2), ONE, ONE, replace(ONE, tile_m=64)]
+    times = np.array([1.0, 9.0, 8.0, 7.0])
+    assert matched([ONE, ONE, replace(ONE, tile_m=32)], ours, times) == [2, 3]
+
+
+def test_a_problem_and_its_transpose_are_asked_and_the_quicker_answer_comes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cost_model, "CHILD", FAKE)
+    few, many = asked(Path(sys.executable), [(16, 4096, 64), (4096, 16, 64)])
+    assert [choice.swap_ab for choice in few] == [False, True] and [choice.swap_ab for choice in many] == [True, False]
+    plain, transposed = few
+    assert (plain.tile_m, plain.tile_n, plain.cluster_m) == (128, 64, 2)
+    assert (transposed.tile_m, transposed.tile_n, transposed.cluster_n) == (64, 128, 2)
+
+
+def test_without_it_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvMatmulHeuristics.py").write_text("raise ModuleNotFoundError(f\"No module named '{__name__}'\")")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(LibraryError, match="does not run nvMatmulHeuristics: .*nvMatmulHeuristics"):
+        asked(Path(sys.executable), [(8, 8, 8)])
+
+
+# ==== Verdicts of the CPU and of a GPU ================================================================================
+
+
+def case(name: str, passed: bool, numbers_passed: bool, *kinds: str, library: str = "fault") -> Case:
+    return Case(library, "hgemm_x", name, passed, numbers_passed, kinds)
+
+
+def check(name: str, passed: bool) -> dict:
+    return {"case": name, "passed": passed, "reason": "" if passed else "off", "max_bound_ratio": 0.0, "max_error": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("mine", "gpu_passed", "stands"),
+    [
+        (case("a", True, True), True, "agrees"),
+        (case("a", False, False), False, "agrees"),
+        (case("a", False, True, "race"), False, "agrees"),
+        (case("a", False, True, "race"), True, "latent"),
+        (case("a", False, False, "race"), True, "latent"),
+        (case("a", False, False), True, "disagrees"),
+        (case("a", True, True), False, "disagrees"),
+    ],
+)
+def test_a_finding_that_did_no_harm_is_no_disagreement(mine: Case, gpu_passed: bool, stands: str) -> None:
+    assert mine.against(gpu_passed) == stands
+
+
+def test_cases_that_the_device_did_not_come_to_are_left_out() -> None:
+    cases = [
+        case("8x8x8 alpha=1", True, True),
+        case("1x1x1", False, False, "bounds"),
+        case("2x2x2", False, True, "race"),
+    ]
+    outcome = Outcome("hgemm_x", (check("8x8x8 alpha=1", True),), error="1x1x1: cannot launch: ILLEGAL_ADDRESS")
+    rows = list(verdicts._compared(cases, outcome))
+    assert [(row["case"], row["gpu_passed"], row["stands"]) for row in rows] == [
+        ("8x8x8 alpha=1", True, "agrees"),
+        ("1x1x1", False, "agrees"),
+    ]
+
+
+def test_the_summary_counts_sound_and_faulty_kernels_apart(tmp_path, capsys) -> None:
+    cases = [case("a", True, True, library=SOUND), case("b", False, True, "race")]
+    outcomes = [Outcome("hgemm_x", (check("a", True),)), Outcome("hgemm_x", (check("b", True),))]
+    rows = [row for one, outcome in zip(cases, outcomes) for row in verdicts._compared([one], outcome)]
+    path = tmp_path / VERDICTS
+    assert verdicts._summed_up(rows, {"executor": "e"}, "GPU", 13000, path) == 0
+    found = json.loads(path.read_text())
+    assert found["counts"] == {"sound": {"agrees": 1}, "faulty": {"latent": 1}} and found["variants"] == 2
+    assert capsys.readouterr().out == "sound kernels: 1 cases agrees\nfaulty kernels: 1 cases latent\n"
+    assert verdicts._summed_up([], {"executor": "e"}, "GPU", 13000, None) == 1
+
+
+# ==== Probes of instruction costs =====================================================================================
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_each_loop_holds_the_instructions_that_are_counted_and_no_kernel_spills(arch: str) -> None:
+    assert check_code(arch, compile_for(arch))
+
+
+def test_a_loop_that_was_optimised_away_or_holds_something_else_is_found() -> None:
+    cubin = compile_for("sm_75")
+    probe = next(probe for probe in probes(75) if probe.name == "ldsm_x4")
+    (listing,) = disassemble([Code("sm_75", read_cubin(cubin, probe.kernel).text)])
+    assert judge(probe, listing) == ""
+    assert "has 8 LDSM" in judge(dataclasses.replace(probe, per_step=16), listing)
+    assert "has 0 LDS" in judge(dataclasses.replace(probe, sass="LDS"), listing)
+
+
+def test_probes_are_told_apart_by_name_machine_and_kind() -> None:
+    for number in (75, 80, 89, 90, 120):
+        known = [(probe.name, probe.sms, probe.latency) for probe in probes(number)]
+        assert len(known) == len({*known})
+        assert all(probe.per_step * probe.bytes <= probe.window_bytes for probe in probes(number))
+
+
+class TimedGpu:
+    """A device on which each launch takes 100 clocks a step and, beside it, 10 ms."""
+
+    sms, window_bytes, l2_bytes = 4, 1 << 30, 50 << 20
+
+    def args(self, window_bytes=1, warp_stride=0, step_stride=0, steps=0, sharers=1):
+        from benchmarks.cpi import Args
+
+        return Args(0, 0, 0, 0, window_bytes - 1, warp_stride, step_stride, steps, sharers, 0)
+
+    def fill(self):
+        pass
+
+    def launch(self, *arguments):
+        pass
+
+    def wait(self):
+        pass
+
+    def timed(self, name, ctas, threads, smem_bytes, args):
+        from benchmarks.cpi import Timed
+
+        return Timed(clocks=100.0 * args.steps, sm_mhz=1000.0, milliseconds=10.0)
+
+
+def test_cycles_are_those_of_one_instruction_on_a_partition_or_an_sm() -> None:
+    named = {(probe.name, probe.latency): probe for probe in probes(90)}
+    mma = measure(TimedGpu(), named["hmma_m16n8k16_f32", False], 8)
+    assert mma["cycles"] == 100 / 16 / 2 and mma["unit"] == "partition"  # two of the eight warps are on each of four
+    assert measure(TimedGpu(), named["hmma_m16n8k16_f32", True], 1)["cycles"] == 100
+    assert measure(TimedGpu(), named["hgmma_m64n256k16_f32", False], 8)["cycles"] == 100 / 8 / 2
+    shared = measure(TimedGpu(), named["lds128", False], 4)
+    assert shared["cycles"] == pytest.approx(100 / 8 / 4, rel=1e-4)
+    assert shared["bytes_per_clock_per_sm"] == pytest.approx(512 / shared["cycles"], rel=1e-3)
+    copied = measure(TimedGpu(), named["dram_copy", False], 32)
+    assert copied["gbytes_per_s"] == pytest.approx(2 * (1 << 30) / 10e-3 / 1e9, rel=1e-2)
+
+
+def test_a_missing_compiler_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.cpi.source", lambda number: 'extern "C" __global__ void broken( {}')
+    with pytest.raises(Failed, match="error"):
+        compile_for("sm_75")
+
+
+def timed_report(number: int) -> dict:
+    """Return what cpi.py writes, of that device."""
+    rows = [measure(TimedGpu(), probe, warps) for probe in probes(number) for warps in probe.warps]
+    steady = [{"name": "hmma_m16n8k16_f32", "tflops": 1.0, "sm_mhz": 1000.0, "power_w": 100.0, "samples": 1}]
+    launch = [{"stream_us": 2.0, "graph_us": 1.0, "round_trip_us": 9.0}]
+    device = {"device": "a device", "date": "2026-11-21", "sms": 4, "l2_bytes": 50 << 20, "max_sm_mhz": 1000.0}
+    return {**device, "command": "a command", "cpi": rows, "steady": steady, "launch": launch}
