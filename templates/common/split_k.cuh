@@ -17,7 +17,6 @@ struct AccumulatorsF32 {
 
   float floats[Like::mma_m][Like::mma_n][4];  // (mma_m, mma_n, 4)
 
-  HGEMM_DEVICE float value(int i, int j, int e) const { return floats[i][j][e]; }
   HGEMM_DEVICE uint32_t bits(int i, int j, int r) const { return atoms::float_bits(floats[i][j][r]); }
 
   HGEMM_DEVICE void convert(Like const& accumulators) {
