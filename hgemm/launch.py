@@ -181,7 +181,7 @@ def _workspace_complaints(
 
 
 COUNTERS_ROUND_BYTES = 256
-"""The counters at the front of a workspace end on a multiple of this (templates/hgemm/split_k.cuh)."""
+"""The counters at the front of a workspace end on a multiple of this (templates/common/split_k.cuh)."""
 
 
 def tiles(traits: LaunchTraits, m: int, n: int) -> int:

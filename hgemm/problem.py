@@ -20,7 +20,7 @@ _LAYOUT = struct.Struct("<6Q4q5q4i2f")
 
 @dataclass(frozen=True)
 class Problem:
-    """D = activation(alpha * A B + beta * C + bias), `batch` times, as templates/hgemm/problem.cuh declares it.
+    """D = activation(alpha * A B + beta * C + bias), `batch` times, as templates/common/problem.cuh declares it.
 
     Units: pointers are device addresses, 0 for none; leading dimensions and batch strides are elements; a batch stride
         of 0 uses one matrix for all.

@@ -109,7 +109,7 @@ def _is_exact(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _splits(traits: LaunchTraits, k: int) -> Iterator[tuple[int, int]]:
-    """Yield the part of k that each split adds up, as templates/hgemm/gemm_sm80.cuh cuts it."""
+    """Yield the part of k that each split adds up, as templates/common/scheduler.cuh cuts it."""
     k_tiles = -(-k // traits.tile_k)
     for split in range(traits.splits):
         first, last = (k_tiles * at // traits.splits * traits.tile_k for at in (split, split + 1))
