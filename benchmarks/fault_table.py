@@ -409,18 +409,14 @@ REGISTER_COPY = (
     ),
     Fault(
         "register copy: fragments read past the end of the k-tile",
-        At("RegisterCopyMainloop::run", "read_behind(now, block, step, k_blocks").replace(
-            "read_behind(now, block, step, k_blocks + 1"
-        ),
+        At("RegisterCopyMainloop::run", "read_behind(").argument(3, "@ + 1"),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: one vector stored late",
-        At("RegisterCopyMainloop::store_after", "first_store + vec * store_step").replace(
-            "first_store + (vec + 1) * store_step"
-        ),
+        At("RegisterCopyMainloop::store_after", "first_store + vec *").replace("first_store + (vec + 1) *"),
         TWO_STAGES,
         WHOLE,
         ("race", NUMBERS),
@@ -758,8 +754,8 @@ WGMMA = (
     Fault(
         "a neighbour's accumulators read before they are written",
         (
-            At("gemm", "cluster_arrive()", after="InCluster::store_partials(accumulators, &", occurrence=1).drop(),
-            At("gemm", "cluster_wait()", after="InCluster::store_partials(accumulators, &", occurrence=1).drop(),
+            At("gemm", "cluster_arrive()", after="store_partials(accumulators, &", occurrence=1).drop(),
+            At("gemm", "cluster_wait()", after="store_partials(accumulators, &", occurrence=1).drop(),
         ),
         CLUSTER_SPLIT,
         ONE_CTA,
@@ -872,7 +868,7 @@ WGMMA = (
     ),
     Fault(
         "the first block of rows finished in place of every block",
-        At("gemm", "Reduction::add_partials(sums, sharers").argument(2, "0"),
+        At("gemm", "add_partials(sums, sharers").argument(2, "0"),
         STREAM_K_BLOCKS,
         ONE_SHARED_BY_BLOCKS,
         (NUMBERS,),
@@ -907,7 +903,7 @@ WGMMA = (
     ),
     Fault(
         "ring skips whole tiles where the other consumer has a part of one",
-        At("gemm", "mainloop.state.advance(").argument(0, "k_tiles"),
+        At("gemm", "state.advance(").argument(0, "k_tiles"),
         STREAM_K_PINGPONG,
         FOUR_SHARED,
         ("deadlock", "race", "mbarrier", NUMBERS),

@@ -61,7 +61,7 @@ def seeded_texts(fault: Fault, source: str) -> dict[str, str]:
 
 
 @contextmanager
-def _templates_with(texts: dict[str, str]) -> Iterator[Path]:
+def templates_with(texts: dict[str, str]) -> Iterator[Path]:
     """Make a copy of the templates with some texts replaced, for a while."""
     with tempfile.TemporaryDirectory() as folder:
         templates = Path(folder) / "templates"
@@ -80,7 +80,7 @@ def faulty_templates(fault: Fault) -> Iterator[Path]:
     texts = seeded_texts(fault, kernel_of(fault).source)
     if KERNEL in texts:
         raise AnchorError(f"fault '{fault.name}' changes {KERNEL}, which the templates do not contain")
-    with _templates_with(texts) as templates:
+    with templates_with(texts) as templates:
         yield templates
 
 
@@ -138,7 +138,7 @@ def catch(
     kernel = kernel_of(fault)
     texts = seeded_texts(fault, kernel.source) if seeded else {}
     source = texts.pop(KERNEL, kernel.source)
-    with _templates_with(texts) as templates:
+    with templates_with(texts) as templates:
         record = {**planned(kernel), "proof": {"mma_per_tile": kernel.plan.mma_per_k_tile}}
         request = request_of(replace(made, templates=templates), source, record, fault.shapes, seed)
         outcome = check(request)

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import SMALL, call, made
 
-from benchmarks.faults import FAULTS, faulty_templates
+from benchmarks.anchors import At, Program
+from benchmarks.faults import FAULTS, faulty_templates, templates_with
 from generator.build.pipeline import Settings, planned
 from generator.build.toolchain import templates_folder
 from generator.cli import device as verify
@@ -197,18 +198,15 @@ def test_a_text_that_is_no_kernel_is_told_of(
     assert outcome.failed and message in outcome.reason, outcome.reason
 
 
-def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostToolchain, tmp_path: Path) -> None:
+def test_an_epilogue_of_ones_own_is_proved_the_same_way(host_toolchain: HostToolchain) -> None:
     """It scales and activates in another way: right where it means the same, and found out where it does not."""
-    ours = "Policy::Activation::apply(x)"
-    for mine, right in ((f"x > 0.f ? x : {ours} * 1.f", True), ("x + 1.f", False)):
-        templates = tmp_path / str(right)
-        shutil.copytree(templates_folder(), templates)
-        epilogue = templates / "common" / "warp_epilogue.cuh"
-        assert epilogue.read_text().count(ours) == 1
-        epilogue.write_text(epilogue.read_text().replace(ours, mine))
-        kernel = kernel_of({**ONE, "activation": "relu"})
-        asked = request(replace(host_toolchain, templates=templates), kernel, shapes="33x17x40,64x64x64")
-        outcome = check_here(asked)
+    ours = At("WarpEpilogue", "Policy::Activation::apply(x)")
+    kernel = kernel_of({**ONE, "activation": "relu"})
+    program = Program.of(kernel.source, templates_folder())
+    for mine, right in (("x > 0.f ? x : @ * 1.f", True), ("x + 1.f", False)):
+        with templates_with(program.edited([ours.replace(mine)]).changes_from(program)) as templates:
+            asked = request(replace(host_toolchain, templates=templates), kernel, shapes="33x17x40,64x64x64")
+            outcome = check_here(asked)
         assert outcome.passed == right, outcome.reason
 
 
