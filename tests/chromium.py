@@ -1,26 +1,47 @@
-"""A browser without a window, for tests of pages: what a page became, what its console said, and how it looks."""
+"""A browser without a window, for tests of pages: what a page became, and what its console said."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+import atexit
+import functools
+import sys
+import tempfile
+import time
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from conftest import ROOT
 
-_QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run"
-)
-_OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND"
+sys.path.insert(0, str(ROOT / "docs"))
+from check_site import Browser, find_chromium  # noqa: E402
+
+_READY = """(() => {
+  const asked = decodeURIComponent(location.hash).match(/^#variant=(.*)$/s);
+  const rows = JSON.parse(document.getElementById("data").textContent).rows;
+  return !asked || !rows.some(row => row[0] === asked[1]) || document.getElementById("variant").dataset.ready === asked[1];
+})()"""
+"""Whether a report shows what its address asks for; the pages of variants are unpacked after the load event."""
+_PATIENCE_S = 60
 
 
 def need_chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    found = find_chromium()
     if found is None:
         pytest.skip("no chromium here, which opens the page (Debian's package chromium): nothing is opened")
     return found
+
+
+@functools.cache
+def _browser(program: str) -> Browser:
+    """Return the browser of this process: starting one takes longer than opening a page."""
+    profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    started = Browser(program, Path(profile.name))
+    atexit.register(profile.cleanup)
+    atexit.register(started.close)
+    return started
 
 
 @dataclass(frozen=True)
@@ -37,22 +58,17 @@ class Page:
         return [" ".join("".join(parts).split()) for parts in reader.found]
 
 
-def opened(path: Path, folder: Path, at: str = "", *more: str) -> Page:
-    """Open a file at `#at` and return what it became; nothing outside this machine can be reached."""
-    profile = f"--user-data-dir={folder / 'profile'}"
-    words = [
-        need_chromium(),
-        *_QUIET.split(),
-        _OFFLINE,
-        profile,
-        "--virtual-time-budget=20000",
-        "--enable-logging=stderr",
-    ]
-    done = subprocess.run(
-        [*words, *more, "--dump-dom", f"{path.as_uri()}#{at}"], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return Page(done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line])
+def opened(path: Path, at: str = "") -> Page:
+    """Open a report at `#at` and return what it became; nothing outside this machine can be reached."""
+    browser = _browser(need_chromium())
+    browser.open("about:blank")  # another address of the same file would not load it again
+    browser.errors.clear()
+    browser.open(f"{path.as_uri()}#{quote(at, safe='=&')}")
+    end = time.monotonic() + _PATIENCE_S
+    while not browser.evaluate(_READY):
+        assert time.monotonic() < end, "the page is not ready"
+        time.sleep(0.02)
+    return Page(browser.evaluate("document.documentElement.outerHTML"), [*browser.errors])
 
 
 class _Texts(HTMLParser):

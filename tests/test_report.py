@@ -314,8 +314,8 @@ def page(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry], tmp_path: Path) -> None:
-    everything = opened(page, tmp_path)
+def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry]) -> None:
+    everything = opened(page)
     assert everything.texts("p", "count")[:1] == [f"{len(entries)} of {len(entries)} variants"]
     ordered = sorted(
         entries, key=lambda one: [int(part) if part.isdigit() else part for part in _PARTS.findall(one.record.symbol)]
@@ -323,7 +323,7 @@ def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry], 
     assert everything.texts("th", "rows") == [one.record.symbol for one in ordered] and everything.console == []
     one_of_them = ordered[0].record
     layout = one_of_them.data["spec"]["layout"]
-    some = opened(page, tmp_path, f"q=stages<=3 {layout}_&arch={one_of_them.arch}")
+    some = opened(page, f"q=stages<=3 {layout}_&arch={one_of_them.arch}")
     wanted = [
         one.record.symbol
         for one in ordered
@@ -334,11 +334,9 @@ def test_the_table_is_filtered_by_the_address(page: Path, entries: list[Entry], 
     assert some.texts("th", "rows") == wanted and 0 < len(wanted) < len(entries) and some.console == []
 
 
-def test_a_variants_page_has_source_machine_code_pictures_and_proof(
-    page: Path, entries: list[Entry], tmp_path: Path
-) -> None:
+def test_a_variants_page_has_source_machine_code_pictures_and_proof(page: Path, entries: list[Entry]) -> None:
     one = entries[0]
-    shown = opened(page, tmp_path, f"variant={one.record.symbol}")
+    shown = opened(page, f"variant={one.record.symbol}")
     assert shown.console == []
     assert (
         f'data-ready="{one.record.symbol}"' in shown.html and "".join(shown.texts("h2", "variant")) == one.record.symbol
@@ -351,7 +349,7 @@ def test_a_variants_page_has_source_machine_code_pictures_and_proof(
         "td", "variant"
     )
     assert len(re.findall(r'<img alt="[^"]+" src="data:image/svg', shown.html)) == 3
-    missing = opened(page, tmp_path, "variant=hgemm_none")
+    missing = opened(page, "variant=hgemm_none")
     assert "is not in this report" in missing.html and missing.console == []
 
 
@@ -359,7 +357,7 @@ def test_a_request_to_a_network_would_be_refused_and_seen(page: Path, tmp_path: 
     """The page's own rule forbids all of them; without one the console of the tests above is empty."""
     calling = tmp_path / "calling.html"
     calling.write_text(page.read_text().replace("</main>", '<img src="http://192.0.2.1/a.png" alt=""></main>'))
-    assert any("192.0.2.1" in line and "Content Security Policy" in line for line in opened(calling, tmp_path).console)
+    assert any("192.0.2.1" in line and "Content Security Policy" in line for line in opened(calling).console)
 
 
 def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: Path) -> None:
@@ -369,9 +367,9 @@ def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: P
     hostile = point(device=EVIL, times_us={symbol: 2.0}, ours=symbol)
     path.write_text(Report(EVIL, [Entry(entries[0].record, EVIL)], [hostile], told=[EVIL]).html())
     for at in ("", f"variant={symbol}", f"variant={EVIL}", f"q={EVIL}"):
-        shown = opened(path, tmp_path, at)
+        shown = opened(path, at)
         assert shown.console == [] and "taken" not in shown.texts("title") and len(shown.texts("script")) == 2
-    assert opened(path, tmp_path, f"variant={symbol}").texts("code", "variant") == [" ".join(EVIL.split())]
+    assert opened(path, f"variant={symbol}").texts("code", "variant") == [" ".join(EVIL.split())]
 
 
 def test_five_thousand_variants_are_opened(entries: list[Entry], tmp_path: Path) -> None:
@@ -384,9 +382,9 @@ def test_five_thousand_variants_are_opened(entries: list[Entry], tmp_path: Path)
     path = tmp_path / "many.html"
     path.write_text(Report("many", many).html())
     assert path.stat().st_size < 6_000_000
-    shown = opened(path, tmp_path, "q=hgemm_49")
+    shown = opened(path, "q=hgemm_49")
     assert shown.texts("p", "count")[:1] == ["100 of 5,000 variants"] and shown.console == []
-    last = opened(path, tmp_path, "variant=hgemm_4999")
+    last = opened(path, "variant=hgemm_4999")
     assert last.texts("code", "variant") == [" ".join(many[-1].source.split())] and last.console == []
 
 
