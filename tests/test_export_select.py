@@ -24,7 +24,7 @@ from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Ki
 from hgemm.selection import Selector, needs
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
-PROBLEMS = 10_000
+PROBLEMS = 5_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15
 
 
