@@ -99,11 +99,15 @@ def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
     return extra
 
 
+@cache
 def read_conflicts(tile: OperandTile) -> int:
     """Return the bank conflicts of reading every fragment of `tile` once."""
     rows, columns, lanes, width_bytes = _reads(tile)
-    places = itertools.product(range(0, tile.rows - rows + 1, rows), range(0, tile.columns, columns))
-    starts = Counter(tile.linear(row, column) % tile.period for row, column in places)  # whole periods change no bank
+    period, across = tile.period, range(0, tile.columns, columns)  # whole periods change no bank
+    starts: Counter[int] = Counter()
+    for row in range(0, tile.rows - rows + 1, rows):
+        first = tile.linear(row, 0)
+        starts.update([(first + column) % period for column in across])
     swizzle, size = _swizzle(tile.smem), tile.element_bytes
     return sum(
         count * conflicts([swizzle(start + lane) * size for lane in lanes], width_bytes)
@@ -121,14 +125,15 @@ def _reads(tile: OperandTile) -> tuple[int, int, list[int], int]:
     return 4, 8, [tile.linear(lane % 4, lane // 4) for lane in range(32)], tile.element_bytes
 
 
+@cache
 def write_conflicts(tile: OperandTile) -> int:
     """Return the bank conflicts of copying one stage of `tile` in, a chunk a thread, warp after warp."""
     per_row = tile.columns // tile.chunk
     row_step = max(1, tile.threads // per_row)
     rows = [tile.linear(row, 0) for row in range(min(tile.rows, row_step))]
     places = itertools.product(rows, range(0, per_row * tile.chunk, tile.chunk))
-    offsets = [row + column for row, column in places]
-    warps = Counter(_within_period(offsets[i : i + 32], tile.period) for i in range(0, len(offsets), 32))
+    offsets, period = [row + column for row, column in places], tile.period
+    warps = Counter(_within_period(offsets[i : i + 32], period) for i in range(0, len(offsets), 32))
     swizzle, size = _swizzle(tile.smem), tile.element_bytes
     return sum(
         count * conflicts([swizzle(offset) * size for offset in warp], tile.chunk * size)
