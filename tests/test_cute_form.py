@@ -186,9 +186,11 @@ extern "C" __global__ void alone() {{}}
 # ---- Made and run (CuTe takes most of a minute here) ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("arch", "tile"), [("sm_75", "32x32x32"), ("sm_80", "64x64x32")])
-def test_it_compiles_to_what_is_planned(arch: str, tile: str) -> None:
-    plan = plan_in_cute(arch=arch, tile=tile, layout="nn", align_b="4", bias="row", activation="relu")
+@pytest.mark.parametrize(
+    "texts", [{"arch": "sm_75", "tile": "32x32x32", "smem": "pad:8"}, {"arch": "sm_80", "tile": "64x64x32"}], ids=str
+)
+def test_it_compiles_to_what_is_planned(texts: dict) -> None:
+    plan = plan_in_cute(**texts, layout="nn", align_b="4", bias="row", activation="relu")
     (product,) = build([plan], BuildOptions(TEMPLATES))
     assert (product.status, product.error) == ("built", "")
     assert product.record["sass"]["HMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
@@ -197,7 +199,7 @@ def test_it_compiles_to_what_is_planned(arch: str, tile: str) -> None:
 @pytest.mark.parametrize(
     "texts",
     [
-        {"stages": "3", "align_a": "2"},
+        {"stages": "3", "align_a": "2", "smem": "pad:8"},
         {"arch": "sm_75", "align_a": "2", "align_b": "1"},
     ],
     ids=str,
