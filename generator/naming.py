@@ -1,47 +1,36 @@
-"""The symbol of a variant, which says its spec in a fixed order, and the name that CUTLASS would give it."""
+"""The symbol of a kernel, and the name that CUTLASS would give it."""
 
 from __future__ import annotations
 
 from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
 from generator.families.mma_sync import naming as mma_sync
 from generator.families.mma_sync_tma import naming as mma_sync_tma
-from generator.families.naming import short
 from generator.families.sm90 import naming as sm90
-from generator.plan import plan_of
-from generator.spec import Spec
+from generator.spec import HASH_DIGITS, Spec, spec_hash
+
+MAX_SYMBOL = 64
 
 _FAMILIES = {MMA_SYNC: mma_sync, MMA_SYNC_TMA: mma_sync_tma, WGMMA_SM90: sm90}
-_ACC = {"f32": "f32", "f16": "f16", "f16_promoted": "f16p"}
-_BIAS = {"none": "", "row": "_biasrow", "column": "_biascol"}
+_ACC = {"f16_promoted": "f16p"}
 
 
 def symbol_of(spec: Spec) -> str:
-    """Return the kernel's `extern "C"` name. Specs that differ have symbols that differ."""
-    family = _FAMILIES[spec.family]
+    """Return the kernel's `extern "C"` name: the fields that people search for, then a hash of all fields.
+
+    Example: `hgemm_sm89_tn_f16_f32_f16_128x128x32_s3_7f3a91c2` has A and B of f16, accumulates in f32 and stores f16.
+    A and B of two types are written as one word, f16bf16.
+    """
     words = [
         "hgemm",
         spec.arch.replace("_", ""),
         spec.layout,
-        f"{spec.dtype_a}{spec.dtype_b if spec.dtype_b != spec.dtype_a else ''}",
-        _ACC[spec.acc],
+        spec.dtype_a + (spec.dtype_b if spec.dtype_b != spec.dtype_a else ""),
+        _ACC.get(spec.acc, spec.acc),
         spec.dtype_d,
         str(spec.cta_tile),
-        *family.words(spec),
-        short(spec.raster),
-        short(spec.schedule).replace("onetile", "one").replace("splitkcluster", "clusterk"),
-        *family.residency_words(spec),
-        f"a{spec.align_a}{spec.align_b}{spec.align_d}",
-        spec.store,
-        *_strays(spec),
+        f"s{spec.stages}",
     ]
-    extras = ("_beta" if spec.beta else "") + _BIAS[spec.bias]
-    return "_".join(words) + extras + (f"_{spec.activation}" if spec.activation != "none" else "")
-
-
-def _strays(spec: Spec) -> list[str]:
-    """Return the fields that are not as the family decides them, which no legal spec has."""
-    implied = plan_of(spec).implied.items()
-    return [short(name) + short(getattr(spec, name)) for name, value in implied if getattr(spec, name) != value]
+    return f"{'_'.join(words)[: MAX_SYMBOL - HASH_DIGITS - 1]}_{spec_hash(spec)[:HASH_DIGITS]}"
 
 
 def alias_of(spec: Spec) -> str:

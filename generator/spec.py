@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import warnings
 from collections.abc import Callable
@@ -288,6 +290,20 @@ class Spec:
     @property
     def b_k_major(self) -> bool:
         return self.layout[1] == "n"
+
+
+HASH_DIGITS = 8
+"""Digits of a spec's hash in a symbol."""
+
+
+def spec_hash(spec: Spec) -> str:
+    """Return the SHA-256 of a spec, in hexadecimal.
+
+    A field that has the default of `Spec` is left out, so that a new field with a default changes no hash.
+    """
+    defaults = {field.name: field.default for field in fields(Spec)}
+    values = {name: value for name, value in spec.to_dict().items() if getattr(spec, name) != defaults[name]}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 Request = dict[str, Any]

@@ -25,6 +25,7 @@ from hgemm.dispatch_table import kind_of
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem
+from hgemm.record import ARTEFACTS
 
 TESTS = Path(__file__).resolve().parent
 MORE = (
@@ -46,12 +47,16 @@ def more_kernels() -> Iterator[Kernel]:
 
 
 def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
-    """Return a library of kernels that were planned and not compiled: their code is a few bytes that name them."""
+    """Return a library of kernels that were planned and not compiled: their code is a line that says what they do."""
     library = Library(folder)
     for kernel in kernels:
-        record, files = make_record(kernel.symbol)
+        spec = kernel.plan.spec
+        does = " ".join([*(["beta"] if spec.beta else []), spec.bias, spec.activation])
+        record, files = make_record(
+            kernel.symbol, {name: f"{name} of {kernel.symbol} {does}\n".encode() for name in ARTEFACTS}
+        )
         record.update(planned(kernel))
-        record["resources"]["ctas_per_sm"] = kernel.plan.spec.ctas_per_sm
+        record["resources"]["ctas_per_sm"] = spec.ctas_per_sm
         library.publish(record, files)
     return library
 

@@ -1,4 +1,5 @@
-/* A libcuda.so.1 without a GPU: memory is the host's, and what is launched is computed by the CPU, from the kernel's name.
+/* A libcuda.so.1 without a GPU: memory is the host's, and what is launched is computed by the CPU.
+ * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation.
  *
  * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
  * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing. */
@@ -23,7 +24,7 @@ typedef struct Problem {
 } Problem;
 
 typedef struct Function {
-  char name[256];
+  char name[256], image[256]; /* the first line of its image */
   int smem;
 } Function;
 
@@ -81,6 +82,7 @@ int cuModuleLoadData(void **module, void const *image) {
   if (current == NULL) return 201;
   if (fails("cuModuleLoadData")) return 200;
   *module = calloc(1, sizeof(Function));
+  for (int at = 0; at < 255 && ((char const *)image)[at] > '\n'; ++at) ((Function *)*module)->image[at] = ((char const *)image)[at];
   ++live;
   if (logging) say(memcmp(image, "kernel.ptx", 10) == 0 ? "load ptx" : "load");
   return 0;
@@ -158,10 +160,10 @@ static void store(uint64_t base, int64_t index, int type, double value) {
   if (type == BF16) ((uint16_t *)(uintptr_t)base)[index] = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-static double activate(char const *name, double x) {
-  if (strstr(name, "_relu")) return x < 0 ? 0 : x;
-  if (strstr(name, "_gelu")) return 0.5 * x * (1 + erf(x * 0.7071067811865476));
-  if (strstr(name, "_silu")) return x / (1 + exp(-x));
+static double activate(char const *image, double x) {
+  if (strstr(image, " relu")) return x < 0 ? 0 : x;
+  if (strstr(image, " gelu")) return 0.5 * x * (1 + erf(x * 0.7071067811865476));
+  if (strstr(image, " silu")) return x / (1 + exp(-x));
   return x;
 }
 
@@ -173,9 +175,9 @@ static double *wide(uint64_t base, int64_t first, int64_t rows, int64_t k, int64
   return found;
 }
 
-static void compute(char const *name, Problem const *p) {
-  int const beta = strstr(name, "_beta") != NULL;
-  int const bias_row = strstr(name, "_biasrow") != NULL, bias_column = strstr(name, "_biascol") != NULL;
+static void compute(char const *name, char const *image, Problem const *p) {
+  int const beta = strstr(image, " beta") != NULL;
+  int const bias_row = strstr(image, " row") != NULL, bias_column = strstr(image, " column") != NULL;
   char arch[16], layout[4], in[16], acc[16], out[16];
   int t_in, t_out, a_rows, b_rows;
   sscanf(name, "hgemm_%15[^_]_%3[^_]_%15[^_]_%15[^_]_%15[^_]_", arch, layout, in, acc, out);
@@ -194,7 +196,7 @@ static void compute(char const *name, Problem const *p) {
         if (beta && p->beta != 0) x += p->beta * load(p->c, at_c, t_out);
         if (bias_row) x += load(p->bias, batch * p->stride_bias + j, t_out);
         if (bias_column) x += load(p->bias, batch * p->stride_bias + i, t_out);
-        store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, activate(name, x));
+        store(p->d, batch * p->stride_d + i * p->ldd + j, t_out, activate(image, x));
       }
     }
     free(a);
@@ -217,6 +219,6 @@ int cuLaunchKernelEx(Config const *config, void *handle, void **parameters, void
   if (config->attribute_count == 1 && (config->attributes[0] != 6 || config->attributes[2] != 1)) return 1;
   if (refusing_launches) return 999;
   ++launches;
-  if (!lazy) compute(function->name, p);
+  if (!lazy) compute(function->name, function->image, p);
   return 0;
 }

@@ -129,7 +129,7 @@ def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
     (hole,) = json.loads(done.stdout)
     assert hole["sorts"].keys() == {"4", "2", "1"} and hole["request"]["align"] == "1"
     done = call("hgemm", *words, "--add")
-    assert done.returncode == 0 and done.stderr.startswith("added hgemm_sm80_") and "_a111_" in done.stderr, done.stderr
+    assert done.returncode == 0 and done.stderr.startswith("added hgemm_sm80_"), done.stderr
     assert done.stdout.startswith("sm_80: 1 kind served, at alignments 8,4,2,1")
     assert call("hgemm", *words).returncode == 0
     assert call("hgemm", *words, "--align", "3").returncode == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pycute
 import pytest

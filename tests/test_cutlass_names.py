@@ -161,7 +161,7 @@ def test_generate_takes_names_and_other_options_go_above_them() -> None:
     )
     assert done.exit_code == 0, done.output
     assert "listing" not in done.stderr
-    assert "hgemm_sm89_tn_f16_f16_f16_128x128x32" in done.stdout and "_s3f" in done.stdout
+    assert "hgemm_sm89_tn_f16_f16_f16_128x128x32_s3_" in done.stdout
 
 
 def test_a_glob_says_that_names_are_listed_which_takes_a_while() -> None:

@@ -55,6 +55,24 @@ def one_line(error: BaseException) -> str:
     return str(error)
 
 
+def test_a_kernel_of_another_spec_with_the_same_symbol_is_refused(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    library.publish(*make_record("hgemm_same", registers=64))
+    library.publish(*make_record("hgemm_same", registers=65))
+    with pytest.raises(LibraryError, match="another spec with the same symbol .stages 3 and 4.: use another --library"):
+        library.publish(*make_record("hgemm_same", stages=4))
+
+
+def test_old_words_of_a_record_are_read_as_the_new_ones(tmp_path: Path) -> None:
+    record, files = make_record("hgemm_old", copy="vector", schedule="cluster_k:2")
+    record["spec"]["swapped"] = True
+    record["launch"]["grid"]["rule"] = "cluster_k"
+    Library(tmp_path).publish(record, files)
+    (row,) = Library(tmp_path).rows()
+    read = (row["copy"], row["schedule"], row["swap_ab"], row["grid"])
+    assert read == ("ldg_sts", "split_k_cluster:2", True, "split_k_cluster") and "swapped" not in row
+
+
 def test_what_is_published_is_loaded(library: Library) -> None:
     record, files = make_record("one")
     folder = library.publish(record, files)

@@ -11,7 +11,6 @@ from generator.build.toolchain import templates_folder
 from generator.defaults import family_of
 from generator.emit import emit
 from generator.families.mma_sync_tma.rules import RULES
-from generator.naming import symbol_of
 from generator.plan import Plan
 from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
@@ -159,7 +158,7 @@ def test_tiles_come_by_tma_and_by_nothing_else_in_the_machine_code(arch: str, se
         "a",
         "b",
     ]
-    assert LaunchTraits.of(data).threads == (2 * 2 + 1) * 32 and "_tma_" in data["symbol"]
+    assert LaunchTraits.of(data).threads == (2 * 2 + 1) * 32
 
 
 LARGE = (
@@ -175,12 +174,6 @@ def test_registers_change_hands_in_the_machine_code_of_a_large_tile(texts: dict,
     data = outcome.record.data
     assert outcome.error == "" and data["sass"]["USETMAXREG"] == 2 and data["resources"]["registers"] == 168
     assert data["resources"]["ctas_per_sm"] == 1 and data["resources"]["spill_bytes"] == 0
-
-
-def test_a_symbol_says_that_tiles_come_by_tma() -> None:
-    by_threads = plan_of(copy="cp_async", tile="64x64x32", warp_tile="32x32", stages="3").spec
-    by_tma = plan_of(tile="64x64x32", warp_tile="32x32", stages="3").spec
-    assert "_s3f2_tma_zigzag_" in symbol_of(by_tma) and "_s3f2_xor233_xor233_zigzag_" in symbol_of(by_threads)
 
 
 # ---- On the CPU -----------------------------------------------------------------------------------------------------

@@ -222,7 +222,8 @@ def test_wgmma_is_taken_where_it_can_be() -> None:
     large = SelectionQuery(Kind(), 4096, 4096, 4096)
     assert "_sm90a_" in choose(large).symbol and choose(large).row.tensor_maps
     for changed in ({"k": 0}, {"mappable": False}, {"align_a": 4}):
-        assert "_wgmma_cpasync_" in choose(dataclasses.replace(large, **changed)).symbol
+        chosen = choose(dataclasses.replace(large, **changed))
+        assert "_sm90a_" in chosen.symbol and not chosen.row.tensor_maps
     assert "_sm90_" in choose(dataclasses.replace(large, align_a=1)).symbol
     assert "_sm90_" in choose(large, Target.typical("sm_100")).symbol
 
@@ -261,10 +262,11 @@ def test_more_tiles_than_a_launch_has_are_not_served_and_no_variant_would() -> N
 
 def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:
     (plan,) = sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "split_k_cluster:4"}]).plans
-    table = Table.of([*catalog_records(), record_of(emit(plan, templates_folder()))])
+    split = record_of(emit(plan, templates_folder()))
+    table = Table.of([*catalog_records(), split])
     found = choose(SelectionQuery(Kind(), 128, 128, 2**16), table=table)
-    assert "_clusterk4_" in found.symbol and found.workspace_bytes == 0
-    assert "_clusterk4_" not in choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol
+    assert found.symbol == split["symbol"] and found.workspace_bytes == 0
+    assert choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol != split["symbol"]
 
 
 # ---- Measurements ---------------------------------------------------------------------------------------------------

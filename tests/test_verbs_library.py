@@ -188,10 +188,28 @@ def test_a_variant_is_named_by_symbol_alias_beginning_or_glob(folder: Path, name
     assert resolve(Library(folder), name) == expected
 
 
+def test_a_variant_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    for symbol in ("hgemm_sm80_s3_7f3a91c2", "hgemm_sm80_s3_7f3ab000", "hgemm_sm80_s3_beef0001_long"):
+        library.publish(*make_record(symbol))
+    assert resolve(library, "7f3a91c2") == resolve(library, "7F3A9") == ["hgemm_sm80_s3_7f3a91c2"]
+    assert listed(tmp_path, "--kernels", "7f3a") == ["hgemm_sm80_s3_7f3a91c2", "hgemm_sm80_s3_7f3ab000"]
+    for name, message in {"7f3a": "names 2 variants", "beef0001": "no variant", "7f3": "no variant"}.items():
+        with pytest.raises(RequestError, match=message):
+            resolve(library, name)
+
+
+def test_an_unclear_name_lists_five_candidates(tmp_path: Path) -> None:
+    for place in range(8):
+        Library(tmp_path).publish(*make_record(f"hgemm_{place}"))
+    with pytest.raises(RequestError, match=r"names 8 variants(.|\n)*\n  hgemm_4\n  and 3 more$"):
+        resolve(Library(tmp_path), "hgemm")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hgemm_sm89", "begins 2 variants"),
+        ("hgemm_sm89", "names 2 variants: write more of one, or 'hgemm_sm89\\*' for all\n  hgemm_sm89_tn_big\n"),
         ("hgemm_sm80_tn", "did you mean"),
         ("xx", "`hgemm list --library .*/lib` shows those that are"),
         ("*x*y", "no variant"),
@@ -298,6 +316,5 @@ def test_listing_loads_nothing_slow() -> None:
         "filelock",
         "jinja2",
         "pycute",
-        "generator.build.inspect",
         "generator.build.inspect",
     } & {*found}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from generator.build.toolchain import templates_folder
 from generator.emit import Kernel, emit
 from generator.errors import RequestError
 from generator.options import Texts
+from generator.spec import spec_hash
 from generator.store.files import told, write_folder
 from generator.store.library import is_ours
 from generator.sweep import read_spec_file, sweep
@@ -82,18 +82,15 @@ def golden_kernels(folder: Path) -> list[Kernel]:
 
 def lock_text(kernels: Iterable[Kernel]) -> str:
     """Return the lock file of a catalog: a line per kernel with its symbol, and the hashes of its spec and of its source."""
-    return LOCK_HEADER + "".join(f"{kernel.symbol} {spec_hash(kernel)} {_hash(kernel.source)}\n" for kernel in kernels)
+    return LOCK_HEADER + "".join(
+        f"{kernel.symbol} {spec_hash(kernel.plan.spec)[:HASH_DIGITS]} {_hash(kernel.source)}\n" for kernel in kernels
+    )
 
 
 def read_lock(text: str) -> dict[str, tuple[str, str]]:
     """Return the hashes of spec and source by symbol."""
     rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     return {symbol: (spec, source) for symbol, spec, source in rows}
-
-
-def spec_hash(kernel: Kernel) -> str:
-    """Return the hash of a kernel's spec."""
-    return _hash(json.dumps(kernel.plan.spec.to_dict(), sort_keys=True))
 
 
 def _hash(text: str) -> str:

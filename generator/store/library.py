@@ -50,6 +50,7 @@ def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, b
     for name, content in artefacts.items():
         if record.files[name]["sha256"] != hashlib.sha256(content).hexdigest():
             raise LibraryError(f"{record.symbol}: the record has another SHA-256 than {name}: describe what is given")
+    _refuse_collision(place, record)
     with told("write", place):
         library.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -57,6 +58,21 @@ def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, b
                 raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed")
         written = write_folder(place, {**artefacts, RECORD_NAME: record.dump().encode()}, is_ours)
     return record, stamp_of(written[RECORD_NAME])
+
+
+def _refuse_collision(place: Path, record: Record) -> None:
+    """Raise LibraryError if a variant of another spec has this symbol: the hashes of two specs begin alike."""
+    try:
+        present = read_variant(place.parent, place.name, verify=False).record.data["spec"]
+    except LibraryError:
+        return
+    spec = record.data["spec"]
+    differ = [name for name in present.keys() & spec.keys() if present[name] != spec[name]]
+    if differ:
+        told = ", ".join(f"{name} {present[name]} and {spec[name]}" for name in sorted(differ))
+        raise LibraryError(
+            f"{place} holds a kernel of another spec with the same symbol ({told}): use another --library for the new kernel"
+        )
 
 
 # ==== A library: a folder of variants, asked through its index where that can be used ====

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from generator.arch import ARCHS, parse_arch, parse_arch_list
 from generator.errors import LibraryError, RequestError, nearest, unknown
-from generator.spec import PARSERS, deprecated
+from generator.spec import HASH_DIGITS, PARSERS, deprecated
 from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, any_like
 from generator.store.library import Library
 from hgemm.errors import on
@@ -227,6 +227,9 @@ def _number(text: str) -> int | float:
 
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
+MAX_CANDIDATES = 5
+"""Symbols that an error lists for a name that fits several."""
+_HASH = re.compile(rf"[0-9a-f]{{4,{HASH_DIGITS}}}", re.ASCII)
 NAME_FIELDS = ("symbol", "alias")
 _TILE = re.compile(r"[0-9]{1,5}x[0-9]{1,5}(x[0-9]{1,5})?", re.ASCII)
 
@@ -255,7 +258,7 @@ def condition_of(selection: Selection, known: Collection[str] | None = None) -> 
     if selection.layout:
         items.append(_one_of("layout", tuple(_layout(word) for word in _words(selection.layout))))
     if selection.kernels:
-        items.append(any_like(NAME_FIELDS, _words(selection.kernels)))
+        items.append(Some(tuple(_named(word) for word in _words(selection.kernels))))
     if selection.where.strip():
         items.append(parse_where(selection.where, known))
     return Every(tuple(items))
@@ -316,25 +319,25 @@ def _chosen(library: Library, names: Collection[str], selection: Selection) -> l
 
 
 def resolve(library: Library, name: str) -> list[str]:
-    """Return the symbols that a symbol, an alias, a unique beginning of either, or a glob names.
+    """Return the symbols that a symbol, an alias, a unique beginning of either, a symbol's hash, or a glob names.
 
     Raises: RequestError where it names none, or a beginning names several.
     """
     found = _exactly(library, name)
     begun = [] if found else _begun(library, name)
     if len(begun) > 1:
-        raise RequestError(f"{name!a} begins {_several(begun)}: write more of it, or '{name}*' for all")
+        raise _ambiguous(name, begun, f", or '{name}*' for all")
     return found or begun or _none(library, name)
 
 
 def resolve_one(library: Library, name: str) -> str:
-    """Return the symbol that a symbol, an alias, a beginning of either, or a glob names.
+    """Return the symbol that a symbol, an alias, a beginning of either, a symbol's hash, or a glob names.
 
     Raises: RequestError where it names none, or several.
     """
     found = _exactly(library, name) or _begun(library, name) or _none(library, name)
     if len(found) > 1:
-        raise RequestError(f"{name!a} names {_several(found)}: write more of one")
+        raise _ambiguous(name, found)
     return found[0]
 
 
@@ -343,11 +346,26 @@ def _exactly(library: Library, name: str) -> list[str]:
 
 
 def _begun(library: Library, name: str) -> list[str]:
-    return [] if "*" in name or "?" in name else _symbols(library, name + "*")
+    """Return the symbols that begin with a name, or else those whose hash does."""
+    if _is_glob(name):
+        return []
+    return _symbols(library, name + "*") or (_symbols(library, glob) if (glob := _hash_glob(name)) else [])
 
 
-def _several(symbols: list[str]) -> str:
-    return f"{len(symbols)} variants ({', '.join(symbols[:3])}{', ...' if len(symbols) > 3 else ''})"
+def _is_glob(name: str) -> bool:
+    return "*" in name or "?" in name
+
+
+def _hash_glob(name: str) -> str:
+    """Return the glob of symbols whose hash begins with a word of 4 to 8 hexadecimal digits; nothing for another word."""
+    word = name.lower()
+    return f"*_{word}{'?' * (HASH_DIGITS - len(word))}" if _HASH.fullmatch(word) else ""
+
+
+def _ambiguous(name: str, symbols: list[str], other: str = "") -> RequestError:
+    shown = "".join(f"\n  {symbol}" for symbol in symbols[:MAX_CANDIDATES])
+    more = f"\n  and {len(symbols) - MAX_CANDIDATES} more" if len(symbols) > MAX_CANDIDATES else ""
+    return RequestError(f"{name!a} names {len(symbols)} variants: write more of one{other}{shown}{more}")
 
 
 def _symbols(library: Library, pattern: str) -> list[str]:
@@ -371,6 +389,14 @@ def _none(library: Library, name: str) -> list[str]:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _named(word: str) -> Node:
+    """Return the condition of one word of --kernels: a glob, the beginning of a symbol or alias, or a symbol's hash."""
+    if _is_glob(word):
+        return any_like(NAME_FIELDS, (word,))
+    by_hash = (Like("symbol", _hash_glob(word)),) if _hash_glob(word) else ()
+    return Some((any_like(NAME_FIELDS, (word + "*",)), *by_hash))
 
 
 def _one_of(field: str, texts: tuple[str, ...]) -> Node:

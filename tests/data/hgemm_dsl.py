@@ -1,4 +1,4 @@
-"""hgemm_sm80_nt_f16_f32_f16_64x64x32_w32x32_k16_s4f2_xor333_xor333_zigzag_dsl_group8_persistent_c2_a888_smem_beta_relu
+"""hgemm_sm80_nt_f16_f32_f16_64x64x32_s4_c0638099
 
 sm_80 nt, f16 in, f32 accumulate, f16 out; CTA tile 64x64x32, warp tile 32x32, 4 stages, 128 threads, 32768 B of shared memory.
 D (m, n) = relu(alpha * A (m, k) B (k, n) + beta * C (m, n)), `batch` times; m, n and k may be ragged.
@@ -19,7 +19,7 @@ from cutlass.memory import SmemAllocator
 
 # ---- The variant ----------------------------------------------------------------------------------------------------
 
-SYMBOL = "hgemm_sm80_nt_f16_f32_f16_64x64x32_w32x32_k16_s4f2_xor333_xor333_zigzag_dsl_group8_persistent_c2_a888_smem_beta_relu"
+SYMBOL = "hgemm_sm80_nt_f16_f32_f16_64x64x32_s4_c0638099"
 Element, ElementOut, Accumulator = Float16, Float16, Float32
 BLK_M, BLK_N, BLK_K, STAGES = 64, 64, 32, 4
 WARPS, THREADS, CTAS_PER_SM = (2, 2, 1), 128, 2
@@ -431,7 +431,9 @@ def main():
     d = np.zeros_like(c)
     addresses = [upload(x) for x in (a, b, c, d, bias)]
 
-    problem = make_problem((*addresses, 0), (lda, ldb, ldd, ldd, 0, 0, 0, 0, 0, m, n, k, 1), options.alpha, options.beta)
+    problem = make_problem(
+        (*addresses, 0), (lda, ldb, ldd, ldd, 0, 0, 0, 0, 0, m, n, k, 1), options.alpha, options.beta
+    )
     tiles = -(-m // BLK_M) * -(-n // BLK_N)
     ctas = min(tiles, sms * CTAS_PER_SM)
 

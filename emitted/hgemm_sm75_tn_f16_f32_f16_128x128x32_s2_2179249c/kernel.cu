@@ -1,4 +1,4 @@
-// hgemm_sm75_tn_f16_f32_f16_128x128x32_w64x64_k8_s2f2_xor233_xor233_zigzag_vector5_group8_one_c2_a888_smem_beta
+// hgemm_sm75_tn_f16_f32_f16_128x128x32_s2_2179249c
 // sm_75 tn, f16 in, f32 accumulate, f16 out; CTA tile 128x128x32, warp tile 64x64, 2 stages, 128 threads, 32768 B of shared memory.
 // Emitted by the HGEMM generator from a spec; change the spec, not this text.
 
@@ -51,6 +51,6 @@ static_assert(sizeof(hgemm::SharedStorage<Policy>) == 32768);
 static_assert(sizeof(hgemm::Mainloop<Policy>::Shared) == 32768);
 static_assert(hgemm::Mainloop<Policy>::mma_per_k_tile == 128);
 
-HGEMM_KERNEL(128, 2) hgemm_sm75_tn_f16_f32_f16_128x128x32_w64x64_k8_s2f2_xor233_xor233_zigzag_vector5_group8_one_c2_a888_smem_beta(HGEMM_PARAMETER hgemm::Problem problem) {
+HGEMM_KERNEL(128, 2) hgemm_sm75_tn_f16_f32_f16_128x128x32_s2_2179249c(HGEMM_PARAMETER hgemm::Problem problem) {
   hgemm::gemm<Policy>(problem);
 }

@@ -1,4 +1,4 @@
-// hgemm_sm90a_tn_f16_f32_f16_128x256x64_wgmma_co2_cl2x1_s4_group16_persistent_c1_a888_tma_beta
+// hgemm_sm90a_tn_f16_f32_f16_128x256x64_s4_01b0506d
 // sm_90a tn, f16 in, f32 accumulate, f16 out; CTA tile 128x256x64, 2 cooperative consumers, cluster 2x1, 4 stages, 384 threads, 230400 B of shared memory.
 // Emitted by the HGEMM generator from a spec; change the spec, not this text.
 
@@ -46,6 +46,6 @@ static_assert(sizeof(hgemm::SharedStorage<Policy>) == 230400);
 static_assert(sizeof(hgemm::Mainloop<Policy>::Shared) == 196608);
 static_assert(hgemm::Mainloop<Policy>::mma_per_k_tile == 4);
 
-HGEMM_CLUSTER_KERNEL(384, 1, 2) hgemm_sm90a_tn_f16_f32_f16_128x256x64_wgmma_co2_cl2x1_s4_group16_persistent_c1_a888_tma_beta(HGEMM_PARAMETER hgemm::Problem problem, HGEMM_PARAMETER hgemm::TensorMaps maps) {
+HGEMM_CLUSTER_KERNEL(384, 1, 2) hgemm_sm90a_tn_f16_f32_f16_128x256x64_s4_01b0506d(HGEMM_PARAMETER hgemm::Problem problem, HGEMM_PARAMETER hgemm::TensorMaps maps) {
   hgemm::gemm<Policy>(problem, maps);
 }

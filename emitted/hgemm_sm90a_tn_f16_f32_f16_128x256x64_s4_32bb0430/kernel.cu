@@ -1,4 +1,4 @@
-// hgemm_sm90a_tn_f16_f32_f16_128x256x64_wgmma_co2_cl2x1_s4_cute_group16_persistent_c1_a888_tma_beta
+// hgemm_sm90a_tn_f16_f32_f16_128x256x64_s4_32bb0430
 // sm_90a tn, f16 in, f32 accumulate, f16 out; CTA tile 128x256x64, 2 cooperative consumers, cluster 2x1, 4 stages, 384 threads, 230400 B of shared memory.
 // Emitted by the HGEMM generator from a spec; change the spec, not this text.
 
@@ -53,6 +53,6 @@ struct Policy {
 static_assert(sizeof(hgemm::cute_form::SharedStorage<Policy>) == 230400);
 static_assert(hgemm::cute_form::mma_per_k_tile<Policy> == 4);
 
-HGEMM_CLUSTER_KERNEL(384, 1, 2) hgemm_sm90a_tn_f16_f32_f16_128x256x64_wgmma_co2_cl2x1_s4_cute_group16_persistent_c1_a888_tma_beta(HGEMM_PARAMETER hgemm::Problem problem, HGEMM_PARAMETER hgemm::cute_form::TensorMaps maps) {
+HGEMM_CLUSTER_KERNEL(384, 1, 2) hgemm_sm90a_tn_f16_f32_f16_128x256x64_s4_32bb0430(HGEMM_PARAMETER hgemm::Problem problem, HGEMM_PARAMETER hgemm::cute_form::TensorMaps maps) {
   hgemm::cute_form::gemm<Policy>(problem, maps);
 }

@@ -1,4 +1,4 @@
-// hgemm_sm89_tn_f16_f32_f16_128x128x32_w64x64_k16_s3f2_xor233_xor233_zigzag_cute_group8_one_c2_a888_smem_beta
+// hgemm_sm89_tn_f16_f32_f16_128x128x32_s3_62505844
 // sm_89 tn, f16 in, f32 accumulate, f16 out; CTA tile 128x128x32, warp tile 64x64, 3 stages, 128 threads, 49152 B of shared memory.
 // Emitted by the HGEMM generator from a spec; change the spec, not this text.
 
@@ -49,6 +49,6 @@ static_assert(cosize_v<Policy::SmemLayoutA> <= Policy::smem_elements_a && cosize
 static_assert(size(Policy::TiledMma{}) == Policy::threads);
 static_assert(hgemm::cute_form::mma_per_k_tile<Policy> == 64);
 
-HGEMM_KERNEL(128, 2) hgemm_sm89_tn_f16_f32_f16_128x128x32_w64x64_k16_s3f2_xor233_xor233_zigzag_cute_group8_one_c2_a888_smem_beta(HGEMM_PARAMETER hgemm::Problem problem) {
+HGEMM_KERNEL(128, 2) hgemm_sm89_tn_f16_f32_f16_128x128x32_s3_62505844(HGEMM_PARAMETER hgemm::Problem problem) {
   hgemm::cute_form::gemm<Policy>(problem);
 }

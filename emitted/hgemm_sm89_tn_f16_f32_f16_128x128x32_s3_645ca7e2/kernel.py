@@ -1,4 +1,4 @@
-"""hgemm_sm89_tn_f16_f32_f16_128x128x32_w64x64_k16_s3f2_xor233_xor233_zigzag_dsl_group8_one_c2_a888_smem_beta
+"""hgemm_sm89_tn_f16_f32_f16_128x128x32_s3_645ca7e2
 
 sm_89 tn, f16 in, f32 accumulate, f16 out; CTA tile 128x128x32, warp tile 64x64, 3 stages, 128 threads, 49152 B of shared memory.
 D (m, n) = alpha * A (m, k) B (k, n) + beta * C (m, n), `batch` times; m, n and k may be ragged.
@@ -19,7 +19,7 @@ from cutlass.memory import SmemAllocator
 
 # ---- The variant ----------------------------------------------------------------------------------------------------
 
-SYMBOL = "hgemm_sm89_tn_f16_f32_f16_128x128x32_w64x64_k16_s3f2_xor233_xor233_zigzag_dsl_group8_one_c2_a888_smem_beta"
+SYMBOL = "hgemm_sm89_tn_f16_f32_f16_128x128x32_s3_645ca7e2"
 Element, ElementOut, Accumulator = Float16, Float16, Float32
 BLK_M, BLK_N, BLK_K, STAGES = 128, 128, 32, 3
 WARPS, THREADS, CTAS_PER_SM = (2, 2, 1), 128, 2

@@ -1,4 +1,4 @@
-// hgemm_sm90_tn_f16_f32_f16_128x128x32_w64x64_k16_s3f2_tma_zigzag_group8_persistent_c1_a888_smem_beta
+// hgemm_sm90_tn_f16_f32_f16_128x128x32_s3_341d6de6
 // sm_90 tn, f16 in, f32 accumulate, f16 out; CTA tile 128x128x32, warp tile 64x64, 3 stages, 160 threads, 68608 B of shared memory.
 // Emitted by the HGEMM generator from a spec; change the spec, not this text.
 
@@ -43,6 +43,6 @@ static_assert(sizeof(hgemm::SharedStorage<Policy>) == 68608);
 static_assert(sizeof(hgemm::Mainloop<Policy>::Shared) == 49152);
 static_assert(hgemm::Mainloop<Policy>::mma_per_k_tile == 64);
 
-HGEMM_CLUSTER_KERNEL(160, 1, 1) hgemm_sm90_tn_f16_f32_f16_128x128x32_w64x64_k16_s3f2_tma_zigzag_group8_persistent_c1_a888_smem_beta(HGEMM_PARAMETER hgemm::Problem problem, HGEMM_PARAMETER hgemm::TensorMaps maps) {
+HGEMM_CLUSTER_KERNEL(160, 1, 1) hgemm_sm90_tn_f16_f32_f16_128x128x32_s3_341d6de6(HGEMM_PARAMETER hgemm::Problem problem, HGEMM_PARAMETER hgemm::TensorMaps maps) {
   hgemm::gemm<Policy>(problem, maps);
 }
