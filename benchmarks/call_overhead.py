@@ -27,7 +27,7 @@ import click
 import hgemm
 from generator.export.c_library import ExportOptions, export
 from hgemm.device import driver, open_device
-from hgemm.dispatch_table import Table
+from hgemm.dispatch_table import DispatchTable
 from hgemm.launch import ctas
 from hgemm.library import Library, open_library
 from hgemm.problem import Kind
@@ -111,7 +111,7 @@ def program(library: Library, folder: Path) -> Path:
 def arguments(library: Library, target: Target) -> list[str]:
     """Return the arguments of the program: the variant that the library selects here, and the problem."""
     m, n, k = EXTENTS
-    table = Table.of(library.records[name].data for name in without_maps(library))
+    table = DispatchTable.of(library.records[name].data for name in without_maps(library))
     choice = Selector(table, target).choose(SelectionQuery(Kind(), m, n, k))
     traits = library.kernel(choice.symbol).traits
     if traits.grid_rule != "one_tile" or choice.code != "cubin":

@@ -26,7 +26,7 @@ from hgemm.cases import Case, Shape
 from hgemm.device import Device, elapsed_ms, open_device
 from hgemm.dtypes import decode
 from hgemm.reference import reference
-from hgemm.verify import Options, Trial, compare
+from hgemm.verify import CheckOptions, Trial, compare
 
 _SHOWN = ("form", "time_us", "tflops", "registers", "cubin_bytes", "compile_s", "passed", "max_bound_ratio", "result")
 CHECKED_ROWS = 64
@@ -47,7 +47,7 @@ def race(built: list[Built], library: Library, device: Device, m: int, turns: in
     kernels = [open_kernel(library, one.record.symbol) for one in built]
     beta = 0.5 if built[0].record.data["spec"]["beta"] else 0.0
     case = Case(Shape(m, m, m), 1.0, beta)
-    trial = Trial(kernels[0], case, device, Options(align_bytes=256), "normal")
+    trial = Trial(kernels[0], case, device, CheckOptions(align_bytes=256), "normal")
     try:
         trial.prepare()
         problem, rows = trial.problem(), np.linspace(0, m - 1, CHECKED_ROWS).astype(int)

@@ -30,14 +30,14 @@ import numpy as np
 
 from benchmarks.selection import TRAITS
 from hgemm.bench.protocol import geometric_mean, percentile
-from hgemm.dispatch_table import clocks, kind_of, row_of
+from hgemm.dispatch_table import estimate_clocks, kind_of, row_of
 from hgemm.errors import LibraryError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.cards import Card, card
 from hgemm.model.kernel import KTile, Size, extents
 from hgemm.model.predict import PATH, Constants, Shape, cycles_of, fits, problem_of, terms
 from hgemm.record import current_spec
-from hgemm.selection import row_serves
+from hgemm.selection import row_supports
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 FOLDER = Path(__file__).parent / "data"
@@ -132,8 +132,8 @@ class Data:
                 kind, m, n, k, workspace_bytes=ANY_WORKSPACE, straddling=int(2 * self.size.straddling[at, 0])
             )
             for place, row in enumerate(rows):
-                if row_serves(row, wanted, target):
-                    found[at, place] = clocks(row, wanted, target)
+                if row_supports(row, wanted, target):
+                    found[at, place] = estimate_clocks(row, wanted, target)
         return found
 
 

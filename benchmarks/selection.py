@@ -27,10 +27,10 @@ import click
 
 from hgemm.bench.protocol import geometric_mean, percentile
 from hgemm.bench.work import read_suite
-from hgemm.dispatch_table import Table
+from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import LibraryError
 from hgemm.library import open_library
-from hgemm.measured import Problem, Result, Session, Tested, Time, read_sessions, standings
+from hgemm.measured import MeasuredProblem, MeasuredVariant, Result, Session, VariantTime, best_known, read_sessions
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -52,7 +52,7 @@ class Measured:
     """Records of variants, and their times in microseconds on problems, on one kind of device."""
 
     records: Sequence[Mapping[str, Any]]
-    times_us: Mapping[Problem, Mapping[str, float]]
+    times_us: Mapping[MeasuredProblem, Mapping[str, float]]
     capability: int
     sms: int
 
@@ -60,15 +60,15 @@ class Measured:
     def target(self) -> Target:
         return Target.typical(f"sm_{self.capability}", self.sms)
 
-    def session(self, problems: Sequence[Problem]) -> Session:
+    def session(self, problems: Sequence[MeasuredProblem]) -> Session:
         """Return the times on some problems as a session, the fastest variant first."""
         symbols = [record["symbol"] for record in self.records]
         places = {symbol: place for place, symbol in enumerate(symbols)}
-        tested = tuple(Tested(record["symbol"], record["key"], {}) for record in self.records)
+        tested = tuple(MeasuredVariant(record["symbol"], record["key"], {}) for record in self.records)
         results = []
         for problem in problems:
             ordered = sorted(self.times_us[problem].items(), key=lambda item: item[1])
-            times = tuple(Time(places[symbol], time_us) for symbol, time_us in ordered)
+            times = tuple(VariantTime(places[symbol], time_us) for symbol, time_us in ordered)
             results.append(Result(problem, "steady", "", times))
         return Session({"device": "", "capability": self.capability, "sms": self.sms}, tested, tuple(results), ())
 
@@ -79,7 +79,7 @@ def read_data(path: Path = DATA) -> Measured:
     records = [{**record, "key": KEY, "traits": TRAITS} for record in data["records"]]
     symbols = [record["symbol"] for record in records]
     times = {
-        Problem(*extents, 1, "tn", "f16", "f16", "f32", "f16"): dict(zip(symbols, row, strict=True))
+        MeasuredProblem(*extents, 1, "tn", "f16", "f16", "f32", "f16"): dict(zip(symbols, row, strict=True))
         for extents, row in zip(data["problems"], data["screened_us"], strict=True)
     }
     return Measured(records, times, data["capability"], data["sms"])
@@ -89,7 +89,7 @@ def read_library(folder: Path) -> Measured:
     """Read the measurements of a library, on the device with the most of them."""
     records = [record.data for record in open_library(folder).records.values()]
     sessions = read_sessions(folder)
-    found = standings(sessions, {record["symbol"]: record["key"] for record in records})
+    found = best_known(sessions, {record["symbol"]: record["key"] for record in records})
     problems = {(r.problem.kind.code, *r.problem.extents): r.problem for one in sessions for r in one.results}
     devices = [place[:2] for place in found]
     if not devices:
@@ -99,16 +99,16 @@ def read_library(folder: Path) -> Measured:
     return Measured(records, times, *here)
 
 
-def left_out(measured: Measured, part: float, seed: int) -> dict[Problem, float]:
+def left_out(measured: Measured, part: float, seed: int) -> dict[MeasuredProblem, float]:
     """Leave a random part of the problems out. Return for each the best measured time over that of the selected variant."""
     problems = [*measured.times_us]
     out = random.Random(seed).sample(problems, round(part * len(problems)))
     session = measured.session([problem for problem in problems if problem not in out])
-    selector = Selector(Table.of(measured.records, [session]), measured.target)
+    selector = Selector(DispatchTable.of(measured.records, [session]), measured.target)
     return {problem: _quality(measured, selector, problem) for problem in out}
 
 
-def _quality(measured: Measured, selector: Selector, problem: Problem) -> float:
+def _quality(measured: Measured, selector: Selector, problem: MeasuredProblem) -> float:
     choice = selector.choose(SelectionQuery.dense(problem.kind, problem.extents))
     times_us = measured.times_us[problem]
     return min(times_us.values()) / times_us[choice.symbol] if choice.symbol in times_us else float("nan")
@@ -116,7 +116,7 @@ def _quality(measured: Measured, selector: Selector, problem: Problem) -> float:
 
 def estimated_only(measured: Measured) -> list[float]:
     """Return the same for all problems, if nothing was measured."""
-    selector = Selector(Table.of(measured.records), measured.target)
+    selector = Selector(DispatchTable.of(measured.records), measured.target)
     return [_quality(measured, selector, problem) for problem in measured.times_us]
 
 
@@ -133,7 +133,7 @@ Order = dict[str, tuple[float, int]]
 def agreement(one: Sessions, other: Sessions) -> dict[str, Any]:
     """Return for how many common problems the times of the two winners are within 2 %, and the largest differences."""
     first, second = _orders(one), _orders(other)
-    apart: dict[Problem, float] = {}
+    apart: dict[MeasuredProblem, float] = {}
     same = 0
     for problem in first.keys() & second.keys():
         same += next(iter(first[problem])) == next(iter(second[problem]))
@@ -151,7 +151,7 @@ def agreement(one: Sessions, other: Sessions) -> dict[str, Any]:
     }
 
 
-def _orders(sessions: Sessions) -> dict[Problem, Order]:
+def _orders(sessions: Sessions) -> dict[MeasuredProblem, Order]:
     return {
         result.problem: {session.variants[time.variant].symbol: (time.time_us, time.rounds) for time in result.times}
         for session in sessions

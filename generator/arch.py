@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from generator.errors import RequestError, nearest
+from generator.errors import RequestError, closest_words
 
 KIB = 1024
 MMA_SYNC = "mma_sync"
@@ -171,7 +171,7 @@ def parse_arch(text: str, what: str = "arch") -> str:
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
         generation = GENERATIONS.get(text.strip().lower())
-        raise _unknown(what, text, [generation] if generation else nearest(text, ARCHS, cutoff=0.6))
+        raise _unknown(what, text, [generation] if generation else closest_words(text, ARCHS, cutoff=0.6))
     digits, minor, suffix = match.groups(default="")
     name = f"sm_{int(digits + minor)}{suffix.lower()}"
     if name not in ARCHS:

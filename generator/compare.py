@@ -142,7 +142,7 @@ def run_on_cpu(built: Built, settings: Settings, host_toolchain) -> Built:
     from hgemm.dtypes import decode
     from hgemm.launch_traits import LaunchTraits
     from hgemm.reference import reference
-    from hgemm.verify import Options, Trial, compare
+    from hgemm.verify import CheckOptions, Trial, compare
 
     if built.record.source_name != SOURCE_NAME:
         return built
@@ -152,7 +152,7 @@ def run_on_cpu(built: Built, settings: Settings, host_toolchain) -> Built:
     executable = load(Subject(built.record.symbol, source, data, data["proof"]["mma_per_tile"]), host_toolchain)
     kernel = EmulatedKernel(traits, executable, (Adversary("late", "any_order", 1),))
     case = Case(Shape(traits.tile_m + 3, traits.tile_n + 5, 3 * traits.tile_k + 7), 1.0, _beta(built.record))
-    trial = Trial(kernel, case, HostMemory(), Options(), "normal")
+    trial = Trial(kernel, case, HostMemory(), CheckOptions(), "normal")
     try:
         trial.prepare()
         found, complaint = trial.launch(trial.problem())

@@ -20,8 +20,8 @@ from generator.proof.executor import COSTS_CASE
 from generator.store.library import Library
 from hgemm.cases import Shape, cases_of, default_cases
 from hgemm.device import open_device
-from hgemm.disk import write_whole
-from hgemm.errors import DeviceError, UnfitError
+from hgemm.disk import write_atomically
+from hgemm.errors import DeviceError, UnsupportedError
 from hgemm.kernel import Kernel
 from hgemm.record import CUBIN_NAME, PTX_NAME
 
@@ -34,7 +34,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 @dataclass(frozen=True)
 class Request:
     """What to check of one variant. Fields: `shapes` as text, its own default cases where empty; `code` as in CODES;
-    `data`, `guard_bytes`, `twice` and `seed` as in hgemm.verify.Options."""
+    `data`, `guard_bytes`, `twice` and `seed` as in hgemm.verify.CheckOptions."""
 
     library: str
     symbol: str
@@ -105,15 +105,15 @@ def open_kernel(library: Library, symbol: str, code: str = "auto") -> Kernel:
 
 def check_here(request: Request) -> Outcome:
     """Check one variant in this process, up to the first launch that fails. Raises HgemmError where it is unreadable."""
-    from hgemm.verify import Options, verify
+    from hgemm.verify import CheckOptions, verify
 
     started = time.monotonic()
     kernel, device = open_kernel(Library(Path(request.library)), request.symbol, request.code), open_device()
     try:
         resident_ctas = kernel.prepare(device.ordinal).resident_ctas
-    except UnfitError as error:
+    except UnsupportedError as error:
         return Outcome(request.symbol, skipped=str(error))
-    options = Options(seed=request.seed, data=tuple(request.data), guard_bytes=request.guard_bytes, twice=request.twice)
+    options = CheckOptions(seed=request.seed, data=tuple(request.data), guard_bytes=request.guard_bytes, twice=request.twice)
     if request.shapes:
         cases = cases_of(kernel.traits, Shape.parse_list(request.shapes))
     else:
@@ -225,7 +225,7 @@ def write_junit(path: Path, outcomes: Iterable[Outcome]) -> None:
     for outcome in outcomes:
         root.append(_suite(outcome))
     ElementTree.indent(root)
-    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
+    write_atomically(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
 
 
 def _suite(outcome: Outcome) -> ElementTree.Element:

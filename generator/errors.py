@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hgemm.errors import HgemmError, LibraryError, RequestError, nearest, unknown
+from hgemm.errors import HgemmError, LibraryError, RequestError, closest_words, unknown_word
 
 __all__ = [
     "BuildError",
@@ -14,8 +14,8 @@ __all__ = [
     "ProofError",
     "RequestError",
     "first_error",
-    "nearest",
-    "unknown",
+    "closest_words",
+    "unknown_word",
 ]
 
 _FIRST_ERROR = re.compile(r"\b(?:fatal|error)\b", re.IGNORECASE)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from generator.arch import ARCHS
-from generator.errors import RequestError, nearest
+from generator.errors import RequestError, closest_words
 from generator.spec import PARSERS, deprecated
 from hgemm.record import current_field
 
@@ -143,6 +143,6 @@ def option_of(name: str) -> SpecOption:
     if exact:
         return exact[0]
     called = [_ALSO_CALLED[plain]] if plain in _ALSO_CALLED else []
-    near = called or nearest(plain, [*BY_NAME, *PARSERS], cutoff=0.4)
+    near = called or closest_words(plain, [*BY_NAME, *PARSERS], cutoff=0.4)
     hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(BY_NAME)}"
     raise RequestError(f"a spec has no '{name}': {hint}")

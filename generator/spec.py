@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90, parse_arch
-from generator.errors import RequestError, nearest, unknown
+from generator.errors import RequestError, closest_words, unknown_word
 from hgemm.errors import DeprecatedWord
 from hgemm.record import current_spec, current_word
 
@@ -101,7 +101,7 @@ class Smem:
         if kind == "xor":
             found = _integers(text, r"xor:(\d),(\d{1,2}),(\d{1,2})", what, "xor:B,M,S, such as xor:2,3,3")
             return cls("xor", tuple(found))
-        raise unknown(what, text, ("auto", "none", "pad:H", "pad_alternate:H", "xor:B,M,S"))
+        raise unknown_word(what, text, ("auto", "none", "pad:H", "pad_alternate:H", "xor:B,M,S"))
 
     @property
     def pad_elements(self) -> int:
@@ -159,7 +159,7 @@ class _Sized:
         ways = {word: word for word in cls.plain} | {
             word: f"{word}:{number}" for word, (number, _) in cls.sized.items()
         }
-        meant = "".join(f"did you mean {ways[word]}? " for word in nearest(kind, ways))
+        meant = "".join(f"did you mean {ways[word]}? " for word in closest_words(kind, ways))
         raise RequestError(f"{what} {text!a} is unknown: {meant}use {', '.join(ways.values())}")
 
     def __str__(self) -> str:
@@ -347,7 +347,7 @@ def _choice(*words: str) -> Parser:
     def parse(text: str, what: str) -> str:
         if text.strip().lower() in words:
             return text.strip().lower()
-        raise unknown(what, text, words)
+        raise unknown_word(what, text, words)
 
     return parse
 
@@ -369,7 +369,7 @@ def _switch(text: str, what: str) -> bool:
         return True
     if word in ("off", "false", "no", "0"):
         return False
-    raise unknown(what, text, ("on", "off"))
+    raise unknown_word(what, text, ("on", "off"))
 
 
 def _align(text: str, what: str) -> int:

@@ -160,12 +160,12 @@ def _from_interface(interface: dict, name: str) -> View:
 
 
 Shape = tuple[int, ...]
-Read = tuple[Hashable, ...]
+Signature = tuple[Hashable, ...]
 """An address, and values that are equal for two arrays where all but their addresses is; of torch the last is the device."""
 
 
 @dataclass(frozen=True)
-class Reader:
+class ArrayAdapter:
     """How arrays of one type are read.
 
     `read` is quick, `view` returns everything, slowly. `stream` returns from what was read the handle of the stream on which
@@ -173,16 +173,16 @@ class Reader:
     only the caller can.
     """
 
-    read: Callable[[Any], Read]
+    read: Callable[[Any], Signature]
     view: Callable[[Any, str], View] = view
-    stream: Callable[[Read], int] = lambda read: 0
+    stream: Callable[[Signature], int] = lambda read: 0
     empty: Callable[[Any, Shape], Any] | None = None
 
 
-class _Readers(dict[type, Reader]):
+class _Readers(dict[type, ArrayAdapter]):
     """How arrays of each type that was met are read."""
 
-    def __missing__(self, kind: type) -> Reader:
+    def __missing__(self, kind: type) -> ArrayAdapter:
         packages = (base.__module__.partition(".")[0] for base in kind.__mro__)
         makers = (_MAKERS[package] for package in packages if package in _MAKERS)
         found = self[kind] = next(makers, _any)()
@@ -195,23 +195,23 @@ ARRAY_ADAPTERS = _Readers()
 # ---- torch ----------------------------------------------------------------------------------------------------------
 
 
-def _torch() -> Reader:
+def _torch() -> ArrayAdapter:
     torch = sys.modules["torch"]
     records_gradients = torch.is_grad_enabled
     raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of the time of the public way
 
-    def read(tensor: Any) -> Read:
+    def read(tensor: Any) -> Signature:
         if tensor.requires_grad and records_gradients():
             raise ProblemError(
                 "a tensor asks for gradients, which this call does not record: use hgemm.torch, torch.no_grad() or detach()"
             )
         return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
 
-    def stream(read: Read) -> int:
+    def stream(read: Signature) -> int:
         device = read[-1]
         return raw_stream(device) if raw_stream else torch.cuda.current_stream(device).cuda_stream
 
-    return Reader(
+    return ArrayAdapter(
         read, lambda tensor, name: view(tensor.detach(), name), stream, lambda tensor, shape: tensor.new_empty(shape)
     )
 
@@ -219,10 +219,10 @@ def _torch() -> Reader:
 # ---- CuPy -----------------------------------------------------------------------------------------------------------
 
 
-def _cupy() -> Reader:
+def _cupy() -> ArrayAdapter:
     cupy = sys.modules["cupy"]
 
-    def read(array: Any) -> Read:
+    def read(array: Any) -> Signature:
         memory = array.data
         return memory.ptr, array.shape, array.strides, array.dtype.char, memory.device_id
 
@@ -230,23 +230,23 @@ def _cupy() -> Reader:
         with array.device:
             return cupy.empty(shape, array.dtype)
 
-    return Reader(read, view, lambda read: cupy.cuda.get_current_stream().ptr, empty)
+    return ArrayAdapter(read, view, lambda read: cupy.cuda.get_current_stream().ptr, empty)
 
 
 # ---- Numba and others -----------------------------------------------------------------------------------------------
 
 
-def _numba() -> Reader:
+def _numba() -> ArrayAdapter:
     from numba import cuda
 
-    return Reader(_read_any, empty=lambda array, shape: cuda.device_array(shape, array.dtype))
+    return ArrayAdapter(_read_any, empty=lambda array, shape: cuda.device_array(shape, array.dtype))
 
 
-def _any() -> Reader:
-    return Reader(_read_any)
+def _any() -> ArrayAdapter:
+    return ArrayAdapter(_read_any)
 
 
-def _read_any(array: Any) -> Read:
+def _read_any(array: Any) -> Signature:
     try:
         interface = array.__cuda_array_interface__
     except AttributeError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hgemm.errors import DeviceError, LibraryError, UnfitError
+from hgemm.errors import DeviceError, LibraryError, UnsupportedError
 from hgemm.launch_traits import LaunchTraits
 
 _TEGRA = 87
@@ -34,7 +34,7 @@ def choose_code(image: Image, capability: tuple[int, int]) -> bytes:
     if image.ptx and ptx_runs(image.arch, capability):
         return image.ptx.rstrip(b"\0") + b"\0"
     here = "sm_{}{}".format(*capability)
-    raise UnfitError(f"a kernel for {image.arch} does not run on {here}: generate it with --arch {here}")
+    raise UnsupportedError(f"a kernel for {image.arch} does not run on {here}: generate it with --arch {here}")
 
 
 def cubin_runs(arch: str, capability: tuple[int, int]) -> bool:
@@ -193,7 +193,7 @@ class Device:
         """Load a variant and allow it its shared memory. Raises UnfitError where it does not run here."""
         most = self.smem_bytes_per_cta
         if traits.smem_bytes > most:
-            raise UnfitError(
+            raise UnsupportedError(
                 f"{traits.symbol} needs {traits.smem_bytes} B of shared memory a CTA, {self.name} gives {most} B"
             )
         code = choose_code(image, self.capability)

@@ -30,19 +30,19 @@ _REASONS = {
 
 
 @contextmanager
-def told(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterator[None]:
+def disk_errors(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterator[None]:
     """Turn a failure of the file system into one LibraryError line that says what to do; `option` named the place."""
     try:
         yield
     except OSError as error:
-        raise LibraryError(f"cannot {doing} {place}: {reason_of(error, option)}") from error
+        raise LibraryError(f"cannot {doing} {place}: {disk_reason(error, option)}") from error
 
 
 def require_writable(place: Path | None, option: str) -> None:
     """Raise LibraryError where a file cannot be written at a place that an option named, before work is done in vain."""
     if place is None:
         return
-    with told("write", place, option):
+    with disk_errors("write", place, option):
         if not place.exists():
             tempfile.TemporaryFile(dir=place.parent).close()
         elif not os.access(place, os.W_OK):
@@ -51,14 +51,14 @@ def require_writable(place: Path | None, option: str) -> None:
             tempfile.TemporaryFile(dir=place.resolve().parent).close()
 
 
-def write_whole(path: Path, content: bytes, option: str) -> None:
+def write_atomically(path: Path, content: bytes, option: str) -> None:
     """Write a file so that a reader finds the old one or the new one; what is no file, as a pipe, is written to as it is.
 
     `option` is the one that named the file.
 
     Raises: LibraryError where the disk refuses.
     """
-    with told("write", path, option):
+    with disk_errors("write", path, option):
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
@@ -74,7 +74,7 @@ def write_whole(path: Path, content: bytes, option: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def reason_of(error: OSError, option: str = LIBRARY_OPTION) -> str:
+def disk_reason(error: OSError, option: str = LIBRARY_OPTION) -> str:
     """Say why the disk refused, and what to do about a place that `option` named."""
     if error.errno in _REASONS:
         return _REASONS[error.errno].format(option=option)

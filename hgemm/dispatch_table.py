@@ -13,11 +13,12 @@ from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError, RequestError
 from hgemm.launch import COUNTERS_ROUND_BYTES
 from hgemm.launch_traits import LaunchTraits
-from hgemm.measured import Place, Point, Session, Standing, point, standings
+from hgemm.measured import BestKnown, ProblemKey, Session, best_known
 from hgemm.model.cards import Card, usual_card
 from hgemm.model.kernel import by_wgmma
 from hgemm.model.predict import Shape, cycles_of, fit_of
-from hgemm.problem import Kind, serves
+from hgemm.octave_grid import Point, point
+from hgemm.problem import Kind, kind_supports
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
 FORMAT = 5
@@ -100,7 +101,7 @@ Extents = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Measured:
+class SurveyPoint:
     """One problem that was measured.
 
     Fields: `order` has the rows that were compared there, the best first; `ratios` has all that were measured there, each with
@@ -131,11 +132,11 @@ class Survey:
     sms: int
     kind: int
     devices: tuple[str, ...]
-    problems: tuple[Measured, ...]
+    problems: tuple[SurveyPoint, ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class DispatchTable:
     """Groups, newest architecture first; rows in the order of their groups; surveys by capability, SMs and kind."""
 
     groups: tuple[Group, ...]
@@ -143,7 +144,7 @@ class Table:
     surveys: tuple[Survey, ...] = ()
 
     @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]], sessions: Iterable[Session] = ()) -> Table:
+    def of(cls, records: Iterable[Mapping[str, Any]], sessions: Iterable[Session] = ()) -> DispatchTable:
         """Build it from records, and from what was measured of these variants.
 
         Raises: LibraryError for a record that lacks what a launch needs.
@@ -159,11 +160,11 @@ class Table:
             groups[-1] = Group(last.arch, last.kind, last.first, last.count + 1)
             rows.append(row_of(traits, record, len(groups) - 1))
         keys = {traits.symbol: record.get("key", "") for traits, record in found}
-        return cls(tuple(groups), tuple(rows), _surveys(standings(sessions, keys), groups, rows))
+        return cls(tuple(groups), tuple(rows), _surveys(best_known(sessions, keys), groups, rows))
 
-    def ways(self, target: Target) -> list[tuple[int, int]]:
+    def runnable_groups(self, target: Target) -> list[tuple[int, int]]:
         """Return the groups that run on a device as (way, group), the preferred way first."""
-        ways = ((way_of(group.arch, target.capability), place) for place, group in enumerate(self.groups))
+        ways = ((code_match(group.arch, target.capability), place) for place, group in enumerate(self.groups))
         return sorted((way, place) for way, place in ways if way is not None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def kind_of(traits: LaunchTraits) -> Kind:
     )
 
 
-def way_of(arch: str, capability: tuple[int, int]) -> int | None:
+def code_match(arch: str, capability: tuple[int, int]) -> int | None:
     """Return how code for `arch` runs on a device of this compute capability; None where it does not."""
     if cubin_runs(arch, capability):
         number = int("".join(re.findall("[0-9]", arch)))
@@ -188,10 +189,10 @@ def way_of(arch: str, capability: tuple[int, int]) -> int | None:
 
 def _place(found: tuple[LaunchTraits, Mapping[str, Any]]) -> tuple:
     traits, record = found
-    return order_of(traits, record["spec"].get("form", "atoms"))
+    return row_order(traits, record["spec"].get("form", "atoms"))
 
 
-def order_of(traits: LaunchTraits, form: str = "atoms") -> tuple:
+def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple:
     """Return what rows are sorted by. Of tiles that are thought equal the taller comes first, then the one on atoms.
 
     Source: benchmarks/data/mma_sync_h200.json: 256x128 beside 128x256, 2 to 3 % faster from 2048 to 8192.
@@ -252,14 +253,14 @@ def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> R
 # ---- Measurements ---------------------------------------------------------------------------------------------------
 
 
-def _surveys(standing: Mapping[Place, Standing], groups: Sequence[Group], rows: Sequence[Row]) -> tuple[Survey, ...]:
-    parts: dict[tuple[int, int, int], dict[Extents, Standing]] = {}
+def _surveys(standing: Mapping[ProblemKey, BestKnown], groups: Sequence[Group], rows: Sequence[Row]) -> tuple[Survey, ...]:
+    parts: dict[tuple[int, int, int], dict[Extents, BestKnown]] = {}
     for (capability, sms, kind, *extents), found in sorted(standing.items(), key=lambda item: item[0]):
         if capability in TYPICAL:
             parts.setdefault((capability, sms, kind), {})[tuple(extents)] = found
     surveys = []
     for (capability, sms, kind), part in parts.items():
-        places = {row.symbol: at for at, row in enumerate(rows) if serves(groups[row.group].kind, kind)}
+        places = {row.symbol: at for at, row in enumerate(rows) if kind_supports(groups[row.group].kind, kind)}
         target = Target.typical(f"sm_{capability}", sms)
         devices = tuple(sorted({found.device for found in part.values()}))
         surveys.append(
@@ -269,16 +270,16 @@ def _surveys(standing: Mapping[Place, Standing], groups: Sequence[Group], rows: 
 
 
 def _problems(
-    kind: Kind, part: Mapping[Extents, Standing], places: Mapping[str, int], rows: Sequence[Row], target: Target
-) -> tuple[Measured, ...]:
+    kind: Kind, part: Mapping[Extents, BestKnown], places: Mapping[str, int], rows: Sequence[Row], target: Target
+) -> tuple[SurveyPoint, ...]:
     ratios = []
     for extents, found in part.items():
         timed = {places[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in places}
         wanted = SelectionQuery.dense(kind, extents)
-        ratios.append({at: time_us / clocks(rows[at], wanted, target) for at, time_us in timed.items()})
+        ratios.append({at: time_us / estimate_clocks(rows[at], wanted, target) for at, time_us in timed.items()})
     orders = [tuple(places[symbol] for symbol in found.order if symbol in places) for found in part.values()]
     return tuple(
-        Measured(*extents, order, tuple(sorted(its.items())))
+        SurveyPoint(*extents, order, tuple(sorted(its.items())))
         for extents, order, its in zip(part, orders, ratios, strict=True)
     )
 
@@ -294,7 +295,7 @@ SMEM_RESERVED_BYTES_PER_CTA = 1024
 """What the system takes of each CTA's shared memory. Source: CUDA C++ Programming Guide 12.6, "Compute Capability 8.x"."""
 AGAIN_BITS = 12
 
-LIKE = {87: 86, 88: 86, 100: 90, 103: 90, 110: 90, 121: 120}
+CARD_ARCH = {87: 86, 88: 86, 100: 90, 103: 90, 110: 90, 121: 120}
 """Architectures that no card's table is of, and the one by whose card they are estimated."""
 MIB = 2**20
 
@@ -355,13 +356,13 @@ def clocks_of(record: Mapping[str, Any]) -> Clocks:
 
 def _card(arch: str) -> Card:
     number = int("".join(digit for digit in arch if digit.isdigit()))
-    card = usual_card(LIKE.get(number, number))
+    card = usual_card(CARD_ARCH.get(number, number))
     if card is None:
         raise KeyError(f"no card of {arch} has a table")
     return card
 
 
-def clocks(row: Row, wanted: SelectionQuery, target: Target) -> int:
+def estimate_clocks(row: Row, wanted: SelectionQuery, target: Target) -> int:
     """Estimate a launch of a variant whose CTA tiles, splits and batches counted, are at most 2^31 - 1."""
     work = row.work(wanted.m, wanted.n, wanted.batch)
     k_tiles = _up(_up(max(wanted.k, 1), row.tile_k), row.splits)

@@ -45,7 +45,7 @@ OUTPUTS = tuple(name for name, dtype in DTYPES.items() if not dtype.unread_bits)
 """Types that D may have."""
 
 
-def in_memory(dtype: str) -> str:
+def stored_dtype(dtype: str) -> str:
     """Return the type of arrays that hold elements: f32 for tf32, which names how they are multiplied."""
     return "f32" if dtype == "tf32" else dtype
 
@@ -72,7 +72,7 @@ def representable(values: np.ndarray, dtype: str) -> np.ndarray:
     return (nearest >> spare << spare).view(np.float32).astype(np.float64)
 
 
-def unread(values: np.ndarray, dtype: str) -> np.ndarray:
+def truncation_error(values: np.ndarray, dtype: str) -> np.ndarray:
     """Return the most that leaving out the unread bits, or rounding them away, changes each number; 0 where they are 0."""
     import numpy as np
 

@@ -1,26 +1,33 @@
-"""The errors that a user may see: each says in one line what is wrong and what to do."""
+"""The errors that users see, the hints in their messages, and how a command reports them.
+
+Each message is one line: what failed, the value, the limit, and the fix. Commands print it on stderr without a traceback and
+exit with the error's `exit_code`.
+"""
 
 from __future__ import annotations
 
 import shlex
+import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NoReturn
 
 
 class HgemmError(Exception):
-    """Root of all errors that are shown as one line, without a traceback; `exit_code` is the command's."""
+    """The base class of all errors that are reported as one line. `exit_code` is the exit code of the command."""
 
     exit_code = 1
 
 
 class RequestError(HgemmError):
-    """An illegal or misspelt request: nothing was done."""
+    """The request is illegal or misspelt. Nothing was done."""
 
     exit_code = 2
 
 
 class ProblemError(RequestError, ValueError):
-    """A problem, or arrays, that the kernel does not take: nothing was launched."""
+    """The kernel does not support the problem or the arrays. Nothing was launched."""
 
 
 class DeprecatedWord(FutureWarning):
@@ -28,18 +35,27 @@ class DeprecatedWord(FutureWarning):
 
 
 class LibraryError(HgemmError):
-    """A library, or something in it, that cannot be read, trusted or written."""
+    """A library, or a file in it, cannot be read, trusted or written."""
 
 
 class DeviceError(HgemmError):
-    """No GPU, one that the kernel does not run on, or an error that the driver returned."""
+    """There is no GPU, the GPU cannot run the kernel, or the driver returned an error."""
 
 
-class UnfitError(DeviceError):
-    """A variant that this device cannot run, whatever the problem."""
+class UnsupportedError(DeviceError):
+    """No kernel, or not this kernel, supports the request on this device."""
 
 
-_ALSO_CALLED = {
+def __getattr__(name: str) -> Any:
+    if name == "UnfitError":
+        warnings.warn("hgemm.errors.UnsupportedError is now UnsupportedError", DeprecationWarning, stacklevel=2)
+        return UnsupportedError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# ==== Misspelt words ====
+
+_SYNONYMS = {
     "half": "f16",
     "float16": "f16",
     "fp16": "f16",
@@ -49,37 +65,59 @@ _ALSO_CALLED = {
     "float32": "f32",
     "fp32": "f32",
 }
-"""What others call the types."""
+"""Other libraries' names of the element types."""
 
 
-def nearest(text: str, words: Iterable[str], count: int = 1, cutoff: float = 0.7) -> list[str]:
-    """Return the words that may have been meant by one that is none of them, the likeliest first."""
-    import difflib  # only where something is misspelt
+def closest_words(text: str, words: Iterable[str], count: int = 1, cutoff: float = 0.7) -> list[str]:
+    """Return the words that a misspelt one probably stands for, the best match first."""
+    import difflib  # needed for misspelt words only
 
     known, plain = [*words], text.strip().lower()
-    also = [word for word in known if word == _ALSO_CALLED.get(plain)]
-    return also or difflib.get_close_matches(plain, known, n=count, cutoff=cutoff)
+    synonyms = [word for word in known if word == _SYNONYMS.get(plain)]
+    return synonyms or difflib.get_close_matches(plain, known, n=count, cutoff=cutoff)
 
 
-def unknown(what: str, text: object, words: Iterable[str]) -> RequestError:
-    """Return the error of a word that is none of those that there are."""
+def unknown_word(what: str, text: object, words: Iterable[str]) -> RequestError:
+    """Return the error of a value that is not one of the known words. It names the closest one."""
     known = [*words]
-    meant = "".join(f"did you mean {word}? " for word in nearest(str(text), known))
-    return RequestError(f"{what} {text!a} is unknown: {meant}use {', '.join(known)}")
+    suggestion = "".join(f"did you mean {word}? " for word in closest_words(str(text), known))
+    return RequestError(f"{what} {text!a} is unknown: {suggestion}use {', '.join(known)}")
 
 
-# ==== Commands that an error or a note advises, with the library that they are to work on ====
-
+# ==== Commands that a message suggests ====
 
 DEFAULT_LIBRARY = Path("emitted")
-"""Where kernels are where no --library says otherwise."""
+"""The library of commands without --library."""
 
 
-def on(library: Path) -> str:
-    """Return what a command is followed by to work on a library: nothing for the default one."""
+def library_suffix(library: Path) -> str:
+    """Return the --library option that a suggested command needs. It is empty for the default library."""
     return "" if library == DEFAULT_LIBRARY else f" --library {shlex.quote(str(library))}"
 
 
-def way_out(library: Path) -> str:
-    """Say what to do about a variant of a library that cannot be trusted."""
-    return f"regenerate it with --force{on(library)}, or run `hgemm gc{on(library)}`"
+def regenerate_hint(library: Path) -> str:
+    """Return what to do about a damaged variant of a library."""
+    return f"regenerate it with --force{library_suffix(library)}, or run `hgemm gc{library_suffix(library)}`"
+
+
+# ==== How a command reports an error ====
+
+
+def usage_line(error: Any, program: str) -> str:
+    """Return one line for a click.UsageError: what is wrong with the arguments, and where the help is."""
+    path = error.ctx.command_path if error.ctx else program
+    return f"{program}: error: {error.format_message().rstrip('.')} (see `{path} --help`)"
+
+
+def run_command(command: Any, program: str) -> NoReturn:
+    """Run a click.Command on this process's arguments, and exit with its status."""
+    import click  # the library works without it
+
+    try:
+        sys.exit(command.main(prog_name=program, standalone_mode=False))
+    except click.UsageError as error:
+        click.echo(usage_line(error, program), err=True)
+        sys.exit(error.exit_code)
+    except HgemmError as error:
+        click.echo(f"{program}: error: {error}", err=True)
+        sys.exit(error.exit_code)

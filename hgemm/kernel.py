@@ -10,7 +10,7 @@ from typing import Any
 
 from hgemm.arrays import View, stream_handle, view
 from hgemm.device import Function, Image, checked, driver, open_device, ordinal_of
-from hgemm.dtypes import in_memory
+from hgemm.dtypes import stored_dtype
 from hgemm.errors import ProblemError
 from hgemm.launch import (
     MAP_BYTES,
@@ -275,9 +275,9 @@ def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
         "bias": traits.dtype_d,
     }
     wrong = [
-        f"{name} is {views[name].dtype}, not {in_memory(dtype)}"
+        f"{name} is {views[name].dtype}, not {stored_dtype(dtype)}"
         for name, dtype in wanted.items()
-        if name in views and views[name].dtype != in_memory(dtype)
+        if name in views and views[name].dtype != stored_dtype(dtype)
     ]
     wrong += [f"{name} is read-only" for name in ("D", "workspace") if name in views and views[name].readonly]
     if "workspace" in views and not views["workspace"].contiguous:

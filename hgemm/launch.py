@@ -10,7 +10,7 @@ from functools import lru_cache
 from hgemm.device import checked, driver, open_device
 from hgemm.dtypes import DTYPES
 from hgemm.errors import ProblemError
-from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, LaunchTraits, MapRule
+from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, LaunchTraits, TensorMapRule
 from hgemm.problem import MAX_EXTENT, Problem
 
 MAX_BYTES = 2**62
@@ -130,7 +130,7 @@ def check(problem: Problem, traits: LaunchTraits, workspace_size: int | None = N
     if not wrong:
         places = {name: place for name, place in matrices(problem, traits).items() if problem.k or name not in "AB"}
         wrong = [told for matrix in places.values() for told in matrix.complaints()]
-        misplaced = list(map_complaints(traits, places))
+        misplaced = list(tensor_map_violations(traits, places))
         wrong = wrong or misplaced
         wrong += ["variants of the mma.sync family (arch sm_90, sm_80) take any operands"] if misplaced else []
         wrong += _scalar_complaints(problem, traits)
@@ -233,7 +233,7 @@ OPERANDS = ("a", "b", "d")
 """The maps in the order of the kernel's second parameter; one that the variant does not name is zeros."""
 CACHED_MAPS = 4096
 STRIDE_MULTIPLE_BYTES = 16
-TENSOR_MAPS_MAX_EXTENT = 2**32
+MAX_MAP_EXTENT = 2**32
 
 _ELEMENTS = {"f16": "FLOAT16", "bf16": "BFLOAT16", "tf32": "TFLOAT32", "f32": "FLOAT32"}
 """Names in the driver; of TFLOAT32 the TMA converts what it loads to the bits that are multiplied."""
@@ -259,7 +259,7 @@ def encoders(traits: LaunchTraits, problem: Problem, device: int) -> tuple[Calla
     return tuple(map(encoder, OPERANDS))
 
 
-def map_complaints(traits: LaunchTraits, places: Mapping[str, Matrix]) -> Iterator[str]:
+def tensor_map_violations(traits: LaunchTraits, places: Mapping[str, Matrix]) -> Iterator[str]:
     """Yield what the TMA unit does not address in a problem's operands."""
     for rule in traits.tensor_maps:
         matrix = places[rule.operand.upper()]
@@ -271,8 +271,8 @@ def map_complaints(traits: LaunchTraits, places: Mapping[str, Matrix]) -> Iterat
                 yield f"{matrix.name}'s {name} is {stride} B, not a multiple of {STRIDE_MULTIPLE_BYTES} B, which TMA needs"
             elif stride >= MAX_MAP_STRIDE_BYTES:
                 yield f"{matrix.name}'s {name} is {stride} B: TMA takes less than {MAX_MAP_STRIDE_BYTES} B"
-        if max(extents) >= TENSOR_MAPS_MAX_EXTENT:
-            yield f"{matrix.name} is {extents} elements wide: TMA takes less than {TENSOR_MAPS_MAX_EXTENT}"
+        if max(extents) >= MAX_MAP_EXTENT:
+            yield f"{matrix.name} is {extents} elements wide: TMA takes less than {MAX_MAP_EXTENT}"
 
 
 def geometry(matrix: Matrix) -> tuple[tuple[int, int, int], tuple[int, int]]:
@@ -287,7 +287,7 @@ def geometry(matrix: Matrix) -> tuple[tuple[int, int, int], tuple[int, int]]:
 
 
 @lru_cache(maxsize=CACHED_MAPS)
-def _encode(device: int, rule: MapRule, pointer: int, extents: tuple[int, int, int], strides: tuple[int, int]) -> bytes:
+def _encode(device: int, rule: TensorMapRule, pointer: int, extents: tuple[int, int, int], strides: tuple[int, int]) -> bytes:
     """Encode one map. Elements beyond the extents are read as zeros and not written."""
     d = driver()
     words, counts = d.cuuint64_t, d.cuuint32_t

@@ -11,14 +11,14 @@ from hgemm.errors import LibraryError
 from hgemm.record import current_rule, current_spec
 
 GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k")
-SHIFTED_BYTES = 16
+VECTOR_BYTES = 16
 """A piece of an operand that is shifted; what is aligned to so many bytes is copied as it is."""
 MAX_MAP_STRIDE_BYTES = 2**40
 """TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
 
 @dataclass(frozen=True)
-class MapRule:
+class TensorMapRule:
     """How the tensor map of one operand is encoded; the kernel takes the maps of a, b and d beside the problem.
 
     Units: `box` counts elements along the contiguous axis, the other axis and the batch.
@@ -30,7 +30,7 @@ class MapRule:
     element: str
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> MapRule:
+    def of(cls, entry: Mapping[str, Any]) -> TensorMapRule:
         """Read it from an entry of a record's `launch.tensor_maps`."""
         x, y, z = entry["box"]
         return cls(entry["operand"], (x, y, z), entry["swizzle_bytes"], entry["element"])
@@ -73,7 +73,7 @@ class LaunchTraits:
     counter_bytes_per_tile: int
     partial_bytes_per_tile: int
     cluster_shape: tuple[int, int] = (1, 1)
-    tensor_maps: tuple[MapRule, ...] = ()
+    tensor_maps: tuple[TensorMapRule, ...] = ()
     programmatic: bool = False
     static_smem_bytes: int = 0
     max_ctas: int = 0
@@ -102,7 +102,7 @@ class LaunchTraits:
                 counter_bytes_per_tile=workspace.get("counter_bytes_per_tile", 0),
                 partial_bytes_per_tile=workspace.get("partial_bytes_per_tile", 0),
                 cluster_shape=tuple(launch.get("cluster_shape", (1, 1))),
-                tensor_maps=tuple(MapRule.of(entry) for entry in launch.get("tensor_maps", ())),
+                tensor_maps=tuple(TensorMapRule.of(entry) for entry in launch.get("tensor_maps", ())),
                 programmatic=launch.get("programmatic", False),
                 static_smem_bytes=launch.get("static_smem_bytes", 0),
                 max_ctas=grid.get("max_ctas", 0),
@@ -136,10 +136,10 @@ class LaunchTraits:
         """Return how many CTAs work on neighbouring tiles as one cluster; 1 is none."""
         return self.cluster_shape[0] * self.cluster_shape[1]
 
-    def shifts(self, operand: str) -> bool:
+    def copies_unaligned(self, operand: str) -> bool:
         """Return whether pieces of 16 bytes of A or B ("a", "b") are cut out of two on their way to shared memory."""
         align, dtype = getattr(self, f"align_{operand}"), getattr(self, f"dtype_{operand}")
-        return self.copy == "ldg_sts_unaligned" and align * DTYPES[dtype].bytes < SHIFTED_BYTES
+        return self.copy == "ldg_sts_unaligned" and align * DTYPES[dtype].bytes < VECTOR_BYTES
 
     @property
     def a_k_major(self) -> bool:

@@ -13,9 +13,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hgemm.disk import is_being_replaced, open_folder, read_regular, told
-from hgemm.dispatch_table import Table
-from hgemm.errors import LibraryError, RequestError, on, way_out
+from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
+from hgemm.dispatch_table import DispatchTable
+from hgemm.errors import LibraryError, RequestError, library_suffix, regenerate_hint
 from hgemm.kernel import Kernel
 from hgemm.measured import read_sessions
 from hgemm.problem import Kind, Problem
@@ -28,7 +28,7 @@ _READ_ATTEMPTS = 50
 _SWAP_PAUSE_S = 0.002
 
 
-class NoVariant(LibraryError):
+class MissingVariantError(LibraryError):
     """There is no folder of that name, or it holds a source without a record."""
 
 
@@ -71,14 +71,14 @@ def stamp_of(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns}:{status.st_size}"
 
 
-def require(library: Path) -> None:
+def require_library(library: Path) -> None:
     """Raise LibraryError where there is no library at this place."""
     if not library.exists():
         raise LibraryError(f"library {library} does not exist: run `generate` first, or name another folder")
-    refuse_file(library)
+    reject_file(library)
 
 
-def refuse_file(library: Path) -> None:
+def reject_file(library: Path) -> None:
     """Raise LibraryError where a library cannot be, since a file is there."""
     if library.exists() and not library.is_dir():
         raise LibraryError(f"library {library} is a file: name a folder")
@@ -89,9 +89,9 @@ def scan(library: Path) -> dict[str, str]:
 
     Raises: LibraryError where the library is missing, is no folder, or cannot be read.
     """
-    require(library)
+    require_library(library)
     stamps: dict[str, str] = {}
-    with told("read the library", library), os.scandir(library) as entries:
+    with disk_errors("read the library", library), os.scandir(library) as entries:
         for entry in entries:
             if is_symbol(entry.name) and entry.is_dir(follow_symlinks=False):
                 try:
@@ -113,7 +113,7 @@ def read_variant(library: Path, symbol: str, verify: bool = True) -> Variant:
             return _read_once(place, verify)
         except _Replaced:
             time.sleep(_SWAP_PAUSE_S)
-        except NoVariant:
+        except MissingVariantError:
             if attempt and not is_being_replaced(place):
                 raise
             if attempt:
@@ -129,12 +129,12 @@ def _read_once(place: Path, verify: bool) -> Variant:
     if place.is_symlink():
         raise LibraryError(f"{place} is a symbolic link, which a library may not hold: remove it")
     try:
-        with told("read", place):
+        with disk_errors("read", place):
             folder = open_folder(place)
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise NoVariant(
-                f"no variant {place.name} in {place.parent}: `hgemm list{on(place.parent)}` shows those that are"
+            raise MissingVariantError(
+                f"no variant {place.name} in {place.parent}: `hgemm list{library_suffix(place.parent)}` shows those that are"
             ) from None
         raise
     try:
@@ -160,17 +160,17 @@ def read_record(place: Path, folder: int) -> Record:
     """Read and check the record in the open `folder` that stands at `place`. Raises LibraryError, or NoVariant."""
     path = place / RECORD_NAME
     try:
-        with told("read", path):
+        with disk_errors("read", path):
             document = read_regular(RECORD_NAME, folder, MAX_RECORD_BYTES)
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise NoVariant(f"{place} holds no {RECORD_NAME}: `generate` completes it") from None
+            raise MissingVariantError(f"{place} holds no {RECORD_NAME}: `generate` completes it") from None
         raise
     if len(document) > MAX_RECORD_BYTES:
-        raise LibraryError(f"{path} is larger than {MAX_RECORD_BYTES} B: {way_out(place.parent)}")
+        raise LibraryError(f"{path} is larger than {MAX_RECORD_BYTES} B: {regenerate_hint(place.parent)}")
     record = Record.parse(document, str(path), place.parent)
     if record.symbol != place.name:
-        raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {way_out(place.parent)}")
+        raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {regenerate_hint(place.parent)}")
     return record
 
 
@@ -178,15 +178,15 @@ def read_artefact(place: Path, folder: int, record: Record, name: str) -> bytes:
     """Read a file of the open `folder` that stands at `place`. Raises LibraryError where it is not as recorded."""
     path, expected = place / name, record.files[name]
     try:
-        with told("read", path):
+        with disk_errors("read", path):
             content = read_regular(name, folder, expected["bytes"])
     except LibraryError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise LibraryError(f"{path} is missing: {way_out(place.parent)}") from None
+            raise LibraryError(f"{path} is missing: {regenerate_hint(place.parent)}") from None
         raise
     if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
         raise LibraryError(
-            f"{path} is not the file that its record describes (SHA-256 differs): {way_out(place.parent)}"
+            f"{path} is not the file that its record describes (SHA-256 differs): {regenerate_hint(place.parent)}"
         )
     return content
 
@@ -201,7 +201,7 @@ if TYPE_CHECKING:  # what only calls need is imported by the first of them
 def open_library(path: str | PathLike[str]) -> Library:
     """Open the library in a folder. Raises LibraryError where there is none."""
     folder = Path(path)
-    require(folder)
+    require_library(folder)
     return Library(folder)
 
 
@@ -221,10 +221,10 @@ class Library:
         return f"Library({str(self.folder)!r})"
 
     @cached_property
-    def _calls(self) -> LaunchCache:
-        from hgemm.matmul import LaunchCache, Options, launcher_of
+    def _launch_cache(self) -> LaunchCache:
+        from hgemm.matmul import LaunchCache, MatmulOptions, launcher_of
 
-        return LaunchCache(lambda views, device, options: launcher_of(self, views, device, Options(*options)))
+        return LaunchCache(lambda views, device, options: launcher_of(self, views, device, MatmulOptions(*options)))
 
     @cached_property
     def records(self) -> dict[str, Record]:
@@ -237,9 +237,9 @@ class Library:
         return tuple(self.records)
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> DispatchTable:
         """Return the table that selection reads: the variants, and what was measured of them."""
-        return Table.of((record.data for record in self.records.values()), read_sessions(self.folder))
+        return DispatchTable.of((record.data for record in self.records.values()), read_sessions(self.folder))
 
     def kernel(self, symbol: str) -> Kernel:
         """Return a variant that can be called, always the same one; schema and hashes are checked when it is read.
@@ -293,7 +293,7 @@ class Library:
             from hgemm.matmul import empty_product
 
             out = empty_product(a, b)
-        return self._calls.run(a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none", precision))
+        return self._launch_cache.run(a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none", precision))
 
     def plan(self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int = 0) -> MatmulPlan:  # noqa: B008
         """Choose the variant for a problem and load it.

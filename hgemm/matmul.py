@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from hgemm.arrays import ARRAY_ADAPTERS, Read, View, stream_handle
+from hgemm.arrays import ARRAY_ADAPTERS, Signature, View, stream_handle
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import ProblemError
 from hgemm.kernel import Addresses, Kernel, Launcher, device_of, problem_of
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection import Choice, Selector
-from hgemm.selection_query import SelectionQuery, Target, with_leading
+from hgemm.selection_query import SelectionQuery, Target, with_dense_strides
 
 MAX_LAUNCHERS = 4096
 """Geometries that are remembered."""
@@ -112,11 +112,11 @@ class LaunchCache:
 
 
 _NAMES = ("A", "B", "D", "bias", "C", "workspace")
-_ABSENT: Read = (0, None)
+_ABSENT: Signature = (0, None)
 _UNKNOWN: Any = object()
 
 
-def _read(array: Any) -> Read:
+def _read(array: Any) -> Signature:
     return ARRAY_ADAPTERS[type(array)].read(array) if array is not None else _ABSENT
 
 
@@ -165,7 +165,7 @@ class MatmulPlan(LaunchCache):
 
 def make_plan(library: Any, problem: Problem, kind: Kind, device: int, workspace_bytes: int) -> MatmulPlan:
     """Choose the variant of a library for a problem on a device. Raises UnfitError where none serves it."""
-    problem = with_leading(problem, kind)
+    problem = with_dense_strides(problem, kind)
     target = Target.of(open_device(device))
     choice = library.select(SelectionQuery.of(kind, problem, workspace_bytes), target)
     return MatmulPlan(library.kernel(choice.symbol), problem, device)
@@ -179,7 +179,7 @@ PRECISIONS = ("", "tf32")
 
 
 @dataclass(frozen=True)
-class Options:
+class MatmulOptions:
     """What a product is beside its arrays."""
 
     alpha: float = 1.0
@@ -189,7 +189,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MatmulRequest:
     """A product as it is read from arrays, before a variant is chosen: the part of LaunchTraits that says what they must be."""
 
     kind: Kind
@@ -210,15 +210,15 @@ class Asked:
         return self.kind.layout[1] == "n"
 
 
-def launcher_of(library: Any, views: Mapping[str, View], device: int, options: Options) -> Launcher:
+def launcher_of(library: Any, views: Mapping[str, View], device: int, options: MatmulOptions) -> Launcher:
     """Choose the variant of a library for arrays on a device, and make it ready.
 
     Raises: ProblemError where the arrays make no product, UnfitError where no variant serves it.
     """
-    views = folded(views)
+    views = fold_batch(views)
     size = views["workspace"].size_bytes if "workspace" in views else 0
     selector = library.selector(Target.of(open_device(device)))
-    choice = _choose(selector, [_wanted(kind, views, options, size) for kind in kinds(views, options)])
+    choice = _choose(selector, [_wanted(kind, views, options, size) for kind in matching_kinds(views, options)])
     kernel = library.kernel(choice.symbol)
     problem = problem_of(kernel.traits, views, options.alpha, options.beta)
     return Launcher(kernel, problem, device, size if "workspace" in views else None)
@@ -238,7 +238,7 @@ def empty_product(a: Any, b: Any) -> Any:
     return make(a, (batch, shape_a[-2], shape_b[-1]))
 
 
-def kinds(views: Mapping[str, View], options: Options) -> Iterator[Kind]:
+def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterator[Kind]:
     """Yield the kinds of product that arrays can be read as: several where an axis of one element fits two layouts.
 
     Raises: ProblemError where a type or the way an array lies serves none.
@@ -261,7 +261,7 @@ def kinds(views: Mapping[str, View], options: Options) -> Iterator[Kind]:
         yield Kind("".join(letters), *types, bias=bias, activation=options.activation)
 
 
-def _multiplied(dtype: str, name: str, options: Options) -> str:
+def _multiplied(dtype: str, name: str, options: MatmulOptions) -> str:
     """Return what the elements of a matrix are multiplied as."""
     if dtype == "f32" and options.precision != "tf32":
         raise ProblemError(
@@ -271,7 +271,7 @@ def _multiplied(dtype: str, name: str, options: Options) -> str:
     return "tf32" if dtype == "f32" else dtype
 
 
-def folded(views: Mapping[str, View]) -> dict[str, View]:
+def fold_batch(views: Mapping[str, View]) -> dict[str, View]:
     """Return the views with a batch of A and D folded into their rows, where one B serves it all: one larger product."""
     a, b, d = (views[name] for name in "ABD")
     shared = len(b.shape) == 2 or b.shape[0] == 1 or b.strides[0] == 0
@@ -310,8 +310,8 @@ def _is_contiguous(matrix: View, axis: int) -> bool:
     return matrix.strides[axis] == 1 or matrix.shape[axis] <= 1
 
 
-def _wanted(kind: Kind, views: Mapping[str, View], options: Options, workspace_bytes: int) -> SelectionQuery:
-    problem = problem_of(Asked(kind), views, options.alpha, options.beta)
+def _wanted(kind: Kind, views: Mapping[str, View], options: MatmulOptions, workspace_bytes: int) -> SelectionQuery:
+    problem = problem_of(MatmulRequest(kind), views, options.alpha, options.beta)
     if options.beta and "C" not in views:
         raise ProblemError(f"beta is {options.beta} and there is no C: bring c, which may be out itself")
     return SelectionQuery.of(kind, problem, workspace_bytes)
@@ -322,4 +322,4 @@ def _choose(selector: Selector, wanted: list[SelectionQuery]) -> Choice:
     found = [choice for choice in map(selector.find, wanted) if choice]
     if not found:
         return selector.choose(wanted[0])  # which says why there is none
-    return min(found, key=lambda choice: (choice.way, choice.clocks))
+    return min(found, key=lambda choice: (choice.code_match, choice.clocks))

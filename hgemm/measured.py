@@ -9,16 +9,14 @@ import datetime
 import hashlib
 import json
 import logging
-import math
 import os
 import secrets
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from hgemm.disk import told
+from hgemm.disk import disk_errors
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError
 from hgemm.problem import ACCUMULATIONS, LAYOUTS, MAX_EXTENT, TYPES, Kind
@@ -38,77 +36,6 @@ from hgemm.record import (
     text,
 )
 
-Point = tuple[int, int, int, int]
-"""Octaves of m, n, k and batch."""
-STEP_BITS = 4
-ROWS_WEIGHT = 2
-"""m, and the batch with it, decides more than n and k. Source: cross-validation, benchmarks/selection.py."""
-WIDTH = 3 << STEP_BITS - 1
-"""At this distance a measured problem says exp(-1) of what one at the very place says, and so on. Source: the same."""
-DOUBT = 0.6
-"""The weight of the estimate itself beside what was measured: a problem at the very place has 1. Source: the same."""
-ONE = 1 << 12
-"""A factor of 1: so many of an estimate's parts."""
-LEAST, MOST = ONE >> 3, ONE << 3
-
-
-def octaves(extent: int) -> int:
-    """Return the sixteenths of an octave from 1 to an extent, by a straight line between powers of 2."""
-    place = extent.bit_length() - 1
-    return place << STEP_BITS | (extent << STEP_BITS >> place) & (1 << STEP_BITS) - 1
-
-
-def point(m: int, n: int, k: int, batch: int) -> Point:
-    """Return where a problem lies; k may be 0, which is taken for 1."""
-    return octaves(m), octaves(n), octaves(max(k, 1)), octaves(batch)
-
-
-def distance(one: Point, other: Point) -> int:
-    """Return how far two problems are from one another."""
-    rows = abs(one[0] - other[0]) + abs(one[3] - other[3])
-    return ROWS_WEIGHT * rows + abs(one[1] - other[1]) + abs(one[2] - other[2])
-
-
-Row = TypeVar("Row")
-"""What names a row: its place in a table, or its symbol."""
-
-
-class Nearby(Generic[Row]):
-    """What was measured at some points, which says at any other by what estimates are to be multiplied there.
-
-    `ratios` are the times of rows over their estimates, at each of the points; a median is taken out, since only what rows
-    are to one another matters.
-    """
-
-    def __init__(self, points: Sequence[Point], ratios: Sequence[Mapping[Row, float]]) -> None:
-        self._points = points
-        self._logs = [centred(of_point) for of_point in ratios]
-
-    def factors(self, at: Point) -> dict[Row, int]:
-        """Return by what each measured row's estimate is to be multiplied at a point, in their order; the others' stay as they are.
-
-        What a problem says fades with its distance: a row of which all is far has the factor ONE, nearly.
-        """
-        sums: dict[Row, list[float]] = {}
-        for other, logs in zip(self._points, self._logs, strict=True):
-            weight = math.exp(-distance(at, other) / WIDTH)
-            for row, value in logs.items():
-                total = sums.setdefault(row, [0.0, 0.0])
-                total[0] += weight
-                total[1] += weight * value
-        return {
-            row: min(max(round(ONE * math.exp(value / (weight + DOUBT))), LEAST), MOST)
-            for row, (weight, value) in sorted(sums.items())
-        }
-
-
-def centred(ratios: Mapping[Row, float]) -> dict[Row, float]:
-    """Return the logarithms of ratios, their median taken out."""
-    logs = {row: math.log(ratio) for row, ratio in ratios.items()}
-    middle = statistics.median(logs.values()) if logs else 0.0
-    return {row: value - middle for row, value in logs.items()}
-
-
 # ==== One session of measurements, as the file `measurements/<session>.jsonl` of a library says it ====
 
 
@@ -117,13 +44,13 @@ SCHEMA = 1
 _DIGITS = 16
 _LOG = logging.getLogger(__name__)
 
-NAMED = text(r"[0-9]{8}t[0-9]{12}z_[0-9a-f]{8}", "a session's name: date, time to the microsecond, 8 digits")
+SESSION_NAME = text(r"[0-9]{8}t[0-9]{12}z_[0-9a-f]{8}", "a session's name: date, time to the microsecond, 8 digits")
 _DATE = text(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", "a date and time in UTC")
 _EXTENT = integer(low=1, high=MAX_EXTENT)
 _HEADER = fields(
     {
         "schema": integer(low=SCHEMA, high=SCHEMA),
-        "session": NAMED,
+        "session": SESSION_NAME,
         "program": NAME,
         "date": _DATE,
         "device": TEXT,
@@ -174,7 +101,7 @@ _RESULT = fields(
 
 
 @dataclass(frozen=True)
-class Problem:
+class MeasuredProblem:
     """A problem whose operands lie dense. Shapes: as in hgemm.launch_traits.LaunchTraits."""
 
     m: int
@@ -200,7 +127,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Tested:
+class MeasuredVariant:
     """A variant that was measured: its name, its content key, and what made it."""
 
     symbol: str
@@ -209,7 +136,7 @@ class Tested:
 
 
 @dataclass(frozen=True)
-class Time:
+class VariantTime:
     """What one variant took. Fields: `variant` is its number; one that was only screened has no rounds and no spread."""
 
     variant: int
@@ -222,10 +149,10 @@ class Time:
 class Result:
     """One problem: the times of its variants, the one that was decided for first, and the others by their time."""
 
-    problem: Problem
+    problem: MeasuredProblem
     state: str
     date: str
-    times: tuple[Time, ...]
+    times: tuple[VariantTime, ...]
     decided: bool = False
     clocks: Mapping[str, Any] | None = None
     baseline: Mapping[str, Any] | None = None
@@ -236,7 +163,7 @@ class Session:
     """What a program measured on one device, as far as it came; `lines` are the file's that were read."""
 
     header: Mapping[str, Any]
-    variants: tuple[Tested, ...]
+    variants: tuple[MeasuredVariant, ...]
     results: tuple[Result, ...]
     lines: tuple[bytes, ...]
 
@@ -280,7 +207,7 @@ def read_sessions(library: Path) -> list[Session]:
 
 def read_session(path: Path) -> Session:
     """Read one session. Raises LibraryError where a line before the last is not what was written, or has another schema."""
-    with told("read", path):
+    with disk_errors("read", path):
         *lines, _ = path.read_bytes().split(b"\n")  # after the last whole line there is nothing, or what was cut short
     try:
         return _parse(path, lines)
@@ -297,13 +224,13 @@ def _parse(path: Path, lines: list[bytes]) -> Session:
     _HEADER(entries[0], "the header")
     if entries[0]["session"] != path.stem:
         raise Mismatch(f"its session is {entries[0]['session']}, not its name")
-    variants: list[Tested] = []
+    variants: list[MeasuredVariant] = []
     results: list[Result] = []
     for number_of_line, entry in enumerate(entries[1:], 2):
         field = f"line {number_of_line}"
         if "symbol" in entry:
             _VARIANT(entry, field)
-            variants.append(Tested(**entry))
+            variants.append(MeasuredVariant(**entry))
         else:
             _RESULT(entry, field)
             results.append(_result(entry, field, len(variants)))
@@ -311,13 +238,13 @@ def _parse(path: Path, lines: list[bytes]) -> Session:
 
 
 def _result(entry: Mapping[str, Any], field: str, variants: int) -> Result:
-    times = tuple(Time(*time) for time in entry["times"])
+    times = tuple(VariantTime(*time) for time in entry["times"])
     for time in times:
         if time.variant not in range(variants):
             raise Mismatch(f"{field} names variant {time.variant}, which no line before it has")
         if time.time_us < _LEAST_US:
             raise Mismatch(f"{field} has a time of {time.time_us:g} us")
-    return Result(**{**entry, "problem": Problem(**entry["problem"]), "times": times})
+    return Result(**{**entry, "problem": MeasuredProblem(**entry["problem"]), "times": times})
 
 
 def _entries(lines: list[bytes]) -> Iterator[dict[str, Any]]:
@@ -349,7 +276,7 @@ def _written(time: datetime.datetime) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class Writer:
+class SessionWriter:
     """A new session of a library; its file appears with its first line. Raises LibraryError where it cannot be written."""
 
     def __init__(self, library: Path, **header: Any) -> None:
@@ -358,12 +285,12 @@ class Writer:
         self.path = library / FOLDER / f"{self.name}.jsonl"
         self._numbers: dict[tuple[str, str], int] = {}
         self._digits = ""
-        with told("write", self.path):
+        with disk_errors("write", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._add([{"schema": SCHEMA, "session": self.name, "date": date, **header}])
 
-    def add(self, problem: Problem, state: str, tested: Sequence[tuple[Tested, Time]], **more: Any) -> None:
+    def add(self, problem: MeasuredProblem, state: str, tested: Sequence[tuple[MeasuredVariant, VariantTime]], **more: Any) -> None:
         """Add the result of one problem: variants and times in the order of preference; their numbers are set here."""
         entries: list[Mapping[str, Any]] = []
         times = []
@@ -386,7 +313,7 @@ class Writer:
         for entry in entries:
             self._digits, line = chained(self._digits, entry)
             text += line
-        with told("write", self.path):
+        with disk_errors("write", self.path):
             while text:  # a disk that is nearly full takes a part
                 text = text[os.write(self._file, text) :]
             os.fsync(self._file)
@@ -395,14 +322,14 @@ class Writer:
 # ==== What stands for a problem after all sessions ====
 
 
-Place = tuple[int, int, int, int, int, int, int]
+ProblemKey = tuple[int, int, int, int, int, int, int]
 """Compute capability, SMs, kind, m, n, k and batch."""
-STATE = "steady"
+DISPATCH_STATE = "steady"
 """What dispatch goes by: the state of a device that works all the time."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class BestKnown:
     """What was measured for one problem on one kind of device.
 
     Fields: `order` has the variants that were compared with the best one, which is first; `times_us` has those too that
@@ -415,20 +342,20 @@ class Standing:
     date: str
 
 
-def standings(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[Place, Standing]:
+def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[ProblemKey, BestKnown]:
     """Return what stands for each problem, of the variants whose content keys are `keys` by symbol.
 
     A session puts its order in the place of an older one where it measured the variant that stood: only then was that
     one compared with what is to be preferred to it.
     """
-    found: dict[Place, Standing] = {}
+    found: dict[ProblemKey, BestKnown] = {}
     for session in sessions:
         device = session.header["capability"], session.header["sms"]
         for result in session.results:
             times = _standing_times(session, result, keys)
-            if result.state == STATE and times:
+            if result.state == DISPATCH_STATE and times:
                 place = (*device, result.problem.kind.code, *result.problem.extents)
-                new = Standing(tuple(times), times, session.header["device"], result.date)
+                new = BestKnown(tuple(times), times, session.header["device"], result.date)
                 found[place] = _joined(found.get(place), new)
     return found
 
@@ -439,7 +366,7 @@ def _standing_times(session: Session, result: Result, keys: Mapping[str, str]) -
     return {one.symbol: time_us for one, time_us in tested if keys.get(one.symbol) == one.key}
 
 
-def _joined(old: Standing | None, new: Standing) -> Standing:
+def _joined(old: BestKnown | None, new: BestKnown) -> BestKnown:
     if old is None:
         return new
     stands = old.order[0]
@@ -449,56 +376,8 @@ def _joined(old: Standing | None, new: Standing) -> Standing:
         both = next((symbol for symbol in old.times_us if symbol in new.times_us), None)
         scale = (new.times_us[both], old.times_us[both]) if both else (1.0, 1.0)
         kept, added = old, _scaled(new, *scale)
-    return Standing(kept.order, {**added, **kept.times_us}, kept.device, kept.date)
+    return BestKnown(kept.order, {**added, **kept.times_us}, kept.device, kept.date)
 
 
-def _scaled(standing: Standing, its: float, other: float) -> dict[str, float]:
+def _scaled(standing: BestKnown, its: float, other: float) -> dict[str, float]:
     return {symbol: time * other / its for symbol, time in standing.times_us.items()}
-
-
-# ==== Regions of problems ====
-
-
-STEP = 1 << STEP_BITS - 1
-"""Half an octave, in sixteenths of one."""
-REGIONS_LEAST, COUNTS = (0, 16, 16), (28, 15, 14)
-"""Of rows, n and k, the first half octave and how many follow: from 1 to 2^13.5, and from 2^8 to 2^15 and 2^14.5."""
-STRAIGHT = math.prod(COUNTS)
-"""Regions of problems whose rows begin on sectors; as many of the others follow."""
-REGIONS = 2 * STRAIGHT
-EXTENT_UNIT = 64
-"""Columns and k of those are multiples of this, so that everything that is aligned serves."""
-CORRECTED_LIMIT = 2**46
-"""Clocks beyond which estimates count as equal where they are multiplied by a factor: the products stay below 2^63."""
-
-Listed = tuple[tuple[int, int], ...]
-"""Rows of a table, each with the factor, of nearness.ONE, by which its estimate is multiplied."""
-
-
-def region_of(at: Point, straddling: int) -> int:
-    """Return the number of the region that a problem lies in, of whose operands so many straddle sectors."""
-    rows, columns, depth = (
-        min(max((octaves + STEP // 2) // STEP - least, 0), count - 1)
-        for octaves, least, count in zip((at[0] + at[3], at[1], at[2]), REGIONS_LEAST, COUNTS)
-    )
-    return (rows * COUNTS[1] + columns) * COUNTS[2] + depth + (STRAIGHT if straddling else 0)
-
-
-def extents_in(region: int, apart: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """Return a problem of a region, so many sixteenths of an octave from its middle, as if its rows did not straddle."""
-    rest, depth = divmod(region % STRAIGHT, COUNTS[2])
-    places = (*divmod(rest, COUNTS[1]), depth)
-    m, n, k = (
-        _extent(max((place + least) * STEP + off, 0))
-        for place, least, off in zip(places, REGIONS_LEAST, apart, strict=True)
-    )
-    return m, _up(n), _up(k), 1
-
-
-def _extent(octaves: int) -> int:
-    place, rest = octaves >> STEP_BITS, octaves & (1 << STEP_BITS) - 1
-    return (1 << place) + (rest << place >> STEP_BITS)
-
-
-def _up(extent: int) -> int:
-    return -(-extent // EXTENT_UNIT) * EXTENT_UNIT

@@ -6,8 +6,8 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 
-from hgemm.dtypes import OUTPUTS, in_memory
-from hgemm.errors import unknown
+from hgemm.dtypes import OUTPUTS, stored_dtype
+from hgemm.errors import unknown_word
 
 MAX_EXTENT = 2**31 - 1024
 """Largest m, n, k and batch: 32-bit indices run past the edge by less than the tiles of a cluster, 4 of at most 256.
@@ -111,12 +111,12 @@ class Kind:
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
-                raise unknown(name, getattr(self, name), words)
+                raise unknown_word(name, getattr(self, name), words)
 
     @classmethod
     def of_code(cls, code: int) -> Kind:
         """Return the kind of a number that `code` gave."""
-        return cls(**{name: word_of(code, name) for name in _WORDS})
+        return cls(**{name: kind_word(code, name) for name in _WORDS})
 
     @cached_property
     def code(self) -> int:
@@ -127,7 +127,7 @@ class Kind:
     @property
     def cover_options(self) -> str:
         """Write the options of `hgemm cover` that ask for the kind; what it makes accumulates in f32, which serves all."""
-        types = self.dtype_a + (f":{self.dtype_d}" if self.dtype_d != in_memory(self.dtype_a) else "")
+        types = self.dtype_a + (f":{self.dtype_d}" if self.dtype_d != stored_dtype(self.dtype_a) else "")
         extras = [f"--{name} {getattr(self, name)}" for name in ("bias", "activation") if getattr(self, name) != "none"]
         return " ".join([f"--types {types} --layout {self.layout}", *extras])
 
@@ -137,12 +137,12 @@ class Kind:
         return " ".join([f"{types}->{self.dtype_d} acc {self.acc}", *extras])
 
 
-def word_of(code: int, field: str) -> str:
+def kind_word(code: int, field: str) -> str:
     """Return one field of a kind from its code."""
     return _WORDS[field][code >> DIGIT_BITS * list(_WORDS).index(field) & (1 << DIGIT_BITS) - 1]
 
 
-def serves(offered: int, wanted: int) -> bool:
+def kind_supports(offered: int, wanted: int) -> bool:
     """Tell whether variants of one kind's code compute what another asks for: the same, as exactly or more."""
     same = (offered ^ wanted) & ~ACC_MASK == 0
     return same and (offered & ACC_MASK) <= (wanted & ACC_MASK)

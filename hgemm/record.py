@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hgemm.errors import DEFAULT_LIBRARY, LibraryError, way_out
+from hgemm.errors import DEFAULT_LIBRARY, LibraryError, regenerate_hint
 
 Check = Callable[[Any, str], None]
 """Takes a value and the name of its field; raises Mismatch where the value does not fit."""
@@ -314,9 +314,9 @@ class Record:
         try:
             data = json.loads(document, object_pairs_hook=_object, parse_constant=_constant)
         except (ValueError, RecursionError) as error:
-            raise LibraryError(f"{source} is no JSON document ({error}): {way_out(library)}") from None
+            raise LibraryError(f"{source} is no JSON document ({error}): {regenerate_hint(library)}") from None
         except Mismatch as error:
-            raise LibraryError(f"{source}: {error}: {way_out(library)}") from None
+            raise LibraryError(f"{source}: {error}: {regenerate_hint(library)}") from None
         validate(data, source, library)
         return cls(_current(data))
 
@@ -362,7 +362,7 @@ def validate(data: object, source: str = RECORD_NAME, library: Path = DEFAULT_LI
         if len(sources) > 1:
             raise Mismatch(f"files has {' and '.join(sources)}, one of them is the source")
     except Mismatch as error:
-        raise LibraryError(f"{source}: {error}: {way_out(library)}") from None
+        raise LibraryError(f"{source}: {error}: {regenerate_hint(library)}") from None
 
 
 def dump(data: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hgemm.dtypes import DTYPES, unread
+from hgemm.dtypes import DTYPES, truncation_error
 from hgemm.launch_traits import LaunchTraits
 
 STEP = 16
@@ -77,7 +77,7 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
         c = None if c is None else c[:, rows]
         bias = bias[:, rows] if bias is not None and bias.shape[1] > 1 else bias
     product, error = accumulate(traits, a, operands.b)
-    return finish(traits, product, error, operands.alpha, operands.beta, c, bias)
+    return apply_epilogue(traits, product, error, operands.alpha, operands.beta, c, bias)
 
 
 # ---- A times B ------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> tuple[np.n
 
 def _unread_error(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     """Return what the sums err by where the tensor cores do not take all bits of their inputs; None where they do."""
-    a_lost, b_lost = unread(a, traits.dtype_a), unread(b, traits.dtype_b)
+    a_lost, b_lost = truncation_error(a, traits.dtype_a), truncation_error(b, traits.dtype_b)
     if not (a_lost.any() or b_lost.any()):
         return None
     return a_lost @ (np.abs(b) + b_lost) + np.abs(a) @ b_lost
@@ -164,7 +164,7 @@ def _add_up(parts: Iterator[tuple[np.ndarray, np.ndarray]], shared: bool) -> tup
 
 
 @dataclass(frozen=True)
-class Activation:
+class ActivationFormula:
     """A function, how steep it gets, and what evaluating it in f32 adds: at most `error` * (1 + |x|)."""
 
     function: Callable[[np.ndarray], np.ndarray]
@@ -180,11 +180,11 @@ def _silu(x: np.ndarray) -> np.ndarray:
     return x * 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
-ACTIVATIONS = {
-    "none": Activation(lambda x: x, 1.0, 0.0),
-    "relu": Activation(lambda x: np.maximum(x, 0.0), 1.0, 0.0),
-    "gelu": Activation(_gelu, 1.13, 4 * _F32_CUT),
-    "silu": Activation(_silu, 1.1, 2 * _F32_CUT),
+ACTIVATION_FORMULAS = {
+    "none": ActivationFormula(lambda x: x, 1.0, 0.0),
+    "relu": ActivationFormula(lambda x: np.maximum(x, 0.0), 1.0, 0.0),
+    "gelu": ActivationFormula(_gelu, 1.13, 4 * _F32_CUT),
+    "silu": ActivationFormula(_silu, 1.1, 2 * _F32_CUT),
 }
 """The epilogue's activations. gelu, on atoms: Phi(-|x|) is fitted within 4.4e-8 / |x|, and off by 2^-22 for ex2, 2^-23 for rcp
 and five cuts at most for its sum and products; |x| Phi(-|x|) <= 0.17 makes that less than 2 cuts, a difference and a
@@ -195,7 +195,7 @@ half a cut; a sum, rcp and a product follow. With ex2 and rcp off by their most,
 Guide 13.x, that of erff."""
 
 
-def finish(
+def apply_epilogue(
     traits: LaunchTraits,
     product: np.ndarray,
     error: np.ndarray,
@@ -211,7 +211,7 @@ def finish(
         if term is not None:
             x, largest = x + term, largest + np.abs(term)
     error = abs(alpha) * error + 4 * _F32_ROUND * _SECOND_ORDER * largest + _TINY  # two products and two sums
-    activation, out = ACTIVATIONS[traits.activation], DTYPES[traits.dtype_d]
+    activation, out = ACTIVATION_FORMULAS[traits.activation], DTYPES[traits.dtype_d]
     y = activation.function(x)
     error = activation.steepest * error + activation.error * (1 + np.abs(x) + error)
     rounding = 0.0 if traits.dtype_d == "f32" else out.roundoff

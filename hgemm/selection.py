@@ -9,28 +9,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hgemm.dispatch_table import PTX, Measured, Row, Survey, Table, clocks
-from hgemm.errors import DEFAULT_LIBRARY, UnfitError, on
+from hgemm.dispatch_table import PTX, DispatchTable, Row, Survey, SurveyPoint, estimate_clocks
+from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
 from hgemm.launch import MAX_CTAS
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
-from hgemm.measured import (
-    CORRECTED_LIMIT,
-    ONE,
-    distance,
-    region_of,
-)
-from hgemm.problem import serves
+from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
+from hgemm.problem import kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 FEWER_TILES = f"fewer CTA tiles ({MAX_CTAS} at most)"
 
 
-def row_serves(row: Row, wanted: SelectionQuery, target: Target) -> bool:
+def row_supports(row: Row, wanted: SelectionQuery, target: Target) -> bool:
     """Tell whether a variant of the right kind takes a problem on a device that its code runs on."""
-    return next(needs(row, wanted, target), None) is None
+    return next(unmet_requirements(row, wanted, target), None) is None
 
 
-def needs(row: Row, wanted: SelectionQuery, target: Target) -> Iterator[str]:
+def unmet_requirements(row: Row, wanted: SelectionQuery, target: Target) -> Iterator[str]:
     """Yield what a variant would need to take a problem, and what there is of it; nothing where it serves."""
     w = wanted
     if row.align_a > w.align_a or row.align_b > w.align_b or row.align_d > w.align_d:
@@ -65,12 +60,12 @@ class Choice:
     """
 
     row: Row
-    way: int
+    code_match: int
     clocks: int
     workspace_bytes: int
     rule: int = ESTIMATED
-    near: Measured | None = None
-    factor: int = ONE
+    nearest: SurveyPoint | None = None
+    factor: int = FACTOR_ONE
 
     @property
     def symbol(self) -> str:
@@ -78,15 +73,15 @@ class Choice:
 
     @property
     def code(self) -> str:
-        return "ptx" if self.way == PTX else "cubin"
+        return "ptx" if self.code_match == PTX else "cubin"
 
 
 class Selector:
     """A table on one device; `library` is the folder that it is of."""
 
-    def __init__(self, table: Table, target: Target, library: Path = DEFAULT_LIBRARY) -> None:
+    def __init__(self, table: DispatchTable, target: Target, library: Path = DEFAULT_LIBRARY) -> None:
         self.table, self.target, self.library = table, target, library
-        self.ways = table.ways(target)
+        self.groups = table.runnable_groups(target)
         self._lists: dict[int, Any] = {}
 
     @cached_property
@@ -121,7 +116,7 @@ class Selector:
                 best = next((row for row in measured.order if row in places), None) if measured else None
                 if best is not None:
                     return self._choice(best, way, wanted, MEASURED, measured)
-            listed = self.listed(wanted)
+            listed = self.shortlist(wanted)
             scores = {row: factor * self._limited(row, wanted) for row, factor in listed.items() if row in places}
             if scores:
                 best = min(scores, key=scores.__getitem__)
@@ -129,7 +124,7 @@ class Selector:
                 return self._choice(best, way, wanted, NEAR, near, listed[best])
         return self._choice(min(places, key=lambda place: self._clocks(place, wanted)), way, wanted)
 
-    def listed(self, wanted: SelectionQuery) -> dict[int, int]:
+    def shortlist(self, wanted: SelectionQuery) -> dict[int, int]:
         """Return the rows that are estimated in a problem's region, with their factors; none where nothing was measured."""
         survey = self.surveys.get(wanted.kind.code)
         if survey is None:
@@ -137,9 +132,9 @@ class Selector:
         if survey.kind not in self._lists:
             pass  # merged  # numpy, which nothing else here needs
 
-            from hgemm.shortlists import Lists  # imports numpy, which nothing else here needs
+            from hgemm.shortlists import RegionShortlists  # imports numpy, which nothing else here needs
 
-            self._lists[survey.kind] = Lists(self.table, survey)
+            self._lists[survey.kind] = RegionShortlists(self.table, survey)
         return dict(self._lists[survey.kind].at(region_of(wanted.point, wanted.straddling)))
 
     def _limited(self, row: int, wanted: SelectionQuery) -> int:
@@ -149,26 +144,26 @@ class Selector:
         """Return the variant for a problem. Raises UnfitError, saying what is missing, where there is none."""
         found = self.find(wanted)
         if found is None:
-            raise UnfitError(self._reason(wanted))
+            raise UnsupportedError(self._reason(wanted))
         return found
 
     def ranked(self, wanted: SelectionQuery) -> list[Choice]:
         """Return all variants that serve a problem, the chosen one first, the others by their estimates."""
         best = self.find(wanted)
         found = [self._choice(place, way, wanted) for way, place in self._serving(wanted)]
-        others = sorted(found, key=lambda choice: (choice.way, choice.clocks))
+        others = sorted(found, key=lambda choice: (choice.code_match, choice.clocks))
         return [best, *(choice for choice in others if choice.row is not best.row)] if best else []
 
     def _serving(self, wanted: SelectionQuery) -> Iterator[tuple[int, int]]:
-        for way, place in self.ways:
+        for way, place in self.groups:
             group = self.table.groups[place]
-            if serves(group.kind, wanted.kind.code):
+            if kind_supports(group.kind, wanted.kind.code):
                 for row in range(group.first, group.first + group.count):
-                    if row_serves(self.table.rows[row], wanted, self.target):
+                    if row_supports(self.table.rows[row], wanted, self.target):
                         yield way, row
 
     def _clocks(self, place: int, wanted: SelectionQuery) -> int:
-        return clocks(self.table.rows[place], wanted, self.target)
+        return estimate_clocks(self.table.rows[place], wanted, self.target)
 
     def _choice(
         self,
@@ -176,31 +171,31 @@ class Selector:
         way: int,
         wanted: SelectionQuery,
         rule: int = ESTIMATED,
-        near: Measured | None = None,
-        factor: int = ONE,
+        nearest: SurveyPoint | None = None,
+        factor: int = FACTOR_ONE,
     ) -> Choice:
         row = self.table.rows[place]
         needed = row.workspace_bytes(wanted.m, wanted.n, wanted.batch)
-        return Choice(row, way, self._clocks(place, wanted), needed, rule, near, factor)
+        return Choice(row, way, self._clocks(place, wanted), needed, rule, nearest, factor)
 
     def _reason(self, wanted: SelectionQuery) -> str:
-        kinds = {self.table.groups[place].kind for _, place in self.ways}
+        kinds = {self.table.groups[place].kind for _, place in self.groups}
         if not kinds:
             there = sorted({group.arch for group in self.table.groups})
             return f"no variant runs on {self.target.name}: the library has {', '.join(there) or 'none'}"
         if wanted.kind.dtype_a != wanted.kind.dtype_b or wanted.kind.dtype_a == "f32":
             return f"no kernel computes {wanted.kind}: A and B are both f16, both bf16, or f32 multiplied as tf32"
-        cover = f"hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add{on(self.library)}"
+        cover = f"hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add{library_suffix(self.library)}"
         way_out = f"`{cover}` makes one"
-        if not any(serves(kind, wanted.kind.code) for kind in kinds):
+        if not any(kind_supports(kind, wanted.kind.code) for kind in kinds):
             return f"no variant computes {wanted.kind} on {self.target.name}: {way_out}"
         rows = [
             row
-            for _, place in self.ways
-            if serves((group := self.table.groups[place]).kind, wanted.kind.code)
+            for _, place in self.groups
+            if kind_supports((group := self.table.groups[place]).kind, wanted.kind.code)
             for row in self.table.rows[group.first : group.first + group.count]
         ]
-        counts = Counter(need for row in rows for need in needs(row, wanted, self.target))
+        counts = Counter(need for row in rows for need in unmet_requirements(row, wanted, self.target))
         told = ", ".join(f"{count} of {len(rows)} need {need}" for need, count in counts.most_common())
         extents = f"{wanted.m}x{wanted.n}x{wanted.k}"
         hint = "" if counts[FEWER_TILES] == len(rows) else f"; {way_out}"

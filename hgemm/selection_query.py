@@ -8,8 +8,8 @@ from hgemm.device import Device
 from hgemm.dtypes import DTYPES
 from hgemm.errors import RequestError
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
-from hgemm.measured import Point, point
 from hgemm.model.predict import SECTOR_BYTES
+from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, Problem
 
 KIB = 1024
@@ -110,7 +110,7 @@ class SelectionQuery:
         cls, kind: Kind, extents: tuple[int, int, int, int], workspace_bytes: int = ANY_WORKSPACE
     ) -> SelectionQuery:
         """Return the problem of m, n, k and batch whose operands have nothing unused after a row or a matrix."""
-        return cls.of(kind, with_leading(Problem(*extents), kind), workspace_bytes)
+        return cls.of(kind, with_dense_strides(Problem(*extents), kind), workspace_bytes)
 
     @classmethod
     def of(cls, kind: Kind, problem: Problem, workspace_bytes: int = 0) -> SelectionQuery:
@@ -147,7 +147,7 @@ def _align(pointer: int, element_bytes: int, strides: int) -> int:
     return together & -together
 
 
-def with_leading(problem: Problem, kind: Kind) -> Problem:
+def with_dense_strides(problem: Problem, kind: Kind) -> Problem:
     """Return the problem with leading dimensions, and D's batch stride, of matrices without gaps in the place of zeros."""
     p = problem
     stored = {

@@ -8,29 +8,29 @@ from functools import lru_cache
 
 import numpy as np
 
-from hgemm.dispatch_table import AGAIN_BITS, Row, Survey, Table, overlapping, sms_used, way_of
-from hgemm.measured import (
-    COUNTS,
-    DOUBT,
-    LEAST,
-    MOST,
-    ONE,
+from hgemm.dispatch_table import AGAIN_BITS, DispatchTable, Row, Survey, code_match, overlapping, sms_used
+from hgemm.octave_grid import (
+    ALIGNED_REGIONS,
+    DECAY_DISTANCE,
+    ESTIMATE_WEIGHT,
+    FACTOR_ONE,
+    MAX_FACTOR,
+    MIN_FACTOR,
+    REGION_COUNTS,
     ROWS_WEIGHT,
-    STRAIGHT,
-    WIDTH,
-    Listed,
     Point,
-    centred,
-    extents_in,
+    Shortlist,
+    centered_logs,
     point,
+    sample_extents,
 )
-from hgemm.problem import Kind, serves
+from hgemm.problem import Kind, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
-LISTED = 8
+SHORTLIST_LENGTH = 8
 """Variants of a list that need no workspace."""
-LISTED_WITH_WORKSPACE = 2
-PLACES = (
+SHORTLIST_WITH_WORKSPACE = 2
+SAMPLE_OFFSETS = (
     (0, 0, 0),
     (0, -1, -2),
     (-2, 1, -1),
@@ -45,11 +45,11 @@ PLACES = (
     (2, 2, -2),
 )
 """Where a region is looked at, in sixteenths of an octave from its middle along rows, n and k: spread evenly (Halton's points)."""
-FAR = 4.0
+MAX_RATIO = 4.0
 """A variant that takes so many times the best is no worse than one that does not serve."""
 
 
-class Lists:
+class RegionShortlists:
     """The lists of a survey's regions, each worked out when it is first asked for.
 
     It takes 11,760 regions times a hundred variants to export a library: numpy's arrays of floats stand in for hgemm.dispatch_table, whose
@@ -57,16 +57,16 @@ class Lists:
     little of others. Source: docs/performance-notes.md.
     """
 
-    def __init__(self, table: Table, survey: Survey) -> None:
+    def __init__(self, table: DispatchTable, survey: Survey) -> None:
         self.target = Target.typical(f"sm_{survey.capability}", survey.sms)
-        self._found: dict[int, Listed] = {}
+        self._found: dict[int, Shortlist] = {}
         kind = Kind.of_code(survey.kind)
         straight = [one for one in survey.problems if not SelectionQuery.dense(kind, one.extents).straddling]
         self._points = np.array([problem.point for problem in straight]).reshape(-1, 4)
         ways = {
-            place: way_of(table.groups[row.group].arch, self.target.capability)
+            place: code_match(table.groups[row.group].arch, self.target.capability)
             for place, row in enumerate(table.rows)
-            if serves(table.groups[row.group].kind, survey.kind)
+            if kind_supports(table.groups[row.group].kind, survey.kind)
         }
         best = min((way for way in ways.values() if way is not None), default=None)
         self.places = [place for place, way in ways.items() if way_serves(table.rows[place], way, best, self.target)]
@@ -75,46 +75,46 @@ class Lists:
         self._sms = np.array([sms_used(row, self.target) for row in rows])
         self._overlapping = np.array([overlapping(row, self.target) for row in rows])
         self._with_workspace = np.array([row.workspace_bytes(1, 1, 1) > 0 for row in rows])
-        logs = [centred(dict(problem.ratios)) for problem in straight]
+        logs = [centered_logs(dict(problem.ratios)) for problem in straight]
         measured = np.array([[of.get(row, math.nan) for row in self.places] for of in logs]).reshape(
             len(logs), len(rows)
         )
         self._logs, self._measured = np.nan_to_num(measured), ~np.isnan(measured)
 
-    def at(self, region: int) -> Listed:
+    def at(self, region: int) -> Shortlist:
         """Return the list of a region, first what does best in most of it: of the others it then suffices to know a part."""
         if region not in self._found:
-            first = region - region % COUNTS[2]
-            self._found |= self._listed(range(first, first + COUNTS[2]))
+            first = region - region % REGION_COUNTS[2]
+            self._found |= self._listed(range(first, first + REGION_COUNTS[2]))
         return self._found[region]
 
-    def _listed(self, regions: range) -> dict[int, Listed]:
+    def _listed(self, regions: range) -> dict[int, Shortlist]:
         """Work out lists of regions that all straddle or all do not, together: that is several times as fast."""
         if not self.places:
             return dict.fromkeys(regions, ())
-        samples = _samples(range(regions[0] % STRAIGHT, regions[0] % STRAIGHT + len(regions)))
-        factors = np.array([self._factors(point(*map(int, middle))) for middle in samples[:: len(PLACES)]])
+        samples = _samples(range(regions[0] % ALIGNED_REGIONS, regions[0] % ALIGNED_REGIONS + len(regions)))
+        factors = np.array([self._factors(point(*map(int, middle))) for middle in samples[:: len(SAMPLE_OFFSETS)]])
         costs = (
-            self.estimates(samples, 2 * (regions[0] >= STRAIGHT)).reshape(len(regions), len(PLACES), -1)
+            self.estimates(samples, 2 * (regions[0] >= ALIGNED_REGIONS)).reshape(len(regions), len(SAMPLE_OFFSETS), -1)
             * factors[:, None]
         )
         least = costs.min(axis=2, keepdims=True)
-        scores = np.minimum(costs / np.where(np.isfinite(least), least, 1), FAR)
-        plain = _covering(np.where(self._with_workspace, FAR, scores), LISTED)
-        others = _covering(np.where(self._with_workspace, scores, FAR), LISTED_WITH_WORKSPACE)
+        scores = np.minimum(costs / np.where(np.isfinite(least), least, 1), MAX_RATIO)
+        plain = _covering(np.where(self._with_workspace, MAX_RATIO, scores), SHORTLIST_LENGTH)
+        others = _covering(np.where(self._with_workspace, scores, MAX_RATIO), SHORTLIST_WITH_WORKSPACE)
         return {
             region: tuple((self.places[at], int(its_factors[at])) for at in first + then)
             for region, first, then, its_factors in zip(regions, plain, others, factors, strict=True)
         }
 
     def _factors(self, at: Point) -> np.ndarray:
-        """Return what hgemm.measured.Nearby.factors does, as an array: ONE where a variant was never measured."""
-        weights = np.exp(-(np.abs(self._points - at) @ (ROWS_WEIGHT, 1, 1, ROWS_WEIGHT)) / WIDTH)
-        exponents = weights @ self._logs / (weights @ self._measured + DOUBT)
-        return np.clip(np.rint(ONE * np.exp(exponents)), LEAST, MOST)
+        """Return what hgemm.octave_grid.Corrections.factors does, as an array: ONE where a variant was never measured."""
+        weights = np.exp(-(np.abs(self._points - at) @ (ROWS_WEIGHT, 1, 1, ROWS_WEIGHT)) / DECAY_DISTANCE)
+        exponents = weights @ self._logs / (weights @ self._measured + ESTIMATE_WEIGHT)
+        return np.clip(np.rint(FACTOR_ONE * np.exp(exponents)), MIN_FACTOR, MAX_FACTOR)
 
     def estimates(self, problems: np.ndarray, straddling: int = 0) -> np.ndarray:
-        """Return hgemm.dispatch_table.clocks of dense problems (m, n, k, batch), one a row, for each of `places`; inf where none serves."""
+        """Return hgemm.dispatch_table.estimate_clocks of dense problems (m, n, k, batch), one a row, for each of `places`; inf where none serves."""
         r, more = self._rows, self._rows["straddled_clocks"] * straddling // 2
         m, n, k, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
         clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
@@ -140,10 +140,10 @@ def way_serves(row: Row, way: int | None, best: int | None, target: Target) -> b
     return way is not None and way == best and row.smem_bytes <= target.smem_bytes_per_cta
 
 
-@lru_cache(STRAIGHT // COUNTS[2])
+@lru_cache(ALIGNED_REGIONS // REGION_COUNTS[2])
 def _samples(regions: range) -> np.ndarray:
     """Return the problems at which regions are looked at, which are those of every survey."""
-    return np.array([extents_in(region, apart) for region in regions for apart in PLACES])
+    return np.array([sample_extents(region, apart) for region in regions for apart in SAMPLE_OFFSETS])
 
 
 def _covering(scores: np.ndarray, count: int) -> list[list[int]]:
@@ -153,8 +153,8 @@ def _covering(scores: np.ndarray, count: int) -> list[list[int]]:
     """
     regions = np.arange(len(scores))
     chosen: list[list[int]] = [[] for _ in regions]
-    least = np.full((*scores.shape[:2], 1), FAR)
-    useful, taken = scores.min(axis=1) < FAR, np.zeros((len(scores), scores.shape[2]), bool)
+    least = np.full((*scores.shape[:2], 1), MAX_RATIO)
+    useful, taken = scores.min(axis=1) < MAX_RATIO, np.zeros((len(scores), scores.shape[2]), bool)
     goes_on = np.ones(len(scores), bool)
     for _ in range(count):
         best = np.where(taken, math.inf, np.minimum(scores, least).sum(1)).argmin(1)

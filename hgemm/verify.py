@@ -30,7 +30,7 @@ _UNSCALED_K = 2**14
 """Up to here sums of products of two normal numbers stay below a third of what f16 holds."""
 
 
-def places(traits: LaunchTraits, case: Case) -> dict[str, Place]:
+def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout]:
     """Return where each operand of a case lies, as tight as the variant's alignments allow, or loosely."""
     s = case.shape
     extents = {
@@ -45,7 +45,7 @@ def places(traits: LaunchTraits, case: Case) -> dict[str, Place]:
     for name, ((rows, columns), dtype, align) in extents.items():
         leading = (-(-columns // align) + loose_rows) * align
         stride = leading * rows + loose_matrices * align
-        found[name] = Place(rows, columns, leading, _batch(case, name), stride, dtype, align)
+        found[name] = OperandLayout(rows, columns, leading, _batch(case, name), stride, dtype, align)
     return found
 
 
@@ -125,7 +125,7 @@ GUARD_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Place:
+class OperandLayout:
     """How a matrix of `rows` by `columns` contiguous elements lies in its buffer. Units: elements."""
 
     rows: int
@@ -186,7 +186,7 @@ class Buffer:
 class Operand(Buffer):
     """A matrix, or a batch of them, in such a buffer."""
 
-    def __init__(self, device: Device, place: Place, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0) -> None:
+    def __init__(self, device: Device, place: OperandLayout, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0) -> None:
         self.place = place
         item = DTYPES[place.dtype].bytes
         super().__init__(device, place.elements * item, align_bytes or place.align * item, guard_bytes)
@@ -221,7 +221,7 @@ class Operand(Buffer):
 
 
 @dataclass(frozen=True)
-class Options:
+class CheckOptions:
     """How a case is checked.
 
     Fields: `data` are the kinds of operands; `guard_bytes` is 0 under compute-sanitizer; operands begin on multiples of
@@ -246,7 +246,7 @@ class Check:
     reason: str = ""
 
 
-def verify(kernel: Kernel, case: Case, device: Device, options: Options = Options()) -> Check:
+def verify(kernel: Kernel, case: Case, device: Device, options: CheckOptions = CheckOptions()) -> Check:
     """Check one case with each kind of data; what fails first is the reason.
 
     Raises: ProblemError where the variant does not take such a problem, DeviceError where a launch fails.
@@ -266,7 +266,7 @@ def verify(kernel: Kernel, case: Case, device: Device, options: Options = Option
 class Trial:
     """One case with one kind of data, on the device."""
 
-    def __init__(self, kernel: Kernel, case: Case, device: Device, options: Options, kind: str) -> None:
+    def __init__(self, kernel: Kernel, case: Case, device: Device, options: CheckOptions, kind: str) -> None:
         self.kernel, self.case, self.device, self.options, self.kind = kernel, case, device, options, kind
         self.traits, self.shape = kernel.traits, case.shape
         rng = np.random.default_rng([options.seed, *f"{case} {kind}".encode()])
@@ -299,7 +299,7 @@ class Trial:
         if self.case.in_place:
             numbers["d"] = numbers.pop("c")
         poisoned = {"d"} | ({"c"} if self.traits.beta and self.case.loose and not self.case.in_place else set())
-        for name, place in places(self.traits, self.case).items():
+        for name, place in operand_layouts(self.traits, self.case).items():
             if name in numbers or name in poisoned:
                 self.buffers[name] = Operand(self.device, place, self.options.guard_bytes, self.options.align_bytes)
                 self.buffers[name].fill(numbers.get(name))
@@ -400,7 +400,7 @@ def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int 
     Raises: ProblemError where the variant does not take the problem, DeviceError where a launch fails.
     """
     # Aligned as allocations are: 16 bytes off a sector costs a third of the speed (465 us for 324 at 4096^3, H200).
-    trial = Trial(kernel, case, device, Options(seed=seed, align_bytes=256), "normal")
+    trial = Trial(kernel, case, device, CheckOptions(seed=seed, align_bytes=256), "normal")
     try:
         trial.prepare()
         problem = trial.problem()

@@ -15,7 +15,7 @@ from generator.proof.machine import HostMemory
 from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.verify import Options, Trial
+from hgemm.verify import CheckOptions, Trial
 
 CASES = (
     Case(Shape(33, 17, 41)),
@@ -32,7 +32,7 @@ def trials(traits: LaunchTraits, kernel: ByC) -> list[str]:
     """Return what is wrong with the products of a variant's kind, at its alignments."""
     wrong = []
     for case in CASES:
-        trial = Trial(kernel, case, HostMemory(), Options(), "normal")
+        trial = Trial(kernel, case, HostMemory(), CheckOptions(), "normal")
         check = trial.check()
         trial.free()
         if not check.passed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hgemm.measured import Problem, Session, Tested, Time, Writer, read_session
+from hgemm.measured import MeasuredProblem, MeasuredVariant, Session, SessionWriter, VariantTime, read_session
 
 HEADER = {
     "program": "tune",
@@ -20,27 +20,27 @@ KEY = "0" * 64
 
 def problem(
     m: int, n: int, k: int, batch: int = 1, layout: str = "tn", dtype: str = "f16", acc: str = "f32"
-) -> Problem:
-    return Problem(m, n, k, batch, layout, dtype, dtype, acc, dtype)
+) -> MeasuredProblem:
+    return MeasuredProblem(m, n, k, batch, layout, dtype, dtype, acc, dtype)
 
 
-def times(times_us: Mapping[str, float], keys: Mapping[str, str] | None = None) -> list[tuple[Tested, Time]]:
+def times(times_us: Mapping[str, float], keys: Mapping[str, str] | None = None) -> list[tuple[MeasuredVariant, VariantTime]]:
     """Return the times of variants by symbol, in the order given, as a writer takes them."""
     return [
-        (Tested(symbol, (keys or {}).get(symbol, KEY), {"nvrtc": "13.0"}), Time(0, time_us, 0.1, 15))
+        (MeasuredVariant(symbol, (keys or {}).get(symbol, KEY), {"nvrtc": "13.0"}), VariantTime(0, time_us, 0.1, 15))
         for symbol, time_us in times_us.items()
     ]
 
 
 def write(
     library: Path,
-    results: Sequence[tuple[Problem, Mapping[str, float]]],
+    results: Sequence[tuple[MeasuredProblem, Mapping[str, float]]],
     keys: Mapping[str, str] | None = None,
     state: str = "steady",
     **header: object,
 ) -> Session:
     """Write a session of these problems and times, and return it as it is read."""
-    writer = Writer(library, **{**HEADER, **header})
+    writer = SessionWriter(library, **{**HEADER, **header})
     for of, times_us in results:
         writer.add(of, state, times(times_us, keys), decided=True)
     writer.close()

@@ -8,7 +8,7 @@ from typing import Any
 from generator.build.pipeline import planned
 from generator.catalog import catalog_kernels
 from generator.emit import Kernel
-from hgemm.dispatch_table import Table
+from hgemm.dispatch_table import DispatchTable
 
 
 def record_of(kernel: Kernel) -> dict[str, Any]:
@@ -22,6 +22,6 @@ def catalog_records() -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def catalog_table() -> Table:
+def catalog_table() -> DispatchTable:
     """Return the table of the whole catalog."""
-    return Table.of(catalog_records())
+    return DispatchTable.of(catalog_records())

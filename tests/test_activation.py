@@ -11,7 +11,7 @@ import pytest
 
 from generator.build.toolchain import templates_folder
 from generator.proof.executor import HostCompiler
-from hgemm.reference import ACTIVATIONS
+from hgemm.reference import ACTIVATION_FORMULAS
 
 TEXT = """
 #include <common/activation.cuh>
@@ -45,14 +45,14 @@ def test_it_is_within_the_bound_by_which_kernels_are_checked(compiled: ctypes.CD
         [np.linspace(-20, 20, 200_001), np.geomspace(1e-38, 3e38, 2_000), -np.geomspace(1e-38, 3e38, 2_000)]
     )
     x = x.astype(np.float32).astype(np.float64)
-    wanted = ACTIVATIONS[name].function(x)
+    wanted = ACTIVATION_FORMULAS[name].function(x)
     error = np.abs(activated(compiled, name, x) - wanted)
-    assert (error <= ACTIVATIONS[name].error * (1 + np.abs(x)) + 1e-37).all()
+    assert (error <= ACTIVATION_FORMULAS[name].error * (1 + np.abs(x)) + 1e-37).all()
 
 
 def test_the_far_end_of_gelu_keeps_its_leading_digits(compiled: ctypes.CDLL) -> None:
     x = np.linspace(-9, -2, 10_001).astype(np.float32).astype(np.float64)
-    wanted = ACTIVATIONS["gelu"].function(x)
+    wanted = ACTIVATION_FORMULAS["gelu"].function(x)
     assert np.abs(activated(compiled, "gelu", x) / wanted - 1).max() < 2e-4
 
 

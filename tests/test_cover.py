@@ -14,7 +14,7 @@ from generator.emit import emit
 from generator.export.cover import SORTS, computes, holes, kinds_of, promised_types
 from generator.store.library import Library
 from generator.sweep import sweep
-from hgemm.dispatch_table import Table
+from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import RequestError
 from hgemm.problem import LAYOUTS
 from hgemm.selection import Selector
@@ -28,7 +28,7 @@ TF32 = kinds_of(("tf32",), LAYOUTS, ("none",), ("none",))
 """Of which the catalog has code for sm_80 and, in one layout, for sm_90a: other GPUs take that of sm_80, or its PTX."""
 
 
-def found(table: Table, archs=ARCHS, kinds=PROMISED, aligns=ALIGNS, beta: bool = True) -> list:
+def found(table: DispatchTable, archs=ARCHS, kinds=PROMISED, aligns=ALIGNS, beta: bool = True) -> list:
     return list(holes(table, archs, kinds, aligns, beta))
 
 
@@ -43,18 +43,18 @@ def test_the_catalog_serves_tf32_on_every_architecture() -> None:
 
 
 def test_a_library_without_tf32_is_not_asked_for_it_and_can_be_given_it() -> None:
-    halves = Table.of(record for record in catalog_records() if record["spec"]["dtype_a"] != "tf32")
+    halves = DispatchTable.of(record for record in catalog_records() if record["spec"]["dtype_a"] != "tf32")
     assert promised_types(halves) == ["f16", "bf16"]
     missing = found(halves, archs=["sm_80"], kinds=TF32, aligns=(8, 4))
     added = [record_of(emit(plan, templates_folder())) for plan in sweep([hole.request() for hole in missing]).plans]
     assert [record["traits"]["min_align"] for record in added] == [{"a": 4, "b": 4, "d": 4}] * len(LAYOUTS)
-    assert found(Table.of(added), archs=["sm_80"], kinds=TF32, aligns=(8, 4)) == []
+    assert found(DispatchTable.of(added), archs=["sm_80"], kinds=TF32, aligns=(8, 4)) == []
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_catalog_serves_with_code_of_its_own(arch: str) -> None:
     """Nothing that is promised is left to the driver's compiler."""
-    own = Table.of(record for record in catalog_records() if record["arch"].rstrip("a") == arch)
+    own = DispatchTable.of(record for record in catalog_records() if record["arch"].rstrip("a") == arch)
     assert found(own, archs=[arch]) == []
 
 
@@ -62,7 +62,7 @@ def test_each_kernel_of_the_fallback_is_needed() -> None:
     """Without any one of them there is a hole: the catalog has no more of them than it takes."""
     fallback = [record for record in catalog_records() if "_a111_" in record["symbol"]]
     for left_out in fallback:
-        rest = Table.of(
+        rest = DispatchTable.of(
             r for r in catalog_records() if r["symbol"] != left_out["symbol"] and r["arch"] == left_out["arch"]
         )
         (hole,) = found(
@@ -72,7 +72,7 @@ def test_each_kernel_of_the_fallback_is_needed() -> None:
 
 
 def test_a_hole_says_alignments_and_sorts_and_asks_for_the_least() -> None:
-    table = Table.of(record for record in catalog_records() if "_a111_" not in record["symbol"])
+    table = DispatchTable.of(record for record in catalog_records() if "_a111_" not in record["symbol"])
     missing = found(table, archs=["sm_90"])
     assert len(missing) == len(PROMISED)
     for hole in missing:
@@ -89,7 +89,7 @@ def test_what_is_asked_for_closes_the_hole() -> None:
     plans = sweep([hole.request() for hole in missing]).plans
     assert len(plans) == len(missing)
     records = [record_of(emit(plan, templates_folder())) for plan in plans]
-    assert found(Table.of([*catalog_records(), *records]), ["sm_89"], kinds) == []
+    assert found(DispatchTable.of([*catalog_records(), *records]), ["sm_89"], kinds) == []
 
 
 def test_every_problem_of_what_is_covered_is_served() -> None:
@@ -138,8 +138,8 @@ def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
 
 def test_an_architecture_is_not_asked_for_what_it_cannot_multiply() -> None:
     beyond = kinds_of(["bf16", "tf32"], LAYOUTS, ("none",), ("none",))
-    assert found(Table.of([]), archs=["sm_75"], kinds=beyond) == []
-    assert len(found(Table.of([]), archs=["sm_80"], kinds=beyond)) == len(beyond)
+    assert found(DispatchTable.of([]), archs=["sm_75"], kinds=beyond) == []
+    assert len(found(DispatchTable.of([]), archs=["sm_80"], kinds=beyond)) == len(beyond)
 
 
 def test_kinds_are_counted_by_architecture_and_none_is_refused(paper_library: Library) -> None:

@@ -37,7 +37,7 @@ from generator.sweep import sweep
 from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
-from hgemm.verify import Options, verify
+from hgemm.verify import CheckOptions, verify
 
 TEMPLATES = templates_folder()
 GOLDEN = ROOT / "tests" / "data" / "hgemm_dsl.py"
@@ -49,7 +49,7 @@ SPECS = [
     {"layout": "nt", "tile": "128x64x32", "smem": "pad:8", "acc": "f16"},
     {"layout": "tn", "tile": "64x64x64", "smem": "none"},
 ]
-ONE_KIND = Options(data=("normal",))
+ONE_KIND = CheckOptions(data=("normal",))
 SYMBOL = "hgemm_module"
 needs_dsl = pytest.mark.skipif(
     not importlib.util.find_spec("nvidia_cutlass_dsl"), reason="nvidia-cutlass-dsl is not installed"

@@ -29,7 +29,7 @@ from hgemm.errors import LibraryError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.record import validate
-from hgemm.verify import CANARY, Options, places, verify
+from hgemm.verify import CANARY, CheckOptions, operand_layouts, verify
 
 CLEAN = Report((), (), {"mma_m16n8k16": 8})
 RACE = Finding("race", 3, "thread 1 and thread 2", "operand.cuh", 7)
@@ -88,7 +88,7 @@ def test_the_numbers_are_judged_as_on_a_device() -> None:
     judged = judge(wrong, CASE, seed=5)
     alone = EmulatedKernel(wrong.traits, wrong.executable, adversaries_of(str(CASE), 5))
     assert not judged.passed and not judged.numbers_passed
-    assert judged.reason == verify(alone, CASE, HostMemory(), Options(seed=5)).reason
+    assert judged.reason == verify(alone, CASE, HostMemory(), CheckOptions(seed=5)).reason
 
 
 def test_a_finding_fails_a_case_whose_numbers_are_right() -> None:
@@ -117,7 +117,7 @@ def test_every_operand_is_a_region_with_its_rights() -> None:
     traits = LaunchTraits.of(document)
     case = Case(Shape(33, 49, 20, 2), 1.0, 0.5, loose=True)
     fields = {}
-    for at, (name, place) in enumerate(places(traits, case).items()):
+    for at, (name, place) in enumerate(operand_layouts(traits, case).items()):
         fields[name], fields[f"batch_stride_{name}"] = (1 + at) << 20, place.batch_stride
         if name != "bias":
             fields[f"ld{name}"] = place.leading

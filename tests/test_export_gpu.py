@@ -88,7 +88,7 @@ def test_memcheck_finds_nothing_in_the_example(example: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, layout: str, align: int) -> None:
     """With guard bands and poison around every operand, whichever kernel C takes for it."""
-    from hgemm.verify import Options, Trial
+    from hgemm.verify import CheckOptions, Trial
 
     opened = open_library(library.folder)
     arch = "sm_{}{}".format(*open_device().capability)
@@ -99,7 +99,7 @@ def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, l
     used = set()
     try:
         for case in default_cases(traits, RESIDENT_CTAS):
-            trial = Trial(kernel, case, open_device(), Options(), "normal")
+            trial = Trial(kernel, case, open_device(), CheckOptions(), "normal")
             try:
                 found = trial.check()
             finally:
@@ -113,12 +113,12 @@ def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, l
 
 def test_split_k_is_taken_and_right_twice(exported: Path, library: Library) -> None:
     from hgemm.cases import Case, Shape
-    from hgemm.verify import Options, Trial
+    from hgemm.verify import CheckOptions, Trial
 
     opened = open_library(library.folder)
     traits = next(opened.kernel(name).traits for name in opened.symbols if "splitk4" in name and "_sm90a_" not in name)
     kernel = ByC(loaded(exported), traits)
-    trial = Trial(kernel, Case(Shape(64, 64, 65536), beta=1.0), open_device(), Options(), "integer")
+    trial = Trial(kernel, Case(Shape(64, 64, 65536), beta=1.0), open_device(), CheckOptions(), "integer")
     try:
         assert trial.check().passed and "splitk" in kernel.chosen, kernel.chosen
     finally:

@@ -16,12 +16,12 @@ from conftest import made_once
 from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loaded
 
 from generator.store.library import Library
-from hgemm.dispatch_table import PTX, Table, kind_of
-from hgemm.errors import UnfitError
+from hgemm.dispatch_table import PTX, DispatchTable, kind_of
+from hgemm.errors import UnsupportedError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, serves
-from hgemm.selection import Selector, needs
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, kind_supports
+from hgemm.selection import Selector, unmet_requirements
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
 PROBLEMS = 5_000
@@ -46,7 +46,7 @@ def measure(paper_library: Library, folder: Path) -> None:
     rng = random.Random(0)
     for capability, sms in MEASURED_ON:
         for kind in MEASURED_KINDS:
-            of_kind = [r["symbol"] for r in records if serves(kind_of(LaunchTraits.of(r)).code, kind.code)]
+            of_kind = [r["symbol"] for r in records if kind_supports(kind_of(LaunchTraits.of(r)).code, kind.code)]
             results = [
                 (
                     measured.problem(*extents(rng), rng.choice([1, 1, 2]), kind.layout, kind.dtype_a, kind.acc),
@@ -76,7 +76,7 @@ def in_c(
     return status, choice
 
 
-def drawn(rng: random.Random, kinds: list[Kind], table: Table) -> tuple[Target, Kind, Problem, int]:
+def drawn(rng: random.Random, kinds: list[Kind], table: DispatchTable) -> tuple[Target, Kind, Problem, int]:
     """Draw a device, a kind, mostly one of `kinds`, a problem whose operands lie apart, often a measured one, and a workspace."""
     target = Target.typical(f"sm_{rng.choice([*TYPICAL, 80, 90, 90])}", rng.choice([0, 0, rng.randint(1, 200)]))
     kind = replace(rng.choice(kinds), acc=rng.choice(ACCUMULATIONS))
@@ -136,7 +136,7 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
             continue
         assert status == OK, library.hgemm_last_message()
         assert found.symbol.decode() == expected.symbol == table.rows[found.variant].symbol
-        assert (found.jit, found.estimated_clocks, found.rule) == (expected.way == PTX, expected.clocks, expected.rule)
+        assert (found.jit, found.estimated_clocks, found.rule) == (expected.code_match == PTX, expected.clocks, expected.rule)
         assert found.workspace_bytes == expected.workspace_bytes
         chosen[expected.symbol] = chosen.get(expected.symbol, 0) + 1
         rules[expected.rule] += 1
@@ -165,14 +165,14 @@ def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, lib
 
 def told_alike(text: str, status: int, selector: Selector, wanted: SelectionQuery) -> str:
     """Hold what C tells of a problem that nothing serves against what Python does, and return which kind of message it is."""
-    with pytest.raises(UnfitError) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         selector.choose(wanted)
     reason, listed = str(caught.value), counts_of(text)
     if status == WORKSPACE:
-        groups = [selector.table.groups[place] for _, place in selector.ways]
-        of_kind = [group for group in groups if serves(group.kind, wanted.kind.code)]
+        groups = [selector.table.groups[place] for _, place in selector.groups]
+        of_kind = [group for group in groups if kind_supports(group.kind, wanted.kind.code)]
         rows = [row for group in of_kind for row in selector.table.rows[group.first : group.first + group.count]]
-        short = [row for row in rows if [*map(word_of, needs(row, wanted, selector.target))] == ["workspace"]]
+        short = [row for row in rows if [*map(word_of, unmet_requirements(row, wanted, selector.target))] == ["workspace"]]
         needed = min(row.workspace_bytes(wanted.m, wanted.n, wanted.batch) for row in short)
         assert text == f"the workspace has {wanted.workspace_bytes} bytes, and {needed} are needed"
         assert "workspace" in map(word_of, counts_of(reason))

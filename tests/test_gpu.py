@@ -9,7 +9,7 @@ from generator.store.library import Library
 from hgemm import Kernel, ProblemError
 from hgemm.cases import default_cases
 from hgemm.device import choose_code, open_device
-from hgemm.errors import UnfitError
+from hgemm.errors import UnsupportedError
 
 pytestmark = pytest.mark.gpu
 LAYOUTS = ("tn", "nn", "nt", "tt")
@@ -35,8 +35,8 @@ def test_each_code_loads_where_it_may(small_library: Library, code: str) -> None
     kernel = kernel_of(small_library, "tn", code)
     try:
         choose_code(kernel.image, open_device().capability)
-    except UnfitError as unfit:
-        with pytest.raises(UnfitError, match=str(unfit)):
+    except UnsupportedError as unfit:
+        with pytest.raises(UnsupportedError, match=str(unfit)):
             kernel.prepare()
     else:
         assert kernel.prepare().resident_ctas >= open_device().sms

@@ -21,7 +21,7 @@ from generator.store.index import Every, open_index
 from generator.store.library import Library, write_variant
 from generator.store.maintenance import collect_garbage
 from generator.store.query import parse_where
-from hgemm.measured import Writer
+from hgemm.measured import SessionWriter
 
 PROCESSES, EACH = 8, 25
 DEAD_PID = 2**22 + 1  # above the kernel's largest pid
@@ -158,7 +158,7 @@ def test_measurements_are_rows_as_long_as_their_files_are_there(library: Library
 
 def test_a_session_that_grows_is_read_again(library: Library) -> None:
     publish(library)
-    writer = Writer(library.folder, **measured.HEADER)
+    writer = SessionWriter(library.folder, **measured.HEADER)
     for count in range(1, 4):
         writer.add(measured.problem(64 * count, 64, 64), "steady", measured.times({"one": 1.0 * count}))
         assert [found.time_us for found in library.measurements("one")] == [1.0, 2.0, 3.0][:count]

@@ -15,7 +15,7 @@ import hgemm.device
 from hgemm import DeviceError, Kernel, Problem, ProblemError
 from hgemm.device import Image, choose_code, cubin_runs, open_device, ptx_runs
 from hgemm.dtypes import decode, encode
-from hgemm.errors import LibraryError, UnfitError
+from hgemm.errors import LibraryError, UnsupportedError
 from hgemm.launch import counter_bytes, ctas, grid_x, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 
@@ -88,7 +88,7 @@ def test_the_cubin_is_taken_where_it_runs() -> None:
     assert choose_code(image, (8, 9)) == b"cubin" and choose_code(image, (9, 0)) == b"ptx\0"
     assert choose_code(Image("sm_86", b"", b"ptx"), (8, 9)) == b"ptx\0"
     for missing in (Image("sm_90", b"cubin", b"ptx"), Image("sm_80", b"", b"")):
-        with pytest.raises(UnfitError, match="does not run on sm_89: generate it with --arch sm_89"):
+        with pytest.raises(UnsupportedError, match="does not run on sm_89: generate it with --arch sm_89"):
             choose_code(missing, (8, 9))
 
 
@@ -128,7 +128,7 @@ def test_a_device_tells_of_itself_and_leaves_the_context(driver: FakeDriver) -> 
 def test_a_variant_that_needs_more_shared_memory_is_unfit(driver: FakeDriver) -> None:
     large = record()
     large["launch"] = {**large["launch"], "smem_bytes": 300000}
-    with pytest.raises(UnfitError, match="needs 300000 B of shared memory a CTA, Fake GPU gives 232448 B"):
+    with pytest.raises(UnsupportedError, match="needs 300000 B of shared memory a CTA, Fake GPU gives 232448 B"):
         Kernel(large, b"cubin").prepare()
 
 

@@ -17,7 +17,7 @@ import hgemm.device
 from generator.store.library import Library as Store
 from hgemm import Kind, Library, Problem, ProblemError
 from hgemm.arrays import ARRAY_ADAPTERS
-from hgemm.errors import UnfitError
+from hgemm.errors import UnsupportedError
 from hgemm.matmul import MAX_LAUNCHERS
 from hgemm.problem import PROBLEM_BYTES
 
@@ -43,10 +43,10 @@ def driver(opened: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Computi
     for module in ("kernel", "launch"):
         monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
     hgemm.device._open.cache_clear()
-    hgemm.tensor_maps._encode.cache_clear()
+    hgemm.launch._encode.cache_clear()
     yield fake
     hgemm.device._open.cache_clear()
-    hgemm.tensor_maps._encode.cache_clear()
+    hgemm.launch._encode.cache_clear()
 
 
 def numbers(*shape: int, dtype: str = "f2") -> np.ndarray:
@@ -351,7 +351,7 @@ def test_what_is_remembered_has_a_limit(
     w = Cuda(numbers(16, 16).T)
     for m in range(1, 30):
         library.matmul(Cuda(numbers(m, 16)), w, Cuda(numbers(m, 16)))
-    assert len(library._calls._launchers) <= 8 and len(driver.launches) == 29
+    assert len(library._launch_cache._launchers) <= 8 and len(driver.launches) == 29
 
 
 def test_threads_share_a_library_and_a_plan(library: Library, driver: ComputingDriver) -> None:
@@ -422,7 +422,7 @@ def test_what_makes_no_product_is_told(
 
 
 def test_what_no_variant_serves_is_told(library: Library, driver: ComputingDriver) -> None:
-    with pytest.raises(UnfitError, match="no variant computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --"):
+    with pytest.raises(UnsupportedError, match="no variant computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --"):
         library.matmul(Cuda(placed(A)), Cuda(placed(W).T), Cuda(placed(OUT)), activation="silu")
 
 

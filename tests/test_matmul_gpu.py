@@ -15,7 +15,7 @@ from generator.store.library import Library as Store
 from generator.sweep import sweep
 from hgemm import Kind, Problem, ProblemError
 from hgemm.device import open_device
-from hgemm.errors import UnfitError
+from hgemm.errors import UnsupportedError
 
 pytestmark = pytest.mark.gpu
 TEXTS = (
@@ -104,7 +104,7 @@ def test_batches_bias_c_and_activations(library, torch) -> None:
     try:
         assert (library.matmul(a, w.t(), bias=bias).double() == x + bias.double()).all()
         assert (library.matmul(a, w.t(), activation="relu").double() == x.clamp(min=0)).all()
-    except UnfitError as error:
+    except UnsupportedError as error:
         pytest.skip(str(error))
 
 
@@ -179,5 +179,5 @@ def test_bad_input_is_told(library, torch) -> None:
         library.matmul(a, w.t().requires_grad_())
     with pytest.raises(ProblemError, match="D overlaps A"):
         library.matmul(a, w.t(), a)
-    with pytest.raises(UnfitError, match="no kernel computes tn f32->f32"):
+    with pytest.raises(UnsupportedError, match="no kernel computes tn f32->f32"):
         library.plan(Problem(64, 64, 64), Kind(dtype_a="f32", dtype_b="f32", dtype_d="f32"))

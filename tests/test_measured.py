@@ -13,20 +13,16 @@ from hypothesis import strategies as st
 from measured import problem
 
 from hgemm.errors import LibraryError
-from hgemm.measured import (
-    DOUBT,
-    MOST,
-    ONE,
-    WIDTH,
-    Nearby,
-    Writer,
-    chained,
+from hgemm.measured import SessionWriter, best_known, chained, read_session, read_sessions
+from hgemm.octave_grid import (
+    DECAY_DISTANCE,
+    ESTIMATE_WEIGHT,
+    FACTOR_ONE,
+    MAX_FACTOR,
+    Corrections,
     distance,
     octaves,
     point,
-    read_session,
-    read_sessions,
-    standings,
 )
 
 SQUARE = problem(4096, 4096, 4096)
@@ -38,7 +34,7 @@ points = st.tuples(*4 * [extents]).map(lambda four: point(*four))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, **measured.HEADER, seed=7, protocol={"rounds": 15, "seconds": 1.2})
+    writer = SessionWriter(tmp_path, **measured.HEADER, seed=7, protocol={"rounds": 15, "seconds": 1.2})
     writer.add(SQUARE, "steady", measured.times({"b": 2.0, "a": 1.5}), decided=True, clocks={"sm_mhz": 1980})
     writer.add(problem(1, 1, 1, acc="f16"), "burst", measured.times({"a": 3.0}))
     writer.close()
@@ -115,7 +111,7 @@ def test_what_makes_no_sense_is_refused_though_its_hash_is_right(tmp_path: Path,
 def standing(folder: Path, *orders: dict[str, float], keys: dict[str, str] | None = None, **header: object):
     for order in orders:
         measured.write(folder, [(SQUARE, order)], **header)
-    return standings(read_sessions(folder), keys or dict.fromkeys("abcdef", measured.KEY))
+    return best_known(read_sessions(folder), keys or dict.fromkeys("abcdef", measured.KEY))
 
 
 def test_sessions_are_read_in_the_order_in_which_they_began(tmp_path: Path) -> None:
@@ -165,12 +161,12 @@ def test_distance_is_one(x, y, z) -> None:
 
 
 def factors(places: list, ratios: list) -> list:
-    return [Nearby(places, ratios).factors(at) for at in places]
+    return [Corrections(places, ratios).factors(at) for at in places]
 
 
 def test_a_factor_at_the_only_place_lies_between_the_estimate_and_what_was_measured() -> None:
     (found,) = factors([point(64, 64, 64, 1)], [{3: 1.0, 5: 1.5, 9: 100.0}])
-    assert found == {3: round(ONE * 1.5 ** (-1 / (1 + DOUBT))), 5: ONE, 9: MOST}
+    assert found == {3: round(FACTOR_ONE * 1.5 ** (-1 / (1 + ESTIMATE_WEIGHT))), 5: FACTOR_ONE, 9: MAX_FACTOR}
 
 
 @given(st.lists(points, min_size=1, max_size=12), st.data())
@@ -180,19 +176,19 @@ def test_rows_of_which_the_same_is_known_everywhere_have_that_factor_nearly(plac
     rows = {1: 0.8, 2: 1.0, 7: 1.25}
     for found in factors(places, [{row: one * ratio for row, ratio in rows.items()} for one in common]):
         for row, ratio in rows.items():
-            least, most = sorted((ratio, ratio ** (1 / (1 + DOUBT))))
-            assert round(ONE * least) <= found[row] <= round(ONE * most)
+            least, most = sorted((ratio, ratio ** (1 / (1 + ESTIMATE_WEIGHT))))
+            assert round(FACTOR_ONE * least) <= found[row] <= round(FACTOR_ONE * most)
 
 
 def test_near_problems_count_more_than_far_ones() -> None:
     places = [point(m, 4096, 4096, 1) for m in (64, 256, 4096)]
     near, _, far = factors(places, [{1: 1.0, 2: 1.2, 3: 1.0}, {1: 1.0, 2: 1.2, 3: 1.0}, {1: 1.0, 2: 0.6, 3: 1.0}])
-    assert near[2] > 1.1 * ONE and far[2] < 0.75 * ONE
+    assert near[2] > 1.1 * FACTOR_ONE and far[2] < 0.75 * FACTOR_ONE
 
 
 @given(points, points)
 def test_what_a_problem_says_fades_with_its_distance(x, y) -> None:
     """It falls from the whole at the very place to nothing, and never turns round."""
-    here, there = (Nearby([x], [{1: 1.0, 2: 2.0, 3: 1.0}]).factors(at)[2] for at in (x, y))
-    assert ONE <= there <= here == round(ONE * 2.0 ** (1 / (1 + DOUBT)))
-    assert there == ONE or distance(x, y) < 12 * WIDTH
+    here, there = (Corrections([x], [{1: 1.0, 2: 2.0, 3: 1.0}]).factors(at)[2] for at in (x, y))
+    assert FACTOR_ONE <= there <= here == round(FACTOR_ONE * 2.0 ** (1 / (1 + ESTIMATE_WEIGHT)))
+    assert there == FACTOR_ONE or distance(x, y) < 12 * DECAY_DISTANCE

@@ -21,7 +21,7 @@ from generator.errors import LibraryError
 from generator.store.index import INDEX_NAME
 from generator.store.library import Library
 from generator.store.maintenance import merge
-from hgemm.measured import Writer, chained
+from hgemm.measured import SessionWriter, chained
 
 
 def library(folder: Path, *symbols: str, **overrides: object) -> Library:
@@ -157,7 +157,7 @@ def test_a_session_that_was_stopped_in_its_first_line_is_none(tmp_path: Path, ca
 
 def test_of_a_session_that_grew_the_longer_is_kept(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    writer = Writer(library(a, "one").folder, **measured.HEADER)
+    writer = SessionWriter(library(a, "one").folder, **measured.HEADER)
     for time_us in (1.0, 2.0):
         writer.add(measured.problem(64, 64, 64), "steady", measured.times({"one": time_us}))
         if time_us == 1.0:

@@ -14,7 +14,7 @@ from records import make_record
 
 import hgemm
 from generator.store.library import Library
-from hgemm.errors import LibraryError, RequestError, UnfitError
+from hgemm.errors import LibraryError, RequestError, UnsupportedError
 from hgemm.problem import Kind
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -64,7 +64,7 @@ def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
     assert kernel.traits.layout == "nt" and kernel.image.cubin and kernel.image.ptx
     assert library.kernel(choice.symbol) is kernel
     assert library.selector(target) is library.selector(Target.typical("sm_80"))
-    with pytest.raises(UnfitError, match="no variant computes tn bf16"):
+    with pytest.raises(UnsupportedError, match="no variant computes tn bf16"):
         library.select(SelectionQuery(Kind("tn", "bf16", "bf16", "bf16"), 1, 1, 1), target)
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import accumulate, activate, record
 
-from hgemm.dtypes import DTYPES, decode, encode, representable, unread
+from hgemm.dtypes import DTYPES, decode, encode, representable, truncation_error
 from hgemm.launch_traits import LaunchTraits
-from hgemm.reference import ACTIVATIONS, Operands, Reference, finish, reference
+from hgemm.reference import ACTIVATION_FORMULAS, Operands, Reference, apply_epilogue, reference
 from hgemm.reference import accumulate as follow
 from hgemm.verify import compare
 
@@ -110,7 +110,7 @@ def test_integers_are_exact_so_that_a_dropped_element_is_seen(acc: str, k: int) 
     dropped[:, k // 2] = 0
     assert ratio(traits, given, dropped @ given.b[0]) > 1.0
     values, bound = follow(traits, given.a, given.b)
-    finished = finish(traits, values, bound, 1.0, 0.0, None, None)
+    finished = apply_epilogue(traits, values, bound, 1.0, 0.0, None, None)
     assert compare("", (dropped @ given.b[0])[None], finished, "").max_bound_ratio > 1.0
 
 
@@ -173,17 +173,17 @@ def test_the_bound_of_tf32_has_no_room_for_digits_that_are_not_there() -> None:
 
 def test_what_tensor_cores_take_of_tf32_has_11_digits() -> None:
     values = np.concatenate([np.random.default_rng(1).standard_normal(5000), [0.0, 1.0, 1 + 2.0**-10, -(2.0**-120)]])
-    taken, lost = representable(values, "tf32"), unread(values, "tf32")
-    assert np.array_equal(cut(taken), taken) and not unread(taken, "tf32").any()
+    taken, lost = representable(values, "tf32"), truncation_error(values, "tf32")
+    assert np.array_equal(cut(taken), taken) and not truncation_error(taken, "tf32").any()
     single = values.astype(np.float32).astype(np.float64)
     assert (np.abs(taken - single) <= np.maximum(lost / 2, 0)).all() and (np.abs(cut(values) - single) <= lost).all()
-    assert np.array_equal(representable(values, "f32"), single) and not unread(values, "f32").any()
+    assert np.array_equal(representable(values, "f32"), single) and not truncation_error(values, "f32").any()
 
 
 # ---- The epilogue ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("name", sorted(ACTIVATION_FORMULAS))
 @pytest.mark.parametrize("dtype_d", ["f32", "f16", "bf16"])
 def test_epilogues_stay_under_the_bound(name: str, dtype_d: str) -> None:
     traits = LaunchTraits.of(record(activation=name, dtype_d=dtype_d, bias="row"))
@@ -193,7 +193,7 @@ def test_epilogues_stay_under_the_bound(name: str, dtype_d: str) -> None:
     alpha, beta = np.float32(1.3), np.float32(-0.7)
     x = alpha * product + beta * c + bias
     computed = decode(encode(activate(name, x), dtype_d), dtype_d)
-    expected = finish(
+    expected = apply_epilogue(
         traits, *(v[None].astype(np.float64) for v in (product, 0 * product)), 1.3, -0.7, c[None], bias[None]
     )
     found = compare("", computed[None], expected, "")
@@ -202,19 +202,19 @@ def test_epilogues_stay_under_the_bound(name: str, dtype_d: str) -> None:
     assert not compare("", wrong[None], expected, "").passed
 
 
-@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("name", sorted(ACTIVATION_FORMULAS))
 def test_activations_are_as_steep_as_said(name: str) -> None:
     x = np.linspace(-12, 12, 200001)
-    slope = np.abs(np.diff(ACTIVATIONS[name].function(x)) / np.diff(x)).max()
-    assert slope <= ACTIVATIONS[name].steepest + 1e-9 and slope > ACTIVATIONS[name].steepest - 0.01
+    slope = np.abs(np.diff(ACTIVATION_FORMULAS[name].function(x)) / np.diff(x)).max()
+    assert slope <= ACTIVATION_FORMULAS[name].steepest + 1e-9 and slope > ACTIVATION_FORMULAS[name].steepest - 0.01
 
 
 def test_an_overflow_of_d_is_allowed_and_a_nan_is_not() -> None:
     wide = np.full((1, 1, 2), 7e4)
-    expected = finish(F32, wide, 0 * wide, 1.0, 0.0, None, None)
+    expected = apply_epilogue(F32, wide, 0 * wide, 1.0, 0.0, None, None)
     assert compare("", np.array([[[np.inf, 65504.0]]]), expected, "").passed
     assert not compare("", np.array([[[np.nan, 65504.0]]]), expected, "").passed
-    small = finish(F32, 0 * wide, 0 * wide, 1.0, 0.0, None, None)
+    small = apply_epilogue(F32, 0 * wide, 0 * wide, 1.0, 0.0, None, None)
     for bad in (np.nan, np.inf, 1e-3):
         assert not compare("", np.array([[[bad, 0.0]]]), small, "").passed
 

@@ -17,13 +17,13 @@ from generator.build.toolchain import templates_folder
 from generator.emit import emit
 from generator.sweep import sweep
 from hgemm.device import cubin_runs, ptx_runs
-from hgemm.dispatch_table import COMPATIBLE, EXACT, LIMIT, PTX, Table, clocks, kind_of, way_of
+from hgemm.dispatch_table import COMPATIBLE, EXACT, LIMIT, PTX, DispatchTable, code_match, estimate_clocks, kind_of
 from hgemm.dtypes import OUTPUTS
-from hgemm.errors import LibraryError, RequestError, UnfitError
+from hgemm.errors import LibraryError, RequestError, UnsupportedError
 from hgemm.launch import check, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, serves
-from hgemm.selection import ESTIMATED, MEASURED, NEAR, Selector, row_serves
+from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, kind_supports
+from hgemm.selection import ESTIMATED, MEASURED, NEAR, Selector, row_supports
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
 H200 = Target.typical("sm_90")
@@ -59,7 +59,7 @@ problems = st.builds(
 targets = st.sampled_from(sorted(TYPICAL)).map(lambda number: Target.typical(f"sm_{number}"))
 
 
-def choose(wanted: SelectionQuery, target: Target = H200, table: Table | None = None):
+def choose(wanted: SelectionQuery, target: Target = H200, table: DispatchTable | None = None):
     return Selector(table or catalog_table(), target).find(wanted)
 
 
@@ -70,13 +70,13 @@ def test_the_table_does_not_depend_on_the_order_of_the_records() -> None:
     records = [*catalog_records()]
     for seed in range(3):
         random.Random(seed).shuffle(records)
-        assert Table.of(records) == catalog_table()
+        assert DispatchTable.of(records) == catalog_table()
 
 
 def test_of_equal_estimates_the_kernel_on_atoms_is_chosen() -> None:
     record = next(one for one in catalog_records() if one["arch"] == "sm_80")
     twin = {**record, "symbol": record["symbol"].replace("_xor", "_aaa"), "spec": {**record["spec"], "form": "dsl"}}
-    assert [row.symbol for row in Table.of([twin, record]).rows] == [record["symbol"], twin["symbol"]]
+    assert [row.symbol for row in DispatchTable.of([twin, record]).rows] == [record["symbol"], twin["symbol"]]
 
 
 def test_every_record_is_one_row_of_the_group_of_its_architecture_and_kind() -> None:
@@ -94,7 +94,7 @@ def test_a_record_of_which_nothing_can_be_estimated_is_named(change: dict) -> No
     record = catalog_records()[0]
     spec = {**record["spec"], **change}
     with pytest.raises(LibraryError, match=record["symbol"]):
-        Table.of([{**record, "spec": {name: value for name, value in spec.items() if value is not None}}])
+        DispatchTable.of([{**record, "spec": {name: value for name, value in spec.items() if value is not None}}])
 
 
 def test_rows_need_the_workspace_that_launches_do() -> None:
@@ -112,7 +112,7 @@ def test_kinds_that_differ_have_codes_that_differ(one: Kind, other: Kind) -> Non
 def test_only_accumulation_may_be_better_than_asked_for(offered: Kind, wanted: Kind) -> None:
     order = ("f32", "f16_promoted", "f16")
     same = dataclasses.replace(offered, acc="f32") == dataclasses.replace(wanted, acc="f32")
-    assert serves(offered.code, wanted.code) == (same and order.index(offered.acc) <= order.index(wanted.acc))
+    assert kind_supports(offered.code, wanted.code) == (same and order.index(offered.acc) <= order.index(wanted.acc))
 
 
 def test_an_unknown_word_is_refused_with_those_there_are() -> None:
@@ -129,7 +129,7 @@ def test_an_unknown_word_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize("number", sorted(TYPICAL))
 def test_a_way_is_the_best_form_of_code_that_runs(arch: str, number: int) -> None:
     capability = divmod(number, 10)
-    way = way_of(arch, capability)
+    way = code_match(arch, capability)
     assert (way in (EXACT, COMPATIBLE)) == cubin_runs(arch, capability)
     assert (way is not None) == (cubin_runs(arch, capability) or ptx_runs(arch, capability))
     assert (way == EXACT) == (arch.strip("sm_a") == str(number))
@@ -138,11 +138,11 @@ def test_a_way_is_the_best_form_of_code_that_runs(arch: str, number: int) -> Non
 def test_code_of_its_own_goes_before_compatible_code_and_that_before_ptx() -> None:
     wanted = SelectionQuery(Kind(), 512, 512, 512)
     assert choose(wanted, Target.typical("sm_89")).symbol.startswith("hgemm_sm89_")
-    without_89 = Table.of(record for record in catalog_records() if record["arch"] != "sm_89")
+    without_89 = DispatchTable.of(record for record in catalog_records() if record["arch"] != "sm_89")
     found = choose(wanted, Target.typical("sm_89"), without_89)
-    assert found.way == COMPATIBLE and found.code == "cubin" and found.symbol.startswith(("hgemm_sm86_", "hgemm_sm80_"))
+    assert found.code_match == COMPATIBLE and found.code == "cubin" and found.symbol.startswith(("hgemm_sm86_", "hgemm_sm80_"))
     found = choose(wanted, Target.typical("sm_100"))
-    assert found.way == PTX and found.code == "ptx"
+    assert found.code_match == PTX and found.code == "ptx"
 
 
 # ---- What is chosen -------------------------------------------------------------------------------------------------
@@ -154,21 +154,21 @@ def test_what_is_chosen_serves_and_costs_least_among_what_runs_best(wanted: Sele
     table = catalog_table()
     found = Selector(table, target).find(wanted)
     serving = [
-        (way_of(group.arch, target.capability), row)
+        (code_match(group.arch, target.capability), row)
         for group in table.groups
         for row in table.rows[group.first : group.first + group.count]
-        if way_of(group.arch, target.capability) is not None
-        and serves(group.kind, wanted.kind.code)
-        and row_serves(row, wanted, target)
+        if code_match(group.arch, target.capability) is not None
+        and kind_supports(group.kind, wanted.kind.code)
+        and row_supports(row, wanted, target)
     ]
     if found is None:
         assert not serving
         return
-    assert (found.way, found.row) in serving
-    assert found.way == min(way for way, _ in serving)
+    assert (found.code_match, found.row) in serving
+    assert found.code_match == min(way for way, _ in serving)
     assert found.workspace_bytes <= wanted.workspace_bytes
-    peers = [row for way, row in serving if way == found.way]
-    costs = [clocks(row, wanted, target) for row in peers]
+    peers = [row for way, row in serving if way == found.code_match]
+    costs = [estimate_clocks(row, wanted, target) for row in peers]
     assert found.clocks == min(costs) and found.row == peers[costs.index(min(costs))]
 
 
@@ -195,9 +195,9 @@ def test_the_variant_takes_the_problem_that_it_was_chosen_for(m: int, n: int, k:
         check(problem, traits)
 
 
-def mma_sync_table() -> Table:
+def mma_sync_table() -> DispatchTable:
     """Return the table of the catalog's kernels for sm_90 that do without wgmma."""
-    return Table.of(record for record in catalog_records() if record["arch"] == "sm_90")
+    return DispatchTable.of(record for record in catalog_records() if record["arch"] == "sm_90")
 
 
 def test_shapes_get_the_tiles_that_suit_them() -> None:
@@ -231,39 +231,39 @@ def test_wgmma_is_taken_where_it_can_be() -> None:
 def test_no_variant_is_told_with_what_is_missing() -> None:
     selector = Selector(catalog_table(), H200)
     told = "no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --types f16 --layout tn --activation gelu"
-    with pytest.raises(UnfitError, match=f"{told} --add` makes one"):
+    with pytest.raises(UnsupportedError, match=f"{told} --add` makes one"):
         selector.choose(SelectionQuery(Kind(activation="gelu"), 1, 1, 1))
-    with pytest.raises(UnfitError, match="--arch 90 --types f16:f32 --layout nt --bias row --add` makes one"):
+    with pytest.raises(UnsupportedError, match="--arch 90 --types f16:f32 --layout nt --bias row --add` makes one"):
         selector.choose(SelectionQuery(Kind("nt", dtype_d="f32", bias="row"), 1, 1, 1))
     for types in (("f16", "bf16"), ("f32", "f32")):
-        with pytest.raises(UnfitError, match="A and B are both f16, both bf16, or f32 multiplied as tf32"):
+        with pytest.raises(UnsupportedError, match="A and B are both f16, both bf16, or f32 multiplied as tf32"):
             selector.choose(SelectionQuery(Kind("tn", *types), 1, 1, 1))
     with pytest.raises(
-        UnfitError,
+        UnsupportedError,
         match=r"takes 64x64x64: (\d+) of \1 need more shared memory .a CTA has 4096 B., \d+ of \1 need more work",
     ):
         Selector(catalog_table(), Target((9, 0), 132, 4096)).choose(SelectionQuery(Kind(), 64, 64, 64))
     with pytest.raises(
-        UnfitError, match="1 of 1 need more alignment .A, B and D have 1, 8 and 8 elements.; `hgemm cover"
+        UnsupportedError, match="1 of 1 need more alignment .A, B and D have 1, 8 and 8 elements.; `hgemm cover"
     ):
         wgmma = [record for record in catalog_records() if "_sm90a_tn_" in record["symbol"]][:1]
-        Selector(Table.of(wgmma), H200).choose(SelectionQuery(Kind(), 64, 64, 64, align_a=1))
-    only_80 = Selector(Table.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
-    with pytest.raises(UnfitError, match="no variant runs on sm_90: the library has sm_120"):
+        Selector(DispatchTable.of(wgmma), H200).choose(SelectionQuery(Kind(), 64, 64, 64, align_a=1))
+    only_80 = Selector(DispatchTable.of(r for r in catalog_records() if r["arch"] == "sm_120"), H200)
+    with pytest.raises(UnsupportedError, match="no variant runs on sm_90: the library has sm_120"):
         only_80.choose(SelectionQuery(Kind(), 1, 1, 1))
 
 
 def test_more_tiles_than_a_launch_has_are_not_served_and_no_variant_would() -> None:
     wanted = SelectionQuery(Kind(), 2**31 - 1024, 2**31 - 1024, 1)
     assert choose(wanted) is None
-    with pytest.raises(UnfitError, match=r": (\d+) of \1 need fewer CTA tiles .2147483647 at most.[^;]*$"):
+    with pytest.raises(UnsupportedError, match=r": (\d+) of \1 need fewer CTA tiles .2147483647 at most.[^;]*$"):
         Selector(catalog_table(), H200).choose(wanted)
 
 
 def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:
     (plan,) = sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "split_k_cluster:4"}]).plans
     split = record_of(emit(plan, templates_folder()))
-    table = Table.of([*catalog_records(), split])
+    table = DispatchTable.of([*catalog_records(), split])
     found = choose(SelectionQuery(Kind(), 128, 128, 2**16), table=table)
     assert found.symbol == split["symbol"] and found.workspace_bytes == 0
     assert choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol != split["symbol"]
@@ -272,8 +272,8 @@ def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -
 # ---- Measurements ---------------------------------------------------------------------------------------------------
 
 
-def measured_table(tmp_path: Path, results: list, **header: object) -> Table:
-    return Table.of(keyed_records(), [measured.write(tmp_path, results, **header)])
+def measured_table(tmp_path: Path, results: list, **header: object) -> DispatchTable:
+    return DispatchTable.of(keyed_records(), [measured.write(tmp_path, results, **header)])
 
 
 def keyed_records() -> list[dict]:
@@ -283,7 +283,7 @@ def keyed_records() -> list[dict]:
 @pytest.fixture(scope="module")
 def served() -> list[str]:
     """The variants of the catalog for sm_90 that serve a large problem, the one of least estimate first."""
-    return [choice.symbol for choice in Selector(catalog_table(), H200).ranked(SQUARE) if choice.way == EXACT]
+    return [choice.symbol for choice in Selector(catalog_table(), H200).ranked(SQUARE) if choice.code_match == EXACT]
 
 
 def test_what_was_compared_at_a_problem_decides_there(tmp_path: Path, served: list[str]) -> None:
@@ -291,7 +291,7 @@ def test_what_was_compared_at_a_problem_decides_there(tmp_path: Path, served: li
     order = {"hgemm_gone": 1.0, served[3]: 2.0, served[5]: 1.9}
     table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), order)])
     found = choose(SQUARE, table=table)
-    assert (found.symbol, found.rule, found.near.extents) == (served[3], MEASURED, (4096, 4096, 4096, 1))
+    assert (found.symbol, found.rule, found.nearest.extents) == (served[3], MEASURED, (4096, 4096, 4096, 1))
     assert found.clocks == next(c.clocks for c in Selector(table, H200).ranked(SQUARE) if c.symbol == served[3])
     for other in (dataclasses.replace(SQUARE, kind=Kind(acc="f16")), dataclasses.replace(SQUARE, align_a=1)):
         assert choose(other, table=table) == choose(other) and choose(other).rule == ESTIMATED
@@ -304,7 +304,7 @@ def test_near_a_measured_problem_estimates_are_corrected(tmp_path: Path, served:
     table = measured_table(tmp_path, [(measured.problem(4096, 4096, 4096), fast(served, served[2]))])
     near = SelectionQuery(Kind(), 4095, 4000, 5000)
     found = choose(near, table=table)
-    assert (found.symbol, found.rule, found.near.extents) == (served[2], NEAR, (4096, 4096, 4096, 1))
+    assert (found.symbol, found.rule, found.nearest.extents) == (served[2], NEAR, (4096, 4096, 4096, 1))
     few = Target.typical("sm_90", 114)  # the same there, but for the very problem
     assert (choose(SQUARE, few, table).rule, choose(SQUARE, few, table).symbol) == (NEAR, served[2])
     assert served[0] in {choice.symbol for choice in Selector(table, H200).ranked(near)}
@@ -329,7 +329,7 @@ def test_of_several_devices_the_one_with_about_as_many_sms_counts(tmp_path: Path
         measured.write(tmp_path, [(measured.problem(4096, 4096, 4096), fast(served, served[at]))], sms=sms)
         for at, sms in ((1, 100), (2, 120))
     ]
-    table = Table.of(keyed_records(), sessions)
+    table = DispatchTable.of(keyed_records(), sessions)
     for sms, at, rule in ((100, 1, MEASURED), (60, 1, NEAR), (110, 1, NEAR), (111, 2, NEAR), (120, 2, MEASURED)):
         found = choose(SQUARE, Target.typical("sm_90", sms), table)
         assert (found.symbol, found.rule) == (served[at], rule), sms
@@ -354,5 +354,5 @@ def test_costs_grow_with_the_problem_and_never_pass_the_limit() -> None:
             [SelectionQuery(Kind(), 2**9, 2**9, 2**12, 2**i) for i in range(20)],
             [SelectionQuery(Kind(), 2**9, 2**9, 2**12, straddling=i) for i in range(3)],
         ):
-            found = [clocks(row, wanted, H200) for wanted in grown]
+            found = [estimate_clocks(row, wanted, H200) for wanted in grown]
             assert found == sorted(found) and found[-1] <= LIMIT

@@ -16,7 +16,7 @@ from generator.proof.proving import LAUNCHES, adversaries_of, judge
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import Options, Trial
+from hgemm.verify import CheckOptions, Trial
 
 WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "stream_k", "cluster": "1x1"}
 VARIANTS = {
@@ -77,7 +77,7 @@ def test_any_number_of_workers_computes_d(name: str, host_toolchain: HostToolcha
 
 def d_of(kernel: EmulatedKernel, case: Case, workers: int, adversary: Adversary) -> bytes:
     alone = replace(kernel, workers=workers, adversaries=(adversary,), reports=[])
-    trial = Trial(alone, case, HostMemory(), Options(data=("normal",), twice=False), "normal")
+    trial = Trial(alone, case, HostMemory(), CheckOptions(data=("normal",), twice=False), "normal")
     try:
         trial.prepare()
         found, complaint = trial.launch(trial.problem())

@@ -16,8 +16,8 @@ from hgemm.arrays import View
 from hgemm.errors import ProblemError, RequestError
 from hgemm.kernel import problem_of
 from hgemm.launch_traits import LaunchTraits
-from hgemm.matmul import Options, kinds
-from hgemm.problem import Kind, word_of
+from hgemm.matmul import MatmulOptions, matching_kinds
+from hgemm.problem import Kind, kind_word
 
 S4 = {"arch": "sm_80", "tile": "128x64x32", "warp_tile": "32x32", "stages": "1", "smem": "none", "mma": "m16n8k8"}
 """The tile of the tensor-core puzzle: 8 warps, one stage, no padding."""
@@ -71,9 +71,9 @@ def test_arrays_of_f32_are_multiplied_as_tf32() -> None:
     with pytest.raises(
         ProblemError, match="A is f32, of whose 24 significant bits tensor cores multiply 11: allow that"
     ):
-        next(kinds(views, Options()))
-    (kind,) = kinds(views, Options(precision="tf32"))
-    assert kind == Kind("tt", "tf32", "tf32", "f32") and word_of(kind.code, "dtype_a") == "tf32"
+        next(matching_kinds(views, MatmulOptions()))
+    (kind,) = matching_kinds(views, MatmulOptions(precision="tf32"))
+    assert kind == Kind("tt", "tf32", "tf32", "f32") and kind_word(kind.code, "dtype_a") == "tf32"
     traits = LaunchTraits.of(record(layout="tt", dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
     problem = problem_of(traits, views)
     assert (problem.lda, problem.ldb, problem.ldd) == (16, 48, 48)

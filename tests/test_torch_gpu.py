@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_matmul_gpu import make_library
 
-from hgemm.errors import UnfitError
+from hgemm.errors import UnsupportedError
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def test_opcheck_passes(ours, activation: str) -> None:
     x, w = halves((64, 128), (96, 128))
     try:
         torch.library.opcheck(torch.ops.hgemm.matmul.default, (x, w.t()), {"activation": activation})
-    except UnfitError as error:
+    except UnsupportedError as error:
         pytest.skip(str(error))
 
 
@@ -56,7 +56,7 @@ def test_gradients_are_those_of_torch(ours, activation: str, compiled: bool) -> 
     call = torch.compile(block, fullgraph=True) if compiled else block
     try:
         y = call(x, w)
-    except UnfitError as error:
+    except UnsupportedError as error:
         pytest.skip(str(error))
     expected = after(linear(x.double(), w.double()))
     assert close(y, expected)

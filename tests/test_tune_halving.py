@@ -17,7 +17,7 @@ from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work
 from hgemm.dispatch_table import kind_of, row_of
 from hgemm.launch_traits import LaunchTraits
-from hgemm.measured import Problem
+from hgemm.measured import MeasuredProblem
 from hgemm.selection_query import Target
 from hgemm.tune.problem import FIRST_SAMPLES, Ranking, decide, halve, is_open
 from hgemm.tune.runner import plainness
@@ -42,7 +42,7 @@ class Replayed:
         return self.times_us[name] * (1 + self.noise * abs(self.rng.gauss(0, 1)))
 
 
-def tuned(problem: Problem, noise: float, seed: int, candidates: Sequence[str] | None = None) -> str:
+def tuned(problem: MeasuredProblem, noise: float, seed: int, candidates: Sequence[str] | None = None) -> str:
     """Tune one problem as hgemm.tune.problem does, on a replayed device."""
     times_us = MEASURED.times_us[problem]
     device = Replayed(times_us, noise, seed)
@@ -145,7 +145,7 @@ def ranking() -> Ranking:
     return Ranking(rows, Target.typical("sm_90"))
 
 
-def work_of(problem: Problem) -> Work:
+def work_of(problem: MeasuredProblem) -> Work:
     return Work(*problem.extents)
 
 

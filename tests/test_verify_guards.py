@@ -18,7 +18,7 @@ from hgemm.device import open_device
 from hgemm.dtypes import DTYPES, decode
 from hgemm.errors import DeviceError, RequestError
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import CANARY, Check, Operand, Options, Place, draw, places, run, stored, verify
+from hgemm.verify import CANARY, Check, CheckOptions, Operand, OperandLayout, draw, operand_layouts, run, stored, verify
 
 CASE = Case(Shape(33, 49, 21), loose=True)
 VARIANTS = {
@@ -48,7 +48,7 @@ def kernel_of(driver: FakeDriver, document: dict, *faults: str) -> Kernel:
 
 
 def checked(driver: FakeDriver, document: dict, case: Case, *faults: str, **options) -> Check:
-    return verify(kernel_of(driver, document, *faults), case, open_device(), Options(**options))
+    return verify(kernel_of(driver, document, *faults), case, open_device(), CheckOptions(**options))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -57,7 +57,7 @@ def test_a_right_kernel_passes_every_default_case(driver: FakeDriver, name: str)
     cases = default_cases(kernel.traits, resident_ctas=6)
     assert len(cases) >= 12
     for case in cases:
-        found = verify(kernel, case, open_device(), Options(data=("integer",)))
+        found = verify(kernel, case, open_device(), CheckOptions(data=("integer",)))
         assert found.passed, found
     assert not driver.memory and not driver.contexts
 
@@ -178,7 +178,7 @@ def test_default_cases_are_legal_for_every_tile(tile: str) -> None:
     traits = replace(LaunchTraits.of(record()), tile_m=m, tile_n=n, tile_k=k)
     for case in default_cases(traits, 264):
         assert min(case.shape.m, case.shape.n, case.shape.k, case.shape.batch) >= 1
-        for place in places(traits, case).values():
+        for place in operand_layouts(traits, case).values():
             assert place.leading % place.align == 0 and place.batch_stride % place.align == 0
 
 
@@ -212,7 +212,7 @@ def test_operands_are_stored_as_the_layout_says(layout: str) -> None:
     traits = LaunchTraits.of(record(layout=layout))
     operands = draw(traits, CASE, "normal", np.random.default_rng(0))
     numbers = stored(traits, operands)
-    for name, place in places(traits, CASE).items():
+    for name, place in operand_layouts(traits, CASE).items():
         if name in ("a", "b"):
             assert numbers[name].shape == (1, place.rows, place.columns)
     a = decode(numbers["a"], "f16")
@@ -223,7 +223,7 @@ def test_the_canary_is_no_number_in_any_type(driver: FakeDriver) -> None:
     words = np.full(4, CANARY, "<u2")
     for name, dtype in DTYPES.items():
         assert np.isnan(decode(words.view(dtype.storage), name)).all()
-    operand = Operand(open_device(), Place(3, 5, 8, 2, 40, "f32", 4))
+    operand = Operand(open_device(), OperandLayout(3, 5, 8, 2, 40, "f32", 4))
     operand.fill(np.ones((2, 3, 5), np.float32))
     found, complaint = operand.written(operand.download())
     assert (found == 1).all() and not complaint and not operand.unwritten(found).any()

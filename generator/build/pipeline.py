@@ -22,7 +22,7 @@ from generator.errors import BuildError, LibraryError, ProofError
 from generator.expectation import expectation_of
 from generator.naming import symbol_of
 from generator.plan import Plan
-from generator.store.files import temporary_name, told, write_folder
+from generator.store.files import disk_errors, temporary_name, write_folder
 from generator.store.library import Library
 from hgemm.library import is_symbol
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, SOURCE_NAMES, Record
@@ -227,7 +227,7 @@ def keep_failure(library: Path, source: str, source_name: str, error: BuildError
     Raises: LibraryError where the folder cannot be written.
     """
     place = library / FAILED_NAME / error.symbol
-    with told("write", place):
+    with disk_errors("write", place):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_folder(place, {source_name: source.encode(), LOG_NAME: error.log.encode()}, lambda name: True)
     return BuildError(error.symbol, error.log, place / source_name, place / LOG_NAME)
@@ -412,7 +412,7 @@ def _lost(plan: Plan, lost: Lost) -> Outcome:
 
 def _require_writable(folder: Path) -> None:
     """Raises: LibraryError where nothing can be written to `folder`, before anything is compiled in vain."""
-    with told("write", folder):
+    with disk_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / temporary_name()
         probe.touch()

@@ -12,10 +12,10 @@ from generator.emit import Kernel, emit
 from generator.errors import RequestError
 from generator.options import Texts
 from generator.spec import spec_hash
-from generator.store.files import told, write_folder
+from generator.store.files import disk_errors, write_folder
 from generator.store.library import is_ours
 from generator.sweep import read_spec_file, sweep
-from hgemm.disk import write_whole
+from hgemm.disk import write_atomically
 
 FOLDER = Path(__file__).resolve().parent
 ALL = "all"
@@ -100,11 +100,11 @@ def _hash(text: str) -> str:
 def write_lock(folder: Path, kernels: Iterable[Kernel]) -> bool:
     """Write the lock file of a catalog to a folder; return whether it changed. Raises: LibraryError where the disk refuses."""
     place, text = folder / LOCK, lock_text(kernels)
-    with told("write", place):
+    with disk_errors("write", place):
         if place.is_file() and place.read_text(encoding="ascii") == text:
             return False
         folder.mkdir(parents=True, exist_ok=True)
-    write_whole(place, text.encode(), "FOLDER")
+    write_atomically(place, text.encode(), "FOLDER")
     return True
 
 
@@ -117,7 +117,7 @@ def write_sources(folder: Path, kernels: Iterable[Kernel]) -> list[Path]:
     for kernel in kernels:
         place, name = folder / kernel.symbol, kernel.source_name
         text = kernel.source.encode()
-        with told("write", place):
+        with disk_errors("write", place):
             if (place / name).is_file() and (place / name).read_bytes() == text:
                 continue
             folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from generator.plan import Plan
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
 from generator.tables import to_text
-from hgemm.library import refuse_file
+from hgemm.library import reject_file
 from hgemm.record import Scalar
 
 _OF_RECORDS = "registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes".split()
@@ -54,7 +54,7 @@ def run(options: dict[str, Any]) -> int:
         click.echo(
             f"generate: the planned tiles differ ({', '.join(tiles)}): name --tile to compare like with like", err=True
         )
-    refuse_file(options["library"])
+    reject_file(options["library"])
     settings = Settings(
         library=Library(options["library"]),
         templates=templates_folder(),

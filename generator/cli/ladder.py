@@ -30,7 +30,7 @@ from hgemm.bench.runner import write_document
 from hgemm.bench.work import Work, grid
 from hgemm.cases import Shape
 from hgemm.device import Device, cubin_runs, open_device
-from hgemm.disk import require_writable, write_whole
+from hgemm.disk import require_writable, write_atomically
 from hgemm.errors import DeviceError
 from hgemm.kernel import Kernel
 
@@ -74,9 +74,9 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
         raise LibraryError("no ladder was measured" + (f": {document['lost']}" if document.get("lost") else ""))
     click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
     if options["csv"]:
-        write_whole(options["csv"], csv_text(document["ladders"]).encode(), "--csv")
+        write_atomically(options["csv"], csv_text(document["ladders"]).encode(), "--csv")
     if form:
-        write_whole(options["to"], curve(document, form), "--to")
+        write_atomically(options["to"], curve(document, form), "--to")
     for written in filter(None, (options["keep"], options["csv"], options["to"])):
         click.echo(f"hgemm: wrote {written}", err=True)
     if document.get("lost"):

@@ -19,7 +19,7 @@ from generator.build.pipeline import Outcome, Settings, make
 from generator.build.toolchain import templates_folder
 from generator.cli.options import SIZE, Fields, Symbol, filter_options, json_option, kind_options, library_option
 from generator.cli.output import card, progress, tell_left_out
-from generator.errors import HgemmError, LibraryError, ProofError, RequestError, unknown
+from generator.errors import HgemmError, LibraryError, ProofError, RequestError, unknown_word
 from generator.export.c_library import ExportOptions, export, missing_tool
 from generator.export.cover import SORTS, Hole, computes, holes, kinds_of, promised_types
 from generator.store.library import Library
@@ -29,13 +29,13 @@ from generator.sweep import sweep
 from generator.tables import counted, fitting, to_csv, to_text
 from hgemm.device import open_device
 from hgemm.dispatch_table import COMPATIBLE, EXACT
-from hgemm.errors import DeviceError, on
+from hgemm.errors import DeviceError, library_suffix
 from hgemm.library import Variant, open_library, scan
-from hgemm.measured import ONE, STEP_BITS, distance
+from hgemm.octave_grid import FACTOR_ONE, STEP_BITS, distance
 from hgemm.problem import LAYOUTS, MAX_EXTENT, Kind, Problem
 from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, Choice, Selector
-from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target, with_leading
+from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target, with_dense_strides
 
 DEFAULT_COLUMNS = (
     "symbol arch layout cta_tile warp_tile stages registers smem_bytes ctas_per_sm occupancy spilled "
@@ -242,7 +242,7 @@ def select_command(
     selector = open_library(library).selector(target)
     strides = {"batch_stride_a": m * k, "batch_stride_b": n * k, "batch_stride_c": m * n}
     problem = Problem(m, n, k, batch, **strides, beta=float(beta))
-    dense = SelectionQuery.of(its_kind, with_leading(problem, its_kind), most)
+    dense = SelectionQuery.of(its_kind, with_dense_strides(problem, its_kind), most)
     wanted = replace(dense, **dict.fromkeys(("align_a", "align_b", "align_d"), int(align))) if align else dense
     best = selector.choose(wanted)
     others = [choice for choice in selector.ranked(wanted) if choice.row is not best.row] if show_all else []
@@ -262,31 +262,31 @@ def _here() -> Target:
 
 
 def _why(choice: Choice, selector: Selector, wanted: SelectionQuery) -> str:
-    if choice.near is None:
+    if choice.nearest is None:
         which = "no such product" if wanted.kind.code not in selector.surveys else "none that serves it"
         return f"the least estimate of those that serve it; {which} was measured on {selector.target.name}"
     survey = selector.surveys[wanted.kind.code]
-    devices, near = " and ".join(survey.devices), choice.near
+    devices, near = " and ".join(survey.devices), choice.nearest
     if choice.rule == MEASURED:
         return f"the best of {len(near.order)} that were compared at this very problem on {devices}"
     octaves = distance(near.point, wanted.point) / (1 << STEP_BITS)
     name = f"{near.m}x{near.n}x{near.k}" + (f"@{near.batch}" if near.batch > 1 else "")
     return (
-        f"the least of {counted(len(selector.listed(wanted)), 'estimate')}, of the best in this region, each corrected by what "
+        f"the least of {counted(len(selector.shortlist(wanted)), 'estimate')}, of the best in this region, each corrected by what "
         f"was measured around it: {name} is the nearest of {counted(len(survey.problems), 'problem')} on {devices} "
-        f"({octaves:.1f} octaves away; this one's by {choice.factor / ONE:.2f})"
+        f"({octaves:.1f} octaves away; this one's by {choice.factor / FACTOR_ONE:.2f})"
     )
 
 
 def _order(choice: Choice, selector: Selector, wanted: SelectionQuery) -> str:
     """Say what put a choice before others whatever their estimates: how its code runs, where theirs runs otherwise."""
-    ways = {other.way for other in selector.ranked(wanted)}
-    return f"; {_FIRST[choice.way]}" if len(ways) > 1 else ""
+    ways = {other.code_match for other in selector.ranked(wanted)}
+    return f"; {_FIRST[choice.code_match]}" if len(ways) > 1 else ""
 
 
 def _select_row(choice: Choice) -> dict[str, Any]:
     row = {name: getattr(choice, name) for name in _COLUMNS if name != "rule"} | {"rule": _RULES[choice.rule]}
-    return row | ({"near": list(choice.near.extents)} if choice.near else {})
+    return row | ({"near": list(choice.nearest.extents)} if choice.nearest else {})
 
 
 # ==== `hgemm cover`: what no variant of a library serves, and the least set of variants that closes the holes ====
@@ -345,7 +345,7 @@ def cover_command(
     kinds = kinds_of(asked, *map(_words, (layout, bias, activation)))
     for word in _words(align):
         if word not in _ALIGNS:
-            raise unknown("--align", word, _ALIGNS)
+            raise unknown_word("--align", word, _ALIGNS)
     aligns = [*map(int, _words(align))]
 
     counts = {name: sum(computes(name, kind) for kind in kinds) for name in archs}
@@ -473,7 +473,7 @@ _UNNAMED = "the default is cc; without a compiler only the sources are written"
 
 
 def _how(library: Path) -> str:
-    verify = f"hgemm verify{on(library)}"
+    verify = f"hgemm verify{library_suffix(library)}"
     return f"`{verify} --emulate` proves those in C++, `{verify} --device` checks any on a GPU"
 
 

@@ -23,9 +23,8 @@ from generator.cli.options import (
     list_option,
     spec_options,
 )
-from generator.errors import HgemmError, nearest
-from hgemm.command_line import line_of
-from hgemm.errors import DeprecatedWord
+from generator.errors import HgemmError, closest_words
+from hgemm.errors import DeprecatedWord, usage_line
 
 VERBS = {
     "bench": ("device", "Variants timed beside cuBLASLt, in pairs, in one process."),
@@ -243,7 +242,7 @@ class _Verbs(click.Group):
 def _no_verb(name: str, verbs: list[str]) -> str:
     if name == "generate":
         return "`generate` is a command of its own: leave hgemm out."
-    near = nearest(name, verbs, cutoff=0.5)
+    near = closest_words(name, verbs, cutoff=0.5)
     return f"No verb '{name}'." + (f" Did you mean '{near[0]}'?" if near else "")
 
 
@@ -290,7 +289,7 @@ def _run(command: click.Command, program: str, arguments: list[str]) -> int:
         error.show()  # the help
         return error.exit_code
     except click.UsageError as error:
-        click.echo(line_of(error, program), err=True)
+        click.echo(usage_line(error, program), err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo(f"{program}: interrupted", err=True)

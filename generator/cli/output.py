@@ -23,7 +23,7 @@ from generator.store.library import Library
 from generator.store.query import Selection, left_out
 from generator.sweep import Candidate, Sweep
 from generator.tables import cell, counted
-from hgemm.errors import on
+from hgemm.errors import library_suffix
 from hgemm.library import Variant
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
         ("sass", dict(sorted(data["sass"].items(), key=lambda item: (-item[1], item[0])))),
         ("traits", shown_traits),
         ("plan", planned),
-        ("proof", proof or {"none yet": f"hgemm verify --emulate{on(variant.folder.parent)}"}),
+        ("proof", proof or {"none yet": f"hgemm verify --emulate{library_suffix(variant.folder.parent)}"}),
         ("toolchain", {**data["toolchain"], "options": " ".join(data["toolchain"]["options"])}),
         ("seconds", seconds),
         ("files", files),

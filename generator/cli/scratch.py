@@ -17,7 +17,7 @@ import click
 
 from generator.build.pipeline import failures_of
 from generator.store.library import Library
-from hgemm.library import refuse_file
+from hgemm.library import reject_file
 
 scratch_library_option = click.option(
     "--library",
@@ -34,7 +34,7 @@ def scratch_library(folder: Path | None) -> Iterator[Library]:
     Raises: LibraryError where a file is named.
     """
     if folder is not None:
-        refuse_file(folder)
+        reject_file(folder)
         yield Library(folder)
         return
     with _terminated_in_order():

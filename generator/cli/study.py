@@ -38,7 +38,7 @@ from generator.store.library import Library
 from generator.store.query import Selection, resolve_one
 from generator.sweep import Sweep, sweep_of
 from generator.tables import to_text
-from hgemm.disk import write_whole
+from hgemm.disk import write_atomically
 from hgemm.errors import DeviceError
 
 _EXPLAIN_HELP = """Explain what a request, or a variant of a library, comes to, and build nothing.
@@ -191,7 +191,7 @@ def draw_command(symbol: str, library: Path, to: Path | None) -> None:
     if to is None:
         click.echo(picture, nl=False)
     else:
-        write_whole(to, picture.encode(), "--to")
+        write_atomically(to, picture.encode(), "--to")
         click.echo(to)
 
 

@@ -16,8 +16,8 @@ from generator import __version__
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.c_sources import Images, Shortlists, pack, table_c, table_h, with_enums
-from generator.store.files import temporary_name, told
-from hgemm.dispatch_table import Table
+from generator.store.files import disk_errors, temporary_name
+from hgemm.dispatch_table import DispatchTable
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library, read_variant
 from hgemm.measured import read_sessions
@@ -212,7 +212,7 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     check_name(options.name)
     _check_place(to)
     records = [library.records[symbol].data for symbol in options.symbols]
-    table = Table.of(records, read_sessions(library.folder))
+    table = DispatchTable.of(records, read_sessions(library.folder))
     images = pack(library, (row.symbol for row in table.rows), options.compressed)
     traits = {record["symbol"]: LaunchTraits.of(record) for record in records}
     digest = hashlib.sha256(images.blob + json.dumps(table.to_dict(), sort_keys=True).encode()).hexdigest()
@@ -235,7 +235,7 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
         "compiler": compiler,
         "variants": {record["symbol"]: record["key"] for record in records},
     }
-    with told("write", to, "--to"):
+    with disk_errors("write", to, "--to"):
         _write(to, files, manifest, options)
     return Export(to, options.name, len(table.rows), archs, len(images.blob), compiler)
 
@@ -256,7 +256,7 @@ def _filled(text: str, words: dict[str, str]) -> str:
 
 
 def _table_source(
-    table: Table, shortlists: Shortlists, traits: dict[str, LaunchTraits], images: Images, name: str
+    table: DispatchTable, shortlists: Shortlists, traits: dict[str, LaunchTraits], images: Images, name: str
 ) -> str:
     """Return table.c, renamed except for the kernels: their symbols are inside the images."""
     lines = table_c(table, shortlists, traits, images).splitlines(keepends=True)

@@ -10,14 +10,14 @@ from itertools import accumulate
 
 from generator.build.toolchain import INSTALL
 from generator.errors import HgemmError
-from hgemm.dispatch_table import Group, Row, Table
+from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
 from hgemm.launch import OPERANDS
-from hgemm.launch_traits import LaunchTraits, MapRule
+from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library
-from hgemm.measured import REGIONS, Listed, region_of
+from hgemm.octave_grid import REGIONS, Shortlist, region_of
 from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES
-from hgemm.shortlists import Lists
+from hgemm.shortlists import RegionShortlists
 
 # ==== images.bin: the code of all kernels ====
 
@@ -157,19 +157,19 @@ class Shortlists:
     """
 
     regions: tuple[int, ...]
-    lists: tuple[Listed, ...]
+    lists: tuple[Shortlist, ...]
 
     @classmethod
-    def of(cls, table: Table) -> Shortlists:
+    def of(cls, table: DispatchTable) -> Shortlists:
         """Compute them for all surveys of a table. Raises ValueError if the table has more than MAX_LISTED_ROW rows."""
         if len(table.rows) > MAX_LISTED_ROW:
             raise ValueError(
                 f"the table has {len(table.rows)} kernels; shortlists can refer to {MAX_LISTED_ROW} at most"
             )
-        places: dict[Listed, int] = {}
+        places: dict[Shortlist, int] = {}
         regions = []
         for survey in table.surveys:
-            of_survey = Lists(table, survey)
+            of_survey = RegionShortlists(table, survey)
             measured = {region_of(one.point, straddling) for one in survey.problems for straddling in (0, 1)}
             for region in range(REGIONS):
                 place = places.setdefault(of_survey.at(region), len(places))
@@ -177,7 +177,7 @@ class Shortlists:
         return cls(tuple(regions), tuple(places))
 
 
-def table_h(table: Table, shortlists: Shortlists, version: str) -> str:
+def table_h(table: DispatchTable, shortlists: Shortlists, version: str) -> str:
     """Return table.h, the sizes of the table and of the enumerations."""
     sizes = {
         "GROUP_COUNT": len(table.groups),
@@ -206,7 +206,7 @@ def table_h(table: Table, shortlists: Shortlists, version: str) -> str:
     )
 
 
-def table_c(table: Table, shortlists: Shortlists, traits: Mapping[str, LaunchTraits], images: Images) -> str:
+def table_c(table: DispatchTable, shortlists: Shortlists, traits: Mapping[str, LaunchTraits], images: Images) -> str:
     """Return table.c, the table of kernels. Raises ValueError if a coefficient is not below MAX_CLOCKS."""
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
@@ -264,7 +264,7 @@ def _row(row: Row, traits: LaunchTraits, images: Images) -> str:
     return "{" + ", ".join(words) + "}"
 
 
-def _map_rule(rule: MapRule | None) -> str:
+def _map_rule(rule: TensorMapRule | None) -> str:
     return f"{{{{{', '.join(map(str, rule.box))}}}, {rule.swizzle_bytes}}}" if rule else "{{0}, 0}"
 
 
@@ -272,14 +272,14 @@ def _code(code: Code) -> str:
     return f"{{{code.offset}, {code.size}, 0x{code.crc32:08x}}}"
 
 
-def _surveys(table: Table) -> Iterator[str]:
+def _surveys(table: DispatchTable) -> Iterator[str]:
     first = 0
     for survey in table.surveys:
         yield f"{{{survey.capability}, {survey.sms}, 0x{survey.kind:07x}, {first}, {len(survey.problems)}}}"
         first += len(survey.problems)
 
 
-def _measurements(table: Table) -> Iterator[str]:
+def _measurements(table: DispatchTable) -> Iterator[str]:
     first = 0
     for survey in table.surveys:
         for problem in survey.problems:

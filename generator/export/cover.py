@@ -9,10 +9,10 @@ from itertools import product
 
 from generator.arch import ARCHS
 from generator.layouts import PIECE_BYTES
-from hgemm.dispatch_table import Table
-from hgemm.dtypes import DTYPES, in_memory
+from hgemm.dispatch_table import DispatchTable
+from hgemm.dtypes import DTYPES, stored_dtype
 from hgemm.errors import RequestError
-from hgemm.problem import Kind, word_of
+from hgemm.problem import Kind, kind_word
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -82,18 +82,18 @@ def kinds_of(
         dtype, _, dtype_d = text.partition(":")
         if dtype == "f32":
             raise RequestError(f"kernels multiply f32 as tf32 only: use {text.replace('f32', 'tf32', 1)}")
-        found.append(Kind(layout, dtype, dtype, dtype_d or in_memory(dtype), "f32", bias, activation))
+        found.append(Kind(layout, dtype, dtype, dtype_d or stored_dtype(dtype), "f32", bias, activation))
     return found
 
 
-def promised_types(table: Table) -> list[str]:
+def promised_types(table: DispatchTable) -> list[str]:
     """Return the default types: f16 and bf16, and tf32 if the library has a kernel for it."""
-    there = {word_of(group.kind, "dtype_a") for group in table.groups}
+    there = {kind_word(group.kind, "dtype_a") for group in table.groups}
     return ["f16", "bf16", *(["tf32"] if "tf32" in there else [])]
 
 
 def holes(
-    table: Table, archs: Iterable[str], kinds: Sequence[Kind], aligns: Sequence[int], beta: bool
+    table: DispatchTable, archs: Iterable[str], kinds: Sequence[Kind], aligns: Sequence[int], beta: bool
 ) -> Iterator[Hole]:
     """Yield the holes of a library on a typical GPU of each architecture. Types that an architecture lacks are skipped.
 

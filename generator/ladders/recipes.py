@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from generator.arch import parse_arch
-from generator.errors import RequestError, nearest
+from generator.errors import RequestError, closest_words
 from generator.options import Texts
 from generator.spec import Tile
 from generator.sweep import over, read_toml, texts_in
@@ -206,7 +206,7 @@ def find(globs: str) -> list[Step]:
     paths = [step.path for step in steps()]
     for pattern in patterns or [""]:
         if not fnmatch.filter(paths, pattern):
-            near = nearest(pattern, paths, cutoff=0.6)
+            near = closest_words(pattern, paths, cutoff=0.6)
             hint = f"did you mean '{near[0]}'?" if near else "`hgemm ladder` lists them"
             raise RequestError(f"no recipe is named '{pattern}': {hint}")
     return [step for step in steps() if any(fnmatch.fnmatchcase(step.path, pattern) for pattern in patterns)]

@@ -12,7 +12,7 @@ from generator.proof.machine import EmulatedKernel, HostMemory, measured_case
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.dtypes import DTYPES
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import Options, Trial
+from hgemm.verify import CheckOptions, Trial
 
 _PLACEMENT_WARP = 32
 
@@ -163,7 +163,7 @@ def _issuers(traits: LaunchTraits, spec: Mapping[str, Any]) -> int:
 def _counted(kernel: EmulatedKernel, k_tiles: int) -> Report:
     case = measured_case(kernel.traits, k_tiles)
     alone = replace(kernel, adversaries=(_ADVERSARY,), workers=1, reports=[])
-    trial = Trial(alone, case, HostMemory(), Options(data=("integer",), twice=False), "integer")
+    trial = Trial(alone, case, HostMemory(), CheckOptions(data=("integer",), twice=False), "integer")
     try:
         trial.check()
     finally:
@@ -196,7 +196,7 @@ def _conflicts(site: Site) -> int:
 
 def _loads(traits: LaunchTraits, operand: str) -> int:
     """Return how often each byte of a k-tile is asked for where rows begin off 16 bytes: shifted pieces come out of two."""
-    return 2 if traits.shifts(operand) else 1
+    return 2 if traits.copies_unaligned(operand) else 1
 
 
 def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], mma_per_tile: int) -> Iterator[str]:

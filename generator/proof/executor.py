@@ -21,7 +21,7 @@ from pathlib import Path
 
 from generator.build.toolchain import cuda_include, cutlass_include, in_whole_cute, version_of
 from generator.errors import BuildError, HgemmError, first_error
-from generator.store.files import temporary_name, told
+from generator.store.files import disk_errors, temporary_name
 from hgemm.disk import TEMPORARY, is_stale
 from hgemm.errors import DeviceError
 
@@ -348,7 +348,7 @@ def place(folder: Path, text: str = "") -> Path:
 
     Raises: LibraryError where the folder cannot be written.
     """
-    with told("write to the cache", folder, OPTION):
+    with disk_errors("write to the cache", folder, OPTION):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / temporary_name()
         path.touch(exist_ok=False)
@@ -359,7 +359,7 @@ def place(folder: Path, text: str = "") -> Path:
 def keep(made: Path, name: str) -> Path:
     """Give a finished object its name; another process may have made the same one meanwhile. Raises: LibraryError."""
     path = made.with_name(name)
-    with told("write to the cache", made.parent, OPTION):
+    with disk_errors("write to the cache", made.parent, OPTION):
         os.replace(made, path)
     return path
 

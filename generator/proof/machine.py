@@ -120,7 +120,7 @@ def regions(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Regio
 
 def _beside(traits: LaunchTraits, operand: str, k_major: bool) -> int:
     """Return what may be read beside an operand's elements."""
-    return (0 if k_major else abi.PADDING_READABLE) | (abi.MATRIX_READABLE if traits.shifts(operand) else 0)
+    return (0 if k_major else abi.PADDING_READABLE) | (abi.MATRIX_READABLE if traits.copies_unaligned(operand) else 0)
 
 
 def _region(matrix: Matrix, flags: int) -> Region:

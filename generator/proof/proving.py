@@ -14,7 +14,7 @@ from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding,
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases
 from hgemm.cases import Case, Shape, cases_of
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import Check, Options, verify
+from hgemm.verify import Check, CheckOptions, verify
 
 LAUNCHES = (
     ("late", "ahead_low"),
@@ -128,7 +128,7 @@ def _judged(kernel: EmulatedKernel, cases: list[Case], seed: int) -> Iterator[Ju
 def judge(kernel: EmulatedKernel, case: Case, seed: int) -> Judged:
     """Check one case: its numbers as on a device, and what the executor found while it ran."""
     alone = replace(kernel, adversaries=adversaries_of(str(case), seed), reports=[])
-    check = verify(alone, case, HostMemory(), Options(seed=seed))
+    check = verify(alone, case, HostMemory(), CheckOptions(seed=seed))
     found = [(adversary, finding) for adversary, report in alone.reports for finding in report.findings]
     if not found:
         return Judged(**asdict(check), numbers_passed=check.passed)

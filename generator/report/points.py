@@ -10,7 +10,7 @@ from typing import Any
 
 from generator.errors import LibraryError
 from hgemm.bench.work import WORK, Work
-from hgemm.measured import Result, Session, Time
+from hgemm.measured import Result, Session, VariantTime
 from hgemm.record import NAME, TEXT, Mismatch, fields, integer, list_of, map_of, number, plain
 
 _SCHEMA = 1
@@ -158,7 +158,7 @@ def _of_session(session: Session, result: Result) -> Point:
     )
 
 
-def _in_rounds(times: Sequence[Time]) -> Sequence[Time]:
+def _in_rounds(times: Sequence[VariantTime]) -> Sequence[VariantTime]:
     """Return those that were timed in rounds, or all where none was."""
     return [time for time in times if time.rounds] or times
 

@@ -10,10 +10,10 @@ from generator.ladders.results import read as read_ladders
 from generator.ladders.results import require_matplotlib
 from generator.report.page import Entry, Report, read_entries
 from generator.report.points import of_sessions, read_bench
-from generator.store.files import told
+from generator.store.files import disk_errors
 from generator.store.library import Library
 from generator.store.query import Selection, nothing_matches, select_rows
-from hgemm.disk import require_writable, write_whole
+from hgemm.disk import require_writable, write_atomically
 from hgemm.measured import read_sessions
 
 
@@ -53,16 +53,16 @@ def run(
         ladders=documents,
         told=[left_out + refused[0]] if refused else [],
     )
-    write_whole(to, report.html().encode(), "--to")
+    write_atomically(to, report.html().encode(), "--to")
     yield to
     if png is not None:
         yield from _pictures(report, png)
 
 
 def _pictures(report: Report, folder: Path) -> Iterator[Path]:
-    with told("write", folder, "--png"):
+    with disk_errors("write", folder, "--png"):
         folder.mkdir(parents=True, exist_ok=True)
     for figure in report.figures:
         path = folder / f"{figure.name}.png"
-        write_whole(path, figure.png(), "--png")
+        write_atomically(path, figure.png(), "--png")
         yield path

@@ -17,15 +17,15 @@ from hgemm import disk
 from hgemm.disk import LIBRARY_OPTION, open_folder
 
 _DATABASE_REASONS = {
-    "readonly database": disk.reason_of(OSError(errno.EROFS, "")),
-    "disk is full": disk.reason_of(OSError(errno.ENOSPC, "")),
+    "readonly database": disk.disk_reason(OSError(errno.EROFS, "")),
+    "disk is full": disk.disk_reason(OSError(errno.ENOSPC, "")),
     "locked": "another process holds it: try again when that is done",
     "unable to open": "it cannot be opened: check that it is a file and its permissions",
 }
 
 
 @contextmanager
-def told(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterator[None]:
+def disk_errors(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterator[None]:
     """Turn a failure of the file system into one LibraryError line that says what to do; `option` named the place."""
     try:
         yield
@@ -36,7 +36,7 @@ def told(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterator[None
 def reason_of(error: OSError | sqlite3.Error, option: str = LIBRARY_OPTION) -> str:
     """Say why the disk or a database refused, and what to do about a place that `option` named."""
     if isinstance(error, OSError):
-        return disk.reason_of(error, option)
+        return disk.disk_reason(error, option)
     return next((reason for words, reason in _DATABASE_REASONS.items() if words in str(error)), str(error))
 
 

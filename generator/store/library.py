@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from generator.errors import LibraryError
-from generator.store.files import reason_of, told, write_folder
+from generator.store.files import disk_errors, reason_of, write_folder
 from generator.store.index import (
     EVERYTHING,
     INDEX_NAME,
@@ -28,7 +28,7 @@ from generator.store.index import (
     replace_index,
 )
 from generator.store.measurements import heal_sessions
-from hgemm.library import NoVariant, Variant, check_symbol, read_variant, require, scan, stamp_of
+from hgemm.library import MissingVariantError, Variant, check_symbol, read_variant, require_library, scan, stamp_of
 from hgemm.record import ARTEFACTS, MODULE_NAME, RECORD_NAME, Record, Scalar
 from hgemm.record import dump as dump_record
 
@@ -51,7 +51,7 @@ def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, b
         if record.files[name]["sha256"] != hashlib.sha256(content).hexdigest():
             raise LibraryError(f"{record.symbol}: the record has another SHA-256 than {name}: describe what is given")
     _refuse_collision(place, record)
-    with told("write", place):
+    with disk_errors("write", place):
         library.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(place).st_mode):
@@ -113,7 +113,7 @@ class Library:
         """Read a variant like `load`, or return None where there is none."""
         try:
             return read_variant(self.folder, symbol, verify)
-        except NoVariant:
+        except MissingVariantError:
             return None
 
     def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
@@ -144,8 +144,8 @@ class Library:
 
         Raises: LibraryError where the folder cannot be read or the index cannot be written.
         """
-        require(self.folder)
-        with told("write the index", self.folder / INDEX_NAME):
+        require_library(self.folder)
+        with disk_errors("write the index", self.folder / INDEX_NAME):
             return len(self._with_index(self._rebuild))
 
     def _rebuild(self, index: Index) -> dict[str, str]:
@@ -155,7 +155,7 @@ class Library:
 
     def orphan_rows(self) -> list[str]:
         """Return the symbols that the index names and no folder has; the next question removes them."""
-        require(self.folder)
+        require_library(self.folder)
         try:
             rows = self._with_index(Index.stamps)
         except (sqlite3.Error, OSError):
@@ -164,7 +164,7 @@ class Library:
 
     def _ask(self, question: Callable[[Index], Answer], otherwise: Callable[[], Answer]) -> Answer:
         """Answer from the index, brought up to date first, or from the folders where that cannot be."""
-        require(self.folder)
+        require_library(self.folder)
         try:
             return self._with_index(lambda index: question(self._healed(index)))
         except (sqlite3.Error, OSError) as error:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from generator.build.pipeline import failures_of, forget_failure
 from generator.errors import LibraryError
-from generator.store.files import rename_to_free, retire, told
+from generator.store.files import disk_errors, rename_to_free, retire
 from generator.store.library import Library, is_ours
 from generator.store.measurements import join
 from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
-from hgemm.library import is_symbol, read_artefact, read_record, read_variant, require, scan
+from hgemm.library import is_symbol, read_artefact, read_record, read_variant, require_library, scan
 from hgemm.measured import FOLDER
 from hgemm.record import RECORD_NAME, SOURCE_NAMES
 
@@ -62,7 +62,7 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
             for symbol in sorted(scan(folder)):
                 found.setdefault(symbol, []).append(_check(folder, symbol))
     _refuse_conflicts(found)
-    with told("write", target, "--to"):
+    with disk_errors("write", target, "--to"):
         target.mkdir(parents=True, exist_ok=True)
     require_writable(target, "--to")
     library, counts = Library(target), dict.fromkeys(("added", "replaced", "present"), 0)
@@ -82,7 +82,7 @@ def _once(sources: Iterable[Path]) -> list[Path]:
     """Return the folders without those that are named again. Raises: LibraryError where one does not exist."""
     kept: list[Path] = []
     for folder in sources:
-        require(folder)
+        require_library(folder)
         if not any(_same(folder, other) for other in kept):
             kept.append(folder)
     return kept
@@ -158,7 +158,7 @@ def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
     """
     symbols = scan(library.folder)
     orphans = [Removal(symbol, "row of a variant that is gone", 0) for symbol in library.orphan_rows()]
-    with told("clean up", library.folder):
+    with disk_errors("clean up", library.folder):
         places = [*library.folder.iterdir(), *(library.folder / FOLDER).glob(".tmp-*")]
         leavings = [path for path in sorted(places) if is_stale(path)]
         removals = [_remove_leaving(path, dry_run) for path in leavings]

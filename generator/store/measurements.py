@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.errors import LibraryError
-from generator.store.files import sync_folder, temporary_name, told
+from generator.store.files import disk_errors, sync_folder, temporary_name
 from generator.store.index import Index, Measurement
 from hgemm.library import stamp_of
 from hgemm.measured import FOLDER, Session, read_session, session_paths
@@ -82,7 +82,7 @@ class Joined:
         """Write them, each whole. Raises LibraryError where the disk refuses."""
         for session in self.sessions:
             folder = target / FOLDER
-            with told("write", folder):
+            with disk_errors("write", folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 temporary = folder / temporary_name()
                 try:

@@ -8,11 +8,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from generator.arch import ARCHS, parse_arch, parse_arch_list
-from generator.errors import LibraryError, RequestError, nearest, unknown
+from generator.errors import LibraryError, RequestError, closest_words, unknown_word
 from generator.spec import HASH_DIGITS, PARSERS, deprecated
 from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, any_like
 from generator.store.library import Library
-from hgemm.errors import on
+from hgemm.errors import library_suffix
 from hgemm.library import is_symbol
 from hgemm.record import MAX_INTEGER, PROVED, RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word, flatten
 
@@ -90,7 +90,7 @@ def check_field(name: str, known: Collection[str] | None, where: str) -> str:
     if field != lower and lower not in FIELD_ALIASES:
         deprecated(f"field {lower}", field)
     if known is not None and field not in known and not _INSTRUCTION.fullmatch(field):
-        near = nearest(field, sorted(known), count=3, cutoff=0.4)
+        near = closest_words(field, sorted(known), count=3, cutoff=0.4)
         meant = f"did you mean {', '.join(near)}? " if near else ""
         raise RequestError(f"{where} names an unknown field '{name}': {meant}`hgemm list --fields` lists them")
     return field
@@ -292,9 +292,9 @@ def choose(library: Library, names: Collection[str], selection: Selection) -> li
 
 def nothing_matches(library: Library) -> LibraryError:
     """Return the error of a selection that chooses nothing: the filters are to change, or the library is empty."""
-    made = f"`generate --catalog{on(library.folder)}` makes the shipped ones"
+    made = f"`generate --catalog{library_suffix(library.folder)}` makes the shipped ones"
     if library.rows():
-        shown = f"`hgemm list{on(library.folder)}` shows those that are"
+        shown = f"`hgemm list{library_suffix(library.folder)}` shows those that are"
         return LibraryError(f"no variant in {library.folder} matches: {shown}, {made}")
     return LibraryError(f"{library.folder} has no variants: {made}")
 
@@ -377,13 +377,13 @@ def _none(library: Library, name: str) -> list[str]:
     if _symbols(library, inside):
         raise RequestError(f"no variant in {library.folder} begins with {name!a}: did you mean '{inside}'?")
     symbols = [str(row["symbol"]) for row in library.rows()]
-    near = nearest(name, symbols, cutoff=0.3)
+    near = closest_words(name, symbols, cutoff=0.3)
     named = [path.parent for path in library.folder.glob(f"*/{SOURCE_NAME}") if path.parent.name.startswith(name)]
     texts = sorted(path.name for path in named if not (path / RECORD_NAME).exists())
     if texts:
-        told = f"of {texts[0]} only the text is there, which `generate --catalog{on(library.folder)}` compiles"
+        told = f"of {texts[0]} only the text is there, which `generate --catalog{library_suffix(library.folder)}` compiles"
         raise RequestError(f"no variant in {library.folder} is named {name!a}: {told}")
-    hint = f"did you mean {near[0]}?" if near else f"`hgemm list{on(library.folder)}` shows those that are"
+    hint = f"did you mean {near[0]}?" if near else f"`hgemm list{library_suffix(library.folder)}` shows those that are"
     raise RequestError(f"no variant in {library.folder} is named {name!a}: {hint}")
 
 
@@ -405,7 +405,7 @@ def _one_of(field: str, texts: tuple[str, ...]) -> Node:
 
 def _layout(word: str) -> str:
     if word.lower() not in LAYOUTS:
-        raise unknown("layout", word, LAYOUTS)
+        raise unknown_word("layout", word, LAYOUTS)
     return word.lower()
 
 

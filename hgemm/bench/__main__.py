@@ -8,7 +8,7 @@ import click
 
 from hgemm.bench.options import bench, bench_options
 from hgemm.bench.work import read_kernels
-from hgemm.command_line import end_with
+from hgemm.errors import run_command
 
 
 @click.command("bench")
@@ -21,4 +21,4 @@ def command(library: Path, kernels: str, **options) -> int:
 
 
 if __name__ == "__main__":
-    end_with(command, "python -m hgemm.bench")
+    run_command(command, "python -m hgemm.bench")

@@ -19,8 +19,8 @@ from hgemm.bench.work import Work, checked, grid, names, read_suite
 from hgemm.cases import Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
-from hgemm.dtypes import in_memory
-from hgemm.errors import DeviceError, RequestError, unknown
+from hgemm.dtypes import stored_dtype
+from hgemm.errors import DeviceError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.problem import MAX_EXTENT, Kind
@@ -162,7 +162,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> Plan:
     states = [word.strip() for word in options["state"].split(",") if word.strip()]
     for state in states:
         if state not in STATES:
-            raise unknown("state", state, STATES)
+            raise unknown_word("state", state, STATES)
     if options["resume"] and not options["keep"]:
         raise RequestError("--resume needs the file of an earlier run: name it with --keep")
     fields = ("seconds", "rounds", "block_ms", "turn_blocks", "burst_rounds", "finalists", "algorithms", "screen_ms")
@@ -185,7 +185,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> Plan:
 def works_of(options: dict[str, Any]) -> list[Work]:
     """Return the problems that the options name, each once a group. Raises RequestError where they name none."""
     given = {"dtype_a": options["dtype"], "dtype_b": options["dtype"], "acc": options["acc"]}
-    given["dtype_d"] = options["out"] or in_memory(options["dtype"])
+    given["dtype_d"] = options["out"] or stored_dtype(options["dtype"])
     changed = {name: value for name, value in given.items() if value}
     works: list[Work] = []
     if options["suite"]:

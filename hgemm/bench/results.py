@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from hgemm.bench.protocol import Ratio, geometric_mean
 from hgemm.bench.work import Work
-from hgemm.disk import write_whole
+from hgemm.disk import write_atomically
 
 Result = Mapping[str, Any]
 WORST = 5
@@ -165,7 +165,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(path, text.getvalue().encode(), "--csv")
+    write_atomically(path, text.getvalue().encode(), "--csv")
 
 
 def write_junit(path: Path, results: Sequence[Result]) -> None:
@@ -184,4 +184,4 @@ def write_junit(path: Path, results: Sequence[Result]) -> None:
             else:
                 ElementTree.SubElement(case, "system-out").text = line(result)
     ElementTree.indent(root)
-    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
+    write_atomically(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")

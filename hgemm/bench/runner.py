@@ -19,18 +19,18 @@ from hgemm.bench.protocol import Protocol
 from hgemm.bench.results import line
 from hgemm.bench.work import Work
 from hgemm.device import Device, driver_cuda
-from hgemm.disk import write_whole
+from hgemm.disk import write_atomically
 from hgemm.errors import DeviceError, LibraryError
 from hgemm.kernel import Kernel
-from hgemm.measured import Problem, Tested, Time, Writer
+from hgemm.measured import MeasuredProblem, MeasuredVariant, SessionWriter, VariantTime
 
 _CLOCKS = ("sm_mhz", "power_w", "temperature_c", "limited_by")
 _STATES = ("power_limit_w", "sm_mhz_max", "temperature_c")
 
 
-def problem_of(work: Work) -> Problem:
+def problem_of(work: Work) -> MeasuredProblem:
     """Return a problem as sessions have it."""
-    return Problem(**{name: value for name, value in work.plain().items() if name != "group"})
+    return MeasuredProblem(**{name: value for name, value in work.plain().items() if name != "group"})
 
 
 def as_in_rounds(result: Mapping[str, Any]) -> dict[str, float]:
@@ -66,12 +66,12 @@ class Recorder:
         figures = {name: one for name, one in result["figures"].items() if name in self._kernels}
         finalists = sorted(figures, key=lambda name: (name != result["ours"], figures[name]["time_us"]))
         paired = [
-            (name, Time(0, figures[name]["time_us"], figures[name]["spread_us"], figures[name]["rounds"]))
+            (name, VariantTime(0, figures[name]["time_us"], figures[name]["spread_us"], figures[name]["rounds"]))
             for name in finalists
             if name not in result["refused"]
         ]
         screened = {name: us for name, us in as_in_rounds(result).items() if name in self._kernels}
-        others = [(name, Time(0, us)) for name, us in screened.items() if name not in figures and us > 0]
+        others = [(name, VariantTime(0, us)) for name, us in screened.items() if name not in figures and us > 0]
         telemetry = result.get("telemetry") or {}
         self._session().add(
             problem_of(Work(**result["work"])),
@@ -91,12 +91,12 @@ class Recorder:
         if self._writer:
             self._writer.close()
 
-    def _tested(self, name: str) -> Tested:
+    def _tested(self, name: str) -> MeasuredVariant:
         record = self._kernels[name].record
         toolchain = {key: value for key, value in record.get("toolchain", {}).items() if key != "options"}
-        return Tested(name, record["key"], toolchain)
+        return MeasuredVariant(name, record["key"], toolchain)
 
-    def _session(self) -> Writer:
+    def _session(self) -> SessionWriter:
         if self._writer is None:
             device, state = self._stand.device, self._stand.telemetry.state()
             header = {
@@ -109,7 +109,7 @@ class Recorder:
                 "seed": self._stand.seed,
             }
             given = {name: value for name, value in self._header.items() if value is not None}
-            self._writer = Writer(self._library, **header, **given)
+            self._writer = SessionWriter(self._library, **header, **given)
         return self._writer
 
 
@@ -278,7 +278,7 @@ def _keep(plan: Plan, document: dict[str, Any]) -> None:
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
     """Write a document as JSON, whole. Raises LibraryError where the disk refuses."""
-    write_whole(path, (json.dumps(document, indent=1) + "\n").encode(), "--keep")
+    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), "--keep")
 
 
 def _left_over(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]) -> list[tuple[Work, str]]:

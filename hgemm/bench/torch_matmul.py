@@ -10,7 +10,7 @@ from hgemm.bench.measure import BASELINE
 from hgemm.bench.operands import Operands
 from hgemm.bench.work import Work
 from hgemm.device import Device
-from hgemm.dtypes import in_memory
+from hgemm.dtypes import stored_dtype
 from hgemm.errors import DeviceError, HgemmError
 
 
@@ -78,7 +78,7 @@ class TorchMatmul:
         pointer = operands.blocks[name] + at * place.pitch * place.item
         memory = _Memory(pointer, place.batch * place.stride * place.item)
         dtype = {"f16": self.torch.float16, "bf16": self.torch.bfloat16, "f32": self.torch.float32}[
-            in_memory(place.dtype)
+            stored_dtype(place.dtype)
         ]
         flat = self.torch.as_tensor(memory, device=f"cuda:{self.ordinal}").view(dtype)
         shape = (place.rows, place.columns)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hgemm.cases import Shape
 from hgemm.dtypes import DTYPES, OUTPUTS
-from hgemm.errors import LibraryError, RequestError, unknown
+from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import MAX_EXTENT
@@ -102,7 +102,7 @@ def checked(work: Work) -> Work:
     known = {"layout": LAYOUTS, "dtype_a": DTYPES, "dtype_b": DTYPES, "acc": ACCUMULATORS, "dtype_d": OUTPUTS}
     for name, values in known.items():
         if getattr(work, name) not in values:
-            raise unknown(f"{work.group}: {name}", getattr(work, name), values)
+            raise unknown_word(f"{work.group}: {name}", getattr(work, name), values)
     Shape.parse(str(work.shape))
     return work
 

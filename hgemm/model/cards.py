@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hgemm.errors import LibraryError, RequestError, nearest
+from hgemm.errors import LibraryError, RequestError, closest_words
 from hgemm.record import NAME, TEXT, Mismatch, fields, integer, map_of, number, text
 
 FOLDER = Path(__file__).with_name("tables")
@@ -126,7 +126,7 @@ def card_named(name: str) -> Card:
     words = re.sub(r"nvidia|geforce|tesla", "", "".join(parts))
     found = [key for key in card_keys() if words == key or words.startswith((f"{key}sxm", f"{key}pcie"))]
     if not found:
-        near = nearest(words, card_keys(), cutoff=0.6)
+        near = closest_words(words, card_keys(), cutoff=0.6)
         hint = f"did you mean {near[0]}? " if near else ""
         raise RequestError(f"device {name!a} has no table: {hint}known are {', '.join(card_keys())}")
     return card(found[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hgemm.bench.work import read_kernels
-from hgemm.command_line import end_with
+from hgemm.errors import run_command
 from hgemm.tune.options import tune, tune_options
 from hgemm.tune.runner import Prebuilt
 
@@ -26,4 +26,4 @@ def command(library: Path, kernels: str, **options) -> int:
 
 
 if __name__ == "__main__":
-    end_with(command, "python -m hgemm.tune")
+    run_command(command, "python -m hgemm.tune")

@@ -12,11 +12,12 @@ from typing import Any
 from hgemm.bench.measure import OURS, Race, Sample, Stand, Variant, open_race
 from hgemm.bench.protocol import Ratio, figures, round_times
 from hgemm.bench.work import Work
-from hgemm.dispatch_table import Extents, Row, clocks
+from hgemm.dispatch_table import Extents, Row, estimate_clocks
 from hgemm.kernel import Kernel
-from hgemm.measured import ONE, Nearby, Problem, point
+from hgemm.measured import MeasuredProblem
+from hgemm.octave_grid import FACTOR_ONE, Corrections, point
 from hgemm.problem import Kind
-from hgemm.selection import row_serves
+from hgemm.selection import row_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 Sampler = Callable[[Sequence[str], int], Mapping[str, Sequence[float]]]
@@ -83,13 +84,13 @@ class Ranking:
         self._learnt: dict[Kind, dict[Extents, Mapping[str, float]]] = {}
         self._best: dict[tuple[Kind, Extents], Sequence[str]] = {}
 
-    def learn(self, problem: Problem, times_us: Mapping[str, float], order: Sequence[str] = ()) -> None:
+    def learn(self, problem: MeasuredProblem, times_us: Mapping[str, float], order: Sequence[str] = ()) -> None:
         """Take note of times on one problem, and of an order there, the best first."""
         wanted = SelectionQuery.dense(problem.kind, problem.extents)
         rows = {symbol: self.rows[symbol][1] for symbol in times_us if symbol in self.rows}
         if rows and not wanted.straddling:  # those say little of others
             self._learnt.setdefault(problem.kind, {})[problem.extents] = {
-                symbol: times_us[symbol] / clocks(row, wanted, self.target) for symbol, row in rows.items()
+                symbol: times_us[symbol] / estimate_clocks(row, wanted, self.target) for symbol, row in rows.items()
             }
         self._best[problem.kind, problem.extents] = [symbol for symbol in order if symbol in rows]
 
@@ -106,9 +107,9 @@ class Ranking:
         kind = _kind(work)
         wanted = SelectionQuery.dense(kind, work.extents)
         estimates = {
-            symbol: clocks(row, wanted, self.target)
+            symbol: estimate_clocks(row, wanted, self.target)
             for symbol, (its_kind, row) in self.rows.items()
-            if its_kind == kind and row_serves(row, wanted, self.target) and (among is None or symbol in among)
+            if its_kind == kind and row_supports(row, wanted, self.target) and (among is None or symbol in among)
         }
         corrected = self._corrected(kind, work, estimates)
         first = self._best.get((kind, work.extents), ())[:AGAIN]
@@ -122,8 +123,8 @@ class Ranking:
         if not learnt:
             return {}
         here = point(*work.extents)
-        found = Nearby([point(*extents) for extents in learnt], [*learnt.values()]).factors(here)
-        return {symbol: estimate * found.get(symbol, ONE) / ONE for symbol, estimate in estimates.items()}
+        found = Corrections([point(*extents) for extents in learnt], [*learnt.values()]).factors(here)
+        return {symbol: estimate * found.get(symbol, FACTOR_ONE) / FACTOR_ONE for symbol, estimate in estimates.items()}
 
 
 def _kind(work: Work) -> Kind:

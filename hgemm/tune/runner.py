@@ -26,12 +26,12 @@ from hgemm.bench.results import line
 from hgemm.bench.runner import Recorder, as_in_rounds, heading, problem_of, time_left
 from hgemm.bench.work import Work
 from hgemm.device import Device
-from hgemm.disk import told
-from hgemm.dispatch_table import kind_of, order_of, row_of
+from hgemm.disk import disk_errors
+from hgemm.dispatch_table import kind_of, row_of, row_order
 from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
-from hgemm.measured import FOLDER, STATE, Problem, Session, read_sessions, standings
+from hgemm.measured import DISPATCH_STATE, FOLDER, MeasuredProblem, Session, best_known, read_sessions
 from hgemm.selection_query import Target
 from hgemm.tune.problem import Ranking, tune
 
@@ -75,7 +75,7 @@ class Prebuilt:
 
 def plainness(traits: LaunchTraits) -> tuple[Any, ...]:
     """Return by what variants are sorted of which none is faster: fewer splits, smaller clusters, the table's order."""
-    return traits.splits, traits.cluster_ctas, order_of(traits)
+    return traits.splits, traits.cluster_ctas, row_order(traits)
 
 
 # ==== A whole tuning: problem after problem, each recorded at once in the library, within a budget, resumable ====
@@ -158,7 +158,7 @@ def run(plan: Plan, supply: Supply, device: Device, tell: Tell) -> dict[str, Any
                 document["lost"] = str(error)
                 break
             except DeviceError as error:  # such as too little memory for the operands
-                result = {"work": work.plain(), "state": STATE, "refused": {"all": str(error)}}
+                result = {"work": work.plain(), "state": DISPATCH_STATE, "refused": {"all": str(error)}}
             document["results"].append(result)
             recorder.know(kernels)
             recorder.add(result)
@@ -172,7 +172,7 @@ def run(plan: Plan, supply: Supply, device: Device, tell: Tell) -> dict[str, Any
 
 def _watch(plan: Plan, stack: ExitStack) -> Watch:
     folder = plan.library / FOLDER
-    with told("write", folder):
+    with disk_errors("write", folder):
         folder.mkdir(exist_ok=True)
     watch = Watch(folder / f"{plan.run}-{plan.part[0]}", plan.limit_s)
     stack.callback(watch.stop)
@@ -182,7 +182,7 @@ def _watch(plan: Plan, stack: ExitStack) -> Watch:
 def _hung(plan: Plan, watch: Watch) -> list[str]:
     """Return the variants that the run did not come back from, however often it was resumed; they are kept in a file."""
     path = plan.library / FOLDER / f"{plan.run}.hung"
-    with told("write", path), path.open("a+", encoding="utf-8") as file:
+    with disk_errors("write", path), path.open("a+", encoding="utf-8") as file:
         if watch.unfinished():
             file.write(watch.unfinished() + "\n")
         file.seek(0)
@@ -207,11 +207,11 @@ def _left_over(plan: Plan, mine: Sequence[Session]) -> list[Work]:
 def _learn(supply: Supply, sessions: Sequence[Session], device: Device) -> None:
     """Take note of what earlier sessions say of devices like this one."""
     here = (device.capability[0] * 10 + device.capability[1], device.sms)
-    problems: dict[tuple[int, ...], Problem] = {}
+    problems: dict[tuple[int, ...], MeasuredProblem] = {}
     for session in sessions:
         for result in session.results:
             problems[(result.problem.kind.code, *result.problem.extents)] = result.problem
-    for place, found in standings(sessions, supply.keys).items():
+    for place, found in best_known(sessions, supply.keys).items():
         if place[:2] == here:
             supply.ranking.learn(problems[place[2:]], found.times_us, found.order)
 
@@ -269,13 +269,13 @@ def in_parts(count: int, seed: int, as_json: bool) -> int:
         )
         for at, name in enumerate(names, 1)
     ]
-    told = [threading.Thread(target=_relay, args=(process.stderr, name)) for process, name in zip(processes, names)]
+    disk_errors = [threading.Thread(target=_relay, args=(process.stderr, name)) for process, name in zip(processes, names)]
     answers: list[str] = [""] * count
     read = [threading.Thread(target=_read, args=(process.stdout, answers, at)) for at, process in enumerate(processes)]
-    for thread in (*told, *read):
+    for thread in (*disk_errors, *read):
         thread.start()
     try:
-        for thread in (*told, *read):
+        for thread in (*disk_errors, *read):
             thread.join()
         statuses = [abs(process.wait()) for process in processes]
     finally:
