@@ -15,7 +15,7 @@ from generator.build.inspect import find_nvdisasm
 from generator.build.toolchain import INSTALL, OWN_HEADERS, headers, templates_folder, version_of
 from generator.emit import ENTRY_HEADERS
 from generator.errors import HgemmError, LibraryError
-from generator.proof.executor import NoCompiler, NoneInstalled
+from generator.proof.executor import NoCompiler, NoCompilerInstalled
 from generator.proof.jobs import host_toolchain
 from generator.store.library import Library
 from hgemm.library import scan
@@ -116,7 +116,7 @@ def _host_compiler() -> Iterator[Check]:
     try:
         yield Check("host compiler", OK, str(host_toolchain().compiler))
     except NoCompiler as error:  # only proving kernels on the CPU needs one, so that none is no failure
-        yield Check("host compiler", WARN if isinstance(error, NoneInstalled) else FAIL, *_parted(str(error)))
+        yield Check("host compiler", WARN if isinstance(error, NoCompilerInstalled) else FAIL, *_parted(str(error)))
 
 
 def _gpu() -> Iterator[Check]:

@@ -525,7 +525,7 @@ def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: P
 
 @pytest.mark.parametrize(
     ("named", "found"),
-    [("/nowhere/g++", "CXX names /nowhere/g++, which is not here: "), ("/bin/true", "/bin/true makes no C++17 shared")],
+    [("/nowhere/g++", "CXX is /nowhere/g++, which is not installed: "), ("/bin/true", "/bin/true does not build a C++17 shared")],
 )
 def test_doctor_and_verify_say_the_same_of_a_host_compiler(
     capsys, monkeypatch, small_library: Library, named: str, found: str

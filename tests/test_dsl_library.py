@@ -109,7 +109,7 @@ def test_a_module_is_shown_and_reported(library: Library, words: list[str], exit
 
 def test_an_export_has_its_code_and_with_sources_is_refused(library: Library) -> None:
     refused = call(library, "export", "--uncompressed", "--source", "--to", "with_source")
-    assert "nvcc does not compile" in str(refused.exception) and refused.exception.exit_code == 2
+    assert "nvcc cannot compile" in str(refused.exception) and refused.exception.exit_code == 2
     need_compiler()
     assert call(library, "export", "--uncompressed", "--to", "exported").exit_code == 0
     packed = (library.folder.parent / "exported" / "src" / "images.bin").read_bytes()

@@ -24,9 +24,9 @@ from generator.proof.executor import (
     find_compiler,
     includes_of,
     includes_of_file,
-    keep,
-    kept,
-    place,
+    add_to_cache,
+    cached,
+    temporary_file,
     require_working,
     trim,
 )
@@ -80,23 +80,23 @@ def test_a_compiler_is_looked_for(fake: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_a_compiler_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NoCompiler, match=r"no C\+\+ compiler here \(g\+\+, clang\+\+\).*install g\+\+ 12.*CXX") as told:
+    with pytest.raises(NoCompiler, match=r"needs a C\+\+ compiler \(g\+\+, clang\+\+\).*install g\+\+ 12.*CXX") as told:
         find_compiler()
     assert told.value.exit_code == 1 and "\n" not in str(told.value)
-    with pytest.raises(NoCompiler, match="CXX names no-such, which is not here"):
+    with pytest.raises(NoCompiler, match="CXX is no-such, which is not installed"):
         find_compiler("no-such --flag")
 
 
 def test_what_is_no_compiler_is_refused() -> None:
-    with pytest.raises(NoCompiler, match="as no compiler does"):
+    with pytest.raises(NoCompiler, match="so it is not a compiler"):
         find_compiler("/bin/false")
 
 
 def test_a_compiler_that_makes_nothing_to_load_is_told_in_one_line(host_compiler: HostCompiler, fake: Path) -> None:
     require_working(host_compiler, TEMPLATES)
-    with pytest.raises(NoCompiler, match="makes no C.*17 shared object that can be loaded .*probe.cpp.*error: .*CXX"):
+    with pytest.raises(NoCompiler, match="does not build a C.*17 shared object that loads .*probe.cpp.*error: .*CXX"):
         require_working(replace(host_compiler, command=(*host_compiler.command, "-fno-exceptions")), TEMPLATES)
-    with pytest.raises(NoCompiler, match=r"fake\+\+ makes no .* \(OSError: .*CXX") as told:
+    with pytest.raises(NoCompiler, match=r"fake\+\+ does not build .* \(OSError: .*CXX") as told:
         require_working(find_compiler(str(fake)), TEMPLATES)
     assert str(told.value).isprintable()
 
@@ -126,7 +126,7 @@ def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, mo
     subject = proving.Subject("hgemm_x", "text", {}, 0)
     path = host_toolchain(fake).executable("hgemm_x", "text")
     path.write_bytes(b"")
-    with pytest.raises(ProofError, match=r"what .*fake\+\+ .* makes cannot be loaded \(.*: name another in CXX"):
+    with pytest.raises(ProofError, match=r"the output of .*fake\+\+ .* cannot be loaded \(.*: set CXX to another"):
         proving.load(subject, host_toolchain(fake))
     assert len(calls(fake)) == 4 and path.read_text() == "object\n"  # the executor and the variant, twice
     path.write_bytes(b"")
@@ -218,21 +218,21 @@ def test_the_cache_lies_where_the_user_says() -> None:
 
 def test_what_was_not_used_for_long_is_dropped(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "old", "oldest")):
-        made = place(tmp_path)
+        made = temporary_file(tmp_path)
         made.write_bytes(b"x" * 100)
-        path = keep(made, name)
+        path = add_to_cache(made, name)
         os.utime(path, (1e9 - age, 1e9 - age))
-    assert kept(tmp_path, "oldest") and kept(tmp_path, "none") is None  # now it is the newest
+    assert cached(tmp_path, "oldest") and cached(tmp_path, "none") is None  # now it is the newest
     left = tmp_path / temporary_name().replace(str(os.getpid()), "999999999")
     left.write_bytes(b"x" * 7)
-    assert trim(tmp_path, kept_bytes=200) == 107
+    assert trim(tmp_path, max_bytes=200) == 107
     assert {path.name for path in tmp_path.iterdir()} == {"new", "oldest"}
 
 
 def test_a_cache_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LibraryError, match="cannot write to the cache"):
-        place(tmp_path / "file" / "cache")
+        temporary_file(tmp_path / "file" / "cache")
 
 
 def test_the_templates_of_the_executor_are_shipped() -> None:

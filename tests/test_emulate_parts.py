@@ -12,7 +12,7 @@ from simulated import record
 from generator.layouts import OperandTile, read_conflicts, write_conflicts
 from generator.proof import executor as abi
 from generator.proof.costs import copy_conflicts, placement_of
-from generator.proof.executor import Adversary, Finding, Launch, Report, report_of
+from generator.proof.executor import Adversary, Finding, Launch, Report
 from generator.proof.machine import (
     PERSISTENT_CTAS,
     EmulatedKernel,
@@ -22,7 +22,7 @@ from generator.proof.machine import (
     measured_case,
     regions,
 )
-from generator.proof.proving import LAUNCHES, adversaries_of, judge
+from generator.proof.proving import LAUNCHES, adversaries_of, check_case
 from generator.spec import Smem
 from hgemm.cases import Case, Shape
 from hgemm.errors import LibraryError
@@ -79,20 +79,20 @@ VARIANTS = {
 def test_a_right_kernel_passes_every_default_case(name: str) -> None:
     kernel = kernel_of(VARIANTS[name])
     for case in default_cases(kernel.traits, stages=3):
-        judged = judge(kernel, case, seed=0)
+        judged = check_case(kernel, case, seed=0)
         assert judged.passed and judged.numbers_passed and not judged.findings, judged
 
 
 def test_the_numbers_are_judged_as_on_a_device() -> None:
     wrong = kernel_of(record(), "drops an element of k")
-    judged = judge(wrong, CASE, seed=5)
+    judged = check_case(wrong, CASE, seed=5)
     alone = EmulatedKernel(wrong.traits, wrong.executable, adversaries_of(str(CASE), 5))
     assert not judged.passed and not judged.numbers_passed
     assert judged.reason == verify(alone, CASE, HostMemory(), CheckOptions(seed=5)).reason
 
 
 def test_a_finding_fails_a_case_whose_numbers_are_right() -> None:
-    judged = judge(kernel_of(record(), report=replace(CLEAN, findings=(RACE,))), CASE, seed=1)
+    judged = check_case(kernel_of(record(), report=replace(CLEAN, findings=(RACE,))), CASE, seed=1)
     assert not judged.passed and judged.numbers_passed and len(judged.findings) == len(LAUNCHES)
     first = adversaries_of(str(CASE), 1)[0]
     assert judged.reason == f"race at operand.cuh:7: thread 1 and thread 2 (3 times) ({first})"
@@ -101,7 +101,7 @@ def test_a_finding_fails_a_case_whose_numbers_are_right() -> None:
 
 def test_every_case_meets_every_adversary_and_a_seed_replays_them() -> None:
     kernel = kernel_of(record())
-    judge(kernel, CASE, seed=3)
+    check_case(kernel, CASE, seed=3)
     met = [adversary for _, adversary in kernel.executable.runs]
     assert met == list(adversaries_of(str(CASE), 3)) and met[0].timing == "late" and met[0].order == "ahead_low"
     assert [(one.timing, one.order) for one in met] == list(LAUNCHES)
@@ -123,16 +123,16 @@ def test_every_operand_is_a_region_with_its_rights() -> None:
             fields[f"ld{name}"] = place.leading
     problem = Problem(33, 49, 20, 2, workspace=1 << 24, alpha=1.0, beta=0.5, **fields)
     found = {region.name: region for region in regions(traits, problem, grid=8)}
-    assert {*found} == {"A", "B", "C", "bias", "D", "counters", "partial sums"}
+    assert {*found} == {"A", "B", "C", "bias", "D", "counters", "partial results"}
     assert found["A"].flags == abi.READABLE | abi.INITIALISED | abi.PADDING_READABLE  # m is contiguous
     assert found["B"].flags == found["C"].flags == abi.READABLE | abi.INITIALISED
     assert found["D"].flags == abi.WRITABLE | abi.WRITE_ONCE
     shifting = replace(traits, copy="ldg_sts_unaligned", align_a=8, align_b=1)
     shifted = {region.name: region for region in regions(shifting, problem, grid=8)}
     assert {name for name, region in shifted.items() if region.flags & abi.MATRIX_READABLE} == {"B"}
-    assert not found["partial sums"].flags & abi.INITIALISED and found["counters"].flags & abi.INITIALISED
+    assert not found["partial results"].flags & abi.INITIALISED and found["counters"].flags & abi.INITIALISED
     assert (found["D"].rows, found["D"].row_bytes, found["D"].batches) == (33, 98, 2)
-    assert found["partial sums"].base == found["counters"].base + found["counters"].row_bytes
+    assert found["partial results"].base == found["counters"].base + found["counters"].row_bytes
 
 
 def test_a_persistent_variant_has_fewer_ctas_than_tiles() -> None:
@@ -147,7 +147,7 @@ def test_stream_k_may_touch_the_places_of_the_ctas_of_its_grid_only() -> None:
     problem = Problem(traits.tile_m, traits.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=traits.tile_n)
     for workers in (1, 7):
         launch = launch_of(traits, replace(problem, workspace=1 << 24), workers)
-        (sums,) = (region for region in launch.regions if region.name == "partial sums")
+        (sums,) = (region for region in launch.regions if region.name == "partial results")
         assert (launch.grid_x, sums.row_bytes) == (workers, workers * traits.partial_bytes_per_cta)
 
 
@@ -175,7 +175,7 @@ def test_a_report_is_read() -> None:
         "sites": [{"file": "f", "kind": "cp_async", "space": "both", **site}],
         "counters": {"steps": 4},
     }
-    report = report_of(document)
+    report = Report.of_json(document)
     assert (
         str(report.findings[0]) == "race at f:2: m (3 times)" and report.sites[0].bytes == report.counters["steps"] - 3
     )

@@ -12,7 +12,7 @@ from generator.build.toolchain import templates_folder
 from generator.emit import emit
 from generator.proof.executor import Adversary, Executable, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
-from generator.proof.proving import LAUNCHES, adversaries_of, judge
+from generator.proof.proving import LAUNCHES, adversaries_of, check_case
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
@@ -71,7 +71,7 @@ def test_any_number_of_workers_computes_d(name: str, host_toolchain: HostToolcha
         ]
     ):
         case = Case(shape_of(kernel.traits, tiles, extent), alpha=2.0, beta=(0.0, 0.25)[at % 2], loose=at % 3 == 0)
-        judged = judge(replace(kernel, workers=workers), case, seed=at)
+        judged = check_case(replace(kernel, workers=workers), case, seed=at)
         assert judged.passed, (workers, judged.reason)
 
 

@@ -1,4 +1,4 @@
-"""What the layouts say of a variant's shared memory before anything runs: the bank conflicts of copies and reads."""
+"""Costs of a k-tile: bank conflicts predicted from the layouts, and costs counted in a run, which must agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACEMENT_WARP = 32
 
 @dataclass(frozen=True)
 class Placement:
-    """Both operands of a variant of the mma.sync family, and the warps that share a CTA tile."""
+    """The shared-memory layouts of both operands of an mma.sync kernel, and the warps that share a CTA tile."""
 
     a: OperandTile
     b: OperandTile
@@ -29,21 +29,21 @@ class Placement:
 
     @property
     def read_conflicts(self) -> int:
-        """Conflicts of a k-tile's fragments: every row of warps reads all of A's columns, and every column B's."""
+        """Return the bank conflicts of reading the fragments of a k-tile, over all warps."""
         return read_conflicts(self.a) * self.warps_n + read_conflicts(self.b) * self.warps_m
 
     @property
     def copies_are_even(self) -> bool:
-        """Whether whole warps have chunks in every pass of every copy, or none.
+        """Tell whether, in every pass of every copy, either all lanes of a warp copy a chunk or none do.
 
-        Where a lane has none it goes on to its next chunk at once, and a count by source lines takes lanes of two passes for
-        one instruction; the compiler's code has an instruction for each pass.
+        Otherwise the counts cannot be compared: lanes without a chunk run ahead to the next pass, and the executor counts lanes of
+        two passes at the same source line as one instruction. Compiled code has an instruction for each pass.
         """
         return all(_is_even(tile, self.threads) for tile in (self.a, self.b))
 
     @property
     def copy_conflicts(self) -> int:
-        """Conflicts of copying a k-tile in."""
+        """Return the bank conflicts of copying a k-tile to shared memory."""
         return sum(copy_conflicts(tile, self.threads) for tile in (self.a, self.b))
 
 
@@ -62,7 +62,7 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
 
 
 def copy_conflicts(tile: OperandTile, threads: int) -> int:
-    """Return the bank conflicts of copying one stage, pass after pass, warp after warp, a chunk a thread.
+    """Return the bank conflicts of copying one stage. In each pass, each thread copies one chunk.
 
     The passes are those of OperandCopy in templates/mma_sync/operand.cuh.
     """
@@ -93,30 +93,30 @@ def _is_even(tile: OperandTile, threads: int) -> bool:
 
 
 def _chunk(tile: OperandTile, thread: int, per_row: int, row_step: int) -> tuple[int, int] | None:
-    """Return the (row, column) of a thread's chunk in a pass, or None where it has none."""
+    """Return the (row, column) of a thread's chunk in a pass, or None if it has no chunk."""
     row, column = thread // per_row, thread % per_row * tile.chunk
     return (row, column) if row < row_step else None
 
 
-# ==== What a k-tile costs, counted on the addresses of a real launch, and held against the layouts and the plan ====
+# ==== Costs, counted on the addresses of a launch ====
 
 
 _ADVERSARY = Adversary("late", "round_robin", 1)
 _BARRIER, _MMA = "cta_barrier", "mma"
 _COSTS_WARP = 32
 _UNPLACED = ("tma", "by_hand")
-"""Copies of which the layouts do not say where each thread's go: TMA's, and those of kernels that are written by hand."""
+"""Copies whose bank conflicts are not predicted: those of the TMA, and of handwritten kernels."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What one CTA does for a k-tile, and around its mainloop.
+    """The costs of one CTA: per k-tile, and outside the mainloop.
 
-    Units: `mma_per_tile` counts the tensor instructions of a warp, or of a warpgroup for wgmma; sectors are 32 bytes of
-        global memory; conflicts are passes of shared memory beyond the fewest that the accesses could take.
+    Units: `mma_per_k_tile` counts tensor instructions per warp, or per warpgroup for wgmma; sectors are 32 bytes of global
+        memory; conflicts are passes of shared memory beyond the minimum.
     """
 
-    mma_per_tile: float
+    mma_per_k_tile: float
     barriers_per_k_tile: float
     bytes_per_k_tile: float
     read_conflicts_per_k_tile: float
@@ -127,7 +127,7 @@ class Costs:
 
 
 def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[dict[str, Any]]]:
-    """Run and count both launches; return the costs, and what each source line of the longer one did."""
+    """Count two launches with k-tiles that differ by one. Return the costs, and the sites of the longer launch."""
     shorter, longer = (_counted(kernel, int(spec["stages"]) + extra) for extra in (1, 2))
     ctas = kernel.traits.splits * kernel.traits.cluster_ctas
     before = {_key(site): site for site in shorter.sites}
@@ -137,7 +137,7 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
     touching = [site for site in longer.sites if site.sectors]
     requests = sum(site.requests for site in touching) or 1
     costs = Costs(
-        mma_per_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * _issuers(kernel.traits, spec)),
+        mma_per_k_tile=sum(n for name, n in counters.items() if _MMA in name) / (ctas * _issuers(kernel.traits, spec)),
         barriers_per_k_tile=counters.get(_BARRIER, 0) / ctas,
         bytes_per_k_tile=sum(step.bytes for _, step in steps if step.sectors) / ctas,
         read_conflicts_per_k_tile=sum(_conflicts(step) for _, step in steps if _reads(step)) / ctas,
@@ -150,9 +150,9 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
 
 
 def _issuers(traits: LaunchTraits, spec: Mapping[str, Any]) -> int:
-    """Return how many warps, or warpgroups for wgmma, share the products of one tile."""
+    """Return the number of warps, or warpgroups for wgmma, that compute a tile together."""
     consumers = int(spec.get("consumers", 0))
-    if not consumers and "warp_tile" not in spec:  # written by hand
+    if not consumers and "warp_tile" not in spec:  # handwritten
         return traits.threads // _COSTS_WARP
     if not consumers:
         tile, warp = Tile.parse(spec["cta_tile"]), WarpTile.parse(spec["warp_tile"])
@@ -186,7 +186,7 @@ def _less(site: Site, before: Site | None) -> Site:
 
 
 def _reads(site: Site) -> bool:
-    """Tell whether a line of the mainloop reads fragments."""
+    """Tell whether a source line of the mainloop reads fragments."""
     return site.kind in ("ldmatrix", "wmma_load") or (site.kind, site.space) == ("load", "shared")
 
 
@@ -195,14 +195,14 @@ def _conflicts(site: Site) -> int:
 
 
 def _loads(traits: LaunchTraits, operand: str) -> int:
-    """Return how often each byte of a k-tile is asked for where rows begin off 16 bytes: shifted pieces come out of two."""
+    """Return how often each byte of a k-tile is loaded. Unaligned copies combine two vectors."""
     return 2 if traits.copies_unaligned(operand) else 1
 
 
-def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], mma_per_tile: int) -> Iterator[str]:
-    """Yield where the counts are not what the plan and the layouts say."""
+def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], mma_per_k_tile: int) -> Iterator[str]:
+    """Yield the counts that differ from the plan and the layouts."""
     expected: dict[str, float] = {
-        "mma_per_tile": mma_per_tile,
+        "mma_per_k_tile": mma_per_k_tile,
         "bytes_per_k_tile": traits.tile_k
         * (
             traits.tile_m * DTYPES[traits.dtype_a].bytes * _loads(traits, "a")
@@ -210,7 +210,7 @@ def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], m
         ),
     }
     if int(spec.get("consumers", 0)):
-        expected["copy_conflicts_per_k_tile"] = 0  # boxes, whoever fills them
+        expected["copy_conflicts_per_k_tile"] = 0  # boxes in shared memory
     elif spec["copy"] not in _UNPLACED:
         placement = placement_of(spec)
         expected["read_conflicts_per_k_tile"] = placement.read_conflicts
@@ -219,4 +219,4 @@ def disagreements(costs: Costs, traits: LaunchTraits, spec: Mapping[str, Any], m
     for name, value in expected.items():
         found = getattr(costs, name)
         if found != value:
-            yield f"{name.replace('_', ' ')}: {found:g} were counted, {value:g} follow from the plan"
+            yield f"{name.replace('_', ' ')}: counted {found:g}, planned {value:g}"

@@ -1,4 +1,4 @@
-"""Kernels run on the CPU: the very text that the device's compiler gets, judged instruction by instruction."""
+"""Build a kernel's source for the CPU and run it there: C interface of the executor, host compiler, cache, and build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -26,17 +26,17 @@ from hgemm.disk import TEMPORARY, is_stale
 from hgemm.errors import DeviceError
 
 COSTS_CASE = "costs of a k-tile"
-"""The check after those of the shapes: what a k-tile costs is as planned."""
+"""The name of the last check: the counted costs of a k-tile match the plan."""
 
 
-# ==== The C interface of an executable variant, templates/executor/abi.h, and what it reports ====
+# ==== The C interface of the executor: templates/executor/abi.h ====
 
 
 ABI_VERSION = 1
 TIMINGS = ("late", "early", "any_time")
-"""When asynchronous copies land, as enum hgemm_timing counts them."""
+"""When asynchronous work takes effect: the values of enum hgemm_timing."""
 ORDERS = ("round_robin", "ahead_low", "ahead_high", "any_order")
-"""Which warp goes next, as enum hgemm_order counts them."""
+"""Which warp runs next: the values of enum hgemm_order."""
 READABLE, WRITABLE, WRITE_ONCE, INITIALISED, PADDING_READABLE, MATRIX_READABLE = 1, 2, 4, 8, 16, 32
 TENSOR_MAP_MAGIC = 0x70616D74
 _EMULATED, _TOO_LONG = 0, 2
@@ -54,7 +54,7 @@ class _Region(ctypes.Structure):
 
 
 class TensorMap(ctypes.Structure):
-    """struct hgemm_tensor_map: what the 128 bytes of a CUtensorMap are to the host."""
+    """struct hgemm_tensor_map, the executor's version of CUtensorMap."""
 
     _fields_ = [
         ("base", ctypes.c_uint64),
@@ -84,7 +84,10 @@ class _Emulation(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Region:
-    """Global memory that belongs to one object; see struct hgemm_region. Units: bytes."""
+    """A region of global memory, such as a matrix; see struct hgemm_region.
+
+    Units: bytes.
+    """
 
     name: str
     base: int
@@ -103,7 +106,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Adversary:
-    """How whatever the program leaves open is decided in one launch; the same adversary replays the same run."""
+    """The choices of one launch that CUDA leaves open. The same adversary repeats the same run."""
 
     timing: str
     order: str
@@ -115,7 +118,7 @@ class Adversary:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: CTAs along x, their threads and shared memory, what is passed by value, and the memory it may touch."""
+    """One launch: its grid, resources, parameters by value, and the memory that it may access."""
 
     grid_x: int
     cluster_ctas: int
@@ -129,7 +132,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a kernel must not do: its kind as templates/executor/abi.h lists them, and the first place."""
+    """A violation: its kind (see templates/executor/abi.h), and where it occurred first."""
 
     kind: str
     count: int
@@ -144,7 +147,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Site:
-    """What one source line cost, summed over all its warp instructions."""
+    """The costs of one source line, summed over all its warp instructions."""
 
     file: str
     line: int
@@ -160,22 +163,31 @@ class Site:
 
 @dataclass(frozen=True)
 class Report:
-    """What one launch did: nothing found means that it is clean."""
+    """The report of one launch. A launch without findings is clean."""
 
     findings: tuple[Finding, ...]
     sites: tuple[Site, ...]
     counters: dict[str, int]
 
+    @classmethod
+    def of_json(cls, document: dict) -> Report:
+        """Read the JSON document of the executor."""
+        return cls(
+            tuple(Finding(**finding) for finding in document["findings"]),
+            tuple(Site(**site) for site in document["sites"]),
+            dict(document["counters"]),
+        )
+
 
 class Executable:
-    """A variant that runs on the CPU: a shared object that was built for it."""
+    """A kernel that runs on the CPU: its shared object, loaded."""
 
     def __init__(self, path: Path) -> None:
         self._emulate = ctypes.CDLL(str(path)).hgemm_emulate
         self._emulate.argtypes = [ctypes.POINTER(_Emulation), ctypes.c_char_p, ctypes.c_size_t]
 
     def run(self, launch: Launch, adversary: Adversary) -> Report:
-        """Run one launch to its end, or to what stops it. Raises: DeviceError where the executor refuses it."""
+        """Run one launch. Raises DeviceError if the executor rejects it."""
         blocks = [ctypes.create_string_buffer(value, len(value)) for value in launch.parameters]
         addresses = (ctypes.c_void_p * len(blocks))(*map(ctypes.addressof, blocks))
         sizes = (ctypes.c_uint64 * len(blocks))(*map(len, launch.parameters))
@@ -200,53 +212,35 @@ class Executable:
         text = ctypes.create_string_buffer(_REPORT_BYTES)
         status = self._emulate(ctypes.byref(request), text, _REPORT_BYTES)
         if status == _TOO_LONG:
-            raise DeviceError(f"the executor's report is longer than {_REPORT_BYTES} B")
+            raise DeviceError(f"the report of the executor exceeds {_REPORT_BYTES} B")
         document = json.loads(text.value.decode(errors="replace"))
         if status != _EMULATED:
-            raise DeviceError(f"the executor refuses the launch: {document.get('error', f'status {status}')}")
-        return report_of(document)
+            raise DeviceError(f"the executor rejects the launch: {document.get('error', f'status {status}')}")
+        return Report.of_json(document)
 
 
-def report_of(document: dict) -> Report:
-    """Read a report's JSON document."""
-    return Report(
-        tuple(Finding(**finding) for finding in document["findings"]),
-        tuple(Site(**site) for site in document["sites"]),
-        dict(document["counters"]),
-    )
-
-
-def added(reports: Sequence[Report]) -> dict[str, int]:
-    """Return the counters of several launches together."""
-    total: dict[str, int] = {}
-    for report in reports:
-        for name, count in report.counters.items():
-            total[name] = total.get(name, 0) + count
-    return total
-
-
-# ==== The C++ compiler of this machine: found, or named by the user, and known by what it says of itself ====
+# ==== The host's C++ compiler ====
 
 
 CANDIDATES = ("g++", "clang++")
-WAY_OUT = "install g++ 12 or later (or clang++ 16), or name a compiler in CXX"
+_FIX = "install g++ 12 or later (or clang++ 16), or set CXX to a compiler"
 PROBE = "executor/probe.cpp"
 _LOAD = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).hgemm_probe(3) != 3)"
-"""Run in a process of its own, which has no C++ library from elsewhere."""
+"""Runs in a separate process, which has not loaded another C++ library yet."""
 _HOST_COMPILER_TIMEOUT_S = 20
 
 
 class NoCompiler(HgemmError):
-    """There is no C++ compiler here, or one that is here or was named does not answer."""
+    """No C++ compiler is installed, or it does not work."""
 
 
-class NoneInstalled(NoCompiler):
-    """There is no C++ compiler here, and none was named."""
+class NoCompilerInstalled(NoCompiler):
+    """CXX is not set, and no C++ compiler is installed."""
 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A compiler by its command; `identity` is its version and its target, equal wherever it lies."""
+    """A compiler: its command, and `identity`, its version and target, which do not depend on its path."""
 
     command: tuple[str, ...]
     identity: str
@@ -256,49 +250,49 @@ class HostCompiler:
 
 
 def find_compiler(named: str = "") -> HostCompiler:
-    """Return the compiler that `named` says, a command as in CXX, or the first of CANDIDATES that is there.
+    """Return the compiler with the command `named`, as in CXX, or the first of CANDIDATES that is installed.
 
-    Raises: NoCompiler, with what to do.
+    Raises: NoCompiler, with a fix.
     """
     words = tuple(shlex.split(named))
     if words:
         if not shutil.which(words[0]):
-            raise NoCompiler(f"CXX names {words[0]}, which is not here: {WAY_OUT}")
+            raise NoCompiler(f"CXX is {words[0]}, which is not installed: {_FIX}")
         return HostCompiler(words, _identity(words))
     for name in CANDIDATES:
         if shutil.which(name):
             return HostCompiler((name,), _identity((name,)))
-    raise NoneInstalled(
-        f"no C++ compiler here ({', '.join(CANDIDATES)}), which running kernels on the CPU needs: {WAY_OUT}"
+    raise NoCompilerInstalled(
+        f"running kernels on the CPU needs a C++ compiler ({', '.join(CANDIDATES)}), but none is installed: {_FIX}"
     )
 
 
 def require_working(compiler: HostCompiler, templates: Path) -> None:
-    """Compile a few lines and load them. Raises: NoCompiler where that fails, as with a compiler of C alone."""
+    """Compile and load a small program. Raises NoCompiler if that fails, for example for a C compiler."""
     with tempfile.TemporaryDirectory() as folder:
         made = str(Path(folder) / "probe.so")
         command = [*compiler.command, "-std=c++17", "-fPIC", "-shared", str(templates / PROBE), "-o", made]
-        refused = _complaint(command)
-        wrong = first_error(refused) if refused else _complaint([sys.executable, "-c", _LOAD, made])
+        log = _error_of(command)
+        wrong = first_error(log) if log else _error_of([sys.executable, "-c", _LOAD, made])
     if wrong:
-        named, told = " ".join(compiler.command), wrong.splitlines()[-1].replace(f"{made}: ", "")
-        raise NoCompiler(f"{named} makes no C++17 shared object that can be loaded ({told}): {WAY_OUT}")
+        named, reason = " ".join(compiler.command), wrong.splitlines()[-1].replace(f"{made}: ", "")
+        raise NoCompiler(f"{named} does not build a C++17 shared object that loads ({reason}): {_FIX}")
 
 
-def _complaint(command: list[str]) -> str:
-    """Run a command and return what it said on stderr where it failed."""
+def _error_of(command: list[str]) -> str:
+    """Run a command. Return its stderr if it fails, otherwise an empty string."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_HOST_COMPILER_TIMEOUT_S, errors="replace"
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return (done.stderr.strip() or f"it ends with status {done.returncode}") if done.returncode else ""
+    return (done.stderr.strip() or f"it exits with status {done.returncode}") if done.returncode else ""
 
 
 def _identity(command: tuple[str, ...]) -> str:
-    said = [_ask(command, question).splitlines() for question in ("--version", "-dumpmachine")]
-    return " ".join(lines[0].strip() for lines in said if lines)
+    answers = [_ask(command, question).splitlines() for question in ("--version", "-dumpmachine")]
+    return " ".join(lines[0].strip() for lines in answers if lines)
 
 
 def _ask(command: tuple[str, ...], question: str) -> str:
@@ -307,48 +301,50 @@ def _ask(command: tuple[str, ...], question: str) -> str:
             [*command, question], capture_output=True, text=True, timeout=_HOST_COMPILER_TIMEOUT_S, errors="replace"
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoCompiler(f"{command[0]} does not run ({error}): {WAY_OUT}") from error
+        raise NoCompiler(f"{command[0]} does not run ({error}): {_FIX}") from error
     if done.returncode:
-        raise NoCompiler(f"{command[0]} {question} ends with status {done.returncode}, as no compiler does: {WAY_OUT}")
+        raise NoCompiler(
+            f"{command[0]} {question} exits with status {done.returncode}, so it is not a compiler: {_FIX}"
+        )
     return done.stdout
 
 
-# ==== Compiled objects kept by the content that they were made from, in the user's cache folder ====
+# ==== The cache of compiled objects, in the user's cache folder. Names are hashes of all inputs. ====
 
 
-OPTION = "HGEMM_CACHE_DIR"
-KEPT_BYTES = 512 * 2**20
-"""Beyond this the objects that were used least recently are dropped."""
-_KEPT_S = 60.0
-"""An object so young may be on its way into a process."""
+CACHE_VARIABLE = "HGEMM_CACHE_DIR"
+MAX_CACHE_BYTES = 512 * 2**20
+"""Above this size, the least recently used objects are deleted."""
+_MIN_AGE_S = 60.0
+"""Younger objects are not deleted, because a process may be about to load them."""
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder of compiled executors: below HGEMM_CACHE_DIR, XDG_CACHE_HOME or ~/.cache."""
-    named = environment.get(OPTION)
+    """Return the cache folder: below HGEMM_CACHE_DIR, XDG_CACHE_HOME or ~/.cache."""
+    named = environment.get(CACHE_VARIABLE)
     if named:
         return Path(named) / "executor"
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm" / "executor"
 
 
-def kept(folder: Path, name: str) -> Path | None:
-    """Return the object `name` where the cache has it, and note that it was used."""
+def cached(folder: Path, name: str) -> Path | None:
+    """Return the path of the object `name` if the cache has it, and mark it as used."""
     path = folder / name
     try:
         os.utime(path)
     except FileNotFoundError:
         return None
-    except OSError:  # a cache that others own can be read all the same
+    except OSError:  # read-only cache
         return path if path.is_file() else None
     return path
 
 
-def place(folder: Path, text: str = "") -> Path:
-    """Return a path in the cache to make an object at, which `keep` then gives its name, with `text` there.
+def temporary_file(folder: Path, text: str = "") -> Path:
+    """Create a temporary file in the cache, with `text` as its content. `add_to_cache` gives it its final name.
 
-    Raises: LibraryError where the folder cannot be written.
+    Raises: LibraryError if the folder is not writable.
     """
-    with disk_errors("write to the cache", folder, OPTION):
+    with disk_errors("write to the cache", folder, CACHE_VARIABLE):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / temporary_name()
         path.touch(exist_ok=False)
@@ -356,42 +352,42 @@ def place(folder: Path, text: str = "") -> Path:
     return path
 
 
-def keep(made: Path, name: str) -> Path:
-    """Give a finished object its name; another process may have made the same one meanwhile. Raises: LibraryError."""
+def add_to_cache(made: Path, name: str) -> Path:
+    """Give a finished object its final name, atomically. Raises LibraryError if the folder is not writable."""
     path = made.with_name(name)
-    with disk_errors("write to the cache", made.parent, OPTION):
+    with disk_errors("write to the cache", made.parent, CACHE_VARIABLE):
         os.replace(made, path)
     return path
 
 
-def trim(folder: Path, kept_bytes: int = KEPT_BYTES) -> int:
-    """Drop what was used least recently until the rest fits, and what dead processes left; return the bytes freed."""
+def trim(folder: Path, max_bytes: int = MAX_CACHE_BYTES) -> int:
+    """Delete the least recently used objects until the rest fits, and files of dead processes. Return the freed bytes."""
     found: list[tuple[float, int, Path]] = []
     freed = 0
     for path in folder.glob("*"):
         with suppress(OSError):
             status = path.stat()
             if TEMPORARY.match(path.name):
-                freed += _drop(path, status.st_size) if is_stale(path) else 0
+                freed += _delete(path, status.st_size) if is_stale(path) else 0
             else:
                 found.append((status.st_mtime, status.st_size, path))
-    total, newest = sum(size for _, size, _ in found), time.time() - _KEPT_S
+    total, newest = sum(size for _, size, _ in found), time.time() - _MIN_AGE_S
     for used, size, path in sorted(found):
-        if total <= kept_bytes or used > newest:
+        if total <= max_bytes or used > newest:
             break
         total -= size
-        freed += _drop(path, size)
+        freed += _delete(path, size)
     return freed
 
 
-def _drop(path: Path, size_bytes: int) -> int:
+def _delete(path: Path, size_bytes: int) -> int:
     with suppress(OSError):
         path.unlink()
         return size_bytes
     return 0
 
 
-# ==== A variant's emitted text to a shared object of this machine ====
+# ==== Build: from emitted source to shared object ====
 
 
 EXECUTOR = "executor/executor.cpp"
@@ -401,16 +397,16 @@ _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
 _VARIANT_OPTIONS = (*_COMMON, "-shared", "-DHGEMM_HOST")
 _BUILD_TIMEOUT_S = 300
 _INSTRUCTIONS = ("executor/cute", "executor/cutlass")
-"""Headers that hand the instructions of CuTe to the executor."""
+"""CPU versions of CuTe and CUTLASS headers."""
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class HostToolchain:
-    """With what variants are made executable.
+    """Builds kernels for the CPU.
 
-    Fields: `flags` go to every compilation, such as those of a sanitizer; `level` says how far variants are optimised: what
-        is to run once or twice is sooner done without.
+    Fields: `flags` are extra options of every compilation, such as those of a sanitizer; `level` is the optimization level of
+        kernels, which should be low if they run only once or twice.
     """
 
     compiler: HostCompiler
@@ -419,24 +415,24 @@ class HostToolchain:
     flags: tuple[str, ...] = ()
     level: str = "-O1"
 
-    def executable(self, symbol: str, source: str, anew: bool = False) -> Path:
-        """Return the shared object of a variant's text, from the cache where it is there; `anew` builds it all the same.
+    def executable(self, symbol: str, source: str, rebuild: bool = False) -> Path:
+        """Return the shared object of a kernel's source, from the cache unless `rebuild` is set.
 
-        Raises: BuildError with the compiler's log; LibraryError where the cache cannot be written.
+        Raises: BuildError with the compiler's log; LibraryError if the cache is not writable.
         """
-        executor = self.executor(anew)
+        executor = self.executor(rebuild)
         read = includes_of(source.encode(), self.templates) | includes_of_file(VARIANT, self.templates)
         inputs = {**read, "kernel.cu": _hash(source.encode()), "": executor.name}
         options = (*_VARIANT_OPTIONS, self.level)
         name = self._name("variant", options, inputs | (self._cute() if _in_whole_cute(read) else {}), ".so")
-        found = None if anew else kept(self.cache, name)
+        found = None if rebuild else cached(self.cache, name)
         if found:
             return found
         with self._arguments(symbol, source) as arguments:
             return self._compile(symbol, options, [*arguments, str(executor)], name)
 
     def compiles(self, symbol: str, source: str) -> bool:
-        """Tell whether a text is C++ to the compiler, whatever the cache has."""
+        """Tell whether the compiler accepts a source, regardless of the cache."""
         try:
             with self._arguments(symbol, source) as arguments:
                 self._run(symbol, (*_VARIANT_OPTIONS, "-fsyntax-only"), arguments)
@@ -446,9 +442,9 @@ class HostToolchain:
 
     @contextmanager
     def _arguments(self, symbol: str, source: str) -> Iterator[list[str]]:
-        """Yield what the compiler is told of a variant, whose text is in a file for so long."""
+        """Yield the compiler's arguments for a kernel. Its source is in a temporary file meanwhile."""
         whole = _in_whole_cute(includes_of(source.encode(), self.templates))
-        text = place(self.cache, source)
+        text = temporary_file(self.cache, source)
         try:
             yield [
                 *(_cute_folders(self.templates) if whole else ()),
@@ -459,20 +455,20 @@ class HostToolchain:
         finally:
             text.unlink()
 
-    def executor(self, anew: bool = False) -> Path:
-        """Return the object that every variant is linked with, as `executable` does; it takes some seconds to build."""
+    def executor(self, rebuild: bool = False) -> Path:
+        """Return the executor's object file, which is linked into every kernel. Building it takes some seconds."""
         name = self._name("executor", _EXECUTOR_OPTIONS, includes_of_file(EXECUTOR, self.templates), ".o")
-        found = None if anew else kept(self.cache, name)
+        found = None if rebuild else cached(self.cache, name)
         return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
 
     def _cute(self) -> dict[str, str]:
-        """Return what a kernel in all of CuTe is made of beside the templates that it includes by their names."""
+        """Return further inputs of a kernel that uses all of CuTe: the CPU versions of its headers, and its version."""
         paths = sorted(path for folder in _INSTRUCTIONS for path in (self.templates / folder).rglob("*.h*"))
         ours = {path.relative_to(self.templates).as_posix(): _hash(path.read_bytes()) for path in paths}
         return {**ours, "cutlass": version_of("nvidia-cutlass")}
 
     def version(self) -> str:
-        """Return what changes whenever the executor's or the atoms' text does, in short."""
+        """Return a short hash of the sources of the executor and the atoms."""
         read = includes_of_file(EXECUTOR, self.templates) | includes_of_file(VARIANT, self.templates)
         atoms = {
             name: text
@@ -483,7 +479,7 @@ class HostToolchain:
         return _hash(json.dumps(atoms, sort_keys=True).encode())[:16]
 
     def hash_of(self, name: str) -> str:
-        """Return the hash of a file of the templates, or nothing where there is none."""
+        """Return the hash of a template file, or an empty string if it does not exist."""
         path = self.templates / name
         return _hash(path.read_bytes()) if path.is_file() else ""
 
@@ -495,10 +491,10 @@ class HostToolchain:
         return f"{kind}-{_hash(json.dumps(content, sort_keys=True).encode())}{suffix}"
 
     def _compile(self, symbol: str, options: tuple[str, ...], arguments: list[str], name: str) -> Path:
-        made = place(self.cache)
+        made = temporary_file(self.cache)
         try:
             self._run(symbol, options, [*arguments, "-o", str(made)])
-            return keep(made, name)
+            return add_to_cache(made, name)
         finally:
             made.unlink(missing_ok=True)
 
@@ -509,7 +505,7 @@ class HostToolchain:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BuildError(symbol, f"error: {command[0]}: {error}") from error
         if done.returncode:
-            raise BuildError(symbol, done.stderr or f"{command[0]} ended with status {done.returncode}")
+            raise BuildError(symbol, done.stderr or f"{command[0]} exits with status {done.returncode}")
 
 
 def _in_whole_cute(headers: Iterable[str]) -> bool:
@@ -517,20 +513,20 @@ def _in_whole_cute(headers: Iterable[str]) -> bool:
 
 
 def _cute_folders(templates: Path) -> list[str]:
-    """Return the options by which the compiler finds all of CuTe, and before it the host's versions of its instructions."""
+    """Return the include options for all of CuTe. The CPU versions of its headers come first."""
     cuda = cuda_include()
     genuine = (cutlass_include(), cuda, cuda / "cccl")
     return ["-I", str(templates / "executor"), *(word for folder in genuine for word in ("-isystem", str(folder)))]
 
 
 def includes_of_file(name: str, templates: Path) -> dict[str, str]:
-    """Return the hash of a file of the templates and of all that it can include there, by name."""
+    """Return the hashes, by name, of a template file and of all templates that it can include."""
     text = (templates / name).read_bytes()
     return {name: _hash(text), **includes_of(text, templates, name)}
 
 
 def includes_of(text: bytes, templates: Path, name: str = "") -> dict[str, str]:
-    """Return the hashes of the files of the templates that a text can include, taken or not, by name."""
+    """Return the hashes, by name, of all templates that a source can include, under any preprocessor condition."""
     found: dict[str, str] = {}
     queue = [(name, text)]
     while queue:

@@ -1,4 +1,4 @@
-"""Variants proved on the CPU, each in a process of its own: a kernel that crashes or never ends harms no other."""
+"""Prove kernels on the CPU, each in a separate process, so that a crash or an endless loop affects one kernel only."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Request:
-    """What to prove: a variant's text and the sections of its record, on its default cases where `shapes` is empty."""
+    """A kernel to prove: its source, its record, and the host toolchain. Empty `shapes` means its default cases."""
 
     symbol: str
     source: str
     record: Mapping[str, Any]
-    mma_per_tile: int
+    mma_per_k_tile: int
     compiler: tuple[str, ...]
     identity: str
     templates: str
@@ -44,12 +44,12 @@ class Request:
 def request_of(
     host_toolchain: HostToolchain, source: str, record: Mapping[str, Any], shapes: str = "", seed: int = 0
 ) -> Request:
-    """Return what proves a variant from its text and its record, or the planned sections of one."""
+    """Return the request for a kernel's source and record. The record may lack the sections of a compiled kernel."""
     return Request(
         symbol=record["symbol"],
         source=source,
         record={name: record[name] for name in ("symbol", "arch", "spec", "launch", "traits")},
-        mma_per_tile=record["proof"]["mma_per_tile"],
+        mma_per_k_tile=record["proof"]["mma_per_tile"],
         compiler=host_toolchain.compiler.command,
         identity=host_toolchain.compiler.identity,
         templates=str(host_toolchain.templates),
@@ -62,13 +62,13 @@ def request_of(
 
 
 def workers(jobs: int, timeout_s: float = TIMEOUT_S) -> Workers:
-    """Return what proves requests, `jobs` at a time."""
+    """Return the worker processes that prove requests, `jobs` at a time."""
     return Workers(jobs, timeout_s, module="generator.proof.jobs")
 
 
 def check_here(request: Request) -> Outcome:
-    """Prove a variant in this process. Raises: HgemmError where it cannot be built or launched."""
-    from generator.proof.proving import Subject, prove  # NumPy, which only the process that proves needs
+    """Prove a kernel in this process. Raises HgemmError if it cannot be built or launched."""
+    from generator.proof.proving import Subject, prove  # imports NumPy, which only this process needs
 
     began = time.monotonic()
     compiler = HostCompiler(tuple(request.compiler), request.identity)
@@ -76,23 +76,23 @@ def check_here(request: Request) -> Outcome:
         compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level
     )
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
-    subject = Subject(request.symbol, request.source, request.record, request.mma_per_tile)
+    subject = Subject(request.symbol, request.source, request.record, request.mma_per_k_tile)
     proved = prove(subject, host_toolchain, shapes, request.seed)
     checks = tuple(asdict(check) for check in proved.checks)
     return Outcome(request.symbol, checks, "", "", time.monotonic() - began, proved.proof, proved.sites)
 
 
-# ==== Proving on the CPU, as `hgemm verify --emulate` and `generate --verify emulate` ask for it ====
+# ==== `hgemm verify --emulate` and `generate --verify emulate` ====
 
 
-NOT_IN_CPP = "the executor runs C++, and this is a module of CuTe DSL: verify it on a GPU"
+NOT_IN_CPP = "the executor runs C++ kernels only, and this is a CuTe DSL module: verify it on a GPU"
 _TIMES = "emulate_seconds"
 
 
 def host_toolchain() -> HostToolchain:
-    """Return what builds executable variants here: the compiler that CXX names, or the first that is found.
+    """Return the host toolchain: the compiler in CXX, or the first one that is installed.
 
-    Raises: HgemmError where there is no compiler, or one that does not work.
+    Raises: NoCompiler if there is none, or if it does not work.
     """
     compiler, templates = find_compiler(os.environ.get("CXX", "")), templates_folder()
     require_working(compiler, templates)
@@ -101,7 +101,7 @@ def host_toolchain() -> HostToolchain:
 
 @dataclass(frozen=True)
 class Emulation:
-    """How variants of a library are proved: on which shapes, from which seed, by how many processes."""
+    """The proof of kernels of a library: shapes, seed and number of processes."""
 
     library: Library
     host_toolchain: HostToolchain
@@ -111,16 +111,16 @@ class Emulation:
     timeout_s: float = TIMEOUT_S
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[Outcome]:
-        """Yield what came of each variant, in order; a proof on the default shapes is filed in its record."""
-        wanted = [self._request(symbol) for symbol in symbols]
-        requests = [one for one in wanted if isinstance(one, Request)]
+        """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record."""
+        items = [self._request(symbol) for symbol in symbols]
+        requests = [one for one in items if isinstance(one, Request)]
         if requests:
-            self.host_toolchain.executor()  # once, not by each process; where it cannot be, no variant is to blame
-        told = workers(self.jobs, self.timeout_s).check_all(requests)
-        for one in wanted:
-            outcome = next(told)[0] if isinstance(one, Request) else one
+            self.host_toolchain.executor()  # build it once, before the processes; its errors are not a kernel's
+        outcomes = workers(self.jobs, self.timeout_s).check_all(requests)
+        for one in items:
+            outcome = next(outcomes)[0] if isinstance(one, Request) else one
             if outcome.proof:
-                self._file(outcome)
+                self._store(outcome)
             yield outcome
         trim(self.host_toolchain.cache)
 
@@ -135,7 +135,7 @@ class Emulation:
         source = variant.source.decode()
         return request_of(self.host_toolchain, source, variant.record.data, self.shapes, self.seed)
 
-    def _file(self, outcome: Outcome) -> None:
+    def _store(self, outcome: Outcome) -> None:
         variant = self.library.load(outcome.symbol)
         old = variant.record.data["proof"]
         new = {**old, **outcome.proof}
@@ -144,26 +144,26 @@ class Emulation:
 
 
 def require_same_headers(host_toolchain: HostToolchain, record: Mapping[str, Any]) -> None:
-    """Raise ProofError where a variant was compiled from other templates than would be run here."""
+    """Raise ProofError if the installed templates differ from those that the kernel was compiled from."""
     for name, sha256 in record["inputs"].items():
         if name.startswith(OWN_HEADERS) and host_toolchain.hash_of(name) != sha256 and "host" not in name:
-            raise ProofError(f"it was made from another templates/{name} than there is now: generate it anew")
+            raise ProofError(f"templates/{name} has changed since the kernel was compiled: generate it again")
 
 
 @dataclass(frozen=True)
 class Prover:
-    """Proves a variant before it is registered; may be sent to other processes."""
+    """Proves kernels before they are registered. Can be pickled."""
 
     host_toolchain: HostToolchain
     timeout_s: float = TIMEOUT_S
 
     @cached_property
     def version(self) -> str:
-        """Return what a proof of this executor has in it."""
+        """Return the version of the executor, which is part of every proof."""
         return self.host_toolchain.version()
 
     def proof(self, source: str, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what running a variant adds to its record's `proof`. Raises ProofError with what was found."""
+        """Return the `proof` section of a kernel's record. Raises ProofError with the findings."""
         if record["spec"]["form"] == "dsl":
             raise ProofError(NOT_IN_CPP)
         outcome, _ = workers(1, self.timeout_s).check(request_of(self.host_toolchain, source, record))

@@ -1,7 +1,6 @@
-"""A machine without a GPU that `hgemm.verify` checks variants on: the host's memory, and launches on the executor.
+"""A CPU stand-in for a device and a kernel of `hgemm`: host memory, and launches on the executor.
 
-It stands in for a device and a kernel of `hgemm`, so that both check the same cases with the same operands, by the same
-reference and the same bound.
+`hgemm.verify` checks kernels on it as on a GPU: the same cases, operands, reference and error bound.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 
 _ALIGN_BYTES = 256
-"""What allocations begin on, as those of a device do."""
+"""Alignment of allocations, as on a device."""
 PERSISTENT_CTAS = 3
-"""CTAs that a persistent variant gets, few, so that each takes several tiles."""
+"""CTAs of a persistent kernel: few, so that each processes several tiles."""
 RESIDENT_CTAS = 4
-"""CTAs that run side by side, in clusters; no more are needed, since no CTA waits for a later one."""
+"""Clusters that run at the same time. More are not needed, because no CTA waits for a later one."""
 STEP_LIMIT = 50_000_000
-"""Warp instructions of one launch; the largest case takes a hundredth."""
+"""Limit of warp instructions per launch. The largest case needs a hundredth of it."""
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 
 
 class HostMemory:
-    """The memory of a device that is the host's."""
+    """Device memory, simulated by host memory."""
 
     ordinal = 0
 
@@ -59,7 +58,7 @@ class HostMemory:
 
 @dataclass
 class EmulatedKernel:
-    """A variant that is launched on the executor: each launch meets the next adversary, and its report is kept."""
+    """A kernel on the executor. Each launch uses the next adversary and appends its report to `reports`."""
 
     traits: LaunchTraits
     executable: Executable
@@ -71,7 +70,7 @@ class EmulatedKernel:
         self._next = cycle(self.adversaries)
 
     def launch(self, problem: Problem, *, device: int = 0, workspace_size: int | None = None) -> None:
-        """Check a problem, zero its counters and run it to the end. Raises ProblemError or DeviceError."""
+        """Check a problem, set its counters to zero, and run it. Raises ProblemError or DeviceError."""
         check(problem, self.traits, workspace_size)
         counters = counter_bytes(self.traits, problem.m, problem.n, problem.batch)
         if counters:
@@ -81,9 +80,9 @@ class EmulatedKernel:
 
 
 def launch_of(traits: LaunchTraits, problem: Problem, workers: int = PERSISTENT_CTAS) -> Launch:
-    """Return the launch of a problem: its grid, its parameters, and the memory that it may touch.
+    """Return the launch of a problem: its grid, its parameters, and the memory that it may access.
 
-    `workers` is how many CTAs, or clusters, the machine holds of a variant whose grid depends on that.
+    `workers` is the number of resident CTAs or clusters, which determines the grid of persistent and stream-K kernels.
     """
     grid = grid_x(traits, problem.m, problem.n, problem.batch, workers * traits.cluster[0])
     parameters = [problem.pack()]
@@ -102,15 +101,15 @@ def launch_of(traits: LaunchTraits, problem: Problem, workers: int = PERSISTENT_
 
 
 def regions(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Region]:
-    """Yield what a launch of `grid` CTAs may touch, and how.
+    """Yield the memory that a launch of `grid` CTAs may access.
 
-    An operand whose rows run along m or n may be read to the end of a chunk, and of one that is shifted on its way also the
-    neighbours of what is wanted.
+    Reads of an operand that is contiguous along m or n may extend into the padding of a row. Unaligned copies (ldg_sts_unaligned)
+    read whole 16-byte vectors, so they may access neighboring elements.
     """
     readable = abi.READABLE | abi.INITIALISED
     flags = {
-        "A": readable | _beside(traits, "a", traits.a_k_major),
-        "B": readable | _beside(traits, "b", traits.b_k_major),
+        "A": readable | _padding_flags(traits, "a", traits.a_k_major),
+        "B": readable | _padding_flags(traits, "b", traits.b_k_major),
         "D": abi.WRITABLE | abi.WRITE_ONCE | (abi.INITIALISED if problem.c == problem.d and problem.beta else 0),
     }
     for name, matrix in matrices(problem, traits).items():
@@ -118,8 +117,8 @@ def regions(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Regio
     yield from _workspace(traits, problem, grid)
 
 
-def _beside(traits: LaunchTraits, operand: str, k_major: bool) -> int:
-    """Return what may be read beside an operand's elements."""
+def _padding_flags(traits: LaunchTraits, operand: str, k_major: bool) -> int:
+    """Return the flags for reads beside an operand's elements."""
     return (0 if k_major else abi.PADDING_READABLE) | (abi.MATRIX_READABLE if traits.copies_unaligned(operand) else 0)
 
 
@@ -143,7 +142,7 @@ def _workspace(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Re
     used = replace(traits, max_ctas=min(grid, traits.max_ctas))
     partials = workspace_bytes(used, problem.m, problem.n, problem.batch) - counters
     both = abi.READABLE | abi.WRITABLE
-    places = (("counters", 0, counters, both | abi.INITIALISED), ("partial sums", counters, partials, both))
+    places = (("counters", 0, counters, both | abi.INITIALISED), ("partial results", counters, partials, both))
     for name, first, size, flags in places:
         if size:
             yield Region(name, problem.workspace + first, 1, size, size, 1, 0, 4, flags)
@@ -153,7 +152,7 @@ def _workspace(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Re
 
 
 def host_maps(traits: LaunchTraits, problem: Problem) -> bytes:
-    """Return the kernel's second parameter, as `hgemm.launch` encodes it for a device."""
+    """Return the kernel's second parameter, its tensor maps, in the executor's format."""
     rules = {rule.operand: rule for rule in traits.tensor_maps}
     places = matrices(problem, traits)
     return b"".join(
@@ -164,7 +163,7 @@ def host_maps(traits: LaunchTraits, problem: Problem) -> bytes:
 def _host_map(rule, matrix: Matrix) -> abi.TensorMap:
     extents, strides = geometry(matrix)
     if rule.swizzle_bytes not in _SWIZZLES:
-        raise DeviceError(f"a tensor map has no swizzle of {rule.swizzle_bytes} B")
+        raise DeviceError(f"a tensor map cannot have a swizzle of {rule.swizzle_bytes} B: use 0, 32, 64 or 128")
     return abi.TensorMap(
         base=matrix.pointer,
         extent=extents,
@@ -177,25 +176,25 @@ def _host_map(rule, matrix: Matrix) -> abi.TensorMap:
     )
 
 
-# ==== The problems that a variant is proved on ====
+# ==== Cases ====
 
 
-_MOST_TILE_PRODUCTS, _MOST_SPLITS = 2**20, 4
-"""Products of a CTA tile and one k-tile, and splits, up to which the raster is checked beyond its first group."""
+_MAX_TILE_MNK, _MAX_SPLITS = 2**20, 4
+"""Up to this size of a tile (m * n * k) and number of splits, the raster is checked beyond its first group."""
 
 
 def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
-    """Return the cases that every variant must pass, made from its own tile and the depth of its pipeline."""
+    """Return the cases that a kernel must pass. They depend on its tile and on the number of stages."""
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
-    ring = stages + 2  # k-tiles after which every stage was used again
-    most = ring * min(traits.splits, 2) + traits.splits - 1  # k-tiles that the splits share unevenly
+    ring = stages + 2  # enough k-tiles to reuse every stage
+    most = ring * min(traits.splits, 2) + traits.splits - 1  # k-tiles that do not divide evenly among the splits
     plain = [
         Shape(m, 2 * n, ring * k),  # whole tiles
         Shape(m + 1, n, 2 * k),
         Shape(m, n + 3, 2 * k),
         Shape(m, n, (most - 1) * k + 7),
         Shape(1, 1, 1),
-        Shape(m - 1, n - 1, k),  # one k-tile, less than the pipeline holds
+        Shape(m - 1, n - 1, k),  # fewer k-tiles than stages
         Shape(m // 2 + 1, n // 2 - 3, k // 2 - 3),
         Shape(m + 5, n + 9, 3 * k - 1),
         Shape(17, 1, k + 2),
@@ -218,7 +217,7 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
 
 
 def _shared_cases(traits: LaunchTraits) -> list[Case]:
-    """Return problems whose tiles stream-K shares: one, fewer than workers, more by one, and a whole wave before."""
+    """Return problems for stream-K: one tile, fewer tiles than workers, one more, and more than a whole wave."""
     m, n, k = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1], traits.tile_k
     shapes = (
         Shape(m - 1, n - 1, 15 * k - 3),
@@ -226,19 +225,19 @@ def _shared_cases(traits: LaunchTraits) -> list[Case]:
         Shape(m, n // 2 + 1, 8 * k + 1, PERSISTENT_CTAS + 1),
         Shape(m // 2 + 3, n - 3, 8 * k - 1, 2 * PERSISTENT_CTAS + 1),
     )
-    return cases_of(traits, shapes if m * n * k <= _MOST_TILE_PRODUCTS else shapes[1:3])
+    return cases_of(traits, shapes if m * n * k <= _MAX_TILE_MNK else shapes[1:3])
 
 
 def _raster_cases(traits: LaunchTraits) -> list[Case]:
-    """Return problems of many tiles, so that the raster comes to its second group or panel."""
+    """Return problems with enough tiles for the second group or panel of the raster."""
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
-    if m * n * k > _MOST_TILE_PRODUCTS or traits.splits > _MOST_SPLITS:
+    if m * n * k > _MAX_TILE_MNK or traits.splits > _MAX_SPLITS:
         return []
     return [Case(Shape(8 * m + 1, n + 1, 1)), Case(Shape(m + 1, 8 * n + 1, 1))]
 
 
 def measured_case(traits: LaunchTraits, k_tiles: int) -> Case:
-    """Return one whole tile of so many k-tiles a split, whose launch is counted."""
+    """Return one whole tile with `k_tiles` k-tiles per split. The costs of its launch are counted."""
     return Case(
         Shape(
             traits.tile_m * traits.cluster_shape[0],

@@ -1,4 +1,4 @@
-"""Who decides what a program leaves open: the adversaries that every case meets, worst ones first."""
+"""Prove a kernel on the CPU: run its cases against several adversaries, check results, races and costs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LAUNCHES = (
     ("late", "ahead_high"),
     ("early", "round_robin"),
 )
-"""Timing and order of a case's launches: two with operands of small integers, whose sums are exact, two of normal ones.
+"""Timing and order of the launches of a case: two with small integers, whose results are exact, two with normal numbers.
 
-Copies that land as late as the program allows, while one warp runs as far ahead as it can, show most of what may go wrong.
+Late copies, while one warp runs far ahead of the others, expose most faults. So this combination is first.
 """
 
 
 def adversaries_of(case: str, seed: int) -> tuple[Adversary, ...]:
-    """Return the adversaries of a case, with seeds that follow from its name and `seed`."""
+    """Return the adversaries of a case. Their seeds derive from its name and `seed`."""
     return tuple(Adversary(timing, order, _seed(case, seed, at)) for at, (timing, order) in enumerate(LAUNCHES))
 
 
@@ -37,21 +37,18 @@ def _seed(case: str, seed: int, at: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {at} {case}".encode()).digest()[:4], "little")
 
 
-# ==== A variant proved on the CPU ====
-
-
-_STOPPED = 3
-"""Failed cases after which a variant is given up: the first ones tell."""
+_MAX_FAILED_CASES = 3
+"""The proof stops after this many failed cases."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is proved: a variant's text, the sections of its record, and the tensor instructions planned for a k-tile."""
+    """The kernel to prove: its source, its record, and the planned number of tensor instructions per k-tile and warp."""
 
     symbol: str
     source: str
     record: Mapping[str, Any]
-    mma_per_tile: int
+    mma_per_k_tile: int
 
     @property
     def stages(self) -> int:
@@ -59,45 +56,47 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Judged(Check):
-    """A check, with what was found beside the numbers: `numbers_passed` is the verdict that a device would give."""
+class EmulatedCheck(Check):
+    """A check with the findings of the executor. `numbers_passed` tells whether the results alone are correct."""
 
     numbers_passed: bool = True
     findings: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
-class Proved:
-    """What came of it: a check a case, and the proof for the record, empty unless all passed on the default cases."""
+class ProofResult:
+    """The checks, and the `proof` section of the record. It is empty unless all default cases passed."""
 
-    checks: tuple[Judged, ...]
+    checks: tuple[EmulatedCheck, ...]
     proof: dict[str, Any]
     sites: tuple[dict[str, Any], ...] = ()
 
 
-def prove(subject: Subject, host_toolchain: HostToolchain, shapes: tuple[Shape, ...] = (), seed: int = 0) -> Proved:
-    """Build and check a variant, on its default cases or on `shapes`.
+def prove(
+    subject: Subject, host_toolchain: HostToolchain, shapes: tuple[Shape, ...] = (), seed: int = 0
+) -> ProofResult:
+    """Build and check a kernel, on its default cases or on `shapes`.
 
-    Raises: BuildError where its text is no C++ for this compiler, DeviceError where the executor refuses a launch.
+    Raises: BuildError if the compiler rejects its source, DeviceError if the executor rejects a launch.
     """
     began = time.monotonic()
     traits = LaunchTraits.of(subject.record)
     kernel = EmulatedKernel(traits, load(subject, host_toolchain), ())
     cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
-    checks = list(_judged(kernel, cases, seed))
+    checks = list(_checks_of(kernel, cases, seed))
     if shapes or not all(check.passed for check in checks):
-        return Proved(tuple(checks), {})
+        return ProofResult(tuple(checks), {})
     costs, sites = count(kernel, subject.record["spec"])
-    wrong = "; ".join(disagreements(costs, traits, subject.record["spec"], subject.mma_per_tile))
-    checks.append(Judged(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
+    wrong = "; ".join(disagreements(costs, traits, subject.record["spec"], subject.mma_per_k_tile))
+    checks.append(EmulatedCheck(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
     proof = {} if wrong else proof_of(subject, host_toolchain, checks[:-1], costs, seed, time.monotonic() - began)
-    return Proved(tuple(checks), proof, tuple(sites))
+    return ProofResult(tuple(checks), proof, tuple(sites))
 
 
 def load(subject: Subject, host_toolchain: HostToolchain) -> Executable:
-    """Build a variant and load it; where the cache is damaged, which shows in either, all of it is built again, once.
+    """Build and load a kernel. If this fails because the cache is damaged, build everything once more.
 
-    Raises: BuildError as `prove` does, ProofError where what the compiler makes cannot be loaded.
+    Raises: BuildError if the compiler rejects the source, ProofError if the result cannot be loaded.
     """
     try:
         return Executable(host_toolchain.executable(subject.symbol, subject.source))
@@ -106,40 +105,40 @@ def load(subject: Subject, host_toolchain: HostToolchain) -> Executable:
             raise
     except (OSError, AttributeError):
         pass
-    path = host_toolchain.executable(subject.symbol, subject.source, anew=True)
+    path = host_toolchain.executable(subject.symbol, subject.source, rebuild=True)
     try:
         return Executable(path)
     except (OSError, AttributeError) as error:
         raise ProofError(
-            f"what {host_toolchain.compiler} makes cannot be loaded ({error}): name another in CXX"
+            f"the output of {host_toolchain.compiler} cannot be loaded ({error}): set CXX to another compiler"
         ) from error
 
 
-def _judged(kernel: EmulatedKernel, cases: list[Case], seed: int) -> Iterator[Judged]:
+def _checks_of(kernel: EmulatedKernel, cases: list[Case], seed: int) -> Iterator[EmulatedCheck]:
     failed = 0
     for case in cases:
-        judged = judge(kernel, case, seed)
-        yield judged
-        failed += not judged.passed
-        if failed == _STOPPED:
+        check = check_case(kernel, case, seed)
+        yield check
+        failed += not check.passed
+        if failed == _MAX_FAILED_CASES:
             return
 
 
-def judge(kernel: EmulatedKernel, case: Case, seed: int) -> Judged:
-    """Check one case: its numbers as on a device, and what the executor found while it ran."""
+def check_case(kernel: EmulatedKernel, case: Case, seed: int) -> EmulatedCheck:
+    """Check one case: its results as on a device, and the findings of the executor."""
     alone = replace(kernel, adversaries=adversaries_of(str(case), seed), reports=[])
     check = verify(alone, case, HostMemory(), CheckOptions(seed=seed))
     found = [(adversary, finding) for adversary, report in alone.reports for finding in report.findings]
     if not found:
-        return Judged(**asdict(check), numbers_passed=check.passed)
-    reason = "; ".join(_told(found)) + ("" if check.passed else f"; {check.reason}")
+        return EmulatedCheck(**asdict(check), numbers_passed=check.passed)
+    reason = "; ".join(_lines_of(found)) + ("" if check.passed else f"; {check.reason}")
     findings = tuple({**asdict(finding), "adversary": str(adversary)} for adversary, finding in found)
     numbers = {name: value for name, value in asdict(check).items() if name not in ("passed", "reason")}
-    return Judged(**numbers, passed=False, reason=reason, numbers_passed=check.passed, findings=findings)
+    return EmulatedCheck(**numbers, passed=False, reason=reason, numbers_passed=check.passed, findings=findings)
 
 
-def _told(found: list[tuple[Adversary, Finding]]) -> Iterator[str]:
-    """Say each finding once, a kind and a place, with the first adversary that showed it."""
+def _lines_of(found: list[tuple[Adversary, Finding]]) -> Iterator[str]:
+    """Yield a line for each kind and place of findings, with the first adversary that exposed it."""
     seen = set()
     for adversary, finding in found:
         place = (finding.kind, finding.file, finding.line)
@@ -149,12 +148,19 @@ def _told(found: list[tuple[Adversary, Finding]]) -> Iterator[str]:
 
 
 def proof_of(
-    subject: Subject, host_toolchain: HostToolchain, checks: list[Judged], costs: Costs, seed: int, seconds: float
+    subject: Subject,
+    host_toolchain: HostToolchain,
+    checks: list[EmulatedCheck],
+    costs: Costs,
+    seed: int,
+    seconds: float,
 ) -> dict[str, Any]:
-    """Return the record's `proof`, beside what the plan already says there."""
+    """Return the `proof` section of the record, without the fields that come from the plan."""
+    counted = {name: int(value) if value == int(value) else value for name, value in asdict(costs).items()}
+    del counted["mma_per_k_tile"]  # records have it as mma_per_tile
     return {
-        **{name: int(value) if value == int(value) else value for name, value in asdict(costs).items()},
-        "mma_per_tile": subject.mma_per_tile,
+        **counted,
+        "mma_per_tile": subject.mma_per_k_tile,
         "races": 0,
         "max_error": max(check.max_error for check in checks),
         "max_bound_ratio": max(check.max_bound_ratio for check in checks),
