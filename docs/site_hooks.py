@@ -130,6 +130,15 @@ def record_fields() -> str:
     return f"```text\n{shown.stdout.rstrip()}\n```"
 
 
+# ---- Emitted kernels -------------------------------------------------------------------------------------------------
+
+
+def emitted_kernel() -> str:
+    """Return the source of the golden kernel on mma.sync."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "emitted").glob("hgemm_sm89_*/kernel.cu"))]
+    return "```c++\n" + next(text for text in texts if "<mma_sync/kernel.cuh>" in text) + "```"
+
+
 # ---- APIs ------------------------------------------------------------------------------------------------------------
 
 
@@ -180,5 +189,5 @@ def _plain(comment: str) -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (cli, spec_fields, architectures, record_fields, python_api, c_api)
+    made.__name__: made for made in (cli, spec_fields, architectures, record_fields, emitted_kernel, python_api, c_api)
 }
