@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -65,10 +64,21 @@ def templates_with(texts: dict[str, str]) -> Iterator[Path]:
     """Make a copy of the templates with some texts replaced, for a while."""
     with tempfile.TemporaryDirectory() as folder:
         templates = Path(folder) / "templates"
-        shutil.copytree(templates_folder(), templates)
+        _link(templates_folder(), templates, {*texts})
         for name, text in texts.items():
             (templates / name).write_text(text)
         yield templates
+
+
+def _link(source: Path, target: Path, left_out: set[str]) -> None:
+    """Make a folder of links to all entries of another, except the files that are left out."""
+    target.mkdir()
+    for entry in source.iterdir():
+        inside = {name.partition("/")[2] for name in left_out if name.partition("/")[0] == entry.name}
+        if not inside:
+            (target / entry.name).symlink_to(entry)
+        elif entry.is_dir():
+            _link(entry, target / entry.name, inside)
 
 
 @contextmanager
