@@ -83,7 +83,7 @@ def _help_section(name: str, command: click.Command) -> str:
 
 def spec_fields() -> str:
     """Return one table of spec options for each group of `generate --help`."""
-    from generator.options import SPEC_OPTIONS
+    from generator.spec import SPEC_OPTIONS
 
     sections = []
     for group in dict.fromkeys(option.group for option in SPEC_OPTIONS):

@@ -18,8 +18,7 @@ from functools import cache
 from generator.build.toolchain import INSTALL
 from generator.errors import HgemmError, RequestError
 from generator.families.sm90.naming import exchanged_layout
-from generator.options import Texts, option_of
-from generator.spec import DTYPE_BYTES, WGMMA, WMMA, parse_field
+from generator.spec import DTYPE_BYTES, WGMMA, WMMA, Texts, option_of, parse_field
 
 _NAME_2X = re.compile(
     r"cutlass_(?:wmma_(?=.*[a-z]161616g)|(?!.*[a-z]161616g))tensorop_"

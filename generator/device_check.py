@@ -113,7 +113,9 @@ def check_here(request: Request) -> Outcome:
         resident_ctas = kernel.prepare(device.ordinal).resident_ctas
     except UnsupportedError as error:
         return Outcome(request.symbol, skipped=str(error))
-    options = CheckOptions(seed=request.seed, data=tuple(request.data), guard_bytes=request.guard_bytes, twice=request.twice)
+    options = CheckOptions(
+        seed=request.seed, data=tuple(request.data), guard_bytes=request.guard_bytes, twice=request.twice
+    )
     if request.shapes:
         cases = cases_of(kernel.traits, Shape.parse_list(request.shapes))
     else:

@@ -6,12 +6,11 @@ from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
 from generator.families.mma_sync import naming as mma_sync
 from generator.families.mma_sync_tma import naming as mma_sync_tma
 from generator.families.sm90 import naming as sm90
-from generator.spec import HASH_DIGITS, Spec, spec_hash
+from generator.spec import BY_FIELD, HASH_DIGITS, SYMBOL_FIELDS, Spec, spec_hash
 
 MAX_SYMBOL = 64
 
 _FAMILIES = {MMA_SYNC: mma_sync, MMA_SYNC_TMA: mma_sync_tma, WGMMA_SM90: sm90}
-_ACC = {"f16_promoted": "f16p"}
 
 
 def symbol_of(spec: Spec) -> str:
@@ -20,16 +19,7 @@ def symbol_of(spec: Spec) -> str:
     Example: `hgemm_sm89_tn_f16_f32_f16_128x128x32_s3_7f3a91c2` has A and B of f16, accumulates in f32 and stores f16.
     A and B of two types are written as one word, f16bf16.
     """
-    words = [
-        "hgemm",
-        spec.arch.replace("_", ""),
-        spec.layout,
-        spec.dtype_a + (spec.dtype_b if spec.dtype_b != spec.dtype_a else ""),
-        _ACC.get(spec.acc, spec.acc),
-        spec.dtype_d,
-        str(spec.cta_tile),
-        f"s{spec.stages}",
-    ]
+    words = ["hgemm", *(BY_FIELD[name].symbol(spec) for name in SYMBOL_FIELDS)]
     return f"{'_'.join(words)[: MAX_SYMBOL - HASH_DIGITS - 1]}_{spec_hash(spec)[:HASH_DIGITS]}"
 
 

@@ -1,4 +1,4 @@
-"""The value types of a spec: small frozen things that know how they are written."""
+"""The spec of a kernel: its value types, the table of its fields, and the options that set them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90, parse_arch
+from generator.arch import ARCHS, MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90, parse_arch
 from generator.errors import RequestError, closest_words, unknown_word
+from hgemm.dtypes import DTYPES, OUTPUTS, SPELLINGS
 from hgemm.errors import DeprecatedWord
-from hgemm.record import current_spec, current_word
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES
+from hgemm.record import current_field, current_spec, current_word
 
 
 def _integers(text: str, pattern: str, what: str, example: str) -> list[int]:
-    """Return the integers of `text`, which must match `pattern` whole, or refuse it with an example; `what` is its name."""
+    """Return the integers of a text that matches `pattern`.
+
+    Raises: RequestError that names the text as `what` and shows an example.
+    """
     match = re.fullmatch(pattern, text.strip().lower())
     if not match:
         raise RequestError(f"{what} {text!a} is malformed: write it as {example}")
@@ -27,7 +32,7 @@ def _integers(text: str, pattern: str, what: str, example: str) -> list[int]:
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """A CTA tile, in elements of D (m, n) and of the shared dimension (k)."""
+    """A CTA tile. Units: elements of D (m, n) and of the shared dimension (k)."""
 
     m: int
     n: int
@@ -43,7 +48,7 @@ class Tile:
 
 @dataclass(frozen=True, order=True)
 class WarpTile:
-    """The part of a CTA tile that one warp computes, in elements of D."""
+    """The part of a CTA tile that one warp computes. Units: elements of D."""
 
     m: int
     n: int
@@ -58,7 +63,7 @@ class WarpTile:
 
 @dataclass(frozen=True, order=True)
 class Cluster:
-    """CTAs that share operands: m of them down a column of tiles, which share B, and n along a row, which share A."""
+    """CTAs that share operands: m tiles down a column share B, and n tiles along a row share A."""
 
     m: int
     n: int
@@ -82,9 +87,11 @@ _PADDED = {"pad": "each", "pad_alternate": "every second"}
 class Smem:
     """The placement of one operand's tile in shared memory.
 
-    `none` stores rows one after the other, `pad:H` leaves H elements after each row, `pad_alternate:H` after every
-    second row, and `xor:B,M,S` XORs B bits of an element's offset, those from bit M, with the B bits S above them
-    (the Swizzle<B, M, S> of CuTe, in elements of the operand).
+    none: Rows follow one another.
+    pad:H: H elements stay free after each row.
+    pad_alternate:H: H elements stay free after every second row.
+    xor:B,M,S: B bits of an element's offset, from bit M on, are XORed with the B bits that lie S bits higher. This is
+        CuTe's Swizzle<B, M, S>, in elements of the operand.
     """
 
     kind: str
@@ -120,12 +127,12 @@ class Smem:
 
     @property
     def has_one_pitch(self) -> bool:
-        """Whether every row begins as far from the one before, and its elements follow one another."""
+        """Tell whether rows have one pitch and the elements of a row are contiguous."""
         return self.kind in ("none", "pad")
 
     @property
     def swizzle(self) -> tuple[int, int, int]:
-        """(bits, base, shift), with no bits where nothing is XORed."""
+        """Return (bits, base, shift); `bits` is 0 without a swizzle."""
         return self.parameters if self.kind == "xor" else (0, 3, 3)  # type: ignore[return-value]
 
     def __str__(self) -> str:
@@ -134,14 +141,18 @@ class Smem:
 
 @dataclass(frozen=True, order=True)
 class _Sized:
-    """A word with, for some words, a number after a colon: what stands for it in help, and what it counts, with an example."""
+    """A word that may be followed by a colon and a number.
+
+    Fields: `plain` lists the words without a number. `sized` maps each word with a number to the number's name in help texts and
+        to what it counts. `unsupported` maps a known word that is not implemented to the word to use.
+    """
 
     kind: str
     size: int = 0
 
     plain: ClassVar[tuple[str, ...]] = ()
     sized: ClassVar[dict[str, tuple[str, str]]] = {}
-    unserved: ClassVar[dict[str, str]] = {}
+    unsupported: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def parse(cls, text: str, what: str):
@@ -150,17 +161,20 @@ class _Sized:
             return cls(kind)
         if kind in cls.sized and re.fullmatch(r"\d{1,6}", rest) and int(rest) >= 1:
             return cls(kind, int(rest))
-        if kind in cls.unserved:
-            raise RequestError(f"{what} '{kind}' is not served yet: use {cls.unserved[kind]}")
+        if kind in cls.unsupported:
+            raise RequestError(f"{what} '{kind}' is not supported: use {cls.unsupported[kind]}")
         if kind in cls.plain:
             raise RequestError(f"{what} '{text}': {kind} takes no number")
         if kind in cls.sized:
             raise RequestError(f"{what} '{text}': {kind} takes {cls.sized[kind][1]}")
-        ways = {word: word for word in cls.plain} | {
-            word: f"{word}:{number}" for word, (number, _) in cls.sized.items()
-        }
-        meant = "".join(f"did you mean {ways[word]}? " for word in closest_words(kind, ways))
-        raise RequestError(f"{what} {text!a} is unknown: {meant}use {', '.join(ways.values())}")
+        forms = dict(zip((*cls.plain, *cls.sized), cls.forms()))
+        meant = "".join(f"did you mean {forms[word]}? " for word in closest_words(kind, forms))
+        raise RequestError(f"{what} {text!a} is unknown: {meant}use {', '.join(forms.values())}")
+
+    @classmethod
+    def forms(cls) -> tuple[str, ...]:
+        """Return how each word is written: row, group:TILES."""
+        return (*cls.plain, *(f"{word}:{number}" for word, (number, _) in cls.sized.items()))
 
     def __str__(self) -> str:
         return self.kind + (f":{self.size}" if self.size else "")
@@ -168,22 +182,25 @@ class _Sized:
 
 @dataclass(frozen=True, order=True)
 class Raster(_Sized):
-    """Which CTA computes which tile: `row`, `column`, `group:TILES` (rows of tiles), `panel:COLUMNS` (of D)."""
+    """The order of tiles: `row`, `column`, `group:TILES` (rows of tiles), `panel:COLUMNS` (columns of D)."""
 
     plain: ClassVar[tuple[str, ...]] = ("row", "column")
     sized: ClassVar[dict[str, tuple[str, str]]] = {
         "group": ("TILES", "1 or more rows of tiles, as group:8"),
         "panel": ("COLUMNS", "columns of D, as panel:1024"),
     }
-    unserved: ClassVar[dict[str, str]] = {"hilbert": "group:TILES"}
+    unsupported: ClassVar[dict[str, str]] = {"hilbert": "group:TILES"}
 
 
 @dataclass(frozen=True, order=True)
 class Schedule(_Sized):
-    """How CTAs take work: one tile each, persistently, or S CTAs a tile along k.
+    """How CTAs take work.
 
-    Those of `split_k:S` leave their sums in a workspace, those of `split_k_cluster:S` in the shared memory of their cluster. Those of
-    `stream_k` take whole waves of tiles persistently, and share the k-tiles of the last one to two evenly, in a workspace.
+    one_tile: Each CTA computes one tile.
+    persistent: The grid fills the GPU once, and each CTA computes tiles until none is left.
+    split_k:S: S CTAs share the k of a tile and add their accumulators in a workspace.
+    split_k_cluster:S: S CTAs of a cluster share the k of a tile and add their accumulators in shared memory.
+    stream_k: CTAs compute whole waves of tiles, then share the k-tiles of the last one or two waves evenly, in a workspace.
     """
 
     plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent", "stream_k")
@@ -198,24 +215,21 @@ class Schedule(_Sized):
 
     @property
     def in_workspace(self) -> bool:
-        """Tell whether sums of parts of a tile meet in a workspace."""
+        """Tell whether partial accumulators meet in a workspace."""
         return self.kind in ("split_k", "stream_k")
 
 
-# ==== What is wanted of a kernel: the spec, field by field, and the request that leaves some fields open ====
+# ==== The spec of a kernel ====
 
 
 @dataclass(frozen=True)
 class Spec:
     """Every decision behind one kernel, computing D = activation(alpha * A B + beta * C + bias).
 
-    Shapes: A (m, k), B (k, n), C and D (m, n), row-major D. `layout` names A and B in BLAS letters read
-    column-major: A is `t` when k is contiguous and `n` when m is; B is `n` when k is contiguous and `t`
-    when n is. Bias is a row (n,) or a column (m,) of D's type. The fields with defaults are those that only some kernels
-    have a choice in; `swap_ab` multiplies B and A transposed, so that the n of an instruction runs along m, and
-    `store_spacing` is how many tensor instructions part two stores of a staged copy (0: all follow the last one), and without
-    `prefetch` such a copy loads a k-tile when the one before it is multiplied, and waits for it. `form` is in what the kernel
-    is written: on CuTe's atoms alone, in CuTe's whole vocabulary, or in Python, as a module of CuTe DSL.
+    Shapes: A (m, k), B (k, n), C and D (m, n), row-major D. Bias is a row (n,) or a column (m,) of D's type.
+    Fields: FIELDS describes each field. A field has a default here if most kernels have no choice in it.
+        `layout` names A and B in BLAS letters, read column-major: A is `t` if k is contiguous and `n` if m is; B is `n` if k is
+        contiguous and `t` if n is.
     """
 
     arch: str
@@ -253,13 +267,13 @@ class Spec:
     form: str = "atoms"
 
     def to_dict(self) -> dict[str, str | int | bool]:
-        """Return the fields as JSON scalars, which `parse_field` reads back."""
+        """Return the fields as JSON scalars. `parse_field` reads their texts back."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value if isinstance(value, (bool, int, str)) else str(value) for name, value in plain.items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Spec:
-        """Read what `to_dict` wrote, now or before a field with a default was added.
+        """Read what `to_dict` wrote, in this version or an older one.
 
         Raises: RequestError for a missing, unknown or malformed field.
         """
@@ -270,17 +284,17 @@ class Spec:
         return cls(**{name: parse_field(name, str(value)) for name, value in values.items()})
 
     def replace(self, **values: Any) -> Spec:
-        """Return the spec with other values in some fields, as dataclasses.replace does, in a fraction of its time."""
+        """Return the spec with other values in some fields; faster than dataclasses.replace."""
         return Spec(**{**vars(self), **values})
 
     @property
     def family(self) -> str:
-        """The family of the kernel, which the tensor instruction and the way of its operands decide."""
+        """The family of the kernel. The tensor instruction and the copy decide it."""
         return family_of(self.mma, self.copy)
 
     @property
     def operand_bytes(self) -> int:
-        """Bytes of an element of A, and of B where a kernel takes them."""
+        """Bytes of an element of A."""
         return DTYPE_BYTES[self.dtype_a]
 
     @property
@@ -307,17 +321,17 @@ def spec_hash(spec: Spec) -> str:
 
 
 Request = dict[str, Any]
-"""The fields that a user set, by the names of `Spec`; the others are planned."""
+"""The fields that a user set, by name. The others are planned."""
 
 
 FORMS = ("atoms", "cute", "dsl")
-"""In what a kernel may be written, what can say the least last."""
+"""How a kernel can be written: on CuTe's atoms, in all of CuTe, as a CuTe DSL module. The first supports the most specs."""
 
 WGMMA = "wgmma"
-"""The instruction of a request that leaves its width to the tile; a spec says `m64n256k16`."""
+"""The instruction of a request that leaves its width to the tile. A spec has the width, such as `m64n256k16`."""
 
 WMMA = "wmma16"
-"""Fragments of 16 x 16 x 16 that the compiler loads and multiplies by the instructions that an architecture has."""
+"""Fragments of 16 x 16 x 16. The compiler chooses the instructions that load and multiply them."""
 
 _WGMMA_ATOM = re.compile(r"m64n(\d{1,3})k(?:16|8)", re.ASCII)
 
@@ -328,39 +342,48 @@ def family_of_mma(mma: str) -> str:
 
 
 def family_of(mma: str, copy: str) -> str:
-    """Return the family of kernels on a tensor instruction whose operands are copied so."""
+    """Return the family of kernels with a tensor instruction and a copy."""
     family = family_of_mma(mma)
     return MMA_SYNC_TMA if family == MMA_SYNC and copy == "tma" else family
 
 
+# ==== Parsers: text to value ====
+
+
 Parser = Callable[[str, str], Any]
-"""Returns the value of a text, the first argument; the second is what its errors call it."""
+"""Returns the value of a text, the first argument. Errors call it by the second argument."""
 
 
-def _mma(text: str, what: str) -> str:
-    if _WGMMA_ATOM.fullmatch(text.strip().lower()):
-        return text.strip().lower()
-    return _choice("m16n8k16", "m16n8k8", WMMA, WGMMA, "m64nNk16", "m64nNk8")(text, what)
+@dataclass(frozen=True)
+class Choice:
+    """A parser of one word out of several. `spellings` maps other spellings of a word to it."""
+
+    words: tuple[str, ...]
+    spellings: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, text: str, what: str) -> str:
+        word = text.strip().lower()
+        word = self.spellings.get(word, word)
+        if word in self.words:
+            return word
+        raise unknown_word(what, text, self.words)
 
 
-def _choice(*words: str) -> Parser:
-    def parse(text: str, what: str) -> str:
-        if text.strip().lower() in words:
-            return text.strip().lower()
-        raise unknown_word(what, text, words)
+@dataclass(frozen=True)
+class Whole:
+    """A parser of a whole number from `low` to `high`.
 
-    return parse
+    Numbers up to `readable` are accepted too: the rules reject them with the limit of the kernel.
+    """
 
+    low: int
+    high: int
+    readable: int = 0
 
-def _whole(low: int, high: int, readable: int = 0) -> Parser:
-    """Parse a whole number; rules refuse those above `high`, by kernel, of which `readable` is the largest."""
-
-    def parse(text: str, what: str) -> int:
-        if text.strip().isdecimal() and low <= int(text) <= max(high, readable):
+    def __call__(self, text: str, what: str) -> int:
+        if text.strip().isdecimal() and self.low <= int(text) <= max(self.high, self.readable):
             return int(text)
-        raise RequestError(f"{what} {text!a} is not a whole number from {low} to {high}")
-
-    return parse
+        raise RequestError(f"{what} {text!a} is not a whole number from {self.low} to {self.high}")
 
 
 def _switch(text: str, what: str) -> bool:
@@ -373,50 +396,290 @@ def _switch(text: str, what: str) -> bool:
 
 
 def _align(text: str, what: str) -> int:
-    return int(_choice("8", "4", "2", "1")(text, what))
+    return int(Choice(("8", "4", "2", "1"))(text, what))
 
 
-PARSERS: dict[str, Parser] = {
-    "arch": parse_arch,
-    "dtype_a": _choice("f16", "bf16", "tf32"),
-    "dtype_b": _choice("f16", "bf16", "tf32"),
-    "acc": _choice("f32", "f16", "f16_promoted"),
-    "dtype_d": _choice("f16", "bf16", "f32"),
-    "layout": _choice("tn", "nn", "nt", "tt"),
-    "cta_tile": Tile.parse,
-    "warp_tile": WarpTile.parse,
-    "mma": _mma,
-    "stages": _whole(1, 16, readable=64),
-    "fragment_stages": _whole(1, 2, readable=8),
-    "copy": _choice("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma"),
-    "smem_a": Smem.parse,
-    "smem_b": Smem.parse,
-    "mma_order": _choice("row", "zigzag"),
-    "raster": Raster.parse,
-    "schedule": Schedule.parse,
-    "ctas_per_sm": _whole(1, 32),
-    "beta": _switch,
-    "bias": _choice("none", "row", "column"),
-    "activation": _choice("none", "relu", "gelu", "silu"),
-    "store": _choice("direct", "smem", "tma"),
-    "align_a": _align,
-    "align_b": _align,
-    "align_d": _align,
-    "consumers": _whole(0, 3),
-    "cooperation": _choice("cooperative", "pingpong"),
-    "cluster": Cluster.parse,
-    "swap_ab": _switch,
-    "store_spacing": _whole(0, 64),
-    "prefetch": _switch,
-    "smem_alloc": _choice("dynamic", "static"),
-    "form": _choice(*FORMS),
+def _mma(text: str, what: str) -> str:
+    if _WGMMA_ATOM.fullmatch(text.strip().lower()):
+        return text.strip().lower()
+    return Choice(("m16n8k16", "m16n8k8", WMMA, WGMMA, "m64nNk16", "m64nNk8"))(text, what)
+
+
+# ==== The table of fields ====
+
+
+_FAMILIES = (MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90)
+_WARPS = (MMA_SYNC, MMA_SYNC_TMA)
+_ALIGNS = ("8", "4", "2", "1")
+_SMEM = ("auto", "none", "pad:8", "pad_alternate:8", "xor:1,3,3", "xor:2,3,3", "xor:3,3,3", "xor:3,3,4")
+_INPUTS = tuple(word for word in TYPES if word != "f32")
+
+TARGET, OPERANDS, TILES = "Target", "Types and operands", "Tiles"
+PIPELINE, ORDER, EPILOGUE = "Pipeline and shared memory", "Order of the work", "Epilogue"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a spec.
+
+    Fields: `parse` reads a value. `option` sets this field alone; `shared` names an option that sets several fields. `examples`
+        are words that a shell completes if `parse` has no list of words. `symbol` writes the field's part of a kernel's symbol.
+        `enum` is the enumeration hgemm_<enum> of hgemm.h if the run time knows the field. `families` are the kernel families
+        that leave the field open.
+    """
+
+    name: str
+    parse: Parser
+    group: str
+    metavar: str
+    help: str
+    option: str = ""
+    shared: str = ""
+    examples: tuple[str, ...] = ()
+    symbol: Callable[[Spec], str] | None = None
+    enum: str = ""
+    families: tuple[str, ...] = _FAMILIES
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The values that a shell completes: all if the field has a list of values, examples otherwise."""
+        if isinstance(self.parse, Choice):
+            return self.parse.words
+        return ("on", "off") if self.parse is _switch else self.examples
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(words)
+
+
+_TYPE, _OUT, _ACC = Choice(_INPUTS, SPELLINGS), Choice(OUTPUTS, SPELLINGS), Choice(ACCUMULATIONS, SPELLINGS)
+
+FIELDS = (
+    Field(
+        "arch",
+        parse_arch,
+        TARGET,
+        "ARCHS",
+        "Architectures: sm_89, 89 or 8.9. Required.",
+        examples=tuple(name for name, arch in ARCHS.items() if arch.families),
+        symbol=lambda spec: spec.arch.replace("_", ""),
+    ),
+    Field(
+        "form",
+        Choice(FORMS),
+        TARGET,
+        "WORDS",
+        "How the kernel is written: atoms, cute (all of CuTe), dsl (CuTe DSL).",
+        families=(MMA_SYNC, WGMMA_SM90),
+    ),
+    Field("ctas_per_sm", Whole(1, 32), TARGET, "N", "CTAs that an SM holds at once. Limits the registers."),
+    Field(
+        "dtype_a",
+        _TYPE,
+        OPERANDS,
+        "TYPES",
+        "The same for A only.",
+        shared="dtype",
+        symbol=lambda spec: spec.dtype_a + (spec.dtype_b if spec.dtype_b != spec.dtype_a else ""),
+        enum="dtype",
+    ),
+    Field("dtype_b", _TYPE, OPERANDS, "TYPES", "The same for B only.", shared="dtype", enum="dtype"),
+    Field(
+        "acc",
+        _ACC,
+        OPERANDS,
+        "TYPES",
+        f"Accumulator: {_listed(ACCUMULATIONS)}.",
+        symbol=lambda spec: {"f16_promoted": "f16p"}.get(spec.acc, spec.acc),
+        enum="acc",
+    ),
+    Field(
+        "dtype_d",
+        _OUT,
+        OPERANDS,
+        "TYPES",
+        f"Type of C and D: {_listed(OUTPUTS)}.",
+        option="out",
+        symbol=lambda spec: spec.dtype_d,
+        enum="dtype",
+    ),
+    Field(
+        "layout",
+        Choice(LAYOUTS),
+        OPERANDS,
+        "LAYOUTS",
+        f"A and B in BLAS letters: {_listed(LAYOUTS)}.",
+        symbol=lambda spec: spec.layout,
+        enum="layout",
+    ),
+    *(
+        Field(f"align_{letter}", _align, OPERANDS, "N", f"The same for {names} only.", shared="align", examples=_ALIGNS)
+        for letter, names in (("a", "A"), ("b", "B"), ("d", "C and D"))
+    ),
+    Field(
+        "cta_tile",
+        Tile.parse,
+        TILES,
+        "MxNxK",
+        "CTA tile: 128x128x32,256x128x32.",
+        option="tile",
+        symbol=lambda spec: str(spec.cta_tile),
+    ),
+    Field("warp_tile", WarpTile.parse, TILES, "MxN", "Warp tile: 64x64.", families=_WARPS),
+    Field(
+        "mma",
+        _mma,
+        TILES,
+        "ATOMS",
+        f"Tensor instruction: m16n8k16, m16n8k8, {WMMA}, {WGMMA}.",
+        examples=("m16n8k16", "m16n8k8", WMMA, WGMMA),
+    ),
+    Field(
+        "consumers",
+        Whole(0, 3),
+        TILES,
+        "N",
+        "wgmma: warpgroups that multiply, 1 to 3.",
+        examples=("1", "2", "3"),
+        families=(WGMMA_SM90,),
+    ),
+    Field(
+        "cooperation",
+        Choice(("cooperative", "pingpong")),
+        TILES,
+        "WORDS",
+        "wgmma: consumers share a tile (cooperative) or alternate (pingpong).",
+        families=(WGMMA_SM90,),
+    ),
+    Field(
+        "cluster",
+        Cluster.parse,
+        TILES,
+        "MxN",
+        "wgmma: CTAs that share operands, along m and n.",
+        examples=("1x1", "2x1", "1x2", "4x1", "1x4", "2x2"),
+        families=(WGMMA_SM90,),
+    ),
+    Field(
+        "swap_ab",
+        _switch,
+        TILES,
+        "SWITCH",
+        "wgmma: multiply B and A transposed, for small m.",
+        families=(WGMMA_SM90,),
+    ),
+    Field(
+        "stages",
+        Whole(1, 16, readable=64),
+        PIPELINE,
+        "N",
+        "Stages, 3 or 2:5. From 1 to 16; with wgmma or TMA from 2.",
+        symbol=lambda spec: f"s{spec.stages}",
+    ),
+    Field(
+        "fragment_stages",
+        Whole(1, 2, readable=8),
+        PIPELINE,
+        "N",
+        "Fragments read ahead: 2 (one ahead) or 1 (none).",
+        examples=("1", "2"),
+        families=_WARPS,
+    ),
+    Field(
+        "copy",
+        Choice(("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma")),
+        PIPELINE,
+        "WORDS",
+        "Global to shared memory: cp_async, ldg_sts, ldg_sts_scalar, ldg_sts_unaligned, tma. wgmma takes tma and cp_async.",
+    ),
+    Field(
+        "store_spacing",
+        Whole(0, 64),
+        PIPELINE,
+        "N",
+        "ldg_sts, ldg_sts_scalar: tensor instructions between two stores to shared memory. 0: store after the last one.",
+        examples=("0", "2", "5"),
+        families=(MMA_SYNC,),
+    ),
+    Field(
+        "prefetch",
+        _switch,
+        PIPELINE,
+        "SWITCH",
+        "ldg_sts*: load the next k-tile into registers before the current one is multiplied, or after.",
+        families=(MMA_SYNC,),
+    ),
+    Field(
+        "smem_alloc",
+        Choice(("dynamic", "static")),
+        PIPELINE,
+        "WORDS",
+        "Shared memory: dynamic, static.",
+        families=(MMA_SYNC,),
+    ),
+    *(
+        Field(
+            f"smem_{letter}",
+            Smem.parse,
+            PIPELINE,
+            "WORDS",
+            f"The same for {letter.upper()} only.",
+            shared="smem",
+            examples=_SMEM,
+            families=(MMA_SYNC,),
+        )
+        for letter in "ab"
+    ),
+    Field(
+        "mma_order",
+        Choice(("row", "zigzag")),
+        PIPELINE,
+        "WORDS",
+        "Order of a warp's atoms: row, zigzag.",
+        families=_WARPS,
+    ),
+    Field(
+        "raster",
+        Raster.parse,
+        ORDER,
+        "WORDS",
+        f"Order of tiles: {_listed(Raster.forms())}.",
+        examples=("row", "column", "group:8", "panel:1024"),
+    ),
+    Field(
+        "schedule",
+        Schedule.parse,
+        ORDER,
+        "WORDS",
+        f"How CTAs take work: {_listed(Schedule.forms())}.",
+        examples=("one_tile", "persistent", "stream_k", "split_k:4", "split_k_cluster:2"),
+    ),
+    Field("beta", _switch, EPILOGUE, "SWITCH", "Add beta * C: on, off."),
+    Field("bias", Choice(BIASES), EPILOGUE, "WORDS", "Add a bias: none, row (n,), column (m,).", enum="bias"),
+    Field(
+        "activation", Choice(ACTIVATIONS), EPILOGUE, "WORDS", f"Activation: {_listed(ACTIVATIONS)}.", enum="activation"
+    ),
+    Field("store", Choice(("direct", "smem", "tma")), EPILOGUE, "WORDS", "Store D direct, through smem, or by tma."),
+)
+"""Every field, in the order of help texts and of sweeps."""
+
+BY_FIELD = {row.name: row for row in FIELDS}
+
+_SHARED = {
+    "dtype": f"Type of A and B: {_listed(_INPUTS)}.",
+    "align": f"Alignment in elements: {_listed(_ALIGNS)}.",
+    "smem": "Placement of A and B: auto, none, pad:H, pad_alternate:H, xor:B,M,S.",
 }
+"""Help of the options that set several fields."""
+
+SYMBOL_FIELDS = ("arch", "layout", "dtype_a", "acc", "dtype_d", "cta_tile", "stages")
+"""The fields whose words a kernel's symbol has, in its order."""
 
 
 def parse_field(name: str, text: str, called: str = "") -> Any:
     """Return the value of one field from its text; warn of renamed words.
 
-    Raises: RequestError with the values that it takes, which names the field as it was `called`, such as by its option.
+    Raises: RequestError that names the field as `called` and lists the values.
     """
     current = current_word(name, text)
     if current != text:
@@ -431,10 +694,87 @@ def deprecated(old: str, new: str) -> None:
 
 @lru_cache(4096)
 def _parse_field(name: str, text: str, called: str) -> Any:
-    if name not in PARSERS:
-        raise RequestError(f"spec has no field '{name}': the fields are {', '.join(PARSERS)}")
-    return PARSERS[name](text, called or name)
+    if name not in BY_FIELD:
+        raise RequestError(f"spec has no field '{name}': the fields are {', '.join(BY_FIELD)}")
+    return BY_FIELD[name].parse(text, called or name)
 
 
-DTYPE_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4}
-"""Of an element in memory; tf32 are floats there, of whose digits the tensor cores take the upper ones."""
+DTYPE_BYTES = {name: dtype.bytes for name, dtype in DTYPES.items()}
+"""Bytes of an element in memory. A tf32 element is a float; the tensor cores read its upper bits."""
+
+
+# ==== The options that set fields: flags on the command line, names in a spec file ====
+
+
+Texts = Mapping[str, str]
+"""What was written for each option, by name: {"tile": "128x128x32,256x128x32", "stages": "2:5"}."""
+
+
+@dataclass(frozen=True)
+class SpecOption:
+    """One option: the fields that it sets, its help, and the words that a shell completes."""
+
+    name: str
+    fields: tuple[str, ...]
+    group: str
+    metavar: str
+    help: str
+    words: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _options() -> Iterator[SpecOption]:
+    begun: set[str] = set()
+    for row in FIELDS:
+        if row.shared and row.shared not in begun:
+            begun.add(row.shared)
+            names = tuple(other.name for other in FIELDS if other.shared == row.shared)
+            yield SpecOption(row.shared, names, row.group, row.metavar, _SHARED[row.shared], row.words)
+        yield SpecOption(row.option or row.name, (row.name,), row.group, row.metavar, row.help, row.words)
+
+
+SPEC_OPTIONS = tuple(_options())
+"""Every option. One that sets several fields comes before those that set one of them, so that the specific option wins."""
+
+BY_NAME = {option.name: option for option in SPEC_OPTIONS}
+
+_ALSO_CALLED = {
+    "swizzle": "smem",
+    "padding": "smem",
+    "split_k": "schedule split_k:S",
+    "stream_k": "schedule stream_k",
+}
+"""Names of options in other projects, with the option here."""
+
+
+def flag_meant_by(flag: str) -> str:
+    """Return the flag that an unknown flag means: the name of a field or of another project's option. Empty if unknown."""
+    plain = _plain(flag)
+    flags = {option.fields: option.flag for option in SPEC_OPTIONS}
+    return f"--{_ALSO_CALLED[plain]}" if plain in _ALSO_CALLED else flags.get((plain,), "")
+
+
+def _plain(name: str) -> str:
+    return name.strip().lstrip("-").replace("-", "_").lower()
+
+
+def option_of(name: str) -> SpecOption:
+    """Return the option that a name, a flag or a field of `Spec` stands for.
+
+    Raises: RequestError that names the nearest option.
+    """
+    plain = current_field(_plain(name))
+    if plain != _plain(name):
+        deprecated(name, plain)
+    if plain in BY_NAME:
+        return BY_NAME[plain]
+    exact = [option for option in SPEC_OPTIONS if option.fields == (plain,)]
+    if exact:
+        return exact[0]
+    called = [_ALSO_CALLED[plain]] if plain in _ALSO_CALLED else []
+    near = called or closest_words(plain, [*BY_NAME, *BY_FIELD], cutoff=0.4)
+    hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(BY_NAME)}"
+    raise RequestError(f"a spec has no '{name}': {hint}")

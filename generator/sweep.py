@@ -16,10 +16,9 @@ from typing import Any
 from generator.arch import ARCHS, WGMMA_SM90
 from generator.defaults import resolve
 from generator.errors import RequestError
-from generator.options import SPEC_OPTIONS, SpecOption, Texts, option_of
 from generator.plan import Plan, plan_of
 from generator.rules import Violation, broken_rules, refuse_illegal, told_rules, violations
-from generator.spec import Request, Spec, parse_field
+from generator.spec import SPEC_OPTIONS, Request, Spec, SpecOption, Texts, option_of, parse_field
 
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 

@@ -253,7 +253,9 @@ def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> R
 # ---- Measurements ---------------------------------------------------------------------------------------------------
 
 
-def _surveys(standing: Mapping[ProblemKey, BestKnown], groups: Sequence[Group], rows: Sequence[Row]) -> tuple[Survey, ...]:
+def _surveys(
+    standing: Mapping[ProblemKey, BestKnown], groups: Sequence[Group], rows: Sequence[Row]
+) -> tuple[Survey, ...]:
     parts: dict[tuple[int, int, int], dict[Extents, BestKnown]] = {}
     for (capability, sms, kind, *extents), found in sorted(standing.items(), key=lambda item: item[0]):
         if capability in TYPICAL:

@@ -45,6 +45,20 @@ OUTPUTS = tuple(name for name, dtype in DTYPES.items() if not dtype.unread_bits)
 """Types that D may have."""
 
 
+SPELLINGS = {
+    **dict.fromkeys(("fp16", "float16", "half"), "f16"),
+    "bfloat16": "bf16",
+    **dict.fromkeys(("fp32", "float32", "float", "single"), "f32"),
+}
+"""Other spellings of the types. Options accept them in any case."""
+
+
+def type_word(text: str) -> str:
+    """Return the type that a spelling stands for, or the text in lower case."""
+    word = text.strip().lower()
+    return SPELLINGS.get(word, word)
+
+
 def stored_dtype(dtype: str) -> str:
     """Return the type of arrays that hold elements: f32 for tf32, which names how they are multiplied."""
     return "f32" if dtype == "tf32" else dtype

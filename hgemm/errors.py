@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hgemm.dtypes import SPELLINGS
+
 
 class HgemmError(Exception):
     """The base class of all errors that are reported as one line. `exit_code` is the exit code of the command."""
@@ -48,24 +50,12 @@ class UnsupportedError(DeviceError):
 
 def __getattr__(name: str) -> Any:
     if name == "UnfitError":
-        warnings.warn("hgemm.errors.UnsupportedError is now UnsupportedError", DeprecationWarning, stacklevel=2)
+        warnings.warn("hgemm.errors.UnfitError is now UnsupportedError", DeprecationWarning, stacklevel=2)
         return UnsupportedError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 # ==== Misspelt words ====
-
-_SYNONYMS = {
-    "half": "f16",
-    "float16": "f16",
-    "fp16": "f16",
-    "bfloat16": "bf16",
-    "float": "f32",
-    "single": "f32",
-    "float32": "f32",
-    "fp32": "f32",
-}
-"""Other libraries' names of the element types."""
 
 
 def closest_words(text: str, words: Iterable[str], count: int = 1, cutoff: float = 0.7) -> list[str]:
@@ -73,7 +63,7 @@ def closest_words(text: str, words: Iterable[str], count: int = 1, cutoff: float
     import difflib  # needed for misspelt words only
 
     known, plain = [*words], text.strip().lower()
-    synonyms = [word for word in known if word == _SYNONYMS.get(plain)]
+    synonyms = [word for word in known if word == SPELLINGS.get(plain)]
     return synonyms or difflib.get_close_matches(plain, known, n=count, cutoff=cutoff)
 
 

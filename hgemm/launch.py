@@ -287,7 +287,9 @@ def geometry(matrix: Matrix) -> tuple[tuple[int, int, int], tuple[int, int]]:
 
 
 @lru_cache(maxsize=CACHED_MAPS)
-def _encode(device: int, rule: TensorMapRule, pointer: int, extents: tuple[int, int, int], strides: tuple[int, int]) -> bytes:
+def _encode(
+    device: int, rule: TensorMapRule, pointer: int, extents: tuple[int, int, int], strides: tuple[int, int]
+) -> bytes:
     """Encode one map. Elements beyond the extents are read as zeros and not written."""
     d = driver()
     words, counts = d.cuuint64_t, d.cuuint32_t

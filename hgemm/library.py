@@ -293,7 +293,9 @@ class Library:
             from hgemm.matmul import empty_product
 
             out = empty_product(a, b)
-        return self._launch_cache.run(a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none", precision))
+        return self._launch_cache.run(
+            a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none", precision)
+        )
 
     def plan(self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int = 0) -> MatmulPlan:  # noqa: B008
         """Choose the variant for a problem and load it.

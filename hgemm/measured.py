@@ -290,7 +290,9 @@ class SessionWriter:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._add([{"schema": SCHEMA, "session": self.name, "date": date, **header}])
 
-    def add(self, problem: MeasuredProblem, state: str, tested: Sequence[tuple[MeasuredVariant, VariantTime]], **more: Any) -> None:
+    def add(
+        self, problem: MeasuredProblem, state: str, tested: Sequence[tuple[MeasuredVariant, VariantTime]], **more: Any
+    ) -> None:
         """Add the result of one problem: variants and times in the order of preference; their numbers are set here."""
         entries: list[Mapping[str, Any]] = []
         times = []

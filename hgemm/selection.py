@@ -185,7 +185,9 @@ class Selector:
             return f"no variant runs on {self.target.name}: the library has {', '.join(there) or 'none'}"
         if wanted.kind.dtype_a != wanted.kind.dtype_b or wanted.kind.dtype_a == "f32":
             return f"no kernel computes {wanted.kind}: A and B are both f16, both bf16, or f32 multiplied as tf32"
-        cover = f"hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add{library_suffix(self.library)}"
+        cover = (
+            f"hgemm cover --arch {self.target.number} {wanted.kind.cover_options} --add{library_suffix(self.library)}"
+        )
         way_out = f"`{cover}` makes one"
         if not any(kind_supports(kind, wanted.kind.code) for kind in kinds):
             return f"no variant computes {wanted.kind} on {self.target.name}: {way_out}"

@@ -186,7 +186,9 @@ class Buffer:
 class Operand(Buffer):
     """A matrix, or a batch of them, in such a buffer."""
 
-    def __init__(self, device: Device, place: OperandLayout, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0) -> None:
+    def __init__(
+        self, device: Device, place: OperandLayout, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0
+    ) -> None:
         self.place = place
         item = DTYPES[place.dtype].bytes
         super().__init__(device, place.elements * item, align_bytes or place.align * item, guard_bytes)

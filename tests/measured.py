@@ -24,7 +24,9 @@ def problem(
     return MeasuredProblem(m, n, k, batch, layout, dtype, dtype, acc, dtype)
 
 
-def times(times_us: Mapping[str, float], keys: Mapping[str, str] | None = None) -> list[tuple[MeasuredVariant, VariantTime]]:
+def times(
+    times_us: Mapping[str, float], keys: Mapping[str, str] | None = None
+) -> list[tuple[MeasuredVariant, VariantTime]]:
     """Return the times of variants by symbol, in the order given, as a writer takes them."""
     return [
         (MeasuredVariant(symbol, (keys or {}).get(symbol, KEY), {"nvrtc": "13.0"}), VariantTime(0, time_us, 0.1, 15))

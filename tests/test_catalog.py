@@ -28,8 +28,7 @@ from generator.catalog import (
 )
 from generator.emit import Kernel
 from generator.errors import LibraryError, RequestError
-from generator.options import BY_NAME
-from generator.spec import Spec
+from generator.spec import BY_NAME, Spec
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
 from generator.sweep import over, sweep

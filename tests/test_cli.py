@@ -25,7 +25,7 @@ from generator.cli import output as progress_module
 from generator.cli.main import VERBS, generate_command, hgemm_command, main
 from generator.cli.output import planning, progress
 from generator.cli.scratch import scratch_library
-from generator.options import SPEC_OPTIONS
+from generator.spec import SPEC_OPTIONS
 from generator.store.library import Library
 from hgemm.errors import LibraryError
 
@@ -201,8 +201,7 @@ def test_python_m_generator_is_generate() -> None:
         (["--arch", "90", "--tile", "128x128"], "--tile '128x128' is malformed: write it as MxNxK"),
         (["--arch", "90", "--bias", "left"], "--bias 'left' is unknown: use none, row, column"),
         (["--arch", "90", "--bias", "rows"], "--bias 'rows' is unknown: did you mean row? use none, row, column"),
-        (["--arch", "90", "--dtype", "half"], "--dtype 'half' is unknown: did you mean f16? use f16, bf16, tf32"),
-        (["--arch", "90", "--acc", "fp32"], "--acc 'fp32' is unknown: did you mean f32? use f32, f16, f16_promoted"),
+        (["--arch", "90", "--dtype", "fp17"], "--dtype 'fp17' is unknown: use f16, bf16, tf32"),
         (
             ["--arch", "90", "--schedule", "splitk:4"],
             "--schedule 'splitk:4' is unknown: did you mean split_k:S? use one",
@@ -525,7 +524,10 @@ def test_doctor_fails_where_something_is_broken(capsys, monkeypatch, tmp_path: P
 
 @pytest.mark.parametrize(
     ("named", "found"),
-    [("/nowhere/g++", "CXX is /nowhere/g++, which is not installed: "), ("/bin/true", "/bin/true does not build a C++17 shared")],
+    [
+        ("/nowhere/g++", "CXX is /nowhere/g++, which is not installed: "),
+        ("/bin/true", "/bin/true does not build a C++17 shared"),
+    ],
 )
 def test_doctor_and_verify_say_the_same_of_a_host_compiler(
     capsys, monkeypatch, small_library: Library, named: str, found: str

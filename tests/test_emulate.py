@@ -134,7 +134,10 @@ def test_a_variant_of_other_templates_is_not_run(
         header.write("// changed\n")
     emulation = Emulation(library, replace(host_toolchain, templates=templates))
     (outcome,) = emulation.outcomes([record.symbol])
-    assert outcome.failed and "templates/common/warp_epilogue.cuh has changed since the kernel was compiled" in outcome.reason
+    assert (
+        outcome.failed
+        and "templates/common/warp_epilogue.cuh has changed since the kernel was compiled" in outcome.reason
+    )
 
 
 # ---- generate --verify emulate --------------------------------------------------------------------------------------

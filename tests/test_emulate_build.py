@@ -20,14 +20,14 @@ from generator.proof.executor import (
     HostCompiler,
     HostToolchain,
     NoCompiler,
+    add_to_cache,
     cache_folder,
+    cached,
     find_compiler,
     includes_of,
     includes_of_file,
-    add_to_cache,
-    cached,
-    temporary_file,
     require_working,
+    temporary_file,
     trim,
 )
 from generator.store.files import temporary_name

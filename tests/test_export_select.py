@@ -136,7 +136,11 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
             continue
         assert status == OK, library.hgemm_last_message()
         assert found.symbol.decode() == expected.symbol == table.rows[found.variant].symbol
-        assert (found.jit, found.estimated_clocks, found.rule) == (expected.code_match == PTX, expected.clocks, expected.rule)
+        assert (found.jit, found.estimated_clocks, found.rule) == (
+            expected.code_match == PTX,
+            expected.clocks,
+            expected.rule,
+        )
         assert found.workspace_bytes == expected.workspace_bytes
         chosen[expected.symbol] = chosen.get(expected.symbol, 0) + 1
         rules[expected.rule] += 1
@@ -172,7 +176,9 @@ def told_alike(text: str, status: int, selector: Selector, wanted: SelectionQuer
         groups = [selector.table.groups[place] for _, place in selector.groups]
         of_kind = [group for group in groups if kind_supports(group.kind, wanted.kind.code)]
         rows = [row for group in of_kind for row in selector.table.rows[group.first : group.first + group.count]]
-        short = [row for row in rows if [*map(word_of, unmet_requirements(row, wanted, selector.target))] == ["workspace"]]
+        short = [
+            row for row in rows if [*map(word_of, unmet_requirements(row, wanted, selector.target))] == ["workspace"]
+        ]
         needed = min(row.workspace_bytes(wanted.m, wanted.n, wanted.batch) for row in short)
         assert text == f"the workspace has {wanted.workspace_bytes} bytes, and {needed} are needed"
         assert "workspace" in map(word_of, counts_of(reason))

@@ -23,7 +23,7 @@ LAYERS = (
     "generator.layouts",
     "generator.families",
     "generator.plan generator.planner generator.rules generator.defaults generator.naming generator.emit generator.expectation",
-    "generator.options generator.sweep generator.cutlass_names",
+    "generator.sweep generator.cutlass_names",
     "generator.store",
     "generator.build",
     "generator.catalog",

@@ -422,7 +422,9 @@ def test_what_makes_no_product_is_told(
 
 
 def test_what_no_variant_serves_is_told(library: Library, driver: ComputingDriver) -> None:
-    with pytest.raises(UnsupportedError, match="no variant computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --"):
+    with pytest.raises(
+        UnsupportedError, match="no variant computes tn f16->f16 acc f32 silu on sm_90: `hgemm cover --"
+    ):
         library.matmul(Cuda(placed(A)), Cuda(placed(W).T), Cuda(placed(OUT)), activation="silu")
 
 

@@ -18,13 +18,12 @@ from generator.emit import emit
 from generator.errors import RequestError
 from generator.ladders.ladder import ladder_here, ladder_on, published_of
 from generator.ladders.recipes import Step, complete, find, load_recipes, load_system, read_system, steps, system_names
-from generator.options import option_of
 from generator.proof.costs import count, disagreements
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import check_here, request_of
 from generator.proof.machine import EmulatedKernel
 from generator.proof.proving import Subject, load
-from generator.spec import Spec
+from generator.spec import Spec, option_of
 from generator.sweep import Candidate, sweep
 from hgemm.launch_traits import LaunchTraits
 

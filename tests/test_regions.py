@@ -60,7 +60,9 @@ def test_what_is_looked_at_of_a_region_lies_in_it(region: int, apart: tuple[int,
     m, n, k, batch = sample_extents(region, apart)
     found = region_of(point(m, n, k, batch), 0)
     assert sample_extents(region + ALIGNED_REGIONS, apart) == (m, n, k, batch)
-    assert abs(found // (REGION_COUNTS[1] * REGION_COUNTS[2]) - region // (REGION_COUNTS[1] * REGION_COUNTS[2])) <= 2 * (m < 16)
+    assert abs(
+        found // (REGION_COUNTS[1] * REGION_COUNTS[2]) - region // (REGION_COUNTS[1] * REGION_COUNTS[2])
+    ) <= 2 * (m < 16)
     assert found % REGION_COUNTS[2] == region % REGION_COUNTS[2] or k <= 1024
 
 
@@ -93,7 +95,9 @@ def test_the_arrays_estimate_what_selection_does(
             assert int(estimate) == estimate_clocks(table.rows[place], wanted, H200)
 
 
-def test_the_factors_of_a_list_are_those_of_what_was_measured_around(lists: RegionShortlists, table: DispatchTable) -> None:
+def test_the_factors_of_a_list_are_those_of_what_was_measured_around(
+    lists: RegionShortlists, table: DispatchTable
+) -> None:
     problems = table.surveys[0].problems
     nearby = Corrections([problem.point for problem in problems], [dict(problem.ratios) for problem in problems])
     for extents in PROBLEMS:
@@ -115,7 +119,9 @@ def test_what_straddles_corrects_nothing_and_is_listed_by_its_own_estimates(tmp_
     assert straddling[0] == straddling[1] and {factor for _, factor in (*straight, *straddling[0])} == {FACTOR_ONE}
 
 
-def test_lists_are_short_of_what_runs_best_and_have_the_best_of_the_middle(lists: RegionShortlists, table: DispatchTable) -> None:
+def test_lists_are_short_of_what_runs_best_and_have_the_best_of_the_middle(
+    lists: RegionShortlists, table: DispatchTable
+) -> None:
     rng = random.Random(1)
     for region in rng.sample(range(REGIONS), 50):
         listed = dict(lists.at(region))

@@ -140,7 +140,11 @@ def test_code_of_its_own_goes_before_compatible_code_and_that_before_ptx() -> No
     assert choose(wanted, Target.typical("sm_89")).symbol.startswith("hgemm_sm89_")
     without_89 = DispatchTable.of(record for record in catalog_records() if record["arch"] != "sm_89")
     found = choose(wanted, Target.typical("sm_89"), without_89)
-    assert found.code_match == COMPATIBLE and found.code == "cubin" and found.symbol.startswith(("hgemm_sm86_", "hgemm_sm80_"))
+    assert (
+        found.code_match == COMPATIBLE
+        and found.code == "cubin"
+        and found.symbol.startswith(("hgemm_sm86_", "hgemm_sm80_"))
+    )
     found = choose(wanted, Target.typical("sm_100"))
     assert found.code_match == PTX and found.code == "ptx"
 

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from generator.defaults import resolve
 from generator.errors import RequestError
+from generator.export.c_sources import ENUMS
 from generator.families.sm90.ways_out import CLUSTER_SPLITS
 from generator.naming import alias_of, symbol_of
-from generator.options import BY_NAME, option_of
-from generator.spec import PARSERS, Raster, Schedule, Spec, Tile, parse_field, spec_hash
+from generator.plan import plan_of
+from generator.spec import BY_FIELD, BY_NAME, FIELDS, Raster, Schedule, Spec, Tile, option_of, parse_field, spec_hash
 from hgemm.errors import DeprecatedWord
+from hgemm.problem import Kind
 
 VALUES = {
     "cta_tile": specs.any_tiles,
@@ -47,7 +49,7 @@ def test_a_spec_reads_back_from_json_and_from_texts(request_: dict) -> None:
     plain = spec.to_dict()
     assert Spec.from_dict(json.loads(json.dumps(plain))) == spec
     assert {name: parse_field(name, str(text)) for name, text in plain.items()} == vars(spec)
-    assert list(plain) == list(PARSERS) == [field.name for field in fields(Spec)]
+    assert list(plain) == [field.name for field in fields(Spec)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -63,7 +65,7 @@ def test_symbols_differ_where_specs_do(first: dict, second: dict) -> None:
 @given(specs.requests, st.data())
 def test_symbols_differ_where_one_field_does(request_: dict, data: st.DataObject) -> None:
     spec = resolve(request_)
-    name = data.draw(st.sampled_from([*PARSERS]))
+    name = data.draw(st.sampled_from([*BY_FIELD]))
     others = [value for value in OTHERS[name] if str(value) != str(getattr(spec, name))]
     other = Spec.from_dict({**spec.to_dict(), name: data.draw(st.sampled_from(others))}) if others else spec
     assert (symbol_of(other) == symbol_of(spec)) == (other == spec)
@@ -181,7 +183,7 @@ def test_the_alias_is_cutlass_s_name() -> None:
             "split_k_cluster:0",
             f"split_k_cluster takes {CLUSTER_SPLITS[0]} to {CLUSTER_SPLITS[-1]} CTAs, as split_k_cluster:2",
         ),
-        ("raster", "hilbert", "not served yet: use group:TILES"),
+        ("raster", "hilbert", "not supported: use group:TILES"),
         ("stages", "0", "1 to 16"),
         ("stages", "²", "1 to 16"),
         ("ctas_per_sm", "33", "1 to 32"),
@@ -190,7 +192,7 @@ def test_the_alias_is_cutlass_s_name() -> None:
         ("cluster", "2", "2x1"),
         ("cluster", "0x1", "2x1"),
         ("consumers", "4", "0 to 3"),
-        ("acc", "tf32", "f32, f16, f16_promoted"),
+        ("acc", "tf32", "f32, f16_promoted, f16"),
         ("align_a", "16", "8, 4, 2, 1"),
         ("align_b", "3", "8, 4, 2, 1"),
         ("colour", "red", "cta_tile"),
@@ -202,6 +204,55 @@ def test_what_is_no_value_is_refused_in_one_line_with_those_that_are(name: str, 
     assert advice in str(caught.value) and "\n" not in str(caught.value)
 
 
+# ---- The table of fields ---------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_row_for_each_field() -> None:
+    assert {row.name for row in FIELDS} == {field.name for field in fields(Spec)} and len(FIELDS) == len(BY_FIELD)
+    assert all(row.parse(word, row.name) is not None for row in FIELDS for word in row.words if word != "auto")
+
+
+def test_the_run_time_and_the_c_header_know_the_words_of_the_table() -> None:
+    enums = {enum.name: enum.words for enum in ENUMS}
+    known = {row.name: row for row in FIELDS if row.enum}
+    assert (
+        known.keys() == {field.name for field in fields(Kind)} and {row.enum for row in known.values()} == enums.keys()
+    )
+    for row in known.values():
+        assert {*row.words} <= {*enums[row.enum]} and (row.enum == "dtype" or row.words == enums[row.enum])
+        for word in row.words:
+            assert getattr(Kind(**{row.name: word}), row.name) == word
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"arch": "sm_80", "copy": "ldg_sts", "stages": 2},
+        {"arch": "sm_90", "copy": "tma"},
+        {"arch": "sm_90a"},
+    ],
+    ids=lambda request_: str(request_["arch"]),
+)
+def test_a_family_fixes_the_fields_that_the_table_does_not_give_it(request_: dict) -> None:
+    plan = plan_of(resolve(request_))
+    closed = {row.name for row in FIELDS if plan.spec.family not in row.families}
+    assert {*plan.implied} - {"mma"} == closed
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "word"),
+    [
+        *(("dtype_a", text, "f16") for text in ("fp16", "float16", "half", "FP16", " Half ")),
+        *(("dtype_b", text, "bf16") for text in ("bfloat16", "BF16")),
+        *(("dtype_d", text, "f32") for text in ("fp32", "float32", "float", "single")),
+        ("acc", "float32", "f32"),
+        ("acc", "fp16", "f16"),
+    ],
+)
+def test_other_spellings_of_types_are_accepted(field: str, text: str, word: str) -> None:
+    assert parse_field(field, text) == word
+
+
 def test_help_and_errors_write_what_stands_for_a_number_alike() -> None:
     for name, kind in (("raster", Raster), ("schedule", Schedule)):
         assert all(f"{word}:{number}" in BY_NAME[name].help for word, (number, _) in kind.sized.items())
@@ -209,7 +260,7 @@ def test_help_and_errors_write_what_stands_for_a_number_alike() -> None:
 
 
 @settings(max_examples=100)
-@given(st.sampled_from([*PARSERS]), st.text(max_size=12))
+@given(st.sampled_from([*BY_FIELD]), st.text(max_size=12))
 def test_any_text_is_a_value_or_an_error_of_one_line(name: str, text: str) -> None:
     try:
         parse_field(name, text)

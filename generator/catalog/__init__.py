@@ -10,8 +10,7 @@ from generator.arch import ARCHS, parse_arch_list
 from generator.build.toolchain import templates_folder
 from generator.emit import Kernel, emit
 from generator.errors import RequestError
-from generator.options import Texts
-from generator.spec import spec_hash
+from generator.spec import Texts, spec_hash
 from generator.store.files import disk_errors, write_folder
 from generator.store.library import is_ours
 from generator.sweep import read_spec_file, sweep

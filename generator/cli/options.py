@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from generator.options import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_meant_by
-from generator.spec import deprecated
+from generator.spec import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, deprecated, flag_meant_by
 from hgemm.errors import DEFAULT_LIBRARY
 from hgemm.problem import MAX_EXTENT
 from hgemm.record import RENAMED_FIELDS
@@ -173,7 +172,7 @@ def spec_options(function: AnyFunction) -> AnyFunction:
 
 
 def _click_option(option: SpecOption) -> Callable[[AnyFunction], AnyFunction]:
-    words = Words(lambda begun: (word for word in option.words.split() if word.startswith(begun)))
+    words = Words(lambda begun: (word for word in option.words if word.startswith(begun)))
     return list_option(option.flag, option.name, type=words, metavar=option.metavar, help=option.help)
 
 

@@ -17,7 +17,7 @@ import click
 from generator.arch import ARCHS, WGMMA_SM90
 from generator.build.pipeline import Outcome
 from generator.defaults import deciding_field, sole_family
-from generator.options import option_of
+from generator.spec import option_of
 from generator.store.index import Measurement
 from generator.store.library import Library
 from generator.store.query import Selection, left_out

@@ -14,8 +14,7 @@ from typing import Any
 
 from generator.arch import parse_arch
 from generator.errors import RequestError, closest_words
-from generator.options import Texts
-from generator.spec import Tile
+from generator.spec import Texts, Tile
 from generator.sweep import over, read_toml, texts_in
 from hgemm.cases import Shape
 

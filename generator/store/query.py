@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from generator.arch import ARCHS, parse_arch, parse_arch_list
 from generator.errors import LibraryError, RequestError, closest_words, unknown_word
-from generator.spec import HASH_DIGITS, PARSERS, deprecated
+from generator.spec import BY_FIELD, HASH_DIGITS, deprecated
 from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, any_like
 from generator.store.library import Library
 from hgemm.errors import library_suffix
@@ -22,7 +22,7 @@ _DOCUMENT = {
     "resources": dict.fromkeys(
         ("registers", "spill_bytes", "stack_bytes", "smem_bytes", "ctas_per_sm", "warps_per_sm", "occupancy"), _COUNT
     ),
-    "spec": dict.fromkeys(PARSERS, _COUNT),
+    "spec": dict.fromkeys(BY_FIELD, _COUNT),
     "launch": {"threads": _COUNT, "smem_bytes": _COUNT, "cluster": [], "grid": {"rule": _COUNT, "splits": _COUNT}},
     "traits": {
         **dict.fromkeys(("deterministic", "graph_safe", "exact_tiles_only"), _COUNT),
@@ -381,7 +381,9 @@ def _none(library: Library, name: str) -> list[str]:
     named = [path.parent for path in library.folder.glob(f"*/{SOURCE_NAME}") if path.parent.name.startswith(name)]
     texts = sorted(path.name for path in named if not (path / RECORD_NAME).exists())
     if texts:
-        told = f"of {texts[0]} only the text is there, which `generate --catalog{library_suffix(library.folder)}` compiles"
+        told = (
+            f"of {texts[0]} only the text is there, which `generate --catalog{library_suffix(library.folder)}` compiles"
+        )
         raise RequestError(f"no variant in {library.folder} is named {name!a}: {told}")
     hint = f"did you mean {near[0]}?" if near else f"`hgemm list{library_suffix(library.folder)}` shows those that are"
     raise RequestError(f"no variant in {library.folder} is named {name!a}: {hint}")

@@ -10,8 +10,8 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.layouts import ASYNC_BYTES
 from generator.naming import symbol_of
-from generator.options import Texts
 from generator.plan import Plan
+from generator.spec import Texts
 from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work
 from hgemm.dtypes import DTYPES

@@ -269,7 +269,9 @@ def in_parts(count: int, seed: int, as_json: bool) -> int:
         )
         for at, name in enumerate(names, 1)
     ]
-    disk_errors = [threading.Thread(target=_relay, args=(process.stderr, name)) for process, name in zip(processes, names)]
+    disk_errors = [
+        threading.Thread(target=_relay, args=(process.stderr, name)) for process, name in zip(processes, names)
+    ]
     answers: list[str] = [""] * count
     read = [threading.Thread(target=_read, args=(process.stdout, answers, at)) for at, process in enumerate(processes)]
     for thread in (*disk_errors, *read):
