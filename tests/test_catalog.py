@@ -108,7 +108,7 @@ def test_the_first_tile_of_each_group_passes_inspection(group: str, settings: Se
 
 # ---- The lock file and the golden kernels ---------------------------------------------------------------------------
 
-STALE = "run `make catalog`, and `git add -f` what is new in emitted/"
+STALE = "run `make catalog`; in emitted/, `git add -f` new folders and `git rm -r` those that are no longer golden"
 
 
 def test_the_lock_file_has_the_catalog_that_is_emitted_now() -> None:

@@ -1,4 +1,4 @@
-"""The catalog: the variants that are shipped, as data. Each group is a spec file of this folder, as --spec reads them."""
+"""The catalog: the shipped kernels, as data. Each group is a spec file in this folder."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def group_names() -> tuple[str, ...]:
 
 
 def complete(begun: str) -> list[str]:
-    """Return the words of --catalog that begin so."""
+    """Return the words of --catalog that begin with `begun`."""
     return [name for name in (ALL, *group_names()) if name.startswith(begun)]
 
 
 def load_catalog(names: Sequence[str] = (ALL,), without: Sequence[str] = ()) -> list[Texts]:
-    """Return what the named groups ask for, each once, as `sweep` takes it; empty names nothing.
+    """Return the requests of the named groups, each group once.
 
-    `all` names every group but those that it is to do without.
-    Raises: RequestError for a name that no group has, or where nothing is named.
+    `all` names every group except those in `without`.
+    Raises: RequestError for an unknown name, or if no group is named.
     """
     known = group_names()
     named = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     unknown = [name for name in named if name not in (ALL, *known)]
     if unknown or not named:
-        told = f"has no group {unknown[0]!a}" if unknown else "is to name groups, and names none"
-        raise RequestError(f"--catalog {told}: the groups are {', '.join(known)}, and {ALL}")
-    wanted = [name for name in known if name not in without] if ALL in named else named
-    return [texts for name in wanted for texts in read_spec_file(FOLDER / f"{name}.toml")]
+        problem = f"has no group {unknown[0]!a}" if unknown else "names no group"
+        raise RequestError(f"--catalog {problem}: the groups are {', '.join(known)}, and {ALL}")
+    chosen = [name for name in known if name not in without] if ALL in named else named
+    return [texts for name in chosen for texts in read_spec_file(FOLDER / f"{name}.toml")]
 
 
 def for_others(names: Sequence[str], archs: Sequence[str]) -> list[str]:
-    """Return the groups that only `all` names and that are for chips without cp.async, where none of `archs` is one."""
+    """Return the groups for chips without cp.async that only `all` names, if all of `archs` have cp.async."""
     if ALL not in names or not all(ARCHS[arch].has_cp_async for arch in archs):
         return []
     return [name for name in group_names() if name not in names and not _has_cp_async(load_catalog([name]))]
@@ -65,13 +65,13 @@ def _has_cp_async(group: Sequence[Texts]) -> bool:
 
 
 def catalog_kernels() -> list[Kernel]:
-    """Emit every kernel of the catalog; nothing is compiled."""
+    """Emit every kernel of the catalog. Nothing is compiled."""
     templates = templates_folder()
     return [emit(plan, templates) for plan in sweep(load_catalog()).plans]
 
 
 def golden_kernels(folder: Path) -> list[Kernel]:
-    """Emit the golden kernels of a folder: one of each family and form, named by its `golden.toml`; none without that file."""
+    """Emit the kernels that `golden.toml` in a folder names: one of each family and form. Without that file there are none."""
     file = folder / GOLDEN
     if not file.is_file():
         return []
@@ -80,7 +80,7 @@ def golden_kernels(folder: Path) -> list[Kernel]:
 
 
 def lock_text(kernels: Iterable[Kernel]) -> str:
-    """Return the lock file of a catalog: a line per kernel with its symbol, and the hashes of its spec and of its source."""
+    """Return the text of a lock file: one line per kernel with its symbol and the hashes of its spec and source."""
     return LOCK_HEADER + "".join(
         f"{kernel.symbol} {spec_hash(kernel.plan.spec)[:HASH_DIGITS]} {_hash(kernel.source)}\n" for kernel in kernels
     )
@@ -97,7 +97,7 @@ def _hash(text: str) -> str:
 
 
 def write_lock(folder: Path, kernels: Iterable[Kernel]) -> bool:
-    """Write the lock file of a catalog to a folder; return whether it changed. Raises: LibraryError where the disk refuses."""
+    """Write the lock file of kernels to a folder. Return whether it changed. Raises: LibraryError if the disk fails."""
     place, text = folder / LOCK, lock_text(kernels)
     with disk_errors("write", place):
         if place.is_file() and place.read_text(encoding="ascii") == text:
@@ -108,9 +108,9 @@ def write_lock(folder: Path, kernels: Iterable[Kernel]) -> bool:
 
 
 def write_sources(folder: Path, kernels: Iterable[Kernel]) -> list[Path]:
-    """Write the text of each kernel where it differs from what the library in `folder` has; return those written.
+    """Write the sources that differ from those in the library `folder`. Return the paths written.
 
-    What was built from another text is removed with it. Raises: LibraryError where the disk refuses.
+    Files that were built from another source are removed. Raises: LibraryError if the disk fails.
     """
     written = []
     for kernel in kernels:

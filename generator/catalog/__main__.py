@@ -1,4 +1,4 @@
-"""`python -m generator.catalog FOLDER` writes the catalog's lock file and the golden kernels there; `make catalog` calls it."""
+"""`python -m generator.catalog FOLDER` writes the lock file and the golden kernels. `make catalog` runs it."""
 
 import sys
 from pathlib import Path
