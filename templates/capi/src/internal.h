@@ -24,7 +24,7 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t align_a, align_b, align_d, beta, exact_tiles_only, tensor_maps;
   uint32_t counter_bytes_per_tile, partial_bytes_per_tile, partial_bytes_per_cta; /* workspace */
   uint32_t max_ctas; /* largest grid of a stream-K kernel; 0 for other kernels */
-  /* Coefficients of the cost model; see the run-time package's cost.py. */
+  /* Coefficients of the cost model; see Clocks in hgemm/dispatch_table.py. */
   uint32_t operand_bytes, result_bytes, overlapping, together, sms_lost;
   uint32_t k_tile_clocks, straddled_clocks, tile_clocks, alone_k_tile_clocks, alone_tile_clocks, launch_clocks;
   uint32_t memory_clocks, mib_clocks, again_clocks, again_mib_clocks;

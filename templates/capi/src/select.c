@@ -1,4 +1,5 @@
-/* Kernel selection. The run-time package's select.py, cost.py and regions.py do the same steps, with the same numbers.
+/* Kernel selection. selection.py, dispatch_table.py and octave_grid.py of the Python package hgemm do the same
+ * steps with the same numbers.
  *
  * 1. hgemm_target_init computes, once for each device, everything that does not depend on the problem.
  * 2. hgemm_choose tries the kernels by how their code runs on the device: cubin of this architecture, compatible cubin, PTX.
@@ -215,10 +216,10 @@ static uint64_t clocks_of(hgemm_target const *target, uint32_t index, hgemm_quer
 
 /* ---- Measurements ------------------------------------------------------------------------------------------------------ */
 
-/* Regions span half an octave of m * batch, n and k. See regions.py. */
+/* Regions span half an octave of m * batch, n and k. See octave_grid.py. */
 enum { STEP_BITS = 4, REGION_STEP = 8, REGION_FIRST = 16, REGION_ROWS = 28, REGION_COLUMNS = 15, REGION_DEPTHS = 14 };
 enum { STRAIGHT_REGIONS = REGION_ROWS * REGION_COLUMNS * REGION_DEPTHS }; /* then the regions of problems that straddle sectors */
-_Static_assert(2 * STRAIGHT_REGIONS == HGEMM_REGION_COUNT, "the regions differ from regions.py");
+_Static_assert(2 * STRAIGHT_REGIONS == HGEMM_REGION_COUNT, "the regions differ from octave_grid.py");
 
 /* Returns the index of the highest bit that is set. x is not 0. */
 static int32_t highest_bit(uint64_t x) {

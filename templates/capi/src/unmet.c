@@ -1,6 +1,6 @@
 /* The error message if no kernel supports a problem: which requirements are unmet, and by how many kernels.
  *
- * The run-time package writes the same message; see unmet_requirements() there. */
+ * unmet_requirements() of the Python package hgemm writes the same message. */
 #include <stdio.h>
 
 #include "internal.h"
