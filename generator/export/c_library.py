@@ -55,7 +55,7 @@ include/, and cuda_fp16.h of a CUDA toolkit.
     nvcc -std=c++17 -arch=sm_89 -Iinclude -Iinclude/cute_lean -c instances/SYMBOL.cu
 
 Use the exact architecture of the kernel, such as sm_90a. include/cute_lean must come before any other copy of CuTe. Omit it for
-kernels that include <cute/...>, which use all of CuTe.
+instances that include a header named cute_*.cuh: they use all of CuTe.
 include/common/problem.cuh defines the kernel's parameter. launch.json holds its threads, shared memory and grid.
 """
 
