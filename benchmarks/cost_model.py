@@ -107,7 +107,7 @@ class Data:
         specs = [record["spec"] for record in records]
         shapes = [Shape.of(one["spec"], gpu, one["resources"]["ctas_per_sm"]) for one in records]
         sizes = [problem_of(specs[0], *one) for one in problems]
-        sms = np.array([[gpu.sms_in_clusters(shape.together) for shape in shapes]], float)
+        sms = np.array([[gpu.sms_in_clusters(shape.cluster_ctas) for shape in shapes]], float)
         size = Size(*(np.array([[getattr(s, f.name)] for s in sizes], float) for f in fields(Size)))
         return cls(name, records, problems, np.array(document["screened_us"]), _stacked(shapes), size, sms)
 

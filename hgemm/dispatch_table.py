@@ -21,18 +21,18 @@ from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, kind_supports
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
-FORMAT = 5
+FORMAT = 6
 EXACT, COMPATIBLE, PTX = range(3)
 """How a variant's code runs on a device, the preferred way first: its own cubin, an older one's, PTX."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant as selection sees it.
+    """One variant, as the selection sees it. The exported C library has the same fields in struct hgemm_row.
 
-    Units: elements for tiles and alignments; `operand_bytes` and `result_bytes` are of one element of A or B, and of D;
-        `max_ctas` is 0 of all but stream-K. From `overlapping` on, but for shared memory and what a launch needs, the numbers are
-        those of hgemm.dispatch_table.Clocks.
+    Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
+    Fields: `max_ctas` is the largest grid of a stream-K kernel, 0 for other kernels. See Clocks for `tiles_per_sm` and all
+        fields after it.
     """
 
     symbol: str
@@ -56,19 +56,19 @@ class Row:
     max_ctas: int
     operand_bytes: int
     result_bytes: int
-    overlapping: int
-    together: int
-    sms_lost: int
+    tiles_per_sm: int
+    cluster_ctas: int
+    unusable_sms: int
     k_tile_clocks: int
-    straddled_clocks: int
+    straddling_clocks: int
     tile_clocks: int
-    alone_k_tile_clocks: int
-    alone_tile_clocks: int
+    single_k_tile_clocks: int
+    single_tile_clocks: int
     launch_clocks: int
-    memory_clocks: int
-    mib_clocks: int
-    again_clocks: int
-    again_mib_clocks: int
+    dram_start_clocks: int
+    dram_mib_clocks: int
+    l2_clocks: int
+    l2_mib_clocks: int
 
     def work(self, m: int, n: int, batch: int) -> int:
         """Return the CTA tiles of a problem, those that complete clusters, splits and batches counted."""
@@ -234,19 +234,19 @@ def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> R
         max_ctas=traits.max_ctas,
         operand_bytes=DTYPES[traits.dtype_a].bytes,
         result_bytes=DTYPES[traits.dtype_d].bytes,
-        overlapping=clocks.overlapping,
-        together=clocks.together,
-        sms_lost=clocks.sms_lost,
+        tiles_per_sm=clocks.tiles_per_sm,
+        cluster_ctas=clocks.cluster_ctas,
+        unusable_sms=clocks.unusable_sms,
         k_tile_clocks=clocks.k_tile,
-        straddled_clocks=clocks.straddled,
+        straddling_clocks=clocks.straddling,
         tile_clocks=clocks.tile,
-        alone_k_tile_clocks=clocks.alone_k_tile,
-        alone_tile_clocks=clocks.alone_tile,
+        single_k_tile_clocks=clocks.single_k_tile,
+        single_tile_clocks=clocks.single_tile,
         launch_clocks=clocks.launch,
-        memory_clocks=clocks.memory,
-        mib_clocks=clocks.mib,
-        again_clocks=clocks.again,
-        again_mib_clocks=clocks.again_mib,
+        dram_start_clocks=clocks.dram_start,
+        dram_mib_clocks=clocks.dram_mib,
+        l2_clocks=clocks.l2,
+        l2_mib_clocks=clocks.l2_mib,
     )
 
 
@@ -304,27 +304,28 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Clocks:
-    """What a variant takes, whatever the problem: the numbers of predict.Cycles, rounded, and those of memory.
+    """The coefficients of a variant's estimated time. They do not depend on the problem.
 
-    Units: clocks of an SM. `straddled` is what two operands whose rows begin off L2's sectors add to a k-tile; `memory` is once
-        a launch, `mib` for each MiB of DRAM; `again` for 4096 k-tiles that come from L2, and `again_mib` for each MiB of these.
-    Fields: `overlapping` tiles hide one another's waiting on an SM; `together` CTAs are a cluster, for which `sms_lost` SMs of
-        a card are left over.
+    Units: SM clocks. `k_tile` and `tile` apply if an SM processes several tiles at the same time; `single_k_tile` and
+        `single_tile` are the latencies of one tile. `straddling` is added to a k-tile if the rows of both operands do not start
+        at L2 sectors. `launch` and `dram_start` are per launch, `dram_mib` and `l2_mib` per MiB, `l2` per 4096 k-tiles.
+    Fields: `tiles_per_sm` is the number of tiles that an SM processes at the same time; `cluster_ctas` the CTAs of a cluster;
+        `unusable_sms` the SMs of a GPU that no cluster can use.
     """
 
-    overlapping: int
-    together: int
-    sms_lost: int
+    tiles_per_sm: int
+    cluster_ctas: int
+    unusable_sms: int
     k_tile: int
-    straddled: int
+    straddling: int
     tile: int
-    alone_k_tile: int
-    alone_tile: int
+    single_k_tile: int
+    single_tile: int
     launch: int
-    memory: int
-    mib: int
-    again: int
-    again_mib: int
+    dram_start: int
+    dram_mib: int
+    l2: int
+    l2_mib: int
 
 
 def clocks_of(record: Mapping[str, Any]) -> Clocks:
@@ -340,19 +341,19 @@ def clocks_of(record: Mapping[str, Any]) -> Clocks:
     dram_bytes_per_clock = card.dram_gbytes_per_s * 1e3 * constants.dram_part / mhz
     again_bytes_per_clock = constants.again_bytes_per_cycle * card.sms
     return Clocks(
-        overlapping=shape.overlapping,
-        together=shape.together,
-        sms_lost=card.sms - int(card.get("cluster4_sms") or card.sms) if shape.together >= 4 else 0,
+        tiles_per_sm=shape.tiles_per_sm,
+        cluster_ctas=shape.cluster_ctas,
+        unusable_sms=card.sms - int(card.get("cluster4_sms") or card.sms) if shape.cluster_ctas >= 4 else 0,
         k_tile=round(its.k_tile),
-        straddled=round(straddled.k_tile - its.k_tile),
+        straddling=round(straddled.k_tile - its.k_tile),
         tile=round(its.tile),
-        alone_k_tile=round(its.alone_k_tile),
-        alone_tile=round(its.alone_tile),
+        single_k_tile=round(its.single_k_tile),
+        single_tile=round(its.single_tile),
         launch=round(its.start),
-        memory=round(constants.dram_start_us * mhz),
-        mib=round(MIB / dram_bytes_per_clock),
-        again=round(shape.loaded_bytes / again_bytes_per_clock * (1 << AGAIN_BITS)),
-        again_mib=round(MIB / again_bytes_per_clock),
+        dram_start=round(constants.dram_start_us * mhz),
+        dram_mib=round(MIB / dram_bytes_per_clock),
+        l2=round(shape.loaded_bytes / again_bytes_per_clock * (1 << AGAIN_BITS)),
+        l2_mib=round(MIB / again_bytes_per_clock),
     )
 
 
@@ -369,11 +370,11 @@ def estimate_clocks(row: Row, wanted: SelectionQuery, target: Target) -> int:
     work = row.work(wanted.m, wanted.n, wanted.batch)
     k_tiles = _up(_up(max(wanted.k, 1), row.tile_k), row.splits)
     busiest = _up(work, sms_used(row, target))
-    rounds = _up(busiest, overlapping(row, target))
-    more = row.straddled_clocks * wanted.straddling // 2
+    rounds = _up(busiest, tiles_per_sm(row, target))
+    more = row.straddling_clocks * wanted.straddling // 2
     busy = busiest * (k_tiles * (row.k_tile_clocks + more) + row.tile_clocks)
-    alone = rounds * (k_tiles * (row.alone_k_tile_clocks + more) + row.alone_tile_clocks)
-    sm, memory = min(max(busy, alone), LIMIT), _memory(row, wanted, work, k_tiles)
+    single = rounds * (k_tiles * (row.single_k_tile_clocks + more) + row.single_tile_clocks)
+    sm, memory = min(max(busy, single), LIMIT), _memory(row, wanted, work, k_tiles)
     return min(row.launch_clocks + _both(max(sm, memory), min(sm, memory)), LIMIT)
 
 
@@ -391,21 +392,21 @@ def _memory(row: Row, wanted: SelectionQuery, work: int, k_tiles: int) -> int:
     operands = min((wanted.m + wanted.n) * wanted.k * wanted.batch, LIMIT)
     results = min(wanted.m * wanted.n * wanted.batch, LIMIT)
     kib = min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
-    loaded = min(work * k_tiles, KIB_LIMIT) * row.again_clocks >> AGAIN_BITS
-    again = max(loaded - (kib * row.again_mib_clocks >> 10), 0)
-    return row.memory_clocks + (kib * row.mib_clocks >> 10) + again
+    loaded = min(work * k_tiles, KIB_LIMIT) * row.l2_clocks >> AGAIN_BITS
+    again = max(loaded - (kib * row.l2_mib_clocks >> 10), 0)
+    return row.dram_start_clocks + (kib * row.dram_mib_clocks >> 10) + again
 
 
 def sms_used(row: Row, target: Target) -> int:
     """Return the SMs of a device that a variant's clusters can use."""
-    sms = target.sms - row.sms_lost if target.sms > row.sms_lost else target.sms
-    return max(sms // row.together, 1) * row.together
+    sms = target.sms - row.unusable_sms if target.sms > row.unusable_sms else target.sms
+    return max(sms // row.cluster_ctas, 1) * row.cluster_ctas
 
 
-def overlapping(row: Row, target: Target) -> int:
+def tiles_per_sm(row: Row, target: Target) -> int:
     """Return the tiles of a variant that an SM of a device works on at once, which hide one another's waiting."""
     if row.tensor_maps:
-        return row.overlapping
+        return row.tiles_per_sm
     reserved = SMEM_RESERVED_BYTES_PER_CTA
     fitting = (target.smem_bytes_per_cta + reserved) // (row.smem_bytes + reserved)
-    return max(1, min(row.overlapping, fitting))
+    return max(1, min(row.tiles_per_sm, fitting))

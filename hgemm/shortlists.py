@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hgemm.dispatch_table import AGAIN_BITS, DispatchTable, Row, Survey, code_match, overlapping, sms_used
+from hgemm.dispatch_table import AGAIN_BITS, DispatchTable, Row, Survey, code_match, sms_used, tiles_per_sm
 from hgemm.octave_grid import (
     ALIGNED_REGIONS,
     DECAY_DISTANCE,
@@ -73,7 +73,7 @@ class RegionShortlists:
         rows = [table.rows[place] for place in self.places]
         self._rows = {field.name: np.array([getattr(row, field.name) for row in rows]) for field in fields(Row)[1:]}
         self._sms = np.array([sms_used(row, self.target) for row in rows])
-        self._overlapping = np.array([overlapping(row, self.target) for row in rows])
+        self._tiles_per_sm = np.array([tiles_per_sm(row, self.target) for row in rows])
         self._with_workspace = np.array([row.workspace_bytes(1, 1, 1) > 0 for row in rows])
         logs = [centered_logs(dict(problem.ratios)) for problem in straight]
         measured = np.array([[of.get(row, math.nan) for row in self.places] for of in logs]).reshape(
@@ -115,20 +115,20 @@ class RegionShortlists:
 
     def estimates(self, problems: np.ndarray, straddling: int = 0) -> np.ndarray:
         """Return hgemm.dispatch_table.estimate_clocks of dense problems (m, n, k, batch), one a row, for each of `places`; inf where none serves."""
-        r, more = self._rows, self._rows["straddled_clocks"] * straddling // 2
+        r, more = self._rows, self._rows["straddling_clocks"] * straddling // 2
         m, n, k, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
         clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
         work = clusters * r["cluster_m"] * r["cluster_n"] * r["splits"] * batch
         k_tiles = np.ceil(np.ceil(k / r["tile_k"]) / r["splits"])
         busiest = np.ceil(work / self._sms)
         busy = busiest * (k_tiles * (r["k_tile_clocks"] + more) + r["tile_clocks"])
-        alone = np.ceil(busiest / self._overlapping) * (
-            k_tiles * (r["alone_k_tile_clocks"] + more) + r["alone_tile_clocks"]
+        single = np.ceil(busiest / self._tiles_per_sm) * (
+            k_tiles * (r["single_k_tile_clocks"] + more) + r["single_tile_clocks"]
         )
         kib = ((m + n) * k * batch // 1024) * r["operand_bytes"] + (m * n * batch // 1024) * r["result_bytes"]
-        loaded = work * k_tiles * r["again_clocks"] // (1 << AGAIN_BITS)
-        again = np.maximum(loaded - kib * r["again_mib_clocks"] // 1024, 0)
-        sm, memory = np.maximum(busy, alone), r["memory_clocks"] + kib * r["mib_clocks"] // 1024 + again
+        loaded = work * k_tiles * r["l2_clocks"] // (1 << AGAIN_BITS)
+        again = np.maximum(loaded - kib * r["l2_mib_clocks"] // 1024, 0)
+        sm, memory = np.maximum(busy, single), r["dram_start_clocks"] + kib * r["dram_mib_clocks"] // 1024 + again
         longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
         found = r["launch_clocks"] + longer + np.maximum(shorter // 2 - longer // 8, 0)
         whole = (m % r["tile_m"] == 0) & (n % r["tile_n"] == 0) & (k % r["tile_k"] == 0)

@@ -136,8 +136,8 @@ class Constants:
 class Shape:
     """What of a variant decides its time.
 
-    Fields: `part` is a k-tile's cycles; `overlapping` the tiles that an SM works on at once, of CTAs or of consumers in turn;
-        `together` the CTAs of a cluster. Flags are 0 or 1: `in_turn` where two consumers take tiles by turns, `cluster_splits`
+    Fields: `part` is a k-tile's cycles; `tiles_per_sm` the tiles that an SM works on at once, of CTAs or of consumers in turn;
+        `cluster_ctas` the CTAs of a cluster. Flags are 0 or 1: `in_turn` where two consumers take tiles by turns, `cluster_splits`
         where the CTAs of a cluster split k, and `workspace_splits` where CTAs do by way of a workspace, in `splits` parts. Where
         `streams` is 1 CTAs share what whole waves leave over. What that gains is left out: no measurement says that it gains.
     """
@@ -150,8 +150,8 @@ class Shape:
     cluster_m: Any
     cluster_n: Any
     splits: Any
-    together: Any
-    overlapping: Any
+    cluster_ctas: Any
+    tiles_per_sm: Any
     loaded_bytes: Any
     out_bytes: Any
     element_bytes: Any
@@ -179,8 +179,8 @@ class Shape:
             cluster_m=cluster_m,
             cluster_n=cluster_n,
             splits=int(splits or 1),
-            together=int(splits) if kind == "split_k_cluster" else cluster_m * cluster_n,
-            overlapping=2 if in_turn else resident,
+            cluster_ctas=int(splits) if kind == "split_k_cluster" else cluster_m * cluster_n,
+            tiles_per_sm=2 if in_turn else resident,
             loaded_bytes=(tile_m / cluster_n + tile_n / cluster_m) * tile_k * element_bytes(spec),
             out_bytes=tile_m * tile_n * DTYPES[spec["dtype_d"]].bytes,
             element_bytes=element_bytes(spec),
@@ -195,14 +195,14 @@ class Shape:
 class Cycles:
     """What a variant takes on a card, whatever the problem. Units: cycles of an SM.
 
-    A CTA tile takes `k_tile` for each k-tile and `tile` once where the SM is busy with others too, `alone_k_tile` and
-    `alone_tile` where it waits for itself; `start` is once a launch.
+    A CTA tile takes `k_tile` for each k-tile and `tile` once where the SM is busy with others too, `single_k_tile` and
+    `single_tile` where it waits for itself; `start` is once a launch.
     """
 
     k_tile: Any
     tile: Any
-    alone_k_tile: Any
-    alone_tile: Any
+    single_k_tile: Any
+    single_tile: Any
     start: Any
 
 
@@ -222,8 +222,8 @@ def _wgmma(v: Shape, l2: Any, c: Constants, mhz: float, most: Most) -> Cycles:
     return Cycles(
         k_tile=each,
         tile=v.in_turn * c.turn_cycles + (1 - v.in_turn) * stored + v.cluster_splits * joined,
-        alone_k_tile=each,
-        alone_tile=stored + v.cluster_splits * joined,
+        single_k_tile=each,
+        single_tile=stored + v.cluster_splits * joined,
         start=(c.start_us + cluster_us) * mhz + v.in_turn * stored + _meeting(v, c, mhz),
     )
 
@@ -236,8 +236,8 @@ def _mma_sync(v: Shape, l2: Any, c: Constants, mhz: float, most: Most) -> Cycles
     return Cycles(
         k_tile=each + c.shown_part * c.k_tile_cycles,
         tile=c.shown_part * tile,
-        alone_k_tile=_both(each + c.k_tile_cycles, c.latency_cycles / most(v.stages - 1, 1), TILE_SHARPNESS),
-        alone_tile=tile,
+        single_k_tile=_both(each + c.k_tile_cycles, c.latency_cycles / most(v.stages - 1, 1), TILE_SHARPNESS),
+        single_tile=tile,
         start=c.start_us * mhz + _meeting(v, c, mhz),
     )
 
@@ -282,9 +282,9 @@ def terms(v: Shape, its: Cycles, size: Size, sms: Any, c: Constants, card: Card,
     ctas = tiles * v.splits * size.batch
     k_tiles = most(_up(_up(size.k, v.tile_k), v.splits), 1)
     busiest = _up(ctas, sms)
-    rounds = _up(busiest, v.overlapping)
-    busy, alone = k_tiles * its.k_tile + its.tile, k_tiles * its.alone_k_tile + its.alone_tile
-    sm = most(busiest * busy, rounds * alone)
+    rounds = _up(busiest, v.tiles_per_sm)
+    busy, single = k_tiles * its.k_tile + its.tile, k_tiles * its.single_k_tile + its.single_tile
+    sm = most(busiest * busy, rounds * single)
     mhz, dram_bytes = card["sm_mhz"], least_bytes(v, size)
     again_bytes = most(ctas * k_tiles * v.loaded_bytes - dram_bytes, 0)
     dram_us = c.dram_start_us + dram_bytes / (card.dram_gbytes_per_s * 1e3 * c.dram_part)
@@ -339,7 +339,7 @@ def predict(
     its = cycles_of(shape, by_wgmma(spec), size.straddling, constants, card["sm_mhz"])
     if not powered:
         constants = replace(constants, watts_per_tflops=0.0)
-    found = terms(shape, its, size, card.sms_in_clusters(shape.together), constants, card)
+    found = terms(shape, its, size, card.sms_in_clusters(shape.cluster_ctas), constants, card)
     return Prediction(
         time_us=found.time_us,
         start_us=found.start / card["sm_mhz"],

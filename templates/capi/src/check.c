@@ -43,7 +43,8 @@ static hgemm_status copy(hgemm_problem const *from, hgemm_problem *to) {
 
 static hgemm_status check_value(char const *name, int32_t value, int32_t count) {
   if (value >= 0 && value < count) return HGEMM_OK;
-  return hgemm_fail(HGEMM_ERROR_UNKNOWN_VALUE, "%s is %ld: the allowed values are 0 to %ld", name, (long)value, (long)count - 1);
+  return hgemm_fail(HGEMM_ERROR_UNKNOWN_VALUE, "%s is %ld: the allowed values are 0 to %ld", name, (long)value,
+                    (long)count - 1);
 }
 
 static hgemm_status check_values(hgemm_problem const *p) {
@@ -81,7 +82,9 @@ static uint64_t span_bytes(Matrix const *x) {
 /* Checks one matrix. Replaces an ignored leading dimension or batch stride by a valid one. */
 static hgemm_status check_matrix(Matrix *x, enum hgemm_purpose purpose) {
   double span;
-  if (x->pointer == 0 && purpose == HGEMM_TO_LAUNCH) return hgemm_fail(HGEMM_ERROR_POINTER, "the pointer of %s is null", x->name);
+  if (x->pointer == 0 && purpose == HGEMM_TO_LAUNCH) {
+    return hgemm_fail(HGEMM_ERROR_POINTER, "the pointer of %s is null", x->name);
+  }
   if ((x->pointer & (x->element_bytes - 1)) != 0) {
     return hgemm_fail(HGEMM_ERROR_ALIGNMENT, "the address of %s, %#llx, is not a multiple of its element size, %llu bytes",
                       x->name, (unsigned long long)x->pointer, (unsigned long long)x->element_bytes);

@@ -25,9 +25,9 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t counter_bytes_per_tile, partial_bytes_per_tile, partial_bytes_per_cta; /* workspace */
   uint32_t max_ctas; /* largest grid of a stream-K kernel; 0 for other kernels */
   /* Coefficients of the cost model; see Clocks in hgemm/dispatch_table.py. */
-  uint32_t operand_bytes, result_bytes, overlapping, together, sms_lost;
-  uint32_t k_tile_clocks, straddled_clocks, tile_clocks, alone_k_tile_clocks, alone_tile_clocks, launch_clocks;
-  uint32_t memory_clocks, mib_clocks, again_clocks, again_mib_clocks;
+  uint32_t operand_bytes, result_bytes, tiles_per_sm, cluster_ctas, unusable_sms;
+  uint32_t k_tile_clocks, straddling_clocks, tile_clocks, single_k_tile_clocks, single_tile_clocks, launch_clocks;
+  uint32_t dram_start_clocks, dram_mib_clocks, l2_clocks, l2_mib_clocks;
   /* The launch. */
   uint32_t threads, persistent;
   uint32_t programmatic;  /* 1: programmatic dependent launch; the kernel itself waits for the previous grid */
@@ -114,7 +114,7 @@ typedef struct hgemm_target { /* a device, and everything about the table that d
   uint8_t group_modes[HGEMM_GROUP_COUNT]; /* how each group runs here */
   uint8_t row_modes[HGEMM_ROW_COUNT];  /* the same by row; also HGEMM_CANNOT_RUN if shared memory is too small */
   uint32_t required[HGEMM_ROW_COUNT];  /* REQUIRE_ bits of each row */
-  uint32_t overlapping[HGEMM_ROW_COUNT]; /* tiles of each row that one SM processes at the same time */
+  uint32_t tiles_per_sm[HGEMM_ROW_COUNT]; /* tiles of each row that one SM processes at the same time */
   uint32_t sms_used[HGEMM_ROW_COUNT];  /* SMs that the clusters of each row can use */
   uint32_t survey_count;
   uint16_t surveys[HGEMM_SURVEY_COUNT + 1]; /* for each kind, the survey of the most similar GPU */
@@ -135,7 +135,7 @@ hgemm_status hgemm_choose(hgemm_target const *target, hgemm_query const *query, 
 /* Fails with a message that counts the requirements that the query does not meet. */
 hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *query);
 
-/* Tells whether kernels of kind `offered` compute problems of kind `asked`: all fields are equal, and acc is as precise or more. */
+/* Tells whether kernels of kind `offered` compute problems of kind `asked`. All fields are equal, but acc may be more precise. */
 int hgemm_kind_matches(uint32_t offered, uint32_t asked);
 int hgemm_whole_tiles(hgemm_row const *row, hgemm_query const *query);
 

@@ -50,7 +50,7 @@ static hgemm_status encode(hgemm_driver const *cuda, hgemm_map_rule const *rule,
   int const layers = batch > 1 && x->stride > 0; /* otherwise the whole batch uses one matrix */
   uint64_t const extents[3] = {(uint64_t)x->contiguous, (uint64_t)x->other, layers ? (uint64_t)batch : 1};
   uint64_t const strides[2] = {(uint64_t)(x->leading * bytes), (uint64_t)((layers ? x->stride : x->leading) * bytes)};
-  int const swizzle = rule->swizzle_bytes == 128 ? 3 : (int)(rule->swizzle_bytes / 32); /* 0, 1, 2, 3 for none, 32, 64 and 128 bytes */
+  int const swizzle = rule->swizzle_bytes == 128 ? 3 : (int)(rule->swizzle_bytes / 32); /* CUtensorMapSwizzle */
   int const status = cuda->encode_map(map, types[x->dtype], 3, (void *)(uintptr_t)x->pointer, extents, strides, rule->box,
                                       ones, 0, swizzle, HGEMM_CU_MAP_L2_256B, 0);
   return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "encode a tensor map");
@@ -122,7 +122,7 @@ static uint32_t crc32_of(unsigned char const *bytes, uint32_t count) { /* as zli
 static int count_resident_ctas(hgemm_handle *handle, hgemm_row const *row, void *function, int *ctas) {
   int const cluster = (int)(row->cluster_m * row->cluster_n);
   int status;
-  if (cluster > 1 && handle->cuda->resident_clusters != NULL) { /* GPCs differ in size, so only the driver knows how many clusters fit */
+  if (cluster > 1 && handle->cuda->resident_clusters != NULL) { /* GPCs differ in size: only the driver knows what fits */
     hgemm_launch_config const config = {(unsigned)cluster * handle->target.sms, 1, 1, row->threads, 1, 1,
                                         row->smem_bytes, NULL, NULL, 0};
     status = handle->cuda->resident_clusters(ctas, function, &config);
@@ -144,7 +144,8 @@ static hgemm_status load_locked(hgemm_handle *handle, uint32_t index) {
   void *function = NULL;
   int ctas = 0, status;
   if (crc32_of(hgemm_images + code->offset, code->bytes) != code->crc32) {
-    return hgemm_fail(HGEMM_ERROR_IMAGE, "the image of %s is corrupt (its CRC-32 differs): link the library again", row->symbol);
+    return hgemm_fail(HGEMM_ERROR_IMAGE, "the image of %s is corrupt (its CRC-32 differs): link the library again",
+                      row->symbol);
   }
   if (kernel->module == NULL) {
     status = cuda->load(&kernel->module, hgemm_images + code->offset);
@@ -179,7 +180,8 @@ static uint64_t tiles_of(hgemm_row const *row, hgemm_query const *q) {
 }
 
 /* Selects the kernel, and loads it unless it is loaded already. The handle's context must be current. */
-static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *request, enum hgemm_purpose purpose, uint32_t *row) {
+static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *request, enum hgemm_purpose purpose,
+                                    uint32_t *row) {
   hgemm_selected selected;
   hgemm_status status = hgemm_choose(&handle->target, &request->query, &selected);
   if (status == HGEMM_OK) *row = selected.row;
@@ -227,7 +229,8 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, u
   return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "launch the kernel");
 }
 
-static hgemm_status prepare_or_run(hgemm_handle *handle, hgemm_problem const *problem, enum hgemm_purpose purpose, void *stream) {
+static hgemm_status prepare_or_run(hgemm_handle *handle, hgemm_problem const *problem, enum hgemm_purpose purpose,
+                                   void *stream) {
   hgemm_request request;
   hgemm_status status;
   uint32_t row;

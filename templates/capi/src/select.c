@@ -44,17 +44,17 @@ static uint8_t mode_of(hgemm_group const *group, uint32_t device) {
 }
 
 /* Returns how many tiles one SM processes at the same time. */
-static uint32_t overlapping(hgemm_row const *row, uint32_t smem_bytes) {
+static uint32_t tiles_per_sm(hgemm_row const *row, uint32_t smem_bytes) {
   uint32_t const fitting = (smem_bytes + SMEM_RESERVED_BYTES_PER_CTA) / (row->smem_bytes + SMEM_RESERVED_BYTES_PER_CTA);
-  uint32_t const count = row->overlapping < fitting ? row->overlapping : fitting;
-  if (row->tensor_maps) return row->overlapping;
+  uint32_t const count = row->tiles_per_sm < fitting ? row->tiles_per_sm : fitting;
+  if (row->tensor_maps) return row->tiles_per_sm;
   return count > 1 ? count : 1;
 }
 
 /* Returns how many SMs the clusters of a kernel can use. */
 static uint32_t sms_used(hgemm_row const *row, uint32_t sms) {
-  uint32_t const usable = sms > row->sms_lost ? sms - row->sms_lost : sms, clusters = usable / row->together;
-  return (clusters > 1 ? clusters : 1) * row->together;
+  uint32_t const usable = sms > row->unusable_sms ? sms - row->unusable_sms : sms, clusters = usable / row->cluster_ctas;
+  return (clusters > 1 ? clusters : 1) * row->cluster_ctas;
 }
 
 static uint32_t required_by(hgemm_row const *row) {
@@ -97,7 +97,7 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
     hgemm_row const *const row = &hgemm_rows[i];
     target->row_modes[i] = row->smem_bytes > smem_bytes ? HGEMM_CANNOT_RUN : target->group_modes[row->group];
     target->required[i] = required_by(row);
-    target->overlapping[i] = overlapping(row, smem_bytes);
+    target->tiles_per_sm[i] = tiles_per_sm(row, smem_bytes);
     target->sms_used[i] = sms_used(row, sms);
   }
   choose_surveys(target);
@@ -177,12 +177,14 @@ static uint64_t dram_kib(hgemm_row const *row, Size size) {
   return min64(size.operands * row->operand_bytes + size.results * row->result_bytes, KIB_LIMIT);
 }
 
-static uint64_t dram_clocks(hgemm_row const *row, uint64_t kib) { return row->memory_clocks + (kib * row->mib_clocks >> 10); }
+static uint64_t dram_clocks(hgemm_row const *row, uint64_t kib) {
+  return row->dram_start_clocks + (kib * row->dram_mib_clocks >> 10);
+}
 
 /* Returns the time of the loads that hit L2 because another CTA has read the same data. */
 static uint64_t l2_clocks(hgemm_row const *row, uint64_t kib, uint64_t k_tile_loads) {
-  uint64_t const all = min64(k_tile_loads, KIB_LIMIT) * row->again_clocks >> AGAIN_BITS;
-  uint64_t const first = kib * row->again_mib_clocks >> 10;
+  uint64_t const all = min64(k_tile_loads, KIB_LIMIT) * row->l2_clocks >> AGAIN_BITS;
+  uint64_t const first = kib * row->l2_mib_clocks >> 10;
   return all > first ? all - first : 0;
 }
 
@@ -197,16 +199,17 @@ static uint64_t corrected(uint64_t clocks, uint32_t factor) { return min64(clock
 static uint32_t ceil_div_1(uint32_t x, uint32_t y) { return y == 1 ? x : ceil_div(x, y); }
 
 /* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
-static uint64_t clocks_of(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles, Limit limit) {
+static uint64_t clocks_of(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
+                          Limit limit) {
   hgemm_row const *const row = &hgemm_rows[index];
   uint32_t const work = (uint32_t)(tiles * row->splits);
   uint32_t const k_tiles = ceil_div_1(ceil_div(q->k > 0 ? (uint32_t)q->k : 1, row->tile_k), row->splits);
   uint32_t const busiest = ceil_div(work, target->sms_used[index]);
-  uint32_t const rounds = ceil_div_1(busiest, target->overlapping[index]);
-  uint32_t const more = row->straddled_clocks * q->straddling / 2;
+  uint32_t const rounds = ceil_div_1(busiest, target->tiles_per_sm[index]);
+  uint32_t const more = row->straddling_clocks * q->straddling / 2;
   uint64_t const busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks, busiest);
-  uint64_t const alone = product((uint64_t)k_tiles * (row->alone_k_tile_clocks + more) + row->alone_tile_clocks, rounds);
-  uint64_t const sm = busy > alone ? busy : alone;
+  uint64_t const single = product((uint64_t)k_tiles * (row->single_k_tile_clocks + more) + row->single_tile_clocks, rounds);
+  uint64_t const sm = busy > single ? busy : single;
   uint64_t kib, memory, longer, shorter;
   if (corrected(row->launch_clocks + sm, limit.factor) >= limit.best) return row->launch_clocks + sm;
   kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, (uint64_t)work * k_tiles);
@@ -218,7 +221,7 @@ static uint64_t clocks_of(hgemm_target const *target, uint32_t index, hgemm_quer
 
 /* Regions span half an octave of m * batch, n and k. See octave_grid.py. */
 enum { STEP_BITS = 4, REGION_STEP = 8, REGION_FIRST = 16, REGION_ROWS = 28, REGION_COLUMNS = 15, REGION_DEPTHS = 14 };
-enum { STRAIGHT_REGIONS = REGION_ROWS * REGION_COLUMNS * REGION_DEPTHS }; /* then the regions of problems that straddle sectors */
+enum { STRAIGHT_REGIONS = REGION_ROWS * REGION_COLUMNS * REGION_DEPTHS }; /* problems that straddle sectors come after them */
 _Static_assert(2 * STRAIGHT_REGIONS == HGEMM_REGION_COUNT, "the regions differ from octave_grid.py");
 
 /* Returns the index of the highest bit that is set. x is not 0. */
@@ -285,7 +288,8 @@ static Limit const NO_LIMIT = {UINT64_MAX, 1};
 static hgemm_selected const NONE = {HGEMM_ROW_COUNT, HGEMM_RULE_ESTIMATED, 0, 0};
 
 /* Returns the fastest row that was measured on this problem and runs in this mode. */
-static hgemm_selected best_measured(hgemm_target const *target, hgemm_query const *q, hgemm_measured const *measured, uint8_t mode) {
+static hgemm_selected best_measured(hgemm_target const *target, hgemm_query const *q, hgemm_measured const *measured,
+                                    uint8_t mode) {
   for (uint32_t i = 0; i < measured->order_count; ++i) {
     uint32_t const row = hgemm_orders[measured->first_order + i];
     uint64_t tiles;
@@ -370,7 +374,8 @@ static int equal(hgemm_query const *x, hgemm_query const *y) {
 hgemm_status hgemm_choose(hgemm_target const *target, hgemm_query const *q, hgemm_selected *selected) {
   enum { ENTRIES = 32 };
   static _Thread_local Entry entries[ENTRIES];
-  uint64_t const hash = ((uint64_t)q->m * 31 + (uint64_t)q->n * 37 + (uint64_t)q->k * 41 + q->kind) * UINT64_C(0x9E3779B97F4A7C15);
+  uint64_t const sum = (uint64_t)q->m * 31 + (uint64_t)q->n * 37 + (uint64_t)q->k * 41 + q->kind;
+  uint64_t const hash = sum * UINT64_C(0x9E3779B97F4A7C15);
   Entry *const entry = &entries[hash >> 59]; /* 5 bits, for 32 entries */
   hgemm_status status = HGEMM_OK;
   if (entry->sms != target->sms || entry->number != target->number || entry->smem_bytes != target->smem_bytes ||

@@ -94,5 +94,6 @@ hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *q) 
   }
   list(&all, target, q, text);
   return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu supports %lldx%lldx%lld, batch %lld: %s",
-                    (unsigned long)target->number, (long long)q->m, (long long)q->n, (long long)q->k, (long long)q->batch, text);
+                    (unsigned long)target->number, (long long)q->m, (long long)q->n, (long long)q->k, (long long)q->batch,
+                    text);
 }
