@@ -135,7 +135,7 @@ hgemm_status hgemm_choose(hgemm_target const *target, hgemm_query const *query, 
 /* Fails with a message that counts the requirements that the query does not meet. */
 hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *query);
 
-/* Tells whether kernels of kind `offered` compute problems of kind `asked`. All fields are equal, but acc may be more precise. */
+/* Tells whether kernels of kind `offered` compute problems of kind `asked`: only acc may differ, if it is more precise. */
 int hgemm_kind_matches(uint32_t offered, uint32_t asked);
 int hgemm_whole_tiles(hgemm_row const *row, hgemm_query const *query);
 
