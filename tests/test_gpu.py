@@ -1,15 +1,39 @@
-"""Real launches: the default checks of a few small variants, and arrays, streams and graphs of torch and CuPy."""
+"""On a GPU: launches, the benchmark, the exported library, matmul and the operator of torch."""
 
 from __future__ import annotations
 
-import pytest
+import ctypes
+import os
+import shutil
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from conftest import ROOT, made
+from exports import ByC, CChoice, CProblem, compiled, loaded, need_compiler
+
+import hgemm
+from generator.build.pipeline import Settings, make
+from generator.build.toolchain import templates_folder
+from generator.catalog import load_catalog
 from generator.device_check import CODES, open_kernel
+from generator.export.c_library import ExportOptions, export
 from generator.store.library import Library
+from generator.store.library import Library as Store
+from generator.sweep import over, sweep
 from hgemm import Kernel, ProblemError
+from hgemm.bench.protocol import Protocol
+from hgemm.bench.runner import Plan, run
+from hgemm.bench.torch_matmul import Torch
+from hgemm.bench.work import Work
 from hgemm.cases import default_cases
 from hgemm.device import choose_code, open_device
 from hgemm.errors import UnsupportedError
+from hgemm.library import open_library
+from hgemm.problem import Kind, Problem
+from hgemm.selection_query import SelectionQuery
 
 pytestmark = pytest.mark.gpu
 LAYOUTS = ("tn", "nn", "nt", "tt")
@@ -124,3 +148,468 @@ def test_what_does_not_fit_is_refused(small_library: Library) -> None:
         kernel(a, a.clone().t(), a)
     with pytest.raises(ProblemError, match="A does not give its memory away"):
         kernel(a.clone().requires_grad_(), a.t(), torch.zeros_like(a))
+
+
+# ==== The benchmark ===================================================================================================
+
+QUICK = Protocol(seconds=0.1, warm_up_s=0.1, rewarm_s=0.0, cool_down_s=0.05, burst_rounds=2, solo_s=0.1, algorithms=8)
+
+
+@pytest.fixture
+def kernels(small_library: Library) -> list[Kernel]:
+    return [open_kernel(small_library, record.symbol) for record in small_library.records()]
+
+
+def measured(works: list[Work], kernels: list[Kernel], **changed) -> list[dict]:
+    document = run(Plan(works, kernels, **{"protocol": QUICK, **changed}), open_device(), print)
+    assert not document["lost"] and document["baseline"].startswith("cuBLASLt")
+    return document["results"]
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_both_sides_are_right_and_are_paired(kernels: list[Kernel], layout: str) -> None:
+    work = Work(512, 384, 256, layout=layout)
+    for result in measured([work, replace(work, batch=3, m=8)], kernels):
+        assert result["ours"] and result["first"] and result["best"] and not result["refused"]
+        assert 0.1 < result["ratio_best"]["median"] < 10 and result["figures"][result["ours"]]["rounds"] >= 15
+
+
+def test_torch_is_a_baseline_too(kernels: list[Kernel]) -> None:
+    pytest.importorskip("torch")
+    works = [Work(512, 384, 256, layout=layout, batch=batch) for layout in ("tn", "nt") for batch in (1, 3)]
+    document = run(Plan(works, kernels, protocol=QUICK, baseline=Torch), open_device(), print)
+    assert document["baseline"].startswith("torch")
+    for result in document["results"]:
+        assert result["ours"] and result["best"] == "torch" and not result["refused"]
+
+
+def test_bursts_and_solos_are_measured_too(kernels: list[Kernel]) -> None:
+    burst, solo = measured([Work(1024, 1024, 1024)], kernels, states=("burst", "solo"))
+    assert burst["figures"][burst["ours"]]["rounds"] == 2 and set(solo["alone"]) == set(solo["figures"])
+
+
+@pytest.mark.parametrize("types", [("bf16", "f32", "bf16"), ("f16", "f16", "f16"), ("f16", "f32", "f32")])
+def test_the_baseline_takes_every_type(settings: Settings, types: tuple[str, str, str]) -> None:
+    dtype, acc, out = types
+    texts = {"arch": "sm_80", "tile": "64x64x32", "dtype": dtype, "acc": acc, "out": out, "layout": "tn"}
+    symbol = made(texts, settings)[0].record.symbol
+    work = Work(256, 256, 512, dtype_a=dtype, dtype_b=dtype, acc=acc, dtype_d=out)
+    result = measured([work], [open_kernel(settings.library, symbol)])[0]
+    assert result["ours"] == symbol and result["best"] and not result["refused"]
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_variants_that_load_by_tma_are_right(settings: Settings, layout: str) -> None:
+    from hgemm.verify import verify
+
+    device = open_device()
+    if device.capability != (9, 0):
+        pytest.skip("wgmma runs on compute capability 9.0 only")
+    outcome = made({"arch": "sm_90a", "tile": "128x128x64", "layout": layout}, settings)[0]
+    kernel = open_kernel(settings.library, outcome.record.symbol)
+    assert kernel.traits.tensor_maps
+    for case in default_cases(kernel.traits, kernel.prepare().resident_ctas):
+        found = verify(kernel, case, device)
+        assert found.passed, found
+
+
+def test_a_graph_keeps_the_tensor_maps_that_it_was_captured_with(settings: Settings) -> None:
+    torch = pytest.importorskip("torch")
+    if open_device().capability != (9, 0):
+        pytest.skip("wgmma runs on compute capability 9.0 only")
+    outcome = made({"arch": "sm_90a", "tile": "128x128x64", "layout": "tn"}, settings)[0]
+    kernel = open_kernel(settings.library, outcome.record.symbol)
+    a, w, other = (torch.randn(256, 256, device="cuda", dtype=torch.float16) for _ in range(3))
+    out = torch.zeros(256, 256, device="cuda", dtype=torch.float16)
+    kernel.prepare()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(a, w.t(), out, stream=torch.cuda.current_stream())
+    kernel(other, w.t(), torch.empty_like(out))  # other maps in between
+    a.copy_(torch.randn_like(a))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (out.double() - a.double() @ w.double().t()).abs().max() < 0.1
+
+
+# ==== The exported library ============================================================================================
+
+GROUPS = ("general", "unaligned", "small_m", "split_k")
+RESIDENT_CTAS = 264
+
+
+def _fatbin() -> bool:
+    try:
+        from cuda.bindings import nvfatbin
+
+        nvfatbin.version()
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """Kernels of the catalog for this GPU, those for sm_90a too where it has them."""
+    made = Library(tmp_path_factory.mktemp("gpu") / "library")
+    capability = open_device().capability
+    wanted = [over(texts, {"arch": "sm_{}{}".format(*capability)}) for texts in load_catalog(GROUPS)]
+    wanted += load_catalog(["hopper"]) if capability == (9, 0) else []
+    outcomes = [outcome for _, outcome in make(sweep(wanted).plans, Settings(made, templates_folder()), processes=8)]
+    assert outcomes and not [outcome.error for outcome in outcomes if outcome.error]
+    return made
+
+
+@pytest.fixture(scope="module", params=["compressed", "plain"])
+def exported(request: pytest.FixtureRequest, library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need_compiler()
+    if request.param == "compressed" and not _fatbin():
+        pytest.skip("nvidia-nvfatbin is not installed: images are not compressed")
+    opened = open_library(library.folder)
+    to = tmp_path_factory.mktemp(request.param) / "hgemm"
+    export(opened, to, ExportOptions(opened.symbols, compressed=request.param == "compressed"))
+    return to
+
+
+@pytest.fixture(scope="module")
+def example(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("example") / "multiply"
+    source, static = ROOT / "examples" / "c" / "multiply.c", exported / "lib" / "libhgemm.a"
+    compiled("-std=c99", f"-I{exported / 'include'}", source, "-o", program, static, "-ldl", "-lpthread")
+    return program
+
+
+def test_the_examples_products_are_right(example: Path) -> None:
+    done = subprocess.run([example], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.count(": 0 of ") == 8, done.stdout + done.stderr
+
+
+def test_memcheck_finds_nothing_in_the_example(example: Path) -> None:
+    if not shutil.which("compute-sanitizer"):
+        pytest.skip("no compute-sanitizer here")
+    command = ["compute-sanitizer", "--tool", "memcheck", "--leak-check", "full", "--error-exitcode", "9", example]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    leaks = [line for line in done.stdout.splitlines() if "Leaked" in line]
+    assert done.returncode == 0 and not leaks, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize("align", [8, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, layout: str, align: int) -> None:
+    """With guard bands and poison around every operand, whichever kernel C takes for it."""
+    from hgemm.verify import CheckOptions, Trial
+
+    opened = open_library(library.folder)
+    arch = "sm_{}{}".format(*open_device().capability)
+    wanted = f"_{arch.replace('_', '')}_{layout}_f16_f32_f16_"
+    symbol = next(name for name in opened.symbols if wanted in name and f"_a{align}{align}{align}_" in name)
+    traits = opened.kernel(symbol).traits
+    kernel = ByC(loaded(exported), traits)
+    used = set()
+    try:
+        for case in default_cases(traits, RESIDENT_CTAS):
+            trial = Trial(kernel, case, open_device(), CheckOptions(), "normal")
+            try:
+                found = trial.check()
+            finally:
+                trial.free()
+            used.add(kernel.chosen)
+            assert found.passed, f"{kernel.chosen}: {found}"
+    finally:
+        kernel.close()
+    assert used
+
+
+def test_split_k_is_taken_and_right_twice(exported: Path, library: Library) -> None:
+    from hgemm.cases import Case, Shape
+    from hgemm.verify import CheckOptions, Trial
+
+    opened = open_library(library.folder)
+    traits = next(opened.kernel(name).traits for name in opened.symbols if "splitk4" in name and "_sm90a_" not in name)
+    kernel = ByC(loaded(exported), traits)
+    trial = Trial(kernel, Case(Shape(64, 64, 65536), beta=1.0), open_device(), CheckOptions(), "integer")
+    try:
+        assert trial.check().passed and "splitk" in kernel.chosen, kernel.chosen
+    finally:
+        trial.free()
+        kernel.close()
+
+
+def test_a_launch_is_captured_in_a_graph(exported: Path, library: Library) -> None:
+    torch = pytest.importorskip("torch")
+    opened = open_library(library.folder)
+    c = loaded(exported)
+    kernel = ByC(c, opened.kernel(opened.symbols[0]).traits)
+    x, w = (torch.randn(rows, 512, device="cuda", dtype=torch.float16) for rows in (256, 384))
+    y = torch.zeros(256, 384, device="cuda", dtype=torch.float16)
+    problem = Problem(256, 384, 512, a=x.data_ptr(), b=w.data_ptr(), d=y.data_ptr(), lda=512, ldb=512, ldd=384)
+    given = CProblem.of(Kind(), problem, 0)
+    assert c.hgemm_prepare(kernel.handle, ctypes.byref(given)) == 0, c.hgemm_last_message()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        assert c.hgemm_run(kernel.handle, ctypes.byref(given), stream) == 0, c.hgemm_last_message()
+    assert not y.any(), "captured, not run"
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y.double() - x.double() @ w.double().t()).abs().max() < 0.1
+    kernel.close()
+
+
+def test_python_on_this_gpu_chooses_as_c_does(exported: Path, library: Library) -> None:
+    """The device as the driver describes it to either."""
+    from hgemm.selection_query import Target
+
+    opened, target = open_library(library.folder), Target.of(open_device())
+    kernel = ByC(loaded(exported), opened.kernel(opened.symbols[0]).traits)
+    for m in (1, 16, 100, 256, 1000, 4096):
+        for layout in LAYOUTS:
+            problem = Problem(m, 4096, 1024, lda=1024, ldb=1024, ldd=4096)
+            if layout[0] == "n":
+                problem = replace(problem, lda=-(-m // 8) * 8)
+            problem = problem if layout[1] == "n" else replace(problem, ldb=4096)
+            given, choice = CProblem.of(Kind(layout), problem, 0), CChoice()
+            assert kernel.library.hgemm_select(kernel.handle, ctypes.byref(given), ctypes.byref(choice)) == 0
+            assert choice.symbol.decode() == opened.select(SelectionQuery.of(Kind(layout), problem), target).symbol
+    kernel.close()
+
+
+# ==== matmul ==========================================================================================================
+
+TEXTS = (
+    {"tile": "64x64x32,128x128x32", "layout": "tn,nn,nt,tt", "dtype": "f16,bf16"},
+    {"tile": "64x64x32", "layout": "tn,nn,nt,tt", "align": "1"},
+    {"tile": "64x64x32", "layout": "tn", "activation": "relu,gelu,silu"},
+    {"tile": "64x64x32", "layout": "tn", "bias": "row,column"},
+    {"tile": "64x64x32", "layout": "tn", "schedule": "split_k:8"},
+)
+_made: list[Path] = []
+
+
+def make_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the library that HGEMM_LIBRARY names, or one of small kernels for this GPU, made once."""
+    if "HGEMM_LIBRARY" in os.environ:
+        return Path(os.environ["HGEMM_LIBRARY"])
+    if not _made:
+        arch = "sm_{}{}".format(*open_device().capability)
+        store = Store(tmp_path_factory.mktemp("device") / "library")
+        plans = sweep([{"arch": arch, **texts} for texts in TEXTS]).plans
+        outcomes = [outcome for _, outcome in make(plans, Settings(store, templates_folder()), processes=8)]
+        assert outcomes and not [outcome.error for outcome in outcomes if outcome.error]
+        _made.append(store.folder)
+    return _made[0]
+
+
+@pytest.fixture(scope="module")
+def matmul_library(tmp_path_factory: pytest.TempPathFactory) -> hgemm.Library:
+    return hgemm.open(make_library(tmp_path_factory))
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+def whole(torch, *shape: int, dtype: str = "float16"):
+    """Return small whole numbers, of which sums are exact."""
+    return torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, dtype))
+
+
+def right(found, a, b) -> bool:
+    return bool((found.double() == a.double() @ b.double()).all())
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 128, 96), (33, 47, 21), (1, 64, 64), (200, 1, 64), (5, 7, 1)])
+def test_tensors_of_any_layout_and_size(matmul_library, torch, layout: str, dtype: str, m: int, n: int, k: int) -> None:
+    if dtype == "bfloat16" and (n % 8 or k % 8):
+        pytest.skip("the library of this test has no unaligned bf16")
+    if dtype == "bfloat16" and layout[0] == "n" and m % 8:
+        pytest.skip("the library of this test has no unaligned bf16")
+    a, b = whole(torch, m, k, dtype=dtype), whole(torch, k, n, dtype=dtype)
+    a_stored = a if layout[0] == "t" else a.t().contiguous().t()
+    b_stored = b if layout[1] == "t" else b.t().contiguous().t()
+    assert right(matmul_library.matmul(a_stored, b_stored), a, b)
+
+
+def test_cupy_and_torch_share_a_product(matmul_library, torch) -> None:
+    cupy = pytest.importorskip("cupy")
+    a, b = cupy.random.randint(-2, 3, (64, 128)).astype("f2"), whole(torch, 96, 128)
+    expected = torch.as_tensor(a).double() @ b.t().double()
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        out = matmul_library.matmul(a, b.t())  # a new array of CuPy's, on CuPy's current stream
+        stream.synchronize()
+    assert isinstance(out, cupy.ndarray) and (torch.as_tensor(out).double() == expected).all()
+
+
+def test_numba_arrays_multiply(matmul_library, torch) -> None:
+    cuda = pytest.importorskip("numba.cuda")
+    a, b = whole(torch, 64, 64), whole(torch, 64, 64)
+    out = matmul_library.matmul(cuda.as_cuda_array(a), cuda.as_cuda_array(b))
+    torch.cuda.synchronize()
+    assert right(torch.as_tensor(out, device="cuda"), a, b)
+
+
+def test_batches_bias_c_and_activations(matmul_library, torch) -> None:
+    a, w, bias = whole(torch, 3, 40, 64), whole(torch, 48, 64), whole(torch, 48)
+    c = whole(torch, 3, 40, 48)
+    x = a.double() @ w.t().double()
+    assert right(matmul_library.matmul(a, w.t()), a, w.t())
+    found = matmul_library.matmul(a, w.t(), alpha=0.5, beta=2, c=c)
+    assert (found.double() == 0.5 * x + 2 * c.double()).all()
+    try:
+        assert (matmul_library.matmul(a, w.t(), bias=bias).double() == x + bias.double()).all()
+        assert (matmul_library.matmul(a, w.t(), activation="relu").double() == x.clamp(min=0)).all()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+def test_streams_are_those_of_torch(matmul_library, torch) -> None:
+    a, w = whole(torch, 2048, 2048), whole(torch, 2048, 2048)
+    stream, out = torch.cuda.Stream(), torch.zeros(2048, 2048, device="cuda", dtype=torch.float16)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        a.mul_(2)  # ordered before the product only on this stream
+        matmul_library.matmul(a, w.t(), out)
+    stream.synchronize()
+    assert right(out, a, w.t())
+
+
+def test_a_workspace_lets_k_be_split(matmul_library, torch) -> None:
+    a, w = whole(torch, 16, 16384), whole(torch, 64, 16384)
+    workspace = torch.empty(64 << 20, device="cuda", dtype=torch.uint8)
+    for _ in range(3):
+        assert right(matmul_library.matmul(a, w.t(), workspace=workspace), a, w.t())
+    plan = matmul_library.plan(Problem(16, 64, 16384), workspace_bytes=64 << 20)
+    out = torch.empty(16, 64, device="cuda", dtype=torch.float16)
+    assert right(plan(a, w.t(), out, workspace=workspace), a, w.t())
+
+
+def test_a_plan_is_captured_at_its_first_call(matmul_library, torch) -> None:
+    plan = matmul_library.plan(Problem(64, 64, 64))
+    a, w = whole(torch, 64, 64), whole(torch, 64, 64)
+    out = torch.zeros(64, 64, device="cuda", dtype=torch.float16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan(a, w.t(), out)
+    a.copy_(whole(torch, 64, 64))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert right(out, a, w.t())
+
+
+def test_threads_share_a_library_and_a_plan(matmul_library, torch) -> None:
+    """Also threads that never had a context: one is made current for the launch."""
+    plan, wrong = matmul_library.plan(Problem(64, 96, 128)), []
+
+    def work(seed: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for turn in range(100):
+                a, w = whole(torch, 64, 128), whole(torch, 96, 128)
+                out = torch.empty(64, 96, device="cuda", dtype=torch.float16)
+                (plan if turn % 2 else matmul_library.matmul)(a, w.t(), out)
+                if not right(out, a, w.t()):
+                    wrong.append((seed, turn))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    a, w, out = whole(torch, 64, 128), whole(torch, 96, 128), torch.empty(64, 96, device="cuda", dtype=torch.float16)
+    torch.cuda.synchronize()
+    bare = threading.Thread(target=lambda: plan(a, w.t(), out, stream=0))
+    bare.start()
+    bare.join()
+    torch.cuda.synchronize()
+    assert not wrong and right(out, a, w.t())
+
+
+def test_bad_input_is_told(matmul_library, torch) -> None:
+    a, w = whole(torch, 64, 64), whole(torch, 64, 64)
+    with pytest.raises(ProblemError, match="not in a GPU's memory"):
+        matmul_library.matmul(a.cpu(), w.t())
+    with pytest.raises(ProblemError, match="asks for gradients"):
+        matmul_library.matmul(a, w.t().requires_grad_())
+    with pytest.raises(ProblemError, match="D overlaps A"):
+        matmul_library.matmul(a, w.t(), a)
+    with pytest.raises(UnsupportedError, match="no kernel computes tn f32->f32"):
+        matmul_library.plan(Problem(64, 64, 64), Kind(dtype_a="f32", dtype_b="f32", dtype_d="f32"))
+
+
+# ==== The operator of torch ===========================================================================================
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory):
+    pytest.importorskip("torch")
+    import hgemm.torch
+
+    hgemm.torch.use(make_library(tmp_path_factory))
+    return hgemm.torch
+
+
+def halves(*shapes: tuple[int, ...]) -> list:
+    import torch
+
+    return [torch.randn(shape, device="cuda", dtype=torch.float16).requires_grad_() for shape in shapes]
+
+
+def close(found, expected) -> bool:
+    """Tell whether they differ by some roundings to f16, of 2^-11 each, of the largest element."""
+    return bool((found.double() - expected.double()).abs().max() < 2.0**-8 * expected.double().abs().max())
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_opcheck_passes(ours, activation: str) -> None:
+    import torch
+
+    x, w = halves((64, 128), (96, 128))
+    try:
+        torch.library.opcheck(torch.ops.hgemm.matmul.default, (x, w.t()), {"activation": activation})
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_are_those_of_torch(ours, activation: str, compiled: bool) -> None:
+    import torch
+    from torch.nn.functional import gelu, linear, relu, silu
+
+    after = {"none": lambda y: y, "relu": relu, "gelu": gelu, "silu": silu}[activation]
+    x, w = halves((4, 32, 128), (96, 128))
+
+    def block(x, w):
+        return ours.linear(x, w, activation=activation)
+
+    call = torch.compile(block, fullgraph=True) if compiled else block
+    try:
+        y = call(x, w)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    expected = after(linear(x.double(), w.double()))
+    assert close(y, expected)
+    gradient = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, w), gradient)
+    wanted = torch.autograd.grad(expected, (x, w), gradient.double())
+    assert all(close(f, e) for f, e in zip(found, wanted))
+
+
+def test_a_layer_is_compiled_and_captured(ours) -> None:
+    """reduce-overhead captures graphs, in which the operator allocates from the graph's pool."""
+    import torch
+
+    layer = torch.nn.Linear(128, 256, bias=False, device="cuda", dtype=torch.float16)
+    mine = torch.compile(ours.Linear.of(layer), mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(32, 128, device="cuda", dtype=torch.float16)
+            assert close(mine(x), layer(x))

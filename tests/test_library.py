@@ -1,4 +1,4 @@
-"""Laws of a library's folders: written whole or not at all, and trusted only after being checked."""
+"""Folders of a library: written whole or not at all, and trusted only after their schema and hashes are checked."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from generator.errors import BuildError, HgemmError, LibraryError, RequestError
 from generator.store.files import temporary_name
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
+from hgemm.disk import require_writable, write_atomically
 from hgemm.library import scan
 from hgemm.record import MAX_RECORD_BYTES, Record, dump, flatten, validate
 
@@ -367,3 +368,39 @@ def test_a_compiler_failure_says_what_where_and_the_first_error(tmp_path: Path) 
     assert (again.symbol, again.log, again.source_path, again.exit_code) == ("one", log, tmp_path / "one.cu", 1)
     assert "the compiler left no log" in str(BuildError("one", ""))
     assert RequestError("x").exit_code == 2
+
+
+# ==== Writing files ===================================================================================================
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    for content in (b"first", b"2"):
+        write_atomically(path, content, "--keep")
+        assert path.read_bytes() == content and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_link_is_followed_to_its_file_and_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("file")
+    write_atomically(tmp_path / "link", b"new", "--to")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(path, b"through", "--to")
+        assert os.read(reader, 100) == b"through" and path.is_fifo()
+    finally:
+        os.close(reader)
+
+
+def test_where_no_file_can_be_written_both_say_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, told in (("none", "none/out: No such file"), ("file", "file/out: .* choose another --csv")):
+        for attempt in (require_writable, lambda path, option: write_atomically(path, b"x", option)):
+            with pytest.raises(LibraryError, match=f"cannot write .*{told}"):
+                attempt(tmp_path / place / "out", "--csv")

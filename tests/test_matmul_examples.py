@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from test_matmul_gpu import make_library
+from test_gpu import make_library
 
 from hgemm.errors import DeviceError
 
