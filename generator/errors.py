@@ -1,4 +1,4 @@
-"""The errors that a user may see: each says in one line what is wrong and what to do."""
+"""The errors that a user may see. Each states the problem and the fix in one line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FIRST_ERROR = re.compile(r"\b(?:fatal|error)\b", re.IGNORECASE)
 
 
 class BuildError(HgemmError):
-    """A compiler's failure, with its whole log.
+    """A compilation failed.
 
-    Fields: `symbol` of the variant, `log` of the compiler, `source_path` of the text it was given, `log_path` of
-    the log where it was kept; both paths may be None.
+    Fields: `symbol` of the variant, `log` is the compiler's whole output; `source_path` and `log_path` are the kept files, or
+        None.
     """
 
     def __init__(self, symbol: str, log: str, source_path: Path | None = None, log_path: Path | None = None) -> None:
@@ -42,11 +42,11 @@ class BuildError(HgemmError):
 
 
 class ProofError(HgemmError):
-    """A variant that was run on the CPU and is not what it should be, or could not be run."""
+    """A variant failed its proof on the CPU, or could not be run there."""
 
 
 def first_error(log: str) -> str:
-    """Return the first line of a compiler's log that tells of an error, else its first line."""
+    """Return the first line of a compiler's log that reports an error, or else its first line."""
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    told = [line for line in lines if _FIRST_ERROR.search(line)]
-    return (told or lines or ["the compiler left no log"])[0]
+    matches = [line for line in lines if _FIRST_ERROR.search(line)]
+    return (matches or lines or ["the compiler left no log"])[0]

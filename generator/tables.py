@@ -17,7 +17,7 @@ _GAP = "  "
 
 
 def cell(value: Scalar | None) -> str:
-    """Write one value for people: four digits of a float, yes or no, nothing for what is not there."""
+    """Write one value for people: four digits of a float, yes or no, and nothing for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -43,7 +43,7 @@ def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def to_text(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Write rows as aligned text without colour; numbers stand right."""
+    """Write rows as aligned text without colour. Numbers are aligned right."""
     written, widths = _written(rows, columns)
     right = [_is_numeric(rows, name) for name in columns]
     lines = [
@@ -56,7 +56,7 @@ def to_text(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[str], width: int) -> list[str]:
-    """Return as many columns, from the first on, as fit a line of `width` characters; at least one."""
+    """Return the leading columns that fit a line of `width` characters, at least one."""
     ends = list(itertools.accumulate(column_width + len(_GAP) for column_width in _written(rows, columns)[1]))
     return [name for place, name in enumerate(columns) if place == 0 or ends[place] - len(_GAP) <= width]
 

@@ -17,7 +17,7 @@ from conftest import ROOT
 
 LAYERS = (
     "hgemm",
-    "generator generator.errors",
+    "generator generator.errors generator.tables",
     "generator.arch",
     "generator.spec",
     "generator.layouts",

@@ -222,7 +222,7 @@ def test_the_verb_counts_and_ends_with_1_on_a_conflict(tmp_path: Path) -> None:
     library(a, "one")
     library(b, "two")
     done = CliRunner().invoke(command, [str(a), str(b), "--to", str(c)])
-    assert done.stdout == f"{c}: 2 variants added, 0 were there, 0 measurements added\n"
+    assert done.stdout == f"{c}: 2 variants added, 0 already present, 0 measurements added\n"
     assert "[2/2] added two" in done.stderr and "2 variants in" in done.stderr
     library(b, "one", key="cd" * 32)
     failed = call("hgemm", "merge", a, b, "--to", tmp_path / "d")

@@ -22,7 +22,7 @@ def test_it_prints_the_variant_and_with_all_the_others(small_library: Library) -
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["symbol", "code", "rule", "clocks", "workspace_bytes"]
     assert len(lines) == 3 and lines[1].split()[1:3] == ["ptx", "estimated"]
-    assert lines[2].startswith("estimated: the least estimate of those that serve it; no such product was measured")
+    assert lines[2].startswith("estimated: smallest estimate") and "was measured on sm_90" in lines[2]
 
 
 def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
@@ -33,21 +33,17 @@ def test_it_says_why(small_library: Library, tmp_path: Path) -> None:
     words = ["select", "--library", folder, "--arch", "80", "--n", 4096, "--k", 4096]
     found = json.loads(call("hgemm", *words, "--m", 4096, "--json").stdout)
     assert (found["rule"], found["near"]) == ("measured", [4096, 4096, 4096, 1])
-    assert found["why"] == "the best of 1 that were compared at this very problem on NVIDIA A100"
+    assert found["why"] == "fastest of 1 variant measured on this problem on NVIDIA A100"
     last = call("hgemm", *words, "--m", 1024).stdout.splitlines()[-1]
-    assert last == (
-        "near: the least of 1 estimate, of the best in this region, each corrected by what was measured around it: 4096x4096x4096 "
-        "is the nearest of 1 problem on NVIDIA A100 (4.0 octaves away; this one's by 1.00)"
-    )
+    assert last.startswith("near: smallest of 1 corrected estimate")
+    assert "4096x4096x4096, 4.0 octaves away" in last and last.endswith("correction 1.00")
 
 
 def test_it_says_what_goes_before_a_smaller_estimate(paper_library: Library) -> None:
     words = ["select", "--library", paper_library.folder, "--arch", "89", "--m", 4096, "--n", 4096, "--k", 4096]
     best, *others = json.loads(call("hgemm", *words, "--all", "--json").stdout)
     assert "_sm89_" in best["symbol"] and min(other["clocks"] for other in others) < best["clocks"]
-    assert best["why"].startswith("the least estimate") and best["why"].endswith(
-        "; kernels for its own architecture go first"
-    )
+    assert best["why"].startswith("smallest estimate") and "own architecture" in best["why"].split("; ")[-1]
 
 
 def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
@@ -62,7 +58,7 @@ def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
         done = call("hgemm", *words, "--arch", "80", flag, 2**31 - 1)
         assert done.returncode == 2 and f"'{flag}': 2147483647 is not in the range 1<=x<=2147482624" in done.stderr
     done = call("hgemm", *words, "--sms", "10")
-    assert done.returncode == 2 and "--sms needs an --arch" in done.stderr
+    assert done.returncode == 2 and "--sms needs --arch" in done.stderr
 
 
 def test_what_would_serve_it_is_made_in_the_library_that_was_asked(small_library: Library) -> None:

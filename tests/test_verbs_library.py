@@ -129,7 +129,7 @@ def test_list_of_nothing_says_so_on_stderr(folder: Path) -> None:
 def test_what_sm_90a_has_is_told_where_only_sm_90_is_asked_for(folder: Path) -> None:
     Library(folder).publish(*make_record("hgemm_sm90_tn", arch="sm_90"))
     Library(folder).publish(*make_record("hgemm_sm90a_tn", arch="sm_90a"))
-    note = "hgemm: 1 variant for sm_90a left out: --arch 90,90a\n"
+    note = "hgemm: 1 variant for sm_90a left out: use --arch 90,90a\n"
     assert call("list", "--library", folder, "--arch", "90").stderr == note
     for arch in ("90,90a", "90a", "89"):
         assert call("list", "--library", folder, "--arch", arch).stderr == ""

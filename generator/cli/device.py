@@ -14,7 +14,7 @@ import click
 from generator.arch import parse_arch_list
 from generator.build.workers import cores
 from generator.cli.options import SIZE, Symbol, filter_options, json_option, library_option
-from generator.cli.output import tell_left_out
+from generator.cli.output import note_left_out
 from generator.device_check import CODES, TIMEOUT_S, Outcome, Request, Workers, open_kernel, write_junit
 from generator.errors import RequestError
 from generator.proof.executor import COSTS_CASE
@@ -190,7 +190,7 @@ def verify_command(
         Shape.parse_list(shapes)
     require_writable(junit, "--junit")
     opened = Library(library)
-    tell_left_out(opened, Selection(**filters), symbols)
+    note_left_out(opened, Selection(**filters), symbols)
     chosen = choose(opened, symbols, Selection(**filters))
     if emulate:
         found = _emulated(opened, chosen, shapes, seed, jobs, timeout)
@@ -310,7 +310,7 @@ def bench_command(
     **options,
 ) -> None:
     opened, selection = Library(library), Selection(arch, tile, layout, kernels, where)
-    tell_left_out(opened, selection, symbols)
+    note_left_out(opened, selection, symbols)
     names = choose(opened, symbols, selection)
     ctx.exit(bench([open_kernel(opened, name, code) for name in names], options, library))
 

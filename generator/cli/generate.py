@@ -16,7 +16,7 @@ from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import for_others, load_catalog
 from generator.cli.options import texts_of
-from generator.cli.output import Tell, planning, print_explanations, progress, tell_hints
+from generator.cli.output import OnOutcome, note_hints, planning, print_explanations, progress
 from generator.errors import RequestError
 from generator.ladders.recipes import find, load_recipes
 from generator.naming import symbol_of
@@ -45,7 +45,7 @@ def run(options: dict[str, Any]) -> int:
     asked.refuse_empty()
     if options["verify"]:
         _refuse_unprovable(asked)
-    tell_hints(asked)
+    note_hints(asked)
     if asked.illegal:
         click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
     tiles = sorted({str(plan.spec.cta_tile) for plan in asked.plans})
@@ -184,7 +184,7 @@ class _Told:
     registered: bool
 
 
-def _made(outcomes: Iterator[tuple[int, Outcome]], tell: Tell) -> list[_Told]:
+def _made(outcomes: Iterator[tuple[int, Outcome]], tell: OnOutcome) -> list[_Told]:
     """Have all variants made and return what is to be told of them in the order of the plans."""
     made: dict[int, _Told] = {}
     with closing(outcomes):

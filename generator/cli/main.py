@@ -30,7 +30,7 @@ VERBS = {
     "bench": ("device", "Variants timed beside cuBLASLt, in pairs, in one process."),
     "compare": ("study", "One spec in every form, built and run side by side."),
     "completion": ("setup", "The script that completes options, verbs and values in a shell."),
-    "cover": ("library", "What no variant of a library serves, and the least set of variants that closes the holes."),
+    "cover": ("deploy", "What no variant of a library serves, and the least set of variants that closes the holes."),
     "doctor": ("setup", "Whether everything needed is installed and sound, and what to do where it is not."),
     "draw": ("study", "A picture of a variant's shared memory and fragments, as SVG."),
     "explain": (
@@ -38,7 +38,7 @@ VERBS = {
         "What a request or a variant comes to: planned fields, numbers, what bounds it, every rule that it breaks.",
     ),
     "export": (
-        "library",
+        "deploy",
         "A library as a C library with headers, CMake and pkg-config files, for other people's programs.",
     ),
     "gc": ("library", "What no one can use any more, removed from a library."),
@@ -54,7 +54,7 @@ VERBS = {
         "A library as one HTML file: table, rates, ratios, rooflines, resources, ladders, a page for each variant.",
     ),
     "run": ("device", "One variant on one problem, timed and checked on the GPU."),
-    "select": ("library", "The variant that a library has for a problem on a device, and those it was preferred to."),
+    "select": ("deploy", "The variant that a library has for a problem on a device, and those it was preferred to."),
     "show": ("library", "One variant in full, its hashes checked first."),
     "tune": ("device", "The best variant for each problem, found by measuring, recorded, and gone by afterwards."),
     "verify": (

@@ -1,4 +1,4 @@
-"""What the command line writes beside its answer: progress, notes and hints on stderr; one variant as a card."""
+"""What several verbs print: progress, notes and hints on stderr, the card of a variant, explanations."""
 
 from __future__ import annotations
 
@@ -29,38 +29,40 @@ from hgemm.library import Variant
 if TYPE_CHECKING:
     from rich.console import Console
 
-SIGN_OF_LIFE_S = 10.0
-"""After so long without a variant, a line says that one is being made: all of CuTe takes 15 s and more."""
+HEARTBEAT_S = 10.0
+"""A plain line reports that work goes on after this long without a variant. A kernel of form cute takes 15 s or more."""
 PLANNING_LINE_S = 1.0
-"""After so long of planning, a terminal shows how far it is; most requests are planned before."""
-Tell = Callable[[Outcome], None]
-Planned = Callable[[int, int], None]
-_AT_ONCE = ("cached", "present")
+"""A terminal shows the progress of planning after this long. Most requests are planned sooner."""
+OnOutcome = Callable[[Outcome], None]
+OnPlanned = Callable[[int, int], None]
+_NO_WORK = ("cached", "present")
+
+
+# ==== Progress ====
 
 
 class _Pace:
-    """How fast variants come that are work, and how long the rest takes; what is there already comes at once, and first.
+    """The rate of built variants, and the time left. Variants that exist already arrive first and are not counted.
 
-    Several that were worked at by one come together: where it is known how many work at a time, the rate is from what
-    each took, else from when they come.
+    If the number of workers is known, the rate comes from the seconds of each build. Otherwise it comes from the clock.
     """
 
     def __init__(self, total: int, workers: int) -> None:
         self._left, self._workers = total, workers
-        self._worked, self._took, self._start = 0, 0.0, time.perf_counter()
+        self._built, self._build_s, self._start = 0, 0.0, time.perf_counter()
 
     def after(self, outcome: Outcome) -> str:
-        """Count an outcome and say the rate and the time left, or nothing where there is none."""
+        """Count an outcome. Return the rate and the time left, or an empty text before the first build."""
         self._left -= 1
-        if outcome.status in _AT_ONCE and not self._worked:
+        if outcome.status in _NO_WORK and not self._built:
             self._start = time.perf_counter()
             return ""
-        if not self._worked:
+        if not self._built:
             self._workers = min(self._workers, self._left + 1)
-        self._worked += 1
-        self._took += outcome.seconds
-        passed = self._took / self._workers if self._workers else time.perf_counter() - self._start
-        seconds_each = passed / self._worked
+        self._built += 1
+        self._build_s += outcome.seconds
+        passed = self._build_s / self._workers if self._workers else time.perf_counter() - self._start
+        seconds_each = passed / self._built
         return f"{1 / max(seconds_each, 1e-9):.3g} variants/s, {_duration(seconds_each * self._left)} left"
 
 
@@ -72,10 +74,10 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(total: int, quiet: bool, workers: int = 0) -> Iterator[Tell]:
-    """Yield what is to be told of each outcome; at the end, and where it is interrupted, sum up.
+def progress(total: int, quiet: bool, workers: int = 0) -> Iterator[OnOutcome]:
+    """Yield a function to call with each outcome. Print a summary at the end, and when interrupted.
 
-    `workers` is how many are worked at at a time, or 0 where that is not known.
+    `workers` is the number of builds at a time, or 0 if unknown.
     """
     if quiet:
         yield lambda outcome: None
@@ -83,61 +85,62 @@ def progress(total: int, quiet: bool, workers: int = 0) -> Iterator[Tell]:
     start, counts = time.perf_counter(), Counter[str]()
     console = _terminal() if total > 1 else None
 
-    def tell(outcome: Outcome) -> None:
+    def on_outcome(outcome: Outcome) -> None:
         counts[outcome.status] += 1
         show(outcome)
 
-    def sum_up(done: str) -> None:
-        told = ", ".join(f"{count} {status}" for status, count in counts.items())
-        click.echo(f"{done} in {time.perf_counter() - start:.1f} s: {told or 'none filed'}", err=True)
+    def summarize(done: str) -> None:
+        by_status = ", ".join(f"{count} {status}" for status, count in counts.items())
+        click.echo(f"{done} in {time.perf_counter() - start:.1f} s: {by_status or 'none filed'}", err=True)
 
     pace = _Pace(total, workers)
     try:
         with _live(console, total, pace) if console else _plain(total, pace) as show:
-            yield tell
+            yield on_outcome
     except KeyboardInterrupt:
-        sum_up(f"{sum(counts.values())} of {total} variants")
+        summarize(f"{sum(counts.values())} of {total} variants")
         raise
     if total > 1:
-        sum_up(f"{total} variants")
+        summarize(f"{total} variants")
 
 
 @contextmanager
-def _plain(total: int, pace: _Pace) -> Iterator[Tell]:
+def _plain(total: int, pace: _Pace) -> Iterator[OnOutcome]:
+    """Print a line for each outcome, and a heartbeat during long builds."""
     width, done, came = len(str(total)), 0, threading.Event()
 
     def show(outcome: Outcome) -> None:
         nonlocal done
         done += 1
         came.set()
-        told = pace.after(outcome)
+        rate = pace.after(outcome)
         click.echo(
             f"[{done:{width}}/{total}] {outcome.status} {outcome.symbol}, {outcome.seconds:.2f} s"
-            + (f" ({told})" if told and total > 1 else ""),
+            + (f" ({rate})" if rate and total > 1 else ""),
             err=True,
         )
 
-    def show_life() -> None:
+    def show_heartbeat() -> None:
         waited_s = 0.0
         while not over:
-            waited_s = 0.0 if came.wait(SIGN_OF_LIFE_S) else waited_s + SIGN_OF_LIFE_S
+            waited_s = 0.0 if came.wait(HEARTBEAT_S) else waited_s + HEARTBEAT_S
             came.clear()
             if waited_s and not over:
                 click.echo(f"[{done:{width}}/{total}] at work, {waited_s:.0f} s", err=True)
 
     over = False
-    life = threading.Thread(target=show_life, daemon=True)
-    life.start()
+    heartbeat = threading.Thread(target=show_heartbeat, daemon=True)
+    heartbeat.start()
     try:
         yield show
     finally:
         over = True
         came.set()
-        life.join()
+        heartbeat.join()
 
 
 def _terminal() -> Console | None:
-    """Return the terminal that stderr is if its lines can be written again; one that is dumb gets plain lines, as a file does."""
+    """Return the terminal behind stderr if it can redraw a line; None for a file or a dumb terminal, which get plain lines."""
     if not sys.stderr.isatty():
         return None
     from rich.console import Console  # 0.1 s, for a terminal only
@@ -147,16 +150,16 @@ def _terminal() -> Console | None:
 
 
 @contextmanager
-def _live(console: Console, total: int, pace: _Pace) -> Iterator[Tell]:
+def _live(console: Console, total: int, pace: _Pace) -> Iterator[OnOutcome]:
     with _bar(console, total) as update:
         yield lambda outcome: update(advance=1, pace=pace.after(outcome))
 
 
 @contextmanager
-def planning(quiet: bool) -> Iterator[Planned]:
-    """Yield what is to be told how many of how many are planned: a line on a terminal, a plain line now and then elsewhere."""
+def planning(quiet: bool) -> Iterator[OnPlanned]:
+    """Yield a function to call with the number of planned specs and their total. It shows a bar or, rarely, a plain line."""
     start = time.perf_counter()
-    due = start + (PLANNING_LINE_S if sys.stderr.isatty() else SIGN_OF_LIFE_S)
+    due = start + (PLANNING_LINE_S if sys.stderr.isatty() else HEARTBEAT_S)
     update: Callable[..., None] | None = None
     with ExitStack() as line:
 
@@ -172,7 +175,7 @@ def planning(quiet: bool) -> Iterator[Planned]:
             if update:
                 update(completed=done, pace=pace)
             else:
-                due = now + SIGN_OF_LIFE_S
+                due = now + HEARTBEAT_S
                 click.echo(f"[{done:{len(str(total))}}/{total}] planned ({pace})", err=True)
 
         yield planned
@@ -180,7 +183,7 @@ def planning(quiet: bool) -> Iterator[Planned]:
 
 @contextmanager
 def _bar(console: Console, total: int) -> Iterator[Callable[..., None]]:
-    """Show a line with a bar while it lasts, and yield what changes it."""
+    """Show a progress bar, and yield the function that updates it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[pace]}"))
@@ -188,20 +191,17 @@ def _bar(console: Console, total: int) -> Iterator[Callable[..., None]]:
         yield partial(bar.update, bar.add_task("", total=total, pace=""))
 
 
-# ==== The note of what `--arch` leaves out unawares ====
+# ==== Notes and hints ====
 
 
-def tell_left_out(library: Library, selection: Selection, names: Collection[str] = ()) -> None:
-    """Say on stderr how many variants --arch keeps out that run on the GPUs it names, and what takes them in."""
+def note_left_out(library: Library, selection: Selection, names: Collection[str] = ()) -> None:
+    """Note on stderr the variants that --arch leaves out although they run on its GPUs: those of sm_90a, for sm_90."""
     for arch, count in left_out(library, names, selection).items():
         both = f"{selection.arch},{arch.removeprefix('sm_')}"
-        click.echo(f"hgemm: {counted(count, 'variant')} for {arch} left out: --arch {both}", err=True)
+        click.echo(f"hgemm: {counted(count, 'variant')} for {arch} left out: use --arch {both}", err=True)
 
 
-# ==== What a request for sm_90 or sm_90a may not know of ====
-
-
-def tell_hints(asked: Sweep) -> None:
+def note_hints(asked: Sweep) -> None:
     """Print the hints to a request on stderr, each once."""
     program = click.get_current_context().find_root().info_name
     for hint in dict.fromkeys(hints(asked)):
@@ -230,21 +230,20 @@ def _deciding(candidate: Candidate) -> str:
     return deciding_field(candidate.request)
 
 
-# ==== One variant as a card for reading ====
-
+# ==== The card of a variant ====
 
 _INDENT = 2
 _NAME_WIDTH = 18
 _MAX_MEASUREMENTS = 12
 _PLANNED = ("bank_conflicts", "mma_per_tile", "mma_between_stores")
-"""What a record's `proof` has before the kernel was run: as planned, and held against the machine code where that tells."""
+"""Fields of a record's `proof` that are planned, and checked against the machine code. They need no run of the kernel."""
 
 
 def card(variant: Variant, measurements: list[Measurement]) -> str:
-    """Write what a record says of a variant, section by section, and its fastest measurement of each problem."""
+    """Return a record as text, section by section, with the fastest measurement of each problem."""
     data = variant.record.data
     launch, traits = data["launch"], data["traits"]
-    heads = {"alias": data["alias"], "arch": data["arch"], "key": data["key"], "folder": str(variant.folder)}
+    head = {"alias": data["alias"], "arch": data["arch"], "key": data["key"], "folder": str(variant.folder)}
     shown_launch = {**launch, "cluster": "x".join(map(str, launch["cluster"])), **_prefixed("grid", launch["grid"])}
     shown_traits = {
         **{name: value for name, value in traits.items() if name not in ("workspace", "min_align")},
@@ -256,7 +255,7 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
     planned = {name: data["proof"][name] for name in _PLANNED if name in data["proof"]}
     proof = {name: value for name, value in data["proof"].items() if name not in planned}
     sections: list[tuple[str, Mapping[str, Any]]] = [
-        (variant.symbol + ("  SPILLED" if data["spilled"] else ""), heads),
+        (variant.symbol + ("  SPILLED" if data["spilled"] else ""), head),
         ("spec", data["spec"]),
         ("launch", {name: value for name, value in shown_launch.items() if name != "grid"}),
         ("resources", data["resources"]),
@@ -287,7 +286,7 @@ def _value(value: Any) -> str:
 
 
 def _fastest(measurements: list[Measurement]) -> dict[str, str]:
-    """Return the fastest time of each problem, as many as fit a card, the latest problems last."""
+    """Return the fastest time of each of the latest problems."""
     best: dict[str, Measurement] = {}
     for measurement in measurements:
         if measurement.problem not in best or measurement.time_us < best[measurement.problem].time_us:
@@ -300,11 +299,11 @@ def _fastest(measurements: list[Measurement]) -> dict[str, str]:
 
 
 def print_explanations(asked: Sweep, as_json: bool, question: Any = None) -> int:
-    """Print what each combination comes to; the status is that of an illegal request where none is legal."""
+    """Print an explanation of each combination. Return the exit status: 2 if no combination is legal."""
     from generator.explain import Question, explain, explanation_text  # loads the cost model
 
     explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
-    tell_hints(asked)
+    note_hints(asked)
     if as_json:
         click.echo(json.dumps(explanations, indent=1))
     else:

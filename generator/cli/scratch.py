@@ -1,4 +1,4 @@
-"""The library of verbs that make kernels to look at them: one that is named, or a folder of their own for the while."""
+"""A library for verbs that build kernels to examine them: a named one, or a temporary one."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ scratch_library_option = click.option(
     "--library",
     type=click.Path(readable=False, path_type=Path),
     metavar="DIR",
-    help="Keep the kernels there, and take those that it has; nothing is kept, if not given.",
+    help="Reuse and keep kernels in this library. Default: a temporary one.",
 )
 
 
 @contextmanager
 def scratch_library(folder: Path | None) -> Iterator[Library]:
-    """Open the library in a folder; without one, a new one that is removed in the end unless it tells why a build failed.
+    """Open the library in a folder. Without a folder, create a temporary library and remove it at the end.
 
-    Raises: LibraryError where a file is named.
+    A temporary library that holds the log of a failed build is kept.
+    Raises: LibraryError if `folder` is a file.
     """
     if folder is not None:
         reject_file(folder)
         yield Library(folder)
         return
-    with _terminated_in_order():
+    with _exit_on_sigterm():
         place = Path(tempfile.mkdtemp(prefix="hgemm-"))
         try:
             yield Library(place)
@@ -47,18 +48,18 @@ def scratch_library(folder: Path | None) -> Iterator[Library]:
 
 
 @contextmanager
-def _terminated_in_order() -> Iterator[None]:
-    """Let SIGTERM end the process by an exception, so that what is held is let go; only the main thread can."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that cleanup runs. Other threads than the main one cannot do this."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _leave)
+    before = signal.signal(signal.SIGTERM, _exit)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt what the first one began
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the cleanup
     sys.exit(128 + number)

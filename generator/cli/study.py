@@ -25,7 +25,7 @@ from generator.cli.options import (
     spec_options,
     texts_of,
 )
-from generator.cli.output import print_explanations, progress, tell_left_out
+from generator.cli.output import print_explanations, progress, note_left_out
 from generator.cli.scratch import scratch_library, scratch_library_option
 from generator.compare import build, buildable, columns, in_every_form, run_on_cpu, run_on_device, side_by_side
 from generator.errors import RequestError
@@ -301,7 +301,7 @@ def report_command(
     from generator.report.write import run  # loads the stages, which --help does not need
 
     opened, selection = Library(library), Selection(**filters)
-    tell_left_out(opened, selection)
+    note_left_out(opened, selection)
     warn = partial(click.echo, err=True)
     for path in run(opened, selection, to, bench, ladder, png, warn):
         click.echo(path)

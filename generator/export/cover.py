@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 from generator.arch import ARCHS
+from generator.build.pipeline import Settings, make
+from generator.errors import LibraryError
 from generator.layouts import PIECE_BYTES
+from generator.sweep import sweep
 from hgemm.dispatch_table import DispatchTable
 from hgemm.dtypes import DTYPES, stored_dtype
 from hgemm.errors import RequestError
@@ -106,6 +110,19 @@ def holes(
             missing = {align: sorts for align, sorts in missing.items() if sorts}
             if missing:
                 yield Hole(selector.target.name, kind, beta, missing)
+
+
+def close_holes(missing: Iterable[Hole], settings: Settings, processes: int) -> Iterator[str]:
+    """Build one kernel for each hole, and yield its symbol.
+
+    Raises: LibraryError if a kernel cannot be built.
+    """
+    plans = sweep([hole.request() for hole in missing]).plans
+    with closing(make(plans, settings, min(len(plans), processes))) as made:
+        for _, outcome in made:
+            if outcome.error:
+                raise LibraryError(f"cannot build a kernel that closes a hole: {outcome.error}")
+            yield outcome.symbol
 
 
 def computes(arch: str, kind: Kind) -> bool:

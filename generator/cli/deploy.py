@@ -1,0 +1,293 @@
+"""The verbs for programs that use a library: select, cover, export."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from generator.arch import parse_arch_list
+from generator.build.pipeline import Settings
+from generator.build.toolchain import templates_folder
+from generator.build.workers import cores
+from generator.cli.options import SIZE, filter_options, json_option, kind_options, library_option
+from generator.cli.output import note_left_out
+from generator.errors import HgemmError, ProofError, RequestError, unknown_word
+from generator.export.c_library import ExportOptions, export, missing_tool
+from generator.export.cover import SORTS, Hole, close_holes, computes, holes, kinds_of, promised_types
+from generator.export.selection import COLUMNS, DenseProblem, alternatives, selected
+from generator.store.library import Library
+from generator.store.query import Selection, nothing_matches, select_rows
+from generator.tables import counted, to_text
+from hgemm.device import open_device
+from hgemm.errors import DeviceError, library_suffix
+from hgemm.library import open_library
+from hgemm.problem import LAYOUTS, MAX_EXTENT, Kind
+from hgemm.selection_query import ANY_WORKSPACE, Target
+
+_ALIGNS = ("8", "4", "2", "1")
+
+# ==== select ====
+
+_SELECT_HELP = """Print the variant that a library selects for a problem. Exported libraries and `hgemm.open` select the same.
+
+Operands are assumed dense. For example, rows of 4095 elements have an alignment of 1 element. --align overrides this.
+
+Kernels for the GPU's own architecture are preferred, then machine code for an older one, then PTX. Among these, the column
+"rule" tells how the variant was selected:
+
+\b
+  measured   the fastest variant that `hgemm tune` measured on this problem
+  near       the smallest estimate of the best variants in this region, corrected by measurements of nearby problems
+  estimated  the smallest estimate of all variants, if nothing of this kind was measured
+
+Estimates are clocks of an SM, by the cost model of `hgemm explain --m`.
+
+\b
+Examples:
+  hgemm select --arch 90 --m 4096 --n 4096 --k 4096 --layout tt
+  hgemm select --arch 89 --m 1 --n 4096 --k 4096 --all
+"""
+
+
+@click.command("select", help=_SELECT_HELP)
+@library_option
+@click.option("--m", type=SIZE, required=True, metavar="N", help="Rows of A and D.")
+@click.option("--n", type=SIZE, required=True, metavar="N", help="Columns of B and D.")
+@click.option("--k", type=click.IntRange(0, MAX_EXTENT), required=True, metavar="N", help="Columns of A, rows of B.")
+@click.option("--batch", type=SIZE, default=1, show_default=True, metavar="N", help="Number of products.")
+@kind_options
+@click.option("--beta", is_flag=True, help="The problem adds beta * C.")
+@click.option("--align", type=click.Choice(_ALIGNS), help="Alignment of all operands, in elements. Default: dense.")
+@click.option("--workspace", type=click.IntRange(0), metavar="BYTES", help="Largest workspace. Default: no limit.")
+@click.option("--arch", default="", metavar="ARCH", help="Architecture of the GPU. Default: this machine's GPU.")
+@click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of that GPU. Default: a typical number.")
+@click.option("--all", "show_all", is_flag=True, help="Print every variant that supports the problem, best first.")
+@json_option
+def select_command(
+    library: Path,
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    beta: bool,
+    align: str | None,
+    workspace: int | None,
+    arch: str,
+    sms: int | None,
+    show_all: bool,
+    as_json: bool,
+    **kind: str,
+) -> None:
+    if sms and not arch:
+        raise RequestError("--sms needs --arch: without --arch, this machine's GPU is used")
+    workspace_bytes = ANY_WORKSPACE if workspace is None else workspace
+    query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(Kind(**kind))
+    target = Target.typical(arch, sms or 0) if arch else _this_machine()
+    selector = open_library(library).selector(target)
+    best = selected(selector, query)
+    rows = [best, *(alternatives(selector, query) if show_all else ())]
+    if as_json:
+        click.echo(json.dumps(rows if show_all else best, indent=1))
+    else:
+        click.echo(to_text(rows, COLUMNS) + f"{best['rule']}: {best['why']}")
+
+
+def _this_machine() -> Target:
+    try:
+        return Target.of(open_device())
+    except DeviceError as error:
+        raise DeviceError(f"{error}: name a GPU with --arch") from None
+
+
+# ==== cover ====
+
+_COVER_HELP = """Print the problems that no variant of a library supports on a GPU.
+
+Each row is a hole: a layout, types, an epilogue, alignments, and the unsupported sorts of problems (whole tiles, ragged, one
+row, one column, k of 1, k of 0, a batch). The default request is what the shipped catalog promises: f16 and bf16 (and tf32 if
+the library has it), f32 accumulation, all four layouts, alpha and beta, every alignment, any m, n, k and batch, no workspace.
+
+--add builds one variant for each hole. Exit status 1: holes are left.
+
+\b
+Examples:
+  hgemm cover --arch 80,86,89,90,120
+  hgemm cover --arch 90 --types f16:f32 --bias none,row --activation none,gelu --add
+"""
+
+
+@click.command("cover", help=_COVER_HELP)
+@library_option
+@click.option(
+    "--arch", required=True, metavar="ARCHS", help="GPUs: 80,89,90. Kernels for sm_90a count as kernels for sm_90."
+)
+@click.option(
+    "--types",
+    default="",
+    metavar="TYPES",
+    help="Types: f16 (A, B and D) or f16:f32 (A and B; D). Default: f16,bf16, and tf32 if the library has it.",
+)
+@click.option("--layout", default=",".join(LAYOUTS), show_default=True, metavar="LAYOUTS", help="Layouts of A and B.")
+@click.option("--bias", default="none", show_default=True, metavar="KINDS", help="none,row,column.")
+@click.option("--activation", default="none", show_default=True, metavar="NAMES", help="none,relu,gelu,silu.")
+@click.option(
+    "--align",
+    default=",".join(_ALIGNS),
+    show_default=True,
+    metavar="N",
+    help="Alignments of all operands, in elements.",
+)
+@click.option("--no-beta", is_flag=True, help="Do not require beta * C.")
+@click.option("--add", is_flag=True, help="Build the variants that close the holes.")
+@json_option
+@click.pass_context
+def cover_command(
+    ctx: click.Context,
+    library: Path,
+    arch: str,
+    types: str,
+    layout: str,
+    bias: str,
+    activation: str,
+    align: str,
+    no_beta: bool,
+    add: bool,
+    as_json: bool,
+) -> None:
+    archs = dict.fromkeys(name.rstrip("af") for name in parse_arch_list(arch))
+    kinds = kinds_of(
+        _words(types) or promised_types(open_library(library).table), *map(_words, (layout, bias, activation))
+    )
+    for word in _words(align):
+        if word not in _ALIGNS:
+            raise unknown_word("--align", word, _ALIGNS)
+    aligns = [*map(int, _words(align))]
+    counts = {name: sum(computes(name, kind) for kind in kinds) for name in archs}
+    _note_f16_only(counts, len(kinds))
+
+    def find() -> list[Hole]:
+        return list(holes(open_library(library).table, archs, kinds, aligns, not no_beta))
+
+    found = find()
+    if add and found:
+        for symbol in close_holes(found, Settings(Library(library), templates_folder()), cores()):
+            click.echo(f"added {symbol}", err=True)
+        found = find()
+    if as_json:
+        click.echo(json.dumps([hole.to_dict() for hole in found], indent=1))
+    elif found:
+        click.echo(to_text([*map(_hole_row, found)], ("arch", "kind", "beta", "align", "unsupported")), nl=False)
+    else:
+        supported = ", ".join(f"{name}: {counted(count, 'kind')}" for name, count in counts.items())
+        click.echo(f"{supported} supported, at alignments {align}, for {', '.join(SORTS)}")
+    if found and not add:
+        click.echo("hgemm: to build the variants that close these holes, add --add", err=True)
+    ctx.exit(int(bool(found)))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def _note_f16_only(counts: dict[str, int], kinds: int) -> None:
+    """Note the architectures whose tensor instructions multiply f16 only. Raises: RequestError if no kind is left."""
+    limited = [name for name, count in counts.items() if count < kinds]
+    if limited and not any(counts.values()):
+        raise RequestError(f"the tensor instructions of {' and '.join(limited)} multiply f16 only: use --types f16")
+    for name in limited:
+        click.echo(f"hgemm: {name} multiplies f16 only: {counted(kinds - counts[name], 'kind')} skipped", err=True)
+
+
+def _hole_row(hole: Hole) -> dict[str, str]:
+    sorts = dict.fromkeys(sort for sorts in hole.sorts.values() for sort in sorts)
+    return {
+        "arch": hole.arch,
+        "kind": str(hole.kind),
+        "beta": "yes" if hole.beta else "no",
+        "align": ",".join(map(str, sorted(hole.sorts, reverse=True))),
+        "unsupported": "all" if len(sorts) == len(SORTS) else ", ".join(sorts),
+    }
+
+
+# ==== export ====
+
+_EXPORT_HELP = """Write a C library that embeds the kernels.
+
+A program that links it needs the NVIDIA driver at run time. To build the program, any C compiler is enough: no GPU, no CUDA
+toolkit. The folder contains include/hgemm.h, include/hgemm.hpp, lib/libhgemm.a and lib/libhgemm.so, the files for
+find_package and pkg-config, and the sources with a CMakeLists.txt for add_subdirectory. The same kernels and the same
+compiler give the same bytes.
+
+\b
+Examples:
+  hgemm export --to build/hgemm
+  hgemm export --to build/hgemm --where "proof_executor like '*'" --require-proof
+  hgemm export --to third_party/mygemm --arch 90,90a --prefix mygemm
+"""
+
+
+@click.command("export", help=_EXPORT_HELP)
+@library_option
+@filter_options
+@click.option(
+    "--to", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="The folder to write."
+)
+@click.option("--prefix", default="hgemm", show_default=True, metavar="NAME", help="Prefix of symbols and file names.")
+@click.option("--source", is_flag=True, help="Also write the kernels' sources, to compile them into your own files.")
+@click.option("--require-proof", is_flag=True, help="Fail if a kernel was not proved on the CPU.")
+@click.option("--uncompressed", is_flag=True, help="Embed cubins and PTX uncompressed. This needs no nvFatbin.")
+@click.option(
+    "--cc", default="cc", envvar="CC", show_default=True, show_envvar=True, metavar="CC", help="The C compiler."
+)
+@json_option
+@click.pass_context
+def export_command(
+    ctx: click.Context,
+    library: Path,
+    to: Path,
+    prefix: str,
+    source: bool,
+    require_proof: bool,
+    uncompressed: bool,
+    cc: str,
+    as_json: bool,
+    **filters: str,
+) -> None:
+    opened = Library(library)
+    rows = select_rows(opened, Selection(**filters))
+    symbols = [str(row["symbol"]) for row in rows]
+    note_left_out(opened, Selection(**filters))
+    missing = missing_tool(cc)
+    if missing and ctx.get_parameter_source("cc") is click.core.ParameterSource.COMMANDLINE:
+        raise HgemmError(
+            f"the {missing} is not installed: choose another with --cc, or omit --cc to write only sources"
+        )
+    if not symbols:
+        raise nothing_matches(opened)
+    unproved = [str(row["symbol"]) for row in rows if "proof_executor" not in row]
+    warning = _unproved_warning(len(unproved), len(rows))
+    if unproved and require_proof:
+        raise ProofError(f"{warning}, and nothing was exported: {_how_to_prove(library)}")
+    done = export(open_library(library), to, ExportOptions(symbols, prefix, source, not uncompressed, cc))
+    if not done.compiler:
+        why = f"the {missing} is not installed" if missing else f"{cc} --version failed"
+        click.echo(f"hgemm: {why}: wrote the sources; build lib/ with CMake", err=True)
+    if unproved:
+        click.echo(f"hgemm: {warning}: {_how_to_prove(library)}", err=True)
+    if as_json:
+        click.echo(json.dumps({**asdict(done), "folder": str(done.folder), "unproved": unproved}, indent=1))
+        return
+    kernels, archs = counted(done.variants, "kernel"), ", ".join(done.archs)
+    click.echo(f"{done.folder}: {kernels} for {archs}, {done.image_bytes:,} B of images")
+
+
+def _unproved_warning(unproved: int, total: int) -> str:
+    return f"{unproved} of {counted(total, 'kernel')} {'has' if unproved == 1 else 'have'} no proof"
+
+
+def _how_to_prove(library: Path) -> str:
+    verify = f"hgemm verify{library_suffix(library)}"
+    return f"`{verify} --emulate` proves C++ kernels on the CPU; `{verify} --device` checks any kernel on a GPU"
