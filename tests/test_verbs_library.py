@@ -271,7 +271,7 @@ def test_reindex_counts_and_gc_tells(folder: Path) -> None:
 def test_every_verb_has_help_with_an_example() -> None:
     for verb in ("list", "show", "reindex", "gc"):
         result = call(verb, "--help")
-        assert result.exit_code == 0 and "Example:" in result.stdout and "hgemm " in result.stdout
+        assert result.exit_code == 0 and "Example" in result.stdout and "hgemm " in result.stdout
 
 
 def test_all_fields_but_instructions_may_be_named_whatever_a_library_holds(paper_library: Library) -> None:

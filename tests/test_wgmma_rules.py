@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
-from generator.cli.output import hints
+from generator.cli.explain import hints
 from generator.defaults import family_of, resolve
 from generator.families import ways_out
 from generator.families.sm90.plan import WgmmaPlan

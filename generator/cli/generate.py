@@ -15,8 +15,9 @@ from generator.build.pipeline import Outcome, Prover, Settings, WorkerPool, cach
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import for_others, load_catalog
+from generator.cli.explain import note_hints, print_explanations
 from generator.cli.options import texts_of
-from generator.cli.output import OnOutcome, note_hints, planning, print_explanations, progress
+from generator.cli.output import OnOutcome, planning, progress
 from generator.errors import RequestError
 from generator.ladders.recipes import find, load_recipes
 from generator.naming import symbol_of

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import click
 
-from generator.build.pipeline import Outcome
 from generator.cli.options import Fields, Symbol, filter_options, json_option, library_option
 from generator.cli.output import card, note_left_out, progress
 from generator.errors import RequestError
 from generator.store.library import Library
-from generator.store.maintenance import collect_garbage, merge
 from generator.store.query import Selection, check_field, known_fields, resolve, select_rows
 from generator.tables import counted, fitting, to_csv, to_text
 from hgemm.library import Variant, scan
@@ -185,6 +183,9 @@ Examples:
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 def merge_command(libraries: tuple[Path, ...], to: Path, quiet: bool, as_json: bool) -> None:
+    from generator.build.pipeline import Outcome  # slow to load, and needed only here
+    from generator.store.maintenance import merge
+
     symbols = {symbol for folder in (*libraries, to) if folder.is_dir() for symbol in scan(folder)}
     with progress(len(symbols), quiet) as show:
         done = merge(libraries, to, lambda *fields: show(Outcome(*fields)))
@@ -220,6 +221,8 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Print what would be removed. Remove nothing.")
 @json_option
 def gc_command(library: Path, dry_run: bool, as_json: bool) -> None:
+    from generator.store.maintenance import collect_garbage  # slow to load, and needed only here
+
     removals = collect_garbage(Library(library), dry_run)
     freed_bytes = sum(removal.freed_bytes for removal in removals)
     if as_json:

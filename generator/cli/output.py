@@ -1,4 +1,4 @@
-"""What several verbs print: progress, notes and hints on stderr, the card of a variant, explanations."""
+"""What several verbs print: progress and notes on stderr, and the card of a variant."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from generator.arch import ARCHS, WGMMA_SM90
-from generator.build.pipeline import Outcome
-from generator.defaults import deciding_field, sole_family
-from generator.spec import option_of
 from generator.store.index import Measurement
 from generator.store.library import Library
 from generator.store.query import Selection, left_out
-from generator.sweep import Candidate, Sweep
 from generator.tables import cell, counted
 from hgemm.errors import library_suffix
 from hgemm.library import Variant
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to load
     from rich.console import Console
+
+    from generator.build.pipeline import Outcome
 
 HEARTBEAT_S = 10.0
 """A plain line reports that work goes on after this long without a variant. A kernel of form cute takes 15 s or more."""
 PLANNING_LINE_S = 1.0
 """A terminal shows the progress of planning after this long. Most requests are planned sooner."""
-OnOutcome = Callable[[Outcome], None]
+OnOutcome = Callable[["Outcome"], None]
 OnPlanned = Callable[[int, int], None]
 _NO_WORK = ("cached", "present")
 
@@ -191,7 +188,7 @@ def _bar(console: Console, total: int) -> Iterator[Callable[..., None]]:
         yield partial(bar.update, bar.add_task("", total=total, pace=""))
 
 
-# ==== Notes and hints ====
+# ==== Notes ====
 
 
 def note_left_out(library: Library, selection: Selection, names: Collection[str] = ()) -> None:
@@ -199,35 +196,6 @@ def note_left_out(library: Library, selection: Selection, names: Collection[str]
     for arch, count in left_out(library, names, selection).items():
         both = f"{selection.arch},{arch.removeprefix('sm_')}"
         click.echo(f"hgemm: {counted(count, 'variant')} for {arch} left out: use --arch {both}", err=True)
-
-
-def note_hints(asked: Sweep) -> None:
-    """Print the hints to a request on stderr, each once."""
-    program = click.get_current_context().find_root().info_name
-    for hint in dict.fromkeys(hints(asked)):
-        click.echo(f"{program}: {hint}", err=True)
-
-
-def hints(asked: Sweep) -> Iterator[str]:
-    """Yield what takes long; that there is wgmma, where sm_90 alone is asked for; what asks sm_90a for mma.sync, or needs it."""
-    if any(candidate.plan.spec.form == "cute" and not candidate.rules for candidate in asked.candidates):
-        yield "form cute takes 15 s a kernel or more, nearly all of it in CuTe's headers"
-    archs = {candidate.plan.spec.arch for candidate in asked.candidates}
-    for candidate in asked.candidates:
-        spec, field = candidate.plan.spec, _deciding(candidate)
-        sole = sole_family(candidate.request)
-        if sole and not field and WGMMA_SM90 in ARCHS[spec.arch].families:
-            yield f"{sole} on {spec.arch}, too"
-        kin = f"{spec.arch}a"
-        if not sole and not field and kin not in archs and kin in ARCHS and WGMMA_SM90 in ARCHS[kin].families:
-            yield f"{kin} has kernels of wgmma for the same GPUs: --arch {kin}"
-        if field not in ("", "mma") and spec.family != WGMMA_SM90 and WGMMA_SM90 in ARCHS[spec.arch].families:
-            flag = option_of(field).flag
-            yield f"warning: {flag} asks for mma.sync on {spec.arch}: leave it out for wgmma, or add --mma {spec.mma}"
-
-
-def _deciding(candidate: Candidate) -> str:
-    return deciding_field(candidate.request)
 
 
 # ==== The card of a variant ====
@@ -293,19 +261,3 @@ def _fastest(measurements: list[Measurement]) -> dict[str, str]:
             best[measurement.problem] = measurement
     shown = list(best.items())[-_MAX_MEASUREMENTS:]
     return {cell(problem): f"{one.time_us:.4g} us  {cell(one.device)}  {cell(one.date)}" for problem, one in shown}
-
-
-# ==== Explanations ====
-
-
-def print_explanations(asked: Sweep, as_json: bool, question: Any = None) -> int:
-    """Print an explanation of each combination. Return the exit status: 2 if no combination is legal."""
-    from generator.explain import Question, explain, explanation_text  # loads the cost model
-
-    explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
-    note_hints(asked)
-    if as_json:
-        click.echo(json.dumps(explanations, indent=1))
-    else:
-        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
-    return 0 if asked.plans else 2

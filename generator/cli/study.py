@@ -25,7 +25,8 @@ from generator.cli.options import (
     spec_options,
     texts_of,
 )
-from generator.cli.output import print_explanations, progress, note_left_out
+from generator.cli.explain import print_explanations
+from generator.cli.output import note_left_out, progress
 from generator.cli.scratch import scratch_library, scratch_library_option
 from generator.compare import build, buildable, columns, in_every_form, run_on_cpu, run_on_device, side_by_side
 from generator.errors import RequestError
