@@ -178,7 +178,7 @@ HGEMM_DEVICE void mma(Accumulator (&d)[REGISTERS], uint32_t const (&a)[4], uint3
   static_assert(sizeof(Accumulator) == 4 && (REGISTERS == 4 || REGISTERS == 2), "4 floats or 2 pairs of halves");
   Operation product = operation(Kind::mma, site);
   product.in = ElementOf<In>::value;
-  product.sum = ElementOf<Accumulator>::value;
+  product.acc = ElementOf<Accumulator>::value;
   product.number = K;
   product.to = d;
   product.from = a;

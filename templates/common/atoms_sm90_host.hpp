@@ -191,7 +191,7 @@ HGEMM_DEVICE void wgmma(Register (&d)[COUNT], uint64_t a, uint64_t b, bool accum
   executor::WgmmaArguments const arguments = {a, b, n, Policy::A::k_major, Policy::B::k_major, accumulate};
   Operation product = operation(Kind::wgmma, site);
   product.in = ElementOf<typename Policy::In>::value;
-  product.sum = ElementOf<Register>::value;
+  product.acc = ElementOf<Register>::value;
   product.to = d;
   product.second = &arguments;
   perform(product);

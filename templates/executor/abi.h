@@ -45,8 +45,8 @@ enum hgemm_order { HGEMM_ROUND_ROBIN = 0, HGEMM_AHEAD_LOW = 1, HGEMM_AHEAD_HIGH 
 enum hgemm_region_flags {
   HGEMM_READABLE = 1,
   HGEMM_WRITABLE = 2,
-  HGEMM_WRITE_ONCE = 4,       /* the launch must write every element exactly once (D) */
-  HGEMM_INITIALISED = 8,      /* holds values before the launch; otherwise it must be written before it is read */
+  HGEMM_WRITE_ONCE = 4,        /* the launch must write every element exactly once (D) */
+  HGEMM_INITIALISED = 8,       /* holds values before the launch; otherwise it must be written before it is read */
   HGEMM_PADDING_READABLE = 16, /* reads may extend from a row into its padding, but not past the last row */
   HGEMM_MATRIX_READABLE = 32   /* reads may access any byte from the first to the last element of a matrix */
 };

@@ -294,7 +294,7 @@ void Machine::mma(Warp& warp) {
     tf32_mma_count_++;
     return;
   }
-  multiply_16x8x16(a, b, d, first.in, first.sum, int(first.number));
+  multiply_16x8x16(a, b, d, first.in, first.acc, int(first.number));
   mma_counts_[first.number == 8] += first.number == 8 && first.flag ? 2 : 1;
 }
 

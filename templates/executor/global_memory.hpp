@@ -17,8 +17,8 @@ class GlobalMemory {
   struct Region {
     hgemm_region is;
     uintptr_t begin, end;
-    Shadow shadow;               // of [begin & ~15, end), for HGEMM_WRITABLE
-    std::vector<uint8_t> writes;  // per element, for HGEMM_WRITE_ONCE
+    Shadow shadow;                         // of [begin & ~15, end), for HGEMM_WRITABLE
+    std::vector<uint8_t> writes;           // per element, for HGEMM_WRITE_ONCE
     uintptr_t row_begin = 0, row_end = 0;  // of the row that was accessed last
     uintptr_t matrix_end = 0;              // of the matrix with that row
 

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include <executor/abi.h>
-#include <executor/report.hpp>
-#include <executor/state.hpp>
 #include <executor/global_memory.hpp>
 #include <executor/kernel.hpp>
+#include <executor/report.hpp>
+#include <executor/state.hpp>
 
 namespace hgemm::executor {
 
@@ -33,7 +33,7 @@ class Machine {
 
  private:
   static constexpr uint32_t default_resident_ctas = 64;  // if the request does not set it
-  static constexpr size_t max_cached_threads = 8192;   // memory of up to this many threads is kept for the next launch
+  static constexpr size_t max_cached_threads = 8192;     // memory of up to this many threads is kept for the next launch
   static constexpr size_t stack_bytes = 64 << 10;
   static constexpr size_t poisoned_stack_bytes = 6 << 10;
 
@@ -154,18 +154,18 @@ class Machine {
   uint32_t cluster_ctas_ = 1;
   std::vector<Cta> ctas_;           // slots, one for each resident CTA
   std::vector<Cluster> clusters_;
-  std::vector<Cta*> resident_;        // CTAs that run, in the adversary's order
-  std::vector<uint32_t> waiting_clusters_;   // clusters that have not started, the next one last
-  std::vector<BoxLoad> box_loads_;  // in flight
+  std::vector<Cta*> resident_;              // CTAs that run, in the adversary's order
+  std::vector<uint32_t> waiting_clusters_;  // clusters that have not started, the next one last
+  std::vector<BoxLoad> box_loads_;          // in flight
   std::vector<CopyArrival> copy_arrivals_;  // pending
-  ClockUpdate phase_end_;              // of the last mbarrier wait; shared by all threads that wait for it
+  ClockUpdate phase_end_;                   // of the last mbarrier wait; shared by all threads that wait for it
   ClockUpdate previous_launches_;
   bool overlaps_launches_ = false;           // this launch lets the next one begin early
   std::map<uintptr_t, Ref<Clock>> atomics_;  // by address: what its atomics release
-  size_t next_warp_ = 0;            // for round robin
+  size_t next_warp_ = 0;                     // for round robin
   uint64_t steps_ = 0, random_state_ = 1;
-  uint64_t mma_counts_[2] = {};     // m16n8k16, m16n8k8
-  uint64_t tf32_mma_count_ = 0;     // m16n8k8
+  uint64_t mma_counts_[2] = {};  // m16n8k16, m16n8k8
+  uint64_t tf32_mma_count_ = 0;  // m16n8k8
   bool stopped_ = false;
 
   Fiber scheduler_;

@@ -21,7 +21,7 @@ inline float float_of(uint32_t bits) {
 inline float half_to_float(uint16_t half) {
   uint32_t const shifted = uint32_t(half & 0x7fff) << 13;
   uint32_t const sign = uint32_t(half & 0x8000) << 16;
-  uint32_t bits = bits_of(float_of(shifted) * 0x1p112f);  // the exponent biases differ by 112
+  uint32_t bits = bits_of(float_of(shifted) * 0x1p112f);      // the exponent biases differ by 112
   if (shifted >= 0x7c00u << 13) bits = shifted | 0x7f800000;  // infinities and NaNs
   return float_of(bits | sign);
 }

@@ -78,7 +78,7 @@ struct Operation {
   // two instructions
   bool flag = true;
   Element in = Element::f16;   // mma, wgmma: type of a and b
-  Element sum = Element::f32;  // mma, wgmma: type of d
+  Element acc = Element::f32;  // mma, wgmma: type of d
   uint32_t bytes = 0;          // bytes that a lane accesses; mbarrier_arrive: bytes to expect
   // group waits: groups that may stay pending; mbarrier_wait: parity; barriers: index; mbarrier_init: arrival count;
   // ldmatrix, stmatrix: matrices; wmma_load: pitch; mma: depth; setmaxnreg: registers

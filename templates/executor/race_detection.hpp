@@ -91,8 +91,8 @@ inline bool covers(Clock const* more, Clock const* less) {
 struct Knowledge {
   uint32_t cta = 0;
   uint16_t thread = 0;
-  uint16_t copies = no_agent;  // agent of its cp.async, if it has any
-  uint32_t epoch = 1;          // the thread's own epoch
+  uint16_t copies = no_agent;     // agent of its cp.async, if it has any
+  uint32_t epoch = 1;             // the thread's own epoch
   uint32_t copies_completed = 0;  // epoch of its last cp.async that it has waited for
   Ref<Clock> clock;
   Epochs const* own_cta = nullptr;  // its CTA's part of `clock`

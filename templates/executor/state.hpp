@@ -6,9 +6,9 @@
 #include <vector>
 
 #include <executor/abi.h>
-#include <executor/race_detection.hpp>
 #include <executor/fiber.hpp>
 #include <executor/operation.hpp>
+#include <executor/race_detection.hpp>
 
 namespace hgemm::executor {
 
@@ -61,14 +61,14 @@ struct alignas(64) Lane : Place {
   uint32_t copies_epoch = 1;  // of the next copy; increases at each commit and arrival
 
   // ---- Global memory ----
-  Knowledge fenced;         // at its last global fence; epoch 0 if there was none
+  Knowledge fenced;        // at its last global fence; epoch 0 if there was none
   Ref<Clock> seen_atomic;  // learned from atomics; takes effect at the next fence
 
   // ---- TMA stores ----
   std::vector<BoxStore> stores;  // not waited for
   uint32_t stores_committed = 0;
   uint16_t stores_agent = no_agent;
-  Knowledge proxy_fenced;  // at its last proxy fence; epoch 0 if there was none
+  Knowledge proxy_fenced;            // at its last proxy fence; epoch 0 if there was none
   uint32_t proxy_fenced_before = 0;  // the epoch at the proxy fence before that
 
   uint32_t cluster_phase = 0;  // 1 + the phase of the cluster barrier that it arrived in; 0 if it did not arrive
@@ -77,7 +77,7 @@ struct alignas(64) Lane : Place {
 struct Warp {
   Cta* cta = nullptr;
   Lane* lanes = nullptr;
-  int index = 0;        // in the CTA
+  int index = 0;         // in the CTA
   uint32_t waiting = 0;  // mask of lanes with an operation to execute
   uint32_t exited = 0;
   uint32_t at_barrier = 0;
@@ -126,7 +126,7 @@ struct BoxLoad {
 // One wgmma instruction of four warps.
 struct Wgmma {
   WgmmaArguments arguments;
-  Element in, sum;
+  Element in, acc;
   void* d[4][32] = {};  // accumulators, by warp and lane
   bool issued[4] = {}, done[4] = {}, valid[4] = {};
   uint32_t group[4] = {};
@@ -140,10 +140,10 @@ struct Accumulators {
 };
 
 struct Warpgroup {
-  std::vector<Wgmma> in_flight;  // that some warp has not waited for
-  uint32_t first = 0;            // number of the first of them
+  std::vector<Wgmma> in_flight;                   // that some warp has not waited for
+  uint32_t first = 0;                             // number of the first of them
   std::map<void*, Accumulators> accumulators[4];  // by warp and the address of the caller's registers
-  uint16_t agent = no_agent;     // of its reads; epochs count groups from 1
+  uint16_t agent = no_agent;                      // of its reads; epochs count groups from 1
 };
 
 // The last access of the TMA, or of a thread of another CTA, to a CTA's shared memory. It must be complete when the CTA ends.
@@ -164,7 +164,7 @@ struct Cta {
   std::map<size_t, Mbarrier> mbarriers;  // by offset in shared memory
   std::map<std::pair<uint32_t, uint16_t>, RemoteAccess> remote_accesses;
   Barrier barriers[16];
-  uint32_t agents = 0;  // number of agents; the threads are the first ones
+  uint32_t agents = 0;         // number of agents; the threads are the first ones
   std::vector<Lane*> copiers;  // by agent, the thread whose cp.async it is
   uint32_t lanes_left = 0;
   int64_t free_registers = 0;  // available to setmaxnreg

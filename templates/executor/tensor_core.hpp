@@ -33,7 +33,7 @@ inline Floats truncate_to_tf32(Words bits) { return reinterpret_cast<Floats>(bit
 // The matrices of m16n8k16. Within a group of 8, k has the order of the lanes' registers, low halves first: 0, 2, 4, 6, 1, 3,
 // 5, 7.
 struct Fragment16x8x16 {
-  float a[16][16];            // (m, k)
+  float a[16][16];             // (m, k)
   alignas(16) float b[16][8];  // (k, n)
   alignas(16) float d[16][8];  // (m, n)
 
@@ -103,11 +103,11 @@ struct Fragment16x8x16 {
 };
 
 // d (16, 8) += a (16, 16) * b (16, 8), with each lane's registers. Depth 8 means two instructions in sequence.
-inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b, void* const* d, Element in, Element sum,
+inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b, void* const* d, Element in, Element acc,
                              int depth) {
   Fragment16x8x16 fragment;
   fragment.read(a, b, in);
-  if (sum == Element::f32) {
+  if (acc == Element::f32) {
     fragment.each_pair([&](int l, int half, float* pair) { memcpy(pair, static_cast<float const*>(d[l]) + half * 2, 8); });
     fragment.multiply(0, 16);
     fragment.each_pair([&](int l, int half, float* pair) { memcpy(static_cast<float*>(d[l]) + half * 2, pair, 8); });
@@ -160,16 +160,16 @@ inline void widen_16_bytes(unsigned char const* from, float* to, Element element
 // One warp's part of m64nNk16, or of m64nNk8 for tf32: 16 rows. Lane l holds rows l / 4 and l / 4 + 8, and columns l % 4 * 2
 // and the next one of each group of 8.
 struct WgmmaTile {
-  float a[16][16];                // (m, k)
+  float a[16][16];               // (m, k)
   alignas(16) float b[16][256];  // (k, n)
   alignas(16) float d[16][256];  // (m, n)
 
-  void move_in(uint32_t lane, uint32_t n, uint32_t const* registers, Element sum, bool accumulate) {
+  void move_in(uint32_t lane, uint32_t n, uint32_t const* registers, Element acc, bool accumulate) {
     for (uint32_t i = 0; i < n / 4; ++i) {  // pairs
       float* const pair = d[lane / 4 + i % 2 * 8] + i / 2 * 8 + lane % 4 * 2;
       pair[0] = pair[1] = 0.f;
       if (!accumulate) continue;
-      if (sum == Element::f32) {
+      if (acc == Element::f32) {
         memcpy(pair, registers + i * 2, 8);
       } else {
         pair[0] = half_to_float(uint16_t(registers[i]));
@@ -177,10 +177,10 @@ struct WgmmaTile {
       }
     }
   }
-  void move_out(uint32_t lane, uint32_t n, uint32_t* registers, Element sum) const {
+  void move_out(uint32_t lane, uint32_t n, uint32_t* registers, Element acc) const {
     for (uint32_t i = 0; i < n / 4; ++i) {
       float const* const pair = d[lane / 4 + i % 2 * 8] + i / 2 * 8 + lane % 4 * 2;
-      if (sum == Element::f32) {
+      if (acc == Element::f32) {
         memcpy(registers + i * 2, pair, 8);
       } else {
         registers[i] = float_to_half(pair[0]) | uint32_t(float_to_half(pair[1])) << 16;

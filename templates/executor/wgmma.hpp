@@ -43,7 +43,7 @@ inline WgmmaArguments const& wgmma_arguments(Operation const& operation) {
   return *static_cast<WgmmaArguments const*>(operation.second);
 }
 inline uint32_t depth_of(Wgmma const& op) { return op.in == Element::tf32 ? 8 : 16; }
-inline uint32_t registers_of(Wgmma const& op) { return op.arguments.n / (op.sum == Element::f32 ? 2 : 4); }
+inline uint32_t registers_of(Wgmma const& op) { return op.arguments.n / (op.acc == Element::f32 ? 2 : 4); }
 
 // Issues one warp's part of the next wgmma of its warpgroup.
 void Machine::wgmma(Warp& warp, SiteCost& cost) {
@@ -60,10 +60,10 @@ void Machine::wgmma(Warp& warp, SiteCost& cost) {
     group.in_flight.emplace_back();
     group.in_flight.back().arguments = arguments;
     group.in_flight.back().in = first.in;
-    group.in_flight.back().sum = first.sum;
+    group.in_flight.back().acc = first.acc;
   }
   Wgmma& op = group.in_flight[at];
-  bool same = op.sum == first.sum;
+  bool same = op.acc == first.acc;
   for (int i = 0; i < 32; ++i) {
     Operation const& operation = *warp.lanes[i].operation;
     WgmmaArguments const& its = wgmma_arguments(operation);
@@ -170,9 +170,9 @@ void Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter) {
        [](uint32_t m, uint32_t k, float value) { tile.a[m][k] = value; });
   read(op.arguments.b, op.arguments.b_k_major, 0, n,
        [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
-  for (uint32_t l = 0; l < 32; ++l) tile.move_in(l, n, &accumulators.registers[l * count], op.sum, op.arguments.accumulate);
+  for (uint32_t l = 0; l < 32; ++l) tile.move_in(l, n, &accumulators.registers[l * count], op.acc, op.arguments.accumulate);
   tile.multiply(n, int(depth));
-  for (uint32_t l = 0; l < 32; ++l) tile.move_out(l, n, &accumulators.registers[l * count], op.sum);
+  for (uint32_t l = 0; l < 32; ++l) tile.move_out(l, n, &accumulators.registers[l * count], op.acc);
 }
 
 // Completes some wgmmas in flight, in the order of issue.

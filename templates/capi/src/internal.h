@@ -109,13 +109,13 @@ enum { HGEMM_SAME_ARCH_CUBIN, HGEMM_COMPATIBLE_CUBIN, HGEMM_PTX_JIT, HGEMM_CANNO
 typedef struct hgemm_target { /* a device, and everything about the table that depends only on the device */
   uint32_t number;            /* 90 for compute capability 9.0 */
   uint32_t sms, smem_bytes;
-  uint32_t count;                      /* groups that run here */
-  uint16_t order[HGEMM_GROUP_COUNT];   /* these groups, the preferred ones first */
+  uint32_t count;                         /* groups that run here */
+  uint16_t order[HGEMM_GROUP_COUNT];      /* these groups, the preferred ones first */
   uint8_t group_modes[HGEMM_GROUP_COUNT]; /* how each group runs here */
-  uint8_t row_modes[HGEMM_ROW_COUNT];  /* the same by row; also HGEMM_CANNOT_RUN if shared memory is too small */
-  uint32_t required[HGEMM_ROW_COUNT];  /* REQUIRE_ bits of each row */
+  uint8_t row_modes[HGEMM_ROW_COUNT];     /* the same by row; also HGEMM_CANNOT_RUN if shared memory is too small */
+  uint32_t required[HGEMM_ROW_COUNT];     /* REQUIRE_ bits of each row */
   uint32_t tiles_per_sm[HGEMM_ROW_COUNT]; /* tiles of each row that one SM processes at the same time */
-  uint32_t sms_used[HGEMM_ROW_COUNT];  /* SMs that the clusters of each row can use */
+  uint32_t sms_used[HGEMM_ROW_COUNT];     /* SMs that the clusters of each row can use */
   uint32_t survey_count;
   uint16_t surveys[HGEMM_SURVEY_COUNT + 1]; /* for each kind, the survey of the most similar GPU */
 } hgemm_target;

@@ -23,7 +23,7 @@ struct SM75_16x8x8_F32F16F16F32_TN {
     auto product = hgemm::atoms::operation(hgemm::executor::Kind::mma, hgemm::executor::here());
     product.flag = false;
     product.in = hgemm::executor::Element::f16;
-    product.sum = hgemm::executor::Element::f32;
+    product.acc = hgemm::executor::Element::f32;
     product.number = 8;
     product.to = accumulators;
     product.from = a;

@@ -39,7 +39,7 @@ void mma_unpack(MMA_Traits<Op, Args...> const& traits, Tensor<TD, DLayout>& d, T
       traits.accumulate_ == ScaleOut::One};
   auto product = hgemm::atoms::operation(hgemm::executor::Kind::wgmma, hgemm::executor::here());
   product.in = host_element<typename Traits::ValTypeA>();
-  product.sum = host_element<typename Traits::ValTypeC>();
+  product.acc = host_element<typename Traits::ValTypeC>();
   product.to = &accumulators(0);
   product.second = &arguments;
   hgemm::executor::perform(product);
