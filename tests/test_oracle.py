@@ -43,6 +43,7 @@ CORNERS = [
     "arch=89 cta_tile=256x128x32",
     "arch=86 cta_tile=16x256x64 layout=tt",
     "arch=87 cta_tile=256x16x64 layout=nn",
+    "arch=88 cta_tile=32x32x16 stages=2",
     "arch=90 acc=f16",
     "arch=90a acc=f16_promoted mma=m16n8k16",
     "arch=100",
@@ -114,6 +115,10 @@ def plan_of_corner(text: str) -> Plan:
 
 def faults(found: Inspection | str) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else found.violations
+
+
+def test_the_corners_are_on_every_architecture() -> None:
+    assert {plan(text).spec.arch for text in CORNERS} == {name for name, arch in ARCHS.items() if arch.families}
 
 
 ACCEPTED = {

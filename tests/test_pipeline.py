@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL, call, made, start
 
-from generator.arch import ARCHS
 from generator.build import compile as compile_stage
 from generator.build import pipeline
 from generator.build import pipeline as build_stage
@@ -113,13 +112,6 @@ def test_without_workers_this_process_builds_them_all_a_few_at_a_time(settings: 
     assert len(plans) == 16 and [place for place, _ in outcomes] == [*range(16)] and sizes == [8, 8]
     assert [outcome.symbol for _, outcome in outcomes] == [symbol_of(plan.spec) for plan in plans]
     assert [generate._workers(jobs) for jobs in (1, 2, None)] == [0, 2, cores()]
-
-
-def test_kernels_of_every_architecture_are_as_planned(settings: Settings) -> None:
-    served = ",".join(name for name, arch in ARCHS.items() if arch.families)
-    outcomes = made({**SMALL, "arch": served, "mma": "m16n8k16"}, settings)
-    assert [outcome.error for outcome in outcomes] == [""] * 12
-    assert {outcome.record.data["resources"]["smem_bytes"] for outcome in outcomes} == {plan_of().smem_bytes}
 
 
 # ---- The cache ------------------------------------------------------------------------------------------------------
