@@ -44,12 +44,6 @@ UPWARD: set[tuple[str, str]] = {
     ("generator.cutlass_names", "generator.build"),
     ("generator.store", "generator.build"),
     ("generator.build", "generator.proof"),
-    ("generator.proof", "generator.ladders"),
-    ("generator.proof", "generator.cli"),
-    ("generator.ladders", "generator.cli"),
-    ("generator.report", "generator.cli"),
-    ("generator.explain", "generator.cli"),
-    ("generator.compare", "generator.cli"),
 }
 """Imports that still point up. Only remove lines from this table."""
 
