@@ -1,4 +1,4 @@
-"""`python -m hgemm` is `hgemm`, which the generator brings."""
+"""`python -m hgemm` runs the `hgemm` command. The generator package installs it."""
 
 import sys
 from importlib.metadata import entry_points
@@ -7,6 +7,6 @@ if __name__ == "__main__":
     commands = entry_points(group="console_scripts", name="hgemm")
     if not commands:
         sys.exit(
-            "hgemm: the command comes with hgemm-generator, which is not installed; `python -m hgemm.bench` measures"
+            "hgemm: the command is not installed: install hgemm-generator, or use `python -m hgemm.bench` to measure"
         )
     next(iter(commands)).load()()

@@ -1,6 +1,9 @@
-"""Arrays of other libraries as plain numbers, through DLPack or `__cuda_array_interface__`.
+"""Arrays of torch, CuPy, Numba, JAX and others: where their elements lie, and quick access to it for repeated calls.
 
-Read here with ctypes: cuda.core's StridedMemoryView would take 0.34 s to import and refuses bf16 without ml_dtypes.
+A View describes an array completely. It comes from DLPack or `__cuda_array_interface__`. DLPack is read with ctypes, because
+cuda.core's StridedMemoryView takes 0.34 s to import and rejects bf16 without ml_dtypes.
+
+An ArrayAdapter reads the signature of an array in a fraction of a microsecond. Equal signatures have equal views.
 """
 
 from __future__ import annotations
@@ -14,26 +17,28 @@ from typing import Any
 from hgemm.device import ordinal_of
 from hgemm.errors import ProblemError
 
-_DEVICE_KINDS = {2: "CUDA", 13: "CUDA managed"}
-"""The memories that a kernel may be pointed at. Source: DLDeviceType of dlpack.h 1.0."""
-_NO_SYNCHRONISATION = -1
-"""What `__dlpack__` is told: the caller orders the streams, so that a launch can be captured in a graph."""
+Shape = tuple[int, ...]
+
+# ==== Views ====
 
 
 @dataclass(frozen=True)
 class View:
-    """Where an array lies. Units: `strides` are elements; `device` is None where the array does not say."""
+    """Where an array lies on a device. `device` is None if the array does not report it.
+
+    Units: `strides` count elements.
+    """
 
     pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Shape
+    strides: Shape
     dtype: str
     device: int | None
     readonly: bool = False
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie one after the other, in the order of the axes."""
+        """Whether the array is C-contiguous."""
         expected = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides)):
             if extent > 1 and stride != expected:
@@ -43,7 +48,7 @@ class View:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the elements, whatever the strides."""
+        """The size of the elements, without gaps."""
         size = int("".join(digit for digit in self.dtype if digit.isdigit())) // 8
         for extent in self.shape:
             size *= extent
@@ -51,9 +56,9 @@ class View:
 
 
 def view(array: Any, name: str) -> View:
-    """Return where an array of torch, CuPy, Numba, JAX or another library lies; it stays the caller's.
+    """Return the view of an array of any library with DLPack or `__cuda_array_interface__`. The caller keeps it alive.
 
-    Raises: ProblemError, naming the operand, where it is no array on a GPU.
+    Raises: ProblemError with the operand's name if it is not an array on a GPU.
     """
     try:
         if hasattr(array, "__dlpack__"):
@@ -61,12 +66,12 @@ def view(array: Any, name: str) -> View:
         if hasattr(array, "__cuda_array_interface__"):
             return _from_interface(array.__cuda_array_interface__, name)
     except (BufferError, TypeError, RuntimeError, AttributeError) as error:
-        raise ProblemError(f"{name} does not give its memory away: {' '.join(str(error).split())}") from error
-    raise ProblemError(f"{name} is a {type(array).__name__}: bring an array with DLPack or __cuda_array_interface__")
+        raise ProblemError(f"{name} does not export its memory: {' '.join(str(error).split())}") from error
+    raise ProblemError(f"{name} is a {type(array).__name__}: pass an array with DLPack or __cuda_array_interface__")
 
 
 def stream_handle(stream: Any) -> int:
-    """Return the handle of a stream, a number or an object of torch, CuPy, cuda.core or Numba; None is the default.
+    """Return the handle of a stream: a number, an object of torch, CuPy, cuda.core or Numba, or None for the default stream.
 
     Raises: ProblemError for anything else.
     """
@@ -83,19 +88,24 @@ def stream_handle(stream: Any) -> int:
         return int(stream)
     except (TypeError, ValueError):
         raise ProblemError(
-            f"stream is a {type(stream).__name__}: bring a number, or a stream of torch, CuPy or cuda.core"
+            f"stream is a {type(stream).__name__}: pass a number, or a stream of torch, CuPy or cuda.core"
         ) from None
 
 
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of an array whose last index is contiguous and that has no gaps."""
+    """Return the strides of a C-contiguous array."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return tuple(strides)
 
 
-# ---- DLPack ---------------------------------------------------------------------------------------------------------
+# ---- DLPack ----
+
+_DEVICE_KINDS = {2: "CUDA", 13: "CUDA managed"}
+"""Memory that kernels can read. Source: DLDeviceType of dlpack.h 1.0."""
+_NO_SYNCHRONISATION = -1
+"""The stream argument of `__dlpack__`. The caller orders the streams, so that graphs can capture a launch."""
 
 
 class _Device(ctypes.Structure):
@@ -107,7 +117,7 @@ class _Dtype(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor of dlpack.h, the first member of the DLManagedTensor that a capsule named "dltensor" holds."""
+    """DLTensor of dlpack.h, the first member of the DLManagedTensor in a capsule named "dltensor"."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -130,93 +140,89 @@ def _from_dlpack(array: Any, name: str) -> View:
     kind, ordinal = array.__dlpack_device__()
     if int(kind) not in _DEVICE_KINDS:
         raise ProblemError(f"{name} is not in a GPU's memory (DLPack device {int(kind)}): copy it there first")
-    capsule = array.__dlpack__(stream=_NO_SYNCHRONISATION)  # not renamed: its own destructor gives the tensor back
+    capsule = array.__dlpack__(
+        stream=_NO_SYNCHRONISATION
+    )  # the capsule keeps its name, so its own destructor frees the tensor
     tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else dense_strides(shape)
     if tensor.dtype.lanes != 1:
-        raise ProblemError(f"{name} has elements of {tensor.dtype.lanes} lanes: view it as one of single numbers")
+        raise ProblemError(f"{name} has elements of {tensor.dtype.lanes} lanes: only 1 is supported")
     dtype = f"{_DTYPE_CODES.get(tensor.dtype.code, 'type')}{tensor.dtype.bits}"
     return View((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, int(ordinal))
 
 
-# ---- __cuda_array_interface__ ---------------------------------------------------------------------------------------
+# ---- __cuda_array_interface__ ----
 
 
 def _from_interface(interface: dict, name: str) -> View:
     pointer, readonly = interface["data"]
     kind, size = interface["typestr"][1], int(interface["typestr"][2:])
-    # NumPy has no bf16: ml_dtypes', which CuPy uses, calls itself two bytes of anything.
+    # NumPy has no bf16: the type of ml_dtypes, which CuPy uses, is void of two bytes.
     dtype = "bf16" if (kind, size) == ("V", 2) else f"{'bool' if kind == 'b' else kind}{8 * size}"
     shape = tuple(interface["shape"])
     byte_strides = interface.get("strides")
     if byte_strides and any(stride % size for stride in byte_strides):
-        raise ProblemError(f"{name} has strides of parts of an element")
+        raise ProblemError(f"{name} has strides {byte_strides} B, not multiples of its {size} B elements: copy it")
     strides = tuple(stride // size for stride in byte_strides) if byte_strides else dense_strides(shape)
     return View(int(pointer or 0), shape, strides, dtype, None, bool(readonly))
 
 
-# ==== Arrays read in a fraction of a microsecond ====
+# ==== Adapters: quick access for repeated calls ====
 
-
-Shape = tuple[int, ...]
 Signature = tuple[Hashable, ...]
-"""An address, and values that are equal for two arrays where all but their addresses is; of torch the last is the device."""
+"""The address of an array, then values that determine the rest of its view. For torch, the last one is the device."""
 
 
 @dataclass(frozen=True)
 class ArrayAdapter:
-    """How arrays of one type are read.
+    """The functions for arrays of one type.
 
-    `read` is quick, `view` returns everything, slowly. `stream` returns from what was read the handle of the stream on which
-    the array's library works now, 0 where it has none. `empty` makes an array of the same type and device, or is None where
-    only the caller can.
+    Fields: `read` returns the signature quickly, `view` the complete view. `stream` returns the handle of the current stream of
+        the array's library, 0 for the default stream. `empty` makes an array of the same type on the same device; it is None
+        if only the caller can make one.
     """
 
     read: Callable[[Any], Signature]
     view: Callable[[Any, str], View] = view
-    stream: Callable[[Signature], int] = lambda read: 0
+    stream: Callable[[Signature], int] = lambda signature: 0
     empty: Callable[[Any, Shape], Any] | None = None
 
 
-class _Readers(dict[type, ArrayAdapter]):
-    """How arrays of each type that was met are read."""
+class _ArrayAdapters(dict[type, ArrayAdapter]):
+    """The adapters of the array types that were used, made on first use."""
 
     def __missing__(self, kind: type) -> ArrayAdapter:
         packages = (base.__module__.partition(".")[0] for base in kind.__mro__)
         makers = (_MAKERS[package] for package in packages if package in _MAKERS)
-        found = self[kind] = next(makers, _any)()
-        return found
+        adapter = self[kind] = next(makers, _any)()
+        return adapter
 
 
-ARRAY_ADAPTERS = _Readers()
-
-
-# ---- torch ----------------------------------------------------------------------------------------------------------
+ARRAY_ADAPTERS = _ArrayAdapters()
 
 
 def _torch() -> ArrayAdapter:
     torch = sys.modules["torch"]
     records_gradients = torch.is_grad_enabled
-    raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of the time of the public way
+    raw_stream = getattr(
+        torch._C, "_cuda_getCurrentRawStream", None
+    )  # takes a tenth of the time of torch.cuda.current_stream
 
     def read(tensor: Any) -> Signature:
         if tensor.requires_grad and records_gradients():
             raise ProblemError(
-                "a tensor asks for gradients, which this call does not record: use hgemm.torch, torch.no_grad() or detach()"
+                "a tensor requires gradients, but this call does not record them: use hgemm.torch, torch.no_grad() or detach()"
             )
         return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
 
-    def stream(read: Signature) -> int:
-        device = read[-1]
+    def stream(signature: Signature) -> int:
+        device = signature[-1]
         return raw_stream(device) if raw_stream else torch.cuda.current_stream(device).cuda_stream
 
     return ArrayAdapter(
         read, lambda tensor, name: view(tensor.detach(), name), stream, lambda tensor, shape: tensor.new_empty(shape)
     )
-
-
-# ---- CuPy -----------------------------------------------------------------------------------------------------------
 
 
 def _cupy() -> ArrayAdapter:
@@ -230,10 +236,7 @@ def _cupy() -> ArrayAdapter:
         with array.device:
             return cupy.empty(shape, array.dtype)
 
-    return ArrayAdapter(read, view, lambda read: cupy.cuda.get_current_stream().ptr, empty)
-
-
-# ---- Numba and others -----------------------------------------------------------------------------------------------
+    return ArrayAdapter(read, view, lambda signature: cupy.cuda.get_current_stream().ptr, empty)
 
 
 def _numba() -> ArrayAdapter:
@@ -258,4 +261,4 @@ def _read_any(array: Any) -> Signature:
 
 
 _MAKERS = {"torch": _torch, "cupy": _cupy, "numba": _numba}
-"""By the package of a type or of one that it is derived from."""
+"""By the package of an array type or of one of its base classes."""

@@ -1,4 +1,4 @@
-"""The two forms in which a variant's code travels, and which devices each runs on."""
+"""The CUDA driver as far as kernels need it: which code runs where, devices, launches, memory and timing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from typing import Any
 from hgemm.errors import DeviceError, LibraryError, UnsupportedError
 from hgemm.launch_traits import LaunchTraits
 
+# ==== Which code runs on which device ====
+
 _TEGRA = 87
 
 
 @dataclass(frozen=True)
 class Image:
-    """Code for one architecture: a cubin and the PTX that the driver compiles where the cubin does not run."""
+    """The code of a variant: a cubin, and PTX that the driver compiles on devices that cannot run the cubin."""
 
     arch: str
     cubin: bytes = b""
@@ -28,20 +30,20 @@ class Image:
 
 
 def choose_code(image: Image, capability: tuple[int, int]) -> bytes:
-    """Return the cubin where it runs on such a device, else the PTX. Raises UnfitError where neither does."""
+    """Return the cubin if the device runs it, else the PTX. Raises UnsupportedError if it runs neither."""
     if image.cubin and cubin_runs(image.arch, capability):
         return image.cubin
     if image.ptx and ptx_runs(image.arch, capability):
         return image.ptx.rstrip(b"\0") + b"\0"
     here = "sm_{}{}".format(*capability)
-    raise UnsupportedError(f"a kernel for {image.arch} does not run on {here}: generate it with --arch {here}")
+    raise UnsupportedError(f"kernels for {image.arch} do not run on {here}: generate with --arch {here}")
 
 
 def cubin_runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Tell whether machine code for `arch` runs on a device of this compute capability.
+    """Return whether a cubin for `arch` runs on a device of this compute capability.
 
-    Source: CUDA C++ Programming Guide 12.6, "Binary Compatibility" (the same major version, the same minor one or a later
-        one, but not from or to Tegra) and "Feature Set Compiler Targets" (code for sm_90a runs on 9.0 only).
+    Source: CUDA C++ Programming Guide 12.6, "Binary Compatibility" (same major version, same or later minor version, not
+        between Tegra and others) and "Feature Set Compiler Targets" (sm_90a code runs on 9.0 only).
     """
     number, suffix = _split(arch)
     here = capability[0] * 10 + capability[1]
@@ -51,7 +53,7 @@ def cubin_runs(arch: str, capability: tuple[int, int]) -> bool:
 
 
 def ptx_runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Tell whether the driver compiles PTX for `arch` on such a device: any later one, but sm_90a's on 9.0 only."""
+    """Return whether the driver compiles PTX for `arch` on such a device: on any later one, but sm_90a on 9.0 only."""
     number, suffix = _split(arch)
     here = capability[0] * 10 + capability[1]
     return number == here if suffix else number <= here
@@ -60,38 +62,37 @@ def ptx_runs(arch: str, capability: tuple[int, int]) -> bool:
 def _split(arch: str) -> tuple[int, str]:
     match = re.fullmatch(r"sm_([0-9]+)([a-z]?)", arch)
     if not match:
-        raise LibraryError(f"arch {arch!a} is no architecture: generate the variant anew")
+        raise LibraryError(f"arch {arch!a} is not an architecture such as sm_89: regenerate the variant")
     return int(match[1]), match[2]
 
 
-# ==== The CUDA driver, as far as a launch needs it: devices, modules, memory, events ====
-
+# ==== The driver ====
 
 Address = int
 
 
 def driver() -> Any:
-    """Return the driver's bindings. Raises DeviceError where their wheel is missing."""
+    """Return the module cuda.bindings.driver. Raises DeviceError if it is not installed."""
     try:
-        from cuda.bindings import driver as bindings  # 0.06 s, and needed only where there is a GPU
+        from cuda.bindings import driver as bindings  # takes 0.06 s, and only GPU commands need it
     except ImportError:
-        raise DeviceError("wheel cuda-bindings is missing: pip install cuda-bindings") from None
+        raise DeviceError("package cuda-bindings is not installed: pip install cuda-bindings") from None
     return bindings
 
 
 def checked(result: tuple, doing: str) -> Any:
-    """Return what a driver call gave. Raises DeviceError that says what was being done."""
+    """Return the values of a driver call without its status. Raises DeviceError that says what failed."""
     status, *values = result
     if int(status):
         text = driver().cuGetErrorString(status)[1]
-        raise DeviceError(f"cannot {doing}: {status.name} ({text.decode() if text else 'no more is known'})")
+        raise DeviceError(f"cannot {doing}: {status.name} ({text.decode() if text else 'unknown error'})")
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
 def open_device(ordinal: int = 0) -> Device:
-    """Return a device by its number, always the same one, its primary context held until the process ends.
+    """Return the device with this number. Its primary context stays retained until the process ends.
 
-    Raises: DeviceError where there is no driver, no GPU or none of this number.
+    Raises: DeviceError if there is no driver, no GPU, or no GPU with this number.
     """
     return _open(ordinal)
 
@@ -101,28 +102,26 @@ def _open(ordinal: int) -> Device:
     bindings = driver()
     try:
         status = bindings.cuInit(0)[0]
-    except RuntimeError as error:  # so the bindings say that they found no driver
+    except RuntimeError as error:  # the bindings found no libcuda.so.1
         raise DeviceError("no NVIDIA GPU here: the driver, libcuda.so.1, is not installed") from error
     if int(status):
-        raise DeviceError(f"no NVIDIA GPU here: the driver says {status.name}")
+        raise DeviceError(f"no NVIDIA GPU here: the driver returned {status.name}")
     count = checked(bindings.cuDeviceGetCount(), "count devices")
     if not 0 <= ordinal < count:
-        raise DeviceError(
-            f"no NVIDIA GPU here of number {ordinal}: there are {count}" if count else "no NVIDIA GPU here"
-        )
+        raise DeviceError(f"no NVIDIA GPU with number {ordinal}: there are {count}" if count else "no NVIDIA GPU here")
     handle = checked(bindings.cuDeviceGet(ordinal), f"open device {ordinal}")
     context = checked(bindings.cuDevicePrimaryCtxRetain(handle), f"make a context on device {ordinal}")
     return Device(ordinal, handle, context)
 
 
 def driver_cuda() -> str:
-    """Return the version of CUDA that the driver is for."""
+    """Return the CUDA version that the driver supports, such as 13.0."""
     cuda = checked(driver().cuDriverGetVersion(), "ask for the driver's version")
     return f"{cuda // 1000}.{cuda % 1000 // 10}"
 
 
 def ordinal_of(pointer: Address) -> int:
-    """Return the number of the device on which an address lies. Raises DeviceError where it is on none."""
+    """Return the number of the device that holds an address. Raises DeviceError if none does."""
     open_device()
     attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     return int(checked(driver().cuPointerGetAttribute(attribute, pointer), f"find the device of address {pointer:#x}"))
@@ -130,7 +129,7 @@ def ordinal_of(pointer: Address) -> int:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel that is loaded on a device, and how many CTAs of it the whole device holds, in whole clusters."""
+    """A kernel that is loaded on a device. `resident_ctas` of it fit on the whole device, in whole clusters."""
 
     handle: Any
     traits: LaunchTraits
@@ -139,7 +138,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """One GPU and its primary context, which torch and CuPy use too."""
+    """One GPU and its primary context, which torch and CuPy share."""
 
     ordinal: int
     handle: Any
@@ -147,7 +146,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        return self._ok("cuDeviceGetName", "name the device", 128, self.handle).partition(b"\0")[0].decode()
+        return self._call("cuDeviceGetName", "name the device", 128, self.handle).partition(b"\0")[0].decode()
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -163,8 +162,8 @@ class Device:
 
     @property
     def bus_id(self) -> str:
-        """Return its place on the PCI bus, by which NVML knows it whatever devices are visible."""
-        return self._ok("cuDeviceGetPCIBusId", "find the device", 16, self.handle).partition(b"\0")[0].decode()
+        """The PCI bus id. NVML finds the device by it, regardless of CUDA_VISIBLE_DEVICES."""
+        return self._call("cuDeviceGetPCIBusId", "find the device", 16, self.handle).partition(b"\0")[0].decode()
 
     @property
     def l2_bytes(self) -> int:
@@ -172,55 +171,57 @@ class Device:
 
     def _attribute(self, name: str) -> int:
         attribute = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return self._ok("cuDeviceGetAttribute", f"read {name}", attribute, self.handle)
+        return self._call("cuDeviceGetAttribute", f"read {name}", attribute, self.handle)
 
     @staticmethod
-    def _ok(call: str, doing: str, *arguments: Any) -> Any:
-        return checked(getattr(driver(), call)(*arguments), doing)
+    def _call(name: str, doing: str, *arguments: Any) -> Any:
+        return checked(getattr(driver(), name)(*arguments), doing)
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make this device's context the thread's for a while."""
-        self._ok("cuCtxPushCurrent", "enter the context", self.context)
+        """Make this device's context current in this thread."""
+        self._call("cuCtxPushCurrent", "enter the context", self.context)
         try:
             yield
         finally:
-            self._ok("cuCtxPopCurrent", "leave the context")
+            self._call("cuCtxPopCurrent", "leave the context")
 
     # ---- Kernels ----------------------------------------------------------------------------------------------------
 
     def load(self, image: Image, traits: LaunchTraits) -> Function:
-        """Load a variant and allow it its shared memory. Raises UnfitError where it does not run here."""
+        """Load a variant and set its shared memory size. Raises UnsupportedError if the device cannot run it."""
         most = self.smem_bytes_per_cta
         if traits.smem_bytes > most:
             raise UnsupportedError(
-                f"{traits.symbol} needs {traits.smem_bytes} B of shared memory a CTA, {self.name} gives {most} B"
+                f"{traits.symbol} needs {traits.smem_bytes} B of shared memory per CTA; {self.name} allows {most} B"
             )
         code = choose_code(image, self.capability)
         names = driver().CUfunction_attribute
         with self.current():
-            module = self._ok("cuModuleLoadData", f"load {traits.symbol}", code)
-            handle = self._ok(
+            module = self._call("cuModuleLoadData", f"load {traits.symbol}", code)
+            handle = self._call(
                 "cuModuleGetFunction", f"find {traits.symbol} in its image", module, traits.symbol.encode()
             )
             smem = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._ok("cuFuncSetAttribute", f"give {traits.symbol} its shared memory", handle, smem, traits.smem_bytes)
+            self._call(
+                "cuFuncSetAttribute", f"set the shared memory of {traits.symbol}", handle, smem, traits.smem_bytes
+            )
             return Function(handle, traits, self._resident_ctas(handle, traits))
 
     def _resident_ctas(self, handle: Any, traits: LaunchTraits) -> int:
         size, fitting = traits.cluster[0], f"fit {traits.symbol} on an SM"
-        if size > 1:  # GPCs whose SMs are no multiple of it leave some idle, which only the driver knows
+        if size > 1:  # clusters stay within a GPC: only the driver knows how many fit
             config = self.config(traits, size * self.sms, 0)
             status, clusters = driver().cuOccupancyMaxActiveClusters(handle, config)
             return size * (clusters if not int(status) and clusters else self.sms // size)
         query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-        return self.sms * self._ok(query, fitting, handle, traits.threads, traits.smem_bytes)
+        return self.sms * self._call(query, fitting, handle, traits.threads, traits.smem_bytes)
 
     @staticmethod
     def config(traits: LaunchTraits, grid_x: int, stream: int) -> Any:
-        """Describe a launch. The size of a cluster is not in it: it is compiled into the kernel.
+        """Return the launch attributes. The cluster size is compiled into the kernel.
 
-        One that follows the zeroing of its counters is never programmatic: it has nothing to overlap with.
+        A launch after a memset of its counters is not programmatic, because it must wait for the memset.
         """
         config = driver().CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid_x, 1, 1
@@ -242,10 +243,10 @@ class Device:
         stream: int,
         counters: tuple[Address, int] = (0, 0),
     ) -> Callable[[], None]:
-        """Return what launches on a stream (0 is the legacy default one); it does not wait, and may be captured.
+        """Return a function that launches on a stream without waiting. CUDA graphs can capture it.
 
-        `parameters` are passed by value, so that a captured launch keeps its own. `counters`, an address and a number of
-        bytes, are zeroed before each launch.
+        Fields: `parameters` are the kernel's arguments, passed by value; `counters` is an address and a number of bytes
+            that are zeroed before each launch; stream 0 is the legacy default stream.
         """
         traits = function.traits
         pointers = (ctypes.c_char_p * len(parameters))(*parameters)  # keeps the parameters alive
@@ -255,8 +256,8 @@ class Device:
             with self.current():
                 address = ctypes.addressof(pointers)
                 if counters[1]:
-                    self._ok("cuMemsetD8Async", "zero the counters", counters[0], 0, counters[1], config.hStream)
-                self._ok("cuLaunchKernelEx", f"launch {traits.symbol}", config, function.handle, address, 0)
+                    self._call("cuMemsetD8Async", "zero the counters", counters[0], 0, counters[1], config.hStream)
+                self._call("cuLaunchKernelEx", f"launch {traits.symbol}", config, function.handle, address, 0)
 
         return launch
 
@@ -264,38 +265,37 @@ class Device:
 
     def allocate(self, size_bytes: int) -> Address:
         with self.current():
-            return int(self._ok("cuMemAlloc", f"allocate {size_bytes} B", size_bytes))
+            return int(self._call("cuMemAlloc", f"allocate {size_bytes} B", size_bytes))
 
     def free(self, pointer: Address) -> None:
         with self.current():
-            self._ok("cuMemFree", "free memory", pointer)
+            self._call("cuMemFree", "free memory", pointer)
 
     def upload(self, pointer: Address, host: Address, size_bytes: int) -> None:
-        """Copy from the host's memory; done when this returns."""
+        """Copy from host memory, and wait for the copy."""
         with self.current():
-            self._ok("cuMemcpyHtoD", f"copy {size_bytes} B to the device", pointer, host, size_bytes)
+            self._call("cuMemcpyHtoD", f"copy {size_bytes} B to the device", pointer, host, size_bytes)
 
     def download(self, host: Address, pointer: Address, size_bytes: int) -> None:
-        """Copy to the host's memory, after everything on the legacy default stream; done when this returns."""
+        """Copy to host memory after all work on the legacy default stream, and wait for the copy."""
         with self.current():
-            self._ok("cuMemcpyDtoH", f"copy {size_bytes} B from the device", host, pointer, size_bytes)
+            self._call("cuMemcpyDtoH", f"copy {size_bytes} B from the device", host, pointer, size_bytes)
 
     def synchronize(self) -> None:
         with self.current():
-            self._ok("cuCtxSynchronize", "wait for the device")
+            self._call("cuCtxSynchronize", "wait for the device")
 
 
-# ==== How long a launch takes, by the device's own clock ====
-
+# ==== Timing with CUDA events ====
 
 WARM_UP_S = 0.5
-"""Long enough for an idle card to reach its clock."""
+"""An idle GPU reaches its working clock within this time."""
 SAMPLE_MS = 1.0
-"""A sample is so many launches that it lasts this long: events are exact to about a microsecond."""
+"""The minimum length of one sample. Events are exact to about a microsecond."""
 
 
 def elapsed_ms(device: Device, work: Callable[[], None]) -> float:
-    """Return what `work`, launched on the legacy default stream, takes between two events."""
+    """Return the time of `work`, which launches on the legacy default stream."""
     bindings = driver()
     with device.current():
         start, end = (checked(bindings.cuEventCreate(0), "make an event") for _ in range(2))
@@ -311,15 +311,15 @@ def elapsed_ms(device: Device, work: Callable[[], None]) -> float:
 
 
 def median_us(device: Device, launch: Callable[[], None], samples: int) -> float:
-    """Return the median time of one launch over `samples` samples, after a warm-up."""
+    """Return the median time of one launch over several samples, after a warm-up."""
 
-    def several(count: int) -> None:
+    def repeat(count: int) -> None:
         for _ in range(count):
             launch()
 
     until = time.perf_counter() + WARM_UP_S
-    once_ms = elapsed_ms(device, launch)
+    launch_ms = elapsed_ms(device, launch)
     while time.perf_counter() < until:
-        once_ms = elapsed_ms(device, launch)
-    count = max(1, min(1000, round(SAMPLE_MS / max(once_ms, 1e-3))))
-    return statistics.median(elapsed_ms(device, lambda: several(count)) / count for _ in range(samples)) * 1000
+        launch_ms = elapsed_ms(device, launch)
+    count = max(1, min(1000, round(SAMPLE_MS / max(launch_ms, 1e-3))))
+    return statistics.median(elapsed_ms(device, lambda: repeat(count)) / count for _ in range(samples)) * 1000

@@ -1,4 +1,4 @@
-"""What the disk says when it refuses, as one line for people."""
+"""Files and folders of a library: errors in one line, files written whole or not at all, folders that processes share."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ _REASONS = {
     errno.EPERM: "permission is denied: change its permissions or choose another {option}",
     errno.ENOTDIR: "a file stands where a folder is needed: move it or choose another {option}",
     errno.EEXIST: "a file stands where a folder is needed: move it or choose another {option}",
-    errno.ELOOP: "it is a symbolic link, which a library may not hold: remove it",
+    errno.ELOOP: "it is a symbolic link, and a library may contain none: remove it",
 }
 
 
 @contextmanager
 def disk_errors(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterator[None]:
-    """Turn a failure of the file system into one LibraryError line that says what to do; `option` named the place."""
+    """Turn an OSError into a LibraryError that says what failed and what to do.
+
+    Fields: `doing` is a verb such as "write"; `option` is the command-line option that chose the place.
+    """
     try:
         yield
     except OSError as error:
@@ -39,7 +42,7 @@ def disk_errors(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterat
 
 
 def require_writable(place: Path | None, option: str) -> None:
-    """Raise LibraryError where a file cannot be written at a place that an option named, before work is done in vain."""
+    """Raise LibraryError if a file cannot be written at `place`. Commands call it before long work."""
     if place is None:
         return
     with disk_errors("write", place, option):
@@ -52,11 +55,10 @@ def require_writable(place: Path | None, option: str) -> None:
 
 
 def write_atomically(path: Path, content: bytes, option: str) -> None:
-    """Write a file so that a reader finds the old one or the new one; what is no file, as a pipe, is written to as it is.
+    """Replace a file so that readers see the old content or the new one. Pipes and devices are written directly.
 
-    `option` is the one that named the file.
-
-    Raises: LibraryError where the disk refuses.
+    Fields: `option` is the command-line option that chose the path.
+    Raises: LibraryError if the file system rejects it.
     """
     with disk_errors("write", path, option):
         if path.exists() and not path.is_file():
@@ -75,7 +77,7 @@ def write_atomically(path: Path, content: bytes, option: str) -> None:
 
 
 def disk_reason(error: OSError, option: str = LIBRARY_OPTION) -> str:
-    """Say why the disk refused, and what to do about a place that `option` named."""
+    """Return why the file system rejected an operation, and the fix. `option` chose the place."""
     if error.errno in _REASONS:
         return _REASONS[error.errno].format(option=option)
     return f"{error.strerror or error}: check the folder, or choose another {option}"
@@ -83,27 +85,28 @@ def disk_reason(error: OSError, option: str = LIBRARY_OPTION) -> str:
 
 # ==== Folders of a library ====
 
-
 TEMPORARY = re.compile(r"\.tmp-(?P<pid>[0-9]{1,10})-[0-9a-f]{16}(?:\.(?P<name>[a-z0-9_]+))?", re.ASCII)
+"""Names of temporary files and folders: the writer's process and, if a folder is being replaced, its name."""
 ABANDONED_AFTER_S = 3600.0
+"""The age at which an unlocked temporary folder counts as abandoned, even if its process id is in use."""
 
 
 def open_folder(path: Path) -> int:
-    """Open a folder, which may be no symbolic link, to read files in it that belong together."""
+    """Open a folder, to read several files of one version of it. Symbolic links are rejected."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def read_regular(name: str, folder: int, limit_bytes: int) -> bytes:
-    """Read a regular file of an open folder, at most `limit_bytes` and one more. Symbolic links are refused."""
+    """Read a regular file of an open folder, up to `limit_bytes` + 1 bytes. Symbolic links are rejected."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return file.read(limit_bytes + 1)
 
 
 def is_stale(path: Path) -> bool:
-    """Tell whether the writer of a temporary file or folder has died."""
+    """Return whether the writer of a temporary file or folder has died."""
     match = TEMPORARY.match(path.name)
     if not match or _is_locked(path):
         return False
@@ -120,7 +123,7 @@ def is_stale(path: Path) -> bool:
 
 
 def is_being_replaced(place: Path) -> bool:
-    """Tell whether a live process has moved the folder at `place` aside and not put the new one there yet."""
+    """Return whether a live process is replacing the folder at `place`: the old one is moved aside, the new one not there."""
     try:
         names = os.listdir(place.parent)
     except OSError:

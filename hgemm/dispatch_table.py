@@ -266,7 +266,7 @@ def _surveys(
         target = Target.typical(f"sm_{capability}", sms)
         devices = tuple(sorted({found.device for found in part.values()}))
         surveys.append(
-            Survey(capability, sms, kind, devices, _problems(Kind.of_code(kind), part, places, rows, target))
+            Survey(capability, sms, kind, devices, _problems(Kind.from_code(kind), part, places, rows, target))
         )
     return tuple(surveys)
 

@@ -1,4 +1,4 @@
-"""The element types: size, precision, and the way between their bits and numbers."""
+"""Element types: size, precision, and conversion between stored bits and numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Dtype:
     """One element type.
 
-    Units: `roundoff` is relative, of rounding to nearest; `underflow` is half the spacing of the smallest numbers.
-    Fields: `unread_bits` are the lower bits of a stored element that tensor cores leave out.
+    Units: `roundoff` is the relative error of rounding to nearest; `underflow` is half the smallest subnormal number.
+    Fields: `storage` is the NumPy type of stored elements; tensor cores ignore the lowest `ignored_bits` of them.
     """
 
     bytes: int
@@ -22,7 +22,7 @@ class Dtype:
     roundoff: float
     underflow: float
     largest: float
-    unread_bits: int = 0
+    ignored_bits: int = 0
 
 
 DTYPES = {
@@ -34,15 +34,15 @@ DTYPES = {
         roundoff=2.0**-11,
         underflow=2.0**-137,
         largest=(2 - 2.0**-10) * 2.0**127,
-        unread_bits=13,
+        ignored_bits=13,
     ),
     "f32": Dtype(bytes=4, storage="<f4", roundoff=2.0**-24, underflow=2.0**-150, largest=(2 - 2.0**-23) * 2.0**127),
 }
-"""By the names of specs; bf16 has no NumPy type and is stored as its bits, tf32 is stored as f32."""
+"""NumPy has no bf16: its bits are stored as u16. tf32 is stored as f32."""
 
 
-OUTPUTS = tuple(name for name, dtype in DTYPES.items() if not dtype.unread_bits)
-"""Types that D may have."""
+OUTPUTS = tuple(name for name, dtype in DTYPES.items() if not dtype.ignored_bits)
+"""The types of C, D and bias."""
 
 
 SPELLINGS = {
@@ -60,12 +60,12 @@ def type_word(text: str) -> str:
 
 
 def stored_dtype(dtype: str) -> str:
-    """Return the type of arrays that hold elements: f32 for tf32, which names how they are multiplied."""
+    """Return the type of arrays in memory: f32 for tf32, and the same type otherwise."""
     return "f32" if dtype == "tf32" else dtype
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round finite numbers to nearest, ties to even, and return them as they are stored."""
+    """Return finite numbers as stored elements, rounded to nearest, ties to even."""
     import numpy as np
 
     if dtype != "bf16":
@@ -75,10 +75,10 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def representable(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round to what the tensor cores take of a type, and return float64."""
+    """Round numbers to the precision that tensor cores read. Returns float64."""
     import numpy as np
 
-    spare = DTYPES[dtype].unread_bits
+    spare = DTYPES[dtype].ignored_bits
     if not spare:
         return decode(encode(values, dtype), dtype)
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
@@ -87,10 +87,10 @@ def representable(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def truncation_error(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the most that leaving out the unread bits, or rounding them away, changes each number; 0 where they are 0."""
+    """Return how far each number may change if its ignored bits are cut off or rounded. It is 0 if they are 0."""
     import numpy as np
 
-    spare = DTYPES[dtype].unread_bits
+    spare = DTYPES[dtype].ignored_bits
     single = np.ascontiguousarray(values, dtype=np.float32)
     some = single.view(np.uint32) & np.uint32((1 << spare) - 1)
     return np.where(some > 0, np.abs(single.astype(np.float64)) * 2.0 ** (spare - 23), 0.0)
@@ -102,5 +102,5 @@ def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
 
     if dtype == "bf16":
         stored = (stored.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(invalid="ignore"):  # some NaN are told of when they are widened
+    with np.errstate(invalid="ignore"):  # NumPy warns when it widens a signaling NaN
         return stored.astype(np.float64)

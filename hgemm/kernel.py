@@ -1,4 +1,8 @@
-"""A variant ready for one geometry: only addresses and the stream are left to be given, and a call does little else."""
+"""Kernel launches a variant on arrays. Launcher repeats a launch with other addresses, at the least cost.
+
+The way of a call: arrays -> views -> `problem_of` -> Problem -> check -> launch. A Launcher does all steps but the last one
+once, for one geometry: sizes, types and strides.
+"""
 
 from __future__ import annotations
 
@@ -26,123 +30,16 @@ from hgemm.launch import (
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
 
-Addresses = tuple[int, ...]
-_NAMES = ("a", "b", "c", "d", "bias", "workspace")
-_ADDRESSES = struct.Struct("<6Q")
-"""The first fields of a packed problem, in the order of _NAMES."""
-MAX_ENCODED = 1024
-"""Addresses of an operand whose tensor maps are kept."""
-
-
-class Launcher:
-    """A variant on a device, for problems that differ from the given one in their addresses only; threads may share it.
-
-    The addresses must be as well aligned as the given problem's. Raises: ProblemError or DeviceError, as Kernel.bind does.
-    """
-
-    def __init__(self, kernel: Kernel, problem: Problem, device: int = 0, workspace_size: int | None = None) -> None:
-        self.kernel, self.problem, self.ordinal, self.workspace_size = kernel, problem, device, workspace_size
-        traits = kernel.traits
-        check(problem, traits, workspace_size)
-        self._function = kernel.prepare(device)
-        self._device = open_device(device)
-        self._grid = grid_x(traits, problem.m, problem.n, problem.batch, self._function.resident_ctas)
-        self._counter_bytes = counter_bytes(traits, problem.m, problem.n, problem.batch)
-        self._packed = kernel.parameter(problem)
-        self._encoders = encoders(traits, problem, device) if traits.tensor_maps else ()
-        self._encoded: tuple[dict[int, bytes], ...] = tuple({} for _ in OPERANDS)
-        spans = {name: place.end - place.pointer for name, place in matrices(problem, traits).items()}
-        self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes = (
-            spans.get(name, 0) for name in ("A", "B", "C", "D", "bias")
-        )
-        self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
-        self._works = workspace_bytes(traits, problem.m, problem.n, problem.batch) > 0
-        self._free: list[_Slot] = []
-        bindings = driver()
-        self._handle, self._context = self._function.handle, self._device.context
-        self._current_context, self._launch_kernel = bindings.cuCtxGetCurrent, bindings.cuLaunchKernelEx
-
-    def launch(self, addresses: Addresses, stream: int) -> None:
-        """Launch on a stream, without waiting. Raises ProblemError where D overlaps what is read, or DeviceError."""
-        try:
-            slot = self._free.pop()  # no other thread has it until it is put back
-        except IndexError:
-            config = self._device.config(self.kernel.traits, self._grid, stream)
-            slot = _Slot(self._packed, config, stream, bool(self._encoders))
-        if slot.addresses != addresses:
-            self._write(slot, addresses)
-        if slot.stream != stream:
-            slot.config.hStream = driver().CUstream(stream)
-            slot.stream = stream
-        if self._counter_bytes or self._current_context()[1] != self._context:
-            status = self._launch_elsewhere(slot)
-        else:
-            (status,) = self._launch_kernel(slot.config, self._handle, slot.address, 0)
-        self._free.append(slot)
-        if status:
-            checked((status,), f"launch {self.kernel.traits.symbol}")
-
-    def _write(self, slot: _Slot, addresses: Addresses) -> None:
-        """Write addresses into the parameters of a launch, those of tensor maps too, if they may be used together."""
-        a, b, c, d, bias, _ = addresses
-        end = d + self._d_bytes
-        if (
-            (a < end and d < a + self._a_bytes)
-            or (b < end and d < b + self._b_bytes)
-            or (c < end and d < c + self._c_bytes and not (c == d and self._c_may_be_d))
-            or (bias < end and d < bias + self._bias_bytes)
-            or self._works
-        ):  # D may still lie between the rows of another
-            given = replace(self.problem, **dict(zip(_NAMES, addresses)))
-            check(given, self.kernel.traits, self.workspace_size)
-        _ADDRESSES.pack_into(slot.problem, 0, *addresses)
-        if self._encoders:
-            known_a, known_b, known_d = self._encoded
-            try:
-                slot.maps.raw = known_a[a] + known_b[b] + known_d[d]
-            except KeyError:
-                slot.maps.raw = b"".join(map(self._map, self._encoded, self._encoders, (a, b, d)))
-        slot.addresses = addresses
-
-    def _launch_elsewhere(self, slot: _Slot) -> object:
-        """Launch where the device's context is not known to be current, or where counters are to be zeroed."""
-        with self._device.current():
-            if self._counter_bytes:
-                done = driver().cuMemsetD8Async(slot.addresses[-1], 0, self._counter_bytes, slot.config.hStream)
-                checked(done, "zero the counters")
-            return self._launch_kernel(slot.config, self._handle, slot.address, 0)[0]
-
-    @staticmethod
-    def _map(known: dict[int, bytes], encode: Callable[[int], bytes], address: int) -> bytes:
-        found = known.get(address)
-        if found is None:
-            if len(known) >= MAX_ENCODED:
-                known.clear()
-            found = known[address] = encode(address)
-        return found
-
-
-class _Slot:
-    """The parameters and the description of one launch, for one thread at a time."""
-
-    def __init__(self, packed: bytes, config: object, stream: int, maps: bool) -> None:
-        self.config, self.stream = config, stream
-        self.problem = (ctypes.c_char * PROBLEM_BYTES).from_buffer_copy(packed)
-        self.maps = ctypes.create_string_buffer(MAP_BYTES * len(OPERANDS))
-        self.addresses: Addresses = ()
-        parameters = [ctypes.addressof(self.problem), *([ctypes.addressof(self.maps)] if maps else [])]
-        self._parameters = (ctypes.c_void_p * len(parameters))(*parameters)
-        self.address = ctypes.addressof(self._parameters)
-
-
-# ==== A variant that can be called: arrays in, one launch, nothing allocated and nothing waited for ====
+# ==== One launch ====
 
 
 class Kernel:
-    """One variant of a library, from its record and its code.
+    """One variant of a library. A call launches it once, and neither allocates memory nor waits.
 
-    The cubin is loaded where it runs on the device, the PTX elsewhere: at the first launch there, or by `prepare`, which
-    must come before a graph is captured. Raises: LibraryError where the record lacks what a launch needs.
+    The first launch on a device loads the cubin, or the PTX if the device cannot run the cubin. Call `prepare` before a CUDA
+    graph is captured.
+
+    Raises: LibraryError if the record lacks a field that a launch needs.
     """
 
     def __init__(self, record: Mapping[str, Any], cubin: bytes = b"", ptx: bytes = b"") -> None:
@@ -168,9 +65,9 @@ class Kernel:
     ) -> Any:
         """Launch out = activation(alpha * a b + beta * c + bias) on `stream`, and return `out` without waiting.
 
-        Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,), each with or without a leading batch; those
-            without, or with a batch of 1, serve all. The variant's layout says which axes of a and b are contiguous.
-        Raises: ProblemError where the arrays do not fit the variant, DeviceError where the driver refuses.
+        Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,), each optionally with a leading batch. An operand
+            without a batch, or with batch 1, is shared. The variant's layout determines the contiguous axes of a and b.
+        Raises: ProblemError if the variant does not support the arrays, DeviceError if the driver fails.
         """
         given = {"A": a, "B": b, "D": out, "C": c, "bias": bias, "workspace": workspace}
         views = {name: view(array, name) for name, array in given.items() if array is not None}
@@ -182,13 +79,13 @@ class Kernel:
     def launch(
         self, problem: Problem, *, stream: Any = None, device: int = 0, workspace_size: int | None = None
     ) -> None:
-        """Launch a problem given by addresses. Raises ProblemError or DeviceError."""
+        """Launch a problem that is given by addresses. Raises ProblemError or DeviceError."""
         self.bind(problem, stream=stream, device=device, workspace_size=workspace_size)()
 
     def bind(
         self, problem: Problem, *, stream: Any = None, device: int = 0, workspace_size: int | None = None
     ) -> Callable[[], None]:
-        """Check a problem and return what launches it, as often as is wanted. Raises ProblemError or DeviceError."""
+        """Check a problem, and return a function that launches it. Raises ProblemError or DeviceError."""
         check(problem, self.traits, workspace_size)
         function = self.prepare(device)
         grid = grid_x(self.traits, problem.m, problem.n, problem.batch, function.resident_ctas)
@@ -199,30 +96,21 @@ class Kernel:
         return open_device(device).bind(function, grid, parameters, stream_handle(stream), counters)
 
     def parameter(self, problem: Problem) -> bytes:
-        """Return a problem as the kernel takes it: one without k reads nothing when k is a tile less, and adds beta * C to 0."""
+        """Return the packed problem. For k = 0, a negative k makes the kernel skip its mainloop, and alpha is 0."""
         return (problem if problem.k else replace(problem, k=-self.traits.tile_k, alpha=0.0)).pack()
 
     def prepare(self, device: int = 0) -> Function:
-        """Load the code on a device, if that was not done. Raises UnfitError where it does not run there."""
+        """Load the code on a device if it is not loaded. Raises UnsupportedError if the device cannot run it."""
         if device not in self._functions:
             self._functions[device] = open_device(device).load(self.image, self.traits)
         return self._functions[device]
 
     def workspace_bytes(self, m: int, n: int, batch: int = 1) -> int:
-        """Return the bytes of workspace that a launch needs, whatever they hold; 0 for most variants."""
+        """Return the size of the workspace that a launch needs, 0 for most variants. Its content does not matter."""
         return workspace_bytes(self.traits, m, n, batch)
 
 
-def device_of(views: Mapping[str, View]) -> int:
-    """Return the number of the device on which all arrays lie. Raises ProblemError where they do not lie on one."""
-    ordinals = {name: ordinal_of(v.pointer) if v.device is None else v.device for name, v in views.items()}
-    if len(set(ordinals.values())) > 1:
-        places = ", ".join(f"{name} on {ordinal}" for name, ordinal in ordinals.items())
-        raise ProblemError(f"the arrays lie on different devices: {places}")
-    return ordinals["D"]
-
-
-# ---- Arrays to a problem --------------------------------------------------------------------------------------------
+# ==== From arrays to a problem ====
 
 
 @dataclass(frozen=True)
@@ -232,14 +120,14 @@ class _Stored:
     batch_stride: int
 
     def fields(self, name: str) -> dict[str, int]:
-        """Return them as the fields of a Problem."""
+        """Return the fields of a Problem."""
         return {name: self.pointer, f"ld{name}": self.leading, f"batch_stride_{name}": self.batch_stride}
 
 
 def problem_of(traits: LaunchTraits, views: Mapping[str, View], alpha: float = 1.0, beta: float = 0.0) -> Problem:
-    """Return the problem that arrays A, B, D and, where given, C, bias and workspace state.
+    """Return the problem of arrays A, B, D and, if given, C, bias and workspace.
 
-    Raises: ProblemError where shapes, types or contiguous axes do not fit the variant.
+    Raises: ProblemError if the variant does not support their shapes, types or contiguous axes.
     """
     _check_types(traits, views)
     m, n, k, batch = _sizes(traits, views)
@@ -267,7 +155,7 @@ def problem_of(traits: LaunchTraits, views: Mapping[str, View], alpha: float = 1
 
 
 def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
-    wanted = {
+    expected = {
         "A": traits.dtype_a,
         "B": traits.dtype_b,
         "D": traits.dtype_d,
@@ -276,12 +164,12 @@ def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
     }
     wrong = [
         f"{name} is {views[name].dtype}, not {stored_dtype(dtype)}"
-        for name, dtype in wanted.items()
+        for name, dtype in expected.items()
         if name in views and views[name].dtype != stored_dtype(dtype)
     ]
     wrong += [f"{name} is read-only" for name in ("D", "workspace") if name in views and views[name].readonly]
     if "workspace" in views and not views["workspace"].contiguous:
-        wrong.append("the workspace is not contiguous")
+        wrong.append("workspace is not contiguous")
     if wrong:
         raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}")
 
@@ -289,39 +177,162 @@ def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
 def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, int, int]:
     for name in ("A", "B", "D"):
         if len(views[name].shape) not in (2, 3):
-            raise ProblemError(f"{traits.symbol}: {name} has {len(views[name].shape)} axes, not 2, or 3 with a batch")
+            raise ProblemError(f"{traits.symbol}: {name} has {len(views[name].shape)} axes: pass 2, or 3 with a batch")
     (m, k), n = views["A"].shape[-2:], views["B"].shape[-1]
-    wanted = {"A": (m, k), "B": (k, n), "D": (m, n), "C": (m, n), "bias": (m,) if traits.bias == "column" else (n,)}
+    expected = {"A": (m, k), "B": (k, n), "D": (m, n), "C": (m, n), "bias": (m,) if traits.bias == "column" else (n,)}
     batch = max(
-        view.shape[0] if len(view.shape) > len(wanted[name]) else 1 for name, view in views.items() if name in wanted
+        view.shape[0] if len(view.shape) > len(expected[name]) else 1
+        for name, view in views.items()
+        if name in expected
     )
     wrong = []
-    for name, shape in wanted.items():
+    for name, shape in expected.items():
         legal = [shape, (batch, *shape)] + ([(1, *shape)] if name != "D" else [])
         if name in views and (
             views[name].shape not in legal or (name == "D" and batch > 1 and views[name].shape == shape)
         ):
             wrong.append(f"{name} is {views[name].shape}, not {(batch, *shape) if batch > 1 else shape}")
     if wrong:
-        raise ProblemError(
-            f"{traits.symbol}: {'; '.join(wrong)}, which A {views['A'].shape} and B {views['B'].shape} ask for"
-        )
+        raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}, for A {views['A'].shape} and B {views['B'].shape}")
     return m, n, k, batch
 
 
 def _stored(traits: LaunchTraits, matrix: View, name: str, contiguous: int, align: int) -> _Stored:
-    """Read a matrix whose axis `contiguous` (-1 or -2) must be contiguous."""
+    """Return how a matrix is stored. Its axis `contiguous` (-1 or -2) must be contiguous."""
     other = -3 - contiguous
     if matrix.shape[contiguous] > 1 and matrix.strides[contiguous] != 1:
         axes = {"A": "mk", "B": "kn"}.get(name, "mn")
         raise ProblemError(
             f"{traits.symbol}: {name} {matrix.shape} with strides {matrix.strides} is not contiguous along "
-            f"{axes[contiguous]}: layout {traits.layout} needs that; transpose what is stored, or use a variant of another layout"
+            f"{axes[contiguous]}, as layout {traits.layout} requires: copy it, or use a variant of another layout"
         )
-    single = matrix.shape[other] <= 1  # then its stride means nothing
+    single = matrix.shape[other] <= 1  # its stride is not used
     leading = -(-matrix.shape[contiguous] // align) * align if single else matrix.strides[other]
     return _Stored(matrix.pointer, leading, _batch_stride(matrix, 2))
 
 
 def _batch_stride(matrix: View, axes: int) -> int:
     return matrix.strides[0] if len(matrix.shape) > axes and matrix.shape[0] > 1 else 0
+
+
+def device_of(views: Mapping[str, View]) -> int:
+    """Return the number of the device that holds all arrays. Raises ProblemError if they lie on several."""
+    ordinals = {name: ordinal_of(v.pointer) if v.device is None else v.device for name, v in views.items()}
+    if len(set(ordinals.values())) > 1:
+        places = ", ".join(f"{name} on {ordinal}" for name, ordinal in ordinals.items())
+        raise ProblemError(f"the arrays lie on different devices: {places}")
+    return ordinals["D"]
+
+
+# ==== Repeated launches ====
+
+Addresses = tuple[int, ...]
+"""The addresses of a, b, c, d, bias and workspace."""
+_NAMES = ("a", "b", "c", "d", "bias", "workspace")
+_ADDRESSES = struct.Struct("<6Q")
+"""The first fields of a packed Problem, in the order of _NAMES."""
+MAX_ENCODED = 1024
+"""Tensor maps that a launcher caches per operand."""
+
+
+class Launcher:
+    """Launches a variant on one device for problems that differ in their addresses only. Threads may share it.
+
+    Addresses must have the alignment of the given problem's addresses.
+
+    Raises: ProblemError or DeviceError, as Kernel.bind.
+    """
+
+    def __init__(self, kernel: Kernel, problem: Problem, device: int = 0, workspace_size: int | None = None) -> None:
+        self.kernel, self.problem, self.ordinal, self.workspace_size = kernel, problem, device, workspace_size
+        traits = kernel.traits
+        check(problem, traits, workspace_size)
+        self._function = kernel.prepare(device)
+        self._device = open_device(device)
+        self._grid = grid_x(traits, problem.m, problem.n, problem.batch, self._function.resident_ctas)
+        self._counter_bytes = counter_bytes(traits, problem.m, problem.n, problem.batch)
+        self._packed = kernel.parameter(problem)
+        self._encoders = encoders(traits, problem, device) if traits.tensor_maps else ()
+        self._encoded: tuple[dict[int, bytes], ...] = tuple({} for _ in OPERANDS)
+        spans = {name: place.end - place.pointer for name, place in matrices(problem, traits).items()}
+        self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes = (
+            spans.get(name, 0) for name in ("A", "B", "C", "D", "bias")
+        )
+        self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
+        self._works = workspace_bytes(traits, problem.m, problem.n, problem.batch) > 0
+        self._free: list[_Slot] = []
+        bindings = driver()
+        self._handle, self._context = self._function.handle, self._device.context
+        self._current_context, self._launch_kernel = bindings.cuCtxGetCurrent, bindings.cuLaunchKernelEx
+
+    def launch(self, addresses: Addresses, stream: int) -> None:
+        """Launch on a stream without waiting. Raises ProblemError if D overlaps an operand, or DeviceError."""
+        try:
+            slot = self._free.pop()  # no other thread uses it until it is put back
+        except IndexError:
+            config = self._device.config(self.kernel.traits, self._grid, stream)
+            slot = _Slot(self._packed, config, stream, bool(self._encoders))
+        if slot.addresses != addresses:
+            self._write(slot, addresses)
+        if slot.stream != stream:
+            slot.config.hStream = driver().CUstream(stream)
+            slot.stream = stream
+        if self._counter_bytes or self._current_context()[1] != self._context:
+            status = self._launch_elsewhere(slot)
+        else:
+            (status,) = self._launch_kernel(slot.config, self._handle, slot.address, 0)
+        self._free.append(slot)
+        if status:
+            checked((status,), f"launch {self.kernel.traits.symbol}")
+
+    def _write(self, slot: _Slot, addresses: Addresses) -> None:
+        """Check that D overlaps no operand, and write the addresses into a launch's arguments and tensor maps."""
+        a, b, c, d, bias, _ = addresses
+        end = d + self._d_bytes
+        if (
+            (a < end and d < a + self._a_bytes)
+            or (b < end and d < b + self._b_bytes)
+            or (c < end and d < c + self._c_bytes and not (c == d and self._c_may_be_d))
+            or (bias < end and d < bias + self._bias_bytes)
+            or self._works
+        ):  # the ranges overlap, but D may lie between the rows of another matrix: check exactly
+            given = replace(self.problem, **dict(zip(_NAMES, addresses)))
+            check(given, self.kernel.traits, self.workspace_size)
+        _ADDRESSES.pack_into(slot.problem, 0, *addresses)
+        if self._encoders:
+            known_a, known_b, known_d = self._encoded
+            try:
+                slot.maps.raw = known_a[a] + known_b[b] + known_d[d]
+            except KeyError:
+                slot.maps.raw = b"".join(map(self._map, self._encoded, self._encoders, (a, b, d)))
+        slot.addresses = addresses
+
+    def _launch_elsewhere(self, slot: _Slot) -> object:
+        """Launch with the device's context made current, and its counters zeroed."""
+        with self._device.current():
+            if self._counter_bytes:
+                done = driver().cuMemsetD8Async(slot.addresses[-1], 0, self._counter_bytes, slot.config.hStream)
+                checked(done, "zero the counters")
+            return self._launch_kernel(slot.config, self._handle, slot.address, 0)[0]
+
+    @staticmethod
+    def _map(known: dict[int, bytes], encode: Callable[[int], bytes], address: int) -> bytes:
+        found = known.get(address)
+        if found is None:
+            if len(known) >= MAX_ENCODED:
+                known.clear()
+            found = known[address] = encode(address)
+        return found
+
+
+class _Slot:
+    """The arguments and attributes of one launch. One thread uses it at a time."""
+
+    def __init__(self, packed: bytes, config: object, stream: int, maps: bool) -> None:
+        self.config, self.stream = config, stream
+        self.problem = (ctypes.c_char * PROBLEM_BYTES).from_buffer_copy(packed)
+        self.maps = ctypes.create_string_buffer(MAP_BYTES * len(OPERANDS))
+        self.addresses: Addresses = ()
+        parameters = [ctypes.addressof(self.problem), *([ctypes.addressof(self.maps)] if maps else [])]
+        self._parameters = (ctypes.c_void_p * len(parameters))(*parameters)
+        self.address = ctypes.addressof(self._parameters)

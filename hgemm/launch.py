@@ -1,4 +1,7 @@
-"""Where the operands of a problem lie, and whether any is in another's way."""
+"""Everything about a launch that follows from a variant and a problem: checks, grid, workspace and tensor maps.
+
+The order is that of a launch. First the matrices in memory, then what may be wrong with them, then the numbers of the launch.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from hgemm.errors import ProblemError
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, LaunchTraits, TensorMapRule
 from hgemm.problem import MAX_EXTENT, Problem
 
+# ==== The matrices of a problem in memory ====
+
 MAX_BYTES = 2**62
+"""The largest span of one operand, so that addresses do not overflow."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where one operand lies: `rows` of `columns` contiguous elements, a leading dimension apart."""
+    """One operand in memory: `rows` of `columns` contiguous elements, `leading` elements apart."""
 
     name: str
     pointer: int
@@ -32,32 +38,33 @@ class Matrix:
 
     @property
     def end(self) -> int:
-        """The address after the last element."""
+        """The address behind the last element."""
         last = (self.batch - 1) * self.batch_stride + (self.rows - 1) * self.leading + self.columns
         return self.pointer + last * self.element_bytes
 
-    def complaints(self) -> Iterator[str]:
+    def violations(self) -> Iterator[str]:
+        """Yield what is wrong with this operand alone."""
         name, align_bytes = self.name, self.align * self.element_bytes
         if not self.pointer:
             yield f"{name} has no pointer"
         elif self.pointer % align_bytes:
-            yield f"{name} begins at an address that is not a multiple of {align_bytes} B, which the variant needs"
+            yield f"{name} begins at an address that is not a multiple of {align_bytes} B, the variant's alignment"
         if self.leading < self.columns:
             yield f"{name}'s leading dimension {self.leading} is less than its {self.columns} contiguous elements"
         elif self.leading % self.align:
-            near = -(-self.leading // self.align) * self.align
+            nearest = -(-self.leading // self.align) * self.align
             yield (
                 f"{name}'s leading dimension {self.leading} is not a multiple of {self.align}: "
-                f"use {near}, or a variant of less alignment"
+                f"use {nearest}, or a variant with a smaller alignment"
             )
         if self.batch > 1 and (self.batch_stride < 0 or self.batch_stride % self.align):
-            yield f"{name}'s batch stride {self.batch_stride} is not a multiple of {self.align} from 0 on"
+            yield f"{name}'s batch stride {self.batch_stride} is negative or not a multiple of {self.align}"
         if self.end - self.pointer > MAX_BYTES:
-            yield f"{name} spans {self.end - self.pointer} B, more than there are addresses"
+            yield f"{name} spans {self.end - self.pointer} B: at most {MAX_BYTES} B are supported"
 
 
 def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
-    """Return A, B, D, and C and bias where they are read, as the variant's layout stores them."""
+    """Return A, B and D as the variant's layout stores them, and C and bias if the launch reads them."""
     p = problem
     a_shape = (p.m, p.k) if traits.a_k_major else (p.k, p.m)
     b_shape = (p.n, p.k) if traits.b_k_major else (p.k, p.n)
@@ -66,7 +73,7 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
     def matrix(
         name: str, pointer: int, shape: tuple[int, int], leading: int, stride: int, item: int, align: int
     ) -> Matrix:
-        if shape[0] == 1:  # there is no next row: nothing reads the leading dimension
+        if shape[0] == 1:  # a single row: the leading dimension is not used
             leading = -(-shape[1] // align) * align
         return Matrix(name, pointer, *shape, leading, p.batch, stride, item, align)
 
@@ -84,10 +91,10 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
 
 
 def overlaps(places: dict[str, Matrix]) -> Iterator[str]:
-    """Yield what D would overwrite while it is read. C may be D itself: an element is read before it is written."""
+    """Yield the operands that D would overwrite while they are read. C may be D itself: elements are read before written."""
     d = places["D"]
     if not _batches_apart(d):
-        yield "D's batches overlap: use a batch stride of whole matrices"
+        yield "D's batches overlap: use a batch stride of at least one matrix"
     same = ("pointer", "leading", "batch_stride")
     for name, other in places.items():
         in_place = name == "C" and all(getattr(other, field) == getattr(d, field) for field in same)
@@ -102,7 +109,7 @@ def _batches_apart(d: Matrix) -> bool:
 
 
 def _apart(d: Matrix, other: Matrix) -> bool:
-    """Tell whether two matrices share no byte: by their ranges, or as columns of one wide matrix."""
+    """Return whether two matrices share no byte: disjoint ranges, or columns of one wider matrix."""
     if d.end <= other.pointer or other.end <= d.pointer:
         return True
     pitch = d.leading * d.element_bytes
@@ -113,8 +120,7 @@ def _apart(d: Matrix, other: Matrix) -> bool:
     return after >= d.columns * d.element_bytes and pitch - after >= other.columns * other.element_bytes
 
 
-# ==== Everything that may be wrong with a problem, before it is launched ====
-
+# ==== Checks before a launch ====
 
 MAX_CTAS = 2**31 - 1
 """Largest grid.x. Source: CUDA Programming Guide 13.x, section 5.1.3, table 30."""
@@ -122,96 +128,93 @@ WORKSPACE_ALIGN_BYTES = 16
 
 
 def check(problem: Problem, traits: LaunchTraits, workspace_size: int | None = None) -> None:
-    """Refuse a problem that the variant does not compute; `workspace_size` is what the workspace holds, if known.
+    """Check that a variant supports a problem. `workspace_size` is the size of the workspace, if known.
 
-    Raises: ProblemError with everything that is wrong, in one line.
+    Units: `workspace_size` is bytes.
+    Raises: ProblemError with all violations in one line.
     """
-    wrong = list(_size_complaints(problem, traits))
+    wrong = list(_size_violations(problem, traits))
     if not wrong:
         places = {name: place for name, place in matrices(problem, traits).items() if problem.k or name not in "AB"}
-        wrong = [told for matrix in places.values() for told in matrix.complaints()]
+        wrong = [violation for matrix in places.values() for violation in matrix.violations()]
         misplaced = list(tensor_map_violations(traits, places))
         wrong = wrong or misplaced
-        wrong += ["variants of the mma.sync family (arch sm_90, sm_80) take any operands"] if misplaced else []
-        wrong += _scalar_complaints(problem, traits)
-        wrong += _workspace_complaints(problem, traits, workspace_size, places)
+        wrong += ["use a variant without TMA (arch sm_90 or sm_80)"] if misplaced else []
+        wrong += _scalar_violations(problem, traits)
+        wrong += _workspace_violations(problem, traits, workspace_size, places)
         wrong += [] if wrong else overlaps(places)
     if wrong:
         raise ProblemError(f"{traits.symbol}: {'; '.join(wrong)}")
 
 
-def _size_complaints(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
+def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     for name in ("m", "n", "k", "batch"):
         value = getattr(problem, name)
-        least = 0 if name == "k" and not traits.tensor_maps else 1
-        if not least <= value <= MAX_EXTENT:
-            yield f"{name} is {value}: it may be {least} to {MAX_EXTENT}"
+        smallest = 0 if name == "k" and not traits.tensor_maps else 1
+        if not smallest <= value <= MAX_EXTENT:
+            yield f"{name} is {value}: use {smallest} to {MAX_EXTENT}"
     count = ctas(traits, problem.m, problem.n, problem.batch)
     if count > MAX_CTAS:
-        yield f"{count} CTA tiles are more than a launch's {MAX_CTAS}: use a larger tile, or fewer batches a launch"
+        yield f"{count} CTA tiles exceed the {MAX_CTAS} of a launch: use a larger tile, or a smaller batch"
 
 
-def _scalar_complaints(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
+def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
     for name in ("alpha", "beta"):
         if DTYPES["f32"].largest < abs(getattr(problem, name)) < float("inf"):
-            yield f"{name} {getattr(problem, name)} is beyond f32"
+            yield f"{name} {getattr(problem, name)} overflows f32"
     if problem.beta != 0 and not traits.beta:
-        yield f"beta is {problem.beta}, and the variant does not add C: use one generated with beta on"
+        yield f"beta is {problem.beta}, but the variant does not add C: generate one with --beta on"
     if problem.bias and traits.bias == "none":
-        yield "bias is given, and the variant adds none: use one generated with bias row or column"
+        yield "bias is given, but the variant adds none: generate one with --bias row or column"
 
 
-def _workspace_complaints(
+def _workspace_violations(
     problem: Problem, traits: LaunchTraits, size: int | None, places: Mapping[str, Matrix]
 ) -> Iterator[str]:
     needed = workspace_bytes(traits, problem.m, problem.n, problem.batch)
     if needed and not problem.workspace:
-        yield f"a workspace of {needed} B is missing: bring one"
+        yield f"workspace is missing: {needed} B are required"
     elif needed and size is not None and size < needed:
-        yield f"the workspace has {size} B of {needed} B"
+        yield f"workspace has {size} B: {needed} B are required"
     elif needed and problem.workspace % WORKSPACE_ALIGN_BYTES:
-        yield f"the workspace begins at an address that is not a multiple of {WORKSPACE_ALIGN_BYTES} B"
+        yield f"workspace begins at an address that is not a multiple of {WORKSPACE_ALIGN_BYTES} B"
     elif needed:
         for name, place in places.items():
             if problem.workspace < place.end and place.pointer < problem.workspace + needed:
                 yield f"{name} overlaps the workspace"
 
 
-# ==== The numbers of a launch that follow from a variant and a problem: grid and workspace ====
-
+# ==== Grid and workspace ====
 
 COUNTERS_ROUND_BYTES = 256
-"""The counters at the front of a workspace end on a multiple of this (templates/common/split_k.cuh)."""
+"""The counters at the start of a workspace are padded to this size (templates/common/split_k.cuh)."""
 
 
 def tiles(traits: LaunchTraits, m: int, n: int) -> int:
-    """Return how many CTA tiles one D (m, n) has, those included that complete a cluster beyond its edges."""
+    """Return the CTA tiles of one D (m, n), including those that complete clusters beyond its edges."""
     rows, columns = (extent * tile for extent, tile in zip(traits.cluster_shape, (traits.tile_m, traits.tile_n)))
     return -(-m // rows) * -(-n // columns) * traits.cluster_ctas
 
 
 def ctas(traits: LaunchTraits, m: int, n: int, batch: int) -> int:
-    """Return how many pieces of work a problem has: a tile, of a batch, and its splits along k.
-
-    Clusters take work together, so this is a multiple of their size.
-    """
+    """Return the work items of a problem: tiles times splits times batch. It is a multiple of the cluster size."""
     return tiles(traits, m, n) * traits.splits * batch
 
 
 def grid_x(traits: LaunchTraits, m: int, n: int, batch: int, resident_ctas: int) -> int:
-    """Return grid.x; y and z are 1. `resident_ctas` is how many CTAs the device holds at once, in whole clusters."""
+    """Return grid.x. grid.y and grid.z are 1. `resident_ctas` is how many CTAs fit on the device, in whole clusters."""
     resident = max(traits.cluster_ctas, resident_ctas)
-    if traits.grid_rule == "stream_k":  # all work, however few the tiles are
+    if traits.grid_rule == "stream_k":  # all CTAs get work, even if there are fewer tiles
         return min(resident, traits.max_ctas)
     work = ctas(traits, m, n, batch)
     return min(work, resident) if traits.grid_rule == "persistent" else work
 
 
 def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
-    """Return the bytes that a launch works in, 0 for most variants; used by one launch at a time.
+    """Return the workspace of a launch, 0 for most variants. Only one launch at a time may use a workspace.
 
-    Shapes: a counter a tile and batch, rounded up to 256 bytes in all, then the partial sums of each or, of stream-K, of each CTA
-        that there may be.
+    Shapes: one counter per tile and batch, padded to COUNTERS_ROUND_BYTES. Then the partial accumulators of each tile or, for
+        stream-K, of each CTA.
     """
     partials = (
         traits.partial_bytes_per_tile * tiles(traits, m, n) * batch + traits.partial_bytes_per_cta * traits.max_ctas
@@ -220,34 +223,34 @@ def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int
 
 
 def counter_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
-    """Return the bytes of the counters, which must be zeros before a launch and are zeros after it."""
+    """Return the size of the counters. They must be 0 before a launch, and a launch leaves them 0."""
     needed = traits.counter_bytes_per_tile * tiles(traits, m, n) * batch
     return -(-needed // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES
 
 
-# ==== The tensor maps by which the TMA unit finds the tiles of A ====
-
+# ==== Tensor maps: how the TMA unit finds the tiles of A, B and D ====
 
 MAP_BYTES = 128
 OPERANDS = ("a", "b", "d")
-"""The maps in the order of the kernel's second parameter; one that the variant does not name is zeros."""
+"""The order of the maps in the kernel's second argument. Unused maps are zeros."""
 CACHED_MAPS = 4096
 STRIDE_MULTIPLE_BYTES = 16
 MAX_MAP_EXTENT = 2**32
+"""Limits of a tensor map. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
 _ELEMENTS = {"f16": "FLOAT16", "bf16": "BFLOAT16", "tf32": "TFLOAT32", "f32": "FLOAT32"}
-"""Names in the driver; of TFLOAT32 the TMA converts what it loads to the bits that are multiplied."""
+"""Names in the driver API. With TFLOAT32, TMA rounds f32 to tf32 while it loads."""
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 def tensor_maps(traits: LaunchTraits, problem: Problem, device: int) -> bytes:
-    """Return the kernel's second parameter for a problem that was checked. Raises DeviceError where encoding fails."""
+    """Return the kernel's second argument for a checked problem. Raises DeviceError if the driver rejects a map."""
     addresses = (getattr(problem, name) for name in OPERANDS)
     return b"".join(encode(address) for encode, address in zip(encoders(traits, problem, device), addresses))
 
 
 def encoders(traits: LaunchTraits, problem: Problem, device: int) -> tuple[Callable[[int], bytes], ...]:
-    """Return for each of OPERANDS what encodes its map at an address, in the geometry of a problem that was checked."""
+    """Return one function per operand of OPERANDS: it encodes the map of a checked problem at an address."""
     rules, places = {rule.operand: rule for rule in traits.tensor_maps}, matrices(problem, traits)
 
     def encoder(name: str) -> Callable[[int], bytes]:
@@ -260,25 +263,27 @@ def encoders(traits: LaunchTraits, problem: Problem, device: int) -> tuple[Calla
 
 
 def tensor_map_violations(traits: LaunchTraits, places: Mapping[str, Matrix]) -> Iterator[str]:
-    """Yield what the TMA unit does not address in a problem's operands."""
+    """Yield the addresses, strides and extents that TMA does not support."""
     for rule in traits.tensor_maps:
         matrix = places[rule.operand.upper()]
         extents, strides = geometry(matrix)
         if matrix.pointer % STRIDE_MULTIPLE_BYTES:
-            yield f"{matrix.name} begins at an address that is not a multiple of {STRIDE_MULTIPLE_BYTES} B, which TMA needs"
+            yield f"{matrix.name} begins at an address that is not a multiple of {STRIDE_MULTIPLE_BYTES} B, as TMA requires"
         for name, stride in zip(("leading dimension", "batch stride"), strides):
             if stride % STRIDE_MULTIPLE_BYTES:
-                yield f"{matrix.name}'s {name} is {stride} B, not a multiple of {STRIDE_MULTIPLE_BYTES} B, which TMA needs"
+                yield f"{matrix.name}'s {name} is {stride} B, not a multiple of {STRIDE_MULTIPLE_BYTES} B, as TMA requires"
             elif stride >= MAX_MAP_STRIDE_BYTES:
-                yield f"{matrix.name}'s {name} is {stride} B: TMA takes less than {MAX_MAP_STRIDE_BYTES} B"
+                yield f"{matrix.name}'s {name} is {stride} B: TMA supports less than {MAX_MAP_STRIDE_BYTES} B"
         if max(extents) >= MAX_MAP_EXTENT:
-            yield f"{matrix.name} is {extents} elements wide: TMA takes less than {MAX_MAP_EXTENT}"
+            yield f"{matrix.name} has extents {extents}: TMA supports less than {MAX_MAP_EXTENT} elements"
 
 
 def geometry(matrix: Matrix) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Return extents (contiguous, other, batch) in elements, and strides of the last two in bytes.
+    """Return the extents and strides of a tensor map.
 
-    A matrix that serves the whole batch has one layer, and the kernel reads layer 0 where the batch stride is 0.
+    Shapes: extents are (contiguous axis, other axis, batch), strides (other axis, batch). A matrix that the whole batch
+        shares has batch 1.
+    Units: extents are elements, strides bytes.
     """
     row_bytes = matrix.leading * matrix.element_bytes
     if matrix.batch > 1 and matrix.batch_stride:
@@ -290,7 +295,7 @@ def geometry(matrix: Matrix) -> tuple[tuple[int, int, int], tuple[int, int]]:
 def _encode(
     device: int, rule: TensorMapRule, pointer: int, extents: tuple[int, int, int], strides: tuple[int, int]
 ) -> bytes:
-    """Encode one map. Elements beyond the extents are read as zeros and not written."""
+    """Encode one map. Loads beyond the extents return zeros, and stores there do nothing."""
     d = driver()
     words, counts = d.cuuint64_t, d.cuuint32_t
     arguments = (

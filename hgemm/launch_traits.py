@@ -1,4 +1,4 @@
-"""What a launcher must know of a variant, read once from its record."""
+"""LaunchTraits: the facts about a variant that a launch needs, read from its record."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from hgemm.record import current_rule, current_spec
 
 GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k")
 VECTOR_BYTES = 16
-"""A piece of an operand that is shifted; what is aligned to so many bytes is copied as it is."""
+"""The size of one vectorized copy. Operands with this alignment need no unaligned copies."""
 MAX_MAP_STRIDE_BYTES = 2**40
 """TMA addresses strides below this. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 
 
 @dataclass(frozen=True)
 class TensorMapRule:
-    """How the tensor map of one operand is encoded; the kernel takes the maps of a, b and d beside the problem.
+    """The parameters of one operand's tensor map. The kernel takes the maps of A, B and D as its second argument.
 
-    Units: `box` counts elements along the contiguous axis, the other axis and the batch.
+    Shapes: `box` is (contiguous axis, other axis, batch).
+    Units: `box` counts elements.
     """
 
     operand: str
@@ -31,22 +32,21 @@ class TensorMapRule:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> TensorMapRule:
-        """Read it from an entry of a record's `launch.tensor_maps`."""
+        """Read one entry of a record's `launch.tensor_maps`."""
         x, y, z = entry["box"]
         return cls(entry["operand"], (x, y, z), entry["swizzle_bytes"], entry["element"])
 
 
 @dataclass(frozen=True)
 class LaunchTraits:
-    """One variant as its launcher and its checks see it.
+    """What the launch and the checks of a variant need.
 
-    Shapes: A (m, k) is k-contiguous where `layout` begins with t, B (k, n) where it ends with n; C and D (m, n) are
-        row-major, bias is (n,) where `bias` is row and (m,) where it is column.
-    Units: alignments and tiles are elements; `cluster_shape` counts CTA tiles along m and n.
-    Fields: `smem_bytes` is what the launch asks for, beside what is static. A `programmatic` launch may begin before the one
-        before it in the stream has ended; the kernel waits itself. `max_ctas` are those of stream-K's grid at most, which its
-        workspace has room for; 0 is any number. What `shifts` of A and B is read anywhere within a matrix, also
-        between its rows.
+    Shapes: A (m, k) is k-contiguous if `layout` begins with t, B (k, n) if it ends with n. C and D (m, n) are row-major. bias
+        is (n,) if `bias` is row, (m,) if it is column.
+    Units: alignments and tiles count elements; `cluster_shape` counts CTA tiles along m and n.
+    Fields: `smem_bytes` is dynamic shared memory, without `static_smem_bytes`. A `programmatic` launch may start before the
+        previous one in its stream has ended (programmatic dependent launch). `max_ctas` limits the grid of a stream-K
+        variant, because its workspace has room for that many; 0 is no limit.
     """
 
     symbol: str
@@ -82,10 +82,10 @@ class LaunchTraits:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
-        """Read them from a record. Raises LibraryError, naming the field that is missing or unknown."""
+        """Read the traits from a record. Raises LibraryError with the missing or unknown field."""
         try:
-            spec, launch, promises = current_spec(record["spec"]), record["launch"], record["traits"]
-            grid, align, workspace = launch["grid"], promises["min_align"], promises["workspace"]
+            spec, launch, limits = current_spec(record["spec"]), record["launch"], record["traits"]
+            grid, align, workspace = launch["grid"], limits["min_align"], limits["workspace"]
             traits = cls(
                 symbol=record["symbol"],
                 arch=record["arch"],
@@ -110,16 +110,14 @@ class LaunchTraits:
                 copy=spec.get("copy", ""),
             )
         except (KeyError, IndexError, ValueError) as error:
-            raise LibraryError(
-                f"the record of {record.get('symbol')} lacks {error}: generate the variant anew"
-            ) from None
+            raise LibraryError(f"the record of {record.get('symbol')} has no {error}: regenerate the variant") from None
         if traits.grid_rule not in GRID_RULES:
             raise LibraryError(
-                f"{traits.symbol}: grid rule {traits.grid_rule!r} is unknown here: {', '.join(GRID_RULES)} are not"
+                f"{traits.symbol}: grid rule {traits.grid_rule!r} is unknown: this version supports {', '.join(GRID_RULES)}"
             )
         if (traits.grid_rule == "stream_k") != (traits.max_ctas > 0):
             raise LibraryError(
-                f"{traits.symbol}: max_ctas is {traits.max_ctas} with grid rule {traits.grid_rule}: generate it anew"
+                f"{traits.symbol}: max_ctas is {traits.max_ctas} with grid rule {traits.grid_rule}: regenerate the variant"
             )
         if traits.cluster != (
             traits.cluster_ctas * (traits.splits if traits.grid_rule == "split_k_cluster" else 1),
@@ -127,17 +125,21 @@ class LaunchTraits:
             1,
         ):
             raise LibraryError(
-                f"{traits.symbol}: a cluster of {traits.cluster} is not {traits.cluster_shape} tiles: generate it anew"
+                f"{traits.symbol}: cluster {traits.cluster} does not fit cluster_shape {traits.cluster_shape}: "
+                "regenerate the variant"
             )
         return traits
 
     @property
     def cluster_ctas(self) -> int:
-        """Return how many CTAs work on neighbouring tiles as one cluster; 1 is none."""
+        """CTAs that share a cluster on neighbouring tiles. It is 1 without clusters."""
         return self.cluster_shape[0] * self.cluster_shape[1]
 
     def copies_unaligned(self, operand: str) -> bool:
-        """Return whether pieces of 16 bytes of A or B ("a", "b") are cut out of two on their way to shared memory."""
+        """Return whether 16-byte vectors of A or B ("a", "b") are assembled from two aligned loads.
+
+        Such a kernel reads whole aligned vectors anywhere inside the matrix, also in the gaps between rows.
+        """
         align, dtype = getattr(self, f"align_{operand}"), getattr(self, f"dtype_{operand}")
         return self.copy == "ldg_sts_unaligned" and align * DTYPES[dtype].bytes < VECTOR_BYTES
 

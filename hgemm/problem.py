@@ -1,4 +1,7 @@
-"""One matrix product as a kernel takes it."""
+"""Matrix products: the sizes and addresses that a kernel takes, and the words for everything else.
+
+The tuples of words below define the layouts, types, biases and activations. Specs, records, `hgemm.h` and the checks use them.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,19 @@ from hgemm.dtypes import OUTPUTS, stored_dtype
 from hgemm.errors import unknown_word
 
 MAX_EXTENT = 2**31 - 1024
-"""Largest m, n, k and batch: 32-bit indices run past the edge by less than the tiles of a cluster, 4 of at most 256.
-
-The C library has the same bound; how many batches launch depends on their CTA tiles, too.
-"""
+"""Largest m, n, k and batch. Kernels round up to a cluster of 4 tiles of 256 in 32-bit indices. hgemm.h has the same limit."""
 PROBLEM_BYTES = 144
 _LAYOUT = struct.Struct("<6Q4q5q4i2f")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """D = activation(alpha * A B + beta * C + bias), `batch` times, as templates/common/problem.cuh declares it.
+    """The argument of a kernel: D = activation(alpha * A B + beta * C + bias), `batch` times.
 
-    Units: pointers are device addresses, 0 for none; leading dimensions and batch strides are elements; a batch stride
-        of 0 uses one matrix for all.
+    The fields are those of templates/common/problem.cuh.
+
+    Units: pointers are device addresses, 0 for none. Leading dimensions and batch strides count elements. A batch stride of 0
+        uses one matrix for the whole batch.
     """
 
     m: int
@@ -49,7 +51,7 @@ class Problem:
     beta: float = 0.0
 
     def pack(self) -> bytes:
-        """Return the 144 bytes that the kernel takes by value."""
+        """Return the PROBLEM_BYTES that the kernel takes by value."""
         pointers = (self.a, self.b, self.c, self.d, self.bias, self.workspace)
         leading = (self.lda, self.ldb, self.ldc, self.ldd)
         strides = (
@@ -67,16 +69,16 @@ class Problem:
         return 2.0 * self.m * self.n * self.k * self.batch
 
 
-# ==== What a product computes beside its sizes ====
-
+# ==== The words of a product ====
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 TYPES = ("f16", "bf16", "f32", "tf32")
-"""Of A and B as they are multiplied: tf32 is stored as f32. D has any but that."""
+"""Types of A and B as they are multiplied. D has any of them except tf32."""
 ACCUMULATIONS = ("f32", "f16_promoted", "f16")
-"""From the most exact to the least; a variant serves what asks for its own accumulation or a less exact one."""
+"""Accumulator types, the most exact first. A kernel also supports requests for a less exact accumulation."""
 BIASES = ("none", "row", "column")
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
+"""To add one: see CONTRIBUTING.md. New words go to the end: their places are numbers in exported libraries."""
 
 _WORDS = {
     "layout": LAYOUTS,
@@ -87,7 +89,7 @@ _WORDS = {
     "bias": BIASES,
     "activation": ACTIVATIONS,
 }
-"""The fields of a kind in the order of their digits, the lowest first."""
+"""The fields of a kind in the order of their digits in `Kind.code`, the lowest first."""
 DIGIT_BITS = 4
 ACC_SHIFT = DIGIT_BITS * list(_WORDS).index("acc")
 ACC_MASK = (1 << DIGIT_BITS) - 1 << ACC_SHIFT
@@ -95,9 +97,9 @@ ACC_MASK = (1 << DIGIT_BITS) - 1 << ACC_SHIFT
 
 @dataclass(frozen=True)
 class Kind:
-    """The kind of a product: D = activation(alpha * A B + beta * C + bias) in these types and this layout.
+    """What a product computes, apart from its sizes: layout, types, accumulation, bias and activation.
 
-    Raises: RequestError, naming the words there are, for one that is unknown.
+    Raises: RequestError for an unknown word.
     """
 
     layout: str = "tn"
@@ -114,19 +116,19 @@ class Kind:
                 raise unknown_word(name, getattr(self, name), words)
 
     @classmethod
-    def of_code(cls, code: int) -> Kind:
-        """Return the kind of a number that `code` gave."""
+    def from_code(cls, code: int) -> Kind:
+        """Return the kind that has this `code`."""
         return cls(**{name: kind_word(code, name) for name in _WORDS})
 
     @cached_property
     def code(self) -> int:
-        """Return the kind as one number, a digit of 4 bits a field."""
+        """The kind as one number, with DIGIT_BITS per field."""
         digits = [words.index(getattr(self, name)) for name, words in _WORDS.items()]
         return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
 
     @property
     def cover_options(self) -> str:
-        """Write the options of `hgemm cover` that ask for the kind; what it makes accumulates in f32, which serves all."""
+        """The options of `hgemm cover` that request this kind. Its kernels accumulate in f32, which supports every `acc`."""
         types = self.dtype_a + (f":{self.dtype_d}" if self.dtype_d != stored_dtype(self.dtype_a) else "")
         extras = [f"--{name} {getattr(self, name)}" for name in ("bias", "activation") if getattr(self, name) != "none"]
         return " ".join([f"--types {types} --layout {self.layout}", *extras])
@@ -138,11 +140,11 @@ class Kind:
 
 
 def kind_word(code: int, field: str) -> str:
-    """Return one field of a kind from its code."""
+    """Return one field of the kind that has this code."""
     return _WORDS[field][code >> DIGIT_BITS * list(_WORDS).index(field) & (1 << DIGIT_BITS) - 1]
 
 
-def kind_supports(offered: int, wanted: int) -> bool:
-    """Tell whether variants of one kind's code compute what another asks for: the same, as exactly or more."""
-    same = (offered ^ wanted) & ~ACC_MASK == 0
-    return same and (offered & ACC_MASK) <= (wanted & ACC_MASK)
+def kind_supports(offered: int, requested: int) -> bool:
+    """Return whether kernels of one kind compute another kind: all fields but `acc` agree, and `acc` is at least as exact."""
+    same = (offered ^ requested) & ~ACC_MASK == 0
+    return same and (offered & ACC_MASK) <= (requested & ACC_MASK)

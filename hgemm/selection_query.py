@@ -1,4 +1,4 @@
-"""A device as selection sees it: what it runs, how many SMs it has, and how much shared memory a CTA may take."""
+"""The input of selection: the target device and the query, which is a problem with its alignments and limits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from hgemm.model.predict import SECTOR_BYTES
 from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, Problem
 
+# ==== The target device ====
+
 KIB = 1024
 
 
 @dataclass(frozen=True)
 class Target:
-    """One GPU by its numbers; it need not be here."""
+    """One GPU by its numbers. It need not be in this machine."""
 
     capability: tuple[int, int]
     sms: int
@@ -25,7 +27,7 @@ class Target:
 
     @property
     def number(self) -> int:
-        """Return 90 for compute capability 9.0."""
+        """The compute capability as one number: 90 for 9.0."""
         return self.capability[0] * 10 + self.capability[1]
 
     @property
@@ -34,14 +36,14 @@ class Target:
 
     @classmethod
     def of(cls, device: Device) -> Target:
-        """Return a device that is here."""
+        """Return the target of a device in this machine."""
         return cls(device.capability, device.sms, device.smem_bytes_per_cta)
 
     @classmethod
     def typical(cls, arch: str, sms: int = 0) -> Target:
-        """Return a common GPU of an architecture such as sm_89, or one with so many SMs.
+        """Return a common GPU of an architecture such as sm_89, with its own or the given number of SMs.
 
-        Raises: RequestError where the architecture is not known.
+        Raises: RequestError for an unknown architecture.
         """
         number = "".join(digit for digit in arch if digit.isdigit())
         if int(number or 0) not in TYPICAL:
@@ -64,26 +66,29 @@ TYPICAL = {
     120: (170, 99),
     121: (48, 99),
 }
-"""SMs, and KiB of shared memory a CTA, of T4, A100, A40, Orin, a later one, L40S, H100 and H200, B200, B300, Thor, RTX 5090, GB10.
+"""A common GPU of each compute capability: SMs and KiB of shared memory per CTA.
+
+The GPUs are T4, A100, A40, Orin, a later Orin, L40S, H100 and H200, B200, B300, Thor, RTX 5090 and GB10.
 
 Source: CUDA Programming Guide 13.x, section 5.1.3, table 31 (shared memory); the products' data sheets (SMs).
 """
 
 
-# ==== A problem as selection sees it ====
-
+# ==== The query ====
 
 MAX_ALIGN = 8
-"""Elements; no variant asks for more."""
+"""The largest alignment that a variant requires. Units: elements."""
 ANY_WORKSPACE = 2**62
-"""Bytes: as much as a variant asks for."""
+"""A workspace that is large enough for every variant. Units: bytes."""
 
 
 @dataclass(frozen=True)
 class SelectionQuery:
-    """A problem as selection sees it.
+    """The properties of a problem that selection depends on.
 
-    Units: alignments are elements, of pointers, leading dimensions and batch strides together, 1 to 8.
+    Units: alignments are 1 to MAX_ALIGN elements. Each holds for the pointer, the leading dimension and the batch stride.
+    Fields: `mappable` is whether TMA supports the strides. `straddling` counts the operands of A and B whose rows do not
+        begin on L2 sectors.
     """
 
     kind: Kind
@@ -97,24 +102,23 @@ class SelectionQuery:
     align_d: int = MAX_ALIGN
     workspace_bytes: int = 0
     mappable: bool = True
-    """Whether TMA can address its strides."""
     straddling: int = 0
-    """How many of A and B have rows that begin off the sectors of L2."""
 
     @property
     def point(self) -> Point:
+        """The coordinates on the octave grid."""
         return point(self.m, self.n, self.k, self.batch)
 
     @classmethod
     def dense(
         cls, kind: Kind, extents: tuple[int, int, int, int], workspace_bytes: int = ANY_WORKSPACE
     ) -> SelectionQuery:
-        """Return the problem of m, n, k and batch whose operands have nothing unused after a row or a matrix."""
+        """Return the query of a problem (m, n, k, batch) whose operands have no gaps."""
         return cls.of(kind, with_dense_strides(Problem(*extents), kind), workspace_bytes)
 
     @classmethod
     def of(cls, kind: Kind, problem: Problem, workspace_bytes: int = 0) -> SelectionQuery:
-        """Read it from a problem; pointers that are null, and A and B where k is 0, are taken to be aligned to anything."""
+        """Return the query of a problem. Null pointers, and A and B if k is 0, count as fully aligned."""
         p, size = problem, {name: DTYPES[getattr(kind, f"dtype_{name}")].bytes for name in "abd"}
         rows = {
             "a": p.m if kind.layout[0] == "t" else p.k,
@@ -142,13 +146,13 @@ class SelectionQuery:
 
 
 def _align(pointer: int, element_bytes: int, strides: int) -> int:
-    """Return the largest power of 2, up to 8, of elements that a pointer and all of `strides` are multiples of."""
+    """Return the alignment of a pointer and strides: a power of 2, at most MAX_ALIGN elements."""
     together = pointer // element_bytes | strides | MAX_ALIGN
     return together & -together
 
 
 def with_dense_strides(problem: Problem, kind: Kind) -> Problem:
-    """Return the problem with leading dimensions, and D's batch stride, of matrices without gaps in the place of zeros."""
+    """Return the problem with zeros in leading dimensions and D's batch stride replaced by those of dense matrices."""
     p = problem
     stored = {
         "a": (p.m, p.k) if kind.layout[0] == "t" else (p.k, p.m),

@@ -60,7 +60,7 @@ class RegionShortlists:
     def __init__(self, table: DispatchTable, survey: Survey) -> None:
         self.target = Target.typical(f"sm_{survey.capability}", survey.sms)
         self._found: dict[int, Shortlist] = {}
-        kind = Kind.of_code(survey.kind)
+        kind = Kind.from_code(survey.kind)
         straight = [one for one in survey.problems if not SelectionQuery.dense(kind, one.extents).straddling]
         self._points = np.array([problem.point for problem in straight]).reshape(-1, 4)
         ways = {

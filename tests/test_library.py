@@ -101,7 +101,7 @@ def test_a_source_without_a_record_is_no_variant_and_may_be_completed(library: L
     (folder / "notes.txt").write_text("mine")
     assert library.rows() == [] and library.get("one") is None
     assert collect_garbage(library) == []
-    with pytest.raises(LibraryError, match="holds no record.json: `generate` completes it"):
+    with pytest.raises(LibraryError, match="has no record.json: .*`generate`"):
         library.load("one")
     publish(library)
     assert library.load("one").record.symbol == "one"
@@ -146,7 +146,7 @@ def test_links_and_pipes_are_refused(library: Library, tmp_path: Path, name: str
         library.load("one")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(LibraryError, match="no regular file"):
+    with pytest.raises(LibraryError, match="not a regular file"):
         library.load("one")
 
 

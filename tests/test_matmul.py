@@ -256,7 +256,7 @@ def test_tensors_are_read_without_dlpack_after_the_first_call(
     assert driver.launches[-1][3] == 0
     batched = library.matmul(Torch(placed(np.stack([a, a]))), Torch(w.T))
     assert batched.shape == (2, 32, 48)
-    with pytest.raises(ProblemError, match=r"A is .64,. and B .64, 48.: bring 2 axes, or 3 with a batch"):
+    with pytest.raises(ProblemError, match=r"A is .64,. and B .64, 48.: .* 2 axes, or 3 with a batch"):
         library.matmul(Torch(a[0]), Torch(w.T))
 
 
@@ -265,7 +265,7 @@ def test_gradients_that_would_be_lost_are_refused(
 ) -> None:
     a, w = Torch(numbers(32, 64)), Torch(numbers(48, 64).T)
     w.requires_grad = True
-    with pytest.raises(ProblemError, match="asks for gradients, which this call does not record: use hgemm.torch"):
+    with pytest.raises(ProblemError, match="requires gradients.* use hgemm.torch"):
         library.matmul(a, w)
     monkeypatch.setattr(FakeTorch, "recording", False)
     library.matmul(a, w)
@@ -304,7 +304,7 @@ def test_a_bound_plan_works_on_the_same_arrays_again(library: Library, driver: C
 def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: ComputingDriver) -> None:
     plan = library.plan(Problem(40, 48, 64))
     a, w, out = numbers(41, 64), numbers(48, 64), numbers(41, 48)
-    with pytest.raises(ProblemError, match="the arrays are not those of MatmulPlan.40x48x64.*: m is 41, not 40"):
+    with pytest.raises(ProblemError, match="the arrays do not fit MatmulPlan.40x48x64.*: m is 41, not 40"):
         plan(Cuda(a), Cuda(w.T), Cuda(out))
     with pytest.raises(ProblemError, match="layout tn needs that"):
         plan(Cuda(a[:40]), Cuda(numbers(64, 48)), Cuda(out[:40]))
@@ -318,12 +318,12 @@ def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDrive
     plan = library.plan(Problem(16, 64, 65536), workspace_bytes=1 << 24)
     assert 0 < plan.workspace_bytes <= 1 << 24
     a, w, out = Cuda(numbers(16, 65536)), Cuda(numbers(64, 65536).T), Cuda(numbers(16, 64))
-    with pytest.raises(ProblemError, match=f"a workspace of {plan.workspace_bytes} B is missing"):
+    with pytest.raises(ProblemError, match=f"workspace is missing: {plan.workspace_bytes} B"):
         plan(a, w, out)
     workspaces = [Cuda(placed(np.zeros(plan.workspace_bytes, np.uint8))) for _ in range(2)]
     for workspace in workspaces * 2:
         plan(a, w, out, workspace=workspace)
-    with pytest.raises(ProblemError, match="the workspace has"):
+    with pytest.raises(ProblemError, match="workspace has"):
         plan(a, w, out, workspace=Cuda(placed(np.zeros(plan.workspace_bytes - 16, np.uint8))))
 
 
@@ -394,21 +394,21 @@ A, W, OUT = np.zeros((40, 64), "f2"), np.zeros((48, 64), "f2"), np.zeros((40, 48
     ("arrays", "options", "message"),
     [
         ((A, W, OUT), {}, r"B is \(48, 64\), not \(64, 64\)|B is \(48, 64\), not \(64, .*"),
-        ((A, W.T, OUT[:, :40]), {}, r"D is \(40, 40\), not \(40, 48\), which A \(40, 64\) and B \(64, 48\) ask for"),
+        ((A, W.T, OUT[:, :40]), {}, r"D is \(40, 40\), not \(40, 48\), for A \(40, 64\) and B \(64, 48\)"),
         ((A, W.T, OUT), {"activation": "tanh"}, "activation 'tanh' is unknown: use none, relu, gelu, silu"),
         ((A.astype("f8"), W.T, OUT), {}, "A is f64: use f16, bf16, f32"),
-        ((A[0], W.T, OUT), {}, "A has 1 axes, not 2, or 3 with a batch"),
+        ((A[0], W.T, OUT), {}, "A has 1 axes"),
         (
             (A, np.zeros((128, 96), "f2").T[::2, ::2], OUT),
             {},
-            "is contiguous along neither of its last two axes: copy it",
+            "no contiguous axis .*: copy it",
         ),
         ((A, W.T, OUT.T.copy().T), {}, "D .* is not contiguous along n"),
-        ((A, W.T, OUT), {"beta": 1.0}, "beta is 1.0 and there is no C: bring c, which may be out itself"),
-        ((A, W.T, OUT), {"alpha": 1e39}, "alpha 1e[+]39 is beyond f32"),
+        ((A, W.T, OUT), {"beta": 1.0}, "beta is 1.0, but there is no C: pass c, which may be out itself"),
+        ((A, W.T, OUT), {"alpha": 1e39}, "alpha 1e[+]39 overflows f32"),
         ((A, W.T, OUT), {"bias": np.zeros(7, "f2")}, r"bias is \(7,\), not \(40,\)"),
         ((A, W.T, OUT), {"stream": "fast"}, "stream is a str"),
-        ((A, W.T, None), {}, "out is missing, and no Cuda is made here: bring an array for D"),
+        ((A, W.T, None), {}, "out is missing.* Cuda .*: pass out"),
     ],
 )
 def test_what_makes_no_product_is_told(
@@ -431,5 +431,5 @@ def test_what_no_variant_serves_is_told(library: Library, driver: ComputingDrive
 def test_arrays_that_are_elsewhere_are_told(library: Library, driver: ComputingDriver) -> None:
     with pytest.raises(ProblemError, match="an operand is not in a GPU's memory|A is not in a GPU's memory"):
         library.matmul(A, Cuda(W.T), Cuda(OUT))
-    with pytest.raises(ProblemError, match="is a list: bring an array with DLPack"):
+    with pytest.raises(ProblemError, match="is a list: .* DLPack"):
         library.matmul([[1.0]], Cuda(W.T), Cuda(OUT))

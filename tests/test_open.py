@@ -87,7 +87,7 @@ def test_a_record_of_another_schema_is_refused(copied: Path) -> None:
 
 def test_a_record_that_the_launcher_cannot_use_is_told(tmp_path: Path) -> None:
     Library(tmp_path).publish(*make_record("one"))
-    with pytest.raises(LibraryError, match="grid rule 'tiles' is unknown here"):
+    with pytest.raises(LibraryError, match="grid rule 'tiles' is unknown"):
         hgemm.open(tmp_path).table  # noqa: B018
 
 

@@ -77,7 +77,7 @@ def test_verify_prints_a_line_a_variant(driver: FakeDriver, folder: Path) -> Non
     assert good.startswith("ok    hgemm_good  2/2 shapes  worst error/bound 0.") and other.startswith(
         "ok    hgemm_other"
     )
-    assert unfit.startswith("skip  hgemm_unfit  a kernel for sm_120 does not run on sm_90")
+    assert unfit.startswith("skip  hgemm_unfit  kernels for sm_120 do not run on sm_90")
     assert summary == "2 variants passed, 0 failed, 1 left out; 4 shapes passed" and result.exit_code == 0
 
 
@@ -137,7 +137,7 @@ def test_without_a_gpu_both_verbs_say_so_in_one_line(folder: Path, monkeypatch: 
     for verb, arguments in (("verify", ["--device"]), ("run", ["hgemm_good", *sizes])):
         error = call(verb, "--library", folder, *arguments).exception
         assert isinstance(error, DeviceError) and error.exit_code == 1
-        assert str(error) == "no NVIDIA GPU here: the driver says CUDA_ERROR_NO_DEVICE"
+        assert str(error) == "no NVIDIA GPU here: the driver returned CUDA_ERROR_NO_DEVICE"
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------
