@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hgemm.dtypes import SPELLINGS
-
 
 class HgemmError(Exception):
     """The base class of all errors that are reported as one line. `exit_code` is the exit code of the command."""
@@ -60,7 +58,9 @@ def __getattr__(name: str) -> Any:
 
 def closest_words(text: str, words: Iterable[str], count: int = 1, cutoff: float = 0.7) -> list[str]:
     """Return the words that a misspelt one probably stands for, the best match first."""
-    import difflib  # needed for misspelt words only
+    import difflib  # both are needed for misspelt words only
+
+    from hgemm.dtypes import SPELLINGS
 
     known, plain = [*words], text.strip().lower()
     synonyms = [word for word in known if word == SPELLINGS.get(plain)]

@@ -306,7 +306,7 @@ def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: Computin
     a, w, out = numbers(41, 64), numbers(48, 64), numbers(41, 48)
     with pytest.raises(ProblemError, match="the arrays do not fit MatmulPlan.40x48x64.*: m is 41, not 40"):
         plan(Cuda(a), Cuda(w.T), Cuda(out))
-    with pytest.raises(ProblemError, match="layout tn needs that"):
+    with pytest.raises(ProblemError, match="as layout tn requires"):
         plan(Cuda(a[:40]), Cuda(numbers(64, 48)), Cuda(out[:40]))
     misplaced = placed(a[:40], offset_elements=1)
     with pytest.raises(ProblemError, match="A begins at an address that is not a multiple of 16 B"):

@@ -240,11 +240,11 @@ def test_no_variant_is_told_with_what_is_missing() -> None:
     with pytest.raises(UnsupportedError, match="--arch 90 --types f16:f32 --layout nt --bias row --add` makes one"):
         selector.choose(SelectionQuery(Kind("nt", dtype_d="f32", bias="row"), 1, 1, 1))
     for types in (("f16", "bf16"), ("f32", "f32")):
-        with pytest.raises(UnsupportedError, match="A and B are both f16, both bf16, or f32 multiplied as tf32"):
+        with pytest.raises(UnsupportedError, match="use f16 or bf16 for both A and B"):
             selector.choose(SelectionQuery(Kind("tn", *types), 1, 1, 1))
     with pytest.raises(
         UnsupportedError,
-        match=r"takes 64x64x64: (\d+) of \1 need more shared memory .a CTA has 4096 B., \d+ of \1 need more work",
+        match=r"supports 64x64x64: (\d+) of \1 need more shared memory .a CTA has 4096 B., \d+ of \1 need more work",
     ):
         Selector(catalog_table(), Target((9, 0), 132, 4096)).choose(SelectionQuery(Kind(), 64, 64, 64))
     with pytest.raises(
