@@ -43,7 +43,6 @@ UPWARD: set[tuple[str, str]] = {
     ("generator.expectation", "generator.build"),
     ("generator.cutlass_names", "generator.build"),
     ("generator.store", "generator.build"),
-    ("generator.build", "generator.proof"),
 }
 """Imports that still point up. Only remove lines from this table."""
 

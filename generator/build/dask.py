@@ -8,7 +8,7 @@ import logging
 import platform
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,10 +77,10 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """What is sent along with plans: what may pass, whether each is proved, and who the sender is."""
+    """What is sent with the plans. Fields: `prover` makes the prover of a worker; None registers kernels without a proof."""
 
     allow_spills: bool
-    prove: bool
+    prover: Callable[[], Prover] | None
     identity: Mapping[str, str]
 
 
@@ -90,7 +90,7 @@ class Cluster:
 
     address: str
     allow_spills: bool = False
-    prove: bool = False
+    prover: Callable[[], Prover] | None = None
     patience_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Cluster:
 
         Raises: HgemmError where the cluster cannot be reached, differs from this machine, or has no worker for too long.
         """
-        task = partial(build_here, order=Order(self.allow_spills, self.prove, identity()))
+        task = partial(build_here, order=Order(self.allow_spills, self.prover, identity()))
         with _connected(self.address, self.patience_s) as client:
             _refuse_others(client)
             watch = _Watch(client, self.patience_s)
@@ -120,14 +120,14 @@ def build_here(plans: Sequence[Plan], order: Order) -> list[Product]:
     differs = difference(order.identity, identity())
     if differs:
         raise HgemmError(_refusal([f"a worker on {platform.node()}: {differs}"]))
-    return build(plans, BuildOptions(templates_folder(), order.allow_spills, _prover() if order.prove else None))
+    prover = _prover(order.prover) if order.prover else None
+    return build(plans, BuildOptions(templates_folder(), order.allow_spills, prover))
 
 
 @cache
-def _prover() -> Prover:
-    from generator.proof import jobs as emulate  # only where kernels are proved
-
-    return emulate.Prover(emulate.host_toolchain())
+def _prover(make: Callable[[], Prover]) -> Prover:
+    """Make the prover of this worker once."""
+    return make()
 
 
 @contextmanager

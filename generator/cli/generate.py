@@ -96,9 +96,10 @@ def _crew(options: dict[str, Any]) -> WorkerPool | None:
     if options["jobs"]:
         raise RequestError("-j counts processes of this machine, and a cluster has its own workers: leave -j out")
     from generator.build.dask import Cluster  # only where it is asked for
+    from generator.proof.jobs import local_prover
 
-    prove = options["verify"] == "emulate"
-    return Cluster(options["address"], options["allow_spills"], prove, options["worker_timeout"])
+    prover = local_prover if options["verify"] == "emulate" else None
+    return Cluster(options["address"], options["allow_spills"], prover, options["worker_timeout"])
 
 
 def _refuse_unprovable(asked: Sweep) -> None:
@@ -114,9 +115,9 @@ def _prover(options: dict[str, Any]) -> Prover | None:
     """Return what --verify asks for. Raises HgemmError where this machine has no C++ compiler."""
     if options["verify"] != "emulate" or options["dry_run"]:
         return None
-    from generator.proof.jobs import Prover, host_toolchain  # only where it is asked for
+    from generator.proof.jobs import local_prover  # only where it is asked for
 
-    return Prover(host_toolchain())
+    return local_prover()
 
 
 def requested(options: dict[str, Any]) -> Sweep:
