@@ -1,4 +1,4 @@
-"""The problems that a variant is checked on: shapes, and how their operands lie in memory."""
+"""The problems that a variant is checked on: shapes, scalars, and the memory layout of operands. Needs no NumPy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hgemm.problem import MAX_EXTENT
 
 _SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40}))?")
 _SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0))
-"""alpha and beta, case after case; powers of two, so that they keep integers exact."""
+"""alpha and beta of successive cases. Powers of two keep integers exact."""
 _TALL_TILES = 9
-"""Tiles along one side that are more than the largest planned raster group of 8."""
+"""More tiles along one side than the largest raster group, which is 8."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Extents of one problem, written 33x65x17 or, with a batch, 33x65x17@3."""
+    """Extents of a problem. They are written 33x65x17, or 33x65x17@3 with a batch."""
 
     m: int
     n: int
@@ -27,22 +27,22 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Read a shape. Raises RequestError where it is malformed, or an extent is 0 or too large."""
+        """Parse a shape. Raises RequestError if it is malformed, or an extent is 0 or too large."""
         match = _SHAPE.fullmatch(text.strip().lower())
         if not match:
             raise RequestError(f"shape {text!a} is malformed: write it as MxNxK or MxNxK@BATCH, such as 33x65x17@3")
         shape = cls(*(int(group or 1) for group in match.groups()))
         for name, extent in vars(shape).items():
             if not 1 <= extent <= MAX_EXTENT:
-                raise RequestError(f"shape {text!a} is not taken: {name} is {extent}, it may be 1 to {MAX_EXTENT}")
+                raise RequestError(f"shape {text!a} is out of range: {name} is {extent}, use 1 to {MAX_EXTENT}")
         return shape
 
     @classmethod
     def parse_list(cls, text: str) -> tuple[Shape, ...]:
-        """Read shapes that commas part. Raises RequestError where one is malformed or there is none."""
+        """Parse comma-separated shapes. Raises RequestError if one is malformed, or there is none."""
         found = tuple(cls.parse(word) for word in text.split(",") if word.strip())
         if not found:
-            raise RequestError("no shape is named: write them as 128x128x64,33x65x17@3")
+            raise RequestError("no shape is given: write shapes as 128x128x64,33x65x17@3")
         return found
 
     def __str__(self) -> str:
@@ -51,11 +51,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """One check: a shape, scalars, and the operands' places.
+    """One check: a shape, scalars, and the memory layout of the operands.
 
-    Fields: `loose` leaves unused elements after every row and every matrix of a batch; `broadcast` names the operands
-        (of a, b, c, bias) whose one matrix serves the whole batch; `in_place` gives C, which beta then adds, and D the
-        same memory.
+    Fields: `loose` leaves gaps after each row and each matrix of a batch. `broadcast` lists the operands (of a, b, c, bias) that
+        have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in the same memory.
     """
 
     shape: Shape
@@ -72,19 +71,19 @@ class Case:
 
 
 def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
-    """Return the cases that every variant must pass, made from its own tile.
+    """Return the cases that every variant must pass. Their shapes depend on its tile.
 
-    `resident_ctas` is how many CTAs the device holds: a persistent variant gets a problem with more tiles than that, and one of
-    stream-K such with fewer and more, whose k it shares.
+    `resident_ctas` CTAs fit on the device. A persistent variant gets a problem with more tiles than that. A stream-K variant
+    gets problems with fewer and with more tiles.
     """
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     plain = [
-        (2 * m, 2 * n, 4 * k, False),  # whole tiles
+        (2 * m, 2 * n, 4 * k, False),  # multiples of the tile
         (m + 1, n, 2 * k, False),
         (m, n + 3, 2 * k, True),
         (m, n, 2 * k + 7, False),
         (1, 1, 1, False),
-        (m // 2 + 3, n - 1, k // 2 - 3, True),  # less than a k-tile
+        (m // 2 + 3, n - 1, k // 2 - 3, True),  # k below one k-tile
         (m + 5, n + 9, 1, False),
         (131, 257, 67, True),
         (127, 61, 509, False),
@@ -96,18 +95,20 @@ def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
         (3 * m + 2, 1, 4 * k + 2, True),
     ]
     cases = [Case(Shape(*extents), *_scalars(traits, at), loose) for at, (*extents, loose) in enumerate(plain)]
-    ragged = Shape(m - 3, n + 5, 2 * k + 1, 3)
+    batched = Shape(m - 3, n + 5, 2 * k + 1, 3)
     cases += [
-        Case(ragged, *_scalars(traits, 1), loose=True),
-        Case(ragged, *_scalars(traits, 2), broadcast="a"),
-        Case(ragged, *_scalars(traits, 3), loose=True, broadcast="b,c,bias"),
+        Case(batched, *_scalars(traits, 1), loose=True),
+        Case(batched, *_scalars(traits, 2), broadcast="a"),
+        Case(batched, *_scalars(traits, 3), loose=True, broadcast="b,c,bias"),
     ]
     if traits.beta:
         cases.append(Case(Shape(m + 1, n + 1, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
     if traits.grid_rule == "persistent":
-        cases.append(Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(traits, 2)))  # two tiles a batch
+        cases.append(
+            Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(traits, 2))
+        )  # two tiles per matrix
     if traits.grid_rule == "stream_k":
-        few, many = resident_ctas // 8 + 1, resident_ctas // 2 + 2  # of two tiles
+        few, many = resident_ctas // 8 + 1, resident_ctas // 2 + 2  # batches of two tiles
         cases += [
             Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(traits, 1), loose=True),
             Case(Shape(m + 1, 17, 9 * k + 1, many), *_scalars(traits, 2)),
@@ -116,7 +117,7 @@ def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
 
 
 def cases_of(traits: LaunchTraits, shapes: tuple[Shape, ...]) -> list[Case]:
-    """Return one case a shape, with scalars and places that change from one to the next."""
+    """Return one case per shape. Scalars and memory layout change from one to the next."""
     return [Case(shape, *_scalars(traits, at), loose=at % 2 == 1) for at, shape in enumerate(shapes)]
 
 

@@ -1,4 +1,8 @@
-"""The dispatch table of a library: its variants as numbers, in an order that depends on nothing but their records."""
+"""The dispatch table: the variants of a library as numbers, the measurements of them, and the estimate of their time.
+
+The table depends on the records and the measurements only. Estimates are integers, so that the exported C library computes
+the same ones (templates/capi/src/select.c).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
 FORMAT = 6
 EXACT, COMPATIBLE, PTX = range(3)
-"""How a variant's code runs on a device, the preferred way first: its own cubin, an older one's, PTX."""
+"""How code runs on a device, the best first: a cubin for this device, a compatible cubin, or PTX."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +75,17 @@ class Row:
     l2_mib_clocks: int
 
     def work(self, m: int, n: int, batch: int) -> int:
-        """Return the CTA tiles of a problem, those that complete clusters, splits and batches counted."""
+        """Return the CTA tiles of a problem: tiles times splits times batch."""
         return self.tiles(m, n) * self.splits * batch
 
     def tiles(self, m: int, n: int) -> int:
+        """Return the CTA tiles of one D (m, n), including those that complete clusters."""
         clusters_m = -(-m // (self.tile_m * self.cluster_m))
         clusters_n = -(-n // (self.tile_n * self.cluster_n))
         return clusters_m * self.cluster_m * clusters_n * self.cluster_n
 
     def workspace_bytes(self, m: int, n: int, batch: int) -> int:
-        """Return what hgemm.launch.workspace_bytes does."""
+        """Return the workspace of a launch, as hgemm.launch.workspace_bytes."""
         count = self.tiles(m, n) * batch
         counters = -(-self.counter_bytes_per_tile * count // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES
         return counters + self.partial_bytes_per_tile * count + self.partial_bytes_per_cta * self.max_ctas
@@ -102,10 +107,11 @@ Extents = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class SurveyPoint:
-    """One problem that was measured.
+    """One measured problem.
 
-    Fields: `order` has the rows that were compared there, the best first; `ratios` has all that were measured there, each with
-        its time in microseconds over its estimate.
+    Units: ratios are microseconds per estimated clock.
+    Fields: `order` holds the rows that were compared, the best first. `ratios` holds each measured row with its measured time
+        divided by its estimate.
     """
 
     m: int
@@ -126,7 +132,7 @@ class SurveyPoint:
 
 @dataclass(frozen=True)
 class Survey:
-    """What was measured of one kind of product on devices of one compute capability with so many SMs, in the order of extents."""
+    """The measurements of one kind on devices of one compute capability and number of SMs, in the order of extents."""
 
     capability: int
     sms: int
@@ -137,7 +143,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class DispatchTable:
-    """Groups, newest architecture first; rows in the order of their groups; surveys by capability, SMs and kind."""
+    """All variants and measurements. Groups are ordered by architecture, the newest first; rows follow their groups."""
 
     groups: tuple[Group, ...]
     rows: tuple[Row, ...]
@@ -145,11 +151,11 @@ class DispatchTable:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], sessions: Iterable[Session] = ()) -> DispatchTable:
-        """Build it from records, and from what was measured of these variants.
+        """Build the table from records, and from the measurements of these variants.
 
-        Raises: LibraryError for a record that lacks what a launch needs.
+        Raises: LibraryError for a record without a field that a launch or an estimate needs.
         """
-        found = sorted(((LaunchTraits.of(record), record) for record in records), key=_place)
+        found = sorted(((LaunchTraits.of(record), record) for record in records), key=_sort_key)
         groups: list[Group] = []
         rows: list[Row] = []
         for traits, record in found:
@@ -163,54 +169,54 @@ class DispatchTable:
         return cls(tuple(groups), tuple(rows), _surveys(best_known(sessions, keys), groups, rows))
 
     def runnable_groups(self, target: Target) -> list[tuple[int, int]]:
-        """Return the groups that run on a device as (way, group), the preferred way first."""
-        ways = ((code_match(group.arch, target.capability), place) for place, group in enumerate(self.groups))
-        return sorted((way, place) for way, place in ways if way is not None)
+        """Return (code match, index) of each group that runs on a device, the best match first."""
+        matches = ((code_match(group.arch, target.capability), at) for at, group in enumerate(self.groups))
+        return sorted((match, at) for match, at in matches if match is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table as JSON says it."""
+        """Return the table as a JSON document."""
         return {"format": FORMAT, **asdict(self)}
 
 
 def kind_of(traits: LaunchTraits) -> Kind:
-    """Return the kind of product that a variant computes."""
+    """Return the kind that a variant computes."""
     return Kind(
         traits.layout, traits.dtype_a, traits.dtype_b, traits.dtype_d, traits.acc, traits.bias, traits.activation
     )
 
 
 def code_match(arch: str, capability: tuple[int, int]) -> int | None:
-    """Return how code for `arch` runs on a device of this compute capability; None where it does not."""
+    """Return how code for `arch` runs on a device of this compute capability, or None if it does not."""
     if cubin_runs(arch, capability):
         number = int("".join(re.findall("[0-9]", arch)))
         return EXACT if divmod(number, 10) == capability else COMPATIBLE
     return PTX if ptx_runs(arch, capability) else None
 
 
-def _place(found: tuple[LaunchTraits, Mapping[str, Any]]) -> tuple:
+def _sort_key(found: tuple[LaunchTraits, Mapping[str, Any]]) -> tuple:
     traits, record = found
     return row_order(traits, record["spec"].get("form", "atoms"))
 
 
 def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple:
-    """Return what rows are sorted by. Of tiles that are thought equal the taller comes first, then the one on atoms.
+    """Return the sort key of rows. If estimates are equal, the taller tile comes first, then form atoms.
 
-    Source: benchmarks/data/mma_sync_h200.json: 256x128 beside 128x256, 2 to 3 % faster from 2048 to 8192.
+    Source: benchmarks/data/mma_sync_h200.json: 256x128 is 2 to 3 % faster than 128x256 from 2048 to 8192.
     """
     number = int("".join(re.findall("[0-9]", traits.arch)))
     return -number, traits.arch, kind_of(traits).code, -traits.tile_m, form != "atoms", traits.symbol
 
 
 def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> Row:
-    """Return a variant, or one that is only planned, as selection sees it.
+    """Return the row of a variant, which may be planned and not yet built.
 
-    Raises: LibraryError for a record whose spec is none, of which nothing can be estimated.
+    Raises: LibraryError if the record lacks a field that the estimate needs.
     """
     try:
         clocks = clocks_of(record)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RequestError) as error:
         raise LibraryError(
-            f"{traits.symbol}: its record says too little to choose it ({error!r}): generate it anew"
+            f"{traits.symbol}: its record lacks a field of the cost estimate ({error!r}): regenerate the variant"
         ) from error
     return Row(
         symbol=traits.symbol,
@@ -250,55 +256,55 @@ def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> R
     )
 
 
-# ---- Measurements ---------------------------------------------------------------------------------------------------
+# ==== Measurements ====
 
 
 def _surveys(
-    standing: Mapping[ProblemKey, BestKnown], groups: Sequence[Group], rows: Sequence[Row]
+    measured: Mapping[ProblemKey, BestKnown], groups: Sequence[Group], rows: Sequence[Row]
 ) -> tuple[Survey, ...]:
     parts: dict[tuple[int, int, int], dict[Extents, BestKnown]] = {}
-    for (capability, sms, kind, *extents), found in sorted(standing.items(), key=lambda item: item[0]):
+    for (capability, sms, kind, *extents), found in sorted(measured.items(), key=lambda item: item[0]):
         if capability in TYPICAL:
             parts.setdefault((capability, sms, kind), {})[tuple(extents)] = found
     surveys = []
     for (capability, sms, kind), part in parts.items():
-        places = {row.symbol: at for at, row in enumerate(rows) if kind_supports(groups[row.group].kind, kind)}
+        indices = {row.symbol: at for at, row in enumerate(rows) if kind_supports(groups[row.group].kind, kind)}
         target = Target.typical(f"sm_{capability}", sms)
         devices = tuple(sorted({found.device for found in part.values()}))
         surveys.append(
-            Survey(capability, sms, kind, devices, _problems(Kind.from_code(kind), part, places, rows, target))
+            Survey(capability, sms, kind, devices, _survey_points(Kind.from_code(kind), part, indices, rows, target))
         )
     return tuple(surveys)
 
 
-def _problems(
-    kind: Kind, part: Mapping[Extents, BestKnown], places: Mapping[str, int], rows: Sequence[Row], target: Target
+def _survey_points(
+    kind: Kind, part: Mapping[Extents, BestKnown], indices: Mapping[str, int], rows: Sequence[Row], target: Target
 ) -> tuple[SurveyPoint, ...]:
     ratios = []
     for extents, found in part.items():
-        timed = {places[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in places}
-        wanted = SelectionQuery.dense(kind, extents)
-        ratios.append({at: time_us / estimate_clocks(rows[at], wanted, target) for at, time_us in timed.items()})
-    orders = [tuple(places[symbol] for symbol in found.order if symbol in places) for found in part.values()]
+        timed = {indices[symbol]: time_us for symbol, time_us in found.times_us.items() if symbol in indices}
+        query = SelectionQuery.dense(kind, extents)
+        ratios.append({at: time_us / estimate_clocks(rows[at], query, target) for at, time_us in timed.items()})
+    orders = [tuple(indices[symbol] for symbol in found.order if symbol in indices) for found in part.values()]
     return tuple(
-        SurveyPoint(*extents, order, tuple(sorted(its.items())))
-        for extents, order, its in zip(part, orders, ratios, strict=True)
+        SurveyPoint(*extents, order, tuple(sorted(of_point.items())))
+        for extents, order, of_point in zip(part, orders, ratios, strict=True)
     )
 
 
-# ==== How long a variant is thought to take, in clocks of an SM: whole numbers only, so that C counts the same ====
-
+# ==== The estimate of a variant's time, in integers ====
 
 LIMIT = 2**62
-"""The cost of what would cost more, and the elements of what has more."""
+"""Estimates and numbers of elements are capped here."""
 KIB_LIMIT = 2**40
-"""So many KiB, or k-tiles, count for more."""
+"""KiB of memory traffic and numbers of k-tiles are capped here."""
 SMEM_RESERVED_BYTES_PER_CTA = 1024
-"""What the system takes of each CTA's shared memory. Source: CUDA C++ Programming Guide 12.6, "Compute Capability 8.x"."""
-AGAIN_BITS = 12
+"""Shared memory that the system reserves per CTA. Source: CUDA C++ Programming Guide 12.6, "Compute Capability 8.x"."""
+L2_BITS = 12
+"""`Clocks.l2` is the time of 2^L2_BITS k-tiles, so that it is precise as an integer."""
 
 CARD_ARCH = {87: 86, 88: 86, 100: 90, 103: 90, 110: 90, 121: 120}
-"""Architectures that no card's table is of, and the one by whose card they are estimated."""
+"""Architectures without a table of a card, and the architecture whose card stands in for it."""
 MIB = 2**20
 
 
@@ -329,7 +335,7 @@ class Clocks:
 
 
 def clocks_of(record: Mapping[str, Any]) -> Clocks:
-    """Return the numbers of a variant."""
+    """Return the coefficients of a variant from its record."""
     spec, card = record["spec"], _card(record["arch"])
     shape, constants, mhz = (
         Shape.of(spec, card, record["resources"]["ctas_per_sm"]),
@@ -337,23 +343,23 @@ def clocks_of(record: Mapping[str, Any]) -> Clocks:
         card["sm_mhz"],
     )
     wgmma = by_wgmma(spec)
-    its, straddled = (cycles_of(shape, wgmma, part, constants, mhz) for part in (0, 1))
+    aligned, straddled = (cycles_of(shape, wgmma, part, constants, mhz) for part in (0, 1))
     dram_bytes_per_clock = card.dram_gbytes_per_s * 1e3 * constants.dram_part / mhz
-    again_bytes_per_clock = constants.again_bytes_per_cycle * card.sms
+    l2_bytes_per_clock = constants.again_bytes_per_cycle * card.sms
     return Clocks(
         tiles_per_sm=shape.tiles_per_sm,
         cluster_ctas=shape.cluster_ctas,
         unusable_sms=card.sms - int(card.get("cluster4_sms") or card.sms) if shape.cluster_ctas >= 4 else 0,
-        k_tile=round(its.k_tile),
-        straddling=round(straddled.k_tile - its.k_tile),
-        tile=round(its.tile),
-        single_k_tile=round(its.single_k_tile),
-        single_tile=round(its.single_tile),
-        launch=round(its.start),
+        k_tile=round(aligned.k_tile),
+        straddling=round(straddled.k_tile - aligned.k_tile),
+        tile=round(aligned.tile),
+        single_k_tile=round(aligned.single_k_tile),
+        single_tile=round(aligned.single_tile),
+        launch=round(aligned.start),
         dram_start=round(constants.dram_start_us * mhz),
         dram_mib=round(MIB / dram_bytes_per_clock),
-        l2=round(shape.loaded_bytes / again_bytes_per_clock * (1 << AGAIN_BITS)),
-        l2_mib=round(MIB / again_bytes_per_clock),
+        l2=round(shape.loaded_bytes / l2_bytes_per_clock * (1 << L2_BITS)),
+        l2_mib=round(MIB / l2_bytes_per_clock),
     )
 
 
@@ -361,50 +367,50 @@ def _card(arch: str) -> Card:
     number = int("".join(digit for digit in arch if digit.isdigit()))
     card = usual_card(CARD_ARCH.get(number, number))
     if card is None:
-        raise KeyError(f"no card of {arch} has a table")
+        raise KeyError(f"no card table for {arch}")
     return card
 
 
-def estimate_clocks(row: Row, wanted: SelectionQuery, target: Target) -> int:
-    """Estimate a launch of a variant whose CTA tiles, splits and batches counted, are at most 2^31 - 1."""
-    work = row.work(wanted.m, wanted.n, wanted.batch)
-    k_tiles = _up(_up(max(wanted.k, 1), row.tile_k), row.splits)
-    busiest = _up(work, sms_used(row, target))
-    rounds = _up(busiest, tiles_per_sm(row, target))
-    more = row.straddling_clocks * wanted.straddling // 2
-    busy = busiest * (k_tiles * (row.k_tile_clocks + more) + row.tile_clocks)
-    single = rounds * (k_tiles * (row.single_k_tile_clocks + more) + row.single_tile_clocks)
-    sm, memory = min(max(busy, single), LIMIT), _memory(row, wanted, work, k_tiles)
-    return min(row.launch_clocks + _both(max(sm, memory), min(sm, memory)), LIMIT)
+def estimate_clocks(row: Row, query: SelectionQuery, target: Target) -> int:
+    """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks."""
+    work = row.work(query.m, query.n, query.batch)
+    k_tiles = _ceil_div(_ceil_div(max(query.k, 1), row.tile_k), row.splits)
+    busiest = _ceil_div(work, sms_used(row, target))
+    rounds = _ceil_div(busiest, tiles_per_sm(row, target))
+    extra = row.straddling_clocks * query.straddling // 2
+    busy = busiest * (k_tiles * (row.k_tile_clocks + extra) + row.tile_clocks)
+    single = rounds * (k_tiles * (row.single_k_tile_clocks + extra) + row.single_tile_clocks)
+    sm, memory = min(max(busy, single), LIMIT), _memory(row, query, work, k_tiles)
+    return min(row.launch_clocks + _overlapped(max(sm, memory), min(sm, memory)), LIMIT)
 
 
-def _both(longer: int, shorter: int) -> int:
-    """Return nearly the root of the sum of squares, 3 % less at most: what a quarter as long takes does not show."""
+def _overlapped(longer: int, shorter: int) -> int:
+    """Return about sqrt(longer^2 + shorter^2), at most 3 % less. A part below a quarter of the other adds nothing."""
     return longer + max(shorter // 2 - longer // 8, 0)
 
 
-def _up(x: int, y: int) -> int:
+def _ceil_div(x: int, y: int) -> int:
     return -(-x // y)
 
 
-def _memory(row: Row, wanted: SelectionQuery, work: int, k_tiles: int) -> int:
-    """Return what DRAM takes to bring A and B once and to take D, and L2 to bring what was read before."""
-    operands = min((wanted.m + wanted.n) * wanted.k * wanted.batch, LIMIT)
-    results = min(wanted.m * wanted.n * wanted.batch, LIMIT)
+def _memory(row: Row, query: SelectionQuery, work: int, k_tiles: int) -> int:
+    """Return the time of DRAM to read A and B once and write D, plus that of L2 to read the rest."""
+    operands = min((query.m + query.n) * query.k * query.batch, LIMIT)
+    results = min(query.m * query.n * query.batch, LIMIT)
     kib = min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
-    loaded = min(work * k_tiles, KIB_LIMIT) * row.l2_clocks >> AGAIN_BITS
-    again = max(loaded - (kib * row.l2_mib_clocks >> 10), 0)
-    return row.dram_start_clocks + (kib * row.dram_mib_clocks >> 10) + again
+    loaded = min(work * k_tiles, KIB_LIMIT) * row.l2_clocks >> L2_BITS
+    l2 = max(loaded - (kib * row.l2_mib_clocks >> 10), 0)
+    return row.dram_start_clocks + (kib * row.dram_mib_clocks >> 10) + l2
 
 
 def sms_used(row: Row, target: Target) -> int:
-    """Return the SMs of a device that a variant's clusters can use."""
+    """Return the SMs of a device that the clusters of a variant can use."""
     sms = target.sms - row.unusable_sms if target.sms > row.unusable_sms else target.sms
     return max(sms // row.cluster_ctas, 1) * row.cluster_ctas
 
 
 def tiles_per_sm(row: Row, target: Target) -> int:
-    """Return the tiles of a variant that an SM of a device works on at once, which hide one another's waiting."""
+    """Return the tiles that an SM processes at the same time, as far as its shared memory allows."""
     if row.tensor_maps:
         return row.tiles_per_sm
     reserved = SMEM_RESERVED_BYTES_PER_CTA

@@ -1,6 +1,7 @@
-"""How near problems are, and what the measured ones near a problem say of the estimates there.
+"""Measurements of a library: sessions as files, how they are read and written, and the best known variants after all of them.
 
-Octaves are whole numbers, sixteenths of a power of 2, that templates/capi/src/select.c counts in the same way.
+A session is one run of a program on one device. It is the file `measurements/<session>.jsonl` of a library: a header, variants,
+and one result per problem. Each line begins with a hash of all lines up to it, so damage is detected.
 """
 
 from __future__ import annotations
@@ -36,12 +37,11 @@ from hgemm.record import (
     text,
 )
 
-# ==== One session of measurements, as the file `measurements/<session>.jsonl` of a library says it ====
-
+# ==== The schema of a session ====
 
 FOLDER = "measurements"
 SCHEMA = 1
-_DIGITS = 16
+_HASH_DIGITS = 16
 _LOG = logging.getLogger(__name__)
 
 SESSION_NAME = text(r"[0-9]{8}t[0-9]{12}z_[0-9a-f]{8}", "a session's name: date, time to the microsecond, 8 digits")
@@ -75,34 +75,37 @@ _PROBLEM = fields(
         **{name: text("|".join(words), f"one of {', '.join(words)}") for name, words in _WORDS.items()},
     }
 )
-_LEAST_US = 1e-6
+_MIN_TIME_US = 1e-6
 
 
-def _session_times(value: Any, field: str) -> None:
-    """Accept a list of a variant's number and microseconds, where it was timed in rounds also their spread and number.
+def _check_times(value: Any, field: str) -> None:
+    """Accept a list of [variant, time_us] or [variant, time_us, spread_us, rounds].
 
-    A session has thousands of them: they are looked at here, at once.
+    A session has thousands of them, so one function checks them all.
     """
     if type(value) is not list:
         raise Mismatch(f"{field} must be a list")
-    for place, time in enumerate(value):
+    for at, time in enumerate(value):
         if type(time) is not list or len(time) not in (2, 4) or type(time[0]) is not int:
             raise Mismatch(
-                f"{field}[{place}] must be a number of a variant and a time, and may have a spread and rounds"
+                f"{field}[{at}] must be the number of a variant and a time, then optionally a spread and rounds"
             )
         if any(type(one) not in (int, float) or not 0 <= one < 1e18 for one in time):
-            raise Mismatch(f"{field}[{place}] must have finite numbers of 0 or more")
+            raise Mismatch(f"{field}[{at}] must have finite numbers from 0")
 
 
 _RESULT = fields(
-    {"problem": _PROBLEM, "state": NAME, "date": _DATE, "times": _session_times},
+    {"problem": _PROBLEM, "state": NAME, "date": _DATE, "times": _check_times},
     optional={"decided": boolean, "clocks": plain, "baseline": plain},
 )
 
 
+# ==== A session in memory ====
+
+
 @dataclass(frozen=True)
 class MeasuredProblem:
-    """A problem whose operands lie dense. Shapes: as in hgemm.launch_traits.LaunchTraits."""
+    """A problem whose operands are dense. Shapes: as in hgemm.launch_traits.LaunchTraits."""
 
     m: int
     n: int
@@ -128,7 +131,7 @@ class MeasuredProblem:
 
 @dataclass(frozen=True)
 class MeasuredVariant:
-    """A variant that was measured: its name, its content key, and what made it."""
+    """A variant that was measured: its symbol, its content key and its toolchain."""
 
     symbol: str
     key: str
@@ -137,7 +140,7 @@ class MeasuredVariant:
 
 @dataclass(frozen=True)
 class VariantTime:
-    """What one variant took. Fields: `variant` is its number; one that was only screened has no rounds and no spread."""
+    """The time of one variant. `variant` is its number in the session. A variant that was only screened has 0 rounds."""
 
     variant: int
     time_us: float
@@ -147,7 +150,7 @@ class VariantTime:
 
 @dataclass(frozen=True)
 class Result:
-    """One problem: the times of its variants, the one that was decided for first, and the others by their time."""
+    """The times of the variants for one problem: the chosen variant first, the others by their time."""
 
     problem: MeasuredProblem
     state: str
@@ -160,7 +163,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Session:
-    """What a program measured on one device, as far as it came; `lines` are the file's that were read."""
+    """The measurements of one run on one device. It may be incomplete. `lines` are those read from the file."""
 
     header: Mapping[str, Any]
     variants: tuple[MeasuredVariant, ...]
@@ -172,15 +175,11 @@ class Session:
         return self.header["session"]
 
 
-def chained(before: str, entry: Mapping[str, Any]) -> tuple[str, bytes]:
-    """Return the digits of the line after the one with the digits `before`, and that line."""
-    document = json.dumps(entry, sort_keys=True, separators=(",", ":"))
-    digits = hashlib.sha256((before + document).encode()).hexdigest()[:_DIGITS]
-    return digits, f"{digits} {document}\n".encode()
+# ==== Reading sessions ====
 
 
 def session_paths(library: Path) -> list[Path]:
-    """Return the files of a library's sessions, the oldest first; without those whose writer was stopped in the first line."""
+    """Return the files of a library's sessions, the oldest first. Files without a complete first line are ignored."""
     return sorted(path for path in (library / FOLDER).glob("*.jsonl") if _is_begun(path))
 
 
@@ -191,11 +190,11 @@ def _is_begun(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # whoever reads it is told why that fails
+        return True  # reading it reports the error
 
 
 def read_sessions(library: Path) -> list[Session]:
-    """Return the sessions of a library, the oldest first. What cannot be trusted is told of, and left out."""
+    """Return the sessions of a library, the oldest first. Invalid ones are logged as warnings and ignored."""
     found = []
     for path in session_paths(library):
         try:
@@ -206,9 +205,9 @@ def read_sessions(library: Path) -> list[Session]:
 
 
 def read_session(path: Path) -> Session:
-    """Read one session. Raises LibraryError where a line before the last is not what was written, or has another schema."""
+    """Read one session. Raises LibraryError if a complete line is damaged or has another schema."""
     with disk_errors("read", path):
-        *lines, _ = path.read_bytes().split(b"\n")  # after the last whole line there is nothing, or what was cut short
+        *lines, _ = path.read_bytes().split(b"\n")  # the rest is empty, or a line that was not completed
     try:
         return _parse(path, lines)
     except Mismatch as error:
@@ -220,10 +219,10 @@ def read_session(path: Path) -> Session:
 def _parse(path: Path, lines: list[bytes]) -> Session:
     entries = list(_entries(lines))
     if not entries:
-        raise Mismatch("it has no whole line")
+        raise Mismatch("it has no complete line")
     _HEADER(entries[0], "the header")
     if entries[0]["session"] != path.stem:
-        raise Mismatch(f"its session is {entries[0]['session']}, not its name")
+        raise Mismatch(f"its header names session {entries[0]['session']}, not the file")
     variants: list[MeasuredVariant] = []
     results: list[Result] = []
     for number_of_line, entry in enumerate(entries[1:], 2):
@@ -241,34 +240,41 @@ def _result(entry: Mapping[str, Any], field: str, variants: int) -> Result:
     times = tuple(VariantTime(*time) for time in entry["times"])
     for time in times:
         if time.variant not in range(variants):
-            raise Mismatch(f"{field} names variant {time.variant}, which no line before it has")
-        if time.time_us < _LEAST_US:
+            raise Mismatch(f"{field} uses variant {time.variant}, but no earlier line defines it")
+        if time.time_us < _MIN_TIME_US:
             raise Mismatch(f"{field} has a time of {time.time_us:g} us")
     return Result(**{**entry, "problem": MeasuredProblem(**entry["problem"]), "times": times})
 
 
 def _entries(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     before = ""
-    for place, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, 1):
         digits, _, document = line.partition(b" ")
-        expected = hashlib.sha256(before.encode() + document).hexdigest()[:_DIGITS]
+        expected = hashlib.sha256(before.encode() + document).hexdigest()[:_HASH_DIGITS]
         if digits.decode("ascii", "replace") != expected:
-            raise Mismatch(f"line {place} is not what was written (its hash differs)")
+            raise Mismatch(f"line {number} was changed (its hash differs)")
         try:
             entry = json.loads(document)
         except (ValueError, RecursionError):
-            raise Mismatch(f"line {place} is no JSON") from None
+            raise Mismatch(f"line {number} is not JSON") from None
         if not isinstance(entry, dict):
-            raise Mismatch(f"line {place} is no object")
+            raise Mismatch(f"line {number} is not an object")
         before = expected
         yield entry
 
 
-# ==== Writing a session: lines are only added, each forced to disk before the next is measured ====
+# ==== Writing a session: lines are appended, each synced to disk before the next problem is measured ====
+
+
+def chained(before: str, entry: Mapping[str, Any]) -> tuple[str, bytes]:
+    """Return the hash and the text of a line. `before` is the hash of the previous line, empty for the first one."""
+    document = json.dumps(entry, sort_keys=True, separators=(",", ":"))
+    digits = hashlib.sha256((before + document).encode()).hexdigest()[:_HASH_DIGITS]
+    return digits, f"{digits} {document}\n".encode()
 
 
 def now() -> str:
-    """Return the date and time in UTC, as sessions write it."""
+    """Return the date and time in UTC, in the format of sessions."""
     return _written(datetime.datetime.now(datetime.timezone.utc))
 
 
@@ -277,7 +283,7 @@ def _written(time: datetime.datetime) -> str:
 
 
 class SessionWriter:
-    """A new session of a library; its file appears with its first line. Raises LibraryError where it cannot be written."""
+    """Writes a new session of a library. Raises LibraryError if the file cannot be written."""
 
     def __init__(self, library: Path, **header: Any) -> None:
         begun = datetime.datetime.now(datetime.timezone.utc)
@@ -293,7 +299,7 @@ class SessionWriter:
     def add(
         self, problem: MeasuredProblem, state: str, tested: Sequence[tuple[MeasuredVariant, VariantTime]], **more: Any
     ) -> None:
-        """Add the result of one problem: variants and times in the order of preference; their numbers are set here."""
+        """Append the result of one problem. `tested` is in the order of preference; variants are numbered here."""
         entries: list[Mapping[str, Any]] = []
         times = []
         for one, time in tested:
@@ -316,26 +322,25 @@ class SessionWriter:
             self._digits, line = chained(self._digits, entry)
             text += line
         with disk_errors("write", self.path):
-            while text:  # a disk that is nearly full takes a part
+            while text:  # a nearly full disk writes a part
                 text = text[os.write(self._file, text) :]
             os.fsync(self._file)
 
 
-# ==== What stands for a problem after all sessions ====
-
+# ==== The best known variants after all sessions ====
 
 ProblemKey = tuple[int, int, int, int, int, int, int]
 """Compute capability, SMs, kind, m, n, k and batch."""
 DISPATCH_STATE = "steady"
-"""What dispatch goes by: the state of a device that works all the time."""
+"""Selection uses measurements in this state of the device: under constant load."""
 
 
 @dataclass(frozen=True)
 class BestKnown:
-    """What was measured for one problem on one kind of device.
+    """The measurements of one problem on one type of device, combined from all sessions.
 
-    Fields: `order` has the variants that were compared with the best one, which is first; `times_us` has those too that
-        were only measured in other sessions, in terms of the session that stands; `device` and `date` are that session's.
+    Fields: `order` holds the variants that were compared with the best one, which is first. `times_us` also holds variants of
+        other sessions, scaled to the session that `order`, `device` and `date` come from.
     """
 
     order: tuple[str, ...]
@@ -345,41 +350,40 @@ class BestKnown:
 
 
 def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[ProblemKey, BestKnown]:
-    """Return what stands for each problem, of the variants whose content keys are `keys` by symbol.
+    """Return the best known variants of each problem. `keys` holds the content keys of the library's variants by symbol.
 
-    A session puts its order in the place of an older one where it measured the variant that stood: only then was that
-    one compared with what is to be preferred to it.
+    A session supersedes an older one if it re-measured the current best: only then was that one compared with the new best.
     """
     found: dict[ProblemKey, BestKnown] = {}
     for session in sessions:
         device = session.header["capability"], session.header["sms"]
         for result in session.results:
-            times = _standing_times(session, result, keys)
+            times = _current_times(session, result, keys)
             if result.state == DISPATCH_STATE and times:
-                place = (*device, result.problem.kind.code, *result.problem.extents)
+                key = (*device, result.problem.kind.code, *result.problem.extents)
                 new = BestKnown(tuple(times), times, session.header["device"], result.date)
-                found[place] = _joined(found.get(place), new)
+                found[key] = _combined(found.get(key), new)
     return found
 
 
-def _standing_times(session: Session, result: Result, keys: Mapping[str, str]) -> dict[str, float]:
-    """Return the times by symbol, in the order of the result, of variants that are still what was measured."""
+def _current_times(session: Session, result: Result, keys: Mapping[str, str]) -> dict[str, float]:
+    """Return the times by symbol, in the order of the result. Variants that changed since are left out."""
     tested = ((session.variants[time.variant], time.time_us) for time in result.times)
     return {one.symbol: time_us for one, time_us in tested if keys.get(one.symbol) == one.key}
 
 
-def _joined(old: BestKnown | None, new: BestKnown) -> BestKnown:
+def _combined(old: BestKnown | None, new: BestKnown) -> BestKnown:
     if old is None:
         return new
-    stands = old.order[0]
-    if stands in new.times_us:
-        kept, added = new, _scaled(old, old.times_us[stands], new.times_us[stands])
+    best = old.order[0]
+    if best in new.times_us:
+        kept, added = new, _scaled(old, old.times_us[best], new.times_us[best])
     else:
-        both = next((symbol for symbol in old.times_us if symbol in new.times_us), None)
-        scale = (new.times_us[both], old.times_us[both]) if both else (1.0, 1.0)
+        common = next((symbol for symbol in old.times_us if symbol in new.times_us), None)
+        scale = (new.times_us[common], old.times_us[common]) if common else (1.0, 1.0)
         kept, added = old, _scaled(new, *scale)
     return BestKnown(kept.order, {**added, **kept.times_us}, kept.device, kept.date)
 
 
-def _scaled(standing: BestKnown, its: float, other: float) -> dict[str, float]:
-    return {symbol: time * other / its for symbol, time in standing.times_us.items()}
+def _scaled(known: BestKnown, from_us: float, to_us: float) -> dict[str, float]:
+    return {symbol: time_us * to_us / from_us for symbol, time_us in known.times_us.items()}

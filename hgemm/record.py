@@ -1,4 +1,7 @@
-"""A few small checks that a table composes into the strict schema of a JSON document."""
+"""Records: the strict schema of `record.json`, how one is parsed and written, and its flat view for filters and tables.
+
+The schema is a table of small checks. Session files use the same checks.
+"""
 
 from __future__ import annotations
 
@@ -12,38 +15,40 @@ from typing import Any
 
 from hgemm.errors import DEFAULT_LIBRARY, LibraryError, regenerate_hint
 
+# ==== Checks: building blocks of a schema ====
+
 Check = Callable[[Any, str], None]
-"""Takes a value and the name of its field; raises Mismatch where the value does not fit."""
+"""Takes a value and its field name. Raises Mismatch if the value is invalid."""
 
 MAX_INTEGER = 2**63 - 1
 MAX_DEPTH = 8
 
 
 class Mismatch(Exception):
-    """One field that does not fit: its name, and what was expected."""
+    """An invalid field: its name and what was expected."""
 
 
-def _refuse(field: str, expected: str, value: Any) -> None:
+def _reject(field: str, expected: str, value: Any) -> None:
     raise Mismatch(f"{field} must be {expected}, not {ascii(value)[:60]}")
 
 
 def text(pattern: str = ".{0,4096}", expected: str = "printable text") -> Check:
-    """Accept printable text that matches `pattern` whole."""
+    """Accept printable text that fully matches `pattern`."""
     compiled = re.compile(pattern, re.ASCII)
 
     def check(value: Any, field: str) -> None:
         if type(value) is not str or not value.isprintable() or not compiled.fullmatch(value):
-            _refuse(field, expected, value)
+            _reject(field, expected, value)
 
     return check
 
 
 def integer(low: int = 0, high: int = MAX_INTEGER) -> Check:
-    """Accept a whole number from `low` to `high`; a bool is none."""
+    """Accept an integer from `low` to `high`, but no bool."""
 
     def check(value: Any, field: str) -> None:
         if type(value) is not int or not low <= value <= high:
-            _refuse(field, f"a whole number from {low} to {high}", value)
+            _reject(field, f"a whole number from {low} to {high}", value)
 
     return check
 
@@ -53,7 +58,7 @@ def number(low: float = 0.0, high: float = 1e18) -> Check:
 
     def check(value: Any, field: str) -> None:
         if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-            _refuse(field, f"a number from {low:g} to {high:g}", value)
+            _reject(field, f"a number from {low:g} to {high:g}", value)
 
     return check
 
@@ -61,7 +66,7 @@ def number(low: float = 0.0, high: float = 1e18) -> Check:
 def boolean(value: Any, field: str) -> None:
     """Accept true and false."""
     if type(value) is not bool:
-        _refuse(field, "true or false", value)
+        _reject(field, "true or false", value)
 
 
 def scalar(value: Any, field: str) -> None:
@@ -73,9 +78,9 @@ def scalar(value: Any, field: str) -> None:
 
 
 def plain(value: Any, field: str, depth: int = 0) -> None:
-    """Accept any JSON value that is finite, printable and not nested too deep."""
+    """Accept any JSON value that is finite, printable and nested at most MAX_DEPTH deep."""
     if depth > MAX_DEPTH:
-        _refuse(field, f"nested at most {MAX_DEPTH} deep", "...")
+        _reject(field, f"nested at most {MAX_DEPTH} deep", "...")
     if type(value) is dict:
         for name, item in value.items():
             TEXT(name, f"a name in {field}")
@@ -88,11 +93,11 @@ def plain(value: Any, field: str, depth: int = 0) -> None:
 
 
 def list_of(item: Check, length: int | None = None) -> Check:
-    """Accept a list of `length` items, or of any number of them, each accepted by `item`."""
+    """Accept a list whose items `item` accepts, of `length` items if given."""
 
     def check(value: Any, field: str) -> None:
         if type(value) is not list or length not in (None, len(value)):
-            _refuse(field, "a list" if length is None else f"a list of {length}", value)
+            _reject(field, "a list" if length is None else f"a list of {length}", value)
         for position, entry in enumerate(value):
             item(entry, f"{field}[{position}]")
 
@@ -100,11 +105,11 @@ def list_of(item: Check, length: int | None = None) -> Check:
 
 
 def map_of(name: Check, item: Check) -> Check:
-    """Accept an object whose names are accepted by `name` and whose values are accepted by `item`."""
+    """Accept an object whose names `name` accepts and whose values `item` accepts."""
 
     def check(value: Any, field: str) -> None:
         if type(value) is not dict:
-            _refuse(field, "an object", value)
+            _reject(field, "an object", value)
         for key, entry in value.items():
             name(key, f"a name in {field}")
             item(entry, f"{field}.{key}")
@@ -113,15 +118,15 @@ def map_of(name: Check, item: Check) -> Check:
 
 
 def fields(required: dict[str, Check], others: Check | None = None, optional: dict[str, Check] | None = None) -> Check:
-    """Accept an object that has every required field, and may have the optional ones.
+    """Accept an object with all required fields, and any of the optional ones.
 
-    Other fields need `others`, and are refused without it.
+    `others` checks further fields. Without it they are rejected.
     """
     known = {**required, **(optional or {})}
 
     def check(value: Any, field: str) -> None:
         if type(value) is not dict:
-            _refuse(field or "the document", "an object", value)
+            _reject(field or "the document", "an object", value)
         prefix = f"{field}." if field else ""
         for key in required:
             if key not in value:
@@ -137,7 +142,7 @@ def fields(required: dict[str, Check], others: Check | None = None, optional: di
 
 
 def either(*choices: Check) -> Check:
-    """Accept what any of `choices` accepts; tell the last one's reason otherwise."""
+    """Accept what any of `choices` accepts. Otherwise report the error of the last one."""
 
     def check(value: Any, field: str) -> None:
         for choice in choices[:-1]:
@@ -154,65 +159,21 @@ TEXT = text()
 NAME = text(r"[a-z][a-z0-9_]{0,63}", "a lower-case name")
 
 
-# ==== The contract of `record.json`: its schema, its one way of being written, and its flat view for filters ====
-
+# ==== The schema of record.json ====
 
 SCHEMA = 1
 RECORD_NAME = "record.json"
 SOURCE_NAME = "kernel.cu"
 MODULE_NAME = "kernel.py"
-"""The source of a variant in form dsl, a module of CuTe DSL. It is printed and copied, and run by nobody but its reader."""
+"""The source of a variant in form dsl, a CuTe DSL module. It is printed and copied, but never run."""
 SOURCE_NAMES = (SOURCE_NAME, MODULE_NAME)
 CUBIN_NAME = "kernel.cubin"
 PTX_NAME = "kernel.ptx"
 ARTEFACTS = (SOURCE_NAME, CUBIN_NAME, PTX_NAME)
-"""The files of a variant in C++."""
+"""The files of a C++ variant."""
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 
 Scalar = str | int | float | bool
-
-
-# ==== Renamed words: old records, spec files and commands may use them ====
-
-RENAMED_FIELDS = {"swapped": "swap_ab"}
-RENAMED_WORDS = {
-    "copy": {"vector": "ldg_sts", "scalar": "ldg_sts_scalar", "shifted": "ldg_sts_unaligned"},
-    "schedule": {"cluster_k": "split_k_cluster"},
-}
-"""By field: old word to new word. A word may be followed by a colon and a number."""
-
-
-def current_field(name: str) -> str:
-    """Return the present name of a spec field."""
-    return RENAMED_FIELDS.get(name, name)
-
-
-def current_word(field: str, text: str) -> str:
-    """Return the value of a spec field in present words."""
-    words = RENAMED_WORDS.get(field)
-    if not words:
-        return text
-    word, colon, size = text.partition(":")
-    return words.get(word.strip().lower(), word) + colon + size
-
-
-def current_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec of a record in present words."""
-    named = {current_field(name): value for name, value in spec.items()}
-    return {name: current_word(name, value) if isinstance(value, str) else value for name, value in named.items()}
-
-
-def current_rule(rule: str) -> str:
-    """Return a grid rule in present words."""
-    return current_word("schedule", rule)
-
-
-def _current(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a record in present words."""
-    launch = data["launch"]
-    grid = {**launch["grid"], "rule": current_rule(launch["grid"]["rule"])}
-    return {**data, "spec": current_spec(data["spec"]), "launch": {**launch, "grid": grid}}
-
 
 SYMBOL = text(r"[a-z0-9_]{1,200}", "a symbol of a-z, 0-9 and _")
 _SHA256 = text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal")
@@ -264,11 +225,11 @@ PROVED = {
     **dict.fromkeys(("shapes", "timings"), list_of(TEXT)),
     **dict.fromkeys(("executor", "host_compiler"), TEXT),
 }
-"""What a proof may have: the first two from the plan, the others once the variant was run on the CPU."""
+"""The known fields of a proof. The first two come from the plan, the others from a run on the CPU."""
 
 
 def _proof(value: Any, field: str) -> None:
-    """Accept an object whose known fields have their types, and anything plain beside them."""
+    """Accept an object whose known fields have their types. Other fields may be any JSON value."""
     map_of(NAME, plain)(value, field)
     for name in PROVED.keys() & value.keys():
         PROVED[name](value[name], f"{field}.{name}")
@@ -299,22 +260,67 @@ _DOCUMENT = fields(
 )
 
 
+# ==== Renamed words: old records, spec files and commands may use them ====
+
+RENAMED_FIELDS = {"swapped": "swap_ab"}
+RENAMED_WORDS = {
+    "copy": {"vector": "ldg_sts", "scalar": "ldg_sts_scalar", "shifted": "ldg_sts_unaligned"},
+    "schedule": {"cluster_k": "split_k_cluster"},
+}
+"""By field: old word to new word. A word may be followed by a colon and a number."""
+
+
+def current_field(name: str) -> str:
+    """Return the present name of a spec field."""
+    return RENAMED_FIELDS.get(name, name)
+
+
+def current_word(field: str, text: str) -> str:
+    """Return the value of a spec field in present words."""
+    words = RENAMED_WORDS.get(field)
+    if not words:
+        return text
+    word, colon, size = text.partition(":")
+    return words.get(word.strip().lower(), word) + colon + size
+
+
+def current_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a record in present words."""
+    named = {current_field(name): value for name, value in spec.items()}
+    return {name: current_word(name, value) if isinstance(value, str) else value for name, value in named.items()}
+
+
+def current_rule(rule: str) -> str:
+    """Return a grid rule in present words."""
+    return current_word("schedule", rule)
+
+
+def _current(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a record in present words."""
+    launch = data["launch"]
+    grid = {**launch["grid"], "rule": current_rule(launch["grid"]["rule"])}
+    return {**data, "spec": current_spec(data["spec"]), "launch": {**launch, "grid": grid}}
+
+
+# ==== Records ====
+
+
 @dataclass(frozen=True)
 class Record:
-    """A validated record, with the fields that most readers want by name; `data` is the whole document."""
+    """A validated record. `data` is the whole document."""
 
     data: dict[str, Any]
 
     @classmethod
     def parse(cls, document: bytes | str, source: str = RECORD_NAME, library: Path = DEFAULT_LIBRARY) -> Record:
-        """Read and check a document that came from the file `source` of a library.
+        """Parse and validate a document. `source` and `library` say where it is from, for error messages.
 
-        Raises: LibraryError, naming the file, and the field where there is one.
+        Raises: LibraryError with the file and the invalid field.
         """
         try:
             data = json.loads(document, object_pairs_hook=_object, parse_constant=_constant)
         except (ValueError, RecursionError) as error:
-            raise LibraryError(f"{source} is no JSON document ({error}): {regenerate_hint(library)}") from None
+            raise LibraryError(f"{source} is not a JSON document ({error}): {regenerate_hint(library)}") from None
         except Mismatch as error:
             raise LibraryError(f"{source}: {error}: {regenerate_hint(library)}") from None
         validate(data, source, library)
@@ -338,40 +344,40 @@ class Record:
 
     @property
     def source_name(self) -> str:
-        """The name of the file that holds the variant's text."""
+        """The name of the source file."""
         return next(name for name in SOURCE_NAMES if name in self.files)
 
     def dump(self) -> str:
-        """Write the document in its one canonical form."""
+        """Return the document in its canonical form."""
         return dump(self.data)
 
     def flat(self) -> dict[str, Scalar]:
-        """Return the columns that filters and tables name."""
+        """Return the columns of filters and tables."""
         return flatten(self.data)
 
 
 def validate(data: object, source: str = RECORD_NAME, library: Path = DEFAULT_LIBRARY) -> None:
-    """Check every field and type of a record. Raises LibraryError that names the file and the field."""
+    """Check all fields of a record. Raises LibraryError with the file and the invalid field."""
     try:
         _DOCUMENT(data, "")
-        assert isinstance(data, dict)  # as any document
+        assert isinstance(data, dict)  # _DOCUMENT accepts nothing else
         sources = [name for name in SOURCE_NAMES if name in data["files"]]
         missing = [name for name in (CUBIN_NAME, PTX_NAME) if name not in data["files"]]
         if missing or not sources:
             raise Mismatch(f"files.{(missing or SOURCE_NAMES)[0]} is missing")
         if len(sources) > 1:
-            raise Mismatch(f"files has {' and '.join(sources)}, one of them is the source")
+            raise Mismatch(f"files has {' and '.join(sources)}: only one may be the source")
     except Mismatch as error:
         raise LibraryError(f"{source}: {error}: {regenerate_hint(library)}") from None
 
 
 def dump(data: dict[str, Any]) -> str:
-    """Write a record canonically: names sorted, floats to nine digits, one newline at the end."""
+    """Return a record in its canonical form: sorted names, floats with nine digits, one final newline."""
     return json.dumps(_stable(data), sort_keys=True, indent=1, allow_nan=False) + "\n"
 
 
 def flatten(data: dict[str, Any]) -> dict[str, Scalar]:
-    """Return every scalar of a record under a short name; a name that is taken gets its section before it."""
+    """Return all scalars of a record by a short name. A name that is taken gets its section as a prefix."""
     launch, traits = data["launch"], data["traits"]
     flat: dict[str, Scalar] = {name: data[name] for name in ("symbol", "alias", "key", "arch", "spilled")}
     sections: list[tuple[str, dict[str, Any]]] = [
@@ -402,7 +408,7 @@ def _is_scalar(value: Any) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise Mismatch("a name stands twice in one object")
+        raise Mismatch("an object has the same name twice")
     return found
 
 

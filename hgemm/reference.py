@@ -1,25 +1,24 @@
-"""What a variant should compute, in float64, and how far from that its arithmetic can possibly lead it.
+"""The reference of a product in float64, and a bound of the error of each element for a variant's arithmetic.
 
-The bound follows the computation (a running error analysis: Higham, "Accuracy and Stability of Numerical Algorithms",
-section 3.3): each rounding errs by at most a roundoff times the largest number that it may meet, and errors add up. So
-it is a bound, not an expectation, and yet grows with the partial sums that occur, not with the worst ones.
+The bound is a running error analysis (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). Each rounding adds
+at most a roundoff times the largest possible value at that point, and errors add up. So it is a strict bound, but it grows with
+the actual partial sums, not with the worst possible ones.
 
-Tensor cores. Products of two inputs are exact. An instruction adds them to the accumulator in groups of 4, 8 or 16 of
-k; in a group all terms are aligned to the largest one and cut off below its 24 bits, and the sum is cut off once more.
-A group of b is so b + 2 cuts of 2**-23 of the largest term. Groups of 4 are the worst: 4 x 6 = 24 cuts for 16 of k.
-With f16 accumulators each group's sum is rounded to f16 besides, 2**-10 where that is by cutting off.
+Tensor cores. Products of two inputs are exact. An instruction adds them to the accumulator in groups of 4, 8 or 16 along k. Within
+a group, all terms are aligned to the largest one and truncated below its 24 bits, and the sum is truncated once more. So a group
+of b terms has b + 2 truncations of 2**-23 of the largest term. Groups of 4 are the worst case: 4 x 6 = 24 truncations for 16 of k.
+With f16 accumulators, the sum of each group is also rounded to f16, with an error of 2**-10 if it is truncated.
 Source: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330
     (2021); Blanchard, Higham, Lopez, Mary, Pranesh, "Mixed precision block fused multiply-add", SIAM J. Sci. Comput.
     42 (2020).
 
-Of tf32 inputs, which are stored as f32, the lower 13 bits are not multiplied. Whether they are cut off or rounded away is left open
-(PTX ISA 9.0, "Alternate floating-point data formats", asks for numbers without them): each factor so errs by less than 2**-10,
-where it has such bits at all.
+tf32 inputs are stored as f32, but their lowest 13 bits are not multiplied. PTX ISA 9.0 ("Alternate floating-point data formats")
+does not say whether they are truncated or rounded. So each input with such bits has an error below 2**-10.
 
-Integers whose absolute products sum up to no more than an accumulator holds exactly are added without any error, in
-every order and by every hardware: there the bound is 0, and one element too few or too many is seen.
+Integers have no error in any order of additions if the sum of absolute products fits into the accumulator. Then the bound is 0,
+and the check detects a single missing or additional element.
 
-Inputs must not be so large that an accumulator overflows; bounds are infinite where D itself may.
+Inputs must be small enough that no accumulator overflows. Bounds are infinite for elements of D that may overflow.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from hgemm.dtypes import DTYPES, truncation_error
 from hgemm.launch_traits import LaunchTraits
 
 STEP = 16
-"""Elements of k that are followed as one: one mma.m16n8k16, or two m16n8k8, which have no more groups."""
+"""Elements of k in one step of the analysis: one mma.m16n8k16, or two m16n8k8, which have as many groups."""
 _GROUPS, _CUTS = 4, 24
 _F32_CUT, _F32_ROUND, _F16_CUT = 2.0**-23, 2.0**-24, 2.0**-10
 _SECOND_ORDER = 1.01
-"""Covers that a rounding meets a number which earlier roundings of the same step have moved: (1 + 2**-10)**4 < 1.01."""
+"""Covers products of errors: roundings of values that the same step has already rounded. (1 + 2**-10)**4 < 1.01."""
 _TINY = 2.0**-120
-"""More than all underflows of f32 together, gradual or not."""
+"""More than the sum of all f32 underflows."""
 _F64_STEP = 2.0**-48
-"""More than float64 itself errs in a step of 16."""
+"""More than the error of float64 in a step of 16."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Exact results and a bound of each one's error. Shapes: (batch, m, n), or the rows that were asked for."""
+    """Exact results and a bound of the error of each. Shapes: (batch, m, n), or the requested rows."""
 
     values: np.ndarray
     bound: np.ndarray
@@ -55,10 +54,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Operands:
-    """Numbers as float64.
+    """The operands in float64.
 
-    Shapes: a (batch, m, k), b (batch, k, n), c (batch, m, n), bias (batch, 1, n) or (batch, m, 1); a batch of 1 serves
-        all.
+    Shapes: a (batch, m, k), b (batch, k, n), c (batch, m, n), bias (batch, 1, n) or (batch, m, 1). A batch of 1 is shared.
     """
 
     a: np.ndarray
@@ -70,7 +68,7 @@ class Operands:
 
 
 def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None = None) -> Reference:
-    """Compute D, or `rows` of it, and the bound of the variant's error at each element."""
+    """Return D, or `rows` of it, and the error bound of each element."""
     a, c, bias = operands.a, operands.c, operands.bias
     if rows is not None:
         a = a[:, rows]
@@ -80,11 +78,11 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
     return apply_epilogue(traits, product, error, operands.alpha, operands.beta, c, bias)
 
 
-# ---- A times B ------------------------------------------------------------------------------------------------------
+# ==== A times B ====
 
 
 def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return A B and a bound of the error of the variant's accumulators, split-K's sum included."""
+    """Return A B and a bound of the error of its accumulation, including the sum of split-K parts."""
     lost = _unread_error(traits, a, b)
     if lost is None and _is_exact(traits, a, b):
         product = a @ b
@@ -95,7 +93,7 @@ def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> tuple[np.n
 
 
 def _unread_error(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    """Return what the sums err by where the tensor cores do not take all bits of their inputs; None where they do."""
+    """Return the error from input bits that tensor cores ignore, or None if there are none."""
     a_lost, b_lost = truncation_error(a, traits.dtype_a), truncation_error(b, traits.dtype_b)
     if not (a_lost.any() or b_lost.any()):
         return None
@@ -109,7 +107,7 @@ def _is_exact(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _splits(traits: LaunchTraits, k: int) -> Iterator[tuple[int, int]]:
-    """Yield the part of k that each split adds up, as templates/common/scheduler.cuh cuts it."""
+    """Yield the range of k of each split, as in templates/common/scheduler.cuh."""
     k_tiles = -(-k // traits.tile_k)
     for split in range(traits.splits):
         first, last = (k_tiles * at // traits.splits * traits.tile_k for at in (split, split + 1))
@@ -125,9 +123,12 @@ def _split(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
 
 
 def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Follow one accumulator from zero over [first, last) of k, or those of stream-K, which begin anew at any k-tile."""
+    """Return the sum over [first, last) of k in one accumulator, and its error.
+
+    In stream-K kernels, a new accumulator may start at any k-tile.
+    """
     shared = traits.grid_rule == "stream_k"
-    low = high = np.float64(0)  # of the sums where a share may begin
+    low = high = np.float64(0)  # smallest and largest sum at which a new accumulator may start
     total = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]))
     error = np.zeros_like(total)
     relative, absolute = _CUTS * _F32_CUT + _F64_STEP, _TINY
@@ -138,7 +139,7 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
         largest = np.abs(a_step) @ np.abs(b_step)
         if shared and at % traits.tile_k == 0:
             low, high = np.minimum(low, total), np.maximum(high, total)
-            error += _F32_ROUND * _SECOND_ORDER * (np.abs(total) + error)  # added to those of the shares before
+            error += _F32_ROUND * _SECOND_ORDER * (np.abs(total) + error)  # the addition to earlier accumulators
         largest += np.maximum(total - low, high - total) if shared else np.abs(total)
         largest += error
         largest *= _SECOND_ORDER * relative
@@ -149,7 +150,7 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
 
 
 def _add_up(parts: Iterator[tuple[np.ndarray, np.ndarray]], shared: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Follow the sum of partial sums in f32, rounded to nearest: from the first on or, where they are `shared`, from any."""
+    """Return the sum of partial sums in f32 with rounding to nearest, and its error. `shared` parts are added in any order."""
     total, error = next(parts)
     low = high = np.float64(0)
     for part, part_error in parts:
@@ -160,12 +161,16 @@ def _add_up(parts: Iterator[tuple[np.ndarray, np.ndarray]], shared: bool) -> tup
     return total, error
 
 
-# ---- Epilogue -------------------------------------------------------------------------------------------------------
+# ==== Epilogue ====
 
 
 @dataclass(frozen=True)
 class ActivationFormula:
-    """A function, how steep it gets, and what evaluating it in f32 adds: at most `error` * (1 + |x|)."""
+    """An activation in float64.
+
+    Fields: `steepest` is the largest absolute derivative. The f32 code of the kernels has an error of at most
+        `error` * (1 + |x|).
+    """
 
     function: Callable[[np.ndarray], np.ndarray]
     steepest: float
@@ -186,13 +191,17 @@ ACTIVATION_FORMULAS = {
     "gelu": ActivationFormula(_gelu, 1.13, 4 * _F32_CUT),
     "silu": ActivationFormula(_silu, 1.1, 2 * _F32_CUT),
 }
-"""The epilogue's activations. gelu, on atoms: Phi(-|x|) is fitted within 4.4e-8 / |x|, and off by 2^-22 for ex2, 2^-23 for rcp
-and five cuts at most for its sum and products; |x| Phi(-|x|) <= 0.17 makes that less than 2 cuts, a difference and a
-product follow. By erff, as the DSL has it: 2 units of it, two sums and two products, below 3 cuts. silu: ex2 errs by 2^-22,
-and by 2^-24 |x| for its argument; |x| s (1 - s) <= 0.23 and |x|^2 s (1 - s) <= 0.44 for s = sigmoid(x) make that less than
-half a cut; a sum, rcp and a product follow. With ex2 and rcp off by their most, gelu errs by 1.07 cuts (1 + |x|) and silu by
-1.97, on 2,000,001 points. Source: PTX ISA, maximum errors of ex2.approx.ftz.f32 and rcp.approx.ftz.f32; CUDA Programming
-Guide 13.x, that of erff."""
+"""By the word of hgemm.problem.ACTIVATIONS. One cut is 2^-23.
+
+gelu, form atoms: Phi(-|x|) is fitted within 4.4e-8 / |x|. Its error is 2^-22 for ex2, 2^-23 for rcp, and at most five cuts for
+its sum and products. With |x| Phi(-|x|) <= 0.17 that is less than 2 cuts. A difference and a product follow.
+gelu, form dsl, by erff: 2 units of erff, two sums and two products, less than 3 cuts.
+silu: ex2 has an error of 2^-22, and of 2^-24 |x| for its argument. With s = sigmoid(x), |x| s (1 - s) <= 0.23 and
+|x|^2 s (1 - s) <= 0.44, so that is less than half a cut. A sum, rcp and a product follow.
+Worst case of ex2 and rcp on 2,000,001 points: gelu 1.07 cuts * (1 + |x|), silu 1.97.
+
+Source: PTX ISA, maximum errors of ex2.approx.ftz.f32 and rcp.approx.ftz.f32; CUDA Programming Guide 13.x, that of erff.
+"""
 
 
 def apply_epilogue(
@@ -204,7 +213,7 @@ def apply_epilogue(
     c: np.ndarray | None,
     bias: np.ndarray | None,
 ) -> Reference:
-    """Return activation(alpha * product + beta * C + bias) as D stores it, with the bound after the last rounding."""
+    """Return activation(alpha * product + beta * C + bias), and the bound after D is rounded."""
     alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
     x, largest = alpha * product, abs(alpha) * (np.abs(product) + error)
     for term in (beta * c if c is not None and beta != 0 else None, bias):

@@ -1,4 +1,8 @@
-"""The check of a variant on a device: right numbers, every element written, nothing else touched, twice the same."""
+"""The check of a variant on a device, and one timed run.
+
+A case passes if all elements of D are within the error bound of the reference, every element is written, no other memory is
+changed, and a second launch gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +22,40 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.reference import Operands, Reference, reference
 
-# ==== The operands of a checked problem: random numbers, and where they lie ====
-
+# ==== Operands: memory layout and random numbers ====
 
 LOOSE_ROWS, LOOSE_MATRICES = 3, 5
-"""What a loose case leaves unused after a row and after a matrix, in units of the alignment."""
+"""The gaps of a loose case after a row and after a matrix. Units: the alignment of the operand."""
 _NONZERO_PRODUCTS = 1500.0
 _DENSITY = 0.6
 _LARGEST_ADDEND = 8
 _UNSCALED_K = 2**14
-"""Up to here sums of products of two normal numbers stay below a third of what f16 holds."""
+"""Up to this k, dot products of normal numbers stay below a third of the f16 range."""
+
+
+@dataclass(frozen=True)
+class OperandLayout:
+    """The memory layout of a batch of matrices with contiguous rows.
+
+    Units: `leading`, `batch_stride` and `align` count elements.
+    """
+
+    rows: int
+    columns: int
+    leading: int
+    batch: int
+    batch_stride: int
+    dtype: str
+    align: int
+
+    @property
+    def elements(self) -> int:
+        """The number of elements from the first to the last one in use."""
+        return (self.batch - 1) * self.batch_stride + (self.rows - 1) * self.leading + self.columns
 
 
 def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout]:
-    """Return where each operand of a case lies, as tight as the variant's alignments allow, or loosely."""
+    """Return the memory layout of each operand of a case: as dense as the variant's alignments allow, or with gaps."""
     s = case.shape
     extents = {
         "a": ((s.m, s.k) if traits.a_k_major else (s.k, s.m), traits.dtype_a, traits.align_a),
@@ -54,12 +78,11 @@ def _batch(case: Case, name: str) -> int:
 
 
 def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) -> Operands:
-    """Draw operands, rounded to their types, whose sums no accumulator overflows on.
+    """Draw random operands that overflow no accumulator.
 
-    Those of loose cases are rounded to what is stored only, others to what tensor cores take of it: tf32 are floats there.
-
-    Kind `integer` keeps the sums of absolute products within what the accumulator holds exactly, so that nothing but
-    the rounding of D is allowed for; `normal` has all the digits.
+    Kind `integer` draws small integers, so that accumulators are exact and only D is rounded. Kind `normal` draws normal
+    numbers with all digits. In loose cases they are rounded to the stored type; otherwise to the precision that tensor
+    cores read. These differ for tf32.
     """
     make = _integers if kind == "integer" else _normals
     s = case.shape
@@ -67,10 +90,10 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
     bias_shape = (1, s.n) if traits.bias == "row" else (s.m, 1)
     c = _addend(kind, rng, (_batch(case, "c"), s.m, s.n)) if case.beta else None
     bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if traits.bias != "none" else None
-    taken = stored_digits if case.loose else representable
+    rounded = stored_digits if case.loose else representable
     return Operands(
-        taken(a, traits.dtype_a),
-        taken(b, traits.dtype_b),
+        rounded(a, traits.dtype_a),
+        rounded(b, traits.dtype_b),
         None if c is None else stored_digits(c, traits.dtype_d),
         None if bias is None else stored_digits(bias, traits.dtype_d),
         case.alpha,
@@ -79,7 +102,7 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
 
 
 def _integers(rng: np.random.Generator, traits: LaunchTraits, k: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
-    """Draw -1, 0 and 1, so thinly for f16 accumulators that some 700 of k products are not 0: fewer than 2048."""
+    """Draw -1, 0 and 1. For f16 accumulators, about 700 of k products are not 0: sums stay below 2048, so they are exact."""
     density = _DENSITY if traits.acc == "f32" else min(_DENSITY, float(np.sqrt(_NONZERO_PRODUCTS / max(1, k))))
     return [(rng.integers(-1, 2, size) * (rng.random(size) < density)).astype(np.float32) for size in shapes]
 
@@ -98,12 +121,12 @@ def _addend(kind: str, rng: np.random.Generator, size: tuple[int, ...]) -> np.nd
 
 
 def stored_digits(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round numbers to what memory holds of them."""
+    """Round numbers to a stored type."""
     return decode(encode(values, dtype), dtype)
 
 
 def stored(traits: LaunchTraits, operands: Operands) -> dict[str, np.ndarray]:
-    """Return the operands as they are stored. Shapes: (batch, rows, columns) of `places`."""
+    """Return the operands as they are stored. Shapes: (batch, rows, columns) of `operand_layouts`."""
     a = operands.a if traits.a_k_major else operands.a.swapaxes(1, 2)
     b = operands.b.swapaxes(1, 2) if traits.b_k_major else operands.b
     found = {"a": encode(a, traits.dtype_a), "b": encode(b, traits.dtype_b)}
@@ -114,42 +137,24 @@ def stored(traits: LaunchTraits, operands: Operands) -> dict[str, np.ndarray]:
     return found
 
 
-# ==== Operands on the device that show who touched what: guard bands, poisoned padding, poisoned output ====
-
+# ==== Buffers that detect wrong accesses: guard bands, canaries in gaps and in D ====
 
 CANARY = 0xFFFF
-"""Two bytes that are NaN as f16 and as bf16, twice NaN as f32, and no NaN that hardware makes (those are 0x7FFF).
+"""A NaN in f16, in bf16 and, twice, in f32. GPUs never produce it: their NaN is 0x7FFF.
 
-The executor on the CPU follows it through a kernel's arithmetic: HGEMM_POISON of templates/executor/abi.h."""
+The CPU executor tracks it through a kernel's arithmetic: HGEMM_POISON of templates/executor/abi.h.
+"""
 GUARD_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class OperandLayout:
-    """How a matrix of `rows` by `columns` contiguous elements lies in its buffer. Units: elements."""
-
-    rows: int
-    columns: int
-    leading: int
-    batch: int
-    batch_stride: int
-    dtype: str
-    align: int
-
-    @property
-    def elements(self) -> int:
-        """Elements from the first to the last one that is used."""
-        return (self.batch - 1) * self.batch_stride + (self.rows - 1) * self.leading + self.columns
-
-
 class Buffer:
-    """Memory on the device, a copy of it as it was before the launch, and a guard band on each side.
+    """Device memory with a guard band on each side, and a host copy of its content before the launch.
 
-    Without guard bands (`guard_bytes` 0) the allocation ends with the last element, for compute-sanitizer to watch.
+    Without guard bands (`guard_bytes` 0) the allocation ends with the last element, as compute-sanitizer needs it.
     """
 
     def __init__(self, device: Device, size_bytes: int, align_bytes: int, guard_bytes: int = GUARD_BYTES) -> None:
-        # No more aligned than the variant may assume: allocations themselves begin on 256 bytes.
+        # Allocations are aligned to 256 bytes. The elements get no more than the variant's alignment.
         self.front_bytes = guard_bytes + align_bytes if guard_bytes else 0
         self.before = np.full((self.front_bytes + size_bytes + guard_bytes + 1) // 2, CANARY, "<u2").view(np.uint8)
         self.device = device
@@ -158,7 +163,7 @@ class Buffer:
         self.pointer = self.block + self.front_bytes
 
     def elements(self, memory: np.ndarray, dtype: str = "<u2") -> np.ndarray:
-        """Return the bytes between the guard bands of a copy of this buffer as stored elements."""
+        """Return the elements between the guard bands of a host copy."""
         inner = memory[self.front_bytes : self.front_bytes + self.size_bytes]
         return inner[: self.size_bytes // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype)
 
@@ -174,7 +179,7 @@ class Buffer:
         self.device.free(self.block)
 
     def changed(self, after: np.ndarray) -> str:
-        """Say where a copy differs from what was uploaded, counted from the first element; nothing if nowhere."""
+        """Return which bytes of a host copy differ from the uploaded ones, counted from the first element; '' if none."""
         at = np.flatnonzero(after != self.before)
         if not len(at):
             return ""
@@ -184,30 +189,30 @@ class Buffer:
 
 
 class Operand(Buffer):
-    """A matrix, or a batch of them, in such a buffer."""
+    """A matrix, or a batch of matrices, in a guarded buffer."""
 
     def __init__(
-        self, device: Device, place: OperandLayout, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0
+        self, device: Device, layout: OperandLayout, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0
     ) -> None:
-        self.place = place
-        item = DTYPES[place.dtype].bytes
-        super().__init__(device, place.elements * item, align_bytes or place.align * item, guard_bytes)
+        self.layout = layout
+        item = DTYPES[layout.dtype].bytes
+        super().__init__(device, layout.elements * item, align_bytes or layout.align * item, guard_bytes)
 
     def matrices(self, memory: np.ndarray) -> np.ndarray:
-        """Return a copy's elements as stored. Shapes: (batch, rows, columns), a view."""
-        place, dtype = self.place, np.dtype(DTYPES[self.place.dtype].storage)
-        strides = (place.batch_stride * dtype.itemsize, place.leading * dtype.itemsize, dtype.itemsize)
+        """Return a view of the stored elements of a host copy. Shapes: (batch, rows, columns)."""
+        layout, dtype = self.layout, np.dtype(DTYPES[self.layout.dtype].storage)
+        strides = (layout.batch_stride * dtype.itemsize, layout.leading * dtype.itemsize, dtype.itemsize)
         elements = self.elements(memory, dtype.str)
-        return np.lib.stride_tricks.as_strided(elements, (place.batch, place.rows, place.columns), strides)
+        return np.lib.stride_tricks.as_strided(elements, (layout.batch, layout.rows, layout.columns), strides)
 
     def fill(self, stored: np.ndarray | None) -> None:
-        """Put elements where they belong, or leave canaries there, and copy all to the device."""
+        """Upload elements, or canaries if `stored` is None."""
         if stored is not None:
             self.matrices(self.before)[...] = stored
         self.upload()
 
     def written(self, after: np.ndarray) -> tuple[np.ndarray, str]:
-        """Return the elements of a copy, and what else was written there."""
+        """Return the elements of a host copy, and a complaint if memory around them was changed."""
         found = self.matrices(after).copy()
         rest = after.copy()
         self.matrices(rest)[...] = self.matrices(self.before)
@@ -215,19 +220,19 @@ class Operand(Buffer):
 
     @staticmethod
     def unwritten(found: np.ndarray) -> np.ndarray:
-        """Tell for each element whether it still holds the canary."""
+        """Return for each element whether it still holds the canary."""
         return np.all(found.view("<u2").reshape(*found.shape, -1) == CANARY, axis=-1)
 
 
-# ==== The check of a variant on a device ====
+# ==== The check of one case ====
 
 
 @dataclass(frozen=True)
 class CheckOptions:
     """How a case is checked.
 
-    Fields: `data` are the kinds of operands; `guard_bytes` is 0 under compute-sanitizer; operands begin on multiples of
-    `align_bytes`, where 0 is of no more than the variant needs.
+    Fields: `data` are the kinds of operands. `guard_bytes` is 0 under compute-sanitizer. Operands are aligned to `align_bytes`;
+        0 is the variant's alignment.
     """
 
     seed: int = 0
@@ -239,7 +244,7 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one case; `max_bound_ratio` is the largest error in units of what the arithmetic allows."""
+    """The result of one case. `max_bound_ratio` is the largest ratio of an error to its bound; 1 or less passes."""
 
     case: str
     max_error: float
@@ -249,9 +254,9 @@ class Check:
 
 
 def verify(kernel: Kernel, case: Case, device: Device, options: CheckOptions = CheckOptions()) -> Check:
-    """Check one case with each kind of data; what fails first is the reason.
+    """Check one case with each kind of data. The first failure is the reason.
 
-    Raises: ProblemError where the variant does not take such a problem, DeviceError where a launch fails.
+    Raises: ProblemError if the variant does not support the problem, DeviceError if a launch fails.
     """
     checks = []
     for kind in options.data:
@@ -278,14 +283,14 @@ class Trial:
 
     def free(self) -> None:
         for buffer in (*self.buffers.values(), *([self.workspace] if self.workspace else [])):
-            with suppress(DeviceError):  # after a fault nothing works any more: what was told first counts
+            with suppress(DeviceError):  # after a fault every call fails: only the first error matters
                 buffer.free()
 
     def check(self) -> Check:
         self.prepare()
         problem = self.problem()
         found, complaint = self.launch(problem)
-        complaint = complaint or self._others()
+        complaint = complaint or self._other_memory()
         if self.options.twice and not complaint:
             again, complaint = self.launch(problem)
             differing = int(np.count_nonzero(again.view("u1") != found.view("u1")))
@@ -296,19 +301,19 @@ class Trial:
         return compare(str(self.case), values, reference(self.traits, self.operands), self.kind)
 
     def prepare(self) -> None:
-        """Put everything on the device. C is null or nothing but canaries where beta is 0, for it must not be read."""
+        """Upload all operands. If beta is 0, C is null or holds canaries, because it must not be read."""
         numbers = stored(self.traits, self.operands)
         if self.case.in_place:
             numbers["d"] = numbers.pop("c")
         poisoned = {"d"} | ({"c"} if self.traits.beta and self.case.loose and not self.case.in_place else set())
-        for name, place in operand_layouts(self.traits, self.case).items():
+        for name, layout in operand_layouts(self.traits, self.case).items():
             if name in numbers or name in poisoned:
-                self.buffers[name] = Operand(self.device, place, self.options.guard_bytes, self.options.align_bytes)
+                self.buffers[name] = Operand(self.device, layout, self.options.guard_bytes, self.options.align_bytes)
                 self.buffers[name].fill(numbers.get(name))
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
         if size := workspace_bytes(self.traits, *sizes):
             self.workspace = Buffer(self.device, size, WORKSPACE_ALIGN_BYTES, self.options.guard_bytes)
-            self.workspace.upload()  # all canary: a launch zeroes its counters itself
+            self.workspace.upload()  # canaries: a launch zeroes its counters
             self._counters(self.workspace.before)[:] = 0
 
     def _counters(self, memory: np.ndarray) -> np.ndarray:
@@ -321,14 +326,14 @@ class Trial:
         buffers = {**self.buffers, **({"c": self.buffers["d"]} if self.case.in_place else {})}
         for name, buffer in buffers.items():
             fields[name] = buffer.pointer
-            fields[f"batch_stride_{name}"] = buffer.place.batch_stride if buffer.place.batch > 1 else 0
+            fields[f"batch_stride_{name}"] = buffer.layout.batch_stride if buffer.layout.batch > 1 else 0
             if name != "bias":
-                fields[f"ld{name}"] = buffer.place.leading
+                fields[f"ld{name}"] = buffer.layout.leading
         problem = Problem(shape.m, shape.n, shape.k, shape.batch, alpha=self.case.alpha, beta=self.case.beta)
         return replace(problem, **fields)
 
     def launch(self, problem: Problem) -> tuple[np.ndarray, str]:
-        """Poison D, launch, and return D's elements and what is wrong with its memory."""
+        """Fill D with canaries, launch, and return D's elements and a complaint about its memory."""
         d = self.buffers["d"]
         d.upload()
         size = self.workspace.size_bytes if self.workspace else None
@@ -339,8 +344,8 @@ class Trial:
             return found, f"{len(left)} elements of D were not written, the first {_index(left[0])}"
         return found, f"D: {complaint}" if complaint else ""
 
-    def _others(self) -> str:
-        """Say which other memory was written that should not have been."""
+    def _other_memory(self) -> str:
+        """Return a complaint if memory other than D was changed."""
         for name, buffer in self.buffers.items():
             if name != "d" and (words := buffer.changed(buffer.download())):
                 return f"{name}: {words}"
@@ -348,14 +353,14 @@ class Trial:
             return ""
         after = self.workspace.download()
         if self._counters(after).any():
-            return "the workspace's counters are not zeros again"
+            return "the counters of the workspace are not 0 after the launch"
         self.workspace.elements(after, "u1")[:] = self.workspace.elements(self.workspace.before, "u1")
         words = self.workspace.changed(after)
         return f"workspace: {words}" if words else ""
 
 
 def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Check:
-    """Judge values by a reference, element by element. Shapes: both (batch, m, n)."""
+    """Compare values with a reference element by element. Shapes: both (batch, m, n)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.abs(values - expected.values)
         ratio = np.where(error == 0.0, 0.0, error / expected.bound)
@@ -367,8 +372,8 @@ def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Ch
         return Check(case, max_error, max_ratio, True)
     off, value = int(np.count_nonzero(ratio > 1.0)), values[worst]
     reason = (
-        f"{kind}: {off} elements are off, the worst {_index(worst)} is {value:.7g}, expected {expected.values[worst]:.7g}, "
-        f"{error[worst]:.3g} off where {expected.bound[worst]:.3g} is possible"
+        f"{kind}: {off} elements are wrong, the worst {_index(worst)} is {value:.7g}, expected {expected.values[worst]:.7g}, "
+        f"error {error[worst]:.3g} > bound {expected.bound[worst]:.3g}"
     )
     return Check(case, max_error, max_ratio, False, reason)
 
@@ -378,16 +383,15 @@ def _index(position: np.ndarray | tuple) -> str:
     return f"(batch {batch}, row {row}, column {column})"
 
 
-# ==== One variant run on one problem: its time, and a check that costs little however large the problem is ====
-
+# ==== One timed run, with a check that is cheap for large problems ====
 
 CHECKED_PRODUCTS = 2**32
-"""Products that are computed again at most: some seconds of NumPy. A larger problem is checked on some of its rows."""
+"""The most products that NumPy recomputes, in a few seconds. Larger problems are checked on some rows."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured; `check` is None where none was asked for, and `digest` is a hash of all of D."""
+    """The result of one run. `check` is None if none was requested. `digest` is a hash of all of D."""
 
     time_us: float
     tflops: float
@@ -397,11 +401,11 @@ class Run:
 
 
 def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int = 20, checked: bool = True) -> Run:
-    """Run a variant on normal random data, time it by CUDA events, and compare rows of D with the reference.
+    """Run a variant on normal random data, time it with CUDA events, and compare rows of D with the reference.
 
-    Raises: ProblemError where the variant does not take the problem, DeviceError where a launch fails.
+    Raises: ProblemError if the variant does not support the problem, DeviceError if a launch fails.
     """
-    # Aligned as allocations are: 16 bytes off a sector costs a third of the speed (465 us for 324 at 4096^3, H200).
+    # Aligned as allocations are. An offset of 16 bytes from a sector takes 465 us instead of 324 at 4096^3 on an H200.
     trial = Trial(kernel, case, device, CheckOptions(seed=seed, align_bytes=256), "normal")
     try:
         trial.prepare()
@@ -422,7 +426,7 @@ def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int 
 
 
 def _rows(case: Case, seed: int) -> np.ndarray:
-    """Return all rows of D or, of a large one, the first, the last and some between."""
+    """Return all rows of D, or the first, the last and random ones of a large D."""
     s = case.shape
     count = max(3, CHECKED_PRODUCTS // (s.n * s.k * s.batch))
     if count >= s.m:

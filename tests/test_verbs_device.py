@@ -115,8 +115,8 @@ def test_verify_of_nothing_that_runs_is_a_failure(driver: FakeDriver, folder: Pa
     [
         ([], "say where to verify: --device", 2),
         (["--device", "--shapes", "12"], "shape '12' is malformed", 2),
-        (["--device", "--shapes", "4x6x0"], "shape '4x6x0' is not taken: k is 0, it may be 1 to 2147482624", 2),
-        (["--device", "--shapes", "8x8x8@4000000000"], "batch is 4000000000, it may be 1 to 2147482624", 2),
+        (["--device", "--shapes", "4x6x0"], "shape '4x6x0' is out of range: k is 0, use 1 to 2147482624", 2),
+        (["--device", "--shapes", "8x8x8@4000000000"], "batch is 4000000000, use 1 to 2147482624", 2),
         (["--device", "nothing_such"], "no variant in .* is named 'nothing_such'", 2),
         (["--device", "--layout", "tt"], "no variant in .* matches", 1),
     ],
