@@ -82,17 +82,20 @@ def _help_section(name: str, command: click.Command) -> str:
 
 
 def spec_fields() -> str:
-    """Return one table of spec options for each group of `generate --help`."""
-    from generator.spec import SPEC_OPTIONS
+    """Return one table of spec options for each group of `generate --help`, from the field table."""
+    from generator.spec import BY_FIELD, SPEC_OPTIONS
 
+    everywhere = max((row.families for row in BY_FIELD.values()), key=len)
     sections = []
     for group in dict.fromkeys(option.group for option in SPEC_OPTIONS):
-        rows = [
-            (f"`{option.flag}`", ", ".join(f"`{name}`" for name in option.fields), option.help)
-            for option in SPEC_OPTIONS
-            if option.group == group
-        ]
-        sections.append(f"### {group}\n\n" + table(("option", "record fields", "meaning"), rows))
+        rows = []
+        for option in SPEC_OPTIONS:
+            if option.group == group:
+                field = BY_FIELD[option.fields[0]]
+                families = "all" if field.families == everywhere else ", ".join(f"`{name}`" for name in field.families)
+                names = ", ".join(f"`{name}`" for name in option.fields)
+                rows.append((f"`{option.flag}`", names, option.help, families))
+        sections.append(f"### {group}\n\n" + table(("Option", "Record fields", "Meaning", "Families"), rows))
     return "\n\n".join(sections)
 
 
@@ -111,7 +114,7 @@ def architectures() -> str:
         )
         for arch in ARCHS.values()
     ]
-    header = ("arch", "shared memory of a CTA, B", "of an SM, B", "warps of an SM", "CTAs of an SM", "kernel families")
+    header = ("Architecture", "Shared memory per CTA, B", "per SM, B", "Warps per SM", "CTAs per SM", "Families")
     return table(header, rows)
 
 
