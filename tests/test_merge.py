@@ -89,7 +89,7 @@ def test_variants_that_differ_under_one_name_are_all_named_and_nothing_is_writte
     with pytest.raises(LibraryError) as raised:
         join(a, b, to=c)
     head, *lines = str(raised.value).splitlines()
-    assert head.startswith("2 variants were made from different inputs in different libraries, and nothing is written")
+    assert head.startswith("2 variants differ between the libraries, so nothing was written")
     assert lines == [
         f"  {symbol}: key {hashlib.sha256(symbol.encode()).hexdigest()[:16]} in {a}, {'ab' * 8} in {b}"
         for symbol in ("one", "two")
@@ -124,7 +124,7 @@ def test_a_damaged_variant_of_the_target_is_replaced(tmp_path: Path, caplog: pyt
     library(a, "one")
     library(c, "one")
     (c / "one" / "kernel.cubin").write_bytes(b"!")
-    assert join(a, to=c).added == 1 and files(c) == files(a) and "one counts as missing" in caplog.text
+    assert join(a, to=c).added == 1 and files(c) == files(a) and "one is damaged" in caplog.text
 
 
 def test_one_with_a_proof_goes_before_one_without(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_sessions_of_one_name_that_differ_are_refused(tmp_path: Path) -> None:
         text += chunk
     (b / "measurements" / f"{other.name}.jsonl").unlink()
     (b / "measurements" / f"{session.name}.jsonl").write_bytes(text)
-    with pytest.raises(LibraryError, match="differs from another session of its name"):
+    with pytest.raises(LibraryError, match="differs from another session of the same name"):
         join(a, b, to=c)
     assert not c.exists()
 
@@ -227,7 +227,7 @@ def test_the_verb_counts_and_ends_with_1_on_a_conflict(tmp_path: Path) -> None:
     library(b, "one", key="cd" * 32)
     failed = call("hgemm", "merge", a, b, "--to", tmp_path / "d")
     assert (
-        failed.returncode == 1 and failed.stderr.startswith("hgemm: error: 1 variants were made") and not failed.stdout
+        failed.returncode == 1 and failed.stderr.startswith("hgemm: error: 1 variants differ") and not failed.stdout
     )
     assert call("hgemm", "merge", tmp_path / "none", "--to", c).stderr.startswith("hgemm: error: library ")
 

@@ -150,7 +150,7 @@ def test_where_nothing_matches_the_filter_is_told_of_and_an_empty_library_is_cal
         ("verify", ["--emulate"]),
     ):
         for library, told in (
-            (folder, "no variant in .* matches: `hgemm list --lib"),
+            (folder, "no variant in .* matches the filters: `hgemm list --lib"),
             (tmp_path / "empty", "`generate --catalog"),
         ):
             error = call(verb, *words, "--where", "registers<10", "--library", library).exception
@@ -194,7 +194,7 @@ def test_a_variant_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
         library.publish(*make_record(symbol))
     assert resolve(library, "7f3a91c2") == resolve(library, "7F3A9") == ["hgemm_sm80_s3_7f3a91c2"]
     assert listed(tmp_path, "--kernels", "7f3a") == ["hgemm_sm80_s3_7f3a91c2", "hgemm_sm80_s3_7f3ab000"]
-    for name, message in {"7f3a": "names 2 variants", "beef0001": "no variant", "7f3": "no variant"}.items():
+    for name, message in {"7f3a": "matches 2 variants", "beef0001": "no variant", "7f3": "no variant"}.items():
         with pytest.raises(RequestError, match=message):
             resolve(library, name)
 
@@ -202,14 +202,14 @@ def test_a_variant_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
 def test_an_unclear_name_lists_five_candidates(tmp_path: Path) -> None:
     for place in range(8):
         Library(tmp_path).publish(*make_record(f"hgemm_{place}"))
-    with pytest.raises(RequestError, match=r"names 8 variants(.|\n)*\n  hgemm_4\n  and 3 more$"):
+    with pytest.raises(RequestError, match=r"matches 8 variants(.|\n)*\n  hgemm_4\n  and 3 more$"):
         resolve(Library(tmp_path), "hgemm")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hgemm_sm89", "names 2 variants: write more of one, or 'hgemm_sm89\\*' for all\n  hgemm_sm89_tn_big\n"),
+        ("hgemm_sm89", "matches 2 variants: write more of one, or 'hgemm_sm89\\*' for all\n  hgemm_sm89_tn_big\n"),
         ("hgemm_sm80_tn", "did you mean"),
         ("xx", "`hgemm list --library .*/lib` shows those that are"),
         ("*x*y", "no variant"),

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,10 +21,9 @@ from generator.errors import BuildError, LibraryError, ProofError
 from generator.expectation import expectation_of
 from generator.naming import symbol_of
 from generator.plan import Plan
-from generator.store.files import disk_errors, temporary_name, write_folder
+from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
-from hgemm.library import is_symbol
-from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, SOURCE_NAMES, Record
+from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
 
 _LOCAL_MEMORY = ("LDL", "STL")
 _NOT_PROVABLE = "the executor runs no module of CuTe DSL: compare it on a device"
@@ -212,49 +210,6 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
     status = "spilled" if spills(inspection) else "proved" if prover else "built"
     files = artefacts_of(prepared.kernel, built.compiled)
     return Product(symbol, status, total + time.perf_counter() - began, data, files)
-
-
-# ==== What is kept of a variant that did not compile: its source and the compiler's whole log, until it does ====
-
-
-FAILED_NAME = "failed"
-LOG_NAME = "compile.log"
-
-
-def keep_failure(library: Path, source: str, source_name: str, error: BuildError) -> BuildError:
-    """Write `<library>/failed/<symbol>/` and return the error with the paths of what lies there.
-
-    Raises: LibraryError where the folder cannot be written.
-    """
-    place = library / FAILED_NAME / error.symbol
-    with disk_errors("write", place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_folder(place, {source_name: source.encode(), LOG_NAME: error.log.encode()}, lambda name: True)
-    return BuildError(error.symbol, error.log, place / source_name, place / LOG_NAME)
-
-
-def forget_failure(library: Path, symbol: str) -> None:
-    """Remove what an earlier run kept of a variant that now compiles."""
-    place = library / FAILED_NAME / symbol
-    if _is_kept(place):
-        for name in (*SOURCE_NAMES, LOG_NAME):
-            with suppress(OSError):
-                (place / name).unlink()
-        with suppress(OSError):  # others have failed too, and stay
-            place.rmdir()
-            place.parent.rmdir()
-
-
-def failures_of(library: Path) -> list[Path]:
-    """Return the folders of what is kept, by name; others that lie there are the user's."""
-    return sorted(filter(_is_kept, library.glob(f"{FAILED_NAME}/*")))
-
-
-def _is_kept(place: Path) -> bool:
-    """Tell whether a folder is one that `keep_failure` wrote, with nothing else in it and no link on the way."""
-    if place.parent.is_symlink() or place.is_symlink() or not place.is_dir() or not is_symbol(place.name):
-        return False
-    return {entry.name for entry in place.iterdir()} <= {*SOURCE_NAMES, LOG_NAME}
 
 
 # ==== The stages joined with a library ====

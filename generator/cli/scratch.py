@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from generator.build.pipeline import failures_of
+from generator.store.files import failures_of
 from generator.store.library import Library
 from hgemm.library import reject_file
 

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
+from generator.cli.explain import print_explanations
 from generator.cli.generate import requested
 from generator.cli.options import (
     SIZE,
@@ -25,7 +26,6 @@ from generator.cli.options import (
     spec_options,
     texts_of,
 )
-from generator.cli.explain import print_explanations
 from generator.cli.output import note_left_out, progress
 from generator.cli.scratch import scratch_library, scratch_library_option
 from generator.compare import build, buildable, columns, in_every_form, run_on_cpu, run_on_device, side_by_side

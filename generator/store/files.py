@@ -1,4 +1,4 @@
-"""What the disk or a database says when it refuses, as one line for people."""
+"""Files of a library: errors of the disk as one line, folders that are written whole or not at all, kept failures."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from generator.errors import LibraryError
+from generator.errors import BuildError, LibraryError
 from hgemm import disk
 from hgemm.disk import LIBRARY_OPTION, open_folder
+from hgemm.library import is_symbol
+from hgemm.record import SOURCE_NAMES
 
 _DATABASE_REASONS = {
     "readonly database": disk.disk_reason(OSError(errno.EROFS, "")),
     "disk is full": disk.disk_reason(OSError(errno.ENOSPC, "")),
-    "locked": "another process holds it: try again when that is done",
+    "locked": "another process uses it: try again when that process is done",
     "unable to open": "it cannot be opened: check that it is a file and its permissions",
 }
 
 
 @contextmanager
 def disk_errors(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterator[None]:
-    """Turn a failure of the file system into one LibraryError line that says what to do; `option` named the place."""
+    """Turn an error of the file system into a LibraryError of one line that says what to do.
+
+    `option` is the option that named `place`; the error repeats it."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -34,28 +38,27 @@ def disk_errors(doing: str, place: Path, option: str = LIBRARY_OPTION) -> Iterat
 
 
 def reason_of(error: OSError | sqlite3.Error, option: str = LIBRARY_OPTION) -> str:
-    """Say why the disk or a database refused, and what to do about a place that `option` named."""
+    """Return why the disk or the database failed, and what the user can do."""
     if isinstance(error, OSError):
         return disk.disk_reason(error, option)
     return next((reason for words, reason in _DATABASE_REASONS.items() if words in str(error)), str(error))
 
 
-# ==== Folders that are written whole or not at all ====
-
+# ---- Folders that are written whole or not at all -------------------------------------------------------------------
 
 _SWAP_ATTEMPTS = 1000
 
 
 def temporary_name(after: str = "") -> str:
-    """Return a fresh temporary name of this process, for the folder `after` moved aside where one is given."""
+    """Return a new temporary name of this process. `after` is the name of the folder that is moved aside to it, if any."""
     return f".tmp-{os.getpid()}-{secrets.token_hex(8)}" + (f".{after}" if after else "")
 
 
 def write_folder(place: Path, files: Mapping[str, bytes], ours: Callable[[str], bool]) -> dict[str, os.stat_result]:
-    """Make the folder `place` hold exactly `files`, replacing one that is there; return what was written.
+    """Write the folder `place` with exactly `files`, replace an existing one, and return the status of each file.
 
-    Entries of a replaced folder whose names are not `ours` are kept, moved into the new one.
-    Raises: OSError, with nothing left behind but, after a kill, a temporary folder.
+    Entries of the old folder whose names are not `ours` move to the new folder.
+    Raises: OSError. It leaves no partial folder. A killed process leaves a temporary folder, which `hgemm gc` removes.
     """
     parent, temporary = place.parent, place.parent / temporary_name()
     os.mkdir(temporary)
@@ -85,7 +88,7 @@ def _write_file(path: Path, content: bytes) -> os.stat_result:
 
 
 def _swap(temporary: Path, place: Path) -> list[Path]:
-    """Rename `temporary` to `place`; return where the folders that stood there were moved to."""
+    """Rename `temporary` to `place`, and return the new paths of the folders that it replaced."""
     aside: list[Path] = []
     try:
         for _ in range(_SWAP_ATTEMPTS):
@@ -95,7 +98,7 @@ def _swap(temporary: Path, place: Path) -> list[Path]:
             with suppress(FileNotFoundError):
                 os.rename(place, old)
                 aside.append(old)
-        raise OSError(errno.EBUSY, "other processes replace this folder all the time")
+        raise OSError(errno.EBUSY, "other processes keep replacing this folder")
     except BaseException:
         if aside:
             rename_to_free(aside[-1], place)
@@ -103,7 +106,7 @@ def _swap(temporary: Path, place: Path) -> list[Path]:
 
 
 def rename_to_free(folder: Path, place: Path) -> bool:
-    """Rename a folder to `place` unless a folder with something in it stands there; tell whether it was done."""
+    """Rename a folder to `place` unless a folder with entries exists there. Return whether it was renamed."""
     try:
         os.rename(folder, place)
         return True
@@ -114,14 +117,14 @@ def rename_to_free(folder: Path, place: Path) -> bool:
 
 
 def retire(folder: Path, place: Path, ours: Callable[[str], bool]) -> int:
-    """Delete a folder that was moved aside and return the bytes freed; entries not `ours` move to `place`."""
+    """Delete a folder that was moved aside, move entries that are not `ours` to `place`, and return the bytes freed."""
     freed_bytes = 0
     for entry in list(os.scandir(folder)):
         if ours(entry.name) and not entry.is_dir(follow_symlinks=False):
             freed_bytes += entry.stat(follow_symlinks=False).st_size
             os.unlink(entry.path)
         elif not os.path.lexists(place / entry.name):
-            with suppress(FileNotFoundError):  # `place` is being replaced in turn: the entry stays where it is
+            with suppress(FileNotFoundError):  # another process replaces `place`: leave the entry here
                 os.rename(entry.path, place / entry.name)
     if not any(os.scandir(folder)):
         os.rmdir(folder)
@@ -135,3 +138,45 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- Failures: the source and the compiler's log of a variant that did not compile, until it does --------------------
+
+FAILED_NAME = "failed"
+LOG_NAME = "compile.log"
+
+
+def keep_failure(library: Path, source: str, source_name: str, error: BuildError) -> BuildError:
+    """Write the source and the log to `<library>/failed/<symbol>/`, and return the error with their paths.
+
+    Raises: LibraryError if the folder cannot be written.
+    """
+    place = library / FAILED_NAME / error.symbol
+    with disk_errors("write", place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(place, {source_name: source.encode(), LOG_NAME: error.log.encode()}, lambda name: True)
+    return BuildError(error.symbol, error.log, place / source_name, place / LOG_NAME)
+
+
+def forget_failure(library: Path, symbol: str) -> None:
+    """Remove the failure of a variant that now compiles."""
+    place = library / FAILED_NAME / symbol
+    if _is_kept(place):
+        for name in (*SOURCE_NAMES, LOG_NAME):
+            with suppress(OSError):
+                (place / name).unlink()
+        with suppress(OSError):  # other failures stay
+            place.rmdir()
+            place.parent.rmdir()
+
+
+def failures_of(library: Path) -> list[Path]:
+    """Return the folders of kept failures, sorted by name. Other folders belong to the user."""
+    return sorted(filter(_is_kept, library.glob(f"{FAILED_NAME}/*")))
+
+
+def _is_kept(place: Path) -> bool:
+    """Return whether `keep_failure` wrote this folder: no other file, no link."""
+    if place.parent.is_symlink() or place.is_symlink() or not place.is_dir() or not is_symbol(place.name):
+        return False
+    return {entry.name for entry in place.iterdir()} <= {*SOURCE_NAMES, LOG_NAME}

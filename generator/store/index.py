@@ -1,7 +1,8 @@
-"""Conditions on a flat record: a tree that becomes SQL with bound parameters only, or is asked in Python.
+"""The index of a library: conditions on records, and the SQLite database that answers them.
 
-Both give the same answer. A field that a record lacks is equal to nothing and orders with nothing; numbers and texts
-order among themselves only; a field alone says that it is a number other than zero.
+A condition is a tree. It becomes SQL with bound parameters, or is evaluated in Python; both give the same answer.
+A comparison with a missing field is false. Numbers compare with numbers, texts with texts. A field alone is true if it is a
+number other than zero.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FACT = "EXISTS (SELECT 1 FROM facts WHERE facts.variant = variants.id AND facts
 
 @dataclass(frozen=True)
 class Literal:
-    """A value as it was written and, where it reads as one, as a number."""
+    """A value as text and, if it is one, as a number."""
 
     text: str
     number: int | float | None = None
@@ -45,7 +46,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Like:
-    """`field like 'a*b'`: the text matches whole, * stands for any characters and ? for one."""
+    """`field like 'a*b'`: the whole text matches; * stands for any characters, ? for one."""
 
     field: str
     pattern: str
@@ -65,14 +66,14 @@ class Not:
 
 @dataclass(frozen=True)
 class Every:
-    """All of `items`; of none, true."""
+    """True if all `items` are true."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Some:
-    """Any of `items`; of none, false."""
+    """True if any of `items` is true."""
 
     items: tuple[Node, ...]
 
@@ -148,12 +149,11 @@ def _compare_to_sql(node: Compare) -> Sql:
 
 
 def _glob(pattern: str) -> str:
-    """Write a pattern of * and ? for GLOB and fnmatch, to both of which [ is special too."""
+    """Write a pattern of * and ? for GLOB and fnmatch. Escape [, which is special in both."""
     return re.sub(r"\*+", "*", pattern).replace("[", "[[]")
 
 
-# ==== The SQLite index of a library ====
-
+# ---- The SQLite database --------------------------------------------------------------------------------------------
 
 INDEX_NAME = "index.db"
 VERSION = 1000 * SCHEMA + 3
@@ -175,7 +175,7 @@ CREATE INDEX measurements_session ON measurements (session);
 
 @dataclass(frozen=True)
 class Measurement:
-    """One timing of one variant on one problem, with what is needed to repeat it.
+    """The time of one variant on one problem, with everything needed to repeat the measurement.
 
     `problem`, `clocks`, `toolchain` and `details` are JSON documents, `date` is ISO 8601 in UTC, `key` is the content key of
     the variant.
@@ -200,14 +200,14 @@ _ADD_MEASUREMENT = f"INSERT INTO measurements ({MEASURED}) VALUES ({_VALUES})"
 
 
 class Damaged(sqlite3.DatabaseError):
-    """The index is missing, of another version, or broken, and has to be made anew."""
+    """The index is missing, damaged, or of another version, and must be rebuilt."""
 
 
 @contextmanager
 def open_index(library: Path) -> Iterator[Index]:
     """Open the index of a library for one piece of work.
 
-    Raises: Damaged where it has to be replaced first, sqlite3.Error where it cannot be used now.
+    Raises: Damaged if it must be replaced first; sqlite3.Error if it cannot be used now.
     """
     path = library / INDEX_NAME
     if not path.exists():
@@ -222,7 +222,7 @@ def open_index(library: Path) -> Iterator[Index]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open a database, without writing a byte where its folder cannot be written."""
+    """Open a database. Write nothing if its folder is read-only."""
     place = "file:" + quote(str(path.absolute()))
     try:
         return _checked(place + "?mode=rw")
@@ -263,7 +263,7 @@ class Index:
         return dict(self._database.execute("SELECT symbol, stamp FROM variants"))
 
     def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
-        """Return the flat records that meet a condition, in the order of their symbols."""
+        """Return the flat records that meet a condition, sorted by symbol."""
         condition, values = to_sql(where)
         found = self._database.execute(f"SELECT flat FROM variants WHERE {condition} ORDER BY symbol", values)
         try:
@@ -276,19 +276,19 @@ class Index:
         return {name for (name,) in self._database.execute("SELECT DISTINCT name FROM facts")}
 
     def check(self) -> None:
-        """Look at every page. Raises Damaged where one is not as it should be."""
+        """Check every page. Raises Damaged if one is corrupt."""
         (verdict,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise Damaged(verdict)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all rows."""
         with self._transaction():
             for table in ("facts", "variants", "measurements", "sessions"):
                 self._database.execute(f"DELETE FROM {table}")
 
     def upsert(self, rows: list[tuple[Record, str]]) -> None:
-        """Put records with their stamps, in short transactions."""
+        """Insert or replace records and their stamps, in short transactions."""
         for start in range(0, len(rows), BATCH_ROWS):
             with self._transaction():
                 for record, stamp in rows[start : start + BATCH_ROWS]:
@@ -319,20 +319,20 @@ class Index:
         return dict(self._database.execute("SELECT name, stamp FROM sessions"))
 
     def put_session(self, name: str, stamp: str, measurements: list[Measurement]) -> None:
-        """Put the measurements of a session in the place of those that are here of it."""
+        """Replace the measurements of a session."""
         with self._transaction():
             self._database.execute("DELETE FROM measurements WHERE session = ?", (name,))
             self._database.executemany(_ADD_MEASUREMENT, map(astuple, measurements))
             self._database.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (name, stamp))
 
     def delete_session(self, name: str) -> None:
-        """Forget a session whose file is gone."""
+        """Delete a session whose file no longer exists."""
         with self._transaction():
             self._database.execute("DELETE FROM measurements WHERE session = ?", (name,))
             self._database.execute("DELETE FROM sessions WHERE name = ?", (name,))
 
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
-        """Return the measurements of one variant, or of all, the oldest session first."""
+        """Return the measurements of one variant, or of all, oldest session first."""
         query = f"SELECT {MEASURED} FROM measurements WHERE ?1 IS NULL OR symbol = ?1 ORDER BY session, id"
         return [Measurement(*row) for row in self._database.execute(query, (symbol,))]
 
@@ -348,18 +348,17 @@ class Index:
         self._database.execute("COMMIT")
 
 
-# ==== Making an index anew where it is missing or damaged ====
-
+# ---- Rebuilding a missing or damaged index --------------------------------------------------------------------------
 
 LOCK_NAME = "index.db.lock"
 
 
 def replace_index(library: Path) -> None:
-    """Make a missing or damaged index anew, empty. An index that another process made meanwhile stays.
+    """Replace a missing or damaged index by an empty one. Keep one that another process has just written.
 
-    Raises: OSError or sqlite3.Error where the folder cannot be written.
+    Raises: OSError or sqlite3.Error if the folder cannot be written.
     """
-    from filelock import FileLock  # rarely needed, and every listing would pay for it
+    from filelock import FileLock  # rarely needed, so `hgemm list` does not import it
 
     path = library / INDEX_NAME
     with FileLock(library / LOCK_NAME, timeout=4 * BUSY_TIMEOUT_S):

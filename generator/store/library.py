@@ -1,4 +1,4 @@
-"""The folder of one variant, written whole."""
+"""A library: a folder of variants. The folders are the truth; an index answers queries about them."""
 
 from __future__ import annotations
 
@@ -39,23 +39,27 @@ def is_ours(name: str) -> bool:
 
 
 def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, bytes]) -> tuple[Record, str]:
-    """Write a variant whole, replacing one of its name, and return its record and stamp.
+    """Write the folder of a variant, replace an existing one, and return the record and its stamp.
 
     Raises: LibraryError where the record is malformed, does not describe the artefacts, or cannot be written.
     """
     record = Record.parse(dump_record(data), f"the record of {ascii(data.get('symbol'))[:80]}")
     place = library / check_symbol(record.symbol)
     if sorted(record.files) != sorted(artefacts):
-        raise LibraryError(f"{record.symbol}: record names {sorted(record.files)}, given were {sorted(artefacts)}")
+        raise LibraryError(
+            f"{record.symbol}: the record names {sorted(record.files)}, but the files are {sorted(artefacts)}"
+        )
     for name, content in artefacts.items():
         if record.files[name]["sha256"] != hashlib.sha256(content).hexdigest():
-            raise LibraryError(f"{record.symbol}: the record has another SHA-256 than {name}: describe what is given")
+            raise LibraryError(
+                f"{record.symbol}: the SHA-256 in the record is not that of {name}: write the record from these files"
+            )
     _refuse_collision(place, record)
     with disk_errors("write", place):
         library.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(place).st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed")
+                raise NotADirectoryError(errno.ENOTDIR, "a file has the name of this folder")
         written = write_folder(place, {**artefacts, RECORD_NAME: record.dump().encode()}, is_ours)
     return record, stamp_of(written[RECORD_NAME])
 
@@ -75,8 +79,7 @@ def _refuse_collision(place: Path, record: Record) -> None:
         )
 
 
-# ==== A library: a folder of variants, asked through its index where that can be used ====
-
+# ---- The library ----------------------------------------------------------------------------------------------------
 
 Answer = TypeVar("Answer")
 _LOG = logging.getLogger(__name__)
@@ -85,39 +88,39 @@ _REPLACEMENTS = 2
 
 @dataclass(frozen=True)
 class Library:
-    """The library in a folder; it holds nothing open, so it may be copied, pickled and shared. It warns of a thing once."""
+    """The library in a folder. It keeps no file open, so it can be copied and shared. It logs each warning once."""
 
     folder: Path
     _warned: set[str] = field(default_factory=set, init=False, compare=False, repr=False)
 
     def publish(self, record: dict[str, Any], files: Mapping[str, bytes]) -> Path:
-        """Write a variant whole, replacing one of the same symbol, and return its folder.
+        """Write a variant, replace one of the same symbol, and return its folder.
 
-        Raises: LibraryError where the record or the files are malformed, or the disk refuses.
+        Raises: LibraryError if the record or the files are malformed, or the disk fails.
         """
         written, stamp = write_variant(self.folder, record, files)
         try:
             self._with_index(lambda index: index.upsert([(written, stamp)]))
         except (sqlite3.Error, OSError) as error:
-            _LOG.info("%s is published; the index of %s takes it later (%s)", written.symbol, self.folder, error)
+            _LOG.info("%s is written; the index of %s will be updated later (%s)", written.symbol, self.folder, error)
         return self.folder / written.symbol
 
     def load(self, symbol: str, verify: bool = True) -> Variant:
-        """Read a variant, with its artefacts where `verify` asks for their hashes to be checked.
+        """Read a variant. With `verify`, read its files too and check their hashes.
 
-        Raises: RequestError for a malformed symbol, LibraryError where there is none or it cannot be trusted.
+        Raises: RequestError for a malformed symbol; LibraryError if the variant is missing or fails a check.
         """
         return read_variant(self.folder, symbol, verify)
 
     def get(self, symbol: str, verify: bool = True) -> Variant | None:
-        """Read a variant like `load`, or return None where there is none."""
+        """Read a variant like `load`, or return None if it is missing."""
         try:
             return read_variant(self.folder, symbol, verify)
         except MissingVariantError:
             return None
 
     def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
-        """Return the flat records that meet a condition, in the order of their symbols."""
+        """Return the flat records that meet a condition, sorted by symbol."""
         return self._ask(lambda index: index.rows(where), lambda: self._scan_rows(where))
 
     def _scan_rows(self, where: Node) -> list[dict[str, Scalar]]:
@@ -125,7 +128,7 @@ class Library:
         return [flat for flat in flats if matches(where, flat)]
 
     def records(self, where: Node = EVERYTHING) -> Iterator[Record]:
-        """Yield the records that meet a condition, each read from its folder and checked."""
+        """Yield the records that meet a condition, read from their folders and checked."""
         for row in self.rows(where):
             variant = self.get(str(row["symbol"]), verify=False)
             if variant:
@@ -136,13 +139,13 @@ class Library:
         return self._ask(Index.names, lambda: {name for row in self._scan_rows(EVERYTHING) for name in row})
 
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
-        """Return the measurements of one variant, or of all; none where the index cannot be read."""
+        """Return the measurements of one variant, or of all. Return none if the index cannot be read."""
         return self._ask(lambda index: index.measurements(symbol), list)
 
     def reindex(self) -> int:
-        """Make the index anew from the folders and the files of measurements, and return the number of variants.
+        """Rebuild the index from the folders and the measurement files, and return the number of variants.
 
-        Raises: LibraryError where the folder cannot be read or the index cannot be written.
+        Raises: LibraryError if the folder cannot be read or the index cannot be written.
         """
         require_library(self.folder)
         with disk_errors("write the index", self.folder / INDEX_NAME):
@@ -154,7 +157,7 @@ class Library:
         return self._healed(index).stamps()
 
     def orphan_rows(self) -> list[str]:
-        """Return the symbols that the index names and no folder has; the next question removes them."""
+        """Return the symbols in the index that have no folder. The next query removes them."""
         require_library(self.folder)
         try:
             rows = self._with_index(Index.stamps)
@@ -163,31 +166,31 @@ class Library:
         return sorted(rows.keys() - scan(self.folder).keys())
 
     def _ask(self, question: Callable[[Index], Answer], otherwise: Callable[[], Answer]) -> Answer:
-        """Answer from the index, brought up to date first, or from the folders where that cannot be."""
+        """Update the index and answer from it. If it cannot be used, answer from the folders."""
         require_library(self.folder)
         try:
             return self._with_index(lambda index: question(self._healed(index)))
         except (sqlite3.Error, OSError) as error:
             if scan(self.folder):
                 self._warn(
-                    f"the index of {self.folder} cannot be used, {reason_of(error)}; its folders are read instead"
+                    f"the index of {self.folder} cannot be used ({reason_of(error)}): reading the folders instead"
                 )
             return otherwise()
 
     def _with_index(self, work: Callable[[Index], Answer]) -> Answer:
-        """Do one piece of work on the index, replacing it first where it is damaged."""
+        """Run `work` on the index. Replace a damaged index first."""
         for _ in range(_REPLACEMENTS):
             try:
                 with open_index(self.folder) as index:
                     return work(index)
             except Damaged as error:
-                _LOG.info("the index of %s is made anew: %s", self.folder, error)
+                _LOG.info("rebuilding the index of %s: %s", self.folder, error)
                 replace_index(self.folder)
         with open_index(self.folder) as index:
             return work(index)
 
     def _healed(self, index: Index) -> Index:
-        """Bring the rows in line with the folders and return the index; cheap where nothing differs."""
+        """Update the rows that differ from the folders, and return the index."""
         heal_sessions(index, self.folder)
         rows, folders = index.stamps(), scan(self.folder)
         if rows == folders:
@@ -204,7 +207,7 @@ class Library:
         return index
 
     def _read(self, symbols: Mapping[str, str]) -> Iterator[Record]:
-        """Yield the records of these variants; one that cannot be trusted is told of and left out."""
+        """Yield the records of these variants. Skip one that fails a check, with a warning."""
         for symbol in sorted(symbols):
             try:
                 variant = self.get(symbol, verify=False)

@@ -1,4 +1,4 @@
-"""Several libraries to one: every variant once, no two of one name that differ, and every measurement."""
+"""Maintenance of libraries: merge several into one, and remove what nobody can use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.build.pipeline import failures_of, forget_failure
 from generator.errors import LibraryError
-from generator.store.files import disk_errors, rename_to_free, retire
+from generator.store.files import disk_errors, failures_of, forget_failure, rename_to_free, retire
 from generator.store.library import Library, is_ours
 from generator.store.measurements import join
 from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
@@ -21,7 +20,7 @@ from hgemm.measured import FOLDER
 from hgemm.record import RECORD_NAME, SOURCE_NAMES
 
 Tell = Callable[[str, str, float], None]
-"""Told of each variant its symbol, `added`, `replaced` or `present`, and the seconds that it took."""
+"""Receives for each variant its symbol, `added`, `replaced` or `present`, and the seconds that it took."""
 
 _LOG = logging.getLogger(__name__)
 _MAX_SHOWN = 20
@@ -30,7 +29,7 @@ _KEY_DIGITS = 16
 
 @dataclass(frozen=True)
 class Merged:
-    """How many variants were added, took the place of one without a proof, or were there; and how many measurements were added."""
+    """The number of variants that were added, that replaced one without a proof, and that were present; measurements added."""
 
     library: Path
     added: int
@@ -41,7 +40,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Found:
-    """A sound variant of one library."""
+    """A variant of one library that passed all checks."""
 
     library: Path
     key: str
@@ -49,12 +48,12 @@ class _Found:
 
 
 def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
-    """Add to `target`, which may be one of them, what the libraries at `sources` hold.
+    """Add the variants and measurements of the libraries at `sources` to `target`, which may be one of them.
 
-    All are read and checked, with every hash, before anything is written. What a stopped run has added is present in the next.
-    Raises: LibraryError where a source is damaged, or variants of one symbol have different content keys.
+    Every library is read and every hash is checked before anything is written. After an interrupted run, run it again.
+    Raises: LibraryError if a source is damaged, or variants of one symbol have different content keys.
     """
-    folders = _once(sources)
+    folders = _distinct(sources)
     measurements = join((folder for folder in folders if not _same(folder, target)), target)
     found = _sound_of_target(target)
     for folder in folders:
@@ -78,8 +77,8 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
     return Merged(target, **counts, measurements=measurements.timings)
 
 
-def _once(sources: Iterable[Path]) -> list[Path]:
-    """Return the folders without those that are named again. Raises: LibraryError where one does not exist."""
+def _distinct(sources: Iterable[Path]) -> list[Path]:
+    """Return the folders without repetitions. Raises: LibraryError if one does not exist."""
     kept: list[Path] = []
     for folder in sources:
         require_library(folder)
@@ -93,24 +92,24 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _check(folder: Path, symbol: str) -> _Found:
-    """Read a variant with all its hashes. Raises: LibraryError where it cannot be trusted."""
+    """Read a variant and check all hashes. Raises: LibraryError if a check fails."""
     record = read_variant(folder, symbol).record
     return _Found(folder, record.key, "executor" in record.data["proof"])
 
 
 def _sound_of_target(target: Path) -> dict[str, list[_Found]]:
-    """Return what the target has already; what is damaged there counts as missing."""
+    """Return the variants of the target. A damaged one counts as missing."""
     found: dict[str, list[_Found]] = {}
     for symbol in sorted(scan(target)) if target.exists() else ():
         try:
             found[symbol] = [_check(target, symbol)]
         except LibraryError as error:
-            _LOG.warning("%s counts as missing: %s", symbol, error)
+            _LOG.warning("%s is damaged and will be replaced: %s", symbol, error)
     return found
 
 
 def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
-    """Raises: LibraryError that names each symbol with different keys, the keys, and where they are."""
+    """Raises: LibraryError that lists each symbol with different keys, and the libraries."""
     lines = []
     for symbol, candidates in sorted(found.items()):
         keys = {candidate.key: candidate.library for candidate in reversed(candidates)}
@@ -122,8 +121,8 @@ def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
         raise LibraryError(
             "\n".join(
                 [
-                    f"{len(lines)} variants were made from different inputs in different libraries, and nothing is written: "
-                    "make them all with one version of the generator, or leave a library out",
+                    f"{len(lines)} variants differ between the libraries, so nothing was written: "
+                    "build them with one version of the generator, or merge without one of the libraries",
                     *lines[:_MAX_SHOWN],
                     *more,
                 ]
@@ -134,16 +133,18 @@ def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
 def _copy(found: _Found, symbol: str, library: Library) -> None:
     variant = read_variant(found.library, symbol)
     if variant.record.key != found.key:
-        raise LibraryError(f"{variant.folder} was replaced meanwhile: run this again when the other run is done")
+        raise LibraryError(
+            f"{variant.folder} was replaced by another process: run the merge again when that process is done"
+        )
     library.publish(variant.record.data, variant.artefacts)
 
 
-# ==== What may be removed from a library: leavings of dead writers, and variants that cannot be trusted ====
+# ---- Garbage: temporary files of killed processes, kept failures, damaged variants ----------------------------------
 
 
 @dataclass(frozen=True)
 class Removal:
-    """One thing that was removed, or would be, why, and the bytes that this frees."""
+    """A file, folder or row that was removed or would be removed, the reason, and the bytes freed."""
 
     name: str
     reason: str
@@ -151,17 +152,17 @@ class Removal:
 
 
 def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
-    """Remove what no one can use, or only say what that is where `dry_run` is set.
+    """Remove what nobody can use. With `dry_run`, only return what would be removed.
 
-    Sources without a record, and whatever the generator did not write, stay.
-    Raises: LibraryError where the folder cannot be read or written.
+    Sources without a record stay, and so do files that the generator did not write.
+    Raises: LibraryError if the folder cannot be read or written.
     """
     symbols = scan(library.folder)
-    orphans = [Removal(symbol, "row of a variant that is gone", 0) for symbol in library.orphan_rows()]
+    orphans = [Removal(symbol, "row of a deleted variant", 0) for symbol in library.orphan_rows()]
     with disk_errors("clean up", library.folder):
         places = [*library.folder.iterdir(), *(library.folder / FOLDER).glob(".tmp-*")]
-        leavings = [path for path in sorted(places) if is_stale(path)]
-        removals = [_remove_leaving(path, dry_run) for path in leavings]
+        stale = [path for path in sorted(places) if is_stale(path)]
+        removals = [_remove_stale(path, dry_run) for path in stale]
         removals += [_remove_failure(path, dry_run) for path in failures_of(library.folder)]
         broken = [_remove_broken(library.folder / symbol, dry_run) for symbol in sorted(symbols)]
     if not dry_run:
@@ -169,8 +170,8 @@ def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
     return removals + [removal for removal in broken if removal] + orphans
 
 
-def _remove_leaving(path: Path, dry_run: bool) -> Removal:
-    """Remove a temporary file or folder; a folder that was moved aside and never replaced is put back."""
+def _remove_stale(path: Path, dry_run: bool) -> Removal:
+    """Remove a temporary file or folder. Put back a folder that was moved aside and never replaced."""
     aside = TEMPORARY.fullmatch(path.name)
     is_folder = path.is_dir() and not path.is_symlink()
     if is_folder and aside and aside["name"] and is_symbol(aside["name"]):
@@ -178,17 +179,19 @@ def _remove_leaving(path: Path, dry_run: bool) -> Removal:
         if not place.exists():
             if not dry_run:
                 rename_to_free(path, place)
-            return Removal(path.name, f"moved aside by a dead process, put back as {place.name}", 0)
+            return Removal(path.name, f"moved aside by a killed process, restored as {place.name}", 0)
         size_bytes = _size_bytes(path)
-        return Removal(path.name, "replaced by a dead process", size_bytes if dry_run else retire(path, place, is_ours))
+        return Removal(
+            path.name, "replaced by a killed process", size_bytes if dry_run else retire(path, place, is_ours)
+        )
     size_bytes = _size_bytes(path) if is_folder else path.lstat().st_size
     if not dry_run:
         shutil.rmtree(path) if is_folder else path.unlink()
-    return Removal(path.name, "left by a dead process", size_bytes)
+    return Removal(path.name, "left by a killed process", size_bytes)
 
 
 def _remove_failure(place: Path, dry_run: bool) -> Removal:
-    """Remove what was kept of a variant that did not compile."""
+    """Remove the source and log of a variant that did not compile."""
     size_bytes = _size_bytes(place)
     if not dry_run:
         forget_failure(place.parents[1], place.name)
@@ -200,7 +203,7 @@ def _size_bytes(folder: Path) -> int:
 
 
 def _remove_broken(place: Path, dry_run: bool) -> Removal | None:
-    """Remove a variant that does not pass its own checks; its source stays unless it is known to be wrong."""
+    """Remove a variant that fails a check. Its source stays unless a sound record rejects it."""
     try:
         folder = open_folder(place)
     except FileNotFoundError:
@@ -224,7 +227,7 @@ def _remove_broken(place: Path, dry_run: bool) -> Removal | None:
 
 
 def _is_kept(entry: os.DirEntry[str], place: Path, folder: int) -> bool:
-    """Tell whether a file stays: folders do, and a source does unless a sound record says that it is another."""
+    """Return whether a file stays: folders do, and so does a source that no sound record rejects."""
     if entry.is_dir(follow_symlinks=False):
         return True
     if entry.name not in SOURCE_NAMES or entry.is_symlink():
@@ -241,7 +244,7 @@ def _is_kept(entry: os.DirEntry[str], place: Path, folder: int) -> bool:
 
 
 def _fault(place: Path) -> str:
-    """Return why a variant cannot be trusted, or nothing."""
+    """Return the failed check of a variant, or an empty text."""
     try:
         read_variant(place.parent, place.name)
     except LibraryError as error:

@@ -1,4 +1,4 @@
-"""The sessions of measurements of a library: as rows of its index, and joined with those of others."""
+"""Measurement sessions of a library: their rows in the index, and merging with the sessions of other libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def heal_sessions(index: Index, library: Path) -> None:
-    """Bring the rows of measurements in line with the files; what cannot be trusted is told of and left out."""
+    """Update the measurement rows from the session files. Skip a file that fails a check, with a warning."""
     known, there = index.session_stamps(), _stamps(library)
     for name in sorted(there.keys() | known.keys()):
         if name not in there:
@@ -68,18 +68,18 @@ def measurements_of(session: Session) -> Iterator[Measurement]:
             )
 
 
-# ---- Joining --------------------------------------------------------------------------------------------------------
+# ---- Merging --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Sessions that the target lacks, or has less of."""
+    """Sessions that are new to the target library, or longer than its copy."""
 
     sessions: tuple[Session, ...]
     timings: int
 
     def write(self, target: Path) -> None:
-        """Write them, each whole. Raises LibraryError where the disk refuses."""
+        """Write each session as a whole file. Raises LibraryError if the disk fails."""
         for session in self.sessions:
             folder = target / FOLDER
             with disk_errors("write", folder):
@@ -98,9 +98,9 @@ class Joined:
 
 
 def join(sources: Iterable[Path], target: Path) -> Joined:
-    """Return what the sessions of `sources` add to those of `target`; nothing is written.
+    """Return the sessions of `sources` that `target` does not have. Nothing is written.
 
-    Raises: LibraryError where one cannot be trusted, or two of one name say different things.
+    Raises: LibraryError if a session fails a check, or two sessions of one name differ.
     """
     there = {path.stem: read_session(path) for path in session_paths(target)}
     best = dict(there)
@@ -110,7 +110,9 @@ def join(sources: Iterable[Path], target: Path) -> Joined:
             other = best.setdefault(session.name, session)
             longer, shorter = sorted((session, other), key=lambda one: -len(one.lines))
             if longer.lines[: len(shorter.lines)] != shorter.lines:
-                raise LibraryError(f"{path} differs from another session of its name: leave one of the libraries out")
+                raise LibraryError(
+                    f"{path} differs from another session of the same name: merge without one of the two libraries"
+                )
             best[session.name] = other if len(other.lines) >= len(session.lines) else session
     added = {name: session for name, session in best.items() if session is not there.get(name)}
     counted = sum(

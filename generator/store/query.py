@@ -1,4 +1,4 @@
-"""The fields that filters, columns and sorting may name, whatever a library holds."""
+"""Queries on a library: the fields that can be named, the language of `--where`, and the choice of variants."""
 
 from __future__ import annotations
 
@@ -38,20 +38,19 @@ _DOCUMENT = {
     "proof": dict.fromkeys((*PROVED, "unproved"), _COUNT),
 }
 FIELDS = frozenset(flatten(_DOCUMENT)) - {"proof_shapes", "proof_timings"}
-"""The short names of all that a record may say in one word or number, but for its instructions."""
+"""The short names of all fields of a record that hold one word or number, without the instruction counts."""
 
 
 def known_fields(library: Library) -> set[str]:
-    """Return the fields that may be named: those of any record, and what else the library's have, where there is one."""
+    """Return the fields that can be named: those of every record, and the other fields of this library if it exists."""
     return FIELDS | (library.field_names() if library.folder.is_dir() else set())
 
 
-# ==== The language of `--where`: a tokenizer, a recursive descent parser ====
-
+# ---- `--where`: a tokenizer and a recursive descent parser ------------------------------------------------------------
 
 FIELD_ALIASES = {"tile": "cta_tile"}
 VALUE_ALIASES = {("mma", "wgmma"): "m64n*"}
-"""Words for several values of a field, each with the pattern that those match."""
+"""Words that stand for several values of a field, with the pattern of those values."""
 NUMBER_FIELDS = frozenset(
     "registers spill_bytes stack_bytes smem_bytes ctas_per_sm warps_per_sm occupancy threads stages".split()
 )
@@ -60,7 +59,7 @@ MAX_CHARACTERS = 4000
 MAX_COMPARISONS = 200
 MAX_NESTING = 40
 _INSTRUCTION = re.compile(r"sass_[a-z0-9_]+", re.ASCII)
-"""How often an instruction stands in the machine code; a kernel has the fields of those that it has."""
+"""The count of an instruction in the machine code. A kernel has these fields for the instructions that it uses."""
 _WORDS = ("and", "or", "not", "like")
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -74,9 +73,9 @@ _TOKEN = re.compile(
 
 
 def parse_where(text: str, known: Collection[str] | None = None) -> Node:
-    """Read an expression such as `registers<=128 and (layout=tn or not spilled)`.
+    """Parse an expression such as `registers<=128 and (layout=tn or not spilled)`.
 
-    Raises: RequestError that shows where it cannot be read, or names the fields nearest to one not `known`.
+    Raises: RequestError that shows the position of a syntax error, or the closest names for a field that is not `known`.
     """
     if len(text) > MAX_CHARACTERS:
         raise RequestError(f"--where has {len(text)} characters: use at most {MAX_CHARACTERS}")
@@ -84,7 +83,9 @@ def parse_where(text: str, known: Collection[str] | None = None) -> Node:
 
 
 def check_field(name: str, known: Collection[str] | None, where: str) -> str:
-    """Return the field's own name. Raises RequestError with the nearest names where it is not `known`, and no instruction."""
+    """Return the current name of a field.
+
+    Raises: RequestError with the closest names if the field is neither `known` nor an instruction count."""
     lower = name.lower()
     field = FIELD_ALIASES.get(lower) or current_field(lower)
     if field != lower and lower not in FIELD_ALIASES:
@@ -97,7 +98,7 @@ def check_field(name: str, known: Collection[str] | None, where: str) -> str:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """Split into (kind, text); the kind of and, or, not, like is the word itself."""
+    """Split into (kind, text). The kind of `and`, `or`, `not` and `like` is the word itself."""
     found, position = [], 0
     while position < len(text.rstrip()):
         match = _TOKEN.match(text, position)
@@ -113,7 +114,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 
 class _Parser:
-    """Recursive descent over the tokens; one method for each rule of the grammar."""
+    """Recursive descent over the tokens, with one method per rule of the grammar."""
 
     def __init__(self, tokens: list[tuple[str, str]], text: str, known: Collection[str] | None) -> None:
         self._tokens = tokens
@@ -193,7 +194,7 @@ class _Parser:
     def _pattern(self, field: str) -> str:
         kind, text = self._peek()
         if kind not in ("word", "quoted", "number"):
-            raise self._expected(f"a text for {field} to be like, such as 'a*b'")
+            raise self._expected(f"a pattern for {field}, such as 'a*b'")
         self._position += 1
         return current_word(field, text)
 
@@ -212,7 +213,9 @@ class _Parser:
         if kind == "word" and text.lower() in ("true", "false"):
             return Literal(text, int(text.lower() == "true"))
         if field in NUMBER_FIELDS:
-            raise RequestError(f"--where compares {field}, a number, with the text {text!a}: write a number, unquoted")
+            raise RequestError(
+                f"--where compares the number {field} with the text {text!a}: write a number without quotes"
+            )
         return Literal(text)
 
 
@@ -223,12 +226,11 @@ def _number(text: str) -> int | float:
     return value
 
 
-# ==== Choosing variants of a library: what the filters of the command line say, as one condition ====
-
+# ---- Choosing variants ----------------------------------------------------------------------------------------------
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 MAX_CANDIDATES = 5
-"""Symbols that an error lists for a name that fits several."""
+"""The most symbols that an error lists for an ambiguous name."""
 _HASH = re.compile(rf"[0-9a-f]{{4,{HASH_DIGITS}}}", re.ASCII)
 NAME_FIELDS = ("symbol", "alias")
 _TILE = re.compile(r"[0-9]{1,5}x[0-9]{1,5}(x[0-9]{1,5})?", re.ASCII)
@@ -236,7 +238,7 @@ _TILE = re.compile(r"[0-9]{1,5}x[0-9]{1,5}(x[0-9]{1,5})?", re.ASCII)
 
 @dataclass(frozen=True)
 class Selection:
-    """The filters as they were written; an empty one chooses everything."""
+    """The filters of the command line as texts. An empty filter chooses everything."""
 
     arch: str = ""
     tile: str = ""
@@ -246,9 +248,9 @@ class Selection:
 
 
 def condition_of(selection: Selection, known: Collection[str] | None = None) -> Node:
-    """Return the condition that all filters of a selection state together.
+    """Return the conjunction of all filters of a selection.
 
-    Raises: RequestError where a filter is malformed or names a field that is not `known`.
+    Raises: RequestError if a filter is malformed or names a field that is not `known`.
     """
     items: list[Node] = []
     if selection.arch:
@@ -265,9 +267,9 @@ def condition_of(selection: Selection, known: Collection[str] | None = None) -> 
 
 
 def select_rows(library: Library, selection: Selection, sort: str = "symbol") -> list[dict[str, Scalar]]:
-    """Return the flat records of a selection, sorted by a field, or downwards by `-field`.
+    """Return the flat records of a selection, sorted by a field; `-field` sorts in descending order.
 
-    Raises: RequestError for a malformed filter or an unknown field, LibraryError where the library cannot be read.
+    Raises: RequestError for a malformed filter or an unknown field; LibraryError if the library cannot be read.
     """
     known = known_fields(library) if selection.where.strip() or sort != "symbol" else None
     rows = library.rows(condition_of(selection, known))
@@ -280,9 +282,9 @@ def select_rows(library: Library, selection: Selection, sort: str = "symbol") ->
 
 
 def choose(library: Library, names: Collection[str], selection: Selection) -> list[str]:
-    """Return the symbols that a selection and, where there are any, names (as `resolve` reads them) both choose.
+    """Return the symbols that match a selection and, if names are given, one of the names (see `resolve`).
 
-    Raises: RequestError for what is malformed or names nothing, LibraryError where nothing is left.
+    Raises: RequestError for a malformed filter or an unknown name; LibraryError if nothing matches.
     """
     chosen = _chosen(library, names, selection)
     if not chosen:
@@ -291,18 +293,18 @@ def choose(library: Library, names: Collection[str], selection: Selection) -> li
 
 
 def nothing_matches(library: Library) -> LibraryError:
-    """Return the error of a selection that chooses nothing: the filters are to change, or the library is empty."""
-    made = f"`generate --catalog{library_suffix(library.folder)}` makes the shipped ones"
+    """Return the error for a selection that matches nothing, or for an empty library."""
+    made = f"`generate --catalog{library_suffix(library.folder)}` builds the catalog"
     if library.rows():
-        shown = f"`hgemm list{library_suffix(library.folder)}` shows those that are"
-        return LibraryError(f"no variant in {library.folder} matches: {shown}, {made}")
+        shown = f"`hgemm list{library_suffix(library.folder)}` lists its variants"
+        return LibraryError(f"no variant in {library.folder} matches the filters: {shown}, {made}")
     return LibraryError(f"{library.folder} has no variants: {made}")
 
 
 def left_out(library: Library, names: Collection[str], selection: Selection) -> dict[str, int]:
-    """Count by architecture the variants that --arch alone keeps out, though GPUs that it names run them: 90, not 90a.
+    """Count, by architecture, the variants that only --arch excludes although its GPUs run them: sm_90a for sm_90.
 
-    Raises: RequestError and LibraryError as `choose` does for what is malformed.
+    Raises: as `choose`.
     """
     asked = parse_arch_list(selection.arch) if selection.arch else ()
     kin = {
@@ -319,9 +321,9 @@ def _chosen(library: Library, names: Collection[str], selection: Selection) -> l
 
 
 def resolve(library: Library, name: str) -> list[str]:
-    """Return the symbols that a symbol, an alias, a unique beginning of either, a symbol's hash, or a glob names.
+    """Return the symbols for a name: a symbol, an alias, a unique prefix of either, the hash of a symbol, or a glob.
 
-    Raises: RequestError where it names none, or a beginning names several.
+    Raises: RequestError if nothing matches, or a prefix matches several.
     """
     found = _exactly(library, name)
     begun = [] if found else _begun(library, name)
@@ -331,9 +333,9 @@ def resolve(library: Library, name: str) -> list[str]:
 
 
 def resolve_one(library: Library, name: str) -> str:
-    """Return the symbol that a symbol, an alias, a beginning of either, a symbol's hash, or a glob names.
+    """Return the one symbol for a name: a symbol, an alias, a prefix of either, the hash of a symbol, or a glob.
 
-    Raises: RequestError where it names none, or several.
+    Raises: RequestError if nothing or more than one symbol matches.
     """
     found = _exactly(library, name) or _begun(library, name) or _none(library, name)
     if len(found) > 1:
@@ -346,7 +348,7 @@ def _exactly(library: Library, name: str) -> list[str]:
 
 
 def _begun(library: Library, name: str) -> list[str]:
-    """Return the symbols that begin with a name, or else those whose hash does."""
+    """Return the symbols with a prefix, or else those whose hash has it."""
     if _is_glob(name):
         return []
     return _symbols(library, name + "*") or (_symbols(library, glob) if (glob := _hash_glob(name)) else [])
@@ -357,7 +359,7 @@ def _is_glob(name: str) -> bool:
 
 
 def _hash_glob(name: str) -> str:
-    """Return the glob of symbols whose hash begins with a word of 4 to 8 hexadecimal digits; nothing for another word."""
+    """Return the glob for a prefix of a hash, 4 to 8 hexadecimal digits. Return an empty text for other words."""
     word = name.lower()
     return f"*_{word}{'?' * (HASH_DIGITS - len(word))}" if _HASH.fullmatch(word) else ""
 
@@ -365,7 +367,7 @@ def _hash_glob(name: str) -> str:
 def _ambiguous(name: str, symbols: list[str], other: str = "") -> RequestError:
     shown = "".join(f"\n  {symbol}" for symbol in symbols[:MAX_CANDIDATES])
     more = f"\n  and {len(symbols) - MAX_CANDIDATES} more" if len(symbols) > MAX_CANDIDATES else ""
-    return RequestError(f"{name!a} names {len(symbols)} variants: write more of one{other}{shown}{more}")
+    return RequestError(f"{name!a} matches {len(symbols)} variants: write a longer prefix{other}{shown}{more}")
 
 
 def _symbols(library: Library, pattern: str) -> list[str]:
@@ -381,11 +383,9 @@ def _none(library: Library, name: str) -> list[str]:
     named = [path.parent for path in library.folder.glob(f"*/{SOURCE_NAME}") if path.parent.name.startswith(name)]
     texts = sorted(path.name for path in named if not (path / RECORD_NAME).exists())
     if texts:
-        told = (
-            f"of {texts[0]} only the text is there, which `generate --catalog{library_suffix(library.folder)}` compiles"
-        )
+        told = f"{texts[0]} has a source but is not compiled: run `generate --catalog{library_suffix(library.folder)}`"
         raise RequestError(f"no variant in {library.folder} is named {name!a}: {told}")
-    hint = f"did you mean {near[0]}?" if near else f"`hgemm list{library_suffix(library.folder)}` shows those that are"
+    hint = f"did you mean {near[0]}?" if near else f"`hgemm list{library_suffix(library.folder)}` lists its variants"
     raise RequestError(f"no variant in {library.folder} is named {name!a}: {hint}")
 
 
@@ -394,7 +394,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _named(word: str) -> Node:
-    """Return the condition of one word of --kernels: a glob, the beginning of a symbol or alias, or a symbol's hash."""
+    """Return the condition for one word of --kernels: a glob, a prefix of a symbol or alias, or the hash of a symbol."""
     if _is_glob(word):
         return any_like(NAME_FIELDS, (word,))
     by_hash = (Like("symbol", _hash_glob(word)),) if _hash_glob(word) else ()
