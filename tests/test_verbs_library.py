@@ -209,9 +209,9 @@ def test_an_unclear_name_lists_five_candidates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hgemm_sm89", "matches 2 variants: write more of one, or 'hgemm_sm89\\*' for all\n  hgemm_sm89_tn_big\n"),
+        ("hgemm_sm89", "matches 2 variants: write a longer prefix, or 'hgemm_sm89\\*' for all\n  hgemm_sm89_tn_big\n"),
         ("hgemm_sm80_tn", "did you mean"),
-        ("xx", "`hgemm list --library .*/lib` shows those that are"),
+        ("xx", "`hgemm list --library .*/lib` lists its variants"),
         ("*x*y", "no variant"),
         ("../lib", "no variant"),
     ],
