@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from generator.compare import Built, Ran, columns
+from generator.compare import BuiltForm, RunResult, columns
 from generator.device_check import open_kernel
 from generator.store.library import Library
 from hgemm.cases import Case, Shape
@@ -33,16 +33,16 @@ CHECKED_ROWS = 64
 TURN_MS = 20.0
 
 
-def groups(library: Library) -> list[list[Built]]:
+def groups(library: Library) -> list[list[BuiltForm]]:
     """Return the variants of each spec with several forms, atoms first."""
-    found: dict[str, list[Built]] = defaultdict(list)
+    found: dict[str, list[BuiltForm]] = defaultdict(list)
     for record in library.records():
         spec = {name: value for name, value in record.data["spec"].items() if name != "form"}
-        found[json.dumps(spec, sort_keys=True)].append(Built(record.data["spec"].get("form", "atoms"), record))
+        found[json.dumps(spec, sort_keys=True)].append(BuiltForm(record.data["spec"].get("form", "atoms"), record))
     return [sorted(built, key=lambda one: one.form) for built in found.values() if len(built) > 1]
 
 
-def race(built: list[Built], library: Library, device: Device, m: int, turns: int) -> list[Built]:
+def race(built: list[BuiltForm], library: Library, device: Device, m: int, turns: int) -> list[BuiltForm]:
     """Run the forms of one spec on the same operands, check each D, and time them in turns of TURN_MS."""
     kernels = [open_kernel(library, one.record.symbol) for one in built]
     beta = 0.5 if built[0].record.data["spec"]["beta"] else 0.0
@@ -70,7 +70,7 @@ def race(built: list[Built], library: Library, device: Device, m: int, turns: in
         trial.free()
     speeds = [{"time_us": time_us, "tflops": problem.flops / time_us * 1e-6} for time_us in medians]
     return [
-        Built(one.form, one.record, Ran(device.name, *checked, speed)) for one, checked, speed in zip(built, seen, speeds)
+        BuiltForm(one.form, one.record, RunResult(device.name, *checked, speed)) for one, checked, speed in zip(built, seen, speeds)
     ]
 
 

@@ -1,11 +1,11 @@
-"""One spec in every form: which can say it, what each is built to, and whether they compute the same."""
+"""Compares one spec in every form: which forms support it, what each is built to, and whether all compute the same."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from generator.build import dsl as translate
@@ -21,12 +21,15 @@ _BUILT = "compile_s registers spill_bytes smem_bytes ctas_per_sm cubin_bytes".sp
 
 
 @dataclass(frozen=True)
-class Said:
-    """A spec in one form; `broken` are the rules by which the form cannot say it, `lacking` what this machine has not for it."""
+class FormPlan:
+    """A spec in one form.
+
+    Fields: `violations` are the rules that it breaks in this form; `missing` names what this machine lacks to build the form.
+    """
 
     plan: Plan
-    broken: tuple[Violation, ...]
-    lacking: str = ""
+    violations: tuple[Violation, ...]
+    missing: str = ""
 
     @property
     def form(self) -> str:
@@ -34,8 +37,8 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a variant computed: by a check against the reference, and by a hash of D; its speed where it was measured."""
+class RunResult:
+    """The result of a run: the check against the reference, a hash of D, and the speed if it was measured."""
 
     device: str
     passed: bool
@@ -45,29 +48,29 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Built:
-    """A form that was built, and what it computed where it was run."""
+class BuiltForm:
+    """A built form, and its result if it was run."""
 
     form: str
     record: Record
-    ran: Ran | None = None
+    result: RunResult | None = None
 
 
 Request = Callable[["str | None"], Sequence[Candidate]]
-"""Returns what the user asked for in a form; None leaves the form to planning."""
+"""Returns the user's request in a form; None leaves the form to planning."""
 
 
-def in_every_form(request: Request) -> list[Said]:
-    """Return the one spec that a user asked for, in every form.
+def plan_every_form(request: Request) -> list[FormPlan]:
+    """Plan the requested spec in every form.
 
     Open fields are planned so that as many forms as possible support the spec.
-    Raises: RequestError where several specs are asked for, or no form supports the spec.
+    Raises: RequestError if several specs are requested, or no form supports the spec.
     """
     plans = [_planned_for_most(request).replace(form=form) for form in FORMS]
-    said = [Said(plan, violations(plan), translate.lacking() if plan.spec.form == "dsl" else "") for plan in plans]
-    if all(one.broken for one in said):
+    forms = [FormPlan(plan, violations(plan), translate.lacking() if plan.spec.form == "dsl" else "") for plan in plans]
+    if all(form.violations for form in forms):
         refuse_illegal(plans[0])
-    return said
+    return forms
 
 
 def _planned_for_most(request: Request) -> Plan:
@@ -82,41 +85,40 @@ def _planned_for_most(request: Request) -> Plan:
 
 def _only(candidates: Sequence[Candidate]) -> Candidate:
     if len(candidates) != 1:
-        raise RequestError(f"{len(candidates)} specs are named, one is compared: name one value of each option")
+        raise RequestError(
+            f"{len(candidates)} specs are requested, but compare takes one: give one value for each option"
+        )
     return candidates[0]
 
 
-def buildable(said: Sequence[Said]) -> list[Said]:
+def buildable(forms: Sequence[FormPlan]) -> list[FormPlan]:
     """Return the forms that are legal and that this machine can build."""
-    return [one for one in said if not one.broken and not one.lacking]
+    return [form for form in forms if not form.violations and not form.missing]
 
 
 def build(
-    forms: Sequence[Said], settings: Settings, processes: int, tell: Callable[[Outcome], None]
-) -> tuple[list[Built], list[str]]:
-    """Build the variants of `forms`, or take them from the library. Return them in order, and the errors of the others.
-
-    `tell` is called with each outcome as it comes.
-    """
+    forms: Sequence[FormPlan], settings: Settings, processes: int, on_outcome: Callable[[Outcome], None]
+) -> tuple[list[BuiltForm], list[str]]:
+    """Build `forms`, or take them from the library. Return the built forms in order, and the errors of the others."""
     outcomes: dict[int, Outcome] = {}
-    with closing(make([one.plan for one in forms], settings, processes)) as made:
+    with closing(make([form.plan for form in forms], settings, processes)) as made:
         for place, outcome in made:
             outcomes[place] = outcome
-            tell(outcome)
+            on_outcome(outcome)
     built = [
-        Built(one.form, outcome.record)
-        for place, one in enumerate(forms)
+        BuiltForm(form.form, outcome.record)
+        for place, form in enumerate(forms)
         if (outcome := outcomes[place]).record is not None
     ]
     return built, [outcome.error for outcome in outcomes.values() if outcome.error]
 
 
-# ---- Results --------------------------------------------------------------------------------------------------------
+# ==== Running ====
 
 
-def run_on_device(built: Built, settings: Settings, shape: tuple[int, int, int], samples: int) -> Built:
-    """Run and time a variant on the GPU. Raises: DeviceError where there is none, or a launch fails."""
-    from generator.device_check import open_kernel  # what only a run needs
+def run_on_device(built: BuiltForm, settings: Settings, shape: tuple[int, int, int], samples: int) -> BuiltForm:
+    """Run and time a variant on the GPU. Raises: DeviceError if there is no GPU, or a launch fails."""
+    from generator.device_check import open_kernel  # slow to load, and needed only for a run
     from hgemm.cases import Case, Shape
     from hgemm.device import open_device
     from hgemm.verify import run
@@ -125,17 +127,16 @@ def run_on_device(built: Built, settings: Settings, shape: tuple[int, int, int],
     kernel = open_kernel(settings.library, built.record.symbol)
     found = run(kernel, Case(Shape(*shape), 1.0, _beta(built.record)), device, samples=samples)
     speed = {"time_us": found.time_us, "tflops": found.tflops}
-    return Built(
-        built.form, built.record, Ran(device.name, found.check.passed, found.check.max_bound_ratio, found.digest, speed)
-    )
+    result = RunResult(device.name, found.check.passed, found.check.max_bound_ratio, found.digest, speed)
+    return replace(built, result=result)
 
 
-def run_on_cpu(built: Built, settings: Settings, host_toolchain) -> Built:
-    """Run a variant on the CPU, on a few ragged tiles; one that is not in C++ is returned as it is.
+def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltForm:
+    """Run a variant on the CPU, on a few ragged tiles. A variant that is not C++ is returned without a result.
 
-    Raises: BuildError where its text is no C++ for the compiler here.
+    Raises: BuildError if the host compiler rejects its source.
     """
-    from generator.proof.executor import Adversary  # NumPy, and what only a run needs
+    from generator.proof.executor import Adversary  # NumPy, needed only for a run
     from generator.proof.machine import EmulatedKernel, HostMemory
     from generator.proof.proving import Subject, load
     from hgemm.cases import Case, Shape
@@ -162,22 +163,22 @@ def run_on_cpu(built: Built, settings: Settings, host_toolchain) -> Built:
     races = [finding for _, report in kernel.reports for finding in report.findings]
     digest = hashlib.sha256(found.tobytes()).hexdigest()
     passed = check.passed and not complaint and not races
-    return Built(built.form, built.record, Ran("CPU", passed, check.max_bound_ratio, digest))
+    return replace(built, result=RunResult("CPU", passed, check.max_bound_ratio, digest))
 
 
 def _beta(record: Record) -> float:
     return 0.5 if record.data["spec"]["beta"] else 0.0
 
 
-# ---- Answer ---------------------------------------------------------------------------------------------------------
+# ==== The table ====
 
 
-def columns(built: Sequence[Built]) -> list[dict[str, Any]]:
-    """Return a JSON object for each form: what it was built to, and what it computed beside the first one."""
+def columns(built: Sequence[BuiltForm]) -> list[dict[str, Any]]:
+    """Return a JSON object for each form: its build, and its result compared with that of the first form."""
     return [_column(one, built[0]) for one in built]
 
 
-def _column(one: Built, first: Built) -> dict[str, Any]:
+def _column(one: BuiltForm, first: BuiltForm) -> dict[str, Any]:
     data, flat = one.record.data, one.record.flat()
     figures = {**flat, "compile_s": data["seconds"]["compile"], "cubin_bytes": data["files"][CUBIN_NAME]["bytes"]}
     column = {
@@ -186,21 +187,21 @@ def _column(one: Built, first: Built) -> dict[str, Any]:
         **{name: figures[name] for name in _BUILT},
         "sass": data["sass"],
     }
-    if not one.ran or not first.ran:
+    if not one.result or not first.result:
         return column
-    same = one.ran.digest == first.ran.digest
+    same = one.result.digest == first.result.digest
     return {
         **column,
-        "device": one.ran.device,
-        **one.ran.speed,
-        "passed": one.ran.passed,
-        "max_bound_ratio": one.ran.max_bound_ratio,
-        "result": "the same bits" if same else f"other bits than {first.form}",
+        "device": one.result.device,
+        **one.result.speed,
+        "passed": one.result.passed,
+        "max_bound_ratio": one.result.max_bound_ratio,
+        "result": "same bits" if same else f"bits differ from {first.form}",
     }
 
 
 def side_by_side(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Scalar]]:
-    """Return the rows of a table with a column for each form, instructions by how many any of them has."""
+    """Return the rows of a table with a column for each form. Instructions are sorted by their largest count."""
     forms = [column["form"] for column in found]
     counts = {name for column in found for name in column["sass"]}
     most = sorted(counts, key=lambda name: (-max(column["sass"].get(name, 0) for column in found), name))

@@ -16,9 +16,9 @@ import hgemm.device
 from generator.arch import WGMMA_SM90
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
-from generator.cli import study as compare
+from generator.cli import inspect as compare
 from generator.cli.generate import requested
-from generator.compare import Built, Ran, buildable, columns, in_every_form, run_on_device, side_by_side
+from generator.compare import BuiltForm, RunResult, buildable, columns, plan_every_form, run_on_device, side_by_side
 from generator.errors import RequestError
 from generator.spec import FORMS
 from generator.store.library import Library
@@ -26,8 +26,8 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.record import Record
 
 
-def said(**texts: str) -> list:
-    return in_every_form(lambda form: requested({"spec_file": None, **texts, "form": form}).candidates)
+def forms_of(**texts: str) -> list:
+    return plan_every_form(lambda form: requested({"spec_file": None, **texts, "form": form}).candidates)
 
 
 def call(*arguments: object) -> Result:
@@ -43,33 +43,33 @@ def test_help_has_the_options_of_a_spec_but_the_form() -> None:
 
 
 def test_forms_differ_in_nothing_but_the_form_and_what_is_open_suits_all() -> None:
-    forms = said(arch="sm_80", acc="f16")
-    assert [one.form for one in forms] == [*FORMS] and not any(one.broken for one in forms)
+    forms = forms_of(arch="sm_80", acc="f16")
+    assert [one.form for one in forms] == [*FORMS] and not any(one.violations for one in forms)
     assert len({one.plan.replace(form="atoms") for one in forms}) == 1
 
 
 def test_what_a_form_cannot_say_is_told_and_the_others_stay_as_asked() -> None:
-    atoms, cute, dsl = said(arch="sm_80", schedule="split_k:2")
-    assert not atoms.broken and [violation.rule for violation in cute.broken] == ["cute_schedule"]
-    assert [violation.rule for violation in dsl.broken] == ["dsl_schedule"]
-    atoms, cute, dsl = said(arch="sm_90a", schedule="split_k_cluster:4")
-    assert atoms.plan.spec.family == WGMMA_SM90 and not atoms.broken
-    assert "form cute" in cute.broken[0].message and "form dsl" in dsl.broken[0].message
+    atoms, cute, dsl = forms_of(arch="sm_80", schedule="split_k:2")
+    assert not atoms.violations and [violation.rule for violation in cute.violations] == ["cute_schedule"]
+    assert [violation.rule for violation in dsl.violations] == ["dsl_schedule"]
+    atoms, cute, dsl = forms_of(arch="sm_90a", schedule="split_k_cluster:4")
+    assert atoms.plan.spec.family == WGMMA_SM90 and not atoms.violations
+    assert "form cute" in cute.violations[0].message and "form dsl" in dsl.violations[0].message
 
 
 def test_a_form_whose_compiler_is_not_installed_is_told_and_not_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("generator.build.dsl.WHEEL", "no-such-wheel-anywhere")
-    *others, dsl = said(arch="sm_80")
-    assert "no-such-wheel-anywhere is missing" in dsl.lacking and not any(one.lacking for one in others)
+    *others, dsl = forms_of(arch="sm_80")
+    assert "no-such-wheel-anywhere is missing" in dsl.missing and not any(one.missing for one in others)
     assert buildable([dsl]) == [] and buildable(others) == others
 
 
 @pytest.mark.parametrize("texts", [{"tile": "64x64x32,128x64x32"}, {"tile": "300x300x32"}])
 def test_several_specs_a_form_or_an_illegal_spec_are_refused(texts: dict) -> None:
     with pytest.raises(RequestError):
-        said(arch="sm_80", **texts)
+        forms_of(arch="sm_80", **texts)
 
 
 def test_a_form_is_not_named() -> None:
@@ -80,15 +80,15 @@ def test_a_form_is_not_named() -> None:
 # ---- What came of them ----------------------------------------------------------------------------------------------
 
 
-def built(form: str, digest: str = "", hmma: int = 64) -> Built:
+def built(form: str, digest: str = "", hmma: int = 64) -> BuiltForm:
     document, _ = make_record(f"hgemm_{form}")
-    ran = Ran("GPU", True, 0.5, digest, {"time_us": 10.0, "tflops": 400.0}) if digest else None
-    return Built(form, Record({**document, "sass": {"HMMA": hmma, "BAR": 2}}), ran)
+    ran = RunResult("GPU", True, 0.5, digest, {"time_us": 10.0, "tflops": 400.0}) if digest else None
+    return BuiltForm(form, Record({**document, "sass": {"HMMA": hmma, "BAR": 2}}), ran)
 
 
 def test_each_form_is_a_column_with_figures_instructions_and_results() -> None:
     found = columns([built("atoms", "a1"), built("cute", "b2", hmma=65)])
-    assert [column["result"] for column in found] == ["the same bits", "other bits than atoms"]
+    assert [column["result"] for column in found] == ["same bits", "bits differ from atoms"]
     rows = {row[""]: row for row in side_by_side(found)}
     assert (rows["sass HMMA"]["atoms"], rows["sass HMMA"]["cute"]) == (64, 65)
     assert {"compile_s", "registers", "smem_bytes", "tflops", "result"} <= {*rows}
@@ -123,7 +123,7 @@ def test_variants_that_compute_the_same_have_the_same_bits(driver: FakeDriver, t
         driver.kernel = lambda problem, traits=traits, faults=faults: simulated.launch(
             traits, problem, frozenset(faults)
         )
-        ran[name] = run_on_device(Built(name, Record(document)), settings, (40, 50, 60), samples=2).ran
+        ran[name] = run_on_device(BuiltForm(name, Record(document)), settings, (40, 50, 60), samples=2).result
     assert ran["right"].passed and ran["right"].digest == ran["alike"].digest and ran["right"].speed["tflops"] > 0
     assert not ran["wrong"].passed and ran["wrong"].digest != ran["right"].digest
 
@@ -137,5 +137,5 @@ def test_the_verb_builds_and_runs_what_can_be_and_tells_of_the_rest(tmp_path: Pa
     assert done.exit_code == 0, done.output
     (column,) = json.loads(done.stdout)
     assert (column["form"], column["device"], column["passed"]) == ("atoms", "CPU", True)
-    assert "form cute is left out, cute_k_blocks: k of 16" in done.stderr and "[1/1] built hgemm_" in done.stderr
+    assert "form cute is skipped, cute_k_blocks: k of 16" in done.stderr and "[1/1] built hgemm_" in done.stderr
     assert "[1/1]" not in call(*options, "--quiet").stderr

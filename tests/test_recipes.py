@@ -31,7 +31,7 @@ COMPILED = 3
 """Recipes that a run of the tests compiles; which ones changes with the commit."""
 
 every_system = pytest.mark.parametrize("system", [*map(load_system, system_names())], ids=lambda system: system.name)
-OURS = [step for step in steps() if step.rival is None]
+OURS = [step for step in steps() if step.baseline_kernel is None]
 every_step = pytest.mark.parametrize("step", OURS, ids=lambda step: step.path)
 
 
@@ -59,7 +59,7 @@ def test_a_recipe_is_legal_and_leaves_no_field_that_every_record_has_to_be_plann
 
 @every_system
 def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_no_other(system) -> None:
-    ours = [step for step in system.steps if step.rival is None]
+    ours = [step for step in system.steps if step.baseline_kernel is None]
     for before, step in zip(ours, ours[1:]):
         old, new = (candidate_of(one).plan.spec.to_dict() for one in (before, step))
         differing = {name for name in new if new[name] != old[name]}
@@ -71,7 +71,7 @@ def test_a_step_differs_from_the_one_before_in_each_option_that_it_names_and_in_
 
 @every_system
 def test_the_steps_of_a_system_compute_the_same_problem(system) -> None:
-    specs = [candidate_of(step).plan.spec for step in system.steps if step.rival is None]
+    specs = [candidate_of(step).plan.spec for step in system.steps if step.baseline_kernel is None]
     assert len({(spec.layout, spec.dtype_a, spec.dtype_b, spec.dtype_d) for spec in specs}) == 1
     assert system.shapes and all(shape.count("x") == 2 for shape in system.shapes)
 
@@ -140,16 +140,16 @@ def test_what_is_tuned_is_of_its_architecture_and_its_step_alone(tmp_path: Path)
     assert [plan.spec.stages for plan in ladder.plans[1:]] == [4, 2]
 
 
-def test_generate_makes_the_kernels_that_the_ladder_climbs() -> None:
+def test_generate_makes_the_kernels_that_the_ladder_runs() -> None:
     asked = sweep(load_recipes("s1/*,s3/*", "sm_80,90"))
     made = [plan.spec for plan in asked.plans]
-    climbed = [
+    from_ladders = [
         plan.spec
         for name in ("s1", "s3")
         for arch in ("sm_80", "sm_90")
         for plan in ladder_on(load_system(name), arch).plans
     ]
-    assert {*made} == {*climbed} and len(made) == len(climbed)
+    assert {*made} == {*from_ladders} and len(made) == len(from_ladders)
 
 
 def test_a_name_that_no_recipe_has_is_refused_with_the_nearest() -> None:
@@ -157,7 +157,7 @@ def test_a_name_that_no_recipe_has_is_refused_with_the_nearest() -> None:
         find("s3/3.1")
     with pytest.raises(RequestError, match="no recipe is named '': `hgemm ladder` lists them"):
         find(" ,")
-    with pytest.raises(RequestError, match="no system 's0' has recipes: there are s1, s"):
+    with pytest.raises(RequestError, match="no system is named 's0': choose from s1, s"):
         load_system("s0")
 
 
@@ -201,10 +201,10 @@ def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (("title", "titel"), "lacks title; has no place for titel"),
-        (("tflops = { 64 = 5 }", "tflops = 5"), "step '1' has another type than it should for tflops"),
-        (('what = "second"', ""), "step '2' lacks what"),
-        (("ratio = 1.5", "tuned = { sm_90 = 4 }"), "step '2' has another type than it should for tuned"),
+        (("title", "titel"), "missing: title; unknown: titel"),
+        (("tflops = { 64 = 5 }", "tflops = 5"), "step '1': wrong type: tflops"),
+        (('what = "second"', ""), "step '2': missing: what"),
+        (("ratio = 1.5", "tuned = { sm_90 = 4 }"), "step '2': tuned has the wrong type"),
         (("ratio = 1.5", "tuned = { sm_1 = { stages = 4 } }"), "sm_1"),
         (("stages = 2", "stagse = 2"), "a spec has no 'stagse': did you mean 'stages'"),
         (('"64x32x16"', '"64x32"'), "shape '64x32' is malformed"),
@@ -218,19 +218,19 @@ def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: P
     assert told in str(error.value)
 
 
-def test_a_rival_is_a_kernel_written_by_hand_which_only_a_ladder_runs(host_toolchain: HostToolchain) -> None:
-    (rival,) = ladder_on(load_system("s4"), "sm_80").rivals
-    assert rival.symbol in rival.source and rival.planned()["spec"]["layout"] == "tt"
-    proved = check_here(request_of(host_toolchain, rival.source, rival.planned(), shapes="33x35x40"))
+def test_only_a_ladder_runs_a_baseline_kernel(host_toolchain: HostToolchain) -> None:
+    (kernel,) = ladder_on(load_system("s4"), "sm_80").baseline_kernels
+    assert kernel.symbol in kernel.source and kernel.planned()["spec"]["layout"] == "tt"
+    proved = check_here(request_of(host_toolchain, kernel.source, kernel.planned(), shapes="33x35x40"))
     assert proved.passed, proved.reason
-    traits, spec = LaunchTraits.of(rival.planned()), rival.planned()["spec"]
-    executable = load(Subject(rival.symbol, rival.source, rival.planned(), 0), host_toolchain)
+    traits, spec = LaunchTraits.of(kernel.planned()), kernel.planned()["spec"]
+    executable = load(Subject(kernel.symbol, kernel.source, kernel.planned(), 0), host_toolchain)
     costs, _ = count(EmulatedKernel(traits, executable, ()), spec)
     assert costs.bytes_per_k_tile == 2 * 32 * 32 * 4 and not [*disagreements(costs, traits, spec, 0)]
-    made = rival.made()
-    assert 0 < made.registers <= 64 and made.kernel().traits.threads == 1024 and b".entry rival_tiled_f32" in made.ptx
+    made = kernel.compile()
+    assert 0 < made.registers <= 64 and made.load().traits.threads == 1024 and b".entry baseline_tiled_f32" in made.ptx
     assert len(load_recipes("s4/*")) == len(load_system("s4").steps) - 1
-    with pytest.raises(RequestError, match="s4/tiled is written by hand"):
+    with pytest.raises(RequestError, match="s4/tiled is a hand-written baseline kernel"):
         load_recipes("s4/tiled")
 
 

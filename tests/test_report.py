@@ -294,12 +294,12 @@ def test_requests_that_cannot_be_served_are_told_in_one_line(tmp_path: Path) -> 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from generator.errors import HgemmError
-    from generator.report.write import run
+    from generator.report.write import write_report
     from generator.store.query import Selection
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(HgemmError, match=r"\[plots\]"):
-        next(run(Library(tmp_path), Selection(), tmp_path / "a.html", [], [], None, print))
+        next(write_report(Library(tmp_path), Selection(), tmp_path / "a.html", [], [], None, print))
 
 
 # ---- In a browser ---------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: P
     symbol = entries[0].record.symbol
     path = tmp_path / "hostile.html"
     hostile = point(device=EVIL, times_us={symbol: 2.0}, ours=symbol)
-    path.write_text(Report(EVIL, [Entry(entries[0].record, EVIL)], [hostile], told=[EVIL]).html())
+    path.write_text(Report(EVIL, [Entry(entries[0].record, EVIL)], [hostile], notes=[EVIL]).html())
     for at in ("", f"variant={symbol}", f"variant={EVIL}", f"q={EVIL}"):
         shown = opened(path, at)
         assert shown.console == [] and "taken" not in shown.texts("title") and len(shown.texts("script")) == 2

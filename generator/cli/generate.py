@@ -170,7 +170,7 @@ def _recipes(options: dict[str, Any]) -> dict[Plan, str]:
     """Return of which recipes each plan is that --recipe asks for."""
     paths: dict[Plan, str] = {}
     for step in find(options["recipe"]) if options["recipe"] else []:
-        if step.rival is None:
+        if step.baseline_kernel is None:
             alone = {**options, "spec_file": None, "catalog": None, "kernels": None, "recipe": step.path}
             for plan in requested(alone).plans:
                 paths[plan] = f"{paths[plan]},{step.path}" if plan in paths else step.path

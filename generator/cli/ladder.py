@@ -1,75 +1,117 @@
-"""`hgemm ladder`, after its options were read: ladders made, run or not, kept, printed and drawn."""
+"""The verb `ladder`: lists published ladders of kernels, runs them, and prints, keeps and draws the results."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from generator.arch import parse_arch
-from generator.build.pipeline import Outcome, Settings, make
-from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
+from generator.cli.options import json_option
 from generator.cli.output import progress
-from generator.cli.scratch import scratch_library
-from generator.device_check import open_kernel
+from generator.cli.scratch import scratch_library, scratch_library_option
 from generator.errors import LibraryError
-from generator.ladders.ladder import Ladder, about, card_of, ladder_here, ladder_on
+from generator.ladders.ladder_run import RunOptions, make_kernels, plan_ladders, plans_of, run_ladders
 from generator.ladders.recipes import System, load_system, read_system, system_names
-from generator.ladders.results import KIND, SCHEMA, chosen, csv_text, curve, form_of, read, require_matplotlib, text
+from generator.ladders.results import chosen, csv_text, curve, form_of, read, require_matplotlib, text
 from generator.proof.executor import NoCompiler
 from generator.proof.jobs import Prover, host_toolchain
-from generator.store.library import Library
 from generator.tables import to_text
 from hgemm.bench.protocol import Protocol
-from hgemm.bench.runner import write_document
 from hgemm.bench.work import Work, grid
 from hgemm.cases import Shape
-from hgemm.device import Device, cubin_runs, open_device
+from hgemm.device import Device, open_device
 from hgemm.disk import require_writable, write_atomically
 from hgemm.errors import DeviceError
-from hgemm.kernel import Kernel
+
+_LADDER_HELP = """Reproduce a published ladder of kernels, step by step.
+
+For each step, the verb makes the kernel, runs it beside cuBLASLt in the same rounds, and prints the change, the rate, the
+speedup over the step before and the fraction of cuBLASLt's rate, beside the published numbers.
+
+SYSTEMS are names or globs (s3, 's*'), or TOML files of your own. Without SYSTEMS, the verb lists all systems and steps.
+
+Without a GPU, or with --static, it prints what is known before a run: registers, shared memory, bank conflicts, and the limit
+of the cost model. If a C++ compiler is installed, it also counts the sectors that each kernel moves when it runs on the CPU.
+
+\b
+Examples:
+  hgemm ladder
+  hgemm ladder s3
+  hgemm ladder s1 s3 --shapes 4096x4096x4096 --keep ladders.json --to ladders.svg
+  hgemm ladder s3 --from ladders.json --to s3.png
+
+Kernels are made for the device's architecture. If a step is illegal there, they are made for the architecture of the
+publication, and the driver compiles their PTX. To keep the kernels, use `generate --recipe`.
+
+Exit status 1: a step could not be made or measured, or its result is wrong.
+"""
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-def listing(as_json: bool) -> str:
-    """Return every system and its steps."""
-    systems = [load_system(name) for name in system_names()]
-    if as_json:
-        plain = [
-            {
-                "system": system.name,
-                "title": system.title,
-                "source": system.source,
-                "steps": [{"recipe": step.path, "what": step.what, "spec": dict(step.texts)} for step in system.steps],
-            }
-            for system in systems
-        ]
-        return json.dumps(plain, indent=1) + "\n"
-    return "\n".join(map(_listed, systems))
+class _Systems(click.ParamType):
+    name = "systems"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in system_names() if name.startswith(incomplete)]
 
 
-def _listed(system: System) -> str:
-    rows = [{"recipe": step.path, "what": step.what} for step in system.steps]
-    indented = "".join(f"  {line}\n" for line in to_text(rows, ["recipe", "what"]).splitlines()[1:])
-    return f"{system.name}: {system.title} ({system.source}), {system.arch}\n{indented}"
-
-
-def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
-    """Do what the options of `hgemm ladder` ask for and return the exit status."""
+@click.command("ladder", help=_LADDER_HELP)
+@click.argument("systems", nargs=-1, type=_Systems())
+@scratch_library_option
+@click.option("--arch", default="", metavar="ARCH", help="Make kernels for this architecture. Default: the device's.")
+@click.option("--shapes", default="", metavar="SHAPES", help="Problems MxNxK. Default: the published ones.")
+@click.option("--m", default="", metavar="RANGE", help="m, instead of --shapes: 4096, 512,1024 or 1024:4096:1024.")
+@click.option("--n", default="", metavar="RANGE", help="n, in the same form. Default: equal to m.")
+@click.option("--k", default="", metavar="RANGE", help="k, in the same form. Default: equal to m.")
+@click.option("--static", is_flag=True, help="Do not use a GPU.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    default=2.0,
+    show_default=True,
+    help="Time of the rounds of each ladder.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(3), metavar="N", default=15, show_default=True, help="Minimum number of rounds."
+)
+@click.option(
+    "--warm-up",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    default=3.0,
+    show_default=True,
+    help="Seconds of load before the first ladder.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the operands."
+)
+@click.option("--from", "source", type=_FILE, metavar="FILE", help="Print a document of --keep. Run nothing.")
+@click.option("--keep", type=_FILE, metavar="FILE", help="Write the JSON document to FILE after every ladder.")
+@click.option("--csv", type=_FILE, metavar="FILE", help="Write one CSV row for each step to FILE.")
+@click.option("--to", type=_FILE, metavar="FILE", help="Draw the curves to FILE: ladder.svg or ladder.png.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes that compile. Default: all cores."
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+@click.pass_context
+def ladder_command(ctx: click.Context, systems: Sequence[str], as_json: bool, **options: Any) -> None:
+    if not systems and not options["source"]:
+        click.echo(_listing(as_json), nl=False)
+        return
     form = form_of(options["to"]) if options["to"] else ""
     if form:
         require_matplotlib()
     for name in ("keep", "csv", "to"):
         require_writable(options[name], f"--{name}")
-    if options["source"]:
-        document = read(options["source"], names)
-    else:
-        with scratch_library(options["library"]) as library:
-            document = _climbed(_named(names), library, options)
+    document = read(options["source"], systems) if options["source"] else _run(_named(systems), options)
     if not document["ladders"]:
         raise LibraryError("no ladder was measured" + (f": {document['lost']}" if document.get("lost") else ""))
     click.echo(json.dumps(document, indent=1) + "\n" if as_json else text(document), nl=False)
@@ -81,42 +123,60 @@ def run(names: Sequence[str], options: Mapping[str, Any], as_json: bool) -> int:
         click.echo(f"hgemm: wrote {written}", err=True)
     if document.get("lost"):
         raise DeviceError(document["lost"])
-    return int(any(ladder.get("refused") for ladder in document["ladders"]))
+    ctx.exit(int(any(ladder.get("refused") for ladder in document["ladders"])))
+
+
+# ==== Listing ====
+
+
+def _listing(as_json: bool) -> str:
+    """Return every system and its steps."""
+    systems = [load_system(name) for name in system_names()]
+    if not as_json:
+        return "\n".join(map(_system_text, systems))
+    listed = [
+        {
+            "system": system.name,
+            "title": system.title,
+            "source": system.source,
+            "steps": [{"recipe": step.path, "what": step.what, "spec": dict(step.texts)} for step in system.steps],
+        }
+        for system in systems
+    ]
+    return json.dumps(listed, indent=1) + "\n"
+
+
+def _system_text(system: System) -> str:
+    rows = [{"recipe": step.path, "what": step.what} for step in system.steps]
+    indented = "".join(f"  {line}\n" for line in to_text(rows, ["recipe", "what"]).splitlines()[1:])
+    return f"{system.name}: {system.title} ({system.source}), {system.arch}\n{indented}"
 
 
 def _named(names: Sequence[str]) -> list[System]:
-    """Return the systems that are named, and those that files of the user's own describe."""
+    """Return the published systems that names and globs match, and the systems of the user's own files."""
     files = [Path(name) for name in names if name.endswith(".toml")]
-    shipped = [name for name in names if not name.endswith(".toml")]
-    return [load_system(name) for name in chosen(system_names(), shipped)] + [read_system(path) for path in files]
+    published = [name for name in names if not name.endswith(".toml")]
+    return [load_system(name) for name in chosen(system_names(), published)] + [read_system(path) for path in files]
 
 
-# ---- Making and running ---------------------------------------------------------------------------------------------
+# ==== Running ====
 
 
-def _climbed(systems: Sequence[System], library: Library, options: Mapping[str, Any]) -> dict[str, Any]:
-    shapes = _shapes(options)
+def _run(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str, Any]:
+    run_options = RunOptions(
+        arch=parse_arch(options["arch"]) if options["arch"] else "",
+        shapes=_shapes(options),
+        protocol=Protocol(seconds=options["seconds"], rounds=options["rounds"], warm_up_s=options["warm_up"]),
+        seed=options["seed"],
+        keep=options["keep"],
+    )
     device = None if options["static"] else _device()
-    ladders = [_ladder(system, options["arch"], device) for system in systems]
-    outcomes = _made(ladders, library, options, prove=device is None)
-    failed = [outcome.error for outcome in outcomes.values() if outcome.error]
-    if failed:
-        raise LibraryError("; ".join(failed))
-    records = {symbol: outcome.record for symbol, outcome in outcomes.items() if outcome.record}
-    works = [
-        (ladder, ladder.work(shape)) for ladder in ladders for shape in shapes or map(Shape.parse, ladder.system.shapes)
-    ]
-    rivals = {rival.symbol: rival.made() for ladder in ladders for rival in ladder.rivals}
-    name = device.name if device else ""
-    known = [about(ladder, records, rivals, work, card_of(ladder, name)) for ladder, work in works]
-    if device is None:
-        document = {"kind": KIND, "schema": SCHEMA, "device": None, "arch": None, "ladders": known}
-        if options["keep"]:
-            write_document(options["keep"], document)
-        return document
-    loaded = {symbol: made.kernel() for symbol, made in rivals.items()}
-    loaded |= {symbol: open_kernel(library, symbol) for symbol in records}
-    return _measured(works, known, loaded, device, options)
+    ladders = plan_ladders(systems, run_options.arch, device)
+    jobs = options["jobs"] or cores()
+    with scratch_library(options["library"]) as library:
+        with progress(len(plans_of(ladders)), options["quiet"], jobs) as on_outcome:
+            records = make_kernels(ladders, library, jobs, None if device else _prover(), on_outcome)
+        return run_ladders(ladders, records, library, device, run_options, lambda line: click.echo(line, err=True))
 
 
 def _shapes(options: Mapping[str, Any]) -> list[Shape]:
@@ -129,27 +189,8 @@ def _device() -> Device | None:
     try:
         return open_device()
     except DeviceError as error:
-        click.echo(f"hgemm: {error}: what is known without one follows", err=True)
+        click.echo(f"hgemm: {error}: printing what is known without a run", err=True)
         return None
-
-
-def _ladder(system: System, arch: str, device: Device | None) -> Ladder:
-    if arch:
-        return ladder_on(system, parse_arch(arch))
-    return ladder_here(system, device.capability) if device else ladder_on(system, system.arch)
-
-
-def _made(ladders: Sequence[Ladder], library: Library, options: Mapping[str, Any], prove: bool) -> dict[str, Outcome]:
-    """Make every variant of some ladders, once; return what became of each, by symbol."""
-    plans = list(dict.fromkeys(plan for ladder in ladders for plan in ladder.plans))
-    settings = Settings(library, templates_folder(), prover=_prover() if prove else None)
-    outcomes: dict[str, Outcome] = {}
-    jobs = options["jobs"] or cores()
-    with progress(len(plans), options["quiet"], jobs) as tell, closing(make(plans, settings, jobs)) as made:
-        for _, outcome in made:
-            outcomes[outcome.symbol] = outcome
-            tell(outcome)
-    return outcomes
 
 
 def _prover() -> Prover | None:
@@ -158,28 +199,3 @@ def _prover() -> Prover | None:
     except NoCompiler as error:
         click.echo(f"hgemm: {error}: sectors are not counted", err=True)
         return None
-
-
-def _measured(
-    works: Sequence[tuple[Ladder, Work]],
-    known: Sequence[dict[str, Any]],
-    loaded: Mapping[str, Kernel],
-    device: Device,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    from hgemm.bench.ladder import Climb, plan_of, run  # NumPy and the driver, only where something is run
-
-    climbs = []
-    for (ladder, work), head in zip(works, known):
-        code = "cubin" if cubin_runs(ladder.arch, device.capability) else "ptx"
-        kernels = [loaded[symbol] for symbol in ladder.symbols]
-        climbs.append(Climb(work, kernels, {**head, "code": code}))
-    protocol = Protocol(seconds=options["seconds"], rounds=options["rounds"], warm_up_s=options["warm_up"])
-    begin = {"kind": KIND, "arch": "sm_{}{}".format(*device.capability)}
-    return run(
-        climbs,
-        plan_of(options["seed"], options["keep"], protocol),
-        device,
-        begin,
-        lambda line: click.echo(line, err=True),
-    )

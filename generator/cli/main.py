@@ -27,42 +27,27 @@ from generator.errors import HgemmError, closest_words
 from hgemm.errors import DeprecatedWord, usage_line
 
 VERBS = {
-    "bench": ("device", "Variants timed beside cuBLASLt, in pairs, in one process."),
-    "compare": ("study", "One spec in every form, built and run side by side."),
-    "completion": ("setup", "The script that completes options, verbs and values in a shell."),
-    "cover": ("deploy", "What no variant of a library serves, and the least set of variants that closes the holes."),
-    "doctor": ("setup", "Whether everything needed is installed and sound, and what to do where it is not."),
-    "draw": ("study", "A picture of a variant's shared memory and fragments, as SVG."),
-    "explain": (
-        "study",
-        "What a request or a variant comes to: planned fields, numbers, what bounds it, every rule that it breaks.",
-    ),
-    "export": (
-        "deploy",
-        "A library as a C library with headers, CMake and pkg-config files, for other people's programs.",
-    ),
-    "gc": ("library", "What no one can use any more, removed from a library."),
-    "ladder": (
-        "study",
-        "A published ladder of kernels climbed: made, run step by step, and held against its published figures.",
-    ),
-    "list": ("library", "The variants of a library, filtered, sorted, as a table, CSV or JSON."),
-    "merge": ("library", "Several libraries joined to one, such as the shards of a sweep."),
-    "reindex": ("library", "The index made anew from the folders."),
-    "report": (
-        "study",
-        "A library as one HTML file: table, rates, ratios, rooflines, resources, ladders, a page for each variant.",
-    ),
-    "run": ("device", "One variant on one problem, timed and checked on the GPU."),
-    "select": ("deploy", "The variant that a library has for a problem on a device, and those it was preferred to."),
-    "show": ("library", "One variant in full, its hashes checked first."),
-    "tune": ("device", "The best variant for each problem, found by measuring, recorded, and gone by afterwards."),
-    "verify": (
-        "device",
-        "Variants checked against a float64 reference, on the GPU, or proved by running them on the CPU.",
-    ),
+    "bench": ("device", "Measure variants beside cuBLASLt."),
+    "compare": ("inspect", "Build one spec in every form, and compare the results."),
+    "completion": ("setup", "Print the completion script for a shell."),
+    "cover": ("deploy", "Print the problems that no variant supports, and build variants for them."),
+    "doctor": ("setup", "Check the installation, and say how to repair it."),
+    "draw": ("inspect", "Draw the shared memory and the fragments of a variant as SVG."),
+    "explain": ("inspect", "Print the plan of a request or a variant, its limits, and every broken rule."),
+    "export": ("deploy", "Write a C library that embeds the kernels, for CMake and pkg-config."),
+    "gc": ("library", "Remove leftovers, and variants that fail their checks."),
+    "ladder": ("ladder", "Reproduce a published ladder of kernels, step by step."),
+    "list": ("library", "List the variants of a library as a table, CSV or JSON."),
+    "merge": ("library", "Merge libraries, for example the shards of a sweep."),
+    "reindex": ("library", "Rebuild the index of a library from its folders."),
+    "report": ("inspect", "Write a library as one HTML file with tables and charts."),
+    "run": ("device", "Run a variant on one problem, time it and check it."),
+    "select": ("deploy", "Print the variant that a library selects for a problem, and why."),
+    "show": ("library", "Show one variant in full."),
+    "tune": ("device", "Find the best variant for each problem by measuring, and record the result."),
+    "verify": ("device", "Check variants against a reference, on the GPU or on the CPU."),
 }
-"""The verbs of `hgemm`: the module of this package that has `VERB_command`, and the line of `hgemm --help`."""
+"""The verbs of `hgemm`: the module of this package that defines `VERB_command`, and the line of `hgemm --help`."""
 
 INTERRUPTED = 130
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

@@ -75,13 +75,13 @@ def prove(texts: Sequence[Text], jobs: int) -> bool:
 
 
 def recipe_texts() -> list[Text]:
-    """Return the text of every recipe for the architecture of its publication, rivals included."""
+    """Return the text of every recipe for the architecture of its publication, baseline kernels included."""
     ladders = [ladder_on(system, system.arch) for system in map(load_system, system_names())]
     templates = templates_folder()
     plans = dict.fromkeys(plan for ladder in ladders for plan in ladder.plans)
-    rivals = [rival for ladder in ladders for rival in ladder.rivals]
+    baselines = [kernel for ladder in ladders for kernel in ladder.baseline_kernels]
     ours = [Text.of(emit(plan, templates)) for plan in plans]
-    return ours + [Text(rival.symbol, rival.source, rival.planned()) for rival in rivals]
+    return ours + [Text(kernel.symbol, kernel.source, kernel.planned()) for kernel in baselines]
 
 
 def main() -> int:

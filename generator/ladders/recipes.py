@@ -1,6 +1,6 @@
-"""Recipes: published kernels, step by step, as specs of ours; each file of this folder is one system, a ladder of steps.
+"""Recipes: published kernels as specs, step by step. Each file of `published/` is one system.
 
-A step names the options that it sets over the step before it, so that a file reads as the publication does: what changed.
+A step lists only the options that it changes over the step before it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,27 @@ from hgemm.cases import Shape
 
 FOLDER = Path(__file__).with_name("published")
 Published = Mapping[str, float]
-"""TFLOP/s by problem, `4096x4096x4096`, as published."""
+"""Published TFLOP/s by problem, `4096x4096x4096`."""
 
 _Kinds = Mapping[str, "type | tuple[type, ...]"]
 _SYSTEM_FIELDS: _Kinds = {"title": str, "source": str, "machine": str, "shapes": list, "step": list, "spec": dict}
 _SYSTEM_EXTRAS: _Kinds = {"cublas": dict, "card": str, "note": str}
 _STEP_FIELDS: _Kinds = {"name": str, "what": str}
-_STEP_EXTRAS: _Kinds = {"tflops": dict, "ratio": (int, float), "fell": bool, "note": str, "tuned": dict, "rival": dict}
+_STEP_EXTRAS: _Kinds = {
+    "tflops": dict,
+    "ratio": (int, float),
+    "fell": bool,
+    "note": str,
+    "tuned": dict,
+    "baseline_kernel": dict,
+}
+_RENAMED = {"rival": "baseline_kernel"}
+"""Old names of a step's fields. They stay accepted for one release."""
 
 
 @dataclass(frozen=True)
-class Hand:
-    """A kernel that is written by hand, in a file of this folder: a CTA makes `tile` of D. Its problem is the ladder's."""
+class BaselineSource:
+    """A hand-written kernel in a file of `published/`. A CTA computes one `tile` of D."""
 
     source: str
     tile: Tile
@@ -39,10 +48,10 @@ class Hand:
     smem_bytes: int
 
     @classmethod
-    def read(cls, table: Mapping[str, Any], place: str) -> Hand:
-        """Read it from a step's table. Raises RequestError where the table is malformed."""
+    def read(cls, table: Mapping[str, Any], place: str) -> BaselineSource:
+        """Read it from a step's table. Raises: RequestError if the table is malformed."""
         kinds: _Kinds = {"source": str, "tile": str, "threads": int, "smem_bytes": int}
-        _check(table, kinds, kinds, f"{place}, rival,")
+        _check(table, kinds, kinds, f"{place}, baseline_kernel,")
         return cls(**{**table, "tile": Tile.parse(table["tile"])})
 
 
@@ -50,11 +59,12 @@ class Hand:
 class Step:
     """One step of a ladder.
 
-    Fields: `texts` are all options of its spec, `changed` those that differ from the step before; of the publication are
-        `tflops`, by problem, `ratio`, the speed over the step before where only that is told, and `fell`, that it was
-        slower than the step before; `note` says in what ours is another kernel than theirs; `tuned` are options by the
-        architecture on which they are faster than the publication's, of this step alone; a `rival` is run in place of a
-        kernel of ours, and its step has no spec.
+    Fields: `texts` are all options of its spec; `changed` are the options that differ from the step before.
+        `tflops` (by problem), `ratio` (speedup over the step before, if no rates were published) and `fell` (the step was
+        slower than the one before) are published.
+        `note` tells how our kernel differs from the published one.
+        `tuned` maps an architecture to options that are faster there; they apply to this step only.
+        `baseline_kernel` is run instead of a kernel of ours; such a step has no spec.
     """
 
     system: str
@@ -67,14 +77,14 @@ class Step:
     fell: bool
     note: str
     tuned: Mapping[str, Texts]
-    rival: Hand | None
+    baseline_kernel: BaselineSource | None
 
     def texts_on(self, arch: str) -> Texts:
-        """Return all options of its spec for an architecture."""
+        """Return all options of the step's spec for an architecture."""
         return over(self.texts, {**self.tuned.get(arch, {}), "arch": arch})
 
     def note_on(self, arch: str) -> str:
-        """Return the note, and what is tuned for an architecture."""
+        """Return the note, and the options tuned for an architecture."""
         tuned = ", ".join(f"{name} {text}" for name, text in self.tuned.get(arch, {}).items())
         return f"{self.note} Tuned for {arch}: {tuned}.".strip() if tuned else self.note
 
@@ -86,10 +96,10 @@ class Step:
 
 @dataclass(frozen=True)
 class System:
-    """One publication: where it is from, the problems that its ladder is run on, and its steps in order.
+    """One publication: its source, the problems to run, and its steps in order.
 
-    Fields: `machine` is what its figures were measured on, `card` the table of the model for it, if there is one, `cublas`
-        what cuBLAS reached there.
+    Fields: `machine` is the published machine; `card` is its table in the cost model, or empty; `cublas` is the published rate
+        of cuBLAS there.
     """
 
     name: str
@@ -116,14 +126,14 @@ def system_names() -> tuple[str, ...]:
 
 @cache
 def load_system(name: str) -> System:
-    """Return a system by its name. Raises RequestError where there is none, or its file is malformed."""
+    """Return a system by its name. Raises: RequestError if it is unknown, or its file is malformed."""
     if name not in system_names():
-        raise RequestError(f"no system '{name}' has recipes: there are {', '.join(system_names())}")
+        raise RequestError(f"no system is named '{name}': choose from {', '.join(system_names())}")
     return read_system(FOLDER / f"{name}.toml")
 
 
 def read_system(path: Path) -> System:
-    """Read a system's file. Raises RequestError that names the file and what is wrong in it."""
+    """Read a system's file. Raises: RequestError that names the file and the mistake."""
     document = read_toml(path)
     _check(document, {**_SYSTEM_FIELDS, **_SYSTEM_EXTRAS}, _SYSTEM_FIELDS, f"{path}")
     return System(
@@ -141,30 +151,29 @@ def _steps(document: Mapping[str, Any], path: Path) -> Iterator[Step]:
     texts: Texts = texts_in(document["spec"], path)
     for table in document["step"]:
         place = f"{path}, step {table.get('name', '')!r}"
-        told = {name: table[name] for name in table if name in {**_STEP_FIELDS, **_STEP_EXTRAS}}
-        _check(told, {**_STEP_FIELDS, **_STEP_EXTRAS}, _STEP_FIELDS, place)
-        changed = texts_in({name: value for name, value in table.items() if name not in told}, path)
+        table = {_RENAMED.get(name, name): value for name, value in table.items()}
+        own = {name: table[name] for name in table if name in {**_STEP_FIELDS, **_STEP_EXTRAS}}
+        _check(own, {**_STEP_FIELDS, **_STEP_EXTRAS}, _STEP_FIELDS, place)
+        changed = texts_in({name: value for name, value in table.items() if name not in own}, path)
         texts = over(texts, changed)
         yield Step(
             system=path.stem,
-            name=told["name"],
-            what=told["what"],
+            name=own["name"],
+            what=own["what"],
             texts=texts,
             changed=tuple(changed),
-            tflops=_published(told.get("tflops", {})),
-            ratio=told.get("ratio"),
-            fell=told.get("fell", False),
-            note=told.get("note", ""),
-            tuned={parse_arch(arch): _tuned(table, place, path) for arch, table in told.get("tuned", {}).items()},
-            rival=Hand.read(told["rival"], place) if "rival" in told else None,
+            tflops=_published(own.get("tflops", {})),
+            ratio=own.get("ratio"),
+            fell=own.get("fell", False),
+            note=own.get("note", ""),
+            tuned={parse_arch(arch): _tuned(table, place, path) for arch, table in own.get("tuned", {}).items()},
+            baseline_kernel=(BaselineSource.read(own["baseline_kernel"], place) if "baseline_kernel" in own else None),
         )
 
 
 def _tuned(table: Any, place: str, path: Path) -> Texts:
     if not isinstance(table, dict):
-        raise RequestError(
-            f"recipes {place} has another type than it should for tuned: give a table of options an architecture"
-        )
+        raise RequestError(f"recipes {place}: tuned has the wrong type: write a table of options for each architecture")
     return texts_in(table, path)
 
 
@@ -173,13 +182,13 @@ def _check(table: Mapping[str, Any], known: _Kinds, needed: _Kinds, place: str) 
     unknown = [name for name in table if name not in known]
     wrong = [name for name, value in table.items() if name in known and not isinstance(value, known[name])]
     if missing or unknown or wrong:
-        kinds = {"lacks": missing, "has no place for": unknown, "has another type than it should for": wrong}
-        told = "; ".join(f"{what} {', '.join(names)}" for what, names in kinds.items() if names)
-        raise RequestError(f"recipes {place} {told}")
+        kinds = {"missing": missing, "unknown": unknown, "wrong type": wrong}
+        mistakes = "; ".join(f"{what}: {', '.join(names)}" for what, names in kinds.items() if names)
+        raise RequestError(f"recipes {place}: {mistakes}")
 
 
 def _shape(text: str) -> str:
-    """Write a problem in full: `4096` is a cube."""
+    """Return a problem in full: `4096` is short for `4096x4096x4096`."""
     return str(Shape.parse("x".join([text] * 3) if text.isdecimal() else text))
 
 
@@ -187,7 +196,7 @@ def _published(table: Mapping[str, Any]) -> Published:
     return {_shape(name): float(value) for name, value in table.items()}
 
 
-# ---- By name --------------------------------------------------------------------------------------------------------
+# ==== Recipes by name ====
 
 
 def steps() -> tuple[Step, ...]:
@@ -196,9 +205,9 @@ def steps() -> tuple[Step, ...]:
 
 
 def find(globs: str) -> list[Step]:
-    """Return the recipes that one of some globs matches, `s3/*,s1/3.1`, or that are a system's, `s3`, in the order of the ladders.
+    """Return the recipes that match any glob, in the order of the ladders: `s3/*,s1/3.1`. `s3` means `s3/*`.
 
-    Raises: RequestError for a glob that matches none.
+    Raises: RequestError if a glob matches none.
     """
     words = [word.strip() for word in globs.split(",") if word.strip()]
     patterns = [f"{word}/*" if word in system_names() else word for word in words]
@@ -212,19 +221,19 @@ def find(globs: str) -> list[Step]:
 
 
 def load_recipes(globs: str, archs: str = "") -> list[Texts]:
-    """Return what the recipes ask for on some architectures, `sm_80,90`, or each on its own, as `sweep` takes it.
+    """Return the requests of recipes for `sweep`, on some architectures (`sm_80,90`) or each on its own.
 
-    Rivals are left out. Raises: RequestError for a glob that matches none, and where only rivals are matched.
+    Baseline kernels are skipped. Raises: RequestError if a glob matches none, or only baseline kernels match.
     """
     found = find(globs)
-    ours = [step for step in found if step.rival is None]
+    ours = [step for step in found if step.baseline_kernel is None]
     if not ours:
-        raise RequestError(f"{found[0].path} is written by hand, no kernel of ours: only `hgemm ladder` runs it")
+        raise RequestError(f"{found[0].path} is a hand-written baseline kernel: run it with `hgemm ladder`")
     named = [parse_arch(word) for word in archs.split(",") if word.strip()]
     return [step.texts_on(arch) for step in ours for arch in named or [step.texts["arch"]]]
 
 
 def complete(incomplete: str) -> Sequence[str]:
-    """Return the names of recipes, and the globs of whole systems, that begin with what was typed."""
+    """Return the names of recipes, and the globs of whole systems, that start with `incomplete`."""
     names = [*(f"{system}/*" for system in system_names()), *(step.path for step in steps())]
     return [name for name in names if name.startswith(incomplete)]

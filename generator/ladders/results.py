@@ -1,4 +1,4 @@
-"""What `hgemm ladder --keep` wrote, read again: checked, and whole where an older version had fields fewer."""
+"""Results of ladders: reads the documents of `hgemm ladder --keep`, and writes them as text, CSV and curves."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from hgemm.record import TEXT, Mismatch, Scalar, boolean, either, fields, list_o
 SCHEMA = 1
 KIND = "ladders"
 
+# ==== Reading documents ====
+
 
 def _none(value: Any, field: str) -> None:
     if value is not None:
-        raise Mismatch(f"{field} is neither null nor what it may be besides")
+        raise Mismatch(f"{field} must be null, a number or a text")
 
 
 _NUMBER, _TEXT = either(_none, number()), either(_none, TEXT)
@@ -56,15 +58,16 @@ _DOCUMENT = fields(
     others=plain,
     optional=dict.fromkeys(("device", "date", "arch", "baseline", "lost"), _TEXT),
 )
-_UNSAID_OF_A_STEP = {"predicted_tflops": None, "bound": None, "note": "", "fell": False}
-_UNSAID_OF_A_LADDER = {"baseline": None, "card": None, "code": None}
-_UNSAID = {"baseline": "", "device": "", "date": "", "arch": None}
+_STEP_DEFAULTS = {"predicted_tflops": None, "bound": None, "note": "", "fell": False}
+_LADDER_DEFAULTS = {"baseline": None, "card": None, "code": None}
+_DOCUMENT_DEFAULTS = {"baseline": "", "device": "", "date": "", "arch": None}
+"""Fields that documents of older versions lack."""
 
 
 def read(path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a document that was kept, with the ladders of the systems that are named, or all.
+    """Read a document of `hgemm ladder --keep`, with the ladders that `names` match, or all.
 
-    Raises: LibraryError where the file holds no such document, RequestError where a name matches none of its ladders.
+    Raises: LibraryError if the file is not such a document; RequestError if a name matches no ladder.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -76,47 +79,46 @@ def read(path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
         _DOCUMENT(document, "")
     except Mismatch as error:
         raise LibraryError(f"{path} holds no ladders: {error}: name a file that `hgemm ladder --keep` wrote") from None
-    wanted = chosen([ladder["system"] for ladder in document["ladders"]], names or ["*"])
-    ladders = [_whole(ladder) for ladder in document["ladders"] if ladder["system"] in wanted]
-    return {**_UNSAID, **document, "ladders": ladders}
+    systems = chosen([ladder["system"] for ladder in document["ladders"]], names or ["*"])
+    ladders = [_whole(ladder) for ladder in document["ladders"] if ladder["system"] in systems]
+    return {**_DOCUMENT_DEFAULTS, **document, "ladders": ladders}
 
 
 def _whole(ladder: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_UNSAID_OF_A_LADDER, **ladder, "steps": [{**_UNSAID_OF_A_STEP, **step} for step in ladder["steps"]]}
+    return {**_LADDER_DEFAULTS, **ladder, "steps": [{**_STEP_DEFAULTS, **step} for step in ladder["steps"]]}
 
 
 def chosen(known: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the names that globs match. Raises RequestError where one matches none."""
+    """Return the names that globs match. Raises: RequestError if a glob matches none."""
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
-            raise RequestError(f"no ladder is named '{pattern}': there are {', '.join(dict.fromkeys(known))}")
+            raise RequestError(f"no ladder is named '{pattern}': choose from {', '.join(dict.fromkeys(known))}")
     return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-# ==== What is known and measured of ladders as text for people, rows for spreadsheets, and verdicts ====
-
+# ==== Rows ====
 
 Found = Mapping[str, Any]
 Row = dict[str, Scalar | None]
 _LEGEND = (
-    (("conflicts",), "passes of shared memory beyond the fewest, a k-tile"),
-    (("sectors", "least_sectors"), "of 32 B, that a warp's access moved, and that its bytes fill"),
-    (("x_before", "published_x"), "speed over the step before"),
+    (("conflicts",), "extra passes of shared memory for each k-tile"),
+    (("sectors", "least_sectors"), "32-byte sectors moved for each warp access, and the minimum"),
+    (("x_before", "published_x"), "speedup over the step before"),
     (("pct_cublas", "published_pct"), "percent of cuBLAS"),
 )
-"""What columns hold whose names do not say it."""
-HOLD = 0.97
-"""A step of less than so much of the speed before it has fallen; less is the noise of a measurement."""
+"""Explanations of columns."""
+SLOWER_BELOW = 0.97
+"""A step is slower than the step before if its speedup is below this. Smaller differences are noise."""
 
-_LADDER_TABLE_THEIRS = "published published_x published_pct what"
-_STATIC = (
-    f"step registers smem_bytes ctas_per_sm conflicts sectors least_sectors predicted bound {_LADDER_TABLE_THEIRS}"
+_PUBLISHED_COLUMNS = "published published_x published_pct what"
+_STATIC_COLUMNS = (
+    f"step registers smem_bytes ctas_per_sm conflicts sectors least_sectors predicted bound {_PUBLISHED_COLUMNS}"
 )
-_MEASURED = f"step tflops us x_before pct_cublas predicted {_LADDER_TABLE_THEIRS}"
+_MEASURED_COLUMNS = f"step tflops us x_before pct_cublas predicted {_PUBLISHED_COLUMNS}"
 
 
 def rows(ladder: Found) -> list[Row]:
-    """Return a row a step, of all that is known of it."""
+    """Return one row for each step, with everything known of it."""
     return [_row(ladder, at) for at in range(len(ladder["steps"]))]
 
 
@@ -160,26 +162,26 @@ def csv_text(ladders: Sequence[Found]) -> str:
     return to_csv(found, list(found[0]))
 
 
-# ---- For people -----------------------------------------------------------------------------------------------------
+# ==== Text ====
 
 
 def text(document: Found) -> str:
-    """Write every ladder of a document: where it is from, a line a step, and how far it rises."""
+    """Write every ladder of a document: its source, a row for each step, and the total speedup."""
     return "\n".join(_ladder_text(document, ladder) for ladder in document["ladders"])
 
 
 def _ladder_text(document: Found, ladder: Found) -> str:
     found, measured = rows(ladder), bool(ladder.get("figures"))
-    wanted = (_MEASURED if measured else _STATIC).split()
-    columns = [name for name in wanted if any(row[name] is not None for row in found)]
-    lines = [f"{ladder['system']}: {ladder['title']} ({ladder['source']})", *_circumstances(document, ladder)]
+    names = (_MEASURED_COLUMNS if measured else _STATIC_COLUMNS).split()
+    columns = [name for name in names if any(row[name] is not None for row in found)]
+    lines = [f"{ladder['system']}: {ladder['title']} ({ladder['source']})", *_conditions(document, ladder)]
     lines += _legend(columns)
     table = to_text([{name: row[name] for name in columns} for row in found], columns)
     notes = [f"  {step['name']}: {step['note']}" for step in ladder["steps"] if step["note"]]
     return "\n".join([*lines, table.rstrip("\n"), *_verdict(ladder, found), *notes]) + "\n"
 
 
-def _circumstances(document: Found, ladder: Found) -> Iterator[str]:
+def _conditions(document: Found, ladder: Found) -> Iterator[str]:
     work, cublas = Work(**ladder["work"]), ladder["published_cublas"]
     yield f"  {work.shape} {work.layout}, {work.dtype_a} in, {work.acc} accumulate, {work.dtype_d} out"
     theirs = f"  published on {ladder['machine']}" + (f": cuBLAS {cublas:g} TFLOP/s" if cublas else "")
@@ -190,81 +192,85 @@ def _circumstances(document: Found, ladder: Found) -> Iterator[str]:
     else:
         yield f"  kernels for {ladder['arch']}"
     if ladder["card"]:
-        yield f"  predicted: at most, TFLOP/s by the model of {ladder['card']}, bank conflicts not counted"
+        yield f"  predicted: limit in TFLOP/s by the model of {ladder['card']}, without bank conflicts"
     yield theirs
 
 
 def _legend(columns: Sequence[str]) -> list[str]:
-    """Return the line that explains columns, if any is to be explained."""
-    said = [(", ".join(name for name in names if name in columns), words) for names, words in _LEGEND]
-    told = "; ".join(f"{names}: {words}" for names, words in said if names)
-    return [f"  {told}"] if told else []
+    """Return the line that explains columns, if any needs it."""
+    shown = [(", ".join(name for name in names if name in columns), words) for names, words in _LEGEND]
+    legend = "; ".join(f"{names}: {words}" for names, words in shown if names)
+    return [f"  {legend}"] if legend else []
 
 
 def _code(document: Found, ladder: Found) -> str:
-    by_driver = f", whose PTX the driver compiled for {document['arch']}"
+    by_driver = f" (PTX, compiled by the driver for {document['arch']})"
     return f"kernels for {ladder['arch']}" + (by_driver if ladder["code"] == "ptx" else "")
 
 
 def _verdict(ladder: Found, found: Sequence[Row]) -> Iterator[str]:
-    """Say how much faster the last step is than the first, and which steps have fallen or were not measured."""
+    """Yield the speedup of the last step over the first, and the steps that were slower or not measured."""
     for name, why in ladder.get("refused", {}).items():
         steps = [step["name"] for step in ladder["steps"] if step["symbol"] == name]
         yield f"  not measured: {', '.join(steps) or name}: {why}"
     times = [row["us"] for row in found if row["us"]]
     if len(times) > 1:
-        theirs = [row["published"] for row in found if row["published"]]
-        beside = f", published {theirs[-1] / theirs[0]:.2f}x" if len(theirs) > 1 else ""
-        yield f"  last over first {times[0] / times[-1]:.2f}x{beside}" + _fallen(ladder, found)
+        rates = [row["published"] for row in found if row["published"]]
+        published = f", published {rates[-1] / rates[0]:.2f}x" if len(rates) > 1 else ""
+        yield f"  last over first {times[0] / times[-1]:.2f}x{published}" + _slower(ladder, found)
 
 
-def _fallen(ladder: Found, found: Sequence[Row]) -> str:
-    fallen = [row for row, step in zip(found, ladder["steps"]) if (row["x_before"] or 1.0) < HOLD and not falls(step)]
-    return f"; fell against the publication: {', '.join(str(row['step']) for row in fallen)}" if fallen else ""
+def _slower(ladder: Found, found: Sequence[Row]) -> str:
+    """Name the steps that are slower than the step before, although the published ones are not."""
+    slower = [
+        str(row["step"])
+        for row, step in zip(found, ladder["steps"])
+        if (row["x_before"] or 1.0) < SLOWER_BELOW and not falls(step)
+    ]
+    return f"; slower than the step before, unlike published: {', '.join(slower)}" if slower else ""
 
 
 def falls(step: Found) -> bool:
-    """Tell whether the publication's step was slower than the one before it."""
+    """Tell whether the published step was slower than the step before it."""
     return step["fell"] or (step["published"]["over_before"] or 1.0) < 1.0
 
 
-# ==== A ladder as a curve: TFLOP/s step by step, beside cuBLAS and the published figures; drawn by matplotlib ====
-
+# ==== Curves ====
 
 FORMS = ("svg", "png")
 _INCHES = (7.0, 4.2)
-"""Of one ladder; several stand below one another."""
-_OURS, _CURVE_THEIRS = "#1f6feb", "#8c959f"
+"""Width and height of one ladder. Several are drawn below one another."""
+_OUR_COLOUR, _PUBLISHED_COLOUR = "#1f6feb", "#8c959f"
 _STYLE = {"svg.hashsalt": "hgemm", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 _Curve = tuple[str, list[tuple[int, Any]], str, str]
-"""Label, points, colour and style."""
+"""Label, points, colour and line style."""
 
 
 def form_of(path: Path) -> str:
-    """Return what a file's name asks for. Raises RequestError where that is neither svg nor png."""
+    """Return the format that a file's name requests. Raises: RequestError if it is neither svg nor png."""
     form = path.suffix.lstrip(".").lower()
     if form not in FORMS:
         raise RequestError(
-            f"a ladder is drawn as {' or '.join(FORMS)}, not as '{path.name}': name a file.svg or file.png"
+            f"cannot draw a ladder as '{path.name}': use a name that ends in {' or '.join(f'.{form}' for form in FORMS)}"
         )
     return form
 
 
 def require_matplotlib() -> None:
-    """Raise HgemmError where matplotlib is not installed, before work is done in vain."""
+    """Raise HgemmError if matplotlib is not installed. Called before any work."""
     try:
         import matplotlib  # noqa: F401  0.2 s, and an extra
     except ImportError:
         raise HgemmError(
-            "matplotlib is not installed, which draws the pictures: pip install 'hgemm-generator[plots]'"
+            "matplotlib is not installed, but drawing needs it: pip install 'hgemm-generator[plots]'"
         ) from None
 
 
 def curve(document: Mapping[str, Any], form: str) -> bytes:
-    """Draw the ladders of a document that have figures; the same bytes for the same document.
+    """Draw the ladders of a document. The same document gives the same bytes.
 
-    Raises: LibraryError where none has: neither published, nor measured, nor predicted.
+    Raises: LibraryError if no step has a published, measured or predicted rate.
     """
     require_matplotlib()
     import matplotlib
@@ -273,7 +279,7 @@ def curve(document: Mapping[str, Any], form: str) -> bytes:
 
     ladders = [ladder for ladder in document["ladders"] if has_curve(document, ladder)]
     if not ladders:
-        raise LibraryError("nothing is drawn: no step was published, measured or predicted")
+        raise LibraryError("nothing to draw: no step has a published, measured or predicted rate")
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_INCHES[0], _INCHES[1] * len(ladders)), layout="constrained")
         FigureCanvasAgg(figure)
@@ -285,19 +291,19 @@ def curve(document: Mapping[str, Any], form: str) -> bytes:
 
 
 def has_curve(document: Mapping[str, Any], ladder: Mapping[str, Any]) -> bool:
-    """Tell whether a ladder has anything to draw."""
+    """Tell whether a ladder has any rate to draw."""
     return any(_curves(document, ladder, rows(ladder)))
 
 
 def draw_ladder(axes: Any, document: Mapping[str, Any], ladder: Mapping[str, Any]) -> None:
-    """Draw one ladder of a document, which `has_curve`, on axes of matplotlib's."""
+    """Draw one ladder of a document on axes of matplotlib. `has_curve` must be true."""
     found = rows(ladder)
     for label, points, colour, style in _curves(document, ladder, found):
         axes.plot(*zip(*points), style, color=colour, label=label)
-    flat = [("cuBLAS there", ladder["published_cublas"], _CURVE_THEIRS)]
+    flat = [("cuBLAS, published", ladder["published_cublas"], _PUBLISHED_COLOUR)]
     if ladder.get("figures"):
         baseline = ladder["figures"].get(ladder["baseline"]) or {}
-        flat.append(("cuBLASLt here", baseline.get("tflops"), _OURS))
+        flat.append(("cuBLASLt, measured", baseline.get("tflops"), _OUR_COLOUR))
     for label, value, colour in flat:
         if value:
             axes.axhline(value, color=colour, linestyle=":", linewidth=1, label=label)
@@ -309,12 +315,15 @@ def draw_ladder(axes: Any, document: Mapping[str, Any], ladder: Mapping[str, Any
 
 
 def _curves(document: Mapping[str, Any], ladder: Mapping[str, Any], found: Sequence[Row]) -> Iterator[_Curve]:
-    """Yield what was published, and what was measured or else predicted, of the steps of which it is known."""
+    """Yield the published curve, and the measured or else the predicted one. Steps without a rate are skipped."""
     if ladder.get("figures"):
-        ours = (f"ours, {document['device']}", "tflops", _OURS, "o-")
+        ours = (f"ours, {document['device']}", "tflops", _OUR_COLOUR, "o-")
     else:
-        ours = (f"ours at most, by the model of {ladder['card']}", "predicted", _OURS, "o--")
-    for label, name, colour, style in ((f"published, {ladder['machine']}", "published", _CURVE_THEIRS, "s--"), ours):
+        ours = (f"ours, limit by the model of {ladder['card']}", "predicted", _OUR_COLOUR, "o--")
+    for label, name, colour, style in (
+        (f"published, {ladder['machine']}", "published", _PUBLISHED_COLOUR, "s--"),
+        ours,
+    ):
         points = [(place, row[name]) for place, row in enumerate(found) if row[name] is not None]
         if points:
             yield label, points, colour, style

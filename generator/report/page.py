@@ -229,7 +229,7 @@ class Report:
     entries: Sequence[Entry]
     points: Sequence[Point] = ()
     ladders: Sequence[Mapping[str, Any]] = ()
-    told: Sequence[str] = field(default=())
+    notes: Sequence[str] = field(default=())
 
     @cached_property
     def sections(self) -> list[Section]:
@@ -256,7 +256,7 @@ class Report:
             title=self.title,
             version=__version__,
             summary=self._summary(),
-            told=self.told,
+            notes=self.notes,
             sections=[_page_shown(section, known) for section in self.sections],
             style=Markup(style),
             script=Markup(script),

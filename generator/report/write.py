@@ -1,4 +1,4 @@
-"""`hgemm report`, after its options were read: what there is to show is read and checked, and the files written."""
+"""Writes a report: reads and checks a library, measurements and ladders, then writes the HTML file and pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hgemm.disk import require_writable, write_atomically
 from hgemm.measured import read_sessions
 
 
-def run(
+def write_report(
     library: Library,
     selection: Selection,
     to: Path,
@@ -26,9 +26,9 @@ def run(
     png: Path | None,
     warn: Callable[[str], None],
 ) -> Iterator[Path]:
-    """Write the report to `to`, and its pictures to the folder `png` where one is given; yield what was written.
+    """Write the report to `to`, and its pictures to the folder `png` if given. Yield each written path.
 
-    Variants that cannot be trusted are left out: `warn` gets a line for each, and the report says so.
+    Variants that fail their checks are skipped. `warn` is called with a line for each, and the report says so.
     """
     require_matplotlib()
     require_writable(to, "--to")
@@ -38,20 +38,20 @@ def run(
     if not symbols and selection != Selection():
         raise nothing_matches(library)
     entries: list[Entry] = []
-    refused: list[str] = []
+    rejected: list[str] = []
     for entry in read_entries(library, symbols):
         if isinstance(entry, HgemmError):
-            refused.append(str(entry))
+            rejected.append(str(entry))
             warn(f"hgemm: {entry}")
         else:
             entries.append(entry)
-    left_out = f"{len(refused)} variants were left out, since their files are not what was recorded; the first: "
+    skipped = f"{len(rejected)} variants were skipped, because their files fail the checks. The first: "
     report = Report(
         title=f"HGEMM library {library.folder.name}",
         entries=entries,
         points=[*of_sessions(read_sessions(library.folder)), *points],
         ladders=documents,
-        told=[left_out + refused[0]] if refused else [],
+        notes=[skipped + rejected[0]] if rejected else [],
     )
     write_atomically(to, report.html().encode(), "--to")
     yield to

@@ -1,4 +1,4 @@
-"""Ladders on a device: the steps of each timed beside cuBLASLt's first choice, all in the same rounds."""
+"""Times all steps of a ladder and cuBLASLt's first choice in the same rounds."""
 
 from __future__ import annotations
 
@@ -21,60 +21,68 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Climb:
-    """One ladder on one problem: the kernel of each step, in order, several of which may be the same.
+class LadderProblem:
+    """One ladder on one problem: the kernel of each step, in order. Steps may share a kernel.
 
-    Fields: `about` is what is known of it unmeasured, which its result begins with.
+    Fields: `description` is known before the run. The result starts with it.
     """
 
     work: Work
     kernels: Sequence[Kernel]
-    about: dict[str, Any]
+    description: dict[str, Any]
 
 
-def run(climbs: Sequence[Climb], plan: Plan, device: Device, begin: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """Measure ladder after ladder and return the document: where, how, and under `ladders` what was found of each.
+def run(
+    ladders: Sequence[LadderProblem], plan: Plan, device: Device, heading_fields: dict[str, Any], tell: Tell
+) -> dict[str, Any]:
+    """Measure each ladder and return the document. `ladders` holds the results.
 
-    It begins with `begin`, and is kept after each ladder. Where a kernel's fault ends the run, `lost` says which.
+    The document starts with the heading and `heading_fields`. With `plan.keep` it is written after each ladder. If a kernel's
+    fault ends the run, `lost` names the kernel.
     """
-    document: dict[str, Any] = {**heading(plan.protocol, plan.seed, device), **begin, "lost": "", "ladders": []}
+    document: dict[str, Any] = {
+        **heading(plan.protocol, plan.seed, device),
+        **heading_fields,
+        "lost": "",
+        "ladders": [],
+    }
     with ExitStack() as stack:
         stand = stand_of(plan, device, document, stack)
-        for climb in climbs:
+        for ladder in ladders:
             began = time.perf_counter()
             try:
-                found = measure(climb, stand)
+                found = measure(ladder, stand)
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
             except DeviceError as error:  # such as too little memory for the operands
                 found = {"refused": {"all": str(error)}, "figures": {}}
             seconds = round(time.perf_counter() - began, 2)
-            document["ladders"].append({**climb.about, **found, "seconds": seconds})
-            tell(_line(climb, found))
+            document["ladders"].append({**ladder.description, **found, "seconds": seconds})
+            tell(_line(ladder, found))
             if plan.keep:
                 write_document(plan.keep, document)
     return document
 
 
-def _line(climb: Climb, found: dict[str, Any]) -> str:
+def _line(ladder: LadderProblem, found: dict[str, Any]) -> str:
     rates = " ".join(f"{one['tflops']:.0f}" for one in found["figures"].values())
     return (
-        f"{climb.work.group} {climb.work.shape}: {rates or 'nothing measured'} TFLOP/s, step by step and the baseline"
+        f"{ladder.work.group} {ladder.work.shape}: {rates or 'nothing measured'} TFLOP/s, step by step and the baseline"
     )
 
 
-def measure(climb: Climb, stand: Stand) -> dict[str, Any]:
+def measure(ladder: LadderProblem, stand: Stand) -> dict[str, Any]:
     """Time all steps of a ladder and cuBLASLt in the same rounds; each step's numbers are checked before.
 
     Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
     """
-    kernels = {kernel.traits.symbol: kernel for kernel in climb.kernels}
-    with open_race(climb.work, stand) as (race, own):
+    kernels = {kernel.traits.symbol: kernel for kernel in ladder.kernels}
+    with open_race(ladder.work, stand) as (race, own):
         contenders = [own(Variant(kernel, stand.device)) for kernel in kernels.values()]
         if stand.baseline:
             try:
-                contenders += map(own, own(stand.baseline.propose(climb.work, 1)).contenders[:1])
+                contenders += map(own, own(stand.baseline.propose(ladder.work, 1)).contenders[:1])
             except HgemmError as error:
                 race.refused[stand.baseline.name] = str(error)
         for contender in contenders:
@@ -82,15 +90,15 @@ def measure(climb: Climb, stand: Stand) -> dict[str, Any]:
             race.enter(contender)
         sample = Sample(race.operands, stand.seed)
         for name in [*race.launches]:
-            acc = kernels[name].traits.acc if name in kernels else climb.work.acc
+            acc = kernels[name].traits.acc if name in kernels else ladder.work.acc
             if wrong := sample.complaint(race.launches[name][0], race.sides[name], acc):
                 race.refuse(name, wrong)
         stand.watch.rest()
-        return _timed(race, climb, stand)
+        return _timed(race, ladder, stand)
 
 
-def _timed(race: Race, climb: Climb, stand: Stand) -> dict[str, Any]:
-    names, work, protocol = [*race.launches], climb.work, stand.protocol
+def _timed(race: Race, ladder: LadderProblem, stand: Stand) -> dict[str, Any]:
+    names, work, protocol = [*race.launches], ladder.work, stand.protocol
     found: dict[str, Any] = {"sets": race.operands.sets, "refused": race.refused, "figures": {}, "baseline": None}
     if not names:
         return found
@@ -100,7 +108,7 @@ def _timed(race: Race, climb: Climb, stand: Stand) -> dict[str, Any]:
     began = time.perf_counter()
     times = round_times(race.steady(names))
     baseline = next((name for name in names if race.sides[name] == BASELINE), None)
-    steps = [kernel.traits.symbol for kernel in climb.kernels]
+    steps = [kernel.traits.symbol for kernel in ladder.kernels]
     return {
         **found,
         "figures": {name: figures(times[name], work) for name in names},

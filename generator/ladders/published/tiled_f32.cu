@@ -14,7 +14,7 @@ struct Shared {
 
 }  // namespace
 
-HGEMM_KERNEL(1024, 1) rival_tiled_f32(HGEMM_PARAMETER hgemm::Problem problem) {
+HGEMM_KERNEL(1024, 1) baseline_tiled_f32(HGEMM_PARAMETER hgemm::Problem problem) {
   namespace atoms = hgemm::atoms;
   HGEMM_SHARED(Shared, shared);
 
