@@ -1,23 +1,32 @@
-"""Grids, workspaces, images and the call itself, on a driver that has no GPU."""
+"""Launches on a driver without a GPU: the parameters, grids, workspaces, images and tensor maps."""
 
 from __future__ import annotations
 
+import re
+import struct
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import simulated
-from fake_driver import FakeDriver, real
+from fake_driver import FakeDriver, real, unpack
 from gpu_arrays import Dlpack, Interface
 from simulated import record
 
 import hgemm.device
 from hgemm import DeviceError, Kernel, Problem, ProblemError
+from hgemm.cases import Case, Shape
 from hgemm.device import Image, choose_code, cubin_runs, open_device, ptx_runs
 from hgemm.dtypes import decode, encode
 from hgemm.errors import LibraryError, UnsupportedError
-from hgemm.launch import counter_bytes, ctas, grid_x, workspace_bytes
+from hgemm.launch import _encode, check, counter_bytes, ctas, grid_x, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
+from hgemm.problem import PROBLEM_BYTES
+from hgemm.verify import verify
 
 
 @pytest.fixture
@@ -267,3 +276,303 @@ def test_a_bound_launch_repeats_itself(driver: FakeDriver) -> None:
     for _ in range(3):
         launch()
     assert seen == [problem] * 3 and {entry[3] for entry in driver.launches} == {5}
+
+
+# ==== The problem =====================================================================================================
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAIN = LaunchTraits.of(record())
+GOOD = Problem(
+    *(100, 60, 40, 2),
+    a=0x1000,
+    lda=40,
+    batch_stride_a=4000,
+    b=0x8000,
+    ldb=48,
+    batch_stride_b=2880,
+    c=0x20000,
+    ldc=64,
+    batch_stride_c=6400,
+    d=0x40000,
+    ldd=64,
+    batch_stride_d=6400,
+    beta=0.5,
+)
+
+
+def test_a_problem_packs_as_the_header_declares_it() -> None:
+    numbers = {field.name: at + 1 for at, field in enumerate(fields(Problem))}
+    problem = Problem(**{**numbers, "alpha": 0.5, "beta": -2.0})
+    packed = problem.pack()
+    assert len(packed) == PROBLEM_BYTES == 144 and unpack(packed) == problem
+    text = (ROOT / "templates/common/problem.cuh").read_text().partition("struct Problem {")[2].partition("};")[0]
+    at = 0
+    for line in (line.partition("//")[0].strip() for line in text.splitlines()):
+        match = re.match(r"(void const\*|void\*|int64_t|int32_t|float) (.+);", line)
+        for name in match[2].split(", ") if match else ():
+            code = {"int32_t": "<i", "float": "<f"}.get(match[1], "<q")
+            assert struct.unpack_from(code, packed, at)[0] == getattr(problem, name), name
+            at += struct.calcsize(code)
+    assert at == PROBLEM_BYTES
+
+
+def test_a_good_problem_passes() -> None:
+    check(GOOD, PLAIN)
+    check(replace(GOOD, c=GOOD.d), PLAIN)  # in place
+    check(replace(GOOD, beta=0.0, c=0), PLAIN)
+    check(replace(GOOD, batch_stride_a=0, batch_stride_c=0), PLAIN)
+    check(replace(GOOD, m=2**31 - 1024, batch=1, d=1 << 50), PLAIN)
+    # One matrix of 256 columns: A in the first 40, D in the last 60 of it.
+    check(replace(GOOD, a=0x1000, lda=256, d=0x1000 + 2 * 192, ldd=256, batch=1, b=1 << 40, c=1 << 41), PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"m": 0}, "m is 0: use 1 to 2147482624"),
+        ({"n": -3, "k": 2**31}, "n is -3.*; k is 2147483648"),
+        ({"batch": 0}, "batch is 0"),
+        ({"batch": 2**31 - 1023}, "batch is 2147482625: use 1 to 2147482624"),
+        ({"m": 2**30, "n": 2**20, "batch": 1}, "CTA tiles exceed the 2147483647 of a launch"),
+        ({"a": 0}, "A has no pointer"),
+        ({"a": 0x1008}, "A begins at an address that is not a multiple of 16 B"),
+        ({"lda": 39}, "A's leading dimension 39 is less than its 40 contiguous elements"),
+        ({"ldb": 41}, "B's leading dimension 41 is not a multiple of 8: use 48"),
+        ({"batch_stride_a": 4004}, "A's batch stride 4004 .* not a multiple of 8"),
+        ({"batch_stride_a": -4000}, "A's batch stride -4000"),
+        ({"lda": 2**61}, "A spans"),
+        ({"c": 0}, "C has no pointer"),
+        ({"alpha": 1e39}, "alpha 1e[+]39 overflows f32"),
+        ({"bias": 0x90000}, "bias is given, but the variant adds none"),
+        ({"batch_stride_d": 0}, "D's batches overlap"),
+        ({"batch_stride_d": 3200}, "D's batches overlap"),
+        ({"d": 0x1000}, "D overlaps A"),
+        ({"d": 0x8000 + 16}, "D overlaps B"),
+        ({"c": 0x40000 + 16}, "D overlaps C"),
+        ({"a": 0x1000, "lda": 256, "d": 0x1000 + 64, "ldd": 256, "batch": 1, "b": 1 << 40}, "D overlaps A"),
+    ],
+)
+def test_a_bad_problem_is_refused_in_one_line(changes: dict, message: str) -> None:
+    with pytest.raises(ProblemError, match=message) as caught:
+        check(replace(GOOD, **changes), PLAIN)
+    assert str(caught.value).startswith("hgemm_test: ") and str(caught.value).isprintable()
+    assert caught.value.exit_code == 2 and isinstance(caught.value, ValueError)
+
+
+def test_side_by_side_batches_do_not_overlap() -> None:
+    check(replace(GOOD, ldd=128, batch_stride_d=64), PLAIN)
+
+
+def test_what_a_variant_lacks_is_named() -> None:
+    with pytest.raises(ProblemError, match="does not add C: .*--beta on"):
+        check(GOOD, LaunchTraits.of(record(beta=False)))
+    biased = LaunchTraits.of(record(bias="row"))
+    with pytest.raises(ProblemError, match="bias has no pointer"):
+        check(GOOD, biased)
+    check(replace(GOOD, bias=0x90002), biased)
+    with pytest.raises(ProblemError, match="bias begins"):
+        check(replace(GOOD, bias=0x90001), biased)
+
+
+def test_a_split_variant_needs_its_workspace() -> None:
+    split = LaunchTraits.of(record("split_k", splits=4))
+    tiles = 4 * 2 * 2
+    needed = 256 + tiles * 4 * 32 * 48 * 4
+    for changes, size, message in (
+        ({}, None, f"workspace is missing: {needed} B"),
+        ({"workspace": 0x1000000}, needed - 1, f"has {needed - 1} B: {needed} B"),
+        ({"workspace": 0x1000008}, needed, "not a multiple of 16 B"),
+        ({"workspace": 0x3FF00}, needed, "D overlaps the workspace"),
+    ):
+        with pytest.raises(ProblemError, match=message):
+            check(replace(GOOD, **changes), split, size)
+    check(replace(GOOD, workspace=0x1000000), split, needed)
+
+
+def test_alignments_are_those_of_the_variant() -> None:
+    loose = LaunchTraits.of(record(align=(1, 2, 4)))
+    check(replace(GOOD, a=0x1002, lda=41, ldb=42, b=0x8004, ldc=68, ldd=68, d=0x40008, batch_stride_d=6800), loose)
+    with pytest.raises(ProblemError, match="B's leading dimension 41 is not a multiple of 2"):
+        check(replace(GOOD, ldb=41), loose)
+    with pytest.raises(ProblemError, match="C's leading dimension 62 is not a multiple of 4"):
+        check(replace(GOOD, ldc=62), loose)
+
+
+def test_layouts_say_which_extent_is_contiguous() -> None:
+    nt = LaunchTraits.of(record(layout="nt"))
+    check(replace(GOOD, lda=104, ldb=64), nt)
+    with pytest.raises(ProblemError, match="A's leading dimension 40 is less than its 100"):
+        check(replace(GOOD, ldb=64), nt)
+
+
+def test_a_record_that_lacks_something_is_refused() -> None:
+    bare = record()
+    with pytest.raises(LibraryError, match="has no 'traits'"):
+        LaunchTraits.of({name: bare[name] for name in bare if name != "traits"})
+    with pytest.raises(LibraryError, match="grid rule 'tiles' is unknown"):
+        LaunchTraits.of(record("tiles"))
+
+
+def test_importing_hgemm_loads_nothing_slow() -> None:
+    code = "import sys, hgemm; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not {"numpy", "cuda", "generator", "click", "torch"} & set(found.split())
+
+
+# ==== Tensor maps and clusters ========================================================================================
+
+PROBLEM = Problem(100, 200, 72, a=0x10000, b=0x20000, d=0x80000, lda=80, ldb=96, ldd=208)
+
+
+@pytest.fixture
+def driver_of_maps(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    fake = FakeDriver()
+    fake.takes_maps = True
+    for place in ("hgemm.device.driver", "hgemm.launch.driver"):
+        monkeypatch.setattr(place, lambda: fake)
+    hgemm.device._open.cache_clear()
+    _encode.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+    _encode.cache_clear()
+
+
+def record_of_maps(shape: tuple[int, int] = (2, 1), operands: str = "abd", rule: str = "one_tile", **spec) -> dict:
+    """Return the record of a variant that loads by TMA, CTA tile 32x48x16, clusters of `shape` tiles."""
+    made = simulated.record(rule, splits=3 if rule == "split_k" else 1, arch="sm_90a", **spec)
+    boxes = {"a": (16, 32, 1), "b": (16, 48, 1), "d": (16, 32, 1)}
+    swizzles = {"a": 32, "b": 64, "d": 0}
+    maps = [
+        {
+            "operand": name,
+            "box": list(boxes[name]),
+            "swizzle_bytes": swizzles[name],
+            "element": "f16",
+            "contiguous": "k",
+        }
+        for name in operands
+    ]
+    size = shape[0] * shape[1]
+    changed = {"cluster": [size, 1, 1], "cluster_shape": list(shape), "tensor_maps": maps}
+    return {**made, "launch": {**made["launch"], **changed}}
+
+
+def read(maps: bytes, place: int) -> tuple[list[int], str]:
+    """Return what the fake driver was asked to encode in one of the three maps."""
+    one = maps[128 * place : 128 * (place + 1)]
+    return list(struct.unpack("<10Q", one[:80])), one[80:].decode().strip()
+
+
+# ---- Clusters -------------------------------------------------------------------------------------------------------
+
+
+def test_clusters_take_work_together() -> None:
+    along_m, along_n = LaunchTraits.of(record_of_maps((4, 1))), LaunchTraits.of(record_of_maps((1, 2)))
+    assert ctas(along_m, 32 * 5, 48 * 3, 2) == 2 * 3 * 4 * 2  # 5 tiles of m are two clusters
+    assert ctas(along_n, 32 * 5, 48 * 3, 2) == 5 * 2 * 2 * 2
+    split = LaunchTraits.of(record_of_maps((2, 1), rule="split_k"))
+    assert grid_x(split, 33, 48, 1, 100) == 2 * 3
+    assert counter_bytes(split, 32, 48 * 33) == 512 and workspace_bytes(split, 32, 48) == 256 + 2 * 3 * 32 * 48 * 4
+
+
+def test_a_persistent_grid_is_whole_clusters(driver_of_maps: FakeDriver) -> None:
+    persistent = LaunchTraits.of(record_of_maps((2, 1), rule="persistent"))
+    assert [grid_x(persistent, 32 * m, 48, 1, 6) for m in (1, 2, 5, 6, 7, 99)] == [2, 2, 6, 6, 6, 6]
+    assert grid_x(persistent, 3200, 48, 1, 0) == 2
+    driver_of_maps.resident_clusters = 5
+    assert Kernel(record_of_maps((2, 1)), b"cubin").prepare().resident_ctas == 10
+    driver_of_maps.resident_clusters = 0
+    assert Kernel(record_of_maps((2, 1)), b"cubin").prepare().resident_ctas == 2  # 3 SMs hold one
+    assert Kernel(record_of_maps((1, 1)), b"cubin").prepare().resident_ctas == 6  # 3 SMs of 2 CTAs
+
+
+def test_a_cluster_that_is_not_its_shape_is_refused() -> None:
+    wrong = record_of_maps((2, 1))
+    wrong["launch"]["cluster"] = [1, 2, 1]
+    with pytest.raises(LibraryError, match=r"cluster \(1, 2, 1\) .* \(2, 1\)"):
+        LaunchTraits.of(wrong)
+
+
+# ---- Maps -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "a", "b"),
+    [
+        ("tn", [72, 100, 1, 160, 160], [72, 200, 1, 192, 192]),
+        ("nn", [100, 72, 1, 208, 208], [72, 200, 1, 192, 192]),
+        ("nt", [100, 72, 1, 208, 208], [200, 72, 1, 416, 416]),
+        ("tt", [72, 100, 1, 160, 160], [200, 72, 1, 416, 416]),
+    ],
+)
+def test_maps_hold_extents_and_strides_of_each_layout(
+    driver_of_maps: FakeDriver, layout: str, a: list, b: list
+) -> None:
+    problem = replace(PROBLEM, lda=a[3] // 2, ldb=b[3] // 2)
+    Kernel(record_of_maps(layout=layout), b"cubin").launch(problem)
+    assert read(driver_of_maps.maps[0], 0) == ([0x10000, *a, 16, 32, 1, 1], "FLOAT16")
+    assert read(driver_of_maps.maps[0], 1) == ([0x20000, *b, 16, 48, 1, 2], "FLOAT16")
+    assert read(driver_of_maps.maps[0], 2) == ([0x80000, 200, 100, 1, 416, 416, 16, 32, 1, 0], "FLOAT16")
+    assert driver_of_maps.launches == [(2 * 2 * 5, 64, 4096, 0)]
+
+
+def test_a_batch_is_the_third_axis_and_one_matrix_for_all_has_one_layer(driver_of_maps: FakeDriver) -> None:
+    problem = replace(PROBLEM, batch=3, batch_stride_a=0, batch_stride_b=96 * 200 + 8, batch_stride_d=208 * 100)
+    Kernel(record_of_maps(), b"cubin").launch(problem)
+    assert read(driver_of_maps.maps[0], 0)[0][3:6] == [1, 160, 160]
+    assert read(driver_of_maps.maps[0], 1)[0][3:6] == [3, 192, 2 * (96 * 200 + 8)]
+    assert read(driver_of_maps.maps[0], 2)[0][3:6] == [3, 416, 2 * 208 * 100]
+
+
+def test_a_map_that_the_variant_does_not_use_is_zeros(driver_of_maps: FakeDriver) -> None:
+    Kernel(record_of_maps(operands="ab"), b"cubin").launch(PROBLEM)
+    assert driver_of_maps.maps[0][256:] == bytes(128) and driver_of_maps.maps[0][128:256] != bytes(128)
+
+
+def test_maps_are_encoded_once_a_place(driver_of_maps: FakeDriver) -> None:
+    kernel = Kernel(record_of_maps(), b"cubin")
+    for _ in range(3):
+        kernel.launch(PROBLEM)
+    assert driver_of_maps.encoded == 3 and driver_of_maps.maps[0] == driver_of_maps.maps[2]
+    kernel.launch(replace(PROBLEM, a=0x50000))
+    assert driver_of_maps.encoded == 4
+
+
+def test_a_bound_launch_owns_its_maps(driver_of_maps: FakeDriver) -> None:
+    launch = Kernel(record_of_maps(), b"cubin").bind(PROBLEM)
+    _encode.cache_clear()
+    launch()
+    launch()
+    assert driver_of_maps.maps[0] == driver_of_maps.maps[1] and read(driver_of_maps.maps[0], 0)[0][0] == 0x10000
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"a": 0x10008}, "A begins at an address that is not a multiple of 16 B"),
+        ({"lda": 84}, "A's leading dimension is 168 B, not a multiple of 16 B, as TMA requires"),
+        (
+            {"batch": 2, "batch_stride_b": 96 * 200 + 4, "batch_stride_d": 20800},
+            "B's batch stride is 38408 B, not a mult",
+        ),
+        ({"lda": 82, "d": 0}, "A's leading dimension 82 is not a multiple of 4: use 84.*; D has no pointer"),
+        ({"ldd": 2**39}, f"D's leading dimension is {2**40} B: TMA supports less than {2**40} B"),
+    ],
+)
+def test_what_tma_does_not_address_is_refused_with_the_way_out(
+    driver_of_maps: FakeDriver, changed: dict, message: str
+) -> None:
+    loose = record_of_maps()
+    loose["traits"] = {**loose["traits"], "min_align": {"a": 4, "b": 4, "d": 8}}
+    with pytest.raises(ProblemError, match=message) as caught:
+        Kernel(loose, b"cubin").launch(replace(PROBLEM, **changed))
+    assert str(caught.value).endswith("use a variant without TMA (arch sm_90 or sm_80)")
+    assert not driver_of_maps.encoded and not driver_of_maps.launches
+
+
+def test_such_variants_are_verified_like_all_others(driver_of_maps: FakeDriver) -> None:
+    kernel = Kernel(record_of_maps((2, 1)), b"cubin")
+    driver_of_maps.kernel = lambda problem: simulated.launch(kernel.traits, problem)
+    for case in (Case(Shape(33, 49, 17, 2), loose=True), Case(Shape(40, 17, 24, 3), broadcast="a")):
+        assert verify(kernel, case, open_device()).passed
+    assert len(driver_of_maps.maps) == 2 * 2 * 2

@@ -1,25 +1,36 @@
-"""Library.matmul and plans, on a driver that computes on the CPU: any arrays in, the right variant launched on them."""
+"""hgemm.open and Library.matmul on a driver that computes on the CPU: arrays, checks, plans and examples."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from computing_driver import ComputingDriver, Cuda, placed
+from conftest import ROOT
 from fake_driver import SUCCESS, unpack
+from gpu_arrays import Dlpack, Interface
+from records import make_record
+from test_gpu import make_library
 
 import hgemm
 import hgemm.device
+from generator.store.library import Library as StoredLibrary
 from generator.store.library import Library as Store
 from hgemm import Kind, Library, Problem, ProblemError
-from hgemm.arrays import ARRAY_ADAPTERS
-from hgemm.errors import UnsupportedError
+from hgemm.arrays import ARRAY_ADAPTERS, stream_handle, view
+from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError
 from hgemm.matmul import MAX_LAUNCHERS
 from hgemm.problem import PROBLEM_BYTES
+from hgemm.selection_query import SelectionQuery, Target
 
 
 @pytest.fixture(scope="module")
@@ -433,3 +444,227 @@ def test_arrays_that_are_elsewhere_are_told(library: Library, driver: ComputingD
         library.matmul(A, Cuda(W.T), Cuda(OUT))
     with pytest.raises(ProblemError, match="is a list: .* DLPack"):
         library.matmul([[1.0]], Cuda(W.T), Cuda(OUT))
+
+
+# ==== Opening a library ===============================================================================================
+
+NAMES = """
+import hgemm
+assert not any(name.startswith("hgemm.") and name != "hgemm.errors" for name in __import__("sys").modules)
+print(*(type(getattr(hgemm, name)).__name__ for name in (*hgemm.__all__, "problem", "library")))
+"""
+SLOW_TO_IMPORT = {"numpy", "cuda", "torch", "sqlite3", "subprocess", "asyncio", "click", "generator"}
+LOADED = """
+import sys
+import hgemm
+library = hgemm.open(sys.argv[1])
+print(*{name.split(".")[0] for name in sys.modules})
+"""
+
+
+@pytest.fixture
+def copied(small_library: StoredLibrary, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_library.folder, tmp_path / "library"))
+
+
+def test_importing_and_opening_load_nothing_slow_and_no_generator(small_library: StoredLibrary) -> None:
+    command = [sys.executable, "-c", LOADED, str(small_library.folder)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    loaded = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
+    assert "hgemm" in loaded
+    assert not SLOW_TO_IMPORT & {*loaded}
+
+
+def test_names_and_modules_are_loaded_when_they_are_asked_for() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", NAMES], env=env, capture_output=True, text=True)
+    kinds = done.stdout.split()
+    assert done.returncode == 0 and len(kinds) == len(hgemm.__all__) + 2, done.stderr
+    assert {*kinds} == {"type", "function", "module"} and kinds[-2:] == ["module", "module"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = hgemm.nothing
+
+
+def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
+    library = hgemm.open(copied)
+    assert len(library.symbols) == 4
+    target = Target.typical("sm_80")
+    choice = library.select(SelectionQuery(Kind(layout="nt"), 100, 100, 100), target)
+    kernel = library.kernel(choice.symbol)
+    assert kernel.traits.layout == "nt" and kernel.image.cubin and kernel.image.ptx
+    assert library.kernel(choice.symbol) is kernel
+    assert library.selector(target) is library.selector(Target.typical("sm_80"))
+    with pytest.raises(UnsupportedError, match="no variant computes tn bf16"):
+        library.select(SelectionQuery(Kind("tn", "bf16", "bf16", "bf16"), 1, 1, 1), target)
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.ptx", "kernel.cu"])
+def test_a_changed_file_is_refused_before_it_is_used(copied: Path, name: str) -> None:
+    library = hgemm.open(copied)
+    symbol = library.symbols[0]
+    path = copied / symbol / name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(LibraryError, match=f"{name} is not the file that its record describes"):
+        library.kernel(symbol)
+
+
+def test_a_record_of_another_schema_is_refused(copied: Path) -> None:
+    path = copied / hgemm.open(copied).symbols[0] / "record.json"
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
+    with pytest.raises(LibraryError, match="schema must be a whole number"):
+        hgemm.open(copied).symbols  # noqa: B018
+
+
+def test_a_record_that_the_launcher_cannot_use_is_told(tmp_path: Path) -> None:
+    StoredLibrary(tmp_path).publish(*make_record("one"))
+    with pytest.raises(LibraryError, match="grid rule 'tiles' is unknown"):
+        hgemm.open(tmp_path).table  # noqa: B018
+
+
+def test_what_is_not_there_is_told(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match="does not exist"):
+        hgemm.open(tmp_path / "absent")
+    library = hgemm.open(copied)
+    with pytest.raises(LibraryError, match="no variant absent"):
+        library.kernel("absent")
+    with pytest.raises(RequestError, match="malformed"):
+        library.kernel("../absent")
+
+
+# ==== Arrays of other libraries =======================================================================================
+
+
+def test_views_of_dlpack_and_of_the_array_interface_agree() -> None:
+    array = np.zeros((3, 10, 24), np.float16)[1:, ::2, 8:]
+    for wrapped in (Dlpack(array), Interface(array)):
+        found = view(wrapped, "A")
+        assert found.pointer == array.ctypes.data and found.shape == (2, 5, 16) and found.dtype == "f16"
+        assert found.strides == (240, 48, 1) and found.size_bytes == 2 * 5 * 16 * 2
+    assert view(Dlpack(array), "A").device == 0 and view(Interface(array), "A").device is None
+    assert view(Dlpack(np.zeros((4, 6), np.float32)), "D").strides == (6, 1)
+    assert view(Interface(np.zeros((4, 6), np.float32)), "D").strides == (6, 1)
+    assert view(Interface(np.zeros(4, "V2")), "A").dtype == "bf16"
+    assert view(Dlpack(np.zeros(4, np.int8)), "A").dtype == "i8"
+
+
+def test_a_view_gives_the_array_back() -> None:
+    import sys
+
+    array = np.zeros((4, 4), np.float16)
+    before = sys.getrefcount(array)
+    for _ in range(10):
+        view(Dlpack(array), "A")
+    assert sys.getrefcount(array) == before + 0
+
+
+def test_bf16_is_read_from_dlpack() -> None:
+    from hgemm import arrays
+
+    class Bf16(Dlpack):
+        def __dlpack__(self, *, stream: int):
+            capsule = super().__dlpack__(stream=stream)
+            tensor = arrays._Tensor.from_address(arrays._capsule_pointer(capsule, b"dltensor"))
+            tensor.dtype.code = 4
+            return capsule
+
+    assert view(Bf16(np.zeros((2, 2), np.float16)), "A").dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((2, 2)), "A is not in a GPU's memory .DLPack device 1."),
+        ([[1.0]], "A is a list: .* DLPack"),
+        (Dlpack(np.zeros(2), kind=10), "DLPack device 10"),
+    ],
+)
+def test_what_is_no_array_on_a_gpu_is_refused(array: object, message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        view(array, "A")
+
+
+def test_an_array_that_will_not_be_exported_says_why() -> None:
+    class Grad(Dlpack):
+        def __dlpack__(self, *, stream: int):
+            raise BufferError("Can't export tensors that require gradient,\nuse tensor.detach()")
+
+    with pytest.raises(ProblemError, match="A does not export its memory: Can't export .* use tensor.detach"):
+        view(Grad(np.zeros(2)), "A")
+
+
+def test_streams_of_every_library_are_understood() -> None:
+    class Torch:
+        cuda_stream = 11
+
+    class Cupy:
+        ptr = 12
+
+    class Core:
+        def __cuda_stream__(self):
+            return 0, 13
+
+    class Numba:
+        handle = ctypes.c_void_p(14)
+
+    assert [stream_handle(one) for one in (None, 7, Torch(), Cupy(), Core(), Numba())] == [0, 7, 11, 12, 13, 14]
+    with pytest.raises(ProblemError, match="stream is a str"):
+        stream_handle("fast")
+
+
+# ==== Examples ========================================================================================================
+
+EXAMPLES = ("python/multiply.py", "torch/llama_mlp.py", "graph/replay.py")
+
+
+def started(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+
+
+def loaded(example: str):
+    spec = importlib.util.spec_from_file_location(Path(example).stem, ROOT / "examples" / example)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_without_a_gpu_one_line_says_so(example: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    module = loaded(example)
+
+    def no_gpu(ordinal: int = 0) -> None:
+        raise DeviceError("no NVIDIA GPU here: the driver, libcuda.so.1, is not installed")
+
+    monkeypatch.setattr(module, "open_device", no_gpu)
+    assert module.main([]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "no NVIDIA GPU here: the driver, libcuda.so.1, is not installed\n")
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_without_torch_one_line_says_so(example: str, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+    module = loaded(example)
+    monkeypatch.setattr(module, "open_device", lambda: None)
+    for name in ("torch", "cupy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert module.main([str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert not said.out and "torch is not installed: " in said.err and "Traceback" not in said.err
+    assert len(said.err.splitlines()) == (2 if "multiply" in example else 1)
+
+
+def test_a_library_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+    module = loaded(EXAMPLES[0])
+    monkeypatch.setattr(module, "open_device", lambda: None)
+    assert module.main([str(tmp_path / "absent")]) == 1
+    assert "absent does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_agree(example: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("torch")
+    done = started(example, make_library(tmp_path_factory))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
