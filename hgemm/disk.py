@@ -23,8 +23,8 @@ _REASONS = {
     errno.EROFS: "it is read-only: choose another {option}",
     errno.EACCES: "permission is denied: change its permissions or choose another {option}",
     errno.EPERM: "permission is denied: change its permissions or choose another {option}",
-    errno.ENOTDIR: "a file stands where a folder is needed: move it or choose another {option}",
-    errno.EEXIST: "a file stands where a folder is needed: move it or choose another {option}",
+    errno.ENOTDIR: "a file is in the place of a folder: move it or choose another {option}",
+    errno.EEXIST: "a file is in the place of a folder: move it or choose another {option}",
     errno.ELOOP: "it is a symbolic link, and a library may contain none: remove it",
 }
 

@@ -1,6 +1,6 @@
-"""Kernel launches a variant on arrays. Launcher repeats a launch with other addresses, at the least cost.
+"""Kernel launches a variant on arrays. Launcher repeats a launch with other addresses at the lowest cost.
 
-The way of a call: arrays -> views -> `problem_of` -> Problem -> check -> launch. A Launcher does all steps but the last one
+The steps of a call: arrays -> views -> `problem_of` -> Problem -> check -> launch. A Launcher does all steps but the last one
 once, for one geometry: sizes, types and strides.
 """
 
@@ -259,7 +259,7 @@ class Launcher:
             spans.get(name, 0) for name in ("A", "B", "C", "D", "bias")
         )
         self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
-        self._works = workspace_bytes(traits, problem.m, problem.n, problem.batch) > 0
+        self._needs_workspace = workspace_bytes(traits, problem.m, problem.n, problem.batch) > 0
         self._free: list[_Slot] = []
         bindings = driver()
         self._handle, self._context = self._function.handle, self._device.context
@@ -294,7 +294,7 @@ class Launcher:
             or (b < end and d < b + self._b_bytes)
             or (c < end and d < c + self._c_bytes and not (c == d and self._c_may_be_d))
             or (bias < end and d < bias + self._bias_bytes)
-            or self._works
+            or self._needs_workspace
         ):  # the ranges overlap, but D may lie between the rows of another matrix: check exactly
             given = replace(self.problem, **dict(zip(_NAMES, addresses)))
             check(given, self.kernel.traits, self.workspace_size)

@@ -111,8 +111,8 @@ def scan(library: Path) -> dict[str, str]:
 def read_variant(library: Path, symbol: str, verify: bool = True) -> Variant:
     """Read the record of a variant and, if `verify`, its artefacts, whose hashes are checked.
 
-    Raises: RequestError for a malformed symbol, NoVariant where there is none, LibraryError where the record
-        is malformed or an artefact is not what the record says.
+    Raises: RequestError for a malformed symbol, MissingVariantError if there is none, LibraryError if the record is malformed
+        or the hash of an artefact differs.
     """
     place = library / check_symbol(symbol)
     for attempt in range(_READ_ATTEMPTS):

@@ -77,8 +77,18 @@ TYPES = ("f16", "bf16", "f32", "tf32")
 ACCUMULATIONS = ("f32", "f16_promoted", "f16")
 """Accumulator types, the most exact first. A kernel also supports requests for a less exact accumulation."""
 BIASES = ("none", "row", "column")
-ACTIVATIONS = ("none", "relu", "gelu", "silu")
-"""To add one: see CONTRIBUTING.md. New words go to the end: their places are numbers in exported libraries."""
+ACTIVATION_NOTES = {
+    "none": "x",
+    "relu": "max(x, 0)",
+    "gelu": "x * (1 + erf(x / sqrt(2))) / 2",
+    "silu": "x / (1 + exp(-x))",
+}
+"""Activations with the formula that hgemm.h and the help show. Add new ones at the end: positions are numbers in hgemm.h.
+
+An activation also needs its float64 formula and error bound in hgemm/reference.py and its device code in
+templates/common/activation.cuh. torch takes gradients from torch.nn.functional, so the word is its name there.
+"""
+ACTIVATIONS = tuple(ACTIVATION_NOTES)
 
 _WORDS = {
     "layout": LAYOUTS,

@@ -156,7 +156,7 @@ def test_a_linked_folder_is_refused(library: Library, tmp_path: Path) -> None:
     assert library.rows() == []
     with pytest.raises(LibraryError, match="symbolic link"):
         library.load("one")
-    with pytest.raises(LibraryError, match="a file stands where a folder is needed"):
+    with pytest.raises(LibraryError, match="a file is in the place of a folder"):
         publish(library)
 
 
@@ -297,10 +297,10 @@ def test_missing_and_misplaced_libraries_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LibraryError, match="is a file: name a folder"):
         Library(tmp_path / "file").rows()
-    with pytest.raises(LibraryError, match="a file stands where a folder is needed"):
+    with pytest.raises(LibraryError, match="a file is in the place of a folder"):
         publish(Library(tmp_path / "file"))
     (tmp_path / "one").write_text("")
-    with pytest.raises(LibraryError, match="a file stands where a folder is needed"):
+    with pytest.raises(LibraryError, match="a file is in the place of a folder"):
         publish(Library(tmp_path))
 
 

@@ -24,7 +24,7 @@ from generator.tables import counted, to_text
 from hgemm.device import open_device
 from hgemm.errors import DeviceError, library_suffix
 from hgemm.library import open_library
-from hgemm.problem import LAYOUTS, MAX_EXTENT, Kind
+from hgemm.problem import ACTIVATIONS, LAYOUTS, MAX_EXTENT, Kind
 from hgemm.selection_query import ANY_WORKSPACE, Target
 
 _ALIGNS = ("8", "4", "2", "1")
@@ -132,7 +132,7 @@ Examples:
 )
 @click.option("--layout", default=",".join(LAYOUTS), show_default=True, metavar="LAYOUTS", help="Layouts of A and B.")
 @click.option("--bias", default="none", show_default=True, metavar="KINDS", help="none,row,column.")
-@click.option("--activation", default="none", show_default=True, metavar="NAMES", help="none,relu,gelu,silu.")
+@click.option("--activation", default="none", show_default=True, metavar="NAMES", help=",".join(ACTIVATIONS) + ".")
 @click.option(
     "--align",
     default=",".join(_ALIGNS),

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from generator.spec import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, deprecated, flag_meant_by
 from hgemm.errors import DEFAULT_LIBRARY
-from hgemm.problem import MAX_EXTENT
+from hgemm.problem import ACTIVATIONS, MAX_EXTENT
 from hgemm.record import RENAMED_FIELDS
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -82,7 +82,7 @@ _KIND = (
     click.option("--dtype-d", default="f16", show_default=True, metavar="TYPE", help="Of C and D: f16, bf16, f32."),
     click.option("--acc", default="f32", show_default=True, metavar="TYPE", help="The least exact accumulation."),
     click.option("--bias", default="none", show_default=True, metavar="KIND", help="none, row, column."),
-    click.option("--activation", default="none", show_default=True, metavar="NAME", help="none, relu, gelu, silu."),
+    click.option("--activation", default="none", show_default=True, metavar="NAME", help=", ".join(ACTIVATIONS) + "."),
 )
 
 

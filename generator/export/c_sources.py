@@ -16,7 +16,7 @@ from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library
 from hgemm.octave_grid import REGIONS, Shortlist, region_of
-from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES
+from hgemm.problem import ACCUMULATIONS, ACTIVATION_NOTES, ACTIVATIONS, BIASES, LAYOUTS, TYPES
 from hgemm.shortlists import RegionShortlists
 
 # ==== images.bin: the code of all kernels ====
@@ -120,7 +120,6 @@ ENUMS = (
 )
 COUNTS = {**{f"{enum.name.upper()}_COUNT": len(enum.words) for enum in ENUMS}, "OUTPUT_COUNT": len(OUTPUTS)}
 """How many values each enumeration has. The types of D are the first OUTPUT_COUNT of hgemm_dtype."""
-_NOTES = {"gelu": "x * (1 + erf(x / sqrt(2))) / 2", "silu": "x / (1 + exp(-x))", "relu": "max(x, 0)"}
 _PLACEHOLDER = re.compile(r"@ENUM (\w+)@")
 
 
@@ -133,9 +132,8 @@ def with_enums(text: str) -> str:
 def _definition(enum: Enum) -> str:
     lines = [f"  {enum.prefix}{word.upper()} = {value}," for value, word in enumerate(enum.words)]
     lines[-1] = lines[-1].removesuffix(",")
-    lines = [
-        f"{line} /* {_NOTES[word]} */" if word in _NOTES else line for line, word in zip(lines, enum.words, strict=True)
-    ]
+    if enum.name == "activation":
+        lines = [f"{line} /* {ACTIVATION_NOTES[word]} */" for line, word in zip(lines, enum.words, strict=True)]
     return "\n".join([f"typedef enum hgemm_{enum.name} {{", *lines, f"}} hgemm_{enum.name};"])
 
 
