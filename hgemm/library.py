@@ -166,7 +166,7 @@ def _is_at(folder: int, place: Path) -> bool:
 
 
 def read_record(place: Path, folder: int) -> Record:
-    """Read and check the record in the open `folder`, whose path is `place`. Raises LibraryError, or NoVariant."""
+    """Read and check the record in the open `folder`, whose path is `place`. Raises LibraryError, or MissingVariantError."""
     path = place / RECORD_NAME
     try:
         with disk_errors("read", path):
