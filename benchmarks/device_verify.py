@@ -14,13 +14,11 @@ import datetime
 import json
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generator.cli.device import line_of, plain, summary_of
-from generator.device_check import CODES, Outcome, Request, Workers
+from generator.device_check import CODES, Outcome, Request, Workers, json_of, outcome_line, outcome_summary
 from generator.store.library import Library
 from generator.store.query import Selection, select_rows
 from hgemm.device import checked, driver, open_device
@@ -59,9 +57,9 @@ def verify(args: argparse.Namespace, requests: list[Request]) -> tuple[list[dict
     outcomes: list[Outcome] = []
     for outcome, _ in Workers(args.jobs, args.timeout, budget_s=args.budget).check_all(requests):
         outcomes.append(outcome)
-        print(line_of(outcome), flush=True)
-    print(summary_of(outcomes))
-    return [plain(asdict(outcome)) for outcome in outcomes], not any(outcome.failed for outcome in outcomes)
+        print(outcome_line(outcome), flush=True)
+    print(outcome_summary(outcomes))
+    return [json_of(outcome) for outcome in outcomes], not any(outcome.failed for outcome in outcomes)
 
 
 def sanitize(args: argparse.Namespace, requests: list[Request]) -> tuple[list[dict], bool]:
@@ -76,7 +74,7 @@ def sanitize(args: argparse.Namespace, requests: list[Request]) -> tuple[list[di
             print(
                 f"{'clean' if clean else 'FOUND'}  {tool:9}  {outcome.symbol}  {summary}  {outcome.reason}", flush=True
             )
-            rows.append({"tool": tool, "clean": clean, "summary": summary, **plain(asdict(outcome))})
+            rows.append({"tool": tool, "clean": clean, "summary": summary, **json_of(outcome)})
             if not clean:
                 rows[-1]["log"] = log[-4000:]
                 print("\n".join(f"    {line}" for line in log.splitlines() if line.startswith("========="))[:3000])

@@ -28,9 +28,8 @@ from generator.build.compile import compile_kernel, versions
 from generator.build.inspect import parse_ptxas_log
 from generator.build.pipeline import planned
 from generator.build.toolchain import headers, templates_folder
-from generator.cli.device import line_of, summary_of
 from generator.defaults import resolve
-from generator.device_check import Outcome
+from generator.device_check import Outcome, outcome_line, outcome_summary
 from generator.emit import emit
 from generator.errors import RequestError
 from generator.families.mma_sync.rules import RULES
@@ -267,7 +266,7 @@ def prove(plans: list[Plan], seed: int, jobs: int) -> list[Outcome]:
     outcomes = []
     for outcome, _ in workers(jobs, TIMEOUT_S).check_all(requests):
         outcomes.append(outcome)
-        print(f"[{len(outcomes)}/{len(plans)}] {line_of(outcome)}", flush=True)
+        print(f"[{len(outcomes)}/{len(plans)}] {outcome_line(outcome)}", flush=True)
     trim(toolchain.cache)
     return outcomes
 
@@ -309,7 +308,7 @@ def prove_command(family: str, seed: int, count: int, jobs: int, json_path: Path
     """Check random legal specs on the CPU. Exit status 1: a check failed."""
     plans, began = drawn(seed, count, family), time.monotonic()
     outcomes = prove(plans, seed, jobs)
-    click.echo(summary_of(outcomes))
+    click.echo(outcome_summary(outcomes))
     if json_path:
         found = summary(plans, outcomes, seed, time.monotonic() - began)
         json_path.write_text(json.dumps(found, indent=1) + "\n")

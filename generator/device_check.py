@@ -1,8 +1,9 @@
-"""Variants checked on the GPU, each in a process of its own: a kernel that hangs or faults harms no other."""
+"""Checks variants on the GPU, each in a process of its own, so that a kernel that hangs or faults harms no other."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from xml.etree import ElementTree
 
 from generator.proof.executor import COSTS_CASE
 from generator.store.library import Library
+from generator.tables import counted
 from hgemm.cases import Shape, cases_of, default_cases
 from hgemm.device import open_device
 from hgemm.disk import write_atomically
@@ -33,7 +35,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Request:
-    """What to check of one variant. Fields: `shapes` as text, its own default cases where empty; `code` as in CODES;
+    """A check of one variant. Fields: `shapes` as text, or empty for the default cases; `code` as in CODES;
     `data`, `guard_bytes`, `twice` and `seed` as in hgemm.verify.CheckOptions."""
 
     library: str
@@ -48,9 +50,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found: checks (see hgemm.verify.Check), or why the variant was left out or could not be checked.
+    """The result of checking a variant: its checks (see hgemm.verify.Check), or why it was skipped or failed.
 
-    Fields: `proof` is what running it on the CPU adds to the variant's record, and `sites` what its source lines cost.
+    Fields: `proof` is added to the variant's record after a run on the CPU; `sites` are the costs of its source lines.
     """
 
     symbol: str
@@ -67,7 +69,7 @@ class Outcome:
 
     @property
     def shapes(self) -> tuple[dict, ...]:
-        """Return the checks of shapes, without that of the costs."""
+        """Return the checks of shapes, without the check of the costs."""
         return tuple(check for check in self.checks if check["case"] != COSTS_CASE)
 
     @property
@@ -88,15 +90,15 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Return why this is no pass: the first case that failed, else the error or what it was left out for."""
-        told = [f"{check['case']}: {check['reason']}" for check in self.checks if not check["passed"]]
-        return (told or [self.error or self.skipped])[0]
+        """Return why the variant did not pass: the first failed case, else the error, else why it was skipped."""
+        failures = [f"{check['case']}: {check['reason']}" for check in self.checks if not check["passed"]]
+        return (failures or [self.error or self.skipped])[0]
 
 
 def open_kernel(library: Library, symbol: str, code: str = "auto") -> Kernel:
-    """Read a variant, its hashes checked, to be launched from its cubin, its PTX, or whichever runs.
+    """Load a variant to launch its cubin, its PTX, or whichever runs. Its hashes are checked.
 
-    Raises: LibraryError where it cannot be read or trusted.
+    Raises: LibraryError if it cannot be read, or fails the checks.
     """
     variant = library.load(symbol)
     cubin = variant.artefacts[CUBIN_NAME] if code != "ptx" else b""
@@ -104,7 +106,7 @@ def open_kernel(library: Library, symbol: str, code: str = "auto") -> Kernel:
 
 
 def check_here(request: Request) -> Outcome:
-    """Check one variant in this process, up to the first launch that fails. Raises HgemmError where it is unreadable."""
+    """Check one variant in this process, up to the first failed launch. Raises: HgemmError if it cannot be read."""
     from hgemm.verify import CheckOptions, verify
 
     started = time.monotonic()
@@ -125,104 +127,54 @@ def check_here(request: Request) -> Outcome:
     for case in cases:
         try:
             checks.append(asdict(verify(kernel, case, device, options)))
-        except DeviceError as fault:  # the context is lost with it
+        except DeviceError as fault:  # the fault destroys the context
             error = f"{case}: {fault}"
             break
     return Outcome(request.symbol, tuple(checks), error=error, seconds=time.monotonic() - started)
 
 
-# ---- Each in a process of its own -----------------------------------------------------------------------------------
+# ==== Outcomes as text and files ====
 
 
-@dataclass(frozen=True)
-class Workers:
-    """How processes are started. Fields: `wrapper` is a command before the interpreter, such as compute-sanitizer;
-    after `budget_s` no further variant is begun; `module` is what a process runs, with a request as its argument."""
-
-    jobs: int = 1
-    timeout_s: float = TIMEOUT_S
-    wrapper: tuple[str, ...] = ()
-    budget_s: float = float("inf")
-    module: str = "generator.device_check"
-    began: float = field(default_factory=time.monotonic)
-    _running: set[subprocess.Popen] = field(default_factory=set)
-
-    def check_all(self, requests: Iterable[Request]) -> Iterator[tuple[Outcome, str]]:
-        """Yield the outcomes in the order of the requests, as they come, and what their processes printed."""
-        pool = ThreadPoolExecutor(self.jobs)
-        try:
-            yield from pool.map(self.check, requests)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(self._running):
-                _kill(process)
-
-    def check(self, request: Request) -> tuple[Outcome, str]:
-        """Check one variant in a process of its own, and return the outcome and what it printed."""
-        started = time.monotonic()
-        if started - self.began > self.budget_s:
-            return Outcome(request.symbol, error=f"not begun within {self.budget_s:g} s"), ""
-        command = [*self.wrapper, sys.executable, "-m", self.module, json.dumps(asdict(request))]
-        status, printed, told = self._run(command)
-        took = time.monotonic() - started
-        if status is None:
-            hung = f"no answer within {self.timeout_s:g} s: the kernel may hang"
-            return Outcome(request.symbol, error=hung, seconds=took), printed + told
-        answers = [line for line in printed.splitlines() if line.startswith('{"symbol": ')]
-        if answers:
-            answer = json.loads(answers[-1])
-            return Outcome(**{**answer, "checks": tuple(answer["checks"])}), printed + told
-        last = (told.strip() or printed.strip() or "it said nothing").splitlines()[-1]
-        return Outcome(
-            request.symbol, error=f"its process ended with status {status}: {last}", seconds=took
-        ), printed + told
-
-    def _run(self, command: list[str]) -> tuple[int | None, str, str]:
-        """Run a command in a session of its own; its status is None where it took too long and was killed."""
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            command,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            errors="replace",
-            env=self._environment(),
-            start_new_session=True,
-        )
-        self._running.add(process)
-        try:
-            printed, told = process.communicate(timeout=self.timeout_s)
-            return process.returncode, printed, told
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            return (None, *process.communicate())
-        finally:
-            self._running.discard(process)
-
-    def _environment(self) -> dict[str, str]:
-        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
-        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, threads), "PYTHONPATH": path}
+def outcome_line(outcome: Outcome) -> str:
+    """Return the outcome of one variant as a line."""
+    if outcome.skipped:
+        return f"skip  {outcome.symbol}  {outcome.skipped}"
+    cases = f"{outcome.passed_shapes}/{len(outcome.shapes)} shapes"
+    if not outcome.passed:
+        return f"FAIL  {outcome.symbol}  {cases}  {outcome.reason}"
+    cases += f" and the {COSTS_CASE}" * (outcome.shapes != outcome.checks)
+    worst, proof = f"worst error/bound {outcome.worst_ratio:.2f}", outcome.proof
+    if proof:
+        conflicts = proof["read_conflicts_per_k_tile"] + proof["copy_conflicts_per_k_tile"]
+        worst += f", no race, {conflicts:g} bank conflicts"
+    return f"ok    {outcome.symbol}  {cases}  {worst}, {outcome.seconds:.1f} s"
 
 
-def _kill(process: subprocess.Popen) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def outcome_summary(outcomes: list[Outcome]) -> str:
+    """Return how many variants and shapes passed."""
+    passed, failed = sum(outcome.passed for outcome in outcomes), sum(outcome.failed for outcome in outcomes)
+    cases = sum(outcome.passed_shapes for outcome in outcomes)
+    skipped = len(outcomes) - passed - failed
+    found = f"{counted(passed, 'variant')} passed, {failed} failed, {skipped} skipped"
+    return f"{found}; {counted(cases, 'shape')} passed"
 
 
-def answer(request: Any, check: Callable[[Any], Outcome]) -> None:
-    """Check what a request names, and print the outcome as one line of JSON."""
-    try:
-        outcome = check(request)
-    except Exception as error:
-        if not hasattr(error, "exit_code"):  # neither the generator's nor hgemm's
-            raise
-        outcome = Outcome(request.symbol, error=str(error))
-    print(json.dumps(asdict(outcome)), flush=True)
+def json_of(outcome: Outcome) -> Any:
+    """Return an outcome as JSON. Infinities and NaN become null."""
+    return _finite(asdict(outcome))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_junit(path: Path, outcomes: Iterable[Outcome]) -> None:
-    """Write a suite a variant and a test a case. Raises LibraryError where the file cannot be written."""
+    """Write a JUnit file: a suite for each variant, a test for each case. Raises: LibraryError if the disk refuses."""
     root = ElementTree.Element("testsuites", name="hgemm verify")
     for outcome in outcomes:
         root.append(_suite(outcome))
@@ -249,6 +201,97 @@ def _suite(outcome: Outcome) -> ElementTree.Element:
             case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name="load")
             ElementTree.SubElement(case, tag, message=reason)
     return suite
+
+
+# ==== Processes ====
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Processes that check variants, `jobs` at a time.
+
+    Fields: `wrapper` is a command before the interpreter, such as compute-sanitizer; after `budget_s` no further variant is
+        started; `module` is what a process runs, with a request as its argument.
+    """
+
+    jobs: int = 1
+    timeout_s: float = TIMEOUT_S
+    wrapper: tuple[str, ...] = ()
+    budget_s: float = float("inf")
+    module: str = "generator.device_check"
+    began: float = field(default_factory=time.monotonic)
+    _running: set[subprocess.Popen] = field(default_factory=set)
+
+    def check_all(self, requests: Iterable[Request]) -> Iterator[tuple[Outcome, str]]:
+        """Yield the outcomes in the order of the requests, each with the output of its process."""
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            yield from pool.map(self.check, requests)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(self._running):
+                _kill(process)
+
+    def check(self, request: Request) -> tuple[Outcome, str]:
+        """Check one variant in a process of its own. Return the outcome and the output."""
+        started = time.monotonic()
+        if started - self.began > self.budget_s:
+            return Outcome(request.symbol, error=f"not started within {self.budget_s:g} s"), ""
+        command = [*self.wrapper, sys.executable, "-m", self.module, json.dumps(asdict(request))]
+        status, out, err = self._run(command)
+        took = time.monotonic() - started
+        if status is None:
+            hung = f"no answer within {self.timeout_s:g} s: the kernel may hang"
+            return Outcome(request.symbol, error=hung, seconds=took), out + err
+        answers = [line for line in out.splitlines() if line.startswith('{"symbol": ')]
+        if answers:
+            answer = json.loads(answers[-1])
+            return Outcome(**{**answer, "checks": tuple(answer["checks"])}), out + err
+        last = (err.strip() or out.strip() or "no output").splitlines()[-1]
+        return Outcome(request.symbol, error=f"its process ended with status {status}: {last}", seconds=took), out + err
+
+    def _run(self, command: list[str]) -> tuple[int | None, str, str]:
+        """Run a command in a session of its own. The status is None if it was killed after the time limit."""
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            errors="replace",
+            env=self._environment(),
+            start_new_session=True,
+        )
+        self._running.add(process)
+        try:
+            out, err = process.communicate(timeout=self.timeout_s)
+            return process.returncode, out, err
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return (None, *process.communicate())
+        finally:
+            self._running.discard(process)
+
+    def _environment(self) -> dict[str, str]:
+        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, threads), "PYTHONPATH": path}
+
+
+def _kill(process: subprocess.Popen) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def answer(request: Any, check: Callable[[Any], Outcome]) -> None:
+    """Check a request, and print the outcome as one line of JSON."""
+    try:
+        outcome = check(request)
+    except Exception as error:
+        if not hasattr(error, "exit_code"):  # an internal error
+            raise
+        outcome = Outcome(request.symbol, error=str(error))
+    print(json.dumps(asdict(outcome)), flush=True)
 
 
 if __name__ == "__main__":

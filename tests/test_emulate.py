@@ -102,7 +102,7 @@ def test_shapes_are_taken_and_answered_as_json(library: Library, host_toolchain:
 
 
 def test_where_to_verify_must_be_said_once(library: Library) -> None:
-    for flags, told in (([], "say where to verify"), (["--device", "--emulate"], "choose one")):
+    for flags, told in (([], "no place to verify"), (["--device", "--emulate"], "exclude each other")):
         result = invoke(verify.verify_command, *flags, "--library", library.folder)
         assert str(result.exception).startswith(f"{told}: --device") and result.exception.exit_code == 2
 

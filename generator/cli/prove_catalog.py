@@ -19,7 +19,7 @@ from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import LOCK, catalog_kernels, read_lock
-from generator.cli.device import line_of, summary_of
+from generator.device_check import outcome_line, outcome_summary
 from generator.emit import Kernel, emit
 from generator.errors import HgemmError
 from generator.ladders.ladder import ladder_on
@@ -68,9 +68,9 @@ def prove(texts: Sequence[Text], jobs: int) -> bool:
     outcomes = []
     for outcome, _ in workers(jobs).check_all([request_of(made, text.source, text.record) for text in texts]):
         outcomes.append(outcome)
-        print(line_of(outcome), flush=True)
+        print(outcome_line(outcome), flush=True)
     trim(made.cache)
-    print(summary_of(outcomes))
+    print(outcome_summary(outcomes))
     return not any(outcome.failed for outcome in outcomes)
 
 
