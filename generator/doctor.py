@@ -1,4 +1,4 @@
-"""The checks of `hgemm doctor`: whether everything that the generator needs is here, and what to do where it is not."""
+"""The checks of `hgemm doctor`: what the generator needs, whether it is installed, and how to repair it."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ WHEELS = {
     "nvidia-nvfatbin": "13.0.",
     "nvidia-cuda-nvdisasm": "13.",
 }
-"""The wheels that compile, inspect and export, and how the version begins that pyproject.toml asks for."""
+"""The wheels that compile, inspect and export, with the version prefix that pyproject.toml requires."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: ok, warn or fail, what was found, and what to do about it."""
+    """The result of one check: `state` is ok, warn or fail; `found` is what was found; `fix` is what to do."""
 
     name: str
     state: str
     found: str
-    way_out: str = ""
+    fix: str = ""
 
 
 def examine(library: Path) -> list[Check]:
-    """Look at everything; no check stops another."""
-    looks = {
+    """Run all checks. A failing check does not stop the others."""
+    checks = {
         "python": _python,
         "wheels": _wheels,
         "templates": _templates,
@@ -57,16 +57,16 @@ def examine(library: Path) -> list[Check]:
         "gpu": _gpu,
         "library": lambda: _library(library),
     }
-    return [check for name, look in looks.items() for check in _safely(name, look)]
+    return [check for name, run in checks.items() for check in _safely(name, run)]
 
 
-def _safely(name: str, look: Callable[[], Iterator[Check]]) -> list[Check]:
+def _safely(name: str, run: Callable[[], Iterator[Check]]) -> list[Check]:
     checks: list[Check] = []
     try:
-        checks.extend(look())
+        checks.extend(run())
     except HgemmError as error:
-        checks.append(Check(name, FAIL, *_parted(str(error))))
-    except Exception as error:  # a broken installation fails in ways that cannot be listed
+        checks.append(Check(name, FAIL, *_split(str(error))))
+    except Exception as error:  # a broken installation can fail in any way
         checks.append(Check(name, FAIL, " ".join(f"{type(error).__name__}: {error}".split()), INSTALL))
     return checks
 
@@ -79,14 +79,14 @@ def _python() -> Iterator[Check]:
 
 
 def _wheels() -> Iterator[Check]:
-    for wheel, beginning in WHEELS.items():
+    for wheel, prefix in WHEELS.items():
         try:
             version = version_of(wheel)
         except HgemmError:
             yield Check(wheel, FAIL, "not installed", INSTALL)
             continue
-        good = version.startswith(beginning)
-        yield Check(wheel, OK if good else FAIL, version, "" if good else f"{beginning}* is needed: {INSTALL}")
+        good = version.startswith(prefix)
+        yield Check(wheel, OK if good else FAIL, version, "" if good else f"needs {prefix}*: {INSTALL}")
 
 
 def _templates() -> Iterator[Check]:
@@ -94,29 +94,31 @@ def _templates() -> Iterator[Check]:
     names = {header.name for entry in ENTRY_HEADERS for header in headers(entry, folder).files}
     ours = [name for name in names if name.startswith(OWN_HEADERS)]
     missing = [entry for entry in ENTRY_HEADERS if entry not in names]
-    found = f"{folder}: {len(ours)} headers, {len(names)} with those that they include"
-    way_out = f"{', '.join(missing)} is missing: {INSTALL}" if missing else ""
-    yield Check("templates", FAIL if missing else OK, found, way_out)
+    found = f"{folder}: {len(ours)} headers, {len(names)} including dependencies"
+    fix = f"{', '.join(missing)} is missing: {INSTALL}" if missing else ""
+    yield Check("templates", FAIL if missing else OK, found, fix)
 
 
 def _nvrtc() -> Iterator[Check]:
     known = {name.rstrip("a") for name, arch in ARCHS.items() if arch.families}
     missing = sorted(known - supported_archs())
-    told = f"NVRTC compiles for {len(known)} architectures of the table"
-    yield Check("nvrtc", WARN, f"NVRTC lacks {', '.join(missing)}", INSTALL) if missing else Check("nvrtc", OK, told)
+    supported = f"NVRTC compiles for all {len(known)} architectures"
+    yield (
+        Check("nvrtc", WARN, f"NVRTC lacks {', '.join(missing)}", INSTALL) if missing else Check("nvrtc", OK, supported)
+    )
 
 
 def _nvdisasm() -> Iterator[Check]:
     program = find_nvdisasm()
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
-    yield Check("nvdisasm", OK, f"{program}: {(told.strip().splitlines() or ['no version'])[-1]}")
+    out = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    yield Check("nvdisasm", OK, f"{program}: {(out.strip().splitlines() or ['no version'])[-1]}")
 
 
 def _host_compiler() -> Iterator[Check]:
     try:
         yield Check("host compiler", OK, str(host_toolchain().compiler))
-    except NoCompiler as error:  # only proving kernels on the CPU needs one, so that none is no failure
-        yield Check("host compiler", WARN if isinstance(error, NoCompilerInstalled) else FAIL, *_parted(str(error)))
+    except NoCompiler as error:  # only proofs on the CPU need one, so a missing one is a warning
+        yield Check("host compiler", WARN if isinstance(error, NoCompilerInstalled) else FAIL, *_split(str(error)))
 
 
 def _gpu() -> Iterator[Check]:
@@ -127,12 +129,14 @@ def _gpu() -> Iterator[Check]:
         device = open_device()
         yield Check("gpu", OK, f"{device.name}, sm_{''.join(map(str, device.capability))}, {device.sms} SMs")
     except DeviceError as error:
-        yield Check("gpu", WARN, str(error), "kernels are made here and run elsewhere")
+        yield Check("gpu", WARN, str(error), "build kernels here, and run them on a machine with a GPU")
 
 
 def _library(folder: Path) -> Iterator[Check]:
     if not folder.exists():
-        yield Check("library", WARN, f"{folder} does not exist", "generate makes it, or name another with --library")
+        yield Check(
+            "library", WARN, f"{folder} does not exist", "run `generate`, or name another library with --library"
+        )
         return
     library, damaged = Library(folder), []
     symbols = scan(folder)
@@ -141,12 +145,12 @@ def _library(folder: Path) -> Iterator[Check]:
             library.load(symbol)
         except LibraryError as error:
             damaged.append(str(error))
-    sound = f"{folder}: {len(symbols) - len(damaged)} variants, each hash as recorded"
+    sound = f"{folder}: {len(symbols) - len(damaged)} variants, all hashes correct"
     yield Check("library", OK, sound)
-    yield from (Check("library", FAIL, *_parted(told)) for told in damaged)
+    yield from (Check("library", FAIL, *_split(error)) for error in damaged)
 
 
-def _parted(error: str) -> tuple[str, str]:
-    """Part a one-line error into what is wrong and what to do."""
-    wrong, colon, way_out = error.rpartition(": ")
-    return (wrong, way_out) if colon else (error, "")
+def _split(error: str) -> tuple[str, str]:
+    """Split a one-line error into the problem and the fix."""
+    problem, colon, fix = error.rpartition(": ")
+    return (problem, fix) if colon else (error, "")

@@ -1,4 +1,4 @@
-"""What the cost model says of a planned kernel: the options that say which card and which problem, and the section of text."""
+"""Explains a request: its plan, its limits by the cost model, and every broken rule; as JSON and as text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from generator.tables import cell
 from hgemm.model.kernel import Size
 from hgemm.model.report import card_for, report
 
+_WIDTH = 26
+"""Of the names of fields. Units: characters."""
+
 
 @dataclass(frozen=True)
 class Question:
-    """What the model is asked: the card, by name and SMs or the usual one, and a problem if any."""
+    """A question to the cost model: a card (by name and SMs, or the usual one) and a problem, if any."""
 
     device: str = ""
     sms: int = 0
@@ -26,62 +29,19 @@ class Question:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Question:
-        """Read it from the options of `model_options`. Raises RequestError where --m is missing."""
+        """Read the options of `model_options`. Raises: RequestError if --m is missing."""
         m, n, k, batch = (options[name] for name in ("m", "n", "k", "batch"))
         if m is None and (n or k or batch):
-            raise RequestError("a problem needs its --m: --n and --k are as large, if not given")
+            raise RequestError("--n, --k and --batch need --m: add --m (--n and --k default to --m)")
         size = None if m is None else Size(m, n or m, k or m, batch or 1)
         return cls(options["device"], options["sms"] or 0, size)
 
 
-def model_of(plan: Plan, question: Question) -> dict[str, Any]:
-    """Return what the model says of a plan; where it has no table or lacks a figure, why, as `missing`.
-
-    Raises: RequestError where the device that is named is unknown or does not run the kernel.
-    """
-    card = card_for(plan.spec.arch, question.device, question.sms)
-    if card is None:
-        return {"missing": f"no card of {plan.spec.arch} has a table: name a --device"}
-    try:
-        return report(plan.spec.to_dict(), expected_resources(plan), card, question.size)
-    except RequestError as error:
-        return {"missing": str(error)}
-
-
-def expected_resources(plan: Plan) -> dict[str, Any]:
-    """Return the occupancy of a kernel that is not yet compiled, by the registers that it is estimated to need."""
-    limits = ARCHS[plan.spec.arch].limits
-    found = occupancy(limits, plan.threads, plan.launch_registers, plan.smem_bytes)
-    return {"ctas_per_sm": found.ctas_per_sm, "warps_per_sm": found.warps_per_sm, "occupancy": round(found.fraction, 4)}
-
-
-def model_lines(model: dict[str, Any], width: int) -> list[str]:
-    """Write the section of an explanation."""
-    if "missing" in model:
-        return ["  model", f"    {model['missing']}"]
-    values = {name: value for name, value in model.items() if name not in ("card", "sms", "figures", "problem")}
-    lines = [f"  model of {model['card']} with {model['sms']} SMs, {model['figures']}"]
-    lines += [f"    {name:<{width}}{_model_value(value)}" for name, value in values.items()]
-    if model["problem"]:
-        m, n, k, batch = (model["problem"][name] for name in ("m", "n", "k", "batch"))
-        lines += [f"  problem {m}x{n}x{k}" + (f", batch {batch}" if batch > 1 else "")]
-        numbers = {name: value for name, value in model["problem"].items() if name not in ("m", "n", "k", "batch")}
-        lines += [f"    {name:<{width}}{_model_value(value)}" for name, value in numbers.items()]
-    return lines
-
-
-def _model_value(value: Any) -> str:
-    return "not known" if value is None else cell(value)
-
-
-# ==== What a request comes to ====
-
-
-_WIDTH = 26
+# ==== As JSON ====
 
 
 def explain(candidate: Candidate, question: Question) -> dict[str, Any]:
-    """Return the explanation of one combination as JSON values; `model` is of a legal one, and answers `question`."""
+    """Return the explanation of one combination as JSON. A legal one has `model`, the answer to `question`."""
     plan = candidate.plan
     spec = plan.spec.to_dict()
     return {
@@ -97,7 +57,7 @@ def explain(candidate: Candidate, question: Question) -> dict[str, Any]:
 
 
 def _layout_numbers(plan: Plan) -> dict[str, Any]:
-    """Return what only a legal placement has."""
+    """Return the numbers that only a legal plan has."""
     workspace = plan.traits()["workspace"]
     per_cta = workspace.pop("partial_bytes_per_cta", 0)
     return {
@@ -108,12 +68,36 @@ def _layout_numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
+def model_of(plan: Plan, question: Question) -> dict[str, Any]:
+    """Return the predictions of the cost model for a plan. If the model lacks a number, `missing` tells which.
+
+    Raises: RequestError if the named device is unknown, or does not run the kernel.
+    """
+    card = card_for(plan.spec.arch, question.device, question.sms)
+    if card is None:
+        return {"missing": f"the cost model has no card for {plan.spec.arch}: name one with --device"}
+    try:
+        return report(plan.spec.to_dict(), expected_resources(plan), card, question.size)
+    except RequestError as error:
+        return {"missing": str(error)}
+
+
+def expected_resources(plan: Plan) -> dict[str, Any]:
+    """Return the occupancy of a kernel before compilation, from its estimated registers."""
+    limits = ARCHS[plan.spec.arch].limits
+    found = occupancy(limits, plan.threads, plan.launch_registers, plan.smem_bytes)
+    return {"ctas_per_sm": found.ctas_per_sm, "warps_per_sm": found.warps_per_sm, "occupancy": round(found.fraction, 4)}
+
+
+# ==== As text ====
+
+
 def explanation_text(explanation: dict[str, Any]) -> str:
-    """Write an explanation for reading; planned fields are marked with a star."""
+    """Return an explanation as text. Planned fields are marked with a star."""
     planned = {*explanation["planned"]}
     lines = [explanation["symbol"], f"  alias {explanation['alias']}", "  spec, * is planned"]
     lines += [
-        f"  {'*' if name in planned else ' '} {name:<{_WIDTH}}{_explain_value(value)}"
+        f"  {'*' if name in planned else ' '} {name:<{_WIDTH}}{_on_off(value)}"
         for name, value in explanation["spec"].items()
     ]
     lines += ["  plan", *(f"    {name:<{_WIDTH}}{cell(value)}" for name, value in explanation["plan"].items())]
@@ -125,5 +109,24 @@ def explanation_text(explanation: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _explain_value(value: Any) -> str:
+def model_lines(model: dict[str, Any], width: int) -> list[str]:
+    """Return the lines of the model's section."""
+    if "missing" in model:
+        return ["  model", f"    {model['missing']}"]
+    values = {name: value for name, value in model.items() if name not in ("card", "sms", "figures", "problem")}
+    lines = [f"  model of {model['card']} with {model['sms']} SMs, {model['figures']}"]
+    lines += [f"    {name:<{width}}{_known(value)}" for name, value in values.items()]
+    if model["problem"]:
+        m, n, k, batch = (model["problem"][name] for name in ("m", "n", "k", "batch"))
+        lines += [f"  problem {m}x{n}x{k}" + (f", batch {batch}" if batch > 1 else "")]
+        numbers = {name: value for name, value in model["problem"].items() if name not in ("m", "n", "k", "batch")}
+        lines += [f"    {name:<{width}}{_known(value)}" for name, value in numbers.items()]
+    return lines
+
+
+def _known(value: Any) -> str:
+    return "not known" if value is None else cell(value)
+
+
+def _on_off(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else cell(value)

@@ -1,7 +1,7 @@
-"""`python -m generator.cli.prove_catalog` runs the shipped kernels on the CPU; `make verify` calls it, and CI with a sample.
+"""Proves the shipped kernels on the CPU: `python -m generator.cli.prove_catalog`, or `make verify`.
 
-With --sample N it takes N kernels that change with --seed, a commit's name for instance, and those besides whose text
-differs from that of the commit --since. With --recipes it takes the published kernels (generator/catalog/recipes).
+--sample N proves N kernels, chosen by --seed, for example the hash of a commit. With --since COMMIT it also proves the kernels
+whose source differs from that commit. --recipes proves the published kernels of generator/ladders/published instead.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from generator.proof.jobs import host_toolchain, request_of, workers
 
 
 def chosen(texts: Sequence[Text], sample: int, seed: str, changed: Iterable[str]) -> list[Text]:
-    """Return the kernels whose text changed, and `sample` others that `seed` chooses."""
+    """Return the changed kernels, and `sample` others chosen by `seed`."""
     changed = {*changed}
     others = [text for text in texts if text.symbol not in changed]
     others.sort(key=lambda text: hashlib.sha256(f"{seed} {text.symbol}".encode()).digest())
-    taken = {text.symbol for text in others[:sample]} | changed
-    return [text for text in texts if text.symbol in taken]
+    symbols = {text.symbol for text in others[:sample]} | changed
+    return [text for text in texts if text.symbol in symbols]
 
 
 def changed_since(commit: str, lock: Path) -> set[str]:
-    """Return the symbols whose source differs from that in a commit's lock file; none where git cannot tell."""
+    """Return the symbols whose source differs from a commit's lock file. Without git, return none."""
     command = ["git", "show", f"{commit}:./{lock.name}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=lock.parent)
     if done.returncode:
@@ -49,7 +49,7 @@ def changed_since(commit: str, lock: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Text:
-    """What is proved: a kernel's text, and the sections of a record that are known before it is compiled."""
+    """A kernel to prove: its source, and the sections of its record that are known before compilation."""
 
     symbol: str
     source: str
@@ -57,25 +57,25 @@ class Text:
 
     @classmethod
     def of(cls, kernel: Kernel) -> Text:
-        """Return that of an emitted kernel."""
+        """Return the text of an emitted kernel."""
         proof = {"mma_per_tile": kernel.plan.mma_per_k_tile}
         return cls(kernel.symbol, kernel.source, {**planned(kernel), "proof": proof})
 
 
 def prove(texts: Sequence[Text], jobs: int) -> bool:
-    """Prove kernels, print a line for each, and return whether all are right."""
-    made = host_toolchain()
+    """Prove kernels, print a line for each, and return whether all passed."""
+    toolchain = host_toolchain()
     outcomes = []
-    for outcome, _ in workers(jobs).check_all([request_of(made, text.source, text.record) for text in texts]):
+    for outcome, _ in workers(jobs).check_all([request_of(toolchain, text.source, text.record) for text in texts]):
         outcomes.append(outcome)
         print(outcome_line(outcome), flush=True)
-    trim(made.cache)
+    trim(toolchain.cache)
     print(outcome_summary(outcomes))
     return not any(outcome.failed for outcome in outcomes)
 
 
 def recipe_texts() -> list[Text]:
-    """Return the text of every recipe for the architecture of its publication, baseline kernels included."""
+    """Return every recipe for its published architecture, including baseline kernels."""
     ladders = [ladder_on(system, system.arch) for system in map(load_system, system_names())]
     templates = templates_folder()
     plans = dict.fromkeys(plan for ladder in ladders for plan in ladder.plans)
@@ -86,11 +86,13 @@ def recipe_texts() -> list[Text]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="generator.cli.prove_catalog", description=__doc__.splitlines()[0])
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="so many of the kernels, not all")
-    parser.add_argument("--seed", default="", help="chooses the sample")
-    parser.add_argument("--since", default="", metavar="COMMIT", help="and those whose text differs from that commit's")
-    parser.add_argument("--recipes", action="store_true", help="the recipes in place of the shipped kernels")
-    parser.add_argument("--folder", type=Path, default=Path("emitted"), help="where the catalog's lock file is")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="prove N of the kernels")
+    parser.add_argument("--seed", default="", help="seed of the sample")
+    parser.add_argument(
+        "--since", default="", metavar="COMMIT", help="also prove kernels whose source differs from COMMIT"
+    )
+    parser.add_argument("--recipes", action="store_true", help="prove the published kernels instead of the catalog")
+    parser.add_argument("--folder", type=Path, default=Path("emitted"), help="folder of the catalog's lock file")
     parser.add_argument("-j", "--jobs", type=int, default=cores(), metavar="N")
     args = parser.parse_args()
     texts = recipe_texts() if args.recipes else [*map(Text.of, catalog_kernels())]

@@ -1,4 +1,4 @@
-"""`hgemm doctor`: whether everything needed is installed and sound, and what to do where it is not."""
+"""The verbs that set up a machine: doctor, completion."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from click.shell_completion import get_completion_class
 from generator.cli.options import json_option, library_option
 from generator.doctor import FAIL, Check, examine
 
-_DOCTOR_HELP = """Check the installation, the compilers, the GPU where there is one, and the library.
+# ==== doctor ====
 
-Each line says ok, warn or fail, and what to do. Exit status 1 says that something failed.
+_DOCTOR_HELP = """Check the installation, the compilers, the GPU if any, and the library.
+
+Each line starts with ok, warn or fail, and ends with the fix. Exit status 1: a check failed.
 
 \b
-Example:
+Examples:
   hgemm doctor
+  hgemm doctor --library emitted --json
 """
 
 
@@ -31,18 +34,17 @@ def doctor_command(ctx: click.Context, library: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], indent=1))
     else:
-        click.echo("\n".join(map(_line, checks)))
+        click.echo("\n".join(map(_check_line, checks)))
     ctx.exit(int(any(check.state == FAIL for check in checks)))
 
 
-def _line(check: Check) -> str:
-    return f"{check.state:<5} {check.name:<21} {check.found}" + (f": {check.way_out}" if check.way_out else "")
+def _check_line(check: Check) -> str:
+    return f"{check.state:<5} {check.name:<21} {check.found}" + (f": {check.fix}" if check.fix else "")
 
 
-# ==== `hgemm completion`: the script that completes options, verbs and values in a shell ====
+# ==== completion ====
 
-
-_COMPLETION_HELP = """Print the completion script of `generate` and `hgemm` for a shell.
+_COMPLETION_HELP = """Print the script that completes `generate` and `hgemm` in a shell.
 
 \b
 Examples:
