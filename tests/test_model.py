@@ -364,7 +364,7 @@ def test_explain_tells_cycles_bound_and_how_a_problem_fills_the_card(capsys) -> 
     [
         (["--arch", "89", "--device", "RTX 4900"], "device 'RTX 4900' has no table: did you mean rtx4090?"),
         (["--arch", "89", "--device", "T4"], "kernels for sm_89 do not run on NVIDIA T4, which is sm_75"),
-        (["--arch", "89", "--k", "64"], "a problem needs its --m"),
+        (["--arch", "89", "--k", "64"], "need --m"),
         (["--arch", "89", "--m", "64", "--batch", "4" + "0" * 20], "is not in the range 1<=x<=2147482624"),
     ],
 )
@@ -375,7 +375,7 @@ def test_explain_refuses_what_the_model_cannot_answer(capsys, arguments: list[st
 
 def test_explain_says_why_there_is_no_model(capsys) -> None:
     status, out, _ = hgemm(capsys, "explain", "--arch", "100")
-    assert status == 0 and "    no card of sm_100 has a table: name a --device\n" in out
+    assert status == 0 and "    the cost model has no card for sm_100: name one with --device\n" in out
     status, out, _ = hgemm(capsys, "explain", "--arch", "89", "--tile", "256x256x64", "--stages", "4", "--json")
     assert status == 2 and json.loads(out)[0]["model"] is None
 
