@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 from generator.arch import ARCHS, MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90, parse_arch
 from generator.errors import RequestError, closest_words, unknown_word
 from hgemm.dtypes import DTYPES, OUTPUTS, SPELLINGS
-from hgemm.errors import DeprecatedWord
+from hgemm.errors import deprecated
 from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES
 from hgemm.record import current_field, current_spec, current_word
 
@@ -676,6 +675,11 @@ SYMBOL_FIELDS = ("arch", "layout", "dtype_a", "acc", "dtype_d", "cta_tile", "sta
 """The fields whose words a kernel's symbol has, in its order."""
 
 
+def differing(values: Mapping[str, Collection[Any]]) -> list[str]:
+    """Return the fields that have several values and are not part of a symbol. `values` are those of some kernels, by field."""
+    return [name for name in BY_FIELD if name not in (*SYMBOL_FIELDS, "dtype_b") and len(values.get(name, ())) > 1]
+
+
 def parse_field(name: str, text: str, called: str = "") -> Any:
     """Return the value of one field from its text; warn of renamed words.
 
@@ -685,11 +689,6 @@ def parse_field(name: str, text: str, called: str = "") -> Any:
     if current != text:
         deprecated(f"{called or name} {text}", current)
     return _parse_field(name, current, called)
-
-
-def deprecated(old: str, new: str) -> None:
-    """Warn that a word has a new name."""
-    warnings.warn(f"{old} is deprecated: use {new}", DeprecatedWord, stacklevel=2)
 
 
 @lru_cache(4096)

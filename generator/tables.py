@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hgemm.record import Scalar
 
@@ -55,12 +57,6 @@ def to_text(rows: Sequence[Row], columns: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fitting(rows: Sequence[Row], columns: Sequence[str], width: int) -> list[str]:
-    """Return the leading columns that fit a line of `width` characters, at least one."""
-    ends = list(itertools.accumulate(column_width + len(_GAP) for column_width in _written(rows, columns)[1]))
-    return [name for place, name in enumerate(columns) if place == 0 or ends[place] - len(_GAP) <= width]
-
-
 def _written(rows: Sequence[Row], columns: Sequence[str]) -> tuple[list[list[str]], list[int]]:
     """Return the header and the rows as texts, and the width of each column."""
     lines = [list(columns), *([cell(row.get(name)) for name in columns] for row in rows)]
@@ -70,3 +66,58 @@ def _written(rows: Sequence[Row], columns: Sequence[str]) -> tuple[list[list[str
 def _is_numeric(rows: Sequence[Row], name: str) -> bool:
     values = [row[name] for row in rows if name in row]
     return bool(values) and not any(isinstance(value, (str, bool)) for value in values)
+
+
+# ==== Tables that fit a line ====
+
+
+MAX_WIDTH = 100
+"""Characters of a line if stdout is no terminal."""
+_HASH_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A table that fits a line, and the names of the columns that did not fit."""
+
+    text: str
+    left_out: tuple[str, ...]
+
+    def note(self, fix: str) -> str:
+        """Return a line about the columns that were left out; empty if there are none."""
+        return f"columns left out: {', '.join(self.left_out)}; {fix}" if self.left_out else ""
+
+
+def line_width() -> int:
+    """Return the width of the terminal, or MAX_WIDTH if stdout is not a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
+
+
+def fitted(rows: Sequence[Row], required: Sequence[str], optional: Sequence[str], width: int) -> Fitted:
+    """Write the required columns, as many optional ones as fit, and the symbols, which come last.
+
+    Symbols are shortened if the required columns leave too little room: hgemm_sm89_tn...1f3a4b39.
+    """
+    required = [name for name in dict.fromkeys(required) if name != "symbol"]
+    optional = [name for name in dict.fromkeys(optional) if name not in (*required, "symbol")]
+    widths = dict(zip([*required, *optional], _written(rows, [*required, *optional])[1]))
+    symbol_width = max([len("symbol"), *(len(str(row["symbol"])) for row in rows)])
+    free = width - sum(widths[name] + len(_GAP) for name in required)
+    room = max(_HASH_DIGITS, min(symbol_width, free))
+    free -= room
+    chosen = []
+    for name in optional:
+        if widths[name] + len(_GAP) <= free:
+            chosen.append(name)
+            free -= widths[name] + len(_GAP)
+    shown = [{**row, "symbol": shortened(str(row["symbol"]), room)} for row in rows]
+    left_out = tuple(name for name in optional if name not in chosen)
+    return Fitted(to_text(shown, [*required, *chosen, "symbol"]), left_out)
+
+
+def shortened(symbol: str, width: int) -> str:
+    """Return a symbol of at most `width` characters, with the hash at its end."""
+    if len(symbol) <= width:
+        return symbol
+    begun = symbol[: max(0, width - _HASH_DIGITS - 3)]
+    return (begun + "..." if begun else "") + symbol[-_HASH_DIGITS:]

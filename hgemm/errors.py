@@ -34,6 +34,11 @@ class DeprecatedWord(FutureWarning):
     """A word or option that has a new name. The old name works for one release."""
 
 
+def deprecated(old: str, new: str) -> None:
+    """Warn that a word has a new name."""
+    warnings.warn(f"{old} is deprecated: use {new}", DeprecatedWord, stacklevel=2)
+
+
 class LibraryError(HgemmError):
     """A library, or a file in it, cannot be read, trusted or written."""
 

@@ -139,9 +139,9 @@ class Kind:
     @property
     def cover_options(self) -> str:
         """The options of `hgemm cover` that request this kind. Its kernels accumulate in f32, which supports every `acc`."""
-        types = self.dtype_a + (f":{self.dtype_d}" if self.dtype_d != stored_dtype(self.dtype_a) else "")
+        types = self.dtype_a + (f" --out {self.dtype_d}" if self.dtype_d != stored_dtype(self.dtype_a) else "")
         extras = [f"--{name} {getattr(self, name)}" for name in ("bias", "activation") if getattr(self, name) != "none"]
-        return " ".join([f"--types {types} --layout {self.layout}", *extras])
+        return " ".join([f"--dtype {types} --layout {self.layout}", *extras])
 
     def __str__(self) -> str:
         types = f"{self.layout} {self.dtype_a}" + (f"*{self.dtype_b}" if self.dtype_b != self.dtype_a else "")

@@ -81,7 +81,7 @@ def call(*arguments: object, command=bench.bench_command) -> Result:
 
 
 def test_the_table_has_ratios_and_means(driver: BenchDriver, folder: Path) -> None:
-    result = call("--library", folder, "--shapes", "40x56x24,48x56x24", "--layouts", "tn,nt")
+    result = call("--library", folder, "--shapes", "40x56x24,48x56x24", "--layout", "tn,nt")
     lines = result.stdout.splitlines()
     assert (
         lines[0] == "shapes, steady"
@@ -199,9 +199,7 @@ def test_a_lost_device_is_an_error_after_the_table(driver: BenchDriver, folder: 
 def test_variants_are_chosen_by_name_and_filter(driver: BenchDriver, folder: Path) -> None:
     result = call("hgemm_s*", "--library", folder, "--shapes", "40x56x24")
     assert "hgemm_slow" in result.stdout and "hgemm_fast" not in result.stdout
-    result = call(
-        "--library", folder, "--layout", "nt", "--shapes", "40x56x24", "--layouts", "nt", "--baseline", "none"
-    )
+    result = call("--library", folder, "--shapes", "40x56x24", "--layout", "nt", "--baseline", "none")
     assert "hgemm_other" in result.stdout and "geometric mean" not in result.stdout
 
 
@@ -228,7 +226,7 @@ def test_the_module_imports_no_generator() -> None:
         (["--suite", "public", "--group", "cubes"], "no group 'cubes' in the suite: it has square, rectangular"),
         (["--m", "9" * 5000], "is malformed: write 4096, 512,1024 or 1024:4096:256"),
         (["--m", "12:x"], "--m '12:x' is malformed"),
-        (["--m", "2147482625"], "m is 2147482625, it may be 1 to 2147482624"),
+        (["--m", "2147482625"], "m is 2147482625, use 1 to 2147482624"),
         (
             ["--m", "1:9999999999"],
             "--m '1:9999999999': 9,999,999,999 problems are more than 1,000,000: take larger steps",
@@ -238,7 +236,7 @@ def test_the_module_imports_no_generator() -> None:
             "the ranges of --m, --n and --k: 4,000,000 problems are more than 1,000,000",
         ),
         (["--m", "0"], "--m '0' names no positive number"),
-        (["--shapes", "8x8x8", "--acc", "f64"], "acc 'f64' is unknown: use f32, f16"),
+        (["--shapes", "8x8x8", "--acc", "f64"], "--acc 'f64' is unknown: use f32, f16_promoted, f16"),
         (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use steady, burst, solo"),
         (["--shapes", "8x8x8", "--resume"], "--resume needs the file of an earlier run"),
     ],
@@ -258,7 +256,7 @@ def test_a_baseline_that_is_not_installed_is_named(driver: BenchDriver, folder: 
 
 
 def options(**given: object) -> dict:
-    names_of = "suite group shapes m n k layouts dtype acc out".split()
+    names_of = "suite group shapes m n k layout dtype acc out".split()
     return {**dict.fromkeys(names_of, ""), "batch": 1, **given}
 
 
@@ -269,7 +267,7 @@ def test_ranges_make_squares_or_every_combination() -> None:
 
 
 def test_types_and_layouts_are_put_over_a_suite() -> None:
-    works = works_of(options(suite="public", group="square", dtype="bf16", acc="f32", layouts="tn,nt"))
+    works = works_of(options(suite="public", group="square", dtype="bf16", acc="f32", layout="tn,nt"))
     assert len(works) == 24 and {(work.dtype_a, work.dtype_b, work.dtype_d) for work in works} == {("bf16",) * 3}
     assert works_of(options(shapes="8x8x8", dtype="bf16", out="f32"))[0].dtype_d == "f32"
 

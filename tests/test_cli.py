@@ -45,9 +45,11 @@ def generate(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[in
 def test_the_table_and_the_progress(capsys, tmp_path: Path) -> None:
     status, out, err = generate(capsys, *ARGUMENTS, "--library", tmp_path / "new" / "library")
     header, row = out.splitlines()
-    assert status == 0 and header.split()[-2:] == ["seconds", "status"] and row.split()[-1] == "built"
-    assert header.split()[:3] == ["symbol", "registers", "spill_bytes"] and "hmma_per_k_tile" in header
-    assert err.startswith("[1/1] built hgemm_sm80_tn_") and len(err.splitlines()) == 1
+    assert status == 0 and header.split()[:3] == ["status", "registers", "spill_bytes"] and row.split()[0] == "built"
+    assert header.split()[-1] == "symbol" and max(map(len, out.splitlines())) <= 100
+    progress, left_out = err.splitlines()
+    assert progress.startswith("[1/1] built hgemm_sm80_tn_")
+    assert left_out.startswith("generate: columns left out: ") and left_out.endswith("--columns NAMES` shows them")
 
 
 def test_json_is_one_list_of_records(capsys, small_library: Library) -> None:
@@ -62,7 +64,9 @@ def test_json_is_one_list_of_records(capsys, small_library: Library) -> None:
 def test_dry_run_builds_nothing_and_says_what_is_there(capsys, small_library: Library, tmp_path: Path) -> None:
     arguments = [*ARGUMENTS, "--layout", "tn", "--smem", "auto,pad:8", "--dry-run"]
     status, out, _ = generate(capsys, *arguments, "--library", small_library.folder)
-    assert status == 0 and [line.split(maxsplit=1)[1] for line in out.splitlines()] == ["status", "cached", "to build"]
+    header, first, second = out.splitlines()
+    assert status == 0 and header.split() == ["status", "smem_a", "smem_b", "symbol"]
+    assert first.startswith("cached ") and second.startswith("to build  pad:8 ")
     status, out, _ = generate(capsys, *arguments, "--json", "--library", tmp_path / "none")
     assert [row["status"] for row in json.loads(out)] == ["to build"] * 2 and not (tmp_path / "none").exists()
 
@@ -70,7 +74,7 @@ def test_dry_run_builds_nothing_and_says_what_is_there(capsys, small_library: Li
 def test_a_dry_run_of_recipes_says_which_step_is_which(capsys) -> None:
     _, out, _ = generate(capsys, "--recipe", "s3", "--arch", "80", "--layout", "tn,nn", "--dry-run")
     header, *rows = (line.split() for line in out.splitlines())
-    assert header == ["recipe", "symbol", "status"]
+    assert (*header[:2], header[-1]) == ("recipe", "status", "symbol")
     assert [row[0] for row in rows] == [f"s3/0{step}" for step in range(1, 9) for _ in "tn"]
 
 
@@ -155,8 +159,9 @@ def test_what_the_family_of_a_kernel_depends_on_is_told_once(capsys, tmp_path: P
         (hgemm, "hgemm", ["explain", *arguments]),
     ):
         status, _, err = run(capsys, *words)
-        assert status == 0 and len(err.splitlines()) == bool(told)
-        assert err.startswith(f"{program}: {told}" if told else "")
+        lines = [line for line in err.splitlines() if "columns left out" not in line]
+        assert status == 0 and len(lines) == bool(told)
+        assert not told or lines[0].startswith(f"{program}: {told}")
 
 
 def test_a_spec_file_and_options_over_it(capsys, tmp_path: Path) -> None:
@@ -227,7 +232,6 @@ def test_an_illegal_request_ends_with_2_and_writes_nothing(
         ("--swizzle", "--smem"),
         ("--split-k", "--schedule split_k:S"),
         ("--cta-tile", "--tile"),
-        ("--dtype-d", "--out"),
     ],
 )
 def test_what_others_call_an_option_is_answered_with_what_is_written_here(capsys, flag: str, meant: str) -> None:
@@ -242,7 +246,7 @@ def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
     assert err.count("\n") == 1
     status, _, err = hgemm(capsys, "show")
     assert (status, err) == (2, "hgemm: error: Missing argument 'SYMBOL' (see `hgemm show --help`)\n")
-    for verb, told in (("lst", "No verb 'lst'. Did you mean 'list'?"), ("generate", "a command of its own")):
+    for verb, told in (("lst", "No verb 'lst'. Did you mean 'list'?"), ("generate", "is a separate command")):
         status, _, err = hgemm(capsys, verb)
         assert status == 2 and told in err
 
@@ -407,7 +411,7 @@ def test_the_library_is_taken_from_the_environment(small_library: Library) -> No
     code = "from generator.cli.main import generate_main; generate_main()"
     command = [sys.executable, "-c", code, *ARGUMENTS, "--dry-run"]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True).stdout
-    assert out.splitlines()[1].split()[-1] == "cached"
+    assert out.splitlines()[1].split()[0] == "cached"
 
 
 # ==== Progress ========================================================================================================

@@ -120,7 +120,7 @@ def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
     for path in (small_library.folder / symbol).iterdir():
         (library / symbol / path.name).write_bytes(path.read_bytes())
     layout = symbol.split("_")[2]
-    words = ["cover", "--library", library, "--arch", "80", "--types", "f16", "--layout", layout]
+    words = ["cover", "--library", library, "--arch", "80", "--dtype", "f16", "--layout", layout]
     done = call("hgemm", *words)
     told = f"sm_80 {layout} f16->f16 acc f32 yes 4,2,1 all"
     assert (done.returncode, done.stdout.splitlines()[1].split()) == (1, told.split())
@@ -144,8 +144,10 @@ def test_an_architecture_is_not_asked_for_what_it_cannot_multiply() -> None:
 
 def test_kinds_are_counted_by_architecture_and_none_is_refused(paper_library: Library) -> None:
     words = ["cover", "--library", paper_library.folder, "--layout", "tn", "--align", "8"]
-    done = call("hgemm", *words, "--types", "f16,bf16", "--arch", "75,80")
-    assert done.returncode == 0 and done.stdout.startswith("sm_75: 1 kind, sm_80: 2 kinds supported, at alignments 8, for")
+    done = call("hgemm", *words, "--dtype", "f16,bf16", "--arch", "75,80")
+    assert done.returncode == 0 and done.stdout.startswith(
+        "sm_75: 1 kind, sm_80: 2 kinds supported, at alignments 8, for"
+    )
     assert done.stderr == "hgemm: sm_75 multiplies f16 only: 1 kind skipped\n"
-    done = call("hgemm", *words, "--types", "bf16", "--arch", "75")
-    assert done.returncode == 2 and "instructions of sm_75 multiply f16 only: use --types f16" in done.stderr
+    done = call("hgemm", *words, "--dtype", "bf16", "--arch", "75")
+    assert done.returncode == 2 and "instructions of sm_75 multiply f16 only: use --dtype f16" in done.stderr

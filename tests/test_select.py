@@ -234,10 +234,12 @@ def test_wgmma_is_taken_where_it_can_be() -> None:
 
 def test_no_variant_is_told_with_what_is_missing() -> None:
     selector = Selector(catalog_table(), H200)
-    told = "no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --types f16 --layout tn --activation gelu"
+    told = "no variant computes tn f16->f16 acc f32 gelu on sm_90: `hgemm cover --arch 90 --dtype f16 --layout tn --activation gelu"
     with pytest.raises(UnsupportedError, match=f"{told} --add` makes one"):
         selector.choose(SelectionQuery(Kind(activation="gelu"), 1, 1, 1))
-    with pytest.raises(UnsupportedError, match="--arch 90 --types f16:f32 --layout nt --bias row --add` makes one"):
+    with pytest.raises(
+        UnsupportedError, match="--arch 90 --dtype f16 --out f32 --layout nt --bias row --add` makes one"
+    ):
         selector.choose(SelectionQuery(Kind("nt", dtype_d="f32", bias="row"), 1, 1, 1))
     for types in (("f16", "bf16"), ("f32", "f32")):
         with pytest.raises(UnsupportedError, match="use f16 or bf16 for both A and B"):

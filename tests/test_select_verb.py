@@ -50,8 +50,8 @@ def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64]
     done = call("hgemm", *words, "--arch", "80", "--align", "1")
     assert done.returncode == 1 and "need more alignment (A, B and D have 1, 1 and 1 elements)" in done.stderr
-    done = call("hgemm", *words, "--arch", "80", "--dtype-a", "f12")
-    assert done.returncode == 2 and "dtype_a 'f12' is unknown: use f16, bf16, f32" in done.stderr
+    done = call("hgemm", *words, "--arch", "80", "--dtype", "f12")
+    assert done.returncode == 2 and "--dtype 'f12' is unknown: use f16, bf16, tf32" in done.stderr
     done = call("hgemm", *words, "--arch", "70")
     assert done.returncode == 2 and "arch '70' is unknown" in done.stderr
     for flag in ("--m", "--batch"):

@@ -89,5 +89,5 @@ def test_d_is_never_tf32() -> None:
 
 
 def test_the_options_of_cover_are_told_as_it_takes_them() -> None:
-    assert Kind("nt", "tf32", "tf32", "f32").cover_options == "--types tf32 --layout nt"
-    assert Kind("nt", "tf32", "tf32", "bf16").cover_options == "--types tf32:bf16 --layout nt"
+    assert Kind("nt", "tf32", "tf32", "f32").cover_options == "--dtype tf32 --layout nt"
+    assert Kind("nt", "tf32", "tf32", "bf16").cover_options == "--dtype tf32 --out bf16 --layout nt"

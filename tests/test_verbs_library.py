@@ -18,7 +18,8 @@ from generator.cli.main import hgemm_command
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.library import Library
 from generator.store.query import FIELDS, Selection, condition_of, resolve
-from generator.tables import fitting, to_text
+from generator.tables import fitted
+from hgemm.errors import DeprecatedWord
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -106,8 +107,8 @@ def test_list_prints_the_columns_that_are_named_as_json(folder: Path) -> None:
 def test_list_prints_aligned_text_without_colour(folder: Path) -> None:
     lines = call("list", "--library", folder).stdout.splitlines()
     assert len(lines) == 4 and "\x1b" not in "".join(lines)
-    assert lines[0].split()[:3] == ["symbol", "arch", "layout"]
-    assert {line.index("sm_8") for line in lines[1:]} == {lines[0].index("arch")}
+    assert lines[0].split()[0] == "registers" and lines[0].split()[-1] == "symbol"
+    assert {line.index("hgemm_sm8") for line in lines[1:]} == {lines[0].index("symbol")}
     chosen = call("list", "--library", folder, "--columns", "symbol,spilled,occupancy").stdout.splitlines()
     assert chosen[1].split() == ["hgemm_sm80_nn", "no", "0.25"]
     rows = [*csv.DictReader(io.StringIO(call("list", "--library", folder, "--csv").stdout))]
@@ -130,10 +131,11 @@ def test_what_sm_90a_has_is_told_where_only_sm_90_is_asked_for(folder: Path) -> 
     Library(folder).publish(*make_record("hgemm_sm90_tn", arch="sm_90"))
     Library(folder).publish(*make_record("hgemm_sm90a_tn", arch="sm_90a"))
     note = "hgemm: 1 variant for sm_90a left out: use --arch 90,90a\n"
-    assert call("list", "--library", folder, "--arch", "90").stderr == note
+    words = ["list", "--library", folder, "--columns", "symbol", "--arch"]
+    assert call(*words, "90").stderr == note
     for arch in ("90,90a", "90a", "89"):
-        assert call("list", "--library", folder, "--arch", arch).stderr == ""
-    assert call("list", "--library", folder, "--arch", "90", "--kernels", "*sm90_*").stderr == ""
+        assert call(*words, arch).stderr == ""
+    assert call("list", "--library", folder, "--columns", "symbol", "--arch", "90", "--kernels", "*sm90_*").stderr == ""
     assert call("export", "--library", folder, "--arch", "90", "--to", "/dev/null/x").stderr == note
     for verb, words in (("verify", ["--emulate"]), ("bench", [])):
         told = call(verb, *words, "--library", folder, "--arch", "90", "hgemm_sm90a_tn")
@@ -157,10 +159,38 @@ def test_where_nothing_matches_the_filter_is_told_of_and_an_empty_library_is_cal
             assert isinstance(error, LibraryError) and re.search(told, str(error)) and not [*tmp_path.glob("x*")]
 
 
-def test_a_narrow_terminal_gets_the_first_columns() -> None:
-    rows = [{"a": "xxxx", "b": 12, "c": "\x1b[0m"}]
-    assert fitting(rows, ["a", "b", "c"], 8) == ["a", "b"] and fitting(rows, ["a", "b"], 1) == ["a"]
-    assert "\x1b" not in to_text(rows, ["a", "b", "c"])
+def test_a_table_fits_a_line_with_the_symbol_last() -> None:
+    rows = [{"a": "xxxx", "b": 12, "c": "\x1b[0m", "symbol": "hgemm_sm89_tn_7f3a91c2"}]
+    wide = fitted(rows, ["a"], ["b", "c"], 100)
+    assert wide.text.split() == ["a", "b", "c", "symbol", "xxxx", "12", r"'\x1b[0m'", "hgemm_sm89_tn_7f3a91c2"]
+    assert wide.note("use --columns") == ""
+    narrow = fitted(rows, ["a"], ["c", "b"], 32)
+    assert narrow.text.split() == ["a", "b", "symbol", "xxxx", "12", "hgemm_sm89_tn_7f3a91c2"]
+    assert narrow.note("use --columns") == "columns left out: c; use --columns"
+    short = fitted(rows, ["a", "c"], ["b"], 35)
+    assert short.text.splitlines()[1].endswith("  hgemm_s...7f3a91c2") and short.left_out == ("b",)
+    assert fitted(rows, ["a"], [], 1).text.split()[-1] == "7f3a91c2"
+
+
+def test_the_table_shows_what_was_filtered_and_sorted_by_and_what_it_leaves_out(folder: Path) -> None:
+    words = ["--where", "smem_b='xor:2,3,3' and not align_d=4", "--sort", "-stages", "--library", folder]
+    shown = call("list", *words)
+    header = shown.stdout.splitlines()[0].split()
+    assert header[:3] == ["smem_b", "align_d", "stages"] and header[-1] == "symbol"
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+    assert "hgemm: columns left out: " in shown.stderr and "; --columns NAMES shows them" in shown.stderr
+
+
+def test_old_words_in_a_condition_are_read_with_a_note(folder: Path) -> None:
+    with pytest.warns(DeprecatedWord, match="field swapped is deprecated: use swap_ab"):
+        assert call("list", "--where", "not swapped", "--library", folder).exit_code == 0
+    with pytest.warns(DeprecatedWord, match="copy vector is deprecated: use ldg_sts"):
+        assert call("list", "--where", "copy=vector", "--library", folder).exit_code == 0
+
+
+def test_types_filter_in_any_spelling(folder: Path) -> None:
+    assert len(listed(folder, "--dtype", "float16", "--acc", "fp32", "--out", "half")) == 3
+    assert listed(folder, "--dtype", "bf16") == []
 
 
 def test_a_missing_library_is_one_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from generator.arch import parse_arch_list
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
-from generator.cli.options import SIZE, filter_options, json_option, kind_options, library_option
+from generator.cli.options import SIZE, filter_options, json_option, kind_from, kind_options, library_option
 from generator.cli.output import note_left_out
 from generator.errors import HgemmError, ProofError, RequestError, unknown_word
 from generator.export.c_library import ExportOptions, export, missing_tool
@@ -22,9 +22,11 @@ from generator.store.library import Library
 from generator.store.query import Selection, nothing_matches, select_rows
 from generator.tables import counted, to_text
 from hgemm.device import open_device
-from hgemm.errors import DeviceError, library_suffix
+from hgemm.dtypes import OUTPUTS
+from hgemm.errors import DeviceError, deprecated, library_suffix
 from hgemm.library import open_library
-from hgemm.problem import ACTIVATIONS, LAYOUTS, MAX_EXTENT, Kind
+from hgemm.options import INPUTS, kind_option
+from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
 from hgemm.selection_query import ANY_WORKSPACE, Target
 
 _ALIGNS = ("8", "4", "2", "1")
@@ -84,7 +86,7 @@ def select_command(
     if sms and not arch:
         raise RequestError("--sms needs --arch: without --arch, this machine's GPU is used")
     workspace_bytes = ANY_WORKSPACE if workspace is None else workspace
-    query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(Kind(**kind))
+    query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(kind_from(**kind))
     target = Target.typical(arch, sms or 0) if arch else _this_machine()
     selector = open_library(library).selector(target)
     best = selected(selector, query)
@@ -115,7 +117,7 @@ the library has it), f32 accumulation, all four layouts, alpha and beta, every a
 \b
 Examples:
   hgemm cover --arch 80,86,89,90,120
-  hgemm cover --arch 90 --types f16:f32 --bias none,row --activation none,gelu --add
+  hgemm cover --arch 90 --dtype f16 --out f32 --bias none,row --activation none,gelu --add
 """
 
 
@@ -124,15 +126,12 @@ Examples:
 @click.option(
     "--arch", required=True, metavar="ARCHS", help="GPUs: 80,89,90. Kernels for sm_90a count as kernels for sm_90."
 )
-@click.option(
-    "--types",
-    default="",
-    metavar="TYPES",
-    help="Types: f16 (A, B and D) or f16:f32 (A and B; D). Default: f16,bf16, and tf32 if the library has it.",
-)
-@click.option("--layout", default=",".join(LAYOUTS), show_default=True, metavar="LAYOUTS", help="Layouts of A and B.")
-@click.option("--bias", default="none", show_default=True, metavar="KINDS", help="none,row,column.")
-@click.option("--activation", default="none", show_default=True, metavar="NAMES", help=",".join(ACTIVATIONS) + ".")
+@kind_option("--dtype", INPUTS, "Type of A and B", "Default: f16,bf16, and tf32 if the library has it.", several=True)
+@kind_option("--out", OUTPUTS, "Type of C and D", "Default: as A and B; f32 with tf32.", several=True)
+@click.option("--types", default="", hidden=True)
+@kind_option("--layout", LAYOUTS, "A and B in BLAS letters", several=True, default=",".join(LAYOUTS))
+@kind_option("--bias", BIASES, "Bias", several=True, default="none", show_default=True)
+@kind_option("--activation", ACTIVATIONS, "Activation", several=True, default="none", show_default=True)
 @click.option(
     "--align",
     default=",".join(_ALIGNS),
@@ -148,6 +147,8 @@ def cover_command(
     ctx: click.Context,
     library: Path,
     arch: str,
+    dtype: str | None,
+    out: str | None,
     types: str,
     layout: str,
     bias: str,
@@ -158,9 +159,11 @@ def cover_command(
     as_json: bool,
 ) -> None:
     archs = dict.fromkeys(name.rstrip("af") for name in parse_arch_list(arch))
-    kinds = kinds_of(
-        _words(types) or promised_types(open_library(library).table), *map(_words, (layout, bias, activation))
-    )
+    if types:
+        deprecated("--types", "--dtype and --out")
+    dtypes = _words(dtype or "") or promised_types(open_library(library).table)
+    pairs = [f"{word}:{other}" for word in dtypes for other in _words(out)] if out else dtypes
+    kinds = kinds_of(_words(types) or pairs, *map(_words, (layout, bias, activation)))
     for word in _words(align):
         if word not in _ALIGNS:
             raise unknown_word("--align", word, _ALIGNS)
@@ -196,7 +199,7 @@ def _note_f16_only(counts: dict[str, int], kinds: int) -> None:
     """Note the architectures whose tensor instructions multiply f16 only. Raises: RequestError if no kind is left."""
     limited = [name for name, count in counts.items() if count < kinds]
     if limited and not any(counts.values()):
-        raise RequestError(f"the tensor instructions of {' and '.join(limited)} multiply f16 only: use --types f16")
+        raise RequestError(f"the tensor instructions of {' and '.join(limited)} multiply f16 only: use --dtype f16")
     for name in limited:
         click.echo(f"hgemm: {name} multiplies f16 only: {counted(kinds - counts[name], 'kind')} skipped", err=True)
 

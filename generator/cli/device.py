@@ -13,7 +13,7 @@ import click
 
 from generator.arch import parse_arch_list
 from generator.build.workers import cores
-from generator.cli.options import SIZE, Symbol, filter_options, json_option, library_option
+from generator.cli.options import SIZE, Symbol, filter_options, json_option, library_option, variant_options
 from generator.cli.output import note_left_out
 from generator.device_check import (
     CODES,
@@ -283,7 +283,7 @@ Examples:
 @click.command("bench", help=_BENCH_HELP)
 @click.argument("symbols", nargs=-1, type=Symbol())
 @library_option
-@filter_options
+@variant_options
 @click.option(
     "--code",
     type=click.Choice(CODES),
@@ -299,12 +299,11 @@ def bench_command(
     code: str,
     arch: str,
     tile: str,
-    layout: str,
     kernels: str,
     where: str,
     **options,
 ) -> None:
-    opened, selection = Library(library), Selection(arch, tile, layout, kernels, where)
+    opened, selection = Library(library), Selection(arch=arch, tile=tile, kernels=kernels, where=where)
     note_left_out(opened, selection, symbols)
     names = choose(opened, symbols, selection)
     ctx.exit(bench([open_kernel(opened, name, code) for name in names], options, library))

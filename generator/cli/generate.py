@@ -1,4 +1,4 @@
-"""The command `generate`, after its options were read: what is asked for, done, and answered."""
+"""The command `generate`: reads the request from its options, builds the kernels and prints the answer."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ from generator.errors import RequestError
 from generator.ladders.recipes import find, load_recipes
 from generator.naming import symbol_of
 from generator.plan import Plan
+from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
-from generator.tables import to_text
+from generator.tables import fitted, line_width
 from hgemm.library import reject_file
 from hgemm.record import Scalar
 
-_OF_RECORDS = "registers spill_bytes smem_bytes ctas_per_sm hmma_per_k_tile cubin_bytes".split()
-_COLUMNS = ["symbol", *_OF_RECORDS, "seconds", "status"]
+_RESOURCES = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm", "mma_per_k_tile", "cubin_bytes")
 
 
 def run(options: dict[str, Any]) -> int:
-    """Do what the options of `generate` ask for and return the exit status.
+    """Build what the options ask for and return the exit status.
 
-    Raises: HgemmError for an illegal request, or where nothing can be built.
+    Raises: HgemmError for an illegal request, or if nothing can be built.
     """
-    worker_pool, asked = _crew(options), requested(options)
+    worker_pool, asked = _worker_pool(options), requested(options)
     shard = Shard.parse(options["shard"])
     if options["explain"]:
         if shard.count > 1:
-            raise RequestError("--explain tells of every combination, and no shard: leave --shard out")
+            raise RequestError("--explain shows every combination: remove --shard")
         return print_explanations(asked, options["as_json"])
     asked.refuse_empty()
     if options["verify"]:
         _refuse_unprovable(asked)
     note_hints(asked)
     if asked.illegal:
-        click.echo(f"generate: {asked.summary()}, and left out: --explain shows each", err=True)
+        click.echo(f"generate: {asked.summary()} and skipped: --explain shows the reasons", err=True)
     tiles = sorted({str(plan.spec.cta_tile) for plan in asked.plans})
     sources = ("tile", "spec_file", "catalog", "kernels", "recipe")
     if len(tiles) > 1 and all(options[source] is None for source in sources):
         click.echo(
-            f"generate: the planned tiles differ ({', '.join(tiles)}): name --tile to compare like with like", err=True
+            f"generate: the planned tiles differ ({', '.join(tiles)}): set --tile to compare kernels of one tile",
+            err=True,
         )
     reject_file(options["library"])
     settings = Settings(
@@ -68,34 +69,37 @@ def run(options: dict[str, Any]) -> int:
         click.echo(f"generate: shard {shard} has {len(plans)} of {len(asked.plans)} variants", err=True)
     if options["dry_run"]:
         return _dry_run(plans, settings, _recipes(options), options["as_json"])
-    if not plans:  # a part of a sweep that is empty can be merged, too
+    if not plans:  # an empty shard can be merged too
         settings.library.folder.mkdir(parents=True, exist_ok=True)
     workers = _workers(options["jobs"])
     with progress(len(plans), options["quiet"], 0 if worker_pool else max(workers, 1)) as tell:
-        made = _made(make(plans, settings, workers, worker_pool), tell)
-    _print(made, settings.library, options["as_json"])
-    for told in made:
-        if told.error:
-            click.echo(f"generate: error: {told.error}", err=True)
-    return int(any(told.error for told in made))
+        rows = _rows(plans, make(plans, settings, workers, worker_pool), tell)
+    if options["as_json"]:
+        _print_records(rows, settings.library)
+    else:
+        _print_table([row.cells for row in rows], plans, ["status"], [*_RESOURCES[:3], "seconds", *_RESOURCES[3:]])
+    for row in rows:
+        if row.error:
+            click.echo(f"generate: error: {row.error}", err=True)
+    return int(any(row.error for row in rows))
 
 
 def _workers(jobs: int | None) -> int:
-    """Return how many worker processes build: none where it is said that this one is to do alone."""
+    """Return the number of worker processes; 0 builds in this process."""
     return 0 if jobs == 1 else jobs or cores()
 
 
-def _crew(options: dict[str, Any]) -> WorkerPool | None:
-    """Return the cluster that --executor asks for. Raises: RequestError where it is not named, or what it has not is."""
+def _worker_pool(options: dict[str, Any]) -> WorkerPool | None:
+    """Return the cluster of --executor dask. Raises: RequestError if options of it are missing or do not apply."""
     if options["executor"] != "dask":
         if options["address"]:
-            raise RequestError("--address names a cluster's scheduler: add --executor dask, or leave it out")
+            raise RequestError("--address needs --executor dask: add it, or remove --address")
         return None
     if not options["address"]:
         raise RequestError("--executor dask needs the scheduler's address: add --address tcp://host:8786")
     if options["jobs"]:
-        raise RequestError("-j counts processes of this machine, and a cluster has its own workers: leave -j out")
-    from generator.build.dask import Cluster  # only where it is asked for
+        raise RequestError("-j does not apply to --executor dask: the cluster decides how many workers it has")
+    from generator.build.dask import Cluster  # slow to import
     from generator.proof.jobs import local_prover
 
     prover = local_prover if options["verify"] == "emulate" else None
@@ -106,24 +110,25 @@ def _refuse_unprovable(asked: Sweep) -> None:
     modules = sum(plan.spec.form == "dsl" for plan in asked.plans)
     if modules:
         raise RequestError(
-            f"--verify emulate runs C++, and {modules} of {len(asked.plans)} kernels are modules of CuTe DSL: leave --verify "
-            "or --form dsl out, or check them on a GPU by `hgemm verify --device`"
+            f"--verify emulate runs C++ only, and {modules} of {len(asked.plans)} kernels are CuTe DSL modules: remove --verify or "
+            "--form dsl, or check them on a GPU with `hgemm verify --device`"
         )
 
 
 def _prover(options: dict[str, Any]) -> Prover | None:
-    """Return what --verify asks for. Raises HgemmError where this machine has no C++ compiler."""
+    """Return the prover of --verify. Raises: HgemmError if this machine has no C++ compiler."""
     if options["verify"] != "emulate" or options["dry_run"]:
         return None
-    from generator.proof.jobs import local_prover  # only where it is asked for
+    from generator.proof.jobs import local_prover  # slow to import
 
     return local_prover()
 
 
 def requested(options: dict[str, Any]) -> Sweep:
-    """Return what the options of a spec ask for, those of the command line over those of --spec, --catalog, --kernels and --recipe.
+    """Return the sweep that the options ask for.
 
-    Raises: RequestError where a spec file, a group of the catalog, a name or a recipe is malformed or unknown.
+    Options of the command line override those of --spec, --catalog, --kernels and --recipe.
+    Raises: RequestError for a malformed or unknown spec file, group of the catalog, name or recipe.
     """
     given = texts_of(options)
     catalog = options.get("catalog")
@@ -132,13 +137,15 @@ def requested(options: dict[str, Any]) -> Sweep:
         names = [name.strip() for name in catalog.split(",")]
         others = for_others(names, parse_arch_list(given["arch"])) if "arch" in given else []
         for name in others:
-            click.echo(f"generate: {name} is for chips without cp.async, and left out: name it to have it", err=True)
+            click.echo(
+                f"generate: skipped {name}, which is for GPUs without cp.async: --catalog {name} selects it", err=True
+            )
         groups += load_catalog(names, others)
     if options.get("kernels"):
-        from generator.cutlass_names import has_globs, requests_named  # only where names are given
+        from generator.cutlass_names import has_globs, requests_named  # needed for names only
 
         if has_globs(options["kernels"]) and not options.get("quiet", False):
-            click.echo("generate: listing the names of CUTLASS's library, a few seconds", err=True)
+            click.echo("generate: listing the names of CUTLASS's library takes a few seconds", err=True)
         named = requests_named(options["kernels"])
         groups += named.requests
         for remark in named.remarks:
@@ -161,13 +168,29 @@ def _dry_run(plans: Sequence[Plan], settings: Settings, recipes: Mapping[Plan, s
         status = found.status if found else "to build"
         recipe = {"recipe": recipes.get(plan, "")} if recipes else {}
         rows.append({**recipe, "symbol": prepared.kernel.symbol, "status": status, "key": prepared.key})
-    columns = [*(["recipe"] if recipes else []), "symbol", "status"]
-    click.echo(json.dumps(rows, indent=1) + "\n" if as_json else to_text(rows, columns), nl=False)
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        _print_table(rows, plans, [*(["recipe"] if recipes else []), "status"], [])
     return 0
 
 
+def _print_table(
+    rows: Sequence[Mapping[str, Scalar]], plans: Sequence[Plan], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    """Print a table that fits a line: the required columns, the fields in which the plans differ, and the optional columns."""
+    specs = [plan.spec.to_dict() for plan in plans]
+    other = differing({name: {spec[name] for spec in specs} for name in BY_FIELD})
+    whole = [{**spec, **row} for spec, row in zip(specs, rows, strict=True)]
+    table = fitted(whole, required, [*optional[:1], *other, *optional[1:]], line_width())
+    click.echo(table.text, nl=False)
+    note = table.note("`hgemm list --columns NAMES` shows them")
+    if note:
+        click.echo(f"generate: {note}", err=True)
+
+
 def _recipes(options: dict[str, Any]) -> dict[Plan, str]:
-    """Return of which recipes each plan is that --recipe asks for."""
+    """Return the published steps that each plan belongs to, with --recipe."""
     paths: dict[Plan, str] = {}
     for step in find(options["recipe"]) if options["recipe"] else []:
         if step.baseline_kernel is None:
@@ -178,40 +201,42 @@ def _recipes(options: dict[str, Any]) -> dict[Plan, str]:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What the answer needs of an outcome; a record is as large as a thousand of these, and is in the library."""
+class _Row:
+    """What is printed of an outcome. Its record stays in the library, since it is a thousand times as large."""
 
-    row: Mapping[str, Scalar]
+    cells: Mapping[str, Scalar]
     error: str
     registered: bool
 
 
-def _made(outcomes: Iterator[tuple[int, Outcome]], tell: OnOutcome) -> list[_Told]:
-    """Have all variants made and return what is to be told of them in the order of the plans."""
-    made: dict[int, _Told] = {}
+def _rows(plans: Sequence[Plan], outcomes: Iterator[tuple[int, Outcome]], tell: OnOutcome) -> list[_Row]:
+    """Make all variants and return their rows, in the order of the plans."""
+    made: dict[int, _Row] = {}
     with closing(outcomes):
         for place, outcome in outcomes:
-            made[place] = _Told(_row(outcome), outcome.error, outcome.record is not None)
+            made[place] = _Row(_cells(outcome), outcome.error, outcome.record is not None)
             tell(outcome)
-    return [made[place] for place in sorted(made)]
+    return [made[place] for place in range(len(plans))]
 
 
-def _print(made: Sequence[_Told], library: Library, as_json: bool) -> None:
-    if not as_json:
-        click.echo(to_text([told.row for told in made], _COLUMNS), nl=False)
-        return
+def _cells(outcome: Outcome) -> dict[str, Scalar]:
+    cells: dict[str, Scalar] = {
+        "symbol": outcome.symbol,
+        "seconds": round(outcome.seconds, 2),
+        "status": outcome.status,
+    }
+    if outcome.record:
+        flat = outcome.record.flat()
+        cells |= {name: flat["proof_mma_per_tile" if name == "mma_per_k_tile" else name] for name in _RESOURCES}
+    return cells
+
+
+def _print_records(rows: Sequence[_Row], library: Library) -> None:
+    """Print the records as one JSON list, each read from the library."""
     between = "["
-    for told in made:
-        if told.registered:
-            record = library.load(str(told.row["symbol"]), verify=False).record
+    for row in rows:
+        if row.registered:
+            record = library.load(str(row.cells["symbol"]), verify=False).record
             click.echo(between + json.dumps(record.data, sort_keys=True), nl=False)
             between = ",\n "
     click.echo("[]" if between == "[" else "]")
-
-
-def _row(outcome: Outcome) -> dict[str, Scalar]:
-    row: dict[str, Scalar] = {"symbol": outcome.symbol, "seconds": round(outcome.seconds, 2), "status": outcome.status}
-    if outcome.record:
-        flat = outcome.record.flat()
-        row |= {name: flat["proof_mma_per_tile" if name == "hmma_per_k_tile" else name] for name in _OF_RECORDS}
-    return row

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,27 +13,31 @@ import click
 from generator.cli.options import Fields, Symbol, filter_options, json_option, library_option
 from generator.cli.output import card, note_left_out, progress
 from generator.errors import RequestError
+from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
-from generator.store.query import Selection, check_field, known_fields, resolve, select_rows
-from generator.tables import counted, fitting, to_csv, to_text
+from generator.store.query import Selection, check_field, condition_of, fields_in, known_fields, resolve, select_rows
+from generator.tables import counted, fitted, line_width, to_csv, to_text
 from hgemm.library import Variant, scan
 from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
 # ==== list ====
 
-DEFAULT_COLUMNS = (
-    "symbol arch layout cta_tile warp_tile stages registers smem_bytes ctas_per_sm occupancy spilled "
-    "dtype_a acc dtype_d schedule"
-).split()
+DEFAULT_COLUMNS = "registers smem_bytes ctas_per_sm spilled warp_tile schedule copy occupancy".split()
+"""Columns beside those that were filtered or sorted by. The symbol, which comes last, has the other usual fields."""
 
 _LIST_HELP = """List the variants of a library.
 
-\b
-Example:
-  hgemm list --arch 89 --tile 128x128x32 --where "registers<=128 and not spilled"
+The table shows the fields that were filtered or sorted by, then the fields in which the variants differ and other usual ones if
+they fit 100 columns (or the terminal), then the symbol. --columns, --csv and --json are complete.
 
---where compares fields with numbers and texts by < <= = != >= >, matches texts by like 'a*b', and joins by and, or,
-not and parentheses; a field alone must be true. --fields lists the fields.
+--where compares fields with numbers and texts by < <= = != >= >, matches texts by like 'a*b', and joins conditions by and, or,
+not and parentheses. A field alone must be true. --fields lists the fields.
+
+\b
+Examples:
+  hgemm list --arch 89 --tile 128x128x32 --where "registers<=128 and not spilled"
+  hgemm list --dtype f16 --sort=-occupancy --limit 10
+  hgemm list --columns symbol,smem_a,smem_b,raster
 """
 
 
@@ -61,35 +63,46 @@ def list_command(
 ) -> None:
     if as_csv and as_json:
         raise RequestError("--csv and --json exclude each other: give one")
-    opened = Library(library)
+    opened, selection = Library(library), Selection(**filters)
     if fields:
         names = sorted(known_fields(opened))
         click.echo(json.dumps(names) if as_json else "\n".join(names))
         return
-    rows = select_rows(opened, Selection(**filters), sort)[:limit]
-    note_left_out(opened, Selection(**filters))
-    if as_json and not columns.strip():
+    rows = select_rows(opened, selection, sort)[:limit]
+    note_left_out(opened, selection)
+    named = _named(opened, columns)
+    if as_json and named:
+        click.echo(_document(json.dumps({name: row.get(name) for name in named}) for row in rows))
+    elif as_json:
         _print_json(opened, rows)
-        return
-    names = _columns(opened, columns, rows)
-    if as_json:
-        click.echo(_document(json.dumps({name: row.get(name) for name in names}) for row in rows))
     elif as_csv:
-        click.echo(to_csv(rows, names), nl=False)
+        click.echo(to_csv(rows, named or ["symbol", *_present(rows)]), nl=False)
     elif not rows:
         click.echo(f"no variant in {library} matches", err=True)
-    elif columns.strip() or not sys.stdout.isatty():
-        click.echo(to_text(rows, names), nl=False)
+    elif named:
+        click.echo(to_text(rows, named), nl=False)
     else:
-        click.echo(to_text(rows, fitting(rows, names, shutil.get_terminal_size().columns)), nl=False)
+        _print_table(rows, [*fields_in(condition_of(selection)), sort.lstrip("-")])
 
 
-def _columns(library: Library, columns: str, rows: list[dict[str, Scalar]]) -> list[str]:
-    if not columns.strip():
-        present = set(itertools.chain.from_iterable(rows))
-        return [name for name in DEFAULT_COLUMNS if name in present or not rows]
-    known = known_fields(library)
+def _named(library: Library, columns: str) -> list[str]:
+    known = known_fields(library) if columns.strip() else set()
     return [check_field(name.strip(), known, "--columns") for name in columns.split(",") if name.strip()]
+
+
+def _present(rows: list[dict[str, Scalar]]) -> list[str]:
+    """Return the columns of a CSV file: all fields of a spec, then the other usual ones."""
+    present = set(itertools.chain.from_iterable(rows))
+    return [name for name in dict.fromkeys([*BY_FIELD, *DEFAULT_COLUMNS]) if name in present or not rows]
+
+
+def _print_table(rows: list[dict[str, Scalar]], required: list[str]) -> None:
+    other = differing({name: {row.get(name) for row in rows} for name in BY_FIELD})
+    table = fitted(rows, required, ["registers", *other, *DEFAULT_COLUMNS], line_width())
+    click.echo(table.text, nl=False)
+    note = table.note("--columns NAMES shows them")
+    if note:
+        click.echo(f"hgemm: {note}", err=True)
 
 
 def _print_json(library: Library, rows: list[dict[str, Scalar]]) -> None:

@@ -1,4 +1,4 @@
-"""The commands `generate` and `hgemm`: options, help and errors. The work is elsewhere, and loaded when asked for."""
+"""The commands `generate` and `hgemm`: options, help and errors. A verb's module is imported when the verb runs."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 _GENERATE_HELP = """Emit, compile, inspect and register HGEMM kernels. No GPU is needed.
 
-A list or a range sweeps, and what is not named is planned: --tile 128x128x32,256x128x32 --stages 2:5 asks for every
-combination. An option that is given twice adds to its list. Illegal combinations are left out and counted; one that is asked
-for alone is refused, with every rule that it breaks.
+Lists and ranges sweep: --tile 128x128x32,256x128x32 --stages 2:5 builds every combination. An option that is given twice adds
+to its list. Fields that are not set are planned. Illegal combinations are skipped and counted. A single illegal request is
+rejected with every rule that it violates.
 """
 _GENERATE_EPILOG = """\b
 Examples:
@@ -70,13 +70,13 @@ Examples:
   generate --recipe s3 --arch sm_80
 
 \b
-stdout is the table, or with --json one list of records; stderr is progress.
+stdout has the table, or with --json one list of records. stderr has progress.
 Exit status: 0 done, 1 a build or a check failed, 2 the request was illegal.
 """
 
 
 def _complete(module: str, begun: str) -> Sequence[str]:
-    """Ask a module that reads files for its words that begin so, only where a shell asks."""
+    """Return a module's words that begin so. The module reads files, so it is imported for a shell only."""
     return importlib.import_module(module).complete(begun)
 
 
@@ -92,7 +92,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         flag_value="all",
         type=Words(partial(_complete, "generator.catalog")),
         metavar="[GROUPS]",
-        help="The shipped kernels, or those of some groups: general,half.",
+        help="The shipped kernels, or some groups of them: general,half.",
     ),
 )
 @grouped_option(
@@ -100,7 +100,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
     list_option(
         "--kernels",
         metavar="NAMES",
-        help="Kernels by CUTLASS's names, or globs of names: '*_h16816gemm_128x*_tn_align8'.",
+        help="Kernels by CUTLASS names or globs: '*_h16816gemm_128x*_tn_align8'.",
     ),
 )
 @grouped_option(
@@ -109,7 +109,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         "--recipe",
         type=Words(partial(_complete, "generator.ladders.recipes")),
         metavar="GLOBS",
-        help="Published kernels, s3,s1/3.1: hgemm ladder lists them; options given here go before theirs.",
+        help="Published kernels, s3,s1/3.1; `hgemm ladder` lists them. Other options override theirs.",
     ),
 )
 @grouped_option("Run", library_option)
@@ -120,7 +120,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         "--jobs",
         type=click.IntRange(1, 1024),
         metavar="N",
-        help="Worker processes; the cores, if not given. 1: none, which is sooner done, but ends where a compiler crashes.",
+        help="Worker processes. Default: one per core. 1 builds in this process: it starts faster, but a compiler crash ends it.",
     ),
 )
 @grouped_option(
@@ -130,10 +130,10 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         type=click.Choice(["processes", "dask"]),
         default="processes",
         show_default=True,
-        help="What builds: processes of this machine, or the workers of a Dask cluster.",
+        help="Build in processes of this machine, or in a Dask cluster.",
     ),
 )
-@grouped_option("Run", click.option("--address", metavar="URL", help="Of the cluster's scheduler: tcp://host:8786."))
+@grouped_option("Run", click.option("--address", metavar="URL", help="Scheduler of the Dask cluster: tcp://host:8786."))
 @grouped_option(
     "Run",
     click.option(
@@ -142,7 +142,7 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         default=60.0,
         show_default=True,
         metavar="SECONDS",
-        help="Give up where the cluster has had no worker for so long.",
+        help="Stop after this time without a worker in the cluster.",
     ),
 )
 @grouped_option(
@@ -151,27 +151,27 @@ def _complete(module: str, begun: str) -> Sequence[str]:
         "--shard",
         default="1/1",
         metavar="I/N",
-        help="Only the I-th of N parts, each for one machine; `hgemm merge` joins them.",
+        help="Build only part I of N, one for each machine. `hgemm merge` joins them.",
     ),
 )
-@grouped_option("Run", click.option("--force", is_flag=True, help="Build what the library already has."))
+@grouped_option("Run", click.option("--force", is_flag=True, help="Rebuild kernels that the library already has."))
 @grouped_option(
     "Run",
     click.option(
         "--verify",
         type=click.Choice(["emulate"]),
-        help="Run each kernel on the CPU first, and register none that fails; needs a C++ compiler (CXX).",
+        help="Run each kernel on the CPU, and register it only if it passes. Needs a C++ compiler (CXX).",
     ),
 )
 @grouped_option(
-    "Run", click.option("--allow-spills", is_flag=True, help="Register a kernel that spills registers, marked.")
+    "Run", click.option("--allow-spills", is_flag=True, help="Register kernels that spill registers, and mark them.")
 )
 @grouped_option("Answer", json_option)
 @grouped_option(
     "Answer",
-    click.option("--explain", is_flag=True, help="Print the plan, or every rule that is broken; build nothing."),
+    click.option("--explain", is_flag=True, help="Print the plan, or every violated rule. Build nothing."),
 )
-@grouped_option("Answer", click.option("--dry-run", is_flag=True, help="Print what would be built; build nothing."))
+@grouped_option("Answer", click.option("--dry-run", is_flag=True, help="Print what would be built. Build nothing."))
 @grouped_option("Answer", click.option("-q", "--quiet", is_flag=True, help="No progress on stderr."))
 @grouped_option("Answer", click.option("--debug", is_flag=True, help="Show the traceback of an error."))
 @click.version_option(__version__, prog_name="generate")
@@ -185,7 +185,7 @@ def generate_command(ctx: click.Context, **options) -> None:
 
 
 def _is_one_in_dsl(options: Mapping[str, Any]) -> bool:
-    """Tell, before anything is planned, whether this process is likely to build one kernel by CuTe DSL; many have workers."""
+    """Tell whether this process probably builds a single CuTe DSL kernel. Several kernels are built by workers."""
     elsewhere = ("explain", "dry_run", "spec_file", "catalog", "kernels", "recipe", "verify", "address")
     if options["form"] != "dsl" or any(options[name] for name in elsewhere):
         return False
@@ -193,15 +193,15 @@ def _is_one_in_dsl(options: Mapping[str, Any]) -> bool:
 
 
 def _begin_dsl() -> None:
-    """Start the process of CuTe DSL, which takes most of a second, before all else is loaded that a kernel needs."""
+    """Start the process of CuTe DSL early. It takes most of a second, in parallel with the other imports."""
     from generator.build import dsl as translate
 
-    with suppress(HgemmError):  # which is told where it is needed
+    with suppress(HgemmError):  # reported when the process is needed
         translate.begin()
 
 
 class _Verbs(click.Group):
-    """The verbs of `hgemm`; a module is loaded when one of its verbs is called."""
+    """The verbs of `hgemm`. A module is imported when one of its verbs is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -226,12 +226,12 @@ class _Verbs(click.Group):
 
 def _no_verb(name: str, verbs: list[str]) -> str:
     if name == "generate":
-        return "`generate` is a command of its own: leave hgemm out."
+        return "`generate` is a separate command: run it without hgemm."
     near = closest_words(name, verbs, cutoff=0.5)
     return f"No verb '{name}'." + (f" Did you mean '{near[0]}'?" if near else "")
 
 
-_HGEMM_HELP = """Look at, check and run the kernels of a library.
+_HGEMM_HELP = """Inspect, check and run the kernels of a library.
 
 `generate` makes them. `hgemm VERB --help` explains a verb.
 """
@@ -255,7 +255,7 @@ def hgemm_main() -> None:
 
 
 def main(command: click.Command, arguments: list[str]) -> int:
-    """Run a command and return its exit status; whatever goes wrong is one line on stderr, a traceback with --debug."""
+    """Run a command and return its exit status. Errors are one line on stderr, or a traceback with --debug."""
     program = str(command.name)
     logging.basicConfig(format=f"{program}: warning: %(message)s", level=logging.WARNING)
     with warnings.catch_warnings():
@@ -293,7 +293,7 @@ def _show_warning(program: str, message: Warning | str, *_: Any) -> None:
 
 
 def _told(program: str, error: Exception) -> int:
-    exit_code = getattr(error, "exit_code", None)  # generator's errors and hgemm's have one
+    exit_code = getattr(error, "exit_code", None)  # set by all errors of the project
     if exit_code is not None:
         click.echo(f"{program}: error: {error}", err=True)
         return exit_code

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from generator.spec import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, deprecated, flag_meant_by
+from generator.spec import BY_NAME, SPEC_OPTIONS, SpecOption, Texts, flag_meant_by
+from hgemm.dtypes import stored_dtype
 from hgemm.errors import DEFAULT_LIBRARY
-from hgemm.problem import ACTIVATIONS, MAX_EXTENT
+from hgemm.options import RenamedOption, kind_option, type_options
+from hgemm.problem import ACTIVATIONS, BIASES, MAX_EXTENT, Kind
 from hgemm.record import RENAMED_FIELDS
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -59,38 +61,50 @@ class Fields(click.ParamType):
         return [CompletionItem(begun + name) for name in sorted(FIELDS) if name.startswith(last)]
 
 
-_FILTERS = (
-    click.option("--arch", default="", metavar="ARCHS", help="Architectures, each as written: 89, or 90,90a."),
+_VARIANTS = (
+    click.option("--arch", default="", metavar="ARCHS", help="Architectures of the kernels: 89, or 90,90a."),
     click.option("--tile", default="", metavar="TILES", help="CTA tiles: 128x128x32,256x128 (any K)."),
-    click.option("--layout", default="", metavar="LAYOUTS", help="Layouts: tn,nn,nt,tt."),
-    click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x128x32*,*_nn_*'."),
+    click.option("--kernels", default="", metavar="NAMES", help="Symbols, prefixes, hashes or globs: '*128x128x32*'."),
     click.option("--where", default="", metavar="EXPR", help="A condition: \"registers<=128 and layout='tn'\"."),
 )
+_KINDS = type_options(several=("layout", "dtype", "acc", "out"))
+
+
+def variant_options(function: AnyFunction) -> AnyFunction:
+    """Add --arch, --tile, --kernels and --where, named as the fields of Selection."""
+    return _with(function, _VARIANTS)
 
 
 def filter_options(function: AnyFunction) -> AnyFunction:
-    """Add --arch, --tile, --layout, --kernels and --where, named as the fields of Selection."""
-    for option in reversed(_FILTERS):
+    """Add the options of `variant_options` and --layout, --dtype, --acc and --out, named as the fields of Selection."""
+    return _with(function, (*_VARIANTS[:2], *_KINDS, *_VARIANTS[2:]))
+
+
+def _with(function: AnyFunction, options: Sequence[Callable[[AnyFunction], AnyFunction]]) -> AnyFunction:
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 _KIND = (
-    click.option("--layout", default="tn", show_default=True, metavar="LAYOUT", help="Of A and B: tn, nn, nt, tt."),
-    click.option("--dtype-a", default="f16", show_default=True, metavar="TYPE", help="Of A: f16, bf16, tf32."),
-    click.option("--dtype-b", default="f16", show_default=True, metavar="TYPE", help="Of B."),
-    click.option("--dtype-d", default="f16", show_default=True, metavar="TYPE", help="Of C and D: f16, bf16, f32."),
-    click.option("--acc", default="f32", show_default=True, metavar="TYPE", help="The least exact accumulation."),
-    click.option("--bias", default="none", show_default=True, metavar="KIND", help="none, row, column."),
-    click.option("--activation", default="none", show_default=True, metavar="NAME", help=", ".join(ACTIVATIONS) + "."),
+    *type_options(
+        old={"dtype": ("--dtype-a", "--dtype-b"), "out": ("--dtype-d",)},
+        defaults={"layout": "tn", "dtype": "f16", "acc": "f32"},
+        note="Default: as A and B; f32 with tf32.",
+    ),
+    kind_option("--bias", BIASES, "Bias", default="none", show_default=True),
+    kind_option("--activation", ACTIVATIONS, "Activation", default="none", show_default=True),
 )
 
 
 def kind_options(function: AnyFunction) -> AnyFunction:
-    """Add the options that say what kind of product is wanted, named as the fields of Kind."""
-    for option in reversed(_KIND):
-        function = option(function)
-    return function
+    """Add the options that `kind_from` reads."""
+    return _with(function, _KIND)
+
+
+def kind_from(layout: str, dtype: str, acc: str, out: str, bias: str, activation: str) -> Kind:
+    """Return the kind of a product that the options name."""
+    return Kind(layout, dtype, dtype, out or stored_dtype(dtype), acc, bias, activation)
 
 
 # ==== The options of a spec for click ====
@@ -109,15 +123,12 @@ class Words(click.ParamType):
         return [CompletionItem(before + comma + word) for word in self._complete(last)]
 
 
-_RENAMED_FLAGS = {f"--{old}": "--" + new.replace("_", "-") for old, new in RENAMED_FIELDS.items()}
-
-
 class GroupedCommand(click.Command):
     """A command of spec options, whose help lists options under the `group` that `grouped_option` gave them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, [_current_flag(word) for word in args])
+            return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             meant = flag_meant_by(error.option_name)
             if not meant:
@@ -134,15 +145,6 @@ class GroupedCommand(click.Command):
         for group, records in groups.items():
             with formatter.section(group):
                 formatter.write_dl(records)
-
-
-def _current_flag(word: str) -> str:
-    """Return a word of the command line with the present name of its option."""
-    flag, equals, value = word.partition("=")
-    if flag not in _RENAMED_FLAGS:
-        return word
-    deprecated(flag, _RENAMED_FLAGS[flag])
-    return _RENAMED_FLAGS[flag] + equals + value
 
 
 def grouped_option(group: str, decorator: Callable[[AnyFunction], AnyFunction]) -> Callable[[AnyFunction], AnyFunction]:
@@ -171,9 +173,14 @@ def spec_options(function: AnyFunction) -> AnyFunction:
     return function
 
 
+_OLD_FLAGS = {"out": ("--dtype-d",), **{new: (f"--{old}",) for old, new in RENAMED_FIELDS.items()}}
+
+
 def _click_option(option: SpecOption) -> Callable[[AnyFunction], AnyFunction]:
     words = Words(lambda begun: (word for word in option.words if word.startswith(begun)))
-    return list_option(option.flag, option.name, type=words, metavar=option.metavar, help=option.help)
+    old = _OLD_FLAGS.get(option.name, ())
+    settings = {"type": words, "metavar": option.metavar, "help": option.help}
+    return list_option(option.flag, option.name, cls=RenamedOption, old=old, **settings)
 
 
 def list_option(*names: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:

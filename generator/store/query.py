@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from generator.arch import ARCHS, parse_arch, parse_arch_list
 from generator.errors import LibraryError, RequestError, closest_words, unknown_word
-from generator.spec import BY_FIELD, HASH_DIGITS, deprecated
+from generator.spec import BY_FIELD, HASH_DIGITS, parse_field
 from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, any_like
 from generator.store.library import Library
-from hgemm.errors import library_suffix
+from hgemm.errors import deprecated, library_suffix
 from hgemm.library import is_symbol
 from hgemm.record import MAX_INTEGER, PROVED, RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word, flatten
 
@@ -245,6 +245,9 @@ class Selection:
     layout: str = ""
     kernels: str = ""
     where: str = ""
+    dtype: str = ""
+    acc: str = ""
+    out: str = ""
 
 
 def condition_of(selection: Selection, known: Collection[str] | None = None) -> Node:
@@ -259,11 +262,25 @@ def condition_of(selection: Selection, known: Collection[str] | None = None) -> 
         items.append(Some(tuple(_tile(word) for word in _words(selection.tile))))
     if selection.layout:
         items.append(_one_of("layout", tuple(_layout(word) for word in _words(selection.layout))))
+    for name, text in (("dtype_a", selection.dtype), ("acc", selection.acc), ("dtype_d", selection.out)):
+        if text:
+            items.append(_one_of(name, tuple(parse_field(name, word) for word in _words(text))))
     if selection.kernels:
         items.append(Some(tuple(_named(word) for word in _words(selection.kernels))))
     if selection.where.strip():
         items.append(parse_where(selection.where, known))
     return Every(tuple(items))
+
+
+def fields_in(node: Node) -> list[str]:
+    """Return the fields that a condition names, each once, without symbol and alias."""
+    if isinstance(node, (Every, Some)):
+        names = [name for item in node.items for name in fields_in(item)]
+    elif isinstance(node, Not):
+        names = fields_in(node.item)
+    else:
+        names = [] if node.field in NAME_FIELDS else [node.field]
+    return list(dict.fromkeys(names))
 
 
 def select_rows(library: Library, selection: Selection, sort: str = "symbol") -> list[dict[str, Scalar]]:

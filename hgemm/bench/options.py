@@ -23,6 +23,7 @@ from hgemm.dtypes import stored_dtype
 from hgemm.errors import DeviceError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
+from hgemm.options import type_options
 from hgemm.problem import MAX_EXTENT, Kind
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -42,10 +43,9 @@ _PROBLEMS = (
     click.option("--n", default="", metavar="RANGE", help="The same for n; m's values, one by one, if not given."),
     click.option("--k", default="", metavar="RANGE", help="The same for k."),
     click.option("--batch", type=click.IntRange(1, MAX_EXTENT), default=1, metavar="N", help="Of --m, --n and --k."),
-    click.option("--layouts", default="", metavar="LAYOUTS", help="tn,nn,nt,tt; the suite's, or tn."),
-    click.option("--in", "dtype", default="", metavar="TYPE", help="Type of A and B; the suite's, or f16."),
-    click.option("--acc", default="", metavar="TYPE", help="Accumulator; the suite's, or f32."),
-    click.option("--out", default="", metavar="TYPE", help="Type of D; that of A and B in memory where --in is given."),
+    *type_options(
+        several=("layout",), old={"layout": ("--layouts",), "dtype": ("--in",)}, note="Default: the suite's."
+    ),
 )
 
 
@@ -196,7 +196,7 @@ def works_of(options: dict[str, Any]) -> list[Work]:
         works += grid(options["m"], options["n"], options["k"], Work(1, 1, 1, options["batch"]))
     if not works:
         raise RequestError("name problems: --suite public, --shapes 4096x4096x4096 or --m 1024:4096:256")
-    layouts = [word.strip() for word in options["layouts"].split(",") if word.strip()]
+    layouts = [word.strip() for word in options["layout"].split(",") if word.strip()]
     found = {}
     for work in works:
         for layout in layouts or [work.layout]:
