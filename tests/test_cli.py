@@ -112,7 +112,7 @@ def test_explain_tells_of_a_variant_what_it_tells_of_its_spec(capsys, small_libr
     assert json.loads(out) == [{**told, "planned": json.loads(out)[0]["planned"]}]
     for words in (["--stages", "3"], ["--spec", "sweep.toml"]):
         status, _, err = hgemm(capsys, "explain", row["symbol"], *asked, *words)
-        assert status == 2 and f"whose spec is whole: leave {words[0]} out" in err
+        assert status == 2 and f"with a complete spec: omit {words[0]}" in err
 
 
 def test_explain_prints_every_rule_of_every_combination(capsys) -> None:
