@@ -1,4 +1,4 @@
-"""A picture by matplotlib: as SVG that takes the colours of the page it stands in, or of its own, and as PNG."""
+"""The charts of a report, drawn by matplotlib: rates, ratios, resources, rooflines, ladders; as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from hgemm.model.cards import Card, card_named, usual_card
 from hgemm.model.kernel import extents, k_tile
 from hgemm.record import Record
 
+# ==== Style ====
+
 INK, FAINT, GROUND = "#1b1f24", "#d5d9de", "#fefefe"
-"""Of words and axes, of grid lines, and behind both: in a page they become its variables --ink, --faint and --ground."""
+"""Colours of text and axes, of grid lines, and of the background. A page replaces them by its CSS variables."""
 OURS, THEIRS, QUIET = "#2f7de1", "#e08a2e", "#8a939d"
 SERIES = ("#2f7de1", "#e08a2e", "#2a9d78", "#b3589a", "#8a939d", "#c44e52", "#7a68c9", "#9a8c3c")
-"""Told apart by people who see few colours too, on white and on black."""
+"""Colours that colour-blind readers can tell apart, on white and on black."""
 
 _STYLE = {
     "svg.fonttype": "none",
@@ -49,17 +51,17 @@ _STYLE = {
 }
 _FONT = re.compile(r"'DejaVu Sans'(, sans-serif)?")
 _ID = re.compile(r'(\bid="|\bxlink:href="#(?!variant=)|url\(#)')
-_REM_AN_INCH, _LEAST_REM = 6.4, 28
-"""A picture's width in a page: its own, less where the window is narrower, and scrolled where that would be too small to read."""
+_REM_PER_INCH, _MIN_REM = 6.4, 28
+"""A chart shrinks with the window down to the minimum width, and scrolls below it."""
 _SIZE = re.compile(r'\s(?:width|height)="[^"]*"')
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture that is drawn when asked for.
+    """A chart that is drawn on demand.
 
-    Fields: `name` is its file's, `title` what stands above it, `words` what it says to who does not see it; `draw` is given
-        an empty figure of matplotlib's. Units: `inches` wide and high.
+    Fields: `name` is its file name; `title` is its heading; `words` describes it for readers who cannot see it; `draw` fills
+        an empty figure of matplotlib. Units: `inches` are width and height.
     """
 
     name: str
@@ -70,26 +72,26 @@ class Figure:
 
     @property
     def width(self) -> str:
-        """The width in a page where there is room for it, as CSS says it."""
-        return f"{self.inches[0] * _REM_AN_INCH:.3g}rem"
+        """The full width in a page, as a CSS length."""
+        return f"{self.inches[0] * _REM_PER_INCH:.3g}rem"
 
     def png(self) -> bytes:
-        """Return the picture on a white ground."""
+        """Return the chart as PNG, on white."""
         return self._saved("png", dpi=144, facecolor="white", metadata={"Software": None})
 
     def svg(self) -> str:
-        """Return the picture as a document of its own, on a white ground; the same for the same data."""
+        """Return the chart as an SVG document, on white. The same data give the same text."""
         return self._svg(facecolor="white")
 
     def inline(self) -> str:
-        """Return the picture as an element of a page, whose colours it takes, with names of its own for its parts."""
+        """Return the chart as an SVG element for a page: it uses the page's colours, and its ids are unique."""
         text = self._svg(facecolor="none")
         text = text[text.index("<svg") :]
         for colour, variable in ((INK, "ink"), (FAINT, "faint"), (GROUND, "ground")):
             text = text.replace(colour, f"var(--{variable})")
         text = _ID.sub(lambda match: f"{match[1]}{self.name}-", text)
         head, end, rest = text.partition(">")
-        fits = f"min-width:min({self.width},{_LEAST_REM}rem)"
+        fits = f"min-width:min({self.width},{_MIN_REM}rem)"
         head = _SIZE.sub("", head).replace(
             "<svg", f'<svg role="img" aria-labelledby="{self.name}-words" style="{fits}"'
         )
@@ -114,31 +116,19 @@ class Figure:
         return out.getvalue()
 
 
-# ==== Pictures of what was measured beside a baseline ====
+# ==== Rates ====
 
-
-_SERIES = (("first", QUIET, "s", "cuBLASLt, its first choice"), ("best", THEIRS, "^", "cuBLASLt, its fastest"))
-_WORDS_UP_TO = 24
-"""Rows or columns of a heat map in whose cells there is room for a number."""
-_CELL_INCHES, _MARGIN_INCHES = (0.5, 0.3), (2.1, 1.3)
-_FEWEST = 6
-_HEADROOM, _BESIDE = 1.08, 1.15
-_SLOWER, _EVEN, _FASTER = "#e8a56b", "#f4f4f2", "#85b8f0"
-_REACH = 0.15
-"""How far from 1 the colours go."""
-_DARK = "#1c1c1c"
-"""Of numbers in cells, whose colours are light on every page."""
-
-
-# ---- Rates ----------------------------------------------------------------------------------------------------------
+_BASELINES = (("first", QUIET, "s", "cuBLASLt, its first choice"), ("best", THEIRS, "^", "cuBLASLt, its fastest"))
+_HEADROOM, _MARGIN = 1.08, 1.15
+"""Factors of the largest rate, and of the smallest and largest size."""
 
 
 def rates(name: str, kind: Kind, points: Sequence[Point]) -> Figure:
-    """Return TFLOP/s against the size of the problem, squares joined by lines; all `points` are of this kind."""
+    """Return the chart of TFLOP/s against problem size. All `points` are of this kind; lines join the square problems."""
     best = max(points, key=lambda point: point.tflops(point.times_us[point.ours]))
-    beside = "; beside it cuBLASLt's first choice and its fastest" if any(point.baseline_us for point in points) else ""
+    beside = "; also cuBLASLt's first choice and its fastest" if any(point.baseline_us for point in points) else ""
     words = (
-        f"TFLOP/s of {len(points)} problems against their size: at most {best.tflops(best.times_us[best.ours]):.0f} "
+        f"TFLOP/s of {len(points)} problems against size; maximum {best.tflops(best.times_us[best.ours]):.0f} "
         f"at {best.work.shape}{beside}."
     )
     return Figure(name, str(kind), words, (5.6, 3.4), partial(_draw_rates, points))
@@ -146,7 +136,7 @@ def rates(name: str, kind: Kind, points: Sequence[Point]) -> Figure:
 
 def _draw_rates(points: Sequence[Point], canvas: Any) -> None:
     axes = canvas.add_subplot()
-    for role, colour, marker, label in _SERIES:
+    for role, colour, marker, label in _BASELINES:
         known = [
             (side_of(point), point.tflops(point.baseline_us[role]), point)
             for point in points
@@ -158,13 +148,13 @@ def _draw_rates(points: Sequence[Point], canvas: Any) -> None:
     _sizes(axes, [side for side, _, _ in ours])
     axes.set_ylim(0, _HEADROOM * axes.dataLim.y1)
     axes.set_ylabel("TFLOP/s")
-    axes.set_xlabel("size: the cube root of m n k; squares are joined")
+    axes.set_xlabel("size: cube root of m * n * k; lines join square problems")
     axes.grid(axis="y")
     axes.legend(loc="lower right")
 
 
 def side_of(point: Point) -> float:
-    """Return the side of the square product with as many operations."""
+    """Return the size of the square problem with the same number of operations."""
     work = point.work
     return (work.m * work.n * work.k * work.batch) ** (1 / 3)
 
@@ -185,31 +175,42 @@ def _is_square(point: Point) -> bool:
 
 
 def _sizes(axes: Any, sides: Sequence[float]) -> None:
-    """Let an axis be logarithmic, with the powers of two that are near."""
+    """Make the x axis logarithmic, with ticks at powers of two."""
     low, high = math.floor(math.log2(min(sides)) - 0.01), math.ceil(math.log2(max(sides)) + 0.01)
     axes.set_xscale("log", base=2)
     axes.set_xticks([2.0**power for power in range(low, high + 1)], [f"{2**power:,}" for power in range(low, high + 1)])
     wide = high - low > 2
-    axes.set_xlim(*((min(sides) / _BESIDE, max(sides) * _BESIDE) if wide else (2.0**low, 2.0**high)))
+    axes.set_xlim(*((min(sides) / _MARGIN, max(sides) * _MARGIN) if wide else (2.0**low, 2.0**high)))
     axes.minorticks_off()
 
 
-# ---- Ratios ---------------------------------------------------------------------------------------------------------
+# ==== Ratios ====
+
+_MAX_NUMBERED = 24
+"""Cells of a heat map show numbers up to this many rows and columns."""
+_CELL_INCHES, _MARGIN_INCHES = (0.5, 0.3), (2.1, 1.3)
+_MIN_CELLS = 6
+"""A heat map is at least as wide and high as this many cells."""
+_SLOWER, _EVEN, _FASTER = "#e8a56b", "#f4f4f2", "#85b8f0"
+_REACH = 0.15
+"""The colour scale ends at 1 minus and 1 plus this."""
+_DARK = "#1c1c1c"
+"""Colour of numbers in cells. Cells are light in every theme."""
 
 
 def ratios(name: str, kind: Kind, points: Sequence[Point]) -> Figure | None:
-    """Return the speed over the baseline's fastest, rows by columns; None where no point has a ratio."""
+    """Return a heat map of the speedup over cuBLASLt's fastest, m by n; None if no point has a ratio."""
     cells = _cells(points)
     if not cells:
         return None
     rows, columns = (sorted({place[at] for place in cells}) for at in (0, 1))
     mean, least = geometric_mean([*cells.values()]), min(cells, key=lambda place: cells[place])
     words = (
-        f"Speed over cuBLASLt's fastest at {len(cells)} pairs of m and n, the geometric mean over k: {mean:.3f} over all, the "
-        f"least {cells[least]:.3f} at m {least[0]}, n {least[1]}."
+        f"Speedup over cuBLASLt's fastest at {len(cells)} pairs of m and n, geometric mean over k: {mean:.3f} over all, "
+        f"minimum {cells[least]:.3f} at m {least[0]}, n {least[1]}."
     )
     inches = tuple(
-        margin + cell * max(len(labels), _FEWEST)
+        margin + cell * max(len(labels), _MIN_CELLS)
         for margin, cell, labels in zip(_MARGIN_INCHES, _CELL_INCHES, (columns, rows))
     )
     return Figure(name, str(kind), words, inches, partial(_draw_ratios, cells, rows, columns))
@@ -240,47 +241,47 @@ def _draw_ratios(
     axes.tick_params(length=0)
     axes.set_xlabel("n")
     axes.set_ylabel("m")
-    if max(len(rows), len(columns)) <= _WORDS_UP_TO:
+    if max(len(rows), len(columns)) <= _MAX_NUMBERED:
         for (row, column), value in cells.items():
             place = columns.index(column) + 0.5, rows.index(row) + 0.5
             axes.text(*place, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=_DARK)
     bar = canvas.colorbar(mesh, ax=axes, extend="both", ticks=[0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15], shrink=0.9)
     bar.outline.set_edgecolor(INK)
-    bar.set_label("speed over cuBLASLt's fastest")
+    bar.set_label("speedup over cuBLASLt's fastest")
 
 
-# ==== Pictures of what variants take ====
+# ==== Resources ====
 
 
 _MARKS = ((1, 4, 4.0), (4, 16, 6.5), (16, math.inf, 10.0))
-"""From how many variants in one place, below how many, and the width of their mark in points."""
-_MARKS_SAY = "larger: 4 and\n16 variants or more"
+"""For a number of variants at one place, from the first to below the second: the width of the mark in points."""
+_MARKS_LEGEND = "larger: 4 or more,\n16 or more variants"
 
 
 def resources(records: Sequence[Record]) -> list[Figure]:
-    """Return the pictures of some variants; none of none."""
+    """Return the charts of registers, shared memory, occupancy and compile time; no chart without variants."""
     if not records:
         return []
     archs = in_order({record.arch for record in records})
     traits = [record.data["resources"] for record in records]
     ranges = " and ".join(
         f"{min(one[name] for one in traits):,} to {max(one[name] for one in traits):,} {unit}"
-        for name, unit in (("registers", "registers a thread"), ("smem_bytes", "bytes of shared memory a CTA"))
+        for name, unit in (("registers", "registers per thread"), ("smem_bytes", "bytes of shared memory per CTA"))
     )
-    words = f"{len(records):,} variants, of {ranges}."
+    words = f"{len(records):,} variants with {ranges}."
     fullest = max(one["occupancy"] for one in traits)
-    filled = f"Variants by the part of an SM's warps that they fill: at most {100 * fullest:.1f} %."
+    filled = f"Variants by occupancy, the fraction of an SM's warps that they use; maximum {100 * fullest:.1f} %."
     seconds = [record.data["seconds"]["compile"] for record in records]
-    took = f"Variants by the seconds that compiling took: {sum(seconds):.0f} in all, at most {max(seconds):.2f}."
+    took = f"Variants by compile time in seconds: {sum(seconds):.0f} in total, maximum {max(seconds):.2f}."
     return [
         Figure("resources", "Registers and shared memory", words, (5.6, 3.6), partial(_draw_resources, records, archs)),
         Figure("occupancy", "Occupancy", filled, (5.6, 3.0), partial(_draw_occupancy, records, archs)),
-        Figure("compile_seconds", "Seconds to compile", took, (5.6, 2.8), partial(_draw_seconds, seconds)),
+        Figure("compile_seconds", "Compile time", took, (5.6, 2.8), partial(_draw_seconds, seconds)),
     ]
 
 
 def in_order(archs: Iterable[str]) -> list[str]:
-    """Return architectures by their numbers: sm_90 before sm_90a and sm_100."""
+    """Sort architectures by number: sm_90, sm_90a, sm_100."""
     return sorted(archs, key=lambda arch: (len(arch.rstrip("abcdef")), arch))
 
 
@@ -299,13 +300,13 @@ def _draw_resources(records: Sequence[Record], archs: Sequence[str], canvas: Any
             if of_size:
                 axes.plot(*zip(*of_size), "o", **style)
         axes.plot([], [], "o", color=_colour(archs, arch), label=arch)
-    axes.set_xlabel("registers a thread")
-    axes.set_ylabel("shared memory a CTA, KiB")
+    axes.set_xlabel("registers per thread")
+    axes.set_ylabel("shared memory per CTA, KiB")
     axes.set_xlim(0, 264)
     axes.set_ylim(bottom=0)
     axes.set_xticks(range(0, 257, 32))
     axes.grid(True)
-    axes.legend(title=_MARKS_SAY, loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=8)
+    axes.legend(title=_MARKS_LEGEND, loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=8)
 
 
 def _draw_occupancy(records: Sequence[Record], archs: Sequence[str], canvas: Any) -> None:
@@ -318,7 +319,7 @@ def _draw_occupancy(records: Sequence[Record], archs: Sequence[str], canvas: Any
         axes.bar(range(len(levels)), heights, bottom=below, color=_colour(archs, arch), label=arch, width=0.7)
         below = [low + height for low, height in zip(below, heights)]
     axes.set_xticks(range(len(levels)), [f"{100 * level:.3g} %" for level in levels])
-    axes.set_xlabel("warps of an SM that are filled")
+    axes.set_xlabel("occupancy: used warps of an SM")
     axes.set_ylabel("variants")
     axes.grid(axis="y")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
@@ -338,17 +339,17 @@ def _draw_seconds(seconds: Sequence[float], canvas: Any) -> None:
 
 @dataclass(frozen=True)
 class Spot:
-    """Variants that fall on one place: `x` FLOP a byte, `allowed` and `measured` TFLOP/s; the first is linked to."""
+    """Variants at one place of a roofline. The mark links to the first one. Units: `x` FLOP/byte; rates are TFLOP/s."""
 
     x: float
-    allowed: float
+    limit: float
     measured: float | None
     tensor: float
     symbols: tuple[str, ...]
 
 
 def rooflines(records: Iterable[Record], points: Sequence[Point]) -> tuple[list[Figure], int]:
-    """Return a roofline for each card, and how many variants are in none: no table of a card has their instructions."""
+    """Return a roofline for each card, and the number of variants that no card's table supports."""
     by_card: dict[str, list[Record]] = {}
     left_out = 0
     for record in records:
@@ -376,7 +377,7 @@ def _card_of(device: str) -> Card | None:
 
 
 def _spot(record: Record, card: Card, measured: float | None) -> Spot | None:
-    """Return where a variant falls on a card, None where the card's table lacks what its spec needs."""
+    """Return the place of a variant on a card's roofline; None if the card's table lacks a number."""
     spec = record.data["spec"]
     try:
         part = k_tile(spec, card)
@@ -390,7 +391,7 @@ def _spot(record: Record, card: Card, measured: float | None) -> Spot | None:
 
 
 def _clock(card: Card) -> float:
-    """Return the cycles a second of all SMs together."""
+    """Return the cycles per second of all SMs together."""
     return card.sms * card["sm_mhz"] * 1e6
 
 
@@ -401,24 +402,21 @@ def _figure(card: Card, records: Sequence[Record], points: Sequence[Point]) -> F
             best[symbol] = max(best.get(symbol, 0.0), point.tflops(time_us))
     spots = _together(spot for record in records if (spot := _spot(record, card, best.get(record.symbol))))
     panels = bool(spots) + bool(points)
-    told = [f"{len(records)} variants by the bytes that their tiles take from L2"] * bool(records)
-    told += [f"{len(points)} measured problems by the bytes that must cross DRAM"] * bool(points)
-    words = f"Rooflines of {card.name}: {'; '.join(told)}. The roofs are {card.told_sources(['sm_mhz', 'dram_gbytes_per_s'])}."
+    contents = [f"{len(records)} variants by the bytes that their tiles read from L2"] * bool(records)
+    contents += [f"{len(points)} measured problems by their bytes in DRAM"] * bool(points)
+    words = f"Rooflines of {card.name}: {'; '.join(contents)}. The roofs are {card.told_sources(['sm_mhz', 'dram_gbytes_per_s'])}."
     inches = (3.9 * panels + 0.4 if panels > 1 else 5.2, 3.9)
     return Figure(f"roofline_{card.key}", card.name, words, inches, partial(_draw, card, spots, points))
 
 
 def _together(spots: Iterable[Spot]) -> list[Spot]:
-    """Join the spots that fall on the same place."""
+    """Merge the spots at the same place."""
     found: dict[tuple[Any, ...], Spot] = {}
     for spot in spots:
-        place = (round(spot.x, 1), round(spot.allowed, 1), spot.measured and round(spot.measured, 1))
+        place = (round(spot.x, 1), round(spot.limit, 1), spot.measured and round(spot.measured, 1))
         symbols = (*(found[place].symbols if place in found else ()), *spot.symbols)
-        found[place] = Spot(spot.x, spot.allowed, spot.measured, spot.tensor, symbols)
+        found[place] = Spot(spot.x, spot.limit, spot.measured, spot.tensor, symbols)
     return [*found.values()]
-
-
-# ---- Drawing --------------------------------------------------------------------------------------------------------
 
 
 def _draw(card: Card, spots: Sequence[Spot], points: Sequence[Point], canvas: Any) -> None:
@@ -431,16 +429,14 @@ def _draw(card: Card, spots: Sequence[Spot], points: Sequence[Point], canvas: An
 
 
 def _tiles(card: Card, spots: Sequence[Spot], axes: Any) -> None:
-    _marks(
-        axes, [(spot.x, spot.allowed, spot) for spot in spots], "a variant, as the model allows", QUIET, filled=False
-    )
+    _marks(axes, [(spot.x, spot.limit, spot) for spot in spots], "variant, limit by the model", QUIET, filled=False)
     known = [(spot.x, spot.measured, spot) for spot in spots if spot.measured is not None]
     if known:
-        _marks(axes, known, "a variant, at its fastest", OURS, filled=True)
+        _marks(axes, known, "variant, fastest measurement", OURS, filled=True)
     bytes_per_clock = card.get("l2_bytes_per_clock_per_sm")
     slopes = {"L2": bytes_per_clock * _clock(card) * 1e-12} if bytes_per_clock else {}
     _roofs(axes, [spot.x for spot in spots], slopes, max(spot.tensor for spot in spots))
-    axes.set_xlabel("FLOP for a byte from L2")
+    axes.set_xlabel("FLOP per byte from L2")
     axes.set_title("tiles")
 
 
@@ -455,19 +451,17 @@ def _problems(card: Card, spots: Sequence[Spot], points: Sequence[Point], axes: 
     theirs = [
         (_intensity(point), point.tflops(min(point.baseline_us.values()))) for point in points if point.baseline_us
     ]
-    axes.plot(
-        *zip(*ours), "o", color=OURS, markersize=3.5, markeredgewidth=0, alpha=0.6, label="a variant on a problem"
-    )
+    axes.plot(*zip(*ours), "o", color=OURS, markersize=3.5, markeredgewidth=0, alpha=0.6, label="variant on a problem")
     if theirs:
         axes.plot(*zip(*theirs), "_", color=THEIRS, markersize=7, markeredgewidth=1.4, label="cuBLASLt, its fastest")
     peak = max((spot.tensor for spot in spots), default=None)
     _roofs(axes, [x for x, _ in ours], {"DRAM": card.dram_gbytes_per_s * 1e-3}, peak)
-    axes.set_xlabel("FLOP for a byte of A, B and D")
+    axes.set_xlabel("FLOP per byte of A, B and D")
     axes.set_title("problems")
 
 
 def _intensity(point: Point) -> float:
-    """Return the operations for a byte of A, B and D, each moved once."""
+    """Return FLOP per byte, if A, B and D are each moved once."""
     work = point.work
     sizes: Mapping[str, int] = {name: DTYPES[getattr(work, f"dtype_{name}")].bytes for name in "abd"}
     moved = work.m * work.k * sizes["a"] + work.n * work.k * sizes["b"] + work.m * work.n * sizes["d"]
@@ -475,7 +469,7 @@ def _intensity(point: Point) -> float:
 
 
 def _roofs(axes: Any, xs: Sequence[float], slopes: Mapping[str, float], peak: float | None) -> None:
-    """Draw slopes, TFLOP/s for a FLOP a byte, up to the flat roof `peak`, where there is one. Both axes become logarithmic."""
+    """Draw the slopes of bandwidths up to the flat roof `peak`, if any, on logarithmic axes. Units: TB/s, TFLOP/s."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     low, high = min(xs) / 1.6, max(xs) * 1.6
@@ -500,36 +494,36 @@ def _roofs(axes: Any, xs: Sequence[float], slopes: Mapping[str, float], peak: fl
         axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-# ==== Published ladders of kernels, as `hgemm ladder --keep` wrote them: the curve of each, and a table ====
+# ==== Ladders ====
 
 
-_COLUMNS = (
+_LADDER_COLUMNS = (
     "step what symbol registers smem_bytes conflicts tflops x_before pct_cublas predicted bound published published_x published_pct"
 ).split()
 
 
-def figure_of(name: str, document: Mapping[str, Any], ladder: Mapping[str, Any]) -> Figure:
-    """Return the curve of a ladder that has one, as `hgemm ladder --to` draws it."""
+def ladder_figure(name: str, document: Mapping[str, Any], ladder: Mapping[str, Any]) -> Figure:
+    """Return the curve of a ladder, as `hgemm ladder --to` draws it. `has_curve` must be true."""
     found = rows(ladder)
     rates = [row["tflops"] for row in found if row["tflops"] is not None]
     own = f"ours {rates[0]:.0f} to {rates[-1]:.0f} TFLOP/s on {document['device']}" if rates else "ours not measured"
-    words = f"{len(found)} steps, {own}, beside the published figures of {ladder['machine']}."
+    words = f"{len(found)} steps, {own}, beside the published numbers of {ladder['machine']}."
 
     def draw(canvas: Any) -> None:
         axes = canvas.add_subplot()
         draw_ladder(axes, document, ladder)
         axes.set_title("")
 
-    return Figure(name, title_of(ladder), words, (7.0, 3.8), draw)
+    return Figure(name, ladder_title(ladder), words, (7.0, 3.8), draw)
 
 
-def title_of(ladder: Mapping[str, Any]) -> str:
+def ladder_title(ladder: Mapping[str, Any]) -> str:
     """Return a ladder's name, title and problem."""
     return f"{ladder['system']}: {ladder['title']}, {Work(**ladder['work']).shape}"
 
 
-def table_of(ladder: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Return the heads and the rows of a ladder's table, without the columns of which nothing is known."""
+def ladder_table(ladder: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and the rows of a ladder's table. Empty columns are left out."""
     found = rows(ladder)
-    names = [name for name in _COLUMNS if any(row[name] is not None for row in found)]
+    names = [name for name in _LADDER_COLUMNS if any(row[name] is not None for row in found)]
     return names, [[row[name] for name in names] for row in found]

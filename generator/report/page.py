@@ -1,4 +1,4 @@
-"""The variants of a library as data of a page: a row of the table each, and packs of what their own pages show."""
+"""The page of a report: the data of all variants, the sections with charts, and the HTML document. It needs no network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ from generator import __version__
 from generator.errors import HgemmError
 from generator.ladders.results import has_curve
 from generator.plan import plan_of
-from generator.report.charts import Figure, figure_of, in_order, rates, ratios, resources, rooflines, table_of, title_of
+from generator.report.charts import (
+    Figure,
+    in_order,
+    ladder_figure,
+    ladder_table,
+    ladder_title,
+    rates,
+    ratios,
+    resources,
+    rooflines,
+)
 from generator.report.draw import Pictures
 from generator.report.points import Point, kinds_of
 from generator.spec import Spec
@@ -29,53 +39,53 @@ from hgemm.model.report import report
 from hgemm.record import Record
 
 COLUMNS = (
-    ("symbol", "variant", "its symbol"),
+    ("symbol", "variant", "symbol"),
     ("arch", "arch", "architecture"),
-    ("layout", "layout", "BLAS letters of A and B"),
+    ("layout", "layout", "layouts of A and B, BLAS letters"),
     ("dtype_a", "in", "type of A and B"),
     ("acc", "acc", "accumulator"),
     ("dtype_d", "out", "type of D"),
-    ("cta_tile", "CTA tile", "m x n x k of a CTA"),
+    ("cta_tile", "CTA tile", "m x n x k of a CTA tile"),
     ("mma", "mma", "tensor instruction"),
     ("stages", "stages", "k-tiles in shared memory"),
     ("schedule", "schedule", "which tiles a CTA computes"),
-    ("registers", "registers", "a thread"),
-    ("smem_bytes", "smem B", "bytes of shared memory a CTA"),
-    ("ctas_per_sm", "CTAs/SM", "that live on an SM"),
-    ("occupancy", "occupancy", "part of an SM's warps"),
-    ("spill_bytes", "spills B", "bytes of registers in memory"),
-    ("proof_bank_conflicts", "conflicts", "bank conflicts of a k-tile's reads"),
-    ("proved", "proved", "shapes that it was run on on the CPU; 0: it has no such proof"),
-    ("tflops", "TFLOP/s", "the most that was measured"),
-    ("wins", "wins", "measured problems on which it was the fastest of ours"),
+    ("registers", "registers", "registers per thread"),
+    ("smem_bytes", "smem B", "bytes of shared memory per CTA"),
+    ("ctas_per_sm", "CTAs/SM", "resident CTAs on an SM"),
+    ("occupancy", "occupancy", "used fraction of an SM's warps"),
+    ("spill_bytes", "spills B", "bytes of spilled registers"),
+    ("proof_bank_conflicts", "conflicts", "bank conflicts when a k-tile is read"),
+    ("proved", "proved", "shapes proved on the CPU; 0: no proof"),
+    ("tflops", "TFLOP/s", "highest measured rate"),
+    ("wins", "wins", "measured problems on which this variant was our fastest"),
 )
-"""Name of the field, head of the column, and what it says."""
+"""For each column: the field, the heading, and the tooltip."""
 CHOSEN = ("arch", "layout", "dtype_a", "acc", "dtype_d", "cta_tile", "schedule")
-"""Columns with a list of their values to choose from."""
+"""Columns that can be filtered by a list of values."""
 PACK = 32
-"""Variants that are compressed together: few enough to unpack at once, and enough to have much in common."""
-_LEVEL = 9
-_UNSHOWN = ("schema", "symbol", "inputs")
+"""Variants compressed together: few enough to unpack quickly, and enough to share content."""
+_ZLIB_LEVEL = 9
+_HIDDEN_FIELDS = ("schema", "symbol", "inputs")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A variant as it was read: its checked record, and its source."""
+    """A variant of the library: its checked record, and its source."""
 
     record: Record
     source: str
 
 
 def variants(entries: Sequence[Entry], points: Sequence[Point]) -> dict[str, Any]:
-    """Return the data of the page's table and of the variants' own pages, as JSON values.
+    """Return the data of the table and of the variants' pages, as JSON.
 
-    Fields: `columns` and `rows` are the table's; `packs` and `pictures` are JSON texts, compressed (zlib) and in base64: the
-        place of a variant is its row's, and what its page shows names pictures by theirs.
+    Fields: `columns` and `rows` form the table. `packs` and `pictures` are compressed JSON (zlib, base64). Variant i is entry
+        i % PACK of pack i // PACK. A variant's page refers to pictures by their index.
     """
     known = {entry.record.symbol: entry.record.key for entry in entries}
     measured = _measured(points, known)
-    pictures = _Drawn()
-    shown = [_variants_shown(entry, measured.get(entry.record.symbol, []), pictures) for entry in entries]
+    pictures = _PictureList()
+    shown = [_page_data(entry, measured.get(entry.record.symbol, []), pictures) for entry in entries]
     packs = (shown[at : at + PACK] for at in range(0, len(shown), PACK))
     return {
         "columns": [
@@ -90,7 +100,7 @@ def variants(entries: Sequence[Entry], points: Sequence[Point]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class _Time:
-    """A variant on a problem: `ratio` is its speed over the baseline's fastest, and `won` that no other of ours was faster."""
+    """A variant on a problem. `won`: no other variant of ours was faster."""
 
     point: Point
     time_us: float
@@ -117,7 +127,7 @@ class _Time:
 
 
 def _measured(points: Iterable[Point], known: dict[str, str]) -> dict[str, list[_Time]]:
-    """Return the times of each known variant; those of another kernel of its name, by the content key, are left out."""
+    """Return the times of each known variant. Times of a kernel with the same symbol and another content key are skipped."""
     found: dict[str, list[_Time]] = {}
     for point in points:
         for symbol, time_us in point.times_us.items():
@@ -136,18 +146,15 @@ def _row(record: Record, times: Sequence[_Time]) -> list[Any]:
     return [flat.get(name) for name, _, _ in COLUMNS]
 
 
-# ---- A variant's own page -------------------------------------------------------------------------------------------
-
-
-class _Drawn:
-    """Pictures by their places in the page's list, each there once."""
+class _PictureList:
+    """The pictures of all variants, each stored once."""
 
     def __init__(self) -> None:
         self._pictures = Pictures()
         self.places: dict[str, int] = {}
 
     def of(self, record: Record) -> list[list[Any]]:
-        """Return what each picture of a variant shows and its place; none where this version cannot plan its spec."""
+        """Return the caption and the index of each picture of a variant; none if its spec cannot be planned."""
         try:
             drawn = self._pictures.of(plan_of(Spec.from_dict(record.data["spec"])))
         except (HgemmError, ValueError, KeyError, TypeError):
@@ -155,10 +162,10 @@ class _Drawn:
         return [[says, self.places.setdefault(picture, len(self.places))] for says, picture in drawn]
 
 
-def _variants_shown(entry: Entry, times: Sequence[_Time], pictures: _Drawn) -> dict[str, Any]:
+def _page_data(entry: Entry, times: Sequence[_Time], pictures: _PictureList) -> dict[str, Any]:
     data = entry.record.data
     return {
-        "record": {name: value for name, value in data.items() if name not in _UNSHOWN},
+        "record": {name: value for name, value in data.items() if name not in _HIDDEN_FIELDS},
         "source": entry.source,
         "pictures": pictures.of(entry.record),
         "model": _model(entry.record),
@@ -167,24 +174,24 @@ def _variants_shown(entry: Entry, times: Sequence[_Time], pictures: _Drawn) -> d
 
 
 def _model(record: Record) -> dict[str, Any] | None:
-    """Return what bounds a variant on its architecture's usual card, None where no table says."""
+    """Return the predictions of the cost model on the architecture's usual card; None if there is no table."""
     card = usual_card(int("".join(filter(str.isdigit, record.arch))))
     try:
-        told = report(record.data["spec"], record.data["resources"], card) if card else {}
+        found = report(record.data["spec"], record.data["resources"], card) if card else {}
     except (HgemmError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return {
-        name: value for name, value in told.items() if value is not None and name not in record.data["resources"]
+        name: value for name, value in found.items() if value is not None and name not in record.data["resources"]
     } or None
 
 
 def _packed(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode(), _LEVEL)).decode()
+    return base64.b64encode(zlib.compress(text.encode(), _ZLIB_LEVEL)).decode()
 
 
 def read_entries(library: Any, symbols: Iterable[str]) -> Iterator[Entry | HgemmError]:
-    """Yield each variant, its hashes checked, or the error that says why it cannot be trusted."""
+    """Yield each variant with checked hashes, or the error if the check fails."""
     for symbol in symbols:
         try:
             variant = library.get(symbol)
@@ -194,24 +201,24 @@ def read_entries(library: Any, symbols: Iterable[str]) -> Iterator[Entry | Hgemm
             yield error
 
 
-# ==== The report: everything joined to one HTML document, which asks nothing of any network ====
+# ==== The document ====
 
 
 _FOLDER = Path(__file__).with_name("page_assets")
-_MOST_KINDS = 8
-_TO_MEASURE = (
-    "Nothing was measured: `hgemm bench --record` measures on a GPU and files it in the library, and --bench reads what "
-    "`hgemm bench --keep` wrote."
+_MAX_KINDS = 8
+_NO_MEASUREMENTS = (
+    "No measurements. To measure on a GPU and store the results in the library, run `hgemm bench --record`. To read a file of "
+    "`hgemm bench --keep`, use --bench."
 )
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: sentences, pictures (`side` by side), tables."""
+    """A section of the page: notes, charts (`side` by side) and tables."""
 
     name: str
     title: str
-    told: Sequence[str] = ()
+    notes: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Mapping[str, Any]] = ()
     side: bool = False
@@ -219,10 +226,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """What a report is made of: variants that were read and checked, what was measured, ladders.
+    """A report: checked variants, measured points and ladders.
 
-    Fields: `title` stands above; `told` are sentences about what was left out;
-    `ladders` are documents of `generator.ladders.results`.
+    Fields: `notes` are sentences about skipped variants; `ladders` are documents of `generator.ladders.results`.
     """
 
     title: str
@@ -233,16 +239,16 @@ class Report:
 
     @cached_property
     def sections(self) -> list[Section]:
-        """The parts after the table, those too of which there is nothing to show, which say so."""
+        """The sections after the table. Empty sections say that they are empty."""
         return [*self._measured(), self._roofline(), self._resources(), self._ladders()]
 
     @property
     def figures(self) -> list[Figure]:
-        """All pictures, in the order of the page."""
+        """All charts, in the order of the page."""
         return [figure for section in self.sections for figure in section.figures]
 
     def html(self) -> str:
-        """Return the document; the same bytes for the same data."""
+        """Return the document. The same data give the same bytes."""
         script, style = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         known = {entry.record.symbol for entry in self.entries}
@@ -250,14 +256,14 @@ class Report:
             loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
         environment.filters.update(
-            told=lambda value: "" if value is None else cell(value), coded=_coded, breakable=_breakable
+            shown=lambda value: "" if value is None else cell(value), coded=_coded, breakable=_breakable
         )
         return environment.get_template("page.html.j2").render(
             title=self.title,
             version=__version__,
             summary=self._summary(),
             notes=self.notes,
-            sections=[_page_shown(section, known) for section in self.sections],
+            sections=[_section_data(section, known) for section in self.sections],
             style=Markup(style),
             script=Markup(script),
             script_hash=f"sha256-{digest}",
@@ -273,54 +279,54 @@ class Report:
             parts.append(f"{len(self.points):,} measured problems on {', '.join(devices)}, the last {dates[-1][:10]}")
         return "; ".join(parts) + "."
 
-    # ---- Sections ---------------------------------------------------------------------------------------------------
-
     def _measured(self) -> list[Section]:
         kinds = kinds_of(self.points)
-        shown = [*kinds.items()][:_MOST_KINDS]
-        told = [] if kinds else [_TO_MEASURE]
+        shown = [*kinds.items()][:_MAX_KINDS]
+        notes = [] if kinds else [_NO_MEASUREMENTS]
         if len(kinds) > len(shown):
             left = sum(map(len, kinds.values())) - sum(len(points) for _, points in shown)
-            told = [
-                f"The {len(shown)} kinds with most problems of {len(kinds)}; {left} problems of the others are not drawn."
+            notes = [
+                f"Shown are the {len(shown)} of {len(kinds)} kinds with the most problems, without {left} problems of other kinds."
             ]
         rising = [rates(f"rates_{at}", kind, points) for at, (kind, points) in enumerate(shown)]
         found = [ratios(f"ratios_{at}", kind, points) for at, (kind, points) in enumerate(shown)]
         maps = [figure for figure in found if figure is not None]
-        alone = ["Nothing was measured beside cuBLASLt, so there are no ratios."] if kinds and not maps else told
+        no_ratios = (
+            ["No problem was measured beside cuBLASLt, so there are no ratios."] if kinds and not maps else notes
+        )
         return [
-            Section("rates", "TFLOP/s against size", told, rising, side=True),
-            Section("ratios", "Speed over cuBLASLt's fastest", alone, maps, side=True),
+            Section("rates", "TFLOP/s against size", notes, rising, side=True),
+            Section("ratios", "Speedup over cuBLASLt's fastest", no_ratios, maps, side=True),
         ]
 
     def _roofline(self) -> Section:
         figures, left_out = rooflines([entry.record for entry in self.entries], self.points)
-        told = [
-            "Each mark is a variant, or several in one place, and leads to its page. Hollow ones stand where the equations of "
-            "`hgemm explain` put them, on the card that their architecture is known by; full ones where they were measured. Roofs "
-            "are at the card's boost clock, which power may hold down."
+        notes = [
+            "Each mark is one or more variants, and links to the page of the first. Hollow marks are limits by the cost model of "
+            "`hgemm explain`, on the usual card of the architecture. Full marks are measurements. Roofs assume the card's boost "
+            "clock; the power limit may lower it."
         ]
         if left_out:
-            told.append(f"{left_out} variants are not drawn: no card's table has their instructions.")
-        return Section(
-            "roofline", "Roofline", told if figures else ["There is no variant to draw."], figures, side=True
-        )
+            notes.append(f"{left_out} variants are not drawn: no card's table has their instructions.")
+        return Section("roofline", "Roofline", notes if figures else ["No variant to draw."], figures, side=True)
 
     def _resources(self) -> Section:
         figures = resources([entry.record for entry in self.entries])
-        told = [] if figures else ["There is no variant to draw."]
-        return Section("resources", "Resources and occupancy", told, figures, side=True)
+        notes = [] if figures else ["No variant to draw."]
+        return Section("resources", "Resources and occupancy", notes, figures, side=True)
 
     def _ladders(self) -> Section:
         found = [(document, ladder) for document in self.ladders for ladder in document["ladders"]]
-        told = [] if found else ["No ladder was given: --ladder reads what `hgemm ladder --keep` wrote."]
-        figures = [figure_of(f"ladder_{at}", *one) for at, one in enumerate(found) if has_curve(*one)]
-        tables = [{"title": title_of(ladder), **dict(zip(("heads", "rows"), table_of(ladder)))} for _, ladder in found]
-        return Section("ladders", "Ladders", told, figures, tables)
+        notes = [] if found else ["No ladders. To read a file of `hgemm ladder --keep`, use --ladder."]
+        figures = [ladder_figure(f"ladder_{at}", *one) for at, one in enumerate(found) if has_curve(*one)]
+        tables = [
+            {"title": ladder_title(ladder), **dict(zip(("heads", "rows"), ladder_table(ladder)))} for _, ladder in found
+        ]
+        return Section("ladders", "Ladders", notes, figures, tables)
 
 
-def _page_shown(section: Section, known: set[str]) -> dict[str, Any]:
-    """Return a section as the template takes it, its pictures drawn."""
+def _section_data(section: Section, known: set[str]) -> dict[str, Any]:
+    """Return a section as the template reads it, with its charts drawn."""
     return {
         **vars(section),
         "figures": [
@@ -332,17 +338,17 @@ def _page_shown(section: Section, known: set[str]) -> dict[str, Any]:
 
 
 def _coded(text: str) -> Markup:
-    """Write what stands between backquotes as code."""
+    """Write text between backquotes as code."""
     parts = text.split("`")
     return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def _breakable(symbol: str) -> Markup:
-    """Let a line end after any underscore."""
+    """Allow a line break after each underscore."""
     return Markup("_<wbr>").join(symbol.split("_"))
 
 
 def _embedded(value: Any) -> str:
-    """Write a value as JSON that no HTML can end."""
+    """Write a value as JSON that cannot close the script element."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""What was measured, whichever file says it: documents of `hgemm bench --keep`, and a library's own measurements."""
+"""Measured points, from documents of `hgemm bench --keep` and from the measurements of a library."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _DOCUMENT = fields(
 
 @dataclass(frozen=True)
 class Point:
-    """One problem as it was measured once.
+    """One measurement of one problem.
 
-    Fields: `times_us` are those of our variants by symbol, `ours` the one that won among them; `baseline_us` and `ratios`
-        have `first`, the baseline's own choice, and `best`, its fastest proposal, as far as they were measured: ratios
-        are the baseline's time over ours. `keys` are the content keys of the variants, where the file tells them.
+    Fields: `times_us` maps our variants to their times; `ours` is the fastest of them.
+        `baseline_us` and `ratios` have `first` (the baseline's own choice) and `best` (its fastest proposal), if measured.
+        A ratio is the baseline's time over ours. `keys` maps variants to content keys, if the file has them.
     """
 
     work: Work
@@ -63,7 +63,7 @@ class Point:
 
     @property
     def ratio(self) -> float | None:
-        """The speed over the baseline's fastest, or its first choice where that alone was measured."""
+        """The speedup over the baseline's fastest proposal, or over its first choice if only that was measured."""
         return self.ratios.get("best", self.ratios.get("first"))
 
     def tflops(self, time_us: float) -> float:
@@ -72,7 +72,7 @@ class Point:
 
 @dataclass(frozen=True, order=True)
 class Kind:
-    """What is alike of the problems of one picture."""
+    """The properties that all problems of one chart share."""
 
     device: str
     state: str
@@ -88,9 +88,9 @@ class Kind:
 
 
 def kinds_of(points: Iterable[Point]) -> dict[Kind, list[Point]]:
-    """Return the points of each kind, kinds with most problems first; of a problem measured twice the later.
+    """Group points by kind, kinds with most problems first. Of several measurements of a problem, keep the latest.
 
-    One that was measured beside a baseline goes before any that was not.
+    A measurement with a baseline is preferred to one without.
     """
     found: dict[Kind, dict[str, Point]] = {}
     for point in sorted(points, key=lambda one: (bool(one.baseline_us), one.date)):
@@ -99,11 +99,11 @@ def kinds_of(points: Iterable[Point]) -> dict[Kind, list[Point]]:
     return {kind: [*by_work.values()] for kind, by_work in ordered}
 
 
-# ---- Documents ------------------------------------------------------------------------------------------------------
+# ==== Documents of `hgemm bench` ====
 
 
 def read_bench(path: Path) -> list[Point]:
-    """Return what a document of `hgemm bench --keep` measured. Raises LibraryError where the file holds none."""
+    """Return the points of a document of `hgemm bench --keep`. Raises: LibraryError if the file is not one."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         _DOCUMENT(document, "")
@@ -124,7 +124,7 @@ def _of_result(document: Mapping[str, Any], result: Mapping[str, Any]) -> Iterat
         work=Work(**result["work"]),
         state=result["state"],
         device=document["device"],
-        date=document["date"].removesuffix(" UTC").replace(" ", "T") + "Z",  # in order with those of sessions
+        date=document["date"].removesuffix(" UTC").replace(" ", "T") + "Z",  # sorts with the dates of sessions
         times_us={name: time_us for name, time_us in times.items() if name.startswith("hgemm_")},
         ours=ours,
         baseline_us={role: times[name] for role, name in roles.items() if name in times},
@@ -133,11 +133,11 @@ def _of_result(document: Mapping[str, Any], result: Mapping[str, Any]) -> Iterat
     )
 
 
-# ---- Sessions -------------------------------------------------------------------------------------------------------
+# ==== Sessions of a library ====
 
 
 def of_sessions(sessions: Sequence[Session]) -> list[Point]:
-    """Return what the sessions of a library measured."""
+    """Return the points of a library's sessions."""
     return [_of_session(session, result) for session in sessions for result in session.results if result.times]
 
 
@@ -159,12 +159,12 @@ def _of_session(session: Session, result: Result) -> Point:
 
 
 def _in_rounds(times: Sequence[VariantTime]) -> Sequence[VariantTime]:
-    """Return those that were timed in rounds, or all where none was."""
+    """Return the times measured in rounds, or all times if there are none."""
     return [time for time in times if time.rounds] or times
 
 
 def _baseline(times_us: Any) -> dict[str, float]:
-    """Return the times of a session's baseline, which its schema leaves open."""
+    """Return the baseline's times of a session. The schema does not check them."""
     entries = times_us.items() if isinstance(times_us, dict) else ()
     return {
         role: float(value)

@@ -13,6 +13,7 @@ from generator.report.points import of_sessions, read_bench
 from generator.store.files import disk_errors
 from generator.store.library import Library
 from generator.store.query import Selection, nothing_matches, select_rows
+from generator.tables import counted
 from hgemm.disk import require_writable, write_atomically
 from hgemm.measured import read_sessions
 
@@ -45,7 +46,7 @@ def write_report(
             warn(f"hgemm: {entry}")
         else:
             entries.append(entry)
-    skipped = f"{len(rejected)} variants were skipped, because their files fail the checks. The first: "
+    skipped = f"Skipped {counted(len(rejected), 'variant')}, because the files fail the checks. The first: "
     report = Report(
         title=f"HGEMM library {library.folder.name}",
         entries=entries,

@@ -29,9 +29,9 @@ const address = () => new URLSearchParams(location.hash.slice(1));
 const controls = () => [byId("q"), ...document.querySelectorAll("#filters select")];
 
 function toAddress() {
-  const wanted = new URLSearchParams();
-  for (const control of controls()) if (control.value) wanted.set(control.name, control.value);
-  history.replaceState(null, "", wanted.toString() ? "#" + wanted : location.pathname + location.search);
+  const filters = new URLSearchParams();
+  for (const control of controls()) if (control.value) filters.set(control.name, control.value);
+  history.replaceState(null, "", filters.toString() ? "#" + filters : location.pathname + location.search);
 }
 
 // ---- The table ----
@@ -68,7 +68,7 @@ function fill() {
     at === 0 ? make("th", { scope: "row" }, link(value))
       : make("td", typeof value === "number" ? { class: "number" } : {}, words(value))))));
   byId("count").textContent = `${rows.length.toLocaleString("en")} of ${data.rows.length.toLocaleString("en")} variants` +
-    (rows.length > shown ? `, the first ${shown} shown` : "");
+    (rows.length > shown ? `, showing the first ${shown}` : "");
   byId("more").hidden = rows.length <= shown;
   for (const head of document.querySelectorAll("#heads th")) {
     const own = head.dataset.name === sorted.name;
@@ -132,7 +132,7 @@ function histogram(counts) {
 
 function times(measured) {
   const section = make("section", { class: "times" }, make("h3", {}, "Measured"));
-  if (!measured.length) return section.append(make("p", {}, "Nothing of this variant was measured.")), section;
+  if (!measured.length) return section.append(make("p", {}, "This variant has no measurements.")), section;
   const names = Object.keys(measured[0]);
   const order = ["problem", "us", "tflops", "of_cublaslt", "fastest", "types", "state", "device", "date"].filter((name) => names.includes(name));
   const rows = measured.map((one) => make("tr", {}, ...order.map((name) =>
@@ -145,20 +145,20 @@ function times(measured) {
 function proof(values) {
   const proved = values.shapes && values.shapes.length;
   const said = proved
-    ? `Its source was run on the CPU with ${values.shapes.length} shapes in ${values.timings.length} orders of events: ` +
-      `${values.races} races, at most ${words(values.max_bound_ratio)} of the error that the arithmetic allows.`
-    : "It was not run on the CPU: hgemm verify --emulate proves it.";
+    ? `Its source was run on the CPU with ${values.shapes.length} shapes and ${values.timings.length} schedules: ` +
+      `${values.races} races; largest error ${words(values.max_bound_ratio)} of the bound.`
+    : "No proof. To prove it on the CPU, run: hgemm verify --emulate";
   const section = facts("Proof", values);
   section.firstChild.after(make("p", {}, said));
   return section;
 }
 
 async function pictures(list) {
-  const section = make("section", { class: "pictures" }, make("h3", {}, "Where its operands lie"));
+  const section = make("section", { class: "pictures" }, make("h3", {}, "Operands in shared memory"));
   section.append(make("p", {}, list.length
-    ? "A square is 16 bytes of shared memory; its number and colour are the group of 4 banks, of 8, that holds it. " +
-      "What is framed is read at once: pieces of one frame in one group wait for one another."
-    : "Kernels of this kind are not drawn."));
+    ? "A square is a 16-byte vector of shared memory. Its number and colour show which of the 8 groups of 4 banks holds it. " +
+      "One access reads the vectors of one frame. Vectors of a frame in the same group conflict."
+    : "There are no pictures for this kind of kernel."));
   for (const [says, place] of list) {
     const image = make("img", { alt: says, src: "data:image/svg+xml," + encodeURIComponent(await unpacked(data.pictures[place])) });
     section.append(make("figure", {}, make("figcaption", {}, says), make("div", { class: "scroll", tabindex: 0 }, image)));
@@ -169,25 +169,25 @@ async function pictures(list) {
 async function variant(symbol) {
   const page = byId("variant"), at = places.get(symbol);
   page.replaceChildren(make("p", {}, make("a", { href: "#" }, "back to the library")), make("h2", {}, ...breakable(symbol)));
-  if (at === undefined) return page.append(make("p", {}, "is not in this report"));
+  if (at === undefined) return page.append(make("p", {}, "This variant is not in the report."));
   const found = (await unpacked(data.packs[Math.floor(at / data.pack)]))[at % data.pack], record = found.record;
   const { launch, ...rest } = record;
   const tables = make("div", { class: "columns" },
     facts("Spec", record.spec), facts("Resources", record.resources), facts("Launch", launch),
-    facts("Traits", record.traits), found.model ? facts("What bounds it", found.model) : null,
-    proof(record.proof), facts("Made by", { alias: rest.alias, key: rest.key, ...rest.toolchain, ...Object.fromEntries(
+    facts("Launch traits", record.traits), found.model ? facts("Limits by the cost model", found.model) : null,
+    proof(record.proof), facts("Build", { alias: rest.alias, key: rest.key, ...rest.toolchain, ...Object.fromEntries(
       Object.entries(rest.seconds).map(([name, value]) => [name + " seconds", value])) }),
     facts("Files", Object.fromEntries(Object.entries(rest.files).map(([name, file]) =>
       [name, `${words(file.bytes)} B, sha256 ${file.sha256}`]))));
   const source = make("section", {}, make("h3", {}, "Source"),
     make("pre", { class: "scroll", tabindex: 0 }, make("code", {}, found.source)));
   const drawn = await pictures(found.pictures);
-  if (address().get("variant") !== symbol) return;  // another was asked for meanwhile
+  if (address().get("variant") !== symbol) return;  // the reader has opened another variant
   page.append(tables, times(found.measured), histogram(record.sass), drawn, source);
   page.dataset.ready = symbol;
 }
 
-// ---- Going about ----
+// ---- Navigation ----
 
 function go() {
   const asked = address(), symbol = asked.get("variant");
