@@ -107,7 +107,7 @@ def small_library(shared: Path) -> Library:
 
     def compile_all(folder: Path) -> None:
         plans = sweep([{**SMALL, "layout": "tn,nn,nt,tt"}]).plans
-        outcomes = [outcome for _, outcome in make(plans, Settings(Library(folder), templates_folder()), processes=1)]
+        outcomes = [outcome for _, outcome in make(plans, Settings(Library(folder), templates_folder()), processes=0)]
         assert [outcome.error for outcome in outcomes] == [""] * 4
 
     return Library(made_once(shared / "small_library", compile_all))

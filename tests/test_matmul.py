@@ -332,7 +332,7 @@ def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDrive
     with pytest.raises(ProblemError, match=f"workspace is missing: {plan.workspace_bytes} B"):
         plan(a, w, out)
     workspaces = [Cuda(placed(np.zeros(plan.workspace_bytes, np.uint8))) for _ in range(2)]
-    for workspace in workspaces * 2:
+    for workspace in (*workspaces, workspaces[0]):
         plan(a, w, out, workspace=workspace)
     with pytest.raises(ProblemError, match="workspace has"):
         plan(a, w, out, workspace=Cuda(placed(np.zeros(plan.workspace_bytes - 16, np.uint8))))
