@@ -57,7 +57,9 @@ def race(built: list[BuiltForm], library: Library, device: Device, m: int, turns
             trial.kernel = kernel
             found, complaint = trial.launch(problem)
             check = compare(str(case), decode(found[:, rows], trial.traits.dtype_d), expected, "normal")
-            seen.append((check.passed and not complaint, check.max_bound_ratio, hashlib.sha256(found.tobytes()).hexdigest()))
+            seen.append(
+                (check.passed and not complaint, check.max_bound_ratio, hashlib.sha256(found.tobytes()).hexdigest())
+            )
         launches = [kernel.bind(problem, device=device.ordinal) for kernel in kernels]
         count = max(1, round(TURN_MS / min(elapsed_ms(device, launches[0]) for _ in range(3))))
 
@@ -70,7 +72,8 @@ def race(built: list[BuiltForm], library: Library, device: Device, m: int, turns
         trial.free()
     speeds = [{"time_us": time_us, "tflops": problem.flops / time_us * 1e-6} for time_us in medians]
     return [
-        BuiltForm(one.form, one.record, RunResult(device.name, *checked, speed)) for one, checked, speed in zip(built, seen, speeds)
+        BuiltForm(one.form, one.record, RunResult(device.name, *checked, speed))
+        for one, checked, speed in zip(built, seen, speeds)
     ]
 
 

@@ -97,7 +97,8 @@ def run_once(tool: Tool, arch: str) -> dict:
             cache.mkdir(parents=True, exist_ok=True)
             extra = {name: value.format(cache=cache) for name, value in tool.environment}
             return timed(
-                tool.argv(arch=arch, stages=stages, library=str(Path(folder) / place / "library")), environment() | extra
+                tool.argv(arch=arch, stages=stages, library=str(Path(folder) / place / "library")),
+                environment() | extra,
             )
 
         cold_s, output = run(ONE, "first")

@@ -64,9 +64,7 @@ def _result(result: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("work", "state", "refused", "rejected", "ours", "first", "best", "ratio_first", "ratio_best", "memory")
     telemetry = {key: result.get("telemetry", {}).get(key) for key in ("sm_mhz", "power_w", "limited_by")}
     alone = {
-        name: {key: one[key] for key in ("sm_mhz", "power_w")}
-        for name, one in result.get("alone", {}).items()
-        if one
+        name: {key: one[key] for key in ("sm_mhz", "power_w")} for name, one in result.get("alone", {}).items() if one
     }
     figures = {
         name: {**figure, **alone.get(name, {})}

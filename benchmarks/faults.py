@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.anchors import KERNEL, AnchorError, Program
 from benchmarks.fault_table import FAULTS, NUMBERS, Fault
+from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.device_check import Outcome
-from generator.emit import Kernel, emit
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import Request, host_toolchain, request_of, workers
 from generator.sweep import sweep

@@ -25,19 +25,17 @@ import click
 
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, versions
+from generator.build.emit import emit
 from generator.build.inspect import parse_ptxas_log
 from generator.build.pipeline import planned
 from generator.build.toolchain import headers, templates_folder
-from generator.defaults import resolve
 from generator.device_check import Outcome, outcome_line, outcome_summary
-from generator.emit import emit
 from generator.errors import RequestError
-from generator.families.mma_sync.rules import RULES
-from generator.families.mma_sync.ways_out import warp_extents
-from generator.plan import Plan, plan_of
+from generator.families.base import Plan
+from generator.families.mma_sync.rules import RULES, warp_extents
+from generator.planner import plan_of, resolve, violations
 from generator.proof.executor import trim
 from generator.proof.jobs import host_toolchain, request_of, workers
-from generator.rules import violations
 from generator.spec import Raster, Schedule, Smem, Tile, WarpTile
 from generator.sweep import sweep
 
@@ -78,7 +76,7 @@ def draw(source: random.Random, register_copy: bool = False, **fields: str) -> P
     """Return the plan of a random spec with the given fields. It breaks no rule, except maybe that of registers."""
     while True:
         plan = plan_of(resolve(_request(source) | (_register_copy(source) if register_copy else {}) | fields))
-        broken = {rule.name for rule in RULES if rule.broken(plan)}
+        broken = {rule.name for rule in RULES if rule.check(plan)}
         if broken <= {"registers"}:
             return plan
 

@@ -102,6 +102,7 @@ def spec_fields() -> str:
 def architectures() -> str:
     """Return the table of architectures: limits and families."""
     from generator.arch import ARCHS
+    from generator.families import supported_by
 
     rows = [
         (
@@ -110,7 +111,7 @@ def architectures() -> str:
             f"{arch.limits.smem_bytes_per_sm:,}",
             str(arch.limits.warps_per_sm),
             str(arch.limits.ctas_per_sm),
-            ", ".join(f"`{family}`" for family in arch.families),
+            ", ".join(f"`{family.name}`" for family in supported_by(arch)),
         )
         for arch in ARCHS.values()
     ]

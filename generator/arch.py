@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from generator.errors import RequestError, closest_words
 
 KIB = 1024
-MMA_SYNC = "mma_sync"
-WGMMA_SM90 = "wgmma_sm90"
-MMA_SYNC_TMA = "mma_sync_tma"
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class ArchLimits:
 
 @dataclass(frozen=True)
 class Arch:
-    """One compilation target: its name, its limits, and the families of kernels that are served on it, the best first."""
+    """One compilation target: its name, its limits, and the instructions that it has. Rules and planning read these flags."""
 
     name: str
     number: int
@@ -51,9 +48,9 @@ class Arch:
     has_cp_async: bool
     has_bf16: bool
     has_mma_k16: bool
+    has_tma: bool
     has_wgmma: bool
     has_setmaxnreg: bool
-    families: tuple[str, ...]
 
     @property
     def compute(self) -> str:
@@ -124,9 +121,9 @@ def _arch(number: int, limits: ArchLimits, suffix: str = "") -> Arch:
         has_cp_async=ampere,
         has_bf16=ampere,
         has_mma_k16=ampere,
+        has_tma=tma,
         has_wgmma=wgmma,
         has_setmaxnreg=wgmma,
-        families=((WGMMA_SM90,) if wgmma else ()) + (MMA_SYNC,) + ((MMA_SYNC_TMA,) if tma else ()),
     )
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from generator.build import dsl as translate
 from generator.build.pipeline import Outcome, Settings, make
 from generator.errors import RequestError
-from generator.plan import Plan
-from generator.rules import Violation, refuse_illegal, violations
+from generator.families import family_of
+from generator.families.base import Plan
+from generator.planner import Violation, reject_illegal, violations
 from generator.spec import FORMS
 from generator.sweep import Candidate
 from hgemm.record import CUBIN_NAME, SOURCE_NAME, Record, Scalar
@@ -69,7 +70,7 @@ def plan_every_form(request: Request) -> list[FormPlan]:
     plans = [_planned_for_most(request).replace(form=form) for form in FORMS]
     forms = [FormPlan(plan, violations(plan), translate.lacking() if plan.spec.form == "dsl" else "") for plan in plans]
     if all(form.violations for form in forms):
-        refuse_illegal(plans[0])
+        reject_illegal(plans[0])
     return forms
 
 
@@ -78,7 +79,7 @@ def _planned_for_most(request: Request) -> Plan:
     plain = _only(request(None)).plan
     for form in reversed(FORMS):
         narrow = _only(request(form))
-        if narrow.plan.spec.family == plain.spec.family and not narrow.rules:
+        if family_of(narrow.plan.spec) is family_of(plain.spec) and not narrow.rules:
             return narrow.plan
     return plain
 

@@ -17,7 +17,7 @@ from functools import cache
 
 from generator.build.toolchain import INSTALL
 from generator.errors import HgemmError, RequestError
-from generator.families.sm90.naming import exchanged_layout
+from generator.families.wgmma import exchanged_layout
 from generator.spec import DTYPE_BYTES, WGMMA, WMMA, Texts, option_of, parse_field
 
 _NAME_2X = re.compile(

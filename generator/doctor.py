@@ -11,9 +11,9 @@ from pathlib import Path
 
 from generator.arch import ARCHS
 from generator.build.compile import supported_archs
+from generator.build.emit import entry_headers
 from generator.build.inspect import find_nvdisasm
 from generator.build.toolchain import INSTALL, OWN_HEADERS, headers, templates_folder, version_of
-from generator.emit import ENTRY_HEADERS
 from generator.errors import HgemmError, LibraryError
 from generator.proof.executor import NoCompiler, NoCompilerInstalled
 from generator.proof.jobs import host_toolchain
@@ -91,16 +91,16 @@ def _wheels() -> Iterator[Check]:
 
 def _templates() -> Iterator[Check]:
     folder = templates_folder()
-    names = {header.name for entry in ENTRY_HEADERS for header in headers(entry, folder).files}
+    names = {header.name for entry in entry_headers() for header in headers(entry, folder).files}
     ours = [name for name in names if name.startswith(OWN_HEADERS)]
-    missing = [entry for entry in ENTRY_HEADERS if entry not in names]
+    missing = [entry for entry in entry_headers() if entry not in names]
     found = f"{folder}: {len(ours)} headers, {len(names)} including dependencies"
     fix = f"{', '.join(missing)} is missing: {INSTALL}" if missing else ""
     yield Check("templates", FAIL if missing else OK, found, fix)
 
 
 def _nvrtc() -> Iterator[Check]:
-    known = {name.rstrip("a") for name, arch in ARCHS.items() if arch.families}
+    known = {name.rstrip("a") for name in ARCHS}
     missing = sorted(known - supported_archs())
     supported = f"NVRTC compiles for all {len(known)} architectures"
     yield (

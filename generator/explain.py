@@ -8,8 +8,8 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.build.inspect import occupancy
 from generator.errors import RequestError
+from generator.families.base import Plan
 from generator.naming import alias_of, symbol_of
-from generator.plan import Plan
 from generator.sweep import Candidate
 from generator.tables import cell
 from hgemm.model.kernel import Size
@@ -105,7 +105,7 @@ def explanation_text(explanation: dict[str, Any]) -> str:
         lines += model_lines(explanation["model"], _WIDTH)
         return "\n".join([*lines, "  legal"]) + "\n"
     lines += [f"  illegal, breaks {len(explanation['broken'])}:"]
-    lines += [f"    {broken['rule']}: {broken['message']}: {broken['way_out']}" for broken in explanation["broken"]]
+    lines += [f"    {broken['rule']}: {broken['message']}. {broken['fix']}" for broken in explanation["broken"]]
     return "\n".join(lines) + "\n"
 
 

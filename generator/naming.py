@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from generator.arch import MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
-from generator.families.mma_sync import naming as mma_sync
-from generator.families.mma_sync_tma import naming as mma_sync_tma
-from generator.families.sm90 import naming as sm90
+from generator.families import family_of
 from generator.spec import BY_FIELD, HASH_DIGITS, SYMBOL_FIELDS, Spec, spec_hash
 
 MAX_SYMBOL = 64
-
-_FAMILIES = {MMA_SYNC: mma_sync, MMA_SYNC_TMA: mma_sync_tma, WGMMA_SM90: sm90}
 
 
 def symbol_of(spec: Spec) -> str:
@@ -25,4 +20,4 @@ def symbol_of(spec: Spec) -> str:
 
 def alias_of(spec: Spec) -> str:
     """Return the name in the style of CUTLASS's library, for filters that users know; variants may share it."""
-    return _FAMILIES[spec.family].alias(spec)
+    return family_of(spec).alias(spec)

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from generator.arch import ARCHS, MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90, parse_arch
+from generator.arch import ARCHS, parse_arch
 from generator.errors import RequestError, closest_words, unknown_word
 from hgemm.dtypes import DTYPES, OUTPUTS, SPELLINGS
 from hgemm.errors import deprecated
@@ -287,11 +287,6 @@ class Spec:
         return Spec(**{**vars(self), **values})
 
     @property
-    def family(self) -> str:
-        """The family of the kernel. The tensor instruction and the copy decide it."""
-        return family_of(self.mma, self.copy)
-
-    @property
     def operand_bytes(self) -> int:
         """Bytes of an element of A."""
         return DTYPE_BYTES[self.dtype_a]
@@ -333,17 +328,7 @@ WMMA = "wmma16"
 """Fragments of 16 x 16 x 16. The compiler chooses the instructions that load and multiply them."""
 
 _WGMMA_ATOM = re.compile(r"m64n(\d{1,3})k(?:16|8)", re.ASCII)
-
-
-def family_of_mma(mma: str) -> str:
-    """Return the family that a tensor instruction belongs to."""
-    return WGMMA_SM90 if mma == WGMMA or mma.startswith("m64n") else MMA_SYNC
-
-
-def family_of(mma: str, copy: str) -> str:
-    """Return the family of kernels with a tensor instruction and a copy."""
-    family = family_of_mma(mma)
-    return MMA_SYNC_TMA if family == MMA_SYNC and copy == "tma" else family
+_WORD = re.compile(r"[a-z]{3}[a-z0-9_]*", re.ASCII)
 
 
 # ==== Parsers: text to value ====
@@ -399,16 +384,18 @@ def _align(text: str, what: str) -> int:
 
 
 def _mma(text: str, what: str) -> str:
-    if _WGMMA_ATOM.fullmatch(text.strip().lower()):
-        return text.strip().lower()
+    """Parse an instruction: a known shape, or a word. The planner knows the words of all families."""
+    word = text.strip().lower()
+    if _WGMMA_ATOM.fullmatch(word) or _WORD.fullmatch(word):
+        return word
     return Choice(("m16n8k16", "m16n8k8", WMMA, WGMMA, "m64nNk16", "m64nNk8"))(text, what)
 
 
 # ==== The table of fields ====
 
 
-_FAMILIES = (MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90)
-_WARPS = (MMA_SYNC, MMA_SYNC_TMA)
+_MMA_SYNC, _WGMMA = "mma_sync", "wgmma"
+_WARPS = (_MMA_SYNC, "mma_sync_tma")
 _ALIGNS = ("8", "4", "2", "1")
 _SMEM = ("auto", "none", "pad:8", "pad_alternate:8", "xor:1,3,3", "xor:2,3,3", "xor:3,3,3", "xor:3,3,4")
 _INPUTS = tuple(word for word in TYPES if word != "f32")
@@ -424,7 +411,7 @@ class Field:
     Fields: `parse` reads a value. `option` sets this field alone; `shared` names an option that sets several fields. `examples`
         are words that a shell completes if `parse` has no list of words. `symbol` writes the field's part of a kernel's symbol.
         `enum` is the enumeration hgemm_<enum> of hgemm.h if the run time knows the field. `families` are the kernel families
-        that leave the field open.
+        that leave the field open; none stands for all.
     """
 
     name: str
@@ -437,7 +424,7 @@ class Field:
     examples: tuple[str, ...] = ()
     symbol: Callable[[Spec], str] | None = None
     enum: str = ""
-    families: tuple[str, ...] = _FAMILIES
+    families: tuple[str, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -460,7 +447,7 @@ FIELDS = (
         TARGET,
         "ARCHS",
         "Architectures: sm_89, 89 or 8.9. Required.",
-        examples=tuple(name for name, arch in ARCHS.items() if arch.families),
+        examples=tuple(ARCHS),
         symbol=lambda spec: spec.arch.replace("_", ""),
     ),
     Field(
@@ -469,7 +456,7 @@ FIELDS = (
         TARGET,
         "WORDS",
         "How the kernel is written: atoms, cute (all of CuTe), dsl (CuTe DSL).",
-        families=(MMA_SYNC, WGMMA_SM90),
+        families=(_MMA_SYNC, _WGMMA),
     ),
     Field("ctas_per_sm", Whole(1, 32), TARGET, "N", "CTAs that an SM holds at once. Limits the registers."),
     Field(
@@ -540,7 +527,7 @@ FIELDS = (
         "N",
         "wgmma: warpgroups that multiply, 1 to 3.",
         examples=("1", "2", "3"),
-        families=(WGMMA_SM90,),
+        families=(_WGMMA,),
     ),
     Field(
         "cooperation",
@@ -548,7 +535,7 @@ FIELDS = (
         TILES,
         "WORDS",
         "wgmma: consumers share a tile (cooperative) or alternate (pingpong).",
-        families=(WGMMA_SM90,),
+        families=(_WGMMA,),
     ),
     Field(
         "cluster",
@@ -557,7 +544,7 @@ FIELDS = (
         "MxN",
         "wgmma: CTAs that share operands, along m and n.",
         examples=("1x1", "2x1", "1x2", "4x1", "1x4", "2x2"),
-        families=(WGMMA_SM90,),
+        families=(_WGMMA,),
     ),
     Field(
         "swap_ab",
@@ -565,7 +552,7 @@ FIELDS = (
         TILES,
         "SWITCH",
         "wgmma: multiply B and A transposed, for small m.",
-        families=(WGMMA_SM90,),
+        families=(_WGMMA,),
     ),
     Field(
         "stages",
@@ -598,7 +585,7 @@ FIELDS = (
         "N",
         "ldg_sts, ldg_sts_scalar: tensor instructions between two stores to shared memory. 0: store after the last one.",
         examples=("0", "2", "5"),
-        families=(MMA_SYNC,),
+        families=(_MMA_SYNC,),
     ),
     Field(
         "prefetch",
@@ -606,7 +593,7 @@ FIELDS = (
         PIPELINE,
         "SWITCH",
         "ldg_sts*: load the next k-tile into registers before the current one is multiplied, or after.",
-        families=(MMA_SYNC,),
+        families=(_MMA_SYNC,),
     ),
     Field(
         "smem_alloc",
@@ -614,7 +601,7 @@ FIELDS = (
         PIPELINE,
         "WORDS",
         "Shared memory: dynamic, static.",
-        families=(MMA_SYNC,),
+        families=(_MMA_SYNC,),
     ),
     *(
         Field(
@@ -625,7 +612,7 @@ FIELDS = (
             f"The same for {letter.upper()} only.",
             shared="smem",
             examples=_SMEM,
-            families=(MMA_SYNC,),
+            families=(_MMA_SYNC,),
         )
         for letter in "ab"
     ),

@@ -13,11 +13,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from generator.arch import ARCHS, WGMMA_SM90
-from generator.defaults import resolve
+from generator.arch import ARCHS
 from generator.errors import RequestError
-from generator.plan import Plan, plan_of
-from generator.rules import Violation, broken_rules, refuse_illegal, told_rules, violations
+from generator.families import family_of
+from generator.families.base import Plan
+from generator.planner import (
+    Violation,
+    broken_rules,
+    default_family,
+    plan_of,
+    reject_illegal,
+    reported_rules,
+    resolve,
+    violations,
+)
 from generator.spec import SPEC_OPTIONS, Request, Spec, SpecOption, Texts, option_of, parse_field
 
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
@@ -103,7 +112,7 @@ class Sweep:
             return
         try:
             first = self.illegal[0]
-            refuse_illegal(first.plan, first.request, _of_kin(first.request))
+            reject_illegal(first.plan, first.request, _of_kin(first.request))
         except RequestError as error:
             if len(self.illegal) == 1:
                 raise
@@ -111,11 +120,13 @@ class Sweep:
 
 
 def _of_kin(request: Request) -> str:
-    """Say where the same request is legal on wgmma, for the same GPUs."""
+    """Say that the same request is legal on an architecture with more instructions for the same GPUs."""
     kin = f"{request['arch']}a"
     if kin not in ARCHS or broken_rules(plan := plan_of(resolve({**request, "arch": kin}))):
         return ""
-    return f"wgmma kernels for the same GPUs take it: use arch {kin}" if plan.spec.family == WGMMA_SM90 else ""
+    family = family_of(plan.spec)
+    hint = f"{kin}, for the same GPUs, supports it with {family.name}. Try --arch {kin}."
+    return hint if family is default_family(kin) else ""
 
 
 def sweep(requests: Sequence[Texts], planned: Callable[[int, int], None] = lambda done, total: None) -> Sweep:
@@ -128,7 +139,7 @@ def sweep(requests: Sequence[Texts], planned: Callable[[int, int], None] = lambd
     for done, request in enumerate(combinations, 1):
         plan = plan_of(resolve(request))
         if plan not in found:
-            found[plan] = Candidate(plan, request, told_rules(plan))
+            found[plan] = Candidate(plan, request, reported_rules(plan))
         planned(done, count)
     return Sweep(tuple(found.values()))
 

@@ -31,8 +31,8 @@ from atom_probes import (
 )
 
 from generator.build.compile import compile_kernel
+from generator.build.emit import Kernel, emit
 from generator.build.toolchain import headers, templates_folder
-from generator.emit import Kernel, emit
 from generator.proof import executor as abi
 from generator.proof.executor import Adversary, Executable, Launch, Region, TensorMap
 from generator.sweep import sweep

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from records import make_record
 
+from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.catalog import catalog_kernels
-from generator.emit import Kernel, emit
 from generator.export.c_library import MANIFEST, ExportOptions, export
 from generator.store.library import Library
 from generator.sweep import sweep

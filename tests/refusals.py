@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from generator.build.compile import compile_kernel
+from generator.build.emit import Kernel
 from generator.build.toolchain import headers, templates_folder
-from generator.emit import Kernel
 from generator.errors import BuildError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from generator.build.emit import Kernel
 from generator.build.pipeline import planned
 from generator.catalog import catalog_kernels
-from generator.emit import Kernel
 from hgemm.dispatch_table import DispatchTable
 
 

@@ -119,7 +119,8 @@ def test_explain_prints_every_rule_of_every_combination(capsys) -> None:
     status, out, _ = hgemm(capsys, "explain", *TOO_LARGE)
     assert (
         status == 2
-        and "    shared_memory: smem 262,144 B > 101,376 B of sm_89: use " in out
+        and "    shared_memory: tile 256x256x64 with 4 stages needs 262,144 B of shared memory; sm_89 allows 101,376 B. Try "
+        in out
         and "    registers: " in out
     )
     status, out, _ = hgemm(capsys, "explain", *TOO_LARGE[:4], "--tile", "256x256x64,64x64x32", "--json")
@@ -146,9 +147,9 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
         (["--arch", "90,90a", "--tile", "128x128x64"], ""),
         (
             ["--arch", "90a", "--warp-tile", "64x64"],
-            "warning: --warp-tile asks for mma.sync on sm_90a: leave it out for wgmma",
+            "warning: --warp-tile asks for mma_sync on sm_90a: leave it out for wgmma",
         ),
-        (["--arch", "90a", "--fragment-stages", "2"], "warning: --fragment-stages asks for mma.sync on sm_90a"),
+        (["--arch", "90a", "--fragment-stages", "2"], "warning: --fragment-stages asks for mma_sync on sm_90a"),
         (["--arch", "90a", "--warp-tile", "64x64", "--mma", "m16n8k16"], ""),
         (["--arch", "90a", "--copy", "tma"], ""),
     ],
@@ -212,9 +213,12 @@ def test_python_m_generator_is_generate() -> None:
             "--schedule 'splitk:4' is unknown: did you mean split_k:S? use one",
         ),
         (["--arch", "90", "--stages", "0"], "--stages '0' is not a whole number from 1 to 16"),
-        (["--arch", "75", "--copy", "cp_async"], "copy: sm_75 has no cp.async"),
-        (TOO_LARGE, "shared_memory: smem 262,144 B > 101,376 B of sm_89: use "),
-        (TOO_LARGE, "\n  registers: about "),
+        (["--arch", "75", "--copy", "cp_async"], "copy: copy is cp_async; sm_75 copies through registers only"),
+        (
+            TOO_LARGE,
+            "shared_memory: tile 256x256x64 with 4 stages needs 262,144 B of shared memory; sm_89 allows 101,376 B. Try ",
+        ),
+        (TOO_LARGE, "\n  registers: warp tile "),
         (["--spec", "/none.toml"], "spec file /none.toml cannot be read: No such file"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 from conftest import call
 from tables import catalog_records, catalog_table, record_of
 
+from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
-from generator.emit import emit
 from generator.export.cover import SORTS, computes, holes, kinds_of, promised_types
 from generator.store.library import Library
 from generator.sweep import sweep

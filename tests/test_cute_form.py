@@ -11,15 +11,14 @@ import pytest
 
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, every_atom
+from generator.build.emit import emit
 from generator.build.pipeline import BuildOptions, build
 from generator.build.toolchain import headers, templates_folder
-from generator.defaults import resolve
-from generator.emit import emit
+from generator.families.base import Plan
 from generator.layouts import OperandTile
-from generator.plan import Plan, plan_of
+from generator.planner import plan_of, resolve, violations
 from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
-from generator.rules import violations
 from generator.spec import Spec, parse_field
 from generator.sweep import sweep
 

@@ -9,13 +9,13 @@ import specs
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from generator.arch import ARCHS, WGMMA_SM90
-from generator.defaults import resolve
+from generator.arch import ARCHS
 from generator.errors import RequestError
-from generator.families.mma_sync.ways_out import warp_extents
+from generator.families import family_of
+from generator.families.base import Plan
+from generator.families.mma_sync.rules import warp_extents
 from generator.layouts import read_conflicts, write_conflicts
-from generator.plan import Plan, plan_of
-from generator.rules import broken_rules, rules_of, violations
+from generator.planner import broken_rules, plan_of, resolve, rules_of, violations
 from generator.spec import Spec, Tile, WarpTile, parse_field
 
 
@@ -96,7 +96,7 @@ def test_a_plan_is_legal_wherever_one_exists(request_: dict) -> None:
 
 
 def is_legal(plan: Plan) -> bool:
-    return not any(rule.broken(plan) for rule in rules_of(plan))
+    return not any(rule.check(plan) for rule in rules_of(plan))
 
 
 def every_warp_tile(request_: dict) -> list[Plan]:
@@ -124,7 +124,7 @@ def test_a_plan_is_good(request_: dict) -> None:
     """
     planned = plan_of(resolve(request_))
     spec = planned.spec
-    if violations(planned) or spec.family == WGMMA_SM90:
+    if violations(planned) or family_of(spec).name == "wgmma":
         return
     assert read_conflicts(planned.a) == read_conflicts(planned.b) == 0
     for tile in (planned.a, planned.b):
@@ -132,7 +132,7 @@ def test_a_plan_is_good(request_: dict) -> None:
     assert spec.align_d * {"f16": 2, "bf16": 2, "f32": 4}[spec.dtype_d] == 16
     assert spec.store == "smem" or "shared_memory" in broken_rules(planned.replace(store="smem"))
     assert (
-        spec.stages >= (2 if planned.staged else 3)
+        spec.stages >= (2 if planned.register_copy else 3)
         or planned.stage_bytes * 3 > ARCHS[spec.arch].limits.smem_bytes_per_cta
     )
     atoms = spec.cta_tile.m // 16 * (spec.cta_tile.n // 8)

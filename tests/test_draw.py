@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from conftest import ROOT
 
 from generator.cli import inspect as draw
-from generator.defaults import resolve
 from generator.errors import RequestError
+from generator.families.base import Plan
 from generator.layouts import conflicts
-from generator.plan import Plan, plan_of
+from generator.planner import plan_of, resolve
 from generator.report.draw import Svg, fragments_of, group_of, picture_of, unswizzled, view_of
 from generator.spec import parse_field
 from generator.store.library import Library
@@ -153,9 +153,7 @@ def test_the_verb_draws_a_variant_of_the_library(small_library: Library, tmp_pat
 
 def test_no_svg_is_written_to_a_file_that_is_named_otherwise(tmp_path: Path) -> None:
     done = CliRunner().invoke(draw.draw_command, ["hgemm_x", "--to", str(tmp_path / "tile.png")])
-    assert isinstance(done.exception, RequestError) and "not an SVG file" in str(
-        done.exception
-    )
+    assert isinstance(done.exception, RequestError) and "not an SVG file" in str(done.exception)
     assert not [*tmp_path.iterdir()]
 
 

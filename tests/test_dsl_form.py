@@ -21,18 +21,18 @@ import pytest
 from conftest import ROOT
 from ptx_machine import PtxKernel
 
-from generator.arch import ARCHS, MMA_SYNC
+from generator.arch import ARCHS
 from generator.build import dsl as translate
 from generator.build.dsl import take_problem
+from generator.build.emit import emit
 from generator.build.pipeline import BuildOptions, Product, build, prepare
 from generator.build.toolchain import templates_folder
-from generator.defaults import resolve
-from generator.emit import emit
 from generator.errors import BuildError, HgemmError
-from generator.families.mma_sync import dsl_rules
-from generator.plan import Plan, plan_of
+from generator.families import family_of
+from generator.families.base import Plan
+from generator.families.mma_sync.form_rules import DSL_ARCHS
+from generator.planner import plan_of, resolve, violations
 from generator.proof.machine import HostMemory
-from generator.rules import violations
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
 from hgemm.launch_traits import LaunchTraits
@@ -96,10 +96,10 @@ def test_wgmma_kernels_are_not_in_the_dsl() -> None:
     (candidate,) = sweep([{"arch": "sm_90a", "mma": "wgmma", "form": "dsl"}]).candidates
     assert [violation for violation in candidate.broken if "form dsl" in violation.message]
     (planned,) = sweep([{"arch": "sm_90a", "form": "dsl"}]).plans
-    assert planned.spec.family == MMA_SYNC
+    assert family_of(planned.spec).name == "mma_sync"
 
 
-@pytest.mark.parametrize("arch", dsl_rules.ARCHS)
+@pytest.mark.parametrize("arch", DSL_ARCHS)
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 def test_what_is_left_open_is_planned_to_be_expressible(arch: str, layout: str) -> None:
     assert not violations(plan_of(resolve({"arch": arch, "form": "dsl", "layout": layout})))
@@ -362,9 +362,9 @@ def test_a_module_that_the_dsl_refuses_is_a_build_that_failed_with_its_words() -
 def test_the_dsl_knows_the_architectures_that_are_said_to_be_its_own() -> None:
     script = "from cutlass.base_dsl.enums import Arch; print(*[arch.name for arch in Arch])"
     said = {*subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()}
-    mine = {name for name, arch in ARCHS.items() if arch.families}
-    assert {*dsl_rules.ARCHS} <= said
-    assert mine - {*dsl_rules.ARCHS} == mine - said | ({"sm_110"} & mine)
+    mine = {*ARCHS}
+    assert {*DSL_ARCHS} <= said
+    assert mine - {*DSL_ARCHS} == mine - said | ({"sm_110"} & mine)
 
 
 @needs_dsl

@@ -12,16 +12,17 @@ from conftest import ROOT
 from jinja2 import meta, nodes
 from refusals import assert_refused_by_the_compiler
 
+from generator.build.emit import Kernel, _template, emit
 from generator.build.toolchain import templates_folder
-from generator.emit import Kernel, _template, emit
-from generator.families.mma_sync.emit import TEMPLATE, values
+from generator.families.base import Plan
+from generator.families.mma_sync.emit import FORMS
 from generator.naming import symbol_of
-from generator.plan import Plan
-from generator.rules import violations
+from generator.planner import violations
 from generator.spec import Smem
 from generator.sweep import sweep
 
 TEMPLATES = templates_folder()
+TEMPLATE, values = FORMS["atoms"].template, FORMS["atoms"].values
 SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}
 MAX_LINES = 65
 

@@ -14,13 +14,13 @@ from conftest import SMALL, call, made
 
 from benchmarks.anchors import At, Program
 from benchmarks.faults import FAULTS, faulty_templates, templates_with
+from generator.build.emit import Kernel, emit
 from generator.build.pipeline import Settings, planned
 from generator.build.toolchain import templates_folder
 from generator.cli import device as verify
 from generator.cli import generate
 from generator.cli.main import generate_command
 from generator.cli.prove_catalog import chosen
-from generator.emit import Kernel, emit
 from generator.proof import jobs as emulate
 from generator.proof.costs import Costs, count, disagreements
 from generator.proof.executor import Executable, HostToolchain

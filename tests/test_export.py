@@ -16,9 +16,9 @@ from conftest import ROOT, SMALL, call
 from exports import check_manifest, export_paper, fake_driver, loaded, need_compiler
 
 from generator import __version__
+from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
-from generator.emit import emit
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.c_library import ExportOptions, export
 from generator.export.c_sources import fat_binary

@@ -15,8 +15,8 @@ import pytest
 from conftest import ROOT
 from exports import compiled, export_paper, fake_driver, need_compiler, paper_library
 
+from generator.build.emit import emit
 from generator.build.toolchain import cuda_include, templates_folder
-from generator.emit import emit
 from generator.errors import LibraryError, RequestError
 from generator.export.c_library import ExportOptions, check_name, export, renamed
 from generator.export.c_sources import MAX_LISTED_ROW

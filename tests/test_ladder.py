@@ -18,12 +18,12 @@ from fake_bench import BenchDriver, FakeCublasLt, build
 
 import hgemm.bench.operands
 import hgemm.device
+from generator.build.emit import emit
 from generator.build.pipeline import Outcome, Settings
 from generator.cli import ladder
-from generator.emit import emit
+from generator.families.base import Plan
 from generator.ladders import ladder_run
 from generator.ladders.recipes import read_system
-from generator.plan import Plan
 from hgemm.bench import cublaslt
 from hgemm.errors import DeviceError
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pycute import Swizzle
 
-from generator.defaults import resolve
 from generator.families.mma_sync import rules
 from generator.layouts import OperandTile, conflict_free, conflicts, read_conflicts, write_conflicts
-from generator.plan import plan_of
+from generator.planner import plan_of, resolve
 from generator.spec import Smem
 
 PLAN = plan_of(resolve({"arch": "sm_80"}))

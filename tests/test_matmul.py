@@ -23,8 +23,8 @@ from test_gpu import make_library
 
 import hgemm
 import hgemm.device
-from generator.store.library import Library as StoredLibrary
 from generator.store.library import Library as Store
+from generator.store.library import Library as StoredLibrary
 from hgemm import Kind, Library, Problem, ProblemError
 from hgemm.arrays import ARRAY_ADAPTERS, stream_handle, view
 from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from conftest import made
 
-from generator.arch import ARCHS, MMA_SYNC, MMA_SYNC_TMA, WGMMA_SM90
+from generator.arch import ARCHS
+from generator.build.emit import emit
 from generator.build.pipeline import Settings, planned
 from generator.build.toolchain import templates_folder
-from generator.defaults import family_of
-from generator.emit import emit
+from generator.families import family_of
+from generator.families.base import Plan
 from generator.families.mma_sync_tma.rules import RULES
-from generator.plan import Plan
+from generator.planner import requested_family, violations
 from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
-from generator.rules import violations
 from generator.spec import parse_field
 from generator.sweep import sweep
 from generator.tuning.space import planned_record
@@ -22,7 +22,7 @@ from hgemm.dispatch_table import clocks_of
 from hgemm.launch_traits import LaunchTraits
 
 TEMPLATES = templates_folder()
-SERVED = [name for name, arch in ARCHS.items() if MMA_SYNC_TMA in arch.families]
+SERVED = [name for name, arch in ARCHS.items() if arch.has_tma]
 BY_TMA = {"mma": "m16n8k16", "copy": "tma"}
 SMALL = {**BY_TMA, "arch": "sm_90", "tile": "32x64x32", "warp_tile": "16x32"}
 
@@ -38,7 +38,7 @@ def plan_of(**texts: str) -> Plan:
 def test_the_tile_that_was_measured_best_is_planned() -> None:
     spec = plan_of().spec
     told = (str(spec.cta_tile), str(spec.warp_tile), spec.stages, spec.fragment_stages, str(spec.schedule))
-    assert told == ("256x128x64", "64x64", 3, 2, "persistent") and spec.family == MMA_SYNC_TMA
+    assert told == ("256x128x64", "64x64", 3, 2, "persistent") and family_of(spec).name == "mma_sync_tma"
     halves = plan_of(acc="f16")
     assert str(halves.spec.cta_tile) == "256x256x64" and halves.accumulator_registers == 128
 
@@ -60,31 +60,31 @@ def test_selection_has_an_estimate_on_every_architecture(arch: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "family"),
     [
-        ({"arch": "sm_90a", "copy": "tma"}, WGMMA_SM90),
-        ({"arch": "sm_90", "copy": "tma"}, MMA_SYNC_TMA),
-        ({"arch": "sm_90a", "copy": "tma", "mma": "m16n8k16"}, MMA_SYNC_TMA),
-        ({"arch": "sm_90a", "copy": "tma", "warp_tile": "64x64"}, MMA_SYNC_TMA),
-        ({"arch": "sm_90a", "mma": "m16n8k16"}, MMA_SYNC),
-        ({"arch": "sm_120", "mma": "m16n8k16"}, MMA_SYNC),
+        ({"arch": "sm_90a", "copy": "tma"}, "wgmma"),
+        ({"arch": "sm_90", "copy": "tma"}, "mma_sync_tma"),
+        ({"arch": "sm_90a", "copy": "tma", "mma": "m16n8k16"}, "mma_sync_tma"),
+        ({"arch": "sm_90a", "copy": "tma", "warp_tile": "64x64"}, "mma_sync_tma"),
+        ({"arch": "sm_90a", "mma": "m16n8k16"}, "mma_sync"),
+        ({"arch": "sm_120", "mma": "m16n8k16"}, "mma_sync"),
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
 )
 def test_the_instruction_and_the_copy_decide_the_family(texts: dict[str, str], family: str) -> None:
-    assert family_of({name: parse_field(name, text) for name, text in texts.items()}) == family
+    assert requested_family({name: parse_field(name, text) for name, text in texts.items()}).name == family
 
 
 def test_a_producer_gives_its_registers_where_the_others_need_more_than_they_are_launched_with() -> None:
     plan = plan_of(tile="256x128x64")
     producer, consumer = plan.rebalanced
-    assert plan.threads == 384 and plan.launch_registers == 168 and plan.registers_change_hands
+    assert plan.threads == 384 and plan.launch_registers == 168 and plan.rebalances_registers
     assert producer + 2 * consumer == 3 * plan.launch_registers and consumer >= plan.needed_registers
     small = plan_of(tile="128x128x64", warp_tile="64x64")
-    assert small.threads == 160 and not small.registers_change_hands and small.max_registers == 255
+    assert small.threads == 160 and not small.rebalances_registers and small.max_registers == 255
 
 
 def test_fewer_rows_of_d_are_staged_where_stages_leave_no_room() -> None:
     three, four = (plan_of(tile="256x128x64", stages=stages) for stages in ("3", "4"))
-    assert (three.staged_rows, four.staged_rows) == (16, 8) and four.smem_bytes <= four.max_smem_bytes
+    assert (three.epilogue_rows, four.epilogue_rows) == (16, 8) and four.smem_bytes <= four.max_smem_bytes
     assert "epilogue_rows = 8" in emit(four, TEMPLATES).source and "epilogue_rows = 16" in emit(three, TEMPLATES).source
 
 
@@ -105,25 +105,50 @@ BROKEN = [
         "bf16 inputs accumulate in f32 only",
         {"acc": "f32"},
     ),
-    ({"mma": "wmma16"}, "mma", "one pitch apart", {"mma": "m16n8k16"}),
-    ({"dtype": "tf32", "layout": "nn", "mma": "m16n8k8"}, "layout", "where k is contiguous only", {"copy": "cp_async"}),
-    ({"align_a": "4"}, "alignment", "align_a 4: TMA takes", {"copy": "cp_async"}),
+    ({"mma": "wmma16"}, "mma", "it requires rows at one distance, and TMA swizzles them", {"mma": "m16n8k16"}),
+    (
+        {"dtype": "tf32", "layout": "nn", "mma": "m16n8k8"},
+        "layout",
+        "with copy tma, tf32 inputs require layout tn for ldmatrix",
+        {"copy": "cp_async"},
+    ),
+    ({"align_a": "4"}, "alignment", "TMA requires 8 elements (16 B)", {"copy": "cp_async"}),
     ({"dtype": "tf32", "mma": "m16n8k8", "align_a": "8"}, "alignment_of_operands", "4 elements", {"align_a": "4"}),
     ({"dtype_d": "f32", "align_d": "8"}, "alignment_of_d", "4 elements", {"align_d": "4"}),
-    ({"smem_a": "pad:8"}, "implied_fields", "smem_a pad:8 (not xor:3,3,3)", {"smem_a": "xor:3,3,3"}),
-    ({"store": "tma"}, "store", "D stored by tma", {"store": "smem"}),
+    (
+        {"smem_a": "pad:8"},
+        "fixed_fields",
+        "kernels with mma m16n8k16 and copy tma require smem_a xor:3,3,3",
+        {"smem_a": "xor:3,3,3"},
+    ),
+    ({"store": "tma"}, "store", "kernels on mma.sync support smem and direct", {"store": "smem"}),
     ({"tile": "24x64x32", "warp_tile": "16x32"}, "cta_tile", "multiples of 16", None),
-    ({"tile": "64x64x32", "warp_tile": "48x32"}, "warp_tile", "does not divide", None),
-    ({"tile": "256x256x32", "warp_tile": "16x16"}, "threads", "threads > 1024 a CTA", None),
-    ({"tile": "64x64x32", "stages": "1"}, "stages", "those by TMA are 2 to 16", {"stages": "2"}),
-    ({"tile": "64x48x32", "warp_tile": "32x24", "layout": "tt"}, "boxes", "24 of B", None),
-    ({"fragment_stages": "3"}, "fragment_stages", "1 or 2", {"fragment_stages": "2"}),
-    ({"tile": "256x256x64", "stages": "4"}, "shared_memory", "232,448 B of sm_90a", None),
-    ({"tile": "64x64x32", "ctas_per_sm": "32"}, "residency", "32 CTAs of", None),
-    ({"arch": "sm_90", "tile": "256x128x64", "warp_tile": "64x64"}, "registers", "a warp that only loads", None),
+    (
+        {"tile": "64x64x32", "warp_tile": "48x32"},
+        "warp_tile",
+        "it must divide tile 64x64x32, in multiples of 16x8 up to 128x128",
+        None,
+    ),
+    ({"tile": "256x256x32", "warp_tile": "16x16"}, "threads", "a CTA allows 1024", None),
+    ({"tile": "64x64x32", "stages": "1"}, "stages", "copy tma supports 2 to 16", {"stages": "2"}),
+    (
+        {"tile": "64x48x32", "warp_tile": "32x24", "layout": "tt"},
+        "boxes",
+        "in layout tt, TMA requires multiples of 16",
+        None,
+    ),
+    ({"fragment_stages": "3"}, "fragment_stages", "1 and 2 are supported", {"fragment_stages": "2"}),
+    ({"tile": "256x256x64", "stages": "4"}, "shared_memory", "sm_90a allows 232,448 B", None),
+    ({"tile": "64x64x32", "ctas_per_sm": "32"}, "residency", "sm_90a holds 12 CTAs of 160 threads", None),
+    (
+        {"arch": "sm_90", "tile": "256x128x64", "warp_tile": "64x64"},
+        "registers",
+        "warp tile 64x64 needs about 201 registers per thread (128 of them accumulators)",
+        None,
+    ),
     ({"raster": "group:2000"}, "raster", "2,000 tiles", {"raster": "group:1024"}),
     ({"schedule": "split_k:65"}, "splits", "2 to 64", {"schedule": "split_k:64"}),
-    ({"schedule": "split_k_cluster:2"}, "schedule", "takes a cluster", None),
+    ({"schedule": "split_k_cluster:2"}, "schedule", "it requires a cluster, and mma.sync kernels have none", None),
 ]
 
 
@@ -134,7 +159,7 @@ def test_a_rule_says_what_is_wrong_and_what_is_right(
     found = {violation.rule: violation for violation in violations(plan_of(**texts))}
     assert message in found[rule].message and found[rule].change
     assert change is None or change.items() <= found[rule].change.items()
-    assert "copy" not in found[rule].change or "copy cp_async" in found[rule].way_out
+    assert "copy" not in found[rule].change or "copy cp_async" in found[rule].fix
 
 
 def test_stream_k_is_refused_with_a_schedule_that_takes_whole_tiles() -> None:

@@ -11,10 +11,10 @@ import pytest
 from conftest import ROOT
 
 from generator.arch import ARCHS
+from generator.build.emit import emit
 from generator.build.pipeline import Settings, make
 from generator.build.toolchain import templates_folder
 from generator.cli import prove_catalog as prove
-from generator.emit import emit
 from generator.errors import RequestError
 from generator.ladders.ladder import ladder_here, ladder_on, published_of
 from generator.ladders.recipes import Step, complete, find, load_recipes, load_system, read_system, steps, system_names
@@ -54,7 +54,7 @@ def test_a_recipe_is_legal_and_leaves_no_field_that_every_record_has_to_be_plann
     candidate = candidate_of(step)
     assert not candidate.broken
     wanted = {field.name for field in fields(Spec) if field.default is MISSING}
-    assert wanted <= candidate.request.keys() | {*candidate.plan.implied}
+    assert wanted <= candidate.request.keys() | {*candidate.plan.fixed_fields}
 
 
 @every_system

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import make_record
 
+from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.catalog import catalog_kernels
-from generator.emit import Kernel, emit
 from generator.errors import LibraryError
 from generator.ladders.results import read as read_ladders
 from generator.report.charts import Figure

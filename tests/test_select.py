@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import catalog_records, catalog_table, record_of
 
+from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
-from generator.emit import emit
 from generator.sweep import sweep
 from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dispatch_table import COMPATIBLE, EXACT, LIMIT, PTX, DispatchTable, code_match, estimate_clocks, kind_of

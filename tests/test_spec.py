@@ -12,12 +12,12 @@ import specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generator.defaults import resolve
 from generator.errors import RequestError
 from generator.export.c_sources import ENUMS
-from generator.families.sm90.ways_out import CLUSTER_SPLITS
+from generator.families import family_of
+from generator.families.wgmma.rules import CLUSTER_SPLITS
 from generator.naming import alias_of, symbol_of
-from generator.plan import plan_of
+from generator.planner import plan_of, resolve
 from generator.spec import BY_FIELD, BY_NAME, FIELDS, Raster, Schedule, Spec, Tile, option_of, parse_field, spec_hash
 from hgemm.errors import DeprecatedWord
 from hgemm.problem import Kind
@@ -235,8 +235,8 @@ def test_the_run_time_and_the_c_header_know_the_words_of_the_table() -> None:
 )
 def test_a_family_fixes_the_fields_that_the_table_does_not_give_it(request_: dict) -> None:
     plan = plan_of(resolve(request_))
-    closed = {row.name for row in FIELDS if plan.spec.family not in row.families}
-    assert {*plan.implied} - {"mma"} == closed
+    closed = {row.name for row in FIELDS if row.families and family_of(plan.spec).name not in row.families}
+    assert {*plan.fixed_fields} - {"mma"} == closed
 
 
 @pytest.mark.parametrize(

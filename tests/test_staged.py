@@ -11,22 +11,22 @@ from conftest import made
 from refusals import assert_refused_by_the_compiler
 
 from generator.build.compile import compile_kernel
+from generator.build.emit import emit
 from generator.build.inspect import Binary, Code, disassemble, inspect, read_cubin
 from generator.build.pipeline import Settings, planned
 from generator.build.toolchain import headers, templates_folder
-from generator.emit import emit
-from generator.expectation import expectation_of
-from generator.families.mma_sync.staging import (
-    hidden_spacing,
-    pieces,
+from generator.families import expectation_of
+from generator.families.base import Plan
+from generator.families.mma_sync.plan import (
+    copy_registers,
+    hiding_spacing,
     planned_spacing,
-    staged_registers,
+    stores_per_k_tile,
     widest_spacing,
 )
-from generator.plan import Plan
+from generator.planner import violations
 from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
-from generator.rules import violations
 from generator.sweep import sweep
 from hgemm.launch_traits import LaunchTraits
 from hgemm.verify import Buffer
@@ -61,7 +61,7 @@ def test_turing_gets_its_published_tile_where_f16_accumulates() -> None:
 def test_stores_are_as_far_apart_as_hides_them_on_turing() -> None:
     """5 HMMA for 16 bytes, as published: 4 schedulers that store at 10 cycles each, beside HMMA at 8.06."""
     aligned = {align: plan_of(**SMALL, copy="ldg_sts", align=str(align)) for align in (8, 4, 2, 1)}
-    assert {align: hidden_spacing(plan) for align, plan in aligned.items()} == {8: 5, 4: 3, 2: 3, 1: 3}
+    assert {align: hiding_spacing(plan) for align, plan in aligned.items()} == {8: 5, 4: 3, 2: 3, 1: 3}
     assert all(planned_spacing(plan) <= widest_spacing(plan) for plan in aligned.values())
 
 
@@ -75,7 +75,7 @@ def test_the_published_tile_with_rows_padded_by_turns_is_legal(stages: str) -> N
 
 def test_scalar_copies_move_single_elements_whatever_the_alignment() -> None:
     vector, scalar = (plan_of(**SMALL, copy=copy) for copy in ("ldg_sts", "ldg_sts_scalar"))
-    assert (vector.a.chunk, scalar.a.chunk, pieces(scalar)) == (8, 1, 8 * pieces(vector))
+    assert (vector.a.chunk, scalar.a.chunk, stores_per_k_tile(scalar)) == (8, 1, 8 * stores_per_k_tile(vector))
     assert vector.traits() == scalar.traits()
 
 
@@ -106,7 +106,7 @@ def test_rows_that_begin_at_any_element_are_shifted(arch: str) -> None:
     plan = plan_of(arch=arch, align_b="1")
     assert (plan.spec.copy, plan.spec.stages, plan.spec.store_spacing) == ("ldg_sts_unaligned", 2, 0)
     a_pieces, b_pieces = (tile.rows * tile.columns // 8 // plan.threads for tile in (plan.a, plan.b))
-    assert pieces(plan) == a_pieces + b_pieces and staged_registers(plan) == 4 * a_pieces + 8 * b_pieces
+    assert stores_per_k_tile(plan) == a_pieces + b_pieces and copy_registers(plan) == 4 * a_pieces + 8 * b_pieces
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_they_are_not_where_that_has_no_room_or_is_not_needed(texts: dict[str, s
 
 def test_nothing_is_shifted_that_is_aligned() -> None:
     (candidate,) = sweep([{**SMALL, "copy": "ldg_sts_unaligned"}]).candidates
-    assert [(violation.rule, violation.way_out) for violation in candidate.broken] == [("copy", "use copy ldg_sts")]
+    assert [(violation.rule, violation.fix) for violation in candidate.broken] == [("copy", "Try --copy ldg_sts.")]
 
 
 def test_without_prefetch_one_stage_is_planned_and_stores_follow_all_products() -> None:
@@ -148,7 +148,7 @@ def test_without_prefetch_nothing_is_loaded_before_the_last_product(arch: str) -
     (listing,) = disassemble([Code(arch, read_cubin(cubin, kernel.symbol).text)])
     letters = {"HMMA": "T", "LDG": "L", "STS": "S"}
     told = "".join(letters.get(each.mnemonic, "") for each in listing.loop_of("HMMA"))
-    assert told == "T" * plan.mma_per_k_tile + "L" * pieces(plan) + "S" * pieces(plan)
+    assert told == "T" * plan.mma_per_k_tile + "L" * stores_per_k_tile(plan) + "S" * stores_per_k_tile(plan)
 
 
 def test_stores_side_by_side_are_a_violation() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
-from generator.emit import emit
 from generator.proof.executor import Adversary, Executable, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.proof.proving import LAUNCHES, adversaries_of, check_case

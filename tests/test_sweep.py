@@ -70,8 +70,8 @@ def test_the_illegal_are_set_apart_and_counted_by_rule() -> None:
     found.refuse_empty()
 
 
-def test_rules_are_counted_without_their_ways_out() -> None:
-    """Also where one is told of instead of all, since its way out mends the others."""
+def test_rules_are_counted_without_their_fixes() -> None:
+    """Also if one rule is reported instead of all, because its fix mends the others."""
     found = sweep(
         [{"arch": "sm_80,sm_90a", "tile": "128x128x32,256x256x64", "mma": "m16n8k16,wgmma", "layout": "tn,nn"}]
     )
@@ -89,24 +89,30 @@ def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
-        ({"arch": "sm_89", "tile": "256x256x64", "stages": "4"}, "262,144 B > 101,376 B of sm_89"),
+        ({"arch": "sm_89", "tile": "256x256x64", "stages": "4"}, "262,144 B of shared memory; sm_89 allows 101,376 B"),
         (
             {"arch": "sm_89", "tile": "256x256x64", "stages": "4,5"},
-            "all 2 combinations are illegal .*the first:\n.*\n  shared_memory: smem",
+            "all 2 combinations are illegal .*the first:\n.*\n  shared_memory: tile",
         ),
-        ({"arch": "sm_80", "copy": "tma"}, "breaks 1 rule:\n  family: .*: use copy cp_async, the rest planned anew$"),
+        (
+            {"arch": "sm_80", "copy": "tma"},
+            "violates 1 rule:\n  family: .* Try --copy cp_async and leave the other fields open.$",
+        ),
         (
             {"arch": "sm_80", "copy": "tma", "form": "dsl"},
-            "breaks 1 rule:\n  family: .* cp_async, the rest planned anew$",
+            "violates 1 rule:\n  family: .* --copy cp_async .*and leave the other fields open.$",
         ),
-        ({"arch": "sm_80", "copy": "tma", "tile": "512x128x64"}, "use copy cp_async and tile 128x128x32, the rest"),
-        ({"arch": "sm_75", "copy": "tma"}, "family: .*: use copy ldg_sts, the rest planned anew$"),
+        ({"arch": "sm_80", "copy": "tma", "tile": "512x128x64"}, "Try --copy cp_async --tile 128x128x32 and leave"),
+        ({"arch": "sm_75", "copy": "tma"}, "family: .* Try --copy ldg_sts and leave the other fields open.$"),
         (
             {"arch": "sm_80", "mma": "wgmma", "stages": "40"},
-            "family: .*: use arch sm_90a.*\n  stages: 40",
+            "family: .* Try --arch sm_90a.*\n  stages: stages is 40",
         ),
-        ({"arch": "sm_90", "tile": "128x128x128"}, "\n  wgmma kernels for the same GPUs take it: use arch sm_90a$"),
-        ({"arch": "sm_90", "tile": "16x512x64"}, "use tile 16x256x64\n.* use tile 16x256x64$"),
+        (
+            {"arch": "sm_90", "tile": "128x128x128"},
+            "\n  sm_90a, for the same GPUs, supports it with wgmma. Try --arch sm_90a.$",
+        ),
+        ({"arch": "sm_90", "tile": "16x512x64"}, "Try --tile 16x256x64.\n.* Try --tile 16x256x64.$"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),
 )
@@ -118,21 +124,21 @@ def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], told: st
 @pytest.mark.parametrize(
     ("texts", "advice"),
     [
-        ({"arch": "sm_90a", "tile": "192x256x64"}, "use tile 192x192x64"),
-        ({"arch": "sm_90a", "tile": "64x512x64"}, "use tile 64x256x64"),
-        ({"arch": "sm_90a", "tile": "64x64x64", "ctas_per_sm": "16"}, "use ctas_per_sm 4"),
-        ({"arch": "sm_90a", "cooperation": "pingpong", "consumers": "1"}, "use consumers 2"),
-        ({"arch": "sm_89", "tile": "256x256x64", "stages": "4"}, "use tile 256x128x64 and 2 stages"),
+        ({"arch": "sm_90a", "tile": "192x256x64"}, "Try --tile 192x192x64."),
+        ({"arch": "sm_90a", "tile": "64x512x64"}, "Try --tile 64x256x64."),
+        ({"arch": "sm_90a", "tile": "64x64x64", "ctas_per_sm": "16"}, "Try --ctas-per-sm 4."),
+        ({"arch": "sm_90a", "cooperation": "pingpong", "consumers": "1"}, "Try --consumers 2."),
+        ({"arch": "sm_89", "tile": "256x256x64", "stages": "4"}, "Try --tile 256x128x64 --stages 2."),
         (
             {"arch": "sm_90a", "mma": "wgmma", "align_a": "1", "stages": "40"},
-            "use mma m16n8k16 and 2 stages, the rest planned anew",
+            "Try --mma m16n8k16 --stages 2 and leave the other fields open.",
         ),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),
 )
 def test_one_change_of_what_was_asked_for_mends_all_rules(texts: dict[str, str], advice: str) -> None:
     (candidate,) = sweep([texts]).illegal
-    assert len(candidate.broken) > 1 and {violation.way_out for violation in candidate.broken} == {advice}
+    assert len(candidate.broken) > 1 and {violation.fix for violation in candidate.broken} == {advice}
     changed = {option_of(name).name: text for name, text in candidate.broken[0].change.items()}
     assert changed.keys() <= texts.keys() and sweep([{**texts, **changed}]).plans
 
@@ -261,4 +267,4 @@ def test_whatever_is_written_is_judged_and_never_fails(texts: dict[str, str]) ->
     found = sweep([texts])
     assert found.candidates == sweep([texts]).candidates
     for candidate in found.illegal:
-        assert all(violation.way_out and "\n" not in str(violation) for violation in candidate.broken)
+        assert all(violation.fix and "\n" not in str(violation) for violation in candidate.broken)

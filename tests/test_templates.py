@@ -12,14 +12,15 @@ import pytest
 
 import generator.build.compile
 from generator.build.compile import Compiled, compile_kernel, options
+from generator.build.emit import Kernel, emit
 from generator.build.inspect import read_cubin
 from generator.build.toolchain import Headers, cuda_include, cutlass_include, headers, templates_folder
-from generator.emit import Kernel, emit
 from generator.errors import BuildError
-from generator.families.mma_sync.emit import ENTRY_HEADER
+from generator.families.mma_sync.emit import FORMS
 from generator.sweep import sweep
 
 TEMPLATES = templates_folder()
+ENTRY_HEADER = FORMS["atoms"].entry_header
 EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"
 FOLDERS = ("common", "mma_sync", "mma_sync_tma", "wgmma")
 """What families share, and a folder for each family."""

@@ -56,7 +56,7 @@ def test_kernels_are_built_and_proved(name: str, settings: Settings, hasty_works
 def test_a_request_for_sm_90a_is_told_which_layouts_wgmma_does_not_read() -> None:
     asked = sweep([{"arch": "sm_90a", "dtype": "tf32", "layout": "tn,nn"}])
     assert [plan.instruction for plan in asked.plans] == ["wgmma", "mma.sync"]
-    assert [*hints(asked)] == ["wgmma reads tf32 in layout tn only: nn is multiplied by mma.sync on sm_90a, too"]
+    assert [*hints(asked)] == ["wgmma reads tf32 in layout tn only; layout nn uses mma.sync on sm_90a"]
 
 
 # ---- What arrays are ------------------------------------------------------------------------------------------------
@@ -68,9 +68,7 @@ def array(*shape: int, dtype: str = "f32") -> View:
 
 def test_arrays_of_f32_are_multiplied_as_tf32() -> None:
     views = {"A": array(32, 16), "B": array(16, 48), "D": array(32, 48)}
-    with pytest.raises(
-        ProblemError, match="A is f32, .* 11 of its 24 significant bits: .*precision='tf32'"
-    ):
+    with pytest.raises(ProblemError, match="A is f32, .* 11 of its 24 significant bits: .*precision='tf32'"):
         next(matching_kinds(views, MatmulOptions()))
     (kind,) = matching_kinds(views, MatmulOptions(precision="tf32"))
     assert kind == Kind("tt", "tf32", "tf32", "f32") and kind_word(kind.code, "dtype_a") == "tf32"

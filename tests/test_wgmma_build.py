@@ -10,14 +10,13 @@ import pytest
 from conftest import made
 from records import make_record
 
-from generator.arch import MMA_SYNC
 from generator.build.compile import Compiled, compile_kernel
+from generator.build.emit import Kernel, emit
 from generator.build.inspect import Binary, inspect, inspect_all
 from generator.build.pipeline import Settings
 from generator.build.toolchain import headers, templates_folder
-from generator.emit import Kernel, emit
-from generator.expectation import expectation_of
-from generator.plan import plan_of
+from generator.families import expectation_of, family_of
+from generator.planner import plan_of
 from generator.spec import Spec
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -183,4 +182,4 @@ def test_a_record_of_before_the_family_reads_as_it_did() -> None:
     record = Record.parse(json.dumps(data))
     assert json.loads(record.dump()) == data
     spec = Spec.from_dict(record.data["spec"])
-    assert spec.family == MMA_SYNC and plan_of(spec).launch()["cluster"] == data["launch"]["cluster"]
+    assert family_of(spec).name == "mma_sync" and plan_of(spec).launch()["cluster"] == data["launch"]["cluster"]

@@ -7,13 +7,14 @@ import pytest
 from jinja2 import meta, nodes
 from refusals import assert_refused_by_the_compiler
 
+from generator.build.emit import Kernel, _template, emit
 from generator.build.toolchain import templates_folder
-from generator.emit import Kernel, _template, emit
-from generator.families.sm90.emit import ENTRY_HEADER, TEMPLATE, values
-from generator.families.sm90.plan import WgmmaPlan
+from generator.families.wgmma.emit import FORMS
+from generator.families.wgmma.plan import WgmmaPlan
 from generator.sweep import sweep
 
 TEMPLATES = templates_folder()
+TEMPLATE, ENTRY_HEADER, values = FORMS["atoms"].template, FORMS["atoms"].entry_header, FORMS["atoms"].values
 SMALL = {"arch": "sm_90a", "tile": "64x16x32", "consumers": "1", "cooperation": "cooperative", "cluster": "1x1"}
 MAX_LINES = 65
 

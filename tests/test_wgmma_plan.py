@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.arch import ARCHS
-from generator.defaults import resolve
-from generator.families.sm90.defaults import MAX_STAGES
-from generator.families.sm90.plan import WgmmaPlan
-from generator.families.sm90.tensor_maps import OperandBoxes, StoreBoxes
-from generator.plan import plan_of
-from generator.rules import violations
+from generator.families.tensor_maps import OperandBoxes, StoreBoxes
+from generator.families.wgmma.defaults import MAX_STAGES
+from generator.families.wgmma.plan import WgmmaPlan
+from generator.planner import plan_of, resolve, violations
 from generator.spec import DTYPE_BYTES, Cluster, Tile, parse_field
 from hgemm.launch_traits import LaunchTraits
 
@@ -199,11 +197,11 @@ def test_the_swizzle_is_the_widest_that_divides_the_contiguous_extent(k_major: b
 @pytest.mark.parametrize("n", range(8, 257, 8))
 def test_d_is_staged_in_whole_boxes_and_128_bytes_of_a_row_at_most(n: int, element_bytes: int) -> None:
     boxes = StoreBoxes(n, element_bytes, swap_ab=False)
-    assert n % boxes.width == 0 == boxes.turn_columns % boxes.width
-    assert boxes.turn_columns * element_bytes <= 128 and boxes.turn_columns <= n
+    assert n % boxes.width == 0 == boxes.subtile_columns % boxes.width
+    assert boxes.subtile_columns * element_bytes <= 128 and boxes.subtile_columns <= n
     assert boxes.width * element_bytes == (boxes.swizzle_bytes or 16)
     swapped = StoreBoxes(n, 2, swap_ab=True)
-    assert swapped.width == 64 and n % swapped.turn_columns == 0 and swapped.turn_columns <= 64
+    assert swapped.width == 64 and n % swapped.subtile_columns == 0 and swapped.subtile_columns <= 64
 
 
 def test_a_swapped_kernel_is_the_transposed_one_with_the_same_maps_of_a_and_b() -> None:

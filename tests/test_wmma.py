@@ -8,14 +8,13 @@ import pytest
 from conftest import made
 
 from generator.build.compile import compile_kernel
+from generator.build.emit import emit
 from generator.build.inspect import Code, Listing, disassemble, read_cubin
 from generator.build.pipeline import Settings
 from generator.build.toolchain import headers, templates_folder
-from generator.defaults import resolve
-from generator.emit import emit
+from generator.families.base import Plan
 from generator.layouts import OperandTile, conflict_free, read_conflicts
-from generator.plan import Plan, plan_of
-from generator.rules import violations
+from generator.planner import plan_of, resolve, violations
 from generator.spec import Smem, parse_field
 from generator.sweep import sweep
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from generator.arch import ARCHS, WGMMA_SM90
+from generator.arch import ARCHS
 from generator.build import dsl as translate
+from generator.build.emit import Kernel
 from generator.build.inspect import parse_ptxas_log
 from generator.build.toolchain import INSTALL, Header, Headers, version_of
-from generator.emit import Kernel
 from generator.errors import BuildError, HgemmError
 
 ATOMS = "cute/arch/mma_sm90_gmma.hpp"
@@ -135,7 +135,7 @@ def _kept(kernel: Kernel) -> tuple[str, ...]:
 
 
 def _from_lto_ir(kernel: Kernel) -> bool:
-    return kernel.plan.spec.family == WGMMA_SM90 or kernel.plan.registers_change_hands
+    return kernel.plan.whole_program
 
 
 def _in_dsl(kernel: Kernel) -> bool:

@@ -23,7 +23,7 @@ from generator.build.pipeline import BuildOptions, Product, Prover, build
 from generator.build.toolchain import templates_folder
 from generator.build.workers import Lost, Pool, run
 from generator.errors import HgemmError, RequestError
-from generator.plan import Plan
+from generator.families.base import Plan
 
 _PACKAGES = ("generator", "hgemm")
 _SHOWN_DIGITS = 12

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from generator.arch import ARCHS, Arch, ArchLimits
 from generator.errors import HgemmError
+from generator.families.base import Expectation
 
 _MACHINE_CUDA = 190
 _ABI_OF_CUDA_13 = 8
@@ -504,36 +505,6 @@ def _round_up(value: int, unit: int) -> int:
 
 
 _LOCAL = ("LDL", "STL")
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What the plan says of a kernel's binary.
-
-    `mma_opcode` is the exact opcode of every tensor instruction, `mma_per_k_tile` how many of them a warp needs for a
-    k-tile, and `mma_theory` says where the number comes from. The k loop's body may stand in the code up to
-    `max_k_tiles_in_code` times: from sm_100 on ptxas 13.0 peels a round off a loop that holds a uniform branch.
-    `store_spacing` is how many tensor instructions part two stores to shared memory in that loop; 0 asks for none.
-    `required` and `forbidden` are mnemonics; LDL and STL need no naming. With `allow_spills` local memory is counted
-    and not complained of. `global_bytes` is what device variables may take.
-    Units: bytes; `smem_bytes` is the dynamic shared memory of the launch, `max_registers` is a thread's.
-    """
-
-    arch: str
-    threads: int
-    static_smem_bytes: int
-    smem_bytes: int
-    param_bytes: int
-    max_registers: int
-    mma_opcode: str
-    mma_per_k_tile: int
-    mma_theory: str
-    required: tuple[str, ...] = ()
-    forbidden: tuple[str, ...] = ()
-    max_k_tiles_in_code: int = 1
-    store_spacing: int = 0
-    global_bytes: int = 0
-    allow_spills: bool = False
 
 
 @dataclass(frozen=True)

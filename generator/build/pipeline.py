@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from generator import __version__
 from generator.build.compile import Compiled, compile_kernel, key_of, versions_of
+from generator.build.emit import Kernel, emit
 from generator.build.inspect import Binary, Inspection, inspect_all
 from generator.build.toolchain import Headers, headers
 from generator.build.workers import MAX_BATCH, Lost, run
-from generator.emit import Kernel, emit
 from generator.errors import BuildError, LibraryError, ProofError
-from generator.expectation import expectation_of
+from generator.families import expectation_of
+from generator.families.base import Plan
 from generator.naming import symbol_of
-from generator.plan import Plan
 from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from generator.arch import ARCHS, parse_arch_list
+from generator.build.emit import Kernel, emit
 from generator.build.toolchain import templates_folder
-from generator.emit import Kernel, emit
 from generator.errors import RequestError
 from generator.spec import Texts, spec_hash
 from generator.store.files import disk_errors, write_folder

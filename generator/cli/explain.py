@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from generator.arch import ARCHS, WGMMA_SM90
-from generator.defaults import deciding_field, sole_family
+from generator.arch import ARCHS
+from generator.families import family_of
+from generator.planner import deciding_field, default_family
 from generator.spec import option_of
-from generator.sweep import Candidate, Sweep
+from generator.sweep import Sweep
 
 
 def print_explanations(asked: Sweep, as_json: bool, question: Any = None) -> int:
@@ -35,22 +36,18 @@ def note_hints(asked: Sweep) -> None:
 
 
 def hints(asked: Sweep) -> Iterator[str]:
-    """Yield what takes long; that there is wgmma, where sm_90 alone is asked for; what asks sm_90a for mma.sync, or needs it."""
+    """Yield what is slow, and why a request does not get the best family for its GPUs."""
     if any(candidate.plan.spec.form == "cute" and not candidate.rules for candidate in asked.candidates):
         yield "form cute takes 15 s a kernel or more, nearly all of it in CuTe's headers"
     archs = {candidate.plan.spec.arch for candidate in asked.candidates}
     for candidate in asked.candidates:
-        spec, field = candidate.plan.spec, _deciding(candidate)
-        sole = sole_family(candidate.request)
-        if sole and not field and WGMMA_SM90 in ARCHS[spec.arch].families:
-            yield f"{sole} on {spec.arch}, too"
-        kin = f"{spec.arch}a"
-        if not sole and not field and kin not in archs and kin in ARCHS and WGMMA_SM90 in ARCHS[kin].families:
-            yield f"{kin} has kernels of wgmma for the same GPUs: --arch {kin}"
-        if field not in ("", "mma") and spec.family != WGMMA_SM90 and WGMMA_SM90 in ARCHS[spec.arch].families:
-            flag = option_of(field).flag
-            yield f"warning: {flag} asks for mma.sync on {spec.arch}: leave it out for wgmma, or add --mma {spec.mma}"
-
-
-def _deciding(candidate: Candidate) -> str:
-    return deciding_field(candidate.request)
+        spec, field, request = candidate.plan.spec, deciding_field(candidate.request), candidate.request
+        best, kin = default_family(spec.arch), f"{spec.arch}a"
+        if not field and (objection := best.objection(request)):
+            yield f"{objection} on {spec.arch}"
+        better = default_family(kin) if kin in ARCHS and kin not in archs else best
+        if not field and better is not best and not better.objection(request):
+            yield f"{kin} has kernels of {better.name} for the same GPUs: --arch {kin}"
+        if field not in ("", "mma") and family_of(spec) is not best:
+            flag, name = option_of(field).flag, family_of(spec).name
+            yield f"warning: {flag} asks for {name} on {spec.arch}: leave it out for {best.name}, or add --mma {spec.mma}"

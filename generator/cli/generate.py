@@ -19,9 +19,9 @@ from generator.cli.explain import note_hints, print_explanations
 from generator.cli.options import texts_of
 from generator.cli.output import OnOutcome, planning, progress
 from generator.errors import RequestError
+from generator.families.base import Plan
 from generator.ladders.recipes import find, load_recipes
 from generator.naming import symbol_of
-from generator.plan import Plan
 from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep

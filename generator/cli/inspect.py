@@ -40,7 +40,7 @@ from generator.compare import (
 )
 from generator.errors import RequestError
 from generator.explain import Question
-from generator.plan import plan_of
+from generator.planner import plan_of
 from generator.proof.jobs import NOT_IN_CPP, host_toolchain
 from generator.report.draw import picture_of
 from generator.spec import Spec

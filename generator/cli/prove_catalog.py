@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import LOCK, catalog_kernels, read_lock
 from generator.device_check import outcome_line, outcome_summary
-from generator.emit import Kernel, emit
 from generator.errors import HgemmError
 from generator.ladders.ladder import ladder_on
 from generator.ladders.recipes import load_system, system_names

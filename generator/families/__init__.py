@@ -1,19 +1,49 @@
-"""The families of kernels: each is one way of building a product, with a kernel header, a template and a vocabulary of its own.
+"""The registry of kernel families. To add one, add a folder here that exports a `Family`, and one line to FAMILIES.
 
-`mma_sync` multiplies with mma.sync, on every architecture; `mma_sync_tma` does on tiles that TMA brings, from sm_90 on; `sm90`
-multiplies such tiles with wgmma, on sm_90a, or tiles that threads copy by cp.async.
-A family is a folder here with one module for each stage that it has a say in:
-
-    plan         the numbers that follow from a spec, and the fields that the family decides (`implied`)
-    ways_out     the changes that may mend its illegal specs
-    rules        what is illegal
-    defaults     what is planned where a request says nothing
-    naming       its words in a symbol
-    emit         its template, its header, and the values that the template takes
-    expectation  what inspection must find
-
-A family may be written in several forms (`Spec.form`): `atoms`, and `cute`, which has its own `cute_emit`, and `cute_rules` for
-what it cannot say; for mma_sync also `dsl`, with `dsl_emit` and `dsl_rules`.
-
-The stages of `generator` of the same names ask for the family of a spec (`Spec.family`) and hold what all families share.
+The other modules of `generator` reach families only through this registry. base.py defines `Family`, `Plan` and `Rule`; common.py
+has rules, fixes and template values that several families share.
 """
+
+from __future__ import annotations
+
+from generator.arch import Arch
+from generator.errors import unknown_word
+from generator.families import mma_sync, mma_sync_tma, wgmma
+from generator.families.base import Expectation, Family, Plan
+from generator.spec import Spec
+
+FAMILIES: list[Family] = [
+    wgmma.FAMILY,
+    mma_sync.FAMILY,
+    mma_sync_tma.FAMILY,
+]
+"""Every family. For a request that names none, the first one that its architecture and its problem allow is the default."""
+
+
+def family_of(spec: Spec) -> Family:
+    """Return the family of a spec, which its instruction and its copy decide.
+
+    Raises: RequestError for an instruction that no family has.
+    """
+    return owner_of(spec.mma, spec.copy)
+
+
+def owner_of(mma: str, copy: str) -> Family:
+    """Return the family of kernels with this instruction and this copy.
+
+    Raises: RequestError for an instruction that no family has.
+    """
+    for family in FAMILIES:
+        if family.owns(mma, copy):
+            return family
+    raise unknown_word("mma", mma, [name for family in FAMILIES for name in family.mma])
+
+
+def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
+    """Return what inspection must find in the kernel of a plan."""
+    return family_of(plan.spec).expectation(plan, allow_spills)
+
+
+def supported_by(arch: Arch) -> list[Family]:
+    """Return the families that an architecture can run, in their order."""
+    return [family for family in FAMILIES if family.supports(arch)]

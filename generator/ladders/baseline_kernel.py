@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from generator.build.compile import compile_kernel
+from generator.build.emit import Kernel
 from generator.build.inspect import parse_ptxas_log
 from generator.build.toolchain import headers, templates_folder
-from generator.emit import Kernel
+from generator.families.base import Plan
 from generator.ladders.recipes import FOLDER, BaselineSource
-from generator.plan import Plan
 from hgemm import kernel as run_time
 
 ENTRY_HEADER = "common/problem.cuh"

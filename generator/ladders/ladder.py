@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from generator.arch import ARCHS, MMA_SYNC
+from generator.arch import ARCHS
 from generator.errors import RequestError
+from generator.families.base import Plan
 from generator.ladders.baseline_kernel import BaselineKernel, CompiledBaseline
 from generator.ladders.recipes import Step, System
 from generator.naming import symbol_of
-from generator.plan import Plan
-from generator.rules import refuse_illegal
+from generator.planner import reject_illegal
 from generator.sweep import sweep
 from hgemm.bench.work import Work
 from hgemm.cases import Shape
@@ -74,7 +74,7 @@ def ladder_on(system: System, arch: str) -> Ladder:
 def _plan(step: Step, arch: str) -> Plan:
     (candidate,) = sweep([step.texts_on(arch)]).candidates
     try:
-        refuse_illegal(candidate.plan, candidate.request)
+        reject_illegal(candidate.plan, candidate.request)
     except RequestError as error:
         raise RequestError(f"recipe {step.path}: {error}") from None
     return candidate.plan
@@ -83,7 +83,7 @@ def _plan(step: Step, arch: str) -> Plan:
 def ladder_here(system: System, capability: tuple[int, int]) -> Ladder:
     """Plan a ladder for a device's architecture. If a step is illegal there, plan for the system's own; its PTX may run."""
     name = "sm_{}{}".format(*capability)
-    if name in ARCHS and MMA_SYNC in ARCHS[name].families:
+    if name in ARCHS:
         try:
             return ladder_on(system, name)
         except RequestError:

@@ -12,11 +12,11 @@ from generator.build.pipeline import Outcome, Prover, Settings, make
 from generator.build.toolchain import templates_folder
 from generator.device_check import open_kernel
 from generator.errors import LibraryError
+from generator.families.base import Plan
 from generator.ladders.baseline_kernel import CompiledBaseline
 from generator.ladders.ladder import Ladder, card_of, describe, ladder_here, ladder_on
 from generator.ladders.recipes import System
 from generator.ladders.results import KIND, SCHEMA
-from generator.plan import Plan
 from generator.store.library import Library
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import write_document

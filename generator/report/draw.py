@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 from xml.sax.saxutils import escape
 
-from generator.arch import WGMMA_SM90
 from generator.errors import RequestError
-from generator.families.sm90.tensor_maps import OperandBoxes
+from generator.families.base import Plan
+from generator.families.tensor_maps import OperandBoxes
+from generator.families.wgmma.plan import WgmmaPlan
 from generator.layouts import BANKS, PHASE_BYTES, PIECE_BYTES, OperandTile, conflicts, read_conflicts
-from generator.plan import Plan
 from generator.spec import Smem
 
 _FONT = "font-family='Helvetica, Arial, sans-serif'"
@@ -281,7 +281,7 @@ _LEFT, _GAP = 16, 40
 def picture_of(plan: Plan, symbol: str) -> str:
     """Return the SVG of a plan's kernel. Raises RequestError where lanes load single elements, which is not drawn."""
     svg = Svg()
-    spec, by_lanes = plan.spec, plan.spec.family != WGMMA_SM90
+    spec, by_lanes = plan.spec, not isinstance(plan, WgmmaPlan)
     _refuse_single_elements(plan)
     svg.text(_LEFT, 32, symbol, 16, bold=True)
     elements = f"{PIECE_BYTES // spec.operand_bytes} elements of {spec.dtype_a}"
@@ -303,7 +303,7 @@ def picture_of(plan: Plan, symbol: str) -> str:
 
 def _refuse_single_elements(plan: Plan) -> None:
     spec = plan.spec
-    if spec.family != WGMMA_SM90 and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
+    if not isinstance(plan, WgmmaPlan) and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
         raise RequestError(
             f"{spec.dtype_a} of layout {spec.layout} is read element by element, not by ldmatrix, and is not drawn: draw one of tn"
         )
@@ -329,7 +329,7 @@ def draw_operand(
 
 
 def _fragments(svg: Svg, y: float, plan: Plan) -> Svg:
-    by_lanes, floats, neighbours = plan.spec.family != WGMMA_SM90, plan.spec.acc == "f32", 4 // plan.spec.operand_bytes
+    by_lanes, floats, neighbours = not isinstance(plan, WgmmaPlan), plan.spec.acc == "f32", 4 // plan.spec.operand_bytes
     held = "pair of elements" if neighbours == 2 or not by_lanes else "element of A and B and each pair of D"
     words = f"{plan.spec.mma}: the lane that holds each {held}, coloured by its register; lane 5's are framed"
     if by_lanes:
@@ -363,7 +363,7 @@ class Pictures:
     def of(self, plan: Plan) -> list[tuple[str, str]]:
         """Return the pictures of a plan's kernel, each after a line that says what it shows. Raises RequestError as above."""
         _refuse_single_elements(plan)
-        spec, by_lanes = plan.spec, plan.spec.family != WGMMA_SM90
+        spec, by_lanes = plan.spec, not isinstance(plan, WgmmaPlan)
         first, second = (plan.b, plan.a) if spec.swap_ab else (plan.a, plan.b)
         found = []
         for name, stored, smem in (("A", first, spec.smem_a), ("B", second, spec.smem_b)):

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from generator import __version__
 from generator.errors import HgemmError
 from generator.ladders.results import has_curve
-from generator.plan import plan_of
+from generator.planner import plan_of
 from generator.report.charts import (
     Figure,
     in_order,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from generator.arch import ARCHS
+from generator.families.base import Plan
 from generator.layouts import ASYNC_BYTES
 from generator.naming import symbol_of
-from generator.plan import Plan
 from generator.spec import Texts
 from generator.sweep import over, read_spec_file, sweep
 from hgemm.bench.work import Work

@@ -11,7 +11,7 @@ from pathlib import Path
 from generator.build.pipeline import Outcome, Settings, make
 from generator.build.toolchain import templates_folder
 from generator.device_check import open_kernel
-from generator.plan import Plan
+from generator.families.base import Plan
 from generator.store.library import Library
 from generator.tuning.space import planned_record, plans_for
 from hgemm.bench.work import Work

@@ -1,4 +1,4 @@
-"""Planning of kernels on mma.sync: what measurements recommend and limits allow, for each field that is open."""
+"""Defaults of kernels on mma.sync: for each open field, the value that measurements recommend and limits allow."""
 
 from __future__ import annotations
 
@@ -7,69 +7,57 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from generator.arch import ARCHS
-from generator.families.defaults import distinct, problem_fields
-from generator.families.mma_sync import cute_rules, dsl_rules, rules
-from generator.families.mma_sync.plan import MmaSyncPlan as Plan
-from generator.families.mma_sync.plan import mma_columns
-from generator.families.mma_sync.staging import STAGED, planned_spacing
-from generator.families.mma_sync.ways_out import nearest_cta_tile, warp_extents
+from generator.families import common
+from generator.families.base import Change, Plan, distinct, problem_fields
+from generator.families.mma_sync import form_rules, rules
+from generator.families.mma_sync.plan import MMA_ROWS, REGISTER_COPIES, MmaSyncPlan, mma_columns, planned_spacing
+from generator.families.mma_sync.rules import nearest_cta_tile, warp_extents
 from generator.layouts import ASYNC_BYTES, OperandTile, conflict_free
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
 
-# ---- What measurements recommend ------------------------------------------------------------------------------------
-# Source: benchmarks/data/mma_sync_h200.json, squares of 2048, 4096 and 8192, and sweep_h200.json. 256x128x32 with 8 warps of
-# 64x64 and 4 stages is the best or within 1 % of it for f32, and has the best geometric mean for f16, where 256x256x32 wins
-# from 4096 on by 10 % and loses 43 % at 2048; 128x128x32 with two CTAs an SM takes 9 % longer, 3 stages 6 to 13 %, 2 stages 29 %.
+# ==== What measurements recommend ====
+#
+# Source: benchmarks/data/mma_sync_h200.json, squares of 2048, 4096 and 8192, and sweep_h200.json. For f32, 256x128x32 with 8 warps
+# of 64x64 and 4 stages is the best or within 1 % of it. For f16 it has the best geometric mean: 256x256x32 is 10 % faster from
+# 4096 on and 43 % slower at 2048. 128x128x32 with two CTAs per SM takes 9 % longer, 3 stages 6 to 13 %, 2 stages 29 %.
 
 ROOMY_SMEM_BYTES = 200 * 1024
-"""Shared memory a CTA from which on the large tiles have room for 4 stages; with less, two smaller CTAs share an SM."""
+"""Shared memory of a CTA that is enough for large tiles with 4 stages. With less, two smaller CTAs share an SM."""
 
 LARGE_TILES = {"f32": (Tile(256, 128, 32),), "f16": (Tile(256, 128, 32),), "f16_promoted": (Tile(128, 64, 64),)}
-STAGED_TILES = {
+REGISTER_COPY_TILES = {
     "f32": (Tile(256, 128, 32),),
     "f16": (Tile(256, 256, 32), Tile(256, 128, 32)),
     "f16_promoted": (Tile(128, 128, 32),),
 }
-"""The same for copies by way of registers: what that architecture's shared memory and loads can keep up with.
+"""The same for copies through registers, for the shared memory and loads of their architecture.
 
-Source: the model and the measurements of the paper that generator.families.mma_sync.staging names: 256x256x32 with warps of
-128x64 is bound by its tensor cores, 256x128x32 with 64x64 nearly so.
+Source: the model and the measurements of the paper cited at CPI_STS. 256x256x32 with warps of 128x64 is bound by the tensor
+cores, 256x128x32 with warps of 64x64 nearly so.
 """
+UNALIGNED_TILES = {**REGISTER_COPY_TILES, "f16": (Tile(256, 128, 64), Tile(256, 128, 32))}
+"""The same for unaligned vectors, which take twice the registers. Source: benchmarks/data/unaligned_h200.json."""
 TILES = tuple(map(Tile.parse, "128x128x32 128x64x32 64x128x32 64x64x32 64x32x32 32x64x32 32x32x32 16x16x16".split()))
-SHIFTED_TILES = {**STAGED_TILES, "f16": (Tile(256, 128, 64), Tile(256, 128, 32))}
-"""The same where pieces are shifted, which takes twice the registers. Source: benchmarks/data/unaligned_h200.json."""
 K_BLOCK_OF_HALVES = 16
-"""Tiles are given for operands of 2 bytes; those of 4 bytes are half as deep, which are as many bytes."""
+"""Tiles here are for operands of 2 bytes. For 4 bytes they have half the depth, which is as many bytes."""
 
 WARP_AREAS = {"f32": 64 * 64, "f16": 64 * 128, "f16_promoted": 64 * 32}
-"""Elements of D that a warp computes at best, and leave registers for the fragments."""
+"""The most elements of D that a warp can compute with registers left for fragments."""
 
-WARP_ROWS, STAGED_WARP_ROWS = 64, 128
-"""Rows of equally good warp tiles; the more, the fewer registers hold fragments that are not read ahead."""
+WARP_ROWS, REGISTER_COPY_WARP_ROWS = 64, 128
+"""Preferred rows among equally good warp tiles. More rows need fewer registers for fragments that are not read ahead."""
 
 WARPS = range(4, 9)
-"""Warps of a CTA: one at least for each of an SM's four schedulers, and not more than share one large tile well."""
+"""Warps of a CTA: one for each of an SM's four schedulers, up to the most that share one large tile well."""
 
 WARPS_PER_SM = 8
 STAGES = {2: (4, 3), 1: (5, 4)}
-STAGED_STAGES = {2: (2,), 1: (2,)}
-SYNCHRONOUS_STAGES = {1: (1,)}
-"""Stages by fragment stages, the best first: without fragments read ahead, one more is in use."""
-
-
-def resolve(request: Request) -> Spec:
-    """Fill in every open field of `request`; the result may still be illegal, which the rules judge."""
-    problem = {**problem_fields(request), **request}
-    decided = {**_of_arch(request["arch"]), **_OF_FORM[request.get("form", "atoms")]}
-    fields = {**_PLAIN, "mma": MMAS.get(problem["dtype_a"], "m16n8k16"), **decided, **problem}
-    ways = [{**fields, **copy} for copy in _copies(fields, "copy" in request)]
-    choices = itertools.chain.from_iterable(_choices(way, tile) for way in ways for tile in _tiles(way))
-    found = next(choices, None) or _spec(fields, _modest(fields, _tiles(fields)[0]))
-    return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
-
+REGISTER_COPY_STAGES = {2: (2,), 1: (2,)}
+NO_PREFETCH_STAGES = {1: (1,)}
+"""Stages by fragment stages, the best first. Without fragments read ahead, one more stage is in use."""
 
 MMAS = {"tf32": "m16n8k8"}
-"""Instructions of inputs that m16n8k16 does not take."""
+"""Instructions of inputs that m16n8k16 does not support."""
 
 _PLAIN: Request = {
     "copy": "cp_async",
@@ -84,37 +72,48 @@ _PLAIN: Request = {
 }
 _READ_AHEAD: Request = {"fragment_stages": 2, "store": "smem", "store_spacing": 0}
 _OF_FORM: dict[str, Request] = {"atoms": {}, "cute": _READ_AHEAD, "dsl": _READ_AHEAD}
-"""What a form decides."""
+"""Fields that a form decides."""
+
+
+def resolve(request: Request) -> Spec:
+    """Fill in every open field of `request`. The result may still be illegal; the rules decide that."""
+    problem = {**problem_fields(request), **request}
+    decided = {**_of_arch(request["arch"]), **_OF_FORM[request.get("form", "atoms")]}
+    fields = {**_PLAIN, "mma": MMAS.get(problem["dtype_a"], "m16n8k16"), **decided, **problem}
+    ways = [{**fields, **copy} for copy in _copies(fields, "copy" in request)]
+    choices = itertools.chain.from_iterable(_choices(way, tile) for way in ways for tile in _tiles(way))
+    found = next(choices, None) or _spec(fields, _modest(fields, _tiles(fields)[0]))
+    return replace(found, cta_tile=fields.get("cta_tile", found.cta_tile))
 
 
 def _of_arch(name: str) -> Request:
-    """Return what an architecture leaves no choice in."""
+    """Return the fields that an architecture decides."""
     arch = ARCHS[name]
     deepest = {} if arch.has_mma_k16 else {"mma": "m16n8k8"}
     return deepest if arch.has_cp_async else {**deepest, "copy": "ldg_sts"}
 
 
 def _copies(fields: Request, given: bool) -> list[Request]:
-    """Return how to copy, the best first: what asynchronous copies cannot move is shifted, in the few stages that this has.
+    """Return how to copy, the best first. Elements too narrow for cp.async are copied in unaligned vectors if the stages suffice.
 
-    Source: benchmarks/data/unaligned_h200.json, 2.2 and 2.8 times as fast as by the element.
+    Source: benchmarks/data/unaligned_h200.json, 2.2 and 2.8 times as fast as single elements.
     """
     narrow = min(fields[f"align_{name}"] * DTYPE_BYTES[fields[f"dtype_{name}"]] for name in "ab") < ASYNC_BYTES
-    few = fields.get("stages", 0) <= max(STAGED_STAGES[1]) and not fields.get("store_spacing")
+    few = fields.get("stages", 0) <= max(REGISTER_COPY_STAGES[1]) and not fields.get("store_spacing")
     fits = fields["form"] == "atoms" and few
     return [{"copy": "ldg_sts_unaligned"}, {}] if narrow and fits and not given else [{}]
 
 
-# ---- Tiles ----------------------------------------------------------------------------------------------------------
+# ==== Tiles ====
 
 
 def _tiles(fields: Request) -> list[Tile]:
-    """Return the CTA tile that is given, or its nearest legal one; or those to try."""
+    """Return the nearest legal tile to the given one, or the tiles to try."""
     return [nearest_cta_tile(fields["cta_tile"], _k_block(fields))] if "cta_tile" in fields else [*_cta_tiles(fields)]
 
 
 def _cta_tiles(fields: Request) -> Iterator[Tile]:
-    """CTA tiles to try: the best for the architecture, then smaller ones; of a given warp tile, multiples."""
+    """Yield CTA tiles to try: multiples of a given warp tile, then the best for the architecture, then smaller ones."""
     k_block = _k_block(fields)
     if "warp_tile" in fields:
         warp = fields["warp_tile"]
@@ -122,8 +121,8 @@ def _cta_tiles(fields: Request) -> Iterator[Tile]:
         legal = [tile for tile in sizes if tile == nearest_cta_tile(tile, k_block)]
         yield from sorted(legal, key=lambda tile: (_off_target(tile, warp), abs(tile.m - tile.n)))
     roomy = ARCHS[fields["arch"]].limits.smem_bytes_per_cta >= ROOMY_SMEM_BYTES
-    staged = {"ldg_sts_unaligned": SHIFTED_TILES}.get(fields["copy"], STAGED_TILES)
-    large = staged if fields["copy"] in STAGED else LARGE_TILES if roomy else {}
+    through_registers = {"ldg_sts_unaligned": UNALIGNED_TILES}.get(fields["copy"], REGISTER_COPY_TILES)
+    large = through_registers if fields["copy"] in REGISTER_COPIES else LARGE_TILES if roomy else {}
     for tile in (*large.get(fields["acc"], ()), *TILES):
         yield replace(tile, k=tile.k * k_block // K_BLOCK_OF_HALVES)
 
@@ -133,16 +132,18 @@ def _k_block(fields: Request) -> int:
 
 
 def _off_target(tile: Tile, warp: WarpTile) -> int:
-    """Count the warps that the CTA has too few or too many."""
+    """Return how many warps the CTA has too few or too many."""
     warps = tile.m // warp.m * (tile.n // warp.n)
     return max(WARPS[0] - warps, warps - WARPS[-1], 0)
 
 
 def warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
-    """Warp tiles that divide a CTA tile, the best first: 4 to 8 of them, with the most products for a loaded element."""
-    area, rows = WARP_AREAS[fields["acc"]], STAGED_WARP_ROWS if fields["copy"] in STAGED else WARP_ROWS
+    """Return warp tiles that divide a CTA tile, the best first: 4 to 8 warps, with the most products per loaded element."""
+    area, rows = WARP_AREAS[fields["acc"]], REGISTER_COPY_WARP_ROWS if fields["copy"] in REGISTER_COPIES else WARP_ROWS
     columns = mma_columns(fields["mma"])
-    divisors = itertools.starmap(WarpTile, itertools.product(warp_extents(tile.m, 16), warp_extents(tile.n, columns)))
+    divisors = itertools.starmap(
+        WarpTile, itertools.product(warp_extents(tile.m, MMA_ROWS), warp_extents(tile.n, columns))
+    )
 
     def merit(warp: WarpTile) -> tuple:
         too_large = warp.m * warp.n > min(area, 64 * 64)
@@ -151,26 +152,25 @@ def warp_tiles(fields: Request, tile: Tile) -> list[WarpTile]:
     return sorted((warp for warp in divisors if warp.m * warp.n <= area), key=merit)
 
 
-# ---- Everything else, for a tile ------------------------------------------------------------------------------------
+# ==== The other fields, for a tile ====
 
 _UNPLACED: Request = {"smem_a": Smem("none"), "smem_b": Smem("none")}
 
-_FITS = (
+_CHECKS = (
     rules.warp_tile,
     rules.threads,
     rules.fragment_stages,
     rules.prefetch,
-    rules.shared_memory,
+    common.shared_memory,
     rules.static_memory,
     rules.residency,
-    *cute_rules.FITS,
-    *dsl_rules.FITS,
+    *form_rules.TILE_CHECKS,
 )
-"""The rules that a choice of the fields below may break, beside that of registers, which placements decide too."""
+"""The checks that a choice of the fields below may violate. Registers are checked later, because placements count, too."""
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
-    """Specs of a CTA tile that fit, the best first: with enough stages for any warp tile, then with few."""
+    """Yield specs of a CTA tile that fit, the best first: all warp tiles with enough stages, then with fewer."""
     warps = [fields["warp_tile"]] if "warp_tile" in fields else warp_tiles(fields, tile)
     fitting = []
     for warp in warps:
@@ -184,8 +184,8 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Spec]:
 def _legal(fields: Request, choices: Iterable[Request]) -> Iterator[Spec]:
     for choice in distinct(choices):
         if _fits(fields, choice):  # without placements, which take longest to choose
-            plan = Plan(_spec(fields, choice))
-            if not any(rule(plan) for rule in (*_FITS, rules.registers)):
+            plan = MmaSyncPlan(_spec(fields, choice))
+            if not any(check(plan) for check in (*_CHECKS, rules.registers)):
                 yield plan.spec
 
 
@@ -199,13 +199,13 @@ def _good(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
 
 
 def _stages(fields: Request) -> dict[int, tuple[int, ...]]:
-    if fields["copy"] not in STAGED:
+    if fields["copy"] not in REGISTER_COPIES:
         return STAGES
-    return STAGED_STAGES if fields.get("prefetch", True) else SYNCHRONOUS_STAGES
+    return REGISTER_COPY_STAGES if fields.get("prefetch", True) else NO_PREFETCH_STAGES
 
 
 def _poor(fields: Request, tile: Tile, warp: WarpTile) -> Iterator[Request]:
-    fewer = (2, 1) if fields["copy"] in STAGED else (3, 2, 1)
+    fewer = (2, 1) if fields["copy"] in REGISTER_COPIES else (3, 2, 1)
     for store, stages, ahead in itertools.product(("smem", "direct"), fewer, (2, 1)):
         yield _choice(fields, tile, warp, stages, ahead, 1, store)
 
@@ -216,7 +216,7 @@ def _least(fields: Request, tile: Tile, warp: WarpTile) -> Request:
 
 
 def _modest(fields: Request, tile: Tile) -> Request:
-    """A choice for what nothing fits, for the rules to say why."""
+    """Return a choice for a request that nothing fits. The rules then say why."""
     warp = warp_tiles(fields, tile)[0]
     return _choice(fields, tile, warp, min(_stages(fields)[1]), 1, 1)
 
@@ -224,26 +224,50 @@ def _modest(fields: Request, tile: Tile) -> Request:
 def _choice(
     fields: Request, tile: Tile, warp: WarpTile, stages: int, ahead: int, ctas: int, store: str = "smem"
 ) -> Request:
-    """Return the choice, except for what the request says."""
+    """Return the choice. Fields that the request sets stay."""
     choice = {"warp_tile": warp, "stages": stages, "fragment_stages": ahead, "ctas_per_sm": ctas, "store": store}
     return {"cta_tile": tile, **{name: fields.get(name, value) for name, value in choice.items()}}
 
 
 def _fits(fields: Request, choice: Request) -> bool:
-    plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
-    return plan.accumulator_registers < plan.max_registers and not any(rule(plan) for rule in _FITS)
+    plan = MmaSyncPlan(Spec(**{**_UNPLACED, **fields, **choice}))
+    return plan.accumulator_registers < plan.max_registers and not any(check(plan) for check in _CHECKS)
 
 
 def _spec(fields: Request, choice: Request) -> Spec:
-    """Return the choice as a spec, with operands placed without bank conflicts; what the request says stands."""
-    plan = Plan(Spec(**{**_UNPLACED, **fields, **choice}))
+    """Return the choice as a spec, with operands placed without bank conflicts. Fields that the request sets stay."""
+    plan = MmaSyncPlan(Spec(**{**_UNPLACED, **fields, **choice}))
     tiles = {"smem_a": plan.a, "smem_b": plan.b}
     placed = plan.replace(**{name: _placement(tile, plan) for name, tile in tiles.items() if name not in fields})
-    if placed.staged and "store_spacing" not in fields:
+    if placed.register_copy and "store_spacing" not in fields:
         placed = placed.replace(store_spacing=planned_spacing(placed))
     return placed.spec
 
 
-def _placement(tile: OperandTile, plan: Plan) -> Smem:
+def _placement(tile: OperandTile, plan: MmaSyncPlan) -> Smem:
     shape = tile.rows, tile.columns, tile.chunk, tile.threads, tile.element_bytes
     return conflict_free(tile.k_major, *shape, one_pitch=plan.wmma)
+
+
+# ==== A fix for other families: the same problem on mma.sync ====
+
+_PROBLEM_FIELDS = (
+    "arch dtype_a dtype_b acc dtype_d layout beta bias activation align_a align_b align_d schedule".split()
+)
+_KEPT = (("form", "cta_tile", "raster"), ("form",), ())
+"""Further fields to keep, tried in this order."""
+
+
+def on_mma_sync(plan: Plan) -> Iterator[Change]:
+    """Yield changes to mma.sync, which supports every alignment and size. The first keeps form and tile."""
+    for names in _KEPT:
+        old, new = plan.spec.to_dict(), resolve(_problem(plan, names)).to_dict()
+        yield {name: str(value) for name, value in new.items() if value != old[name]}
+
+
+def _problem(plan: Plan, names: tuple[str, ...]) -> Request:
+    spec = plan.spec
+    kept = {name: getattr(spec, name) for name in (*_PROBLEM_FIELDS, *names)}
+    if spec.schedule.kind == "split_k_cluster":
+        kept["schedule"] = Schedule("split_k", spec.schedule.splits)
+    return kept

@@ -1,38 +1,48 @@
-"""The numbers of a kernel on mma.sync: computed here once, asserted by the emitted kernel."""
+"""The plan of a kernel on mma.sync: its shared memory, copies, registers and instructions."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.families.mma_sync import staging
-from generator.families.mma_sync.register_estimate import estimate
-from generator.families.plan import OPCODE_SUFFIXES, Plan
-from generator.layouts import PIECE_BYTES, OperandTile, read_conflicts, write_conflicts
+from generator.families.base import Plan
+from generator.families.common import OPCODE_SUFFIXES
+from generator.layouts import ASYNC_BYTES, PIECE_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES, WMMA, Cluster
+
+NAME = "mma_sync"
+
+MMA_ROWS = 16
+"""Rows of D that every mma.sync computes."""
+
+REGISTER_COPIES = ("ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned")
+"""Copies through registers: vectors of `align` elements, single elements, or vectors of 16 bytes cut out of two aligned ones."""
+
+WARP_THREADS = 32
 
 
 def mma_columns(mma: str) -> int:
-    """Return the columns of D that one product of fragments has."""
+    """Return the columns of D that one instruction computes."""
     return 16 if mma == WMMA else 8
 
 
 @dataclass(frozen=True)
 class MmaSyncPlan(Plan):
-    """A spec and what follows from it.
+    """The plan of a kernel on mma.sync.
 
-    Units: elements for pitches and stages, floats for the epilogue's pitch and words of 4 floats for its `epilogue_odd_words`.
+    Units: elements for pitches and stages, floats for the epilogue's pitch, words of 4 floats for `epilogue_odd_words`.
     """
 
     instruction = "mma.sync"
 
     @cached_property
-    def implied(self) -> dict[str, Any]:
-        """Every warp copies and multiplies, and no CTAs share operands; stores are placed where threads make them."""
+    def fixed_fields(self) -> dict[str, Any]:
+        """Every warp copies and multiplies, and CTAs share no operands. Only copies through registers place their stores."""
         return {
-            **({} if self.staged else {"store_spacing": 0, "prefetch": True}),
+            **({} if self.register_copy else {"store_spacing": 0, "prefetch": True}),
             "consumers": 0,
             "cooperation": "cooperative",
             "cluster": Cluster(1, 1),
@@ -40,9 +50,11 @@ class MmaSyncPlan(Plan):
         }
 
     @property
-    def staged(self) -> bool:
-        """Whether copies go by way of registers."""
-        return self.spec.copy in staging.STAGED
+    def register_copy(self) -> bool:
+        """Whether copies go through registers."""
+        return self.spec.copy in REGISTER_COPIES
+
+    # ---- Warps and instructions -------------------------------------------------------------------------------------
 
     @property
     def warps_m(self) -> int:
@@ -54,21 +66,21 @@ class MmaSyncPlan(Plan):
 
     @property
     def threads(self) -> int:
-        return self.warps_m * self.warps_n * 32
+        return self.warps_m * self.warps_n * WARP_THREADS
 
     @property
     def wmma(self) -> bool:
-        """Whether fragments are loaded and multiplied by WMMA."""
+        """Whether WMMA loads and multiplies the fragments."""
         return self.spec.mma == WMMA
 
     @property
     def mma_n(self) -> int:
-        """Columns of D that one product of fragments has."""
+        """Columns of D that one instruction, or one WMMA operation, computes."""
         return mma_columns(self.spec.mma)
 
     @property
     def mma_k(self) -> int:
-        """The depth of the machine's instruction: fragments of WMMA are multiplied by the deepest that there is."""
+        """Depth of the machine's instruction. The compiler maps WMMA to the deepest one of the architecture."""
         if self.wmma:
             return 16 if ARCHS[self.spec.arch].has_mma_k16 else 8
         return int(self.spec.mma.rpartition("k")[2])
@@ -80,7 +92,7 @@ class MmaSyncPlan(Plan):
 
     @property
     def piece_bits(self) -> int:
-        """Bits of an element's offset within its piece."""
+        """Bits of an element's offset within its 16 bytes."""
         return self.piece.bit_length() - 1
 
     @property
@@ -89,13 +101,26 @@ class MmaSyncPlan(Plan):
         return 2 * self.piece
 
     @property
+    def k_blocks(self) -> int:
+        return self.spec.cta_tile.k // self.k_block
+
+    @property
     def mma_per_product(self) -> int:
-        """Tensor instructions that one product of fragments takes; one at least, where an illegal one is deeper than a block."""
+        """Machine instructions for one product of fragments over a k-block. 1 at least: an illegal mma may be deeper."""
         return max(1, self.mma_n // 8 * (self.k_block // self.mma_k))
 
     @property
-    def k_blocks(self) -> int:
-        return self.spec.cta_tile.k // self.k_block
+    def mma_per_k_tile(self) -> int:
+        warp, k = self.spec.warp_tile, self.spec.cta_tile.k
+        return (warp.m // MMA_ROWS) * (warp.n // 8) * (k // self.mma_k)
+
+    @property
+    def mma_opcode(self) -> str:
+        shape = {16: "16816", 8: "1688"}[self.mma_k]
+        result = "F32" if self.spec.acc == "f32" else "F16"
+        return f"HMMA.{shape}.{result}" + OPCODE_SUFFIXES.get(self.spec.dtype_a, "")
+
+    # ---- Stages -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def a(self) -> OperandTile:
@@ -110,91 +135,103 @@ class MmaSyncPlan(Plan):
         chunk = {"ldg_sts_scalar": 1, "ldg_sts_unaligned": self.piece}.get(self.spec.copy, align)
         return OperandTile(k_major, rows, columns, chunk, self.threads, smem, self.spec.operand_bytes)
 
-    # ---- Shared memory ----------------------------------------------------------------------------------------------
-
     @property
     def stage_bytes(self) -> int:
-        """Bytes of one stage, A and B together."""
         return self.spec.operand_bytes * (self.a.stage_elements + self.b.stage_elements)
 
     @property
-    def epilogue_pieces_of_two_words(self) -> bool:
+    def bank_conflicts(self) -> int:
+        return sum(read_conflicts(tile) + write_conflicts(tile) for tile in (self.a, self.b))
+
+    # ---- Epilogue ---------------------------------------------------------------------------------------------------
+
+    @property
+    def stores_two_words(self) -> bool:
+        """Whether 16 bytes of D are made from two words of 4 floats."""
         return DTYPE_BYTES[self.spec.dtype_d] == 2
 
     @property
     def epilogue_odd_words(self) -> int:
-        """Words of 4 floats before the odd words of a staged row begin, so that 8 lanes meet 8 groups of banks."""
-        return self.spec.warp_tile.n // 8 | 1 if self.epilogue_pieces_of_two_words else 0
+        """Where the odd words of a staged row start. Odd, so that 8 lanes use 8 groups of banks."""
+        return self.spec.warp_tile.n // 8 | 1 if self.stores_two_words else 0
 
     @property
     def epilogue_pitch(self) -> int:
-        """Floats from one staged row to the next: past the row, and 8 or 24 modulo the 32 banks."""
-        row = 8 * self.epilogue_odd_words if self.epilogue_pieces_of_two_words else self.spec.warp_tile.n
+        """Floats between two staged rows: no less than a row, and 8 or 24 modulo the 32 banks."""
+        row = 8 * self.epilogue_odd_words if self.stores_two_words else self.spec.warp_tile.n
         pitch = -(-row // 8) * 8
         return pitch if pitch % 16 == 8 else pitch + 8
 
     @property
     def slab_rows(self) -> int:
         """Rows that the epilogue of forms cute and dsl stages at once: one atom of every warp along m."""
-        return 16 * self.warps_m
+        return MMA_ROWS * self.warps_m
 
     @property
     def slab_odd_words(self) -> int:
-        """Words of 4 floats before the odd words of one of those rows begin, where a piece is two words."""
+        """Where the odd words of such a row start."""
         return self.spec.cta_tile.n // 8 | 1
 
     @property
     def slab_pitch(self) -> int:
-        """Floats from one of those rows to the next, 8 or 24 modulo the 32 banks."""
-        return 8 * self.slab_odd_words if self.epilogue_pieces_of_two_words else self.spec.cta_tile.n + 8
+        """Floats between two such rows, 8 or 24 modulo the 32 banks."""
+        return 8 * self.slab_odd_words if self.stores_two_words else self.spec.cta_tile.n + 8
 
     @property
     def epilogue_bytes(self) -> int:
         if self.spec.form in ("cute", "dsl"):
             return self.slab_rows * self.slab_pitch * 4
-        return self.threads // 32 * 16 * self.epilogue_pitch * 4 if self.spec.store == "smem" else 0
+        rows = self.threads // WARP_THREADS * MMA_ROWS
+        return rows * self.epilogue_pitch * 4 if self.spec.store == "smem" else 0
+
+    # ---- Shared memory of a CTA -------------------------------------------------------------------------------------
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of a CTA: the stages or, later in the same place, the staged rows of the epilogue."""
+        """The stages. The epilogue later uses the same memory for its rows."""
         return -(-max(self.spec.stages * self.stage_bytes, self.epilogue_bytes) // 128) * 128
 
     @property
     def static_smem_bytes(self) -> int:
-        """What of it is static: all or nothing."""
+        """The static part: all or nothing."""
         return self.smem_bytes if self.spec.smem_alloc == "static" else 0
 
     def launch(self) -> dict[str, Any]:
-        """Return the record's `launch`, with the shared memory that is the launcher's to ask for and, apart, the static."""
+        """Return the record's `launch`. Its `smem_bytes` are dynamic; static ones are listed apart."""
         static = {"static_smem_bytes": self.static_smem_bytes} if self.static_smem_bytes else {}
         return {**super().launch(), "smem_bytes": self.smem_bytes - self.static_smem_bytes, **static}
-
-    @property
-    def bank_conflicts(self) -> int:
-        return sum(read_conflicts(tile) + write_conflicts(tile) for tile in (self.a, self.b))
 
     # ---- Registers --------------------------------------------------------------------------------------------------
 
     @property
     def accumulator_registers(self) -> int:
-        elements = self.spec.warp_tile.m * self.spec.warp_tile.n // 32
+        elements = self.spec.warp_tile.m * self.spec.warp_tile.n // WARP_THREADS
         return {"f32": elements, "f16": elements // 2, "f16_promoted": elements + elements // 2}[self.spec.acc]
 
     @property
     def fragment_registers(self) -> int:
-        """Fragments of A and B for a block of k, times the fragment stages."""
+        """Fragments of A and B for a k-block, times the fragment stages."""
         return (self.spec.warp_tile.m // 4 + self.spec.warp_tile.n // 4) * self.spec.fragment_stages
 
     @property
+    def fragment_rows(self) -> int:
+        """Rows of A's fragments that a warp keeps in registers."""
+        mma_m = self.spec.warp_tile.m // MMA_ROWS
+        rows = mma_m * self.k_blocks
+        if self.spec.fragment_stages == 2:
+            return mma_m
+        return next((count for count in (3, 4) if mma_m > count and rows % count == 0), mma_m)
+
+    @property
     def needed_registers(self) -> int:
-        return estimate(self)
+        return int(max(_mainloop_registers(self), _epilogue_registers(self)))
 
     @property
     def max_registers(self) -> int:
-        """Registers a thread may have for `ctas_per_sm` CTAs to live on an SM.
+        """Registers a thread may have if `ctas_per_sm` CTAs share an SM.
 
-        Each of the SM's partitions holds its share of the warps, and gives registers out a warp at a time, in units. ptxas
-        13.0 bounds a kernel by the same number.
+        Each partition of the SM holds its share of the warps, and allocates registers for a warp in units. ptxas 13.0 limits
+        a kernel to the same number.
         """
         limits = ARCHS[self.spec.arch].limits
         warps = -(-self.threads // limits.warp_threads * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
@@ -202,20 +239,6 @@ class MmaSyncPlan(Plan):
             limits.registers_per_sm // limits.sm_partitions // warps // limits.register_unit * limits.register_unit
         )
         return min(limits.max_registers_per_thread, per_warp // limits.warp_threads)
-
-    # ---- Tensor instructions ----------------------------------------------------------------------------------------
-
-    @property
-    def mma_per_k_tile(self) -> int:
-        """Tensor instructions that one warp issues for a k-tile."""
-        warp, k = self.spec.warp_tile, self.spec.cta_tile.k
-        return (warp.m // 16) * (warp.n // 8) * (k // self.mma_k)
-
-    @property
-    def mma_opcode(self) -> str:
-        shape = {16: "16816", 8: "1688"}[self.mma_k]
-        result = "F32" if self.spec.acc == "f32" else "F16"
-        return f"HMMA.{shape}.{result}" + OPCODE_SUFFIXES.get(self.spec.dtype_a, "")
 
     # ---- Explanation ------------------------------------------------------------------------------------------------
 
@@ -236,3 +259,207 @@ class MmaSyncPlan(Plan):
 
     def placements(self) -> dict[str, Any]:
         return {"pitch_a": self.a.pitch, "pitch_b": self.b.pitch}
+
+
+# ==== Copies through registers: how many stores a thread makes for a k-tile, and how far apart they may be ====
+
+CPI_HMMA = 8.06
+CPI_STS = {16: 10.00, 8: 6.00, 4: 4.06, 2: 4.06}
+"""Clocks from one instruction of a scheduler to the next; of STS by the bytes that a lane stores.
+
+Source: Yan, Wang, Chu, "Demystifying Tensor Cores to Optimize Half-Precision Matrix Multiply", IPDPS 2020, on an RTX 2070.
+STS of 2 bytes is assumed to take as long as STS of 4.
+"""
+SCHEDULERS = 4
+"""Schedulers of an SM. They share one path to shared memory."""
+
+MAX_SPACING = 64
+
+
+def copy_steps(tile: OperandTile) -> tuple[int, int, int]:
+    """Return the row step, row passes and column passes of a thread's copies of one stage."""
+    per_row = max(1, tile.columns // tile.chunk)
+    row_step = max(1, tile.threads // per_row)
+    return row_step, -(-tile.rows // row_step), -(-per_row // tile.threads)
+
+
+def copy_passes(tile: OperandTile) -> int:
+    """Return how many chunks of a stage a thread copies."""
+    _, rows, columns = copy_steps(tile)
+    return rows * columns
+
+
+def stores_per_k_tile(plan: MmaSyncPlan) -> int:
+    """Return how many chunks of a k-tile a thread copies through registers, with one load and one store each."""
+    return copy_passes(plan.a) + copy_passes(plan.b)
+
+
+def copy_registers(plan: MmaSyncPlan) -> int:
+    """Return the registers that hold a thread's chunks. A chunk takes whole registers, an unaligned one twice as many."""
+    return sum(
+        copy_passes(tile) * -(-tile.chunk * tile.element_bytes // 4) * (2 if align < tile.chunk else 1)
+        for tile, align in ((plan.a, plan.spec.align_a), (plan.b, plan.spec.align_b))
+    )
+
+
+def hiding_spacing(plan: MmaSyncPlan) -> int:
+    """Return the spacing that hides stores: shared memory takes a store of each scheduler while each issues so many products."""
+    widest = min(max(plan.a.chunk, plan.b.chunk) * plan.spec.operand_bytes, PIECE_BYTES)  # more is no legal alignment
+    return math.ceil(SCHEDULERS * CPI_STS[widest] / CPI_HMMA)
+
+
+def instructions_between_stores(plan: MmaSyncPlan) -> int:
+    """Return how many tensor instructions of a warp can separate stores.
+
+    With two stages these are all of a k-tile. With one stage they are those after which no warp reads the k-tile any more.
+    """
+    mma_m, mma_n = plan.spec.warp_tile.m // MMA_ROWS, plan.spec.warp_tile.n // plan.mma_n
+    products = plan.k_blocks * mma_m * mma_n - 1  # after the first
+    if plan.spec.stages == 1:
+        products = min(products, plan.fragment_rows * mma_n)
+    return products * plan.mma_per_product
+
+
+def widest_spacing(plan: MmaSyncPlan) -> int:
+    """Return the most tensor instructions that may separate two stores, in whole blocks of k.
+
+    Unaligned vectors are stored together: single elements may follow the last one, at the end of the matrix.
+    """
+    if plan.spec.copy == "ldg_sts_unaligned":
+        return 0
+    per_product, gaps = plan.mma_per_product, max(1, stores_per_k_tile(plan) - 1)
+    return min(MAX_SPACING, max(0, instructions_between_stores(plan)) // per_product // gaps * per_product)
+
+
+def planned_spacing(plan: MmaSyncPlan) -> int:
+    """Return the spacing that hides stores, but no more than half of the widest one if there are two stages.
+
+    Single elements are too many to place one by one. Without prefetch, stores follow all products.
+    """
+    if plan.spec.copy == "ldg_sts_scalar" or not plan.spec.prefetch:
+        return 0
+    share = 2 if plan.spec.stages > 1 else 1
+    return min(hiding_spacing(plan), widest_spacing(plan) // share)
+
+
+# ==== Registers of a thread: an estimate from above ====
+#
+# The larger of what the mainloop and the epilogue need. ptxas reorders and recomputes, so no sum is exact: a third of the kernels
+# whose estimate is above the limit would not spill.
+# Source: benchmarks/registers.json (benchmarks/random_specs.py). tests/test_oracle.py samples both sides.
+
+BASE = 26
+"""Pointers, loop state, temporaries, and a margin."""
+
+FRAGMENT = 1.05
+FRAGMENT_AHEAD = 0.5
+"""Per register of the second fragment stage, whose reads ptxas delays."""
+
+COPY_PASS = 0.7
+MAX_PASSES = 40
+"""Passes beyond this number cost no more registers."""
+
+COPY_ADDRESS = 1.6
+ODD_COPY_ADDRESS = 3.5
+"""Per address in a stage that is not at a constant distance from another one; in addition, if rows are no power of two."""
+
+PERSISTENT = 17
+PERSISTENT_BY_ALIGN_BYTES = {2: 14, 4: 10, 8: 0, 16: 0}
+"""In addition, per operand."""
+
+SPLIT_K = 6
+PROMOTED = -12
+"""Half accumulators are free between k-tiles, when much else is alive."""
+
+ONE_K_BLOCK, FOUR_K_BLOCKS = -14, 15
+CHANGING_FRAGMENTS = 15
+"""Two fragment stages swap after each k-tile with an odd number of k-blocks."""
+
+MMA_K8 = 5
+MN_MAJOR = 7
+BY_ELEMENT = 8
+"""In addition, per operand that lanes load by the element: each of 8 neighbours has its own address."""
+
+FLOAT_OUTPUT = 6
+
+REGISTER_COPY = 2
+"""In addition to the registers that hold a k-tile's chunks. Without a swizzle their addresses are at constant distances."""
+
+FROM_SM100 = -5
+"""More addresses are in uniform registers."""
+
+EPILOGUE = 48
+"""In addition to the accumulators."""
+
+ACTIVATION = 12
+"""In addition, for GELU and SiLU."""
+
+RELAXED_LIMIT = 200
+"""Below this limit ptxas recomputes addresses that it keeps in registers above it."""
+
+
+def _epilogue_registers(plan: MmaSyncPlan) -> float:
+    in_floats = plan.spec.schedule.in_workspace and plan.spec.acc == "f16"  # reductions add floats
+    accumulators = plan.accumulator_registers * (2 if in_floats else 1)
+    return accumulators + EPILOGUE + ACTIVATION * (plan.spec.activation in ("gelu", "silu"))
+
+
+def _mainloop_registers(plan: MmaSyncPlan) -> float:
+    spec = plan.spec
+    k_blocks = plan.k_blocks
+    ahead = spec.fragment_stages > 1
+    persistent = spec.schedule.kind in ("persistent", "stream_k")
+    sized = [(tile, tile.chunk * tile.element_bytes) for tile in (plan.a, plan.b)]
+    apart = [chunk >= ASYNC_BYTES and not (plan.register_copy and tile.smem.kind != "xor") for tile, chunk in sized]
+    copies = [(copy_passes(tile), _addresses(tile) if differ else 0) for (tile, _), differ in zip(sized, apart)]
+    recomputable = (
+        min(sum(passes for passes, _ in copies), MAX_PASSES) * COPY_PASS,
+        sum(addresses for _, addresses in copies) * (COPY_ADDRESS + ODD_COPY_ADDRESS * (k_blocks == 3)),
+        persistent * (PERSISTENT + sum(PERSISTENT_BY_ALIGN_BYTES.get(chunk, 0) for _, chunk in sized)),
+        spec.schedule.in_workspace * SPLIT_K,
+        (k_blocks == 4) * FOUR_K_BLOCKS,
+        (ahead and k_blocks == 3) * CHANGING_FRAGMENTS,
+        ((not plan.a.k_major) + (not plan.b.k_major)) * MN_MAJOR,
+        ((not plan.a.by_ldmatrix) + (not plan.b.by_ldmatrix)) * BY_ELEMENT,
+    )
+    terms = (
+        BASE,
+        plan.accumulator_registers,
+        plan.accumulator_registers / 2 * (spec.schedule.in_workspace and spec.acc == "f16"),  # reductions add floats
+        _fragments_and_copies(plan),
+        sum(recomputable) * min(1.0, plan.max_registers / RELAXED_LIMIT),
+        (spec.acc == "f16_promoted") * PROMOTED,
+        (k_blocks == 1) * ONE_K_BLOCK,
+        (plan.mma_k == 8) * MMA_K8,
+        (spec.dtype_d == "f32") * FLOAT_OUTPUT,
+        (ARCHS[spec.arch].number >= 100) * FROM_SM100,
+    )
+    return sum(terms)
+
+
+def _fragments_and_copies(plan: MmaSyncPlan) -> float:
+    """Return the registers of fragments and of a k-tile's chunks. Without prefetch they are not alive at the same time."""
+    spec = plan.spec
+    fragments = (spec.warp_tile.m // 4 + spec.warp_tile.n // 4) * (
+        FRAGMENT + FRAGMENT_AHEAD * (spec.fragment_stages > 1)
+    )
+    if not plan.register_copy:
+        return fragments
+    copied = copy_registers(plan) + REGISTER_COPY
+    return fragments + copied if spec.prefetch else max(fragments, copied)
+
+
+def _addresses(tile: OperandTile) -> int:
+    """Return how many addresses of a thread's chunks differ modulo the swizzle's period, besides the first.
+
+    Without a swizzle all are at constant distances, except that rows padded in pairs have two distances if the step is odd.
+    """
+    step, rows, columns = copy_steps(tile)
+    if tile.smem.kind != "xor":
+        return int(tile.smem.pair_pad > 0 and step % 2 == 1)
+    places = (
+        (row * step * tile.pitch + column * tile.threads * tile.chunk)
+        for row in range(rows)
+        for column in range(columns)
+    )
+    return len({place % tile.period for place in places}) - 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from generator.families.mma_sync import staging
-from generator.families.mma_sync.plan import MmaSyncPlan
+from generator.families.common import STREAM_K_MIN_K_TILES, partials_in_flight
+from generator.families.mma_sync.plan import MMA_ROWS, MmaSyncPlan
 from generator.layouts import ASYNC_BYTES
 
 MANY_STEPS = 32
@@ -22,7 +22,7 @@ UNALIGNED_COPIES_IN_FLIGHT = 4
 
 def steps(plan: MmaSyncPlan) -> int:
     """Return how many products of fragments a block of k has."""
-    return plan.spec.warp_tile.m // 16 * (plan.spec.warp_tile.n // plan.mma_n)
+    return plan.spec.warp_tile.m // MMA_ROWS * (plan.spec.warp_tile.n // plan.mma_n)
 
 
 def reads_first(plan: MmaSyncPlan) -> bool:
@@ -56,7 +56,7 @@ def stores_behind_mma(plan: MmaSyncPlan) -> bool:
 
 def copies_in_flight(plan: MmaSyncPlan, chunk: int, align: int) -> int:
     """Return how many loads of an operand are under way at once, or 0 where cp.async copies it."""
-    if plan.staged:
+    if plan.register_copy:
         return UNALIGNED_COPIES_IN_FLIGHT if is_unaligned(chunk, align) else COPIES_IN_FLIGHT
     return COPIES_IN_FLIGHT if _through_registers(plan, chunk) else 0
 
@@ -66,29 +66,13 @@ def is_unaligned(chunk: int, align: int) -> bool:
     return align < chunk
 
 
-def partials_in_flight(vectors: int, copies_beside: bool = False, to_floats: bool = False) -> int:
-    """Return how many vectors of partial accumulators a thread that has `vectors` of its own loads at once without a spill.
-
-    Source: benchmarks/LOG.md, "Loads of partial sums".
-    """
-    if vectors <= (25 if copies_beside or to_floats else 32):
-        return 16
-    return 4 if to_floats else 8
-
-
 def stream_k(plan: MmaSyncPlan) -> dict[str, int]:
     """Return the constants of stream-K by name."""
     warp = plan.spec.warp_tile
     return {
         "stream_k_min_k_tiles": STREAM_K_MIN_K_TILES,
-        "partials_in_flight": partials_in_flight(warp.m // 16 * (warp.n // 8)),
+        "partials_in_flight": partials_in_flight(warp.m // MMA_ROWS * (warp.n // 8)),
     }
-
-
-STREAM_K_MIN_K_TILES = 4
-"""K-tiles below which storing partial accumulators costs more than it saves."""
-
-fragment_rows = staging.a_rows
 
 
 def _operands(plan: MmaSyncPlan) -> tuple:

@@ -1,13 +1,13 @@
-"""Planning of kernels on mma.sync whose tiles come by TMA: what measurements recommend and limits allow, for open fields."""
+"""Defaults of kernels on mma.sync with copies by TMA: for each open field, what measurements recommend and limits allow."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 
-from generator.families.defaults import distinct, problem_fields
+from generator.families.base import distinct, problem_fields
 from generator.families.mma_sync.defaults import K_BLOCK_OF_HALVES, MMAS, warp_tiles
-from generator.families.mma_sync.ways_out import nearest_cta_tile
+from generator.families.mma_sync.rules import nearest_cta_tile
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.mma_sync_tma.rules import RULES
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Spec, Tile
@@ -21,7 +21,7 @@ TILES = {
 
 WARPS_PER_SM = 8
 STAGES = (3, 4, 2)
-"""The best first: with 3 stages of 256x128x64 there is room for 16 staged rows of D.
+"""The best first. With 3 stages of 256x128x64, 16 staged rows of D fit.
 
 Source: benchmarks/data/tma_prototype_h200.json, its kernels of the generator.
 """
@@ -43,25 +43,25 @@ _PLAIN: Request = {
 
 
 def resolve(request: Request) -> Spec:
-    """Fill in every open field of `request`; the result may still be illegal, which the rules judge."""
+    """Fill in every open field of `request`. The result may still be illegal; the rules decide that."""
     problem = {**problem_fields(request), **request}
     fields = {**_PLAIN, "mma": MMAS.get(problem["dtype_a"], "m16n8k16"), **problem}
     tiles = [nearest_cta_tile(fields["cta_tile"], _k_block(fields))] if "cta_tile" in fields else [*_tiles(fields)]
     plans = (_plan(request, fields, choice) for tile in tiles for choice in distinct(_choices(fields, tile)))
     first = next(plans)
-    legal = (plan for plan in itertools.chain((first,), plans) if not any(rule.broken(plan) for rule in RULES))
+    legal = (plan for plan in itertools.chain((first,), plans) if not any(rule.check(plan) for rule in RULES))
     found = next(legal, first)
     return found.replace(cta_tile=fields.get("cta_tile", found.spec.cta_tile)).spec
 
 
 def _plan(request: Request, fields: Request, choice: Request) -> Plan:
-    """Return the plan of a choice, in which what the family decides is as it does, unless the request says otherwise."""
+    """Return the plan of a choice, with fixed fields at their value unless the request sets them."""
     plan = Plan(Spec(**{**fields, **choice}))
-    return plan.replace(**{name: value for name, value in plan.implied.items() if name not in request})
+    return plan.replace(**{name: value for name, value in plan.fixed_fields.items() if name not in request})
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
-    """The open fields for a tile, the best values first: fragments that are read ahead, and as many stages as fit."""
+    """Yield values of the open fields for a tile, the best first: fragments read ahead, and as many stages as fit."""
     for warp in [fields["warp_tile"]] if "warp_tile" in fields else warp_tiles(fields, tile):
         most = max(1, WARPS_PER_SM // max(1, tile.m // max(1, warp.m) * (tile.n // max(1, warp.n))))
         ways = itertools.product(range(most, 0, -1), ("smem", "direct"), (2, 1), STAGES)

@@ -1,25 +1,18 @@
-"""The values that the template of kernels on mma.sync and TMA takes."""
+"""The template values of kernels on mma.sync with copies by TMA."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from generator.families.emit import boolean, common_values
+from generator.families.base import Form
+from generator.families.common import boolean, common_values
 from generator.families.mma_sync.emit import summary
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.mma_sync_tma.plan import WarpBoxes
 
-TEMPLATE = "mma_sync_tma/instance.cu.j2"
-ENTRY_HEADER = "mma_sync_tma/kernel.cuh"
-
-
-def entry_header(plan: Plan) -> str:
-    """Return the one header that the text includes."""
-    return ENTRY_HEADER
-
 
 def values(plan: Plan, symbol: str) -> dict[str, Any]:
-    """Return them by name."""
+    """Return the template values by name."""
     spec = plan.spec
     producer, consumer = plan.rebalanced
     return {
@@ -31,7 +24,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "warps_n": plan.warps_n,
         "mma_k": plan.mma_k,
         "fragment_stages": spec.fragment_stages,
-        "fragment_rows": plan.a_rows,
+        "fragment_rows": plan.fragment_rows,
         "zigzag": boolean(spec.mma_order == "zigzag"),
         "producer_registers": producer,
         "consumer_registers": consumer,
@@ -40,7 +33,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "store_through_shared": boolean(spec.store == "smem"),
         "epilogue_pitch": plan.epilogue_pitch,
         "epilogue_odd_words": plan.epilogue_odd_words,
-        "epilogue_rows": plan.staged_rows,
+        "epilogue_rows": plan.epilogue_rows,
         "mainloop_bytes": plan.mainloop_bytes,
         "ctas_per_sm": spec.ctas_per_sm,
     }
@@ -53,3 +46,6 @@ def _operand(boxes: WarpBoxes, axis: str, extent: int) -> dict[str, Any]:
         "contiguous": "k" if boxes.k_major else axis,
         "swizzle_bytes": boxes.swizzle_bytes,
     }
+
+
+FORMS = {"atoms": Form("mma_sync_tma/instance.cu.j2", "mma_sync_tma/kernel.cuh", values)}

@@ -1,132 +1,139 @@
-"""What is legal of kernels on mma.sync whose tiles come by TMA, and why not."""
+"""The rules of kernels on mma.sync with copies by TMA, and the changes that may fix a spec which breaks one."""
 
 from __future__ import annotations
 
-from generator.arch import ARCHS, MMA_SYNC_TMA
-from generator.families import rules as shared
+from collections.abc import Iterator
+from functools import partial
+
+from generator.arch import ARCHS, Arch
+from generator.families import common
+from generator.families.base import Change, Rule, collector
+from generator.families.common import fewer_ctas
 from generator.families.mma_sync import rules as mma_sync
-from generator.families.mma_sync import ways_out as of_mma_sync
-from generator.families.mma_sync.replanned import on_mma_sync
-from generator.families.mma_sync_tma import ways_out
+from generator.families.mma_sync.defaults import on_mma_sync
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
-from generator.families.rules import Rule, adder
-from generator.families.sm90.tensor_maps import SWIZZLES_BYTES
-from generator.families.ways_out import (
-    archs,
-    fields_as_implied,
-    nearest_accumulators,
-    nearest_inputs,
-    nearest_rasters,
-    split_in_workspace,
-    whole_pieces,
-)
+from generator.families.tensor_maps import SWIZZLES_BYTES
 from generator.layouts import PIECE_BYTES
 from generator.spec import WMMA
 
+STAGES = range(2, 17)
+"""One stage is read while another is filled. More keep loads in flight."""
+
 RULES: list[Rule] = []
-rule = adder(RULES)
-
-# ---- Architecture and types -----------------------------------------------------------------------------------------
+rule = collector(RULES)
 
 
-@rule(lambda plan: [*on_mma_sync(plan), *archs(plan, MMA_SYNC_TMA)])
+# ==== Architecture and types ====
+
+
+def supports(arch: Arch) -> bool:
+    """Tell whether an architecture has TMA."""
+    return arch.has_tma
+
+
+@rule(lambda plan: [*on_mma_sync(plan), *common.nearest_archs(supports, plan)])
 def family(plan: Plan) -> str | None:
-    return (
-        None
-        if MMA_SYNC_TMA in ARCHS[plan.spec.arch].families
-        else f"{plan.spec.arch} has no TMA, which copy tma asks for"
-    )
+    return None if supports(ARCHS[plan.spec.arch]) else f"copy is tma; {plan.spec.arch} has no TMA"
 
 
-same_inputs = rule(nearest_inputs)(shared.same_inputs)
-accumulator = rule(nearest_accumulators)(shared.accumulator)
+rule(common.one_input_type)(common.same_inputs)
+rule(common.legal_accumulators)(common.accumulator)
 
 
 @rule(lambda plan: [{"mma": "m16n8k16"}, {"mma": "m16n8k8"}, *on_mma_sync(plan)])
 def mma(plan: Plan) -> str | None:
     if plan.spec.mma != WMMA:
         return mma_sync.mma_depth(plan)
-    return f"{WMMA} loads rows that all are one pitch apart, which those that TMA swizzles are not"
+    return f"mma is {WMMA}; it requires rows at one distance, and TMA swizzles them"
 
 
 @rule(lambda plan: [*on_mma_sync(plan), {"layout": "tn"}])
 def layout(plan: Plan) -> str | None:
     if plan.a.by_ldmatrix and plan.b.by_ldmatrix:
         return None
-    return (
-        f"layout {plan.spec.layout}: ldmatrix reads {plan.spec.dtype_a} by TMA where k is contiguous only, which tn has"
-    )
+    return f"layout is {plan.spec.layout}; with copy tma, {plan.spec.dtype_a} inputs require layout tn for ldmatrix"
 
 
-@rule(lambda plan: [*on_mma_sync(plan), *whole_pieces(plan)])
+@rule(lambda plan: [*on_mma_sync(plan), *common.aligned_to_16_bytes(plan)])
 def alignment(plan: Plan) -> str | None:
     least = PIECE_BYTES // plan.spec.operand_bytes
-    aligns = (("a", plan.spec.align_a), ("b", plan.spec.align_b))
-    short = [f"align_{name} {align}" for name, align in aligns if align < least]
-    if not short:
-        return None
-    return f"{', '.join(short)}: TMA takes pointers and leading dimensions that are multiples of 16 B, {least} elements"
+    aligns = {"align_a": plan.spec.align_a, "align_b": plan.spec.align_b}
+    short = [f"{name} is {align}" for name, align in aligns.items() if align < least]
+    return f"{', '.join(short)}; TMA requires {least} elements (16 B)" if short else None
 
 
-alignment_of_operands = rule(whole_pieces)(shared.alignment_of_operands)
-alignment_of_d = rule(lambda plan: [{"align_d": "4"}])(shared.alignment_of_d)
-implied_fields = rule(fields_as_implied)(shared.implied_fields)
-store = rule(lambda plan: [{"store": "smem"}, {"store": "direct"}])(mma_sync.store)
+rule(common.aligned_to_16_bytes)(common.alignment_of_operands)
+rule(common.d_aligned_to_16_bytes)(common.alignment_of_d)
+rule(common.as_fixed)(common.fixed_fields)
+rule(lambda plan: [{"store": "smem"}, {"store": "direct"}])(mma_sync.store)
 
-# ---- Tiles and stages -----------------------------------------------------------------------------------------------
+# ==== Tiles and stages ====
 
-cta_tile = rule(of_mma_sync.nearest_cta_tiles)(mma_sync.cta_tile)
-warp_tile = rule(of_mma_sync.warp_tiles_that_fit)(mma_sync.warp_tile)
-threads = rule(of_mma_sync.warp_tiles_that_fit)(mma_sync.threads)
+rule(mma_sync.nearest_cta_tiles)(mma_sync.cta_tile)
+rule(mma_sync.warp_tiles_that_fit)(mma_sync.warp_tile)
+rule(mma_sync.warp_tiles_that_fit)(mma_sync.threads)
 
 
-@rule(of_mma_sync.warp_tiles_that_fit)
+@rule(mma_sync.warp_tiles_that_fit)
 def boxes(plan: Plan) -> str | None:
     least = SWIZZLES_BYTES[-1] // plan.spec.operand_bytes
     sides = (("A", plan.a), ("B", plan.b))
     strays = [
-        f"{boxes.warp_extent} of {name}" for name, boxes in sides if not boxes.k_major and boxes.warp_extent % least
+        f"{boxes.warp_extent} elements of {name}"
+        for name, boxes in sides
+        if not boxes.k_major and boxes.warp_extent % least
     ]
     if not strays:
         return None
-    return f"warp tile {plan.spec.warp_tile}: {', '.join(strays)}, whose rows are not along k, are no whole boxes of {least}"
+    found = f"warp tile {plan.spec.warp_tile} has {' and '.join(strays)}"
+    return f"{found}; in layout {plan.spec.layout}, TMA requires multiples of {least}"
 
 
-@rule(ways_out.fewer_stages)
+fewer_stages = partial(common.stages_within, STAGES)
+
+
+@rule(fewer_stages)
 def stages(plan: Plan) -> str | None:
-    low, high = ways_out.STAGES[0], ways_out.STAGES[-1]
-    return None if low <= plan.spec.stages <= high else f"{plan.spec.stages} stages, those by TMA are {low} to {high}"
+    found = plan.spec.stages
+    return None if found in STAGES else f"stages is {found}; copy tma supports {STAGES[0]} to {STAGES[-1]}"
 
 
-@rule(lambda plan: [{"fragment_stages": "2"}, {"fragment_stages": "1"}])
-def fragment_stages(plan: Plan) -> str | None:
-    if plan.spec.fragment_stages in (1, 2):
-        return None
-    return f"{plan.spec.fragment_stages} fragment stages, 1 or 2 are served"
+rule(common.one_or_two_fragment_stages)(common.fragment_stages)
+
+# ==== Shared memory and registers ====
 
 
-# ---- Shared memory and registers ------------------------------------------------------------------------------------
+def less_shared_memory(plan: Plan) -> Iterator[Change]:
+    """Fewer stages, fewer CTAs per SM, D stored directly; then a smaller tile."""
+    yield from fewer_stages(plan)
+    fewer = [*fewer_ctas(plan)]
+    yield from fewer
+    yield from ({**change, "store": "direct"} for change in [{}, *fewer_stages(plan)])
+    yield from ({**change, "stages": str(STAGES[0])} for change in fewer)
+    smaller = mma_sync.smaller_cta_tiles(plan)
+    yield from ({**tile, "stages": str(STAGES[0]), "ctas_per_sm": "1"} for tile in smaller)
 
-shared_memory = rule(ways_out.less_shared_memory)(shared.shared_memory)
-residency = rule(of_mma_sync.fewer_ctas)(mma_sync.residency)
+
+rule(less_shared_memory)(common.shared_memory)
+rule(fewer_ctas)(mma_sync.residency)
 
 
-@rule(of_mma_sync.fewer_registers)
+@rule(mma_sync.fewer_registers)
 def registers(plan: Plan) -> str | None:
     found = mma_sync.registers(plan)
     if not found or any(plan.rebalanced) or ARCHS[plan.spec.arch].has_setmaxnreg:
         return found
-    return f"{found}, of which a warp that only loads takes its share"
+    return f"{found}, because the producer's warp takes a share"
 
 
-# ---- Order of the work ----------------------------------------------------------------------------------------------
+# ==== Schedule ====
 
-raster = rule(nearest_rasters)(shared.raster)
-splits = rule(split_in_workspace)(shared.splits)
+rule(common.nearest_rasters)(common.raster)
+rule(common.split_in_workspace)(common.splits)
 
 
-@rule(lambda plan: [{"schedule": "persistent"}, *split_in_workspace(plan)])
+@rule(lambda plan: [{"schedule": "persistent"}, *common.split_in_workspace(plan)])
 def schedule(plan: Plan) -> str | None:
     if plan.spec.schedule.kind != "stream_k":
         return mma_sync.schedule(plan)
-    return "stream_k shares out k-tiles that a producer for mma.sync does not load: it is given whole tiles or equal splits"
+    return "schedule is stream_k; the producer for mma.sync loads whole tiles or equal splits only"

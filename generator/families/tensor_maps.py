@@ -1,4 +1,4 @@
-"""What TMA moves at once: the boxes of A, B and D, their swizzles, and the maps that a launcher encodes from them."""
+"""Tensor maps of TMA: the boxes of A, B and D, their swizzles, and the maps that a launcher encodes."""
 
 from __future__ import annotations
 
@@ -6,27 +6,46 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from generator.arch import ARCHS
 from generator.layouts import PIECE_BYTES
 from generator.spec import Smem
+from hgemm.launch import MAP_BYTES
+from hgemm.problem import PROBLEM_BYTES
 
 ROWS_PER_WARPGROUP = 64
-"""Rows of D that one wgmma computes, and that a consumer stages at a time."""
+"""Rows of D that one wgmma computes. A consumer stages as many at a time."""
 
 SWIZZLES_BYTES = (128, 64, 32)
-"""Widths of a box's rows that TMA swizzles and wgmma reads, the widest first.
+"""Row widths of a box that TMA swizzles and wgmma reads, the widest first.
 
 Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", swizzling modes.
 """
 
 PART_BYTES = 1024
-"""After so many bytes the widest swizzle repeats: all of A begins there, all of B, and the end is rounded up to it."""
+"""Period of the widest swizzle. Each part of shared memory starts at a multiple of it."""
+
+MAPS = 3
+MAP_ALIGN_BYTES = 64
+"""Source: CUDA driver API, CUtensorMap."""
+
+PARAM_BASE_BYTES = {90: 0x210}
+LATER_PARAM_BASE_BYTES = 0x380
+"""Offset of the parameters in a kernel's constant bank; alignment counts from the bank's start (found in its SASS)."""
+
+
+def param_bytes(arch: str) -> int:
+    """Return the bytes of a kernel's parameters: the problem, then the maps of A, B and D."""
+    base = PARAM_BASE_BYTES.get(ARCHS[arch].number, LATER_PARAM_BASE_BYTES)
+    end = base + PROBLEM_BYTES
+    maps_at = -(-end // MAP_ALIGN_BYTES) * MAP_ALIGN_BYTES - base
+    return maps_at + MAPS * MAP_BYTES
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What a launcher encodes of an operand: a 3-D map of (contiguous, other, batch).
+    """The map of an operand that a launcher encodes: 3-D, (contiguous, other, batch).
 
-    Units: elements for `box`, along the same dimensions; a swizzle of 0 bytes is none.
+    Units: `box` in elements, along the same dimensions. A swizzle of 0 bytes means none.
     """
 
     operand: str
@@ -41,9 +60,9 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class OperandBoxes:
-    """One stage of A or B as TMA brings it, in slices where `shared_by` CTAs of a cluster load one each for all.
+    """One stage of A or B as TMA loads it. If `shared_by` CTAs of a cluster share it, each loads one slice for all.
 
-    Shapes: (extent, k); the slices of a K-major operand are along its extent, those of an MN-major one along k.
+    Shapes: (extent, k). Slices of a K-major operand are along its extent, slices of an MN-major one along k.
     """
 
     k_major: bool
@@ -54,13 +73,13 @@ class OperandBoxes:
 
     @cached_property
     def swizzle_bytes(self) -> int:
-        """Bytes of a box's rows: the widest swizzle that the contiguous extent is whole boxes of."""
+        """Bytes of a box's rows: the widest swizzle that divides the contiguous extent."""
         along = (self.k if self.k_major else self.extent) * self.element_bytes
         return next((size for size in SWIZZLES_BYTES if along % size == 0), SWIZZLES_BYTES[-1])
 
     @property
     def sliced(self) -> int:
-        """The extent that slices divide."""
+        """Extent that the slices divide."""
         return self.extent if self.k_major else self.k
 
     @property
@@ -73,7 +92,7 @@ class OperandBoxes:
 
     @property
     def smem(self) -> Smem:
-        """The swizzle, in elements: 128 bytes are eight pieces of 16, whose 3 bits are XORed."""
+        """The swizzle in elements. 128 bytes are eight 16-byte vectors, so 3 bits are XORed."""
         piece = PIECE_BYTES // self.element_bytes
         return Smem("xor", ((self.swizzle_bytes // PIECE_BYTES).bit_length() - 1, piece.bit_length() - 1, 3))
 
@@ -82,20 +101,20 @@ class OperandBoxes:
 
 
 def stages_bytes(stages: int, a: OperandBoxes, b: OperandBoxes) -> int:
-    """Return the bytes of all stages of A, then all of B."""
+    """Return the bytes of all stages of A, then of all stages of B."""
     return whole_parts(stages * a.stage_bytes) + whole_parts(stages * b.stage_bytes)
 
 
 def whole_parts(size_bytes: int) -> int:
-    """Round a size up to where another part may begin."""
+    """Round a size up to where the next part may start."""
     return -(-size_bytes // PART_BYTES) * PART_BYTES
 
 
 @dataclass(frozen=True)
 class StoreBoxes:
-    """D as consumers stage it: some columns of 64 rows of sums a turn.
+    """D as consumers stage it, one subtile of 64 rows after another.
 
-    Shapes: (64, turn_columns) a turn, as boxes of (64, width); (turn_columns, 64) as one box where operands are swapped.
+    Shapes: a subtile is (64, subtile_columns), in boxes of (64, width). With swapped operands it is one box (subtile_columns, 64).
     """
 
     n: int
@@ -104,22 +123,22 @@ class StoreBoxes:
 
     @cached_property
     def width(self) -> int:
-        """Elements of D's n in a box: the widest swizzle of whose boxes the tile is made, else 16 bytes; 64 swapped."""
+        """Elements of D's n in a box: the widest swizzle that divides the tile, else 16 bytes. 64 with swapped operands."""
         if self.swap_ab:
             return ROWS_PER_WARPGROUP
         sizes = [size // self.element_bytes for size in (*SWIZZLES_BYTES, 16)]
         return next((size for size in sizes if self.n % size == 0), sizes[-1])
 
     @cached_property
-    def turn_columns(self) -> int:
-        """Columns of sums staged a turn, 128 bytes at most; swapped, all turns are alike."""
+    def subtile_columns(self) -> int:
+        """Columns of a subtile, 128 bytes at most. With swapped operands they divide the tile."""
         most = min(self.n, SWIZZLES_BYTES[0] // self.element_bytes)
         return next((size for size in range(most, 8, -8) if not self.swap_ab or self.n % size == 0), 8)
 
     @property
-    def turn_bytes(self) -> int:
-        """Bytes that a consumer stages a turn."""
-        return ROWS_PER_WARPGROUP * self.turn_columns * self.element_bytes
+    def subtile_bytes(self) -> int:
+        """Bytes of a subtile."""
+        return ROWS_PER_WARPGROUP * self.subtile_columns * self.element_bytes
 
     @property
     def swizzle_bytes(self) -> int:
@@ -127,5 +146,5 @@ class StoreBoxes:
         return size if size in SWIZZLES_BYTES else 0
 
     def tensor_map(self, element: str) -> TensorMap:
-        box = (self.width, self.turn_columns if self.swap_ab else ROWS_PER_WARPGROUP, 1)
+        box = (self.width, self.subtile_columns if self.swap_ab else ROWS_PER_WARPGROUP, 1)
         return TensorMap("d", box, self.swizzle_bytes, element, "n")

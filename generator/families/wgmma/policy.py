@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from generator.families.mma_sync.policy import STREAM_K_MIN_K_TILES, partials_in_flight
-from generator.families.sm90.plan import WgmmaPlan
-from generator.families.sm90.tensor_maps import ROWS_PER_WARPGROUP
+from generator.families.common import STREAM_K_MIN_K_TILES, partials_in_flight
+from generator.families.tensor_maps import ROWS_PER_WARPGROUP
+from generator.families.wgmma.plan import WgmmaPlan
 from generator.spec import DTYPE_BYTES
 
 LONG_ACTIVATIONS = frozenset({"gelu", "silu"})

@@ -1,4 +1,4 @@
-"""Planning of kernels on wgmma: what measurements recommend and limits allow, for each field that is open."""
+"""Defaults of kernels on wgmma: for each open field, the value that measurements recommend and limits allow."""
 
 from __future__ import annotations
 
@@ -6,36 +6,35 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from generator.families.defaults import distinct, problem_fields
-from generator.families.sm90.plan import WgmmaPlan as Plan
-from generator.families.sm90.rules import RULES, TMA_ALIGN_BYTES
-from generator.families.sm90.ways_out import CLUSTERS, STAGES, TILE_M, consumers_of, nearest_tile
+from generator.families.base import distinct, problem_fields
+from generator.families.wgmma.plan import WgmmaPlan as Plan
+from generator.families.wgmma.rules import CLUSTERS, RULES, STAGES, TILE_M, TMA_ALIGN_BYTES, consumers_of, nearest_tile
 from generator.spec import DTYPE_BYTES, WGMMA, Cluster, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
 
 TILES = tuple(map(Tile.parse, "128x256x64 256x128x64 192x192x64 128x128x64 64x256x64 64x128x64 64x64x64".split()))
-"""CTA tiles of operands of 2 bytes, the best first; those of 4 bytes are half as deep."""
+"""CTA tiles of operands of 2 bytes, the best first. For 4 bytes they have half the depth."""
 
 MAX_STAGES = 8
-"""Stages beyond so many bring nothing that is measurable."""
+"""More stages have no measurable effect."""
 
 COPIED_STAGES, COPIED_SMEM_BYTES = 3, 163 * 1024
-"""Stages that threads copy, unless more fit in so much: copies of 4 and 8 bytes pass through L1, which has what is left.
+"""Stages with cp_async, unless more fit into this much shared memory. Copies of 4 and 8 bytes need the rest for L1.
 
 Measured on an H200, 4096 x 4096 x 4100, 128x256x64: 276 us with 3 stages, 325 with 4, 425 with 2.
 """
 
 SMS = 132
-"""SMs of an H100 SXM or H200, which the raster is chosen for. Source: NVIDIA H100 white paper, table 3."""
+"""SMs of an H100 SXM or H200, for which the raster is chosen. Source: NVIDIA H100 white paper, table 3."""
 
 GROUPS = (4, 8, 16, 32)
 
-TURNS_TILE_N = {64: range(8, 257), 128: range(72, 129)}
-"""Columns of tiles that two consumers take in turn, by rows: one finishes its tile while the other one multiplies."""
+PINGPONG_TILE_N = {64: range(8, 257), 128: range(72, 129)}
+"""Columns of tiles for ping-pong, by rows: one consumer stores its tile while the other multiplies."""
 
 PAIRED_AREA = 128 * 128
-"""Elements of a CTA tile from which on pairs of CTAs share B; smaller ones lose more by waiting for one another."""
+"""Elements of a CTA tile that are enough for pairs of CTAs to share B. Smaller ones lose more by waiting for each other."""
 
-_UNIMPLIED: Request = {
+_PLACEHOLDERS: Request = {
     "mma": "m64n8k16",
     "warp_tile": WarpTile(64, 8),
     "fragment_stages": 1,
@@ -44,11 +43,11 @@ _UNIMPLIED: Request = {
     "mma_order": "row",
     "form": "atoms",
 }
-"""Stands for what the family decides until the rest is known."""
+"""Placeholders of fixed fields, until the other fields are known."""
 
 
 def resolve(request: Request) -> Spec:
-    """Fill in every open field of `request`; the result may still be illegal, which the rules judge."""
+    """Fill in every open field of `request`. The result may still be illegal; the rules decide that."""
     request = {name: value for name, value in request.items() if (name, value) != ("mma", WGMMA)}
     fields = {**problem_fields(request), "schedule": Schedule("persistent"), "ctas_per_sm": 1, **request}
     fields = {"copy": _copy(fields), **fields}
@@ -60,11 +59,11 @@ def resolve(request: Request) -> Spec:
     first, *others = (choice for tile in tiles for choice in distinct(_choices(fields, tile)))
     plan = _with_most_stages(fields, first)
     plans = itertools.chain([plan], (_with_most_stages(fields, choice) for choice in others))
-    return next((legal for legal in plans if not any(rule.broken(legal) for rule in RULES)), plan).spec
+    return next((legal for legal in plans if not any(rule.check(legal) for rule in RULES)), plan).spec
 
 
 def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
-    """The open fields of a CTA tile, the best values first: how D is stored, how it is shared, and by how large a cluster."""
+    """Yield values of the open fields for a CTA tile, the best first: store, sharing, cluster."""
     swap_ab = fields.get("swap_ab", tile.m not in TILE_M and tile.n in TILE_M)
     own = Tile(tile.n, tile.m, tile.k) if swap_ab else tile
     stores = ("tma", "direct") if _stores_by_tma(fields, swap_ab) else ("direct",)
@@ -84,7 +83,7 @@ def _choices(fields: Request, tile: Tile) -> Iterator[Request]:
 
 
 def _copy(fields: Request) -> str:
-    """By TMA, if operands are so aligned."""
+    """Return tma if the operands are aligned for it."""
     least = min(fields["align_a"] * DTYPE_BYTES[fields["dtype_a"]], fields["align_b"] * DTYPE_BYTES[fields["dtype_b"]])
     return "tma" if least >= TMA_ALIGN_BYTES else "cp_async"
 
@@ -95,30 +94,30 @@ def _stores_by_tma(fields: Request, swap_ab: bool) -> bool:
 
 
 def _sharing(tile: Tile, schedule: Schedule) -> list[tuple[str, int]]:
-    """Two consumers in turn where there are turns and one of them can hold a tile, else as many as share it by rows."""
+    """Return how consumers share a tile: ping-pong first if the schedule and the registers of one consumer allow it."""
     ways = consumers_of(tile.m)
-    takes_turns = schedule.kind == "persistent" and tile.n in TURNS_TILE_N.get(tile.m, ())
-    return sorted(ways, key=lambda way: way[0] != "pingpong") if takes_turns else ways
+    pingpong = schedule.kind == "persistent" and tile.n in PINGPONG_TILE_N.get(tile.m, ())
+    return sorted(ways, key=lambda way: way[0] != "pingpong") if pingpong else ways
 
 
 def _clusters(tile: Tile, schedule: Schedule) -> list[Cluster]:
-    """Pairs of CTAs that share B, where the tile is so large and tall that m has two of them, and no clusters split k."""
+    """Return the clusters: first pairs of CTAs that share B, if the tile is large and tall and no cluster splits k."""
     large = tile.m >= 128 and tile.m * tile.n >= PAIRED_AREA
     pairs = [Cluster(2, 1)] if large and schedule.kind != "split_k_cluster" else []
     return [*pairs, *(cluster for cluster in CLUSTERS if cluster not in pairs)]
 
 
 def _raster(tile: Tile) -> Raster:
-    """Return the groups of tiles whose operands, of all that SMs compute at once, are the least."""
+    """Return the groups of tiles for which all SMs together load the least."""
     return Raster("group", min(GROUPS, key=lambda group: group * tile.m + -(-SMS // group) * tile.n))
 
 
 def _with_most_stages(fields: Request, choice: Request) -> Plan:
-    """Return the plan of a choice with as many stages as fit, unless the request says how many."""
-    spec = Spec(**{**_UNIMPLIED, "stages": STAGES[0], **fields, **choice})
-    plan = Plan(spec).replace(**{name: value for name, value in Plan(spec).implied.items() if name not in fields})
+    """Return the plan of a choice with as many stages as fit, unless the request sets them."""
+    spec = Spec(**{**_PLACEHOLDERS, "stages": STAGES[0], **fields, **choice})
+    plan = Plan(spec).replace(**{name: value for name, value in Plan(spec).fixed_fields.items() if name not in fields})
     deeper = () if "stages" in fields else range(MAX_STAGES, STAGES[0], -1)
-    more = (Plan(plan.spec.replace(stages=stages)) for stages in deeper)  # from stages, the family decides nothing
+    more = (Plan(plan.spec.replace(stages=stages)) for stages in deeper)  # no fixed field depends on stages
     return next((deep for deep in more if deep.smem_bytes <= _most_smem_bytes(deep)), plan)
 
 

@@ -1,0 +1,413 @@
+"""The plan of a kernel on wgmma: its warpgroups, shared memory, registers, instructions and tensor maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from generator.arch import ARCHS
+from generator.families.base import Plan
+from generator.families.common import OPCODE_SUFFIXES
+from generator.families.tensor_maps import (
+    ROWS_PER_WARPGROUP,
+    OperandBoxes,
+    StoreBoxes,
+    TensorMap,
+    stages_bytes,
+    whole_parts,
+)
+from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
+
+NAME = "wgmma"
+
+WARPGROUP_THREADS = 128
+WARP_THREADS = 32
+
+MMA_K_BYTES = 32
+"""Bytes of k that one instruction multiplies."""
+
+BARRIER_BYTES = 8
+PINGPONG_BARRIERS = 2
+"""One for each of two ping-pong consumers."""
+
+RESULT_BYTES = 4
+DIRECT_BYTES = 16
+"""Placeholder for the staged rows if threads store D from registers."""
+
+
+@dataclass(frozen=True)
+class WgmmaPlan(Plan):
+    """The plan of a kernel on wgmma.
+
+    A CTA has `consumers` warpgroups, and then a producer. Cooperative consumers share a tile, and each computes `consumer_rows`
+    of it. Ping-pong consumers compute whole tiles in turns. With swapped operands, the kernel's A and m are the problem's B and n.
+    Units: elements for boxes and columns.
+    """
+
+    instruction = "wgmma"
+
+    @cached_property
+    def fixed_fields(self) -> dict[str, Any]:
+        """One instruction is as wide as the tile. Operands lie in shared memory, in a swizzle that TMA and wgmma support."""
+        return {
+            "mma": f"m64n{self.tile.n}k{self.mma_k}",
+            "warp_tile": WarpTile(self.consumer_rows, self.tile.n),
+            "fragment_stages": 1,
+            "smem_a": (self.b if self.spec.swap_ab else self.a).smem,
+            "smem_b": (self.a if self.spec.swap_ab else self.b).smem,
+            "mma_order": "row",
+            "store_spacing": 0,
+            "prefetch": True,
+            "smem_alloc": "dynamic",
+        }
+
+    @property
+    def copied(self) -> bool:
+        """Whether threads of the producer copy A and B by cp.async, instead of TMA."""
+        return self.spec.copy == "cp_async"
+
+    @property
+    def pingpong(self) -> bool:
+        return self.spec.cooperation == "pingpong"
+
+    @property
+    def tile(self) -> Tile:
+        """The CTA tile as the kernel sees it."""
+        tile = self.spec.cta_tile
+        return Tile(tile.n, tile.m, tile.k) if self.spec.swap_ab else tile
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as the kernel sees it."""
+        cluster = self.spec.cluster
+        return Cluster(cluster.n, cluster.m) if self.spec.swap_ab else cluster
+
+    @property
+    def launch_cluster(self) -> int:
+        """CTAs of a cluster: those that share operands, or those that share a tile."""
+        spec = self.spec
+        return spec.schedule.splits if spec.schedule.kind == "split_k_cluster" else spec.cluster.ctas
+
+    @property
+    def threads(self) -> int:
+        """Threads of the consumers and of the producer."""
+        return WARPGROUP_THREADS * self.spec.consumers + self.producer_threads
+
+    @property
+    def producer_threads(self) -> int:
+        """A warp, or a warpgroup if it gives registers to the consumers or if all of its threads copy."""
+        return WARPGROUP_THREADS if self.copied or any(self.rebalanced) else WARP_THREADS
+
+    @property
+    def consumer_rows(self) -> int:
+        """Rows of the kernel's D that a consumer computes at a time."""
+        return self.tile.m // (1 if self.pingpong else max(1, self.spec.consumers))
+
+    @cached_property
+    def a(self) -> OperandBoxes:
+        """The kernel's A."""
+        k_major = self.spec.b_k_major if self.spec.swap_ab else self.spec.a_k_major
+        return OperandBoxes(k_major, self.tile.m, self.tile.k, self.cluster.n, self.spec.operand_bytes)
+
+    @cached_property
+    def b(self) -> OperandBoxes:
+        """The kernel's B."""
+        k_major = self.spec.a_k_major if self.spec.swap_ab else self.spec.b_k_major
+        return OperandBoxes(k_major, self.tile.n, self.tile.k, self.cluster.m, self.spec.operand_bytes)
+
+    @cached_property
+    def d(self) -> StoreBoxes:
+        return StoreBoxes(self.tile.n, DTYPE_BYTES[self.spec.dtype_d], self.spec.swap_ab)
+
+    # ---- Shared memory ----------------------------------------------------------------------------------------------
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.a.stage_bytes + self.b.stage_bytes
+
+    @property
+    def mainloop_bytes(self) -> int:
+        """All stages of A, then all stages of B."""
+        return stages_bytes(self.spec.stages, self.a, self.b)
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """A tile's accumulators as floats. CTAs of split_k_cluster write them over the stages."""
+        return self.tile.m * self.tile.n * 4
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Full and empty barriers of each stage, those of ping-pong, and the results of counters, one per concurrent reduction."""
+        results = self.spec.consumers if self.pingpong and self.spec.schedule.kind == "stream_k" else 1
+        return BARRIER_BYTES * (2 * self.spec.stages + PINGPONG_BARRIERS) + RESULT_BYTES * results
+
+    @cached_property
+    def epilogue_stages(self) -> int:
+        """Subtiles of D that a consumer stages at once: 2 if they fit, so that one is filled while the other is stored."""
+        return 2 if self._smem_bytes(2) <= self.max_smem_bytes else 1
+
+    @property
+    def epilogue_bytes(self) -> int:
+        return self._epilogue_bytes(self.epilogue_stages)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Stages of A, stages of B, staged rows of D, barriers."""
+        return self._smem_bytes(self.epilogue_stages)
+
+    def _epilogue_bytes(self, stages: int) -> int:
+        return self.spec.consumers * self.d.subtile_bytes * stages if self.spec.store == "tma" else DIRECT_BYTES
+
+    def _smem_bytes(self, epilogue_stages: int) -> int:
+        parts = (self.mainloop_bytes, self._epilogue_bytes(epilogue_stages), self.barrier_bytes)
+        return sum(map(whole_parts, parts))
+
+    @property
+    def bank_conflicts(self) -> int:
+        """None: TMA and wgmma use the same swizzles."""
+        return 0
+
+    # ---- Registers --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def rebalanced(self) -> tuple[int, int]:
+        """Registers that a producer's and a consumer's thread change to, or (0, 0) if they keep those of the launch.
+
+        They keep them if consumers would gain none, or if two CTAs share an SM. Such CTAs are launched with less than half of its
+        registers each, and consumers would wait forever for more.
+        """
+        limits, consumers = ARCHS[self.spec.arch].limits, max(1, self.spec.consumers)
+        producer = COPYING_REGISTERS if self.copied else PRODUCER_REGISTERS[consumers]
+        share = (limits.registers_per_sm // WARPGROUP_THREADS - producer) // consumers // REGISTER_STEP * REGISTER_STEP
+        consumer = min(MAX_CONSUMER_REGISTERS, share)
+        alone = self.spec.ctas_per_sm <= 1
+        return (producer, consumer) if alone and consumer > self._at_launch(WARP_THREADS) else (0, 0)
+
+    def _at_launch(self, producer_threads: int) -> int:
+        """Return the most registers that a thread is launched with. A partition holds its share of warps and allocates in units."""
+        limits = ARCHS[self.spec.arch].limits
+        warps = (WARPGROUP_THREADS * max(1, self.spec.consumers) + producer_threads) // WARP_THREADS
+        warps_per_partition = -(-warps * max(1, self.spec.ctas_per_sm) // limits.sm_partitions)
+        per_warp = limits.registers_per_sm // limits.sm_partitions // warps_per_partition
+        units = per_warp // limits.register_unit * limits.register_unit
+        return min(limits.max_registers_per_thread, units // WARP_THREADS)
+
+    @property
+    def rebalances_registers(self) -> bool:
+        return any(self.rebalanced)
+
+    @property
+    def whole_program(self) -> bool:
+        """True: wgmma is always compiled from a whole program."""
+        return True
+
+    @property
+    def launch_registers(self) -> int:
+        """Registers that each thread is launched with at most."""
+        return self._at_launch(self.producer_threads)
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.float_accumulator_registers // (2 if self.spec.acc == "f16" else 1)
+
+    @property
+    def float_accumulator_registers(self) -> int:
+        """Registers of a thread's accumulators as floats."""
+        return self.consumer_rows // ROWS_PER_WARPGROUP * self.tile.n // 2
+
+    @property
+    def reduction_registers(self) -> int:
+        """Registers of the floats that a thread adds in a reduction along k. Stream-K adds 64 rows of halves at a time."""
+        if self.spec.schedule.kind == "stream_k" and self.spec.acc == "f16":
+            return max(self.accumulator_registers, self.tile.n // 2)
+        return self.float_accumulator_registers
+
+    @property
+    def instruction_registers(self) -> int:
+        """Registers that one instruction requires at launch."""
+        return self.tile.n // (4 if self.spec.acc == "f16" else 2) + INSTRUCTION
+
+    @property
+    def needed_registers(self) -> int:
+        return _estimate(self)
+
+    @property
+    def max_registers(self) -> int:
+        return self.rebalanced[1] or self.launch_registers
+
+    # ---- Tensor instructions ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def takes(dtype: str, layout: str) -> bool:
+        """Tell whether wgmma supports a layout. Types of other than 2 bytes must be K-major.
+
+        Source: PTX ISA 9.0, "wgmma.mma_async", imm-trans-a and imm-trans-b.
+        """
+        return DTYPE_BYTES[dtype] == 2 or layout == "tn"
+
+    @property
+    def mma_k(self) -> int:
+        return MMA_K_BYTES // self.spec.operand_bytes
+
+    @property
+    def mma_per_k_tile(self) -> int:
+        return self.consumer_rows // ROWS_PER_WARPGROUP * (self.tile.k // self.mma_k)
+
+    @property
+    def mma_opcode(self) -> str:
+        result = "F32" if self.spec.acc == "f32" else "F16"
+        return f"HGMMA.64x{self.tile.n}x{self.mma_k}.{result}" + OPCODE_SUFFIXES.get(self.spec.dtype_a, "")
+
+    # ---- Launch -----------------------------------------------------------------------------------------------------
+
+    @property
+    def raster_tiles(self) -> int:
+        """Width of a group or a panel, in clusters."""
+        along = self.spec.cluster.n if self.spec.raster.kind == "panel" else self.spec.cluster.m
+        return max(1, super().raster_tiles // along)
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
+        """The maps of the problem's A, B and D, without operands that threads copy or store."""
+        spec = self.spec
+        a, b = (self.b, self.a) if spec.swap_ab else (self.a, self.b)
+        loaded = () if self.copied else (a.tensor_map("a", "m", spec.dtype_a), b.tensor_map("b", "n", spec.dtype_b))
+        return (*loaded, self.d.tensor_map(spec.dtype_d)) if spec.store == "tma" else loaded
+
+    def launch(self) -> dict[str, Any]:
+        return {
+            **super().launch(),
+            "cluster": [self.launch_cluster, 1, 1],
+            "cluster_shape": [self.spec.cluster.m, self.spec.cluster.n],
+            "tensor_maps": [tensor_map.to_dict() for tensor_map in self.tensor_maps],
+            "programmatic": True,  # the kernel waits for the previous grid itself
+        }
+
+    # ---- Explanation ------------------------------------------------------------------------------------------------
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "threads": self.threads,
+            "consumer_rows": self.consumer_rows,
+            "smem_bytes": self.smem_bytes,
+            "stage_bytes": self.stage_bytes,
+            "epilogue_bytes": self.epilogue_bytes,
+            "accumulator_registers": self.accumulator_registers,
+            "needed_registers": self.needed_registers,
+            "max_registers": self.max_registers,
+            "launch_registers": self.launch_registers,
+            "producer_registers": self.rebalanced[0],
+            "consumer_registers": self.rebalanced[1],
+            "mma_opcode": self.mma_opcode,
+            "mma_per_k_tile": self.mma_per_k_tile,
+        }
+
+    def placements(self) -> dict[str, Any]:
+        return {f"box_{tensor_map.operand}": "x".join(map(str, tensor_map.box)) for tensor_map in self.tensor_maps}
+
+
+# ==== Registers of a thread: limits, and an estimate from above ====
+#
+# Source of the estimate: 1,315 random kernels near the limit, compiled by ptxas 13.0. 7 of the 621 accepted ones spill, and
+# inspection rejects them. Of 80 kernels accepted afterwards none spills; of 50 with a bias and GELU or SiLU, 1 does.
+
+PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
+"""Registers of a producer's thread by consumers: enough for its loop, and as many as possible for the consumers."""
+
+COPYING_REGISTERS = 56
+"""Registers of a producer's thread that copies: each copy in flight holds its address (docs/performance-notes.md)."""
+
+MAX_CONSUMER_REGISTERS = 232
+REGISTER_STEP = 8
+"""Granularity of setmaxnreg. Source: PTX ISA 8.8, setmaxnreg: multiples of 8 from 24 to 256."""
+
+BASE = 40
+"""Registers of a consumer's thread in addition to its accumulators: descriptors, loop state, a subtile of the epilogue.
+
+Adding C takes no more: a loop over subtiles finishes each before it starts the next.
+"""
+
+SWAPPED_AND_C = 8
+"""In addition if C is added, operands are swapped and TMA stores D: each element of C has its own address."""
+
+BIAS_UNROLLED, BIAS_AND_C = 40, 8
+"""In addition with a bias, and with a bias and C, if subtiles are unrolled: all loads precede the first subtile."""
+
+BIAS_IN_LOOP = {"tma": 8, "direct": 16}
+"""In addition with a bias if subtiles are in a loop: before GELU and SiLU, or if threads store D."""
+
+HALVES = 24
+"""In addition with a bias and C added to f16 accumulators."""
+
+SERIES_TERM, SERIES_AND_C = 16, 24
+SERIES = ("gelu", "silu")
+"""In addition for activations with a series, and more if C is added before."""
+
+SILU_OF_THREE = 16
+"""In addition for SiLU with three consumers. Without it 3 of 50 random kernels spilled, all of this kind."""
+
+IN_CLUSTER = 16
+"""In addition if CTAs share operands and the epilogue does more than scale. C needs none of it with two CTAs alone on their SMs."""
+
+FLOATS = 8
+"""In addition if the epilogue does more than scale and D is f32."""
+
+SPLIT_K = 16
+"""In addition if partial accumulators are in a workspace and the epilogue does more than scale."""
+
+STREAM_IN_CLUSTER, STREAM_ACCUMULATORS = 32, 128
+"""In addition for stream-K with clusters, if there are more accumulators than this or a bias. 6 of 50 random kernels spilled."""
+
+STREAM_COPIED, STREAM_COPIED_ACCUMULATORS = 32, 112
+"""In addition for stream-K with cp.async and a bias or a series, if there are at least as many accumulators.
+
+Source: 4 of 100 random kernels spilled, all of this kind. Of 50 kernels accepted afterwards 1 spills, which is not.
+"""
+
+SPLIT_K_CLUSTER = 56
+"""In addition if a cluster splits k: the loads of all splits precede the first addition."""
+
+INSTRUCTION = 26
+"""Registers that ptxas 13.0 requires at launch in addition to one instruction's accumulators (its error C7602)."""
+
+
+def _estimate(plan: WgmmaPlan) -> int:
+    """Return the registers that a consumer's thread needs to avoid spills."""
+    spec = plan.spec
+    series, bias = spec.activation in SERIES, spec.bias != "none"
+    finished = spec.beta or bias or series
+    reduces = spec.schedule.in_workspace or spec.schedule.kind == "split_k_cluster"
+    streams_in_cluster = spec.schedule.kind == "stream_k" and spec.cluster.ctas > 1
+    streams_copied = spec.schedule.kind == "stream_k" and plan.copied
+    terms = (
+        plan.reduction_registers if reduces else plan.accumulator_registers,
+        BASE,
+        _bias(plan) * bias,
+        SWAPPED_AND_C * (spec.swap_ab and spec.beta and spec.store == "tma"),
+        HALVES * (bias and spec.beta and spec.acc == "f16"),
+        (SERIES_TERM + SERIES_AND_C * spec.beta) * series,
+        SILU_OF_THREE * (spec.activation == "silu" and spec.consumers == 3),
+        IN_CLUSTER * (spec.cluster.ctas > 1 and finished and (bias or series or not _lone_pair(plan))),
+        FLOATS * (finished and spec.dtype_d == "f32"),
+        SPLIT_K * (finished and spec.schedule.in_workspace),
+        SPLIT_K_CLUSTER * (spec.schedule.kind == "split_k_cluster"),
+        STREAM_COPIED
+        * (streams_copied and (bias or series) and plan.float_accumulator_registers >= STREAM_COPIED_ACCUMULATORS),
+        STREAM_IN_CLUSTER * (streams_in_cluster and (bias or plan.float_accumulator_registers > STREAM_ACCUMULATORS)),
+    )
+    return sum(terms)
+
+
+def _bias(plan: WgmmaPlan) -> int:
+    spec = plan.spec
+    if spec.store == "tma" and spec.activation not in SERIES:
+        return BIAS_UNROLLED + BIAS_AND_C * spec.beta
+    return BIAS_IN_LOOP.get(spec.store, 0)
+
+
+def _lone_pair(plan: WgmmaPlan) -> bool:
+    """Tell whether a cluster is two CTAs, each alone on its SM, with two consumers, which have the most registers."""
+    spec = plan.spec
+    alone = (spec.cluster.ctas, spec.ctas_per_sm, spec.consumers) == (2, 1, 2)
+    return alone and spec.store == "tma" and not spec.swap_ab
