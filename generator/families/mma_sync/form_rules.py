@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from generator.arch import ARCHS
 from generator.families.base import Change, Check, Fixes, Rule, collector
-from generator.families.common import text_of
+from generator.families.common import counted, text_of
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
 from generator.layouts import OperandTile
 
@@ -125,7 +125,7 @@ def padding(plan: Plan) -> str | None:
 def k_blocks(plan: Plan) -> str | None:
     if plan.k_blocks >= 2:
         return None
-    return f"tile {plan.spec.cta_tile} has {plan.k_blocks} k-blocks; form {plan.spec.form} requires 2 or more"
+    return f"tile {plan.spec.cta_tile} has {counted(plan.k_blocks, 'k-block')}; form {plan.spec.form} requires 2 or more"
 
 
 def copies(plan: Plan) -> str | None:
