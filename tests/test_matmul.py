@@ -485,6 +485,13 @@ def test_names_and_modules_are_loaded_when_they_are_asked_for() -> None:
         _ = hgemm.nothing
 
 
+def test_old_names_work_and_name_their_successors() -> None:
+    with pytest.warns(DeprecationWarning, match="hgemm.MatmulPlan"):
+        assert hgemm.Plan is hgemm.MatmulPlan
+    with pytest.warns(DeprecationWarning, match="UnsupportedError"):
+        assert hgemm.errors.UnfitError is hgemm.errors.UnsupportedError
+
+
 def test_what_was_generated_is_selected_and_read(copied: Path) -> None:
     library = hgemm.open(copied)
     assert len(library.symbols) == 4
