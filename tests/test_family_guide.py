@@ -1,0 +1,63 @@
+"""The guide "Add a kernel family": one folder and one line make a family that plans, explains and rejects."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "generator" / "families" / "base.py").exists(), reason="families have no registry yet: nothing to add to"
+)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the generator with the family of the guide."""
+    copy = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "generator", copy / "generator", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("hgemm", "templates"):
+        (copy / name).symlink_to(ROOT / name)
+    families = copy / "generator" / "families"
+    (families / "simt").mkdir()
+    shutil.copy(ROOT / "examples" / "family" / "simt.py", families / "simt" / "__init__.py")
+    registry = (families / "__init__.py").read_text()
+    line = "    mma_sync_tma.FAMILY,\n"
+    registry = registry.replace("from generator.families import ", "from generator.families import simt, ")
+    (families / "__init__.py").write_text(registry.replace(line, line + "    simt.FAMILY,\n"))
+    return copy
+
+
+def generate(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "generator", *words, "--library", "library"]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+
+
+def test_the_family_is_planned_and_explained(checkout: Path) -> None:
+    done = generate(checkout, "--arch", "sm_80", "--mma", "fma", "--explain")
+    assert done.returncode == 0, done.stderr
+    assert "legal" in done.stdout and "needed_registers" in done.stdout
+
+
+def test_an_illegal_spec_of_the_family_is_rejected_with_a_fix(checkout: Path) -> None:
+    done = generate(checkout, "--arch", "sm_80", "--mma", "fma", "--stages", "16", "--tile", "128x128x64")
+    assert done.returncode == 2
+    assert "shared_memory" in done.stderr and "--stages" in done.stderr
+
+
+def test_it_is_not_generated_before_it_has_templates(checkout: Path) -> None:
+    done = generate(checkout, "--arch", "sm_80", "--mma", "fma")
+    assert done.returncode == 2
+    assert "not implemented" in done.stderr
+
+
+def test_other_requests_do_not_change(checkout: Path) -> None:
+    words = ("--arch", "sm_80,sm_90a", "--dry-run")
+    assert generate(checkout, *words).stdout == generate(ROOT, *words).stdout
