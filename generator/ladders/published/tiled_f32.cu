@@ -1,5 +1,5 @@
-// A plain tiled product of floats, without tensor cores: what a kernel with them must beat.
-// D (m, n) = alpha * A (m, k) B (k, n), all row-major; a CTA of 32 x 32 threads makes a tile of D, a thread one sum.
+// A plain tiled f32 kernel without tensor cores: the baseline of the tf32 ladder.
+// D (m, n) = alpha * A (m, k) * B (k, n), all row-major. A CTA of 32 x 32 threads computes a tile of D, each thread one element.
 
 #include <common/problem.cuh>
 
@@ -18,7 +18,7 @@ HGEMM_KERNEL(1024, 1) baseline_tiled_f32(HGEMM_PARAMETER hgemm::Problem problem)
   namespace atoms = hgemm::atoms;
   HGEMM_SHARED(Shared, shared);
 
-  // ---- This thread's place: element (row, column) of D of one matrix of the batch --------------------------------
+  // ---- The element of D that this thread computes: (row, column) of one matrix of the batch -----------------------
   int const tiles_n = (problem.n + tile - 1) / tile;
   int const tiles_m = (problem.m + tile - 1) / tile;
   int const work = int(atoms::cta_x());
@@ -30,8 +30,8 @@ HGEMM_KERNEL(1024, 1) baseline_tiled_f32(HGEMM_PARAMETER hgemm::Problem problem)
   auto const* a = static_cast<float const*>(problem.a) + batch * problem.batch_stride_a + row * problem.lda;
   auto const* b = static_cast<float const*>(problem.b) + batch * problem.batch_stride_b + column;
 
-  // ---- k-tile by k-tile: copy, wait, multiply, wait ---------------------------------------------------------------
-  float sum = 0.f;
+  // ---- Mainloop: copy a k-tile, wait, multiply, wait ----------------------------------------------------------------
+  float accumulator = 0.f;
   for (int k = 0; k < problem.k; k += tile) {
     bool const in_a = row < problem.m && k + x < problem.k;
     bool const in_b = column < problem.n && k + y < problem.k;
@@ -40,13 +40,13 @@ HGEMM_KERNEL(1024, 1) baseline_tiled_f32(HGEMM_PARAMETER hgemm::Problem problem)
     atoms::cta_barrier();
     HGEMM_UNROLL
     for (int i = 0; i < tile; ++i) {
-      sum += atoms::ld_shared(&shared.a[y][i]) * atoms::ld_shared(&shared.b[i][x]);
+      accumulator += atoms::ld_shared(&shared.a[y][i]) * atoms::ld_shared(&shared.b[i][x]);
     }
     atoms::cta_barrier();
   }
 
   if (row < problem.m && column < problem.n) {
     auto* d = static_cast<float*>(problem.d) + batch * problem.batch_stride_d + row * problem.ldd + column;
-    atoms::st_global(d, problem.alpha * sum);
+    atoms::st_global(d, problem.alpha * accumulator);
   }
 }
