@@ -71,7 +71,7 @@ def test_fragments_of_tf32_are_single_elements_where_ldmatrix_puts_them() -> Non
 def test_tf32_is_drawn_where_ldmatrix_or_wgmma_reads_it() -> None:
     for text, words in (
         ("arch=89 dtype_a=tf32", "each element of A and B and each pair of D"),
-        ("arch=90a dtype_a=tf32", "wgmma for 8 of k"),
+        ("arch=90a dtype_a=tf32", "for 8 of k"),
     ):
         picture = picture_of(plan(text), "a_symbol")
         assert words in picture and "4 elements of tf32" in picture and ElementTree.fromstring(picture) is not None
@@ -101,7 +101,7 @@ def test_the_fragments_of_wmma_are_those_of_two_instructions_side_by_side() -> N
 @pytest.mark.parametrize("fields", ["mma=wmma16", "smem_a=pad_alternate:8 smem_b=pad_alternate:8"])
 def test_padded_operands_are_drawn_with_the_conflicts_that_they_have(fields: str) -> None:
     words = texts_of(picture_of(plan(f"arch=89 cta_tile=128x128x32 {fields}"), "hgemm_x"))
-    assert words.count("All of it read once: 0 bank conflicts.") == 2 and words.count("1 pass") == 8
+    assert words.count("Reading all of it once: 0 bank conflicts.") == 2 and words.count("1 pass") == 8
     assert ("D (m 16, n 16)" in words) == ("wmma16" in fields)
 
 
@@ -116,7 +116,7 @@ def test_a_picture_is_sound_and_the_same_every_time() -> None:
     root = ElementTree.fromstring(text)
     words = ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("text")]
     assert "hgemm_x" in words and sum(word.endswith("passes") for word in words) == 8 and words.count("1 pass") == 8
-    assert words.count("All of it read once: 0 bank conflicts.") == 2
+    assert words.count("Reading all of it once: 0 bank conflicts.") == 2
 
 
 @pytest.mark.parametrize("fields", ["", " layout=nt", " swap_ab=true cta_tile=128x64x64"])
