@@ -1,9 +1,8 @@
-"""Names of CUTLASS's library to requests: what a name says of a kernel, in the options of a spec.
+"""Names of CUTLASS's library, read as requests.
 
-`cutlass_tensorop_f16_s16816gemm_f16_128x128_32x4_tn_align8` names types, instruction, tile and stages, and nothing of the order
-of D, which is row-major here. `cutlass3x_sm90_..._128x256x64_2x1x1_0_tnn_align8_...` does: with its third letter `n`, D is
-column-major, which is the exchanged product D^T = B^T A^T with a row-major D, to be called with A and B exchanged, and whose
-instructions run along the same side of D as CUTLASS's.
+`cutlass_tensorop_f16_s16816gemm_f16_128x128_32x4_tn_align8` names types, instruction, tile and stages. It does not name the order
+of D, which is row-major here. `cutlass3x_sm90_..._128x256x64_2x1x1_0_tnn_align8_...` does. If its third layout letter is `n`, D is
+column-major. That is the transposed product D^T = B^T A^T with a row-major D: call the kernel with A and B exchanged.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ _FOREIGN = (
     (r"16816fast|1688fast|tf32gemm|bf16gemm|f16gemm|1688gemm_\d", "f32 inputs that the kernel converts"),
     (r"tensorop_tf32_", "a D of tf32"),
 )
-"""What names may say that no spec does, the most telling first."""
+"""What names may say and no spec supports, the most specific first."""
 
 _SAID = "a spec has inputs of f16, bf16 or tf32, both of one type, dense and real, and a C of D's type"
 _UNKNOWN = "no matrix product as CUTLASS's library names them"
 _FORM = "write one as cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8"
 MAX_REASONS = 8
-"""Reasons for which names are left out that are told, each on a line."""
+"""Reasons for skipped names that a message lists, one a line."""
 
 _ACC = {"s": "f32", "h": "f16"}
 _ARCH_AND_MMA = {"1688": ("sm_75", "m16n8k8"), "16816": ("sm_80", "m16n8k16"), "161616": ("sm_80", WMMA)}
-"""The architecture that CUTLASS's library makes the kernels of an instruction for, where --arch says nothing else; of WMMA, which
-is sm_70, one that is served; tf32 by m16n8k8 is sm_80's."""
+"""The default architecture of a name's instruction, as in CUTLASS's library. WMMA kernels, which CUTLASS makes for sm_70, get
+sm_80. m16n8k8 with tf32 needs sm_80 too."""
 
 _SHARING = {
     None: {"cooperation": "cooperative", "consumers": "1", "schedule": "one_tile"},
@@ -69,22 +68,21 @@ _STORE = {"tma": {"store": "tma"}, "nosmem": {"store": "direct"}, None: {}}
 
 @dataclass(frozen=True)
 class Named:
-    """What --kernels asks for: a request for each name, and remarks for the user."""
+    """The requests of --kernels, one for each name, and remarks for the user."""
 
     requests: tuple[Texts, ...]
     remarks: tuple[str, ...]
 
 
 def has_globs(text: str) -> bool:
-    """Tell whether CUTLASS's names must be listed to say what is asked for, which takes seconds."""
+    """Tell whether a text has globs, for which CUTLASS's names must be listed. That takes seconds."""
     return bool(set(text) & set("*?["))
 
 
 def requests_named(text: str) -> Named:
-    """Return what names and globs of names, separated by commas, ask for.
+    """Return the requests of names and globs, separated by commas. Names of a glob that are not supported are skipped.
 
-    Of a glob, names that no spec can say are left out and told of.
-    Raises: RequestError for a name that is none or that no spec can say, and for a glob that matches nothing which one can.
+    Raises: RequestError for an unknown or unsupported name, and for a glob without a supported name.
     """
     requests: dict[str, Texts] = {}
     left_out: Counter[str] = Counter()
@@ -96,12 +94,12 @@ def requests_named(text: str) -> Named:
         requests |= found
         left_out += refused
     if not requests:
-        raise RequestError("--kernels names nothing: write a name of CUTLASS's library, or a glob of names")
+        raise RequestError("--kernels is empty: write a name of CUTLASS's library, or a glob")
     return Named(tuple(requests.values()), tuple(_remarks(requests, left_out)))
 
 
 def _matching(glob: str) -> tuple[dict[str, Texts], Counter[str]]:
-    """Return the requests of the library's names that match, and for what reasons others are left out."""
+    """Return the requests of the names that match, and the reasons for skipped ones."""
     names = fnmatch.filter(library_names(), glob)
     if not names:
         raise RequestError(
@@ -117,13 +115,13 @@ def _matching(glob: str) -> tuple[dict[str, Texts], Counter[str]]:
             found[name] = texts
     if not found:
         raise RequestError(
-            f"--kernels '{glob}' matches {len(names):,} names, of which no spec says any, for they name{_lines(refused)}"
+            f"--kernels '{glob}' matches {len(names):,} names, none of which is supported:{_lines(refused)}"
         )
     return found, refused
 
 
 def _lines(reasons: Counter[str]) -> str:
-    """Write how many names have which reason, the most frequent first, a line each."""
+    """Return a line for each reason with its number of names, the most frequent first."""
     told = [f"{count:7,}  {reason}" for reason, count in reasons.most_common(MAX_REASONS)]
     further = len(reasons) - len(told)
     return "".join(f"\n{line}" for line in [*told, *([f"  ... and {further} more reasons"] if further else [])])
@@ -132,13 +130,13 @@ def _lines(reasons: Counter[str]) -> str:
 def _remarks(requests: Iterable[str], left_out: Counter[str]) -> list[str]:
     remarks = []
     if left_out:
-        remarks.append(
-            f"{left_out.total():,} names that match are left out, no spec says what they name{_lines(left_out)}"
-        )
+        remarks.append(f"skipped {left_out.total():,} matching names that are not supported:{_lines(left_out)}")
     exchanged = sum(_is_exchanged(name) for name in requests)
     if exchanged:
         names = "1 name has" if exchanged == 1 else f"{exchanged:,} names have"
-        remarks.append(f"{names} a column-major D: the kernel is the exchanged product's, give it B as A and A as B")
+        remarks.append(
+            f"{names} a column-major D: the kernel computes the transposed product, so pass B as A and A as B"
+        )
     return remarks
 
 
@@ -151,9 +149,9 @@ def _is_exchanged(name: str) -> bool:
 
 
 def texts_of_name(name: str) -> dict[str, str]:
-    """Return what a name says, as options of a spec with their texts; the others are left to be planned.
+    """Return the options that a name sets. The others are planned.
 
-    Raises: RequestError with the reason where it is no name of CUTLASS's, or says what no spec does.
+    Raises: RequestError for an unknown or unsupported name.
     """
     texts, unsaid = _read(name)
     if unsaid:
@@ -163,7 +161,7 @@ def texts_of_name(name: str) -> dict[str, str]:
 
 
 def _read(name: str) -> tuple[dict[str, str], str]:
-    """Return what a name says, and what it names that no spec says: nothing where one does."""
+    """Return the options that a name sets, and what it names that is not supported; empty if it is."""
     older, newer = _NAME_2X.fullmatch(name), _NAME_3X.fullmatch(name)
     texts = _texts_2x(older) if older else _texts_3x(newer, name) if newer else {}
     try:
@@ -182,7 +180,7 @@ def _foreign(name: str) -> str:
 
 
 def _texts_2x(match: re.Match[str]) -> dict[str, str]:
-    """Read a name of CUTLASS 2.x, which leaves out the types that are the accumulator's."""
+    """Read a name of CUTLASS 2.x. It omits types that are the accumulator's."""
     acc = _ACC.get(match["acc"], match["acc"])
     arch, mma = _ARCH_AND_MMA[match["atom"]]
     out, a = match["out"] or acc, match["a"] or acc
@@ -203,12 +201,12 @@ def _texts_2x(match: re.Match[str]) -> dict[str, str]:
 
 
 def _align_of_d(align: str, dtype: str) -> str:
-    """Return the alignment of D where A's and B's is `align`: the same, of at most 16 bytes."""
+    """Return the alignment of D for one of A and B: the same, at most 16 bytes."""
     return str(min(int(align), 16 // DTYPE_BYTES.get(dtype, 2)))
 
 
 def _texts_3x(match: re.Match[str], name: str) -> dict[str, str]:
-    """Read a name of CUTLASS 3.x; 0 stages are as many as fit, and no words after the alignment leave the rest open."""
+    """Read a name of CUTLASS 3.x. 0 stages, and words that are missing after the alignment, are planned."""
     out = match["out"]
     tile, cluster, layout, types = (
         (match["m"], match["n"]),
@@ -252,13 +250,13 @@ def _texts_3x(match: re.Match[str], name: str) -> dict[str, str]:
 def library_names() -> tuple[str, ...]:
     """Return the names of the matrix products that the installed CUTLASS's library makes for sm_75, sm_80 and sm_90, sorted.
 
-    Raises: HgemmError where CUTLASS's wheel is not installed.
+    Raises: HgemmError if CUTLASS's wheel is not installed.
     """
     return tuple(sorted({operation.procedural_name() for operation in library_operations()}))
 
 
 def library_operations() -> list:
-    """Return CUTLASS's own descriptions of them, in its order. Raises: HgemmError where its wheel is not installed."""
+    """Return CUTLASS's descriptions of these products, in its order. Raises: HgemmError if its wheel is not installed."""
     try:
         from cutlass_library import generator, manifest  # 0.1 s, and 2 s to list: only for a glob
     except ImportError as missing:

@@ -1,4 +1,4 @@
-"""One part of a set of variants, for machines that share the work and do not talk to one another."""
+"""Texts of options to plans: spec files, lists, ranges, combinations and shards."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 
 @dataclass(frozen=True)
 class Shard:
-    """The part `number` of `count`, counted from 1.
+    """Part `number` of `count` of a sweep, counted from 1.
 
-    A hash of its symbol puts a variant into a part. So parts of a large sweep are of about equal size and cost whatever its
-    order, and a variant that is added or left out moves no other.
+    A hash of the symbol assigns a variant to a part. The parts of a large sweep have about equal size and cost, and adding or
+    removing a variant does not move another one.
     """
 
     number: int = 1
@@ -45,11 +45,11 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read `2/16`. Raises: RequestError where there is no such part."""
+        """Read `2/16`. Raises: RequestError if there is no such part."""
         match = _SHARD.fullmatch(text.strip())
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= number <= count:
-            raise RequestError(f"--shard {text} is no part: write i/n with 1 <= i <= n, such as 2/16")
+            raise RequestError(f"--shard {text} is malformed: write i/n with 1 <= i <= n, such as 2/16")
         return cls(number, count)
 
     def takes(self, symbol: str) -> bool:
@@ -60,20 +60,20 @@ class Shard:
         return f"{self.number}/{self.count}"
 
 
-# ==== Texts of options to plans: lists and ranges expanded, every combination resolved, the illegal set apart ====
+# ==== Texts of options to plans ====
 
 
 MAX_COMBINATIONS = 50_000
 _RANGES = ("stages", "fragment_stages", "ctas_per_sm", "consumers")
 _RANGE = re.compile(r"(\d{1,4}):(\d{1,4})(?::(\d{1,4}))?")
 _FOREIGN_RANGE = re.compile(r"(\d+) *(?:-|\.\.) *(\d+)")
-"""How others write a range."""
+"""Ranges in other notations, for the error message."""
 _OPEN = object()
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One combination: its plan, the request, without what was planned, and the names of the rules that it breaks."""
+    """One combination: its plan, the fields that the user set, and the names of the rules that it violates."""
 
     plan: Plan
     request: Request
@@ -81,19 +81,19 @@ class Candidate:
 
     @cached_property
     def broken(self) -> tuple[Violation, ...]:
-        """What is wrong with it, with ways out, which take longer than all else."""
+        """The violations with their fixes. Finding the fixes is slow."""
         return violations(self.plan, self.request) if self.rules else ()
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was asked for: every combination once, in order, the legal and the illegal."""
+    """Every combination of a request once, in order, legal or not."""
 
     candidates: tuple[Candidate, ...]
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The legal ones."""
+        """The legal plans."""
         return tuple(candidate.plan for candidate in self.candidates if not candidate.rules)
 
     @property
@@ -101,13 +101,13 @@ class Sweep:
         return tuple(candidate for candidate in self.candidates if candidate.rules)
 
     def summary(self) -> str:
-        """Say in one line how many combinations are illegal, by rule; nothing where none is."""
+        """Return how many combinations are illegal, by rule, in one line; empty if none is."""
         counts = Counter(rule for candidate in self.illegal for rule in candidate.rules)
         rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
         return f"{len(self.illegal)} of {len(self.candidates)} combinations are illegal ({rules})" if counts else ""
 
     def refuse_empty(self) -> None:
-        """Raises: RequestError, naming every rule that is broken, where nothing is legal."""
+        """Raise RequestError with every violated rule if no combination is legal."""
         if self.plans:
             return
         try:
@@ -130,7 +130,7 @@ def _of_kin(request: Request) -> str:
 
 
 def sweep(requests: Sequence[Texts], planned: Callable[[int, int], None] = lambda done, total: None) -> Sweep:
-    """Resolve every combination of every request; `planned` is told how many of how many are done.
+    """Plan every combination of every request. `planned` is called with the number of finished combinations and their total.
 
     Raises: RequestError for a malformed value, an open architecture, or too many combinations.
     """
@@ -145,7 +145,7 @@ def sweep(requests: Sequence[Texts], planned: Callable[[int, int], None] = lambd
 
 
 def _bounded(requests: Sequence[Texts]) -> tuple[Iterator[Request], int]:
-    """Return all combinations, and how many they are."""
+    """Return all combinations and their number."""
     axes = [_axes(texts) for texts in requests]
     count = sum(math.prod(len(values) for _, values in request) for request in axes)
     if count > MAX_COMBINATIONS:
@@ -154,7 +154,7 @@ def _bounded(requests: Sequence[Texts]) -> tuple[Iterator[Request], int]:
 
 
 def _axes(texts: Texts) -> list[tuple[SpecOption, list[dict[str, Any]]]]:
-    """Return what each option may set, in the order of SPEC_OPTIONS, general before specific."""
+    """Return the values of each option, in the order of SPEC_OPTIONS, so that a specific option wins."""
     options = {option_of(name): text for name, text in texts.items()}
     places = {option.name: place for place, option in enumerate(SPEC_OPTIONS)}
     ordered = sorted(options, key=lambda option: places[option.name])
@@ -168,15 +168,15 @@ def _combinations(axes: list[tuple[SpecOption, list[dict[str, Any]]]]) -> Iterat
 
 
 def _values(option: SpecOption, text: str, called: str) -> list[dict[str, Any]]:
-    """Return what each value of a list sets; errors name the option as it was `called`."""
+    """Return the fields that each value of a list sets. Errors name the option as `called`."""
     words = [word for item in _items(option, text) for word in _range(option, item, called)]
     if not words:
-        raise RequestError(f"{called} names nothing: write one value, or several with commas")
+        raise RequestError(f"{called} has no value: write one, or several with commas")
     return [_set(option, word, called) for word in words]
 
 
 def _items(option: SpecOption, text: str) -> list[str]:
-    """Split at commas, but not inside `xor:2,3,3`, whose numbers follow one another: no placement is a number alone."""
+    """Split at commas, but not inside `xor:2,3,3`. No placement is a number alone, so a number continues the word before it."""
     items: list[str] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         if items and item.isdecimal() and option.fields[0] in ("smem_a", "smem_b"):
@@ -187,9 +187,9 @@ def _items(option: SpecOption, text: str) -> list[str]:
 
 
 def _range(option: SpecOption, item: str, called: str) -> list[str]:
-    """Write out a range of whole numbers, its last included."""
+    """Expand a range of whole numbers, which includes its last one."""
     if option.name in _RANGES and (foreign := _FOREIGN_RANGE.fullmatch(item)):
-        raise RequestError(f"{called} '{item}' is no range: write {foreign[1]}:{foreign[2]}")
+        raise RequestError(f"{called} '{item}' is not a range: write {foreign[1]}:{foreign[2]}")
     match = _RANGE.fullmatch(item) if option.name in _RANGES else None
     if not match:
         return [item]
@@ -209,9 +209,9 @@ def _set(option: SpecOption, word: str, called: str) -> dict[str, Any]:
 
 
 def read_spec_file(path: Path) -> list[Texts]:
-    """Read a TOML file: options at the top, lists to sweep, and a `[[variant]]` table for each group of its own.
+    """Read a TOML file: options, whose lists are swept, and a `[[variant]]` table for each group of further options.
 
-    Raises: RequestError where the file cannot be read, is no TOML, or names what a spec does not have.
+    Raises: RequestError if the file cannot be read, is not TOML, or has unknown options.
     """
     document = read_toml(path)
     tables = document.pop("variant", [{}])
@@ -222,30 +222,30 @@ def read_spec_file(path: Path) -> list[Texts]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says. Raises RequestError where it cannot be read or is no TOML."""
+    """Return the contents of a TOML file. Raises: RequestError if it cannot be read or is not TOML."""
     try:
         return _toml().loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(f"spec file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise RequestError(f"spec file {path} is no TOML: {error}") from error
+        raise RequestError(f"spec file {path} is not TOML: {error}") from error
 
 
 def sweep_of(spec: Spec) -> Sweep:
-    """Return a spec of which nothing is left to be planned as what was asked for."""
+    """Return the sweep of one complete spec."""
     plan, request = plan_of(spec), {field.name: getattr(spec, field.name) for field in fields(spec)}
     return Sweep((Candidate(plan, request, tuple(broken_rules(plan))),))
 
 
 def over(texts: Texts, above: Texts) -> Texts:
-    """Lay options `above` others: one that sets a field removes those below that set no other."""
+    """Override options by those `above`. An option is dropped if the options above set all of its fields."""
     covered = {field for name in above for field in option_of(name).fields}
     kept = {name: text for name, text in texts.items() if not covered.issuperset(option_of(name).fields)}
     return {**kept, **above}
 
 
 def texts_in(table: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Return the options that a table of a spec file names. Raises RequestError for what a spec does not have, or no value."""
+    """Return the options of a table of a spec file. Raises: RequestError for an unknown option or value."""
     texts: dict[str, str] = {}
     for name, value in table.items():
         try:

@@ -243,6 +243,39 @@ def test_what_others_call_an_option_is_answered_with_what_is_written_here(capsys
     assert status == 2 and f"No such option '{flag}'. Did you mean '{meant}'?" in err
 
 
+def test_old_options_are_accepted_with_one_note_that_names_the_new_one(capsys, small_library: Library) -> None:
+    library = ["--library", small_library.folder]
+    problem = ["--m", "64", "--n", "64", "--k", "64", "--arch", "80", "--layout", "tn"]
+    for run, words, old, new in (
+        (generate, ["--arch", "80", "--dtype-d", "fp32", "--dry-run"], "--dtype-d", "--out"),
+        (generate, ["--arch", "90a", "--tile", "64x128x64", "--swapped=on", "--dry-run"], "--swapped", "--swap-ab"),
+        (hgemm, ["select", *problem, *library, "--dtype-a", "half"], "--dtype-a", "--dtype"),
+        (hgemm, ["select", *problem, *library, "--dtype-d", "f16"], "--dtype-d", "--out"),
+        (hgemm, ["cover", "--arch", "80", *library, "--types", "f16:f16"], "--types", "--dtype and --out"),
+    ):
+        _, _, err = run(capsys, *words)
+        assert err.count(f"note: {old} is deprecated: use {new}\n") == err.count("deprecated") == 1, err
+        _, shown, _ = run(capsys, *([] if run is generate else words[:1]), "--help")
+        assert f"{old} " not in shown
+
+
+def test_every_verb_has_the_same_words_for_types(capsys) -> None:
+    for words in (
+        [],
+        ["list"],
+        ["export"],
+        ["verify"],
+        ["select"],
+        ["bench"],
+        ["tune"],
+        ["explain"],
+        ["compare"],
+        ["report"],
+    ):
+        _, out, _ = (hgemm if words else generate)(capsys, *words, "--help")
+        assert all(f"--{name} " in out for name in ("dtype", "acc", "out", "layout")), words
+
+
 def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
     status, _, err = generate(capsys, "--arhc", "90")
     assert status == 2 and "Did you mean" in err and "--arch" in err

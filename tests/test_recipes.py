@@ -208,7 +208,7 @@ def test_a_step_has_the_options_of_those_before_it(tmp_path: Path) -> None:
         (("ratio = 1.5", "tuned = { sm_1 = { stages = 4 } }"), "sm_1"),
         (("stages = 2", "stagse = 2"), "a spec has no 'stagse': did you mean 'stages'"),
         (('"64x32x16"', '"64x32"'), "shape '64x32' is malformed"),
-        (("[spec]", "[spec"), "is no TOML"),
+        (("[spec]", "[spec"), "is not TOML"),
     ],
 )
 def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: Path, change, told: str) -> None:

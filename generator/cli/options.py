@@ -1,4 +1,4 @@
-"""Options that several verbs share, so that they are spelt and explained the same everywhere."""
+"""Options that several verbs share: filters, kinds of products, and the fields of a spec."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 class Symbol(click.ParamType):
-    """A variant's symbol or a glob; a shell completes it from the library's index."""
+    """The name of a variant. A shell completes it from the library's index."""
 
     name = "symbol"
 
@@ -49,7 +49,7 @@ class Symbol(click.ParamType):
 
 
 class Fields(click.ParamType):
-    """Names of fields, with commas between them, or `-` before one; a shell completes the last."""
+    """Names of fields, separated by commas, or one with `-` before it. A shell completes the last."""
 
     name = "fields"
 
@@ -111,7 +111,7 @@ def kind_from(layout: str, dtype: str, acc: str, out: str, bias: str, activation
 
 
 class Words(click.ParamType):
-    """Words separated by commas, which only the generator judges; `complete` returns those that begin as the last one does."""
+    """Words separated by commas, which the spec parses. `complete` returns the words that begin so, for a shell."""
 
     name = "words"
 
@@ -124,7 +124,7 @@ class Words(click.ParamType):
 
 
 class GroupedCommand(click.Command):
-    """A command of spec options, whose help lists options under the `group` that `grouped_option` gave them."""
+    """A command whose help lists options by the `group` of `grouped_option`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -148,7 +148,7 @@ class GroupedCommand(click.Command):
 
 
 def grouped_option(group: str, decorator: Callable[[AnyFunction], AnyFunction]) -> Callable[[AnyFunction], AnyFunction]:
-    """Let the option that `decorator` adds be listed under `group`."""
+    """List the option that `decorator` adds under `group`."""
 
     def decorate(function: AnyFunction) -> AnyFunction:
         decorated = decorator(function)
@@ -165,7 +165,7 @@ def spec_options(function: AnyFunction) -> AnyFunction:
         "spec_file",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Read these options from a TOML file; those given here go before it.",
+        help="Read these options from a TOML file. Options of the command line override it.",
     )
     function = grouped_option("Target", spec_file)(function)
     for option in reversed(SPEC_OPTIONS):
@@ -184,7 +184,7 @@ def _click_option(option: SpecOption) -> Callable[[AnyFunction], AnyFunction]:
 
 
 def list_option(*names: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
-    """Return an option whose value is a list with commas, and which adds to it where it is given again."""
+    """Return an option whose value is a list with commas. Giving it again adds to the list."""
     return click.option(*names, multiple=True, callback=_joined, **settings)
 
 
@@ -193,7 +193,7 @@ def _joined(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
 
 
 def texts_of(options: dict[str, Any]) -> Texts:
-    """Return what was written for the options of a spec."""
+    """Return the texts of the options of a spec."""
     return {name: text for name, text in options.items() if name in BY_NAME and text is not None}
 
 
