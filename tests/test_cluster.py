@@ -104,7 +104,7 @@ def test_what_kills_every_worker_is_named_and_the_rest_is_done(address: str) -> 
         results = list(run(die_over, list(range(8)), pool))
     assert sorted(place for place, _ in results) == list(range(8))
     (cause,) = (result.cause for place, result in results if isinstance(result, Lost) and place == 3)
-    assert cause.startswith("died over it, as did 1 before; the last was tcp://127.0.0.1:")
+    assert cause.startswith("died while building it, as did 1 before; the last was tcp://127.0.0.1:")
     assert {place: result for place, result in results if place != 3} == {n: -n for n in range(8) if n != 3}
 
 
@@ -189,7 +189,7 @@ def test_an_edited_source_or_template_makes_a_difference(tmp_path: Path, monkeyp
 def test_a_cluster_without_a_worker_is_given_up_in_time(settings: Settings) -> None:
     with LocalCluster(n_workers=0, dashboard_address=None) as empty:
         before = time.monotonic()
-        with pytest.raises(HgemmError, match=r"no worker came to tcp://.* in 0\.5 s: start some with `dask worker tcp"):
+        with pytest.raises(HgemmError, match=r"no worker connected to tcp://.* within 0\.5 s: start some with `dask worker tcp"):
             list(make(sweep([SMALL]).plans, settings, 1, Cluster(empty.scheduler_address, patience_s=0.5)))
         assert time.monotonic() - before < 10
 
@@ -237,7 +237,7 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
 
 def test_a_run_whose_worker_does_not_come_back_is_given_up_and_the_next_goes_on(daemons: Daemons, settings) -> None:
     plans, made = sweep([SWEEP]).plans, []
-    with pytest.raises(HgemmError, match="no worker has been left for 1 s: .* the same command builds the rest"):
+    with pytest.raises(HgemmError, match="there has been no worker for 1 s: .* the same command builds the rest"):
         for _, outcome in make(plans, settings, 1, Cluster(daemons.address, patience_s=1)):
             made.append(outcome)
             daemons.worker.kill()
@@ -258,7 +258,7 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line(daemons: Daemons, tmp_pa
     daemons.scheduler.kill()
     _, err = process.communicate(timeout=120)
     assert "] built hgemm_" in first and process.returncode == 1
-    assert err.splitlines()[-1].startswith("generate: error: the scheduler is gone")
+    assert err.splitlines()[-1].startswith("generate: error: the scheduler has gone away")
     assert "Traceback" not in err
 
 

@@ -29,7 +29,7 @@ from generator.build import inspect as sass
 from generator.build.inspect import (
     Binary,
     Code,
-    CubinFacts,
+    CubinInfo,
     Expectation,
     Instruction,
     Listing,
@@ -102,15 +102,15 @@ DIFFERENCES = (
     ({"smem_bytes": 101_377}, "smem 101377 B > 101376 B of sm_89"),
     (
         {"mma_per_k_tile": 4},
-        "HMMA 2, theory says 4 a k-tile (warp 16x16, k 16): atoms are missing or repeated",
+        "HMMA 2, the plan expects 4 per k-tile (warp 16x16, k 16): atoms are missing or repeated",
     ),
-    ({"mma_per_k_tile": 1}, "HMMA 2, theory says 1 a k-tile (warp 16x16, k 16): the k loop was unrolled"),
+    ({"mma_per_k_tile": 1}, "HMMA 2, the plan expects 1 per k-tile (warp 16x16, k 16): the k loop was unrolled"),
     (
         {"mma_per_k_tile": 3, "max_k_tiles_in_code": 2, "mma_theory": "k 16"},
-        "HMMA 2, theory says 3 a k-tile (k 16), at most 2 of them in the code: atoms are missing or repeated",
+        "HMMA 2, the plan expects 3 per k-tile (k 16), at most 2 of them in the code: atoms are missing or repeated",
     ),
     ({"mma_opcode": "HMMA.16816.F16"}, "HMMA.16816.F32 found, the plan says HMMA.16816.F16 only"),
-    ({"required": ("HMMA", "STSM")}, "STSM missing: the plan needs it"),
+    ({"required": ("HMMA", "STSM")}, "STSM is missing: the plan requires it"),
     ({"forbidden": ("LDSM",)}, "LDSM 2, the plan allows 0"),
 )
 
@@ -186,8 +186,8 @@ def test_a_log_of_another_build_is_told():
     _, foreign = compile_probe(SPILLING, "sm_89")
     found = inspect(replace(binary(), ptxas_log=foreign))
     registers, report = found.resources.registers, parse_ptxas_log(foreign)["probe"]
-    assert f"ptxas reports 64 registers, the cubin {registers}: not one build" in found.violations
-    loads = f"ptxas reports {report.spill_load_bytes} B of spilling LDL, the code has 0 B: not one build"
+    assert f"ptxas reports 64 registers, the cubin {registers}: they are of different builds" in found.violations
+    loads = f"ptxas reports {report.spill_load_bytes} B of spilling LDL, the code has 0 B: they are of different builds"
     assert loads in found.violations
 
 
@@ -293,7 +293,7 @@ def test_altered_cubins_give_facts_or_an_error_of_one_line(data, arch):
     for place, word in data.draw(st.lists(st.tuples(places, words), min_size=1, max_size=6)):
         cubin[place : place + 4] = word
     try:
-        assert isinstance(read_cubin(bytes(cubin), "probe"), CubinFacts)
+        assert isinstance(read_cubin(bytes(cubin), "probe"), CubinInfo)
     except HgemmError as error:
         assert "\n" not in str(error)
 
@@ -425,7 +425,7 @@ def test_what_is_no_instruction_is_named_by_kernel_and_address():
 
 
 def test_code_that_is_not_whole_instructions_is_refused():
-    with pytest.raises(HgemmError, match="code 0 of sm_89 has 24 B: not whole instructions of 16 B"):
+    with pytest.raises(HgemmError, match="code 0 of sm_89 has 24 B, which is no multiple"):
         disassemble([Code("sm_89", bytes(24))])
 
 

@@ -157,7 +157,7 @@ def test_a_damaged_variant_is_told_of_and_built_again(settings: Settings, caplog
     (first,) = made(SMALL, settings)
     (settings.library.folder / first.symbol / "kernel.cubin").write_bytes(b"?")
     (second,) = made(SMALL, settings)
-    assert second.status == "built" and f"{first.symbol} is built again: " in caplog.text
+    assert second.status == "built" and f"rebuilding {first.symbol}: " in caplog.text
     assert settings.library.load(first.symbol).record.key == first.record.key
 
 
@@ -206,7 +206,7 @@ def test_one_that_spills_is_refused_with_the_figures_unless_allowed(settings: Se
     (plan,) = (candidate.plan for candidate in sweep([SPILLING]).candidates)
     ((_, refused),) = make([plan], settings, processes=1)
     assert refused.status == "failed" and refused.record is None and settings.library.rows() == []
-    assert "is not as planned and is not registered: LDL " in refused.error and "B spilled" in refused.error
+    assert "differs from its plan and is not registered: LDL " in refused.error and "B spilled" in refused.error
     allowing = replace(settings, allow_spills=True)
     ((_, spilled),) = make([plan], allowing, processes=1)
     assert (
@@ -233,7 +233,7 @@ def test_what_is_not_as_planned_is_refused_even_where_spills_are_allowed(setting
     genuine = build_stage.expectation_of
     monkeypatch.setattr(build_stage, "expectation_of", lambda *given: replace(genuine(*given), mma_per_k_tile=3))
     ((_, outcome),) = make([plan_of()], replace(settings, allow_spills=True), processes=1)
-    assert "theory says 3 a k-tile" in outcome.error and settings.library.rows() == []
+    assert "the plan expects 3 per k-tile" in outcome.error and settings.library.rows() == []
 
 
 def test_a_folder_that_cannot_be_written_stops_before_the_compiler(tmp_path: Path, monkeypatch) -> None:

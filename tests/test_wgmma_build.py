@@ -151,7 +151,7 @@ def test_another_instruction_or_count_than_planned_is_a_fault(built: list[tuple[
     (_, compiled), other = built[0], kernel_of({"tile": "128x256x32", "stages": "4"})
     found = Binary(compiled.cubin, built[0][0].symbol, expectation_of(other.plan, False), compiled.ptxas_log)
     assert (
-        "HGMMA 4, theory says 2 a k-tile (consumer 64x256, k 32, m64n256k16): the k loop was unrolled"
+        "HGMMA 4, the plan expects 2 per k-tile (consumer 64x256, k 32, m64n256k16): the k loop was unrolled"
         in inspect(found).violations
     )
 

@@ -1,6 +1,7 @@
-"""CuTe's wgmma atoms, cut down to the one that a kernel names, or all of them.
+"""Compile emitted kernels to PTX and cubins.
 
-CuTe writes each shape and type of wgmma out as a struct: 77,000 lines, 0.9 s of parsing. A kernel uses one of them.
+CuTe declares each shape and type of wgmma as a struct: 77,000 lines, which take 0.9 s to parse. A kernel gets only the one that
+it uses.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _TAIL = b"\n}  // namespace SM90::GMMA\n}  // namespace cute\n"
 
 
 def only_named_atom(headers: tuple[Header, ...], source: str) -> tuple[Header, ...]:
-    """Return the headers with one wgmma atom left, that which `source` names by HGEMM_WGMMA (or _TN); with none if it names none.
+    """Return the headers with only the wgmma atom that `source` names by HGEMM_WGMMA (or _TN), if any.
 
-    Raises: HgemmError where CuTe has no such atom, or lays its header out in another way.
+    Raises: HgemmError if CuTe has no such atom, or its header has another layout.
     """
     named = _NAMED.search(source)
     texts = {header.name: header.text for header in headers}
@@ -45,19 +46,19 @@ def only_named_atom(headers: tuple[Header, ...], source: str) -> tuple[Header, .
 
 
 def every_atom(headers: tuple[Header, ...]) -> tuple[Header, ...]:
-    """Return the headers for a kernel in all of CuTe: those of further shapes also by the names that CuTe includes them by.
+    """Return the headers for a kernel that uses all of CuTe.
 
-    NVRTC does not look beside the includer.
+    Headers of further shapes get a second name, because NVRTC does not search the folder of the including file.
     """
     beside = (header for header in headers if header.name.startswith("cute/") and header.name.endswith("_ext.hpp"))
     return (*headers, *(replace(header, name=header.name.rpartition("/")[2]) for header in beside))
 
 
 def _prelude(text: bytes) -> bytes:
-    """Return what comes before the first atom: the instructions around wgmma and the enumerations."""
+    """Return the text before the first atom: the synchronisation instructions of wgmma and the enumerations."""
     before, found, _ = text.partition(_FIRST_ATOM)
     if not found:
-        raise HgemmError(f"{ATOMS} of the installed CUTLASS is not as expected: install nvidia-cutlass 4.2.0.0")
+        raise HgemmError(f"{ATOMS} of the installed CUTLASS has an unknown layout: install nvidia-cutlass 4.2.0.0")
     return before
 
 
@@ -71,8 +72,7 @@ def _atom(name: str, *texts: bytes) -> bytes:
     raise HgemmError(f"the installed CUTLASS has no wgmma atom {name}: install nvidia-cutlass 4.2.0.0")
 
 
-# ==== Emitted text to PTX and machine code: NVRTC to LTO-IR, nvJitLink to PTX, nvJitLink again to a cubin ====
-
+# ---- Compilation: NVRTC to LTO-IR, nvJitLink to PTX, nvJitLink to a cubin --------------------------------------------
 
 WHEELS = {
     "nvrtc": "nvidia-cuda-nvrtc",
@@ -87,15 +87,15 @@ FRUGAL = (
     ("-Xptxas=-O2", "-Xptxas=-regUsageLevel=0"),
     ("-Xptxas=-O1", "-Xptxas=-regUsageLevel=0"),
 )
-"""Further options of ptxas for a kernel that spills with those before: each reorders less, and so keeps fewer values at hand.
+"""Options of ptxas, tried in order until a kernel does not spill. Each reorders less, so fewer values are live at once.
 
-Of 30 kernels that spilled up to 200 B, the second did without for 6, the third for 4 more and the last for 8 more.
+Of 30 kernels that spilled up to 200 B, the second set avoided the spill of 6, the third of 4 more, the last of 8 more.
 """
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compilers made of a kernel: the cubin, the PTX that it came from, and ptxas's report; and how: all options."""
+    """A compiled kernel: the cubin, its PTX, the report of ptxas, and all compiler options."""
 
     cubin: bytes
     ptx: bytes
@@ -104,7 +104,9 @@ class Compiled:
 
 
 def options(kernel: Kernel) -> tuple[str, ...]:
-    """Return the front end's options, without any path. All of CuTe has functions that do not say that they are the device's."""
+    """Return the options of the front end. They contain no path.
+
+    CuTe has functions without `__device__`, so a kernel that uses all of it needs -default-device."""
     if _in_dsl(kernel):
         return translate.options(kernel.plan.spec.arch)
     headers = "-default-device" if kernel.plan.spec.form == "cute" else "--minimal"
@@ -112,25 +114,25 @@ def options(kernel: Kernel) -> tuple[str, ...]:
 
 
 def link_options(kernel: Kernel) -> tuple[str, ...]:
-    """Return the linker's options for LTO-IR to PTX."""
+    """Return the options of the linker from LTO-IR to PTX."""
     if _in_dsl(kernel):
         return ()
     return (f"-arch={kernel.plan.spec.arch}", "-lto", "-ptx", *_kept(kernel))
 
 
 def assemble_options(kernel: Kernel) -> tuple[str, ...]:
-    """Return the linker's options for a cubin, from PTX or, where that must be a whole program, from LTO-IR."""
+    """Return the options of the linker for a cubin: from PTX, or from LTO-IR if ptxas must see the whole program."""
     whole = ("-lto", *_kept(kernel)) if _from_lto_ir(kernel) else ()
     return (f"-arch={kernel.plan.spec.arch}", "-Xptxas=-v", *whole)
 
 
 def _further_options(kernel: Kernel) -> tuple[tuple[str, ...], ...]:
-    """Return what to add to the linker's options, in turn, until the kernel does not spill."""
+    """Return the sets of options to try until the kernel does not spill."""
     return FRUGAL[:1] if _from_lto_ir(kernel) else FRUGAL
 
 
 def _kept(kernel: Kernel) -> tuple[str, ...]:
-    """Return what tells the linker to drop all but the kernel."""
+    """Return the options that make the linker drop everything but the kernel."""
     return ("-optimize-unused-variables", f"-kernels-used={kernel.symbol}")
 
 
@@ -143,19 +145,19 @@ def _in_dsl(kernel: Kernel) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that kernels in C++ are compiled with and from."""
+    """Return the versions of everything that compiles a C++ kernel."""
     return {name: version_of(wheel) for name, wheel in WHEELS.items()}
 
 
 def versions_of(kernel: Kernel) -> dict[str, str]:
-    """Return the versions of all that a kernel is compiled with and from. Raises: HgemmError where a wheel is missing."""
+    """Return the versions of everything that compiles a kernel. Raises: HgemmError if a wheel is missing."""
     if _in_dsl(kernel):
         return {"cutlass_dsl": translate.version(), "nvjitlink": version_of(WHEELS["nvjitlink"])}
     return versions()
 
 
 def key_of(kernel: Kernel, headers: Headers) -> str:
-    """Return the content key: equal for equal text, headers, options and compilers, wherever they lie."""
+    """Return the content key: a hash of source, headers, options and compiler versions, without paths."""
     recipe = (options(kernel), link_options(kernel), assemble_options(kernel), _further_options(kernel))
     content = {"source": kernel.source, "headers": headers.hashes(), "versions": versions_of(kernel), "options": recipe}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -163,9 +165,9 @@ def key_of(kernel: Kernel, headers: Headers) -> str:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Let signals end what waits as they did before: NVRTC puts handlers back so that a wait goes on behind them.
+    """Let signals interrupt system calls again after NVRTC, which restores handlers with SA_RESTART.
 
-    Those of Python are what Python sets; any other is its owner's.
+    Only handlers that Python set are changed.
     """
     try:
         yield
@@ -177,14 +179,14 @@ def _signals_kept() -> Iterator[None]:
 
 @_signals_kept()
 def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
-    """Compile a kernel for its architecture, reading nothing but `headers`; no GPU is needed.
+    """Compile a kernel for its architecture. It reads only `headers` and needs no GPU.
 
-    Raises: BuildError with the compiler's log; HgemmError where a compiler's wheel is missing.
+    Raises: BuildError with the log of the compiler; HgemmError if the wheel of a compiler is missing.
     """
     if _in_dsl(kernel):
         translate.begin()
     try:
-        from cuda.bindings import (  # 0.1 s and the compilers themselves: only where something is compiled
+        from cuda.bindings import (  # takes 0.1 s and loads the compilers
             nvjitlink,
             nvrtc,
         )
@@ -196,9 +198,9 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
     lto_ir = _front_end(nvrtc, kernel, headers)
     ptx_of = partial(_link, nvjitlink, kernel, link_options(kernel), nvjitlink.InputType.LTOIR, lto_ir, "ptx")
     if _from_lto_ir(kernel):
-        from concurrent.futures import ThreadPoolExecutor  # only where something is compiled
+        from concurrent.futures import ThreadPoolExecutor  # needed only to compile
 
-        with ThreadPoolExecutor(1) as beside:  # which the linker leaves to run: 0.5 s together instead of 0.8
+        with ThreadPoolExecutor(1) as beside:  # the linker releases the GIL: 0.5 s instead of 0.8 s
             written = beside.submit(ptx_of)
             return _assembled(nvjitlink, kernel, nvjitlink.InputType.LTOIR, lto_ir, lambda: written.result()[0])
     ptx, _ = ptx_of()
@@ -206,7 +208,7 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
 
 
 def _assembled(nvjitlink, kernel: Kernel, kind, code: bytes, ptx: Callable[[], bytes]) -> Compiled:
-    """Return the cubin that does not spill, or the first, with the PTX."""
+    """Return the first cubin that does not spill, else the first one."""
     first = None
     for further in _further_options(kernel):
         assemble = (*assemble_options(kernel), *further)
@@ -219,21 +221,21 @@ def _assembled(nvjitlink, kernel: Kernel, kind, code: bytes, ptx: Callable[[], b
 
 
 def supported_archs() -> frozenset[str]:
-    """Ask NVRTC which architectures it compiles for. Raises: HgemmError where its wheel is missing."""
+    """Return the architectures that NVRTC supports. Raises: HgemmError if its wheel is missing."""
     from cuda.bindings import nvrtc
 
     return frozenset(f"sm_{number}" for number in _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs()))
 
 
 def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
-    whole = kernel.plan.spec.form == "cute"  # whose traits name every instruction
+    whole = kernel.plan.spec.form == "cute"  # its traits name every instruction
     files = every_atom(headers.files) if whole else only_named_atom(headers.files, kernel.source)
     names = [header.name.encode() for header in files]
     texts = [header.text for header in files]
     try:
         source = kernel.source.encode()
         program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source, b"kernel.cu", len(names), texts, names))
-    except RuntimeError as missing:  # the bindings' word for a library that does not load
+    except RuntimeError as missing:  # raised by the bindings if a library does not load
         raise HgemmError(f"wheel nvidia-cuda-nvrtc 13.0 is missing or broken ({missing}): {INSTALL}") from missing
     try:
         arguments = [option.encode() for option in options(kernel)]

@@ -1,4 +1,4 @@
-"""What a machine builds variants from and with, so that machines that differ are told apart before they work together."""
+"""Build variants on the workers of a Dask cluster. The client checks that all machines build the same, and stores results."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SHOWN_DIGITS = 12
 
 @cache
 def identity() -> dict[str, str]:
-    """Return the versions of this package and of the compilers, and the hashes of this package's sources and templates.
+    """Return what a build depends on: versions of this package and the compilers, hashes of sources and templates.
 
-    Raises: HgemmError where a wheel is missing.
+    Raises: HgemmError if a wheel is missing.
     """
     root, templates = Path(__file__).resolve().parents[2], templates_folder()
     sources = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
@@ -46,7 +46,7 @@ def identity() -> dict[str, str]:
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Say in what two identities differ, or nothing."""
+    """Return the differences of two identities as text, or an empty text."""
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     return ", ".join(f"{name} {_short(there, name)} there, {_short(here, name)} here" for name in names)
 
@@ -63,8 +63,7 @@ def _hash_of(paths: Iterable[Path], root: Path) -> str:
     return whole.hexdigest()
 
 
-# ==== Variants built by the workers of a Dask cluster ====
-
+# ---- The cluster ----------------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -77,7 +76,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """What is sent with the plans. Fields: `prover` makes the prover of a worker; None registers kernels without a proof."""
+    """The options that go with the plans. `prover` makes the prover of a worker; None registers kernels without a proof."""
 
     allow_spills: bool
     prover: Callable[[], Prover] | None
@@ -86,7 +85,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a Dask scheduler; without any for `patience_s`, a run is given up."""
+    """The workers of a Dask scheduler. A run fails if there is no worker for `patience_s` seconds."""
 
     address: str
     allow_spills: bool = False
@@ -94,7 +93,7 @@ class Cluster:
     patience_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raises: RequestError where distributed is not installed, or the address is malformed."""
+        """Raises: RequestError if distributed is not installed or the address is malformed."""
         if not find_spec("distributed"):
             raise RequestError(f"--executor dask needs the package distributed, which is not installed: {INSTALL}")
         if not _ADDRESS.fullmatch(self.address):
@@ -103,9 +102,9 @@ class Cluster:
             )
 
     def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
-        """Yield (place, what became of it) of each plan, once, as they come.
+        """Yield (place, product or Lost) once per plan, as results arrive.
 
-        Raises: HgemmError where the cluster cannot be reached, differs from this machine, or has no worker for too long.
+        Raises: HgemmError if the cluster cannot be reached, differs from this machine, or has no worker for too long.
         """
         task = partial(build_here, order=Order(self.allow_spills, self.prover, identity()))
         with _connected(self.address, self.patience_s) as client:
@@ -116,7 +115,7 @@ class Cluster:
 
 
 def build_here(plans: Sequence[Plan], order: Order) -> list[Product]:
-    """Build plans in the worker that calls this. Raises: HgemmError where it is not as the sender."""
+    """Build plans in this worker. Raises: HgemmError if it differs from the sender."""
     differs = difference(order.identity, identity())
     if differs:
         raise HgemmError(_refusal([f"a worker on {platform.node()}: {differs}"]))
@@ -126,18 +125,20 @@ def build_here(plans: Sequence[Plan], order: Order) -> list[Product]:
 
 @cache
 def _prover(make: Callable[[], Prover]) -> Prover:
-    """Make the prover of this worker once."""
+    """Return the prover of this worker, made once."""
     return make()
 
 
 @contextmanager
 def _connected(address: str, patience_s: float) -> Iterator[Client]:
-    """Yield a client of the scheduler, once it has a worker. Raises: HgemmError where that takes too long."""
-    from distributed import Client  # half a second, and an extra
+    """Yield a client of the scheduler when it has a worker. Raises: HgemmError after `patience_s` seconds."""
+    from distributed import Client  # takes 0.5 s, and is an optional dependency
     from distributed.comm import CommClosedError
 
     for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # tracebacks of lost connections, of which we tell ourselves
+        logging.getLogger(name).setLevel(
+            logging.CRITICAL
+        )  # its tracebacks of lost connections; we report them in one line
     try:
         client = Client(address, timeout=patience_s, set_as_default=False)
     except OSError as error:
@@ -151,20 +152,20 @@ def _connected(address: str, patience_s: float) -> Iterator[Client]:
     with client:
         try:
             client.wait_for_workers(1, timeout=patience_s)
-        except (asyncio.TimeoutError, TimeoutError):  # one only from Python 3.11 on
+        except (asyncio.TimeoutError, TimeoutError):  # the same class from Python 3.11 on
             raise HgemmError(
-                f"no worker came to {address} in {patience_s:g} s: start some with `dask worker {address} --nthreads 1`"
+                f"no worker connected to {address} within {patience_s:g} s: start some with `dask worker {address} --nthreads 1`"
             ) from None
         try:
             yield client
         except (CommClosedError, CancelledError) as error:
-            raise HgemmError(f"the scheduler is gone, or has dropped the work: {_GO_ON}") from error
+            raise HgemmError(f"the scheduler has gone away or cancelled the work: {_GO_ON}") from error
         except ImportError as error:
             raise HgemmError(_refusal([f"a worker: {error}"])) from error
 
 
 class _Watch:
-    """Looks after the workers of a client."""
+    """Watches the workers of a client."""
 
     def __init__(self, client: Client, patience_s: float) -> None:
         self._client, self._patience_s, self._seen_s = client, patience_s, time.monotonic()
@@ -172,26 +173,26 @@ class _Watch:
             _LOG.warning("workers with several threads compile one after the other: start them with --nthreads 1")
 
     def width(self) -> int:
-        """Return how many tasks the workers do at a time. Raises: HgemmError where the scheduler is gone."""
+        """Return the number of parallel tasks. Raises: HgemmError if the scheduler has gone away."""
         try:
             if self._client.status == "running":
                 return sum(self._client.nthreads().values())
         except OSError:
-            pass  # the connection was lost while it was asked
-        raise HgemmError(f"the scheduler is gone: {_GO_ON}")
+            pass  # the connection was lost
+        raise HgemmError(f"the scheduler has gone away: {_GO_ON}")
 
     def check(self) -> None:
-        """Raises: HgemmError where there has been no worker for too long."""
+        """Raises: HgemmError if there has been no worker for too long."""
         if self.width():
             self._seen_s = time.monotonic()
         elif time.monotonic() - self._seen_s > self._patience_s:
             raise HgemmError(
-                f"no worker has been left for {self._patience_s:g} s: start some with `dask worker`. {_GO_ON}"
+                f"there has been no worker for {self._patience_s:g} s: start some with `dask worker`. {_GO_ON}"
             )
 
 
 def _refuse_others(client: Client) -> None:
-    """Raises: HgemmError that names all of the cluster that are not as this machine."""
+    """Raises: HgemmError that names each machine of the cluster that differs from this one."""
     found: dict[str, Any] = {}
     try:
         found["the scheduler"] = client.run_on_scheduler(identity)
@@ -219,4 +220,4 @@ def _cause_of_death(error: Exception) -> str:
 
     if not isinstance(error, KilledWorker):
         return ""
-    return f"died over it, as did {error.allowed_failures} before; the last was {error.last_worker.address}"
+    return f"died while building it, as did {error.allowed_failures} before; the last was {error.last_worker.address}"

@@ -1,7 +1,8 @@
-"""PTX of a kernel that takes a problem's fields one by one, to PTX of a kernel that takes the problem.
+"""Compile modules of CuTe DSL to PTX, and give the kernel the parameter of the other forms: one problem.
 
-The fields stand in the order and with the types of common/problem.cuh, so each lies where it lies in the struct: the kernel's
-parameters become one of 144 bytes, and a load of the fifth becomes a load at its offset.
+The DSL's kernel takes the fields of a problem one by one, in the order and with the types of common/problem.cuh. So each field
+has the same offset as in the struct: the parameters become one of 144 bytes, and the load of the fifth parameter becomes a load
+at its offset.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from generator.errors import BuildError, HgemmError
 from hgemm.problem import PROBLEM_BYTES
 
 _FIELDS = (*["u64"] * 6, *["u64"] * 9, *["u32"] * 4, *["f32"] * 2)
-"""The types of a problem's fields: addresses, strides, extents, scalars."""
+"""The types of the fields of a problem: addresses, strides, extents, scalars."""
 _ENTRY = re.compile(r"\.visible \.entry (?P<name>\w+)\((?P<parameters>[^)]*)\)")
 _PARAMETER = re.compile(r"\.param \.(?P<type>\w+)(?: \.ptr[ .\w]*)? (?P<name>\w+)")
 
 
 def take_problem(ptx: str, symbol: str) -> str:
-    """Return the PTX of a kernel named `symbol` that takes a problem.
+    """Return the PTX with one kernel named `symbol` that takes a problem as one parameter.
 
-    Raises: ValueError where there is not one kernel, or it does not take the fields of a problem.
+    Raises: ValueError if the PTX does not have one kernel, or its parameters are not the fields of a problem.
     """
     entries = [*_ENTRY.finditer(ptx)]
     if len(entries) != 1:
-        raise ValueError(f"error: {len(entries)} kernels in the PTX, 1 is expected")
+        raise ValueError(f"error: {len(entries)} kernels in the PTX; expected 1")
     (entry,) = entries
     parameters = [*_PARAMETER.finditer(entry["parameters"])]
     types = tuple(parameter["type"] for parameter in parameters)
     if types != _FIELDS:
-        raise ValueError(f"error: the kernel takes {', '.join(types)}, not the fields of a problem")
+        raise ValueError(f"error: the parameters of the kernel are {', '.join(types)}, not the fields of a problem")
     problem = f"{symbol}_param_0"
     head = f".visible .entry {symbol}(\n\t.param .align 8 .b8 {problem}[{PROBLEM_BYTES}]\n)"
     body = (ptx[: entry.start()] + head + ptx[entry.end() :]).replace(f".globl\t{entry['name']}", f".globl\t{symbol}")
@@ -51,37 +52,36 @@ def take_problem(ptx: str, symbol: str) -> str:
         body = body.replace(f"[{parameter['name']}]", f"[{place}]")
         offset += int(parameter["type"][1:]) // 8
     if entry["name"] in body:
-        raise ValueError("error: the kernel uses its parameters otherwise than by loads")
+        raise ValueError("error: the kernel uses a parameter in an instruction other than a load")
     return body
 
 
-# ==== A module of CuTe DSL to PTX, by a process that has the DSL and keeps it; no GPU is needed ====
-
+# ---- From a CuTe DSL module to PTX: a process imports the DSL once and compiles modules; no GPU is needed ---------------
 
 WHEEL = "nvidia-cutlass-dsl"
 LIMIT_S = 120.0
-"""For one kernel: a hundred times what one takes, the DSL's own start included."""
+"""Time limit for one kernel: a hundred times a usual compilation, including the start of the DSL."""
 LAST_WORDS_S = 10.0
-"""From the end of its answers to its own end."""
+"""Time from closing stdin to the end of the process."""
 
 
 def options(arch: str) -> tuple[str, ...]:
-    """Return the options of `cute.compile`. The DSL's own machine code is not used, and so is made without care."""
+    """Return the options of `cute.compile`. The DSL's own cubin is not used, so it is not optimised."""
     return "--gpu-arch", arch, "--ptxas-options", "-O0"
 
 
 def version() -> str:
-    """Return the DSL's version. Raises: HgemmError where its wheel is not installed."""
+    """Return the version of the DSL. Raises: HgemmError if its wheel is not installed."""
     try:
         return version_of(WHEEL)
     except HgemmError:
         raise HgemmError(
-            f"wheel {WHEEL} is missing, which --form dsl needs: pip install 'hgemm-generator[dsl]'"
+            f"wheel {WHEEL} is missing, and --form dsl requires it: pip install 'hgemm-generator[dsl]'"
         ) from None
 
 
 def lacking() -> str:
-    """Say what is missing for modules of the DSL, or nothing."""
+    """Return what is missing to compile modules of the DSL, or an empty text."""
     try:
         version()
     except HgemmError as missing:
@@ -90,16 +90,16 @@ def lacking() -> str:
 
 
 def begin() -> None:
-    """Start the process, which takes a while, where it does not run yet. Raises: HgemmError where the DSL is missing."""
+    """Start the process if it does not run yet. Raises: HgemmError if the DSL is missing."""
     version()
     with _LOCK:
         _running()
 
 
 def ptx_of(symbol: str, source: str, arch: str) -> bytes:
-    """Return the PTX of a module that was emitted just now, for a kernel named `symbol` that takes a problem.
+    """Return the PTX of an emitted module, with a kernel named `symbol` that takes a problem as one parameter.
 
-    Raises: BuildError with what the DSL says, where it takes too long, or its process ends.
+    Raises: BuildError with the message of the DSL, or if it takes too long or its process ends.
     """
     version()
     with _LOCK:
@@ -123,13 +123,13 @@ def _translated(server: _Server, symbol: str, source: str, arch: str) -> bytes:
 
 _LOCK = threading.Lock()
 _WORKER = Path(__file__).with_name("dsl_worker.py")
-"""Started by its path: Python would look for a module in the working folder first."""
+"""Started by its path, because Python would look for a module in the working folder first."""
 _STDERR_NAME = "stderr"
 _TELLING = re.compile(r"\S*(?:Error|Exception|Interrupt|error)\b.*")
 
 
 class _Server:
-    """The process, at work in a private folder of its own: the DSL's options know no blanks, so it is told no whole path."""
+    """The process. It works in a private folder: options of the DSL cannot contain blanks, so it gets relative paths."""
 
     def __init__(self) -> None:
         self.place = tempfile.TemporaryDirectory(prefix="hgemm-dsl-")
@@ -141,7 +141,7 @@ class _Server:
         atexit.register(self.end)
 
     def asked(self, request: dict[str, str]) -> str:
-        """Return what the process answers to a request: what is wrong, or nothing."""
+        """Send a request and return the answer: an error, or an empty text."""
         process, answer, deadline = self.process, b"", time.monotonic() + LIMIT_S
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -170,7 +170,7 @@ class _Server:
         return (Path(self.place.name) / _STDERR_NAME).read_text(errors="replace")
 
     def end(self) -> None:
-        """End the process and remove its folder; another one serves what is asked from then on."""
+        """End the process and remove its folder. The next request starts another process."""
         self.process.kill()
         self.process.wait()
         self.place.cleanup()

@@ -19,11 +19,11 @@ _VARIABLES = "CUTE_DSL_"
 
 
 def serve() -> None:
-    """Answer requests until stdin ends, each by a line: what went wrong, or nothing."""
+    """Answer each request with one line, an error or an empty line, until stdin ends."""
     for name in [name for name in os.environ if name.startswith(_VARIABLES)]:
-        del os.environ[name]  # which would change what is compiled, or how
+        del os.environ[name]  # it would change the compilation
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the DSL prints is no answer
+    os.dup2(2, 1)  # the DSL prints to stdout
     import cutlass.cute as cute
 
     for line in sys.stdin:

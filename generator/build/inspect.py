@@ -1,4 +1,4 @@
-"""Read what a cubin says of a kernel: registers, stack, shared memory, parameters and the machine code itself.
+"""Inspect compiled kernels: read the cubin, the report of ptxas and the machine code, and compare them with the plan.
 
 A cubin is a 64-bit little-endian ELF file. Only its headers, symbols and NVIDIA attributes are read, each with its
 bounds checked, so that a truncated or altered file is an error of one line and never a fault.
@@ -31,7 +31,7 @@ _FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RESERVED_SMEM_SECTION = ".nv.shared.reserved.0"
-_RESERVED_SMEM_SYMBOL = b".nv.reservedSmem."  # what is left of that section where nvJitLink made the cubin
+_RESERVED_SMEM_SYMBOL = b".nv.reservedSmem."  # replaces that section in cubins of nvJitLink
 _RESERVED_SMEM_BYTES = 1024
 
 # Attributes of .nv.info sections, as `cuobjdump -elf` 13.x names them: EIFMT_* (format) and EIATTR_* (kind).
@@ -44,11 +44,11 @@ _EIATTR_REGCOUNT = 0x2F
 
 
 @dataclass(frozen=True)
-class CubinFacts:
-    """What one kernel takes, as its cubin states it.
+class CubinInfo:
+    """The resources of one kernel, as its cubin states them.
 
-    Units: `registers` a thread, `max_threads` a CTA (0 where no bound was compiled in), all else bytes.
-    `static_smem_bytes` leaves out the 1 KiB a CTA that is the system's, which cubins from sm_90 on count in.
+    Units: `registers` a thread, `max_threads` a CTA (0: no bound was compiled in). All other numbers are bytes.
+    `static_smem_bytes` excludes the 1 KiB per CTA that the system reserves; cubins for sm_90 and later include it.
     `constant_bytes` counts the constant banks of the module without the kernels' parameters, `global_bytes` its device
     variables. `symbols` are the kernels and functions that have code of their own.
     """
@@ -82,11 +82,11 @@ class _Section:
 _ABSENT = _Section(name="", kind=0, size_bytes=0, data=b"")
 
 
-def read_cubin(cubin: bytes, symbol: str) -> CubinFacts:
-    """Read the facts of the kernel `symbol` from a cubin.
+def read_cubin(cubin: bytes, symbol: str) -> CubinInfo:
+    """Read the resources of the kernel `symbol` from a cubin.
 
-    Raises: HgemmError where the bytes are no whole cubin or hold no such kernel.
-    Source: `cuobjdump -elf` 13.5 names the attributes; tests/test_inspect.py holds their values against ptxas's own report.
+    Raises: HgemmError if the cubin is damaged or has no such kernel.
+    Source: `cuobjdump -elf` 13.5 names the attributes; tests/test_inspect.py compares their values with the report of ptxas.
     """
     try:
         return _read(cubin, symbol)
@@ -94,7 +94,7 @@ def read_cubin(cubin: bytes, symbol: str) -> CubinFacts:
         raise HgemmError(f"cubin of {symbol} is damaged ({error}): build it again") from error
 
 
-def _read(cubin: bytes, symbol: str) -> CubinFacts:
+def _read(cubin: bytes, symbol: str) -> CubinInfo:
     header = _FILE_HEADER.unpack_from(cubin)
     if header[0][:6] != b"\x7fELF\x02\x01" or header[2] != _MACHINE_CUDA:
         raise HgemmError(f"cubin of {symbol} is not an ELF file for CUDA: build it again")
@@ -108,10 +108,10 @@ def _read(cubin: bytes, symbol: str) -> CubinFacts:
     reserves = _RESERVED_SMEM_SECTION in by_name or _RESERVED_SMEM_SYMBOL in by_name.get(".strtab", _ABSENT).data
     reserved_bytes = _RESERVED_SMEM_BYTES if smem_bytes and reserves else 0
     if smem_bytes < reserved_bytes:
-        raise _damaged(symbol, f"{smem_bytes} B of shared memory, of which {reserved_bytes} B are the system's")
+        raise _damaged(symbol, f"{smem_bytes} B of shared memory, {reserved_bytes} B of them reserved")
     module = _module_attributes(by_name, names.index(symbol), symbol)
     kernel = dict(_attributes(by_name.get(f".nv.info.{symbol}", _ABSENT).data, symbol))
-    return CubinFacts(
+    return CubinInfo(
         symbol=symbol,
         arch_number=_arch_number(header),
         registers=module[_EIATTR_REGCOUNT],
@@ -127,7 +127,7 @@ def _read(cubin: bytes, symbol: str) -> CubinFacts:
 
 
 def _arch_number(header: tuple) -> int:
-    """Take the SM number from e_flags: bits 8 to 15 since ABI version 8 (CUDA 13), bits 0 to 7 before.
+    """Read the SM number from e_flags: bits 8 to 15 since ABI version 8 (CUDA 13), bits 0 to 7 before.
 
     sm_90 and sm_90a have the same flags. Source: LLVM, `BinaryFormat/ELF.h`, EF_CUDA_SM and EF_CUDA_SM_MASK.
     """
@@ -160,7 +160,7 @@ def _string(table: bytes, offset: int) -> str:
 
 
 def _symbol_names(cubin: bytes, sections: list[_Section], header: tuple, symbol: str) -> list[str]:
-    """Name each symbol of .symtab, in order, with an empty name for what is not a function."""
+    """Return the name of each symbol of .symtab, in order. Symbols that are no functions get an empty name."""
     index = next((i for i, section in enumerate(sections) if section.kind == _SYMTAB), None)
     if index is None:
         raise _damaged(symbol, "no symbol table")
@@ -172,7 +172,7 @@ def _symbol_names(cubin: bytes, sections: list[_Section], header: tuple, symbol:
 
 
 def _module_attributes(by_name: dict[str, _Section], index: int, symbol: str) -> dict[int, int]:
-    """Read what .nv.info says of each function, (symbol index, number) pairs, for one of them."""
+    """Read the attributes of one function from .nv.info, which holds (symbol index, number) pairs."""
     wanted = {_EIATTR_REGCOUNT: "registers", _EIATTR_FRAME_SIZE: "frame", _EIATTR_MIN_STACK_SIZE: "stack"}
     found = {}
     for kind, value in _attributes(by_name.get(".nv.info", _ABSENT).data, symbol):
@@ -187,7 +187,7 @@ def _module_attributes(by_name: dict[str, _Section], index: int, symbol: str) ->
 
 
 def _attributes(info: bytes, symbol: str) -> Iterator[tuple[int, bytes]]:
-    """Walk a .nv.info section: u8 format, u8 kind, then u16 value, or u16 size and that many bytes."""
+    """Yield the attributes of a .nv.info section: u8 format, u8 kind, then a u16 value, or a u16 size and that many bytes."""
     at = 0
     while at < len(info):
         form, kind, number = struct.unpack_from("<BBH", info, at)
@@ -207,8 +207,7 @@ def _damaged(symbol: str, what: str) -> HgemmError:
     return HgemmError(f"cubin of {symbol} is damaged ({what}): build it again")
 
 
-# ==== Read ptxas's report (`-v`) of each kernel: registers, stack, spills, shared memory and warnings ====
-
+# ---- The report of ptxas (`-v`): registers, stack, spills, shared memory, warnings ------------------------------------
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -219,7 +218,7 @@ _WARNING = re.compile(r"ptxas\b.*(?:\(C\d+\)|\bwarning\b)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PtxasReport:
-    """What ptxas says of one kernel and of the functions that it calls; spills are counted once an instruction."""
+    """The report of ptxas on one kernel and the functions that it calls. Each spill instruction counts once."""
 
     symbol: str
     arch: str
@@ -231,19 +230,19 @@ class PtxasReport:
 
     @property
     def spill_bytes(self) -> int:
-        """Bytes stored and loaded again, together."""
+        """Bytes of spill stores and spill loads."""
         return self.spill_store_bytes + self.spill_load_bytes
 
 
 def parse_ptxas_log(log: str) -> dict[str, PtxasReport]:
-    """Return the report of each kernel by symbol; none for a log that ptxas wrote without `-v`."""
+    """Return the report of each kernel by symbol. A log without `-v` has none."""
     starts = list(_ENTRY.finditer(log))
     ends = [start.start() for start in starts[1:]] + [len(log)]
     return {start[1]: _report(start, log[start.end() : end]) for start, end in zip(starts, ends)}
 
 
 def ptxas_warnings(log: str) -> tuple[str, ...]:
-    """Return the lines in which ptxas warns, such as C7510 (wgmma serialised) and C7508 (setmaxnreg ignored)."""
+    """Return the warnings of ptxas, such as C7510 (wgmma serialised) and C7508 (setmaxnreg ignored)."""
     lines = (" ".join(line.strip("\0").split()) for line in log.splitlines())
     return tuple(dict.fromkeys(line for line in lines if _WARNING.match(line)))
 
@@ -262,8 +261,7 @@ def _report(start: re.Match[str], text: str) -> PtxasReport:
     )
 
 
-# ==== Disassemble machine code with NVIDIA's own disassembler, several kernels in one call ====
-
+# ---- Disassembly with nvdisasm, several kernels in one call ---------------------------------------------------------
 
 INSTRUCTION_BYTES = 16
 _TIME_LIMIT_S = 120
@@ -277,7 +275,7 @@ _BYTES_OF_WIDTH = {"8": 1, "U8": 1, "S8": 1, "16": 2, "U16": 2, "S16": 2, "64": 
 
 @dataclass(frozen=True)
 class Code:
-    """The machine code of one kernel and the architecture that it is for: `sm_89`."""
+    """The machine code of one kernel, and its architecture, such as `sm_89`."""
 
     arch: str
     text: bytes
@@ -303,25 +301,25 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The instructions of one kernel, in the order of their addresses."""
+    """The instructions of one kernel, sorted by address."""
 
     instructions: tuple[Instruction, ...]
 
     def counts(self) -> dict[str, int]:
-        """Count the instructions by mnemonic: {'HMMA': 64, ...}, by name."""
+        """Return the count of each mnemonic, sorted by name: {'HMMA': 64, ...}."""
         return dict(sorted(Counter(instruction.mnemonic for instruction in self.instructions).items()))
 
     def opcode_counts(self) -> dict[str, int]:
-        """Count the instructions by full opcode: {'HMMA.16816.F32': 64, ...}, by name."""
+        """Return the count of each full opcode, sorted by name: {'HMMA.16816.F32': 64, ...}."""
         return dict(sorted(Counter(instruction.opcode for instruction in self.instructions).items()))
 
     def bytes_moved(self, mnemonic: str) -> int:
-        """Sum what the loads or stores of one kind move for a thread, each counted once: STL.64 moves 8."""
+        """Return the bytes that a mnemonic moves for a thread, each instruction counted once. STL.64 moves 8."""
         found = (instruction for instruction in self.instructions if instruction.mnemonic == mnemonic)
         return sum(_BYTES_OF_WIDTH[width[0]] if (width := _WIDTH.search(i.opcode)) else 4 for i in found)
 
     def loop_of(self, mnemonic: str) -> tuple[Instruction, ...]:
-        """Return the shortest loop, from where a branch backwards leads to that branch, that has such an instruction."""
+        """Return the shortest loop with such an instruction: from the target of a backward branch to the branch."""
         at = {instruction.address_bytes: place for place, instruction in enumerate(self.instructions)}
         ends = (
             (place, _TARGET.search(each.operands)) for place, each in enumerate(self.instructions) if each.is_branch
@@ -331,14 +329,14 @@ class Listing:
         return min(loops, key=len, default=())
 
     def text(self) -> str:
-        """Write the listing, one instruction a line, for reading."""
+        """Return the listing as text, one instruction per line."""
         return "".join(_line(instruction) for instruction in self.instructions)
 
 
 def find_nvdisasm(folders: Sequence[Path] = ()) -> Path:
-    """Find nvdisasm in the installed wheel, else in `folders` (those of PATH, CUDA's bin), in that order.
+    """Find nvdisasm in the installed wheel, else in `folders`.
 
-    Raises: HgemmError, saying what to install, where there is none.
+    Raises: HgemmError that says what to install.
     """
     package = importlib.util.find_spec("nvidia")
     roots = package.submodule_search_locations if package and package.submodule_search_locations else ()
@@ -351,15 +349,17 @@ def find_nvdisasm(folders: Sequence[Path] = ()) -> Path:
 
 
 def disassemble(codes: Sequence[Code], nvdisasm: Path | None = None) -> list[Listing]:
-    """Disassemble kernels, in the order given, with one process an architecture, all at once.
+    """Disassemble kernels. One process runs per architecture, all in parallel. The order is kept.
 
-    Raises: HgemmError where nvdisasm is missing, fails, or meets what is no instruction (with kernel and address).
+    Raises: HgemmError if nvdisasm is missing or fails, or finds an invalid instruction (kernel and address are named).
     """
     listings: dict[int, Listing] = {}
     batches: dict[str, list[int]] = {}
     for index, code in enumerate(codes):
         if len(code.text) % INSTRUCTION_BYTES:
-            raise HgemmError(f"code {index} of {code.arch} has {len(code.text)} B: not whole instructions of 16 B")
+            raise HgemmError(
+                f"code {index} of {code.arch} has {len(code.text)} B, which is no multiple of the 16 B of an instruction"
+            )
         batches.setdefault(code.arch, []).append(index)
     images = {arch: b"".join(codes[index].text for index in indices) for arch, indices in batches.items()}
     outputs = _run({arch: image for arch, image in images.items() if image}, nvdisasm)
@@ -370,7 +370,7 @@ def disassemble(codes: Sequence[Code], nvdisasm: Path | None = None) -> list[Lis
 
 
 def _run(images: dict[str, bytes], nvdisasm: Path | None) -> dict[str, tuple[str, str]]:
-    """Return what nvdisasm wrote and complained of for each architecture's image."""
+    """Return the output and the errors of nvdisasm for each architecture."""
     if not images:
         return {}
     program = nvdisasm or find_nvdisasm()
@@ -400,7 +400,7 @@ def _start(program: Path, arch: str, image: bytes, folder: Path) -> subprocess.P
 
 
 def _split(arch: str, sizes: dict[int, int], out: str, err: str) -> dict[int, Listing]:
-    """Give each kernel its part of an architecture's listing, with addresses from 0."""
+    """Split the listing of an architecture into kernels. Addresses start at 0."""
     _refuse_bad_code(arch, sizes, err)
     found = _instructions(out)
     base_bytes, listings = 0, {}
@@ -416,7 +416,7 @@ def _split(arch: str, sizes: dict[int, int], out: str, err: str) -> dict[int, Li
 
 
 def _refuse_bad_code(arch: str, sizes: dict[int, int], err: str) -> None:
-    """Name the kernel in which nvdisasm met what it does not know."""
+    """Raise an error that names the kernel with an unknown instruction."""
     bad = _BAD_ADDRESS.search(err)
     offset = int(bad[1], 16) if bad else 0
     for index, size_bytes in sizes.items() if bad else ():
@@ -431,7 +431,7 @@ def _instructions(out: str) -> Iterator[Instruction]:
 
 
 def _moved(instruction: Instruction, base_bytes: int) -> Instruction:
-    """Take the place in the image off an instruction's address and off the address that it jumps to."""
+    """Subtract the kernel's offset from the address of an instruction and from its jump target."""
     if not base_bytes:
         return instruction
     operands = instruction.operands
@@ -446,14 +446,14 @@ def _line(instruction: Instruction) -> str:
     return f"{text.rstrip()} ;\n"
 
 
-# ==== How many CTAs of a kernel one SM holds, and what stops the next one ====
+# ---- Occupancy ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """CTAs and warps resident on one SM; `fraction` is of the warps that it could hold; `limiter` stops the next CTA.
+    """CTAs and warps resident on one SM. `fraction` is their part of the maximum; `limiter` prevents another CTA.
 
-    A kernel that cannot be launched at all has 0 CTAs.
+    A kernel that cannot be launched has 0 CTAs.
     """
 
     ctas_per_sm: int
@@ -463,10 +463,10 @@ class Occupancy:
 
 
 def occupancy(limits: ArchLimits, threads: int, registers: int, smem_bytes: int) -> Occupancy:
-    """Work out the residency of a kernel with these threads a CTA, registers a thread and shared memory a CTA.
+    """Return the occupancy of a kernel.
 
-    Units: `smem_bytes` is static and dynamic shared memory together, without the system's own.
-    Source: `cuda_occupancy.h` 13.0, cudaOccMaxActiveBlocksPerMultiprocessor, the oracle of tests/test_arch.py.
+    Units: `threads` per CTA, `registers` per thread. `smem_bytes` is static and dynamic shared memory, without the reserved part.
+    Source: `cuda_occupancy.h` 13.0, cudaOccMaxActiveBlocksPerMultiprocessor, which tests/test_arch.py compares with.
     """
     warps = -(-threads // limits.warp_threads)
     ctas_by = {
@@ -481,7 +481,7 @@ def occupancy(limits: ArchLimits, threads: int, registers: int, smem_bytes: int)
 
 
 def _ctas_by_registers(limits: ArchLimits, warps: int, registers: int) -> int:
-    """Count CTAs by registers: given out warp by warp, in units, from one partition of the SM each."""
+    """Return the CTAs that the registers allow. Each warp gets whole allocation units of one partition of the SM."""
     registers_per_warp = _round_up(max(registers, 1) * limits.warp_threads, limits.register_unit)
     checked_at_launch = registers_per_warp * _round_up(warps, limits.sm_partitions)
     if registers > limits.max_registers_per_thread or checked_at_launch > limits.registers_per_cta:
@@ -501,15 +501,14 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-# ==== Hold a compiled kernel against what the plan said of it, with both figures in every complaint ====
-
+# ---- Inspection: the compiled kernel against the plan ---------------------------------------------------------------
 
 _LOCAL = ("LDL", "STL")
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel, what is expected of it, and the log that ptxas left (its `-v` report, where there is one)."""
+    """A compiled kernel, what the plan expects of it, and the log of ptxas."""
 
     cubin: bytes
     symbol: str
@@ -519,7 +518,7 @@ class Binary:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes: registers a thread, stack bytes a thread, shared memory a CTA, and the CTAs an SM holds."""
+    """The resources of a kernel: registers and stack bytes per thread, shared memory per CTA, CTAs per SM."""
 
     registers: int
     spill_bytes: int
@@ -532,7 +531,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The outcome: figures for the record, and one line for each thing that is not as planned."""
+    """The outcome: numbers for the record, and one line for each violation of the plan."""
 
     resources: Resources
     sass: dict[str, int]
@@ -547,50 +546,50 @@ def inspect(binary: Binary, nvdisasm: Path | None = None) -> Inspection:
 
 
 def inspect_all(binaries: Sequence[Binary], nvdisasm: Path | None = None) -> list[Inspection]:
-    """Inspect kernels, in the order given, with one disassembly for each architecture.
+    """Inspect kernels with one disassembly per architecture. The order is kept.
 
-    Raises: HgemmError where a cubin cannot be read or nvdisasm cannot be run.
+    Raises: HgemmError if a cubin cannot be read or nvdisasm cannot be run.
     """
-    traits = [read_cubin(binary.cubin, binary.symbol) for binary in binaries]
-    codes = [Code(binary.expectation.arch, fact.text) for binary, fact in zip(binaries, traits)]
+    cubins = [read_cubin(binary.cubin, binary.symbol) for binary in binaries]
+    codes = [Code(binary.expectation.arch, cubin.text) for binary, cubin in zip(binaries, cubins)]
     listings = disassemble(codes, nvdisasm)
-    return [_judge(*pair) for pair in zip(binaries, traits, listings)]
+    return [_judge(*pair) for pair in zip(binaries, cubins, listings)]
 
 
-def _judge(binary: Binary, traits: CubinFacts, listing: Listing) -> Inspection:
+def _judge(binary: Binary, cubin: CubinInfo, listing: Listing) -> Inspection:
     expected, arch = binary.expectation, ARCHS[binary.expectation.arch]
     report = parse_ptxas_log(binary.ptxas_log).get(binary.symbol)
     counts = listing.counts()
-    resources = _resources(expected, arch, traits, report, listing)
+    resources = _resources(expected, arch, cubin, report, listing)
     spacing = _store_spacing(listing, expected.mma_opcode) if expected.store_spacing else None
     violations = (
-        *_contract(expected, arch, traits),
+        *_contract(expected, arch, cubin),
         *_launch(expected, arch, resources),
         *_local_memory(expected, resources, counts),
         *_same_build(report, resources, listing),
         *_tensor_instructions(expected, counts, listing.opcode_counts()),
         *_stores_apart(expected, spacing),
-        *(f"{name} missing: the plan needs it" for name in expected.required if not counts.get(name)),
+        *(f"{name} is missing: the plan requires it" for name in expected.required if not counts.get(name)),
         *(f"{name} {counts[name]}, the plan allows 0" for name in _forbidden(expected) if counts.get(name)),
         *(f"ptxas warns: {line}" for line in ptxas_warnings(binary.ptxas_log)),
     )
-    return Inspection(resources, counts, traits.code_bytes, spacing, violations)
+    return Inspection(resources, counts, cubin.code_bytes, spacing, violations)
 
 
 def _forbidden(expected: Expectation) -> list[str]:
-    """What else than local memory, which `_local_memory` judges, must not be there."""
+    """The forbidden mnemonics besides those of local memory, which `_local_memory` checks."""
     return [name for name in expected.forbidden if name not in _LOCAL]
 
 
 def _resources(
-    expected: Expectation, arch: Arch, traits: CubinFacts, report: PtxasReport | None, listing: Listing
+    expected: Expectation, arch: Arch, cubin: CubinInfo, report: PtxasReport | None, listing: Listing
 ) -> Resources:
-    smem_bytes = traits.static_smem_bytes + expected.smem_bytes
-    residency = occupancy(arch.limits, expected.threads, traits.registers, smem_bytes)
+    smem_bytes = cubin.static_smem_bytes + expected.smem_bytes
+    residency = occupancy(arch.limits, expected.threads, cubin.registers, smem_bytes)
     return Resources(
-        registers=traits.registers,
+        registers=cubin.registers,
         spill_bytes=report.spill_bytes if report else sum(map(listing.bytes_moved, _LOCAL)),
-        stack_bytes=traits.stack_bytes,
+        stack_bytes=cubin.stack_bytes,
         smem_bytes=smem_bytes,
         ctas_per_sm=residency.ctas_per_sm,
         warps_per_sm=residency.warps_per_sm,
@@ -598,17 +597,17 @@ def _resources(
     )
 
 
-def _contract(expected: Expectation, arch: Arch, traits: CubinFacts) -> list[str]:
-    """Compare the numbers that host and kernel must agree on."""
+def _contract(expected: Expectation, arch: Arch, cubin: CubinInfo) -> list[str]:
+    """Compare the numbers that the host and the kernel must agree on."""
     pairs = {
-        "arch number": (traits.arch_number, arch.number),
-        "threads a CTA": (traits.max_threads, expected.threads),
-        "static smem bytes": (traits.static_smem_bytes, expected.static_smem_bytes),
-        "parameter bytes": (traits.param_bytes, expected.param_bytes),
+        "arch number": (cubin.arch_number, arch.number),
+        "threads a CTA": (cubin.max_threads, expected.threads),
+        "static smem bytes": (cubin.static_smem_bytes, expected.static_smem_bytes),
+        "parameter bytes": (cubin.param_bytes, expected.param_bytes),
     }
     lines = [f"{what} {found}, the plan says {said}" for what, (found, said) in pairs.items() if found != said]
-    if traits.global_bytes > expected.global_bytes:
-        lines.append(f"device variables {traits.global_bytes} B, the plan allows {expected.global_bytes} B")
+    if cubin.global_bytes > expected.global_bytes:
+        lines.append(f"device variables {cubin.global_bytes} B, the plan allows {expected.global_bytes} B")
     return lines
 
 
@@ -625,7 +624,7 @@ def _launch(expected: Expectation, arch: Arch, resources: Resources) -> list[str
 
 
 def _local_memory(expected: Expectation, resources: Resources, counts: dict[str, int]) -> list[str]:
-    """Complain of spills and of arrays that do not live in registers."""
+    """Report spills, and arrays that are not in registers."""
     loads, stores = (counts.get(name, 0) for name in _LOCAL)
     if expected.allow_spills or not (loads or stores or resources.spill_bytes or resources.stack_bytes):
         return []
@@ -635,16 +634,20 @@ def _local_memory(expected: Expectation, resources: Resources, counts: dict[str,
 
 
 def _same_build(report: PtxasReport | None, resources: Resources, listing: Listing) -> list[str]:
-    """Compare ptxas's report, where there is one, with the code, in which arrays may add to the spills' bytes."""
+    """Compare the report of ptxas with the code. Arrays in local memory can add to the spilled bytes."""
     if report is None:
         return []
     lines = []
     if report.registers != resources.registers:
-        lines.append(f"ptxas reports {report.registers} registers, the cubin {resources.registers}: not one build")
+        lines.append(
+            f"ptxas reports {report.registers} registers, the cubin {resources.registers}: they are of different builds"
+        )
     for name, told in (("LDL", report.spill_load_bytes), ("STL", report.spill_store_bytes)):
         found = listing.bytes_moved(name)
         if found < told:
-            lines.append(f"ptxas reports {told} B of spilling {name}, the code has {found} B: not one build")
+            lines.append(
+                f"ptxas reports {told} B of spilling {name}, the code has {found} B: they are of different builds"
+            )
     return lines
 
 
@@ -656,7 +659,9 @@ def _tensor_instructions(expected: Expectation, counts: dict[str, int], opcodes:
         unrolled = wanted and found > wanted and found % wanted == 0
         cause = "the k loop was unrolled" if unrolled else "atoms are missing or repeated"
         times = f", at most {copies} of them in the code" if copies > 1 else ""
-        lines.append(f"{mnemonic} {found}, theory says {wanted} a k-tile ({expected.mma_theory}){times}: {cause}")
+        lines.append(
+            f"{mnemonic} {found}, the plan expects {wanted} per k-tile ({expected.mma_theory}){times}: {cause}"
+        )
     others = [name for name in opcodes if name.partition(".")[0] == mnemonic and name != expected.mma_opcode]
     if others:
         lines.append(f"{', '.join(others)} found, the plan says {expected.mma_opcode} only")
@@ -664,9 +669,9 @@ def _tensor_instructions(expected: Expectation, counts: dict[str, int], opcodes:
 
 
 def _store_spacing(listing: Listing, mma_opcode: str) -> int | None:
-    """Return the fewest tensor instructions between two stores to shared memory in the k loop; None where there are no two.
+    """Return the minimum number of tensor instructions between two stores to shared memory in the k loop, or None.
 
-    Counted within one turn of the loop: what parts its last store from the next turn's first is not.
+    It counts within one iteration, not across iterations.
     """
     tensor = mma_opcode.partition(".")[0]
     told = "".join({tensor: "T", "STS": "S"}.get(each.mnemonic, "") for each in listing.loop_of(tensor))
@@ -677,5 +682,5 @@ def _stores_apart(expected: Expectation, found: int | None) -> list[str]:
     if not expected.store_spacing or (found is not None and found >= expected.store_spacing):
         return []
     tensor = expected.mma_opcode.partition(".")[0]
-    told = "no two stores are in the k loop" if found is None else f"{found} {tensor} between two STS in the k loop"
+    told = "the k loop has no two stores" if found is None else f"{found} {tensor} between two STS in the k loop"
     return [f"{told}, the plan says {expected.store_spacing}: ptxas moved them"]

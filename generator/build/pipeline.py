@@ -1,4 +1,4 @@
-"""A compiled and inspected kernel to the document that describes it in a library."""
+"""The pipeline: emit, compile, inspect, check, describe, store. `build` does the stages; `make` adds the library."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from generator.store.library import Library
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
 
 _LOCAL_MEMORY = ("LDL", "STL")
-_NOT_PROVABLE = "the executor runs no module of CuTe DSL: compare it on a device"
+_NOT_PROVABLE = "the executor does not run CuTe DSL modules: verify it on a device"
 
 
 def planned(kernel: Kernel) -> dict[str, Any]:
-    """Return the sections of a record that a plan alone decides."""
+    """Return the sections of a record that follow from the plan alone."""
     plan = kernel.plan
     return {
         "schema": SCHEMA,
@@ -44,7 +44,7 @@ def planned(kernel: Kernel) -> dict[str, Any]:
 
 
 def artefacts_of(kernel: Kernel, compiled: Compiled) -> dict[str, bytes]:
-    """Return the files of a variant beside its record."""
+    """Return the files of a variant, without its record."""
     return {kernel.source_name: kernel.source.encode(), CUBIN_NAME: compiled.cubin, PTX_NAME: compiled.ptx}
 
 
@@ -56,7 +56,7 @@ def document(
     inspection: Inspection,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """Return the record of a variant: what was planned, what it was made from, and what was found in it."""
+    """Return the record of a variant: its plan, its inputs, and the results of inspection."""
     return {
         **planned(kernel),
         "key": key,
@@ -72,13 +72,13 @@ def document(
 
 
 def spills(inspection: Inspection) -> bool:
-    """Tell whether a kernel uses local memory, for spilled registers or for arrays."""
+    """Return whether a kernel uses local memory, for spilled registers or for arrays."""
     resources = inspection.resources
     return bool(resources.spill_bytes or resources.stack_bytes or any(map(inspection.sass.get, _LOCAL_MEMORY)))
 
 
 def _proof(plan: Plan, inspection: Inspection) -> dict[str, Any]:
-    """Return what is proved of a kernel before it runs; bank conflicts are those of one stage."""
+    """Return what inspection shows. `bank_conflicts` counts those of one stage."""
     apart = {} if inspection.store_spacing is None else {"mma_between_stores": inspection.store_spacing}
     unproved = {"unproved": _NOT_PROVABLE} if plan.spec.form == "dsl" else {}
     return {"mma_per_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart, **unproved}
@@ -88,15 +88,12 @@ def _described(content: bytes) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-# ==== Plans to products ====
+# ---- From plans to products: nothing is written ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What variants are made from, and what is let pass.
-
-    Fields: `prover` runs each variant before it is registered, where there is one.
-    """
+    """Options of a build. `prover`, if given, checks each variant before it is registered."""
 
     templates: Path
     allow_spills: bool = False
@@ -104,17 +101,17 @@ class BuildOptions:
 
 
 class Prover(Protocol):
-    """What proves a variant, in `version` of itself, which the proof then has as its `executor`."""
+    """Checks a variant. The proof records `version` as its `executor`."""
 
     version: str
 
     def proof(self, source: str, record: dict[str, Any]) -> dict[str, Any]:
-        """Return what is added to the record's `proof`. Raises ProofError where the variant is not right."""
+        """Return the additions to the `proof` of the record. Raises: ProofError if the variant fails."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kernel's text with everything that its compilation can read, and the content key of all that."""
+    """A kernel's source, every file that its compilation can read, and the content key of both."""
 
     kernel: Kernel
     headers: Headers
@@ -124,10 +121,9 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Product:
-    """What building a variant came to, to be filed: its record and files, or what is wrong with it.
+    """The result of building a variant: its record and files, or an error.
 
-    Fields: `status` is built, proved, spilled or failed; `failure` is the compiler's, on the text `source` of the file
-    `source_name`.
+    Fields: `status` is built, proved, spilled or failed. `failure` is the error of the compiler for `source`.
     """
 
     symbol: str
@@ -143,7 +139,7 @@ class Product:
 
 @dataclass(frozen=True)
 class _Built:
-    """A compiled kernel on its way to inspection; `place` is that of its plan."""
+    """A compiled kernel before inspection. `place` is the index of its plan."""
 
     place: int
     prepared: Prepared
@@ -152,7 +148,7 @@ class _Built:
 
 
 def prepare(plan: Plan, templates: Path) -> Prepared:
-    """Emit a plan's kernel, collect the headers that it can reach, and compute the key."""
+    """Emit the kernel of a plan, collect the headers that it can include, and compute the content key."""
     start = time.perf_counter()
     kernel = emit(plan, templates)
     found = headers(kernel.entry_header, templates)
@@ -160,7 +156,7 @@ def prepare(plan: Plan, templates: Path) -> Prepared:
 
 
 def build(plans: Sequence[Plan], options: BuildOptions) -> list[Product]:
-    """Compile plans one after the other, inspect them together, and return what each came to; nothing is written."""
+    """Compile plans one by one, inspect the kernels together, and return a product per plan."""
     products: dict[int, Product] = {}
     compiled: list[_Built] = []
     for place, plan in enumerate(plans):
@@ -192,12 +188,12 @@ def build(plans: Sequence[Plan], options: BuildOptions) -> list[Product]:
 
 
 def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prover: Prover | None) -> Product:
-    """Judge a compiled kernel, prove it where that is asked for, and describe it."""
+    """Check a compiled kernel against its plan, run the prover if any, and write the record."""
     prepared, symbol = built.prepared, built.prepared.kernel.symbol
     seconds = {"emit": prepared.seconds, "compile": built.seconds, "inspect": inspect_seconds}
     total = sum(seconds.values())
     if inspection.violations:
-        error = f"{symbol} is not as planned and is not registered: {'; '.join(inspection.violations)}"
+        error = f"{symbol} differs from its plan and is not registered: {'; '.join(inspection.violations)}"
         return Product(symbol, "failed", total, error=error)
     data = document(prepared.kernel, prepared.headers, prepared.key, built.compiled, inspection, seconds)
     began = time.perf_counter()
@@ -205,22 +201,21 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
         if prover:
             data["proof"] |= prover.proof(prepared.kernel.source, data)
     except ProofError as error:
-        told = f"{symbol} is not proved and is not registered: {error}"
+        told = f"{symbol} fails its check and is not registered: {error}"
         return Product(symbol, "failed", total + time.perf_counter() - began, error=told)
     status = "spilled" if spills(inspection) else "proved" if prover else "built"
     files = artefacts_of(prepared.kernel, built.compiled)
     return Product(symbol, status, total + time.perf_counter() - began, data, files)
 
 
-# ==== The stages joined with a library ====
-
+# ---- With a library: take what it has, build and store the rest -----------------------------------------------------
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where variants are filed, whether also those that are there already, and the fields of the recipe."""
+    """The library, whether to rebuild present variants (`force`), and the fields of BuildOptions."""
 
     library: Library
     templates: Path
@@ -235,9 +230,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one variant: `status` is built, proved, cached, spilled or failed, and `record` is None where it failed.
+    """The outcome of one variant. `status` is built, proved, cached, spilled or failed; a failed one has no record.
 
-    Units: `seconds` is the time that it took in this run.
+    Units: `seconds` in this run.
     """
 
     symbol: str
@@ -248,20 +243,20 @@ class Outcome:
 
 
 class WorkerPool(Protocol):
-    """What builds variants elsewhere, and has no part in the library."""
+    """Builds variants elsewhere. It does not access the library."""
 
     def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
-        """Yield (place, what became of it) of each plan, once, as they come."""
+        """Yield (place, product or Lost) once per plan, as results arrive."""
 
 
 def make(
     plans: Sequence[Plan], settings: Settings, processes: int, worker_pool: WorkerPool | None = None
 ) -> Iterator[tuple[int, Outcome]]:
-    """Yield (place, outcome) of each legal plan as it comes: first what the library has, then what is built.
+    """Yield (place, outcome) of each legal plan as it arrives: first the cached variants, then the built ones.
 
-    It is built by a crew where there is one, else by so many worker processes, of which each may die. Where there are to be
-    none, or one plan is left, this process builds: sooner, and whatever ends a compiler ends it.
-    Raises: HgemmError where no variant can be built: a missing compiler, a folder that cannot be written.
+    `worker_pool` builds if given, else `processes` worker processes; a crash of a compiler then costs one kernel. With no
+    processes, or one plan, this process builds. That is faster, but a crash of a compiler ends it.
+    Raises: HgemmError if nothing can be built: a missing compiler, or a folder that cannot be written.
     """
     misses: list[int] = []
     for place, plan in enumerate(plans):
@@ -285,9 +280,9 @@ def make(
 
 
 def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING) -> Outcome | None:
-    """Return the variant where the library has it, sound and from the same inputs; else None.
+    """Return the variant if the library has it, sound and from the same inputs; else None.
 
-    One that spills counts only where that is allowed. A damaged one is logged at `level`.
+    One that spills counts only if spills are allowed. A damaged one is logged at `level`.
     """
     start, symbol = time.perf_counter(), prepared.kernel.symbol
     if settings.force:
@@ -295,7 +290,7 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     try:
         variant = settings.library.get(symbol)
     except LibraryError as error:
-        _LOG.log(level, "%s is built again: %s", symbol, str(error).rpartition(": ")[0])
+        _LOG.log(level, "rebuilding %s: %s", symbol, str(error).rpartition(": ")[0])
         return None
     if variant is None or variant.record.key != prepared.key:
         return None
@@ -311,10 +306,10 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
 
 
 def build_and_file(plans: Sequence[Plan], settings: Settings) -> list[Outcome]:
-    """Build what the library has not, file it there, and return the outcome of each plan."""
+    """Build and store what the library does not have. Return the outcome of each plan."""
     outcomes: dict[int, Outcome] = {}
     for place, plan in enumerate(plans):
-        found = cached(prepare(plan, settings.templates), settings, logging.DEBUG)  # built meanwhile by another process
+        found = cached(prepare(plan, settings.templates), settings, logging.DEBUG)  # another process may have built it
         if found:
             outcomes[place] = found
     missing = [place for place in range(len(plans)) if place not in outcomes]
@@ -324,9 +319,9 @@ def build_and_file(plans: Sequence[Plan], settings: Settings) -> list[Outcome]:
 
 
 def filed(product: Product, library: Library) -> Outcome:
-    """Publish what was built, or keep what a compiler refused, and return the outcome.
+    """Store a product, or keep the source and log of a failed compilation. Return the outcome.
 
-    Raises: LibraryError where the folder cannot be written, or a record does not describe its files.
+    Raises: LibraryError if the folder cannot be written, or a record does not describe its files.
     """
     if product.record is None:
         error = product.error
@@ -339,14 +334,14 @@ def filed(product: Product, library: Library) -> Outcome:
 
 
 def _in_this_process(plans: Sequence[Plan], settings: Settings) -> Iterator[tuple[int, Outcome]]:
-    """Build plans here: another process would take 0.2 s to load what is loaded already."""
+    """Build plans in this process. A new process takes 0.2 s to start."""
     for start in range(0, len(plans), MAX_BATCH):
         yield from enumerate(build_and_file(plans[start : start + MAX_BATCH], settings), start)
 
 
 def _in_processes(plans: Sequence[Plan], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
-    """Build plans in worker processes, which file them."""
-    from generator.build.workers import process_pool  # only where there is more than one to build
+    """Build plans in worker processes, which also store them."""
+    from generator.build.workers import process_pool  # needed only for several plans
 
     with process_pool(min(processes, len(plans))) as pool:
         for place, result in run(partial(build_and_file, settings=settings), plans, pool):
@@ -362,11 +357,11 @@ def _filed_as_they_come(
 
 def _lost(plan: Plan, lost: Lost) -> Outcome:
     symbol = symbol_of(plan.spec)
-    return Outcome(symbol, "failed", error=f"{symbol} is not built: its worker {lost.cause}")
+    return Outcome(symbol, "failed", error=f"{symbol} was not built: its worker {lost.cause}")
 
 
 def _require_writable(folder: Path) -> None:
-    """Raises: LibraryError where nothing can be written to `folder`, before anything is compiled in vain."""
+    """Raises: LibraryError if `folder` cannot be written. This check comes before any compilation."""
     with disk_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / temporary_name()

@@ -1,4 +1,4 @@
-"""The installed compilers and headers: which they are, and the text of every header that a kernel can reach."""
+"""The installed compilers and headers: their versions, and the text of every header that a kernel can include."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from generator.errors import HgemmError
 INSTALL = "run 'make setup', or 'pip install .' in this project's folder"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _MACRO_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+CUDA_STD_HEADER\((\w+)\)", re.MULTILINE)
-"""How CUTLASS includes what CUDA 13 has below `cccl/`."""
+"""How CUTLASS includes headers that CUDA 13 has in `cccl/`."""
 _WHOLE_CUTE = "/cute_"
-"""In the names of headers that need all of CuTe, and none of what stands in for it."""
+"""Part of the name of each header that needs all of CuTe, and not our replacements in templates/cute_lean."""
 OWN_HEADERS = ("common/", "mma_sync/", "mma_sync_tma/", "wgmma/")
-"""Folders of the templates whose headers kernels are made of: one a family, and what families share."""
+"""The folders of kernel headers: one per family, and common."""
 
 
 def in_whole_cute(header: str) -> bool:
-    """Tell whether a header needs all of CuTe."""
+    """Return whether a header needs all of CuTe."""
     return _WHOLE_CUTE in header
 
 
 @dataclass(frozen=True)
 class Header:
-    """A header by the name that it is included by, with its text and the hash of it."""
+    """A header: the name in `#include`, its text and its hash."""
 
     name: str
     text: bytes
@@ -38,7 +38,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Headers:
-    """Every file that a kernel can include, found from `root`; nothing else is given to the compiler."""
+    """Every file that a kernel can include, starting from `root`. The compiler sees no other file."""
 
     root: str
     files: tuple[Header, ...]
@@ -48,9 +48,9 @@ class Headers:
 
 
 def templates_folder() -> Path:
-    """Return the folder of the templates: beside the package when installed, else the checkout's.
+    """Return the templates folder: in the installed package, or in the checkout.
 
-    Raises: HgemmError where neither is there.
+    Raises: HgemmError if there is neither.
     """
     here = Path(__file__).resolve().parents[1]
     for folder in (here / "templates", here.parent / "templates"):
@@ -60,17 +60,17 @@ def templates_folder() -> Path:
 
 
 def cutlass_include() -> Path:
-    """Return CUTLASS's include folder, from the wheel nvidia-cutlass. Raises: HgemmError where it is not installed."""
+    """Return CUTLASS's include folder, from the wheel nvidia-cutlass. Raises: HgemmError if it is not installed."""
     return _folder_in("cutlass_library", "source/include", "cutlass/version.h", "nvidia-cutlass")
 
 
 def cuda_include() -> Path:
-    """Return the CUDA runtime's include folder, from its wheel. Raises: HgemmError where it is not installed."""
+    """Return the CUDA runtime's include folder, from its wheel. Raises: HgemmError if it is not installed."""
     return _folder_in("nvidia", "cu13/include", "cuda_fp16.h", "nvidia-cuda-runtime 13.0")
 
 
 def _folder_in(module: str, folder: str, file: str, wheel: str) -> Path:
-    """Find the folder with `file` in a package, which may lie in several places as `nvidia` does."""
+    """Find the folder with `file` in a package. A namespace package such as `nvidia` has several locations."""
     spec = find_spec(module)
     for location in (spec.submodule_search_locations if spec else None) or ():
         if (Path(location) / folder / file).is_file():
@@ -80,12 +80,11 @@ def _folder_in(module: str, folder: str, file: str, wheel: str) -> Path:
 
 @cache
 def headers(root: str, templates: Path) -> Headers:
-    """Collect the headers that `root` can reach, by following every include, taken or not.
+    """Collect every header that `root` can include, directly or not. Preprocessor conditions are ignored.
 
     The headers of templates/cute_lean come before CUTLASS's and stand in for the genuine CuTe configuration headers, but not where
     a kernel is written in all of CuTe.
-    Includes that are nowhere (the host's standard library, behind the preprocessor) are left to the compiler. Without a root
-    there are no headers.
+    Includes that no folder has (the host's standard library) are left to the compiler. An empty root has no headers.
     """
     if not root:
         return Headers(root, ())
@@ -107,14 +106,14 @@ def headers(root: str, templates: Path) -> Headers:
 
 
 def _resolve(included: str, includer: str, folders: list[Path]) -> str:
-    """Name an include relative to a folder, whether it was written so or relative to the includer."""
+    """Return the name of an include relative to a folder. It may be written relative to the including file."""
     beside = (Path(includer).parent / included).as_posix()
     return beside if any((folder / beside).is_file() for folder in folders) else included
 
 
 @cache
 def version_of(wheel: str) -> str:
-    """Return an installed wheel's version. Raises: HgemmError where it is not installed."""
+    """Return an installed wheel's version. Raises: HgemmError if it is not installed."""
     try:
         return metadata.version(wheel)
     except metadata.PackageNotFoundError as missing:

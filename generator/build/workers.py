@@ -1,4 +1,4 @@
-"""The cores of this machine that are ours."""
+"""Worker processes: batches of work, and a pool in which a killed process loses only its own task."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from typing import Any
 
 
 def cores() -> int:
-    """Return how many processes this one may keep busy."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# ==== Work in batches by any executor of `concurrent.futures` ====
-
+# ---- Batches on any executor of `concurrent.futures` ----------------------------------------------------------------
 
 MAX_BATCH = 8
 _AHEAD = 2
@@ -35,16 +34,16 @@ _CHECK_S = 1.0
 
 @dataclass(frozen=True)
 class Lost:
-    """The result of an item over which a worker died that had nothing else, while no other worker had anything."""
+    """The result of an item whose worker died while it ran alone."""
 
     cause: str
 
 
 @dataclass(frozen=True)
 class Pool:
-    """An executor, and what must be known of it.
+    """An executor and its limits.
 
-    Fields: `width` says how many tasks it does at a time, `check` raises where it can do no more, and `death` says how a
+    Fields: `width` is the number of parallel tasks; `check` raises if the executor can run no more; `death` says how a
         worker died, where that is what an exception of a future means; any other exception ends the run.
     """
 
@@ -55,7 +54,7 @@ class Pool:
 
 
 def run(task: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any], pool: Pool) -> Iterator[tuple[int, Any]]:
-    """Do `task` on batches of the items; yield (place, its result or Lost) as they come, for each item once.
+    """Run `task` on batches of items. Yield (place, result or Lost) once per item, as results arrive.
 
     Only a few batches more than there are workers are under way, so that memory does not grow with the items. What a worker
     died over is done again, each item by itself, and then alone: so one that memory ran out for has all of it in the end,
@@ -100,24 +99,23 @@ def run(task: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any], po
 
 
 def _batches(count: int, width: int) -> list[list[int]]:
-    """Cut the places into runs: long ones share an inspection, short ones keep the last of several workers from being alone."""
+    """Split the places into batches. Long batches share an inspection; short ones keep all workers busy until the end."""
     share = count // (2 * width) if width > 1 else count
     size = max(1, min(MAX_BATCH, share))
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
-# ==== An executor of processes of this machine, of which any may be killed: only the task that it was at fails ====
-
+# ---- A pool of processes on this machine -----------------------------------------------------------------------------
 
 _STOP_SECONDS = 1.0
 
 
 class WorkerLost(Exception):
-    """The process that was at a task died; the text says how."""
+    """The process of a task died. The text says how."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception that a worker raised, as text."""
+    """The traceback of an exception in a worker, as text."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class _Worker:
     connection: Connection
 
     def do(self, task: Callable[[], Any]) -> Any:
-        """Have a task done. Raises: WorkerLost where the process dies; what the task raises, from a RemoteTraceback."""
+        """Run a task. Raises: WorkerLost if the process dies; the exception of the task, from a RemoteTraceback."""
         try:
             self.connection.send(task)
             raised, result, told = self.connection.recv()
@@ -139,9 +137,9 @@ class _Worker:
 
 
 class Processes(Executor):
-    """Up to so many processes, each started when there is work for it; `shutdown` with cancel_futures ends them at once.
+    """A pool of processes that start when there is work. `shutdown` with cancel_futures ends them at once.
 
-    A thread for each waits for its answers. Tasks and results are pickled.
+    A thread per process waits for its results. Tasks and results are pickled.
     """
 
     def __init__(self, count: int) -> None:
@@ -185,7 +183,7 @@ class Processes(Executor):
     def _taken(self) -> _Worker:
         with self._lock:
             if self._ended:
-                raise RuntimeError("the processes have been ended")
+                raise RuntimeError("the pool has been shut down")
             if self._idle:
                 return self._idle.pop()
             worker = _start()
@@ -195,7 +193,7 @@ class Processes(Executor):
 
 @contextmanager
 def process_pool(count: int) -> Iterator[Pool]:
-    """Yield a pool of up to so many processes, which are ended with it."""
+    """Yield a pool of processes, and end them afterwards."""
     executor = Processes(count)
     try:
         yield Pool(executor, lambda: count, lambda: None, _cause_of_death)
@@ -223,9 +221,9 @@ def _cause(exit_code: int) -> str:
 
 
 def _serve(connection: Connection) -> None:
-    """Do tasks until the other end closes.
+    """Run tasks until the connection closes.
 
-    Ctrl-C is the parent's to answer; SIGTERM unwinds, so that temporary files are removed.
+    The parent handles Ctrl-C. SIGTERM raises, so that temporary files are removed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -238,11 +236,11 @@ def _serve(connection: Connection) -> None:
                 answer = (True, _portable(error), traceback.format_exc())
             connection.send(answer)
     except (EOFError, OSError):
-        return  # the parent has ended, or needs nothing more
+        return  # the parent has ended or closed the connection
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an exception that can be sent to the parent."""
+    """Return an exception that can be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
         return error
