@@ -269,9 +269,9 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line(daemons: Daemons, tmp_pa
     ("words", "told"),
     [
         (["--executor", "dask"], "--executor dask needs the scheduler's address: add --address tcp://host:8786"),
-        (["--address", "tcp://host:1"], "--address names a cluster's scheduler: add --executor dask, or leave it out"),
+        (["--address", "tcp://host:1"], "--address needs --executor dask"),
         (["--executor", "dask", "--address", "host:1"], "--address host:1 is malformed: write tcp://host:port"),
-        (["--executor", "dask", "--address", "tcp://host:1", "-j", "2"], "a cluster has its own workers: leave -j out"),
+        (["--executor", "dask", "--address", "tcp://host:1", "-j", "2"], "-j does not apply to --executor dask"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
