@@ -22,6 +22,7 @@ from generator.errors import RequestError
 from generator.families.base import Plan
 from generator.ladders.recipes import find, load_recipes
 from generator.naming import symbol_of
+from generator.planner import require_implemented
 from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
@@ -44,6 +45,8 @@ def run(options: dict[str, Any]) -> int:
             raise RequestError("--explain shows every combination: remove --shard")
         return print_explanations(asked, options["as_json"])
     asked.refuse_empty()
+    for plan in asked.plans:
+        require_implemented(plan)
     if options["verify"]:
         _refuse_unprovable(asked)
     note_hints(asked)
