@@ -11,10 +11,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "generator" / "families" / "base.py").exists(), reason="families have no registry yet: nothing to add to"
-)
-
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:

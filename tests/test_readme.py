@@ -101,6 +101,17 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @every_page
+def test_named_files_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    places = "generator|hgemm|templates|tests|benchmarks|docs|examples|emitted"
+    paths = re.findall(rf"`((?:{places})/[\w./-]*)`|python ((?:docs|benchmarks|tests)/[\w./]+\.py)", text)
+    modules = re.findall(r"python -m ((?:generator|benchmarks)\.[\w.]*\w)", text)
+    named = {*map("".join, paths), *(module.replace(".", "/") + ".py" for module in modules)}
+    packages = {name for name in named if (ROOT / name.removesuffix(".py")).is_dir()}
+    assert not [name for name in named - packages if "NAME" not in name and not (ROOT / name).exists()]
+
+
+@every_page
 def test_targets_of_make_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = re.findall(r"(?:^    |^\$ |`)make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
