@@ -69,7 +69,7 @@ def _layout_numbers(plan: Plan) -> dict[str, Any]:
 
 
 def model_of(plan: Plan, question: Question) -> dict[str, Any]:
-    """Return the predictions of the cost model for a plan. If the model lacks a number, `missing` tells which.
+    """Return the predictions of the cost model for a plan. If the model lacks a number, `missing` names it.
 
     Raises: RequestError if the named device is unknown, or does not run the kernel.
     """

@@ -38,7 +38,7 @@ _SELECT_HELP = """Print the variant that a library selects for a problem. Export
 Operands are assumed dense. For example, rows of 4095 elements have an alignment of 1 element. --align overrides this.
 
 Kernels for the GPU's own architecture are preferred, then machine code for an older one, then PTX. Among these, the column
-"rule" tells how the variant was selected:
+"rule" shows how the variant was selected:
 
 \b
   measured   the fastest variant that `hgemm tune` measured on this problem

@@ -44,8 +44,8 @@ from hgemm.tune.runner import Plan, Supply
 
 _RUN_HELP = """Run a variant on random data, and print its time, rate and largest error.
 
-SYMBOL is a symbol, an alias, or a unique prefix of one. The time is the median of samples from CUDA events. Launches follow one
-another, with operands in cache. All of D is checked against a float64 reference; if D is large, some rows are. The limit is the
+SYMBOL is a symbol or its hash, an alias, or a unique prefix. The time is the median of samples from CUDA events. Launches follow
+one another, with operands in cache. All of D is checked against a float64 reference; if D is large, some rows are. The limit is the
 error that the variant's arithmetic allows.
 
 \b
@@ -149,7 +149,7 @@ written, and that two runs give the same bits.
 adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of uninitialized
 memory, and counts bank conflicts. The proof is stored in the variant's record.
 
-SYMBOLS are symbols, aliases, prefixes or globs. Without SYMBOLS, the filters select. The default shapes derive from each
+SYMBOLS are symbols, hashes, aliases, prefixes or globs. Without SYMBOLS, the filters select. The default shapes derive from each
 variant's tile: whole, ragged, tiny, batched, and with padded rows. Variants that the GPU cannot run are skipped and listed.
 
 Exit status 1: a variant failed, or none passed.
@@ -255,8 +255,8 @@ def _emulated(
 
 _BENCH_HELP = """Measure variants beside cuBLASLt, and print rates and paired ratios.
 
-SYMBOLS are symbols, aliases, prefixes or globs. Without SYMBOLS, the filters select. Each problem is measured with the variants
-of its layout and types:
+SYMBOLS are symbols, hashes, aliases, prefixes or globs. Without SYMBOLS, the filters select. Each problem is measured with the
+variants of its layout and types:
 
 \b
   1. All variants are screened for a few milliseconds each.

@@ -189,7 +189,7 @@ _DRAW_HELP = """Draw the shared memory and the fragments of a variant, as SVG.
 The picture shows the banks of shared memory that hold each operand, before and after the swizzle. It marks the lanes of one
 ldmatrix, or the matrices that wgmma reads. It also shows which lane holds which elements of the tensor instruction.
 
-SYMBOL is a symbol, an alias, a unique prefix of one, or a glob that matches one variant.
+SYMBOL is a symbol or its hash, an alias, a unique prefix, or a glob that matches one variant.
 
 \b
 Examples:

@@ -119,8 +119,8 @@ def _document(lines: Iterable[str]) -> str:
 
 _SHOW_HELP = """Show one variant: its spec, resources, machine code, proof and measurements.
 
-SYMBOL is a symbol, an alias, a unique prefix of one, or a glob such as '*128x128x32*'. The hashes of all files of a variant
-are checked first.
+SYMBOL is a symbol or its hash, an alias, a unique prefix, or a glob such as '*128x128x32*'. The hashes of a variant's files are
+checked first.
 
 \b
 Examples:

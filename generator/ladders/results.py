@@ -184,7 +184,7 @@ def _ladder_text(document: Found, ladder: Found) -> str:
 def _conditions(document: Found, ladder: Found) -> Iterator[str]:
     work, cublas = Work(**ladder["work"]), ladder["published_cublas"]
     yield f"  {work.shape} {work.layout}, {work.dtype_a} in, {work.acc} accumulate, {work.dtype_d} out"
-    theirs = f"  published on {ladder['machine']}" + (f": cuBLAS {cublas:g} TFLOP/s" if cublas else "")
+    published = f"  published on {ladder['machine']}" + (f": cuBLAS {cublas:g} TFLOP/s" if cublas else "")
     if ladder.get("figures"):
         baseline = ladder["figures"].get(ladder["baseline"])
         beside = f": {document['baseline']} {baseline['tflops']:g} TFLOP/s" if baseline else ""
@@ -193,7 +193,7 @@ def _conditions(document: Found, ladder: Found) -> Iterator[str]:
         yield f"  kernels for {ladder['arch']}"
     if ladder["card"]:
         yield f"  predicted: limit in TFLOP/s by the model of {ladder['card']}, without bank conflicts"
-    yield theirs
+    yield published
 
 
 def _legend(columns: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ from hgemm.record import Record
 
 INK, FAINT, GROUND = "#1b1f24", "#d5d9de", "#fefefe"
 """Colours of text and axes, of grid lines, and of the background. A page replaces them by its CSS variables."""
-OURS, THEIRS, QUIET = "#2f7de1", "#e08a2e", "#8a939d"
+OURS, CUBLASLT, QUIET = "#2f7de1", "#e08a2e", "#8a939d"
 SERIES = ("#2f7de1", "#e08a2e", "#2a9d78", "#b3589a", "#8a939d", "#c44e52", "#7a68c9", "#9a8c3c")
 """Colours that colour-blind readers can tell apart, on white and on black."""
 
@@ -118,7 +118,7 @@ class Figure:
 
 # ==== Rates ====
 
-_BASELINES = (("first", QUIET, "s", "cuBLASLt, its first choice"), ("best", THEIRS, "^", "cuBLASLt, its fastest"))
+_BASELINES = (("first", QUIET, "s", "cuBLASLt, its first choice"), ("best", CUBLASLT, "^", "cuBLASLt, its fastest"))
 _HEADROOM, _MARGIN = 1.08, 1.15
 """Factors of the largest rate, and of the smallest and largest size."""
 
@@ -448,12 +448,14 @@ def _marks(axes: Any, known: Sequence[tuple[float, float, Spot]], label: str, co
 
 def _problems(card: Card, spots: Sequence[Spot], points: Sequence[Point], axes: Any) -> None:
     ours = [(_intensity(point), point.tflops(time_us)) for point in points for time_us in point.times_us.values()]
-    theirs = [
+    cublaslt = [
         (_intensity(point), point.tflops(min(point.baseline_us.values()))) for point in points if point.baseline_us
     ]
     axes.plot(*zip(*ours), "o", color=OURS, markersize=3.5, markeredgewidth=0, alpha=0.6, label="variant on a problem")
-    if theirs:
-        axes.plot(*zip(*theirs), "_", color=THEIRS, markersize=7, markeredgewidth=1.4, label="cuBLASLt, its fastest")
+    if cublaslt:
+        axes.plot(
+            *zip(*cublaslt), "_", color=CUBLASLT, markersize=7, markeredgewidth=1.4, label="cuBLASLt, its fastest"
+        )
     peak = max((spot.tensor for spot in spots), default=None)
     _roofs(axes, [x for x, _ in ours], {"DRAM": card.dram_gbytes_per_s * 1e-3}, peak)
     axes.set_xlabel("FLOP per byte of A, B and D")

@@ -75,7 +75,7 @@ def _line(ladder: LadderProblem, found: dict[str, Any]) -> str:
 def measure(ladder: LadderProblem, stand: Stand) -> dict[str, Any]:
     """Time all steps of a ladder and cuBLASLt in the same rounds; each step's numbers are checked before.
 
-    Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
+    Raises: LostDevice if a kernel faults, DeviceError if memory is too small. Other failures are in `refused`.
     """
     kernels = {kernel.traits.symbol: kernel for kernel in ladder.kernels}
     with open_race(ladder.work, stand) as (race, own):
@@ -120,7 +120,7 @@ def _timed(race: Race, ladder: LadderProblem, stand: Stand) -> dict[str, Any]:
 
 
 def _ratio(times: dict[str, list[float]], base: str | None, own: str) -> dict[str, float] | None:
-    """Return how many times as fast one is as another, round by round; None where one was not measured."""
+    """Return the speedup over `base`, round by round; None if one was not measured."""
     return asdict(Ratio.of(times[base], times[own])) if base in times and own in times else None
 
 
