@@ -139,17 +139,17 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--arch", "sm_90"], "sm_90a has kernels of wgmma for the same GPUs: --arch sm_90a"),
-        (["--arch", "sm_90", "--stages", "2,3,4"], "sm_90a has kernels of wgmma for the same GPUs: --arch sm_90a"),
+        (["--arch", "sm_90"], "sm_90a has wgmma kernels for the same GPUs: use --arch sm_90a"),
+        (["--arch", "sm_90", "--stages", "2,3,4"], "sm_90a has wgmma kernels for the same GPUs: use --arch sm_90a"),
         (["--arch", "sm_90", "--mma", "m16n8k16"], ""),
         (["--arch", "sm_90", "--align", "1"], ""),
         (["--arch", "sm_90", "--dtype", "tf32", "--layout", "nt"], ""),
         (["--arch", "90,90a", "--tile", "128x128x64"], ""),
         (
             ["--arch", "90a", "--warp-tile", "64x64"],
-            "warning: --warp-tile asks for mma_sync on sm_90a: leave it out for wgmma",
+            "warning: --warp-tile selects mma_sync on sm_90a: omit it for wgmma",
         ),
-        (["--arch", "90a", "--fragment-stages", "2"], "warning: --fragment-stages asks for mma_sync on sm_90a"),
+        (["--arch", "90a", "--fragment-stages", "2"], "warning: --fragment-stages selects mma_sync on sm_90a"),
         (["--arch", "90a", "--warp-tile", "64x64", "--mma", "m16n8k16"], ""),
         (["--arch", "90a", "--copy", "tma"], ""),
     ],

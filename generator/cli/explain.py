@@ -36,9 +36,9 @@ def note_hints(asked: Sweep) -> None:
 
 
 def hints(asked: Sweep) -> Iterator[str]:
-    """Yield what is slow, and why a request does not get the best family for its GPUs."""
+    """Yield hints about slow builds, and about requests that do not get the best family of their GPUs."""
     if any(candidate.plan.spec.form == "cute" and not candidate.rules for candidate in asked.candidates):
-        yield "form cute takes 15 s a kernel or more, nearly all of it in CuTe's headers"
+        yield "form cute takes 15 s or more for each kernel; CuTe's headers take nearly all of it"
     archs = {candidate.plan.spec.arch for candidate in asked.candidates}
     for candidate in asked.candidates:
         spec, field, request = candidate.plan.spec, deciding_field(candidate.request), candidate.request
@@ -47,7 +47,7 @@ def hints(asked: Sweep) -> Iterator[str]:
             yield f"{objection} on {spec.arch}"
         better = default_family(kin) if kin in ARCHS and kin not in archs else best
         if not field and better is not best and not better.objection(request):
-            yield f"{kin} has kernels of {better.name} for the same GPUs: --arch {kin}"
+            yield f"{kin} has {better.name} kernels for the same GPUs: use --arch {kin}"
         if field not in ("", "mma") and family_of(spec) is not best:
             flag, name = option_of(field).flag, family_of(spec).name
-            yield f"warning: {flag} asks for {name} on {spec.arch}: leave it out for {best.name}, or add --mma {spec.mma}"
+            yield f"warning: {flag} selects {name} on {spec.arch}: omit it for {best.name}, or add --mma {spec.mma}"
