@@ -1,4 +1,4 @@
-"""The architectures that the generator knows, and the limits of each, with the source of every number."""
+"""The supported architectures and their limits, with the source of every number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class ArchLimits:
-    """What one SM, one CTA and one thread of an architecture may take.
+    """Limits of an SM, a CTA and a thread.
 
     Units: names ending in `_bytes` are bytes, registers are 32-bit.
     Source: CUDA Programming Guide 13.x, section 5.1.3, tables 30 (CTAs, warps), 31 (registers, shared memory) and 32
@@ -54,7 +54,7 @@ class Arch:
 
     @property
     def compute(self) -> str:
-        """Name the virtual architecture that NVRTC takes for PTX: `compute_89`."""
+        """Name the virtual architecture of NVRTC: `compute_89`."""
         return f"compute_{self.number}{self.suffix}"
 
     @property
@@ -64,7 +64,7 @@ class Arch:
 
 
 def _limits(smem_kib_per_sm: int, warps_per_sm: int, ctas_per_sm: int) -> ArchLimits:
-    """Fill in what sm_80 and everything after it have in common."""
+    """Return limits with the values that sm_80 and all later architectures share."""
     return ArchLimits(
         registers_per_sm=64 * KIB,
         registers_per_cta=64 * KIB,
@@ -153,7 +153,7 @@ GENERATIONS = {
     "hopper": "sm_90a",
     "blackwell": "sm_100 (B200) or sm_120 (RTX 50)",
 }
-"""What to name for a generation: its first architecture, and of Hopper the one that has wgmma. Only a hint.
+"""Hint for the name of a generation: its first architecture, or the one with wgmma.
 
 Source: the table of compute capabilities at developer.nvidia.com/cuda-gpus.
 """
@@ -163,7 +163,7 @@ _SPELLING = re.compile(r"(?:sm_?|compute_?)?([0-9]{1,3})(?:\.([0-9]))?([a-z]?)",
 def parse_arch(text: str, what: str = "arch") -> str:
     """Turn `sm_90a`, `90a`, `compute_90a` or `9.0a` into the canonical name `sm_90a`; errors call it `what`.
 
-    Raises: RequestError, naming the nearest and all known ones, where no such architecture is known.
+    Raises: RequestError with the nearest and all known names, if the architecture is unknown.
     """
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
@@ -181,11 +181,11 @@ def parse_arch(text: str, what: str = "arch") -> str:
 def parse_arch_list(text: str) -> tuple[str, ...]:
     """Turn `sm_80,89` into canonical names in the order given, each once.
 
-    Raises: RequestError where a name is unknown or the list is empty.
+    Raises: RequestError if a name is unknown or the list is empty.
     """
     names = tuple(dict.fromkeys(parse_arch(word) for word in text.split(",") if word.strip()))
     if not names:
-        raise RequestError(f"arch list {text!r} names nothing: known are {', '.join(ARCHS)}")
+        raise RequestError(f"arch list {text!r} is empty: use {', '.join(ARCHS)}")
     return names
 
 

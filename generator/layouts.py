@@ -1,4 +1,4 @@
-"""Where an operand's elements lie in shared memory, and what a warp's accesses to them cost."""
+"""Layouts of operands in shared memory, and the bank conflicts of a warp's accesses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from generator.spec import Smem
 
 BANK_BYTES = 4
 BANKS = 32
-PIECE_BYTES = 16
-"""A row of an 8x8 matrix of ldmatrix; so many bytes stay together in every placement."""
+VECTOR_BYTES = 16
+"""A row of an 8x8 matrix of ldmatrix. These bytes stay together in every placement."""
 ASYNC_BYTES = 4
-"""The least that cp.async copies. Source: PTX ISA, cp.async, cp-size."""
+"""Minimum size of a cp.async. Source: PTX ISA, cp.async, cp-size."""
 PHASE_BYTES = BANKS * BANK_BYTES
-"""Bytes that shared memory serves at once; wider accesses of a warp are served in phases of so many bytes.
+"""Bytes that shared memory reads or writes at once. Wider accesses of a warp take several phases.
 
 Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later: 32 banks of 4 bytes.
 """
@@ -29,8 +29,8 @@ Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x an
 class OperandTile:
     """One stage of an operand in shared memory.
 
-    Shapes: (rows, columns), columns contiguous: (tile, k) for a K-major operand, (k, tile) for an MN-major one.
-    Units: elements of `element_bytes`; `chunk` is what one copy moves.
+    Shapes: (rows, columns) with contiguous columns. That is (tile, k) if the operand is K-major, (k, tile) if it is MN-major.
+    Units: elements of `element_bytes`. One copy moves `chunk` elements.
     """
 
     k_major: bool
@@ -42,23 +42,23 @@ class OperandTile:
     element_bytes: int = 2
 
     @property
-    def piece(self) -> int:
+    def vector_elements(self) -> int:
         """Elements of 16 bytes."""
-        return PIECE_BYTES // self.element_bytes
+        return VECTOR_BYTES // self.element_bytes
 
     @property
     def by_ldmatrix(self) -> bool:
-        """Whether ldmatrix reads fragments; it transposes elements of 2 bytes only, others each lane loads itself."""
+        """Whether ldmatrix can read the fragments. It transposes elements of 2 bytes only; lanes load others one by one."""
         return self.k_major or self.element_bytes == 2
 
     @property
     def pitch(self) -> int:
-        """Elements from one row to the next, beside the padding after every second row."""
+        """Elements from one row to the next, without the padding after every second row."""
         return self.columns + self.smem.row_pad
 
     @property
     def period(self) -> int:
-        """Elements after which the swizzle repeats: a stage is whole periods, and whole multiples of 128 bytes."""
+        """Elements after which the swizzle repeats. A stage is a multiple of it, and of 128 bytes."""
         bits, base, shift = self.smem.swizzle
         line = PHASE_BYTES // self.element_bytes
         return max(line, 1 << (bits + base + shift)) if bits else line
@@ -68,7 +68,7 @@ class OperandTile:
         return -(-self.linear(self.rows, 0) // self.period) * self.period
 
     def linear(self, row: int, column: int) -> int:
-        """Return the element offset of (row, column) before the swizzle. Those of an even row and of any other add up."""
+        """Return the element offset of (row, column) before the swizzle. Offsets of an even row and of another row add up."""
         return row * self.pitch + row // 2 * self.smem.pair_pad + column
 
     def offset(self, row: int, column: int) -> int:
@@ -82,10 +82,10 @@ def _swizzle(smem: Smem) -> Swizzle:
 
 
 def conflicts(byte_offsets: list[int], width_bytes: int) -> int:
-    """Return the extra passes that a warp's accesses of `width_bytes` at `byte_offsets` take for bank conflicts.
+    """Return the extra passes that bank conflicts cost a warp's accesses of `width_bytes` at `byte_offsets`.
 
-    Lanes of one phase that touch different words of one bank wait for one another. Words that are only touched together are
-    counted as one: those of 16 bytes, where all offsets and the width are multiples of 16.
+    Lanes of one phase that access different words of one bank conflict. Words that are always accessed together count as one,
+    for example 16 bytes if all offsets and the width are multiples of 16.
     """
     lanes = PHASE_BYTES // max(width_bytes, BANK_BYTES)
     step = math.gcd(PHASE_BYTES, width_bytes, *byte_offsets)
@@ -116,18 +116,18 @@ def read_conflicts(tile: OperandTile) -> int:
 
 
 def _reads(tile: OperandTile) -> tuple[int, int, list[int], int]:
-    """Return what shared memory serves at once: its rows and columns, the lanes' places in it, and the bytes of each.
+    """Return what a warp reads in one phase: rows, columns, the lanes' offsets, and the bytes of each.
 
-    That are 8 rows of 16 bytes by ldmatrix, or an element for each lane in 4 rows, which are 4 of k, of 8.
+    ldmatrix reads 8 rows of 16 bytes. Otherwise each lane reads one element, in 4 rows (of k) by 8 columns.
     """
     if tile.by_ldmatrix:
-        return 8, tile.piece, [tile.linear(lane, 0) for lane in range(8)], PIECE_BYTES
+        return 8, tile.vector_elements, [tile.linear(lane, 0) for lane in range(8)], VECTOR_BYTES
     return 4, 8, [tile.linear(lane % 4, lane // 4) for lane in range(32)], tile.element_bytes
 
 
 @cache
 def write_conflicts(tile: OperandTile) -> int:
-    """Return the bank conflicts of copying one stage of `tile` in, a chunk a thread, warp after warp."""
+    """Return the bank conflicts of copying one stage of `tile`, one chunk per thread, warp by warp."""
     per_row = tile.columns // tile.chunk
     row_step = max(1, tile.threads // per_row)
     rows = [tile.linear(row, 0) for row in range(min(tile.rows, row_step))]
@@ -142,7 +142,7 @@ def write_conflicts(tile: OperandTile) -> int:
 
 
 def _within_period(offsets: list[int], period: int) -> tuple[int, ...]:
-    """Return offsets whole periods before, which are in the same banks."""
+    """Return the offsets minus whole periods, which does not change their banks."""
     before = offsets[0] // period * period
     return tuple(offset - before for offset in offsets)
 
@@ -151,15 +151,15 @@ def _within_period(offsets: list[int], period: int) -> tuple[int, ...]:
 def conflict_free(
     k_major: bool, rows: int, columns: int, chunk: int, threads: int, element_bytes: int = 2, one_pitch: bool = False
 ) -> Smem:
-    """Return the smallest placement without bank conflicts: plain, else the least XOR, else the least padding.
+    """Return the smallest placement without bank conflicts: none, else the smallest XOR, else the smallest padding.
 
-    Where none has no conflicts, the one with the fewest, first of reads, which several warps do. `one_pitch` asks for rows that
-    all are as far apart.
+    If all have conflicts, it has the fewest; reads count first, because several warps read. `one_pitch` requires rows at one
+    distance.
     """
-    piece = PIECE_BYTES // element_bytes
-    base = piece.bit_length() - 1
+    vector = VECTOR_BYTES // element_bytes
+    base = vector.bit_length() - 1
     xors = [Smem("xor", (bits, base, shift)) for bits in (1, 2, 3) for shift in range(bits, 7)]
-    pads = [Smem(kind, (pieces * piece,)) for kind in ("pad", "pad_alternate") for pieces in (1, 2, 3)]
+    pads = [Smem(kind, (vectors * vector,)) for kind in ("pad", "pad_alternate") for vectors in (1, 2, 3)]
     found: list[tuple[int, int, int, int, Smem]] = []
     placements = [Smem("none"), *xors, *pads]
     for order, smem in enumerate(smem for smem in placements if smem.has_one_pitch or not one_pitch):

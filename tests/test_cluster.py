@@ -189,7 +189,9 @@ def test_an_edited_source_or_template_makes_a_difference(tmp_path: Path, monkeyp
 def test_a_cluster_without_a_worker_is_given_up_in_time(settings: Settings) -> None:
     with LocalCluster(n_workers=0, dashboard_address=None) as empty:
         before = time.monotonic()
-        with pytest.raises(HgemmError, match=r"no worker connected to tcp://.* within 0\.5 s: start some with `dask worker tcp"):
+        with pytest.raises(
+            HgemmError, match=r"no worker connected to tcp://.* within 0\.5 s: start some with `dask worker tcp"
+        ):
             list(make(sweep([SMALL]).plans, settings, 1, Cluster(empty.scheduler_address, patience_s=0.5)))
         assert time.monotonic() - before < 10
 

@@ -128,7 +128,7 @@ def test_a_plan_is_good(request_: dict) -> None:
         return
     assert read_conflicts(planned.a) == read_conflicts(planned.b) == 0
     for tile in (planned.a, planned.b):
-        assert tile.chunk < tile.piece or planned.wmma or write_conflicts(tile) == 0
+        assert tile.chunk < tile.vector_elements or planned.wmma or write_conflicts(tile) == 0
     assert spec.align_d * {"f16": 2, "bf16": 2, "f32": 4}[spec.dtype_d] == 16
     assert spec.store == "smem" or "shared_memory" in broken_rules(planned.replace(store="smem"))
     assert (

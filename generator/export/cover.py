@@ -11,7 +11,7 @@ from itertools import product
 from generator.arch import ARCHS
 from generator.build.pipeline import Settings, make
 from generator.errors import LibraryError
-from generator.layouts import PIECE_BYTES
+from generator.layouts import VECTOR_BYTES
 from generator.sweep import sweep
 from hgemm.dispatch_table import DispatchTable
 from hgemm.dtypes import DTYPES, stored_dtype
@@ -62,7 +62,11 @@ class Hole:
             "activation": kind.activation,
             "beta": "on" if self.beta else "off",
             "align": str(align),
-            **{f"align_{name}": str(PIECE_BYTES // size) for name, size in sizes.items() if align * size > PIECE_BYTES},
+            **{
+                f"align_{name}": str(VECTOR_BYTES // size)
+                for name, size in sizes.items()
+                if align * size > VECTOR_BYTES
+            },
             **FALLBACK,
         }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from generator.arch import ARCHS, Arch
 from generator.families.base import Change, Plan
-from generator.layouts import PIECE_BYTES
+from generator.layouts import VECTOR_BYTES
 from generator.spec import Raster, Schedule
 
 OPCODE_SUFFIXES = {"bf16": ".BF16", "tf32": ".TF32"}
@@ -55,7 +55,7 @@ def accumulator(plan: Plan) -> str | None:
 
 
 def alignment_of_operands(plan: Plan) -> str | None:
-    most = PIECE_BYTES // plan.spec.operand_bytes
+    most = VECTOR_BYTES // plan.spec.operand_bytes
     aligns = {"align_a": plan.spec.align_a, "align_b": plan.spec.align_b}
     found = [f"{name} is {align}" for name, align in aligns.items() if align > most]
     return f"{', '.join(found)}; {plan.spec.dtype_a} inputs allow {most} elements (16 B)" if found else None
@@ -135,7 +135,7 @@ def legal_accumulators(plan: Plan) -> list[Change]:
 
 def aligned_to_16_bytes(plan: Plan) -> list[Change]:
     """A and B aligned to 16 bytes."""
-    align = str(PIECE_BYTES // plan.spec.operand_bytes)
+    align = str(VECTOR_BYTES // plan.spec.operand_bytes)
     return [{"align_a": align, "align_b": align}]
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.layouts import PIECE_BYTES
+from generator.layouts import VECTOR_BYTES
 from generator.spec import Smem
 from hgemm.launch import MAP_BYTES
 from hgemm.problem import PROBLEM_BYTES
@@ -93,8 +93,8 @@ class OperandBoxes:
     @property
     def smem(self) -> Smem:
         """The swizzle in elements. 128 bytes are eight 16-byte vectors, so 3 bits are XORed."""
-        piece = PIECE_BYTES // self.element_bytes
-        return Smem("xor", ((self.swizzle_bytes // PIECE_BYTES).bit_length() - 1, piece.bit_length() - 1, 3))
+        vector = VECTOR_BYTES // self.element_bytes
+        return Smem("xor", ((self.swizzle_bytes // VECTOR_BYTES).bit_length() - 1, vector.bit_length() - 1, 3))
 
     def tensor_map(self, operand: str, extent: str, element: str) -> TensorMap:
         return TensorMap(operand, self.box, self.swizzle_bytes, element, "k" if self.k_major else extent)

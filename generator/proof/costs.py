@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from generator.layouts import BANK_BYTES, PHASE_BYTES, PIECE_BYTES, OperandTile, conflicts, read_conflicts
+from generator.layouts import BANK_BYTES, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
 from generator.proof.executor import Adversary, Report, Site
 from generator.proof.machine import EmulatedKernel, HostMemory, measured_case
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
@@ -56,7 +56,9 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
     for k_major, extent, name in ((spec["layout"][0] == "t", tile.m, "a"), (spec["layout"][1] == "n", tile.n, "b")):
         rows, columns = (extent, tile.k) if k_major else (tile.k, extent)
         smem, size = Smem.parse(spec[f"smem_{name}"]), DTYPE_BYTES[spec[f"dtype_{name}"]]
-        chunk = {"ldg_sts_scalar": 1, "ldg_sts_unaligned": PIECE_BYTES // size}.get(spec["copy"], spec[f"align_{name}"])
+        chunk = {"ldg_sts_scalar": 1, "ldg_sts_unaligned": VECTOR_BYTES // size}.get(
+            spec["copy"], spec[f"align_{name}"]
+        )
         operands.append(OperandTile(k_major, rows, columns, chunk, threads, smem, size))
     return Placement(*operands, warps_m, warps_n, threads)
 

@@ -13,7 +13,7 @@ from generator.errors import RequestError
 from generator.families.base import Plan
 from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan
-from generator.layouts import BANKS, PHASE_BYTES, PIECE_BYTES, OperandTile, conflicts, read_conflicts
+from generator.layouts import BANKS, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
 from generator.spec import Smem
 
 # ==== SVG ====
@@ -145,7 +145,7 @@ def draw_fragment(svg: Svg, x: float, y: float, fragment: Fragment) -> tuple[flo
 
 # ==== One stage of an operand in shared memory ====
 
-GROUPS = PHASE_BYTES // PIECE_BYTES
+GROUPS = PHASE_BYTES // VECTOR_BYTES
 """Groups of 4 banks. A group is as wide as a 16-byte vector."""
 COLOURS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#DDDDDD")
 SHOWN_ROWS, SHOWN_PIECES = 16, 8
@@ -188,16 +188,18 @@ def unswizzled(tile: OperandTile) -> OperandTile:
 
 def group_of(tile: OperandTile, row: int, piece: int) -> int:
     """Return the group of 4 banks that holds a 16-byte vector."""
-    return tile.offset(row, piece * tile.piece) * tile.element_bytes % PHASE_BYTES // PIECE_BYTES
+    return tile.offset(row, piece * tile.vector_elements) * tile.element_bytes % PHASE_BYTES // VECTOR_BYTES
 
 
 def draw_tile(svg: Svg, x: float, y: float, tile: OperandTile, view: View, title: str) -> tuple[float, float]:
     """Draw the first rows of a tile, and the bank groups of one ldmatrix. Return width and height."""
-    rows, pieces = min(SHOWN_ROWS, tile.rows), min(SHOWN_PIECES, tile.columns // tile.piece)
+    rows, pieces = min(SHOWN_ROWS, tile.rows), min(SHOWN_PIECES, tile.columns // tile.vector_elements)
     svg.text(x + _LABEL, y + 14, title, 15, bold=True)
     top, left = y + 46, x + _LABEL
     for piece in range(pieces):
-        label = f"{view.columns} {piece * tile.piece}..{piece * tile.piece + tile.piece - 1}"
+        label = (
+            f"{view.columns} {piece * tile.vector_elements}..{piece * tile.vector_elements + tile.vector_elements - 1}"
+        )
         svg.text(left + (piece + 0.5) * _VECTOR_WIDTH, top - 7, label, 10.5, "middle")
     lanes = {view.lane_place(lane): lane for lane in range(32)} if view.by_lanes else {}
     for row in range(rows):
@@ -251,15 +253,15 @@ def _draw_phases(svg: Svg, x: float, y: float, tile: OperandTile, view: View) ->
             place = view.lane_place(lane)
             met[group_of(tile, *place)].append(lane if view.by_lanes else place[0])
         offsets = [
-            tile.offset(row, piece * tile.piece) * tile.element_bytes
+            tile.offset(row, piece * tile.vector_elements) * tile.element_bytes
             for row, piece in map(view.lane_place, range(8 * matrix, 8 * matrix + 8))
         ]
-        passes = 1 + conflicts(offsets, PIECE_BYTES)
+        passes = 1 + conflicts(offsets, VECTOR_BYTES)
         row, piece = view.lane_place(8 * matrix)
         label = (
             f"lanes {8 * matrix}..{8 * matrix + 7}"
             if view.by_lanes
-            else f"{view.columns} {piece * tile.piece}, {view.rows} {row}..{row + 7}"
+            else f"{view.columns} {piece * tile.vector_elements}, {view.rows} {row}..{row + 7}"
         )
         svg.text(x, y + 15, label, 11)
         for group in range(GROUPS):
@@ -286,7 +288,7 @@ def picture_of(plan: Plan, symbol: str) -> str:
     spec, by_lanes = plan.spec, not isinstance(plan, WgmmaPlan)
     _reject_single_elements(plan)
     svg.text(_LEFT, 32, symbol, 16, bold=True)
-    elements = f"{PIECE_BYTES // spec.operand_bytes} elements of {spec.dtype_a}"
+    elements = f"{VECTOR_BYTES // spec.operand_bytes} elements of {spec.dtype_a}"
     square = f"A square is 16 bytes of shared memory, {elements}. Its number and colour show its group of 4 banks"
     reading = (
         "One ldmatrix.x4 reads the framed squares. The lane in a square gives the address of that row."
@@ -314,7 +316,7 @@ def _reject_single_elements(plan: Plan) -> None:
 def box_of(operand: OperandBoxes, smem: Smem, threads: int) -> OperandTile:
     """Return the first TMA box of a stage as a tile. A row is as wide as the swizzle."""
     size = operand.element_bytes
-    columns, piece = operand.swizzle_bytes // size, PIECE_BYTES // size
+    columns, piece = operand.swizzle_bytes // size, VECTOR_BYTES // size
     return OperandTile(operand.k_major, operand.sliced, columns, piece, threads, smem, size)
 
 

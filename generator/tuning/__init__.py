@@ -1,1 +1,1 @@
-"""What tuning generates: the specs among which it searches, and a library that gets them while the GPU measures."""
+"""The specs that `hgemm tune` searches, and their generation while the GPU measures."""

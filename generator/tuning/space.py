@@ -1,4 +1,4 @@
-"""The specs among which a problem's best is searched: a table for each family, in the form of `--spec` files."""
+"""The specs that `hgemm tune` searches: a table per family, in the format of `--spec` files."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from hgemm.selection_query import SelectionQuery, Target
 
 FOLDER = Path(__file__).resolve().parent
 TMA_ALIGN_BYTES = 16
-"""What TMA wants of all operands. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
+"""Alignment that TMA requires. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
 TABLE_BYTES = 2
-"""The tables' tiles are of elements of so many bytes; of larger ones they have as many bytes along k, and fewer elements."""
+"""The tables list tiles for elements of 2 bytes. Tiles of larger elements have as many bytes along k, and fewer elements."""
 
 
 def archs_of(target: Target) -> tuple[str, ...]:
-    """Return the architectures whose own code runs on a device, the one with most instructions first."""
+    """Return the architectures whose code runs on a device, the one with the most instructions first."""
     return tuple(sorted((arch.name for arch in ARCHS.values() if arch.number == target.number), reverse=True))
 
 
 def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str, Plan]:
-    """Return the legal plans by symbol; `space` is a file of the user's in the place of the tables.
+    """Return the legal plans by symbol. `space` is a file that replaces the tables.
 
     Raises: RequestError where that file is malformed.
     """
@@ -52,7 +52,7 @@ def _plans(kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], spa
 
 
 def _table(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Path:
-    """Return the table of the family that serves operands of these alignments."""
+    """Return the table for operands with these alignments."""
     if ARCHS[arch].has_wgmma:
         return FOLDER / "wgmma.toml"
     narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < ASYNC_BYTES
@@ -60,13 +60,13 @@ def _table(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Path:
 
 
 def _of_bytes(group: Texts, size: int) -> Texts:
-    """Return a group of a table for elements of so many bytes."""
+    """Return a group of a table for elements of `size` bytes."""
     tiles = (tile.rsplit("x", 1) for tile in group["tile"].split(","))
     return {**group, "tile": ",".join(f"{tile}x{int(k) * TABLE_BYTES // size}" for tile, k in tiles)}
 
 
 def _given(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Texts:
-    """Return what the problem decides; alignments of whole pieces are left open."""
+    """Return the options that the problem decides. Alignments of 16 bytes stay open."""
     return {
         "arch": arch,
         **{name: getattr(kind, name) for name in ("layout", "dtype_a", "dtype_b", "acc")},
@@ -76,14 +76,14 @@ def _given(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Texts:
 
 
 def _narrow(kind: Kind, aligns: tuple[int, int, int]) -> Texts:
-    """Return the alignments of operands that are less than 16 bytes."""
+    """Return the alignments below 16 bytes."""
     sizes = [DTYPES[dtype].bytes for dtype in (kind.dtype_a, kind.dtype_b, kind.dtype_d)]
     found = zip("abd", aligns, sizes)
     return {f"align_{name}": str(align) for name, align, size in found if align * size < TMA_ALIGN_BYTES}
 
 
 def planned_record(plan: Plan) -> Mapping[str, Any]:
-    """Return what the record of a variant will say of how it is launched; as many CTAs share an SM as are planned."""
+    """Return the part of a variant's record that the cost model reads, with the planned CTAs per SM."""
     return {
         "symbol": symbol_of(plan.spec),
         "arch": plan.spec.arch,

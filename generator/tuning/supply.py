@@ -1,4 +1,4 @@
-"""A library whose missing variants are made by worker processes while the GPU measures those that are there."""
+"""A library that generates missing variants in worker processes while the GPU measures the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STOP_S = 10.0
 
 @dataclass(frozen=True)
 class Search:
-    """Where is searched: the problems, candidates for each, the architectures, a file of specs, and worker processes."""
+    """What to search: problems, candidates per problem, architectures, a file of specs, and worker processes."""
 
     works: Sequence[Work]
     candidates: int
@@ -36,7 +36,7 @@ class Search:
 
 
 class Generating:
-    """Variants of a library, `symbols`, and those of a search. Raises RequestError where its specs are malformed."""
+    """The variants `symbols` of a library and the variants of a search. Raises RequestError if its specs are malformed."""
 
     def __init__(
         self, library: Library, symbols: Sequence[str], search: Search, target: Target, tell: Callable[[str], None]
@@ -59,7 +59,7 @@ class Generating:
         self._thread: threading.Thread | None = None
 
     def ready(self, works: Sequence[Work]) -> Work:
-        """Return the first problem whose candidates are all there, or could not be made."""
+        """Return the first problem whose candidates all exist or failed."""
         self._start(works)
         with self._changed:
             while True:
@@ -71,14 +71,14 @@ class Generating:
                 self._changed.wait()
 
     def kernels(self, work: Work) -> list[Kernel]:
-        """Return the candidates: by now more may be known of which are worth it than when they were asked for."""
+        """Return the candidates, ranked by all measurements so far."""
         with self._changed:
             there = frozenset(self._there)
         symbols = self.ranking.best(work, self._search.candidates, among=there)
         return [open_kernel(self._library, symbol) for symbol in symbols]
 
     def close(self) -> None:
-        """Make no more."""
+        """Stop generating."""
         self._stop.set()
         if self._thread:
             self._thread.join(_STOP_S)

@@ -131,12 +131,12 @@ def cute_values(plan: Plan, symbol: str) -> dict[str, Any]:
 
 
 def _cute_operand(plan: Plan, tile: OperandTile, matrices: int) -> dict[str, str | int]:
-    rows, pieces = thread_shape(tile)
+    rows, vectors = thread_shape(tile)
     row = (tile.rows, tile.pitch)
     if tile.smem.pair_pad:
         row = ((2, tile.rows // 2), (tile.pitch, 2 * tile.pitch + tile.smem.pair_pad))
     modes = [row, (tile.columns, 1)]
-    threads, chunk = [(rows, pieces), (pieces, 1)], [1, tile.chunk]
+    threads, chunk = [(rows, vectors), (vectors, 1)], [1, tile.chunk]
     if not tile.k_major:
         modes, threads, chunk = modes[::-1], threads[::-1], chunk[::-1]
     return {
@@ -194,9 +194,9 @@ def dsl_values(plan: Plan, symbol: str) -> dict[str, Any]:
 
 
 def _dsl_operand(plan: Plan, tile: OperandTile, axes: str, matrices: int) -> dict[str, Any]:
-    rows, pieces = thread_shape(tile)
+    rows, vectors = thread_shape(tile)
     modes = [(tile.rows, tile.pitch), (tile.columns, 1)]
-    threads, chunk = [(rows, pieces), (pieces, 1)], [1, tile.chunk]
+    threads, chunk = [(rows, vectors), (vectors, 1)], [1, tile.chunk]
     if not tile.k_major:
         modes, threads, chunk, axes = modes[::-1], threads[::-1], chunk[::-1], axes[::-1]
     return {

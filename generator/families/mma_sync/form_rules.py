@@ -125,7 +125,9 @@ def padding(plan: Plan) -> str | None:
 def k_blocks(plan: Plan) -> str | None:
     if plan.k_blocks >= 2:
         return None
-    return f"tile {plan.spec.cta_tile} has {counted(plan.k_blocks, 'k-block')}; form {plan.spec.form} requires 2 or more"
+    return (
+        f"tile {plan.spec.cta_tile} has {counted(plan.k_blocks, 'k-block')}; form {plan.spec.form} requires 2 or more"
+    )
 
 
 def copies(plan: Plan) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.families.base import Plan
 from generator.families.common import OPCODE_SUFFIXES
-from generator.layouts import ASYNC_BYTES, PIECE_BYTES, OperandTile, read_conflicts, write_conflicts
+from generator.layouts import ASYNC_BYTES, VECTOR_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES, WMMA, Cluster
 
 NAME = "mma_sync"
@@ -86,19 +86,19 @@ class MmaSyncPlan(Plan):
         return int(self.spec.mma.rpartition("k")[2])
 
     @property
-    def piece(self) -> int:
+    def vector_elements(self) -> int:
         """Elements of 16 bytes, which stay together in shared memory."""
-        return PIECE_BYTES // self.spec.operand_bytes
+        return VECTOR_BYTES // self.spec.operand_bytes
 
     @property
-    def piece_bits(self) -> int:
+    def vector_bits(self) -> int:
         """Bits of an element's offset within its 16 bytes."""
-        return self.piece.bit_length() - 1
+        return self.vector_elements.bit_length() - 1
 
     @property
     def k_block(self) -> int:
         """Elements of k whose fragments are read at once."""
-        return 2 * self.piece
+        return 2 * self.vector_elements
 
     @property
     def k_blocks(self) -> int:
@@ -132,7 +132,7 @@ class MmaSyncPlan(Plan):
 
     def _operand(self, k_major: bool, extent: int, align: int, smem) -> OperandTile:
         rows, columns = (extent, self.spec.cta_tile.k) if k_major else (self.spec.cta_tile.k, extent)
-        chunk = {"ldg_sts_scalar": 1, "ldg_sts_unaligned": self.piece}.get(self.spec.copy, align)
+        chunk = {"ldg_sts_scalar": 1, "ldg_sts_unaligned": self.vector_elements}.get(self.spec.copy, align)
         return OperandTile(k_major, rows, columns, chunk, self.threads, smem, self.spec.operand_bytes)
 
     @property
@@ -304,7 +304,7 @@ def copy_registers(plan: MmaSyncPlan) -> int:
 
 def hiding_spacing(plan: MmaSyncPlan) -> int:
     """Return the spacing that hides stores: shared memory takes a store of each scheduler while each issues so many products."""
-    widest = min(max(plan.a.chunk, plan.b.chunk) * plan.spec.operand_bytes, PIECE_BYTES)  # more is no legal alignment
+    widest = min(max(plan.a.chunk, plan.b.chunk) * plan.spec.operand_bytes, VECTOR_BYTES)  # more is no legal alignment
     return math.ceil(SCHEDULERS * CPI_STS[widest] / CPI_HMMA)
 
 

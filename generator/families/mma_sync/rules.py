@@ -17,7 +17,7 @@ MAX_TILE = 256
 MAX_WARP_TILE = 128
 MAX_K_BLOCKS = 4
 MAX_STAGES, MAX_REGISTER_COPY_STAGES = 16, 2
-MAX_PAD_PIECES = 8
+MAX_PAD_VECTORS = 8
 """Padding of a row, in vectors of 16 bytes."""
 MAX_SWIZZLE_BITS = 13
 """Address bits of an element's offset that a swizzle may use: 16 KiB."""
@@ -178,8 +178,8 @@ def copy(plan: Plan) -> str | None:
     spec = plan.spec
     if spec.copy == "cp_async" and not ARCHS[spec.arch].has_cp_async:
         return f"copy is cp_async; {spec.arch} copies through registers only"
-    if spec.copy == "ldg_sts_unaligned" and min(spec.align_a, spec.align_b) >= plan.piece:
-        return f"copy is ldg_sts_unaligned; A and B are aligned to {plan.piece} elements (16 B) and need no shift"
+    if spec.copy == "ldg_sts_unaligned" and min(spec.align_a, spec.align_b) >= plan.vector_elements:
+        return f"copy is ldg_sts_unaligned; A and B are aligned to {plan.vector_elements} elements (16 B) and need no shift"
     return None
 
 
@@ -254,7 +254,7 @@ def placements(plan: Plan) -> tuple[tuple[str, Smem], ...]:
 def nearest_swizzles(plan: Plan) -> list[Change]:
     """The nearest legal swizzle, else none."""
     nearest = {
-        name: str(_nearest_swizzle(smem, plan.piece_bits)) for name, smem in placements(plan) if smem.kind == "xor"
+        name: str(_nearest_swizzle(smem, plan.vector_bits)) for name, smem in placements(plan) if smem.kind == "xor"
     }
     changed = {name: text for name, text in nearest.items() if text != str(getattr(plan.spec, name))}
     return [changed, dict.fromkeys(changed, "none")]
@@ -270,11 +270,11 @@ def _nearest_swizzle(smem: Smem, least_base: int) -> Smem:
 def swizzle(plan: Plan) -> str | None:
     for name, smem in placements(plan):
         bits, base, shift = smem.swizzle
-        whole = base >= plan.piece_bits
+        whole = base >= plan.vector_bits
         within = 1 <= bits <= 3 and whole and bits <= shift and bits + base + shift <= MAX_SWIZZLE_BITS
         if smem.kind == "xor" and not within:
             return (
-                f"{name} is {smem}; xor:B,M,S requires B from 1 to 3, M of {plan.piece_bits} or more (16 B stay together), "
+                f"{name} is {smem}; xor:B,M,S requires B from 1 to 3, M of {plan.vector_bits} or more (16 B stay together), "
                 f"S of B or more, and B+M+S of {MAX_SWIZZLE_BITS} or less"
             )
     return None
@@ -282,9 +282,9 @@ def swizzle(plan: Plan) -> str | None:
 
 def nearest_pads(plan: Plan) -> list[Change]:
     """The nearest padding in vectors of 16 bytes, else none."""
-    piece = plan.piece
+    vector = plan.vector_elements
     padded = {name: smem for name, smem in placements(plan) if smem.pad_elements}
-    pads = {name: clamp(smem.pad_elements, piece, piece, MAX_PAD_PIECES * piece) for name, smem in padded.items()}
+    pads = {name: clamp(smem.pad_elements, vector, vector, MAX_PAD_VECTORS * vector) for name, smem in padded.items()}
     nearest = {name: Smem(padded[name].kind, (pad,)) for name, pad in pads.items()}
     changed = {name: str(smem) for name, smem in nearest.items() if smem != padded[name]}
     return [changed, dict.fromkeys(changed, "none")]
@@ -293,11 +293,11 @@ def nearest_pads(plan: Plan) -> list[Change]:
 @rule(nearest_pads)
 def padding(plan: Plan) -> str | None:
     for name, smem in placements(plan):
-        pad, piece = smem.pad_elements, plan.piece
-        if pad % piece or pad > MAX_PAD_PIECES * piece:
+        pad, vector = smem.pad_elements, plan.vector_elements
+        if pad % vector or pad > MAX_PAD_VECTORS * vector:
             return (
-                f"{name} pads rows by {pad} elements; ldmatrix requires a multiple of {piece} (16 B) "
-                f"up to {MAX_PAD_PIECES * piece}"
+                f"{name} pads rows by {pad} elements; ldmatrix requires a multiple of {vector} (16 B) "
+                f"up to {MAX_PAD_VECTORS * vector}"
             )
     return None
 
@@ -305,7 +305,7 @@ def padding(plan: Plan) -> str | None:
 def one_distance(plan: Plan) -> Iterator[Change]:
     """The least padding, else none, else fragments that ldmatrix reads from any address."""
     strays = [name for name, smem in placements(plan) if not smem.has_one_pitch]
-    yield dict.fromkeys(strays, f"pad:{plan.piece}")
+    yield dict.fromkeys(strays, f"pad:{plan.vector_elements}")
     yield dict.fromkeys(strays, "none")
     yield {"mma": "m16n8k16"}
 
