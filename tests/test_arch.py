@@ -63,7 +63,7 @@ def test_what_is_no_arch_is_an_error_of_one_line(text):
 
 def test_a_list_keeps_its_order_and_drops_repetitions():
     assert parse_arch_list("89, sm_80,8.9,90a,") == ("sm_89", "sm_80", "sm_90a")
-    with pytest.raises(RequestError, match="names nothing"):
+    with pytest.raises(RequestError, match="is empty"):
         parse_arch_list(" , ")
 
 
