@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from generator.arch import ARCHS
 from generator.spec import Cluster, Raster, Schedule, Smem, Tile, WarpTile
+from hgemm.problem import ACTIVATIONS
 
 MMA_SYNC = ["m16n8k16", "m16n8k8", "wmma16"]
 SERVED = [*ARCHS]
@@ -48,7 +49,7 @@ words = {
     "mma_order": st.sampled_from(["row", "zigzag"]),
     "beta": st.booleans(),
     "bias": st.sampled_from(["none", "row", "column"]),
-    "activation": st.sampled_from(["none", "relu", "gelu", "silu"]),
+    "activation": st.sampled_from(ACTIVATIONS),
     "store": st.sampled_from(["direct", "smem", "tma"]),
     "cooperation": st.sampled_from(["cooperative", "pingpong"]),
     "consumers": st.integers(0, 3),

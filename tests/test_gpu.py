@@ -32,7 +32,7 @@ from hgemm.cases import default_cases
 from hgemm.device import choose_code, open_device
 from hgemm.errors import UnsupportedError
 from hgemm.library import open_library
-from hgemm.problem import Kind, Problem
+from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection_query import SelectionQuery
 
 pytestmark = pytest.mark.gpu
@@ -382,7 +382,7 @@ def test_python_on_this_gpu_chooses_as_c_does(exported: Path, library: Library) 
 TEXTS = (
     {"tile": "64x64x32,128x128x32", "layout": "tn,nn,nt,tt", "dtype": "f16,bf16"},
     {"tile": "64x64x32", "layout": "tn,nn,nt,tt", "align": "1"},
-    {"tile": "64x64x32", "layout": "tn", "activation": "relu,gelu,silu"},
+    {"tile": "64x64x32", "layout": "tn", "activation": ",".join(ACTIVATIONS[1:])},
     {"tile": "64x64x32", "layout": "tn", "bias": "row,column"},
     {"tile": "64x64x32", "layout": "tn", "schedule": "split_k:8"},
 )
@@ -567,7 +567,7 @@ def close(found, expected) -> bool:
     return bool((found.double() - expected.double()).abs().max() < 2.0**-8 * expected.double().abs().max())
 
 
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_opcheck_passes(ours, activation: str) -> None:
     import torch
 
@@ -578,13 +578,13 @@ def test_opcheck_passes(ours, activation: str) -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_are_those_of_torch(ours, activation: str, compiled: bool) -> None:
     import torch
-    from torch.nn.functional import gelu, linear, relu, silu
+    from torch.nn import functional
 
-    after = {"none": lambda y: y, "relu": relu, "gelu": gelu, "silu": silu}[activation]
+    after = (lambda y: y) if activation == "none" else getattr(functional, activation)
     x, w = halves((4, 32, 128), (96, 128))
 
     def block(x, w):
@@ -595,7 +595,7 @@ def test_gradients_are_those_of_torch(ours, activation: str, compiled: bool) -> 
         y = call(x, w)
     except UnsupportedError as error:
         pytest.skip(str(error))
-    expected = after(linear(x.double(), w.double()))
+    expected = after(functional.linear(x.double(), w.double()))
     assert close(y, expected)
     gradient = torch.randn_like(y)
     found = torch.autograd.grad(y, (x, w), gradient)

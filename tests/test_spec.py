@@ -20,7 +20,7 @@ from generator.naming import alias_of, symbol_of
 from generator.planner import plan_of, resolve
 from generator.spec import BY_FIELD, BY_NAME, FIELDS, Raster, Schedule, Spec, Tile, option_of, parse_field, spec_hash
 from hgemm.errors import DeprecatedWord
-from hgemm.problem import Kind
+from hgemm.problem import ACTIVATIONS, Kind
 
 VALUES = {
     "cta_tile": specs.any_tiles,
@@ -140,7 +140,7 @@ OTHERS: dict[str, list[str]] = {
     "ctas_per_sm": ["1", "2"],
     "beta": ["True", "False"],
     "bias": ["none", "row", "column"],
-    "activation": ["none", "relu", "gelu", "silu"],
+    "activation": [*ACTIVATIONS],
     "store": ["direct", "smem", "tma"],
     "align_a": ["8", "4", "2", "1"],
     "align_b": ["8", "4", "2", "1"],
