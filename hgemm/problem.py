@@ -82,6 +82,7 @@ ACTIVATION_NOTES = {
     "relu": "max(x, 0)",
     "gelu": "x * (1 + erf(x / sqrt(2))) / 2",
     "silu": "x / (1 + exp(-x))",
+    "leaky_relu": "x if x > 0, else 0.01 x",
 }
 """Activations with the formula that hgemm.h and the help show. Add new ones at the end: positions are numbers in hgemm.h.
 

@@ -190,6 +190,7 @@ ACTIVATION_FORMULAS = {
     "relu": ActivationFormula(lambda x: np.maximum(x, 0.0), 1.0, 0.0),
     "gelu": ActivationFormula(_gelu, 1.13, 4 * _F32_CUT),
     "silu": ActivationFormula(_silu, 1.1, 2 * _F32_CUT),
+    "leaky_relu": ActivationFormula(lambda x: np.where(x < 0, 0.01 * x, x), 1.0, 0.01 * _F32_CUT),
 }
 """By the word of hgemm.problem.ACTIVATIONS. One cut is 2^-23.
 
@@ -198,6 +199,7 @@ its sum and products. With |x| Phi(-|x|) <= 0.17 that is less than 2 cuts. A dif
 gelu, form dsl, by erff: 2 units of erff, two sums and two products, less than 3 cuts.
 silu: ex2 has an error of 2^-22, and of 2^-24 |x| for its argument. With s = sigmoid(x), |x| s (1 - s) <= 0.23 and
 |x|^2 s (1 - s) <= 0.44, so that is less than half a cut. A sum, rcp and a product follow.
+leaky_relu: 0.01 as a float and the product are each rounded, by at most half a cut.
 Worst case of ex2 and rcp on 2,000,001 points: gelu 1.07 cuts * (1 + |x|), silu 1.97.
 
 Source: PTX ISA, maximum errors of ex2.approx.ftz.f32 and rcp.approx.ftz.f32; CUDA Programming Guide 13.x, that of erff.

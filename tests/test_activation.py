@@ -60,3 +60,8 @@ def test_the_far_end_of_gelu_keeps_its_leading_digits(compiled: ctypes.CDLL) -> 
 def test_what_is_no_number_stays_so_and_large_ones_are_kept_or_cut(compiled: ctypes.CDLL, name: str) -> None:
     far = activated(compiled, name, np.array([np.inf, 1e30, 0.0, -1e4, np.nan]))
     assert far[0] == np.inf and far[1] == np.float32(1e30) and far[2] == 0 and abs(far[3]) < 1e-30 and np.isnan(far[4])
+
+
+def test_leaky_relu_has_a_slope_of_one_hundredth_below_zero(compiled: ctypes.CDLL) -> None:
+    found = activated(compiled, "leaky_relu", np.array([-200.0, -0.0, 3.0, np.inf, -np.inf, np.nan]))
+    assert found[:5].tolist() == [-2.0, 0.0, 3.0, np.inf, -np.inf] and np.isnan(found[5])

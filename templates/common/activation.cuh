@@ -29,6 +29,7 @@ struct none { HGEMM_DEVICE static float apply(float x) { return x; } };
 struct relu { HGEMM_DEVICE static float apply(float x) { return x < 0.f ? 0.f : x; } };  // NaN stays NaN
 struct gelu { HGEMM_DEVICE static float apply(float x) { return gelu_of(x); } };
 struct silu { HGEMM_DEVICE static float apply(float x) { return silu_of(x); } };
+struct leaky_relu { HGEMM_DEVICE static float apply(float x) { return x < 0.f ? 0.01f * x : x; } };
 
 }  // namespace activation
 }  // namespace hgemm
