@@ -173,7 +173,7 @@ def test_what_fails_is_not_registered(
 def test_what_the_executor_cannot_run_is_refused_before_it_is_made(tmp_path: Path) -> None:
     options = ["--arch", "sm_80", "--tile", "64x64x32", "--form", "atoms,dsl", "--verify", "emulate"]
     result = invoke(generate_command, *options, "--library", tmp_path / "lib")
-    assert result.exception.exit_code == 2 and "1 of 2 kernels are modules of CuTe DSL" in str(result.exception)
+    assert result.exception.exit_code == 2 and "1 of 2 kernels are CuTe DSL modules" in str(result.exception)
     assert not (tmp_path / "lib").exists()
 
 
