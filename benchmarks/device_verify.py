@@ -18,7 +18,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generator.device_check import CODES, Outcome, Request, Workers, json_of, outcome_line, outcome_summary
+from generator.device_check import (
+    CODES,
+    CheckOutcome,
+    CheckRequest,
+    CheckWorkers,
+    json_of,
+    outcome_line,
+    outcome_summary,
+)
 from generator.store.library import Library
 from generator.store.query import Selection, select_rows
 from hgemm.device import checked, driver, open_device
@@ -30,16 +38,16 @@ MANY_TILES = {"persistent": ",17x17x40@600", "stream_k": ",17x17x1030@140,70x17x
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)\b.*")
 
 
-def requests_of(args: argparse.Namespace) -> list[Request]:
+def requests_of(args: argparse.Namespace) -> list[CheckRequest]:
     rows = select_rows(Library(args.library), Selection(kernels=args.kernels, where=args.where))
     if args.sanitize:
         count = min(args.sanitize, len(rows))
         rows = [rows[at * len(rows) // count] for at in range(count)]  # spread over the names, which say the specs
     library = str(args.library.resolve())
     if not args.sanitize:
-        return [Request(library, str(row["symbol"]), args.shapes, args.code, args.seed) for row in rows]
+        return [CheckRequest(library, str(row["symbol"]), args.shapes, args.code, args.seed) for row in rows]
     return [
-        Request(
+        CheckRequest(
             library,
             str(row["symbol"]),
             args.shapes or RAGGED + MANY_TILES.get(row["grid"], ""),
@@ -53,20 +61,20 @@ def requests_of(args: argparse.Namespace) -> list[Request]:
     ]
 
 
-def verify(args: argparse.Namespace, requests: list[Request]) -> tuple[list[dict], bool]:
-    outcomes: list[Outcome] = []
-    for outcome, _ in Workers(args.jobs, args.timeout, budget_s=args.budget).check_all(requests):
+def verify(args: argparse.Namespace, requests: list[CheckRequest]) -> tuple[list[dict], bool]:
+    outcomes: list[CheckOutcome] = []
+    for outcome, _ in CheckWorkers(args.jobs, args.timeout, budget_s=args.budget).check_all(requests):
         outcomes.append(outcome)
         print(outcome_line(outcome), flush=True)
     print(outcome_summary(outcomes))
     return [json_of(outcome) for outcome in outcomes], not any(outcome.failed for outcome in outcomes)
 
 
-def sanitize(args: argparse.Namespace, requests: list[Request]) -> tuple[list[dict], bool]:
+def sanitize(args: argparse.Namespace, requests: list[CheckRequest]) -> tuple[list[dict], bool]:
     """Run every variant under every tool. A run is clean if the tool reports nothing and the numbers are right."""
     rows = []
     for tool in args.tools.split(","):
-        workers = Workers(args.jobs, args.timeout, ("compute-sanitizer", "--tool", tool), args.budget)
+        workers = CheckWorkers(args.jobs, args.timeout, ("compute-sanitizer", "--tool", tool), args.budget)
         for outcome, log in workers.check_all(requests):
             counts = [int(match[1]) for match in _SUMMARY.finditer(log)]
             clean = bool(counts) and sum(counts) == 0 and outcome.passed

@@ -30,9 +30,9 @@ from benchmarks.fault_table import FAULTS, NUMBERS, Fault
 from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
-from generator.device_check import Outcome
+from generator.device_check import CheckOutcome
 from generator.proof.executor import HostToolchain
-from generator.proof.jobs import Request, host_toolchain, request_of, workers
+from generator.proof.jobs import ProofRequest, host_toolchain, request_of, workers
 from generator.sweep import sweep
 from generator.tables import to_text
 
@@ -131,7 +131,7 @@ class Caught:
         return {"fault": self.fault.name, "caught by": by, "seed": self.seed, "first finding": self.first_finding[:100]}
 
 
-def in_a_process(request: Request) -> Outcome:
+def in_a_process(request: ProofRequest) -> CheckOutcome:
     """Check a kernel in a process of its own, which a crash may end."""
     outcome, _ = workers(1, TIMEOUT_S).check(request)
     return outcome
@@ -142,7 +142,7 @@ def catch(
     made: HostToolchain,
     seed: int,
     seeded: bool = True,
-    check: Callable[[Request], Outcome] = in_a_process,
+    check: Callable[[ProofRequest], CheckOutcome] = in_a_process,
 ) -> Caught:
     """Check the kernel of a fault, with the fault in it or without."""
     kernel = kernel_of(fault)
@@ -155,7 +155,7 @@ def catch(
     return Caught(fault, *_by(outcome), seed)
 
 
-def _by(outcome: Outcome) -> tuple[tuple[str, ...], str]:
+def _by(outcome: CheckOutcome) -> tuple[tuple[str, ...], str]:
     kinds = {finding["kind"]: None for check in outcome.checks for finding in check["findings"]}
     if not all(check["numbers_passed"] for check in outcome.checks):
         kinds[NUMBERS] = None

@@ -29,7 +29,7 @@ from generator.build.emit import emit
 from generator.build.inspect import parse_ptxas_log
 from generator.build.pipeline import planned
 from generator.build.toolchain import headers, templates_folder
-from generator.device_check import Outcome, outcome_line, outcome_summary
+from generator.device_check import CheckOutcome, outcome_line, outcome_summary
 from generator.errors import RequestError
 from generator.families.base import Plan
 from generator.families.mma_sync.rules import RULES, warp_extents
@@ -254,7 +254,7 @@ def drawn(seed: int, count: int, family: str = "mma.sync") -> list[Plan]:
     return [DRAWS[family](source) for _ in range(count)]
 
 
-def prove(plans: list[Plan], seed: int, jobs: int) -> list[Outcome]:
+def prove(plans: list[Plan], seed: int, jobs: int) -> list[CheckOutcome]:
     """Check the kernels of plans on the CPU, and print a line for each."""
     toolchain, templates, requests = host_toolchain(), templates_folder(), []
     for plan in plans:
@@ -269,7 +269,7 @@ def prove(plans: list[Plan], seed: int, jobs: int) -> list[Outcome]:
     return outcomes
 
 
-def summary(plans: list[Plan], outcomes: list[Outcome], seed: int, seconds: float) -> dict:
+def summary(plans: list[Plan], outcomes: list[CheckOutcome], seed: int, seconds: float) -> dict:
     """Return the values of each field that were checked, and every failure with its reason."""
     toolchain = host_toolchain()
     return {

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generator.device_check import Outcome, Request, Workers
+from generator.device_check import CheckOutcome, CheckRequest, CheckWorkers
 
 SHAPES = "256x256x256,129x257x95,33x65x17@3,1x1x1,64x64x1000,127x61x509,200x8x72,17x300x33@2"
 VERDICTS = "verdicts.json"
@@ -122,7 +122,7 @@ def prepare(folder: Path, jobs: int) -> int:
     return 0
 
 
-def _cases(library: str, outcome: Outcome) -> Iterator[Case]:
+def _cases(library: str, outcome: CheckOutcome) -> Iterator[Case]:
     if outcome.error:
         raise SystemExit(f"verdicts: {outcome.symbol}: {outcome.error}")
     for check in outcome.checks:
@@ -148,11 +148,11 @@ def compare(folder: Path, jobs: int, json_path: Path | None) -> int:
         print(f"{name[0]:58}  left out: it would hang", flush=True)
         del expected[name]
     requests = [
-        Request(str((folder / library).resolve()), symbol, _shapes(cases))
+        CheckRequest(str((folder / library).resolve()), symbol, _shapes(cases))
         for (library, symbol), cases in expected.items()
     ]
     rows: list[dict] = []
-    for cases, (outcome, _) in zip(expected.values(), Workers(jobs, TIMEOUT_S).check_all(requests)):
+    for cases, (outcome, _) in zip(expected.values(), CheckWorkers(jobs, TIMEOUT_S).check_all(requests)):
         here = list(_compared(cases, outcome))
         rows += here
         counts = Counter(row["stands"] for row in here)
@@ -166,7 +166,7 @@ def _shapes(cases: list[Case]) -> str:
     return ",".join(case.case.split()[0] for case in cases)
 
 
-def _compared(cases: list[Case], outcome: Outcome) -> Iterator[dict]:
+def _compared(cases: list[Case], outcome: CheckOutcome) -> Iterator[dict]:
     """Yield a row per case that ran on the GPU. The case at which the device failed counts as failed."""
     checks = {check["case"]: check for check in outcome.checks}
     for case in cases:

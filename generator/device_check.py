@@ -34,7 +34,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckRequest:
     """A check of one variant. Fields: `shapes` as text, or empty for the default cases; `code` as in CODES;
     `data`, `guard_bytes`, `twice` and `seed` as in hgemm.verify.CheckOptions."""
 
@@ -49,7 +49,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """The result of checking a variant: its checks (see hgemm.verify.Check), or why it was skipped or failed.
 
     Fields: `proof` is added to the variant's record after a run on the CPU; `sites` are the costs of its source lines.
@@ -105,7 +105,7 @@ def open_kernel(library: Library, symbol: str, code: str = "auto") -> Kernel:
     return Kernel(variant.record.data, cubin, variant.artefacts[PTX_NAME] if code != "cubin" else b"")
 
 
-def check_here(request: Request) -> Outcome:
+def check_here(request: CheckRequest) -> CheckOutcome:
     """Check one variant in this process, up to the first failed launch. Raises: HgemmError if it cannot be read."""
     from hgemm.verify import CheckOptions, verify
 
@@ -114,7 +114,7 @@ def check_here(request: Request) -> Outcome:
     try:
         resident_ctas = kernel.prepare(device.ordinal).resident_ctas
     except UnsupportedError as error:
-        return Outcome(request.symbol, skipped=str(error))
+        return CheckOutcome(request.symbol, skipped=str(error))
     options = CheckOptions(
         seed=request.seed, data=tuple(request.data), guard_bytes=request.guard_bytes, twice=request.twice
     )
@@ -130,13 +130,13 @@ def check_here(request: Request) -> Outcome:
         except DeviceError as fault:  # the fault destroys the context
             error = f"{case}: {fault}"
             break
-    return Outcome(request.symbol, tuple(checks), error=error, seconds=time.monotonic() - started)
+    return CheckOutcome(request.symbol, tuple(checks), error=error, seconds=time.monotonic() - started)
 
 
 # ==== Outcomes as text and files ====
 
 
-def outcome_line(outcome: Outcome) -> str:
+def outcome_line(outcome: CheckOutcome) -> str:
     """Return the outcome of one variant as a line."""
     if outcome.skipped:
         return f"skip  {outcome.symbol}  {outcome.skipped}"
@@ -151,7 +151,7 @@ def outcome_line(outcome: Outcome) -> str:
     return f"ok    {outcome.symbol}  {cases}  {worst}, {outcome.seconds:.1f} s"
 
 
-def outcome_summary(outcomes: list[Outcome]) -> str:
+def outcome_summary(outcomes: list[CheckOutcome]) -> str:
     """Return how many variants and shapes passed."""
     passed, failed = sum(outcome.passed for outcome in outcomes), sum(outcome.failed for outcome in outcomes)
     cases = sum(outcome.passed_shapes for outcome in outcomes)
@@ -160,7 +160,7 @@ def outcome_summary(outcomes: list[Outcome]) -> str:
     return f"{found}; {counted(cases, 'shape')} passed"
 
 
-def json_of(outcome: Outcome) -> Any:
+def json_of(outcome: CheckOutcome) -> Any:
     """Return an outcome as JSON. Infinities and NaN become null."""
     return _finite(asdict(outcome))
 
@@ -173,7 +173,7 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_junit(path: Path, outcomes: Iterable[Outcome]) -> None:
+def write_junit(path: Path, outcomes: Iterable[CheckOutcome]) -> None:
     """Write a JUnit file: a suite for each variant, a test for each case. Raises: LibraryError if the disk refuses."""
     root = ElementTree.Element("testsuites", name="hgemm verify")
     for outcome in outcomes:
@@ -182,7 +182,7 @@ def write_junit(path: Path, outcomes: Iterable[Outcome]) -> None:
     write_atomically(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), "--junit")
 
 
-def _suite(outcome: Outcome) -> ElementTree.Element:
+def _suite(outcome: CheckOutcome) -> ElementTree.Element:
     failures = len(outcome.checks) - outcome.passed_cases
     counts = {
         "tests": len(outcome.checks) or 1,
@@ -207,7 +207,7 @@ def _suite(outcome: Outcome) -> ElementTree.Element:
 
 
 @dataclass(frozen=True)
-class Workers:
+class CheckWorkers:
     """Processes that check variants, `jobs` at a time.
 
     Fields: `wrapper` is a command before the interpreter, such as compute-sanitizer; after `budget_s` no further variant is
@@ -222,7 +222,7 @@ class Workers:
     began: float = field(default_factory=time.monotonic)
     _running: set[subprocess.Popen] = field(default_factory=set)
 
-    def check_all(self, requests: Iterable[Request]) -> Iterator[tuple[Outcome, str]]:
+    def check_all(self, requests: Iterable[CheckRequest]) -> Iterator[tuple[CheckOutcome, str]]:
         """Yield the outcomes in the order of the requests, each with the output of its process."""
         pool = ThreadPoolExecutor(self.jobs)
         try:
@@ -232,23 +232,25 @@ class Workers:
             for process in list(self._running):
                 _kill(process)
 
-    def check(self, request: Request) -> tuple[Outcome, str]:
+    def check(self, request: CheckRequest) -> tuple[CheckOutcome, str]:
         """Check one variant in a process of its own. Return the outcome and the output."""
         started = time.monotonic()
         if started - self.began > self.budget_s:
-            return Outcome(request.symbol, error=f"not started within {self.budget_s:g} s"), ""
+            return CheckOutcome(request.symbol, error=f"not started within {self.budget_s:g} s"), ""
         command = [*self.wrapper, sys.executable, "-m", self.module, json.dumps(asdict(request))]
         status, out, err = self._run(command)
         took = time.monotonic() - started
         if status is None:
             hung = f"no answer within {self.timeout_s:g} s: the kernel may hang"
-            return Outcome(request.symbol, error=hung, seconds=took), out + err
+            return CheckOutcome(request.symbol, error=hung, seconds=took), out + err
         answers = [line for line in out.splitlines() if line.startswith('{"symbol": ')]
         if answers:
             answer = json.loads(answers[-1])
-            return Outcome(**{**answer, "checks": tuple(answer["checks"])}), out + err
+            return CheckOutcome(**{**answer, "checks": tuple(answer["checks"])}), out + err
         last = (err.strip() or out.strip() or "no output").splitlines()[-1]
-        return Outcome(request.symbol, error=f"its process ended with status {status}: {last}", seconds=took), out + err
+        return CheckOutcome(
+            request.symbol, error=f"its process ended with status {status}: {last}", seconds=took
+        ), out + err
 
     def _run(self, command: list[str]) -> tuple[int | None, str, str]:
         """Run a command in a session of its own. The status is None if it was killed after the time limit."""
@@ -283,16 +285,16 @@ def _kill(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def answer(request: Any, check: Callable[[Any], Outcome]) -> None:
+def answer(request: Any, check: Callable[[Any], CheckOutcome]) -> None:
     """Check a request, and print the outcome as one line of JSON."""
     try:
         outcome = check(request)
     except Exception as error:
         if not hasattr(error, "exit_code"):  # an internal error
             raise
-        outcome = Outcome(request.symbol, error=str(error))
+        outcome = CheckOutcome(request.symbol, error=str(error))
     print(json.dumps(asdict(outcome)), flush=True)
 
 
 if __name__ == "__main__":
-    answer(Request(**json.loads(sys.argv[1])), check_here)
+    answer(CheckRequest(**json.loads(sys.argv[1])), check_here)

@@ -16,7 +16,7 @@ from benchmarks.cost_model import Configuration, asked, distance, matched
 from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
 from benchmarks.verdicts import SOUND, VERDICTS, Case
 from generator.build.inspect import Code, disassemble, read_cubin
-from generator.device_check import Outcome
+from generator.device_check import CheckOutcome
 from hgemm.bench.work import Work
 from hgemm.errors import LibraryError
 from hgemm.problem import Problem
@@ -175,7 +175,7 @@ def test_cases_that_the_device_did_not_come_to_are_left_out() -> None:
         case("1x1x1", False, False, "bounds"),
         case("2x2x2", False, True, "race"),
     ]
-    outcome = Outcome("hgemm_x", (check("8x8x8 alpha=1", True),), error="1x1x1: cannot launch: ILLEGAL_ADDRESS")
+    outcome = CheckOutcome("hgemm_x", (check("8x8x8 alpha=1", True),), error="1x1x1: cannot launch: ILLEGAL_ADDRESS")
     rows = list(verdicts._compared(cases, outcome))
     assert [(row["case"], row["gpu_passed"], row["stands"]) for row in rows] == [
         ("8x8x8 alpha=1", True, "agrees"),
@@ -185,7 +185,7 @@ def test_cases_that_the_device_did_not_come_to_are_left_out() -> None:
 
 def test_the_summary_counts_sound_and_faulty_kernels_apart(tmp_path, capsys) -> None:
     cases = [case("a", True, True, library=SOUND), case("b", False, True, "race")]
-    outcomes = [Outcome("hgemm_x", (check("a", True),)), Outcome("hgemm_x", (check("b", True),))]
+    outcomes = [CheckOutcome("hgemm_x", (check("a", True),)), CheckOutcome("hgemm_x", (check("b", True),))]
     rows = [row for one, outcome in zip(cases, outcomes) for row in verdicts._compared([one], outcome)]
     path = tmp_path / VERDICTS
     assert verdicts._summed_up(rows, {"executor": "e"}, "GPU", 13000, path) == 0

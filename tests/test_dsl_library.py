@@ -19,7 +19,7 @@ import hgemm.device
 from benchmarks.compare_forms import groups
 from generator.cli import main as cli
 from generator.cli.main import hgemm_command
-from generator.device_check import Workers, check_here
+from generator.device_check import CheckWorkers, check_here
 from generator.proof import jobs as emulate
 from generator.store.library import Library
 from hgemm.bench import cublaslt
@@ -51,7 +51,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
 def serve(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> FakeDriver:
     for place in ("device", "bench.device"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
-    monkeypatch.setattr(Workers, "check", lambda self, request: (check_here(request), ""))  # where the fake lives
+    monkeypatch.setattr(CheckWorkers, "check", lambda self, request: (check_here(request), ""))  # where the fake lives
     hgemm.device._open.cache_clear()
     return fake
 

@@ -24,7 +24,7 @@ from generator.cli.prove_catalog import chosen
 from generator.proof import jobs as emulate
 from generator.proof.costs import Costs, count, disagreements
 from generator.proof.executor import Executable, HostToolchain
-from generator.proof.jobs import Emulation, Prover, Request, check_here, request_of, workers
+from generator.proof.jobs import Emulation, ProofRequest, Prover, check_here, request_of, workers
 from generator.proof.machine import EmulatedKernel
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -46,7 +46,7 @@ def kernel_of(options: dict[str, str]) -> Kernel:
     return emit(plan, templates_folder())
 
 
-def request(host_toolchain: HostToolchain, kernel: Kernel, source: str = "", **others) -> Request:
+def request(host_toolchain: HostToolchain, kernel: Kernel, source: str = "", **others) -> ProofRequest:
     record = {**planned(kernel), "proof": {"mma_per_tile": kernel.plan.mma_per_k_tile}}
     return replace(request_of(host_toolchain, source or kernel.source, record), **others)
 

@@ -22,7 +22,7 @@ from records import make_record
 
 import hgemm.device
 from generator.cli.main import hgemm_command
-from generator.device_check import Outcome, Request, Workers, check_here, write_junit
+from generator.device_check import CheckOutcome, CheckRequest, CheckWorkers, check_here, write_junit
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.store.library import Library
 from generator.store.query import FIELDS, Selection, condition_of, resolve
@@ -386,13 +386,13 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
     monkeypatch.setattr("hgemm.device.driver", lambda: fake)
     # Variants are checked in this process, for the fake driver lives here.
-    monkeypatch.setattr(Workers, "check", lambda self, request: (_here(fake, request), ""))
+    monkeypatch.setattr(CheckWorkers, "check", lambda self, request: (_here(fake, request), ""))
     hgemm.device._open.cache_clear()
     yield fake
     hgemm.device._open.cache_clear()
 
 
-def _here(fake: FakeDriver, request: Request) -> Outcome:
+def _here(fake: FakeDriver, request: CheckRequest) -> CheckOutcome:
     traits = LaunchTraits.of(Library(Path(request.library)).load(request.symbol).record.data)
     faults = frozenset({"drops an element of k"} if "bad" in request.symbol else ())
     fake.kernel = lambda problem: simulated.launch(traits, problem, faults)
@@ -535,7 +535,7 @@ def test_a_launch_that_fails_is_told_of_with_its_case(driver: FakeDriver, device
 def test_a_worker_without_a_gpu_answers(device_folder: Path) -> None:
     if _has_gpu():
         pytest.skip("this machine has a GPU")
-    outcome, _ = Workers().check(Request(str(device_folder), "hgemm_good"))
+    outcome, _ = CheckWorkers().check(CheckRequest(str(device_folder), "hgemm_good"))
     assert outcome.failed and outcome.error.startswith("no NVIDIA GPU here")
 
 
@@ -548,8 +548,8 @@ def _has_gpu() -> bool:
 
 def test_a_worker_that_hangs_is_killed_with_its_children(device_folder: Path) -> None:
     began = time.monotonic()
-    workers = Workers(jobs=2, timeout_s=0.5, wrapper=("/bin/sh", "-c", "sleep 60 & sleep 60; :"))
-    outcomes = [outcome for outcome, _ in workers.check_all([Request(str(device_folder), "hgemm_good")] * 2)]
+    workers = CheckWorkers(jobs=2, timeout_s=0.5, wrapper=("/bin/sh", "-c", "sleep 60 & sleep 60; :"))
+    outcomes = [outcome for outcome, _ in workers.check_all([CheckRequest(str(device_folder), "hgemm_good")] * 2)]
     assert time.monotonic() - began < 20
     assert all(
         outcome.failed and "no answer within 0.5 s: the kernel may hang" in outcome.error for outcome in outcomes
@@ -557,22 +557,26 @@ def test_a_worker_that_hangs_is_killed_with_its_children(device_folder: Path) ->
 
 
 def test_a_worker_that_dies_is_told_of(device_folder: Path) -> None:
-    dying = Workers(wrapper=(sys.executable, "-c", "import os, sys; sys.stderr.write('broken\\n'); os._exit(9)"))
-    outcome, log = dying.check(Request(str(device_folder), "hgemm_good"))
+    dying = CheckWorkers(wrapper=(sys.executable, "-c", "import os, sys; sys.stderr.write('broken\\n'); os._exit(9)"))
+    outcome, log = dying.check(CheckRequest(str(device_folder), "hgemm_good"))
     assert outcome.error == "its process ended with status 9: broken" and log == "broken\n"
 
 
 def test_nothing_is_begun_after_the_budget(device_folder: Path) -> None:
-    spent = Workers(budget_s=1, began=time.monotonic() - 2)
-    assert "not started within 1 s" in spent.check(Request(str(device_folder), "hgemm_good"))[0].error
+    spent = CheckWorkers(budget_s=1, began=time.monotonic() - 2)
+    assert "not started within 1 s" in spent.check(CheckRequest(str(device_folder), "hgemm_good"))[0].error
 
 
 def test_outcomes_judge_themselves(tmp_path: Path) -> None:
     good = {"case": "1x1x1", "max_error": 0.0, "max_bound_ratio": 0.25, "passed": True, "reason": ""}
-    passed = Outcome("a", (good,))
+    passed = CheckOutcome("a", (good,))
     assert passed.passed and not passed.failed and passed.worst_ratio == 0.25
     failed = replace(passed, checks=(good, {**good, "passed": False, "reason": "off"}))
     assert failed.failed and failed.reason == "1x1x1: off"
-    assert Outcome("b", error="gone").failed and not Outcome("b", skipped="unfit").failed and Outcome("b").failed
-    write_junit(tmp_path / "x.xml", [passed, failed, Outcome("b", error="gone")])
+    assert (
+        CheckOutcome("b", error="gone").failed
+        and not CheckOutcome("b", skipped="unfit").failed
+        and CheckOutcome("b").failed
+    )
+    write_junit(tmp_path / "x.xml", [passed, failed, CheckOutcome("b", error="gone")])
     assert [suite.get("errors") for suite in ElementTree.parse(tmp_path / "x.xml").getroot()] == ["0", "0", "1"]

@@ -18,9 +18,9 @@ from generator.cli.output import note_left_out
 from generator.device_check import (
     CODES,
     TIMEOUT_S,
-    Outcome,
-    Request,
-    Workers,
+    CheckOutcome,
+    CheckRequest,
+    CheckWorkers,
     json_of,
     open_kernel,
     outcome_line,
@@ -234,17 +234,17 @@ def verify_command(
 
 def _on_device(
     library: Path, symbols: list[str], shapes: str, seed: int, jobs: int | None, timeout: float | None, code: str
-) -> Iterator[Outcome]:
+) -> Iterator[CheckOutcome]:
     open_device()
-    requests = [Request(str(library.resolve()), symbol, shapes, code, seed) for symbol in symbols]
-    workers = Workers(jobs or max(1, min(8, (os.cpu_count() or 1) // 2)), timeout or TIMEOUT_S)
+    requests = [CheckRequest(str(library.resolve()), symbol, shapes, code, seed) for symbol in symbols]
+    workers = CheckWorkers(jobs or max(1, min(8, (os.cpu_count() or 1) // 2)), timeout or TIMEOUT_S)
     for outcome, _ in workers.check_all(requests):
         yield outcome
 
 
 def _emulated(
     library: Library, symbols: list[str], shapes: str, seed: int, jobs: int | None, timeout: float | None
-) -> Iterator[Outcome]:
+) -> Iterator[CheckOutcome]:
     from generator.proof.jobs import Emulation, host_toolchain  # slow to load, and needed only here
 
     emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores())

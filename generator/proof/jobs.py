@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from generator.build.toolchain import OWN_HEADERS, templates_folder
-from generator.device_check import Outcome, Workers, answer
+from generator.device_check import CheckOutcome, CheckWorkers, answer
 from generator.errors import ProofError
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
 from generator.store.library import Library
@@ -24,7 +24,7 @@ TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class Request:
+class ProofRequest:
     """A kernel to prove: its source, its record, and the host toolchain. Empty `shapes` means its default cases."""
 
     symbol: str
@@ -43,9 +43,9 @@ class Request:
 
 def request_of(
     host_toolchain: HostToolchain, source: str, record: Mapping[str, Any], shapes: str = "", seed: int = 0
-) -> Request:
+) -> ProofRequest:
     """Return the request for a kernel's source and record. The record may lack the sections of a compiled kernel."""
-    return Request(
+    return ProofRequest(
         symbol=record["symbol"],
         source=source,
         record={name: record[name] for name in ("symbol", "arch", "spec", "launch", "traits")},
@@ -61,12 +61,12 @@ def request_of(
     )
 
 
-def workers(jobs: int, timeout_s: float = TIMEOUT_S) -> Workers:
+def workers(jobs: int, timeout_s: float = TIMEOUT_S) -> CheckWorkers:
     """Return the worker processes that prove requests, `jobs` at a time."""
-    return Workers(jobs, timeout_s, module="generator.proof.jobs")
+    return CheckWorkers(jobs, timeout_s, module="generator.proof.jobs")
 
 
-def check_here(request: Request) -> Outcome:
+def check_here(request: ProofRequest) -> CheckOutcome:
     """Prove a kernel in this process. Raises HgemmError if it cannot be built or launched."""
     from generator.proof.proving import Subject, prove  # imports NumPy, which only this process needs
 
@@ -79,7 +79,7 @@ def check_here(request: Request) -> Outcome:
     subject = Subject(request.symbol, request.source, request.record, request.mma_per_k_tile)
     proved = prove(subject, host_toolchain, shapes, request.seed)
     checks = tuple(asdict(check) for check in proved.checks)
-    return Outcome(request.symbol, checks, "", "", time.monotonic() - began, proved.proof, proved.sites)
+    return CheckOutcome(request.symbol, checks, "", "", time.monotonic() - began, proved.proof, proved.sites)
 
 
 # ==== `hgemm verify --emulate` and `generate --verify emulate` ====
@@ -110,32 +110,32 @@ class Emulation:
     jobs: int = 1
     timeout_s: float = TIMEOUT_S
 
-    def outcomes(self, symbols: Iterable[str]) -> Iterator[Outcome]:
+    def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
         """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record."""
         items = [self._request(symbol) for symbol in symbols]
-        requests = [one for one in items if isinstance(one, Request)]
+        requests = [one for one in items if isinstance(one, ProofRequest)]
         if requests:
             self.host_toolchain.executor()  # build it once, before the processes; its errors are not a kernel's
         outcomes = workers(self.jobs, self.timeout_s).check_all(requests)
         for one in items:
-            outcome = next(outcomes)[0] if isinstance(one, Request) else one
+            outcome = next(outcomes)[0] if isinstance(one, ProofRequest) else one
             if outcome.proof:
                 self._store(outcome)
             yield outcome
         trim(self.host_toolchain.cache)
 
-    def _request(self, symbol: str) -> Request | Outcome:
+    def _request(self, symbol: str) -> ProofRequest | CheckOutcome:
         variant = self.library.load(symbol)
         if variant.record.source_name != SOURCE_NAME:
-            return Outcome(symbol, skipped=NOT_IN_CPP)
+            return CheckOutcome(symbol, skipped=NOT_IN_CPP)
         try:
             require_same_headers(self.host_toolchain, variant.record.data)
         except ProofError as error:
-            return Outcome(symbol, error=str(error))
+            return CheckOutcome(symbol, error=str(error))
         source = variant.source.decode()
         return request_of(self.host_toolchain, source, variant.record.data, self.shapes, self.seed)
 
-    def _store(self, outcome: Outcome) -> None:
+    def _store(self, outcome: CheckOutcome) -> None:
         variant = self.library.load(outcome.symbol)
         old = variant.record.data["proof"]
         new = {**old, **outcome.proof}
@@ -178,4 +178,4 @@ def local_prover() -> Prover:
 
 
 if __name__ == "__main__":
-    answer(Request(**json.loads(sys.argv[1])), check_here)
+    answer(ProofRequest(**json.loads(sys.argv[1])), check_here)
