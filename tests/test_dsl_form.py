@@ -67,19 +67,19 @@ def plan_in_dsl(**texts: str) -> Plan:
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        ({"arch": "sm_75"}, "sm_75: CuTe DSL writes PTX for sm_80"),
+        ({"arch": "sm_75"}, "arch is sm_75; CuTe DSL supports sm_80"),
         ({"mma": "m16n8k8"}, "m16n8k16"),
         ({"dtype": "tf32"}, "half-precision"),
         ({"copy": "ldg_sts"}, "cp.async"),
-        ({"smem": "pad_alternate:8"}, "one pitch apart"),
+        ({"smem": "pad_alternate:8"}, "rows at one distance"),
         ({"acc": "f16_promoted"}, "one type"),
-        ({"mma_order": "row"}, "an order of its own"),
-        ({"fragment_stages": "1"}, "while another is multiplied"),
-        ({"store": "direct"}, "by way of shared memory"),
+        ({"mma_order": "row"}, "has its own order"),
+        ({"fragment_stages": "1"}, "reads the next k-block ahead"),
+        ({"store": "direct"}, "the epilogue uses shared memory"),
         ({"smem_alloc": "static"}, "dynamic shared memory"),
         ({"schedule": "split_k:2"}, "split_k:2"),
         ({"align": "1"}, "cp.async"),
-        ({"tile": "64x64x16"}, "one k-block"),
+        ({"tile": "64x64x16"}, "has 1 k-block"),
         ({"tile": "64x48x32", "layout": "tt"}, "do not tile"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_field_that_the_dsl_cannot_express_is_a_violation_that_a_change_mends(
 
 def test_wgmma_kernels_are_not_in_the_dsl() -> None:
     (candidate,) = sweep([{"arch": "sm_90a", "mma": "wgmma", "form": "dsl"}]).candidates
-    assert [violation for violation in candidate.broken if "form dsl" in violation.message]
+    assert [violation for violation in candidate.broken if "form is dsl" in violation.message]
     (planned,) = sweep([{"arch": "sm_90a", "form": "dsl"}]).plans
     assert family_of(planned.spec).name == "mma_sync"
 
@@ -186,7 +186,7 @@ def test_fields_that_are_taken_one_by_one_are_taken_where_they_lie_in_a_problem(
         (ptx_taking(FIELDS, "") * 2, "2 kernels"),
         (ptx_taking(FIELDS[:-1], ""), "not the fields of a problem"),
         (ptx_taking([*FIELDS[:18], "u64", *FIELDS[19:]], ""), "not the fields of a problem"),
-        (ptx_taking(FIELDS, "\tmov.b64 %rd1, k_param_2;"), "otherwise than by loads"),
+        (ptx_taking(FIELDS, "\tmov.b64 %rd1, k_param_2;"), "in an instruction other than a load"),
     ],
 )
 def test_a_kernel_that_takes_something_else_is_refused(text: str, reason: str) -> None:
@@ -247,7 +247,7 @@ def test_without_the_dsl_its_kernels_are_refused_with_what_to_install(monkeypatc
     assert "pip install" in translate.lacking()
     with pytest.raises(
         HgemmError,
-        match=r"no-such-wheel-anywhere is missing, which --form dsl needs: pip install 'hgemm-generator\[dsl\]'",
+        match=r"no-such-wheel-anywhere is missing, and --form dsl requires it: pip install 'hgemm-generator\[dsl\]'",
     ):
         prepare(plan_in_dsl(), TEMPLATES)
     prepare(plan_in_dsl().replace(form="atoms"), TEMPLATES)

@@ -415,7 +415,8 @@ def main():
     d = np.zeros_like(c)
     addresses = [upload(x) for x in (a, b, c, d, bias)]
 
-    problem = make_problem((*addresses, 0), (lda, ldb, ldd, ldd, 0, 0, 0, 0, 0, m, n, k, 1), options.alpha, options.beta)
+    numbers = lda, ldb, ldd, ldd, 0, 0, 0, 0, 0, m, n, k, 1
+    problem = make_problem((*addresses, 0), numbers, options.alpha, options.beta)
     tiles = -(-m // BLK_M) * -(-n // BLK_N)
     ctas = tiles
 

@@ -64,5 +64,11 @@ def _template(folder: Path, name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
+        finalize=_in_cpp if name.endswith(".cu.j2") else None,
     )
     return environment.get_template(name)
+
+
+def _in_cpp(value: object) -> object:
+    """Return a template value as C++ spells it."""
+    return str(value).lower() if isinstance(value, bool) else value

@@ -192,18 +192,13 @@ def common_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "raster": spec.raster.kind,
         "splits": spec.schedule.splits,
         "raster_tiles": plan.raster_tiles,
-        "beta": boolean(spec.beta),
+        "beta": spec.beta,
         "bias": spec.bias,
         "activation": spec.activation,
         "align_d": spec.align_d,
         "smem_bytes": plan.smem_bytes,
         "mma_per_k_tile": plan.mma_per_k_tile,
     }
-
-
-def boolean(value: bool) -> str:
-    """Write a truth value as C++ does."""
-    return "true" if value else "false"
 
 
 # ---- Policy constants of stream-K ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.base import Form
-from generator.families.common import CUTE_ELEMENTS, boolean, common_values, cute_integers, cute_layout
+from generator.families.common import CUTE_ELEMENTS, common_values, cute_integers, cute_layout
 from generator.families.mma_sync import policy
 from generator.families.mma_sync.form_rules import thread_shape
 from generator.families.mma_sync.plan import MMA_ROWS
@@ -45,21 +45,21 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "warps_n": plan.warps_n,
         "mma_k": plan.mma_k,
         "fragment_stages": spec.fragment_stages,
-        "zigzag": boolean(spec.mma_order == "zigzag"),
+        "zigzag": spec.mma_order == "zigzag",
         "fragment_rows": plan.fragment_rows,
-        "wmma": boolean(plan.wmma),
-        "static_smem": boolean(plan.static_smem_bytes > 0),
+        "wmma": plan.wmma,
+        "static_smem": plan.static_smem_bytes > 0,
         "copy": spec.copy,
         "register_copy": plan.register_copy,
         "store_spacing": spec.store_spacing,
-        "prefetch": boolean(spec.prefetch),
-        "stores_behind_mma": boolean(policy.stores_behind_mma(plan)),
+        "prefetch": spec.prefetch,
+        "stores_behind_mma": policy.stores_behind_mma(plan),
         "copy_placement": policy.copy_placement(plan),
-        "reads_first": boolean(policy.reads_first(plan)),
+        "reads_first": policy.reads_first(plan),
         "a": _atoms_operand(plan, plan.a, "m", spec.cta_tile.m, spec.align_a),
         "b": _atoms_operand(plan, plan.b, "n", spec.cta_tile.n, spec.align_b),
         **policy.stream_k(plan),
-        "store_through_shared": boolean(spec.store == "smem"),
+        "store_through_shared": spec.store == "smem",
         "epilogue_pitch": plan.epilogue_pitch,
         "epilogue_odd_words": plan.epilogue_odd_words,
         "epilogue_rows": MMA_ROWS,
@@ -71,7 +71,7 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
 def _atoms_operand(plan: Plan, tile: OperandTile, axis: str, extent: int, align: int) -> dict[str, Any]:
     return {
         "extent": extent,
-        "k_major": boolean(tile.k_major),
+        "k_major": tile.k_major,
         "contiguous": "k" if tile.k_major else axis,
         "align": tile.chunk,
         "row_align": min(align, tile.chunk),
@@ -95,7 +95,6 @@ _CUTE_COPIES = {
     4: "SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint64_t>",
     2: "SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint32_t>",
 }
-_NAMESPACE = "hgemm::cute_form::"
 _CUTE_VECTORS = {8: "uint128_t", 4: "uint64_t", 2: "uint32_t", 1: "uint16_t"}
 """Types that move as many elements of 2 bytes at once."""
 _LDMATRIX = {
@@ -130,7 +129,7 @@ def cute_values(plan: Plan, symbol: str) -> dict[str, Any]:
     }
 
 
-def _cute_operand(plan: Plan, tile: OperandTile, matrices: int) -> dict[str, str | int]:
+def _cute_operand(plan: Plan, tile: OperandTile, matrices: int) -> dict[str, Any]:
     rows, vectors = thread_shape(tile)
     row = (tile.rows, tile.pitch)
     if tile.smem.pair_pad:
@@ -140,23 +139,17 @@ def _cute_operand(plan: Plan, tile: OperandTile, matrices: int) -> dict[str, str
     if not tile.k_major:
         modes, threads, chunk = modes[::-1], threads[::-1], chunk[::-1]
     return {
-        "k_major": boolean(tile.k_major),
-        "layout": _swizzled(tile.smem.swizzle, [*modes, (plan.spec.stages, tile.stage_elements)]),
+        "k_major": tile.k_major,
+        "swizzled": tile.smem.swizzle[0] > 0,
+        "swizzle": tile.smem.swizzle,
+        "layout": cute_layout([*modes, (plan.spec.stages, tile.stage_elements)]),
         "elements": plan.spec.stages * tile.stage_elements,
-        "instruction": f"{_NAMESPACE}LoadGlobal<{_CUTE_VECTORS[tile.chunk]}>"
-        if plan.register_copy
-        else _CUTE_COPIES[tile.chunk],
-        "smem_store": f"{_NAMESPACE}StoreShared<{_CUTE_VECTORS[tile.chunk]}>",
+        "cp_async": _CUTE_COPIES.get(tile.chunk),
+        "vector": _CUTE_VECTORS[tile.chunk],
         "threads": cute_layout(threads),
         "chunk": cute_integers(*chunk),
         "ldmatrix": _LDMATRIX[tile.k_major, matrices],
     }
-
-
-def _swizzled(swizzle: tuple[int, int, int], modes: list[tuple]) -> str:
-    bits, base, shift = swizzle
-    plain = cute_layout(modes)
-    return f"decltype(composition(Swizzle<{bits}, {base}, {shift}>{{}}, {plain}{{}}))" if bits else plain
 
 
 # ==== Form dsl ====
@@ -175,7 +168,6 @@ def dsl_values(plan: Plan, symbol: str) -> dict[str, Any]:
     return {
         **common_values(plan, symbol),
         "summary": summary(plan),
-        "beta": spec.beta,
         "bias_term": _BIAS_TERMS[spec.bias],
         "bias_strides": _BIAS_STRIDES[spec.bias],
         "outputs": ", ".join(name for name, there in outputs.items() if there),

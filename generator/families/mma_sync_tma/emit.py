@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.base import Form
-from generator.families.common import boolean, common_values
+from generator.families.common import common_values
 from generator.families.mma_sync.emit import summary
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.mma_sync_tma.plan import WarpBoxes
@@ -25,12 +25,12 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
         "mma_k": plan.mma_k,
         "fragment_stages": spec.fragment_stages,
         "fragment_rows": plan.fragment_rows,
-        "zigzag": boolean(spec.mma_order == "zigzag"),
+        "zigzag": spec.mma_order == "zigzag",
         "producer_registers": producer,
         "consumer_registers": consumer,
         "a": _operand(plan.a, "m", spec.cta_tile.m),
         "b": _operand(plan.b, "n", spec.cta_tile.n),
-        "store_through_shared": boolean(spec.store == "smem"),
+        "store_through_shared": spec.store == "smem",
         "epilogue_pitch": plan.epilogue_pitch,
         "epilogue_odd_words": plan.epilogue_odd_words,
         "epilogue_rows": plan.epilogue_rows,
@@ -42,7 +42,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
 def _operand(boxes: WarpBoxes, axis: str, extent: int) -> dict[str, Any]:
     return {
         "extent": extent,
-        "k_major": boolean(boxes.k_major),
+        "k_major": boxes.k_major,
         "contiguous": "k" if boxes.k_major else axis,
         "swizzle_bytes": boxes.swizzle_bytes,
     }

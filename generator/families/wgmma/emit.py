@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.base import Form
-from generator.families.common import CUTE_ELEMENTS, boolean, common_values, cute_integers, cute_layout
+from generator.families.common import CUTE_ELEMENTS, common_values, cute_integers
 from generator.families.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes
 from generator.families.wgmma import policy
 from generator.families.wgmma.plan import WgmmaPlan as Plan
@@ -51,8 +51,8 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "wgmma": wgmma_name(plan),
         "consumers": spec.consumers,
         "consumer_m": plan.consumer_rows,
-        "pingpong": boolean(plan.pingpong),
-        "swap_ab": boolean(spec.swap_ab),
+        "pingpong": plan.pingpong,
+        "swap_ab": spec.swap_ab,
         "producer_registers": producer,
         "consumer_registers": consumer,
         "tile_m": plan.tile.m,
@@ -65,8 +65,8 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "a": _atoms_operand(plan.a, "n" if spec.swap_ab else "m", plan.tile.m, aligns[0]),
         "b": _atoms_operand(plan.b, "m" if spec.swap_ab else "n", plan.tile.n, aligns[1]),
         "has_maps": bool(plan.tensor_maps),
-        "unroll_epilogue": boolean(policy.unroll_epilogue(plan)),
-        **{name: boolean(x) if isinstance(x, bool) else x for name, x in policy.stream_k(plan).items()},
+        "unroll_epilogue": policy.unroll_epilogue(plan),
+        **policy.stream_k(plan),
         "store": spec.store,
         "store_columns": plan.d.width,
         "epilogue_columns": plan.d.subtile_columns,
@@ -78,7 +78,7 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
 def _atoms_operand(boxes: OperandBoxes, axis: str, extent: int, align: int) -> dict[str, Any]:
     return {
         "extent": extent,
-        "k_major": boolean(boxes.k_major),
+        "k_major": boxes.k_major,
         "contiguous": "k" if boxes.k_major else axis,
         "swizzle_bytes": boxes.swizzle_bytes,
         "align": align,
@@ -99,7 +99,6 @@ _STMATRIX = {
     (True, 2): "SM90_U16x4_STSM_T",
 }
 """Instructions by whether operands are swapped, and by their 8x8 matrices."""
-_FLOATS = "hgemm::cute_form::StoreShared<uint64_t>"
 
 
 def cute_values(plan: Plan, symbol: str) -> dict[str, Any]:
@@ -116,43 +115,35 @@ def cute_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "cta_tiler": cute_integers(tile.m, tile.n, tile.k),
         "cluster_shape": cute_integers(plan.cluster.m, plan.cluster.n),
         "cluster_size": plan.launch_cluster,
-        "swap_ab": boolean(spec.swap_ab),
+        "swap_ab": spec.swap_ab,
         "consumers": spec.consumers,
-        "pingpong": boolean(plan.pingpong),
+        "pingpong": plan.pingpong,
         "producer_registers": producer,
         "consumer_registers": consumer,
         "mma": spec.mma,
-        "instruction": _instruction(plan),
+        "wgmma": wgmma_name(plan),
+        "k_major_only": bool(_only_layout(plan)),
         "warpgroups": cute_integers(1 if plan.pingpong else spec.consumers, 1, 1),
         "a": _cute_operand(plan, plan.a),
         "b": _cute_operand(plan, plan.b),
         "epilogue_tile": cute_integers(rows, columns),
-        "epilogue_layout": _epilogue_layout(plan) if spec.store == "tma" else cute_layout([(1, 0), (1, 0), (1, 0)]),
-        "smem_store": _smem_store(plan, columns),
+        "d": _cute_result(plan, rows, columns, stages),
+        "stmatrix": _stmatrix(plan, columns),
         "store": spec.store,
-        "unroll_epilogue": boolean(policy.unroll_epilogue(plan)),
+        "unroll_epilogue": policy.unroll_epilogue(plan),
         "ctas_per_sm": spec.ctas_per_sm,
     }
 
 
-def _cute_operand(plan: Plan, boxes: OperandBoxes) -> dict[str, str | int]:
-    order, major = ("", "K") if boxes.k_major else (", Step<_2, _1, _3>{}", "MN")
-    shape = cute_integers(boxes.extent, boxes.k, plan.spec.stages)
-    swizzled = f"GMMA::Layout_{major}_{_SWIZZLED[boxes.swizzle_bytes]}_Atom<Element>"
+def _cute_operand(plan: Plan, boxes: OperandBoxes) -> dict[str, Any]:
     return {
-        "k_major": boolean(boxes.k_major),
-        "layout": f"decltype(tile_to_shape({swizzled}{{}}, Shape<{shape}>{{}}{order}))",
-        "instruction": "SM90_TMA_LOAD_OP" if boxes.shared_by == 1 else "SM90_TMA_LOAD_MULTICAST_OP",
+        "k_major": boxes.k_major,
+        "major": "K" if boxes.k_major else "MN",
+        "swizzle": _SWIZZLED[boxes.swizzle_bytes],
+        "shape": cute_integers(boxes.extent, boxes.k, plan.spec.stages),
+        "multicast": boxes.shared_by > 1,
         "box": boxes.box[0] * boxes.sliced,
     }
-
-
-def _instruction(plan: Plan) -> str:
-    name = f"SM90_{wgmma_name(plan)}"
-    if name.endswith("_TN"):
-        return f"{name}<>"
-    majors = (f"GMMA::Major::{'K' if boxes.k_major else 'MN'}" for boxes in (plan.a, plan.b))
-    return f"{name}<{', '.join(majors)}>"
 
 
 def _staged(plan: Plan) -> tuple[int, int, int]:
@@ -162,15 +153,17 @@ def _staged(plan: Plan) -> tuple[int, int, int]:
     return ROWS_PER_WARPGROUP, columns, max(1, plan.epilogue_bytes // (plan.spec.consumers * size))
 
 
-def _epilogue_layout(plan: Plan) -> str:
+def _cute_result(plan: Plan, rows: int, columns: int, stages: int) -> dict[str, str]:
+    """Return the values of D's boxes in shared memory."""
     major, width = ("MN", ROWS_PER_WARPGROUP) if plan.spec.swap_ab else ("K", plan.d.width)
-    swizzled = f"GMMA::Layout_{major}_{_SWIZZLED[width * DTYPE_BYTES[plan.spec.dtype_d]]}_Atom<ElementOut>"
-    return f"decltype(tile_to_shape({swizzled}{{}}, Shape<{cute_integers(*_staged(plan))}>{{}}))"
+    swizzle = _SWIZZLED[width * DTYPE_BYTES[plan.spec.dtype_d]] if plan.spec.store == "tma" else ""
+    return {"major": major, "swizzle": swizzle, "shape": cute_integers(rows, columns, stages)}
 
 
-def _smem_store(plan: Plan, columns: int) -> str:
+def _stmatrix(plan: Plan, columns: int) -> str:
+    """Return the instruction that stores 2-byte accumulators to shared memory; "" if plain stores do."""
     if plan.spec.store == "direct" or DTYPE_BYTES[plan.spec.dtype_d] > 2:
-        return _FLOATS
+        return ""
     return _STMATRIX[plan.spec.swap_ab, 4 if columns % 16 == 0 else 2]
 
 
