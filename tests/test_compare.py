@@ -1,4 +1,4 @@
-"""`hgemm compare`: which forms can say a spec, and what is told of those that were built and run."""
+"""`hgemm compare`: which forms support a spec, and what is printed of those that were built and run."""
 
 from __future__ import annotations
 
@@ -137,5 +137,5 @@ def test_the_verb_builds_and_runs_what_can_be_and_tells_of_the_rest(tmp_path: Pa
     assert done.exit_code == 0, done.output
     (column,) = json.loads(done.stdout)
     assert (column["form"], column["device"], column["passed"]) == ("atoms", "CPU", True)
-    assert "form cute is skipped, cute_k_blocks: k of 16" in done.stderr and "[1/1] built hgemm_" in done.stderr
+    assert "form cute is skipped, cute_k_blocks: " in done.stderr and "[1/1] built hgemm_" in done.stderr
     assert "[1/1]" not in call(*options, "--quiet").stderr

@@ -1,4 +1,4 @@
-"""What a library does not serve is told, and added: the shipped catalog has no holes."""
+"""What a library does not support is reported, and added: the shipped catalog has no holes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_asked_for_closes_the_hole() -> None:
     assert found(DispatchTable.of([*catalog_records(), *records]), ["sm_89"], kinds) == []
 
 
-def test_every_problem_of_what_is_covered_is_served() -> None:
+def test_every_problem_of_what_is_covered_is_supported() -> None:
     """Not only the sorts that are looked at: shapes beside the edges of tiles, and mixed alignments."""
     extents = (1, 2, 15, 16, 17, 63, 65, 127, 129, 255, 257, 5000)
     for arch in ARCHS:

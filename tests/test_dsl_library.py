@@ -138,7 +138,7 @@ def test_its_code_is_timed(library: Library, timed_gpu: BenchDriver, verb: str) 
 
 @pytest.mark.parametrize(
     ("names", "words"),
-    [(["kernel.cu", "kernel.py"], "one of them is the source"), ([], "files.kernel.cu is missing")],
+    [(["kernel.cu", "kernel.py"], "only one may be the source"), ([], "files.kernel.cu is missing")],
 )
 def test_a_record_has_one_source(library: Library, names: list[str], words: str) -> None:
     data = library.load(SYMBOL).record.data

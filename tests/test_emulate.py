@@ -104,14 +104,14 @@ def test_shapes_are_taken_and_answered_as_json(library: Library, host_toolchain:
 def test_where_to_verify_must_be_said_once(library: Library) -> None:
     for flags, told in (([], "no place to verify"), (["--device", "--emulate"], "exclude each other")):
         result = invoke(verify.verify_command, *flags, "--library", library.folder)
-        assert str(result.exception).startswith(f"{told}: --device") and result.exception.exit_code == 2
+        assert told in str(result.exception) and result.exception.exit_code == 2
 
 
 def test_a_report_that_cannot_be_written_stops_before_the_work(library: Library, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, reason in (
         (tmp_path / "nodir" / "x.xml", "No such file"),
-        (tmp_path / "file" / "x.xml", "a file stands"),
+        (tmp_path / "file" / "x.xml", "a file is in the place"),
     ):
         result = invoke(verify.verify_command, "--emulate", "--library", library.folder, "--junit", place)
         assert result.stdout == "" and str(result.exception).startswith(f"cannot write {place}: {reason}")
@@ -165,7 +165,7 @@ def test_what_fails_is_not_registered(
         monkeypatch.setattr(emulate, "templates_folder", lambda: templates)
         options = [word for name, text in ONE.items() for word in (f"--{name}", text)]
         result = invoke(generate_command, *options, "--verify", "emulate", "--library", tmp_path / "lib", "-q")
-    assert result.exit_code == 1 and "is not proved and is not registered: " in result.stderr
+    assert result.exit_code == 1 and "fails its check and is not registered: " in result.stderr
     assert "bounds at warp_epilogue.cuh:" in result.stderr and "write of" in result.stderr
     assert not [*Library(tmp_path / "lib").rows()]
 

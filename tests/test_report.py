@@ -278,7 +278,7 @@ def test_what_cannot_be_trusted_is_left_out_and_said(tmp_path: Path) -> None:
     assert [row[0] for row in data_of(html)["rows"]] == ["hgemm_one"]
 
 
-def test_requests_that_cannot_be_served_are_told_in_one_line(tmp_path: Path) -> None:
+def test_bad_requests_are_reported_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     Library(tmp_path).publish(*make_record("hgemm_one"))
     to = tmp_path / "a.html"

@@ -46,7 +46,7 @@ def test_it_says_what_goes_before_a_smaller_estimate(paper_library: Library) -> 
     assert best["why"].startswith("smallest estimate") and "own architecture" in best["why"].split("; ")[-1]
 
 
-def test_what_is_not_served_or_misspelt_is_told(small_library: Library) -> None:
+def test_unsupported_and_misspelt_requests_are_reported(small_library: Library) -> None:
     words = ["select", "--library", small_library.folder, "--m", 64, "--n", 64, "--k", 64]
     done = call("hgemm", *words, "--arch", "80", "--align", "1")
     assert done.returncode == 1 and "need more alignment (A, B and D have 1, 1 and 1 elements)" in done.stderr
