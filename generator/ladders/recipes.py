@@ -17,6 +17,7 @@ from generator.errors import RequestError, closest_words
 from generator.spec import Texts, Tile
 from generator.sweep import over, read_toml, texts_in
 from hgemm.cases import Shape
+from hgemm.errors import deprecated
 
 FOLDER = Path(__file__).with_name("published")
 Published = Mapping[str, float]
@@ -151,6 +152,8 @@ def _steps(document: Mapping[str, Any], path: Path) -> Iterator[Step]:
     texts: Texts = texts_in(document["spec"], path)
     for table in document["step"]:
         place = f"{path}, step {table.get('name', '')!r}"
+        for old in _RENAMED.keys() & table.keys():
+            deprecated(old, _RENAMED[old])
         table = {_RENAMED.get(name, name): value for name, value in table.items()}
         own = {name: table[name] for name in table if name in {**_STEP_FIELDS, **_STEP_EXTRAS}}
         _check(own, {**_STEP_FIELDS, **_STEP_EXTRAS}, _STEP_FIELDS, place)
