@@ -35,7 +35,7 @@ from hgemm.errors import LibraryError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.model.cards import Card, card
 from hgemm.model.kernel import KTile, Size, extents
-from hgemm.model.predict import PATH, Constants, Shape, cycles_of, fits, problem_of, terms
+from hgemm.model.predict import PATH, Constants, KernelShape, cycles_of, fits, problem_of, terms
 from hgemm.record import current_spec
 from hgemm.selection import row_supports
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
@@ -94,7 +94,7 @@ class Data:
     records: Sequence[dict[str, Any]]
     problems: Sequence[tuple[int, int, int]]
     times_us: np.ndarray
-    shape: Shape
+    shape: KernelShape
     size: Size
     sms: np.ndarray
 
@@ -105,7 +105,7 @@ class Data:
         records = [{**record, "spec": current_spec(record["spec"])} for record in document["records"]]
         problems = [tuple(one) for one in document["problems"]]
         specs = [record["spec"] for record in records]
-        shapes = [Shape.of(one["spec"], gpu, one["resources"]["ctas_per_sm"]) for one in records]
+        shapes = [KernelShape.of(one["spec"], gpu, one["resources"]["ctas_per_sm"]) for one in records]
         sizes = [problem_of(specs[0], *one) for one in problems]
         sms = np.array([[gpu.sms_in_clusters(shape.cluster_ctas) for shape in shapes]], float)
         size = Size(*(np.array([[getattr(s, f.name)] for s in sizes], float) for f in fields(Size)))
@@ -137,7 +137,7 @@ class Data:
         return found
 
 
-def _stacked(shapes: Sequence[Shape]) -> Shape:
+def _stacked(shapes: Sequence[KernelShape]) -> KernelShape:
     """Return shapes as one of arrays, a column for each."""
 
     def column(values: list[float]) -> np.ndarray:
@@ -145,8 +145,8 @@ def _stacked(shapes: Sequence[Shape]) -> Shape:
 
     names = [field.name for field in fields(KTile) if field.type == "float" or field.name == "l2"]
     part = SimpleNamespace(**{name: column([getattr(shape.part, name) for shape in shapes]) for name in names})
-    others = [field.name for field in fields(Shape) if field.name != "part"]
-    return Shape(part=part, **{name: column([getattr(shape, name) for shape in shapes]) for name in others})
+    others = [field.name for field in fields(KernelShape) if field.name != "part"]
+    return KernelShape(part=part, **{name: column([getattr(shape, name) for shape in shapes]) for name in others})
 
 
 # ---- Fitting ----------------------------------------------------------------------------------------------------------

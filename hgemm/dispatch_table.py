@@ -20,7 +20,7 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
 from hgemm.model.cards import Card, usual_card
 from hgemm.model.kernel import by_wgmma
-from hgemm.model.predict import Shape, cycles_of, fit_of
+from hgemm.model.predict import KernelShape, cycles_of, fit_of
 from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, kind_supports
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
@@ -338,7 +338,7 @@ def clocks_of(record: Mapping[str, Any]) -> Clocks:
     """Return the coefficients of a variant from its record."""
     spec, card = record["spec"], _card(record["arch"])
     shape, constants, mhz = (
-        Shape.of(spec, card, record["resources"]["ctas_per_sm"]),
+        KernelShape.of(spec, card, record["resources"]["ctas_per_sm"]),
         fit_of(spec).constants,
         card["sm_mhz"],
     )

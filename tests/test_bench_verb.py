@@ -90,7 +90,7 @@ def test_the_table_has_ratios_and_means(driver: BenchDriver, folder: Path) -> No
     assert lines[2].startswith("40x56x24 tn") and lines[2].endswith("hgemm_fast") and " 1.250  1.125 " in lines[2]
     assert lines[3].endswith("hgemm_other") and " 2.500  2.250 " in lines[3]
     assert lines[6] == (
-        "  geometric mean, all: 1.7678 of first (least 1.250, 4 problems), 1.5910 of best (least 1.125, 4 problems)"
+        "  geometric mean, all: 1.7678 of first (minimum 1.250, 4 problems), 1.5910 of best (minimum 1.125, 4 problems)"
     )
     assert result.exit_code == 0
     assert result.stderr.splitlines()[0].startswith("[1/4] 40x56x24 tn")
@@ -179,7 +179,7 @@ def test_wrong_numbers_fail(driver: BenchDriver, folder: Path, tmp_path: Path) -
     compute = driver.faults
     driver.faults = {**compute, **dict.fromkeys(compute, frozenset({"drops an element of k"}))}
     result = call("--library", folder, "--shapes", "40x56x24")
-    assert result.exit_code == 1 and "sampled elements are off" in result.stdout
+    assert result.exit_code == 1 and "sampled elements exceed" in result.stdout
 
 
 def test_a_lost_device_is_an_error_after_the_table(driver: BenchDriver, folder: Path) -> None:
@@ -219,26 +219,26 @@ def test_the_module_imports_no_generator() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name problems: --suite public"),
-        (["--suite", "nothing"], "no suite 'nothing': name a file, or one of public"),
+        ([], "no problems given: use --suite public"),
+        (["--suite", "nothing"], "no suite 'nothing': use a file, or one of public"),
         (["--suite", ROOT / "pyproject.toml"], "cannot be read (JSONDecodeError"),
-        (["--suite", ROOT / "benchmarks" / "data" / "ablation_h200.json"], "is no list of problems or groups"),
+        (["--suite", ROOT / "benchmarks" / "data" / "ablation_h200.json"], "is not a list of problems or groups"),
         (["--suite", "public", "--group", "cubes"], "no group 'cubes' in the suite: it has square, rectangular"),
         (["--m", "9" * 5000], "is malformed: write 4096, 512,1024 or 1024:4096:256"),
         (["--m", "12:x"], "--m '12:x' is malformed"),
         (["--m", "2147482625"], "m is 2147482625, use 1 to 2147482624"),
         (
             ["--m", "1:9999999999"],
-            "--m '1:9999999999': 9,999,999,999 problems are more than 1,000,000: take larger steps",
+            "--m '1:9999999999': 9,999,999,999 problems exceed the limit of 1,000,000: use larger steps",
         ),
         (
             ["--m", "1:2000", "--n", "1:2000"],
-            "the ranges of --m, --n and --k: 4,000,000 problems are more than 1,000,000",
+            "the ranges of --m, --n and --k: 4,000,000 problems exceed the limit of 1,000,000",
         ),
         (["--m", "0"], "--m '0' names no positive number"),
         (["--shapes", "8x8x8", "--acc", "f64"], "--acc 'f64' is unknown: use f32, f16_promoted, f16"),
         (["--shapes", "8x8x8", "--state", "warm"], "state 'warm' is unknown: use steady, burst, solo"),
-        (["--shapes", "8x8x8", "--resume"], "--resume needs the file of an earlier run"),
+        (["--shapes", "8x8x8", "--resume"], "--resume requires --keep"),
     ],
 )
 def test_requests_are_refused_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
@@ -310,10 +310,10 @@ def one(layout: str = "tn", tflops: float = 600.0, ratio: float = 1.0, **changed
 def test_several_groups_are_summed_up_with_layouts_and_the_worst() -> None:
     lines = table([one(), one("nn", 588.0, 0.9), one("tt", 594.0, 1.1)]).splitlines()
     at = lines.index("all, steady")
-    assert lines[at + 1].startswith("  geometric mean, all: 0.9967 of first (least 0.900, 3 problems)")
+    assert lines[at + 1].startswith("  geometric mean, all: 0.9967 of first (minimum 0.900, 3 problems)")
     assert lines[at + 2 : at + 4] == [
-        "  ours, nn of tn: 0.980 (least 0.980, 1 problems)",
-        "  ours, tt of tn: 0.990 (least 0.990, 1 problems)",
+        "  ours, nn of tn: 0.980 (minimum 0.980, 1 problems)",
+        "  ours, tt of tn: 0.990 (minimum 0.990, 1 problems)",
     ]
     assert (
         lines[at + 4] == "  worst:"
@@ -334,6 +334,6 @@ def test_means_are_of_parts_where_there_are_several() -> None:
         for m, first in ((1, 0.5), (4096, 2.0))
     ]
     told = means(results)
-    assert told[0].startswith("  geometric mean, all: 1.0000 of first (least 0.500, 2 problems), 1.0000 of best")
+    assert told[0].startswith("  geometric mean, all: 1.0000 of first (minimum 0.500, 2 problems), 1.0000 of best")
     assert [line.partition(":")[0].partition(", ")[2] for line in told] == ["all", "m <= 16", "m <= 128", "m >= 512"]
     assert len(means(results[:1])) == 1

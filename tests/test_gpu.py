@@ -25,7 +25,7 @@ from generator.store.library import Library as Store
 from generator.sweep import over, sweep
 from hgemm import Kernel, ProblemError
 from hgemm.bench.protocol import Protocol
-from hgemm.bench.runner import Plan, run
+from hgemm.bench.runner import BenchPlan, run
 from hgemm.bench.torch_matmul import Torch
 from hgemm.bench.work import Work
 from hgemm.cases import default_cases
@@ -161,7 +161,7 @@ def kernels(small_library: Library) -> list[Kernel]:
 
 
 def measured(works: list[Work], kernels: list[Kernel], **changed) -> list[dict]:
-    document = run(Plan(works, kernels, **{"protocol": QUICK, **changed}), open_device(), print)
+    document = run(BenchPlan(works, kernels, **{"protocol": QUICK, **changed}), open_device(), print)
     assert not document["lost"] and document["baseline"].startswith("cuBLASLt")
     return document["results"]
 
@@ -177,7 +177,7 @@ def test_both_sides_are_right_and_are_paired(kernels: list[Kernel], layout: str)
 def test_torch_is_a_baseline_too(kernels: list[Kernel]) -> None:
     pytest.importorskip("torch")
     works = [Work(512, 384, 256, layout=layout, batch=batch) for layout in ("tn", "nt") for batch in (1, 3)]
-    document = run(Plan(works, kernels, protocol=QUICK, baseline=Torch), open_device(), print)
+    document = run(BenchPlan(works, kernels, protocol=QUICK, baseline=Torch), open_device(), print)
     assert document["baseline"].startswith("torch")
     for result in document["results"]:
         assert result["ours"] and result["best"] == "torch" and not result["refused"]

@@ -45,8 +45,8 @@ from hgemm.selection import MEASURED
 from hgemm.selection_query import SelectionQuery, Target
 from hgemm.tune import runner as hosts
 from hgemm.tune.__main__ import command as module_command
-from hgemm.tune.problem import FIRST_SAMPLES, Ranking, decide, halve, is_open
-from hgemm.tune.runner import PROTOCOL, Plan, Prebuilt, plainness, run
+from hgemm.tune.problem import FIRST_SAMPLES, Ranking, decide, halve, is_undecided
+from hgemm.tune.runner import PROTOCOL, Prebuilt, TunePlan, run, simplicity
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = simulated.record(beta=False)
@@ -82,14 +82,14 @@ def driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[BenchDrive
     assert not fake.memory and not fake.alive and not fake.contexts
 
 
-def tuned(plan: Plan, tell: Callable[[str], None] = lambda text: None, kernels: str = "") -> dict:
+def tuned(plan: TunePlan, tell: Callable[[str], None] = lambda text: None, kernels: str = "") -> dict:
     device = open_device()
     supply = Prebuilt(read_kernels(plan.library, kernels), Target.of(device), plan.candidates)
     return run(plan, supply, device, tell)
 
 
-def plan_of(folder: Path, **fields) -> Plan:
-    return Plan(**{"works": WORKS, "library": folder, "protocol": QUICK, "seed": 1, **fields})
+def plan_of(folder: Path, **fields) -> TunePlan:
+    return TunePlan(**{"works": WORKS, "library": folder, "protocol": QUICK, "seed": 1, **fields})
 
 
 def winners(document: dict) -> list[str]:
@@ -238,7 +238,7 @@ def test_what_cannot_be_tuned_fails(driver: BenchDriver, folder: Path) -> None:
     result = call(*words, "40x56x23", command=verb.tune_command)
     assert result.exit_code == 1 and "not measured: no variant of this layout" in result.stdout
     error = call("--library", folder, "--shapes", "8x8x8", "--resume").exception
-    assert error.exit_code == 2 and str(error).startswith("--resume needs the --seed")
+    assert error.exit_code == 2 and str(error).startswith("--resume requires the --seed")
     error = call("--library", folder, "--shapes", "8x8x8", "--part", "3/2").exception
     assert error.exit_code == 2 and "--part '3/2' is malformed" in str(error)
 
@@ -273,9 +273,9 @@ def test_each_gpu_gets_a_process_with_its_part(monkeypatch: pytest.MonkeyPatch, 
 
 def test_gpus_that_are_not_visible_are_refused() -> None:
     assert hosts.visible(2, None) == ["0", "1"] and hosts.visible(1, "3,4") == ["3"]
-    with pytest.raises(RequestError, match="--gpus 3 are more than the 2 of CUDA_VISIBLE_DEVICES=3,4"):
+    with pytest.raises(RequestError, match="--gpus 3 exceeds the 2 GPUs of CUDA_VISIBLE_DEVICES=3,4"):
         hosts.visible(3, "3,4")
-    with pytest.raises(RequestError, match="--gpus 2 are more than the 0 of CUDA_VISIBLE_DEVICES="):
+    with pytest.raises(RequestError, match="--gpus 2 exceeds the 0 GPUs of CUDA_VISIBLE_DEVICES="):
         hosts.visible(2, "")
 
 
@@ -408,13 +408,13 @@ def tuned_by_halving(problem: MeasuredProblem, noise: float, seed: int, candidat
     times_us = MEASURED_TIMES.times_us[problem]
     device = Replayed(times_us, noise, seed)
     finalists, _ = halve(list(candidates or times_us), device.sample, 4)
-    order = sorted(finalists, key=lambda name: plainness(FACTS[name]))
+    order = sorted(finalists, key=lambda name: simplicity(FACTS[name]))
     times: dict[str, list[float]] = {name: [] for name in finalists}
     for _ in range(4):
         for name, more in device.sample(order, ROUNDS).items():
             times[name] += more
         winner = decide(times, order)
-        if not is_open(times, winner):
+        if not is_undecided(times, winner):
             break
     return winner
 
@@ -461,9 +461,9 @@ def test_one_that_may_be_faster_than_the_last_of_the_half_stays() -> None:
 def test_only_who_wins_beyond_the_spread_takes_a_place() -> None:
     steady = {"first": [1.00, 1.01, 1.00, 1.01], "faster": [0.98, 0.99, 0.98, 0.99], "open": [0.90, 1.02, 0.90, 1.02]}
     assert decide(steady, ["first", "faster"]) == "faster"
-    assert decide(steady, ["first", "open"]) == "first" and is_open(steady, "first")
+    assert decide(steady, ["first", "open"]) == "first" and is_undecided(steady, "first")
     assert decide(steady, ["faster", "first"]) == "faster" == decide(steady, ["open", "first", "faster"][1:])
-    assert not is_open({"a": [1.0], "b": [0.996]}, "a")
+    assert not is_undecided({"a": [1.0], "b": [0.996]}, "a")
 
 
 # ---- Tuning again ---------------------------------------------------------------------------------------------------
@@ -526,7 +526,7 @@ def test_what_was_best_before_is_measured_again_and_what_is_not_there_is_not() -
     ranked, problem = ranking(), next(iter(MEASURED_TIMES.times_us))
     worst = ranked.best(work_of(problem), 1000)[-1]
     ranked.learn(problem, {worst: 1.0}, [worst])
-    assert ranked.best(work_of(problem), 4)[0] == worst == ranked.stands(work_of(problem))
+    assert ranked.best(work_of(problem), 4)[0] == worst == ranked.best_known(work_of(problem))
     some = set(ranked.best(work_of(problem), 1000)[10:20])
     assert set(ranked.best(work_of(problem), 1000, among=some)) == some
 

@@ -38,7 +38,7 @@ from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.selection_query import Target
 from hgemm.tune.options import tune, tune_options
-from hgemm.tune.runner import Plan, Supply
+from hgemm.tune.runner import Supply, TunePlan
 
 # ==== run ====
 
@@ -362,7 +362,7 @@ def tune_command(
     jobs: int,
     **options,
 ) -> None:
-    def supply(plan: Plan, target: Target) -> Supply:
+    def supply(plan: TunePlan, target: Target) -> Supply:
         opened = Library(library)
         archs = parse_arch_list(arch) if arch else archs_of(target)
         works = plan.works if generate else ()

@@ -33,11 +33,11 @@ def archs_of(target: Target) -> tuple[str, ...]:
 def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str, Plan]:
     """Return the legal plans by symbol. `space` is a file that replaces the tables.
 
-    Raises: RequestError where that file is malformed.
+    Raises: RequestError if that file is malformed.
     """
     kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
-    wanted = SelectionQuery.dense(kind, work.extents)
-    aligns = (wanted.align_a, wanted.align_b, wanted.align_d)
+    query = SelectionQuery.dense(kind, work.extents)
+    aligns = (query.align_a, query.align_b, query.align_d)
     return _plans(kind, aligns, tuple(archs), space)
 
 
@@ -46,8 +46,8 @@ def _plans(kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], spa
     requests: list[Texts] = []
     for arch in archs:
         groups = read_spec_file(space or _table(kind, aligns, arch))
-        groups = groups if space else [_of_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
-        requests += [over(group, _given(kind, aligns, arch)) for group in groups]
+        groups = groups if space else [_scaled_to_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
+        requests += [over(group, _problem_fields(kind, aligns, arch)) for group in groups]
     return {symbol_of(plan.spec): plan for plan in sweep(requests).plans}
 
 
@@ -59,23 +59,23 @@ def _table(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Path:
     return FOLDER / ("unaligned.toml" if narrow else "mma_sync.toml")
 
 
-def _of_bytes(group: Texts, size: int) -> Texts:
+def _scaled_to_bytes(group: Texts, size: int) -> Texts:
     """Return a group of a table for elements of `size` bytes."""
     tiles = (tile.rsplit("x", 1) for tile in group["tile"].split(","))
     return {**group, "tile": ",".join(f"{tile}x{int(k) * TABLE_BYTES // size}" for tile, k in tiles)}
 
 
-def _given(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Texts:
+def _problem_fields(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Texts:
     """Return the options that the problem decides. Alignments of 16 bytes stay open."""
     return {
         "arch": arch,
         **{name: getattr(kind, name) for name in ("layout", "dtype_a", "dtype_b", "acc")},
         "out": kind.dtype_d,
-        **_narrow(kind, aligns),
+        **_narrow_alignments(kind, aligns),
     }
 
 
-def _narrow(kind: Kind, aligns: tuple[int, int, int]) -> Texts:
+def _narrow_alignments(kind: Kind, aligns: tuple[int, int, int]) -> Texts:
     """Return the alignments below 16 bytes."""
     sizes = [DTYPES[dtype].bytes for dtype in (kind.dtype_a, kind.dtype_b, kind.dtype_d)]
     found = zip("abd", aligns, sizes)

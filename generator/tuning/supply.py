@@ -39,9 +39,9 @@ class Generating:
     """The variants `symbols` of a library and the variants of a search. Raises RequestError if its specs are malformed."""
 
     def __init__(
-        self, library: Library, symbols: Sequence[str], search: Search, target: Target, tell: Callable[[str], None]
+        self, library: Library, symbols: Sequence[str], search: Search, target: Target, log: Callable[[str], None]
     ) -> None:
-        self._library, self._search, self._tell = library, search, tell
+        self._library, self._search, self._log = library, search, log
         records = {symbol: library.load(symbol, verify=False).record.data for symbol in symbols}
         self.keys = {symbol: record["key"] for symbol, record in records.items()}
         self._plans: dict[str, Plan] = {}
@@ -51,7 +51,7 @@ class Generating:
         traits = {symbol: LaunchTraits.of(record) for symbol, record in {**planned, **records}.items()}
         rows = {symbol: (kind_of(its), row_of(its, {**planned, **records}[symbol])) for symbol, its in traits.items()}
         self.ranking = Ranking(rows, target)
-        self._there, self._failed = set(records), set[str]()
+        self._available, self._failed = set(records), set[str]()
         self._wanted: dict[str, list[str]] = {}
         self._changed = threading.Condition()
         self._error: Exception | None = None
@@ -66,14 +66,14 @@ class Generating:
                 if self._error:
                     raise self._error
                 for work in works:
-                    if all(symbol in self._there or symbol in self._failed for symbol in self._wanted[work.key]):
+                    if all(symbol in self._available or symbol in self._failed for symbol in self._wanted[work.key]):
                         return work
                 self._changed.wait()
 
     def kernels(self, work: Work) -> list[Kernel]:
         """Return the candidates, ranked by all measurements so far."""
         with self._changed:
-            there = frozenset(self._there)
+            there = frozenset(self._available)
         symbols = self.ranking.best(work, self._search.candidates, among=there)
         return [open_kernel(self._library, symbol) for symbol in symbols]
 
@@ -87,7 +87,7 @@ class Generating:
         if self._thread:
             return
         self._wanted = {work.key: self.ranking.best(work, self._search.candidates) for work in works}
-        missing = [symbol for symbols in self._wanted.values() for symbol in symbols if symbol not in self._there]
+        missing = [symbol for symbols in self._wanted.values() for symbol in symbols if symbol not in self._available]
         plans = [self._plans[symbol] for symbol in dict.fromkeys(missing)]
         self._thread = threading.Thread(target=self._make, args=(plans,), daemon=True)
         self._thread.start()
@@ -97,8 +97,8 @@ class Generating:
         try:
             with closing(make(plans, settings, self._search.jobs)) as outcomes:
                 for number, (_, outcome) in enumerate(outcomes, 1):
-                    self._note(outcome)
-                    self._tell(f"made {number}/{len(plans)}: {outcome.status} {outcome.symbol}")
+                    self._record_outcome(outcome)
+                    self._log(f"made {number}/{len(plans)}: {outcome.status} {outcome.symbol}")
                     if self._stop.is_set():
                         return
         except Exception as error:  # raised again where its variants are waited for
@@ -106,11 +106,11 @@ class Generating:
                 self._error = error
                 self._changed.notify_all()
 
-    def _note(self, outcome: Outcome) -> None:
+    def _record_outcome(self, outcome: Outcome) -> None:
         with self._changed:
             if outcome.record is None or outcome.record.data["spilled"]:
                 self._failed.add(outcome.symbol)
             else:
-                self._there.add(outcome.symbol)
+                self._available.add(outcome.symbol)
                 self.keys[outcome.symbol] = outcome.record.key
             self._changed.notify_all()

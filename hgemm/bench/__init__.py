@@ -1,1 +1,4 @@
-"""The benchmark: variants of a library beside cuBLASLt, interleaved in one process; needs the driver and NumPy only."""
+"""The benchmark times a library's variants and cuBLASLt in turns, in one process.
+
+It needs only the driver and NumPy.
+"""

@@ -1,4 +1,4 @@
-"""`python -m hgemm.bench`: the benchmark of a library's folder, where the generator is not installed."""
+"""`python -m hgemm.bench` benchmarks a library folder without the generator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hgemm.errors import run_command
 @click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
 @bench_options
 def command(library: Path, kernels: str, **options) -> int:
-    """Measure the variants of a library beside cuBLASLt; `hgemm bench --help` explains how."""
+    """Time the variants of a library next to cuBLASLt. `hgemm bench --help` explains how."""
     return bench(read_kernels(library, kernels), options, library)
 
 

@@ -1,7 +1,7 @@
-"""The part of cuBLASLt that a baseline needs, by ctypes: what it proposes for a problem, and running it.
+"""The cuBLASLt baseline: query its heuristic and launch its algorithms through ctypes.
 
-It is column-major. D (m, n) of ours is row-major, which is D^T (n, m) to it: so it is asked for D^T = B^T A^T.
-Source: cuBLAS Library 13.x, "Using the cuBLASLt API"; cublasLt.h for the numbers of its enumerations.
+cuBLASLt is column-major. A row-major D (m, n) is a column-major D^T (n, m), so cuBLASLt computes D^T = B^T A^T.
+Source: cuBLAS Library 13.x, "Using the cuBLASLt API"; enumeration values from cublasLt.h.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMPUTE_TF32 = 77  # CUBLAS_COMPUTE_32F_FAST_TF32
 _TRANSA, _TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
-_NOTHING_FOUND = 15  # CUBLAS_STATUS_NOT_SUPPORTED
+_NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 
 _VOID, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 
@@ -59,15 +59,15 @@ _SIGNATURES = {
     "cublasLtMatmulPreferenceSetAttribute": [_VOID, _INT, _VOID, _SIZE],
     "cublasLtMatmulPreferenceDestroy": [_VOID],
     "cublasLtMatmulAlgoGetHeuristic": [*[_VOID] * 7, _INT, ctypes.POINTER(Heuristic), ctypes.POINTER(_INT)],
-    # handle, operation, alpha, A, its layout, B, its layout, beta, C, its layout, D, its layout, algorithm, workspace,
-    # its size, stream
+    # handle, operation, alpha, A, layout of A, B, layout of B, beta, C, layout of C, D, layout of D, algorithm,
+    # workspace, workspace size, stream
     "cublasLtMatmul": [*[_VOID] * 14, _SIZE, _VOID],
 }
 
 
 def find_library() -> str:
-    """Return what the loader opens as cuBLASLt: pip's, the toolkit's, or whatever lies on the loader's path."""
-    with suppress(Exception):  # an old cuda-bindings has no pathfinder, and every version raises errors of its own
+    """Return the path or name of cuBLASLt for the loader: from cuda-pathfinder, from pip, else the default name."""
+    with suppress(Exception):  # old cuda-bindings have no pathfinder; each version raises different errors
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         if path := load_nvidia_dynamic_lib("cublasLt").abs_path:
@@ -80,21 +80,23 @@ def find_library() -> str:
 
 
 class CublasLt:
-    """The library on a device whose context is the thread's, with a workspace of 64 MiB."""
+    """cuBLASLt on a device, with a workspace of 64 MiB. The device's context must be current."""
 
     def __init__(self, device: Device) -> None:
         path = find_library()
         try:
             self.library = ctypes.CDLL(path)
         except OSError as error:
-            raise DeviceError(f"no cuBLASLt for the baseline ({error}): pip install nvidia-cublas") from None
+            raise DeviceError(
+                f"cuBLASLt for the baseline cannot be loaded ({error}): pip install nvidia-cublas"
+            ) from None
         for name, arguments in _SIGNATURES.items():
             function = getattr(self.library, name)
             function.argtypes, function.restype = arguments, _INT
         self.library.cublasLtGetVersion.restype = _SIZE
         number = int(self.library.cublasLtGetVersion())
         self.name = f"cuBLASLt {number // 10000}.{number // 100 % 100}.{number % 100}"
-        self.handle = self._made("cublasLtCreate")
+        self.handle = self._create("cublasLtCreate")
         self.device, self.workspace = device, device.allocate(WORKSPACE_BYTES)
 
     def free(self) -> None:
@@ -102,16 +104,16 @@ class CublasLt:
         self.ok("cublasLtDestroy", self.handle)
 
     def propose(self, work: Work, count: int) -> Proposals:
-        """Return what the heuristic answers for a problem, at most `count` algorithms."""
+        """Return the heuristic's algorithms for a problem, at most `count`."""
         return Proposals(self, work, count)
 
     def ok(self, call: str, *arguments: object) -> None:
-        """Call a function. Raises CublasError where it returns another status than 0."""
+        """Call a function. Raises CublasError if its status is not 0."""
         status = getattr(self.library, call)(*arguments)
         if status:
             raise CublasError(call, status)
 
-    def _made(self, call: str, *arguments: object) -> ctypes.c_void_p:
+    def _create(self, call: str, *arguments: object) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
         self.ok(call, ctypes.byref(made), *arguments)
         return made
@@ -120,31 +122,31 @@ class CublasLt:
         self.ok(call, thing, attribute, packed, len(packed))
 
     def layout(self, place: Dense) -> ctypes.c_void_p:
-        """Describe a matrix as it is stored: our rows of contiguous elements are its columns."""
-        made = self._made("cublasLtMatrixLayoutCreate", _DATA[place.dtype], place.columns, place.rows, place.columns)
+        """Describe a stored matrix. Our contiguous rows are columns to cuBLASLt."""
+        made = self._create("cublasLtMatrixLayoutCreate", _DATA[place.dtype], place.columns, place.rows, place.columns)
         if place.batch > 1:
             self._set("cublasLtMatrixLayoutSetAttribute", made, _BATCH_COUNT, struct.pack("<i", place.batch))
             self._set("cublasLtMatrixLayoutSetAttribute", made, _BATCH_OFFSET, struct.pack("<q", place.stride))
         return made
 
     def operation(self, work: Work) -> ctypes.c_void_p:
-        """Describe D^T = op(B) op(A): each is transposed where its rows, as stored, are not those of the product."""
+        """Describe D^T = op(B) op(A)."""
         scale = "f16" if work.acc == "f16" else "f32"
         compute = _COMPUTE_TF32 if work.dtype_a == "tf32" else _COMPUTE[work.acc]
-        made = self._made("cublasLtMatmulDescCreate", compute, _DATA[scale])
+        made = self._create("cublasLtMatmulDescCreate", compute, _DATA[scale])
         for attribute, transposed in ((_TRANSA, work.layout[1] == "n"), (_TRANSB, work.layout[0] == "n")):
             self._set("cublasLtMatmulDescSetAttribute", made, attribute, struct.pack("<i", int(transposed)))
         return made
 
     def preference(self) -> ctypes.c_void_p:
-        made = self._made("cublasLtMatmulPreferenceCreate")
+        made = self._create("cublasLtMatmulPreferenceCreate")
         packed = struct.pack("<Q", WORKSPACE_BYTES)
         self._set("cublasLtMatmulPreferenceSetAttribute", made, _MAX_WORKSPACE, packed)
         return made
 
 
 class CublasError(HgemmError):
-    """A status of cuBLASLt."""
+    """A cuBLASLt call returned an error status."""
 
     def __init__(self, call: str, status: int) -> None:
         super().__init__(f"{call} returned status {status}")
@@ -152,7 +154,7 @@ class CublasError(HgemmError):
 
 
 class Proposals:
-    """What cuBLASLt proposes for a problem, its best guess first; there may be nothing."""
+    """The algorithms that cuBLASLt proposes for a problem, its first choice first. There may be none."""
 
     def __init__(self, lt: CublasLt, work: Work, count: int) -> None:
         self.lt = lt
@@ -162,26 +164,26 @@ class Proposals:
         try:
             for name, place in dense(work).items():
                 self.layouts[name] = lt.layout(place)
-            self.contenders = [Proposal(self, one, at) for at, one in enumerate(self._ask(count))]
+            self.contenders = [Proposal(self, one, at) for at, one in enumerate(self._query_heuristic(count))]
         except CublasError:
             self.free()
             raise
 
-    def _ask(self, count: int) -> list[Heuristic]:
+    def _query_heuristic(self, count: int) -> list[Heuristic]:
         found, returned, lay = (Heuristic * count)(), ctypes.c_int(), self.layouts
         preference = self.lt.preference()
         described = (self.lt.handle, self.operation, lay["b"], lay["a"], lay["d"], lay["d"], preference)
         try:
             self.lt.ok("cublasLtMatmulAlgoGetHeuristic", *described, count, found, ctypes.byref(returned))
         except CublasError as error:
-            if error.status != _NOTHING_FOUND:
+            if error.status != _NOT_SUPPORTED:
                 raise
         finally:
             self.lt.ok("cublasLtMatmulPreferenceDestroy", preference)
         return [one for one in found[: returned.value] if one.status == 0]
 
     def bind(self, algorithm: Heuristic, problem: Problem, stream: int) -> Callable[[], None]:
-        """Return what launches one proposal on a problem's addresses. Raises CublasError when it is refused."""
+        """Return a function that launches one algorithm on a problem's addresses. It raises CublasError on failure."""
         lay, lt = self.layouts, self.lt
         arguments = (lt.handle, self.operation, self.one, problem.b, lay["b"], problem.a, lay["a"], self.zero)
         arguments += (problem.d, lay["d"], problem.d, lay["d"], ctypes.byref(algorithm), lt.workspace)
@@ -195,7 +197,7 @@ class Proposals:
 
 @dataclass
 class Proposal:
-    """One algorithm that cuBLASLt proposes; number 0 is its first guess."""
+    """One proposed algorithm. Number 0 is cuBLASLt's first choice."""
 
     proposals: Proposals
     algorithm: Heuristic

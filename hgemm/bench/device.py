@@ -1,4 +1,4 @@
-"""A stream of its own, events on it, and graphs of launches, through the driver."""
+"""Streams, events and graphs of launches; telemetry of the device; a watchdog for kernels that hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NON_BLOCKING = 1
 
 
 class Graph:
-    """Launches that the device runs one after the other without the host."""
+    """A CUDA graph of launches. The device runs them one after another without the host."""
 
     def __init__(self, executable: Any, launches: int) -> None:
         self.executable, self.launches = executable, launches
@@ -32,7 +32,7 @@ class Graph:
 
 
 class Stream:
-    """A stream of a device. Its context must be the thread's."""
+    """A stream of a device. The device's context must be current."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -55,7 +55,7 @@ class Stream:
         checked(driver().cuMemsetD8Async(pointer, byte, size_bytes, self.stream), f"fill {size_bytes} B")
 
     def capture(self, launches: Iterable[Launch]) -> Graph:
-        """Make a graph of launches on this stream. Raises what a launch raises."""
+        """Make a graph of launches on this stream. Raises any error of a launch."""
         mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         checked(driver().cuStreamBeginCapture(self.stream, mode), "begin a graph")
         count = 0
@@ -64,13 +64,15 @@ class Stream:
                 launch()
                 count += 1
         except BaseException:
-            with suppress(DeviceError):  # the capture is void: what was told first counts
+            with suppress(DeviceError):  # the capture is invalid; report the first error
                 checked(driver().cuStreamEndCapture(self.stream), "end a graph")
             raise
         graph = checked(driver().cuStreamEndCapture(self.stream), "end a graph")
         try:
             executable = checked(driver().cuGraphInstantiate(graph, 0), "make a graph")
-            checked(driver().cuGraphUpload(executable, self.stream), "upload a graph")  # else its first launch does
+            checked(
+                driver().cuGraphUpload(executable, self.stream), "upload a graph"
+            )  # otherwise the first launch uploads it
             return Graph(executable, count)
         finally:
             checked(driver().cuGraphDestroy(graph), "drop a graph")
@@ -79,7 +81,7 @@ class Stream:
         checked(driver().cuGraphLaunch(graph.executable, self.stream), "launch a graph")
 
     def timed(self, work: Launch) -> Callable[[], float]:
-        """Enqueue work between two events; return what waits for it and gives its milliseconds."""
+        """Enqueue work between two events. Return a function that waits and returns the milliseconds."""
         begin, end = (checked(driver().cuEventCreate(0), "make an event") for _ in range(2))
         checked(driver().cuEventRecord(begin, self.stream), "record an event")
         work()
@@ -95,19 +97,17 @@ class Stream:
         return wait
 
 
-# ==== Samples the card's SM clock ====
+# ---- Telemetry -------------------------------------------------------------------------------------------------------
 
 
-POWER_INSTANT_FIELD = (
-    186  # NVML_FI_DEV_POWER_INSTANT, milliwatts; nvmlDeviceGetPowerUsage averages over a second on Hopper
-)
+POWER_INSTANT_FIELD = 186  # NVML_FI_DEV_POWER_INSTANT, in mW; nvmlDeviceGetPowerUsage averages 1 s on Hopper
 
-# nvmlClocksEventReasons of nvml.h that say why clocks are below the maximum; idle is no limit.
+# Reasons for reduced clocks: nvmlClocksEventReasons in nvml.h. The idle reason is left out.
 CLOCK_LIMITS = {0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "hw_power_brake"}
 
 
 @dataclass(frozen=True)
-class Sample:
+class TelemetrySample:
     time_s: float  # time.perf_counter
     sm_mhz: float
     power_w: float
@@ -122,7 +122,7 @@ class _Nvml:
         self.nvml = pynvml
         pynvml.nvmlInit()
         self.handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
-        # Renamed in newer packages.
+        # Newer packages renamed this function.
         self.reasons = (
             getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
             or pynvml.nvmlDeviceGetCurrentClocksThrottleReasons
@@ -137,11 +137,11 @@ class _Nvml:
         milliwatts = self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)
         return milliwatts / 1000, self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
 
-    def sample(self) -> Sample:
+    def sample(self) -> TelemetrySample:
         nvml, handle = self.nvml, self.handle
         field = nvml.nvmlDeviceGetFieldValues(handle, [POWER_INSTANT_FIELD])[0]
         milliwatts = field.value.uiVal if field.nvmlReturn == 0 else nvml.nvmlDeviceGetPowerUsage(handle)
-        return Sample(
+        return TelemetrySample(
             time.perf_counter(),
             nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             milliwatts / 1000,
@@ -168,23 +168,23 @@ class _NvidiaSmi:
         power, clock = self._ask("enforced.power.limit,clocks.max.sm").split(",")
         return float(power), float(clock)
 
-    def sample(self) -> Sample:
+    def sample(self) -> TelemetrySample:
         return parse_smi(self._ask(self.QUERY), time.perf_counter())
 
 
-def parse_smi(line: str, time_s: float) -> Sample:
-    """Read one line of `nvidia-smi --query-gpu` in the order of the query."""
+def parse_smi(line: str, time_s: float) -> TelemetrySample:
+    """Parse one line of `nvidia-smi --query-gpu`, with the fields of _NvidiaSmi.QUERY."""
     clock, power, temperature, reasons = (part.strip() for part in line.split(","))
-    return Sample(time_s, float(clock), float(power), float(temperature), int(reasons, 16))
+    return TelemetrySample(time_s, float(clock), float(power), float(temperature), int(reasons, 16))
 
 
 class Telemetry:
-    """Samples in the background from `start` to `stop`, and sums up any interval between."""
+    """Samples clocks, power and temperature in the background, from `start` to `stop`."""
 
     def __init__(self, bus_id: str, period_s: float = 0.05) -> None:
         self.source = self._open(bus_id)
         self.period_s = period_s
-        self.samples: list[Sample] = []
+        self.samples: list[TelemetrySample] = []
         self._halt = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -193,18 +193,18 @@ class Telemetry:
         for kind in (_Nvml, _NvidiaSmi):
             try:
                 return kind(bus_id)
-            except Exception:  # any failure of one source only means: try the next, or report no telemetry
+            except Exception:  # try the next source; without one there is no telemetry
                 continue
         return None
 
     def state(self) -> dict:
-        """Return the driver's version, what bounds the clock, and how the device is now; nothing where none tells."""
+        """Return driver version, clock and power limits, and current state. Empty without a telemetry source."""
         if not self.source:
             return {}
         try:
             power_limit_w, sm_mhz_max = self.source.limits()
             now = self.source.sample()
-        except Exception:  # an old driver may not know of one of them
+        except Exception:  # old drivers lack some of these queries
             return {"driver": self.source.driver()}
         return {
             "driver": self.source.driver(),
@@ -228,19 +228,19 @@ class Telemetry:
         while not self._halt.wait(self.period_s):
             try:
                 self.samples.append(self.source.sample())
-            except Exception:  # a lost sample must not end a measurement
+            except Exception:  # a failed sample must not end a measurement
                 continue
 
     def between(self, begin_s: float, end_s: float) -> dict | None:
         return self.within([(begin_s, end_s)])
 
     def within(self, spans: Sequence[tuple[float, float]]) -> dict | None:
-        """Sum up several intervals together."""
+        """Summarize the samples of several intervals together."""
         return summarise([one for one in self.samples if any(begin <= one.time_s <= end for begin, end in spans)])
 
 
-def summarise(samples: list[Sample]) -> dict | None:
-    """Return medians and extremes of an interval, or None where nothing was sampled."""
+def summarise(samples: list[TelemetrySample]) -> dict | None:
+    """Return medians and extremes of samples, or None without samples."""
     if not samples:
         return None
     clocks = [sample.sm_mhz for sample in samples]
@@ -259,14 +259,17 @@ def summarise(samples: list[Sample]) -> dict | None:
     )
 
 
-# ==== What becomes of a launch that never returns: the process ends, and a resumed run leaves its variant out ====
+# ---- Watchdog --------------------------------------------------------------------------------------------------------
 
 
 _LOOK_S = 0.2
 
 
-class Watch:
-    """Holds each contender to a time. Its name lies in a file beside the results while it runs."""
+class Watchdog:
+    """Ends the process if a contender does not finish within a time limit.
+
+    While a contender runs, its name is in a file next to the results. A resumed run skips that contender.
+    """
 
     def __init__(self, keep: Path | None, limit_s: float) -> None:
         self.path = keep.with_name(f"{keep.name}.running") if keep else None
@@ -275,20 +278,20 @@ class Watch:
         threading.Thread(target=self._look, daemon=True).start()
 
     def unfinished(self) -> str:
-        """Return what an earlier run did not come back from; nothing where there is no such."""
+        """Return the contender that an earlier run did not finish. Empty if there is none."""
         if self.path:
             with suppress(OSError):
                 return self.path.read_text(encoding="utf-8").strip()
         return ""
 
     def begin(self, name: str) -> None:
-        """Note what is launched next."""
+        """Record the name of the next contender and start its time limit."""
         if self.path:
             self.path.write_text(name, encoding="utf-8")
         self._running, self._deadline = name, time.monotonic() + self.limit_s
 
     def rest(self) -> None:
-        """Note that everything has returned."""
+        """Record that all launches have finished."""
         self._deadline = float("inf")
         if self.path:
             self.path.unlink(missing_ok=True)
@@ -299,10 +302,10 @@ class Watch:
     def _look(self) -> None:
         while not self._over.wait(_LOOK_S):
             if time.monotonic() > self._deadline:
-                again = ": run again with --resume to go on without it" if self.path else ""
+                again = ": run again with --resume to skip it" if self.path else ""
                 print(
                     f"bench: {self._running} has not returned for {self.limit_s:g} s{again}",
                     file=sys.stderr,
                     flush=True,
                 )
-                os._exit(1)  # nothing else ends a process whose thread waits for the device
+                os._exit(1)  # a thread that waits for the device cannot be interrupted

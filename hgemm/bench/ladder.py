@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hgemm.bench.measure import BASELINE, LostDevice, Race, Sample, Stand, Variant, open_race
+from hgemm.bench.measure import BASELINE, BenchContext, LostDevice, OutputSample, Race, Variant, open_race
 from hgemm.bench.protocol import Protocol, Ratio, figures, round_times
-from hgemm.bench.runner import Plan, heading, stand_of, write_document
+from hgemm.bench.runner import BenchPlan, context_of, heading, write_document
 from hgemm.bench.work import Work
 from hgemm.device import Device
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.kernel import Kernel
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LadderProblem:
 
 
 def run(
-    ladders: Sequence[LadderProblem], plan: Plan, device: Device, heading_fields: dict[str, Any], tell: Tell
+    ladders: Sequence[LadderProblem], plan: BenchPlan, device: Device, heading_fields: dict[str, Any], log: Log
 ) -> dict[str, Any]:
     """Measure each ladder and return the document. `ladders` holds the results.
 
@@ -47,19 +47,19 @@ def run(
         "ladders": [],
     }
     with ExitStack() as stack:
-        stand = stand_of(plan, device, document, stack)
+        context = context_of(plan, device, document, stack)
         for ladder in ladders:
             began = time.perf_counter()
             try:
-                found = measure(ladder, stand)
+                found = measure(ladder, context)
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
-            except DeviceError as error:  # such as too little memory for the operands
+            except DeviceError as error:  # for example, too little memory for the operands
                 found = {"refused": {"all": str(error)}, "figures": {}}
             seconds = round(time.perf_counter() - began, 2)
             document["ladders"].append({**ladder.description, **found, "seconds": seconds})
-            tell(_line(ladder, found))
+            log(_line(ladder, found))
             if plan.keep:
                 write_document(plan.keep, document)
     return document
@@ -72,39 +72,39 @@ def _line(ladder: LadderProblem, found: dict[str, Any]) -> str:
     )
 
 
-def measure(ladder: LadderProblem, stand: Stand) -> dict[str, Any]:
-    """Time all steps of a ladder and cuBLASLt in the same rounds; each step's numbers are checked before.
+def measure(ladder: LadderProblem, context: BenchContext) -> dict[str, Any]:
+    """Time all steps of a ladder and cuBLASLt in the same rounds, after checking each step's output.
 
-    Raises: LostDevice if a kernel faults, DeviceError if memory is too small. Other failures are in `refused`.
+    Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
     kernels = {kernel.traits.symbol: kernel for kernel in ladder.kernels}
-    with open_race(ladder.work, stand) as (race, own):
-        contenders = [own(Variant(kernel, stand.device)) for kernel in kernels.values()]
-        if stand.baseline:
+    with open_race(ladder.work, context) as (race, own):
+        contenders = [own(Variant(kernel, context.device)) for kernel in kernels.values()]
+        if context.baseline:
             try:
-                contenders += map(own, own(stand.baseline.propose(ladder.work, 1)).contenders[:1])
+                contenders += map(own, own(context.baseline.propose(ladder.work, 1)).contenders[:1])
             except HgemmError as error:
-                race.refused[stand.baseline.name] = str(error)
+                race.rejected[context.baseline.name] = str(error)
         for contender in contenders:
-            stand.watch.begin(contender.name)
-            race.enter(contender)
-        sample = Sample(race.operands, stand.seed)
+            context.watchdog.begin(contender.name)
+            race.add(contender)
+        sample = OutputSample(race.operands, context.seed)
         for name in [*race.launches]:
             acc = kernels[name].traits.acc if name in kernels else ladder.work.acc
             if wrong := sample.complaint(race.launches[name][0], race.sides[name], acc):
-                race.refuse(name, wrong)
-        stand.watch.rest()
-        return _timed(race, ladder, stand)
+                race.reject(name, wrong)
+        context.watchdog.rest()
+        return _timed(race, ladder, context)
 
 
-def _timed(race: Race, ladder: LadderProblem, stand: Stand) -> dict[str, Any]:
-    names, work, protocol = [*race.launches], ladder.work, stand.protocol
-    found: dict[str, Any] = {"sets": race.operands.sets, "refused": race.refused, "figures": {}, "baseline": None}
+def _timed(race: Race, ladder: LadderProblem, context: BenchContext) -> dict[str, Any]:
+    names, work, protocol = [*race.launches], ladder.work, context.protocol
+    found: dict[str, Any] = {"sets": race.operands.sets, "refused": race.rejected, "figures": {}, "baseline": None}
     if not names:
         return found
     race.prepare(names, protocol.rounds)
-    race.load(names, protocol.rewarm_s if stand.warm else protocol.warm_up_s)
-    stand.warm = True
+    race.load(names, protocol.rewarm_s if context.warm else protocol.warm_up_s)
+    context.warm = True
     began = time.perf_counter()
     times = round_times(race.steady(names))
     baseline = next((name for name in names if race.sides[name] == BASELINE), None)
@@ -115,15 +115,15 @@ def _timed(race: Race, ladder: LadderProblem, stand: Stand) -> dict[str, Any]:
         "baseline": baseline,
         "over_before": [_ratio(times, *pair) for pair in zip([None, *steps], steps)],
         "of_baseline": [_ratio(times, baseline, step) for step in steps],
-        "telemetry": stand.telemetry.between(began, time.perf_counter()),
+        "telemetry": context.telemetry.between(began, time.perf_counter()),
     }
 
 
 def _ratio(times: dict[str, list[float]], base: str | None, own: str) -> dict[str, float] | None:
-    """Return the speedup over `base`, round by round; None if one was not measured."""
+    """Return the speedup of `own` over `base`, round by round. None if one was not measured."""
     return asdict(Ratio.of(times[base], times[own])) if base in times and own in times else None
 
 
-def plan_of(seed: int, keep: Path | None, protocol: Protocol) -> Plan:
-    """Return how ladders are measured: steady, beside cuBLASLt."""
-    return Plan(works=(), kernels=(), protocol=protocol, seed=seed, keep=keep)
+def plan_of(seed: int, keep: Path | None, protocol: Protocol) -> BenchPlan:
+    """Return the plan of a ladder run: steady state, with cuBLASLt as baseline."""
+    return BenchPlan(works=(), kernels=(), protocol=protocol, seed=seed, keep=keep)

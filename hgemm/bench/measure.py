@@ -1,4 +1,4 @@
-"""What is timed against one another on one problem: our variants, and what a baseline proposes."""
+"""Measurement of one problem: contenders, output check, screening, and paired rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hgemm.bench.device import Graph, Stream, Telemetry, Watch
+from hgemm.bench.device import Graph, Stream, Telemetry, Watchdog
 from hgemm.bench.operands import POISON, Operands, Pool, copy_bytes_per_s
 from hgemm.bench.protocol import Protocol, Tolerance, abba, block_launches, by_place, fastest, figures, round_times
 from hgemm.bench.results import ratios
@@ -29,7 +29,7 @@ OURS, BASELINE = "ours", "baseline"
 
 
 class Contender(typing.Protocol):
-    """One way to compute a problem. `bind` returns a launch for each set of operands, and may load, not wait."""
+    """One way to compute a problem. `bind` returns one launch per set of operands. It may load code but not wait."""
 
     name: str
     side: str
@@ -40,7 +40,7 @@ class Contender(typing.Protocol):
 
 
 class Proposed(typing.Protocol):
-    """What a baseline proposes for one problem, its first guess first."""
+    """The contenders that a baseline proposes for one problem, its first choice first."""
 
     contenders: list[Contender]
 
@@ -48,7 +48,7 @@ class Proposed(typing.Protocol):
 
 
 class Baseline(typing.Protocol):
-    """A library that ours is held against; `name` says its version too."""
+    """A library to compare with. `name` includes its version."""
 
     name: str
 
@@ -59,7 +59,10 @@ class Baseline(typing.Protocol):
 
 @dataclass
 class Variant:
-    """One of our kernels, with a workspace where it needs one. Raises ProblemError where it does not take the problem."""
+    """One kernel of the library, with a workspace if it needs one.
+
+    `bind` raises ProblemError for unsupported problems.
+    """
 
     kernel: Kernel
     device: Device
@@ -87,19 +90,19 @@ class Variant:
             self.workspace = 0
 
 
-# ==== The check of what is timed: every element written, and a sample compared with the exact product ====
+# ---- Output check ----------------------------------------------------------------------------------------------------
 
 
 WHOLE_BYTES = 64 << 20
-"""A larger D is looked at in some of its rows."""
+"""A larger D is checked in the sampled rows only."""
 BASELINE_LENIENCY = 4.0
-"""A baseline may round more often than we know of, such as partial sums in f16; it is not left out for that."""
+"""Tolerance factor for baselines: they may round more often, for example partial results in f16."""
 ROWS, COLUMNS = 24, 160
-"""The sample: so many rows and columns cross nearly every CTA tile's row or column."""
+"""Number of sampled rows and columns. They cross nearly every row and column of CTA tiles."""
 
 
-class Sample:
-    """Some rows and columns of the first set's D, of its first and its last matrix, and their exact values."""
+class OutputSample:
+    """Sampled rows and columns of D of the first set, in its first and last matrix, with exact values."""
 
     def __init__(self, operands: Operands, seed: int) -> None:
         self.operands = operands
@@ -122,9 +125,9 @@ class Sample:
         return np.stack(found)
 
     def complaint(self, launch: Launch, side: str = OURS, acc: str = "") -> str:
-        """Launch once on the first set, its output poisoned before; say what is wrong, or nothing.
+        """Launch once on the first set and return what is wrong with D, or an empty string.
 
-        `acc` is what the launch accumulates in, where that is not the problem's.
+        D is poisoned before the launch. `acc` is the launch's accumulator type if it differs from the problem's.
         """
         operands, work = self.operands, self.operands.work
         operands.poison()
@@ -140,7 +143,7 @@ class Sample:
         return _compare(values, self.exact, tolerance if side == OURS else tolerance.times(BASELINE_LENIENCY))
 
     def _rows(self, batch: int) -> np.ndarray:
-        """Return one matrix of D as stored, or its sampled rows where it is large. Shapes: (rows, n)."""
+        """Return one matrix of D as stored, or only its sampled rows if it is large. Shapes: (rows, n)."""
         place, device = self.operands.places["d"], self.operands.stream.device
         first = self.operands.blocks["d"] + batch * place.stride * place.item
         whole = place.stride * place.item <= WHOLE_BYTES
@@ -155,7 +158,7 @@ class Sample:
 
 
 def _some(rng: np.random.Generator, extent: int, count: int) -> np.ndarray:
-    """Return the first, the last and some places between, in order."""
+    """Return sorted sample places: the first, the last, and random ones between."""
     if extent <= count:
         return np.arange(extent)
     return np.unique([0, extent - 1, *rng.choice(extent, count - 2, replace=False)])
@@ -170,105 +173,106 @@ def _compare(values: np.ndarray, exact: np.ndarray, tolerance: Tolerance) -> str
     error = np.abs(values - exact)
     over = int(np.count_nonzero(~(error <= tolerance.absolute + tolerance.relative * np.abs(exact))))
     norm = float(np.linalg.norm(error) / max(float(np.linalg.norm(exact)), 1e-30))
-    # The norm of a few numbers says nothing: a product of one element may be anywhere near zero.
+    # The norm of few elements is no criterion: a single exact value may be close to zero.
     if over or (exact.size > 1000 and not norm <= tolerance.norm):
-        return f"{over} of {exact.size} sampled elements are off, relative norm {norm:.3g}"
+        return f"{over} of {exact.size} sampled elements exceed the tolerance; relative error norm {norm:.3g}"
     return ""
 
 
-# ==== The contenders of one problem on the device: bound, screened, checked, and timed in pairs ====
+# ---- Race ------------------------------------------------------------------------------------------------------------
 
 
-HOPELESS = 1.5
-"""A contender whose first launches take so many times the best one's is screened no further."""
+SCREEN_LIMIT = 1.5
+"""Contenders slower than this multiple of the fastest first launch are not screened further."""
 _FIRST_LAUNCHES = 6
 _SOLO_BLOCKS = 4
 _HOST_MS = 0.02
-"""Launches that are shorter than this are timed by graphs only: the host is too slow to tell them apart."""
+"""Shorter launches are timed by graphs only: launches from the host are too slow to compare them."""
 
 
 class LostDevice(DeviceError):
-    """A fault inside a kernel."""
+    """A kernel faulted and the device's context is lost."""
 
 
 class Race:
-    """Contenders on the same operands; `refused` says why one is out.
+    """Contenders on the same operands. `rejected` gives the reason for each one that is left out.
 
-    Fields: of each contender, `spans` is when what counts of it ran, for its clock and power, and `turns` the milliseconds
-        of all blocks of its turns in steady rounds.
+    Fields: `spans` are each contender's time intervals for clock and power; `turns` are the milliseconds of all blocks
+        of its
+        turns in steady rounds.
     """
 
     def __init__(self, stream: Stream, operands: Operands, protocol: Protocol) -> None:
         self.stream, self.operands, self.protocol = stream, operands, protocol
         self.launches: dict[str, list[Launch]] = {}
         self.sides: dict[str, str] = {}
-        self.refused: dict[str, str] = {}
+        self.rejected: dict[str, str] = {}
         self.launch_ms: dict[str, float] = {}
         self.spans: dict[str, list[tuple[float, float]]] = {}
         self.turns: dict[str, list[list[float]]] = {}
         self._graphs: dict[str, list[Graph]] = {}
         self._short: dict[str, Graph] = {}
-        self._at = 0  # the set that the next block begins with, where blocks are less than a turn
+        self._at = 0  # the first set of the next block, for blocks that do not use every set
 
-    def enter(self, contender: Contender) -> None:
-        """Bind a contender and launch it a few times: code is loaded, and its time is roughly known."""
+    def add(self, contender: Contender) -> None:
+        """Bind a contender and launch it a few times. This loads its code and estimates its time."""
         name = contender.name
         try:
             launches = contender.bind(self.operands, self.stream.handle)
             launches[0]()
             self.launch_ms[name] = self._rough_ms(launches)
         except HgemmError as error:
-            self.still_there(name)
-            self.refused[name] = str(error).removeprefix(f"{name}: ")
+            self.require_context(name)
+            self.rejected[name] = str(error).removeprefix(f"{name}: ")
         else:
             self.launches[name], self.sides[name] = launches, contender.side
 
     def _rough_ms(self, launches: list[Launch]) -> float:
-        """Return what a launch takes, or what the host does where that is longer."""
+        """Return the estimated time of a launch. It is the host's launch time if that is longer."""
         once_ms = self.stream.timed(launches[-1])()
         if once_ms > self.protocol.screen_ms:
             return once_ms
         some = [launches[at % len(launches)] for at in range(_FIRST_LAUNCHES)]
         return self.stream.timed(lambda: [launch() for launch in some])() / len(some)
 
-    def still_there(self, name: str) -> None:
-        """Raise LostDevice where a contender's launches have ended the context: nothing after it could be measured."""
+    def require_context(self, name: str) -> None:
+        """Raise LostDevice if a contender's launches have ended the context."""
         try:
             self.stream.synchronize()
         except DeviceError as error:
             raise LostDevice(f"{name} on {self.operands.work.key} lost the device: {error}") from None
 
-    def of(self, side: str) -> list[str]:
-        """Return the contenders of a side, the fastest so far first."""
+    def ranked(self, side: str) -> list[str]:
+        """Return the contenders of a side, fastest first."""
         return sorted((name for name in self.launches if self.sides[name] == side), key=self.launch_ms.__getitem__)
 
-    def refuse(self, name: str, why: str) -> None:
-        """Leave a contender out of all that follows."""
-        self.refused[name] = why
+    def reject(self, name: str, why: str) -> None:
+        """Remove a contender and record why."""
+        self.rejected[name] = why
         del self.launches[name]
 
     # ---- Screening --------------------------------------------------------------------------------------------------
 
     def screen(self, side: str) -> dict[str, float]:
-        """Time a side's contenders shortly, in turns, and return the milliseconds of a launch by name.
+        """Time a side's contenders briefly in turns. Return milliseconds per launch by name.
 
-        Contenders that the first launches have shown to be far behind keep what was measured then.
+        Contenders that were far behind in their first launches keep that time.
         """
-        for name, times in self.sample(self.close(side), self.protocol.screen_samples).items():
+        for name, times in self.sample(self.competitive(side), self.protocol.screen_samples).items():
             self.launch_ms[name] = statistics.median(times)
-        return {name: self.launch_ms[name] for name in self.of(side)}
+        return {name: self.launch_ms[name] for name in self.ranked(side)}
 
-    def close(self, side: str) -> list[str]:
-        """Return the contenders of a side that the first launches have not shown to be far behind, the fastest first."""
-        names = self.of(side)
-        limit_ms = max(_HOST_MS, HOPELESS * min((self.launch_ms[name] for name in names), default=0.0))
+    def competitive(self, side: str) -> list[str]:
+        """Return the contenders of a side that are not far behind in their first launches, fastest first."""
+        names = self.ranked(side)
+        limit_ms = max(_HOST_MS, SCREEN_LIMIT * min((self.launch_ms[name] for name in names), default=0.0))
         for name in names:
-            if self.launch_ms[name] > limit_ms:  # once more: the clock may have been that of an idle device
+            if self.launch_ms[name] > limit_ms:  # time it again: the device may have been at idle clocks
                 self.launch_ms[name] = min(self.launch_ms[name], self._rough_ms(self.launches[name]))
         return [name for name in names if self.launch_ms[name] <= limit_ms]
 
     def sample(self, names: Sequence[str], count: int) -> dict[str, list[float]]:
-        """Time contenders shortly, so many times in turns, forwards and backwards; return the milliseconds of a launch."""
+        """Time contenders briefly, `count` times each, in alternating order. Return milliseconds per launch."""
         for name in names:
             if name not in self._short:
                 self._short[name] = self._short_graph(name)
@@ -288,7 +292,10 @@ class Race:
     # ---- Rounds -----------------------------------------------------------------------------------------------------
 
     def prepare(self, names: Sequence[str], rounds: int) -> None:
-        """Capture the blocks of the rounds: for a contender of few launches a block, one graph for each first set."""
+        """Capture the graphs of the rounds.
+
+        If a block does not use every set, there is one graph for each first set.
+        """
         self.free()
         sets = self.operands.sets
         for name in names:
@@ -301,7 +308,7 @@ class Race:
         return [launches[(first + at) % len(launches)] for at in range(count)]
 
     def block(self, name: str) -> Callable[[], float]:
-        """Enqueue one block; return what waits for it and gives the milliseconds of a launch."""
+        """Enqueue one block. Return a function that waits and returns milliseconds per launch."""
         graphs = self._graphs[name]
         graph = graphs[self._at % len(graphs)]
         self._at += graph.launches
@@ -309,7 +316,7 @@ class Race:
         return lambda: wait() / graph.launches
 
     def load(self, names: Sequence[str], seconds: float) -> None:
-        """Keep the device busy with what will be measured."""
+        """Keep the device busy with the contenders for some seconds."""
         until = time.perf_counter() + seconds
         pending: list[Callable[[], float]] = []
         while time.perf_counter() < until or pending:
@@ -319,33 +326,33 @@ class Race:
             pending = enqueued
 
     def steady(self, names: Sequence[str]) -> list[list[tuple[str, float]]]:
-        """Return the rounds of a device that never rests: for each, names and milliseconds in their order."""
+        """Return the rounds under constant load: for each round, names and milliseconds in order."""
         protocol = self.protocol
         until = time.perf_counter() + protocol.seconds
         rounds: list[list[tuple[str, float]]] = []
         pending: list[tuple[str, list[Callable[[], float]]]] = []
-        while True:  # one round is always queued behind the one that runs
+        while True:  # the next round is always queued before the current one ends
             enqueued = [(name, [self.block(name) for _ in range(protocol.turn_blocks)]) for name in abba(names)]
             if pending:
                 rounds.append([(name, self._turn_ms(name, waits)) for name, waits in pending])
             pending = enqueued
-            begun = len(rounds) + 1
-            if begun >= protocol.rounds_max or (begun >= protocol.rounds and time.perf_counter() > until):
+            began = len(rounds) + 1
+            if began >= protocol.rounds_max or (began >= protocol.rounds and time.perf_counter() > until):
                 return [*rounds, [(name, self._turn_ms(name, waits)) for name, waits in pending]]
 
     def _turn_ms(self, name: str, waits: Sequence[Callable[[], float]]) -> float:
-        """Wait for a turn; return the milliseconds of a launch in the part that counts."""
+        """Wait for a turn. Return milliseconds per launch in its second half."""
         half = len(waits) // 2
         first = [wait() for wait in waits[:half]]
-        begun = time.perf_counter()
+        began = time.perf_counter()
         blocks = [*first, *(wait() for wait in waits[half:])]
-        if first:  # else nothing says when the turn began
-            self.spans.setdefault(name, []).append((begun, time.perf_counter()))
+        if first:  # without a first half, the start of the turn is unknown
+            self.spans.setdefault(name, []).append((began, time.perf_counter()))
             self.turns.setdefault(name, []).append(blocks)
         return statistics.fmean(blocks[half:])
 
     def burst(self, names: Sequence[str]) -> list[list[tuple[str, float]]]:
-        """Return rounds whose every block comes after a rest, and a first block that brings the clock up."""
+        """Return rounds in which each block follows a pause and one block that raises the clock."""
         rounds = []
         for _ in range(self.protocol.burst_rounds):
             row = []
@@ -357,10 +364,10 @@ class Race:
             rounds.append(row)
         return rounds
 
-    def alone(self, name: str) -> list[float]:
-        """Run one contender and nothing else for a while; return its times in the second half of that."""
-        begun = time.perf_counter()
-        middle, end = begun + self.protocol.solo_s / 2, begun + self.protocol.solo_s
+    def solo(self, name: str) -> list[float]:
+        """Run one contender alone for a while. Return its times in the second half."""
+        began = time.perf_counter()
+        middle, end = began + self.protocol.solo_s / 2, began + self.protocol.solo_s
         times: list[float] = []
         while not times or time.perf_counter() < end:
             late = time.perf_counter() >= middle
@@ -371,106 +378,110 @@ class Race:
         return times
 
     def free(self) -> None:
-        """Drop the graphs."""
+        """Free the graphs."""
         for graph in [*self._short.values(), *(graph for graphs in self._graphs.values() for graph in graphs)]:
             graph.free()
         self._graphs, self._short = {}, {}
 
 
-# ==== One problem measured: operands, contenders, screening, check, paired rounds, figures ====
+# ---- Measurement of one problem --------------------------------------------------------------------------------------
 
 
-FEW_ROWS = 16
-"""Up to so many rows of A the weights' way from memory is what bounds a product."""
+MAX_FEW_ROWS = 16
+"""Up to this many rows of A, reading the weights from memory bounds the product."""
 
 
 @dataclass
-class Stand:
-    """What all measurements of a run share. Its device's context must be the thread's."""
+class BenchContext:
+    """State that all measurements of a run share. The device's context must be current."""
 
     device: Device
     stream: Stream
     protocol: Protocol
     telemetry: Telemetry
     seed: int
-    watch: Watch
+    watchdog: Watchdog
     baseline: Baseline | None = None
     warm: bool = False
     pools: dict[tuple[str, str], Pool] = field(default_factory=dict)
 
     def operands(self, work: Work) -> Operands:
-        wanted = {"a": work.dtype_a, "b": work.dtype_b}
-        for at, (name, dtype) in enumerate(wanted.items()):
+        dtypes = {"a": work.dtype_a, "b": work.dtype_b}
+        for at, (name, dtype) in enumerate(dtypes.items()):
             if (name, dtype) not in self.pools:
                 self.pools[name, dtype] = Pool(self.stream, dtype, self.seed + at)
-        pools = {name: self.pools[name, dtype] for name, dtype in wanted.items()}
+        pools = {name: self.pools[name, dtype] for name, dtype in dtypes.items()}
         protocol = self.protocol
-        least_bytes = int(protocol.l2_multiple * self.device.l2_bytes)
-        return Operands(self.stream, work, pools, least_bytes, (protocol.sets_min, protocol.sets_max))
+        min_bytes = int(protocol.l2_multiple * self.device.l2_bytes)
+        return Operands(self.stream, work, pools, min_bytes, (protocol.sets_min, protocol.sets_max))
 
 
-def open_stand(device: Device, protocol: Protocol, seed: int, watch: Watch, stack: ExitStack) -> Stand:
-    """Return a stand on a device, whose context is current and whose state is sampled until the stack is closed."""
+def open_context(device: Device, protocol: Protocol, seed: int, watchdog: Watchdog, stack: ExitStack) -> BenchContext:
+    """Make the device's context current, start telemetry, and return the shared state. The stack closes all of it."""
     stack.enter_context(device.current())
     stream = Stream(device)
     stack.callback(quietly, stream.free)
     telemetry = Telemetry(device.bus_id)
     telemetry.start()
     stack.callback(telemetry.stop)
-    stand = Stand(device, stream, protocol, telemetry, seed, watch)
-    stack.callback(lambda: [quietly(pool.free) for pool in stand.pools.values()])
-    return stand
+    context = BenchContext(device, stream, protocol, telemetry, seed, watchdog)
+    stack.callback(lambda: [quietly(pool.free) for pool in context.pools.values()])
+    return context
 
 
 @contextmanager
-def open_race(work: Work, stand: Stand) -> Iterator[tuple[Race, Callable[[Any], Any]]]:
-    """Yield a race on a problem's operands, and a function that has what it is given freed with them, and returns it."""
+def open_race(work: Work, context: BenchContext) -> Iterator[tuple[Race, Callable[[Any], Any]]]:
+    """Yield a race on a problem's operands, and a function that registers an object to be freed with the race."""
     with ExitStack() as stack:
 
         def own(thing: Any) -> Any:
             stack.callback(quietly, thing.free)
             return thing
 
-        race = own(Race(stand.stream, own(stand.operands(work)), stand.protocol))
-        stack.callback(stand.watch.rest)
+        race = own(Race(context.stream, own(context.operands(work)), context.protocol))
+        stack.callback(context.watchdog.rest)
         yield race, own
 
 
-def measure(work: Work, kernels: Sequence[Kernel], stand: Stand, state: str) -> dict[str, Any]:
-    """Measure one problem in one state (steady, burst or solo) and return its result, ready for JSON.
+def measure(work: Work, kernels: Sequence[Kernel], context: BenchContext, state: str) -> dict[str, Any]:
+    """Measure one problem in one state (steady, burst or solo). Return a result that can be written as JSON.
 
-    Raises: LostDevice where a kernel faults, DeviceError where there is no room; other failures are in `refused`.
+    Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
-    begun = time.perf_counter()
-    with open_race(work, stand) as (race, own):
-        contenders: list[Contender] = [Variant(kernel, stand.device) for kernel in kernels if work.fits(kernel.traits)]
-        if stand.baseline:
+    began = time.perf_counter()
+    with open_race(work, context) as (race, own):
+        contenders: list[Contender] = [
+            Variant(kernel, context.device) for kernel in kernels if work.fits(kernel.traits)
+        ]
+        if context.baseline:
             try:
-                contenders += own(stand.baseline.propose(work, stand.protocol.algorithms)).contenders
+                contenders += own(context.baseline.propose(work, context.protocol.algorithms)).contenders
             except HgemmError as error:
-                race.refused[stand.baseline.name] = str(error)
-        return _measured(race, [own(one) for one in contenders], stand, state, begun)
+                race.rejected[context.baseline.name] = str(error)
+        return _measured(race, [own(one) for one in contenders], context, state, began)
 
 
 def quietly(free: Callable[[], None]) -> None:
-    """Give something back; after a fault nothing works any more, and what was told first counts."""
+    """Free a resource and ignore errors: after a fault every call fails, and the first error is the one to report."""
     with suppress(HgemmError):
         free()
 
 
-def _measured(race: Race, contenders: list[Contender], stand: Stand, state: str, begun: float) -> dict[str, Any]:
+def _measured(
+    race: Race, contenders: list[Contender], context: BenchContext, state: str, began: float
+) -> dict[str, Any]:
     work = race.operands.work
-    sample = Sample(race.operands, stand.seed)
-    result = _screened(race, contenders, stand, state)
-    # A block after a rest takes long, and one alone is for its clock and power: both for few.
-    finalists = stand.protocol.finalists if state == "steady" else 1
-    ours, theirs = (_right(race, sample, side, finalists) for side in (OURS, BASELINE))
-    stand.watch.rest()
+    sample = OutputSample(race.operands, context.seed)
+    result = _screened(race, contenders, context, state)
+    # Burst and solo measurements take long, so they have one finalist for each side.
+    finalists = context.protocol.finalists if state == "steady" else 1
+    ours, theirs = (_correct(race, sample, side, finalists) for side in (OURS, BASELINE))
+    context.watchdog.rest()
     if not ours:
         return result
     first = next((one.name for one in contenders if one.side == BASELINE and one.name in race.launches), None)
     names = list(dict.fromkeys([*ours, *([first] if first else []), *theirs]))
-    measured_from, times = _timed(race, names, stand, state)
+    measured_from, times = _timed(race, names, context, state)
     ended = time.perf_counter()
     best = fastest(times, ours)
     result |= {
@@ -479,26 +490,26 @@ def _measured(race: Race, contenders: list[Contender], stand: Stand, state: str,
         "best": fastest(times, theirs),
         "screening_winner": ours[0],
         "figures": {name: figures(times[name], work) for name in names},
-        "telemetry": stand.telemetry.between(measured_from, ended),
+        "telemetry": context.telemetry.between(measured_from, ended),
     }
     result |= ratios(times, result)
-    if work.m <= FEW_ROWS:
-        result["memory"] = _memory(work, result, stand)
-    if race.spans:  # of those that ran for long enough to have a clock of their own
-        result["alone"] = {name: stand.telemetry.within(race.spans[name]) for name in names}
+    if work.m <= MAX_FEW_ROWS:
+        result["memory"] = _memory(work, result, context)
+    if race.spans:  # only contenders that ran long enough for their own clock
+        result["alone"] = {name: context.telemetry.within(race.spans[name]) for name in names}
     if race.turns:
         result["turns_us"] = {name: by_place(race.turns[name]) for name in names}
-    if wrong := sample.complaint(race.launches[best][0]):  # on a hot card: a race may show only there
-        race.refuse(best, f"after timing: {wrong}")
-    result["seconds"] = {"setup": round(measured_from - begun, 2), "rounds": round(ended - measured_from, 2)}
+    if wrong := sample.complaint(race.launches[best][0]):  # on a hot card, where a data race may show first
+        race.reject(best, f"after timing: {wrong}")
+    result["seconds"] = {"setup": round(measured_from - began, 2), "rounds": round(ended - measured_from, 2)}
     return result
 
 
-def _screened(race: Race, contenders: list[Contender], stand: Stand, state: str) -> dict[str, Any]:
-    """Bind and screen all contenders, and return what the result begins with."""
+def _screened(race: Race, contenders: list[Contender], context: BenchContext, state: str) -> dict[str, Any]:
+    """Bind and screen all contenders. Return the first fields of the result."""
     for contender in contenders:
-        stand.watch.begin(contender.name)
-        race.enter(contender)
+        context.watchdog.begin(contender.name)
+        race.add(contender)
     screened = {**race.screen(OURS), **race.screen(BASELINE)}
     return {
         "work": race.operands.work.plain(),
@@ -506,40 +517,40 @@ def _screened(race: Race, contenders: list[Contender], stand: Stand, state: str)
         "sets": race.operands.sets,
         "rotated_bytes": race.operands.total_bytes,
         "screened_us": {name: round(ms * 1e3, 3) for name, ms in screened.items()},
-        "refused": race.refused,
+        "refused": race.rejected,
     }
 
 
-def _right(race: Race, sample: Sample, side: str, count: int) -> list[str]:
-    """Return a side's fastest contenders whose numbers are right; the wrong ones before them are refused."""
+def _correct(race: Race, sample: OutputSample, side: str, count: int) -> list[str]:
+    """Return a side's fastest contenders whose output is correct. Reject incorrect ones."""
     right: list[str] = []
-    for name in race.of(side):
+    for name in race.ranked(side):
         if len(right) == count:
             break
         wrong = sample.complaint(race.launches[name][0], side)
         if wrong:
-            race.refuse(name, wrong)
+            race.reject(name, wrong)
         else:
             right.append(name)
     return right
 
 
-def _timed(race: Race, names: list[str], stand: Stand, state: str) -> tuple[float, dict[str, list[float]]]:
-    """Time the finalists; return when that began, the way to the state excluded, and each one's times."""
-    protocol = stand.protocol
+def _timed(race: Race, names: list[str], context: BenchContext, state: str) -> tuple[float, dict[str, list[float]]]:
+    """Time the finalists. Return the start of the measurement, after the warm-up, and each finalist's times."""
+    protocol = context.protocol
     race.prepare(names, protocol.burst_rounds if state == "burst" else protocol.rounds)
     if state == "steady":
-        race.load(names, protocol.rewarm_s if stand.warm else protocol.warm_up_s)
-        stand.warm = True
-    begun = time.perf_counter()
+        race.load(names, protocol.rewarm_s if context.warm else protocol.warm_up_s)
+        context.warm = True
+    began = time.perf_counter()
     if state == "solo":
-        return begun, {name: race.alone(name) for name in names}
-    return begun, round_times(race.steady(names) if state == "steady" else race.burst(names))
+        return began, {name: race.solo(name) for name in names}
+    return began, round_times(race.steady(names) if state == "steady" else race.burst(names))
 
 
-def _memory(work: Work, result: dict[str, Any], stand: Stand) -> dict[str, float]:
-    """Return the rate at which the weights are read, once each, beside that of a copy in the same run."""
-    copy = copy_bytes_per_s(stand.stream)
+def _memory(work: Work, result: dict[str, Any], context: BenchContext) -> dict[str, float]:
+    """Return the rate at which weights are read, and the rate of a copy in the same run."""
+    copy = copy_bytes_per_s(context.stream)
     rate = work.weight_bytes / (result["figures"][result["ours"]]["time_us"] * 1e-6)
     return {
         "weights_gb_per_s": round(rate * 1e-9, 1),

@@ -1,4 +1,4 @@
-"""The operands that are measured with: several sets of random numbers, together larger than the L2 cache."""
+"""Benchmark operands: several sets of random numbers, in total larger than the L2 cache."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hgemm.dtypes import DTYPES, encode, representable
 from hgemm.problem import Problem
 
 POOL_ELEMENTS = 8 * 2097143
-"""Eight times a prime: no two rows of a matrix begin at the same place of the pool, and all copies are aligned."""
+"""Eight times a prime. Rows of a matrix start at different places of the pool, and all copies are aligned."""
 ALIGN_BYTES = 256
-"""As allocations are; what cuBLASLt's heuristic assumes where it is told nothing else."""
+"""Alignment of each set. Allocations have it, and cuBLASLt's heuristic assumes it by default."""
 POISON = 0xFF
-"""A byte that makes a NaN of every element type, and none that hardware computes."""
+"""Fill byte. It gives a NaN in every element type, with bits that hardware never computes."""
 
 
 class Pool:
-    """Normal random numbers of one type, on the host and on the device, from which operands are filled."""
+    """Normal random numbers of one type, on the host and on the device. Operands are filled from it."""
 
     def __init__(self, stream: Stream, dtype: str, seed: int) -> None:
         self.stream, self.item = stream, DTYPES[dtype].bytes
@@ -31,16 +31,16 @@ class Pool:
         self.stored = encode(representable(drawn, dtype), dtype)
         self.pointer = stream.device.allocate(POOL_ELEMENTS * self.item)
         stream.device.upload(self.pointer, self.stored.ctypes.data, POOL_ELEMENTS * self.item)
-        stream.device.synchronize()  # such a copy may end after the call, and the stream does not wait for it
+        stream.device.synchronize()  # the copy may end after the call, and the stream does not wait for it
 
     def fill(self, pointer: int, elements: int) -> None:
-        """Fill memory: its element i becomes the pool's i modulo the pool."""
+        """Fill memory with repetitions of the pool."""
         for first in range(0, elements, POOL_ELEMENTS):
             count = min(POOL_ELEMENTS, elements - first)
             self.stream.copy(pointer + first * self.item, self.pointer, count * self.item)
 
     def at(self, index: np.ndarray) -> np.ndarray:
-        """Return the elements of such memory at some places, as they are stored."""
+        """Return the stored elements at some indices of memory that `fill` filled."""
         return self.stored[index % POOL_ELEMENTS]
 
     def free(self) -> None:
@@ -49,7 +49,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Dense:
-    """How one operand lies in its block: sets of `batch` matrices of `rows` by `columns` without gaps. Units: elements."""
+    """Storage of one operand: sets of `batch` matrices of `rows` by `columns`, without gaps. Units: elements."""
 
     rows: int
     columns: int
@@ -62,12 +62,12 @@ class Dense:
 
     @property
     def stride(self) -> int:
-        """Return the elements from one matrix of a batch to the next."""
+        """Return the distance between matrices of a batch."""
         return self.rows * self.columns
 
     @property
     def pitch(self) -> int:
-        """Return the elements from one set to the next."""
+        """Return the distance between sets."""
         align = ALIGN_BYTES // self.item
         return -(-self.stride * self.batch // align) * align
 
@@ -84,18 +84,18 @@ def dense(work: Work) -> dict[str, Dense]:
 
 
 class Operands:
-    """So many sets of a problem's operands that they fill the L2 cache several times; used in turn.
+    """Several sets of a problem's operands, used in turn. Together they exceed the L2 cache several times.
 
-    `pools` has one for a and another for b: a row of A that is a column of B makes an element of D as large as k, which
-    f16 accumulators round far more than the others.
+    A and B come from different pools. If a row of A equals a column of B, one element of D is as large as k.
+    f16 accumulators round such an element far more than the others.
     """
 
     def __init__(
-        self, stream: Stream, work: Work, pools: Mapping[str, Pool], least_bytes: int, sets: tuple[int, int]
+        self, stream: Stream, work: Work, pools: Mapping[str, Pool], min_bytes: int, sets: tuple[int, int]
     ) -> None:
         self.stream, self.work, self.pools, self.places = stream, work, pools, dense(work)
         set_bytes = sum(place.pitch * place.item for place in self.places.values())
-        self.sets = min(sets[1], max(sets[0], math.ceil(least_bytes / set_bytes)))
+        self.sets = min(sets[1], max(sets[0], math.ceil(min_bytes / set_bytes)))
         self.total_bytes = self.sets * set_bytes
         self.memory = stream.device.allocate(self.total_bytes)
         self.blocks: dict[str, int] = {}
@@ -108,7 +108,7 @@ class Operands:
         stream.synchronize()
 
     def poison(self) -> None:
-        """Fill the first set's D with what no kernel writes."""
+        """Fill D of the first set with bits that no kernel writes."""
         place = self.places["d"]
         self.stream.fill(self.blocks["d"], POISON, place.pitch * place.item)
 
@@ -131,7 +131,7 @@ class Operands:
         self.stream.device.free(self.memory)
 
 
-# ==== How fast the device copies its own memory: the measure of kernels that only read weights ====
+# ---- Copy bandwidth: the reference for kernels that mostly read weights ----------------------------------------------
 
 
 COPIED_BYTES = 256 << 20
@@ -139,7 +139,7 @@ _COPIES, _SAMPLES = 4, 5
 
 
 def copy_bytes_per_s(stream: Stream) -> float:
-    """Return the bytes read and written a second by copies between two blocks far larger than the L2 cache."""
+    """Return the bytes read and written per second by copies between two blocks larger than the L2 cache."""
     device = stream.device
     blocks = [device.allocate(COPIED_BYTES) for _ in range(2)]
     try:

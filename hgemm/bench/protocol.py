@@ -1,4 +1,4 @@
-"""The rules of a measurement, and the arithmetic that turns its times into figures. Nothing here needs a device."""
+"""Measurement protocol and statistics. Nothing here needs a device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from hgemm.dtypes import DTYPES
 class Protocol:
     """How a problem is measured.
 
-    Fields: `seconds` is the time of the paired rounds of one problem, kept to unless that many `rounds` of one launch
-        each take longer; `screen_ms` is one sample of the screening, of which a contender gets `screen_samples`;
-        `finalists` of ours and of the baseline go on to the rounds, in which each has `turn_blocks` blocks one after another.
-        Of those the second half counts: in the first the card's clock settles, which follows its power limit slowly. The
-        first problem comes after `warm_up_s` of load, the others, whose preparation is a pause, after `rewarm_s`.
+    Fields: `seconds` is the time of all paired rounds of a problem. It is exceeded if `rounds` rounds of one launch
+        take longer.
+        `screen_ms` is the length of one screening sample; each contender gets `screen_samples`.
+        `finalists` of the library and as many of the baseline are timed in rounds.
+        `turn_blocks` is the number of consecutive blocks of a contender in its turn. Only the second half counts:
+        during the
+        first half, the clock settles at the power limit.
+        `warm_up_s` of load precede the first problem. `rewarm_s` of load precede each later one.
     """
 
     seconds: float = 1.2
@@ -44,12 +47,12 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a right kernel may be from the exact product of the same operands, drawn from normal(0, 1).
+    """Allowed difference between a correct kernel and the exact product of operands drawn from normal(0, 1).
 
-    An element of the product has standard deviation sqrt(k), and the accumulator takes k / 16 roundings. In f32 the
-    tensor core truncates, so these errors may all have one sign: (k / 16) ulp. In f16 it rounds to nearest, so they
-    grow with the square root. The result is then rounded once to D's type. Eight standard deviations cover the largest
-    of 2^28 elements.
+    An element of the product has standard deviation sqrt(k). The accumulator is rounded k / 16 times.
+    In f32 the tensor core truncates, so errors may all have one sign: (k / 16) ulp.
+    In f16 it rounds to nearest, so errors grow with the square root.
+    The result is rounded once to D's type. Eight standard deviations cover the largest of 2^28 elements.
     """
 
     absolute: float
@@ -64,17 +67,17 @@ class Tolerance:
         return cls(absolute=8 * accumulated * math.sqrt(k) + 1e-3, relative=2 * output, norm=output + 2 * accumulated)
 
     def times(self, factor: float) -> Tolerance:
-        """Return one that allows so many times as much."""
+        """Return a tolerance that is `factor` times as large."""
         return Tolerance(factor * self.absolute, factor * self.relative, factor * self.norm)
 
 
 def abba(names: Sequence[str]) -> list[str]:
-    """Return the order of one round: forwards, then backwards, so that a drift cancels."""
+    """Return the order of one round: forwards, then backwards. This cancels drift."""
     return [*names, *reversed(names)]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, between neighbours by a straight line."""
+    """Return a percentile, interpolated linearly."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     low = int(place)
@@ -83,7 +86,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def round_times(rounds: Sequence[Sequence[tuple[str, float]]]) -> dict[str, list[float]]:
-    """Return for each contender one time a round, the mean of its blocks in that round."""
+    """Return one time per round for each contender: the mean of its blocks in that round."""
     times: dict[str, list[float]] = {}
     for blocks in rounds:
         for name in dict.fromkeys(name for name, _ in blocks):
@@ -92,13 +95,16 @@ def round_times(rounds: Sequence[Sequence[tuple[str, float]]]) -> dict[str, list
 
 
 def by_place(turns: Sequence[Sequence[float]]) -> list[float]:
-    """Return the median microseconds of a launch in the first block of turns, in the second and so on."""
+    """Return median microseconds per launch of the first block of a turn, of the second, and so on."""
     return [round(statistics.median(ms) * 1e3, 3) for ms in zip(*turns)]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A baseline's time over ours, round by round: more than 1 is faster. `spread` is half of p10 to p90."""
+    """Baseline time over our time, round by round.
+
+    More than 1 means that we are faster. `spread` is half of p10 to p90.
+    """
 
     median: float
     p10: float
@@ -123,7 +129,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def figures(times_ms: Sequence[float], work: Work) -> dict[str, float]:
-    """Return time and rate of one contender. Units: as the names say; the spread is half of p10 to p90."""
+    """Return time and rate of one contender. The spread is half of p10 to p90."""
     low, high = _ends(times_ms)
     median = statistics.median(times_ms)
     return {
@@ -140,13 +146,13 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def block_launches(launch_ms: float, protocol: Protocol, contenders: int, sets: int, rounds: int) -> int:
-    """Return how many launches one block has: whole turns of the sets, or fewer where a turn takes too long."""
+    """Return the launches per block: whole cycles through the sets, or fewer if one cycle takes too long."""
     share_ms = 1e3 * protocol.seconds / (rounds * 2 * contenders * protocol.turn_blocks)
-    wanted = min(protocol.block_ms, max(protocol.block_ms_min, share_ms)) / max(launch_ms, 1e-4)
-    return max(1, round(wanted / sets)) * sets if wanted >= sets else max(1, round(wanted))
+    launches = min(protocol.block_ms, max(protocol.block_ms_min, share_ms)) / max(launch_ms, 1e-4)
+    return max(1, round(launches / sets)) * sets if launches >= sets else max(1, round(launches))
 
 
 def fastest(times: Mapping[str, Sequence[float]], names: Sequence[str]) -> str | None:
-    """Return the name of the least median time among those that were measured."""
+    """Return the measured name with the lowest median time."""
     measured = [name for name in names if name in times]
     return min(measured, key=lambda name: statistics.median(times[name]), default=None)

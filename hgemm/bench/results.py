@@ -1,4 +1,4 @@
-"""What was measured, as people and other programs read it: ratios, lines, tables, means."""
+"""Formats results: ratios, lines, tables, geometric means, CSV and JUnit files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORST = 5
 
 
 def ratios(times: Mapping[str, Sequence[float]], chosen: Result) -> dict[str, Any]:
-    """Return our paired ratio to the baseline's first guess and to its best, where they were measured."""
+    """Return our paired speedups over the baseline's first and best contenders, if they were measured."""
     found = {}
     for against in ("first", "best"):
         if chosen[against]:
@@ -29,7 +29,7 @@ def ratios(times: Mapping[str, Sequence[float]], chosen: Result) -> dict[str, An
 
 
 def row(result: Result) -> dict[str, Any]:
-    """Return one result as a flat row, for tables and CSV."""
+    """Return one result as a flat row for tables and CSV."""
     work, figures = Work(**result["work"]), result.get("figures", {})
     seen = result.get("telemetry") or {}
     found: dict[str, Any] = {
@@ -52,7 +52,7 @@ def row(result: Result) -> dict[str, Any]:
 
 
 def line(result: Result) -> str:
-    """Write one result as a line: the problem, our rate and variant, both ratios, clock and power."""
+    """Format one result as a line: problem, rate and variant, both ratios, clock and power."""
     work, it = Work(**result["work"]), row(result)
     name = f"{work.shape} {work.layout}"
     if not it["ours"]:
@@ -76,7 +76,7 @@ HEADER = "  ".join(
 
 
 def table(results: Sequence[Result]) -> str:
-    """Write all results by state and group, each group's geometric means below it, and the worst at the end."""
+    """Format all results by state and group. Geometric means follow each group; the worst ratios are at the end."""
     lines = []
     for state in dict.fromkeys(result["state"] for result in results):
         of_state = [result for result in results if result["state"] == state]
@@ -85,15 +85,15 @@ def table(results: Sequence[Result]) -> str:
             chosen = [result for result in of_state if result["work"]["group"] == group]
             lines += [f"{group}, {state}", HEADER]
             for result in chosen:
-                lines += [line(result), *_alone(result)]
+                lines += [line(result), *_solo_lines(result)]
             lines += [*means(chosen), ""]
         if len(groups) > 1:
-            lines += [f"all, {state}", *means(of_state), *_beside_tn(of_state), *_worst(of_state), ""]
+            lines += [f"all, {state}", *means(of_state), *_relative_to_tn(of_state), *_worst(of_state), ""]
     return "\n".join(lines)
 
 
-def _alone(result: Result) -> list[str]:
-    """Write what each contender did by itself, with its own clock and power."""
+def _solo_lines(result: Result) -> list[str]:
+    """Format what each contender did alone, with its own clock and power."""
     figures = result.get("figures", {})
     return [
         f"    {figures[name]['tflops']:8.1f} TFLOP/s  {seen['sm_mhz']:5.0f} MHz  {seen['power_w']:5.0f} W  {name}"
@@ -102,8 +102,8 @@ def _alone(result: Result) -> list[str]:
     ]
 
 
-def _beside_tn(results: Sequence[Result]) -> list[str]:
-    """Write how our other layouts' rates stand beside tn's, over the problems that were measured in both."""
+def _relative_to_tn(results: Sequence[Result]) -> list[str]:
+    """Format the rates of our other layouts relative to tn, for problems measured in both."""
     rates = {}
     for result in results:
         if result.get("ours"):
@@ -116,13 +116,13 @@ def _beside_tn(results: Sequence[Result]) -> list[str]:
         ]
         if found:
             lines.append(
-                f"  ours, {layout} of tn: {geometric_mean(found):.3f} (least {min(found):.3f}, {len(found)} problems)"
+                f"  ours, {layout} of tn: {geometric_mean(found):.3f} (minimum {min(found):.3f}, {len(found)} problems)"
             )
     return lines
 
 
 def means(results: Sequence[Result]) -> list[str]:
-    """Return the geometric means of both ratios, as lines; of all rows, and of few and of many rows of A."""
+    """Format the geometric means of both ratios: of all results, and of small and large m."""
     lines = []
     parts = (("all", 0, 2**31), ("m <= 16", 0, 17), ("m <= 128", 0, 129), ("m >= 512", 512, 2**31))
     total = len(results)
@@ -130,15 +130,15 @@ def means(results: Sequence[Result]) -> list[str]:
         of_part = [one for one in results if low <= one["work"]["m"] < high]
         if not of_part or (name != "all" and len(of_part) == total):
             continue
-        told = []
+        summaries = []
         for against in ("first", "best"):
             values = [one[f"ratio_{against}"]["median"] for one in of_part if f"ratio_{against}" in one]
             if values:
-                told.append(
-                    f"{geometric_mean(values):.4f} of {against} (least {min(values):.3f}, {len(values)} problems)"
+                summaries.append(
+                    f"{geometric_mean(values):.4f} of {against} (minimum {min(values):.3f}, {len(values)} problems)"
                 )
-        if told:
-            lines.append(f"  geometric mean, {name}: {', '.join(told)}")
+        if summaries:
+            lines.append(f"  geometric mean, {name}: {', '.join(summaries)}")
     return lines
 
 
@@ -155,11 +155,11 @@ def _ratio(value: float | None) -> str:
     return f"{value:6.3f}" if value is not None else "     -"
 
 
-# ==== Results as files of other programs' forms: CSV, JUnit ====
+# ---- CSV and JUnit files ---------------------------------------------------------------------------------------------
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
-    """Write a row a result. Raises LibraryError where the file cannot be written."""
+    """Write one row per result. Raises LibraryError if the file cannot be written."""
     rows = [row(result) for result in results]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
@@ -169,7 +169,10 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
 
 
 def write_junit(path: Path, results: Sequence[Result]) -> None:
-    """Write a suite a group and a test a result, which fails where ours is wrong. Raises LibraryError as above."""
+    """Write a test suite per group and a test per result. A test fails if our output is wrong.
+
+    Raises: LibraryError if the file cannot be written.
+    """
     root = ElementTree.Element("testsuites", name="hgemm bench")
     for group in dict.fromkeys(result["work"]["group"] for result in results):
         chosen = [result for result in results if result["work"]["group"] == group]

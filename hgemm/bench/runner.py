@@ -1,4 +1,4 @@
-"""Results of a benchmark, or of tuning, as a session of a library's measurements."""
+"""Runs a benchmark: problem after problem, each result saved at once, within a budget, resumable."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.bench.cublaslt import CublasLt
-from hgemm.bench.device import Watch
-from hgemm.bench.measure import Baseline, LostDevice, Stand, measure, open_stand, quietly
+from hgemm.bench.device import Watchdog
+from hgemm.bench.measure import Baseline, BenchContext, LostDevice, measure, open_context, quietly
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.results import line
 from hgemm.bench.work import Work
@@ -29,15 +29,15 @@ _STATES = ("power_limit_w", "sm_mhz_max", "temperature_c")
 
 
 def problem_of(work: Work) -> MeasuredProblem:
-    """Return a problem as sessions have it."""
+    """Return a problem in the form that sessions store."""
     return MeasuredProblem(**{name: value for name, value in work.plain().items() if name != "group"})
 
 
-def as_in_rounds(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the screened times of a result, as they would be in its rounds, where clocks are others than in short samples.
+def scaled_to_rounds(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return a result's screened times, scaled to the clocks of its rounds.
 
-    They are scaled by what the finalists took in rounds over what they took when they were screened, the median of it:
-    else those that were not timed in rounds would seem faster, or slower, than those that were.
+    Short samples run at other clocks than rounds. The scale is the median ratio of finalists' times in rounds to their
+    screened times. Without it, variants that were only screened would seem faster or slower than finalists.
     """
     screened, figures = result["screened_us"], result["figures"]
     both = [figures[name]["time_us"] / us for name, us in screened.items() if name in figures and us > 0]
@@ -46,21 +46,21 @@ def as_in_rounds(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Recorder:
-    """A session that begins with its first result."""
+    """Writes results to a session of the library's measurements. The first result starts the session."""
 
     def __init__(
-        self, library: Path, stand: Stand, program: str, kernels: Iterable[Kernel] = (), **header: Any
+        self, library: Path, context: BenchContext, program: str, kernels: Iterable[Kernel] = (), **header: Any
     ) -> None:
-        self._library, self._stand, self._writer = library, stand, None
+        self._library, self._context, self._writer = library, context, None
         self._kernels = {kernel.traits.symbol: kernel for kernel in kernels}
         self._header = {"program": program, **header}
 
-    def know(self, kernels: Iterable[Kernel]) -> None:
-        """Take note of variants that results may name."""
+    def register(self, kernels: Iterable[Kernel]) -> None:
+        """Register variants that later results may name."""
         self._kernels |= {kernel.traits.symbol: kernel for kernel in kernels}
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Add a result of hgemm.bench.measure: of ours the finalists, the best first, then those that were only screened."""
+        """Add a result of `measure`: our finalists, the best first, then the variants that were only screened."""
         if not result.get("ours") or result["ours"] in result["refused"]:
             return
         figures = {name: one for name, one in result["figures"].items() if name in self._kernels}
@@ -70,13 +70,17 @@ class Recorder:
             for name in finalists
             if name not in result["refused"]
         ]
-        screened = {name: us for name, us in as_in_rounds(result).items() if name in self._kernels}
+        screened = {name: us for name, us in scaled_to_rounds(result).items() if name in self._kernels}
         others = [(name, VariantTime(0, us)) for name, us in screened.items() if name not in figures and us > 0]
         telemetry = result.get("telemetry") or {}
         self._session().add(
             problem_of(Work(**result["work"])),
             result["state"],
-            [(self._tested(name), time) for name, time in [*paired, *others] if name not in result["refused"]],
+            [
+                (self._measured_variant(name), time)
+                for name, time in [*paired, *others]
+                if name not in result["refused"]
+            ],
             decided=True,
             clocks={name: telemetry[name] for name in _CLOCKS if name in telemetry} or None,
             baseline=_baseline(result),
@@ -84,29 +88,29 @@ class Recorder:
 
     @property
     def session(self) -> str:
-        """Return the session's name; nothing where no result was added."""
+        """Return the session's name. Empty if no result was added."""
         return self._writer.name if self._writer else ""
 
     def close(self) -> None:
         if self._writer:
             self._writer.close()
 
-    def _tested(self, name: str) -> MeasuredVariant:
+    def _measured_variant(self, name: str) -> MeasuredVariant:
         record = self._kernels[name].record
         toolchain = {key: value for key, value in record.get("toolchain", {}).items() if key != "options"}
         return MeasuredVariant(name, record["key"], toolchain)
 
     def _session(self) -> SessionWriter:
         if self._writer is None:
-            device, state = self._stand.device, self._stand.telemetry.state()
+            device, state = self._context.device, self._context.telemetry.state()
             header = {
                 "device": device.name,
                 "capability": device.capability[0] * 10 + device.capability[1],
                 "sms": device.sms,
                 "driver": state.get("driver") or f"CUDA {driver_cuda()}",
                 "clocks": {name: state[name] for name in _STATES if name in state},
-                "protocol": asdict(self._stand.protocol),
-                "seed": self._stand.seed,
+                "protocol": asdict(self._context.protocol),
+                "seed": self._context.seed,
             }
             given = {name: value for name, value in self._header.items() if value is not None}
             self._writer = SessionWriter(self._library, **header, **given)
@@ -114,23 +118,26 @@ class Recorder:
 
 
 def _baseline(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the times of the baseline's first guess and of its best, where they were measured."""
+    """Return the times of the baseline's first and best contenders, if they were measured."""
     names: Sequence[str] = [role for role in ("first", "best") if result.get(role)]
     return {role: result["figures"][result[role]]["time_us"] for role in names} or None
 
 
-# ==== A whole run: problem after problem, each result kept at once, within a budget, resumable ====
+# ---- A run -----------------------------------------------------------------------------------------------------------
 
 
 SCHEMA = 1
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be measured, and until when. Fields: `keep` is the file that results go to, read first to resume;
-    a problem that takes `limit_s` from its last contender's first launch on has hung; `record` is a library to whose
-    measurements the results are added; `chosen` names the one variant that a problem is to be measured with, where not all are."""
+class BenchPlan:
+    """What a benchmark measures, and its limits.
+
+    Fields: `keep` is the results file; a resumed run reads it first. `limit_s` is the time after which a contender has
+        hung.
+        `record` is a library to which the results are added. `chosen` gives the only variant to measure for a problem.
+    """
 
     works: Sequence[Work]
     kernels: Sequence[Kernel]
@@ -146,81 +153,81 @@ class Plan:
     chosen: Callable[[Work], str | None] | None = None
 
 
-def run(plan: Plan, device: Device, tell: Tell) -> dict[str, Any]:
-    """Measure all of a plan and return the document: the device's state, the rules, and the results.
+def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
+    """Measure a plan and return the document: device state, protocol and results.
 
-    Where a kernel's fault ends it early, `lost` says which. Raises: LibraryError where the kept results are not readable
-        or of another device.
+    If a kernel fault ends the run, `lost` names the kernel.
+    Raises: LibraryError if the kept results are unreadable or from another device.
     """
-    begun = time.perf_counter()
-    document = _begin(plan, device)
-    wanted = [(work, state) for state in plan.states for work in plan.works]
-    left, total = _left_over(wanted, document), len({(work.key, state) for work, state in wanted})
+    began = time.perf_counter()
+    document = _new_document(plan, device)
+    requested = [(work, state) for state in plan.states for work in plan.works]
+    left, total = _remaining(requested, document), len({(work.key, state) for work, state in requested})
     with ExitStack() as stack:
-        stand = stand_of(plan, device, document, stack)
+        context = context_of(plan, device, document, stack)
         kernels = [kernel for kernel in plan.kernels if kernel.traits.symbol not in document["hung"]]
-        recorder = _recorder(plan, stand, document, stack)
+        recorder = _recorder(plan, context, document, stack)
         for at, (work, state) in enumerate(left):
-            spent = time.perf_counter() - begun
+            spent = time.perf_counter() - began
             if at and spent + spent / at > plan.budget_s:
                 document["not_measured"] = [f"{other.key} {its}" for other, its in left[at:]]
-                tell(f"budget of {plan.budget_s:g} s: {len(left) - at} of {total} problems are not measured")
+                log(f"budget of {plan.budget_s:g} s: {len(left) - at} of {total} problems are not measured")
                 break
             try:
-                result = measure(work, _for(work, kernels, plan), stand, state)
+                result = measure(work, _kernels_for(work, kernels, plan), context, state)
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
-            except DeviceError as error:  # such as too little memory for the operands
+            except DeviceError as error:  # for example, too little memory for the operands
                 result = {"work": work.plain(), "state": state, "refused": {"all": str(error)}}
             document["results"].append(result)
-            _keep(plan, document)
+            _save(plan, document)
             if recorder:
                 recorder.add(result)
-            ahead = (time.perf_counter() - begun) / (at + 1) * (len(left) - at - 1)
-            tell(f"[{total - len(left) + at + 1}/{total}] {line(result)}  {time_left(ahead)} left")
-        document["seconds"] = round(time.perf_counter() - begun, 1)
-        _in_every_group(wanted, document)
-        _keep(plan, document)
+            ahead = (time.perf_counter() - began) / (at + 1) * (len(left) - at - 1)
+            log(f"[{total - len(left) + at + 1}/{total}] {line(result)}  {time_left(ahead)} left")
+        document["seconds"] = round(time.perf_counter() - began, 1)
+        _in_every_group(requested, document)
+        _save(plan, document)
     return document
 
 
-def _for(work: Work, kernels: Sequence[Kernel], plan: Plan) -> Sequence[Kernel]:
-    """Return the variants that a problem is measured with. Raises DeviceError where the one that is selected was left out."""
+def _kernels_for(work: Work, kernels: Sequence[Kernel], plan: BenchPlan) -> Sequence[Kernel]:
+    """Return the variants to measure for a problem. Raises DeviceError if the selected one is not among them."""
     if plan.chosen is None:
         return kernels
     symbol = plan.chosen(work)
     found = [kernel for kernel in kernels if kernel.traits.symbol == symbol]
     if symbol and not found:
-        raise DeviceError(f"the library selects {symbol}, which is left out here: --dispatched wants no filters")
+        raise DeviceError(f"the library selects {symbol}, which a filter excludes: use --dispatched without filters")
     return found
 
 
-def stand_of(plan: Plan, device: Device, document: dict[str, Any], stack: ExitStack) -> Stand:
-    """Make what all measurements of a plan share, which the stack gives back, and note the device's state."""
-    watch = Watch(plan.keep, plan.limit_s)
-    stack.callback(watch.stop)
-    if plan.resume and watch.unfinished():
-        document["hung"] = sorted({*document["hung"], watch.unfinished()})
-    stand = open_stand(device, plan.protocol, plan.seed, watch, stack)
-    document["state"] = stand.telemetry.state()
+def context_of(plan: BenchPlan, device: Device, document: dict[str, Any], stack: ExitStack) -> BenchContext:
+    """Open the state that all measurements of a plan share. Add the device's state to the document."""
+    watchdog = Watchdog(plan.keep, plan.limit_s)
+    stack.callback(watchdog.stop)
+    if plan.resume and watchdog.unfinished():
+        document["hung"] = sorted({*document["hung"], watchdog.unfinished()})
+    context = open_context(device, plan.protocol, plan.seed, watchdog, stack)
+    document["state"] = context.telemetry.state()
     if plan.baseline:
-        stand.baseline = plan.baseline(device)
-        stack.callback(quietly, stand.baseline.free)
-        document["baseline"] = stand.baseline.name
-    return stand
+        context.baseline = plan.baseline(device)
+        stack.callback(quietly, context.baseline.free)
+        document["baseline"] = context.baseline.name
+    return context
 
 
-def _recorder(plan: Plan, stand: Stand, document: dict[str, Any], stack: ExitStack) -> Recorder | None:
+def _recorder(plan: BenchPlan, context: BenchContext, document: dict[str, Any], stack: ExitStack) -> Recorder | None:
     if plan.record is None:
         return None
-    recorder = Recorder(plan.record, stand, "bench", plan.kernels, baseline=document.get("baseline"))
+    recorder = Recorder(plan.record, context, "bench", plan.kernels, baseline=document.get("baseline"))
     stack.callback(recorder.close)
     return recorder
 
 
 def heading(protocol: Protocol, seed: int, device: Device) -> dict[str, Any]:
-    """Return what a document begins with: where, when and how it was measured."""
+    """Return the first fields of a document: where, when and how it was measured."""
     return {
         "schema": SCHEMA,
         "device": device.name,
@@ -234,8 +241,8 @@ def heading(protocol: Protocol, seed: int, device: Device) -> dict[str, Any]:
     }
 
 
-def _begin(plan: Plan, device: Device) -> dict[str, Any]:
-    """Return a new document, or the kept one where a run is resumed."""
+def _new_document(plan: BenchPlan, device: Device) -> dict[str, Any]:
+    """Return a new document, or the kept one for a resumed run."""
     document: dict[str, Any] = {
         **heading(plan.protocol, plan.seed, device),
         "variants": {},
@@ -247,7 +254,7 @@ def _begin(plan: Plan, device: Device) -> dict[str, Any]:
         kept = _read(plan.keep)
         if kept.get("device") != device.name:
             raise LibraryError(
-                f"{plan.keep} was measured on {kept.get('device')}, this is {device.name}: name another file"
+                f"{plan.keep} was measured on {kept.get('device')}; this device is {device.name}. Use another file."
             )
         document = {**document, **kept}
         document.pop("not_measured", None)
@@ -266,37 +273,39 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise LibraryError(f"{path} cannot be read: {error}") from None
     if not isinstance(kept, dict) or kept.get("schema") != SCHEMA:
-        raise LibraryError(f"{path} holds no results of this kind: name another file")
+        raise LibraryError(f"{path} is no benchmark results file of schema {SCHEMA}: use another file")
     return kept
 
 
-def _keep(plan: Plan, document: dict[str, Any]) -> None:
+def _save(plan: BenchPlan, document: dict[str, Any]) -> None:
     if not plan.keep:
         return
     write_document(plan.keep, document)
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Write a document as JSON, whole. Raises LibraryError where the disk refuses."""
+    """Write a document as JSON, atomically. Raises LibraryError on a disk error."""
     write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), "--keep")
 
 
-def _left_over(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]) -> list[tuple[Work, str]]:
-    """Return what has no result yet, each problem once, whatever groups it stands in."""
+def _remaining(requested: Sequence[tuple[Work, str]], document: dict[str, Any]) -> list[tuple[Work, str]]:
+    """Return the problems without a result, each once."""
     done = {(Work(**result["work"]).key, result["state"]) for result in document["results"]}
-    left = {(work.key, state): (work, state) for work, state in reversed(wanted)}
+    left = {(work.key, state): (work, state) for work, state in reversed(requested)}
     return [one for key, one in reversed(left.items()) if key not in done]
 
 
-def _in_every_group(wanted: Sequence[tuple[Work, str]], document: dict[str, Any]) -> None:
-    """Give a result to each group that its problem stands in, in the order that was asked for."""
+def _in_every_group(requested: Sequence[tuple[Work, str]], document: dict[str, Any]) -> None:
+    """Copy each result to all groups that contain its problem, in the requested order."""
     found = {(Work(**result["work"]).key, result["state"]): result for result in document["results"]}
-    asked = [{**found[work.key, state], "work": work.plain()} for work, state in wanted if (work.key, state) in found]
-    keys = {(work.key, state) for work, state in wanted}
+    copies = [
+        {**found[work.key, state], "work": work.plain()} for work, state in requested if (work.key, state) in found
+    ]
+    keys = {(work.key, state) for work, state in requested}
     others = [one for one in document["results"] if (Work(**one["work"]).key, one["state"]) not in keys]
-    document["results"] = others + asked
+    document["results"] = others + copies
 
 
 def time_left(seconds: float) -> str:
-    """Write a time as people read it."""
+    """Format a duration for display."""
     return f"{seconds / 60:.1f} min" if seconds > 90 else f"{seconds:.0f} s"

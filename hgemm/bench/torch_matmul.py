@@ -1,4 +1,4 @@
-"""The baseline torch.matmul: what a PyTorch user gets without asking for anything."""
+"""The torch.matmul baseline, with torch's default choice of kernel."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hgemm.errors import DeviceError, HgemmError
 
 
 class TorchError(HgemmError):
-    """What torch raised."""
+    """torch raised an error."""
 
 
 class Torch:
-    """torch on a device whose context is the thread's."""
+    """torch on a device. The device's context must be current."""
 
     def __init__(self, device: Device) -> None:
         try:
@@ -29,7 +29,7 @@ class Torch:
         self.torch, self.device, self.name = torch, device, f"torch {torch.__version__}"
 
     def propose(self, work: Work, count: int) -> TorchMatmul:
-        """Return its one way to compute a problem."""
+        """Return torch's only contender."""
         return TorchMatmul(self.torch, self.device.ordinal)
 
     def free(self) -> None:
@@ -38,7 +38,7 @@ class Torch:
 
 @dataclass
 class TorchMatmul:
-    """Both what is proposed and the one contender."""
+    """Both the proposal and its only contender."""
 
     torch: Any
     ordinal: int
@@ -50,7 +50,7 @@ class TorchMatmul:
         return [self]
 
     def bind(self, operands: Operands, stream: int) -> list[Callable[[], None]]:
-        """Return a launch for each set. Raises TorchError where torch does not multiply such types."""
+        """Return a launch for each set. A launch raises TorchError if torch does not support the types."""
         matmul = self.torch.backends.cuda.matmul
         matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
         matmul.allow_fp16_accumulation = operands.work.acc == "f16"
@@ -73,7 +73,7 @@ class TorchMatmul:
         return launch
 
     def _tensor(self, operands: Operands, name: str, at: int) -> Any:
-        """Return one operand of a set as it is stored, without a copy. Shapes: (rows, columns), or with a batch."""
+        """Return one operand of a set as stored, without a copy. Shapes: (rows, columns), or (batch, rows, columns)."""
         place = operands.places[name]
         pointer = operands.blocks[name] + at * place.pitch * place.item
         memory = _Memory(pointer, place.batch * place.stride * place.item)
@@ -89,7 +89,7 @@ class TorchMatmul:
 
 
 class _Memory:
-    """Bytes on the device, for torch to look at."""
+    """Device memory as an object that torch can wrap."""
 
     def __init__(self, pointer: int, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {

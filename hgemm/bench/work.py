@@ -1,4 +1,4 @@
-"""What is measured: one problem with its layout and types, and the group of a suite that it stands in."""
+"""Benchmark problems: sizes, layout and types; suites of problems; variants of a library folder."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ACCUMULATORS = ("f32", "f16", "f16_promoted")
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 
-MOST_PROBLEMS = 1_000_000
-"""That the ranges of --m, --n and --k may name: a million take 4 s and 0.2 GiB to list, and more are taken for a slip."""
+MAX_PROBLEMS = 1_000_000
+"""Limit on problems from --m, --n and --k. Listing a million takes 4 s and 0.2 GiB; more are likely a mistake."""
 
 _EXTENT = integer(low=1, high=MAX_EXTENT)
 _KINDS = {"layout": LAYOUTS, **{f"dtype_{name}": tuple(DTYPES) for name in "abd"}, "acc": ACCUMULATORS}
@@ -35,14 +35,14 @@ WORK = fields(
         "group": TEXT,
     }
 )
-"""What a problem is in documents that were kept: `Work.plain`."""
+"""Form of a problem in result files: `Work.plain`."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One problem, its operands dense: leading dimensions are the contiguous extents.
+    """One problem with dense operands: leading dimensions equal the contiguous extents.
 
-    Shapes: as in hgemm.launch_traits.LaunchTraits, whose names `layout` and the types have.
+    Shapes: as in hgemm.launch_traits.LaunchTraits, with the same names for layout and types.
     """
 
     m: int
@@ -62,12 +62,12 @@ class Work:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of B, which a product of few rows cannot read less than once."""
+        """Bytes of B. A product must read them at least once."""
         return self.n * self.k * self.batch * DTYPES[self.dtype_b].bytes
 
     @property
     def key(self) -> str:
-        """Name the problem, not its group: what is measured once serves every group."""
+        """Return the problem's name without its group: one measurement counts for every group."""
         return f"{self.shape} {self.layout} {self.dtype_a} {self.dtype_b} {self.acc} {self.dtype_d}"
 
     @property
@@ -79,7 +79,7 @@ class Work:
         return Shape(self.m, self.n, self.k, self.batch)
 
     def fits(self, traits: LaunchTraits) -> bool:
-        """Tell whether a variant computes such problems: the same layout and types, and a plain epilogue."""
+        """Return whether a variant computes this problem: same layout and types, and a plain epilogue."""
         same = all(getattr(traits, name) == getattr(self, name) for name in _COMPARED)
         return same and traits.bias == "none" and traits.activation == "none"
 
@@ -88,7 +88,7 @@ class Work:
 
     @property
     def transposed(self) -> Work:
-        """The product whose D is this one's transposed: B^T A^T."""
+        """The product whose D is the transpose of this one's: B^T A^T."""
         a = "t" if self.layout[1] == "n" else "n"
         b = "n" if self.layout[0] == "t" else "t"
         return replace(self, m=self.n, n=self.m, layout=a + b, dtype_a=self.dtype_b, dtype_b=self.dtype_a)
@@ -98,7 +98,7 @@ _COMPARED = ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")
 
 
 def checked(work: Work) -> Work:
-    """Return the work. Raises RequestError where a layout, a type or an extent is unknown."""
+    """Return the work. Raises RequestError for an unknown layout, type or extent."""
     known = {"layout": LAYOUTS, "dtype_a": DTYPES, "dtype_b": DTYPES, "acc": ACCUMULATORS, "dtype_d": OUTPUTS}
     for name, values in known.items():
         if getattr(work, name) not in values:
@@ -108,7 +108,7 @@ def checked(work: Work) -> Work:
 
 
 def extents(text: str, name: str) -> list[int]:
-    """Read 512, 512,1024 or 1024:4096:256 (the end included). Raises RequestError where that is malformed or too long."""
+    """Parse `512`, `512,1024` or `1024:4096:256` (end included). Raises RequestError if malformed or too long."""
     found: list[int] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         match = _RANGE.fullmatch(word)
@@ -119,7 +119,7 @@ def extents(text: str, name: str) -> list[int]:
             added = range(int(word), int(word) + 1)
         else:
             raise RequestError(f"--{name} {word!a} is malformed: write 4096, 512,1024 or 1024:4096:256")
-        _refuse_too_many(len(found) + len(added), f"--{name} {text!a}")
+        _reject_too_many(len(found) + len(added), f"--{name} {text!a}")
         found += added
     if not found or min(found) < 1:
         raise RequestError(f"--{name} {text!a} names no positive number: write 4096, 512,1024 or 1024:4096:256")
@@ -127,10 +127,10 @@ def extents(text: str, name: str) -> list[int]:
 
 
 def grid(m: str, n: str, k: str, like: Work) -> list[Work]:
-    """Return every combination of extents; where n or k is not given it is m's: squares. Raises RequestError as `extents` does."""
+    """Return every combination of extents. A missing n or k equals m. Raises RequestError as `extents` does."""
     all_rows = extents(m, "m")
     all_columns, all_depths = (extents(text, name) if text else [] for text, name in ((n, "n"), (k, "k")))
-    _refuse_too_many(
+    _reject_too_many(
         len(all_rows) * max(1, len(all_columns)) * max(1, len(all_depths)), "the ranges of --m, --n and --k"
     )
     return [
@@ -141,14 +141,14 @@ def grid(m: str, n: str, k: str, like: Work) -> list[Work]:
     ]
 
 
-def _refuse_too_many(count: int, what: str) -> None:
-    if count > MOST_PROBLEMS:
+def _reject_too_many(count: int, what: str) -> None:
+    if count > MAX_PROBLEMS:
         raise RequestError(
-            f"{what}: {count:,} problems are more than {MOST_PROBLEMS:,}: take larger steps, as in 1024:4096:256"
+            f"{what}: {count:,} problems exceed the limit of {MAX_PROBLEMS:,}: use larger steps, as in 1024:4096:256"
         )
 
 
-# ==== Suites of problems: those that the package has by name, and files in two JSON forms ====
+# ---- Suites ----------------------------------------------------------------------------------------------------------
 
 
 FOLDER = Path(__file__).resolve().parents[1] / "suites"
@@ -156,25 +156,25 @@ _TYPES = {"f16": "f16", "fp16": "f16", "half": "f16", "bf16": "bf16", "f32": "f3
 
 
 def names() -> list[str]:
-    """Return the suites that have names."""
+    """Return the names of the built-in suites."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def read_suite(name: str, groups: str = "") -> list[Work]:
-    """Return the problems of a suite, by its name or its file, in some groups (beginnings of their names) or in all.
+    """Return the problems of a suite, given by name or file. `groups` selects groups by words in their names.
 
-    Raises: RequestError where there is none, it is malformed, or no group is so named.
+    Raises: RequestError if the suite does not exist or is malformed, or if no group matches.
     """
     path = FOLDER / f"{name}.json" if name in names() else Path(name)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
             raise RequestError(
-                f"suite {name} is no list of problems or groups: write them as in {FOLDER / 'public.json'}"
+                f"suite {name} is not a list of problems or groups: see the example {FOLDER / 'public.json'}"
             )
         works = [checked(work) for entry in entries for work in _works(entry)]
     except FileNotFoundError:
-        raise RequestError(f"no suite {name!a}: name a file, or one of {', '.join(names())}") from None
+        raise RequestError(f"no suite {name!a}: use a file, or one of {', '.join(names())}") from None
     except OSError as error:
         raise RequestError(f"suite {name} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -183,12 +183,12 @@ def read_suite(name: str, groups: str = "") -> list[Work]:
 
 
 def _of_groups(works: list[Work], groups: str) -> list[Work]:
-    wanted = tuple(word.strip() for word in groups.split(",") if word.strip())
+    words = tuple(word.strip() for word in groups.split(",") if word.strip())
     known = list(dict.fromkeys(work.group for work in works))
-    for word in wanted:
+    for word in words:
         if not any(word in name for name in known):
             raise RequestError(f"no group {word!a} in the suite: it has {', '.join(known)}")
-    return [work for work in works if any(word in work.group for word in wanted)]
+    return [work for work in works if any(word in work.group for word in words)]
 
 
 def _works(entry: Mapping[str, Any]) -> list[Work]:
@@ -196,7 +196,7 @@ def _works(entry: Mapping[str, Any]) -> list[Work]:
 
 
 def _group(entry: Mapping[str, Any]) -> list[Work]:
-    """Read a group: its name, layout and types, and shapes of (m, n, k) or (m, n, k, batch)."""
+    """Parse a group: name, layout, types, and shapes (m, n, k) or (m, n, k, batch)."""
     common = {
         "layout": entry.get("layout", "tn"),
         "dtype_a": entry.get("in", "f16"),
@@ -209,9 +209,9 @@ def _group(entry: Mapping[str, Any]) -> list[Work]:
 
 
 def _problem(entry: Mapping[str, Any]) -> Work:
-    """Read one problem as CUTLASS's tools write it: a layout of two letters, or of three with D's.
+    """Parse one problem in the form of CUTLASS's tools. Its layout has two letters, or three with D's.
 
-    A column-major D, as in tnn, is the transposed product.
+    A column-major D, as in tnn, gives the transposed product.
     """
     layout = str(entry.get("layout", "tnt")).lower()
 
@@ -232,18 +232,18 @@ def _problem(entry: Mapping[str, Any]) -> Work:
     return work.transposed if layout[2:] == "n" else work
 
 
-# ==== The variants of a library's folder, read without the generator ====
+# ---- Variants of a library folder ------------------------------------------------------------------------------------
 
 
 def read_kernels(folder: Path, names: str = "") -> list[Kernel]:
-    """Return the variants whose symbol or alias one of the globs `names` matches, or all.
+    """Return the variants whose symbol or alias matches one of the globs `names`, or all.
 
-    Raises: LibraryError where the folder has none, or a record cannot be read.
+    Raises: LibraryError if there are none, or if a record cannot be read.
     """
     patterns = [word.strip() for word in names.split(",") if word.strip()] or ["*"]
     found = [_read(path) for path in sorted(folder.glob("*/record.json")) if _named(path, patterns)]
     if not found:
-        raise LibraryError(f"no variant in {folder} matches {', '.join(patterns)}: `generate` makes them")
+        raise LibraryError(f"no variant in {folder} matches {', '.join(patterns)}: create variants with `generate`")
     return found
 
 

@@ -1,6 +1,8 @@
-"""How long the parts of a kernel take on a card, and what bounds it: equations, and a table of figures a card.
+"""A cost model of kernels: equations, and tables of figures for each GPU.
 
-Nothing here asks a device. `cards.card_named` and `cards.usual_card` give the figures, `kernel.k_tile` the cycles of a k-tile of
-a spec, `launch.launch` those of a problem. The figures are data, in `tables/`, each with its source; measured ones are
-from benchmarks/cpi.py. hgemm/dispatch_table.py, which chooses among variants, counts in whole numbers, so that C counts the same.
+`cards.card_named` and `cards.usual_card` return a GPU's figures. `kernel.k_tile` returns the cycles of a k-tile of a
+spec,
+`kernel.launch` those of a problem, and `predict.predict` a fitted estimate of the time. No function needs a device.
+The figures are data in `tables/`, each with its source. benchmarks/cpi.py takes the measured ones.
+hgemm/dispatch_table.py selects variants with integers only, so that C computes the same values.
 """

@@ -1,4 +1,4 @@
-"""The figures of cards: read from `tables/`, one file a card, each figure with where it is from."""
+"""GPU figures: reads `tables/`, one file per GPU, with a source for each figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("tables")
 SCHEMA = 1
 
 USUAL = {75: "rtx2070", 80: "a100", 86: "a10", 89: "l40s", 90: "h200", 120: "rtx5090"}
-"""The card that is meant where only an architecture is named, by its number."""
+"""The GPU to use when only an architecture is given, by its number."""
 
 REQUIRED = ("sms", "sm_mhz", "dram_gbytes_per_s", "l2_bytes", "smem_bytes_per_clock_per_sm")
 _FIGURE_NAME = (
@@ -26,13 +26,13 @@ _FIGURE_NAME = (
 )
 
 
-_BESIDE_NAME = re.compile(r"\d+gb|hbm\d[a-z]?")
-"""Memory, which drivers name beside a card."""
+_MEMORY_NAME = re.compile(r"\d+gb|hbm\d[a-z]?")
+"""Memory sizes and types that drivers append to a GPU's name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where figures are from: a document, a derivation, or a measurement with its date and device."""
+    """Origin of figures: a document, a derivation, or a measurement with date and device."""
 
     text: str
     date: str = ""
@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a card."""
+    """One number of a GPU."""
 
     value: float
     source: Source
@@ -53,10 +53,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Card:
-    """A card: `key` is its short name, `number` its compute capability as 90.
+    """A GPU. `key` is its short name, `number` its compute capability as an integer such as 90.
 
-    Units: those that a figure's name ends with; `cpi.*` and `latency.*` are SM clocks, of an instruction of a warp (of a
-        warpgroup for hgmma), on one partition for hmma and on an SM for all others.
+    Units: given by the suffix of a figure's name. `cpi.*` and `latency.*` are SM clocks of one warp instruction, or of
+        one
+        warpgroup instruction for hgmma. They are per partition for hmma and per SM otherwise.
     """
 
     key: str
@@ -65,16 +66,14 @@ class Card:
     figures: Mapping[str, Figure] = field(repr=False)
 
     def get(self, name: str) -> float | None:
-        """Return a figure, None where the table has none."""
+        """Return a figure, or None if the table lacks it."""
         figure = self.figures.get(name)
         return figure.value if figure else None
 
     def __getitem__(self, name: str) -> float:
-        """Return a figure. Raises RequestError where the table has none."""
+        """Return a figure. Raises RequestError if the table lacks it."""
         if name not in self.figures:
-            raise RequestError(
-                f"the table of {self.name} has no {name}: hgemm/model/tables/{self.key}.json is where it belongs"
-            )
+            raise RequestError(f"the table of {self.name} has no {name}: add it to hgemm/model/tables/{self.key}.json")
         return self.figures[name].value
 
     @property
@@ -82,47 +81,47 @@ class Card:
         return int(self["sms"])
 
     def sms_in_clusters(self, ctas: int) -> int:
-        """Return the SMs that clusters of so many CTAs, one an SM, can use at once."""
+        """Return the SMs that clusters of `ctas` CTAs can use at once, with one CTA per SM."""
         lost = self.sms - int(self.get("cluster4_sms") or self.sms) if ctas >= 4 else 0
         return max((self.sms - lost) // ctas, 1) * ctas
 
     @property
     def dram_gbytes_per_s(self) -> float:
-        """What DRAM was measured to read, else what its document says."""
+        """Return the measured DRAM read bandwidth, or the documented one without a measurement."""
         return self.get("dram_read_gbytes_per_s") or self["dram_gbytes_per_s"]
 
     def with_sms(self, sms: int) -> Card:
-        """Return the card with another number of SMs, the rest as it is."""
+        """Return this GPU with another number of SMs."""
         others = {name: figure for name, figure in self.figures.items() if name != "cluster4_sms"}
         return replace(self, figures={**others, "sms": Figure(sms, Source("as asked for"))})
 
-    def told_sources(self, names: list[str]) -> str:
-        """Say whether figures were measured, on this card or another, with device and date, or unmeasured."""
+    def describe_sources(self, names: list[str]) -> str:
+        """Describe whether figures were measured, with device and date."""
         sources = {self.figures[name].source for name in names if name in self.figures}
         measured = [source for source in sources if source.measured]
         if not measured:
             return "unmeasured"
         here = {f"{source.device}, {source.date}" for source in measured if source.device == self.name}
         elsewhere = {f"{source.device}, {source.date}" for source in measured if source.device != self.name}
-        told = [f"measured: {'; '.join(sorted(here))}"] if here else []
-        told += [f"measured on another card: {'; '.join(sorted(elsewhere))}"] if elsewhere else []
-        return "; ".join(told if len(measured) == len(sources) else [*told, "in part unmeasured"])
+        parts = [f"measured: {'; '.join(sorted(here))}"] if here else []
+        parts += [f"measured on another card: {'; '.join(sorted(elsewhere))}"] if elsewhere else []
+        return "; ".join(parts if len(measured) == len(sources) else [*parts, "in part unmeasured"])
 
 
-# ---- Names ------------------------------------------------------------------------------------------------------------
+# ---- Names -----------------------------------------------------------------------------------------------------------
 
 
 def card_keys() -> tuple[str, ...]:
-    """Return the short names of all cards that have a table."""
+    """Return the short names of all GPUs that have a table."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
 def card_named(name: str) -> Card:
-    """Return a card by its name as people and drivers write it: `H200`, `RTX 4090`, `A100-SXM4-40GB`, `NVIDIA H100 80GB HBM3`.
+    """Return a GPU by name, as people or drivers write it: `H200`, `RTX 4090`, `A100-SXM4-40GB`, `NVIDIA H100 80GB HBM3`.
 
-    Raises: RequestError with the nearest, and all, where no table has that name.
+    Raises: RequestError, with the closest name and all names, if no table matches.
     """
-    parts = [part for part in re.split(r"[^a-z0-9]+", name.lower()) if not _BESIDE_NAME.fullmatch(part)]
+    parts = [part for part in re.split(r"[^a-z0-9]+", name.lower()) if not _MEMORY_NAME.fullmatch(part)]
     words = re.sub(r"nvidia|geforce|tesla", "", "".join(parts))
     found = [key for key in card_keys() if words == key or words.startswith((f"{key}sxm", f"{key}pcie"))]
     if not found:
@@ -133,11 +132,11 @@ def card_named(name: str) -> Card:
 
 
 def usual_card(number: int) -> Card | None:
-    """Return the card that an architecture such as 90 is known by, None where no card of it has a table."""
+    """Return the default GPU of an architecture such as 90, or None if none has a table."""
     return card(USUAL[number]) if number in USUAL else None
 
 
-# ---- Files ------------------------------------------------------------------------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 _SOURCE = fields(
     {"text": TEXT}, optional={"date": text(r"\d{4}(-\d\d-\d\d)?", "a date as 2026-11-21, or a year"), "device": TEXT}
@@ -145,7 +144,7 @@ _SOURCE = fields(
 
 
 def _figure(value: Any, name: str) -> None:
-    """Accept a number and the name of its source."""
+    """Validate a figure: a number and the name of its source."""
     if not isinstance(value, list) or len(value) != 2:
         raise Mismatch(f"{name} must be [number, source], not {value!a}")
     number()(value[0], name)
@@ -165,16 +164,16 @@ _DOCUMENT = fields(
 
 @cache
 def card(key: str) -> Card:
-    """Read the table of a card. Raises LibraryError, naming the file and the field, where it is not as it should be."""
+    """Read the table of a GPU. Raises LibraryError with the file and field if it is malformed."""
     path = FOLDER / f"{key}.json"
     try:
         return parse_card(key, json.loads(path.read_text(encoding="utf-8")))
     except (Mismatch, ValueError) as error:
-        raise LibraryError(f"{path.name}: {error}: it is part of hgemm, which is to be installed again") from None
+        raise LibraryError(f"{path.name}: {error}. The file is part of hgemm: reinstall hgemm.") from None
 
 
 def parse_card(key: str, document: Any) -> Card:
-    """Return the card of a document. Raises Mismatch where a field does not fit."""
+    """Return the GPU of a document. Raises Mismatch for an invalid field."""
     _DOCUMENT(document, "")
     missing = [name for name in REQUIRED if name not in document["figures"]]
     if missing:
@@ -182,6 +181,6 @@ def parse_card(key: str, document: Any) -> Card:
     sources = {name: Source(**entry) for name, entry in document["sources"].items()}
     unknown = [name for name, (_, source) in document["figures"].items() if source not in sources]
     if unknown:
-        raise Mismatch(f"figures.{unknown[0]} names a source that is not there")
+        raise Mismatch(f"figures.{unknown[0]} names an unknown source")
     figures = {name: Figure(value, sources[source]) for name, (value, source) in document["figures"].items()}
     return Card(key, document["name"], int(document["arch"][3:]), figures)

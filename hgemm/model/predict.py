@@ -1,4 +1,4 @@
-"""The constants that were fitted to measurements, as `fitted.json` has them: of each family, from where, and how well they fit."""
+"""Predicted time of a variant on a problem, with constants fitted to measurements (`fitted.json`)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ FAMILIES = ("mma_sync", "wgmma")
 
 @dataclass(frozen=True)
 class Fit:
-    """What was fitted for one family of kernels.
+    """Fitted constants of one kernel family.
 
-    Fields: `card` is the short name of the card of which its watts are; `problems` and `variants` are how many it is fitted to.
-    Units: `median_error` and `p90_error` are of the logarithm of time over predicted time, of what is within 1.5 of the best.
+    Fields: `card` is the short name of the GPU that the power constants belong to.
+        `problems` and `variants` count the measurements of the fit.
+    Units: the errors are of the logarithm of measured over predicted time, for variants within 1.5 of the best.
     """
 
     constants: Constants
@@ -54,15 +55,15 @@ _DOCUMENT = document_of({"schema": integer(SCHEMA, SCHEMA), "source": TEXT, "fam
 
 @cache
 def fits() -> Mapping[str, Fit]:
-    """Return the fit of each family. Raises LibraryError, naming the field, where the file is not as it should be."""
+    """Return the fit of each family. Raises LibraryError with the field if the file is malformed."""
     try:
         return parse_fits(json.loads(PATH.read_text(encoding="utf-8")))
     except (Mismatch, ValueError) as error:
-        raise LibraryError(f"{PATH.name}: {error}: it is part of hgemm, which is to be installed again") from None
+        raise LibraryError(f"{PATH.name}: {error}. The file is part of hgemm: reinstall hgemm.") from None
 
 
 def parse_fits(document: Any) -> Mapping[str, Fit]:
-    """Return the fits of a document. Raises Mismatch where a field does not fit."""
+    """Return the fits of a document. Raises Mismatch for an invalid field."""
     _DOCUMENT(document, "")
     found = {}
     for family in FAMILIES:
@@ -81,34 +82,38 @@ def fit_of(spec: Mapping[str, Any]) -> Fit:
     return fits()["wgmma" if by_wgmma(spec) else "mma_sync"]
 
 
-# ==== How long a variant takes on a problem and a card, in microseconds, term by term ====
+# ---- Terms of the prediction -----------------------------------------------------------------------------------------
 
 
-Most = Callable[[Any, Any], Any]
+Maximum = Callable[[Any, Any], Any]
 SECTOR_BYTES = 32
-"""What L2 is read in. Source: CUDA C++ Best Practices Guide 13.x, "Coalesced Access to Global Memory"."""
-SUM_BYTES = 4
-"""Of a partial sum where k is split."""
+"""Size of an L2 sector. Source: CUDA C++ Best Practices Guide 13.x, "Coalesced Access to Global Memory"."""
+ACCUMULATOR_BYTES = 4
+"""Size of a partial result in split-k."""
 TILE_SHARPNESS = 6
-"""The longer of the parts of a k-tile decides, and what comes near it adds to it: the sum of so high powers."""
+"""Exponent of the smooth maximum over the parts of a k-tile: a shorter part adds a little to the longest."""
 LAUNCH_SHARPNESS = 2
-"""The same of the SMs' work and of DRAM's, which hide less of one another.
+"""Exponent of the smooth maximum over the SMs' work and DRAM's work, which overlap less.
 
 Source of both: the cross-validation in docs/performance-notes.md.
 """
 IDLE_W = 100.0
-"""What a card takes that does nothing. Source: benchmarks/data/drawn_sm90a_h200.json, its state before the first launch, 121 W."""
+"""Power of an idle GPU. Source: benchmarks/data/drawn_sm90a_h200.json, its state before the first launch, 121 W."""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What was fitted to measurements, of one family of kernels.
+    """Constants of one kernel family, fitted to measurements.
 
-    Units: as the names say; cycles are an SM's. `l2_part` and `dram_part` are parts of the card's figures, `straddled_cost` is
-        what L2 takes more, as a part, for rows that begin off its sectors, and `again_bytes_per_cycle` what an SM gets of operands
-        that another has read already. `latency_cycles` is how long a k-tile is on its way, as several are at once. `shown_part`
-        is how much of a tile's beginning and end other CTAs of the SM do not hide. Watts are those at the boost clock, beyond
-        `IDLE_W`: they fall with the clock to the power of 1 + `watts_exponent`. What a family does not have costs nothing.
+    Fields: `dram_part` and `l2_part` are parts of the GPU's figures. `straddled_cost` is the relative extra L2 cost of
+        rows that
+        do not start at sectors. `again_bytes_per_cycle` is an SM's rate for operands that another SM has already read.
+        `latency_cycles` is the latency of loading a k-tile; several are in flight. `shown_part` is the part of a tile's
+        prologue
+        and epilogue that other CTAs of the SM do not hide. The watts are those at the boost clock, above `IDLE_W`. They
+        scale
+        with the clock to the power of 1 + `watts_exponent`. Terms that a family does not have cost nothing.
+    Units: given by the names; cycles are SM cycles.
     """
 
     start_us: float
@@ -133,13 +138,16 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What of a variant decides its time.
+class KernelShape:
+    """Properties of a variant that determine its time.
 
-    Fields: `part` is a k-tile's cycles; `tiles_per_sm` the tiles that an SM works on at once, of CTAs or of consumers in turn;
-        `cluster_ctas` the CTAs of a cluster. Flags are 0 or 1: `in_turn` where two consumers take tiles by turns, `cluster_splits`
-        where the CTAs of a cluster split k, and `workspace_splits` where CTAs do by way of a workspace, in `splits` parts. Where
-        `streams` is 1 CTAs share what whole waves leave over. What that gains is left out: no measurement says that it gains.
+    Fields: `part` is the cycles of a k-tile. `tiles_per_sm` is the number of tiles in progress on an SM. `cluster_ctas`
+        is the
+        number of CTAs of a cluster. Flags are 0 or 1. `in_turn`: pingpong consumers. `cluster_splits`: the CTAs of a
+        cluster
+        split k. `workspace_splits`: CTAs split k through a workspace, in `splits` parts. `streams`: stream-K. The model
+        gives
+        stream-K no gain, since no measurement shows one.
     """
 
     tile_m: Any
@@ -161,10 +169,10 @@ class Shape:
     streams: Any
 
     @classmethod
-    def of(cls, spec: Mapping[str, Any], card: Card, ctas_per_sm: int) -> Shape:
-        """Read it from a record's `spec`; `ctas_per_sm` are those that fit. Raises RequestError for what the card has not.
+    def of(cls, spec: Mapping[str, Any], card: Card, ctas_per_sm: int) -> KernelShape:
+        """Read the properties from a record's `spec`. Raises RequestError if the GPU lacks a figure.
 
-        Where the card's L2 is not known, nothing waits for it.
+        `ctas_per_sm` is the occupancy. Without an L2 figure, L2 costs nothing.
         """
         tile_m, tile_n, tile_k = extents(spec["cta_tile"])
         cluster_m, cluster_n = extents(spec.get("cluster", "1x1"))
@@ -193,10 +201,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cycles:
-    """What a variant takes on a card, whatever the problem. Units: cycles of an SM.
+    """Costs of a variant on a GPU, independent of the problem. Units: cycles of an SM.
 
-    A CTA tile takes `k_tile` for each k-tile and `tile` once where the SM is busy with others too, `single_k_tile` and
-    `single_tile` where it waits for itself; `start` is once a launch.
+    Fields: a CTA tile costs `k_tile` per k-tile and `tile` once if other CTAs share the SM, else `single_k_tile` and
+        `single_tile`. `start` is the cost of a launch.
     """
 
     k_tile: Any
@@ -206,63 +214,65 @@ class Cycles:
     start: Any
 
 
-def cycles_of(v: Shape, wgmma: bool, straddling: Any, c: Constants, mhz: float, most: Most = max) -> Cycles:
-    """Return the numbers of a variant that multiplies by wgmma, or by mma.sync."""
-    return (_wgmma if wgmma else _mma_sync)(v, (1 + straddling * c.straddled_cost) / c.l2_part, c, mhz, most)
+def cycles_of(v: KernelShape, wgmma: bool, straddling: Any, c: Constants, mhz: float, maximum: Maximum = max) -> Cycles:
+    """Return the costs of a wgmma or mma.sync variant."""
+    return (_wgmma if wgmma else _mma_sync)(v, (1 + straddling * c.straddled_cost) / c.l2_part, c, mhz, maximum)
 
 
-def _wgmma(v: Shape, l2: Any, c: Constants, mhz: float, most: Most) -> Cycles:
-    """A CTA an SM; of two consumers in turn, one stores its tile while the other multiplies."""
-    part, sums_bytes = v.part, v.tile_m * v.tile_n * SUM_BYTES
-    memory = most(most(part.copy, part.l2 * l2), c.latency_cycles / v.stages)
-    each = _both(most(part.tensor, part.fragments), memory, TILE_SHARPNESS) + c.k_tile_cycles
+def _wgmma(v: KernelShape, l2: Any, c: Constants, mhz: float, maximum: Maximum) -> Cycles:
+    """Return the costs for one CTA per SM. With pingpong, one consumer stores while the other multiplies."""
+    part, accumulator_bytes = v.part, v.tile_m * v.tile_n * ACCUMULATOR_BYTES
+    memory = maximum(maximum(part.copy, part.l2 * l2), c.latency_cycles / v.stages)
+    each = _smooth_max(maximum(part.tensor, part.fragments), memory, TILE_SHARPNESS) + c.k_tile_cycles
     stored = c.tile_cycles + (v.out_bytes + _partial_bytes(v)) / c.store_bytes_per_cycle
-    joined = c.split_k_cluster_cycles + sums_bytes * (v.splits - 1) / v.splits / c.split_k_cluster_bytes_per_cycle
+    joined = (
+        c.split_k_cluster_cycles + accumulator_bytes * (v.splits - 1) / v.splits / c.split_k_cluster_bytes_per_cycle
+    )
     cluster_us = (v.cluster_m * v.cluster_n > 1) * c.cluster_us
     return Cycles(
         k_tile=each,
         tile=v.in_turn * c.turn_cycles + (1 - v.in_turn) * stored + v.cluster_splits * joined,
         single_k_tile=each,
         single_tile=stored + v.cluster_splits * joined,
-        start=(c.start_us + cluster_us) * mhz + v.in_turn * stored + _meeting(v, c, mhz),
+        start=(c.start_us + cluster_us) * mhz + v.in_turn * stored + _reduction_start(v, c, mhz),
     )
 
 
-def _mma_sync(v: Shape, l2: Any, c: Constants, mhz: float, most: Most) -> Cycles:
-    """What CTAs of an SM hide of one another's waiting they hide."""
+def _mma_sync(v: KernelShape, l2: Any, c: Constants, mhz: float, maximum: Maximum) -> Cycles:
+    """Return the costs for several CTAs per SM, which hide each other's latency."""
     part = v.part
-    each = _both(most(part.tensor, part.l2 * l2), part.memory, TILE_SHARPNESS)
+    each = _smooth_max(maximum(part.tensor, part.l2 * l2), part.memory, TILE_SHARPNESS)
     tile = c.tile_cycles + (v.out_bytes + _partial_bytes(v)) / c.store_bytes_per_cycle
     return Cycles(
         k_tile=each + c.shown_part * c.k_tile_cycles,
         tile=c.shown_part * tile,
-        single_k_tile=_both(each + c.k_tile_cycles, c.latency_cycles / most(v.stages - 1, 1), TILE_SHARPNESS),
+        single_k_tile=_smooth_max(each + c.k_tile_cycles, c.latency_cycles / maximum(v.stages - 1, 1), TILE_SHARPNESS),
         single_tile=tile,
-        start=c.start_us * mhz + _meeting(v, c, mhz),
+        start=c.start_us * mhz + _reduction_start(v, c, mhz),
     )
 
 
-def _partial_bytes(v: Shape) -> Any:
-    """Return what each of the splits writes of a tile to the workspace, and the last of them reads."""
-    return v.workspace_splits * 2 * v.tile_m * v.tile_n * SUM_BYTES
+def _partial_bytes(v: KernelShape) -> Any:
+    """Return the workspace bytes that a split writes per tile. The last split reads as many."""
+    return v.workspace_splits * 2 * v.tile_m * v.tile_n * ACCUMULATOR_BYTES
 
 
-def _meeting(v: Shape, c: Constants, mhz: float) -> Any:
-    """Return what sums that meet in a workspace cost: counters to zero, and two tiles of a share of stream-K in part."""
-    streamed = 2 * 2 * v.tile_m * v.tile_n * SUM_BYTES / c.store_bytes_per_cycle
+def _reduction_start(v: KernelShape, c: Constants, mhz: float) -> Any:
+    """Return the launch cost of reductions in a workspace: zeroing counters, and two partial tiles for stream-K."""
+    streamed = 2 * 2 * v.tile_m * v.tile_n * ACCUMULATOR_BYTES / c.store_bytes_per_cycle
     return (v.workspace_splits + v.streams) * c.split_us * mhz + v.streams * streamed
 
 
-def _both(x: Any, y: Any, sharpness: int) -> Any:
+def _smooth_max(x: Any, y: Any, sharpness: int) -> Any:
     return (x**sharpness + y**sharpness) ** (1 / sharpness)
 
 
-# ---- A problem --------------------------------------------------------------------------------------------------------
+# ---- A problem -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a launch takes. Units: `sm` and `start` are cycles of the busiest SM, `dram_us` is at DRAM's own clock."""
+    """Terms of a launch. Units: `sm` and `start` are cycles of the busiest SM; `dram_us` is at DRAM's own clock."""
 
     ctas: Any
     busiest: Any
@@ -273,36 +283,37 @@ class Terms:
     time_us: Any
 
 
-def terms(v: Shape, its: Cycles, size: Size, sms: Any, c: Constants, card: Card, most: Most = max) -> Terms:
-    """Lay a problem out on so many `sms`, those that its clusters can use.
+def terms(v: KernelShape, its: Cycles, size: Size, sms: Any, c: Constants, card: Card, maximum: Maximum = max) -> Terms:
+    """Return the terms of a problem on `sms` SMs, those that its clusters can use.
 
-    Units: the clock is that at which the card takes no more than its power, where it is known and the constants are that card's.
+    The clock is the highest within the GPU's power limit. It is the boost clock if the limit or the constants are
+    unknown.
     """
     tiles = _up(size.m, v.tile_m * v.cluster_m) * v.cluster_m * _up(size.n, v.tile_n * v.cluster_n) * v.cluster_n
     ctas = tiles * v.splits * size.batch
-    k_tiles = most(_up(_up(size.k, v.tile_k), v.splits), 1)
+    k_tiles = maximum(_up(_up(size.k, v.tile_k), v.splits), 1)
     busiest = _up(ctas, sms)
     rounds = _up(busiest, v.tiles_per_sm)
     busy, single = k_tiles * its.k_tile + its.tile, k_tiles * its.single_k_tile + its.single_tile
-    sm = most(busiest * busy, rounds * single)
-    mhz, dram_bytes = card["sm_mhz"], least_bytes(v, size)
-    again_bytes = most(ctas * k_tiles * v.loaded_bytes - dram_bytes, 0)
+    sm = maximum(busiest * busy, rounds * single)
+    mhz, dram_bytes = card["sm_mhz"], min_dram_bytes(v, size)
+    repeated_bytes = maximum(ctas * k_tiles * v.loaded_bytes - dram_bytes, 0)
     dram_us = c.dram_start_us + dram_bytes / (card.dram_gbytes_per_s * 1e3 * c.dram_part)
-    dram_us = dram_us + again_bytes / (c.again_bytes_per_cycle * card.sms * mhz)
-    cool_us = (its.start + _both(sm, dram_us * mhz, LAUNCH_SHARPNESS)) / mhz
+    dram_us = dram_us + repeated_bytes / (c.again_bytes_per_cycle * card.sms * mhz)
+    cool_us = (its.start + _smooth_max(sm, dram_us * mhz, LAUNCH_SHARPNESS)) / mhz
     tflops = 2e-6 * size.m * size.n * size.k * size.batch / cool_us
     power_w = card.get("power_w") if c.watts_per_tflops else None
     clock_mhz = mhz
     if power_w is not None:
-        left_w = most(power_w - IDLE_W - c.watts_per_tbytes_s * 1e-6 * dram_bytes / cool_us, IDLE_W)
-        over = most(c.watts_per_tflops * tflops / left_w, 1.0)
+        left_w = maximum(power_w - IDLE_W - c.watts_per_tbytes_s * 1e-6 * dram_bytes / cool_us, IDLE_W)
+        over = maximum(c.watts_per_tflops * tflops / left_w, 1.0)
         clock_mhz = mhz / over ** (1 / (1 + c.watts_exponent))
-    time_us = its.start / mhz + _both(sm / clock_mhz, dram_us, LAUNCH_SHARPNESS)
+    time_us = its.start / mhz + _smooth_max(sm / clock_mhz, dram_us, LAUNCH_SHARPNESS)
     return Terms(ctas, busiest, its.start, sm, dram_us, clock_mhz, time_us)
 
 
-def least_bytes(v: Shape, size: Size) -> Any:
-    """Return what must cross DRAM: A and B once, and D."""
+def min_dram_bytes(v: KernelShape, size: Size) -> Any:
+    """Return the minimum DRAM traffic: A, B and D once."""
     d_bytes = v.out_bytes / (v.tile_m * v.tile_n)
     return size.batch * ((size.m + size.n) * size.k * v.element_bytes + size.m * size.n * d_bytes)
 
@@ -313,10 +324,11 @@ def _up(x: Any, y: Any) -> Any:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one variant is thought to take on one problem.
+    """Predicted time of one variant on one problem.
 
-    Units: `sm_us` is that of the SM with most to do, at `clock_mhz`, the clock that the card's power leaves; `memory_us` that of
-        DRAM and of L2. After `start_us`, each of these hides the other in part.
+    Units: `sm_us` is the time of the busiest SM at `clock_mhz`, the clock within the power limit. `memory_us` is the
+        time of
+        DRAM and L2. Both follow `start_us` and partly hide each other.
     """
 
     time_us: float
@@ -329,13 +341,12 @@ class Prediction:
 def predict(
     spec: Mapping[str, Any], ctas_per_sm: int, size: Size, card: Card, constants: Constants, powered: bool = True
 ) -> Prediction:
-    """Return what a variant, a record's `spec` of which `ctas_per_sm` CTAs fit an SM, takes on a card.
+    """Return the predicted time of a variant on a GPU. `spec` is that of a record; `ctas_per_sm` is its occupancy.
 
-    `powered` says that the constants' watts are those of the card: else its clock is the boost clock.
-
-    Raises: RequestError where the card's table lacks a figure that the spec needs.
+    `powered` states that the power constants belong to this GPU. Otherwise the boost clock is used.
+    Raises: RequestError if the GPU's table lacks a required figure.
     """
-    shape = Shape.of(spec, card, ctas_per_sm)
+    shape = KernelShape.of(spec, card, ctas_per_sm)
     its = cycles_of(shape, by_wgmma(spec), size.straddling, constants, card["sm_mhz"])
     if not powered:
         constants = replace(constants, watts_per_tflops=0.0)
@@ -350,7 +361,7 @@ def predict(
 
 
 def problem_of(spec: Mapping[str, Any], m: int, n: int, k: int, batch: int = 1) -> Size:
-    """Return a problem whose operands lie dense, for a spec's layout and types."""
+    """Return a problem with dense operands for a spec's layout and types."""
     rows = (k if spec["layout"][0] == "t" else m, k if spec["layout"][1] == "n" else n)
     off = [extent * element_bytes(spec) % SECTOR_BYTES != 0 for extent in rows]
     return Size(m, n, k, batch, sum(off) / 2)

@@ -1,4 +1,4 @@
-"""All that the model says of a kernel on a card, as JSON values: the one function that tools call."""
+"""All results of the model for a kernel on a GPU, as JSON values."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Any
 
 from hgemm.errors import RequestError
 from hgemm.model.cards import Card, card_named, usual_card
-from hgemm.model.kernel import KTile, Launch, Size, by_wgmma, k_tile, launch
+from hgemm.model.kernel import KTile, LaunchEstimate, Size, by_wgmma, k_tile, launch
 from hgemm.model.predict import Fit, Prediction, fit_of, predict, problem_of
 
 
 def report(
     spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card, size: Size | None = None
 ) -> dict[str, Any]:
-    """Return the cycles of a k-tile, what bounds it, the occupancy, and what a problem comes to and is thought to take.
+    """Return the cycles of a k-tile, its bound, the occupancy, and the work and predicted time of a problem.
 
-    Shapes: `spec` and `resources` are those of a record; of resources, `ctas_per_sm`, `warps_per_sm` and `occupancy` are read.
-    Units: cycles are truncated to whole ones of an SM; efficiency and occupancy are parts of 1.
-    Raises: RequestError where the card's table lacks a figure that the spec needs.
+    Shapes: `spec` and `resources` are those of a record. Of `resources`, `ctas_per_sm`, `warps_per_sm` and `occupancy`
+        are read.
+    Units: cycles of an SM, truncated to integers. Efficiency and occupancy are fractions of 1.
+    Raises: RequestError if the GPU's table lacks a required figure.
     """
     part = k_tile(spec, card)
     found = None if size is None else launch(spec, part, card, size, resources["ctas_per_sm"])
     return {
         "card": card.name,
         "sms": card.sms,
-        "figures": card.told_sources(part.figures),
+        "figures": card.describe_sources(part.figures),
         **_cycles(part),
         "bound": part.bound,
         "flop_per_byte": round(part.flop_per_byte, 2),
@@ -37,7 +38,7 @@ def report(
 
 
 def prediction(spec: Mapping[str, Any], ctas_per_sm: int, card: Card, size: Size) -> tuple[Prediction, Fit]:
-    """Return what a variant is thought to take on a dense problem, and the fit by which. Raises RequestError as `report` does."""
+    """Return the predicted time of a variant on a dense problem, and the fit. Raises RequestError as `report` does."""
     fit = fit_of(spec)
     dense = problem_of(spec, size.m, size.n, size.k, size.batch)
     return predict(spec, ctas_per_sm, dense, card, fit.constants, powered=card.key == fit.card), fit
@@ -50,9 +51,9 @@ def _extents(size: Size) -> dict[str, int]:
 def _predicted(spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card, size: Size) -> dict[str, Any]:
     found, fit = prediction(spec, resources["ctas_per_sm"], card, size)
     error = f"median error {100 * fit.median_error:.0f} %"
-    where = error if card.key == fit.card else "how well they suit this card is not known"
-    if _is_new(spec):
-        where = "how well they suit this kind of kernel is not known"
+    where = error if card.key == fit.card else "accuracy on this GPU is unknown"
+    if _is_unmeasured_kind(spec):
+        where = "accuracy for this kind of kernel is unknown"
     return {
         "predicted_us": round(found.time_us, 2),
         "start_us": round(found.start_us, 2),
@@ -63,8 +64,8 @@ def _predicted(spec: Mapping[str, Any], resources: Mapping[str, Any], card: Card
     }
 
 
-def _is_new(spec: Mapping[str, Any]) -> bool:
-    """Say whether no kernel of the kind was among those that the constants are fitted to."""
+def _is_unmeasured_kind(spec: Mapping[str, Any]) -> bool:
+    """Return whether the fit includes no kernel of this kind."""
     usual_copy = ("tma",) if by_wgmma(spec) else ("cp_async", "ldg_sts", "ldg_sts_scalar")
     return spec["schedule"] == "stream_k" or spec.get("copy", usual_copy[0]) not in usual_copy
 
@@ -80,7 +81,7 @@ def _cycles(part: KTile) -> dict[str, int | None]:
     }
 
 
-def _numbers(found: Launch) -> dict[str, Any]:
+def _numbers(found: LaunchEstimate) -> dict[str, Any]:
     return {
         **vars(found),
         "tail_efficiency": round(found.tail_efficiency, 4),
@@ -91,17 +92,15 @@ def _numbers(found: Launch) -> dict[str, Any]:
 
 
 def card_for(arch: str, device: str = "", sms: int = 0) -> Card | None:
-    """Return the card that is named, else the usual one of an architecture such as sm_89, with so many SMs if any are named.
+    """Return the named GPU, or the default one of an architecture such as sm_89. `sms` overrides its number of SMs.
 
-    None where the architecture has no card with a table, and none was named.
-    Raises: RequestError where the card is unknown or does not run kernels of the architecture.
+    None if no GPU is named and the architecture has no default.
+    Raises: RequestError if the GPU is unknown or does not run kernels of the architecture.
     """
     number, exact = int("".join(filter(str.isdigit, arch))), arch[-1:].isalpha()
     card = card_named(device) if device else usual_card(number)
     if card is None and sms:
-        raise RequestError(f"no card of {arch} has a table, of which --sms could say another number: name a --device")
+        raise RequestError(f"--sms {sms} needs a GPU, and no table is for {arch}: name one with --device")
     if card is not None and (card.number != number if exact else card.number < number):
-        raise RequestError(
-            f"kernels for {arch} do not run on {card.name}, which is sm_{card.number}: name another device"
-        )
+        raise RequestError(f"kernels for {arch} do not run on {card.name} (sm_{card.number}): name another device")
     return card.with_sms(sms) if card is not None and sms else card

@@ -1,1 +1,1 @@
-"""Tuning: of many variants the best for each problem, found by successive halving and recorded."""
+"""Tuning: find the best of many variants for each problem by successive halving, and record it."""

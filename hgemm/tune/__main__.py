@@ -1,4 +1,4 @@
-"""`python -m hgemm.tune`: tuning among the variants of a library's folder, where the generator is not installed."""
+"""`python -m hgemm.tune` tunes among the variants of a library folder, without the generator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hgemm.tune.runner import Prebuilt
 @click.option("--kernels", default="", metavar="GLOBS", help="Names or aliases: '*128x256x64*,*_nn_*'.")
 @tune_options
 def command(library: Path, kernels: str, **options) -> int:
-    """Find the best variant of a library for each problem, and record it; `hgemm tune --help` explains how."""
+    """Find and record the best variant of a library for each problem. `hgemm tune --help` explains how."""
     return tune(
         library,
         lambda plan, target: Prebuilt(read_kernels(library, kernels), target, plan.candidates),

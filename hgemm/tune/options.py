@@ -1,4 +1,4 @@
-"""The options of tuning for click, the same for `hgemm tune` and `python -m hgemm.tune`."""
+"""The click options of tuning, shared by `hgemm tune` and `python -m hgemm.tune`."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from hgemm.bench.runner import time_left
 from hgemm.device import open_device
 from hgemm.errors import DeviceError, RequestError
 from hgemm.selection_query import Target
-from hgemm.tune.runner import PROTOCOL, Plan, Supply, in_parts, part_of, run
+from hgemm.tune.runner import PROTOCOL, Supply, TunePlan, in_parts, part_of, run
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-MakeSupply = Callable[[Plan, Target], Supply]
+MakeSupply = Callable[[TunePlan, Target], Supply]
 
 _OPTIONS = (
-    number_option("--candidates", click.IntRange(1), Plan.candidates, "Variants that are tried for a problem."),
+    number_option(
+        "--candidates", click.IntRange(1), TunePlan.candidates, "Number of variants to try for each problem."
+    ),
     *protocol_options(PROTOCOL),
-    click.option("--fresh", is_flag=True, help="Begin with nothing that earlier sessions found."),
-    click.option("--resume", is_flag=True, help="Tune only what an earlier run with the same options has not."),
-    number_option("--gpus", click.IntRange(1, 64), 1, "One process each."),
+    click.option("--fresh", is_flag=True, help="Ignore earlier sessions."),
+    click.option("--resume", is_flag=True, help="Skip problems that an earlier run with the same options tuned."),
+    number_option("--gpus", click.IntRange(1, 64), 1, "Number of GPUs, with one process each."),
     click.option("--part", default="1/1", metavar="I/N", hidden=True),
     click.option("--json", "as_json", is_flag=True, help="Print the JSON document to stdout instead of the table."),
 )
 
 
 def tune_options(function: Function) -> Function:
-    """Add every option but those that choose the library and its variants."""
+    """Add all options except those that choose the library and its variants."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return problem_options(function)
 
 
 def tune(library: Path, make_supply: MakeSupply, options: dict[str, Any]) -> int:
-    """Tune what the options say, print it, and return the exit status: 1 where a problem was not tuned."""
+    """Run the tuning, print the results, and return the exit status: 1 if a problem was not tuned."""
     plan = _plan(library, options)
     if options["gpus"] > 1:
         return in_parts(options["gpus"], plan.seed, options["as_json"])
@@ -63,12 +65,12 @@ def tune(library: Path, make_supply: MakeSupply, options: dict[str, Any]) -> int
     return int(not tuned or bool(document["not_tuned"]))
 
 
-def _plan(library: Path, options: dict[str, Any]) -> Plan:
+def _plan(library: Path, options: dict[str, Any]) -> TunePlan:
     if options["resume"] and options["seed"] is None:
-        raise RequestError("--resume needs the --seed of the run that is to go on")
+        raise RequestError("--resume requires the --seed of the earlier run")
     fields = {name: options[name] for name in ("seconds", "rounds", "finalists", "screen_ms")}
     protocol = replace(PROTOCOL, **fields, warm_up_s=options["warm_up"], rewarm_s=options["rewarm"])
-    return Plan(
+    return TunePlan(
         works=works_of(options),
         library=library,
         protocol=protocol,

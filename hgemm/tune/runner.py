@@ -1,4 +1,4 @@
-"""Where the variants come from that are measured: a library that has them all, or what makes them on the way."""
+"""Runs a tuning: problem after problem, each result recorded at once, within a budget, resumable, on one or more GPUs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import IO, Any
 
 import click
 
-from hgemm.bench.device import Watch
-from hgemm.bench.measure import LostDevice, open_stand
+from hgemm.bench.device import Watchdog
+from hgemm.bench.measure import LostDevice, open_context
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.results import line
-from hgemm.bench.runner import Recorder, as_in_rounds, heading, problem_of, time_left
+from hgemm.bench.runner import Recorder, heading, problem_of, scaled_to_rounds, time_left
 from hgemm.bench.work import Work
 from hgemm.device import Device
 from hgemm.disk import disk_errors
@@ -37,24 +37,24 @@ from hgemm.tune.problem import Ranking, tune
 
 
 class Supply(typing.Protocol):
-    """What tuning asks of the variants."""
+    """Source of the variants that tuning measures."""
 
     ranking: Ranking
     keys: Mapping[str, str]
-    """The content keys of the variants that there are, by symbol."""
+    """Content keys of the available variants, by symbol."""
 
     def ready(self, works: Sequence[Work]) -> Work:
-        """Return which problem is to be tuned next, after waiting until its variants are there."""
+        """Wait until the variants of some problem are available, and return that problem."""
 
     def kernels(self, work: Work) -> list[Kernel]:
-        """Return the variants to measure on a problem."""
+        """Return the variants to measure for a problem."""
 
     def close(self) -> None:
-        """Wait for nothing more."""
+        """Stop making variants."""
 
 
 class Prebuilt:
-    """Variants that are there."""
+    """Variants that already exist."""
 
     def __init__(self, kernels: Iterable[Kernel], target: Target, candidates: int) -> None:
         self._kernels = {kernel.traits.symbol: kernel for kernel in kernels}
@@ -73,26 +73,27 @@ class Prebuilt:
         pass
 
 
-def plainness(traits: LaunchTraits) -> tuple[Any, ...]:
-    """Return by what variants are sorted of which none is faster: fewer splits, smaller clusters, the table's order."""
+def simplicity(traits: LaunchTraits) -> tuple[Any, ...]:
+    """Return the sort key among equally fast variants: fewer splits, smaller clusters, then the table's order."""
     return traits.splits, traits.cluster_ctas, row_order(traits)
 
 
-# ==== A whole tuning: problem after problem, each recorded at once in the library, within a budget, resumable ====
+# ---- A run -----------------------------------------------------------------------------------------------------------
 
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 PROTOCOL = Protocol(seconds=0.4, rounds=9, finalists=4, screen_ms=1.0, warm_up_s=2.0, rewarm_s=0.15)
-"""Most of the way is cut off by halving, and nothing of it is a figure to be published: less than a benchmark's."""
+"""A shorter protocol than the benchmark's: halving drops most candidates, and the figures are not published."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be tuned, and until when.
+class TunePlan:
+    """What is tuned, and its limits.
 
-    Fields: `library` takes the measurements; a `fresh` tuning begins with none of those it has; `part` is which of how
-        many parts of the problems this process has; a problem that takes `limit_s` has hung.
+    Fields: `library` receives the measurements. `fresh` ignores earlier ones. `part` is (number, count) if several
+        processes
+        share the problems. `limit_s` is the time after which a contender has hung.
     """
 
     works: Sequence[Work]
@@ -108,104 +109,106 @@ class Plan:
 
     @property
     def run(self) -> str:
-        """Return what the sessions of one run have in common, whatever their parts and however often it was stopped."""
-        asked = [
+        """Return an identifier shared by all parts and resumed runs of one tuning."""
+        identity = [
             sorted({work.key for work in self.works}),
             asdict(self.protocol),
             self.candidates,
             self.seed,
             self.fresh,
         ]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
-def run(plan: Plan, supply: Supply, device: Device, tell: Tell) -> dict[str, Any]:
-    """Tune all problems of a plan and return the document: the device, the rules, and the results.
+def run(plan: TunePlan, supply: Supply, device: Device, log: Log) -> dict[str, Any]:
+    """Tune all problems of a plan and return the document: device, protocol and results.
 
-    Where a kernel's fault ends it early, `lost` says which.
+    If a kernel fault ends the run, `lost` names the kernel.
     """
-    begun = time.perf_counter()
+    began = time.perf_counter()
     sessions = read_sessions(plan.library)
-    mine = [one for one in sessions if one.header.get("run") == plan.run and one.header["device"] == device.name]
+    own_sessions = [
+        one for one in sessions if one.header.get("run") == plan.run and one.header["device"] == device.name
+    ]
     if plan.fresh:
-        sessions = mine if plan.resume else []
+        sessions = own_sessions if plan.resume else []
     _learn(supply, sessions, device)
-    left = _left_over(plan, mine)
+    left = _remaining(plan, own_sessions)
     document = {**heading(plan.protocol, plan.seed, device), "run": plan.run, "hung": [], "lost": ""}
     document |= {"results": [], "not_tuned": []}
     total = len(left)
     with ExitStack() as stack:
         stack.callback(supply.close)
-        watch = _watch(plan, stack)
-        document["hung"] = _hung(plan, watch) if plan.resume else []
-        stand = open_stand(device, plan.protocol, plan.seed, watch, stack)
-        document["state"] = stand.telemetry.state()
-        recorder = Recorder(plan.library, stand, "tune", run=plan.run)
+        watchdog = _watchdog(plan, stack)
+        document["hung"] = _hung(plan, watchdog) if plan.resume else []
+        context = open_context(device, plan.protocol, plan.seed, watchdog, stack)
+        document["state"] = context.telemetry.state()
+        recorder = Recorder(plan.library, context, "tune", run=plan.run)
         stack.callback(recorder.close)
         while left:
             done = total - len(left)
-            spent = time.perf_counter() - begun
+            spent = time.perf_counter() - began
             if done and spent + spent / done > plan.budget_s:
                 document["not_tuned"] = [work.key for work in left]
-                tell(f"budget of {plan.budget_s:g} s: {len(left)} of {total} problems are not tuned")
+                log(f"budget of {plan.budget_s:g} s: {len(left)} of {total} problems are not tuned")
                 break
             work = supply.ready(left)
             left.remove(work)
             kernels = [one for one in supply.kernels(work) if one.traits.symbol not in document["hung"]]
             try:
-                result = tune(work, kernels, stand, _order(kernels, supply, work))
+                result = tune(work, kernels, context, _order(kernels, supply, work))
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
-            except DeviceError as error:  # such as too little memory for the operands
+            except DeviceError as error:  # for example, too little memory for the operands
                 result = {"work": work.plain(), "state": DISPATCH_STATE, "refused": {"all": str(error)}}
             document["results"].append(result)
-            recorder.know(kernels)
+            recorder.register(kernels)
             recorder.add(result)
-            _take_note(supply, work, result)
-            ahead = (time.perf_counter() - begun) / (total - len(left)) * len(left)
-            tell(f"[{total - len(left)}/{total}] {line(result)}  {time_left(ahead)} left")
+            _learn_result(supply, work, result)
+            ahead = (time.perf_counter() - began) / (total - len(left)) * len(left)
+            log(f"[{total - len(left)}/{total}] {line(result)}  {time_left(ahead)} left")
         document["session"] = recorder.session
-    document["seconds"] = round(time.perf_counter() - begun, 1)
+    document["seconds"] = round(time.perf_counter() - began, 1)
     return document
 
 
-def _watch(plan: Plan, stack: ExitStack) -> Watch:
+def _watchdog(plan: TunePlan, stack: ExitStack) -> Watchdog:
     folder = plan.library / FOLDER
     with disk_errors("write", folder):
         folder.mkdir(exist_ok=True)
-    watch = Watch(folder / f"{plan.run}-{plan.part[0]}", plan.limit_s)
-    stack.callback(watch.stop)
-    return watch
+    watchdog = Watchdog(folder / f"{plan.run}-{plan.part[0]}", plan.limit_s)
+    stack.callback(watchdog.stop)
+    return watchdog
 
 
-def _hung(plan: Plan, watch: Watch) -> list[str]:
-    """Return the variants that the run did not come back from, however often it was resumed; they are kept in a file."""
+def _hung(plan: TunePlan, watchdog: Watchdog) -> list[str]:
+    """Return the variants that hung in any earlier part of this run. A file keeps them."""
     path = plan.library / FOLDER / f"{plan.run}.hung"
     with disk_errors("write", path), path.open("a+", encoding="utf-8") as file:
-        if watch.unfinished():
-            file.write(watch.unfinished() + "\n")
+        if watchdog.unfinished():
+            file.write(watchdog.unfinished() + "\n")
         file.seek(0)
         return sorted(set(file.read().split()))
 
 
 def _order(kernels: Sequence[Kernel], supply: Supply, work: Work) -> Callable[[str], Any]:
-    """What stood before is kept where nothing wins beyond the spread; of new ones the plainest."""
+    """Return a sort key: the previous best variant first, then the simplest."""
     traits = {kernel.traits.symbol: kernel.traits for kernel in kernels}
-    stood = supply.ranking.stands(work)
-    return lambda symbol: (symbol != stood, plainness(traits[symbol]))
+    previous = supply.ranking.best_known(work)
+    return lambda symbol: (symbol != previous, simplicity(traits[symbol]))
 
 
-def _left_over(plan: Plan, mine: Sequence[Session]) -> list[Work]:
-    """Return this part's problems, each once, without those that a resumed run has."""
+def _remaining(plan: TunePlan, own_sessions: Sequence[Session]) -> list[Work]:
+    """Return this part's problems, each once, except those that a resumed run has tuned."""
     works = list({work.key: work for work in reversed(plan.works)}.values())[::-1]
     part = works[plan.part[0] - 1 :: plan.part[1]]
-    done = {result.problem for session in mine for result in session.results} if plan.resume else set()
+    done = {result.problem for session in own_sessions for result in session.results} if plan.resume else set()
     return [work for work in part if problem_of(work) not in done]
 
 
 def _learn(supply: Supply, sessions: Sequence[Session], device: Device) -> None:
-    """Take note of what earlier sessions say of devices like this one."""
+    """Pass the results of earlier sessions on devices like this one to the ranking."""
     here = (device.capability[0] * 10 + device.capability[1], device.sms)
     problems: dict[tuple[int, ...], MeasuredProblem] = {}
     for session in sessions:
@@ -216,46 +219,48 @@ def _learn(supply: Supply, sessions: Sequence[Session], device: Device) -> None:
             supply.ranking.learn(problems[place[2:]], found.times_us, found.order)
 
 
-def _take_note(supply: Supply, work: Work, result: dict[str, Any]) -> None:
+def _learn_result(supply: Supply, work: Work, result: dict[str, Any]) -> None:
     if result.get("ours") and result["ours"] not in result["refused"]:
         final = {name: figures["time_us"] for name, figures in result["figures"].items()}
-        times_us = {name: us for name, us in {**as_in_rounds(result), **final}.items() if name not in result["refused"]}
+        times_us = {
+            name: us for name, us in {**scaled_to_rounds(result), **final}.items() if name not in result["refused"]
+        }
         order = sorted(final, key=lambda name: (name != result["ours"], final[name]))
         supply.ranking.learn(problem_of(work), times_us, order)
 
 
-# ==== Several GPUs of a host, each with a process that has a part of the problems ====
+# ---- Several GPUs: one process each ----------------------------------------------------------------------------------
 
 
 _PART = re.compile(r"([0-9]{1,3})/([0-9]{1,3})")
 
 
 def part_of(text: str) -> tuple[int, int]:
-    """Read I/N, 1 of N to N of N. Raises RequestError where that is malformed."""
+    """Parse I/N, with 1 <= I <= N. Raises RequestError if malformed."""
     match = _PART.fullmatch(text)
     part = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= part[0] <= part[1]:
-        raise RequestError(f"--part {text!a} is malformed: write 1/4 to 4/4")
+        raise RequestError(f"--part {text!a} is malformed: use I/N with 1 <= I <= N, such as 2/4")
     return part
 
 
 def visible(count: int, given: str | None) -> list[str]:
-    """Return the names of the first GPUs of those that a process may see; `given` is CUDA_VISIBLE_DEVICES.
+    """Return the names of the first `count` visible GPUs. `given` is the value of CUDA_VISIBLE_DEVICES.
 
-    Raises: RequestError where there are fewer.
+    Raises: RequestError if there are fewer.
     """
     names = [str(at) for at in range(count)]
-    if given is not None:  # where it is empty, none is visible
+    if given is not None:  # an empty value hides all GPUs
         names = [name.strip() for name in given.split(",") if name.strip()]
     if len(names) < count:
-        raise RequestError(f"--gpus {count} are more than the {len(names)} of CUDA_VISIBLE_DEVICES={given}")
+        raise RequestError(f"--gpus {count} exceeds the {len(names)} GPUs of CUDA_VISIBLE_DEVICES={given}")
     return names[:count]
 
 
 def in_parts(count: int, seed: int, as_json: bool) -> int:
-    """Run this very command once for each GPU, each on its part, all with one seed; return the worst exit status.
+    """Run this command once per GPU, each on its part of the problems with one seed. Return the worst exit status.
 
-    What they tell is told with their GPU's name before it; their answers follow one another, or make one list of JSON.
+    Each GPU's messages are prefixed with its name. The results are printed one after another, or as one JSON list.
     """
     names = visible(count, os.environ.get("CUDA_VISIBLE_DEVICES"))
     command = [*sys.orig_argv, "--gpus", "1", "--seed", str(seed)]
@@ -269,15 +274,13 @@ def in_parts(count: int, seed: int, as_json: bool) -> int:
         )
         for at, name in enumerate(names, 1)
     ]
-    disk_errors = [
-        threading.Thread(target=_relay, args=(process.stderr, name)) for process, name in zip(processes, names)
-    ]
+    relays = [threading.Thread(target=_relay, args=(process.stderr, name)) for process, name in zip(processes, names)]
     answers: list[str] = [""] * count
     read = [threading.Thread(target=_read, args=(process.stdout, answers, at)) for at, process in enumerate(processes)]
-    for thread in (*disk_errors, *read):
+    for thread in (*relays, *read):
         thread.start()
     try:
-        for thread in (*disk_errors, *read):
+        for thread in (*relays, *read):
             thread.join()
         statuses = [abs(process.wait()) for process in processes]
     finally:
