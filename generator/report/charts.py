@@ -404,7 +404,8 @@ def _figure(card: Card, records: Sequence[Record], points: Sequence[Point]) -> F
     panels = bool(spots) + bool(points)
     contents = [f"{len(records)} variants by the bytes that their tiles read from L2"] * bool(records)
     contents += [f"{len(points)} measured problems by their bytes in DRAM"] * bool(points)
-    words = f"Rooflines of {card.name}: {'; '.join(contents)}. The roofs are {card.describe_sources(['sm_mhz', 'dram_gbytes_per_s'])}."
+    sources = card.describe_sources(["sm_mhz", "dram_gbytes_per_s"])
+    words = f"Rooflines of {card.name}: {'; '.join(contents)}. The roofs are {sources}."
     inches = (3.9 * panels + 0.4 if panels > 1 else 5.2, 3.9)
     return Figure(f"roofline_{card.key}", card.name, words, inches, partial(_draw, card, spots, points))
 

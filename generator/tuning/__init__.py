@@ -1,1 +1,1 @@
-"""The specs that `hgemm tune` searches, and their generation while the GPU measures."""
+"""Tuning support of the generator: the specs to search, and a library that grows while the GPU measures."""

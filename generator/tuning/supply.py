@@ -1,4 +1,4 @@
-"""A library that generates missing variants in worker processes while the GPU measures the others."""
+"""Builds missing variants in worker processes while the GPU measures existing ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STOP_S = 10.0
 
 @dataclass(frozen=True)
 class Search:
-    """What to search: problems, candidates per problem, architectures, a file of specs, and worker processes."""
+    """What to search: problems, candidates per problem, architectures, an optional spec file, and worker processes."""
 
     works: Sequence[Work]
     candidates: int
@@ -36,7 +36,7 @@ class Search:
 
 
 class Generating:
-    """The variants `symbols` of a library and the variants of a search. Raises RequestError if its specs are malformed."""
+    """Variants `symbols` of a library, plus those of a search. Raises RequestError if its specs are malformed."""
 
     def __init__(
         self, library: Library, symbols: Sequence[str], search: Search, target: Target, log: Callable[[str], None]
@@ -49,36 +49,38 @@ class Generating:
             self._plans |= plans_for(work, search.archs, search.space)
         planned = {symbol: planned_record(plan) for symbol, plan in self._plans.items() if symbol not in records}
         traits = {symbol: LaunchTraits.of(record) for symbol, record in {**planned, **records}.items()}
-        rows = {symbol: (kind_of(its), row_of(its, {**planned, **records}[symbol])) for symbol, its in traits.items()}
+        rows = {symbol: (kind_of(one), row_of(one, {**planned, **records}[symbol])) for symbol, one in traits.items()}
         self.ranking = Ranking(rows, target)
         self._available, self._failed = set(records), set[str]()
-        self._wanted: dict[str, list[str]] = {}
+        self._candidates: dict[str, list[str]] = {}
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def ready(self, works: Sequence[Work]) -> Work:
-        """Return the first problem whose candidates all exist or failed."""
+        """Wait for a problem whose candidates are all built or failed, and return the first."""
         self._start(works)
         with self._changed:
             while True:
                 if self._error:
                     raise self._error
                 for work in works:
-                    if all(symbol in self._available or symbol in self._failed for symbol in self._wanted[work.key]):
+                    if all(
+                        symbol in self._available or symbol in self._failed for symbol in self._candidates[work.key]
+                    ):
                         return work
                 self._changed.wait()
 
     def kernels(self, work: Work) -> list[Kernel]:
-        """Return the candidates, ranked by all measurements so far."""
+        """Return the candidates. The choice uses all results so far, not only those at the start."""
         with self._changed:
-            there = frozenset(self._available)
-        symbols = self.ranking.best(work, self._search.candidates, among=there)
+            available = frozenset(self._available)
+        symbols = self.ranking.best(work, self._search.candidates, among=available)
         return [open_kernel(self._library, symbol) for symbol in symbols]
 
     def close(self) -> None:
-        """Stop generating."""
+        """Stop building."""
         self._stop.set()
         if self._thread:
             self._thread.join(_STOP_S)
@@ -86,8 +88,10 @@ class Generating:
     def _start(self, works: Sequence[Work]) -> None:
         if self._thread:
             return
-        self._wanted = {work.key: self.ranking.best(work, self._search.candidates) for work in works}
-        missing = [symbol for symbols in self._wanted.values() for symbol in symbols if symbol not in self._available]
+        self._candidates = {work.key: self.ranking.best(work, self._search.candidates) for work in works}
+        missing = [
+            symbol for symbols in self._candidates.values() for symbol in symbols if symbol not in self._available
+        ]
         plans = [self._plans[symbol] for symbol in dict.fromkeys(missing)]
         self._thread = threading.Thread(target=self._make, args=(plans,), daemon=True)
         self._thread.start()
@@ -101,7 +105,7 @@ class Generating:
                     self._log(f"made {number}/{len(plans)}: {outcome.status} {outcome.symbol}")
                     if self._stop.is_set():
                         return
-        except Exception as error:  # raised again where its variants are waited for
+        except Exception as error:  # `ready` raises it again
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
