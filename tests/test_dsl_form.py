@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jinja2
 import pycute
 import pytest
 from conftest import ROOT
@@ -24,7 +25,7 @@ from ptx_machine import PtxKernel
 from generator.arch import ARCHS
 from generator.build import dsl as translate
 from generator.build.dsl import take_problem
-from generator.build.emit import emit
+from generator.build.emit import _template, emit
 from generator.build.pipeline import BuildOptions, Product, build, prepare
 from generator.build.toolchain import templates_folder
 from generator.errors import BuildError, HgemmError
@@ -112,6 +113,14 @@ def test_one_module_is_byte_for_byte_as_it_was() -> None:
     kernel = emit(plan_in_dsl(**GOLDEN_SPEC), TEMPLATES)
     assert kernel.source == GOLDEN.read_text(), "if that is meant, write the new text there"
     assert kernel.source_name == "kernel.py" and kernel.plan.spec.form == "dsl"
+
+
+def test_an_activation_that_the_template_lacks_is_an_error() -> None:
+    plan = plan_in_dsl()
+    form = family_of(plan.spec).forms["dsl"]
+    values = {**form.values(plan, "a_symbol"), "activation": "unknown"}
+    with pytest.raises(jinja2.UndefinedError, match="activation_that_this_template_lacks"):
+        _template(TEMPLATES, form.template).render(values)
 
 
 @pytest.mark.parametrize("texts", SPECS, ids=str)
