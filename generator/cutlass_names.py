@@ -47,7 +47,7 @@ _FOREIGN = (
 )
 """What names may say and no spec supports, the most specific first."""
 
-_SAID = "a spec has inputs of f16, bf16 or tf32, both of one type, dense and real, and a C of D's type"
+_SUPPORTED = "a spec has inputs of f16, bf16 or tf32, both of one type, dense and real, and a C of D's type"
 _UNKNOWN = "no matrix product as CUTLASS's library names them"
 _FORM = "write one as cutlass_tensorop_h16816gemm_128x128_32x4_tn_align8"
 MAX_REASONS = 8
@@ -90,9 +90,9 @@ def requests_named(text: str) -> Named:
         if not has_globs(word):
             requests[word] = texts_of_name(word)
             continue
-        found, refused = _matching(word)
+        found, rejected = _matching(word)
         requests |= found
-        left_out += refused
+        left_out += rejected
     if not requests:
         raise RequestError("--kernels is empty: write a name of CUTLASS's library, or a glob")
     return Named(tuple(requests.values()), tuple(_remarks(requests, left_out)))
@@ -106,25 +106,25 @@ def _matching(glob: str) -> tuple[dict[str, Texts], Counter[str]]:
             f"--kernels '{glob}' matches none of the {len(library_names()):,} names of CUTLASS's library"
         )
     found: dict[str, Texts] = {}
-    refused: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
     for name in names:
-        texts, unsaid = _read(name)
-        if unsaid:
-            refused[unsaid] += 1
+        texts, unsupported = _read(name)
+        if unsupported:
+            rejected[unsupported] += 1
         else:
             found[name] = texts
     if not found:
         raise RequestError(
-            f"--kernels '{glob}' matches {len(names):,} names, none of which is supported:{_lines(refused)}"
+            f"--kernels '{glob}' matches {len(names):,} names, none of which is supported:{_lines(rejected)}"
         )
-    return found, refused
+    return found, rejected
 
 
 def _lines(reasons: Counter[str]) -> str:
     """Return a line for each reason with its number of names, the most frequent first."""
-    told = [f"{count:7,}  {reason}" for reason, count in reasons.most_common(MAX_REASONS)]
-    further = len(reasons) - len(told)
-    return "".join(f"\n{line}" for line in [*told, *([f"  ... and {further} more reasons"] if further else [])])
+    lines = [f"{count:7,}  {reason}" for reason, count in reasons.most_common(MAX_REASONS)]
+    further = len(reasons) - len(lines)
+    return "".join(f"\n{line}" for line in [*lines, *([f"  ... and {further} more reasons"] if further else [])])
 
 
 def _remarks(requests: Iterable[str], left_out: Counter[str]) -> list[str]:
@@ -145,7 +145,7 @@ def _is_exchanged(name: str) -> bool:
     return bool(match and match["layout"][2] == "n")
 
 
-# ---- One name -------------------------------------------------------------------------------------------------------
+# ---- One name --------------------------------------------------------------------------------------------------------
 
 
 def texts_of_name(name: str) -> dict[str, str]:
@@ -153,10 +153,10 @@ def texts_of_name(name: str) -> dict[str, str]:
 
     Raises: RequestError for an unknown or unsupported name.
     """
-    texts, unsaid = _read(name)
-    if unsaid:
-        way_out = _FORM if unsaid == _UNKNOWN else _SAID
-        raise RequestError(f"'{name}' names {unsaid}: {way_out}")
+    texts, unsupported = _read(name)
+    if unsupported:
+        hint = _FORM if unsupported == _UNKNOWN else _SUPPORTED
+        raise RequestError(f"'{name}' names {unsupported}: {hint}")
     return texts
 
 
@@ -169,7 +169,7 @@ def _read(name: str) -> tuple[dict[str, str], str]:
             for field in option_of(option).fields:
                 parse_field(field, text)
     except RequestError as error:
-        return {}, _foreign(name) or f"what no spec takes, {error}"
+        return {}, _foreign(name) or f"an unsupported value ({error})"
     if newer and newer["c"] not in ("void", newer["out"]):
         return {}, "a C of another type than D"
     return texts, "" if texts else _foreign(name) or _UNKNOWN
@@ -243,7 +243,7 @@ def _texts_3x(match: re.Match[str], name: str) -> dict[str, str]:
     }
 
 
-# ---- All names ------------------------------------------------------------------------------------------------------
+# ---- All names -------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -60,7 +60,7 @@ class Shard:
         return f"{self.number}/{self.count}"
 
 
-# ==== Texts of options to plans ====
+# ---- Texts of options to plans ---------------------------------------------------------------------------------------
 
 
 MAX_COMBINATIONS = 50_000
@@ -106,27 +106,27 @@ class Sweep:
         rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
         return f"{len(self.illegal)} of {len(self.candidates)} combinations are illegal ({rules})" if counts else ""
 
-    def refuse_empty(self) -> None:
+    def reject_empty(self) -> None:
         """Raise RequestError with every violated rule if no combination is legal."""
         if self.plans:
             return
         try:
             first = self.illegal[0]
-            reject_illegal(first.plan, first.request, _of_kin(first.request))
+            reject_illegal(first.plan, first.request, _related_arch_hint(first.request))
         except RequestError as error:
             if len(self.illegal) == 1:
                 raise
             raise RequestError(f"all {self.summary().partition(' of ')[2]}; the first:\n{error}") from None
 
 
-def _of_kin(request: Request) -> str:
-    """Say that the same request is legal on an architecture with more instructions for the same GPUs."""
-    kin = f"{request['arch']}a"
-    if kin not in ARCHS or broken_rules(plan := plan_of(resolve({**request, "arch": kin}))):
+def _related_arch_hint(request: Request) -> str:
+    """Return a hint if the request is legal on an architecture with more instructions for the same GPUs."""
+    arch = f"{request['arch']}a"
+    if arch not in ARCHS or broken_rules(plan := plan_of(resolve({**request, "arch": arch}))):
         return ""
     family = family_of(plan.spec)
-    hint = f"{kin}, for the same GPUs, supports it with {family.name}. Try --arch {kin}."
-    return hint if family is default_family(kin) else ""
+    hint = f"{arch}, for the same GPUs, supports it with {family.name}. Try --arch {arch}."
+    return hint if family is default_family(arch) else ""
 
 
 def sweep(requests: Sequence[Texts], planned: Callable[[int, int], None] = lambda done, total: None) -> Sweep:
@@ -205,7 +205,7 @@ def _set(option: SpecOption, word: str, called: str) -> dict[str, Any]:
     return {name: parse_field(name, word, called) for name in option.fields}
 
 
-# ---- Spec files -----------------------------------------------------------------------------------------------------
+# ---- Spec files ------------------------------------------------------------------------------------------------------
 
 
 def read_spec_file(path: Path) -> list[Texts]:

@@ -67,7 +67,7 @@ def test_the_illegal_are_set_apart_and_counted_by_rule() -> None:
     found = sweep([{"arch": "sm_89", "tile": "128x128x32,256x256x64", "stages": "2,4"}])
     assert len(found.plans) == 2 and len(found.illegal) == 2
     assert "2 of 4 combinations are illegal (" in found.summary() and "shared_memory 2" in found.summary()
-    found.refuse_empty()
+    found.reject_empty()
 
 
 def test_rules_are_counted_without_their_fixes() -> None:
@@ -118,7 +118,7 @@ def test_whoever_asks_is_told_how_many_of_how_many_are_planned() -> None:
 )
 def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], told: str) -> None:
     with pytest.raises(RequestError, match=told):
-        sweep([texts]).refuse_empty()
+        sweep([texts]).reject_empty()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(texts: dict[str, str], messa
     assert "\n" not in str(refused.value)
 
 
-# ---- Spec files -----------------------------------------------------------------------------------------------------
+# ---- Spec files ------------------------------------------------------------------------------------------------------
 
 
 def read(folder: Path, text: str) -> list[dict[str, str]]:
@@ -225,7 +225,7 @@ def test_a_missing_spec_file_is_refused_by_name(tmp_path: Path) -> None:
         read_spec_file(tmp_path / "none.toml")
 
 
-# ---- The table of options -------------------------------------------------------------------------------------------
+# ---- The table of options --------------------------------------------------------------------------------------------
 
 
 def test_every_field_of_a_spec_has_an_option() -> None:

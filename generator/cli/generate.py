@@ -44,7 +44,7 @@ def run(options: dict[str, Any]) -> int:
         if shard.count > 1:
             raise RequestError("--explain shows every combination: remove --shard")
         return print_explanations(asked, options["as_json"])
-    asked.refuse_empty()
+    asked.reject_empty()
     for plan in asked.plans:
         require_implemented(plan)
     if options["verify"]:

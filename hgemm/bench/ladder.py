@@ -37,8 +37,8 @@ def run(
 ) -> dict[str, Any]:
     """Measure each ladder and return the document. `ladders` holds the results.
 
-    The document starts with the heading and `heading_fields`. With `plan.keep` it is written after each ladder. If a kernel's
-    fault ends the run, `lost` names the kernel.
+    The document starts with the heading and `heading_fields`. With `plan.keep` it is written after each ladder. If a
+    kernel's fault ends the run, `lost` names the kernel.
     """
     document: dict[str, Any] = {
         **heading(plan.protocol, plan.seed, device),

@@ -198,8 +198,7 @@ class Race:
     """Contenders on the same operands. `rejected` gives the reason for each one that is left out.
 
     Fields: `spans` are each contender's time intervals for clock and power; `turns` are the milliseconds of all blocks
-        of its
-        turns in steady rounds.
+        of its turns in steady rounds.
     """
 
     def __init__(self, stream: Stream, operands: Operands, protocol: Protocol) -> None:

@@ -15,14 +15,13 @@ from hgemm.dtypes import DTYPES
 class Protocol:
     """How a problem is measured.
 
-    Fields: `seconds` is the time of all paired rounds of a problem. It is exceeded if `rounds` rounds of one launch
-        take longer.
-        `screen_ms` is the length of one screening sample; each contender gets `screen_samples`.
-        `finalists` of the library and as many of the baseline are timed in rounds.
-        `turn_blocks` is the number of consecutive blocks of a contender in its turn. Only the second half counts:
-        during the
-        first half, the clock settles at the power limit.
-        `warm_up_s` of load precede the first problem. `rewarm_s` of load precede each later one.
+    Fields:
+        `seconds`: time of all paired rounds of a problem; exceeded if `rounds` rounds of one launch take longer.
+        `screen_ms`: length of one screening sample. Each contender gets `screen_samples`.
+        `finalists`: number of variants, and of baseline algorithms, that are timed in rounds.
+        `turn_blocks`: consecutive blocks of a contender in its turn. Only the second half counts, because
+            the clock settles at the power limit during the first.
+        `warm_up_s`, `rewarm_s`: load before the first problem, and before each later one.
     """
 
     seconds: float = 1.2

@@ -58,14 +58,14 @@ class TorchMatmul:
         return [self._launch(operands, at, stream) for at in range(operands.sets)]
 
     def _launch(self, operands: Operands, at: int, stream: int) -> Callable[[], None]:
-        work, its = operands.work, self.torch.cuda.ExternalStream(stream, device=self.ordinal)
+        work, torch_stream = operands.work, self.torch.cuda.ExternalStream(stream, device=self.ordinal)
         a, b, d = (self._tensor(operands, name, at) for name in "abd")
         a = a if work.layout[0] == "t" else a.transpose(-1, -2)
         b = b if work.layout[1] == "t" else b.transpose(-1, -2)
 
         def launch() -> None:
             try:
-                with self.torch.cuda.stream(its):
+                with self.torch.cuda.stream(torch_stream):
                     self.torch.matmul(a, b, out=d)
             except RuntimeError as error:
                 raise TorchError(" ".join(str(error).split())) from None

@@ -56,8 +56,7 @@ class Card:
     """A GPU. `key` is its short name, `number` its compute capability as an integer such as 90.
 
     Units: given by the suffix of a figure's name. `cpi.*` and `latency.*` are SM clocks of one warp instruction, or of
-        one
-        warpgroup instruction for hgmma. They are per partition for hmma and per SM otherwise.
+        one warpgroup instruction for hgmma. They are per partition for hmma and per SM otherwise.
     """
 
     key: str

@@ -1,11 +1,8 @@
 """Equations of the cost model. They return cycles of one SM.
 
 The first four are a published model of half-precision products on Turing. A k-tile of a CTA occupies the SM's tensor
-cores
-and its load and store unit; the slower one decides.
-A CPI is the number of cycles that a warp instruction takes at full throughput. Tensor instructions run on one of the
-four
-partitions of an SM; other instructions use the whole SM.
+cores and its load and store unit; the slower one decides. A CPI is the number of cycles that a warp instruction takes
+at full throughput. Tensor instructions run on one of the four partitions of an SM; other instructions use the whole SM.
 """
 
 from __future__ import annotations
@@ -46,8 +43,7 @@ def fragment_cycles(warps: int, warp_m: int, warp_n: int, row_bytes: int, cpi_bl
     """Return the cycles in which warps read the fragments of a k-tile from shared memory.
 
     Units: `row_bytes` is the extent of the k-tile. `cpi_block` is the cycles of a block of 8 rows of 16 bytes: those of
-        LDS.32,
-        or a quarter of LDSM.x4.
+        LDS.32, or a quarter of LDSM.x4.
     """
     return warps * (warp_m + warp_n) / 8 * (row_bytes / BLOCK_ROW_BYTES) * cpi_block
 
@@ -92,11 +88,11 @@ _MAX_COPY_BYTES = 16
 class KTile:
     """Cycles of one k-tile of one CTA on one SM.
 
-    Fields: `copy` fills shared memory and `fragments` reads it. `memory` combines both: their sum if warp instructions
-        do both,
-        their maximum if TMA copies. `l2` is the CTA's share of L2 while all SMs load; None if the GPU has no such
-        figure.
-        `figures` names the table entries that were used.
+    Fields:
+        `copy`, `fragments`: filling shared memory, and reading it.
+        `memory`: both together. The sum if warp instructions do both, the maximum if TMA copies.
+        `l2`: the CTA's share of L2 while all SMs load. None if the GPU has no such figure.
+        `figures`: names of the table entries that were used.
     """
 
     tensor: float
@@ -296,11 +292,13 @@ class Size:
 class LaunchEstimate:
     """The work of a launch on a GPU.
 
-    Fields: `tail_efficiency` is the used part of the CTA slots of all waves. `sm_cycles` are those of the SM with the
-        most
-        k-tiles. `dram_cycles` read A and B and write D once. `least_us` is the longer of both at the boost clock. It is
-        a lower
-        bound: launch, first loads, epilogue and power limit are not included.
+    Fields:
+        `tail_efficiency`: used part of the CTA slots of all waves.
+        `sm_cycles`: cycles of the SM with the most k-tiles.
+        `dram_cycles`: cycles of reading A and B and writing D once.
+        `least_us`: the longer of both at the boost clock. It is a lower bound, without launch, first loads, epilogue
+        and
+            power limit.
     """
 
     tiles: int

@@ -103,16 +103,16 @@ IDLE_W = 100.0
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of one kernel family, fitted to measurements.
+    """Constants of one kernel family, fitted to measurements. Terms that a family does not have cost nothing.
 
-    Fields: `dram_part` and `l2_part` are parts of the GPU's figures. `straddled_cost` is the relative extra L2 cost of
-        rows that
-        do not start at sectors. `again_bytes_per_cycle` is an SM's rate for operands that another SM has already read.
-        `latency_cycles` is the latency of loading a k-tile; several are in flight. `shown_part` is the part of a tile's
-        prologue
-        and epilogue that other CTAs of the SM do not hide. The watts are those at the boost clock, above `IDLE_W`. They
-        scale
-        with the clock to the power of 1 + `watts_exponent`. Terms that a family does not have cost nothing.
+    Fields:
+        `dram_part`, `l2_part`: parts of the GPU's figures that are reached.
+        `straddled_cost`: relative extra L2 cost of rows that do not start at sectors.
+        `again_bytes_per_cycle`: an SM's rate for operands that another SM has already read.
+        `latency_cycles`: latency of loading a k-tile. Several loads are in flight.
+        `shown_part`: part of a tile's prologue and epilogue that other CTAs of the SM do not hide.
+        `watts_*`: power at the boost clock, above `IDLE_W`. It scales with the clock to the power of 1 +
+        `watts_exponent`.
     Units: given by the names; cycles are SM cycles.
     """
 
@@ -141,13 +141,14 @@ class Constants:
 class KernelShape:
     """Properties of a variant that determine its time.
 
-    Fields: `part` is the cycles of a k-tile. `tiles_per_sm` is the number of tiles in progress on an SM. `cluster_ctas`
-        is the
-        number of CTAs of a cluster. Flags are 0 or 1. `in_turn`: pingpong consumers. `cluster_splits`: the CTAs of a
-        cluster
-        split k. `workspace_splits`: CTAs split k through a workspace, in `splits` parts. `streams`: stream-K. The model
-        gives
-        stream-K no gain, since no measurement shows one.
+    Fields:
+        `part`: cycles of a k-tile.
+        `tiles_per_sm`: tiles in progress on an SM.
+        `cluster_ctas`: CTAs of a cluster.
+        `in_turn`: 1 for pingpong consumers, else 0, as the other flags.
+        `cluster_splits`: the CTAs of a cluster split k.
+        `workspace_splits`: CTAs split k through a workspace, in `splits` parts.
+        `streams`: stream-K. The model gives it no gain, since no measurement shows one.
     """
 
     tile_m: Any
@@ -327,8 +328,7 @@ class Prediction:
     """Predicted time of one variant on one problem.
 
     Units: `sm_us` is the time of the busiest SM at `clock_mhz`, the clock within the power limit. `memory_us` is the
-        time of
-        DRAM and L2. Both follow `start_us` and partly hide each other.
+        time of DRAM and L2. Both follow `start_us` and partly hide each other.
     """
 
     time_us: float

@@ -92,8 +92,7 @@ class TunePlan:
     """What is tuned, and its limits.
 
     Fields: `library` receives the measurements. `fresh` ignores earlier ones. `part` is (number, count) if several
-        processes
-        share the problems. `limit_s` is the time after which a contender has hung.
+        processes share the problems. `limit_s` is the time after which a contender has hung.
     """
 
     works: Sequence[Work]
