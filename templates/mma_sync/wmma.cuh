@@ -111,7 +111,7 @@ HGEMM_DEVICE void wmma_load(In const* corner, int pitch, uint32_t (&r)[wmma_regi
 // (left, right) (16, 16) += a (16, 16) b (16, 16), by one warp, of fragments loaded in these orders.
 //
 // PTX does not say which accumulator is in which register. From sm_75 on, GPUs run it as two mma.m16n8: the first half of the
-// registers is d of the left 8 columns, the second half d of the right 8. tests/test_wmma.py finds these instructions in the
+// registers is d of the left 8 columns, the second half d of the right 8. tests/test_mma_sync.py finds these instructions in the
 // SASS and compares a GPU's results with the CPU's.
 template <class In, bool A_BY_ROWS, bool B_BY_ROWS, int K, class Accumulator, int REGISTERS>
 HGEMM_DEVICE void wmma(Accumulator (&left)[REGISTERS], Accumulator (&right)[REGISTERS],
