@@ -1,4 +1,4 @@
-// Which CTA computes which tile: the raster, and the schedules that hand out tiles.
+// Assigns tiles to CTAs. The schedule selects the tiles of a CTA; the raster is their order over D.
 #pragma once
 
 #include <common/policy.cuh>
@@ -6,7 +6,7 @@
 
 namespace hgemm {
 
-// One tile, or a part of its k, that a CTA computes.
+// What a CTA computes next: a tile of D, or a part of the tile's k.
 struct Work {
   int tile_m, tile_n;    // in CTA tiles
   int batch;
@@ -15,7 +15,7 @@ struct Work {
   int k_first, k_count;  // in k-tiles; stream-K only
 };
 
-// The threads of a CTA that finish a tile together: all of them.
+// The threads that finish a tile together: all threads of the CTA.
 template <class Policy>
 struct CtaThreads {
   static constexpr int count = Policy::threads;
@@ -24,20 +24,20 @@ struct CtaThreads {
   HGEMM_DEVICE static void barrier() { atoms::cta_barrier(); }
 };
 
-// The first k-tile of a split, which ends where the next split begins.
+// The first k-tile of a split. A split ends where the next one begins.
 template <class Policy>
 HGEMM_DEVICE int first_k_tile(int k_tiles, int split) {
   return int(int64_t(k_tiles) * split / Policy::splits);
 }
 
-// Hands out whole tiles, or their splits. Workers are the CTAs of the grid, or its clusters.
+// Hands out whole tiles or, with split-K, one split of a tile at a time. A worker is a CTA or a cluster.
 template <class Policy>
 struct Scheduler {
   static constexpr bool persistent = Policy::schedule == Schedule::persistent || Policy::schedule == Schedule::stream_k;
 
   uint32_t tiles_m, tiles_n;
-  uint32_t item, items;  // over the tiles of all batches, and the splits of each
-  uint32_t step;         // from a persistent worker's item to its next
+  uint32_t item, items;  // this worker's next item, and their number: batches * tiles * splits
+  uint32_t step;         // a persistent worker takes every step-th item
 
   HGEMM_DEVICE explicit Scheduler(Problem const& problem, uint32_t worker = atoms::cta_x(), uint32_t workers = atoms::grid_x())
       : item(worker), step(workers) {
@@ -48,7 +48,7 @@ struct Scheduler {
 
   HGEMM_DEVICE uint32_t tiles() const { return tiles_m * tiles_n; }
 
-  // Fetches this worker's next tile; false if none is left. A worker that is not persistent has one.
+  // Fetches this worker's next tile; false if none is left. A worker that is not persistent gets one.
   HGEMM_DEVICE bool next(Work& work) {
     if (!has_more()) return false;
     work = work_of(item);
@@ -56,7 +56,7 @@ struct Scheduler {
     return true;
   }
 
-  // The steps of next(), for kernels that need them apart.
+  // The parts of next(), for kernels that call them separately.
   HGEMM_DEVICE bool has_more() const { return item < items; }
   HGEMM_DEVICE void advance() { item = persistent ? item + step : items; }
   HGEMM_DEVICE Work work_of(uint32_t item) const {
@@ -77,14 +77,14 @@ struct Scheduler {
     } else if constexpr (Policy::raster == Raster::column) {
       work.tile_m = tile % tiles_m;
       work.tile_n = tile / tiles_m;
-    } else if constexpr (Policy::raster == Raster::group) {  // raster_tiles rows of tiles, column after column
-      uint32_t const group = smaller(Policy::raster_tiles, tiles_m);  // group * tiles_n fits 32 bits
+    } else if constexpr (Policy::raster == Raster::group) {  // groups of raster_tiles rows; column by column in a group
+      uint32_t const group = smaller(Policy::raster_tiles, tiles_m);  // so group * tiles_n fits 32 bits
       uint32_t const first = tile / (group * tiles_n) * group;
       uint32_t const rows = smaller(tiles_m - first, group);
       uint32_t const within = tile - first * tiles_n;
       work.tile_m = first + within % rows;
       work.tile_n = within / rows;
-    } else {  // panel: raster_tiles columns of tiles, row after row
+    } else {  // panels of raster_tiles columns; row by row in a panel
       uint32_t const panel = smaller(Policy::raster_tiles, tiles_n);
       uint32_t const first = tile / (panel * tiles_m) * panel;
       uint32_t const columns = smaller(tiles_n - first, panel);

@@ -21,19 +21,19 @@ struct CpAsyncMainloop {
   static constexpr int k_blocks = Warp::k_blocks, steps = Warp::steps;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
   static constexpr bool ahead = Warp::ahead;
-  static constexpr int stages_in_use = stages == 1 || ahead ? 1 : 2;  // after a barrier no copy may overwrite these
+  static constexpr int stages_in_use = stages == 1 || ahead ? 1 : 2;  // after a barrier, copies must not overwrite them
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
 
-  // ptxas puts three more instructions between an ldmatrix and a copy behind it, so a k-tile is copied in one block, and after
-  // that block's reads.
-  static constexpr bool reads_first = Policy::reads_first;  // a block's reads precede its products
+  // If a copy follows an ldmatrix, ptxas puts three extra instructions between them. So one block issues all copies of a
+  // k-tile, after its own reads.
+  static constexpr bool reads_first = Policy::reads_first;  // a block reads all fragments, then multiplies
   static constexpr bool copies_whole = Policy::copy_placement == CopyPlacement::before_last_block;
   static constexpr int copy_block = Policy::copy_placement == CopyPlacement::in_first_block ? 0 : k_blocks - 1;
 
   static_assert(!copies_whole || (!CopyA::through_registers && !CopyB::through_registers),
-                "copies of single elements are spread over the products");
-  static_assert(copy_block == k_blocks - 1 || !ahead, "with two fragment stages the last block frees a stage");
+                "copies through registers must be spread over the products");
+  static_assert(copy_block == k_blocks - 1 || !ahead, "two fragment stages require copies in the last block");
 
   // ---- State ------------------------------------------------------------------------------------------------------
 
@@ -41,11 +41,11 @@ struct CpAsyncMainloop {
   CopyA copy_a;
   CopyB copy_b;
   Warp warp;
-  int k_left;  // of the matrix, from the first k-tile on
+  int k_left;  // elements of k from the first k-tile to the end of the matrix
   int k_tiles, k_tiles_to_copy;
   int write_stage = 0;
 
-  // For k-tiles [k_tile_first, k_tile_first + k_tiles) of the tile of D at (m_first, n_first).
+  // Prepares the tile of D at (m_first, n_first) and its k-tiles [k_tile_first, k_tile_first + k_tiles).
   HGEMM_DEVICE CpAsyncMainloop(Shared& shared, Problem const& problem, int batch, int m_first, int n_first, int k_tile_first,
                                int k_tiles)
       : shared(shared),
@@ -60,8 +60,8 @@ struct CpAsyncMainloop {
 
   // ---- Loop -------------------------------------------------------------------------------------------------------
 
-  // Multiplies the k-tiles into `accumulators`. The last k-tile comes first, since it may be ragged. All threads of the CTA
-  // call it; shared memory is free afterwards.
+  // Multiplies the k-tiles into `accumulators`. The last k-tile may be ragged. It comes first, so that the loop copies only
+  // whole k-tiles. All threads of the CTA must call run(). Shared memory is free when it returns.
   HGEMM_DEVICE void run(WarpAccumulators<Policy>& accumulators) {
     if (Policy::splits > 1 && k_tiles == 0) return;  // more splits than k-tiles
     copy_last();
@@ -76,8 +76,8 @@ struct CpAsyncMainloop {
     atoms::cta_barrier();
   }
 
-  // Copy, wait, read and multiply alternate. A second stage is filled during the products. A single stage is refilled as soon
-  // as the remaining fragments of its k-tile are in registers.
+  // Copies, waits for, reads and multiplies one k-tile after another. With two stages, the next copy overlaps the products.
+  // With one stage, the next copy starts when the last fragments of this k-tile are in registers.
   HGEMM_DEVICE void run_in_turn(WarpAccumulators<Policy>& accumulators) {
     HGEMM_NO_UNROLL
     do {
@@ -101,13 +101,15 @@ struct CpAsyncMainloop {
     } while (--k_tiles > 0);
   }
 
-  // While one block of k is multiplied, the next block's fragments are read; in the copy block, another k-tile is copied. After
-  // the barrier before the last block, the next k-tile is in shared memory, and no warp reads the stage before this one (one
-  // fragment stage) or this one (two fragment stages) any more.
+  // Overlaps products, reads and copies. While a block of k is multiplied, the fragments of the next block are read. The copy
+  // block also copies a later k-tile.
+  //
+  // After the barrier before the last block, the next k-tile is in shared memory, and one stage is free: the previous stage
+  // with one fragment stage, the current stage with two.
   HGEMM_DEVICE void run_pipelined(WarpAccumulators<Policy>& accumulators) {
     Fragments fragments[Policy::fragment_stages];
     atoms::cp_async_wait<stages_ahead - 1>();
-    atoms::cta_barrier();  // the last k-tile, which copy_last() may have stored, is in shared memory
+    atoms::cta_barrier();  // copy_last() may use plain stores; this makes them visible
     warp.read_first(fragments[0], warp.read_stage);
     if constexpr (copy_block == k_blocks - 1) copy_whole();
     HGEMM_NO_UNROLL
@@ -163,8 +165,8 @@ struct CpAsyncMainloop {
     copy_b.copy(shared.b[write_stage], 0, CopyB::row_passes);
   }
 
-  // Issues the copy of the next k-tile over this one, after all warps have read it. Without the scheduling barrier the compiler
-  // delays parts of the copy until just before the wait for it.
+  // Refills a single stage: waits until all warps have read it, then issues the copy of the next k-tile. Without the scheduling
+  // barrier, the compiler delays parts of the copy until just before the next wait.
   HGEMM_DEVICE void refill() {
     atoms::cta_barrier();
     copy_next();
@@ -186,13 +188,15 @@ struct CpAsyncMainloop {
     }
   }
 
-  // Among products a k-tile is copied in actions: passes of A, then passes of B. An operand that goes through registers is one
-  // action, so that its loads overlap.
+  // A block copies a k-tile in actions between its products. One action is one pass of A or B; A comes first. An operand that
+  // goes through registers is one action in all, so that its loads overlap.
   template <class Copy>
   static constexpr int actions = Copy::through_registers ? 1 : Copy::row_passes;
 
-  // Issues the actions that follow a step of the copy block: evenly spread over it, or over its second half, or all at one
-  // place if reads go on to its end.
+  // Issues the copy actions that follow `step` of the copy block. Where the block issues its actions:
+  //   if reads_first              evenly over all steps
+  //   with two fragment stages    evenly over the second half
+  //   with one fragment stage     all after one step, because reads go on to the end of the block
   HGEMM_DEVICE void copy_behind(int step) {
     constexpr int first = reads_first ? 0 : steps / 2, copying = ahead || reads_first ? steps - first : 1;
     constexpr int copies = actions<CopyA> + actions<CopyB>;

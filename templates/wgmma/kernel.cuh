@@ -1,9 +1,9 @@
-// The kernel of sm_90a: a producer loads tiles; consumer warpgroups multiply them by wgmma and store them.
+// The wgmma kernel of sm_90a. A producer loads tiles of A and B. Consumer warpgroups multiply them and store D.
 //
 // D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). A Policy holds the constants of one kernel.
 //
-// With swap_ab, the kernel's A is the problem's B transposed and its D the problem's D transposed. The m of a wgmma instruction
-// is 64; its n can be as small as 8. So swap_ab suits problems with few rows m.
+// With swap_ab, the kernel computes D transposed from B transposed and A transposed. A wgmma instruction has an m of 64, but
+// its n can be 8. So swap_ab suits problems with few rows m.
 #pragma once
 
 #include <common/stream_k.cuh>
@@ -23,11 +23,11 @@ struct SharedStorage {
   typename Mainloop<Policy>::Shared mainloop;
   typename Epilogue<Policy>::Shared epilogue;
   typename Mainloop<Policy>::Barriers barriers;
-  // Whether this CTA is the last of those that share a tile along k; per consumer if each has a tile of its own.
+  // Whether this CTA is the last to store its partials of a tile. With stream-K and pingpong, each consumer has a flag.
   uint32_t is_last[streams<Policy> && Policy::pingpong ? Policy::consumers : 1];
 };
 
-// The tiles of a cluster as one tile of the problem, for the scheduler.
+// The scheduler hands out cluster tiles. A cluster tile holds the tiles of all CTAs of a cluster, in the problem's m and n.
 template <class Policy>
 struct ClusterTile : Policy {
   static constexpr int down = Policy::tile_m * Policy::cluster_m;
@@ -36,7 +36,7 @@ struct ClusterTile : Policy {
   static constexpr int tile_n = Policy::swap_ab ? down : across;
 };
 
-// The threads that reduce together: all consumers, or with pingpong the one consumer that has the tile.
+// The threads that reduce a tile together: all consumers. With pingpong, only the consumer that owns the tile.
 template <class Policy>
 struct ConsumerThreads {
   static constexpr int count = (Policy::pingpong ? 1 : Policy::consumers) * 128;
@@ -47,7 +47,7 @@ struct ConsumerThreads {
   }
 };
 
-// A CTA's part of its cluster's work.
+// The tile and the k-tiles of one CTA. Its cluster's work determines them.
 template <class Policy>
 struct CtaWork {
   int m_first, n_first;  // first element of the kernel's D
@@ -83,9 +83,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   static_assert(Policy::consumer_m * (Policy::pingpong ? 1 : Policy::consumers) == Policy::tile_m,
                 "consumers share a tile by rows, or alternate between tiles");
   static_assert(Policy::threads == Policy::consumers * 128 + (Policy::producer_registers > 0 || !by_tma ? 128 : 32),
-                "the producer is a warp, or a warpgroup if registers are reallocated or its threads copy");
+                "the producer has 32 threads, or 128 if it uses setmaxnreg or cp.async");
   static_assert(!in_cluster || (Place::size == 1 && sizeof(typename Mainloop<Policy>::Shared) >= InCluster::bytes),
-                "a cluster that splits k shares no operand, and its partials must fit the stages");
+                "CTAs of split_k_cluster share no operand, and their partials must fit into the stages");
 
   HGEMM_SHARED(SharedStorage<Policy>, shared);
 
@@ -130,17 +130,18 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     for (int owner = 0; scheduler.next(work); owner ^= 1) {
       CtaWork<Policy> const mine(work, place, k_tiles);
       if (Policy::pingpong && owner != consumer) {
-        mainloop.state.advance(mine.k_count);  // the other consumer's tile
+        mainloop.state.advance(mine.k_count);  // skip the stages of the other consumer's tile
         continue;
       }
       Accumulators accumulators;  // (consumer_m, tile_n)
-      // wgmma does not read these zeros. But registers that may be read before they are written stay reserved.
+      // wgmma does not read these zeros. Without them, ptxas assumes that older values may be read, and reserves the registers
+      // outside the loop.
       if constexpr (streams<Policy>) accumulators.clear();
       mainloop.order_wait(consumer);
       mainloop.multiply(accumulators, m_offset, mine.k_count);
       mainloop.order_arrive(consumer);
 
-      // ---- Epilogue: one tile of a CTA, or a reduction over those who share it -------------------------------------
+      // ---- Epilogue. If several CTAs share a tile along k, reduce their partials first ----------------------------
       if constexpr (Policy::schedule == Schedule::split_k) {
         if (mine.k_count == 0) accumulators.clear();
         AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n)
@@ -160,7 +161,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         } else if (mine.k_count == int(scheduler.k_tiles)) {
           epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
         } else {
-          // As floats, all rows at once may need more registers than there are.
+          // Reduce 64 rows at a time: the f32 accumulators of all rows may not fit into the registers.
           Sharers sharers;
           bool const last = Reduction::store_partials(accumulators, sharers, problem, scheduler, work, worker, is_last,
                                                       place.rank, Place::size);
@@ -200,13 +201,13 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     }
     if constexpr (!by_tma) atoms::cp_async_wait<0>();
     atoms::warp_barrier();
-    if constexpr (in_cluster) {  // the consumers' partials are stored
+    if constexpr (in_cluster) {  // the consumers arrive here after they have stored their partials
       atoms::cluster_arrive();
       atoms::cluster_wait();
     }
   }
 
-  // ---- A CTA's shared memory must outlive what its cluster sends to it ---------------------------------------------
+  // ---- Exit only when the cluster no longer accesses this CTA's shared memory -------------------------------------
   if constexpr (Place::size > 1 || in_cluster) {
     atoms::cluster_arrive();
     atoms::cluster_wait();
