@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from generator.build.toolchain import INSTALL
-from generator.errors import HgemmError, RequestError
+from generator.errors import INSTALL, HgemmError, RequestError
 from generator.families.wgmma import exchanged_layout
 from generator.spec import DTYPE_BYTES, WGMMA, WMMA, Texts, option_of, parse_field
 

@@ -13,8 +13,8 @@ from generator.arch import ARCHS
 from generator.build.compile import supported_archs
 from generator.build.emit import entry_headers
 from generator.build.inspect import find_nvdisasm
-from generator.build.toolchain import INSTALL, OWN_HEADERS, headers, templates_folder, version_of
-from generator.errors import HgemmError, LibraryError
+from generator.build.toolchain import OWN_HEADERS, headers, templates_folder, version_of
+from generator.errors import INSTALL, HgemmError, LibraryError
 from generator.proof.executor import NoCompiler, NoCompilerInstalled
 from generator.proof.jobs import host_toolchain
 from generator.store.library import Library

@@ -10,6 +10,7 @@ from hgemm.errors import HgemmError, LibraryError, RequestError, closest_words, 
 __all__ = [
     "BuildError",
     "HgemmError",
+    "INSTALL",
     "LibraryError",
     "ProofError",
     "RequestError",
@@ -18,6 +19,8 @@ __all__ = [
     "unknown_word",
 ]
 
+INSTALL = "run 'make setup', or 'pip install .' in this project's folder"
+"""The fix for a missing package."""
 _FIRST_ERROR = re.compile(r"\b(?:fatal|error)\b", re.IGNORECASE)
 
 

@@ -19,8 +19,8 @@ from generator.arch import ARCHS
 from generator.build import dsl as translate
 from generator.build.emit import Kernel
 from generator.build.inspect import parse_ptxas_log
-from generator.build.toolchain import INSTALL, Header, Headers, version_of
-from generator.errors import BuildError, HgemmError
+from generator.build.toolchain import Header, Headers, version_of
+from generator.errors import INSTALL, BuildError, HgemmError
 
 ATOMS = "cute/arch/mma_sm90_gmma.hpp"
 MORE_ATOMS = "cute/arch/mma_sm90_gmma_ext.hpp"

@@ -10,9 +10,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from generator.errors import HgemmError
+from generator.errors import INSTALL, HgemmError
 
-INSTALL = "run 'make setup', or 'pip install .' in this project's folder"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _MACRO_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+CUDA_STD_HEADER\((\w+)\)", re.MULTILINE)
 """How CUTLASS includes headers that CUDA 13 has in `cccl/`."""

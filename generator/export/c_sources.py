@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import accumulate
 
-from generator.build.toolchain import INSTALL
-from generator.errors import HgemmError
+from generator.errors import INSTALL, HgemmError
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
 from hgemm.launch import OPERANDS
