@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import subprocess
 from dataclasses import fields
@@ -155,6 +156,24 @@ def test_a_lock_file_is_written_once_and_where_it_differs(tmp_path: Path) -> Non
 
 
 # ---- Writing them ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_counts_what_it_adds_and_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("generator.catalog.FOLDER", tmp_path)
+    monkeypatch.setattr("sys.argv", ["catalog", str(tmp_path / "library")])
+
+    def answer(tile: str, ctas_per_sm: str) -> tuple[str, str]:
+        (tmp_path / "tiles.toml").write_text(f'arch = "sm_90"\ntile = "{tile}"\nctas_per_sm = {ctas_per_sm}\n')
+        runpy.run_module("generator.catalog.__main__", run_name="__main__")
+        captured = capsys.readouterr()
+        return captured.out.splitlines()[0], captured.err
+
+    assert answer("128x128x32", "2") == ("catalog: 1 kernels (1 added, 0 removed), 0 golden; 1 file written", "")
+    out, err = answer("192x128x32", "[1, 2]")
+    assert out == "catalog: 1 kernels (1 added, 1 removed), 0 golden; 1 file written"
+    assert "1 of 2 combinations are illegal" in err and "`generate --catalog --explain` shows the reasons" in err
 
 
 def test_texts_are_written_once_and_only_where_they_differ(tmp_path: Path) -> None:

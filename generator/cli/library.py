@@ -45,7 +45,12 @@ Examples:
 @library_option
 @filter_options
 @click.option(
-    "--sort", type=Fields(), default="symbol", show_default=True, metavar="FIELD", help="Sort by; -FIELD for downwards."
+    "--sort",
+    type=Fields(),
+    default="symbol",
+    show_default=True,
+    metavar="FIELD",
+    help="Sort by this field. -FIELD: the largest first.",
 )
 @click.option(
     "--columns",

@@ -237,7 +237,13 @@ _HGEMM_HELP = """Inspect, check and run the kernels of a library.
 """
 
 
-@click.command("hgemm", cls=_Verbs, help=_HGEMM_HELP, context_settings=_HELP_OPTIONS)
+@click.command(
+    "hgemm",
+    cls=_Verbs,
+    help=_HGEMM_HELP,
+    subcommand_metavar="VERB ...",
+    context_settings=_HELP_OPTIONS,
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, prog_name="hgemm")
 def hgemm_command(debug: bool) -> None:

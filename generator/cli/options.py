@@ -201,12 +201,14 @@ def texts_of(options: dict[str, Any]) -> Texts:
 
 _MODEL_GROUP = "Model"
 _MODEL_OPTIONS = (
-    click.option("--m", type=SIZE, metavar="N", help="Rows of D, of a problem to lay out on the card."),
-    click.option("--n", type=SIZE, metavar="N", help="Columns of D; as --m, if not given."),
-    click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B; as --m, if not given."),
-    click.option("--batch", type=SIZE, metavar="N", help="Products at once; 1, if not given."),
-    click.option("--device", default="", metavar="NAME", help="H200, 'RTX 4090', ...; the architecture's usual one."),
-    click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs, instead of the card's."),
+    click.option("--m", type=SIZE, metavar="N", help="Rows of A and D. Adds the time of this problem to the answer."),
+    click.option("--n", type=SIZE, metavar="N", help="Columns of B and D. Default: equal to --m."),
+    click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B. Default: equal to --m."),
+    click.option("--batch", type=SIZE, metavar="N", help="Number of products. Default: 1."),
+    click.option(
+        "--device", default="", metavar="NAME", help="Card: H200, 'RTX 4090'. Default: the usual card of --arch."
+    ),
+    click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of the card. Default: as in its table."),
 )
 
 

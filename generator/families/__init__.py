@@ -36,7 +36,7 @@ def owner_of(mma: str, copy: str) -> Family:
     for family in FAMILIES:
         if family.owns(mma, copy):
             return family
-    raise unknown_word("mma", mma, [name for family in FAMILIES for name in family.mma])
+    raise unknown_word("mma", mma, dict.fromkeys(name for family in FAMILIES for name in family.mma))
 
 
 def expectation_of(plan: Plan, allow_spills: bool) -> Expectation:
