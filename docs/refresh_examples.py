@@ -37,16 +37,26 @@ def _output(line: str, old: str, library: str) -> str:
     if program not in PROGRAMS:
         return old
     command = f"{sys.executable} -m {PROGRAMS[program]} {words}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HGEMM_LIBRARY": library, "COLUMNS": "100"}
-    # Errors go to stderr and the answer to stdout; a terminal shows both.
-    done = subprocess.run(command, shell=True, text=True, cwd=ROOT, env=environment, capture_output=True)
-    return done.stderr + done.stdout if old else ""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HGEMM_LIBRARY": library,
+        "COLUMNS": "100",
+        "PYTHONUNBUFFERED": "1",
+    }
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}  # in the order of a terminal
+    output = subprocess.run(command, shell=True, text=True, cwd=ROOT, env=environment, **both).stdout
+    if not old:
+        return ""
+    if "error:" in output and "error:" not in old:
+        raise SystemExit(f"{line.rstrip()} fails:\n{output}")
+    return output
 
 
 def main(arguments: list[str]) -> None:
     for page in map(Path, arguments or PAGES):
         before = page.read_text(encoding="utf-8")
-        if "```console" in before:
+        if any(re.search(r"^[^$]", block, re.MULTILINE) for block in BLOCK.findall(before)):
             with tempfile.TemporaryDirectory() as library:
                 after = refreshed(before, library)
             page.write_text(after, encoding="utf-8")
