@@ -149,7 +149,7 @@ def catch(
     texts = seeded_texts(fault, kernel.source) if seeded else {}
     source = texts.pop(KERNEL, kernel.source)
     with templates_with(texts) as templates:
-        record = {**planned(kernel), "proof": {"mma_per_tile": kernel.plan.mma_per_k_tile}}
+        record = {**planned(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
         request = request_of(replace(made, templates=templates), source, record, fault.shapes, seed)
         outcome = check(request)
     return Caught(fault, *_by(outcome), seed)

@@ -259,7 +259,7 @@ def prove(plans: list[Plan], seed: int, jobs: int) -> list[CheckOutcome]:
     toolchain, templates, requests = host_toolchain(), templates_folder(), []
     for plan in plans:
         kernel = emit(plan, templates)
-        record = {**planned(kernel), "proof": {"mma_per_tile": plan.mma_per_k_tile}}
+        record = {**planned(kernel), "proof": {"mma_per_k_tile": plan.mma_per_k_tile}}
         requests.append(request_of(toolchain, kernel.source, record, seed=seed))
     outcomes = []
     for outcome, _ in workers(jobs, TIMEOUT_S).check_all(requests):

@@ -95,7 +95,7 @@ def read_library(folder: Path) -> Measured:
     if not devices:
         raise LibraryError(f"{folder} has no measurements: `hgemm tune --library {folder}` makes them")
     here = max(set(devices), key=devices.count)
-    times = {problems[place[2:]]: standing.times_us for place, standing in found.items() if place[:2] == here}
+    times = {problems[place[2:]]: best_known.times_us for place, best_known in found.items() if place[:2] == here}
     return Measured(records, times, *here)
 
 

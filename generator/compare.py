@@ -151,7 +151,7 @@ def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltFor
     data = built.record.data
     source = settings.library.load(built.record.symbol).source.decode()
     traits = LaunchTraits.of(data)
-    executable = load(Subject(built.record.symbol, source, data, data["proof"]["mma_per_tile"]), host_toolchain)
+    executable = load(Subject(built.record.symbol, source, data, data["proof"]["mma_per_k_tile"]), host_toolchain)
     kernel = EmulatedKernel(traits, executable, (Adversary("late", "any_order", 1),))
     case = Case(Shape(traits.tile_m + 3, traits.tile_n + 5, 3 * traits.tile_k + 7), 1.0, _beta(built.record))
     trial = Trial(kernel, case, HostMemory(), CheckOptions(), "normal")

@@ -215,7 +215,7 @@ _TRAITS = fields(
     }
 )
 PROVED = {
-    **dict.fromkeys(("mma_per_tile", "bank_conflicts", "mma_between_stores", "races", "seed"), _COUNT),
+    **dict.fromkeys(("mma_per_k_tile", "bank_conflicts", "mma_between_stores", "races", "seed"), _COUNT),
     **dict.fromkeys(
         ("barriers_per_k_tile", "bytes_per_k_tile", "max_error", "max_bound_ratio", "emulate_seconds"), number()
     ),
@@ -263,6 +263,7 @@ _DOCUMENT = fields(
 # ==== Renamed words: old records, spec files and commands may use them ====
 
 RENAMED_FIELDS = {"swapped": "swap_ab"}
+RENAMED_PROOF = {"mma_per_tile": "mma_per_k_tile"}
 RENAMED_WORDS = {
     "copy": {"vector": "ldg_sts", "scalar": "ldg_sts_scalar", "shifted": "ldg_sts_unaligned"},
     "schedule": {"cluster_k": "split_k_cluster"},
@@ -271,8 +272,8 @@ RENAMED_WORDS = {
 
 
 def current_field(name: str) -> str:
-    """Return the present name of a spec field."""
-    return RENAMED_FIELDS.get(name, name)
+    """Return the present name of a field of a spec or of a flat record."""
+    return {**RENAMED_FIELDS, **{f"proof_{old}": f"proof_{new}" for old, new in RENAMED_PROOF.items()}}.get(name, name)
 
 
 def current_word(field: str, text: str) -> str:
@@ -299,7 +300,8 @@ def _current(data: dict[str, Any]) -> dict[str, Any]:
     """Return a record in present words."""
     launch = data["launch"]
     grid = {**launch["grid"], "rule": current_rule(launch["grid"]["rule"])}
-    return {**data, "spec": current_spec(data["spec"]), "launch": {**launch, "grid": grid}}
+    proof = {RENAMED_PROOF.get(name, name): value for name, value in data["proof"].items()}
+    return {**data, "spec": current_spec(data["spec"]), "launch": {**launch, "grid": grid}, "proof": proof}
 
 
 # ==== Records ====

@@ -66,7 +66,7 @@ def hashes(library: Library) -> dict[str, tuple[str, dict]]:
 
 
 def test_killed_workers_cost_nothing_but_time(address: str, settings: Settings, tmp_path: Path, monkeypatch) -> None:
-    """Both are killed while they work: each variant is built, told of and published once, and is what is built here."""
+    """Both workers are killed: each variant is built, reported and stored once, and equals the local build."""
     plans, published = sweep([SWEEP]).plans, Counter[str]()
     genuine = Library.publish
 

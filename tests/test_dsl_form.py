@@ -328,7 +328,7 @@ def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[st
     for product in products.values():
         assert (product.status, product.error) == ("built", "")
         record = product.record
-        assert record["sass"]["HMMA"] == record["proof"]["mma_per_tile"] and record["resources"]["spill_bytes"] == 0
+        assert record["sass"]["HMMA"] == record["proof"]["mma_per_k_tile"] and record["resources"]["spill_bytes"] == 0
         assert {*product.files} == {"kernel.py", "kernel.cubin", "kernel.ptx"} and record["inputs"] == {}
         assert {"cutlass_dsl", "nvjitlink"} <= {*record["toolchain"]} and "nvrtc" not in record["toolchain"]
         assert "on a device" in record["proof"]["unproved"]

@@ -68,7 +68,7 @@ def kernel_of(options: dict[str, str]) -> Kernel:
 
 
 def request(host_toolchain: HostToolchain, kernel: Kernel, source: str = "", **others) -> ProofRequest:
-    record = {**planned(kernel), "proof": {"mma_per_tile": kernel.plan.mma_per_k_tile}}
+    record = {**planned(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
     return replace(request_of(host_toolchain, source or kernel.source, record), **others)
 
 
@@ -100,7 +100,7 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     assert line.startswith(f"ok    {record.symbol}  16/16 shapes and the costs of a k-tile  worst"), line
     assert result.exit_code == 0 and summary.endswith("; 16 shapes passed")
     proof = record.data["proof"]
-    assert proof["mma_per_tile"] == proof["bytes_per_k_tile"] / 1024 == 2 and proof["bank_conflicts"] == 0
+    assert proof["mma_per_k_tile"] == proof["bytes_per_k_tile"] / 1024 == 2 and proof["bank_conflicts"] == 0
     assert proof["read_conflicts_per_k_tile"] == proof["copy_conflicts_per_k_tile"] == proof["races"] == 0
     assert proof["barriers_per_k_tile"] == 1 and proof["seed"] == 3 and proof["executor"] == host_toolchain.version()
     assert 0 < proof["max_bound_ratio"] <= 1 and len(proof["shapes"]) == 16 and len(proof["timings"]) == 4
@@ -562,7 +562,7 @@ def test_copies_are_even_where_no_warp_is_partly_idle(tile: str, align: int, eve
     ("name", "value"), [("races", "none"), ("shapes", "33x17x40"), ("max_error", -1), ("executor", 3), ("seed", 1.5)]
 )
 def test_the_fields_of_a_proof_have_types(name: str, value: object) -> None:
-    proof = {"mma_per_tile": 4, "races": 0, "shapes": ["8x8x8"], "max_error": 0.5, "note": {"of": ["others"]}}
+    proof = {"mma_per_k_tile": 4, "races": 0, "shapes": ["8x8x8"], "max_error": 0.5, "note": {"of": ["others"]}}
     validate({**make_record("one")[0], "proof": proof})
     with pytest.raises(LibraryError, match=f"proof.{name}"):
         validate({**make_record("one")[0], "proof": {**proof, name: value}})

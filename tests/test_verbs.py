@@ -279,8 +279,8 @@ def test_show_prints_a_card_and_the_parts(folder: Path) -> None:
 
 
 def test_a_card_tells_what_is_planned_from_what_is_proved(folder: Path) -> None:
-    planned = {"mma_per_tile": 64, "bank_conflicts": 0}
-    plan = "plan\n  bank_conflicts      0\n  mma_per_tile        64\n\n"
+    planned = {"mma_per_k_tile": 64, "bank_conflicts": 0}
+    plan = "plan\n  bank_conflicts      0\n  mma_per_k_tile      64\n\n"
     for proof, told in (
         ({}, f"none yet            hgemm verify --emulate --library {folder}"),
         ({"races": 0}, "races               0"),

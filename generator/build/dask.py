@@ -202,8 +202,8 @@ def _refuse_others(client: Client) -> None:
     found |= {f"worker {address}": workers[address] for address in sorted(workers)}
     here, lines = identity(), []
     for name, there in found.items():
-        told = str(there) if isinstance(there, Exception) else difference(here, there)
-        lines += [f"{name}: {told}"] if told and not isinstance(there, OSError) else []
+        message = str(there) if isinstance(there, Exception) else difference(here, there)
+        lines += [f"{name}: {message}"] if message and not isinstance(there, OSError) else []
     if lines:
         raise HgemmError(_refusal(lines))
 

@@ -110,9 +110,9 @@ def _translated(server: _Server, symbol: str, source: str, arch: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="module-", dir=server.place.name) as name:
         folder = Path(name)
         (folder / MODULE_NAME).write_text(source)
-        told = server.asked({"folder": folder.name, "options": " ".join(options(arch))})
-        if told:
-            raise BuildError(symbol, told)
+        note = server.asked({"folder": folder.name, "options": " ".join(options(arch))})
+        if note:
+            raise BuildError(symbol, note)
         try:
             return take_problem((folder / PTX_NAME).read_text(), symbol).encode()
         except ValueError as strange:

@@ -30,17 +30,17 @@ def serve() -> None:
         request = json.loads(line)
         try:
             _translate(cute, Path(request["folder"]), request["options"])
-            told = ""
+            message = ""
         except Exception as error:
-            told = f"error: {_words(error)}\n{traceback.format_exc()}"
-        answers.write(json.dumps(told) + "\n")
+            message = f"error: {_words(error)}\n{traceback.format_exc()}"
+        answers.write(json.dumps(message) + "\n")
         answers.flush()
 
 
 def _translate(cute: Any, folder: Path, options: str) -> None:
     module = _loaded(folder / MODULE_NAME)
-    told = f"{options} --keep-ptx --dump-dir {folder}"
-    cute.compile(module.gemm, module.make_problem(), module.Int32(1), options=told)
+    message = f"{options} --keep-ptx --dump-dir {folder}"
+    cute.compile(module.gemm, module.make_problem(), module.Int32(1), options=message)
     (written,) = folder.glob("*.ptx")
     written.rename(folder / PTX_NAME)
 

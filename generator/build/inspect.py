@@ -408,8 +408,8 @@ def _split(arch: str, sizes: dict[int, int], out: str, err: str) -> dict[int, Li
         length = size_bytes // INSTRUCTION_BYTES
         part = tuple(_moved(instruction, base_bytes) for instruction in itertools.islice(found, length))
         if len(part) != length:
-            told = (err.strip().splitlines() or ["no complaint"])[0]
-            raise HgemmError(f"nvdisasm listed {len(part)} of {length} instructions of code {index}: {told}")
+            message = (err.strip().splitlines() or ["no complaint"])[0]
+            raise HgemmError(f"nvdisasm listed {len(part)} of {length} instructions of code {index}: {message}")
         listings[index] = Listing(part)
         base_bytes += size_bytes
     return listings
@@ -642,11 +642,11 @@ def _same_build(report: PtxasReport | None, resources: Resources, listing: Listi
         lines.append(
             f"ptxas reports {report.registers} registers, the cubin {resources.registers}: they are of different builds"
         )
-    for name, told in (("LDL", report.spill_load_bytes), ("STL", report.spill_store_bytes)):
+    for name, message in (("LDL", report.spill_load_bytes), ("STL", report.spill_store_bytes)):
         found = listing.bytes_moved(name)
-        if found < told:
+        if found < message:
             lines.append(
-                f"ptxas reports {told} B of spilling {name}, the code has {found} B: they are of different builds"
+                f"ptxas reports {message} B of spilling {name}, the code has {found} B: they are of different builds"
             )
     return lines
 
@@ -674,13 +674,13 @@ def _store_spacing(listing: Listing, mma_opcode: str) -> int | None:
     It counts within one iteration, not across iterations.
     """
     tensor = mma_opcode.partition(".")[0]
-    told = "".join({tensor: "T", "STS": "S"}.get(each.mnemonic, "") for each in listing.loop_of(tensor))
-    return min(map(len, told.split("S")[1:-1]), default=None)
+    message = "".join({tensor: "T", "STS": "S"}.get(each.mnemonic, "") for each in listing.loop_of(tensor))
+    return min(map(len, message.split("S")[1:-1]), default=None)
 
 
 def _stores_apart(expected: Expectation, found: int | None) -> list[str]:
     if not expected.store_spacing or (found is not None and found >= expected.store_spacing):
         return []
     tensor = expected.mma_opcode.partition(".")[0]
-    told = "the k loop has no two stores" if found is None else f"{found} {tensor} between two STS in the k loop"
-    return [f"{told}, the plan says {expected.store_spacing}: ptxas moved them"]
+    message = "the k loop has no two stores" if found is None else f"{found} {tensor} between two STS in the k loop"
+    return [f"{message}, the plan says {expected.store_spacing}: ptxas moved them"]

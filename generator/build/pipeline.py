@@ -81,7 +81,7 @@ def _proof(plan: Plan, inspection: Inspection) -> dict[str, Any]:
     """Return what inspection shows. `bank_conflicts` counts those of one stage."""
     apart = {} if inspection.store_spacing is None else {"mma_between_stores": inspection.store_spacing}
     unproved = {"unproved": _NOT_PROVABLE} if plan.spec.form == "dsl" else {}
-    return {"mma_per_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart, **unproved}
+    return {"mma_per_k_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart, **unproved}
 
 
 def _described(content: bytes) -> dict[str, Any]:
@@ -201,8 +201,8 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
         if prover:
             data["proof"] |= prover.proof(prepared.kernel.source, data)
     except ProofError as error:
-        told = f"{symbol} fails its check and is not registered: {error}"
-        return Product(symbol, "failed", total + time.perf_counter() - began, error=told)
+        message = f"{symbol} fails its check and is not registered: {error}"
+        return Product(symbol, "failed", total + time.perf_counter() - began, error=message)
     status = "spilled" if spills(inspection) else "proved" if prover else "built"
     files = artefacts_of(prepared.kernel, built.compiled)
     return Product(symbol, status, total + time.perf_counter() - began, data, files)

@@ -127,12 +127,12 @@ class _Worker:
         """Run a task. Raises: WorkerLost if the process dies; the exception of the task, from a RemoteTraceback."""
         try:
             self.connection.send(task)
-            raised, result, told = self.connection.recv()
+            raised, result, message = self.connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
             self.process.join()
             raise WorkerLost(_cause(self.process.exitcode)) from None
         if raised:
-            raise result from RemoteTraceback(told)
+            raise result from RemoteTraceback(message)
         return result
 
 

@@ -230,7 +230,7 @@ def _cells(outcome: Outcome) -> dict[str, Scalar]:
     }
     if outcome.record:
         flat = outcome.record.flat()
-        cells |= {name: flat["proof_mma_per_tile" if name == "mma_per_k_tile" else name] for name in _RESOURCES}
+        cells |= {name: flat["proof_mma_per_k_tile" if name == "mma_per_k_tile" else name] for name in _RESOURCES}
     return cells
 
 

@@ -306,6 +306,6 @@ def _told(program: str, error: Exception) -> int:
     if isinstance(error, OSError):  # such as a full disk behind stdout
         click.echo(f"{program}: error: {error.strerror or error}", err=True)
         return 1
-    told = " ".join(f"{type(error).__name__}: {error}".split())
-    click.echo(f"{program}: internal error ({told}): run again with --debug and report it", err=True)
+    note = " ".join(f"{type(error).__name__}: {error}".split())
+    click.echo(f"{program}: internal error ({note}): run again with --debug and report it", err=True)
     return 1

@@ -133,8 +133,8 @@ class GroupedCommand(click.Command):
             meant = flag_meant_by(error.option_name)
             if not meant:
                 raise
-            told = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
-            raise click.NoSuchOption(error.option_name, told, ctx=ctx) from None
+            message = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

@@ -203,7 +203,7 @@ def note_left_out(library: Library, selection: Selection, names: Collection[str]
 _INDENT = 2
 _NAME_WIDTH = 18
 _MAX_MEASUREMENTS = 12
-_PLANNED = ("bank_conflicts", "mma_per_tile", "mma_between_stores")
+_PLANNED = ("bank_conflicts", "mma_per_k_tile", "mma_between_stores")
 """Fields of a record's `proof` that are planned, and checked against the machine code. They need no run of the kernel."""
 
 

@@ -58,7 +58,7 @@ class Text:
     @classmethod
     def of(cls, kernel: Kernel) -> Text:
         """Return the text of an emitted kernel."""
-        proof = {"mma_per_tile": kernel.plan.mma_per_k_tile}
+        proof = {"mma_per_k_tile": kernel.plan.mma_per_k_tile}
         return cls(kernel.symbol, kernel.source, {**planned(kernel), "proof": proof})
 
 

@@ -59,7 +59,7 @@ class BaselineKernel:
                 "grid": {"rule": "one_tile", "tile_m": tile.m, "tile_n": tile.n, "splits": 1},
             },
             "traits": {"min_align": {"a": 1, "b": 1, "d": 1}, "workspace": {}},
-            "proof": {"mma_per_tile": 0},
+            "proof": {"mma_per_k_tile": 0},
         }
 
     def compile(self) -> CompiledBaseline:

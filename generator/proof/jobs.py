@@ -49,7 +49,7 @@ def request_of(
         symbol=record["symbol"],
         source=source,
         record={name: record[name] for name in ("symbol", "arch", "spec", "launch", "traits")},
-        mma_per_k_tile=record["proof"]["mma_per_tile"],
+        mma_per_k_tile=record["proof"]["mma_per_k_tile"],
         compiler=host_toolchain.compiler.command,
         identity=host_toolchain.compiler.identity,
         templates=str(host_toolchain.templates),

@@ -157,10 +157,9 @@ def proof_of(
 ) -> dict[str, Any]:
     """Return the `proof` section of the record, without the fields that come from the plan."""
     counted = {name: int(value) if value == int(value) else value for name, value in asdict(costs).items()}
-    del counted["mma_per_k_tile"]  # records have it as mma_per_tile
     return {
         **counted,
-        "mma_per_tile": subject.mma_per_k_tile,
+        "mma_per_k_tile": subject.mma_per_k_tile,
         "races": 0,
         "max_error": max(check.max_error for check in checks),
         "max_bound_ratio": max(check.max_bound_ratio for check in checks),

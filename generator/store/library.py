@@ -73,9 +73,9 @@ def _refuse_collision(place: Path, record: Record) -> None:
     spec = record.data["spec"]
     differ = [name for name in present.keys() & spec.keys() if present[name] != spec[name]]
     if differ:
-        told = ", ".join(f"{name} {present[name]} and {spec[name]}" for name in sorted(differ))
+        message = ", ".join(f"{name} {present[name]} and {spec[name]}" for name in sorted(differ))
         raise LibraryError(
-            f"{place} holds a kernel of another spec with the same symbol ({told}): use another --library for the new kernel"
+            f"{place} holds a kernel of another spec with the same symbol ({message}): use another --library for the new kernel"
         )
 
 
