@@ -11,7 +11,7 @@ struct Work {
   int tile_m, tile_n;    // in CTA tiles
   int batch;
   int split;
-  uint32_t tile;         // index in launch order, the same for all splits and batches
+  uint32_t tile;         // index of the tile in one D, in launch order; its splits share the index
   int k_first, k_count;  // in k-tiles; stream-K only
 };
 
@@ -36,7 +36,7 @@ struct Scheduler {
   static constexpr bool persistent = Policy::schedule == Schedule::persistent || Policy::schedule == Schedule::stream_k;
 
   uint32_t tiles_m, tiles_n;
-  uint32_t item, items;  // this worker's next item, and their number: batches * tiles * splits
+  uint32_t item, items;  // this worker's next item; the number of all items, batches * tiles * splits
   uint32_t step;         // a persistent worker takes every step-th item
 
   HGEMM_DEVICE explicit Scheduler(Problem const& problem, uint32_t worker = atoms::cta_x(), uint32_t workers = atoms::grid_x())
@@ -48,7 +48,7 @@ struct Scheduler {
 
   HGEMM_DEVICE uint32_t tiles() const { return tiles_m * tiles_n; }
 
-  // Fetches this worker's next tile; false if none is left. A worker that is not persistent gets one.
+  // Fetches this worker's next tile; false if none is left. A worker that is not persistent gets only one item.
   HGEMM_DEVICE bool next(Work& work) {
     if (!has_more()) return false;
     work = work_of(item);

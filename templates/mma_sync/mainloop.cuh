@@ -21,12 +21,12 @@ struct CpAsyncMainloop {
   static constexpr int k_blocks = Warp::k_blocks, steps = Warp::steps;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
   static constexpr bool ahead = Warp::ahead;
-  static constexpr int stages_in_use = stages == 1 || ahead ? 1 : 2;  // after a barrier, copies must not overwrite them
+  static constexpr int stages_in_use = stages == 1 || ahead ? 1 : 2;  // to be read after a barrier: not free for copies
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
 
-  // If a copy follows an ldmatrix, ptxas puts three extra instructions between them. So one block issues all copies of a
-  // k-tile, after its own reads.
+  // Each time a copy follows an ldmatrix, ptxas puts three extra instructions between them. So copies and reads do not
+  // alternate: one block of k issues all copies of a k-tile, after its own reads.
   static constexpr bool reads_first = Policy::reads_first;  // a block reads all fragments, then multiplies
   static constexpr bool copies_whole = Policy::copy_placement == CopyPlacement::before_last_block;
   static constexpr int copy_block = Policy::copy_placement == CopyPlacement::in_first_block ? 0 : k_blocks - 1;
@@ -60,8 +60,9 @@ struct CpAsyncMainloop {
 
   // ---- Loop -------------------------------------------------------------------------------------------------------
 
-  // Multiplies the k-tiles into `accumulators`. The last k-tile may be ragged. It comes first, so that the loop copies only
-  // whole k-tiles. All threads of the CTA must call run(). Shared memory is free when it returns.
+  // Multiplies the k-tiles and adds the products to `accumulators`. Only the last k-tile along k may be ragged. It is copied
+  // and multiplied before all others, so that the loop copies only whole k-tiles. All threads of the CTA must call run().
+  // Shared memory is free when it returns.
   HGEMM_DEVICE void run(WarpAccumulators<Policy>& accumulators) {
     if (Policy::splits > 1 && k_tiles == 0) return;  // more splits than k-tiles
     copy_last();
@@ -101,11 +102,12 @@ struct CpAsyncMainloop {
     } while (--k_tiles > 0);
   }
 
-  // Overlaps products, reads and copies. While a block of k is multiplied, the fragments of the next block are read. The copy
-  // block also copies a later k-tile.
+  // Overlaps products, reads and copies. While a block of k is multiplied, the fragments of the next block are read. The block
+  // `copy_block` also issues the copies of a later k-tile.
   //
-  // After the barrier before the last block, the next k-tile is in shared memory, and one stage is free: the previous stage
-  // with one fragment stage, the current stage with two.
+  // A barrier precedes the last block of a k-tile. After it, the next k-tile is in shared memory, and one stage is free:
+  //   with one fragment stage     the stage of the previous k-tile
+  //   with two fragment stages    the stage of this k-tile: the fragments of its last block are already in registers
   HGEMM_DEVICE void run_pipelined(WarpAccumulators<Policy>& accumulators) {
     Fragments fragments[Policy::fragment_stages];
     atoms::cp_async_wait<stages_ahead - 1>();
@@ -155,7 +157,7 @@ struct CpAsyncMainloop {
     commit();
   }
 
-  // Issues the copy of the next k-tile to the next free stage. After the last k-tile it writes zeros.
+  // Issues the copy of the next k-tile to the next free stage. If no k-tile is left to copy, it fills the stage with zeros.
   HGEMM_DEVICE void copy_next() {
     copy_whole();
     advance();
@@ -165,8 +167,8 @@ struct CpAsyncMainloop {
     copy_b.copy(shared.b[write_stage], 0, CopyB::row_passes);
   }
 
-  // Refills a single stage: waits until all warps have read it, then issues the copy of the next k-tile. Without the scheduling
-  // barrier, the compiler delays parts of the copy until just before the next wait.
+  // For kernels with one stage: waits until all warps have read it, then issues the copy of the next k-tile to it. Without the
+  // scheduling barrier, the compiler delays parts of the copy until just before the next wait.
   HGEMM_DEVICE void refill() {
     atoms::cta_barrier();
     copy_next();
@@ -188,8 +190,8 @@ struct CpAsyncMainloop {
     }
   }
 
-  // A block copies a k-tile in actions between its products. One action is one pass of A or B; A comes first. An operand that
-  // goes through registers is one action in all, so that its loads overlap.
+  // The copy block splits the copies of a k-tile into actions. It issues them between its products, A's before B's. An action
+  // is one pass of A or B. All copies of an operand through registers are a single action, so that its loads overlap.
   template <class Copy>
   static constexpr int actions = Copy::through_registers ? 1 : Copy::row_passes;
 

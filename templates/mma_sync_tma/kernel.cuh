@@ -90,7 +90,7 @@ template <class Policy>
 HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   using Threads = ConsumerThreads<Policy>;
   static_assert(Policy::threads == Threads::count + (Policy::producer_registers > 0 ? 128 : 32),
-                "the producer is a warp, or a warpgroup if registers are reallocated");
+                "the producer has 32 threads, or 128 if it uses setmaxnreg");
   static_assert(Policy::tile_m == Policy::warps_m * Policy::warp_m && Policy::tile_n == Policy::warps_n * Policy::warp_n,
                 "warp tiles must fill the CTA tile");
   HGEMM_SHARED(SharedStorage<Policy>, shared);

@@ -2,8 +2,8 @@
 //
 // D (m, n) = activation(alpha * A (m, k) B (k, n) + beta * C (m, n) + bias). A Policy holds the constants of one kernel.
 //
-// With swap_ab, the kernel computes D transposed from B transposed and A transposed. A wgmma instruction has an m of 64, but
-// its n can be 8. So swap_ab suits problems with few rows m.
+// With swap_ab, the kernel computes D transposed, as B transposed times A transposed. The problem's m is then the n of wgmma.
+// The m of wgmma is 64, but its n can be as small as 8. So swap_ab suits problems with few rows m.
 #pragma once
 
 #include <common/stream_k.cuh>
@@ -27,7 +27,8 @@ struct SharedStorage {
   uint32_t is_last[streams<Policy> && Policy::pingpong ? Policy::consumers : 1];
 };
 
-// The scheduler hands out cluster tiles. A cluster tile holds the tiles of all CTAs of a cluster, in the problem's m and n.
+// The scheduler hands out cluster tiles. A cluster tile holds the tiles of all CTAs of a cluster. tile_m and tile_n are its
+// sizes along the problem's m and n, even with swap_ab.
 template <class Policy>
 struct ClusterTile : Policy {
   static constexpr int down = Policy::tile_m * Policy::cluster_m;
@@ -50,7 +51,7 @@ struct ConsumerThreads {
 // The tile and the k-tiles of one CTA. Its cluster's work determines them.
 template <class Policy>
 struct CtaWork {
-  int m_first, n_first;  // first element of the kernel's D
+  int m_first, n_first;  // first element in the D that the kernel computes: with swap_ab, D transposed
   int k_first, k_count;  // in k-tiles
 
   HGEMM_DEVICE CtaWork(Work const& work, ClusterPlace<Policy> const& place, int k_tiles) {
@@ -134,8 +135,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         continue;
       }
       Accumulators accumulators;  // (consumer_m, tile_n)
-      // wgmma does not read these zeros. Without them, ptxas assumes that older values may be read, and reserves the registers
-      // outside the loop.
+      // wgmma does not read these zeros, but ptxas does not know that. Without them, it assumes that wgmma may read the values
+      // of the previous tile, and reserves the registers outside the loop, too.
       if constexpr (streams<Policy>) accumulators.clear();
       mainloop.order_wait(consumer);
       mainloop.multiply(accumulators, m_offset, mine.k_count);
