@@ -11,6 +11,7 @@ from hgemm.dtypes import DTYPES, decode, encode
 from hgemm.launch import Matrix, counter_bytes, matrices
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
+from hgemm.reference import ACTIVATION_FORMULAS
 
 # What a variant is, as its record says; tests replace fields.
 RECORD = {
@@ -100,13 +101,13 @@ def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, group: int = 
 def activate(name: str, x: np.ndarray) -> np.ndarray:
     """Evaluate an activation in f32, as the kernel's epilogue does."""
     one = np.float32(1)
-    if name == "relu":
-        return np.maximum(x, np.float32(0))
     if name == "gelu":
         erf = np.frompyfunc(math.erf, 1, 1)(x * np.float32(0.70710678)).astype(np.float32)
         return np.float32(0.5) * x * (one + erf)
-    with np.errstate(over="ignore"):
-        return x / (one + np.exp(-x)) if name == "silu" else x
+    if name == "silu":
+        with np.errstate(over="ignore"):
+            return x / (one + np.exp(-x))
+    return ACTIVATION_FORMULAS[name].function(x).astype(np.float32)  # x is f32, and so is the arithmetic
 
 
 # ---- A whole launch on the host's memory ----------------------------------------------------------------------------
