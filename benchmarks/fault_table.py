@@ -549,7 +549,7 @@ MMA_SYNC_TMA = (
     Fault(
         "stage released while it is read",
         At("Mainloop::multiply", "warp.read_stage = state.stage").insert_after(
-            "if constexpr (!ahead) consumer_release(warp.read_stage);"
+            "if constexpr (!two_fragment_stages) consumer_release(warp.read_stage);"
         ),
         TMA_ONE_FRAGMENT_STAGE,
         LONG_K,

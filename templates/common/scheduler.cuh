@@ -6,12 +6,12 @@
 
 namespace hgemm {
 
-// What a CTA computes next: a tile of D, or a part of the tile's k.
+// What a worker (a CTA or a cluster) computes next: a tile of D, over all of its k-tiles or some of them.
 struct Work {
-  int tile_m, tile_n;    // in CTA tiles
+  int tile_m, tile_n;    // in tiles of Policy::tile_m x Policy::tile_n: CTA tiles, or cluster tiles on wgmma
   int batch;
   int split;
-  uint32_t tile;         // index of the tile in one D, in launch order; its splits share the index
+  uint32_t tile;         // position of the tile in the raster order of its batch's D; all splits of a tile have the same one
   int k_first, k_count;  // in k-tiles; stream-K only
 };
 
@@ -30,7 +30,7 @@ HGEMM_DEVICE int first_k_tile(int k_tiles, int split) {
   return int(int64_t(k_tiles) * split / Policy::splits);
 }
 
-// Hands out whole tiles or, with split-K, one split of a tile at a time. A worker is a CTA or a cluster.
+// Hands out items. An item is a whole tile or, with split-K, one split of a tile.
 template <class Policy>
 struct Scheduler {
   static constexpr bool persistent = Policy::schedule == Schedule::persistent || Policy::schedule == Schedule::stream_k;
@@ -48,7 +48,7 @@ struct Scheduler {
 
   HGEMM_DEVICE uint32_t tiles() const { return tiles_m * tiles_n; }
 
-  // Fetches this worker's next tile; false if none is left. A worker that is not persistent gets only one item.
+  // Fetches this worker's next item; false if none is left. A worker that is not persistent gets one item.
   HGEMM_DEVICE bool next(Work& work) {
     if (!has_more()) return false;
     work = work_of(item);
@@ -68,7 +68,7 @@ struct Scheduler {
     return work;
   }
 
-  // Sets the tile's coordinates from its index in launch order.
+  // Sets the tile's coordinates from its position in the raster order.
   HGEMM_DEVICE void locate(Work& work) const {
     uint32_t const tile = work.tile;
     if constexpr (Policy::raster == Raster::row) {

@@ -15,7 +15,7 @@ namespace hgemm {
 // Which worker computes which of the shared k-tiles. Shares differ by one k-tile at most.
 template <class Policy>
 struct Shares {
-  uint32_t items = 0;              // shared tiles, the first ones in launch order
+  uint32_t items = 0;              // shared tiles, the first ones in raster order
   uint32_t count = 0, longer = 0;  // k-tiles of a share; the first `longer` shares have one more
 
   // Each sharer of a tile has at least so many k-tiles: with fewer, storing its partials costs more than it saves.
@@ -60,7 +60,7 @@ struct StreamScheduler : Scheduler<Policy> {
 
   HGEMM_DEVICE Shares<Policy> shares() const { return Shares<Policy>(this->items, k_tiles, this->step); }
 
-  // Fetches this worker's next tile or part of one; false if none is left.
+  // Fetches this worker's next tile or part of a tile; false if none is left.
   HGEMM_DEVICE bool next(Work& work) {
     if (left == 0) {
       if (!Whole::next(work)) return false;

@@ -107,9 +107,9 @@ struct WarpMma {
 
   // With two fragment stages, all fragments of a block are in registers before it begins. With one, each fragment is replaced
   // after its last use, and A's rows are read fragment_rows ahead of their use.
-  static constexpr bool ahead = Policy::fragment_stages == 2;
+  static constexpr bool two_fragment_stages = Policy::fragment_stages == 2;
   static constexpr int a_rows = Policy::fragment_rows;  // rows of A's fragments in registers
-  static_assert(a_rows <= mma_m && (ahead ? a_rows == mma_m : mma_m * k_blocks % a_rows == 0),
+  static_assert(a_rows <= mma_m && (two_fragment_stages ? a_rows == mma_m : mma_m * k_blocks % a_rows == 0),
                 "rows of A must rotate through the registers");
 
   // The step of a k-tile after which it is not read any more, if nothing is read of the next one. From then on a single stage

@@ -20,20 +20,24 @@ struct CpAsyncMainloop {
   static constexpr int stages = Policy::stages;
   static constexpr int k_blocks = Warp::k_blocks, steps = Warp::steps;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
-  static constexpr bool ahead = Warp::ahead;
-  static constexpr int stages_in_use = stages == 1 || ahead ? 1 : 2;  // to be read after a barrier: not free for copies
+  static constexpr bool two_fragment_stages = Warp::two_fragment_stages;
+  // Pipelined kernels: stages that warps read after the barrier in the loop. Copies must not overwrite them.
+  static constexpr int stages_in_use = stages == 1 || two_fragment_stages ? 1 : 2;
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
 
-  // Each time a copy follows an ldmatrix, ptxas puts three extra instructions between them. So copies and reads do not
-  // alternate: one block of k issues all copies of a k-tile, after its own reads.
-  static constexpr bool reads_first = Policy::reads_first;  // a block reads all fragments, then multiplies
+  // Two fragment stages: a block reads all fragments of the next block, then multiplies its own.
+  static constexpr bool reads_first = Policy::reads_first;
+
+  // Each time a copy follows an ldmatrix, ptxas puts three extra instructions between them. So copies are kept together: one
+  // block of k issues all copies of a k-tile. With two fragment stages, copies that are spread over that block follow all of
+  // its reads.
   static constexpr bool copies_whole = Policy::copy_placement == CopyPlacement::before_last_block;
   static constexpr int copy_block = Policy::copy_placement == CopyPlacement::in_first_block ? 0 : k_blocks - 1;
 
   static_assert(!copies_whole || (!CopyA::through_registers && !CopyB::through_registers),
                 "copies through registers must be spread over the products");
-  static_assert(copy_block == k_blocks - 1 || !ahead, "two fragment stages require copies in the last block");
+  static_assert(copy_block == k_blocks - 1 || !two_fragment_stages, "two fragment stages require copies in the last block");
 
   // ---- State ------------------------------------------------------------------------------------------------------
 
@@ -77,8 +81,9 @@ struct CpAsyncMainloop {
     atoms::cta_barrier();
   }
 
-  // Copies, waits for, reads and multiplies one k-tile after another. With two stages, the next copy overlaps the products.
-  // With one stage, the next copy starts when the last fragments of this k-tile are in registers.
+  // Processes one k-tile after another: waits for its copies, reads its fragments, multiplies them. Products of two k-tiles do
+  // not overlap. With two stages, the next copy overlaps the products. With one stage, the next copy starts when the last
+  // fragments of this k-tile are in registers.
   HGEMM_DEVICE void run_in_turn(WarpAccumulators<Policy>& accumulators) {
     HGEMM_NO_UNROLL
     do {
@@ -105,7 +110,8 @@ struct CpAsyncMainloop {
   // Overlaps products, reads and copies. While a block of k is multiplied, the fragments of the next block are read. The block
   // `copy_block` also issues the copies of a later k-tile.
   //
-  // A barrier precedes the last block of a k-tile. After it, the next k-tile is in shared memory, and one stage is free:
+  // A barrier precedes the last block of a k-tile. After this barrier, the next k-tile is in shared memory, and one stage is
+  // free:
   //   with one fragment stage     the stage of the previous k-tile
   //   with two fragment stages    the stage of this k-tile: the fragments of its last block are already in registers
   HGEMM_DEVICE void run_pipelined(WarpAccumulators<Policy>& accumulators) {
@@ -127,14 +133,14 @@ struct CpAsyncMainloop {
         }
         Fragments& now = fragments[block % Policy::fragment_stages];
         Fragments& later = fragments[(block + 1) % Policy::fragment_stages];
-        if constexpr (ahead && reads_first) {
+        if constexpr (two_fragment_stages && reads_first) {
           HGEMM_UNROLL
           for (int step = 0; step < steps; ++step) warp.read_ahead(later, block, step, Warp::next(warp.read_stage));
         }
         HGEMM_UNROLL
         for (int step = 0; step < steps; ++step) {
           Warp::multiply(accumulators, now, block, step);
-          if constexpr (!ahead) {
+          if constexpr (!two_fragment_stages) {
             warp.read_behind(now, block, step, k_blocks + 1, Warp::next(warp.read_stage));
           } else if constexpr (!reads_first) {
             warp.read_ahead(later, block, step, Warp::next(warp.read_stage));
@@ -143,7 +149,7 @@ struct CpAsyncMainloop {
         }
       }
       accumulators.promote();
-      if constexpr (ahead && k_blocks % 2 == 1) fragments[0] = fragments[1];
+      if constexpr (two_fragment_stages && k_blocks % 2 == 1) fragments[0] = fragments[1];
       warp.read_stage = Warp::next(warp.read_stage);
     } while (--k_tiles > 0);
   }
@@ -151,9 +157,9 @@ struct CpAsyncMainloop {
   // ---- Copies -----------------------------------------------------------------------------------------------------
 
   HGEMM_DEVICE void copy_last() {
-    int const ahead = k_tiles - 1;
-    copy_a.copy_last(shared.a[write_stage], ahead, k_left - ahead * Policy::tile_k);
-    copy_b.copy_last(shared.b[write_stage], ahead, k_left - ahead * Policy::tile_k);
+    int const k_tiles_before = k_tiles - 1;
+    copy_a.copy_last(shared.a[write_stage], k_tiles_before, k_left - k_tiles_before * Policy::tile_k);
+    copy_b.copy_last(shared.b[write_stage], k_tiles_before, k_left - k_tiles_before * Policy::tile_k);
     commit();
   }
 
@@ -191,16 +197,18 @@ struct CpAsyncMainloop {
   }
 
   // The copy block splits the copies of a k-tile into actions. It issues them between its products, A's before B's. An action
-  // is one pass of A or B. All copies of an operand through registers are a single action, so that its loads overlap.
+  // is one pass of A or B. If an operand is copied through registers, all its copies are one action, so that its loads overlap.
   template <class Copy>
   static constexpr int actions = Copy::through_registers ? 1 : Copy::row_passes;
 
   // Issues the copy actions that follow `step` of the copy block. Where the block issues its actions:
-  //   if reads_first              evenly over all steps
-  //   with two fragment stages    evenly over the second half
-  //   with one fragment stage     all after one step, because reads go on to the end of the block
+  //   if reads_first                    evenly over all steps
+  //   otherwise, two fragment stages    evenly over the second half: the reads are in the first half
+  //   otherwise, one fragment stage     all after step steps / 2: reads go on to the end of the block, and each change from a
+  //                                     read to a copy costs instructions
   HGEMM_DEVICE void copy_behind(int step) {
-    constexpr int first = reads_first ? 0 : steps / 2, copying = ahead || reads_first ? steps - first : 1;
+    constexpr int first = reads_first ? 0 : steps / 2;
+    constexpr int copying = two_fragment_stages || reads_first ? steps - first : 1;
     constexpr int copies = actions<CopyA> + actions<CopyB>;
     int const begin = (step - first) * copies / copying, end = (step - first + 1) * copies / copying;
     HGEMM_UNROLL

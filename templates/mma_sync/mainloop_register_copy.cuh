@@ -65,10 +65,10 @@ struct RegisterCopy : OperandCopy<Policy, Operand, EXTENT> {
 
   HGEMM_DEVICE void finish(In*) const {}
 
-  // Copies the k-tile `ahead` of the next one. The matrix has `k_left` of its k.
-  HGEMM_DEVICE void copy_last(In* stage, int ahead, int k_left) const {
+  // Copies the last k-tile, which follows `k_tiles_before` others. The matrix has `k_left` of its k.
+  HGEMM_DEVICE void copy_last(In* stage, int k_tiles_before, int k_left) const {
     constexpr int batch = row_passes < Operand::copies_in_flight ? row_passes : Operand::copies_in_flight;  // rows
-    In const* from = source + ahead * Chunks::k_tile_step;
+    In const* from = source + k_tiles_before * Chunks::k_tile_step;
     HGEMM_NO_UNROLL
     for (int first = 0; first < row_passes; first += batch) {
       Vector vec[batch][column_passes];
@@ -92,7 +92,7 @@ struct RegisterCopy : OperandCopy<Policy, Operand, EXTENT> {
       }
       from += batch * Chunks::pass_step;
     }
-    if constexpr (chunk > 1) copy_ends(stage, source + ahead * Chunks::k_tile_step, k_left);
+    if constexpr (chunk > 1) copy_ends(stage, source + k_tiles_before * Chunks::k_tile_step, k_left);
   }
 
   // Copies the elements of chunks in which the matrix ends.
@@ -174,10 +174,10 @@ struct UnalignedCopy : OperandCopy<Policy, Operand, EXTENT> {
     if (by_element) copy_elements(stage, source - k_tile_step, Policy::tile_k);
   }
 
-  // Copies the k-tile `ahead` of the next one. The matrix has `k_left` of its k.
-  HGEMM_DEVICE void copy_last(In* stage, int ahead, int k_left) const {
+  // Copies the last k-tile, which follows `k_tiles_before` others. The matrix has `k_left` of its k.
+  HGEMM_DEVICE void copy_last(In* stage, int k_tiles_before, int k_left) const {
     constexpr int batch = row_passes < Operand::copies_in_flight ? row_passes : Operand::copies_in_flight;  // vectors
-    In const* const tile = source + ahead * k_tile_step;
+    In const* const tile = source + k_tiles_before * k_tile_step;
     int const rows = Operand::k_major ? extent_left : k_left - row();
     bool const inside = is_inside(tile, last_begin(rows));
     In const* from = tile;
@@ -286,11 +286,12 @@ struct RegisterCopyMainloop {
   static constexpr int stages = Policy::stages;
   static constexpr int k_blocks = Warp::k_blocks, steps = Warp::steps;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
-  static constexpr bool ahead = Warp::ahead;
+  static constexpr bool two_fragment_stages = Warp::two_fragment_stages;
 
-  // A k-tile's time from load to store runs from one barrier to the next: k_blocks * steps. With two fragment stages the
-  // barrier is before a k-tile's last block, which reads the next k-tile; with one it is before the first block.
-  static constexpr int first_block = ahead ? k_blocks - 1 : 0;
+  // From one barrier to the next, k_blocks * steps steps pass. A k-tile is loaded at their begin and stored at their end. With
+  // two fragment stages, the barrier is before a k-tile's last block, which reads the next k-tile. With one, it is before the
+  // first block.
+  static constexpr int first_block = two_fragment_stages ? k_blocks - 1 : 0;
   static constexpr int last_step = k_blocks * steps - 1;
 
   // A store follows every `store_step` steps, the last store the last step. If it is 0, all stores follow the last step.
@@ -299,7 +300,7 @@ struct RegisterCopyMainloop {
   static constexpr int first_store = last_step - (vecs - 1) * store_step;
 
   static_assert(stages == 1 || stages == 2, "one k-tile is multiplied while the next one is in registers");
-  static_assert(stages == 2 || !ahead, "reading the next k-tile ahead needs a second stage");
+  static_assert(stages == 2 || !two_fragment_stages, "two fragment stages require two stages");
   static_assert(Policy::prefetch || (stages == 1 && store_step == 0), "without prefetch a k-tile is stored when it is loaded");
   static_assert(first_store >= (stages == 1 && Warp::last_read > 0 ? Warp::last_read : 0), "too few products between stores");
 
@@ -328,14 +329,15 @@ struct RegisterCopyMainloop {
 
   // ---- Loop -------------------------------------------------------------------------------------------------------
 
-  // Multiplies the k-tiles into `accumulators`. The last k-tile comes first, since it may be ragged. All threads of the CTA
-  // call it; shared memory is free afterwards.
+  // Multiplies the k-tiles and adds the products to `accumulators`. Only the last k-tile along k may be ragged. It is copied
+  // and multiplied before all others, so that the loop copies only whole k-tiles. All threads of the CTA must call run().
+  // Shared memory is free when it returns.
   HGEMM_DEVICE void run(WarpAccumulators<Policy>& accumulators) {
     if (Policy::splits > 1 && k_tiles == 0) return;  // more splits than k-tiles
     copy_a.copy_last(shared.a[0], k_tiles - 1, k_left - (k_tiles - 1) * Policy::tile_k);
     copy_b.copy_last(shared.b[0], k_tiles - 1, k_left - (k_tiles - 1) * Policy::tile_k);
     Fragments fragments[Policy::fragment_stages];
-    if constexpr (ahead) {
+    if constexpr (two_fragment_stages) {
       begin_k_tile();
       warp.read_first(fragments[0], warp.read_stage);
       HGEMM_UNROLL
@@ -347,14 +349,14 @@ struct RegisterCopyMainloop {
       for (int block = 0; block < k_blocks; ++block) {
         if (block == first_block) {
           begin_k_tile();
-          if constexpr (!ahead) warp.read_first(fragments[0], warp.read_stage);
+          if constexpr (!two_fragment_stages) warp.read_first(fragments[0], warp.read_stage);
         }
         Fragments& now = fragments[block % Policy::fragment_stages];
         Fragments& later = fragments[(block + 1) % Policy::fragment_stages];
         HGEMM_UNROLL
         for (int step = 0; step < steps; ++step) {
           Warp::multiply(accumulators, now, block, step);
-          if constexpr (ahead) {
+          if constexpr (two_fragment_stages) {
             warp.read_ahead(later, block, step, Warp::next(warp.read_stage));
           } else {
             warp.read_behind(now, block, step, k_blocks, Warp::next(warp.read_stage));
@@ -363,7 +365,7 @@ struct RegisterCopyMainloop {
         }
       }
       accumulators.promote();
-      if constexpr (ahead && k_blocks % 2 == 1) fragments[0] = fragments[1];
+      if constexpr (two_fragment_stages && k_blocks % 2 == 1) fragments[0] = fragments[1];
       warp.read_stage = Warp::next(warp.read_stage);
     } while (--k_tiles > 0);
     atoms::cta_barrier();
@@ -371,8 +373,8 @@ struct RegisterCopyMainloop {
 
   // ---- Copies -----------------------------------------------------------------------------------------------------
 
-  // After the barrier the stored k-tile is visible, and no warp reads the one before it. The next loads come before the
-  // barrier: the compiler does not move them over it to where they are waited for.
+  // After the barrier, all warps see the stored k-tile, and no warp reads the previous one. The next loads are issued before
+  // the barrier, because the compiler does not move them across it. After it, they could be delayed until their first use.
   HGEMM_DEVICE void begin_k_tile() {
     copy_a.finish(shared.a[write_stage]);
     copy_b.finish(shared.b[write_stage]);

@@ -180,9 +180,9 @@ struct OperandCopy {
     }
   }
 
-  // Issues the copy of the k-tile `ahead` of the next one. The matrix has `k_left` of its k; zeros follow.
-  HGEMM_DEVICE void copy_last(In* stage, int ahead, int k_left) const {
-    In const* from = source + ahead * k_tile_step;
+  // Issues the copy of the last k-tile, which follows `k_tiles_before` others. The matrix has `k_left` of its k; zeros follow.
+  HGEMM_DEVICE void copy_last(In* stage, int k_tiles_before, int k_left) const {
+    In const* from = source + k_tiles_before * k_tile_step;
     HGEMM_NO_UNROLL
     for (int pass_row = 0; pass_row < row_passes; ++pass_row) {
       HGEMM_NO_UNROLL

@@ -80,7 +80,7 @@ struct Mainloop : TmaPipeline<Policy> {
   static constexpr int warps = Policy::warps_m * Policy::warps_n;  // consumers
   static constexpr int k_blocks = Warp::k_blocks;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
-  static constexpr bool ahead = Warp::ahead;
+  static constexpr bool two_fragment_stages = Warp::two_fragment_stages;
 
   HGEMM_DEVICE Mainloop(Shared& shared, Barriers& barriers, Place const& place) : Pipeline(shared, barriers, place) {}
 
@@ -100,7 +100,7 @@ struct Mainloop : TmaPipeline<Policy> {
       HGEMM_UNROLL
       for (int block = 0; block < k_blocks; ++block) {
         if (block == k_blocks - 1) {
-          if constexpr (ahead) consumer_release(warp.read_stage);  // all of it is in registers
+          if constexpr (two_fragment_stages) consumer_release(warp.read_stage);  // all of it is in registers
           if (k_tiles > 1 || more) {
             state.advance();
             Pipeline::consumer_wait();
@@ -111,16 +111,16 @@ struct Mainloop : TmaPipeline<Policy> {
         HGEMM_UNROLL
         for (int step = 0; step < Warp::steps; ++step) {
           Warp::multiply(accumulators, now, block, step);
-          if constexpr (ahead) {
+          if constexpr (two_fragment_stages) {
             warp.read_ahead(later, block, step, state.stage);
           } else {
             warp.read_behind(now, block, step, k_blocks + 1, state.stage);
           }
         }
       }
-      if constexpr (!ahead) consumer_release(warp.read_stage);
+      if constexpr (!two_fragment_stages) consumer_release(warp.read_stage);
       accumulators.promote();
-      if constexpr (ahead && k_blocks % 2 == 1) fragments[0] = fragments[1];
+      if constexpr (two_fragment_stages && k_blocks % 2 == 1) fragments[0] = fragments[1];
     } while (--k_tiles > 0);
   }
 

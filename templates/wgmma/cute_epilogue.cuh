@@ -63,17 +63,17 @@ struct Epilogue {
   // of 64 rows are `block_rows` apart. The common case is unrolled; the other cases share one loop.
   template <class Accumulators>
   CUTE_DEVICE void run(Accumulators const& tCrC, int batch, int m_first, int n_first, int block_rows) {
-    constexpr int across = size<1>(typename Policy::CtaTiler{}) / columns;
+    constexpr int subtiles_n = size<1>(typename Policy::CtaTiler{}) / columns;
     constexpr int subtiles = decltype(size(tCrC))::value / values;
-    static_assert(across * columns == size<1>(typename Policy::CtaTiler{}), "a tile must be whole subtiles");
+    static_assert(subtiles_n * columns == size<1>(typename Policy::CtaTiler{}), "a tile must be whole subtiles");
     Tensor tPrC = make_tensor(tCrC.data(), make_shape(Int<values>{}, Int<subtiles>{}));  // (V, SUBTILES), along n first
     bool const adds_c = Policy::beta && problem.beta != 0.f;
 
     if (Policy::unroll_epilogue && !adds_c && (Policy::store == Store::direct || problem.n % vec_elements == 0)) {
       CUTE_UNROLL
       for (int subtile = 0; subtile < subtiles; ++subtile) {
-        store_subtile<true>(tPrC(_, subtile), batch, m_first + subtile / across * block_rows,
-                            n_first + subtile % across * columns, false);
+        store_subtile<true>(tPrC(_, subtile), batch, m_first + subtile / subtiles_n * block_rows,
+                            n_first + subtile % subtiles_n * columns, false);
       }
     } else {
       CUTE_NO_UNROLL
@@ -83,8 +83,8 @@ struct Epilogue {
         for (int here = 0; here < subtiles; ++here) {  // registers have no addresses: a branch for each subtile
           if (here == subtile) copy(tPrC(_, here), values_here);
         }
-        store_subtile<false>(values_here, batch, m_first + subtile / across * block_rows,
-                             n_first + subtile % across * columns, adds_c);
+        store_subtile<false>(values_here, batch, m_first + subtile / subtiles_n * block_rows,
+                             n_first + subtile % subtiles_n * columns, adds_c);
       }
     }
   }

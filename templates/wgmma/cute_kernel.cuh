@@ -172,21 +172,23 @@ constexpr int mma_per_k_tile = size(typename Policy::CtaTiler{}) / size(typename
 // The tiles of a cluster as one tile of the problem, for the scheduler.
 template <class Policy>
 struct ClusterTile : Policy {
-  static constexpr int down = size<0>(typename Policy::CtaTiler{}) * size<0>(typename Policy::ClusterShape{});
-  static constexpr int across = size<1>(typename Policy::CtaTiler{}) * size<1>(typename Policy::ClusterShape{});
-  static constexpr int tile_m = Policy::swap_ab ? across : down;
-  static constexpr int tile_n = Policy::swap_ab ? down : across;
+  // Extents in the D that the kernel computes.
+  static constexpr int kernel_m = size<0>(typename Policy::CtaTiler{}) * size<0>(typename Policy::ClusterShape{});
+  static constexpr int kernel_n = size<1>(typename Policy::CtaTiler{}) * size<1>(typename Policy::ClusterShape{});
+  static constexpr int tile_m = Policy::swap_ab ? kernel_n : kernel_m;
+  static constexpr int tile_n = Policy::swap_ab ? kernel_m : kernel_n;
 };
 
-// A CTA's tile of its cluster's work, in CTA tiles of D as the kernel sees it.
+// Row and column of a CTA's tile in the D that the kernel computes, in CTA tiles.
 template <class Policy>
 struct CtaTile {
   int m, n;
 
   CUTE_DEVICE CtaTile(Work const& work, PlaceOf<Policy> const& place) {
-    int const down = Policy::swap_ab ? work.tile_n : work.tile_m, across = Policy::swap_ab ? work.tile_m : work.tile_n;
-    m = down * size<0>(typename Policy::ClusterShape{}) + place.row;
-    n = across * size<1>(typename Policy::ClusterShape{}) + place.column;
+    int const cluster_row = Policy::swap_ab ? work.tile_n : work.tile_m;  // of the cluster tile, in the kernel's D
+    int const cluster_column = Policy::swap_ab ? work.tile_m : work.tile_n;
+    m = cluster_row * size<0>(typename Policy::ClusterShape{}) + place.row;
+    n = cluster_column * size<1>(typename Policy::ClusterShape{}) + place.column;
   }
 };
 

@@ -16,7 +16,7 @@ namespace hgemm {
 // ---- Types --------------------------------------------------------------------------------------------------------
 
 template <class Policy>
-inline constexpr bool streams = Policy::schedule == Schedule::stream_k;
+inline constexpr bool is_stream_k = Policy::schedule == Schedule::stream_k;
 
 template <class Policy>
 struct SharedStorage {
@@ -24,17 +24,17 @@ struct SharedStorage {
   typename Epilogue<Policy>::Shared epilogue;
   typename Mainloop<Policy>::Barriers barriers;
   // Whether this CTA is the last to store its partials of a tile. With stream-K and pingpong, each consumer has a flag.
-  uint32_t is_last[streams<Policy> && Policy::pingpong ? Policy::consumers : 1];
+  uint32_t is_last[is_stream_k<Policy> && Policy::pingpong ? Policy::consumers : 1];
 };
 
 // The scheduler hands out cluster tiles. A cluster tile holds the tiles of all CTAs of a cluster. tile_m and tile_n are its
-// sizes along the problem's m and n, even with swap_ab.
+// extents along the problem's m and n, even with swap_ab.
 template <class Policy>
 struct ClusterTile : Policy {
-  static constexpr int down = Policy::tile_m * Policy::cluster_m;
-  static constexpr int across = Policy::tile_n * Policy::cluster_n;
-  static constexpr int tile_m = Policy::swap_ab ? across : down;
-  static constexpr int tile_n = Policy::swap_ab ? down : across;
+  static constexpr int kernel_m = Policy::tile_m * Policy::cluster_m;  // extents in the D that the kernel computes
+  static constexpr int kernel_n = Policy::tile_n * Policy::cluster_n;
+  static constexpr int tile_m = Policy::swap_ab ? kernel_n : kernel_m;
+  static constexpr int tile_n = Policy::swap_ab ? kernel_m : kernel_n;
 };
 
 // The threads that reduce a tile together: all consumers. With pingpong, only the consumer that owns the tile.
@@ -55,10 +55,11 @@ struct CtaWork {
   int k_first, k_count;  // in k-tiles
 
   HGEMM_DEVICE CtaWork(Work const& work, ClusterPlace<Policy> const& place, int k_tiles) {
-    int const down = Policy::swap_ab ? work.tile_n : work.tile_m, across = Policy::swap_ab ? work.tile_m : work.tile_n;
-    m_first = (down * Policy::cluster_m + place.row) * Policy::tile_m;
-    n_first = (across * Policy::cluster_n + place.column) * Policy::tile_n;
-    if constexpr (streams<Policy>) {
+    int const cluster_row = Policy::swap_ab ? work.tile_n : work.tile_m;  // of the cluster tile, in the kernel's D
+    int const cluster_column = Policy::swap_ab ? work.tile_m : work.tile_n;
+    m_first = (cluster_row * Policy::cluster_m + place.row) * Policy::tile_m;
+    n_first = (cluster_column * Policy::cluster_n + place.column) * Policy::tile_n;
+    if constexpr (is_stream_k<Policy>) {
       k_first = work.k_first;
       k_count = work.k_count;
     } else {
@@ -122,8 +123,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::setmaxnreg_inc<Policy::consumer_registers>();
-    // Values that live across the producer/consumer split would spill, so each side makes its own scheduler.
-    if constexpr (streams<Policy>) {
+    // Stream-K with cp.async copies (scheduler_per_role): consumers have fewer registers, and a scheduler that lives across
+    // the producer/consumer split would spill. So each role makes its own. The cluster is 1x1 here.
+    if constexpr (is_stream_k<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
     int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
@@ -135,9 +137,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         continue;
       }
       Accumulators accumulators;  // (consumer_m, tile_n)
-      // wgmma does not read these zeros, but ptxas does not know that. Without them, it assumes that wgmma may read the values
-      // of the previous tile, and reserves the registers outside the loop, too.
-      if constexpr (streams<Policy>) accumulators.clear();
+      // wgmma does not read these zeros, but ptxas does not know that. Without them, ptxas assumes that wgmma may read the
+      // accumulators of the previous tile, and keeps their registers reserved between the mainloops of two tiles.
+      if constexpr (is_stream_k<Policy>) accumulators.clear();
       mainloop.order_wait(consumer);
       mainloop.multiply(accumulators, m_offset, mine.k_count);
       mainloop.order_arrive(consumer);
@@ -151,7 +153,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         if (SplitK<Policy, Accumulators, Threads>::reduce(accumulators, sums, problem, work, tiles, shared.is_last[0])) {
           epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
         }
-      } else if constexpr (streams<Policy>) {
+      } else if constexpr (is_stream_k<Policy>) {
         using Reduction = StreamK<Policy, Accumulators, Threads>;
         uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
         if constexpr (!Policy::reduce_by_blocks) {
@@ -191,7 +193,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   } else {
     // ---- Producer --------------------------------------------------------------------------------------------------
     if constexpr (Policy::producer_registers > 0) atoms::setmaxnreg_dec<Policy::producer_registers>();
-    if constexpr (streams<Policy>) {
+    if constexpr (is_stream_k<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
     if (!by_tma || (warp == Policy::consumers * 4 && atoms::elect_one())) {
@@ -202,7 +204,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     }
     if constexpr (!by_tma) atoms::cp_async_wait<0>();
     atoms::warp_barrier();
-    if constexpr (in_cluster) {  // the consumers arrive here after they have stored their partials
+    if constexpr (in_cluster) {  // all threads of the cluster take part in this barrier: consumers after store_partials()
       atoms::cluster_arrive();
       atoms::cluster_wait();
     }
