@@ -178,14 +178,14 @@ def parse_arch(text: str, what: str = "arch") -> str:
     return name
 
 
-def parse_arch_list(text: str) -> tuple[str, ...]:
-    """Turn `sm_80,89` into canonical names in the order given, each once.
+def parse_arch_list(text: str, what: str = "arch") -> tuple[str, ...]:
+    """Turn `sm_80,89` into canonical names in the order given, each once; errors call it `what`.
 
     Raises: RequestError if a name is unknown or the list is empty.
     """
-    names = tuple(dict.fromkeys(parse_arch(word) for word in text.split(",") if word.strip()))
+    names = tuple(dict.fromkeys(parse_arch(word, what) for word in text.split(",") if word.strip()))
     if not names:
-        raise RequestError(f"arch list {text!r} is empty: use {', '.join(ARCHS)}")
+        raise RequestError(f"{what} {text!r} is empty: use {', '.join(ARCHS)}")
     return names
 
 

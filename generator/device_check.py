@@ -140,15 +140,15 @@ def outcome_line(outcome: CheckOutcome) -> str:
     """Return the outcome of one variant as a line."""
     if outcome.skipped:
         return f"skip  {outcome.symbol}  {outcome.skipped}"
-    cases = f"{outcome.passed_shapes}/{len(outcome.shapes)} shapes"
+    cases = f"{outcome.passed_shapes}/{counted(len(outcome.shapes), 'shape')}"
     if not outcome.passed:
         return f"FAIL  {outcome.symbol}  {cases}  {outcome.reason}"
-    cases += f" and the {COSTS_CASE}" * (outcome.shapes != outcome.checks)
-    worst, proof = f"worst error/bound {outcome.worst_ratio:.2f}", outcome.proof
-    if proof:
+    found = [cases, *["costs per k-tile as planned"] * (outcome.shapes != outcome.checks)]
+    found.append(f"largest error {outcome.worst_ratio:.2f} of its bound")
+    if proof := outcome.proof:
         conflicts = proof["read_conflicts_per_k_tile"] + proof["copy_conflicts_per_k_tile"]
-        worst += f", no race, {conflicts:g} bank conflicts"
-    return f"ok    {outcome.symbol}  {cases}  {worst}, {outcome.seconds:.1f} s"
+        found += ["no race", f"{conflicts:g} bank conflict{'s' * (conflicts != 1)}"]
+    return f"ok    {outcome.symbol}  {'; '.join(found)}; {outcome.seconds:.1f} s"
 
 
 def outcome_summary(outcomes: list[CheckOutcome]) -> str:

@@ -18,6 +18,7 @@ from generator.errors import INSTALL, HgemmError, LibraryError
 from generator.proof.executor import NoCompiler, NoCompilerInstalled
 from generator.proof.jobs import host_toolchain
 from generator.store.library import Library
+from generator.tables import counted
 from hgemm.library import scan
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -145,7 +146,7 @@ def _library(folder: Path) -> Iterator[Check]:
             library.load(symbol)
         except LibraryError as error:
             damaged.append(str(error))
-    sound = f"{folder}: {len(symbols) - len(damaged)} variants, all hashes correct"
+    sound = f"{folder}: {counted(len(symbols) - len(damaged), 'variant')}, all hashes correct"
     yield Check("library", OK, sound)
     yield from (Check("library", FAIL, *_split(error)) for error in damaged)
 

@@ -69,12 +69,18 @@ def plan_of(spec: Spec) -> Plan:
 
 def require_implemented(plan: Plan) -> None:
     """Raises: RequestError if the plan's family has no kernel in the form of its spec."""
+    if missing := not_implemented(plan):
+        raise RequestError(missing)
+
+
+def not_implemented(plan: Plan) -> str:
+    """Return why no kernel can be emitted: the plan's family has none in the form of its spec. Empty if there is one."""
     family = family_of(plan.spec)
     if not family.forms:
-        raise RequestError(f"family {family.name} is not implemented yet: {family.missing or 'it has no template'}")
+        return f"family {family.name} is not implemented yet: {family.missing or 'it has no template'}"
     if plan.spec.form not in family.forms:
-        forms = ", ".join(family.forms)
-        raise RequestError(f"family {family.name} has no form {plan.spec.form}. Try --form with one of: {forms}.")
+        return f"family {family.name} has no form {plan.spec.form}. Try --form with one of: {', '.join(family.forms)}."
+    return ""
 
 
 # ==== A plan to its violations ====

@@ -28,6 +28,8 @@ from generator.planner import (
     violations,
 )
 from generator.spec import SPEC_OPTIONS, Request, Spec, SpecOption, Texts, option_of, parse_field
+from generator.tables import counted
+from hgemm.record import current_word
 
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 
@@ -100,11 +102,19 @@ class Sweep:
     def illegal(self) -> tuple[Candidate, ...]:
         return tuple(candidate for candidate in self.candidates if candidate.rules)
 
-    def summary(self) -> str:
-        """Return how many combinations are illegal, by rule, in one line; empty if none is."""
+    def summary(self, consequence: str = "") -> str:
+        """Return how many combinations are illegal, by rule, in one line; empty if none is.
+
+        `consequence` follows the word illegal, as in `and skipped`.
+        """
         counts = Counter(rule for candidate in self.illegal for rule in candidate.rules)
+        if not counts:
+            return ""
         rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
-        return f"{len(self.illegal)} of {len(self.candidates)} combinations are illegal ({rules})" if counts else ""
+        illegal = " ".join(filter(None, ("is" if len(self.illegal) == 1 else "are", "illegal", consequence)))
+        return (
+            f"{len(self.illegal)} of {counted(len(self.candidates), 'combination')} {illegal} (violated rules: {rules})"
+        )
 
     def reject_empty(self) -> None:
         """Raise RequestError with every violated rule if no combination is legal."""
@@ -252,8 +262,9 @@ def texts_in(table: Mapping[str, Any], path: Path) -> dict[str, str]:
             option = option_of(name)
             if option.name in texts:
                 raise RequestError(f"'{name}' and another name set {option.name} twice: keep one")
-            texts[option.name] = ",".join(_text(item, name) for item in (value if isinstance(value, list) else [value]))
-            _values(option, texts[option.name], name)
+            text = ",".join(_text(item, name) for item in (value if isinstance(value, list) else [value]))
+            _values(option, text, name)  # notes deprecated words, which would be noted again where the text is parsed
+            texts[option.name] = ",".join(current_word(option.fields[0], item) for item in _items(option, text))
         except RequestError as error:
             raise RequestError(f"spec file {path}: {error}") from None
     return texts

@@ -31,8 +31,8 @@ def cell(value: Scalar | None) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a count with its noun: 1 kernel, 2 kernels."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    """Write a count with its noun: 1 kernel, 2 kernels, 1,000 kernels."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:

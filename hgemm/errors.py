@@ -101,6 +101,9 @@ def regenerate_hint(library: Path) -> str:
 def usage_line(error: Any, program: str) -> str:
     """Return one line for a click.UsageError: what is wrong with the arguments, and where the help is."""
     path = error.ctx.command_path if error.ctx else program
+    if getattr(error, "possibilities", None) and error.ctx:  # suggest no deprecated option
+        new = {old: param.opts[0] for param in error.ctx.command.params for old in getattr(param, "old", ())}
+        error.possibilities = [*dict.fromkeys(new.get(flag, flag) for flag in error.possibilities)]
     return f"{program}: error: {error.format_message().rstrip('.')} (see `{path} --help`)"
 
 

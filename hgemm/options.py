@@ -12,6 +12,8 @@ from hgemm.dtypes import OUTPUTS, type_word
 from hgemm.errors import RequestError, deprecated, unknown_word
 from hgemm.problem import ACCUMULATIONS, LAYOUTS, TYPES
 
+_METAVARS = {"layout": "LAYOUT", "acc": "DTYPE", "dtype": "DTYPE", "out": "DTYPE"}
+"""Metavars of options; of others it is NAME. Lists have a plural."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 INPUTS = tuple(word for word in TYPES if word != "f32")
 
@@ -71,10 +73,8 @@ def kind_option(
 ) -> Callable[[Function], Function]:
     """Return an option of a word, or of several with commas, whose help lists the words."""
     listed = f"{help}: {', '.join(words)}." + (f" {note}" if note else "")
-    kind = Words(words, several)
-    return click.option(
-        flag, cls=RenamedOption, type=kind, metavar="WORDS" if several else "WORD", help=listed, **settings
-    )
+    metavar = _METAVARS.get(flag.removeprefix("--"), "NAME") + "S" * several
+    return click.option(flag, cls=RenamedOption, type=Words(words, several), metavar=metavar, help=listed, **settings)
 
 
 def type_options(

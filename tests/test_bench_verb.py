@@ -312,8 +312,8 @@ def test_several_groups_are_summed_up_with_layouts_and_the_worst() -> None:
     at = lines.index("all, steady")
     assert lines[at + 1].startswith("  geometric mean, all: 0.9967 of first (minimum 0.900, 3 problems)")
     assert lines[at + 2 : at + 4] == [
-        "  ours, nn of tn: 0.980 (minimum 0.980, 1 problems)",
-        "  ours, tt of tn: 0.990 (minimum 0.990, 1 problems)",
+        "  ours, nn of tn: 0.980 (minimum 0.980, 1 problem)",
+        "  ours, tt of tn: 0.990 (minimum 0.990, 1 problem)",
     ]
     assert (
         lines[at + 4] == "  worst:"

@@ -170,10 +170,13 @@ def test_the_command_counts_what_it_adds_and_leaves_out(
         captured = capsys.readouterr()
         return captured.out.splitlines()[0], captured.err
 
-    assert answer("128x128x32", "2") == ("catalog: 1 kernels (1 added, 0 removed), 0 golden; 1 file written", "")
+    assert answer("128x128x32", "2") == ("catalog: 1 kernel (1 added, 0 removed), 0 golden; 1 file written", "")
     out, err = answer("192x128x32", "[1, 2]")
-    assert out == "catalog: 1 kernels (1 added, 1 removed), 0 golden; 1 file written"
-    assert "1 of 2 combinations are illegal" in err and "`generate --catalog --explain` shows the reasons" in err
+    assert out == "catalog: 1 kernel (1 added, 1 removed), 0 golden; 1 file written"
+    assert (
+        "1 of 2 combinations is illegal and left out (" in err
+        and "`generate --catalog --explain` shows the reasons" in err
+    )
 
 
 def test_texts_are_written_once_and_only_where_they_differ(tmp_path: Path) -> None:

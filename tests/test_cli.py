@@ -133,7 +133,8 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
     arguments = ["--arch", "89", "--tile", "32x32x16,256x256x64", "--stages", "4", "--dry-run", "--library", tmp_path]
     status, out, err = generate(capsys, *arguments)
     assert status == 0 and len(out.splitlines()) == 2
-    assert err.startswith("generate: 1 of 2 combinations are illegal (") and "shared_memory 1" in err
+    assert err.startswith("generate: 1 of 2 combinations is illegal and skipped (violated rules: shared_memory 1")
+    assert err.endswith("); --explain shows the reasons\n")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_what_others_call_an_option_is_answered_with_what_is_written_here(capsys
 
 def test_old_options_are_accepted_with_one_note_that_names_the_new_one(capsys, small_library: Library) -> None:
     library = ["--library", small_library.folder]
-    problem = ["--m", "64", "--n", "64", "--k", "64", "--arch", "80", "--layout", "tn"]
+    problem = ["--m", "64", "--arch", "80", "--layout", "tn"]
     for run, words, old, new in (
         (generate, ["--arch", "80", "--dtype-d", "fp32", "--dry-run"], "--dtype-d", "--out"),
         (generate, ["--arch", "90a", "--tile", "64x128x64", "--swapped=on", "--dry-run"], "--swapped", "--swap-ab"),
@@ -257,6 +258,20 @@ def test_old_options_are_accepted_with_one_note_that_names_the_new_one(capsys, s
         assert err.count(f"note: {old} is deprecated: use {new}\n") == err.count("deprecated") == 1, err
         _, shown, _ = run(capsys, *([] if run is generate else words[:1]), "--help")
         assert f"{old} " not in shown
+
+
+def test_an_unknown_option_is_answered_with_no_deprecated_one(capsys) -> None:
+    status, _, err = hgemm(capsys, "select", "--arch", "90", "--m", "64", "--dtype-x", "f16")
+    assert (
+        status == 2 and "Did you mean" in err and "'--dtype'" in err and "--dtype-" not in err.partition("Did you")[2]
+    )
+
+
+def test_a_deprecated_word_of_a_spec_file_is_noted_once(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text('arch = "sm_90a"\ntile = "64x128x64"\ncluster = "1x1"\nschedule = "cluster_k:2"\n')
+    status, _, err = generate(capsys, "--spec", file, "--dry-run", "--library", tmp_path)
+    assert status == 0 and err.count("deprecated") == err.count("schedule cluster_k:2 is deprecated") == 1
 
 
 def test_every_verb_has_the_same_words_for_types(capsys) -> None:

@@ -226,7 +226,7 @@ def test_the_verb_counts_and_ends_with_1_on_a_conflict(tmp_path: Path) -> None:
     assert "[2/2] added two" in done.stderr and "2 variants in" in done.stderr
     library(b, "one", key="cd" * 32)
     failed = call("hgemm", "merge", a, b, "--to", tmp_path / "d")
-    assert failed.returncode == 1 and failed.stderr.startswith("hgemm: error: 1 variants differ") and not failed.stdout
+    assert failed.returncode == 1 and failed.stderr.startswith("hgemm: error: 1 variant differs") and not failed.stdout
     assert call("hgemm", "merge", tmp_path / "none", "--to", c).stderr.startswith("hgemm: error: library ")
 
 

@@ -70,7 +70,9 @@ def test_equal_specs_are_asked_for_once() -> None:
 def test_the_illegal_are_set_apart_and_counted_by_rule() -> None:
     found = sweep([{"arch": "sm_89", "tile": "128x128x32,256x256x64", "stages": "2,4"}])
     assert len(found.plans) == 2 and len(found.illegal) == 2
-    assert "2 of 4 combinations are illegal (" in found.summary() and "shared_memory 2" in found.summary()
+    assert (
+        "2 of 4 combinations are illegal (violated rules: " in found.summary() and "shared_memory 2" in found.summary()
+    )
     found.reject_empty()
 
 

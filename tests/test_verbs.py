@@ -412,9 +412,7 @@ def call_on_device(verb: str, *arguments: object) -> Result:
 def test_verify_prints_a_line_a_variant(driver: FakeDriver, device_folder: Path) -> None:
     result = call_on_device("verify", "--device", "--library", device_folder, "--shapes", SHAPES)
     good, other, unfit, summary = result.stdout.splitlines()
-    assert good.startswith("ok    hgemm_good  2/2 shapes  worst error/bound 0.") and other.startswith(
-        "ok    hgemm_other"
-    )
+    assert good.startswith("ok    hgemm_good  2/2 shapes; largest error 0.") and other.startswith("ok    hgemm_other")
     assert unfit.startswith("skip  hgemm_unfit  kernels for sm_120 do not run on sm_90")
     assert summary == "2 variants passed, 0 failed, 1 skipped; 4 shapes passed" and result.exit_code == 0
 
@@ -494,6 +492,8 @@ def test_run_prints_time_rate_and_error(driver: FakeDriver, device_folder: Path)
     answer = json.loads(call_on_device("run", *arguments, "--batch", 2, "--alpha", 0.5, "--json").stdout)
     assert answer["passed"] and answer["batch"] == 2 and answer["device"] == "Fake GPU" and answer["time_us"] == 250
     assert "passed" not in json.loads(call_on_device("run", *arguments, "--no-check", "--json").stdout)
+    square = json.loads(call_on_device("run", *arguments[:3], "--m", 24, "--no-check", "--json").stdout)
+    assert (square["m"], square["n"], square["k"]) == (24, 24, 24)
     driver.kernel = lambda problem: simulated.launch(traits, problem, frozenset({"leaves an element"}))
     result = call_on_device("run", *arguments)
     assert result.exit_code == 1 and "WRONG: 1 elements of D were not written" in result.stdout
@@ -525,7 +525,7 @@ def test_a_launch_that_fails_is_told_of_with_its_case(driver: FakeDriver, device
     )
     assert result.exit_code == 1 and not driver.memory
     assert (
-        "FAIL  hgemm_good  1/1 shapes  8x8x8 alpha=-0.5 loose: cannot launch hgemm_good: CUDA_ERROR_I" in result.stdout
+        "FAIL  hgemm_good  1/1 shape  8x8x8 alpha=-0.5 loose: cannot launch hgemm_good: CUDA_ERROR_I" in result.stdout
     )
 
 

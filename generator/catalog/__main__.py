@@ -5,6 +5,7 @@ from pathlib import Path
 
 from generator.catalog import LOCK, catalog_kernels, golden_kernels, load_catalog, read_lock, write_lock, write_sources
 from generator.sweep import sweep
+from generator.tables import counted
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "emitted")
@@ -12,8 +13,8 @@ if __name__ == "__main__":
     kernels, golden = catalog_kernels(), golden_kernels(folder)
     before, after = set(read_lock(lock.read_text()) if lock.is_file() else ()), {kernel.symbol for kernel in kernels}
     written = [*([lock] if write_lock(folder, kernels) else []), *write_sources(folder, golden)]
-    if illegal := sweep(load_catalog()).summary():
-        print(f"catalog: {illegal} and left out: `generate --catalog --explain` shows the reasons", file=sys.stderr)
+    if illegal := sweep(load_catalog()).summary("and left out"):
+        print(f"catalog: {illegal}; `generate --catalog --explain` shows the reasons", file=sys.stderr)
     changes = f"{len(after - before)} added, {len(before - after)} removed"
-    files = f"{len(written)} file{'s' if len(written) != 1 else ''} written"
-    print(f"catalog: {len(kernels)} kernels ({changes}), {len(golden)} golden; {files}", *written, sep="\n  ")
+    counts = f"{counted(len(kernels), 'kernel')} ({changes}), {len(golden)} golden"
+    print(f"catalog: {counts}; {counted(len(written), 'file')} written", *written, sep="\n  ")

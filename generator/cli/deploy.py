@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from generator.arch import parse_arch_list
+from generator.arch import parse_arch, parse_arch_list
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
@@ -49,7 +49,7 @@ Estimates are clocks of an SM, by the cost model of `hgemm explain --m`.
 
 \b
 Examples:
-  hgemm select --arch 90 --m 4096 --n 4096 --k 4096 --layout tt
+  hgemm select --arch 90 --m 4096 --layout tt
   hgemm select --arch 89 --m 1 --n 4096 --k 4096 --all
 """
 
@@ -57,11 +57,13 @@ Examples:
 @click.command("select", help=_SELECT_HELP)
 @library_option
 @click.option("--m", type=SIZE, required=True, metavar="N", help="Rows of A and D.")
-@click.option("--n", type=SIZE, required=True, metavar="N", help="Columns of B and D.")
-@click.option("--k", type=click.IntRange(0, MAX_EXTENT), required=True, metavar="N", help="Columns of A, rows of B.")
+@click.option("--n", type=SIZE, metavar="N", help="Columns of B and D. Default: equal to --m.")
+@click.option(
+    "--k", type=click.IntRange(0, MAX_EXTENT), metavar="N", help="Columns of A, rows of B. Default: equal to --m."
+)
 @click.option("--batch", type=SIZE, default=1, show_default=True, metavar="N", help="Number of products.")
 @kind_options
-@click.option("--beta", is_flag=True, help="The problem adds beta * C.")
+@click.option("--beta", is_flag=True, help="Add beta * C. Requires a variant with --beta on.")
 @click.option("--align", type=click.Choice(_ALIGNS), help="Alignment of all operands, in elements. Default: dense.")
 @click.option("--workspace", type=click.IntRange(0), metavar="BYTES", help="Largest workspace. Default: no limit.")
 @click.option("--arch", default="", metavar="ARCH", help="Architecture of the GPU. Default: this machine's GPU.")
@@ -71,8 +73,8 @@ Examples:
 def select_command(
     library: Path,
     m: int,
-    n: int,
-    k: int,
+    n: int | None,
+    k: int | None,
     batch: int,
     beta: bool,
     align: str | None,
@@ -83,11 +85,12 @@ def select_command(
     as_json: bool,
     **kind: str,
 ) -> None:
+    n, k = n or m, m if k is None else k
     if sms and not arch:
         raise RequestError("--sms needs --arch: without --arch, this machine's GPU is used")
     workspace_bytes = ANY_WORKSPACE if workspace is None else workspace
     query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(kind_from(**kind))
-    target = Target.typical(arch, sms or 0) if arch else _this_machine()
+    target = Target.typical(parse_arch(arch, "--arch"), sms or 0) if arch else _this_machine()
     selector = open_library(library).selector(target)
     best = selected(selector, query)
     rows = [best, *(alternatives(selector, query) if show_all else ())]
@@ -158,7 +161,7 @@ def cover_command(
     add: bool,
     as_json: bool,
 ) -> None:
-    archs = dict.fromkeys(name.rstrip("af") for name in parse_arch_list(arch))
+    archs = dict.fromkeys(name.rstrip("af") for name in parse_arch_list(arch, "--arch"))
     if types:
         deprecated("--types", "--dtype and --out")
     dtypes = _words(dtype or "") or promised_types(open_library(library).table)

@@ -50,8 +50,8 @@ error that the variant's arithmetic allows.
 
 \b
 Examples:
-  hgemm run hgemm_sm90_tn_f16_f32_f16_128x128x32 --m 4096 --n 4096 --k 4096
-  hgemm run hgemm_sm90_tn_f16_f32_f16_128x128x32 --m 512 --n 512 --k 512 --batch 16 --json
+  hgemm run hgemm_sm90_tn_f16_f32_f16_128x128x32 --m 4096
+  hgemm run hgemm_sm90_tn_f16_f32_f16_128x128x32 --m 512 --n 2048 --k 1024 --batch 16 --json
 """
 
 
@@ -59,11 +59,18 @@ Examples:
 @click.argument("symbol", type=Symbol())
 @library_option
 @click.option("--m", type=SIZE, metavar="N", required=True, help="Rows of A and D.")
-@click.option("--n", type=SIZE, metavar="N", required=True, help="Columns of B and D.")
-@click.option("--k", type=SIZE, metavar="N", required=True, help="Columns of A, rows of B.")
+@click.option("--n", type=SIZE, metavar="N", help="Columns of B and D. Default: equal to --m.")
+@click.option("--k", type=SIZE, metavar="N", help="Columns of A, rows of B. Default: equal to --m.")
 @click.option("--batch", type=SIZE, metavar="N", default=1, show_default=True, help="Number of products.")
-@click.option("--alpha", type=float, default=1.0, show_default=True, help="Factor of A * B.")
-@click.option("--beta", type=float, default=0.0, show_default=True, help="Factor of C. Needs a variant with beta.")
+@click.option("--alpha", type=float, metavar="X", default=1.0, show_default=True, help="Factor of A * B.")
+@click.option(
+    "--beta",
+    type=float,
+    metavar="X",
+    default=0.0,
+    show_default=True,
+    help="Factor of C. If not 0, requires a variant with --beta on.",
+)
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the operands."
 )
@@ -84,8 +91,8 @@ def run_command(
     symbol: str,
     library: Path,
     m: int,
-    n: int,
-    k: int,
+    n: int | None,
+    k: int | None,
     batch: int,
     alpha: float,
     beta: float,
@@ -95,6 +102,7 @@ def run_command(
     no_check: bool,
     as_json: bool,
 ) -> None:
+    n, k = n or m, k or m
     opened = Library(library)
     name = resolve_one(opened, symbol)
     kernel = open_kernel(opened, name, code)
@@ -364,7 +372,7 @@ def tune_command(
 ) -> None:
     def supply(plan: TunePlan, target: Target) -> Supply:
         opened = Library(library)
-        archs = parse_arch_list(arch) if arch else archs_of(target)
+        archs = parse_arch_list(arch, "--arch") if arch else archs_of(target)
         works = plan.works if generate else ()
         library.mkdir(parents=True, exist_ok=True)
         rows = select_rows(opened, Selection(arch=",".join(archs), kernels=kernels))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ from generator.errors import RequestError
 from generator.families.base import Plan
 from generator.ladders.recipes import find, load_recipes
 from generator.naming import symbol_of
-from generator.planner import require_implemented
+from generator.planner import not_implemented
 from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
-from generator.tables import fitted, line_width
+from generator.tables import counted, fitted, line_width
 from hgemm.library import reject_file
 from hgemm.record import Scalar
 
@@ -45,14 +46,18 @@ def run(options: dict[str, Any]) -> int:
             raise RequestError("--explain shows every combination: remove --shard")
         return print_explanations(asked, options["as_json"])
     asked.reject_empty()
-    for plan in asked.plans:
-        require_implemented(plan)
+    missing = {plan: reason for plan in asked.plans if (reason := not_implemented(plan))}
+    available = [plan for plan in asked.plans if plan not in missing]
+    if not available:
+        raise RequestError(next(iter(missing.values())))
     if options["verify"]:
-        _refuse_unprovable(asked)
+        _refuse_unprovable(available)
     note_hints(asked)
     if asked.illegal:
-        click.echo(f"generate: {asked.summary()} and skipped: --explain shows the reasons", err=True)
-    tiles = sorted({str(plan.spec.cta_tile) for plan in asked.plans})
+        click.echo(f"generate: {asked.summary('and skipped')}; --explain shows the reasons", err=True)
+    for reason, count in Counter(missing.values()).items():
+        click.echo(f"generate: {counted(count, 'combination')} skipped: {reason}", err=True)
+    tiles = sorted({str(plan.spec.cta_tile) for plan in available})
     sources = ("tile", "spec_file", "catalog", "kernels", "recipe")
     if len(tiles) > 1 and all(options[source] is None for source in sources):
         click.echo(
@@ -67,9 +72,9 @@ def run(options: dict[str, Any]) -> int:
         allow_spills=options["allow_spills"],
         prover=_prover(options),
     )
-    plans = [plan for plan in asked.plans if shard.takes(symbol_of(plan.spec))]
+    plans = [plan for plan in available if shard.takes(symbol_of(plan.spec))]
     if shard.count > 1:
-        click.echo(f"generate: shard {shard} has {len(plans)} of {len(asked.plans)} variants", err=True)
+        click.echo(f"generate: shard {shard} has {len(plans)} of {counted(len(available), 'variant')}", err=True)
     if options["dry_run"]:
         return _dry_run(plans, settings, _recipes(options), options["as_json"])
     if not plans:  # an empty shard can be merged too
@@ -109,11 +114,11 @@ def _worker_pool(options: dict[str, Any]) -> WorkerPool | None:
     return Cluster(options["address"], options["allow_spills"], prover, options["worker_timeout"])
 
 
-def _refuse_unprovable(asked: Sweep) -> None:
-    modules = sum(plan.spec.form == "dsl" for plan in asked.plans)
+def _refuse_unprovable(plans: Sequence[Plan]) -> None:
+    modules = sum(plan.spec.form == "dsl" for plan in plans)
     if modules:
         raise RequestError(
-            f"--verify emulate runs C++ only, and {modules} of {len(asked.plans)} kernels are CuTe DSL modules: remove --verify or "
+            f"--verify emulate runs C++ only, and {modules} of {len(plans)} kernels are CuTe DSL modules: remove --verify or "
             "--form dsl, or check them on a GPU with `hgemm verify --device`"
         )
 
@@ -138,7 +143,7 @@ def requested(options: dict[str, Any]) -> Sweep:
     groups = read_spec_file(options["spec_file"]) if options["spec_file"] else []
     if catalog is not None:
         names = [name.strip() for name in catalog.split(",")]
-        others = for_others(names, parse_arch_list(given["arch"])) if "arch" in given else []
+        others = for_others(names, parse_arch_list(given["arch"], "--arch")) if "arch" in given else []
         for name in others:
             click.echo(
                 f"generate: skipped {name}, which is for GPUs without cp.async: --catalog {name} selects it", err=True

@@ -164,7 +164,7 @@ def _named(names: Sequence[str]) -> list[System]:
 
 def _run(systems: Sequence[System], options: Mapping[str, Any]) -> dict[str, Any]:
     run_options = RunOptions(
-        arch=parse_arch(options["arch"]) if options["arch"] else "",
+        arch=parse_arch(options["arch"], "--arch") if options["arch"] else "",
         shapes=_shapes(options),
         protocol=Protocol(seconds=options["seconds"], rounds=options["rounds"], warm_up_s=options["warm_up"]),
         seed=options["seed"],

@@ -14,6 +14,7 @@ from typing import Any
 from generator.errors import LibraryError, RequestError
 from generator.ladders.results import draw_ladder, rows
 from generator.report.points import Kind, Point
+from generator.tables import counted
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work
 from hgemm.dtypes import DTYPES
@@ -268,7 +269,7 @@ def resources(records: Sequence[Record]) -> list[Figure]:
         f"{min(one[name] for one in traits):,} to {max(one[name] for one in traits):,} {unit}"
         for name, unit in (("registers", "registers per thread"), ("smem_bytes", "bytes of shared memory per CTA"))
     )
-    words = f"{len(records):,} variants with {ranges}."
+    words = f"{counted(len(records), 'variant')} with {ranges}."
     fullest = max(one["occupancy"] for one in traits)
     filled = f"Variants by occupancy, the fraction of an SM's warps that they use; maximum {100 * fullest:.1f} %."
     seconds = [record.data["seconds"]["compile"] for record in records]
@@ -402,8 +403,8 @@ def _figure(card: Card, records: Sequence[Record], points: Sequence[Point]) -> F
             best[symbol] = max(best.get(symbol, 0.0), point.tflops(time_us))
     spots = _together(spot for record in records if (spot := _spot(record, card, best.get(record.symbol))))
     panels = bool(spots) + bool(points)
-    contents = [f"{len(records)} variants by the bytes that their tiles read from L2"] * bool(records)
-    contents += [f"{len(points)} measured problems by their bytes in DRAM"] * bool(points)
+    contents = [f"{counted(len(records), 'variant')} by the bytes that their tiles read from L2"] * bool(records)
+    contents += [f"{counted(len(points), 'measured problem')} by their bytes in DRAM"] * bool(points)
     sources = card.describe_sources(["sm_mhz", "dram_gbytes_per_s"])
     words = f"Rooflines of {card.name}: {'; '.join(contents)}. The roofs are {sources}."
     inches = (3.9 * panels + 0.4 if panels > 1 else 5.2, 3.9)

@@ -33,7 +33,7 @@ from generator.report.charts import (
 from generator.report.draw import Pictures
 from generator.report.points import Point, kinds_of
 from generator.spec import Spec
-from generator.tables import cell
+from generator.tables import cell, counted
 from hgemm.model.cards import usual_card
 from hgemm.model.report import report
 from hgemm.record import Record
@@ -274,9 +274,11 @@ class Report:
         archs = in_order({entry.record.arch for entry in self.entries})
         devices = sorted({point.device for point in self.points})
         dates = sorted(point.date for point in self.points)
-        parts = [f"{len(self.entries):,} variants" + (f" for {', '.join(archs)}" if archs else "")]
+        parts = [counted(len(self.entries), "variant") + (f" for {', '.join(archs)}" if archs else "")]
         if devices:
-            parts.append(f"{len(self.points):,} measured problems on {', '.join(devices)}, the last {dates[-1][:10]}")
+            parts.append(
+                f"{counted(len(self.points), 'measured problem')} on {', '.join(devices)}, the last {dates[-1][:10]}"
+            )
         return "; ".join(parts) + "."
 
     def _measured(self) -> list[Section]:
@@ -307,7 +309,7 @@ class Report:
             "clock; the power limit may lower it."
         ]
         if left_out:
-            notes.append(f"{left_out} variants are not drawn: no card's table has their instructions.")
+            notes.append(f"Not drawn: {counted(left_out, 'variant')}. No card's table has their instructions.")
         return Section("roofline", "Roofline", notes if figures else ["No variant to draw."], figures, side=True)
 
     def _resources(self) -> Section:

@@ -14,6 +14,7 @@ from generator.errors import LibraryError
 from generator.store.files import disk_errors, failures_of, forget_failure, rename_to_free, retire
 from generator.store.library import Library, is_ours
 from generator.store.measurements import join
+from generator.tables import counted
 from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
 from hgemm.library import is_symbol, read_artefact, read_record, read_variant, require_library, scan
 from hgemm.measured import FOLDER
@@ -117,11 +118,12 @@ def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
             places = [f"{key[:_KEY_DIGITS]} in {keys[key]}" for key in sorted(keys, key=lambda key: str(keys[key]))]
             lines.append(f"  {symbol}: key {', '.join(places)}")
     if lines:
+        count = counted(len(lines), "variant")
         more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
         raise LibraryError(
             "\n".join(
                 [
-                    f"{len(lines)} variants differ between the libraries, so nothing was written: "
+                    f"{count} differ{'s' * (len(lines) == 1)} between the libraries, so nothing was written: "
                     "build them with one version of the generator, or merge without one of the libraries",
                     *lines[:_MAX_SHOWN],
                     *more,

@@ -257,7 +257,7 @@ def condition_of(selection: Selection, known: Collection[str] | None = None) -> 
     """
     items: list[Node] = []
     if selection.arch:
-        items.append(_one_of("arch", parse_arch_list(selection.arch)))
+        items.append(_one_of("arch", parse_arch_list(selection.arch, "--arch")))
     if selection.tile:
         items.append(Some(tuple(_tile(word) for word in _words(selection.tile))))
     if selection.layout:
@@ -323,7 +323,7 @@ def left_out(library: Library, names: Collection[str], selection: Selection) -> 
 
     Raises: as `choose`.
     """
-    asked = parse_arch_list(selection.arch) if selection.arch else ()
+    asked = parse_arch_list(selection.arch, "--arch") if selection.arch else ()
     kin = {
         arch.name for arch in ARCHS.values() if arch.suffix and arch.name not in asked and f"sm_{arch.number}" in asked
     }
@@ -426,14 +426,14 @@ def _one_of(field: str, texts: tuple[str, ...]) -> Node:
 
 def _layout(word: str) -> str:
     if word.lower() not in LAYOUTS:
-        raise unknown_word("layout", word, LAYOUTS)
+        raise unknown_word("--layout", word, LAYOUTS)
     return word.lower()
 
 
 def _tile(word: str) -> Node:
     match = _TILE.fullmatch(word.lower())
     if not match:
-        raise RequestError(f"tile {word!a} is malformed: write it as MxNxK, such as 128x128x32, or MxN for any K")
+        raise RequestError(f"--tile {word!a} is malformed: write it as MxNxK, such as 128x128x32, or MxN for any K")
     return Like("cta_tile", word.lower() if match[1] else word.lower() + "x*")
 
 

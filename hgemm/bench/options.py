@@ -23,7 +23,7 @@ from hgemm.dtypes import stored_dtype
 from hgemm.errors import DeviceError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
-from hgemm.options import type_options
+from hgemm.options import RenamedOption, type_options
 from hgemm.problem import MAX_EXTENT, Kind
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -42,7 +42,7 @@ _PROBLEMS = (
     click.option(
         "--group",
         default="",
-        metavar="WORDS",
+        metavar="NAMES",
         help="Only groups of the suite whose names contain one of these words: square,llm.",
     ),
     click.option(
@@ -60,10 +60,13 @@ _PROBLEMS = (
 )
 
 
-def number_option(flag: str, kind: click.ParamType, default: float | None, help: str) -> Callable[[Function], Function]:
+def number_option(
+    flag: str, kind: click.ParamType, default: float | None, help: str, old: Sequence[str] = ()
+) -> Callable[[Function], Function]:
     """Return a numeric option with its default in the help. Metavar: N for integers, X for other numbers."""
     metavar = "N" if isinstance(kind, click.IntRange) else "X"
-    return click.option(flag, type=kind, metavar=metavar, default=default, show_default=default is not None, help=help)
+    shown = {"default": default, "show_default": default is not None, "help": help}
+    return click.option(flag, cls=RenamedOption, old=old, type=kind, metavar=metavar, **shown)
 
 
 def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function], ...]:
@@ -78,7 +81,9 @@ def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function]
         number_option("--warm-up", _NUMBER, protocol.warm_up_s, "Seconds of load before the first problem."),
         number_option("--rewarm", _NUMBER, protocol.rewarm_s, "Seconds of load before each later problem."),
         number_option("--budget", _NUMBER, None, "Stop before this many seconds have passed."),
-        number_option("--limit", _NUMBER, 60.0, "Stop if a kernel does not finish within this many seconds."),
+        number_option(
+            "--timeout", _NUMBER, 60.0, "Stop if a kernel does not finish within this many seconds.", old=("--limit",)
+        ),
         number_option("--seed", click.IntRange(min=0), None, "Seed of the operands. Default: from the clock."),
     )
 
@@ -207,7 +212,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
         seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
         keep=options["keep"],
         resume=options["resume"],
-        limit_s=options["limit"],
+        limit_s=options["timeout"],
     )
 
 

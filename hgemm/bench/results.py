@@ -102,6 +102,10 @@ def _solo_lines(result: Result) -> list[str]:
     ]
 
 
+def _problems(values: Sequence[float]) -> str:
+    return f"{len(values)} problem{'s' * (len(values) != 1)}"
+
+
 def _relative_to_tn(results: Sequence[Result]) -> list[str]:
     """Format the rates of our other layouts relative to tn, for problems measured in both."""
     rates = {}
@@ -116,7 +120,7 @@ def _relative_to_tn(results: Sequence[Result]) -> list[str]:
         ]
         if found:
             lines.append(
-                f"  ours, {layout} of tn: {geometric_mean(found):.3f} (minimum {min(found):.3f}, {len(found)} problems)"
+                f"  ours, {layout} of tn: {geometric_mean(found):.3f} (minimum {min(found):.3f}, {_problems(found)})"
             )
     return lines
 
@@ -135,7 +139,7 @@ def means(results: Sequence[Result]) -> list[str]:
             values = [one[f"ratio_{against}"]["median"] for one in of_part if f"ratio_{against}" in one]
             if values:
                 summaries.append(
-                    f"{geometric_mean(values):.4f} of {against} (minimum {min(values):.3f}, {len(values)} problems)"
+                    f"{geometric_mean(values):.4f} of {against} (minimum {min(values):.3f}, {_problems(values)})"
                 )
         if summaries:
             lines.append(f"  geometric mean, {name}: {', '.join(summaries)}")

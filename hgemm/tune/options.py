@@ -80,5 +80,5 @@ def _plan(library: Path, options: dict[str, Any]) -> TunePlan:
         fresh=options["fresh"],
         resume=options["resume"],
         part=part_of(options["part"]),
-        limit_s=options["limit"],
+        limit_s=options["timeout"],
     )
