@@ -1,6 +1,6 @@
 // Kernels that issue one instruction over and over and read the SM's clock around it: benchmarks/cpi.py.
 //
-// A probe is a struct: its constructor loads operands, step(s) issues `per_step` instructions (cpi_probes.py says how many),
+// A probe is a struct: its constructor loads operands, step(s) issues `per_step` instructions (cpi.py says how many),
 // finish() waits for what is in flight, result() depends on all that was computed. Needs no header.
 
 using u32 = unsigned;

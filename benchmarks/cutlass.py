@@ -29,7 +29,7 @@ import click
 
 from hgemm.bench.measure import BASELINE
 from hgemm.bench.operands import Operands
-from hgemm.bench.options import bench, bench_options
+from hgemm.bench.runner import bench, bench_options
 from hgemm.bench.work import Work, read_kernels
 from hgemm.errors import HgemmError
 

@@ -8,12 +8,13 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.build.inspect import occupancy
 from generator.errors import RequestError
+from generator.families import alias_of
 from generator.families.base import Plan
-from generator.naming import alias_of, symbol_of
+from generator.spec import symbol_of
 from generator.sweep import Candidate
 from generator.tables import cell
 from hgemm.model.kernel import Size
-from hgemm.model.report import card_for, report
+from hgemm.model.predict import card_for, report
 
 _WIDTH = 26
 """Of the names of fields. Units: characters."""

@@ -661,6 +661,18 @@ _SHARED = {
 SYMBOL_FIELDS = ("arch", "layout", "dtype_a", "acc", "dtype_d", "cta_tile", "stages")
 """The fields whose words a kernel's symbol has, in its order."""
 
+MAX_SYMBOL = 64
+
+
+def symbol_of(spec: Spec) -> str:
+    """Return the kernel's `extern "C"` name: the fields that people search for, then a hash of all fields.
+
+    Example: `hgemm_sm89_tn_f16_f32_f16_128x128x32_s3_7f3a91c2` has A and B of f16, accumulates in f32 and stores f16.
+    A and B of two types are written as one word, f16bf16.
+    """
+    words = ["hgemm", *(BY_FIELD[name].symbol(spec) for name in SYMBOL_FIELDS)]
+    return f"{'_'.join(words)[: MAX_SYMBOL - HASH_DIGITS - 1]}_{spec_hash(spec)[:HASH_DIGITS]}"
+
 
 def differing(values: Mapping[str, Collection[Any]]) -> list[str]:
     """Return the fields that have several values and are not part of a symbol. `values` are those of some kernels, by field."""

@@ -17,7 +17,7 @@ from fake_bench import BenchDriver, FakeCublasLt, build
 import hgemm.bench.operands
 import hgemm.device
 from hgemm import Kernel, LibraryError
-from hgemm.bench import cublaslt
+from hgemm.bench import baselines
 from hgemm.bench import measure as race
 from hgemm.bench.device import Telemetry, parse_smi, summarise
 from hgemm.bench.protocol import (
@@ -61,7 +61,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchDriver]:
 
 @pytest.fixture
 def lt(driver: BenchDriver, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCublasLt]:
-    monkeypatch.setattr(cublaslt, "find_library", lambda: str(library))
+    monkeypatch.setattr(baselines, "find_library", lambda: str(library))
     fake = FakeCublasLt(library, driver, [12.0, 10.0, 11.0, 40.0])
     yield fake
     assert fake.alive == 0
@@ -240,7 +240,7 @@ def test_what_does_not_take_the_problem_is_told(driver: BenchDriver, lt: FakeCub
 def test_a_baseline_that_takes_no_such_problem_leaves_ours(
     driver: BenchDriver, lt: FakeCublasLt, kernels: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(cublaslt._DATA, "f16", 99)  # a type that it does not know
+    monkeypatch.setitem(baselines._DATA, "f16", 99)  # a type that it does not know
     lt.library.fake_refuse(99)
     result = first(BenchPlan([WORK], kernels, protocol=QUICK))
     assert result["ours"] == "hgemm_fast" and result["best"] is None

@@ -20,10 +20,10 @@ import hgemm.bench.operands
 import hgemm.device
 from generator.cli import device as bench
 from generator.store.library import Library
-from hgemm.bench import cublaslt
+from hgemm.bench import baselines
 from hgemm.bench.__main__ import command as module_command
-from hgemm.bench.options import works_of
 from hgemm.bench.results import means, table
+from hgemm.bench.runner import works_of
 from hgemm.bench.work import Work, names, read_suite
 from hgemm.device import open_device
 from hgemm.errors import RequestError
@@ -61,7 +61,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, lt_path: Path) -> Iter
     for place in ("device", "bench.device"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
-    monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt_path))
+    monkeypatch.setattr(baselines, "find_library", lambda: str(lt_path))
     for symbol, cost in (("hgemm_fast", 8.0), ("hgemm_slow", 16.0), ("hgemm_other", 4.0)):
         fake.serve(Kernel(Library(folder).load(symbol).record.data), cost)
     fake.lt = FakeCublasLt(lt_path, fake, [10.0, 9.0])

@@ -23,8 +23,7 @@ from generator.build.pipeline import Outcome
 from generator.cli import main as cli
 from generator.cli import output as progress_module
 from generator.cli.main import VERBS, generate_command, hgemm_command, main
-from generator.cli.output import planning, progress
-from generator.cli.scratch import scratch_library
+from generator.cli.output import planning, progress, scratch_library
 from generator.spec import SPEC_OPTIONS
 from generator.store.library import Library
 from hgemm.errors import LibraryError

@@ -30,8 +30,8 @@ from generator.build.pipeline import (  # noqa: E402
 from generator.build.toolchain import templates_folder  # noqa: E402
 from generator.build.workers import Lost, Pool, run  # noqa: E402
 from generator.errors import BuildError, HgemmError, RequestError  # noqa: E402
-from generator.naming import symbol_of  # noqa: E402
 from generator.proof.executor import HostToolchain  # noqa: E402
+from generator.spec import symbol_of  # noqa: E402
 from generator.store.library import Library  # noqa: E402
 from generator.sweep import sweep  # noqa: E402
 

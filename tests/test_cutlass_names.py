@@ -11,8 +11,8 @@ from generator.catalog import load_catalog
 from generator.cli.main import generate_command
 from generator.cutlass_names import MAX_REASONS, library_names, library_operations, requests_named, texts_of_name
 from generator.errors import RequestError
+from generator.families import alias_of
 from generator.families.wgmma import exchanged_layout
-from generator.naming import alias_of
 from generator.planner import plan_of, resolve, rules_of
 from generator.spec import Spec, parse_field
 from generator.sweep import sweep

@@ -49,7 +49,7 @@ from generator.proof import jobs as emulate
 from generator.proof.machine import HostMemory
 from generator.store.library import Library
 from generator.sweep import sweep
-from hgemm.bench import cublaslt
+from hgemm.bench import baselines
 from hgemm.cases import Case, Shape
 from hgemm.errors import LibraryError
 from hgemm.kernel import Kernel
@@ -454,7 +454,7 @@ def timed_gpu(library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """A GPU whose clock is simulated, with cuBLASLt beside."""
     fake, lt = serve(monkeypatch, BenchDriver()), build_library(tmp_path)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
-    monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt))
+    monkeypatch.setattr(baselines, "find_library", lambda: str(lt))
     fake.serve(Kernel(library.load(SYMBOL).record.data), 8.0)
     fake.lt = FakeCublasLt(lt, fake, [10.0])
     yield fake

@@ -16,9 +16,8 @@ from generator.build.emit import Kernel, _template, emit
 from generator.build.toolchain import templates_folder
 from generator.families.base import Plan
 from generator.families.mma_sync.emit import FORMS
-from generator.naming import symbol_of
 from generator.planner import violations
-from generator.spec import Smem
+from generator.spec import Smem, symbol_of
 from generator.sweep import sweep
 
 TEMPLATES = templates_folder()

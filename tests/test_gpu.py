@@ -24,9 +24,9 @@ from generator.store.library import Library
 from generator.store.library import Library as Store
 from generator.sweep import over, sweep
 from hgemm import Kernel, ProblemError
+from hgemm.bench.baselines import Torch
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import BenchPlan, run
-from hgemm.bench.torch_matmul import Torch
 from hgemm.bench.work import Work
 from hgemm.cases import default_cases
 from hgemm.device import choose_code, open_device

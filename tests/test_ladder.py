@@ -24,7 +24,7 @@ from generator.cli import ladder
 from generator.families.base import Plan
 from generator.ladders import ladder_run
 from generator.ladders.recipes import read_system
-from hgemm.bench import cublaslt
+from hgemm.bench import baselines
 from hgemm.errors import DeviceError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,7 +110,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriv
     for place in ("device", "bench.device"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
-    monkeypatch.setattr(cublaslt, "find_library", lambda: str(lt_path))
+    monkeypatch.setattr(baselines, "find_library", lambda: str(lt_path))
     load = hgemm.device.Device.load
 
     def served(device, image, traits):

@@ -22,7 +22,7 @@ LAYERS = (
     "generator.spec",
     "generator.layouts",
     "generator.families",
-    "generator.planner generator.naming",
+    "generator.planner",
     "generator.sweep generator.cutlass_names",
     "generator.store",
     "generator.build",

@@ -17,7 +17,7 @@ from generator.proof.executor import HostToolchain
 from generator.proof.proving import Subject, prove
 from generator.spec import parse_field
 from generator.sweep import sweep
-from generator.tuning.space import planned_record
+from generator.tuning import planned_record
 from hgemm.dispatch_table import clocks_of
 from hgemm.launch_traits import LaunchTraits
 

@@ -35,8 +35,7 @@ from hgemm.model.kernel import (
     launch,
     waves,
 )
-from hgemm.model.predict import PATH, cycles_of, fit_of, fits, parse_fits, predict, problem_of, terms
-from hgemm.model.report import card_for, report
+from hgemm.model.predict import PATH, card_for, cycles_of, fit_of, fits, parse_fits, predict, problem_of, report, terms
 from hgemm.record import Mismatch
 
 TURING = {
@@ -223,7 +222,9 @@ def test_every_figure_has_a_source_and_is_measured_only_by_date_and_device() -> 
 )
 def test_figures_of_another_card_are_said_to_be_its(key: str, told: str) -> None:
     assert card(key).describe_sources(["cpi.lds128"]) == told
-    assert card(key).describe_sources(["cpi.lds128", "power_w"]) == told + "; in part unmeasured" * (told != "unmeasured")
+    assert card(key).describe_sources(["cpi.lds128", "power_w"]) == told + "; in part unmeasured" * (
+        told != "unmeasured"
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,8 @@ from generator.errors import BuildError
 from generator.families import expectation_of
 from generator.families.base import Plan
 from generator.layouts import read_conflicts
-from generator.naming import symbol_of
 from generator.planner import plan_of, resolve, violations
-from generator.spec import parse_field
+from generator.spec import parse_field, symbol_of
 
 SEED = 20
 REJECTED = 6

@@ -25,7 +25,7 @@ from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.cli import generate
 from generator.errors import LibraryError
-from generator.naming import symbol_of
+from generator.spec import symbol_of
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
 from generator.sweep import sweep

@@ -27,7 +27,6 @@ from generator.cli.prove_catalog import chosen
 from generator.layouts import OperandTile, read_conflicts, write_conflicts
 from generator.proof import executor as abi
 from generator.proof import jobs as emulate
-from generator.proof.costs import Costs, copy_conflicts, count, disagreements, placement_of
 from generator.proof.executor import Adversary, Executable, Finding, HostToolchain, Launch, Report
 from generator.proof.jobs import Emulation, ProofRequest, Prover, check_here, request_of, workers
 from generator.proof.machine import (
@@ -39,7 +38,16 @@ from generator.proof.machine import (
     measured_case,
     regions,
 )
-from generator.proof.proving import LAUNCHES, adversaries_of, check_case
+from generator.proof.proving import (
+    LAUNCHES,
+    Costs,
+    adversaries_of,
+    check_case,
+    copy_conflicts,
+    count,
+    disagreements,
+    placement_of,
+)
 from generator.spec import Smem
 from generator.store.library import Library
 from generator.sweep import sweep

@@ -18,11 +18,10 @@ from generator.cli import prove_catalog as prove
 from generator.errors import RequestError
 from generator.ladders.ladder import ladder_here, ladder_on, published_of
 from generator.ladders.recipes import Step, complete, find, load_recipes, load_system, read_system, steps, system_names
-from generator.proof.costs import count, disagreements
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import check_here, request_of
 from generator.proof.machine import EmulatedKernel
-from generator.proof.proving import Subject, load
+from generator.proof.proving import Subject, count, disagreements, load
 from generator.spec import Spec, option_of
 from generator.sweep import Candidate, sweep
 from hgemm.launch_traits import LaunchTraits

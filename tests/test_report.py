@@ -294,7 +294,7 @@ def test_bad_requests_are_reported_in_one_line(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from generator.errors import HgemmError
-    from generator.report.write import write_report
+    from generator.report.page import write_report
     from generator.store.query import Selection
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)

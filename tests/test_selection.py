@@ -19,7 +19,7 @@ from tables import catalog_records, catalog_table, record_of
 
 from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
-from generator.export.cover import SORTS, computes, holes, kinds_of, promised_types
+from generator.export.selection import SORTS, computes, holes, kinds_of, promised_types
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.device import cubin_runs, ptx_runs

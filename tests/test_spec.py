@@ -14,11 +14,22 @@ from hypothesis import strategies as st
 
 from generator.errors import RequestError
 from generator.export.c_sources import ENUMS
-from generator.families import family_of
+from generator.families import alias_of, family_of
 from generator.families.wgmma.rules import CLUSTER_SPLITS
-from generator.naming import alias_of, symbol_of
 from generator.planner import plan_of, resolve
-from generator.spec import BY_FIELD, BY_NAME, FIELDS, Raster, Schedule, Spec, Tile, option_of, parse_field, spec_hash
+from generator.spec import (
+    BY_FIELD,
+    BY_NAME,
+    FIELDS,
+    Raster,
+    Schedule,
+    Spec,
+    Tile,
+    option_of,
+    parse_field,
+    spec_hash,
+    symbol_of,
+)
 from hgemm.errors import DeprecatedWord
 from hgemm.problem import ACTIVATIONS, Kind
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.errors import RequestError
-from generator.naming import symbol_of
-from generator.spec import BY_FIELD, SPEC_OPTIONS, option_of, parse_field
+from generator.spec import BY_FIELD, SPEC_OPTIONS, option_of, parse_field, symbol_of
 from generator.sweep import Shard, over, read_spec_file, sweep
 
 

@@ -9,7 +9,7 @@ from conftest import ProverHere, made
 from simulated import record
 
 from generator.build.pipeline import Settings
-from generator.cli.explain import hints
+from generator.cli.generate import hints
 from generator.proof.executor import HostToolchain
 from generator.sweep import sweep
 from hgemm.arrays import View

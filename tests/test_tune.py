@@ -24,13 +24,12 @@ from records import make_record
 import hgemm.bench.operands
 import hgemm.device
 from benchmarks.selection import agreement, left_out, read_data
+from generator import tuning
 from generator.build.pipeline import Outcome
 from generator.cli import device as verb
 from generator.errors import LibraryError
 from generator.store.library import Library
-from generator.tuning import supply as supply_module
-from generator.tuning.space import archs_of, planned_record, plans_for
-from generator.tuning.supply import Generating, Search
+from generator.tuning import Generating, Search, archs_of, planned_record, plans_for
 from hgemm.bench.measure import Race
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work, read_kernels
@@ -330,7 +329,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMake:
     library = Library(tmp_path / "made")
     library.folder.mkdir()
     fake = FakeMake(library)
-    monkeypatch.setattr(supply_module, "make", fake)
+    monkeypatch.setattr(tuning, "make", fake)
     return fake
 
 
@@ -375,7 +374,7 @@ def test_an_error_of_all_making_is_raised_where_variants_are_waited_for(made: Fa
         raise LibraryError("no space is left")
         yield
 
-    monkeypatch.setattr(supply_module, "make", fail)
+    monkeypatch.setattr(tuning, "make", fail)
     work = Work(4096, 4096, 4096)
     with pytest.raises(LibraryError, match="no space is left"):
         generating(made, [work]).ready([work])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.arch import ARCHS
-from generator.cli.explain import hints
+from generator.cli.generate import hints
 from generator.families import family_of
 from generator.families.tensor_maps import OperandBoxes, StoreBoxes
 from generator.families.wgmma.defaults import MAX_STAGES

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from generator.families import FAMILIES, family_of
+from generator.families import FAMILIES, alias_of, family_of
 from generator.families.base import Form, Plan
-from generator.naming import alias_of, symbol_of
 from generator.planner import require_implemented
+from generator.spec import symbol_of
 from hgemm.record import MODULE_NAME, SOURCE_NAME
 
 

@@ -20,7 +20,7 @@ from generator.build.workers import MAX_BATCH, Lost, run
 from generator.errors import BuildError, LibraryError, ProofError
 from generator.families import expectation_of
 from generator.families.base import Plan
-from generator.naming import symbol_of
+from generator.spec import symbol_of
 from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record

@@ -16,8 +16,19 @@ from generator.cli.options import SIZE, filter_options, json_option, kind_from, 
 from generator.cli.output import note_left_out
 from generator.errors import HgemmError, ProofError, RequestError, unknown_word
 from generator.export.c_library import ExportOptions, export, missing_tool
-from generator.export.cover import SORTS, Hole, close_holes, computes, holes, kinds_of, promised_types
-from generator.export.selection import COLUMNS, DenseProblem, alternatives, selected
+from generator.export.selection import (
+    COLUMNS,
+    SORTS,
+    DenseProblem,
+    Hole,
+    alternatives,
+    close_holes,
+    computes,
+    holes,
+    kinds_of,
+    promised_types,
+    selected,
+)
 from generator.store.library import Library
 from generator.store.query import Selection, nothing_matches, select_rows
 from generator.tables import counted, to_text

@@ -30,15 +30,13 @@ from generator.device_check import (
 from generator.errors import RequestError
 from generator.store.library import Library
 from generator.store.query import Selection, choose, resolve_one, select_rows
-from generator.tuning.space import archs_of
-from generator.tuning.supply import Generating, Search
-from hgemm.bench.options import bench, bench_options
+from generator.tuning import Generating, Search, archs_of
+from hgemm.bench.runner import bench, bench_options
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
 from hgemm.selection_query import Target
-from hgemm.tune.options import tune, tune_options
-from hgemm.tune.runner import Supply, TunePlan
+from hgemm.tune.runner import Supply, TunePlan, tune_library, tune_options
 
 # ==== run ====
 
@@ -382,4 +380,4 @@ def tune_command(
     def tell(text: str) -> None:
         click.echo(text, err=True)
 
-    ctx.exit(tune(library, supply, options))
+    ctx.exit(tune_library(library, supply, options))

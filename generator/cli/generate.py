@@ -11,20 +11,19 @@ from typing import Any
 
 import click
 
-from generator.arch import parse_arch_list
+from generator.arch import ARCHS, parse_arch_list
 from generator.build.pipeline import Outcome, Prover, Settings, WorkerPool, cached, make, prepare
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import for_others, load_catalog
-from generator.cli.explain import note_hints, print_explanations
 from generator.cli.options import texts_of
 from generator.cli.output import OnOutcome, planning, progress
 from generator.errors import RequestError
+from generator.families import family_of
 from generator.families.base import Plan
 from generator.ladders.recipes import find, load_recipes
-from generator.naming import symbol_of
-from generator.planner import not_implemented
-from generator.spec import BY_FIELD, differing
+from generator.planner import deciding_field, default_family, not_implemented
+from generator.spec import BY_FIELD, differing, option_of, symbol_of
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
 from generator.tables import counted, fitted, line_width
@@ -248,3 +247,44 @@ def _print_records(rows: Sequence[_Row], library: Library) -> None:
             click.echo(between + json.dumps(record.data, sort_keys=True), nl=False)
             between = ",\n "
     click.echo("[]" if between == "[" else "]")
+
+
+# ---- Explanations and hints ------------------------------------------------------------------------------------------
+
+
+def print_explanations(asked: Sweep, as_json: bool, question: Any = None) -> int:
+    """Print an explanation of each combination. Return the exit status: 2 if no combination is legal."""
+    from generator.explain import Question, explain, explanation_text  # loads the cost model
+
+    explanations = [explain(candidate, question or Question()) for candidate in asked.candidates]
+    note_hints(asked)
+    if as_json:
+        click.echo(json.dumps(explanations, indent=1))
+    else:
+        click.echo("\n".join(map(explanation_text, explanations)), nl=False)
+    return 0 if asked.plans else 2
+
+
+def note_hints(asked: Sweep) -> None:
+    """Print the hints to a request on stderr, each once."""
+    program = click.get_current_context().find_root().info_name
+    for hint in dict.fromkeys(hints(asked)):
+        click.echo(f"{program}: {hint}", err=True)
+
+
+def hints(asked: Sweep) -> Iterator[str]:
+    """Yield hints about slow builds, and about requests that do not get the best family of their GPUs."""
+    if any(candidate.plan.spec.form == "cute" and not candidate.rules for candidate in asked.candidates):
+        yield "form cute takes 15 s or more for each kernel; CuTe's headers take nearly all of it"
+    archs = {candidate.plan.spec.arch for candidate in asked.candidates}
+    for candidate in asked.candidates:
+        spec, field, request = candidate.plan.spec, deciding_field(candidate.request), candidate.request
+        best, kin = default_family(spec.arch), f"{spec.arch}a"
+        if not field and (objection := best.objection(request)):
+            yield f"{objection} on {spec.arch}"
+        better = default_family(kin) if kin in ARCHS and kin not in archs else best
+        if not field and better is not best and not better.objection(request):
+            yield f"{kin} has {better.name} kernels for the same GPUs: use --arch {kin}"
+        if field not in ("", "mma") and family_of(spec) is not best:
+            flag, name = option_of(field).flag, family_of(spec).name
+            yield f"warning: {flag} selects {name} on {spec.arch}: omit it for {best.name}, or add --mma {spec.mma}"

@@ -12,8 +12,7 @@ import click
 
 from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
-from generator.cli.explain import print_explanations
-from generator.cli.generate import requested
+from generator.cli.generate import print_explanations, requested
 from generator.cli.options import (
     SIZE,
     GroupedCommand,
@@ -25,8 +24,7 @@ from generator.cli.options import (
     spec_options,
     texts_of,
 )
-from generator.cli.output import note_left_out, progress
-from generator.cli.scratch import scratch_library, scratch_library_option
+from generator.cli.output import note_left_out, progress, scratch_library, scratch_library_option
 from generator.compare import (
     BuiltForm,
     FormPlan,
@@ -253,7 +251,7 @@ FILE.html#variant=SYMBOL opens the page of a variant. FILE.html#q=128x128&arch=s
 def report_command(
     library: Path, to: Path, bench: Sequence[Path], ladder: Sequence[Path], png: Path | None, **filters: str
 ) -> None:
-    from generator.report.write import write_report  # slow to load, and needed only here
+    from generator.report.page import write_report  # slow to load, and needed only here
 
     opened, selection = Library(library), Selection(**filters)
     note_left_out(opened, selection)

@@ -13,8 +13,7 @@ from click.shell_completion import CompletionItem
 from generator.arch import parse_arch
 from generator.build.workers import cores
 from generator.cli.options import json_option
-from generator.cli.output import progress
-from generator.cli.scratch import scratch_library, scratch_library_option
+from generator.cli.output import progress, scratch_library, scratch_library_option
 from generator.errors import LibraryError
 from generator.ladders.ladder_run import RunOptions, make_kernels, plan_ladders, plans_of, run_ladders
 from generator.ladders.recipes import System, load_system, read_system, system_names

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from generator.store.files import failures_of
 from generator.store.index import Measurement
 from generator.store.library import Library
 from generator.store.query import Selection, left_out
 from generator.tables import cell, counted
 from hgemm.errors import library_suffix
-from hgemm.library import Variant
+from hgemm.library import Variant, reject_file
 
 if TYPE_CHECKING:  # slow to load
     from rich.console import Console
@@ -261,3 +267,52 @@ def _fastest(measurements: list[Measurement]) -> dict[str, str]:
             best[measurement.problem] = measurement
     shown = list(best.items())[-_MAX_MEASUREMENTS:]
     return {cell(problem): f"{one.time_us:.4g} us  {cell(one.device)}  {cell(one.date)}" for problem, one in shown}
+
+
+# ==== The library of verbs that build kernels to examine them ====
+
+
+scratch_library_option = click.option(
+    "--library",
+    type=click.Path(readable=False, path_type=Path),
+    metavar="DIR",
+    help="Reuse and keep kernels in this library. Default: a temporary one.",
+)
+
+
+@contextmanager
+def scratch_library(folder: Path | None) -> Iterator[Library]:
+    """Open the library in a folder. Without a folder, create a temporary library and remove it at the end.
+
+    A temporary library that holds the log of a failed build is kept.
+    Raises: LibraryError if `folder` is a file.
+    """
+    if folder is not None:
+        reject_file(folder)
+        yield Library(folder)
+        return
+    with _exit_on_sigterm():
+        place = Path(tempfile.mkdtemp(prefix="hgemm-"))
+        try:
+            yield Library(place)
+        finally:
+            if not failures_of(place):
+                shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that cleanup runs. Other threads than the main one cannot do this."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the cleanup
+    sys.exit(128 + number)

@@ -28,6 +28,11 @@ def family_of(spec: Spec) -> Family:
     return owner_of(spec.mma, spec.copy)
 
 
+def alias_of(spec: Spec) -> str:
+    """Return the name in the style of CUTLASS's library, for filters that users know; variants may share it."""
+    return family_of(spec).alias(spec)
+
+
 def owner_of(mma: str, copy: str) -> Family:
     """Return the family of kernels with this instruction and this copy.
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,8 @@ from markupsafe import Markup
 
 from generator import __version__
 from generator.errors import HgemmError
-from generator.ladders.results import has_curve
+from generator.ladders.results import has_curve, require_matplotlib
+from generator.ladders.results import read as read_ladders
 from generator.planner import plan_of
 from generator.report.charts import (
     Figure,
@@ -31,11 +32,16 @@ from generator.report.charts import (
     rooflines,
 )
 from generator.report.draw import Pictures
-from generator.report.points import Point, kinds_of
+from generator.report.points import Point, kinds_of, of_sessions, read_bench
 from generator.spec import Spec
+from generator.store.files import disk_errors
+from generator.store.library import Library
+from generator.store.query import Selection, nothing_matches, select_rows
 from generator.tables import cell, counted
+from hgemm.disk import require_writable, write_atomically
+from hgemm.measured import read_sessions
 from hgemm.model.cards import usual_card
-from hgemm.model.report import report
+from hgemm.model.predict import report
 from hgemm.record import Record
 
 COLUMNS = (
@@ -354,3 +360,57 @@ def _embedded(value: Any) -> str:
     """Write a value as JSON that cannot close the script element."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# ==== Writing ====
+
+
+def write_report(
+    library: Library,
+    selection: Selection,
+    to: Path,
+    bench: Sequence[Path],
+    ladders: Sequence[Path],
+    png: Path | None,
+    warn: Callable[[str], None],
+) -> Iterator[Path]:
+    """Write the report to `to`, and its pictures to the folder `png` if given. Yield each written path.
+
+    Variants that fail their checks are skipped. `warn` is called with a line for each, and the report says so.
+    """
+    require_matplotlib()
+    require_writable(to, "--to")
+    points = [point for path in bench for point in read_bench(path)]
+    documents = [read_ladders(path) for path in ladders]
+    symbols = [str(row["symbol"]) for row in select_rows(library, selection)]
+    if not symbols and selection != Selection():
+        raise nothing_matches(library)
+    entries: list[Entry] = []
+    rejected: list[str] = []
+    for entry in read_entries(library, symbols):
+        if isinstance(entry, HgemmError):
+            rejected.append(str(entry))
+            warn(f"hgemm: {entry}")
+        else:
+            entries.append(entry)
+    skipped = f"Skipped {counted(len(rejected), 'variant')}, because the files fail the checks. The first: "
+    report = Report(
+        title=f"HGEMM library {library.folder.name}",
+        entries=entries,
+        points=[*of_sessions(read_sessions(library.folder)), *points],
+        ladders=documents,
+        notes=[skipped + rejected[0]] if rejected else [],
+    )
+    write_atomically(to, report.html().encode(), "--to")
+    yield to
+    if png is not None:
+        yield from _pictures(report, png)
+
+
+def _pictures(report: Report, folder: Path) -> Iterator[Path]:
+    with disk_errors("write", folder, "--png"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for figure in report.figures:
+        path = folder / f"{figure.name}.png"
+        write_atomically(path, figure.png(), "--png")
+        yield path

@@ -13,7 +13,7 @@ from pathlib import Path
 from generator.errors import LibraryError
 from generator.store.files import disk_errors, failures_of, forget_failure, rename_to_free, retire
 from generator.store.library import Library, is_ours
-from generator.store.measurements import join
+from generator.store.library import join_sessions as join
 from generator.tables import counted
 from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
 from hgemm.library import is_symbol, read_artefact, read_record, read_variant, require_library, scan

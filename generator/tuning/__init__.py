@@ -1,1 +1,206 @@
 """Tuning support of the generator: the specs to search, and a library that grows while the GPU measures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from generator.arch import ARCHS
+from generator.build.pipeline import Outcome, Settings, make
+from generator.build.toolchain import templates_folder
+from generator.device_check import open_kernel
+from generator.families.base import Plan
+from generator.layouts import ASYNC_BYTES
+from generator.spec import Texts, symbol_of
+from generator.store.library import Library
+from generator.sweep import over, read_spec_file, sweep
+from hgemm.bench.work import Work
+from hgemm.dispatch_table import kind_of, row_of
+from hgemm.dtypes import DTYPES
+from hgemm.kernel import Kernel
+from hgemm.launch_traits import LaunchTraits
+from hgemm.problem import Kind
+from hgemm.selection_query import SelectionQuery, Target
+from hgemm.tune.problem import Ranking
+
+FOLDER = Path(__file__).resolve().parent
+TMA_ALIGN_BYTES = 16
+"""Alignment that TMA requires. Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
+TABLE_BYTES = 2
+"""The tables list tiles for elements of 2 bytes. Tiles of larger elements have as many bytes along k, and fewer elements."""
+
+
+def archs_of(target: Target) -> tuple[str, ...]:
+    """Return the architectures whose code runs on a device, the one with the most instructions first."""
+    return tuple(sorted((arch.name for arch in ARCHS.values() if arch.number == target.number), reverse=True))
+
+
+def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str, Plan]:
+    """Return the legal plans by symbol. `space` is a file that replaces the tables.
+
+    Raises: RequestError if that file is malformed.
+    """
+    kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
+    query = SelectionQuery.dense(kind, work.extents)
+    aligns = (query.align_a, query.align_b, query.align_d)
+    return _plans(kind, aligns, tuple(archs), space)
+
+
+@cache
+def _plans(kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], space: Path | None) -> dict[str, Plan]:
+    requests: list[Texts] = []
+    for arch in archs:
+        groups = read_spec_file(space or _table(kind, aligns, arch))
+        groups = groups if space else [_scaled_to_bytes(group, DTYPES[kind.dtype_a].bytes) for group in groups]
+        requests += [over(group, _problem_fields(kind, aligns, arch)) for group in groups]
+    return {symbol_of(plan.spec): plan for plan in sweep(requests).plans}
+
+
+def _table(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Path:
+    """Return the table for operands with these alignments."""
+    if ARCHS[arch].has_wgmma:
+        return FOLDER / "wgmma.toml"
+    narrow = min(aligns[0] * DTYPES[kind.dtype_a].bytes, aligns[1] * DTYPES[kind.dtype_b].bytes) < ASYNC_BYTES
+    return FOLDER / ("unaligned.toml" if narrow else "mma_sync.toml")
+
+
+def _scaled_to_bytes(group: Texts, size: int) -> Texts:
+    """Return a group of a table for elements of `size` bytes."""
+    tiles = (tile.rsplit("x", 1) for tile in group["tile"].split(","))
+    return {**group, "tile": ",".join(f"{tile}x{int(k) * TABLE_BYTES // size}" for tile, k in tiles)}
+
+
+def _problem_fields(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Texts:
+    """Return the options that the problem decides. Alignments of 16 bytes stay open."""
+    return {
+        "arch": arch,
+        **{name: getattr(kind, name) for name in ("layout", "dtype_a", "dtype_b", "acc")},
+        "out": kind.dtype_d,
+        **_narrow_alignments(kind, aligns),
+    }
+
+
+def _narrow_alignments(kind: Kind, aligns: tuple[int, int, int]) -> Texts:
+    """Return the alignments below 16 bytes."""
+    sizes = [DTYPES[dtype].bytes for dtype in (kind.dtype_a, kind.dtype_b, kind.dtype_d)]
+    found = zip("abd", aligns, sizes)
+    return {f"align_{name}": str(align) for name, align, size in found if align * size < TMA_ALIGN_BYTES}
+
+
+def planned_record(plan: Plan) -> Mapping[str, Any]:
+    """Return the part of a variant's record that the cost model reads, with the planned CTAs per SM."""
+    return {
+        "symbol": symbol_of(plan.spec),
+        "arch": plan.spec.arch,
+        "spec": plan.spec.to_dict(),
+        "launch": plan.launch(),
+        "traits": plan.traits(),
+        "resources": {"ctas_per_sm": plan.spec.ctas_per_sm},
+    }
+
+
+# ---- Builds beside measurements --------------------------------------------------------------------------------------
+
+
+_STOP_S = 10.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to search: problems, candidates per problem, architectures, an optional spec file, and worker processes."""
+
+    works: Sequence[Work]
+    candidates: int
+    archs: tuple[str, ...]
+    space: Path | None
+    jobs: int
+
+
+class Generating:
+    """Variants `symbols` of a library, plus those of a search. Raises RequestError if its specs are malformed."""
+
+    def __init__(
+        self, library: Library, symbols: Sequence[str], search: Search, target: Target, log: Callable[[str], None]
+    ) -> None:
+        self._library, self._search, self._log = library, search, log
+        records = {symbol: library.load(symbol, verify=False).record.data for symbol in symbols}
+        self.keys = {symbol: record["key"] for symbol, record in records.items()}
+        self._plans: dict[str, Plan] = {}
+        for work in search.works:
+            self._plans |= plans_for(work, search.archs, search.space)
+        planned = {symbol: planned_record(plan) for symbol, plan in self._plans.items() if symbol not in records}
+        traits = {symbol: LaunchTraits.of(record) for symbol, record in {**planned, **records}.items()}
+        rows = {symbol: (kind_of(one), row_of(one, {**planned, **records}[symbol])) for symbol, one in traits.items()}
+        self.ranking = Ranking(rows, target)
+        self._available, self._failed = set(records), set[str]()
+        self._candidates: dict[str, list[str]] = {}
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def ready(self, works: Sequence[Work]) -> Work:
+        """Wait for a problem whose candidates are all built or failed, and return the first."""
+        self._start(works)
+        with self._changed:
+            while True:
+                if self._error:
+                    raise self._error
+                for work in works:
+                    if all(
+                        symbol in self._available or symbol in self._failed for symbol in self._candidates[work.key]
+                    ):
+                        return work
+                self._changed.wait()
+
+    def kernels(self, work: Work) -> list[Kernel]:
+        """Return the candidates. The choice uses all results so far, not only those at the start."""
+        with self._changed:
+            available = frozenset(self._available)
+        symbols = self.ranking.best(work, self._search.candidates, among=available)
+        return [open_kernel(self._library, symbol) for symbol in symbols]
+
+    def close(self) -> None:
+        """Stop building."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join(_STOP_S)
+
+    def _start(self, works: Sequence[Work]) -> None:
+        if self._thread:
+            return
+        self._candidates = {work.key: self.ranking.best(work, self._search.candidates) for work in works}
+        missing = [
+            symbol for symbols in self._candidates.values() for symbol in symbols if symbol not in self._available
+        ]
+        plans = [self._plans[symbol] for symbol in dict.fromkeys(missing)]
+        self._thread = threading.Thread(target=self._make, args=(plans,), daemon=True)
+        self._thread.start()
+
+    def _make(self, plans: Sequence[Plan]) -> None:
+        settings = Settings(self._library, templates_folder())
+        try:
+            with closing(make(plans, settings, self._search.jobs)) as outcomes:
+                for number, (_, outcome) in enumerate(outcomes, 1):
+                    self._record_outcome(outcome)
+                    self._log(f"made {number}/{len(plans)}: {outcome.status} {outcome.symbol}")
+                    if self._stop.is_set():
+                        return
+        except Exception as error:  # `ready` raises it again
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _record_outcome(self, outcome: Outcome) -> None:
+        with self._changed:
+            if outcome.record is None or outcome.record.data["spilled"]:
+                self._failed.add(outcome.symbol)
+            else:
+                self._available.add(outcome.symbol)
+                self.keys[outcome.symbol] = outcome.record.key
+            self._changed.notify_all()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hgemm.bench.options import bench, bench_options
+from hgemm.bench.runner import bench, bench_options
 from hgemm.bench.work import read_kernels
 from hgemm.errors import run_command
 

@@ -8,8 +8,7 @@ import click
 
 from hgemm.bench.work import read_kernels
 from hgemm.errors import run_command
-from hgemm.tune.options import tune, tune_options
-from hgemm.tune.runner import Prebuilt
+from hgemm.tune.runner import Prebuilt, tune_library, tune_options
 
 
 @click.command("tune")
@@ -18,7 +17,7 @@ from hgemm.tune.runner import Prebuilt
 @tune_options
 def command(library: Path, kernels: str, **options) -> int:
     """Find and record the best variant of a library for each problem. `hgemm tune --help` explains how."""
-    return tune(
+    return tune_library(
         library,
         lambda plan, target: Prebuilt(read_kernels(library, kernels), target, plan.candidates),
         options,

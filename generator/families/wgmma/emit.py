@@ -5,11 +5,45 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.base import Form
-from generator.families.common import CUTE_ELEMENTS, common_values, cute_integers
+from generator.families.common import (
+    CUTE_ELEMENTS,
+    STREAM_K_MIN_K_TILES,
+    common_values,
+    cute_integers,
+    partials_in_flight,
+)
 from generator.families.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes
-from generator.families.wgmma import policy
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.spec import DTYPE_BYTES
+
+LONG_ACTIVATIONS = frozenset({"gelu", "silu"})
+"""Activations whose code is long, so that the subtiles of an epilogue share one loop."""
+
+
+def unroll_epilogue(plan: Plan) -> bool:
+    """Tell whether the epilogue's subtiles are unrolled in the common case: 2 to 8 % faster."""
+    short = plan.spec.activation not in LONG_ACTIVATIONS
+    return short and (plan.spec.store == "tma" or plan.spec.form == "cute")
+
+
+def stream_k(plan: Plan) -> dict[str, Any]:
+    """Return the constants of stream-K by name.
+
+    `scheduler_per_role`: beside producers that copy, consumers have fewer registers, and values that live across the
+    producer/consumer split would spill. `reduce_by_blocks`: halves become floats 64 rows at a time, because all rows may need
+    more registers than there are.
+    """
+    blocks = plan.consumer_rows // ROWS_PER_WARPGROUP
+    to_floats = DTYPE_BYTES[plan.spec.dtype_d] == 4
+    return {
+        "stream_k_min_k_tiles": STREAM_K_MIN_K_TILES,
+        "partials_in_flight": partials_in_flight(blocks * (plan.tile.n // 8), plan.copied, to_floats),
+        "scheduler_per_role": plan.copied,
+        "reduce_by_blocks": plan.spec.acc == "f16" and blocks > 1,
+    }
+
+
+# ==== Template values ====
 
 
 def wgmma_name(plan: Plan) -> str:
@@ -65,8 +99,8 @@ def atoms_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "a": _atoms_operand(plan.a, "n" if spec.swap_ab else "m", plan.tile.m, aligns[0]),
         "b": _atoms_operand(plan.b, "m" if spec.swap_ab else "n", plan.tile.n, aligns[1]),
         "has_maps": bool(plan.tensor_maps),
-        "unroll_epilogue": policy.unroll_epilogue(plan),
-        **policy.stream_k(plan),
+        "unroll_epilogue": unroll_epilogue(plan),
+        **stream_k(plan),
         "store": spec.store,
         "store_columns": plan.d.width,
         "epilogue_columns": plan.d.subtile_columns,
@@ -130,7 +164,7 @@ def cute_values(plan: Plan, symbol: str) -> dict[str, Any]:
         "d": _cute_result(plan, rows, columns, stages),
         "stmatrix": _stmatrix(plan, columns),
         "store": spec.store,
-        "unroll_epilogue": policy.unroll_epilogue(plan),
+        "unroll_epilogue": unroll_epilogue(plan),
         "ctas_per_sm": spec.ctas_per_sm,
     }
 
