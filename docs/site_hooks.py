@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
@@ -134,6 +135,39 @@ def record_fields() -> str:
     return f"```text\n{shown.stdout.rstrip()}\n```"
 
 
+def record_schema() -> str:
+    """Return a table of the fields of each section of a record, from its JSON schema."""
+    from generator.store import schema
+
+    properties = schema.record_schema()["properties"]
+    top = [(f"`{name}`", _json_type(item), "", item["description"]) for name, item in properties.items()]
+    sections = [table(_SCHEMA_HEADER, top)]
+    for name, item in properties.items():
+        rows = [*_schema_rows(item)]
+        if rows:
+            sections.append(f"### {name}\n\n" + table(_SCHEMA_HEADER, rows))
+    return "\n\n".join(sections)
+
+
+_SCHEMA_HEADER = ("Field", "Type", "Unit", "Meaning")
+
+
+def _schema_rows(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, ...]]:
+    """Yield a row for each field of an object, with the fields of inner objects after it."""
+    required = schema.get("required", ())
+    for name, item in schema.get("properties", {}).items():
+        type_ = _json_type(item) + ("" if name in required else ", optional")
+        yield f"`{path}{name}`", type_, item.get("x-unit", ""), item["description"]
+        yield from _schema_rows(item, f"{path}{name}.")
+        yield from _schema_rows(item.get("items", {}), f"{path}{name}[].")
+
+
+def _json_type(schema: dict[str, Any]) -> str:
+    if schema.get("type") == "array":
+        return f"array of {_json_type(schema['items'])}"
+    return str(schema.get("type") or schema.get("const", "any"))
+
+
 # ---- Emitted kernels -------------------------------------------------------------------------------------------------
 
 
@@ -193,5 +227,6 @@ def _plain(comment: str) -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (cli, spec_fields, architectures, record_fields, emitted_kernel, python_api, c_api)
+    made.__name__: made
+    for made in (cli, spec_fields, architectures, record_fields, record_schema, emitted_kernel, python_api, c_api)
 }

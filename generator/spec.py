@@ -411,7 +411,8 @@ class Field:
     Fields: `parse` reads a value. `option` sets this field alone; `shared` names an option that sets several fields. `examples`
         are words that a shell completes if `parse` has no list of words. `symbol` writes the field's part of a kernel's symbol.
         `enum` is the enumeration hgemm_<enum> of hgemm.h if the run time knows the field. `families` are the kernel families
-        that leave the field open; none stands for all.
+        that leave the field open; none stands for all. `meaning` describes the field of a record if `help` fits the option only;
+        `unit` is the unit of its number.
     """
 
     name: str
@@ -425,6 +426,8 @@ class Field:
     symbol: Callable[[Spec], str] | None = None
     enum: str = ""
     families: tuple[str, ...] = ()
+    meaning: str = ""
+    unit: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -449,6 +452,7 @@ FIELDS = (
         "Architectures: sm_89, 89 or 8.9. Required.",
         examples=tuple(ARCHS),
         symbol=lambda spec: spec.arch.replace("_", ""),
+        meaning="Architecture.",
     ),
     Field(
         "form",
@@ -468,8 +472,11 @@ FIELDS = (
         shared="dtype",
         symbol=lambda spec: spec.dtype_a + (spec.dtype_b if spec.dtype_b != spec.dtype_a else ""),
         enum="dtype",
+        meaning="Type of A.",
     ),
-    Field("dtype_b", _TYPE, OPERANDS, "DTYPES", "The same for B only.", shared="dtype", enum="dtype"),
+    Field(
+        "dtype_b", _TYPE, OPERANDS, "DTYPES", "The same for B only.", shared="dtype", enum="dtype", meaning="Type of B."
+    ),
     Field(
         "acc",
         _ACC,
@@ -499,7 +506,17 @@ FIELDS = (
         enum="layout",
     ),
     *(
-        Field(f"align_{letter}", _align, OPERANDS, "N", f"The same for {names} only.", shared="align", examples=_ALIGNS)
+        Field(
+            f"align_{letter}",
+            _align,
+            OPERANDS,
+            "N",
+            f"The same for {names} only.",
+            shared="align",
+            examples=_ALIGNS,
+            meaning=f"Alignment of {names}: {_listed(_ALIGNS)}.",
+            unit="elements",
+        )
         for letter, names in (("a", "A"), ("b", "B"), ("d", "C and D"))
     ),
     Field(
@@ -510,8 +527,10 @@ FIELDS = (
         "CTA tile: 128x128x32,256x128x32.",
         option="tile",
         symbol=lambda spec: str(spec.cta_tile),
+        meaning="CTA tile: MxNxK.",
+        unit="elements",
     ),
-    Field("warp_tile", WarpTile.parse, TILES, "MxN", "Warp tile: 64x64.", families=_WARPS),
+    Field("warp_tile", WarpTile.parse, TILES, "MxN", "Warp tile: 64x64.", families=_WARPS, unit="elements"),
     Field(
         "mma",
         _mma,
@@ -519,6 +538,7 @@ FIELDS = (
         "ATOMS",
         f"Tensor instruction: m16n8k16, m16n8k8, {WMMA}, {WGMMA}.",
         examples=("m16n8k16", "m16n8k8", WMMA, WGMMA),
+        meaning=f"Tensor instruction: m16n8k16, m16n8k8, {WMMA}, or m64nNk16 and m64nNk8 of wgmma.",
     ),
     Field(
         "consumers",
@@ -561,6 +581,7 @@ FIELDS = (
         "N",
         "Stages, 3 or 2:5. From 1 to 16; with wgmma or TMA from 2.",
         symbol=lambda spec: f"s{spec.stages}",
+        meaning="Stages of the pipeline.",
     ),
     Field(
         "fragment_stages",
@@ -613,6 +634,8 @@ FIELDS = (
             shared="smem",
             examples=_SMEM,
             families=(_MMA_SYNC,),
+            meaning=f"Placement of {letter.upper()} in shared memory: none, pad:H, pad_alternate:H, xor:B,M,S.",
+            unit="elements",
         )
         for letter in "ab"
     ),
@@ -640,7 +663,7 @@ FIELDS = (
         f"How CTAs take work: {_listed(Schedule.forms())}.",
         examples=("one_tile", "persistent", "stream_k", "split_k:4", "split_k_cluster:2"),
     ),
-    Field("beta", _switch, EPILOGUE, "ON/OFF", "Add beta * C: on, off."),
+    Field("beta", _switch, EPILOGUE, "ON/OFF", "Add beta * C: on, off.", meaning="Add beta * C."),
     Field("bias", Choice(BIASES), EPILOGUE, "NAMES", "Add a bias: none, row (n,), column (m,).", enum="bias"),
     Field(
         "activation", Choice(ACTIVATIONS), EPILOGUE, "NAMES", f"Activation: {_listed(ACTIVATIONS)}.", enum="activation"

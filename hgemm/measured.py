@@ -17,16 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hgemm.disk import disk_errors
-from hgemm.dtypes import OUTPUTS
-from hgemm.errors import LibraryError
-from hgemm.problem import ACCUMULATIONS, LAYOUTS, MAX_EXTENT, TYPES, Kind
-from hgemm.record import (
+from hgemm.checks import (
     NAME,
-    SYMBOL,
     TEXT,
     Mismatch,
     boolean,
+    check,
     either,
     fields,
     integer,
@@ -36,6 +32,11 @@ from hgemm.record import (
     scalar,
     text,
 )
+from hgemm.disk import disk_errors
+from hgemm.dtypes import OUTPUTS
+from hgemm.errors import LibraryError
+from hgemm.problem import ACCUMULATIONS, LAYOUTS, MAX_EXTENT, TYPES, Kind
+from hgemm.record import SYMBOL
 
 # ==== The schema of a session ====
 
@@ -78,6 +79,7 @@ _PROBLEM = fields(
 _MIN_TIME_US = 1e-6
 
 
+@check({"type": "array"})
 def _check_times(value: Any, field: str) -> None:
     """Accept a list of [variant, time_us] or [variant, time_us, spread_us, rounds].
 

@@ -18,6 +18,7 @@ from benchmarks import cost_model
 from generator.cli.main import hgemm_command, main
 from generator.explain import Question, model_of
 from generator.sweep import sweep
+from hgemm.checks import Mismatch
 from hgemm.errors import RequestError
 from hgemm.model.cards import FOLDER, USUAL, Card, Figure, Source, card, card_keys, card_named, parse_card, usual_card
 from hgemm.model.kernel import (
@@ -36,7 +37,6 @@ from hgemm.model.kernel import (
     waves,
 )
 from hgemm.model.predict import PATH, card_for, cycles_of, fit_of, fits, parse_fits, predict, problem_of, report, terms
-from hgemm.record import Mismatch
 
 TURING = {
     **{"mma": "m16n8k8", "acc": "f16", "dtype_a": "f16", "dtype_b": "f16", "dtype_d": "f16", "copy": "ldg_sts"},

@@ -16,6 +16,7 @@ from generator.errors import RequestError
 from generator.spec import BY_FIELD, differing
 from generator.store.library import Library
 from generator.store.query import Selection, check_field, condition_of, fields_in, known_fields, resolve, select_rows
+from generator.store.schema import schema_text
 from generator.tables import counted, fitted, line_width, to_csv, to_text
 from hgemm.library import Variant, scan
 from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
@@ -132,7 +133,15 @@ Examples:
   hgemm show hgemm_sm89_tn_f16_f32_f16_128x128x32
   hgemm show hgemm_sm89_tn_f16_f32_f16_128x128x32 --source
   hgemm show '*256x128x32*' --json
+  hgemm show --schema
 """
+
+
+def _print_schema(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+    """Print the schema before SYMBOL is required."""
+    if is_given and not ctx.resilient_parsing:
+        click.echo(schema_text(), nl=False)
+        ctx.exit()
 
 
 @click.command("show", help=_SHOW_HELP)
@@ -143,6 +152,14 @@ Examples:
 @click.option("--sass", is_flag=True, help="Print the disassembled machine code.")
 @click.option("--paths", is_flag=True, help="Print the paths of the files.")
 @json_option
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON schema of records, and exit.",
+)
 def show_command(symbol: str, library: Path, as_json: bool, **views: bool) -> None:
     given = [name for name, is_given in {**views, "json": as_json}.items() if is_given]
     if len(given) > 1:

@@ -12,21 +12,16 @@ from typing import Any
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.tables import to_csv, to_text
 from hgemm.bench.work import WORK, Work
-from hgemm.record import TEXT, Mismatch, Scalar, boolean, either, fields, list_of, map_of, number, plain
+from hgemm.checks import TEXT, Mismatch, boolean, either, fields, list_of, map_of, null, number, plain
+from hgemm.record import Scalar
 
 SCHEMA = 1
 KIND = "ladders"
 
 # ==== Reading documents ====
 
-
-def _none(value: Any, field: str) -> None:
-    if value is not None:
-        raise Mismatch(f"{field} must be null, a number or a text")
-
-
-_NUMBER, _TEXT = either(_none, number()), either(_none, TEXT)
-_RATIOS = list_of(either(_none, fields({"median": number()}, others=plain)))
+_NUMBER, _TEXT = either(null, number()), either(null, TEXT)
+_RATIOS = list_of(either(null, fields({"median": number()}, others=plain)))
 _STEP = fields(
     {
         **dict.fromkeys(("name", "what", "symbol"), TEXT),

@@ -10,23 +10,18 @@ from typing import Any
 
 from generator.errors import LibraryError
 from hgemm.bench.work import WORK, Work
+from hgemm.checks import NAME, TEXT, Mismatch, either, fields, integer, list_of, map_of, null, number, plain
 from hgemm.measured import Result, Session, VariantTime
-from hgemm.record import NAME, TEXT, Mismatch, fields, integer, list_of, map_of, number, plain
 
 _SCHEMA = 1
 _US = number(low=1e-6)
-
-
-def _name_or_none(value: Any, field: str) -> None:
-    if value is not None:
-        TEXT(value, field)
 
 
 _RESULT = fields(
     {"work": WORK, "state": NAME},
     others=plain,
     optional={
-        **dict.fromkeys(("ours", "first", "best"), _name_or_none),
+        **dict.fromkeys(("ours", "first", "best"), either(null, TEXT)),
         "refused": map_of(TEXT, TEXT),
         "figures": map_of(TEXT, fields({"time_us": _US}, others=plain)),
         **dict.fromkeys(("ratio_first", "ratio_best"), fields({"median": number(low=1e-6)}, others=plain)),

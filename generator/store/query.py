@@ -9,35 +9,16 @@ from dataclasses import dataclass, replace
 
 from generator.arch import ARCHS, parse_arch, parse_arch_list
 from generator.errors import LibraryError, RequestError, closest_words, unknown_word
-from generator.spec import BY_FIELD, HASH_DIGITS, parse_field
+from generator.spec import HASH_DIGITS, parse_field
 from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, any_like
 from generator.store.library import Library
+from generator.store.schema import flat_fields
+from hgemm.checks import MAX_INTEGER
 from hgemm.errors import deprecated, library_suffix
 from hgemm.library import is_symbol
-from hgemm.record import MAX_INTEGER, PROVED, RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word, flatten
+from hgemm.record import RECORD_NAME, SOURCE_NAME, Scalar, current_field, current_word
 
-_COUNT = 0
-_DOCUMENT = {
-    **dict.fromkeys(("symbol", "alias", "key", "arch", "spilled"), _COUNT),
-    "resources": dict.fromkeys(
-        ("registers", "spill_bytes", "stack_bytes", "smem_bytes", "ctas_per_sm", "warps_per_sm", "occupancy"), _COUNT
-    ),
-    "spec": dict.fromkeys(BY_FIELD, _COUNT),
-    "launch": {"threads": _COUNT, "smem_bytes": _COUNT, "cluster": [], "grid": {"rule": _COUNT, "splits": _COUNT}},
-    "traits": {
-        **dict.fromkeys(("deterministic", "graph_safe", "exact_tiles_only"), _COUNT),
-        "min_align": dict.fromkeys("abd", _COUNT),
-        "workspace": dict.fromkeys(
-            ("counter_bytes_per_tile", "partial_bytes_per_tile", "partial_bytes_per_cta"), _COUNT
-        ),
-    },
-    "sass": {},
-    "files": {f"kernel.{suffix}": {"bytes": _COUNT} for suffix in ("cu", "py", "cubin", "ptx")},
-    "seconds": dict.fromkeys(("emit", "compile", "inspect"), _COUNT),
-    "toolchain": dict.fromkeys(("nvrtc", "nvjitlink", "cutlass", "cudart", "cutlass_dsl", "generator"), ""),
-    "proof": dict.fromkeys((*PROVED, "unproved"), _COUNT),
-}
-FIELDS = frozenset(flatten(_DOCUMENT)) - {"proof_shapes", "proof_timings"}
+FIELDS = flat_fields()
 """The short names of all fields of a record that hold one word or number, without the instruction counts."""
 
 

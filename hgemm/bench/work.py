@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hgemm.cases import Shape
+from hgemm.checks import TEXT, fields, integer, text
 from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import MAX_EXTENT
-from hgemm.record import TEXT, fields, integer, text
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hgemm.checks import NAME, TEXT, Mismatch, check, fields, integer, map_of, number, text
 from hgemm.errors import LibraryError, RequestError, closest_words
-from hgemm.record import NAME, TEXT, Mismatch, fields, integer, map_of, number, text
 
 FOLDER = Path(__file__).with_name("tables")
 SCHEMA = 1
@@ -142,12 +142,13 @@ _SOURCE = fields(
 )
 
 
+@check({"type": "array", "minItems": 2, "maxItems": 2})
 def _figure(value: Any, name: str) -> None:
     """Validate a figure: a number and the name of its source."""
     if not isinstance(value, list) or len(value) != 2:
         raise Mismatch(f"{name} must be [number, source], not {value!a}")
-    number()(value[0], name)
-    TEXT(value[1], name)
+    number().test(value[0], name)
+    TEXT.test(value[1], name)
 
 
 _DOCUMENT = fields(

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hgemm.checks import NAME, TEXT, Mismatch, integer, map_of, number, text
+from hgemm.checks import fields as document_of
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError, RequestError
 from hgemm.model.cards import Card, card_named, usual_card
 from hgemm.model.kernel import KTile, LaunchEstimate, Size, by_wgmma, element_bytes, extents, k_tile, launch
-from hgemm.record import NAME, TEXT, Mismatch, integer, map_of, number, text
-from hgemm.record import fields as document_of
 
 PATH = Path(__file__).with_name("fitted.json")
 SCHEMA = 1
