@@ -502,7 +502,7 @@ def test_an_export_has_its_code_and_with_sources_is_refused(library: Library) ->
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["verify", "--device", "--shapes", "33x49x17"], f"ok    {SYMBOL}  1/1 shapes"),
+        (["verify", "--device", "--shapes", "33x49x17"], f"ok    {SYMBOL}  1/1 shape"),
         (["run", SYMBOL, *SIZES], SYMBOL),
     ],
     ids=["verify", "run"],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from records import make_record
 
 from generator.errors import LibraryError
-from generator.proof.costs import Costs
+from generator.proof.proving import Costs
 from generator.spec import Spec
 from generator.store.library import Library
 from generator.store.schema import record_schema, schema_text
