@@ -29,6 +29,7 @@ LAYERS = (
     "generator.catalog",
     "generator.proof generator.device_check",
     "generator.export generator.ladders generator.tuning",
+    "generator.pack",
     "generator.report generator.explain generator.compare generator.doctor",
     "generator.cli",
     "generator.__main__",

@@ -39,6 +39,7 @@ VERBS = {
     "ladder": ("ladder", "Reproduce a published ladder of kernels, step by step."),
     "list": ("library", "List the variants of a library as a table, CSV or JSON."),
     "merge": ("library", "Merge libraries, for example the shards of a sweep."),
+    "pack": ("pack", "Build the kernels of a model's linear layers."),
     "reindex": ("library", "Rebuild the index of a library from its folders."),
     "report": ("inspect", "Write a library as one HTML file with tables and charts."),
     "run": ("device", "Run a variant on one problem, time it and check it."),

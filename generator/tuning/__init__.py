@@ -48,11 +48,14 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
     kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
     query = SelectionQuery.dense(kind, work.extents)
     aligns = (query.align_a, query.align_b, query.align_d)
-    return _plans(kind, aligns, tuple(archs), space)
+    return plans_of(kind, aligns, tuple(archs), space)
 
 
 @cache
-def _plans(kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], space: Path | None) -> dict[str, Plan]:
+def plans_of(
+    kind: Kind, aligns: tuple[int, int, int], archs: tuple[str, ...], space: Path | None = None
+) -> dict[str, Plan]:
+    """Return the legal plans of the tables for a kind of product, by symbol. `aligns` are those of A, B and D in elements."""
     requests: list[Texts] = []
     for arch in archs:
         groups = read_spec_file(space or _table(kind, aligns, arch))
@@ -80,6 +83,7 @@ def _problem_fields(kind: Kind, aligns: tuple[int, int, int], arch: str) -> Text
     return {
         "arch": arch,
         **{name: getattr(kind, name) for name in ("layout", "dtype_a", "dtype_b", "acc")},
+        **{name: word for name in ("bias", "activation") if (word := getattr(kind, name)) != "none"},
         "out": kind.dtype_d,
         **_narrow_alignments(kind, aligns),
     }

@@ -1,0 +1,247 @@
+"""The verb pack: the kernels of a model's linear layers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from generator.arch import ARCHS, parse_arch_list
+from generator.build.pipeline import Settings
+from generator.build.toolchain import templates_folder
+from generator.build.workers import cores
+from generator.cli.options import json_option
+from generator.cli.output import OnOutcome, progress
+from generator.errors import HgemmError, RequestError
+from generator.naming import symbol_of
+from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, MAX_ROWS, Choice, Pack, choosers_of, dtypes_of, pack
+from generator.pack.models import MODELS, Layer, Model, distinct, model_of_sizes, read_model
+from generator.store.library import Library
+from generator.tables import counted, to_text
+from hgemm.errors import library_suffix
+from hgemm.library import reject_file
+from hgemm.options import INPUTS, kind_option
+from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS
+
+_HELP = f"""Build the kernels of a model's linear layers, for 1 to {MAX_ROWS:,} rows (tokens). No GPU is needed.
+
+MODEL is a config.json of Hugging Face, or its folder. It is read as data, and nothing in it is executed. Known values of
+model_type: {", ".join(MODELS)}. For any other model, --nk lists n and k of its layers.
+
+The cost model estimates each candidate for each layer and number of rows. The pack is a small set of kernels that is
+predicted to be within --loss of the best candidate everywhere. It contains q, k and v, and gate and up, apart and fused.
+Layers that are followed by an activation get kernels with the activation and without it.
+
+The result is a library: `hgemm export`, `hgemm.open` and `hgemm tune` take it as it is.
+
+\b
+Examples:
+  hgemm pack llama/config.json --arch sm_90a --to build/llama
+  hgemm pack llama --arch 80,90a --dtype f16 --to build/llama
+  hgemm pack --nk 4096x14336,14336x4096 --dtype bf16 --bias row --arch 90a --to build/mlp
+  hgemm pack llama --arch 90a --dry-run
+"""
+_CHECK_SHAPE = "8x128x256"
+"""The product of --check: a few rows, and more k-tiles than one."""
+
+
+@click.command("pack", help=_HELP)
+@click.argument("model", required=False, type=click.Path(path_type=Path), metavar="[MODEL]")
+@click.option("--nk", default="", metavar="SIZES", help="n and k of layers, instead of MODEL: 4096x14336,14336x4096.")
+@click.option("--arch", required=True, metavar="ARCHS", help="Architectures of the kernels: 90a, or 80,90a.")
+@click.option("--to", type=click.Path(path_type=Path, readable=False), metavar="DIR", help="The library's folder.")
+@kind_option("--dtype", INPUTS, "Type of A, B and D", "Default: the config's.", several=True)
+@kind_option("--layout", LAYOUTS, "With --nk: A and B in BLAS letters", default="tn", show_default=True)
+@kind_option("--bias", BIASES[:2], "With --nk: bias", default="none", show_default=True)
+@kind_option("--activation", ACTIVATIONS, "With --nk: activation", default="none", show_default=True)
+@click.option(
+    "--loss",
+    type=click.FloatRange(0, 100),
+    default=100 * MAX_LOSS,
+    show_default=True,
+    metavar="PERCENT",
+    help="Predicted time over the best candidate's, at most. A larger loss needs fewer kernels.",
+)
+@click.option("--dry-run", "--explain", "dry_run", is_flag=True, help="Print layers and kernels; build nothing.")
+@click.option("--check", is_flag=True, help="Also run one kernel on this machine's CPU and check its result.")
+@click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes. Default: all cores.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@json_option
+@click.pass_context
+def pack_command(
+    ctx: click.Context,
+    model: Path | None,
+    nk: str,
+    arch: str,
+    to: Path | None,
+    dtype: str | None,
+    layout: str,
+    bias: str,
+    activation: str,
+    loss: float,
+    dry_run: bool,
+    check: bool,
+    jobs: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    if (model is None) == (not nk):
+        raise RequestError(
+            "name a config.json, or list the layers with --nk" if not nk else "--nk replaces MODEL: give one"
+        )
+    began = time.perf_counter()
+    archs = parse_arch_list(arch)
+    read = model_of_sizes(nk, layout, bias != "none", activation) if nk else read_model(model or Path())
+    dtypes = dtypes_of(read, dtype or "")
+    _note(read, archs, dtype or "")
+    layers = distinct(read.layers)
+    choosers = choosers_of(read, archs, dtypes)
+    if dry_run:
+        choices = [chooser.choose(loss / 100) for chooser in choosers]
+        text = (
+            json.dumps(_document(read, dtypes, layers, choices), indent=1) + "\n" if as_json else _plan(layers, choices)
+        )
+        click.echo(text, nl=False)
+        return
+    if to is None:
+        raise RequestError("--to is missing: name the folder of the library, or add --dry-run")
+    reject_file(to)
+    settings = Settings(Library(to), templates_folder())
+    workers = jobs or cores()
+
+    @contextmanager
+    def started(choices: Sequence[Choice], count: int) -> Iterator[OnOutcome]:
+        if not quiet:
+            for choice in choices:
+                click.echo(f"hgemm: {_chosen(choice)}, in {time.perf_counter() - began:.1f} s", err=True)
+        with progress(count, quiet, workers) as tell:
+            yield tell
+
+    done = pack(choosers, settings, loss / 100, workers, started)
+    for error in done.dropped.values():
+        click.echo(f"hgemm: replaced a kernel: {error}", err=True)
+    checked = _checked(settings.library, done) if check else {}
+    seconds = time.perf_counter() - began
+    if as_json:
+        found = {
+            "folder": str(to),
+            "symbols": done.symbols,
+            "bytes": done.bytes,
+            "seconds": round(seconds, 2),
+            "dropped": dict(done.dropped),
+            **checked,
+        }
+        click.echo(json.dumps(_document(read, dtypes, layers, done.choices) | found, indent=1))
+        return
+    click.echo(_layer_table(layers, done.choices), nl=False)
+    size = f"{done.bytes:,} B of cubins and PTX"
+    click.echo(f"{to}: {counted(len(done.symbols), 'kernel')} for {', '.join(archs)}, {size}, {seconds:.1f} s")
+    if checked:
+        click.echo(f"{checked['checked']}: {_CHECK_SHAPE} is correct on the CPU, {checked['check_seconds']:.1f} s")
+    if not quiet:
+        _next_commands(to)
+
+
+def _note(model: Model, archs: Sequence[str], dtype: str) -> None:
+    if not (dtype or model.dtype):
+        click.echo(f"hgemm: no type is given: packing {DEFAULT_DTYPE}; --dtype bf16 chooses another", err=True)
+    for note in model.notes:
+        click.echo(f"hgemm: {model.name}: {note}", err=True)
+    for arch in archs:
+        if f"{arch}a" in ARCHS and f"{arch}a" not in archs:
+            click.echo(f"hgemm: {arch}a, for the same GPUs, has wgmma: --arch {arch}a is faster", err=True)
+
+
+def _chosen(choice: Choice) -> str:
+    count = len(choice.plans)
+    losses = f"{100 * choice.mean_loss:.1f} % in the mean, {100 * choice.worst_loss:.1f} % at worst"
+    return f"chose {count} of {choice.candidates} kernels for {choice.arch}: predicted loss {losses}"
+
+
+# ==== The answer ====
+
+
+def _layer_table(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
+    """Return a table of the layers, with the number of kernels that each uses."""
+    rows = []
+    for layer in layers:
+        used = {one.symbol for choice in choices for one in choice.ranges if one.layer == layer.name}
+        rows.append(
+            {
+                "layer": layer.name,
+                "n": layer.n,
+                "k": layer.k,
+                "layout": layer.layout,
+                "bias": "row" if layer.bias else "none",
+                "activation": layer.activation,
+                "kernels": len(used),
+            }
+        )
+    return to_text(rows, ["layer", "n", "k", "layout", "bias", "activation", "kernels"])
+
+
+def _plan(layers: Sequence[Layer], choices: Sequence[Choice]) -> str:
+    """Return the tables of a dry run: the layers, and the rows of each layer that each kernel serves."""
+    parts = [_layer_table(layers, choices)]
+    for choice in choices:
+        rows: list[dict[str, Any]] = [
+            {
+                "layer": one.layer,
+                "activation": one.kind.activation,
+                "rows": f"{one.first} to {one.last}" if one.first < one.last else str(one.first),
+                "symbol": one.symbol,
+            }
+            for one in choice.ranges
+        ]
+        parts.append(to_text(rows, ["layer", "activation", "rows", "symbol"]) + _chosen(choice) + "\n")
+    return "\n".join(parts)
+
+
+def _document(
+    model: Model, dtypes: Sequence[str], layers: Sequence[Layer], choices: Sequence[Choice]
+) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "dtypes": list(dtypes),
+        "notes": list(model.notes),
+        "layers": [asdict(layer) for layer in layers],
+        "choices": [
+            {
+                "arch": choice.arch,
+                "candidates": choice.candidates,
+                "kernels": len(choice.plans),
+                "mean_loss": round(choice.mean_loss, 4),
+                "worst_loss": round(choice.worst_loss, 4),
+                "ranges": [{**asdict(one), "kind": str(one.kind)} for one in choice.ranges],
+            }
+            for choice in choices
+        ],
+    }
+
+
+def _checked(library: Library, done: Pack) -> dict[str, Any]:
+    """Run the smallest kernel on the CPU. Return its symbol and the seconds. Raises: HgemmError if its result is wrong."""
+    from generator.proof.jobs import Emulation, host_toolchain  # slow to import
+
+    began = time.perf_counter()
+    tiles = {plan.spec.cta_tile.m * plan.spec.cta_tile.n: plan for choice in done.choices for plan in choice.plans}
+    symbol = symbol_of(tiles[min(tiles)].spec)
+    outcome = next(Emulation(library, host_toolchain(), _CHECK_SHAPE).outcomes([symbol]))
+    if not outcome.passed:
+        raise HgemmError(f"{symbol} fails its check on the CPU: {outcome.reason}")
+    return {"checked": symbol, "check_seconds": round(time.perf_counter() - began, 2)}
+
+
+def _next_commands(to: Path) -> None:
+    lines = (
+        f"hgemm export{library_suffix(to)} --to {to}-c    # a C library",
+        f'hgemm.open("{to}")    # in Python',
+        f"hgemm verify{library_suffix(to)} --device    # on the GPU",
+    )
+    click.echo("hgemm: next:\n  " + "\n  ".join(lines), err=True)

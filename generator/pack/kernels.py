@@ -1,0 +1,320 @@
+"""The kernels of a pack: for every layer and number of rows, one whose predicted time is near the best of all candidates.
+
+Candidates are the tables of tiles that `hgemm tune` searches. Their times come from the cost model, so no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from generator.arch import ARCHS, parse_arch_list
+from generator.build.pipeline import Outcome, Settings, make
+from generator.build.toolchain import templates_folder
+from generator.build.workers import cores
+from generator.errors import RequestError, unknown_word
+from generator.families.base import Plan
+from generator.naming import symbol_of
+from generator.pack.models import Layer, Model, distinct
+from generator.store.library import Library
+from generator.tuning import planned_record, plans_of
+from hgemm.dispatch_table import Row, estimate_clocks, kind_of, row_of
+from hgemm.dtypes import type_word
+from hgemm.launch_traits import LaunchTraits
+from hgemm.octave_grid import extents_between
+from hgemm.problem import TYPES, Kind, kind_supports
+from hgemm.record import CUBIN_NAME, PTX_NAME
+from hgemm.selection import row_supports
+from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
+
+MAX_ROWS = 16384
+"""The largest number of rows of A that a pack is made for."""
+MAX_LOSS = 0.05
+"""A pack's kernel may be predicted this much slower than the best candidate."""
+INPUTS = tuple(word for word in TYPES if word != "f32")
+"""The types that kernels multiply."""
+DEFAULT_DTYPE = "f16"
+"""The type of a pack if neither the model nor the user names one."""
+WORKSPACES = (0, ANY_WORKSPACE)
+"""A pack serves calls without a workspace, and calls that pass one."""
+
+# ==== Candidates ====
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel that could be packed: its plan, its kind, and the row that the cost model reads."""
+
+    plan: Plan
+    kind: Kind
+    row: Row
+
+    @property
+    def symbol(self) -> str:
+        return self.row.symbol
+
+    @classmethod
+    def of(cls, plan: Plan) -> Candidate:
+        record = planned_record(plan)
+        traits = LaunchTraits.of(record)
+        return cls(plan, kind_of(traits), row_of(traits, record))
+
+
+def candidates_for(kind: Kind, query: SelectionQuery, arch: str) -> list[Candidate]:
+    """Return the candidates for problems with the alignments of `query`.
+
+    Where an architecture has wgmma, kernels on mma.sync are candidates only if wgmma cannot compute the kind.
+    """
+    aligns = (query.align_a, query.align_b, query.align_d)
+    for name in _archs(arch):
+        plans = plans_of(kind, aligns, (name,))
+        if plans:
+            return [Candidate.of(plan) for plan in plans.values()]
+    return []
+
+
+def _archs(arch: str) -> list[str]:
+    """Return an architecture and, if it has wgmma, the one of the same GPUs without it."""
+    return [arch, arch.removesuffix("a")] if ARCHS[arch].has_wgmma else [arch]
+
+
+# ==== The choice ====
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One layer with some rows, as one kind of product, with or without a workspace."""
+
+    layer: Layer
+    query: SelectionQuery
+
+
+@dataclass(frozen=True)
+class Range:
+    """The rows of a layer, from `first` to `last`, that one kernel of a pack serves."""
+
+    layer: str
+    kind: Kind
+    first: int
+    last: int
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernels of a pack on one architecture.
+
+    Fields: `candidates` counts the kernels that were compared. `mean_loss` and `worst_loss` are the predicted time of the pack
+        over that of the best candidate, minus 1.
+    """
+
+    arch: str
+    plans: tuple[Plan, ...]
+    ranges: tuple[Range, ...]
+    candidates: int
+    mean_loss: float
+    worst_loss: float
+
+
+class Chooser:
+    """Chooses the kernels of a pack for layers of one type on one architecture. Each kind is estimated once."""
+
+    def __init__(self, layers: Sequence[Layer], dtype: str, arch: str, max_rows: int = MAX_ROWS) -> None:
+        """Raises: RequestError if the architecture has no kernel for a layer."""
+        self.arch, self.target = arch, Target.typical(arch)
+        self.rows = [*extents_between(1, max_rows)]
+        if dtype != "f16" and not ARCHS[arch].has_bf16:
+            raise RequestError(f"{arch} multiplies f16 only: use --dtype f16, or another --arch")
+        self.problems = [
+            Problem(layer, SelectionQuery.dense(kind, (m, layer.n, layer.k, 1), workspace))
+            for layer in layers
+            for kind in layer.kinds(dtype)
+            for m in self.rows
+            for workspace in WORKSPACES
+        ]
+        self.candidates = self._found()
+
+    def _found(self) -> list[Candidate]:
+        """Return the candidates of all problems, each once."""
+        found: dict[str, Candidate] = {}
+        asked: set[Any] = set()
+        for problem in self.problems:
+            query = problem.query
+            key = (query.kind, query.align_a, query.align_b, query.align_d)
+            if query.m == 1 or key in asked:
+                continue  # the leading dimension of one row does not matter, so its alignment is not the layer's
+            asked.add(key)
+            its = candidates_for(query.kind, query, self.arch)
+            if not its:
+                raise RequestError(
+                    f"{self.arch} has no kernel for {problem.layer.name} ({query.kind}): use another --dtype"
+                )
+            found |= {one.symbol: one for one in its}
+        return [*found.values()]
+
+    @cached_property
+    def clocks(self) -> np.ndarray:
+        """The estimated time of each problem with each candidate, inf if it does not support it. Units: clocks of an SM."""
+        times = np.full((len(self.problems), len(self.candidates)), np.inf)
+        by_kind: dict[int, list[int]] = {}
+        for at, problem in enumerate(self.problems):
+            query, code = problem.query, problem.query.kind.code
+            if code not in by_kind:
+                by_kind[code] = [
+                    place for place, one in enumerate(self.candidates) if kind_supports(one.kind.code, code)
+                ]
+            for place in by_kind[code]:
+                row = self.candidates[place].row
+                if row_supports(row, query, self.target):
+                    times[at, place] = estimate_clocks(row, query, self.target)
+        return times
+
+    def choose(self, max_loss: float = MAX_LOSS, without: Collection[str] = ()) -> Choice:
+        """Return a small set of candidates whose predicted loss is at most `max_loss` for every problem.
+
+        `without` names candidates that must not be chosen, because they cannot be built.
+        Raises: RequestError if the others do not support every problem.
+        """
+        times = self.clocks.copy()
+        times[:, [place for place, one in enumerate(self.candidates) if one.symbol in without]] = np.inf
+        fastest = times.min(axis=1)
+        if not np.isfinite(fastest).all():
+            layer = self.problems[int(np.argmax(~np.isfinite(fastest)))].layer
+            raise RequestError(f"no kernel for {layer.name} can be built on {self.arch}: use another --dtype or --arch")
+        losses = times / fastest[:, None] - 1
+        chosen = smallest_cover(losses, max_loss)
+        best = losses[:, chosen].min(axis=1)
+        plans = tuple(self.candidates[place].plan for place in chosen)
+        ranges = tuple(self._ranges(times, chosen))
+        return Choice(self.arch, plans, ranges, len(self.candidates), float(best.mean()), float(best.max()))
+
+    def _ranges(self, times: np.ndarray, chosen: list[int]) -> Iterator[Range]:
+        """Yield, for each layer and kind, the rows that each kernel serves in calls without a workspace."""
+        served = np.array(chosen)[times[:, chosen].argmin(axis=1)]
+        starts: dict[tuple[Layer, Kind], list[tuple[int, str]]] = {}
+        for problem, place in zip(self.problems, served):
+            if problem.query.workspace_bytes == 0:
+                begun = starts.setdefault((problem.layer, problem.query.kind), [])
+                symbol = self.candidates[place].symbol
+                if not begun or begun[-1][1] != symbol:
+                    begun.append((problem.query.m, symbol))
+        for (layer, kind), begun in starts.items():
+            ends = [first - 1 for first, _ in begun[1:]] + [self.rows[-1]]
+            for (first, symbol), last in zip(begun, ends, strict=True):
+                yield Range(layer.name, kind, first, last, symbol)
+
+
+def smallest_cover(losses: np.ndarray, max_loss: float) -> list[int]:
+    """Return few candidates of which at least one has a loss of at most `max_loss` for every problem.
+
+    Greedy: each one adds the most problems, and of equals the lowest loss. At the end, those that are not needed are removed.
+    Shapes: losses (problem, candidate). Every problem has a candidate without loss.
+    """
+    good = losses <= max_loss
+    mean = np.minimum(losses, 1).mean(axis=0)
+    open_problems = np.ones(len(losses), bool)
+    chosen: list[int] = []
+    while open_problems.any():
+        counts = good[open_problems].sum(axis=0)
+        best = int(np.lexsort((mean, -counts))[0])
+        chosen.append(best)
+        open_problems &= ~good[:, best]
+    for place in sorted(chosen, key=lambda one: good[:, one].sum()):
+        others = [one for one in chosen if one != place]
+        if others and good[:, others].any(axis=1).all():
+            chosen = others
+    return chosen
+
+
+# ==== The pack ====
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The kernels of a model in a library.
+
+    Fields: `dropped` holds the error of each kernel that could not be built and was replaced.
+    Units: `bytes` counts cubins and PTX; `seconds` is the time of all builds.
+    """
+
+    folder: Path
+    choices: tuple[Choice, ...]
+    symbols: tuple[str, ...]
+    dropped: Mapping[str, str]
+    bytes: int
+    seconds: float
+
+
+def pack(
+    choosers: Sequence[Chooser],
+    settings: Settings,
+    max_loss: float = MAX_LOSS,
+    processes: int = 0,
+    started: Callable[[Sequence[Choice], int], AbstractContextManager[Callable[[Outcome], None]]] | None = None,
+) -> Pack:
+    """Build the kernels of a pack into a library. A kernel that does not build is replaced by the next best one.
+
+    `started` is called before each round of builds with the choices and the number of kernels. It returns a context whose value
+    is called with each outcome.
+    Raises: RequestError if a layer has no other kernel, LibraryError if the folder cannot be written.
+    """
+    start = time.perf_counter()
+    made: dict[str, Outcome] = {}
+    dropped: dict[str, str] = {}
+    while True:
+        choices = [chooser.choose(max_loss, dropped) for chooser in choosers]
+        plans = {symbol_of(plan.spec): plan for choice in choices for plan in choice.plans}
+        missing = [plan for symbol, plan in plans.items() if symbol not in made]
+        if not missing:
+            break
+        with started(choices, len(missing)) if started else nullcontext(lambda outcome: None) as tell:
+            with closing(make(missing, settings, processes)) as outcomes:
+                for _, outcome in outcomes:
+                    made[outcome.symbol] = outcome
+                    tell(outcome)
+        dropped |= {symbol: made[symbol].error for symbol in plans if made[symbol].record is None}
+    records = [record for symbol in plans if (record := made[symbol].record)]
+    size = sum(record.data["files"][name]["bytes"] for record in records for name in (CUBIN_NAME, PTX_NAME))
+    return Pack(settings.library.folder, tuple(choices), tuple(plans), dropped, size, time.perf_counter() - start)
+
+
+def choosers_of(model: Model, archs: Sequence[str], dtypes: Sequence[str]) -> list[Chooser]:
+    """Return a chooser for each architecture and type. Raises: RequestError if one has no kernel for a layer."""
+    layers = distinct(model.layers)
+    return [Chooser(layers, dtype, arch) for arch in archs for dtype in dtypes]
+
+
+def pack_model(model: Model, folder: Path, arch: str, dtype: str = "", max_loss: float = MAX_LOSS) -> Pack:
+    """Build the kernels of a model into the library in `folder`, in one process per core. This is `hgemm pack`.
+
+    `arch` is a list such as sm_90a or 80,90a. `dtype` is the model's own if it is not given.
+    Raises: RequestError for an unknown architecture or type, LibraryError if the folder cannot be written.
+    """
+    settings = Settings(Library(folder), templates_folder())
+    choosers = choosers_of(model, parse_arch_list(arch), dtypes_of(model, dtype))
+    return pack(choosers, settings, max_loss, cores())
+
+
+def dtypes_of(model: Model, asked: str = "") -> list[str]:
+    """Return the types to pack: those of the list `asked`, or the model's own, or DEFAULT_DTYPE if that is unknown.
+
+    Raises: RequestError if a type is unknown, or the model's is f32.
+    """
+    if asked:
+        words = list(dict.fromkeys(type_word(word) for word in asked.split(",") if word.strip()))
+        for word in words:
+            if word not in INPUTS:
+                raise unknown_word("dtype", word, INPUTS)
+        return words
+    if model.dtype == "f32":
+        raise RequestError(
+            "the model's dtype is float32: choose --dtype f16 or bf16, or tf32, which keeps 11 of 24 bits"
+        )
+    return [model.dtype or DEFAULT_DTYPE]

@@ -1,0 +1,376 @@
+"""Model packs: the layers of a model, the kernels chosen for them, and the verb `hgemm pack`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import hgemm
+
+from generator.build.pipeline import Outcome, Settings
+from generator.build.toolchain import templates_folder
+from generator.errors import RequestError
+from generator.naming import symbol_of
+from generator.pack import kernels
+from generator.pack.kernels import MAX_ROWS, Chooser, choosers_of, dtypes_of, pack, smallest_cover
+from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
+from generator.store.library import Library
+from generator.tuning import planned_record
+from hgemm.dispatch_table import DispatchTable
+from hgemm.problem import Kind
+from hgemm.selection import Selector
+from hgemm.selection_query import SelectionQuery, Target
+
+# ==== Layers ====
+
+BLOCK = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "vocab_size": 1000}
+GROUPED = {**BLOCK, "num_key_value_heads": 2}
+
+
+def written(folder: Path, **fields: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def facts(path: Path) -> dict[str, tuple]:
+    """Return n, k, bias and activation of each layer of a config."""
+    return {one.name: (one.n, one.k, one.bias, one.activation) for one in read_model(path).layers}
+
+
+def test_llama_has_grouped_keys_a_gated_mlp_and_no_bias(tmp_path: Path) -> None:
+    assert facts(written(tmp_path, model_type="llama", **GROUPED)) == {
+        "q_proj": (64, 64, False, "none"),
+        "k_proj": (32, 64, False, "none"),
+        "v_proj": (32, 64, False, "none"),
+        "q, k and v fused": (128, 64, False, "none"),
+        "o_proj": (64, 64, False, "none"),
+        "gate_proj": (160, 64, False, "silu"),
+        "up_proj": (160, 64, False, "none"),
+        "gate and up fused": (320, 64, False, "none"),
+        "down_proj": (64, 160, False, "none"),
+        "lm_head": (1000, 64, False, "none"),
+    }
+
+
+def test_attention_has_the_config_s_head_width(tmp_path: Path) -> None:
+    found = facts(written(tmp_path, model_type="mistral", head_dim=32, **GROUPED))
+    assert found["q_proj"][:2] == (128, 64) and found["k_proj"][:2] == (64, 64) and found["o_proj"][:2] == (64, 128)
+
+
+@pytest.mark.parametrize(
+    "fields, biased",
+    [
+        ({"model_type": "qwen2"}, {"q_proj", "k_proj", "v_proj", "q, k and v fused"}),
+        ({"model_type": "qwen3"}, set()),
+        (
+            {"model_type": "llama", "attention_bias": True},
+            {"q_proj", "k_proj", "v_proj", "q, k and v fused", "o_proj"},
+        ),
+        (
+            {"model_type": "llama", "mlp_bias": True},
+            {"gate_proj", "up_proj", "gate and up fused", "down_proj"},
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_each_model_has_its_biases(fields: dict, biased: set[str], tmp_path: Path) -> None:
+    found = facts(written(tmp_path, **GROUPED, **fields))
+    assert {name for name, (_, _, bias, _) in found.items() if bias} == biased
+
+
+@pytest.mark.parametrize("name, width", [("qwen3", 128), ("gemma", 256), ("gemma2", 256), ("gemma3_text", 256)])
+def test_models_with_a_head_width_of_their_own_default_to_it(name: str, width: int, tmp_path: Path) -> None:
+    assert facts(written(tmp_path, model_type=name, **GROUPED))["q_proj"][0] == 4 * width
+
+
+def test_gpt2_stores_its_weights_transposed_and_has_biases(tmp_path: Path) -> None:
+    model = read_model(written(tmp_path, model_type="gpt2", n_embd=48, n_inner=None, vocab_size=1001))
+    found = {one.name: one for one in model.layers}
+    assert found["attn.c_attn"] == Layer("attn.c_attn", 144, 48, bias=True, layout="tt")
+    assert found["mlp.c_fc"] == Layer("mlp.c_fc", 192, 48, bias=True, activation="gelu", layout="tt")
+    assert found["lm_head"] == Layer("lm_head", 1001, 48)
+    assert "tanh" in " ".join(model.notes)
+
+
+def test_encoders_have_biases_and_an_activation(tmp_path: Path) -> None:
+    bert = facts(written(tmp_path / "bert", model_type="bert", **BLOCK))
+    assert bert["intermediate"] == (160, 64, True, "gelu") and bert["predictions.decoder"][0] == 1000
+    labels = {str(number): "label" for number in range(10)}
+    vit = facts(written(tmp_path / "vit", model_type="vit", id2label=labels, qkv_bias=False, **BLOCK))
+    assert vit["classifier"] == (10, 64, True, "none") and not vit["query, key, value"][2]
+
+
+def test_other_models_have_their_layers(tmp_path: Path) -> None:
+    phi = facts(written(tmp_path / "phi", model_type="phi", **BLOCK))
+    assert phi["fc1"] == (160, 64, True, "gelu") and phi["lm_head"][2]
+    phi3 = facts(written(tmp_path / "phi3", model_type="phi3", **GROUPED))
+    assert phi3["qkv_proj"][:2] == (128, 64) and phi3["gate_up_proj"][:2] == (320, 64)
+    mixtral = read_model(written(tmp_path / "mixtral", model_type="mixtral", num_local_experts=8, **GROUPED))
+    assert [one.n for one in mixtral.layers if "router" in one.name] == [8] and "experts" in mixtral.notes[0]
+    gemma3 = facts(written(tmp_path / "gemma3", model_type="gemma3", text_config={**GROUPED, "head_dim": 16}))
+    assert gemma3["q_proj"][:2] == (64, 64) and gemma3["gate_proj"][3] == "gelu"
+
+
+def test_equal_layers_are_packed_once() -> None:
+    layers = [Layer("a", 8, 8), Layer("b", 8, 8), Layer("c", 8, 16)]
+    assert [(one.name, one.k) for one in distinct(layers)] == [("a, b", 8), ("c", 16)]
+
+
+def test_a_layer_with_an_activation_is_packed_with_it_and_without() -> None:
+    words = [kind.activation for kind in Layer("a", 8, 8, True, "silu").kinds("bf16")]
+    assert words == ["none", "silu"]
+    assert Layer("a", 8, 8, True).kinds("tf32") == (Kind("tn", "tf32", "tf32", "f32", bias="row"),)
+
+
+@pytest.mark.parametrize("field", ["torch_dtype", "dtype"])
+def test_the_type_is_the_config_s(field: str, tmp_path: Path) -> None:
+    model = read_model(written(tmp_path, model_type="llama", **{field: "bfloat16"}, **BLOCK))
+    assert dtypes_of(model) == ["bf16"] and dtypes_of(model, "fp16,tf32") == ["f16", "tf32"]
+    assert dtypes_of(replace(model, dtype="")) == ["f16"]
+    with pytest.raises(RequestError, match="float32.*--dtype"):
+        dtypes_of(replace(model, dtype="f32"))
+
+
+# ---- What is refused ----
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="did you mean llama.*--nk") as caught:
+        read_model(written(tmp_path, model_type="lama", **BLOCK))
+    assert all(name in str(caught.value) for name in MODELS)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({**BLOCK, "model_type": None}, "model_type is missing"),
+        ({**BLOCK, "model_type": 7}, "model_type is 7"),
+        ({**BLOCK, "hidden_size": None}, "hidden_size is missing"),
+        ({**BLOCK, "hidden_size": "64"}, "hidden_size is '64'"),
+        ({**BLOCK, "hidden_size": True}, "hidden_size is True"),
+        ({**BLOCK, "hidden_size": 0}, "hidden_size is 0"),
+        ({**BLOCK, "vocab_size": 2**40}, "vocab_size is 1099511627776"),
+        ({**BLOCK, "intermediate_size": 2**30}, "gate and up fused has n"),
+        ({**BLOCK, "attention_bias": "yes"}, "attention_bias is 'yes'"),
+        ({**BLOCK, "hidden_act": ["silu"]}, "hidden_act"),
+        ({**BLOCK, "torch_dtype": "int8"}, "dtype int8"),
+        ({**BLOCK, "model_type": "gemma3", "text_config": 1}, "text_config is 1"),
+    ],
+)
+def test_a_malformed_config_is_refused_in_one_line(fields: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_model(written(tmp_path, **{"model_type": "llama", **fields}))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"model_type": "llama", ' * 3, "[" * 100_000])
+def test_a_file_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(RequestError):
+        read_model(tmp_path)
+
+
+def test_a_missing_or_huge_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_model(tmp_path / "none")
+    (tmp_path / "config.json").write_bytes(b" " * (2**20 + 1))
+    with pytest.raises(RequestError, match="1,048,576"):
+        read_model(tmp_path)
+
+
+def test_sizes_are_n_and_k() -> None:
+    model = model_of_sizes("64x32, 32X64", bias=True)
+    assert [(one.n, one.k, one.bias) for one in model.layers] == [(64, 32, True), (32, 64, True)]
+    for text in ("", "64", "64x", "0x4", "64x32x8", "99999999999x1", "4294967296x4"):
+        with pytest.raises(RequestError, match="--nk"):
+            model_of_sizes(text)
+
+
+# ---- Modules ----
+
+
+class Weight:
+    """Stands in for a parameter of torch."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape, self.ndim, self.dtype = shape, len(shape), "torch.bfloat16"
+
+
+class Linear:
+    def __init__(self, n: int, k: int, bias: bool = False) -> None:
+        self.weight, self.bias = Weight(n, k), Weight(n) if bias else None
+
+
+class FusedLinear(Linear):
+    activation = "gelu"
+
+
+class Conv1D:
+    """Stands in for the layer of transformers whose weight is (k, n)."""
+
+    bias = None
+
+    def __init__(self, k: int, n: int) -> None:
+        self.weight = Weight(k, n)
+
+
+class Embedding:
+    weight = Weight(100, 8)
+
+
+class Module:
+    def __init__(self, **parts: object) -> None:
+        self.parts = parts
+
+    def named_modules(self) -> list[tuple[str, object]]:
+        return [("", self), *self.parts.items()]
+
+
+def test_the_linear_layers_of_a_module_are_found() -> None:
+    module = Module(up=Linear(32, 8, bias=True), down=FusedLinear(8, 32), c_fc=Conv1D(8, 24), words=Embedding())
+    model = model_of_module(module)
+    assert model.dtype == "bf16"
+    assert list(model.layers) == [
+        Layer("up", 32, 8, bias=True),
+        Layer("down", 8, 32, activation="gelu"),
+        Layer("c_fc", 24, 8, layout="tt"),
+    ]
+
+
+def test_a_module_without_linear_layers_is_refused() -> None:
+    with pytest.raises(RequestError, match="no torch.nn.Linear"):
+        model_of_module(Module(words=Embedding()))
+
+
+# ==== Kernels ====
+
+
+@pytest.fixture(scope="module")
+def chooser() -> Chooser:
+    layers = [
+        Layer("mlp", 14336, 4096, activation="silu"),
+        Layer("qkv", 6144, 4096),
+        Layer("odd", 1001, 512, bias=True),
+    ]
+    return Chooser(layers, "bf16", "sm_90a", max_rows=2048)
+
+
+@pytest.mark.parametrize("loss", [0.02, 0.1])
+def test_a_pack_is_within_its_loss_everywhere(loss: float, chooser: Chooser) -> None:
+    choice = chooser.choose(loss)
+    symbols = {symbol_of(plan.spec) for plan in choice.plans}
+    places = [at for at, one in enumerate(chooser.candidates) if one.symbol in symbols]
+    ratios = chooser.clocks[:, places].min(axis=1) / chooser.clocks.min(axis=1)
+    assert ratios.max() - 1 == pytest.approx(choice.worst_loss) and choice.worst_loss <= loss
+    assert choice.mean_loss <= choice.worst_loss
+
+
+def test_a_larger_loss_needs_fewer_kernels(chooser: Chooser) -> None:
+    counts = [len(chooser.choose(loss).plans) for loss in (0.0, 0.05, 0.2, 1.0)]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
+
+
+def test_every_row_of_a_layer_has_one_kernel_of_the_pack(chooser: Chooser) -> None:
+    choice = chooser.choose()
+    symbols = {symbol_of(plan.spec) for plan in choice.plans}
+    by_layer: dict = {}
+    for one in choice.ranges:
+        by_layer.setdefault((one.layer, one.kind), []).append(one)
+    assert {kind.activation for name, kind in by_layer if name == "mlp"} == {"none", "silu"}
+    for ranges in by_layer.values():
+        assert ranges[0].first == 1 and ranges[-1].last == 2048
+        assert all(one.last + 1 == other.first for one, other in zip(ranges, ranges[1:]))
+        assert {one.symbol for one in ranges} <= symbols
+
+
+def test_a_library_selects_what_the_pack_says(chooser: Chooser) -> None:
+    choice = chooser.choose()
+    table = DispatchTable.of([planned_record(plan) for plan in choice.plans])
+    selector = Selector(table, Target.typical("sm_90"))
+    sizes = {layer.name: (layer.n, layer.k) for layer in (problem.layer for problem in chooser.problems)}
+    for one in choice.ranges:
+        query = SelectionQuery.dense(one.kind, (one.first, *sizes[one.layer], 1), 0)
+        clocks = {other.symbol: other.clocks for other in selector.ranked(query)}
+        assert selector.choose(query).clocks == clocks[one.symbol]
+
+
+def test_kernels_run_on_wgmma_where_the_alignment_allows_it() -> None:
+    plans = Chooser([Layer("a", 512, 512)], "f16", "sm_90a", 256).choose().plans
+    assert {plan.spec.arch for plan in plans} == {"sm_90a"}
+    odd = Chooser([Layer("a", 511, 511)], "f16", "sm_90a", 256).choose().plans
+    assert {plan.spec.arch for plan in odd} == {"sm_90"} and all(plan.spec.align_a == 1 for plan in odd)
+
+
+def test_a_type_that_the_architecture_lacks_is_refused() -> None:
+    with pytest.raises(RequestError, match="sm_75 multiplies f16 only"):
+        Chooser([Layer("a", 64, 64)], "bf16", "sm_75")
+
+
+def test_the_cover_is_small_and_leaves_nothing_out() -> None:
+    losses = np.array([[0.0, 0.2, 0.04], [0.3, 0.0, 0.04], [0.3, 0.0, 0.01]])
+    assert smallest_cover(losses, 0.05) == [2]
+    assert sorted(smallest_cover(losses, 0.0)) == [0, 1]
+
+
+def test_a_kernel_that_does_not_build_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    choosers = choosers_of(model_of_sizes("64x64"), ["sm_80"], ["f16"])
+    first = symbol_of(choosers[0].choose(1.0).plans[0].spec)
+
+    class Made:
+        key, data = "", {"files": {"kernel.cubin": {"bytes": 100}, "kernel.ptx": {"bytes": 10}}}
+
+    def make(plans, settings, processes):
+        for place, plan in enumerate(plans):
+            symbol = symbol_of(plan.spec)
+            failed = symbol == first
+            yield place, Outcome(symbol, "failed" if failed else "built", 1.0, None if failed else Made(), "it spills")
+
+    monkeypatch.setattr(kernels, "make", make)
+    done = pack(choosers, Settings(Library(tmp_path), templates_folder()), 1.0)
+    assert done.dropped == {first: "it spills"}
+    assert first not in done.symbols and done.bytes == 110 * len(done.symbols)
+
+
+# ==== The verb ====
+
+
+def test_a_dry_run_lists_layers_and_rows_and_builds_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", model_type="llama", torch_dtype="bfloat16", **GROUPED)
+    status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--to", tmp_path / "lib", "--dry-run")
+    assert status == 0 and not (tmp_path / "lib").exists()
+    assert "q, k and v fused" in out and "hgemm_sm90a_tn_bf16" in out and str(MAX_ROWS) in out
+    status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--dry-run", "--json")
+    document = json.loads(out)
+    assert status == 0 and document["dtypes"] == ["bf16"] and document["choices"][0]["worst_loss"] <= 0.05
+
+
+def test_a_pack_can_be_exported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("--nk", "64x64", "--arch", "80", "--loss", "100", "--to", tmp_path / "lib", "--json", "-j", "1")
+    status, out, err = hgemm(capsys, "pack", *words)
+    document = json.loads(out)
+    assert status == 0, err
+    assert document["symbols"] and document["bytes"] > 1000 and document["seconds"] > 0
+    assert f"hgemm export --library {tmp_path / 'lib'}" not in out
+    status, out, err = hgemm(capsys, "export", "--library", tmp_path / "lib", "--to", tmp_path / "c")
+    assert status == 0 and (tmp_path / "c" / "include" / "hgemm.h").exists()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--arch", "80", "--to", "x"], "config.json"),
+        (["config.json", "--nk", "8x8", "--arch", "80", "--to", "x"], "--nk replaces"),
+        (["--nk", "8x8", "--arch", "80"], "--to is missing"),
+        (["--nk", "8x8", "--arch", "81", "--to", "x"], "arch '81' is unknown"),
+        (["--nk", "8by8", "--arch", "80", "--to", "x"], "--nk"),
+        (["no/such/model", "--arch", "80", "--to", "x"], "cannot be read"),
+    ],
+)
+def test_a_wrong_request_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = hgemm(capsys, "pack", *words)
+    lines = [line for line in err.splitlines() if "error" in line]
+    assert status == 2 and out == "" and len(lines) == 1 and message in lines[0]
