@@ -13,10 +13,10 @@ from conftest import hgemm
 from generator.build.pipeline import Outcome, Settings
 from generator.build.toolchain import templates_folder
 from generator.errors import RequestError
-from generator.naming import symbol_of
 from generator.pack import kernels
 from generator.pack.kernels import MAX_ROWS, Chooser, choosers_of, dtypes_of, pack, smallest_cover
 from generator.pack.models import MODELS, Layer, distinct, model_of_module, model_of_sizes, read_model
+from generator.spec import symbol_of
 from generator.store.library import Library
 from generator.tuning import planned_record
 from hgemm.dispatch_table import DispatchTable

@@ -19,9 +19,9 @@ from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import OnOutcome, progress
 from generator.errors import HgemmError, RequestError
-from generator.naming import symbol_of
 from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, MAX_ROWS, Choice, Pack, choosers_of, dtypes_of, pack
 from generator.pack.models import MODELS, Layer, Model, distinct, model_of_sizes, read_model
+from generator.spec import symbol_of
 from generator.store.library import Library
 from generator.tables import counted, to_text
 from hgemm.errors import library_suffix
@@ -124,8 +124,8 @@ def pack_command(
             yield tell
 
     done = pack(choosers, settings, loss / 100, workers, started)
-    for error in done.dropped.values():
-        click.echo(f"hgemm: replaced a kernel: {error}", err=True)
+    for symbol, error in done.dropped.items():
+        click.echo(f"hgemm: replaced {symbol}, which does not build: {error.rpartition(': ')[2]}", err=True)
     checked = _checked(settings.library, done) if check else {}
     seconds = time.perf_counter() - began
     if as_json:

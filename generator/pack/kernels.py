@@ -21,8 +21,8 @@ from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.errors import RequestError, unknown_word
 from generator.families.base import Plan
-from generator.naming import symbol_of
 from generator.pack.models import Layer, Model, distinct
+from generator.spec import Spec, symbol_of
 from generator.store.library import Library
 from generator.tuning import planned_record, plans_of
 from hgemm.dispatch_table import Row, estimate_clocks, kind_of, row_of
@@ -176,20 +176,27 @@ class Chooser:
                     times[at, place] = estimate_clocks(row, query, self.target)
         return times
 
-    def choose(self, max_loss: float = MAX_LOSS, without: Collection[str] = ()) -> Choice:
+    def choose(
+        self, max_loss: float = MAX_LOSS, without: Collection[str] = (), present: Collection[str] = ()
+    ) -> Choice:
         """Return a small set of candidates whose predicted loss is at most `max_loss` for every problem.
 
-        `without` names candidates that must not be chosen, because they cannot be built.
+        `without` names kernels that could not be built. Candidates that need as many registers are not chosen either.
+        `present` names kernels that are built already and stay.
         Raises: RequestError if the others do not support every problem.
         """
         times = self.clocks.copy()
-        times[:, [place for place, one in enumerate(self.candidates) if one.symbol in without]] = np.inf
+        failed = [one.plan.spec for one in self.candidates if one.symbol in without]
+        times[:, [at for at, one in enumerate(self.candidates) if _needs_as_much(one.plan.spec, failed)]] = np.inf
         fastest = times.min(axis=1)
         if not np.isfinite(fastest).all():
             layer = self.problems[int(np.argmax(~np.isfinite(fastest)))].layer
             raise RequestError(f"no kernel for {layer.name} can be built on {self.arch}: use another --dtype or --arch")
         losses = times / fastest[:, None] - 1
-        chosen = smallest_cover(losses, max_loss)
+        kept = [
+            at for at, one in enumerate(self.candidates) if one.symbol in present and np.isfinite(times[:, at]).any()
+        ]
+        chosen = smallest_cover(losses, max_loss, kept)
         best = losses[:, chosen].min(axis=1)
         plans = tuple(self.candidates[place].plan for place in chosen)
         ranges = tuple(self._ranges(times, chosen))
@@ -211,22 +218,35 @@ class Chooser:
                 yield Range(layer.name, kind, first, last, symbol)
 
 
-def smallest_cover(losses: np.ndarray, max_loss: float) -> list[int]:
-    """Return few candidates of which at least one has a loss of at most `max_loss` for every problem.
+_REGISTER_FIELDS = ("arch", "cta_tile", "mma", "swap_ab", "cooperation", "consumers", "copy", "dtype_d", "ctas_per_sm")
+"""Fields that decide how many registers a kernel needs, besides bias and activation."""
+
+
+def _needs_as_much(spec: Spec, failed: Sequence[Spec]) -> bool:
+    """Return whether a kernel needs at least as many registers as one that could not be built."""
+    return any(
+        all(getattr(spec, name) == getattr(other, name) for name in _REGISTER_FIELDS)
+        and all(getattr(other, name) in ("none", getattr(spec, name)) for name in ("bias", "activation"))
+        for other in failed
+    )
+
+
+def smallest_cover(losses: np.ndarray, max_loss: float, kept: Sequence[int] = ()) -> list[int]:
+    """Return `kept` and few other candidates. For every problem, one of them has a loss of at most `max_loss`.
 
     Greedy: each one adds the most problems, and of equals the lowest loss. At the end, those that are not needed are removed.
     Shapes: losses (problem, candidate). Every problem has a candidate without loss.
     """
     good = losses <= max_loss
     mean = np.minimum(losses, 1).mean(axis=0)
-    open_problems = np.ones(len(losses), bool)
-    chosen: list[int] = []
+    chosen = list(kept)
+    open_problems = ~good[:, chosen].any(axis=1)
     while open_problems.any():
         counts = good[open_problems].sum(axis=0)
         best = int(np.lexsort((mean, -counts))[0])
         chosen.append(best)
         open_problems &= ~good[:, best]
-    for place in sorted(chosen, key=lambda one: good[:, one].sum()):
+    for place in sorted(set(chosen) - set(kept), key=lambda one: good[:, one].sum()):
         others = [one for one in chosen if one != place]
         if others and good[:, others].any(axis=1).all():
             chosen = others
@@ -269,7 +289,8 @@ def pack(
     made: dict[str, Outcome] = {}
     dropped: dict[str, str] = {}
     while True:
-        choices = [chooser.choose(max_loss, dropped) for chooser in choosers]
+        present = [symbol for symbol, outcome in made.items() if outcome.record]
+        choices = [chooser.choose(max_loss, dropped, present) for chooser in choosers]
         plans = {symbol_of(plan.spec): plan for choice in choices for plan in choice.plans}
         missing = [plan for symbol, plan in plans.items() if symbol not in made]
         if not missing:
