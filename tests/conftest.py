@@ -34,7 +34,28 @@ SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}
 """What compiles fastest."""
 
 
+SLOW_FILES = frozenset(
+    {
+        "test_cute_form",
+        "test_site",
+        "test_executor",
+        "test_oracle",
+        "test_cluster",
+        "test_wgmma_build",
+        "test_export_select",
+        "test_planner",
+        "test_mma_sync",
+        "test_tf32",
+        "test_stream_k",
+        "test_pipeline",
+    }
+)
+"""Files with tests that take 3 s or more. They start first, so that no process works alone at the end."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in SLOW_FILES)
     reason = _no_gpu()
     for item in items:
         if reason and item.get_closest_marker("gpu"):

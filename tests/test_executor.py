@@ -300,7 +300,7 @@ from test_executor import ALL, RULES, run
 executable = Executable(Path(sys.argv[1]))
 for rule in RULES:
     for fault in (False, True):
-        for adversary in ALL[::3]:
+        for adversary in ALL[::5]:
             run(executable, rule, fault, adversary)
 print("clean")
 """

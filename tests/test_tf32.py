@@ -33,13 +33,13 @@ def test_the_puzzle_s_tile_can_be_asked_for() -> None:
 
 PROVED = {
     "puzzle": S4,
-    "all layouts": {"arch": "sm_80", "tile": "64x32x16", "layout": "tn,nn,nt,tt"},
+    "all layouts": {"arch": "sm_80", "tile": "32x32x16", "layout": "tn,nn,nt,tt"},
     "conflicts are counted": {"arch": "sm_80", "tile": "32x32x8", "layout": "nt", "smem": "none", "stages": "2"},
     "unaligned, f16 out": {"arch": "sm_89", "tile": "32x64x24", "layout": "tt", "align": "1", "out": "f16"},
     "split": {"arch": "sm_80", "tile": "32x48x16", "layout": "nn", "schedule": "split_k:3", "align_a": "2"},
-    "wgmma": {"arch": "sm_90a", "tile": "64x64x32", "out": "f32,bf16"},
+    "wgmma": {"arch": "sm_90a", "tile": "64x32x32", "out": "f32,bf16"},
     "swap_ab": {"arch": "sm_90a", "tile": "24x64x16", "bias": "column", "activation": "gelu"},
-    "cluster": {"arch": "sm_90a", "tile": "128x128x16", "cluster": "2x1", "consumers": "2", "beta": "off"},
+    "cluster": {"arch": "sm_90a", "tile": "128x32x16", "cluster": "2x1", "consumers": "2", "beta": "off"},
 }
 
 
