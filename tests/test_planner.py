@@ -467,3 +467,10 @@ def test_a_tile_of_nothing_has_a_fix_though_any_other_breaks_two_rules_at_once()
     )
     text += "smem_a=xor:3,7,3 smem_b=xor:3,7,3 smem_alloc=static align_a=2 align_b=2 align_d=1"
     assert [bool(violation.change) for violation in violations(plan(text))] == [True] * 4
+
+
+def test_a_kernel_without_registers_for_split_k_is_fixed_by_a_schedule_without_splits() -> None:
+    text = "arch=75 mma=wmma16 acc=f16 cta_tile=256x256x16 warp_tile=128x64 stages=2 fragment_stages=1 store=direct "
+    text += "copy=ldg_sts_scalar store_spacing=1 smem_a=none smem_b=none schedule=split_k_cluster:1 ctas_per_sm=1"
+    (violation,) = violations(plan(text))
+    assert violation.change == {"schedule": "one_tile"}

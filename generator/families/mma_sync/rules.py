@@ -398,7 +398,11 @@ rule(common.nearest_rasters)(common.raster)
 rule(common.split_in_workspace)(common.splits)
 
 
-@rule(common.split_in_workspace)
+def workspace_or_no_split(plan: Plan) -> list[Change]:
+    return [*common.split_in_workspace(plan), {"schedule": "one_tile"}, {"schedule": "persistent"}]
+
+
+@rule(workspace_or_no_split)
 def schedule(plan: Plan) -> str | None:
     found = plan.spec.schedule
     return (
