@@ -16,6 +16,7 @@ from typing import Any
 
 from hgemm.device import ordinal_of
 from hgemm.errors import ProblemError
+from hgemm.workspace import Allocate, allocate_on
 
 Shape = tuple[int, ...]
 
@@ -180,13 +181,14 @@ class ArrayAdapter:
 
     Fields: `read` returns the signature quickly, `view` the complete view. `stream` returns the handle of the current stream of
         the array's library, 0 for the default stream. `empty` makes an array of the same type on the same device; it is None
-        if only the caller can make one.
+        if only the caller can make one. `allocate` takes memory for a workspace from the array's library.
     """
 
     read: Callable[[Any], Signature]
     view: Callable[[Any, str], View] = view
     stream: Callable[[Signature], int] = lambda signature: 0
     empty: Callable[[Any, Shape], Any] | None = None
+    allocate: Allocate = allocate_on
 
 
 class _ArrayAdapters(dict[type, ArrayAdapter]):
@@ -220,8 +222,16 @@ def _torch() -> ArrayAdapter:
         device = signature[-1]
         return raw_stream(device) if raw_stream else torch.cuda.current_stream(device).cuda_stream
 
+    def allocate(device: int, size_bytes: int) -> tuple[int, Any]:
+        block = torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{device}")
+        return block.data_ptr(), block
+
     return ArrayAdapter(
-        read, lambda tensor, name: view(tensor.detach(), name), stream, lambda tensor, shape: tensor.new_empty(shape)
+        read,
+        lambda tensor, name: view(tensor.detach(), name),
+        stream,
+        lambda tensor, shape: tensor.new_empty(shape),
+        allocate,
     )
 
 
@@ -236,7 +246,12 @@ def _cupy() -> ArrayAdapter:
         with array.device:
             return cupy.empty(shape, array.dtype)
 
-    return ArrayAdapter(read, view, lambda signature: cupy.cuda.get_current_stream().ptr, empty)
+    def allocate(device: int, size_bytes: int) -> tuple[int, Any]:
+        with cupy.cuda.Device(device):
+            block = cupy.empty(size_bytes, "u1")
+        return block.data.ptr, block
+
+    return ArrayAdapter(read, view, lambda signature: cupy.cuda.get_current_stream().ptr, empty, allocate)
 
 
 def _numba() -> ArrayAdapter:

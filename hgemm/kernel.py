@@ -23,12 +23,14 @@ from hgemm.launch import (
     counter_bytes,
     encoders,
     grid_x,
+    map_descriptions,
     matrices,
     tensor_maps,
     workspace_bytes,
 )
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
+from hgemm.workspace import COUNTER_BYTES
 
 # ==== One launch ====
 
@@ -231,6 +233,10 @@ Addresses = tuple[int, ...]
 _NAMES = ("a", "b", "c", "d", "bias", "workspace")
 _ADDRESSES = struct.Struct("<6Q")
 """The first fields of a packed Problem, in the order of _NAMES."""
+_ATTRIBUTE_BYTES = 72
+"""The size of CUlaunchAttribute. Source: cuda.h of CUDA 12 and 13."""
+_SOMEWHERE = 1 << 63
+"""Stands for the address of an automatic workspace: no array lies there."""
 MAX_ENCODED = 1024
 """Tensor maps that a launcher caches per operand."""
 
@@ -238,15 +244,25 @@ MAX_ENCODED = 1024
 class Launcher:
     """Launches a variant on one device for problems that differ in their addresses only. Threads may share it.
 
-    Addresses must have the alignment of the given problem's addresses.
+    Addresses must have the alignment of the given problem's addresses. With `partials`, a function of device and stream, the
+    launcher takes its workspace there (see hgemm/workspace.py) if the problem has none.
 
     Raises: ProblemError or DeviceError, as Kernel.bind.
     """
 
-    def __init__(self, kernel: Kernel, problem: Problem, device: int = 0, workspace_size: int | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        device: int = 0,
+        workspace_size: int | None = None,
+        partials: Callable[[int, int], int] | None = None,
+    ) -> None:
         self.kernel, self.problem, self.ordinal, self.workspace_size = kernel, problem, device, workspace_size
         traits = kernel.traits
-        check(problem, traits, workspace_size)
+        needed = workspace_bytes(traits, problem.m, problem.n, problem.batch)
+        self._partials = partials if needed and not problem.workspace else None
+        check(replace(problem, workspace=_SOMEWHERE) if self._partials else problem, traits, workspace_size)
         self._function = kernel.prepare(device)
         self._device = open_device(device)
         self._grid = grid_x(traits, problem.m, problem.n, problem.batch, self._function.resident_ctas)
@@ -259,7 +275,9 @@ class Launcher:
             spans.get(name, 0) for name in ("A", "B", "C", "D", "bias")
         )
         self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
-        self._needs_workspace = workspace_bytes(traits, problem.m, problem.n, problem.batch) > 0
+        self.workspace_bytes = needed
+        self._shared_workspace = needed > 0 and not self._partials  # with arrays of the caller, which may overlap
+        self._zeroed_bytes = 0 if self._partials and self._counter_bytes <= COUNTER_BYTES else self._counter_bytes
         self._free: list[_Slot] = []
         bindings = driver()
         self._handle, self._context = self._function.handle, self._device.context
@@ -267,6 +285,8 @@ class Launcher:
 
     def launch(self, addresses: Addresses, stream: int) -> None:
         """Launch on a stream without waiting. Raises ProblemError if D overlaps an operand, or DeviceError."""
+        if self._partials:
+            addresses = (*addresses[:-1], self._partials(self.ordinal, stream) - self._counter_bytes)
         try:
             slot = self._free.pop()  # no other thread uses it until it is put back
         except IndexError:
@@ -277,13 +297,42 @@ class Launcher:
         if slot.stream != stream:
             slot.config.hStream = driver().CUstream(stream)
             slot.stream = stream
-        if self._counter_bytes or self._current_context()[1] != self._context:
+        if self._zeroed_bytes or self._current_context()[1] != self._context:
             status = self._launch_elsewhere(slot)
         else:
             (status,) = self._launch_kernel(slot.config, self._handle, slot.address, 0)
         self._free.append(slot)
         if status:
             checked((status,), f"launch {self.kernel.traits.symbol}")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the launch as plain values, for a program that repeats it without Python (hgemm/torch/operator.cpp).
+
+        Fields: `problem` is the packed problem, with addresses at `offsets`; `attributes` are CUlaunchAttributes. Operands are in
+            the order a, b, c, d, bias, workspace; maps in that of OPERANDS. The workspace begins `counter_bytes` before the
+            partial sums.
+        """
+        config = self._device.config(self.kernel.traits, self._grid, 0)
+        maps = map_descriptions(self.kernel.traits, self.problem) if self._encoders else ()
+        return {
+            "empty": False,
+            "symbol": self.kernel.traits.symbol,
+            "function": int(self._handle),
+            "context": int(self._context),
+            "grid": self._grid,
+            "threads": config.blockDimX,
+            "smem_bytes": config.sharedMemBytes,
+            "attributes": b"".join(ctypes.string_at(one.getPtr(), _ATTRIBUTE_BYTES) for one in config.attrs),
+            "attribute_count": config.numAttrs,
+            "problem": self._packed,
+            "offsets": tuple(8 * place for place in range(len(_NAMES))),
+            "span_bytes": (self._a_bytes, self._b_bytes, self._c_bytes, self._d_bytes, self._bias_bytes, 0),
+            "c_may_be_d": self._c_may_be_d,
+            "workspace_bytes": self.workspace_bytes,
+            "counter_bytes": self._counter_bytes,
+            "zero_counters": self._zeroed_bytes > 0,
+            "maps": tuple(m and (int(m.element), m.extents, m.strides, m.box, tuple(map(int, m.modes))) for m in maps),
+        }
 
     def _write(self, slot: _Slot, addresses: Addresses) -> None:
         """Check that D overlaps no operand, and write the addresses into a launch's arguments and tensor maps."""
@@ -294,7 +343,7 @@ class Launcher:
             or (b < end and d < b + self._b_bytes)
             or (c < end and d < c + self._c_bytes and not (c == d and self._c_may_be_d))
             or (bias < end and d < bias + self._bias_bytes)
-            or self._needs_workspace
+            or self._shared_workspace
         ):  # the ranges overlap, but D may lie between the rows of another matrix: check exactly
             given = replace(self.problem, **dict(zip(_NAMES, addresses)))
             check(given, self.kernel.traits, self.workspace_size)
@@ -310,8 +359,8 @@ class Launcher:
     def _launch_elsewhere(self, slot: _Slot) -> object:
         """Launch with the device's context made current, and its counters zeroed."""
         with self._device.current():
-            if self._counter_bytes:
-                done = driver().cuMemsetD8Async(slot.addresses[-1], 0, self._counter_bytes, slot.config.hStream)
+            if self._zeroed_bytes:
+                done = driver().cuMemsetD8Async(slot.addresses[-1], 0, self._zeroed_bytes, slot.config.hStream)
                 checked(done, "zero the counters")
             return self._launch_kernel(slot.config, self._handle, slot.address, 0)[0]
 

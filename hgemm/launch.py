@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from hgemm.device import checked, driver, open_device
 from hgemm.dtypes import DTYPES
@@ -291,25 +292,59 @@ def geometry(matrix: Matrix) -> tuple[tuple[int, int, int], tuple[int, int]]:
     return (matrix.columns, matrix.rows, 1), (row_bytes, row_bytes)  # the second stride is not used
 
 
+@dataclass(frozen=True)
+class MapDescription:
+    """The arguments of cuTensorMapEncodeTiled for one operand, apart from its address.
+
+    Shapes: `extents` and `box` are (contiguous axis, other axis, batch), `strides` (other axis, batch).
+    Units: `extents` and `box` are elements, `strides` bytes.
+    Fields: `element` and `modes` are enumerations; `modes` are interleave, swizzle, L2 promotion and fill.
+    """
+
+    element: Any
+    extents: tuple[int, int, int]
+    strides: tuple[int, int]
+    box: tuple[int, int, int]
+    modes: tuple[Any, Any, Any, Any]
+
+    @classmethod
+    def of(cls, rule: TensorMapRule, extents: tuple[int, int, int], strides: tuple[int, int]) -> MapDescription:
+        """Return a map for which loads beyond the extents return zeros, and stores there do nothing."""
+        d = driver()
+        modes = (
+            d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[rule.swizzle_bytes]}"),
+            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        element = getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[rule.element]}")
+        return cls(element, extents, strides, rule.box, modes)
+
+
+def map_descriptions(traits: LaunchTraits, problem: Problem) -> tuple[MapDescription | None, ...]:
+    """Return one description per operand of OPERANDS, None for an operand without a map."""
+    rules, places = {rule.operand: rule for rule in traits.tensor_maps}, matrices(problem, traits)
+    return tuple(
+        MapDescription.of(rules[name], *geometry(places[name.upper()])) if name in rules else None for name in OPERANDS
+    )
+
+
 @lru_cache(maxsize=CACHED_MAPS)
 def _encode(
     device: int, rule: TensorMapRule, pointer: int, extents: tuple[int, int, int], strides: tuple[int, int]
 ) -> bytes:
-    """Encode one map. Loads beyond the extents return zeros, and stores there do nothing."""
     d = driver()
     words, counts = d.cuuint64_t, d.cuuint32_t
+    given = MapDescription.of(rule, extents, strides)
     arguments = (
-        getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[rule.element]}"),
+        given.element,
         len(extents),
         pointer,
         [words(extent) for extent in extents],
         [words(stride) for stride in strides],
-        [counts(extent) for extent in rule.box],
+        [counts(extent) for extent in given.box],
         [counts(1)] * len(extents),
-        d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[rule.swizzle_bytes]}"),
-        d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        *given.modes,
     )
     with open_device(device).current():
         encoded = checked(d.cuTensorMapEncodeTiled(*arguments), f"encode the tensor map of {rule}")

@@ -27,6 +27,7 @@ from hgemm.problem import Kind, Problem
 from hgemm.record import CUBIN_NAME, MAX_RECORD_BYTES, PTX_NAME, RECORD_NAME, Record
 from hgemm.selection import Choice, Selector
 from hgemm.selection_query import SelectionQuery, Target
+from hgemm.workspace import DEFAULT_WORKSPACE_BYTES, check_workspace_bytes
 
 # ==== Reading a variant ====
 
@@ -203,21 +204,26 @@ def read_artefact(place: Path, folder: int, record: Record, name: str) -> bytes:
 # ==== An open library ====
 
 
-def open_library(path: str | PathLike[str]) -> Library:
-    """Open the library in a folder. Raises LibraryError if there is none."""
+def open_library(path: str | PathLike[str], *, workspace_bytes: int = DEFAULT_WORKSPACE_BYTES) -> Library:
+    """Open the library in a folder.
+
+    Units: `workspace_bytes` is the size of the automatic workspace per device and stream; 0 allows none.
+    Raises: LibraryError if there is no library.
+    """
     folder = Path(path)
     require_library(folder)
-    return Library(folder)
+    return Library(folder, workspace_bytes)
 
 
 class Library:
     """The library in `folder`. Records and code are checked and read on first use, and kept.
 
-    Later changes of the folder have no effect: open it again to see them. Threads may share a library.
+    Later changes of the folder have no effect: open it again to see them. Threads may share a library. Products that split k
+    take a workspace of `workspace_bytes` from the library of the arrays, once per device and stream.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, workspace_bytes: int = DEFAULT_WORKSPACE_BYTES) -> None:
+        self.folder, self.workspace_bytes = folder, check_workspace_bytes(workspace_bytes)
         self._kernels: dict[str, Kernel] = {}
         self._selectors: dict[Target, Selector] = {}
 
@@ -226,7 +232,9 @@ class Library:
 
     @cached_property
     def _launch_cache(self) -> LaunchCache:
-        return LaunchCache(lambda views, device, options: launcher_of(self, views, device, MatmulOptions(*options)))
+        return LaunchCache(
+            lambda views, device, options, allocate: launcher_of(self, views, device, MatmulOptions(*options), allocate)
+        )
 
     @cached_property
     def records(self) -> dict[str, Record]:
@@ -281,10 +289,10 @@ class Library:
         """Launch out = activation(alpha * a b + beta * c + bias) with the best variant, and return `out` without waiting.
 
         Without `out`, a new array of the type of `a` is returned. Without `stream`, the launch uses the current stream of
-        `out`'s library (torch, CuPy) or the legacy default stream. Variants that split k are chosen only if a `workspace` is
-        given: any array of that many bytes, which one call at a time may use. The first call of a geometry chooses and loads
-        a variant. CUDA graphs can capture later calls, or those of a MatmulPlan. f32 arrays need `precision="tf32"`, which
-        drops 13 of their 24 significant bits.
+        `out`'s library (torch, CuPy) or the legacy default stream. Variants that split k use the stream's automatic workspace,
+        or `workspace`: any array, which one call at a time may use. The first call of a geometry chooses and loads a variant.
+        CUDA graphs can capture later calls, or those of a MatmulPlan. f32 arrays need `precision="tf32"`, which drops 13 of
+        their 24 significant bits.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
             One of the last two axes of a and b is contiguous; the last one of out and c is.

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any, Protocol
 
 from hgemm.arrays import ARRAY_ADAPTERS, Signature, View, stream_handle
+from hgemm.capture import preparing
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import ProblemError, unknown_word
@@ -19,6 +20,7 @@ from hgemm.kernel import Addresses, Kernel, Launcher, device_of, problem_of
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection import Choice, Selector
 from hgemm.selection_query import SelectionQuery, Target, with_dense_strides
+from hgemm.workspace import Allocate, partials_address
 
 
 class KernelSource(Protocol):
@@ -26,6 +28,8 @@ class KernelSource(Protocol):
 
     def selector(self, target: Target) -> Selector: ...
     def kernel(self, symbol: str) -> Kernel: ...
+    @property
+    def workspace_bytes(self) -> int: ...
 
 
 # ==== The cache of launchers ====
@@ -39,11 +43,11 @@ _ALIGN_BITS = 31
 class LaunchCache:
     """Launchers by the geometry of the arrays and by options.
 
-    `make(views, device, options)` returns the launcher of a new geometry. Threads may share a cache: if two threads meet a new
-    geometry, both make a launcher and the later one is kept.
+    `make(views, device, options, allocate)` returns the launcher of a new geometry. `allocate` takes memory from the library of
+    `out`. Threads may share a cache: if two threads meet a new geometry, both make a launcher and the later one is kept.
     """
 
-    def __init__(self, make: Callable[[Mapping[str, View], int, Any], Launcher]) -> None:
+    def __init__(self, make: Callable[[Mapping[str, View], int, Any, Allocate], Launcher]) -> None:
         self._make = make
         self._launchers: dict[Hashable, Launcher | None] = {}
         self._last: tuple[Hashable, Launcher | None, Addresses] = (None, None, ())
@@ -66,13 +70,13 @@ class LaunchCache:
         others = None if bias is None and c is None and workspace is None else (_read(bias), _read(c), _read(workspace))
         given = (ARRAY_ADAPTERS[type(a)].read(a), ARRAY_ADAPTERS[type(b)].read(b), out_signature, others, options)
         last, launcher, addresses = self._last
+        if stream is None:
+            stream = adapter.stream(out_signature)
+        elif type(stream) is not int:
+            stream = stream_handle(stream)
         if given != last:
-            launcher, addresses = self._find(given, (a, b, out, bias, c, workspace))
+            launcher, addresses = self._find(given, (a, b, out, bias, c, workspace), stream)
         if launcher is not None:
-            if stream is None:
-                stream = adapter.stream(out_signature)
-            elif type(stream) is not int:
-                stream = stream_handle(stream)
             launcher.launch(addresses, stream)
         return out
 
@@ -87,7 +91,8 @@ class LaunchCache:
         adapter = ARRAY_ADAPTERS[type(out)]
         out_signature = adapter.read(out)
         others = tuple(map(_read, arrays[3:])) if any(array is not None for array in arrays[3:]) else None
-        launcher, addresses = self._find((_read(a), _read(b), out_signature, others, None), arrays)
+        given = (_read(a), _read(b), out_signature, others, None)
+        launcher, addresses = self._find(given, arrays, adapter.stream(out_signature))
 
         def run(stream: Any = None) -> Any:
             if launcher is not None:
@@ -97,7 +102,7 @@ class LaunchCache:
 
         return run
 
-    def _find(self, given: tuple, arrays: tuple) -> tuple[Launcher | None, Addresses]:
+    def _find(self, given: tuple, arrays: tuple, stream: int) -> tuple[Launcher | None, Addresses]:
         """Return the launcher of a call, None if D is empty, and the addresses to launch it with."""
         (a, *like_a), (b, *like_b), (d, *like_d), others, options = given
         bias = c = workspace = 0
@@ -111,14 +116,19 @@ class LaunchCache:
         key = (*like_a, *like_b, *like_d, low, more, options)
         found = self._launchers.get(key, _UNKNOWN)
         if found is _UNKNOWN:
-            found = self._add(key, {name: array for name, array in zip(_NAMES, arrays) if array is not None}, options)
+            with preparing(stream):
+                found = self._add(
+                    key, {name: array for name, array in zip(_NAMES, arrays) if array is not None}, options
+                )
         addresses = (a, b, c, d, bias, workspace)
         self._last = (given, found, addresses)
         return found, addresses
 
     def _add(self, key: Hashable, arrays: Mapping[str, Any], options: Hashable) -> Launcher | None:
         views = {name: ARRAY_ADAPTERS[type(array)].view(array, name) for name, array in arrays.items()}
-        made = self._make(views, device_of(views), options) if 0 not in views["D"].shape else None
+        made = None
+        if 0 not in views["D"].shape:
+            made = self._make(views, device_of(views), options, ARRAY_ADAPTERS[type(arrays["D"])].allocate)
         if len(self._launchers) >= MAX_LAUNCHERS:
             self._launchers.clear()
         self._launchers[key] = made
@@ -163,7 +173,7 @@ class MatmulPlan(LaunchCache):
         """The size of the workspace that a call needs, 0 for most variants. Only one call at a time may use it."""
         return self.kernel.workspace_bytes(self.problem.m, self.problem.n, self.problem.batch)
 
-    def _launcher(self, views: Mapping[str, View], device: int, options: None) -> Launcher:
+    def _launcher(self, views: Mapping[str, View], device: int, options: None, allocate: Allocate) -> Launcher:
         if device != self.device:
             raise ProblemError(f"the arrays lie on device {device}: the plan is for device {self.device}")
         given = problem_of(self.kernel.traits, views, self.problem.alpha, self.problem.beta)
@@ -224,18 +234,25 @@ class MatmulRequest:
         return self.kind.layout[1] == "n"
 
 
-def launcher_of(library: KernelSource, views: Mapping[str, View], device: int, options: MatmulOptions) -> Launcher:
+def launcher_of(
+    library: KernelSource, views: Mapping[str, View], device: int, options: MatmulOptions, allocate: Allocate
+) -> Launcher:
     """Choose the variant of a library for arrays on a device, and return its launcher.
+
+    Without a workspace among the arrays, the launcher takes one with `allocate` if the variant needs it.
 
     Raises: ProblemError if the arrays do not form a product, UnsupportedError if no variant supports it.
     """
     views = fold_batch(views)
-    size = views["workspace"].size_bytes if "workspace" in views else 0
+    size = views["workspace"].size_bytes if "workspace" in views else library.workspace_bytes
     selector = library.selector(Target.of(open_device(device)))
     choice = _choose(selector, [_query(kind, views, options, size) for kind in matching_kinds(views, options)])
     kernel = library.kernel(choice.symbol)
     problem = problem_of(kernel.traits, views, options.alpha, options.beta)
-    return Launcher(kernel, problem, device, size if "workspace" in views else None)
+    if "workspace" in views:
+        return Launcher(kernel, problem, device, size)
+    partials = lambda device, stream: partials_address(device, stream, size, allocate)  # noqa: E731
+    return Launcher(kernel, problem, device, partials=partials if size else None)
 
 
 def empty_product(a: Any, b: Any) -> Any:

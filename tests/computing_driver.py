@@ -10,6 +10,7 @@ from fake_driver import SUCCESS, FakeDriver
 
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library
+from hgemm.problem import Problem
 
 
 class ComputingDriver(FakeDriver):
@@ -32,8 +33,11 @@ class ComputingDriver(FakeDriver):
         traits = self.traits[function]
         self.symbols.append(function)
         self.takes_maps = bool(traits.tensor_maps)
-        self.kernel = lambda problem: simulated.launch(traits, problem)
+        self.kernel = self.kernel_of
         return super().cuLaunchKernelEx(config, "function", parameters, extra)
+
+    def kernel_of(self, problem: Problem) -> None:
+        simulated.launch(self.traits[self.symbols[-1]], problem)
 
     def mapped(self) -> list[int]:
         """Return the addresses in the tensor maps of the last launch, 0 for one that is not there."""

@@ -36,7 +36,7 @@ class FakeDriver:
     CUtensorMapFloatOOBfill = real.CUtensorMapFloatOOBfill
     cuuint32_t, cuuint64_t = real.cuuint32_t, real.cuuint64_t
     CUdevice_attribute, CUfunction_attribute = real.CUdevice_attribute, real.CUfunction_attribute
-    CUpointer_attribute = real.CUpointer_attribute
+    CUpointer_attribute, CUstreamCaptureMode = real.CUpointer_attribute, real.CUstreamCaptureMode
 
     def __init__(self) -> None:
         self.kernel: Callable[[Problem], None] = lambda problem: None
@@ -50,6 +50,7 @@ class FakeDriver:
         self.encoded = 0
         self.resident_clusters = 2
         self.status = real.CUresult.CUDA_SUCCESS
+        self.captured: set[int] = set()  # streams whose launches a graph captures
 
     def cuInit(self, flags):
         return (self.status,)
@@ -87,6 +88,15 @@ class FakeDriver:
 
     def cuCtxGetCurrent(self):
         return SUCCESS, self.contexts[-1] if self.contexts else None
+
+    def cuStreamIsCapturing(self, stream):
+        return SUCCESS, int(stream) in self.captured
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return SUCCESS, mode
+
+    def cuStreamSynchronize(self, stream):
+        return (SUCCESS,)
 
     # ---- Kernels ----------------------------------------------------------------------------------------------------
 

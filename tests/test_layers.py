@@ -93,7 +93,10 @@ def test_no_imports_go_in_a_circle() -> None:
 
 # ---- What importing does ---------------------------------------------------------------------------------------------
 
-NOT_IMPORTED = {"hgemm.torch": "imports torch, which need not be there", "generator.__main__": "runs the command"}
+NOT_IMPORTED = {
+    **{name: "imports torch, which need not be there" for name in SOURCES if f"{name}.".startswith("hgemm.torch.")},
+    "generator.__main__": "runs the command",
+}
 
 IMPORT_ALL = """
 import builtins, importlib, json, os, sys
@@ -191,6 +194,7 @@ READS_ENVIRONMENT = {
     "generator.device_check": "hands its own environment on to the process that uses the device",
     "generator.proof.jobs": "asks which compiler CXX names, and where the user keeps caches",
     "generator.build.dsl_worker": "takes CuTe DSL's own variables out of its environment, where they would change kernels",
+    "hgemm.torch.native": "asks which compiler CXX names, and where the user keeps caches",
     "hgemm.tune.runner": "hands its own environment on to a process for each of the GPUs that may be seen",
 }
 """The command line reads variables by click's options; besides, only these modules read the environment."""

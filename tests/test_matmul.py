@@ -28,9 +28,11 @@ from generator.store.library import Library as StoredLibrary
 from hgemm import Kind, Library, Problem, ProblemError
 from hgemm.arrays import ARRAY_ADAPTERS, stream_handle, view
 from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError
+from hgemm.launch import counter_bytes
 from hgemm.matmul import MAX_LAUNCHERS
 from hgemm.problem import PROBLEM_BYTES
 from hgemm.selection_query import SelectionQuery, Target
+from hgemm.workspace import COUNTER_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,8 @@ def library(opened: Library) -> Library:
 def driver(opened: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputingDriver]:
     fake = ComputingDriver(opened)
     monkeypatch.setattr(hgemm.device, "driver", lambda: fake)
-    for module in ("kernel", "launch"):
+    monkeypatch.setattr("hgemm.workspace._made", {})
+    for module in ("kernel", "launch", "workspace", "capture"):
         monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
     hgemm.device._open.cache_clear()
     hgemm.launch._encode.cache_clear()
@@ -180,17 +183,74 @@ def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDri
 # ---- Workspaces and streams -----------------------------------------------------------------------------------------
 
 
-def test_variants_that_split_k_are_chosen_where_a_workspace_is_given(library: Library, driver: ComputingDriver) -> None:
-    a, w, out = numbers(16, 65536), numbers(64, 65536), placed(np.zeros((16, 64), "f4"))
-    library.matmul(Cuda(placed(a)), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))))
-    assert not driver.zeroed
-    split = [
-        s for s, traits in driver.traits.items() if traits.partial_bytes_per_tile and traits.arch in ("sm_80", "sm_90")
-    ]
+def splits_k(driver: ComputingDriver) -> bool:
+    """Return whether the last launch took a workspace."""
+    return driver.traits[driver.symbols[-1]].partial_bytes_per_tile > 0
+
+
+def test_variants_that_split_k_take_the_workspace_of_their_stream(
+    opened: Library, library: Library, driver: ComputingDriver
+) -> None:
+    a, w, allocations = numbers(16, 65536), numbers(64, 65536), []
+    run, workspaces = driver.cuMemAlloc, []
+    driver.cuMemAlloc = lambda size: allocations.append(size) or run(size)
+    simulate = driver.kernel_of
+    driver.kernel_of = lambda problem: workspaces.append(problem.workspace) or simulate(problem)
+    for stream in (7, 7, 8):
+        found = library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), stream=stream)
+        assert splits_k(driver) and (found.array == product(a, w.T)).all()
+    assert workspaces[0] == workspaces[1] != workspaces[2]
+    assert allocations == [library.workspace_bytes + COUNTER_BYTES] * 2
+    assert driver.zeroed == [COUNTER_BYTES] * 2, "the counters, once per workspace"
+    driver.captured.add(7)  # a graph does not share the workspace of eager launches
+    for _ in range(2):
+        library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), stream=7)
+    assert workspaces[3] == workspaces[4] not in workspaces[:3]
+
+    without = hgemm.open(opened.folder, workspace_bytes=0)
+    without.records, without.table = opened.records, opened.table
+    without.matmul(Cuda(placed(a)), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))))
+    assert not splits_k(driver) and len(allocations) == 3
+    with pytest.raises(ProblemError, match="workspace_bytes is -1: use 0 for none"):
+        hgemm.open(opened.folder, workspace_bytes=-1)
+
+
+def test_counters_are_zero_whatever_shapes_share_a_workspace(library: Library, driver: ComputingDriver) -> None:
+    blocks = []
+    simulate = driver.kernel_of
+
+    def check(problem):
+        traits = driver.traits[driver.symbols[-1]]
+        counters = counter_bytes(traits, problem.m, problem.n, problem.batch)
+        assert counters and not any(ctypes.string_at(problem.workspace, counters))
+        partials = problem.workspace + counters
+        ctypes.memset(partials, 0xFF, traits.partial_bytes_per_tile)
+        blocks.append(partials)
+        simulate(problem)
+
+    driver.kernel_of = check
+    for m, n in ((16, 64), (16, 32), (8, 64), (16, 64)):
+        a, w = numbers(m, 65536), numbers(n, 65536)
+        library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((m, n), "f2"))))
+    assert len(blocks) > 1 and len({*blocks}) == 1
+
+
+def test_a_lack_of_memory_for_a_workspace_is_told(library: Library, driver: ComputingDriver) -> None:
+    def refuse(size):
+        raise MemoryError("out of memory")
+
+    driver.cuMemAlloc = refuse
+    a, w = numbers(16, 65536), numbers(64, 65536)
+    with pytest.raises(DeviceError, match="cannot allocate a workspace of [0-9]+ B on device 0: out of memory"):
+        library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))))
+
+
+def test_a_workspace_of_the_caller_is_zeroed_before_each_launch(library: Library, driver: ComputingDriver) -> None:
+    a, w = numbers(16, 65536), numbers(64, 65536)
     workspace = placed(np.zeros(1 << 22, np.uint8))
     found = library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), workspace=Cuda(workspace))
-    assert split and driver.symbols[-1] in split and driver.zeroed
-    assert (found.array == product(a, w.T)).all() and not out.any()
+    assert splits_k(driver) and driver.zeroed == [256]
+    assert (found.array == product(a, w.T)).all()
 
 
 def test_streams_and_contexts(library: Library, driver: ComputingDriver) -> None:

@@ -14,6 +14,7 @@ from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
 
 import hgemm.arrays  # noqa: E402
 import hgemm.torch as hgemm_torch  # noqa: E402
+import hgemm.torch.operator  # noqa: E402
 from hgemm import Library, LibraryError, Problem, ProblemError  # noqa: E402
 from hgemm.arrays import ARRAY_ADAPTERS  # noqa: E402
 from hgemm.problem import ACTIVATIONS  # noqa: E402
@@ -129,7 +130,7 @@ def test_shapes_that_make_no_product_are_told_without_memory() -> None:
 
 
 def test_the_library_is_named_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hgemm_torch, "_library", None)
+    monkeypatch.setattr(hgemm.torch.operator, "_library", None)
     with pytest.raises(LibraryError, match="no library is set: call hgemm.torch.use.folder."):
         hgemm_torch.used_library()
     with pytest.raises(LibraryError, match="does not exist"):
@@ -148,7 +149,7 @@ def launching(library: Library, driver: ComputingDriver, monkeypatch: pytest.Mon
     monkeypatch.setitem(hgemm.arrays._DEVICE_KINDS, 1, "CPU")
     monkeypatch.setitem(ARRAY_ADAPTERS, torch.Tensor, replace(ARRAY_ADAPTERS[torch.Tensor], stream=lambda read: 0))
     monkeypatch.setitem(ARRAY_ADAPTERS, torch.nn.Parameter, ARRAY_ADAPTERS[torch.Tensor])
-    monkeypatch.setattr(hgemm_torch, "_library", library)
+    monkeypatch.setattr(hgemm.torch.operator, "_library", library)
     return driver
 
 
@@ -163,7 +164,7 @@ def test_the_operator_launches_what_it_promises(launching: ComputingDriver, dtyp
     cases += [(torch.stack([x, x]), weight.t()), (x[:1], weight.t())]
     with torch.no_grad():
         for a, b in cases:
-            found, promised = hgemm_torch._launch(a, b), hgemm_torch._meta(a.to("meta"), b.to("meta"))
+            found, promised = hgemm.torch.operator._launch(a, b), hgemm.torch.operator._meta(a.to("meta"), b.to("meta"))
             assert (found.double() == a.double() @ b.double()).all()
             assert (found.shape, found.stride(), found.dtype) == (promised.shape, promised.stride(), promised.dtype)
     assert len(launching.launches) == len(cases)
@@ -174,7 +175,7 @@ def test_parameters_are_refused_where_gradients_are_recorded(
     library: Library,  # noqa: F811
 ) -> None:
     x, weight = whole(40, 64), torch.nn.Parameter(whole(48, 64))
-    with pytest.raises(ProblemError, match="asks for gradients, which this call does not record"):
+    with pytest.raises(ProblemError, match="requires gradients, but this call does not record them"):
         library.matmul(x, weight.t())
     out, plan = torch.empty(40, 48, dtype=torch.float16), library.plan(Problem(40, 48, 64))
     with torch.no_grad():

@@ -1,0 +1,333 @@
+"""Time models of transformers with random weights, with their linear layers patched, beside plain torch in one process.
+
+\b
+    python -m benchmarks.models --library emitted --models llama,gpt2 --tokens 1,128,2048 --json FILE
+
+\b
+Rounds alternate: torch, patched, patched, torch. A ratio above 1 means that the patched model is faster.
+burst:  each round starts on a card that was idle.
+steady: rounds follow each other, after seconds of load.
+The logits of both models are compared with those of the same weights in float64.
+Exit status: 0 the logits are within the bound, 1 they are not, or there is no GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hgemm.bench.protocol import Ratio, abba, round_times
+from hgemm.device import driver_cuda, open_device
+
+# ==== Models ====
+
+CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"vocab_size": 128256},
+    ),
+    "mistral": (
+        "MistralConfig",
+        "MistralForCausalLM",
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"vocab_size": 32768},
+    ),
+    "qwen2": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
+        | {"vocab_size": 152064},
+    ),
+    "gpt2": (
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {"n_embd": 1600, "n_head": 25, "vocab_size": 50257, "n_positions": 4096, "activation_function": "gelu"},
+    ),
+    "bert": (
+        "BertConfig",
+        "BertForMaskedLM",
+        {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 30522}
+        | {"max_position_embeddings": 4096},
+    ),
+}
+"""Class of the config, class of the model, and sizes: Llama 3 8B, Mistral 7B, Qwen2 7B, GPT-2 XL and BERT large."""
+DTYPES = {"f16": "float16", "bf16": "bfloat16"}
+ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8}
+MODES = ("eager", "graph", "compile")
+STATES = ("burst", "steady")
+
+
+def build(name: str, dtype: str, layers: int, device: str = "cuda", **sizes: Any) -> Any:
+    """Return a model with random weights. `sizes` replaces fields of its config."""
+    import torch
+    import transformers
+
+    config_class, model_class, fields = CONFIGS[name]
+    depth = "n_layer" if name == "gpt2" else "num_hidden_layers"
+    config = getattr(transformers, config_class)(**{**fields, depth: layers, **sizes})
+    torch.manual_seed(1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, DTYPES[dtype]))
+    try:
+        with torch.device(device):
+            return getattr(transformers, model_class)(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def shared_copy(model: Any) -> Any:
+    """Return a copy of a model with the same parameters and buffers."""
+    kept = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(one): one for one in kept})
+
+
+def errors(logits: dict[str, Any], reference: Any) -> dict[str, float]:
+    """Return the distance of each model's logits from the reference, relative to the norm of the reference."""
+    exact = reference.double()
+    return {name: float((found.double() - exact).norm() / exact.norm()) for name, found in logits.items()}
+
+
+def bound(torch_error: float, dtype: str) -> float:
+    """Return the allowed error of the patched model: twice torch's, and one rounding."""
+    return 2 * torch_error + ROUNDOFF[dtype]
+
+
+# ==== Time ====
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long one case is measured. Units: seconds, and milliseconds per block."""
+
+    seconds: float
+    block_ms: float = 15.0
+    rounds_min: int = 3
+    idle_s: float = 0.25
+    load_s: float = 2.0
+
+
+def block_ms(run: Callable[[], object], calls: int) -> float:
+    """Return the time of one call in a block of calls."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / calls
+
+
+def measure(runs: dict[str, Callable[[], object]], state: str, plan: Plan) -> dict[str, Any]:
+    """Return the median times of both contenders and the paired ratio of torch to patched. Units: milliseconds."""
+    import torch
+
+    once = max(block_ms(run, 3) for run in runs.values())
+    calls = max(1, round(plan.block_ms / once))
+    if state == "steady":
+        until = time.perf_counter() + plan.load_s
+        while time.perf_counter() < until:
+            for run in runs.values():
+                block_ms(run, calls)
+    rounds: list[list[tuple[str, float]]] = []
+    until = time.perf_counter() + plan.seconds
+    while len(rounds) < plan.rounds_min or time.perf_counter() < until:
+        if state == "burst":
+            torch.cuda.synchronize()
+            time.sleep(plan.idle_s)
+        for run in runs.values():
+            run()
+        rounds.append([(name, block_ms(runs[name], calls)) for name in abba([*runs])])
+    times = round_times(rounds)
+    ratio = Ratio.of(times["torch"], times["patched"])
+    return {
+        "ratio": ratio.median,
+        "spread": round(ratio.spread, 4),
+        "rounds": len(rounds),
+        **{f"{name}_ms": round(statistics.median(found), 4) for name, found in times.items()},
+    }
+
+
+@contextmanager
+def runner(model: Any, tokens: Any, mode: str) -> Iterator[Callable[[], Any]]:
+    """Yield a function that runs a model on the same tokens, and returns its logits."""
+    import torch
+
+    def eager() -> Any:
+        return model(tokens, **({} if "Bert" in type(model).__name__ else {"use_cache": False})).logits
+
+    if mode == "eager":
+        yield eager
+    elif mode == "graph":
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                eager()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = eager()
+
+        def replay() -> Any:
+            graph.replay()
+            return logits
+
+        yield replay
+    else:
+        torch._dynamo.reset()
+        compiled = torch.compile(eager, dynamic=False)
+        for _ in range(3):
+            compiled()
+        yield compiled
+
+
+# ==== One model ====
+
+
+def measure_model(name: str, dtype: str, layers: int, counts: list[int], modes: list[str], fuse: bool, plan: Plan):
+    """Yield one row per number of tokens and mode."""
+    import torch
+
+    import hgemm.torch
+
+    base = build(name, dtype, layers)
+    ours = shared_copy(base)
+    patch = hgemm.torch.patch(ours, fuse=fuse)
+    click.echo(f"{name} {dtype}: {str(patch).splitlines()[0]}", err=True)
+    for kept in patch.kept:
+        click.echo(f"  {kept.name}: {kept.reason}", err=True)
+    reference = copy.deepcopy(base).double()
+    for count in counts:
+        tokens = torch.randint(0, base.config.vocab_size, (1, count), device="cuda")
+        with torch.inference_mode():
+            logits = {"torch": base(tokens).logits, "patched": ours(tokens).logits}
+            found = errors(logits, reference(tokens).logits)
+        del logits
+        for mode in modes:
+            row = {"model": name, "dtype": dtype, "tokens": count, "mode": mode}
+            row |= {f"{one}_error": float(f"{value:.3g}") for one, value in found.items()}
+            row |= {"ok": found["patched"] <= bound(found["torch"], dtype), "patched": len(patch.replaced)}
+            try:
+                with torch.inference_mode(), runner(base, tokens, mode) as one, runner(ours, tokens, mode) as other:
+                    runs = {"torch": one, "patched": other}
+                    row |= {state: measure(runs, state, plan) for state in STATES}
+            except Exception as error:  # one mode of one model must not end the run
+                row["failed"] = " ".join(str(error).split())[:300]
+            yield row
+
+
+HEADER = f"{'model':8} {'dtype':5} {'tokens':>6} {'mode':8} {'torch ms':>9} {'burst':>14} {'steady':>14} {'error':>9} {'torch':>9}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row of the table. A state is the ratio and its spread."""
+    start = f"{row['model']:8} {row['dtype']:5} {row['tokens']:6} {row['mode']:8}"
+    if "failed" in row:
+        return f"{start} failed: {row['failed']}"
+    states = " ".join(f"{row[state]['ratio']:7.3f} ({row[state]['spread']:.3f})" for state in STATES)
+    note = "" if row["ok"] else "  error exceeds the bound"
+    return (
+        f"{start} {row['steady']['torch_ms']:9.3f} {states} {row['patched_error']:9.2e} {row['torch_error']:9.2e}{note}"
+    )
+
+
+# ==== The command ====
+
+
+def _words(known: tuple[str, ...] | dict) -> Callable[..., list[str]]:
+    def parse(context: click.Context, option: click.Parameter, text: str) -> list[str]:
+        found = [word for word in text.split(",") if word]
+        for word in found:
+            if word not in known:
+                raise click.BadParameter(f"{word!r} is unknown: use {', '.join(known)}")
+        return found
+
+    return parse
+
+
+def _numbers(context: click.Context, option: click.Parameter, text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers, such as 1,128,2048") from None
+
+
+@click.command(help=__doc__)
+@click.option("--models", default=",".join(CONFIGS), show_default=True, callback=_words(CONFIGS), metavar="WORDS")
+@click.option("--dtypes", default="f16,bf16", show_default=True, callback=_words(DTYPES), metavar="WORDS")
+@click.option("--tokens", default="1,16,128,777,2048", show_default=True, callback=_numbers, metavar="NUMBERS")
+@click.option("--modes", default="eager,graph", show_default=True, callback=_words(MODES), metavar="WORDS")
+@click.option("--layers", type=click.IntRange(1), default=4, show_default=True, help="Layers of each model.")
+@click.option("--library", type=click.Path(path_type=Path), default=Path("emitted"), show_default=True)
+@click.option("--workspace-bytes", type=int, default=None, help="Size of the workspace; 0 allows none.")
+@click.option("--seconds", type=float, default=240.0, show_default=True, help="Time for all rounds.")
+@click.option("--fuse/--no-fuse", default=True, show_default=True, help="Compute activations in the kernels.")
+@click.option("--cpp/--no-cpp", default=True, show_default=True, help="Use the operator in C++.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
+def main(
+    models: list[str],
+    dtypes: list[str],
+    tokens: list[int],
+    modes: list[str],
+    layers: int,
+    library: Path,
+    workspace_bytes: int | None,
+    seconds: float,
+    fuse: bool,
+    cpp: bool,
+    json_path: Path | None,
+) -> None:
+    import torch
+    import transformers
+
+    import hgemm.torch
+
+    if not torch.cuda.is_available():
+        click.echo("models: error: torch finds no GPU here", err=True)
+        sys.exit(1)
+    opened = hgemm.open(library, **({} if workspace_bytes is None else {"workspace_bytes": workspace_bytes}))
+    hgemm.torch.use(opened, cpp=cpp)
+    cases = len(models) * len(dtypes) * len(tokens) * len(modes) * len(STATES)
+    plan = Plan(seconds=seconds / cases * 0.6, load_s=min(2.0, seconds / cases * 0.4))
+    rows = []
+    click.echo(HEADER)
+    for name in models:
+        for dtype in dtypes:
+            for row in measure_model(name, dtype, layers, tokens, modes, fuse, plan):
+                rows.append(row)
+                click.echo(line(row))
+            torch.cuda.empty_cache()
+    document = {
+        "device": open_device().name,
+        "driver_cuda": driver_cuda(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "library": len(opened.symbols),
+        "layers": layers,
+        "fuse": fuse,
+        "plan": asdict(plan),
+        "unit": "ms; ratio of torch's time to that of the patched model",
+        "rows": rows,
+    }
+    if json_path:
+        json_path.write_text(json.dumps(document, indent=1) + "\n")
+    sys.exit(0 if all(row["ok"] and "failed" not in row for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()

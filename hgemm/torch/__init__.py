@@ -1,0 +1,21 @@
+"""The operator torch.ops.hgemm.matmul and layers that use it, for eager and compiled models. Needs torch.
+
+import hgemm.torch
+hgemm.torch.use("emitted")
+y = hgemm.torch.linear(x, weight, activation="relu")
+hgemm.torch.patch(model)
+"""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("hgemm.torch needs torch: pip install torch", name="torch") from None
+
+from hgemm.torch.layers import Linear, Patch, patch
+from hgemm.torch.operator import external_matmul, linear, matmul, use, used_library
+
+__all__ = ["Linear", "Patch", "external_matmul", "linear", "matmul", "patch", "use", "used_library"]

@@ -1,0 +1,191 @@
+"""The operator in C++: its build, and the answers to its questions about new geometries and workspaces."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hgemm.arrays import ARRAY_ADAPTERS, View
+from hgemm.capture import preparing
+from hgemm.library import Library
+from hgemm.matmul import MatmulOptions, launcher_of
+from hgemm.problem import ACTIVATIONS
+from hgemm.workspace import partials_address
+
+MODULE = "hgemm_torch_operator"
+SOURCE = Path(__file__).with_name("operator.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+STANDARDS = ("c++17", "c++20")
+"""The headers of torch need the first or, in later versions, the second."""
+COMPILE_TIMEOUT_S = 600.0
+_log = logging.getLogger("hgemm")
+
+
+class BuildError(Exception):
+    """The operator cannot be built here."""
+
+
+# ==== Build ====
+
+
+def load(environment: Mapping[str, str] | None = None) -> Any:
+    """Return the module of the C++ operator, built if the cache does not have it. Return None, with a warning, if that fails."""
+    try:
+        path = built(os.environ if environment is None else environment)
+        loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(MODULE, loader))
+        loader.exec_module(module)
+        return module
+    except (BuildError, OSError, ImportError) as error:
+        warnings.warn(
+            f"hgemm.torch: the C++ operator is not available, so each call costs about 10 us more: {error}",
+            stacklevel=4,
+        )
+        return None
+
+
+def built(environment: Mapping[str, str]) -> Path:
+    """Return the path of the built operator. Processes wait for one another, and one of them builds it.
+
+    Raises: BuildError if there is no compiler, or it fails; OSError if the cache cannot be written.
+    """
+    source = SOURCE.read_bytes()
+    versions = (torch.__version__, platform.python_version(), sysconfig.get_config_var("SOABI"), platform.machine())
+    key = hashlib.sha256(source + repr((versions, _flags(), STANDARDS)).encode()).hexdigest()[:16]
+    folder = _cache_folder(environment)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place = folder / f"{MODULE}-{key}.so"
+    with (folder / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            _log.warning("hgemm.torch: building the C++ operator for torch %s, once; about 20 s", torch.__version__)
+            _compile(place, _compiler(environment))
+    return place
+
+
+def _cache_folder(environment: Mapping[str, str]) -> Path:
+    named = environment.get("HGEMM_CACHE_DIR")
+    base = Path(named) if named else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm"
+    return base / "torch"
+
+
+def _compiler(environment: Mapping[str, str]) -> str:
+    named = environment.get("CXX")
+    found = shutil.which(named) if named else next(filter(None, map(shutil.which, COMPILERS)), None)
+    if not found:
+        raise BuildError(f"there is no C++ compiler: install {' or '.join(COMPILERS)}, or set CXX (CXX is {named!a})")
+    return found
+
+
+def _flags() -> tuple[str, ...]:
+    root = Path(torch.__file__).parent
+    return (
+        *("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        *(f"-isystem{folder}" for folder in (root / "include", sysconfig.get_paths()["include"])),
+        f"-L{root / 'lib'}",
+    )
+
+
+def _compile(place: Path, compiler: str) -> None:
+    libraries = ("-ltorch_python", "-ltorch_cpu", "-lc10")  # loaded already, so no run path is needed
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".tmp-") as scratch:
+        made, reasons = Path(scratch) / place.name, []
+        for standard in STANDARDS:
+            command = [compiler, f"-std={standard}", str(SOURCE), *_flags(), *libraries, "-o", str(made)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise BuildError(f"{compiler} ran for more than {COMPILE_TIMEOUT_S:.0f} s") from None
+            if done.returncode == 0:
+                made.replace(place)
+                return
+            lines = done.stderr.splitlines()
+            reasons.append(next((line for line in lines if "error" in line), f"status {done.returncode}"))
+    raise BuildError(f"{compiler} fails: {reasons[0]}")
+
+
+# ==== Addresses of the driver ====
+
+_DRIVER = {
+    "cuLaunchKernelEx": "cuLaunchKernelEx",
+    "cuTensorMapEncodeTiled": "cuTensorMapEncodeTiled",
+    "cuMemsetD8Async": "cuMemsetD8Async",
+    "cuCtxGetCurrent": "cuCtxGetCurrent",
+    "cuCtxPushCurrent": "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent": "cuCtxPopCurrent_v2",
+    "cuStreamIsCapturing": "cuStreamIsCapturing",
+    "cuGetErrorString": "cuGetErrorString",
+}
+"""The functions that the operator calls, with their names in libcuda.so.1 of CUDA 12 and 13."""
+
+
+def driver_addresses() -> dict[str, int]:
+    """Return the address of each function that the operator calls."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    streams = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    found = {name: address_of(getattr(driver, symbol)) for name, symbol in _DRIVER.items()}
+    return {**found, "stream": address_of(streams.aoti_torch_get_current_cuda_stream)}
+
+
+def address_of(function: Any) -> int:
+    """Return the address of a function of ctypes."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+# ==== Answers ====
+
+_DTYPES = {"Half": "f16", "BFloat16": "bf16", "Float": "f32", "Double": "f64"}
+"""The types of c10::toString(ScalarType)."""
+_OPERANDS = ("A", "B", "C", "D", "bias")
+
+
+class Questions:
+    """Answers to the C++ operator. `library` returns the library in use."""
+
+    def __init__(self, library: Callable[[], Library]) -> None:
+        self._library = library
+        self._allocate = ARRAY_ADAPTERS[torch.Tensor].allocate
+
+    def describe(
+        self,
+        operands: tuple[tuple, ...],
+        device: int,
+        alpha: float,
+        beta: float,
+        activation: int,
+        tf32: bool,
+        stream: int,
+    ) -> dict[str, Any]:
+        """Choose and load a kernel, and return its launch as Launcher.describe. Raises as Library.matmul."""
+        views = {
+            name: View(address, tuple(shape), tuple(strides), _DTYPES.get(dtype, dtype), device)
+            for name, (address, shape, strides, dtype) in (
+                (name, given) for name, given in zip(_OPERANDS, operands) if given
+            )
+        }
+        if 0 in views["D"].shape:
+            return {"empty": True}
+        options = MatmulOptions(alpha, beta, ACTIVATIONS[activation], "tf32" if tf32 else "")
+        with preparing(stream):
+            return launcher_of(self._library(), views, device, options, self._allocate).describe()
+
+    def allocate(self, device: int, stream: int, capturing: bool) -> int:
+        """Return where partial sums begin in the workspace of a stream."""
+        return partials_address(device, stream, self._library().workspace_bytes, self._allocate, capturing)

@@ -1,0 +1,603 @@
+// torch.ops.hgemm.matmul without Python: finds the launch of a geometry in a cache, writes the addresses, and launches.
+//
+// Python decides everything once per geometry (hgemm/torch/native.py): the kernel, the grid, the packed problem, the tensor maps.
+// A call that is not in the cache asks it. Nothing here knows a kernel, the layout of a Problem, or cuda.h.
+#include <Python.h>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using std::optional;
+
+// ==== The CUDA driver, by the addresses that Python passes ====
+// Types and values as in cuda.h of CUDA 12 and 13.
+
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, smem_bytes;
+  void* stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+
+struct Driver {
+  int (*launch)(LaunchConfig const*, void* function, void** parameters, void** extra);
+  int (*encode)(void* map, int type, uint32_t rank, void* address, uint64_t const* extents, uint64_t const* strides,
+                uint32_t const* box, uint32_t const* steps, int interleave, int swizzle, int promotion, int fill);
+  int (*zero)(uint64_t address, unsigned char value, size_t bytes, void* stream);
+  int (*context)(void** context);
+  int (*push)(void* context);
+  int (*pop)(void** context);
+  int (*capturing)(void* stream, int* status);
+  int (*error)(int status, char const** text);
+  int (*stream)(int32_t device, void** stream);  // aoti_torch_get_current_cuda_stream of libtorch_cuda
+} driver;
+
+void checked(int status, std::string const& doing) {
+  if (!status) return;
+  char const* text = nullptr;
+  driver.error(status, &text);
+  TORCH_CHECK(false, "cannot ", doing, ": ", text ? text : "unknown error", " (CUresult ", status, ")");
+}
+
+// ==== One launch, as Python describes it ====
+
+enum { A, B, C, D, BIAS, WORKSPACE, OPERANDS };
+
+constexpr int map_bytes = 128, maps = 3, rank = 3;
+constexpr int map_operands[maps] = {A, B, D};
+constexpr size_t max_problem_bytes = 512;
+
+struct MapGeometry {
+  bool used = false;
+  int type = 0, interleave = 0, swizzle = 0, promotion = 0, fill = 0;
+  uint64_t extents[rank] = {}, strides[rank - 1] = {};
+  uint32_t box[rank] = {};
+};
+
+struct Launch {
+  bool empty = false;  // D has no elements
+  std::string symbol;
+  void *function = nullptr, *context = nullptr;
+  LaunchConfig config = {};
+  std::string attributes;  // CUlaunchAttribute, one after another
+  std::string problem;     // packed, with the addresses at `offsets`
+  size_t offsets[OPERANDS] = {};
+  bool has_maps = false;
+  MapGeometry map[maps];
+  uint64_t span_bytes[OPERANDS] = {};
+  bool c_may_be_d = false;
+  uint64_t workspace_bytes = 0, counter_bytes = 0;
+  bool zero_counters = false;
+};
+
+// ==== The cache: what identifies a geometry ====
+
+struct Operand {
+  int64_t address = 0;
+  int64_t type = -1;  // at::ScalarType, -1 if the operand is missing
+  int64_t dims = 0, sizes[3] = {}, strides[3] = {};
+};
+
+struct Call {
+  Operand operand[5];  // A, B, C, D, BIAS
+  double alpha = 1, beta = 0;
+  int64_t device = 0, activation = 0;
+  bool tf32 = false;  // float32 may be multiplied as tf32
+};
+
+bool as_tf32(Tensor const& a) {
+  return a.scalar_type() == at::kFloat &&
+         at::globalContext().float32MatmulPrecision() != at::Float32MatmulPrecision::HIGHEST;
+}
+
+struct Key {
+  static constexpr int words = 5 * 7 + 4;
+  std::array<int64_t, words> word;
+
+  explicit Key(Call const& call) {
+    int at = 0, low = 0;
+    for (int i = 0; i < 5; ++i) {
+      Operand const& x = call.operand[i];
+      word[at++] = x.type << 8 | x.dims;
+      for (int axis = 0; axis < 3; ++axis) word[at++] = x.sizes[axis];
+      for (int axis = 0; axis < 3; ++axis) word[at++] = x.strides[axis];
+      low = low << 5 | int(x.address & 31);  // variants require at most 8 elements of 4 bytes
+    }
+    word[at++] = low;
+    word[at++] = call.device << 16 | call.tf32 << 8 | call.activation;
+    std::memcpy(&word[at++], &call.alpha, 8);
+    std::memcpy(&word[at++], &call.beta, 8);
+  }
+  bool operator==(Key const& other) const { return word == other.word; }
+};
+
+struct Hash {
+  size_t operator()(Key const& key) const {
+    uint64_t hash = 0;
+    for (int64_t word : key.word) {
+      hash = (hash ^ uint64_t(word)) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+constexpr size_t max_launches = 4096;
+
+std::mutex mutex;  // never held while the GIL is awaited
+std::unordered_map<Key, std::shared_ptr<Launch const>, Hash> launches;
+std::map<std::tuple<int64_t, void*, bool>, int64_t> workspaces;  // by device, stream, and whether a graph is captured
+uint64_t generation = 0;                                         // counts uses of another library
+
+// ==== Python's part ====
+
+PyObject *describe = nullptr, *allocate = nullptr, *record = nullptr, *activations = nullptr;
+c10::DispatchKey backend = c10::DispatchKey::CUDA, autocast = c10::DispatchKey::AutocastCUDA;
+c10::DeviceType device_type = c10::DeviceType::CUDA;
+
+// Throws the Python exception that is set, in a form that passes through C++.
+[[noreturn]] void raise() {
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+py::object owned(PyObject* object) {
+  if (!object) raise();
+  return py::reinterpret_steal<py::object>(object);
+}
+
+py::tuple described(Operand const& x) {
+  if (x.type < 0) return py::make_tuple();
+  py::tuple sizes(x.dims), strides(x.dims);
+  for (int axis = 0; axis < x.dims; ++axis) {
+    sizes[axis] = x.sizes[axis];
+    strides[axis] = x.strides[axis];
+  }
+  return py::make_tuple(x.address, sizes, strides, c10::toString(c10::ScalarType(x.type)));
+}
+
+uint64_t number(py::handle value) { return value.cast<uint64_t>(); }
+
+Launch read(py::dict const& given) {
+  Launch launch;
+  launch.empty = given["empty"].cast<bool>();
+  if (launch.empty) return launch;
+  launch.symbol = given["symbol"].cast<std::string>();
+  launch.function = reinterpret_cast<void*>(number(given["function"]));
+  launch.context = reinterpret_cast<void*>(number(given["context"]));
+  launch.config.grid_x = unsigned(number(given["grid"]));
+  launch.config.block_x = unsigned(number(given["threads"]));
+  launch.config.grid_y = launch.config.grid_z = launch.config.block_y = launch.config.block_z = 1;
+  launch.config.smem_bytes = unsigned(number(given["smem_bytes"]));
+  launch.attributes = given["attributes"].cast<std::string>();
+  launch.config.attribute_count = unsigned(number(given["attribute_count"]));
+  launch.problem = given["problem"].cast<std::string>();
+  TORCH_CHECK(launch.problem.size() <= max_problem_bytes, "a packed problem has ", launch.problem.size(), " B");
+  py::sequence offsets = given["offsets"], spans = given["span_bytes"];
+  for (int i = 0; i < OPERANDS; ++i) {
+    launch.offsets[i] = number(offsets[i]);
+    TORCH_CHECK(launch.offsets[i] + 8 <= launch.problem.size(), "an address lies outside of the packed problem");
+    launch.span_bytes[i] = number(spans[i]);
+  }
+  launch.c_may_be_d = given["c_may_be_d"].cast<bool>();
+  launch.workspace_bytes = number(given["workspace_bytes"]);
+  launch.counter_bytes = number(given["counter_bytes"]);
+  launch.zero_counters = given["zero_counters"].cast<bool>();
+  py::sequence geometries = given["maps"];
+  launch.has_maps = py::len(geometries) > 0;
+  for (int i = 0; launch.has_maps && i < maps; ++i) {
+    py::object geometry = geometries[i];
+    if (geometry.is_none()) continue;
+    MapGeometry& map = launch.map[i];
+    auto [type, extents, strides, box, modes] =
+        geometry.cast<std::tuple<int, std::array<uint64_t, 3>, std::array<uint64_t, 2>, std::array<uint32_t, 3>,
+                                 std::array<int, 4>>>();
+    map.used = true, map.type = type;
+    std::copy(extents.begin(), extents.end(), map.extents);
+    std::copy(strides.begin(), strides.end(), map.strides);
+    std::copy(box.begin(), box.end(), map.box);
+    map.interleave = modes[0], map.swizzle = modes[1], map.promotion = modes[2], map.fill = modes[3];
+  }
+  return launch;
+}
+
+// Asks Python for the launch of a new geometry. Raises what Python raises.
+std::shared_ptr<Launch const> ask(Call const& call, Key const& key, void* stream) {
+  std::shared_ptr<Launch const> made;
+  uint64_t started;
+  {
+    py::gil_scoped_acquire gil;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      started = generation;
+    }
+    py::tuple operands(5);
+    for (int i = 0; i < 5; ++i) operands[i] = described(call.operand[i]);
+    py::object arguments = py::make_tuple(operands, call.device, call.alpha, call.beta, call.activation,
+                                          call.tf32, reinterpret_cast<uint64_t>(stream));
+    py::object given = owned(PyObject_CallObject(describe, arguments.ptr()));
+    made = std::make_shared<Launch const>(read(py::reinterpret_borrow<py::dict>(given)));
+  }
+  std::lock_guard<std::mutex> lock(mutex);
+  if (generation == started) {
+    if (launches.size() >= max_launches) launches.clear();
+    launches.emplace(key, made);
+  }
+  return made;
+}
+
+// Returns the workspace of a stream. Graphs have one of their own, so that eager calls do not share it.
+int64_t workspace_of(int64_t device, void* stream) {
+  int capture = 0;
+  if (driver.capturing(stream, &capture)) capture = 0;
+  auto key = std::make_tuple(device, stream, capture != 0);
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = workspaces.find(key);
+    if (found != workspaces.end()) return found->second;
+  }
+  int64_t address;
+  {
+    py::gil_scoped_acquire gil;
+    py::object arguments = py::make_tuple(device, reinterpret_cast<uint64_t>(stream), capture != 0);
+    address = owned(PyObject_CallObject(allocate, arguments.ptr())).cast<int64_t>();
+  }
+  std::lock_guard<std::mutex> lock(mutex);
+  return workspaces.emplace(key, address).first->second;
+}
+
+// ==== A call ====
+
+bool overlap(int64_t one, uint64_t one_bytes, int64_t other, uint64_t other_bytes) {
+  return one_bytes && other_bytes && one < other + int64_t(other_bytes) && other < one + int64_t(one_bytes);
+}
+
+// Launches a call. Returns false, and launches nothing, if D may overlap an operand.
+bool run(Call const& call, bool fresh_output) {
+  void* stream = nullptr;
+  checked(driver.stream(int32_t(call.device), &stream), "find the current stream");
+  Key const key(call);
+  std::shared_ptr<Launch const> found;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto place = launches.find(key);
+    if (place != launches.end()) found = place->second;
+  }
+  if (!found) found = ask(call, key, stream);
+  Launch const& launch = *found;
+  if (launch.empty) return true;
+
+  int64_t address[OPERANDS] = {};
+  for (int i = 0; i < WORKSPACE; ++i) address[i] = call.operand[i].address;
+  for (int i = 0; !fresh_output && i < WORKSPACE; ++i) {
+    bool const in_place = i == C && address[C] == address[D] && launch.c_may_be_d;
+    if (i != D && !in_place && overlap(address[D], launch.span_bytes[D], address[i], launch.span_bytes[i]))
+      return false;
+  }
+  if (launch.workspace_bytes) address[WORKSPACE] = workspace_of(call.device, stream) - int64_t(launch.counter_bytes);
+
+  alignas(16) char problem[max_problem_bytes];
+  std::memcpy(problem, launch.problem.data(), launch.problem.size());
+  for (int i = 0; i < OPERANDS; ++i) std::memcpy(problem + launch.offsets[i], &address[i], 8);
+
+  alignas(64) char map[maps * map_bytes] = {};
+  void* parameters[2] = {problem, map};
+  LaunchConfig config = launch.config;
+  config.stream = stream;
+  config.attributes = const_cast<char*>(launch.attributes.data());
+
+  void* context = nullptr;
+  bool const elsewhere = driver.context(&context) || context != launch.context;
+  if (elsewhere) checked(driver.push(launch.context), "enter the context");
+  int status = 0;
+  for (int i = 0; launch.has_maps && i < maps && !status; ++i) {
+    MapGeometry const& of = launch.map[i];
+    static constexpr uint32_t steps[rank] = {1, 1, 1};
+    if (of.used)
+      status = driver.encode(map + i * map_bytes, of.type, rank, reinterpret_cast<void*>(address[map_operands[i]]),
+                             of.extents, of.strides, of.box, steps, of.interleave, of.swizzle, of.promotion, of.fill);
+  }
+  if (!status && launch.zero_counters)
+    status = driver.zero(uint64_t(address[WORKSPACE]), 0, launch.counter_bytes, stream);
+  if (!status) status = driver.launch(&config, launch.function, parameters, nullptr);
+  if (elsewhere) driver.pop(&context);
+  checked(status, "launch " + launch.symbol);
+  return true;
+}
+
+Operand operand_of(Tensor const& x) {
+  Operand operand;
+  operand.address = reinterpret_cast<int64_t>(x.const_data_ptr());
+  operand.type = int64_t(x.scalar_type());
+  operand.dims = x.dim();
+  TORCH_CHECK(operand.dims <= 3, "an operand has ", operand.dims, " axes: pass 2, or 3 with a batch");
+  for (int axis = 0; axis < operand.dims; ++axis) {
+    operand.sizes[axis] = x.size(axis);
+    operand.strides[axis] = x.stride(axis);
+  }
+  return operand;
+}
+
+// Returns a tensor with one contiguous axis among the last two. It is a copy if `x` has none.
+Tensor readable(Tensor const& x) {
+  int64_t const dims = x.dim();
+  bool const plain = dims < 2 || x.stride(-1) == 1 || x.stride(-2) == 1;
+  return plain ? x : x.contiguous();
+}
+
+Tensor matmul(Tensor const& a_given, Tensor const& b_given, optional<Tensor> const& bias, optional<Tensor> const& c,
+              double alpha, double beta, int64_t activation, Tensor const* out = nullptr) {
+  Tensor const a = readable(a_given), b = readable(b_given);
+  TORCH_CHECK((a.dim() == 2 || a.dim() == 3) && (b.dim() == 2 || b.dim() == 3), "A has ", a.dim(), " axes and B ",
+              b.dim(), ": pass 2, or 3 with a batch");
+  Tensor d;
+  if (out) {
+    d = *out;
+  } else if (a.dim() == 2 && b.dim() == 2) {
+    d = at::empty({a.size(0), b.size(1)}, a.options());
+  } else {
+    int64_t const batch = std::max(a.dim() == 3 ? a.size(0) : 1, b.dim() == 3 ? b.size(0) : 1);
+    d = at::empty({batch, a.size(-2), b.size(-1)}, a.options());
+  }
+  Call call;
+  call.operand[A] = operand_of(a);
+  call.operand[B] = operand_of(b);
+  call.operand[D] = operand_of(d);
+  if (c) call.operand[C] = operand_of(*c);
+  if (bias) call.operand[BIAS] = operand_of(*bias);
+  for (Tensor const* x : std::array<Tensor const*, 4>{&b, &d, bias ? &*bias : &a, c ? &*c : &a})
+    TORCH_CHECK(x->device() == a.device(), "the arrays lie on different devices: ", a.device(), " and ", x->device());
+  call.alpha = alpha, call.beta = beta, call.activation = activation, call.tf32 = as_tf32(a);
+  call.device = std::max<int64_t>(a.device().index(), 0);
+  return run(call, !out) ? d : Tensor();
+}
+
+// ==== The dispatcher's kernels ====
+
+using Matmul = Tensor(Tensor const&, Tensor const&, optional<Tensor> const&, optional<Tensor> const&, double, double,
+                      c10::string_view);
+
+c10::TypedOperatorHandle<Matmul> const& handle() {
+  static auto const found =
+      c10::Dispatcher::singleton().findSchemaOrThrow("hgemm::matmul", "").typed<Matmul>();
+  return found;
+}
+
+std::unordered_map<std::string, int64_t> activation_codes;
+
+int64_t activation_code(c10::string_view word) {
+  auto found = activation_codes.find(std::string(word));
+  TORCH_CHECK(found != activation_codes.end(), "activation '", word, "' is unknown");
+  return found->second;
+}
+
+bool records(Tensor const& x) { return x.requires_grad(); }
+bool records(optional<Tensor> const& x) { return x && x->requires_grad(); }
+
+Tensor compute(Tensor const& a, Tensor const& b, optional<Tensor> const& bias, optional<Tensor> const& c, double alpha,
+               double beta, c10::string_view activation) {
+  return matmul(a, b, bias, c, alpha, beta, activation_code(activation));
+}
+
+// Goes below autograd, or asks Python to record the call if a tensor requires gradients.
+Tensor differentiate(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b, optional<Tensor> const& bias,
+                     optional<Tensor> const& c, double alpha, double beta, c10::string_view activation) {
+  if (at::GradMode::is_enabled() && (records(a) || records(b) || records(bias) || records(c))) {
+    py::gil_scoped_acquire gil;
+    auto wrap = [](Tensor const& x) { return owned(THPVariable_Wrap(x)); };
+    auto wrap_optional = [&](optional<Tensor> const& x) { return x ? wrap(*x) : py::object(py::none()); };
+    py::object arguments = py::make_tuple(wrap(a), wrap(b), wrap_optional(bias), wrap_optional(c), alpha, beta,
+                                          py::str(activation.data(), activation.size()));
+    py::object result = owned(PyObject_CallObject(record, arguments.ptr()));
+    return THPVariable_Unpack(result.ptr());
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  return handle().redispatch(keys & c10::after_ADInplaceOrView_keyset, a, b, bias, c, alpha, beta, activation);
+}
+
+// Casts to the type of autocast, as torch.nn.functional.linear does.
+Tensor cast(Tensor const& a, Tensor const& b, optional<Tensor> const& bias, optional<Tensor> const& c, double alpha,
+            double beta, c10::string_view activation) {
+  c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(autocast)};
+  auto type = at::autocast::get_autocast_dtype(device_type);
+  auto as = [&](Tensor const& x) { return at::autocast::cached_cast(type, x, device_type); };
+  auto as_optional = [&](optional<Tensor> const& x) { return x ? optional<Tensor>(as(*x)) : x; };
+  return handle().call(as(a), as(b), as_optional(bias), as_optional(c), alpha, beta, activation);
+}
+
+std::vector<std::unique_ptr<torch::Library>> registered;
+
+void register_kernels() {
+  auto add = [](c10::DispatchKey key, auto&& function) {
+    registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "hgemm", key, __FILE__, __LINE__));
+    registered.back()->impl("matmul", function);
+  };
+  add(backend, &compute);
+  add(c10::DispatchKey::Autograd, &differentiate);
+  add(autocast, &cast);
+}
+
+// ==== Functions for Python ====
+
+// Returns whether no mode, subclass, autocast or gradient is involved: then the dispatcher has nothing to do but to compute.
+struct Plain {
+  c10::impl::LocalDispatchKeySet const local = c10::impl::tls_local_dispatch_key_set();
+  bool const recording = at::GradMode::is_enabled();
+  c10::DispatchKeySet const allowed =
+      c10::DispatchKeySet(backend) | c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect) | c10::getAutogradRelatedKeySetFromBackend(c10::toBackendComponent(backend));
+
+  bool operator()(PyObject* object) const {
+    if (!THPVariable_CheckExact(object)) return false;
+    Tensor const& x = THPVariable_Unpack(object);
+    if (x.device().type() != device_type || (recording && x.requires_grad())) return false;
+    auto const keys = (x.key_set() | local.included_) - local.excluded_;
+    return (keys - allowed).empty();
+  }
+  bool optional(PyObject* object) const { return object == Py_None || (*this)(object); }
+};
+
+int64_t activation_of(PyObject* word) {
+  PyObject* code = PyDict_GetItemWithError(activations, word);
+  return code ? PyLong_AsLongLong(code) : -1;
+}
+
+PyObject* wrap(Tensor&& x) {
+  if (x.defined()) return THPVariable_Wrap(std::move(x));
+  Py_RETURN_NOTIMPLEMENTED;
+}
+
+optional<Tensor> unpack(PyObject* object) {
+  return object == Py_None ? optional<Tensor>() : optional<Tensor>(THPVariable_Unpack(object));
+}
+
+// matmul(a, b, bias, c, alpha, beta, activation, out): NotImplemented if the call is not plain.
+PyObject* py_matmul(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 8, "matmul takes 8 arguments");
+  Plain const plain;
+  if (!plain(given[0]) || !plain(given[1]) || !plain.optional(given[2]) || !plain.optional(given[3]) ||
+      !plain.optional(given[7]))
+    Py_RETURN_NOTIMPLEMENTED;
+  double const alpha = PyFloat_AsDouble(given[4]), beta = PyFloat_AsDouble(given[5]);
+  if (PyErr_Occurred()) return nullptr;
+  int64_t const activation = activation_of(given[6]);
+  if (activation < 0) Py_RETURN_NOTIMPLEMENTED;
+  optional<Tensor> const out = unpack(given[7]);
+  Tensor result;
+  {
+    py::gil_scoped_release no_gil;
+    result = matmul(THPVariable_Unpack(given[0]), THPVariable_Unpack(given[1]), unpack(given[2]), unpack(given[3]),
+                    alpha, beta, activation, out ? &*out : nullptr);
+  }
+  return wrap(std::move(result));
+  END_HANDLE_TH_ERRORS
+}
+
+// linear(x, weight, bias, activation): NotImplemented if the call is not plain, or x needs a copy.
+PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 4, "linear takes 4 arguments");
+  Plain const plain;
+  if (!plain(given[0]) || !plain(given[1]) || !plain.optional(given[2])) Py_RETURN_NOTIMPLEMENTED;
+  Tensor const &x = THPVariable_Unpack(given[0]), &weight = THPVariable_Unpack(given[1]);
+  int64_t const activation = activation_of(given[3]), dims = x.dim();
+  if (activation < 0 || dims < 1 || weight.dim() != 2 || x.device() != weight.device()) Py_RETURN_NOTIMPLEMENTED;
+  int64_t const k = x.size(dims - 1), n = weight.size(0);
+  bool const rows_apart = dims == 2 && x.stride(1) == 1;
+  if (!k || k != weight.size(1) || !(rows_apart || x.is_contiguous())) Py_RETURN_NOTIMPLEMENTED;
+  if (weight.stride(0) != 1 && weight.stride(1) != 1) Py_RETURN_NOTIMPLEMENTED;
+
+  Call call;
+  int64_t const rows = x.numel() / k;
+  call.operand[A] = {int64_t(x.const_data_ptr()), int64_t(x.scalar_type()), 2, {rows, k}, {rows_apart ? x.stride(0) : k, 1}};
+  call.operand[B] = {int64_t(weight.const_data_ptr()), int64_t(weight.scalar_type()), 2, {k, n},
+                     {weight.stride(1), weight.stride(0)}};
+  if (given[2] != Py_None) {
+    Tensor const& bias = THPVariable_Unpack(given[2]);
+    if (bias.dim() != 1 || bias.device() != x.device()) Py_RETURN_NOTIMPLEMENTED;
+    call.operand[BIAS] = operand_of(bias);
+  }
+  call.activation = activation, call.tf32 = as_tf32(x);
+  call.device = std::max<int64_t>(x.device().index(), 0);
+  Tensor d;
+  {
+    py::gil_scoped_release no_gil;
+    c10::SmallVector<int64_t, 5> sizes(x.sizes().begin(), x.sizes().end());
+    sizes.back() = n;
+    d = at::empty(sizes, x.options());
+    call.operand[D] = {int64_t(d.const_data_ptr()), int64_t(d.scalar_type()), 2, {rows, n}, {n, 1}};
+    run(call, true);
+  }
+  return THPVariable_Wrap(std::move(d));
+  END_HANDLE_TH_ERRORS
+}
+
+// configure(driver, describe, allocate, record, activations, backend): set the callbacks, and register the kernels.
+PyObject* py_configure(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *entries, *word;
+  if (!PyArg_ParseTuple(arguments, "O!OOOO!O!", &PyDict_Type, &entries, &describe, &allocate, &record, &PyDict_Type,
+                        &activations, &PyUnicode_Type, &word))
+    return nullptr;
+  for (PyObject* kept : {describe, allocate, record, activations}) Py_INCREF(kept);
+  py::dict const addresses = py::reinterpret_borrow<py::dict>(entries);
+  auto set = [&](auto& function, char const* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(number(addresses[name]));
+    TORCH_CHECK(function, "the driver has no ", name);
+  };
+  set(driver.launch, "cuLaunchKernelEx");
+  set(driver.encode, "cuTensorMapEncodeTiled");
+  set(driver.zero, "cuMemsetD8Async");
+  set(driver.context, "cuCtxGetCurrent");
+  set(driver.push, "cuCtxPushCurrent");
+  set(driver.pop, "cuCtxPopCurrent");
+  set(driver.capturing, "cuStreamIsCapturing");
+  set(driver.error, "cuGetErrorString");
+  set(driver.stream, "stream");
+  for (auto [name, code] : py::reinterpret_borrow<py::dict>(activations))
+    activation_codes[name.cast<std::string>()] = code.cast<int64_t>();
+  backend = c10::parseDispatchKey(py::reinterpret_borrow<py::str>(word));
+  device_type = c10::dispatchKeyToDeviceType(backend);
+  autocast = device_type == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+  register_kernels();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// forget(): drop the launches, because another library is in use. Python keeps the workspaces: graphs may use them.
+PyObject* py_forget(PyObject*, PyObject*) {
+  std::lock_guard<std::mutex> lock(mutex);
+  launches.clear();
+  workspaces.clear();
+  ++generation;
+  Py_RETURN_NONE;
+}
+
+// release(): unregister the kernels.
+PyObject* py_release(PyObject*, PyObject*) {
+  registered.clear();
+  std::lock_guard<std::mutex> lock(mutex);
+  launches.clear();
+  workspaces.clear();
+  ++generation;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {
+    {"matmul", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&py_matmul)), METH_FASTCALL, nullptr},
+    {"linear", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&py_linear)), METH_FASTCALL, nullptr},
+    {"configure", &py_configure, METH_VARARGS, nullptr},
+    {"forget", &py_forget, METH_NOARGS, nullptr},
+    {"release", &py_release, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "hgemm_torch_operator", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_hgemm_torch_operator() { return PyModule_Create(&module); }

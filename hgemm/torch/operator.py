@@ -1,0 +1,268 @@
+"""The operator torch.ops.hgemm.matmul: its schema, shapes and gradients, and the functions that call it.
+
+The kernels of the dispatcher are in C++ (hgemm/torch/operator.cpp) where a compiler is found, and in Python otherwise.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hgemm
+from hgemm.errors import LibraryError, ProblemError, unknown_word
+from hgemm.library import Library
+from hgemm.problem import ACTIVATIONS
+from hgemm.torch import native
+
+SCHEMA = (
+    "(Tensor a, Tensor b, Tensor? bias=None, Tensor? c=None, *, "
+    'float alpha=1.0, float beta=0.0, str activation="none") -> Tensor'
+)
+_library: Library | None = None
+
+
+def use(library: Library | str | PathLike[str], *, cpp: bool = True) -> Library:
+    """Set the library of this process: an open one or a folder.
+
+    The first use on a machine with a GPU builds the operator in C++, which takes about 20 s, and keeps it in the cache. Without
+    a compiler, or with `cpp=False`, the operator runs in Python, at about 10 us more a call.
+
+    Raises: LibraryError if there is no library.
+    """
+    global _library
+    _library = library if isinstance(library, Library) else hgemm.open(library)
+    if cpp and torch.cuda.is_available():
+        _start_native()
+    else:
+        _stop_native()
+    return _library
+
+
+def used_library() -> Library:
+    """Return the library in use. Raises LibraryError if none was set."""
+    if _library is None:
+        raise LibraryError("no library is set: call hgemm.torch.use(folder)")
+    return _library
+
+
+# ==== Functions ====
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str = "none",
+) -> Tensor:
+    """Return activation(alpha * a b + beta * c + bias) as a new tensor, with gradients for all four tensors.
+
+    float32 is multiplied as tf32 if torch.set_float32_matmul_precision allows it, and is rejected otherwise.
+
+    Shapes: as Library.matmul. The gradient of a broadcast batch is summed.
+    Raises: as Library.matmul.
+    """
+    if not torch.compiler.is_compiling():
+        if _native is not None:
+            found = _native.matmul(a, b, bias, c, alpha, beta, activation, None)
+            if found is not NotImplemented:
+                return found
+        check_activation(activation)
+    return torch.ops.hgemm.matmul(a, b, bias, c, alpha=alpha, beta=beta, activation=activation)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+    """Return activation(x weight^T + bias). Shapes: x (..., k), weight (n, k), bias (n,), result (..., n)."""
+    if _native is not None and not torch.compiler.is_compiling():
+        found = _native.linear(x, weight, bias, activation)
+        if found is not NotImplemented:
+            return found
+    rows = x.reshape(-1, x.shape[-1])
+    return matmul(rows, weight.t(), bias, activation=activation).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def external_matmul(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Write a b to `out`. torch._inductor.config.external_matmul takes this function as a candidate of max-autotune.
+
+    Shapes: a (m, k), b (k, n), out (m, n).
+    Raises: as Library.matmul.
+    """
+    with torch.no_grad():
+        if _native is not None:
+            found = _native.matmul(a, b, None, None, 1.0, 0.0, "none", out)
+            if found is not NotImplemented:
+                return out
+        return used_library().matmul(_readable(a), _readable(b), out, precision=_precision(a))
+
+
+def check_activation(activation: str) -> str:
+    """Return the activation. Raises ProblemError if it is unknown."""
+    if activation not in ACTIVATIONS:
+        raise ProblemError(str(unknown_word("activation", activation, ACTIVATIONS)))
+    return activation
+
+
+# ==== The kernels in Python ====
+
+
+def _launch(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
+    return used_library().matmul(
+        _readable(a), _readable(b), None, bias, activation, alpha, beta, c, precision=_precision(a)
+    )
+
+
+def _precision(a: Tensor) -> str:
+    return "tf32" if a.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest" else ""
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return a tensor with one contiguous axis among the last two. It is a copy if `x` has none."""
+    rows, columns = x.stride()[-2:] if x.dim() > 1 else (0, 1)
+    return x if rows == 1 or columns == 1 else x.contiguous()
+
+
+def _meta(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
+    """Return a tensor with the shape, type and strides of the product, without data."""
+    torch._check(a.dim() in (2, 3) and b.dim() in (2, 3), lambda: "a and b have 2 axes, or 3 with a batch")
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return a.new_empty((*batch, a.shape[-2], b.shape[-1]))
+
+
+def _differentiable(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, c)):
+        return _Product.apply(a, b, bias, c, alpha, beta, activation)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.hgemm.matmul(a, b, bias, c, alpha=alpha, beta=beta, activation=activation)
+
+
+def _cast(device_type: str):
+    """Return the kernel that casts to the type of autocast, as torch.nn.functional.linear does."""
+    key = f"Autocast{device_type.upper()}"
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def cast(a, b, bias=None, c=None, **options):
+        dtype = torch.get_autocast_dtype(device_type)
+        given = (x if x is None or not x.is_floating_point() else x.to(dtype) for x in (a, b, bias, c))
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return torch.ops.hgemm.matmul(*given, **options)
+
+    return cast
+
+
+# ==== Gradients ====
+
+
+class _Product(torch.autograd.Function):
+    """The operator with gradients. They are products of the same library."""
+
+    @staticmethod
+    def forward(a, b, bias, c, alpha, beta, activation):
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.hgemm.matmul(a, b, bias, c, alpha=alpha, beta=beta, activation=activation)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        a, b, bias, c, *ctx.options = inputs
+        result = output if ctx.options[2] == "relu" else None  # its sign is all that the gradient needs
+        ctx.save_for_backward(a, b, bias, c, result)
+
+    @staticmethod
+    def backward(ctx, d: Tensor) -> tuple[Tensor | None, ...]:
+        a, b, bias, c, result = ctx.saved_tensors
+        alpha, beta, _ = ctx.options
+        d = _before_activation(ctx.options, d, a, b, bias, c, result)
+        needed = ctx.needs_input_grad
+        return (
+            _sum_to(torch.ops.hgemm.matmul(d, b.mT, alpha=alpha), a.shape) if needed[0] else None,
+            _gradient_b(a, d, b, alpha) if needed[1] else None,
+            d.sum_to_size(_broadcast(bias, d)).reshape(bias.shape) if bias is not None and needed[2] else None,
+            _sum_to(beta * d, c.shape) if c is not None and needed[3] else None,
+            *(None, None, None),
+        )
+
+
+def _gradient_b(a: Tensor, d: Tensor, b: Tensor, alpha: float) -> Tensor:
+    if b.dim() == 2:  # the gradient sums over the batch, as over rows
+        a, d = a.reshape(-1, a.shape[-1]), d.reshape(-1, d.shape[-1])
+    return _sum_to(torch.ops.hgemm.matmul(a.mT, d, alpha=alpha), b.shape)
+
+
+def _before_activation(options, d, a, b, bias, c, result) -> Tensor:
+    """Return the gradient of the activation's argument, which is recomputed if the activation needs it."""
+    alpha, beta, activation = options
+    if activation == "none":
+        return d
+    if activation == "relu":
+        return torch.where(result > 0, d, 0)
+    x = torch.ops.hgemm.matmul(a, b, None, c, alpha=alpha, beta=beta)
+    x = x if bias is None else x + bias.reshape(_broadcast(bias, x))
+    _, pullback = torch.func.vjp(getattr(nn.functional, activation), x)
+    return pullback(d)[0]
+
+
+def _broadcast(bias: Tensor, d: Tensor) -> tuple[int, ...]:
+    """Return the shape that broadcasts a bias over the rows or the columns of the product."""
+    batch = (bias.shape[0],) if bias.dim() == 2 else ()
+    extent = bias.shape[-1]
+    return (*batch, 1, extent) if extent == d.shape[-1] else (*batch, extent, 1)
+
+
+def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
+    """Return a gradient summed over the batch if the operand has one matrix for all."""
+    return x if x.shape == shape else x.sum_to_size(shape)
+
+
+# ==== Registration ====
+
+_native: Any = None
+"""The module of the C++ operator while its kernels are registered, else None."""
+_python: torch.library.Library | None = None
+"""The registration of the kernels in Python."""
+
+
+def _register_python() -> None:
+    global _python
+    _python = torch.library.Library("hgemm", "IMPL")
+    _python.impl("matmul", _launch, "CUDA")
+    _python.impl("matmul", _differentiable, "Autograd")
+    for device_type in ("cuda", "cpu"):
+        _python.impl("matmul", _cast(device_type), f"Autocast{device_type.upper()}")
+
+
+def _start_native(backend: str = "CUDA", driver: dict[str, int] | None = None) -> None:
+    """Register the kernels in C++ in the place of those in Python, if they can be built."""
+    global _native, _python
+    if _native is not None:
+        _native.forget()  # the launches of the library before
+        return
+    module = native.load()
+    if module is None:
+        return
+    addresses = driver or native.driver_addresses()
+    _python._destroy()
+    _python = None
+    questions = native.Questions(used_library)
+    codes = {word: code for code, word in enumerate(ACTIVATIONS)}
+    module.configure(addresses, questions.describe, questions.allocate, _Product.apply, codes, backend)
+    _native = module
+
+
+def _stop_native() -> None:
+    """Register the kernels in Python again."""
+    global _native
+    if _native is not None:
+        _native.release()
+        _native = None
+        _register_python()
+
+
+torch.library.define("hgemm::matmul", SCHEMA, tags=torch.Tag.pt2_compliant_tag)
+torch.library.register_fake("hgemm::matmul", _meta)
+_register_python()

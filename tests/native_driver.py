@@ -1,0 +1,121 @@
+"""The functions of libcuda that the C++ operator calls, as callbacks into a driver that computes on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from computing_driver import ComputingDriver
+
+from hgemm.launch import MAP_BYTES
+from hgemm.problem import PROBLEM_BYTES
+
+_POINTER, _INT, _UNSIGNED = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = [
+        *((name, _UNSIGNED) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")),
+        ("stream", _POINTER),
+        ("attributes", _POINTER),
+        ("attribute_count", _UNSIGNED),
+    ]
+
+
+class Handle(str):
+    """A name that is also a number, as handles of the real driver are."""
+
+    numbers: dict[str, int] = {}
+
+    def __int__(self) -> int:
+        return self.numbers.setdefault(str(self), 1000 + len(self.numbers))
+
+
+class NativeDriver:
+    """`addresses` are those of the callbacks. `stream` is torch's current stream."""
+
+    def __init__(self, fake: ComputingDriver) -> None:
+        self.fake, self.stream, self.status = fake, 0, 0
+        self.launches: list[LaunchConfig] = []
+        self.attributes: list[bytes] = []
+        self.problems: list[bytes] = []
+        self.maps: list[list[int]] = []
+        self.contexts: list[int] = []
+        load, retain = fake.cuModuleGetFunction, fake.cuDevicePrimaryCtxRetain
+        fake.cuModuleGetFunction = lambda *given: (lambda status, name: (status, Handle(name)))(*load(*given))
+        fake.cuDevicePrimaryCtxRetain = lambda *given: (lambda status, name: (status, Handle(name)))(*retain(*given))
+        self._kept: list[Any] = []
+        u32, u64 = ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint64)
+        encode = (_POINTER, _INT, ctypes.c_uint32, _POINTER, u64, u64, u32, u32, _INT, _INT, _INT, _INT)
+        self.addresses = {
+            "cuLaunchKernelEx": self._function(
+                self._launch, ctypes.POINTER(LaunchConfig), _POINTER, ctypes.POINTER(_POINTER), _POINTER
+            ),
+            "cuTensorMapEncodeTiled": self._function(self._encode, *encode),
+            "cuMemsetD8Async": self._function(self._zero, ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, _POINTER),
+            "cuCtxGetCurrent": self._function(self._current, ctypes.POINTER(_POINTER)),
+            "cuCtxPushCurrent": self._function(self._push, _POINTER),
+            "cuCtxPopCurrent": self._function(self._pop, ctypes.POINTER(_POINTER)),
+            "cuStreamIsCapturing": self._function(self._capturing, _POINTER, ctypes.POINTER(_INT)),
+            "cuGetErrorString": self._function(self._error, _INT, ctypes.POINTER(ctypes.c_char_p)),
+            "stream": self._function(self._stream, ctypes.c_int32, ctypes.POINTER(_POINTER)),
+        }
+
+    def _function(self, call: Callable[..., int], *types: Any) -> int:
+        kept = ctypes.CFUNCTYPE(_INT, *types)(call)
+        self._kept.append(kept)
+        return ctypes.cast(kept, _POINTER).value
+
+    def _launch(self, config, function, parameters, extra) -> int:
+        copy = LaunchConfig.from_buffer_copy(config.contents)
+        self.launches.append(copy)
+        self.attributes.append(ctypes.string_at(copy.attributes, 72 * copy.attribute_count))
+        symbol = next(name for name, number in Handle.numbers.items() if number == function)
+        traits = self.fake.traits[symbol]
+        self.fake.symbols.append(symbol)
+        self.problems.append(ctypes.string_at(parameters[0], PROBLEM_BYTES))
+        if traits.tensor_maps:
+            packed = (ctypes.c_uint64 * (3 * MAP_BYTES // 8)).from_address(parameters[1])
+            self.maps.append([packed[at * MAP_BYTES // 8] for at in range(3)])
+        if not self.status:
+            from fake_driver import unpack
+
+            self.fake.kernel_of(unpack(self.problems[-1]))
+        return self.status
+
+    def _encode(self, place, element, rank, address, *rest) -> int:
+        self.fake.encoded += 1
+        ctypes.c_uint64.from_address(place).value = address or 0
+        return 0
+
+    def _zero(self, address, value, size, stream) -> int:
+        self.fake.zeroed.append(size)
+        ctypes.memset(address, value, size)
+        return 0
+
+    def _current(self, context) -> int:
+        context[0] = self.contexts[-1] if self.contexts else 0
+        return 0
+
+    def _push(self, context) -> int:
+        self.contexts.append(context)
+        return 0
+
+    def _pop(self, context) -> int:
+        context[0] = self.contexts.pop()
+        return 0
+
+    def _capturing(self, stream, status) -> int:
+        status[0] = int((stream or 0) in self.fake.captured)
+        return 0
+
+    def _error(self, status, text) -> int:
+        text[0] = b"a fake failure"
+        return 0
+
+    def _stream(self, device, stream) -> int:
+        stream[0] = self.stream
+        return 0

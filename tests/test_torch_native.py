@@ -1,0 +1,290 @@
+"""The C++ operator of torch on tensors of the CPU, with a driver that computes there."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+from computing_driver import ComputingDriver  # noqa: E402
+from native_driver import NativeDriver  # noqa: E402
+from test_matmul import driver, library, opened  # noqa: E402, F401 (fixtures)
+
+import hgemm.arrays  # noqa: E402
+import hgemm.torch as hgemm_torch  # noqa: E402
+import hgemm.torch.operator as operator  # noqa: E402
+from hgemm import Library, ProblemError  # noqa: E402
+from hgemm.arrays import ARRAY_ADAPTERS  # noqa: E402
+from hgemm.errors import DeviceError, UnsupportedError  # noqa: E402
+from hgemm.torch import native  # noqa: E402
+from hgemm.workspace import COUNTER_BYTES  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    try:
+        native.built({"HOME": str(Path.home())})
+    except native.BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def launching(library: Library, driver: ComputingDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeDriver]:  # noqa: F811
+    """Register the C++ kernels for the CPU."""
+
+    def allocate(device: int, size_bytes: int):
+        block = torch.full((size_bytes,), 0xEE, dtype=torch.uint8)
+        return block.data_ptr(), block
+
+    adapter = replace(ARRAY_ADAPTERS[torch.Tensor], allocate=allocate, stream=lambda read: fake.stream)
+    monkeypatch.setitem(hgemm.arrays._DEVICE_KINDS, 1, "CPU")
+    monkeypatch.setitem(ARRAY_ADAPTERS, torch.Tensor, adapter)
+    monkeypatch.setattr(operator, "_library", library)
+    fake = NativeDriver(driver)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the kernel of another test file
+        operator._start_native("CPU", fake.addresses)
+    assert operator._native is not None
+    yield fake
+    operator._stop_native()
+
+
+def whole(*shape: int, dtype=torch.float16):
+    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def exact(a, b):
+    return a.double() @ b.double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_and_the_cache(launching: NativeDriver, dtype) -> None:
+    x, weight = whole(40, 64, dtype=dtype), torch.nn.Parameter(whole(48, 64, dtype=dtype))
+    cases = [(x, weight.t()), (x.t().contiguous().t(), weight.t().contiguous()), (x[:, ::2], weight.t()[::2])]
+    cases += [(torch.stack([x, x]), weight.t()), (x[:1], weight.t()), (x[:0], weight.t())]
+    with torch.no_grad():
+        for a, b in cases:
+            promised = operator._meta(a.to("meta"), b.to("meta"))
+            for call in (hgemm_torch.matmul, torch.ops.hgemm.matmul):
+                found = call(a, b)
+                assert (found.double() == exact(a, b)).all()
+                assert (found.shape, found.stride(), found.dtype) == (promised.shape, promised.stride(), promised.dtype)
+    assert len(launching.launches) == 2 * (len(cases) - 1), "an empty product launches nothing"
+
+
+def test_linear_is_exact_for_any_number_of_axes(launching: NativeDriver) -> None:
+    weight = whole(48, 64)
+    for x in (
+        whole(64),
+        whole(5, 64),
+        whole(2, 3, 64),
+        whole(2, 2, 3, 64),
+        whole(40, 128)[:, :64],
+        whole(4, 6, 64)[:, ::2],
+    ):
+        found = hgemm_torch.linear(x, weight)
+        assert found.shape == (*x.shape[:-1], 48) and (found.double() == exact(x, weight.t())).all()
+    layer = hgemm_torch.Linear.of(torch.nn.Linear(64, 48, bias=False, dtype=torch.float16))
+    with torch.inference_mode():
+        y = layer(whole(3, 64))
+    assert torch.allclose(y.float(), whole(3, 64).float() @ layer.weight.float().t(), atol=0.1)
+
+
+def test_the_second_call_of_a_geometry_does_not_ask_python(launching: NativeDriver, monkeypatch) -> None:
+    x, weight = whole(40, 64), whole(48, 64)
+    hgemm_torch.linear(x, weight)
+
+    def asked(*given):
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(native, "launcher_of", asked)
+    other = whole(40, 64) + 1
+    assert (hgemm_torch.linear(other, weight).double() == exact(other, weight.t())).all()
+    with pytest.raises(AssertionError, match="asked"):
+        hgemm_torch.linear(x[1:], weight)
+    with pytest.raises(AssertionError, match="asked"):
+        torch.ops.hgemm.matmul(x[1:], weight.t())
+
+
+def test_errors_of_selection_keep_their_type(launching: NativeDriver) -> None:
+    x = whole(40, 64)
+    for call in (hgemm_torch.matmul, torch.ops.hgemm.matmul):
+        with pytest.raises(ProblemError, match=r"B is \(65, 48\), not \(64, 48\)"):
+            call(x, whole(48, 65).t())
+        with pytest.raises(ProblemError, match="A is Int: use f16, bf16, f32"):
+            call(x.int(), x.int().t())
+        with pytest.raises(ProblemError, match="A is f32, and tensor cores multiply only 11"):
+            call(x.float(), x.float().t())
+    with pytest.raises(UnsupportedError, match="hgemm cover"):
+        hgemm_torch.linear(x, whole(48, 64), whole(48), "silu")
+    with pytest.raises(ProblemError, match="activation 'tanh' is unknown"):
+        hgemm_torch.matmul(x, x.t(), activation="tanh")
+    launching.status = 1
+    with pytest.raises(RuntimeError, match="cannot launch hgemm_.*: a fake failure"):
+        hgemm_torch.linear(x, whole(48, 64))
+
+
+def test_gradients_are_products_of_the_operator(launching: NativeDriver) -> None:
+    x, weight = whole(8, 16).requires_grad_(), whole(24, 16).requires_grad_()
+    found = hgemm_torch.linear(x, weight)
+    assert found.requires_grad
+    launches = len(launching.launches)
+    gradient = whole(8, 24)
+    dx, dw = torch.autograd.grad(found, (x, weight), gradient)
+    assert (dx.double() == exact(gradient, weight)).all() and (dw.double() == exact(gradient.t(), x)).all()
+    assert len(launching.launches) == launches + 2
+    with torch.no_grad():
+        assert not hgemm_torch.linear(x, weight).requires_grad
+
+
+def test_autocast_multiplies_in_its_type(launching: NativeDriver) -> None:
+    x, weight = whole(8, 16, dtype=torch.float32), whole(24, 16, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        found = hgemm_torch.linear(x, weight)
+    assert found.dtype == torch.bfloat16 and (found.double() == exact(x, weight.t())).all()
+
+
+def test_modes_and_compilation_see_the_operator(launching: NativeDriver) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    x, weight = whole(8, 16), whole(24, 16)
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            seen.append(str(function))
+            return function(*arguments, **(keywords or {}))
+
+    with Watch():
+        hgemm_torch.linear(x, weight)
+    assert "hgemm.matmul.default" in seen
+    with FakeTensorMode() as mode:
+        fake = hgemm_torch.linear(mode.from_tensor(x), mode.from_tensor(weight))
+    assert fake.shape == (8, 24)
+    launches = len(launching.launches)
+    compiled = torch.compile(lambda x: hgemm_torch.linear(x, weight) + 1, backend="aot_eager", fullgraph=True)
+    assert (compiled(x).double() == exact(x, weight.t()) + 1).all() and len(launching.launches) == launches + 1
+    trained = weight.clone().requires_grad_()
+    compiled = torch.compile(lambda x: hgemm_torch.linear(x, trained).sum(), backend="aot_eager", fullgraph=True)
+    assert (torch.autograd.grad(compiled(x), trained)[0].double() == exact(torch.ones(24, 8), x)).all()
+
+
+def test_opcheck_passes(launching: NativeDriver) -> None:
+    x, w = whole(6, 8), whole(4, 8)
+    torch.library.opcheck(torch.ops.hgemm.matmul.default, (x, w.t()))
+    torch.library.opcheck(torch.ops.hgemm.matmul.default, (x.requires_grad_(), w.t().requires_grad_()))
+
+
+def test_workspaces_are_by_stream_and_capture(launching: NativeDriver, library: Library) -> None:  # noqa: F811
+    x, weight, used = whole(16, 65536), whole(64, 65536), []
+    simulate = launching.fake.kernel_of
+    launching.fake.kernel_of = lambda problem: used.append(problem.workspace) or simulate(problem)
+    for stream, captured in ((0, False), (0, False), (5, False), (5, True), (5, True), (0, False)):
+        launching.stream = stream
+        launching.fake.captured = {stream} if captured else set()
+        assert (hgemm_torch.linear(x, weight).double() == exact(x, weight.t())).all()
+    assert all(used) and used[0] == used[1] == used[5] and used[3] == used[4] and len({*used}) == 3
+    assert launching.fake.zeroed == [COUNTER_BYTES] * 3
+    assert [launch.stream or 0 for launch in launching.launches] == [0, 0, 5, 5, 5, 0]
+    library.workspace_bytes = 0
+    operator._native.forget()
+    hgemm_torch.linear(x, weight)
+    assert used[-1] == 0
+
+
+def test_launches_are_those_of_python(launching: NativeDriver, library: Library) -> None:  # noqa: F811
+    """The same problem, maps, grid and attributes reach the driver."""
+    with torch.no_grad():
+        for m, n, k in ((256, 512, 128), (64, 64, 4096), (1, 512, 512), (33, 40, 72)):
+            x, weight = whole(m, k), whole(n, k)
+            hgemm_torch.linear(x, weight)
+            native_launch = launching.launches[-1]
+            plan = library.kernel(launching.fake.symbols[-1])
+            assert native_launch.block_x == plan.traits.threads
+            assert native_launch.smem_bytes == plan.traits.smem_bytes
+            if plan.traits.tensor_maps:
+                used = {rule.operand for rule in plan.traits.tensor_maps}
+                assert [address > 0 for address in launching.maps[-1]] == [name in used for name in "abd"]
+            programmatic = plan.traits.programmatic and not plan.traits.counter_bytes_per_tile
+            assert (launching.attributes[-1][:1] == b"\x06") == programmatic
+    assert not launching.contexts, "each context that was entered was left"
+
+
+def test_external_matmul_writes_out(launching: NativeDriver) -> None:
+    a, b = whole(24, 32), whole(32, 40)
+    out = torch.zeros(24, 40, dtype=torch.float16)
+    hgemm_torch.external_matmul(a, b, out=out)
+    assert (out.double() == exact(a, b)).all()
+    square = whole(64, 64)
+    with pytest.raises(ProblemError, match="D overlaps A"):
+        hgemm_torch.external_matmul(square, square.clone(), out=square)
+
+
+def test_another_library_is_asked_anew(launching: NativeDriver, library: Library, tmp_path: Path) -> None:  # noqa: F811
+    x, weight = whole(8, 16), whole(24, 16)
+    hgemm_torch.linear(x, weight)
+    operator._library = Library(tmp_path)
+    operator._start_native("CPU")
+    with pytest.raises(UnsupportedError, match="no variant runs on sm_90"):
+        hgemm_torch.linear(x, weight)
+
+
+def test_threads_share_the_cache(launching: NativeDriver) -> None:
+    weight, wrong = whole(24, 16), []
+
+    def work(seed: int) -> None:
+        for rows in range(1, 6):
+            x = whole(rows, 16) + seed % 2
+            if not (hgemm_torch.linear(x, weight).double() == exact(x, weight.t())).all():
+                wrong.append((seed, rows))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_capture_forbids_what_takes_long(launching: NativeDriver, library: Library) -> None:  # noqa: F811
+    from hgemm.capture import forbid_in_capture
+
+    find = library.selector
+
+    def build(target):
+        forbid_in_capture("build a kernel")
+        return find(target)
+
+    library.selector = build
+    x, weight = whole(8, 16), whole(24, 16)
+    launching.fake.captured = {0}
+    with pytest.raises(
+        DeviceError, match="cannot build a kernel while a CUDA graph is captured: call the product once"
+    ):
+        hgemm_torch.linear(x, weight)
+    launching.fake.captured = set()
+    hgemm_torch.linear(x, weight)
+    launching.fake.captured = {0}
+    hgemm_torch.linear(x, weight)
+
+
+# ---- The build --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_the_operator_stays_in_python(tmp_path: Path) -> None:
+    environment = {"HGEMM_CACHE_DIR": str(tmp_path), "CXX": "no-such-compiler"}
+    with pytest.warns(UserWarning, match="there is no C.. compiler: install c.. or g.. or clang.., or set CXX"):
+        assert native.load(environment) is None
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\necho 'fatal error: Python.h: no such file' >&2\nexit 1\n")
+    failing.chmod(0o755)
+    with pytest.warns(UserWarning, match="fatal error: Python.h: no such file"):
+        assert native.load({**environment, "CXX": str(failing)}) is None
+    assert not list((tmp_path / "torch").glob("*.so"))

@@ -1,0 +1,205 @@
+"""hgemm.torch.patch on models of torch and transformers, on the CPU: what it replaces, what it fuses, and undoing it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+from torch import nn  # noqa: E402
+
+import hgemm.torch as hgemm_torch  # noqa: E402
+import hgemm.torch.layers as layers  # noqa: E402
+from hgemm.errors import UnsupportedError  # noqa: E402
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let the layers compute with torch on the CPU, and a library support everything but leaky_relu. Return the activations."""
+    found = []
+
+    def compute(x, weight, bias=None, activation="none"):
+        found.append(activation)
+        y = nn.functional.linear(x, weight, bias)
+        return y if activation == "none" else getattr(nn.functional, activation)(y)
+
+    def check(module, layout, activation):
+        if activation == "leaky_relu":
+            raise UnsupportedError("no variant computes leaky_relu")
+
+    monkeypatch.setattr(layers, "linear", compute)
+    monkeypatch.setattr(layers, "_check", check)
+    monkeypatch.setattr(layers, "used_library", lambda: None)
+    return found
+
+
+def test_linear_layers_change_and_change_back(calls: list[str]) -> None:
+    class Odd(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), Odd(16, 4), nn.Linear(4, 4, bias=False))
+    x, names = torch.randn(3, 8), [*model.state_dict()]
+    expected, weights = model(x), [*model.parameters()]
+    patch = hgemm_torch.patch(model)
+    assert [type(layer) for layer in model] == [hgemm_torch.Linear, nn.ReLU, Odd, hgemm_torch.Linear]
+    assert torch.equal(model(x), expected) and calls == ["none", "none"]
+    assert [*model.state_dict()] == names and all(map(lambda a, b: a is b, model.parameters(), weights))
+    assert [one.name for one in patch.replaced] == ["0", "3"]
+    assert str(patch).splitlines()[0] == "2 linear layers use the library, 1 do not"
+    assert "2: unchanged, it is a Odd, a subclass of Linear" in str(patch)
+    copied = copy.deepcopy(model)
+    patch.unpatch()
+    patch.unpatch()
+    assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, Odd, nn.Linear]
+    assert torch.equal(model(x), expected) and len(calls) == 2
+    assert torch.equal(copied(x), expected) and len(calls) == 4
+
+
+def test_names_select_layers(calls: list[str]) -> None:
+    model = nn.ModuleDict({"attention": nn.Linear(4, 4), "mlp": nn.Linear(4, 4), "head": nn.Linear(4, 4)})
+    with hgemm_torch.patch(model, ["a*", "m*"], exclude="*lp") as patch:
+        assert [one.name for one in patch.replaced] == ["attention"]
+        assert {(one.name, one.reason) for one in patch.kept} == {
+            (name, "its name is not selected") for name in ("mlp", "head")
+        }
+    assert type(model["attention"]) is nn.Linear
+
+
+def test_tied_weights_stay_tied(calls: list[str]) -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(10, 4), "head": nn.Linear(4, 10, bias=False)})
+    model["head"].weight = model["embed"].weight
+    twice = nn.ModuleDict({"one": model["head"], "two": model["head"]})
+    hgemm_torch.patch(model)
+    assert model["head"].weight is model["embed"].weight
+    assert len(hgemm_torch.patch(twice).kept) == 1, "a layer that is patched already is a subclass"
+
+
+def test_activations_are_fused_on_request(calls: list[str]) -> None:
+    def sequence(*activations):
+        return nn.Sequential(*(one for act in activations for one in (nn.Linear(4, 4), act)), nn.Linear(4, 4))
+
+    shared = nn.SiLU()
+    model = sequence(
+        nn.GELU(), nn.ReLU(), shared, shared, nn.GELU("tanh"), nn.Tanh(), nn.LeakyReLU(), nn.LeakyReLU(0.5)
+    )
+    hooked = sequence(nn.ReLU())
+    hooked[0].register_forward_hook(lambda *given: None)
+    x = torch.randn(3, 4)
+    expected = model(x)
+    with hgemm_torch.patch(model, fuse=True) as patch:
+        assert torch.allclose(model(x), expected)
+        assert calls == ["gelu", "relu", *["none"] * 7] and len(patch.replaced) == 9
+        assert "0: Linear, then gelu" in str(patch)
+    assert type(model[1]) is nn.GELU and torch.equal(model(x), expected)
+    assert [one.activation for one in hgemm_torch.patch(hooked, fuse=True).replaced] == ["none", "none"]
+    with hgemm_torch.patch(model, fuse=True, tanh_gelu=True):
+        assert torch.allclose(model(x), expected, atol=1e-3) and calls[9:] == [
+            "gelu",
+            "relu",
+            "none",
+            "none",
+            "gelu",
+            *["none"] * 4,
+        ]
+
+
+def test_gradients_and_compilation_pass_through(calls: list[str]) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    expected = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+    with hgemm_torch.patch(model, fuse=True):
+        found = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+        compiled = torch.compile(model, backend="aot_eager")(x)
+    assert all(map(torch.allclose, found, expected)) and torch.allclose(compiled, model(x))
+
+
+def test_layers_elsewhere_are_left_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "used_library", lambda: None)
+    model = nn.Sequential(nn.Linear(4, 4))
+    (kept,) = hgemm_torch.patch(model).kept
+    assert kept.reason == "its weight is on cpu: move the model to the GPU first" and type(model[0]) is nn.Linear
+
+
+# ---- Models of transformers -------------------------------------------------------------------------------------------
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
+
+
+def model_of(name: str, **options):
+    transformers = pytest.importorskip("transformers")
+    if name == "GPT2":
+        config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50, **options)
+        return transformers.GPT2LMHeadModel(config).eval()
+    if name == "Bert":
+        return transformers.BertForMaskedLM(transformers.BertConfig(**SMALL, intermediate_size=64, **options)).eval()
+    config = getattr(transformers, f"{name}Config")(**SMALL, intermediate_size=64, num_key_value_heads=2, **options)
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layer", "activation"),
+    [
+        ("GPT2", {"activation_function": "gelu"}, "transformer.h.0.mlp.c_fc", "gelu"),
+        ("GPT2", {}, "transformer.h.0.mlp.c_fc", "none"),
+        ("Bert", {}, "bert.encoder.layer.0.intermediate.dense", "gelu"),
+        ("Llama", {}, "model.layers.0.mlp.gate_proj", "silu"),
+        ("Mistral", {}, "model.layers.0.mlp.gate_proj", "silu"),
+        ("Qwen2", {}, "model.layers.0.mlp.gate_proj", "silu"),
+    ],
+)
+def test_models_of_transformers(calls: list[str], name: str, options: dict, layer: str, activation: str) -> None:
+    model = model_of(name, **options)
+    tokens = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        expected = model(tokens).logits
+        with hgemm_torch.patch(model, fuse=True) as patch:
+            found = model(tokens).logits
+        assert torch.equal(model(tokens).logits, expected)
+    assert torch.allclose(found, expected, atol=1e-5) and not patch.kept
+    assert len(calls) == len(patch.replaced)
+    assert next(one.activation for one in patch.replaced if one.name == layer) == activation
+
+
+# ---- The benchmark of models ------------------------------------------------------------------------------------------
+
+TINY = {
+    "gpt2": {"n_embd": 32, "n_head": 4, "vocab_size": 50, "n_positions": 64},
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2"),
+        {**SMALL, "num_key_value_heads": 2, "intermediate_size": 64, "num_hidden_layers": 1},
+    ),
+    "bert": {**SMALL, "intermediate_size": 64, "max_position_embeddings": 64},
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_benchmark_compares_a_patched_copy(calls: list[str], name: str) -> None:
+    pytest.importorskip("transformers")
+    from benchmarks import models
+
+    sizes = {key: value for key, value in TINY[name].items() if key != "num_hidden_layers"}
+    base = models.build(name, "bf16", 1, device="cpu", **sizes)
+    ours = models.shared_copy(base)
+    assert all(map(lambda a, b: a is b, base.parameters(), ours.parameters()))
+    patch = hgemm_torch.patch(ours, fuse=True)
+    assert patch.replaced and not any(isinstance(one, hgemm_torch.Linear) for one in base.modules())
+    tokens = torch.arange(10)[None]
+    with torch.no_grad(), models.runner(base, tokens, "eager") as one, models.runner(ours, tokens, "eager") as other:
+        found = models.errors({"torch": one(), "patched": other()}, copy.deepcopy(base).double()(tokens).logits)
+    assert 0 < found["patched"] <= models.bound(found["torch"], "bf16")
+
+
+def test_the_benchmark_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import models
+
+    order = []
+    monkeypatch.setattr(models, "block_ms", lambda run, calls: run())
+    runs = {"torch": lambda: order.append("t") or 3.0, "patched": lambda: order.append("p") or 2.0}
+    found = models.measure(runs, "steady", models.Plan(seconds=0, load_s=0))
+    assert found == {"ratio": 1.5, "spread": 0.0, "rounds": 3, "torch_ms": 3.0, "patched_ms": 2.0}
+    assert "".join(order) == "tp" + 3 * "tptppt"
+    row = {"model": "llama", "dtype": "f16", "tokens": 1, "mode": "graph", "steady": found, "burst": found}
+    row |= {"ok": False, "patched_error": 0.1, "torch_error": 0.001}
+    assert "1.500 (0.000)" in models.line(row) and "error exceeds the bound" in models.line(row)
+    assert models.line({**row, "failed": "out of memory"}).endswith("failed: out of memory")
