@@ -20,12 +20,14 @@ from typing import Any
 from hgemm.disk import disk_errors, is_being_replaced, open_folder, read_regular
 from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import LibraryError, RequestError, library_suffix, regenerate_hint
+from hgemm.growth import GrowingSelector, Growth, default_library
 from hgemm.kernel import Kernel
 from hgemm.matmul import LaunchCache, MatmulOptions, MatmulPlan, empty_product, launcher_of, make_plan
 from hgemm.measured import read_sessions
+from hgemm.model.kernel import by_wgmma
 from hgemm.problem import Kind, Problem
 from hgemm.record import CUBIN_NAME, MAX_RECORD_BYTES, PTX_NAME, RECORD_NAME, Record
-from hgemm.selection import Choice, Selector
+from hgemm.selection import Choice, FallbackWatch, Selector
 from hgemm.selection_query import SelectionQuery, Target
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES, check_workspace_bytes
 
@@ -204,28 +206,44 @@ def read_artefact(place: Path, folder: int, record: Record, name: str) -> bytes:
 # ==== An open library ====
 
 
-def open_library(path: str | PathLike[str], *, workspace_bytes: int = DEFAULT_WORKSPACE_BYTES) -> Library:
-    """Open the library in a folder.
+def open_library(
+    path: str | PathLike[str] | None = None,
+    *,
+    build: bool = False,
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+) -> Library:
+    """Open the library in a folder: by default HGEMM_LIBRARY, or `library` in the user's cache folder.
+
+    With `build`, a missing folder is created, and kernels that calls lack are built: once, in about a second each, with one log
+    line. This needs the generator. It never happens while a CUDA graph is captured: call the product once before the capture.
 
     Units: `workspace_bytes` is the size of the automatic workspace per device and stream; 0 allows none.
     Raises: LibraryError if there is no library.
     """
-    folder = Path(path)
+    folder = default_library() if path is None else Path(path)
+    if build:
+        with disk_errors("create the library", folder):
+            folder.mkdir(parents=True, exist_ok=True)
     require_library(folder)
-    return Library(folder, workspace_bytes)
+    return Library(folder, workspace_bytes, build)
 
 
 class Library:
     """The library in `folder`. Records and code are checked and read on first use, and kept.
 
     Later changes of the folder have no effect: open it again to see them. Threads may share a library. Products that split k
-    take a workspace of `workspace_bytes` from the library of the arrays, once per device and stream.
+    take a workspace of `workspace_bytes` from the library of the arrays, once per device and stream. With `build`, kernels that
+    calls lack are built.
     """
 
-    def __init__(self, folder: Path, workspace_bytes: int = DEFAULT_WORKSPACE_BYTES) -> None:
+    def __init__(
+        self, folder: Path, workspace_bytes: int = DEFAULT_WORKSPACE_BYTES, build: bool = False
+    ) -> None:
         self.folder, self.workspace_bytes = folder, check_workspace_bytes(workspace_bytes)
         self._kernels: dict[str, Kernel] = {}
         self._selectors: dict[Target, Selector] = {}
+        self._noted: set[tuple[int, str]] = set()
+        self._growth = Growth(self) if build else None
 
     def __repr__(self) -> str:
         return f"Library({str(self.folder)!r})"
@@ -268,9 +286,31 @@ class Library:
 
     def selector(self, target: Target) -> Selector:
         """Return the selector for a device. Repeated calls return the same object."""
-        if target not in self._selectors:
-            self._selectors.setdefault(target, Selector(self.table, target, self.folder))
-        return self._selectors[target]
+        selectors = self._selectors
+        if target not in selectors:
+            selectors.setdefault(target, self._new_selector(target))
+        return selectors[target]
+
+    def _new_selector(self, target: Target) -> Selector:
+        if self._growth:
+            return GrowingSelector(self, target, self.fallback_watch, self._growth)
+        return Selector(self.table, target, self.folder, self.fallback_watch)
+
+    @property
+    def fallback_watch(self) -> FallbackWatch:
+        """What logs, once per kind and variant, that a call falls back to mma.sync."""
+        wgmma = frozenset(symbol for symbol, record in self.records.items() if by_wgmma(record.data["spec"]))
+        return FallbackWatch(wgmma, self._noted)
+
+    def refresh(self) -> None:
+        """Read the variants that were added to the folder since the records were read."""
+        before = self.records
+        added = scan(self.folder).keys() - before.keys()
+        if added:
+            read = {symbol: read_variant(self.folder, symbol, verify=False).record for symbol in added}
+            self.__dict__["records"] = dict(sorted({**before, **read}.items()))
+            self.__dict__.pop("table", None)
+            self._selectors = {}
 
     def matmul(
         self,

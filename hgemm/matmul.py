@@ -18,7 +18,7 @@ from hgemm.dtypes import OUTPUTS
 from hgemm.errors import ProblemError, unknown_word
 from hgemm.kernel import Addresses, Kernel, Launcher, device_of, problem_of
 from hgemm.problem import ACTIVATIONS, Kind, Problem
-from hgemm.selection import Choice, Selector
+from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target, with_dense_strides
 from hgemm.workspace import Allocate, partials_address
 
@@ -246,7 +246,7 @@ def launcher_of(
     views = fold_batch(views)
     size = views["workspace"].size_bytes if "workspace" in views else library.workspace_bytes
     selector = library.selector(Target.of(open_device(device)))
-    choice = _choose(selector, [_query(kind, views, options, size) for kind in matching_kinds(views, options)])
+    choice = selector.choose_any([_query(kind, views, options, size) for kind in matching_kinds(views, options)])
     kernel = library.kernel(choice.symbol)
     problem = problem_of(kernel.traits, views, options.alpha, options.beta)
     if "workspace" in views:
@@ -346,11 +346,3 @@ def _query(kind: Kind, views: Mapping[str, View], options: MatmulOptions, worksp
     if options.beta and "C" not in views:
         raise ProblemError(f"beta is {options.beta}, but there is no C: pass c, which may be out itself")
     return SelectionQuery.of(kind, problem, workspace_bytes)
-
-
-def _choose(selector: Selector, queries: list[SelectionQuery]) -> Choice:
-    """Return the best variant for any of several kinds of one product."""
-    found = [choice for choice in map(selector.find, queries) if choice]
-    if not found:
-        return selector.choose(queries[0])  # raises an error that says why
-    return min(found, key=lambda choice: (choice.code_match, choice.clocks))

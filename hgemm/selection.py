@@ -7,19 +7,21 @@ the same steps with the same numbers (templates/capi/src/select.c).
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hgemm.dispatch_table import PTX, DispatchTable, Row, Survey, SurveyPoint, estimate_clocks
+from hgemm.dtypes import DTYPES
 from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
 from hgemm.launch import MAX_CTAS
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
-from hgemm.problem import kind_supports
+from hgemm.problem import LAYOUTS, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 # ==== Requirements of a variant ====
@@ -84,10 +86,19 @@ class Choice:
 
 
 class Selector:
-    """Selection from a dispatch table on one device. `library` is the table's folder, for suggested commands."""
+    """Selection from a dispatch table on one device.
 
-    def __init__(self, table: DispatchTable, target: Target, library: Path = DEFAULT_LIBRARY) -> None:
-        self.table, self.target, self.library = table, target, library
+    Fields: `library` is the table's folder, for suggested commands. `watch` notes choices that are slower than they could be.
+    """
+
+    def __init__(
+        self,
+        table: DispatchTable,
+        target: Target,
+        library: Path = DEFAULT_LIBRARY,
+        watch: FallbackWatch | None = None,
+    ) -> None:
+        self.table, self.target, self.library, self.watch = table, target, library, watch
         self.groups = table.runnable_groups(target)
         self._shortlists: dict[int, Any] = {}
 
@@ -148,10 +159,29 @@ class Selector:
 
     def choose(self, query: SelectionQuery) -> Choice:
         """Return the variant for a query. Raises UnsupportedError with the reasons if there is none."""
-        found = self.find(query)
+        return self.choose_any([query])
+
+    def choose_any(self, queries: Sequence[SelectionQuery]) -> Choice:
+        """Return the best variant for any of several descriptions of one product.
+
+        Raises: UnsupportedError with the reasons for the first one if no variant supports any.
+        """
+        found = self.best_of(queries)
         if found is None:
-            raise UnsupportedError(self._reason(query))
-        return found
+            raise UnsupportedError(self._reason(queries[0]))
+        query, choice = found
+        if self.watch:
+            self.watch.note(self, query, choice)
+        return choice
+
+    def best_of(self, queries: Sequence[SelectionQuery]) -> tuple[SelectionQuery, Choice] | None:
+        """Return the query that has the best variant, and this variant, or None."""
+        found = [(query, choice) for query in queries if (choice := self.find(query))]
+        return min(found, key=lambda one: (one[1].code_match, one[1].clocks)) if found else None
+
+    def supporting(self, query: SelectionQuery) -> list[Row]:
+        """Return the rows of all variants that support a query and whose code runs on the device."""
+        return [self.table.rows[row] for _, row in self._supporting(query)]
 
     def ranked(self, query: SelectionQuery) -> list[Choice]:
         """Return all variants that support a query, the chosen one first, the others by their estimates."""
@@ -210,3 +240,54 @@ class Selector:
         extents = f"{query.m}x{query.n}x{query.k}"
         hint = "" if counts[_FEWER_TILES] == len(rows) else f"; {fix}"
         return f"no variant for {query.kind} on {self.target.name} supports {extents}: {reasons}{hint}"
+
+
+# ==== Choices that are slower than they could be ====
+
+_LOG = logging.getLogger("hgemm")
+WGMMA_CAPABILITY = 90
+"""Devices with wgmma. Source: PTX ISA 9.0, "wgmma.mma_async": sm_90a."""
+_WGMMA_COPY_BYTES = 4
+"""Alignment of A and B that kernels on wgmma require. Source: PTX ISA 9.0, "cp.async"."""
+
+
+def wgmma_computes(query: SelectionQuery) -> bool:
+    """Return whether kernels on wgmma can be built for a query."""
+    kind, size = query.kind, DTYPES[query.kind.dtype_a].bytes
+    aligned = min(query.align_a, query.align_b) * size >= _WGMMA_COPY_BYTES
+    layouts = ("tn",) if kind.dtype_a == "tf32" else LAYOUTS
+    return aligned and kind.dtype_a == kind.dtype_b and kind.layout in layouts and query.k > 0 and query.mappable
+
+
+@dataclass
+class FallbackWatch:
+    """Logs, once per kind and variant, that a request falls back to mma.sync on a device with wgmma.
+
+    Fields: `wgmma` holds the symbols of the variants on wgmma.
+    """
+
+    wgmma: Container[str]
+    noted: set[tuple[int, str]] = field(default_factory=set)
+
+    def falls_back(self, selector: Selector, query: SelectionQuery) -> bool:
+        """Return whether wgmma could compute a query, but no variant of it supports the query."""
+        if selector.target.number != WGMMA_CAPABILITY or not wgmma_computes(query):
+            return False
+        return not any(row.symbol in self.wgmma for row in selector.supporting(query))
+
+    def note(self, selector: Selector, query: SelectionQuery, choice: Choice) -> None:
+        """Log a choice that falls back."""
+        key = (query.kind.code, choice.symbol)
+        if key in self.noted or not self.falls_back(selector, query):
+            return
+        self.noted.add(key)
+        _LOG.warning(
+            "%s falls back to mma.sync (%s): %s has no kernel on wgmma for it; to build one, open the library with build=True, "
+            "or run `hgemm cover --arch %d %s --no-fallback --add%s`",
+            query.kind,
+            choice.symbol,
+            selector.library,
+            selector.target.number,
+            query.kind.cover_options,
+            library_suffix(selector.library),
+        )

@@ -28,8 +28,7 @@ LAYERS = (
     "generator.build",
     "generator.catalog",
     "generator.proof generator.device_check",
-    "generator.export generator.ladders generator.tuning",
-    "generator.pack",
+    "generator.export generator.ladders generator.pack generator.tuning",
     "generator.report generator.explain generator.compare generator.doctor",
     "generator.cli",
     "generator.__main__",
@@ -44,13 +43,20 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+HOOKS = {("hgemm.growth", "generator.pack.growth")}
+"""The one import of the generator by the run-time package. A library that was opened with build=True does it, in a function, when a
+call lacks a kernel."""
+
 SOURCES = {name_of(path): path for folder in ("generator", "hgemm") for path in sorted((ROOT / folder).rglob("*.py"))}
 
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Return the modules that each module imports, in functions and under TYPE_CHECKING, too."""
-    return {name: {*_imported(path)} - {name} for name, path in SOURCES.items()}
+    """Return the modules that each module imports, in functions and under TYPE_CHECKING, too, without HOOKS."""
+    return {
+        name: {other for other in _imported(path) if other != name and (name, other) not in HOOKS}
+        for name, path in SOURCES.items()
+    }
 
 
 def _imported(path: Path) -> Iterator[str]:
@@ -82,6 +88,20 @@ def test_imports_point_down() -> None:
         if RANK[package_of(one)] < RANK[package_of(other)]
     }
     assert found == set()
+
+
+def test_the_run_time_package_uses_the_generator_through_one_hook() -> None:
+    found = {
+        (name, other)
+        for name, path in SOURCES.items()
+        if name.startswith("hgemm")
+        for other in _imported(path)
+        if other.startswith("generator")
+    }
+    assert found == HOOKS
+    for name, _ in HOOKS:
+        top = [*ast.parse(SOURCES[name].read_text()).body]
+        assert not any("generator" in ast.dump(node) for node in top if isinstance(node, (ast.Import, ast.ImportFrom)))
 
 
 def test_no_imports_go_in_a_circle() -> None:
@@ -195,6 +215,7 @@ READS_ENVIRONMENT = {
     "generator.proof.jobs": "asks which compiler CXX names, and where the user keeps caches",
     "generator.build.dsl_worker": "takes CuTe DSL's own variables out of its environment, where they would change kernels",
     "hgemm.torch.native": "asks which compiler CXX names, and where the user keeps caches",
+    "hgemm.growth": "asks which library is the default one, and where the user keeps caches",
     "hgemm.tune.runner": "hands its own environment on to a process for each of the GPUs that may be seen",
 }
 """The command line reads variables by click's options; besides, only these modules read the environment."""

@@ -126,12 +126,16 @@ Each row is a hole: a layout, types, an epilogue, alignments, and the unsupporte
 row, one column, k of 1, k of 0, a batch). The default request is what the shipped catalog promises: f16 and bf16 (and tf32 if
 the library has it), f32 accumulation, all four layouts, alpha and beta, every alignment, any m, n, k and batch, no workspace.
 
---add builds one variant for each hole. Exit status 1: holes are left.
+With --no-fallback, problems that a GPU with wgmma computes on mma.sync are holes, too.
+
+--add builds the variants that close the holes. A hole with aligned operands gets variants for a few rows, and for small, medium
+and large problems. Exit status 1: holes are left.
 
 \b
 Examples:
   hgemm cover --arch 80,86,89,90,120
   hgemm cover --arch 90 --dtype f16 --out f32 --bias none,row --activation none,gelu --add
+  hgemm cover --arch 90 --dtype bf16 --layout nn --no-fallback --add
 """
 
 
@@ -154,6 +158,7 @@ Examples:
     help="Alignments of all operands, in elements.",
 )
 @click.option("--no-beta", is_flag=True, help="Do not require beta * C.")
+@click.option("--no-fallback", is_flag=True, help="Count problems that fall back to mma.sync as holes.")
 @click.option("--add", is_flag=True, help="Build the variants that close the holes.")
 @json_option
 @click.pass_context
@@ -169,6 +174,7 @@ def cover_command(
     activation: str,
     align: str,
     no_beta: bool,
+    no_fallback: bool,
     add: bool,
     as_json: bool,
 ) -> None:
@@ -186,7 +192,9 @@ def cover_command(
     _note_f16_only(counts, len(kinds))
 
     def find() -> list[Hole]:
-        return list(holes(open_library(library).table, archs, kinds, aligns, not no_beta))
+        opened = open_library(library)
+        watch = opened.fallback_watch if no_fallback else None
+        return list(holes(opened.table, archs, kinds, aligns, not no_beta, watch))
 
     found = find()
     if add and found:

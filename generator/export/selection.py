@@ -13,6 +13,8 @@ from generator.arch import ARCHS
 from generator.build.pipeline import Settings, make
 from generator.errors import LibraryError
 from generator.layouts import VECTOR_BYTES
+from generator.pack.growth import MAX_ATTEMPTS, best_plan
+from generator.spec import Spec, symbol_of
 from generator.sweep import sweep
 from generator.tables import counted
 from hgemm.dispatch_table import COMPATIBLE, EXACT, DispatchTable
@@ -20,8 +22,8 @@ from hgemm.dtypes import DTYPES, stored_dtype
 from hgemm.errors import RequestError
 from hgemm.octave_grid import FACTOR_ONE, STEP_BITS, distance
 from hgemm.problem import Kind, Problem, kind_word
-from hgemm.selection import ESTIMATED, MEASURED, NEAR, Choice, Selector
-from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target, with_dense_strides
+from hgemm.selection import ESTIMATED, MEASURED, NEAR, Choice, FallbackWatch, Selector
+from hgemm.selection_query import ANY_WORKSPACE, MAX_ALIGN, SelectionQuery, Target, with_dense_strides
 
 COLUMNS = ("symbol", "code", "rule", "clocks", "workspace_bytes")
 _RULES = {ESTIMATED: "estimated", NEAR: "near", MEASURED: "measured"}
@@ -115,6 +117,10 @@ SORTS = {
     "batch": {"m": 65, "n": 67, "k": 69, "batch": 3},
 }
 """One problem of each sort. Kernels may support some sorts only."""
+FALLS_BACK = "falls back to mma.sync"
+"""The sort of problems that a GPU with wgmma computes on mma.sync."""
+ROWS_OF_SIZE = {"few_rows": 8, "small": 64, "medium": 512, "large": 4096}
+"""Rows of a problem with n and k of 4096 for each size of kernel."""
 FALLBACK = {"tile": "64x64x32", "schedule": "one_tile"}
 """Further fields of a kernel that closes a hole. The small tile wastes little on small problems."""
 
@@ -123,14 +129,30 @@ FALLBACK = {"tile": "64x64x32", "schedule": "one_tile"}
 class Hole:
     """Problems of one kind on one architecture that no kernel supports without a workspace.
 
-    Fields: `sorts` holds the missing names of SORTS, by the alignment of all operands in elements; `beta` tells whether C is
-        added.
+    Fields: `sorts` holds the missing names of SORTS, or FALLS_BACK, by the alignment of all operands in elements; `beta` tells
+        whether C is added.
     """
 
     arch: str
     kind: Kind
     beta: bool
     sorts: dict[int, tuple[str, ...]]
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether no kernel supports some of the problems."""
+        return any(sorts != (FALLS_BACK,) for sorts in self.sorts.values())
+
+    def lacks(self) -> Iterator[tuple[SelectionQuery, str]]:
+        """Yield problems whose kernels are missing, with the size of the kernel: all sizes if aligned operands are missing."""
+        aligned, least = MAX_ALIGN in self.sorts, min(self.sorts)
+        for size, m in ROWS_OF_SIZE.items() if aligned else ():
+            yield self._query(m, MAX_ALIGN), size
+        if self.sorts[least] == (FALLS_BACK,) and least < MAX_ALIGN:
+            yield self._query(ROWS_OF_SIZE["large"], least), "large"
+
+    def _query(self, m: int, align: int) -> SelectionQuery:
+        return SelectionQuery(self.kind, m, 4096, 4096, beta=self.beta, align_a=align, align_b=align, align_d=align)
 
     def request(self) -> dict[str, str]:
         """Return the fields of a kernel that supports all of these problems: its alignment is the smallest of the hole."""
@@ -186,32 +208,55 @@ def promised_types(table: DispatchTable) -> list[str]:
 
 
 def holes(
-    table: DispatchTable, archs: Iterable[str], kinds: Sequence[Kind], aligns: Sequence[int], beta: bool
+    table: DispatchTable,
+    archs: Iterable[str],
+    kinds: Sequence[Kind],
+    aligns: Sequence[int],
+    beta: bool,
+    watch: FallbackWatch | None = None,
 ) -> Iterator[Hole]:
     """Yield the holes of a library on a typical GPU of each architecture. Types that an architecture lacks are skipped.
+
+    With `watch`, problems that fall back to mma.sync on a GPU with wgmma are holes, too.
 
     Raises: RequestError for an unknown architecture.
     """
     for arch in archs:
         selector = Selector(table, Target.typical(arch))
         for kind in filter(partial(computes, arch), kinds):
-            missing = {align: tuple(_unsupported(selector, kind, align, beta)) for align in aligns}
+            missing = {align: tuple(_unsupported(selector, kind, align, beta, watch)) for align in aligns}
             missing = {align: sorts for align, sorts in missing.items() if sorts}
             if missing:
                 yield Hole(selector.target.name, kind, beta, missing)
 
 
-def close_holes(missing: Iterable[Hole], settings: Settings, processes: int) -> Iterator[str]:
-    """Build one kernel for each hole, and yield its symbol.
+def close_holes(missing: Sequence[Hole], settings: Settings, processes: int) -> Iterator[str]:
+    """Build the kernels that close holes, and yield their symbols.
 
-    Raises: LibraryError if a kernel cannot be built.
+    Each hole gets one kernel that supports all of its problems. If aligned operands are missing, it also gets the best kernel of
+    each size. One that does not build is replaced by the next best.
+
+    Raises: LibraryError if a kernel that a hole requires cannot be built.
     """
-    plans = sweep([hole.request() for hole in missing]).plans
-    with closing(make(plans, settings, min(len(plans), processes))) as made:
-        for _, outcome in made:
-            if outcome.error:
-                raise LibraryError(f"cannot build a kernel that closes a hole: {outcome.error}")
-            yield outcome.symbol
+    required = sweep([hole.request() for hole in missing if hole.unsupported]).plans
+    wanted = [(Target.typical(hole.arch), *lack) for hole in missing for lack in hole.lacks()]
+    failed: list[Spec] = []
+    done: set[str] = set()
+    for attempt in range(MAX_ATTEMPTS):
+        best = [best_plan(query, target, size, failed) for target, query, size in wanted]
+        plans = {symbol_of(plan.spec): plan for plan in (*required, *best) if plan}
+        plans = {symbol: plan for symbol, plan in plans.items() if symbol not in done}
+        if not plans:
+            return
+        with closing(make([*plans.values()], settings, min(len(plans), processes))) as made:
+            for _, outcome in made:
+                if outcome.record:
+                    done.add(outcome.symbol)
+                    yield outcome.symbol
+                elif attempt + 1 == MAX_ATTEMPTS or plans[outcome.symbol] in required:
+                    raise LibraryError(f"cannot build a kernel that closes a hole: {outcome.error}")
+                else:
+                    failed.append(plans[outcome.symbol].spec)
 
 
 def computes(arch: str, kind: Kind) -> bool:
@@ -219,8 +264,12 @@ def computes(arch: str, kind: Kind) -> bool:
     return kind.dtype_a == "f16" or ARCHS[arch].has_bf16
 
 
-def _unsupported(selector: Selector, kind: Kind, align: int, beta: bool) -> Iterator[str]:
-    for sort, extents in SORTS.items():
-        query = SelectionQuery(kind, **extents, beta=beta, align_a=align, align_b=align, align_d=align)
-        if selector.find(query) is None:
-            yield sort
+def _unsupported(selector: Selector, kind: Kind, align: int, beta: bool, watch: FallbackWatch | None) -> Iterator[str]:
+    queries = {
+        sort: SelectionQuery(kind, **extents, beta=beta, align_a=align, align_b=align, align_d=align)
+        for sort, extents in SORTS.items()
+    }
+    found = [sort for sort, query in queries.items() if selector.find(query) is None]
+    yield from found
+    if not found and watch and watch.falls_back(selector, queries["whole tiles"]):
+        yield FALLS_BACK

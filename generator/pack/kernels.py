@@ -187,7 +187,7 @@ class Chooser:
         """
         times = self.clocks.copy()
         failed = [one.plan.spec for one in self.candidates if one.symbol in without]
-        times[:, [at for at, one in enumerate(self.candidates) if _needs_as_much(one.plan.spec, failed)]] = np.inf
+        times[:, [at for at, one in enumerate(self.candidates) if needs_as_much(one.plan.spec, failed)]] = np.inf
         fastest = times.min(axis=1)
         if not np.isfinite(fastest).all():
             layer = self.problems[int(np.argmax(~np.isfinite(fastest)))].layer
@@ -222,7 +222,7 @@ _REGISTER_FIELDS = ("arch", "cta_tile", "mma", "swap_ab", "cooperation", "consum
 """Fields that decide how many registers a kernel needs, besides bias and activation."""
 
 
-def _needs_as_much(spec: Spec, failed: Sequence[Spec]) -> bool:
+def needs_as_much(spec: Spec, failed: Collection[Spec]) -> bool:
     """Return whether a kernel needs at least as many registers as one that could not be built."""
     return any(
         all(getattr(spec, name) == getattr(other, name) for name in _REGISTER_FIELDS)

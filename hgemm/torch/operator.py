@@ -24,8 +24,8 @@ SCHEMA = (
 _library: Library | None = None
 
 
-def use(library: Library | str | PathLike[str], *, cpp: bool = True) -> Library:
-    """Set the library of this process: an open one or a folder.
+def use(library: Library | str | PathLike[str] | None = None, *, cpp: bool = True) -> Library:
+    """Set the library of this process: an open one or a folder. By default, the default library, which builds missing kernels.
 
     The first use on a machine with a GPU builds the operator in C++, which takes about 20 s, and keeps it in the cache. Without
     a compiler, or with `cpp=False`, the operator runs in Python, at about 10 us more a call.
@@ -33,7 +33,7 @@ def use(library: Library | str | PathLike[str], *, cpp: bool = True) -> Library:
     Raises: LibraryError if there is no library.
     """
     global _library
-    _library = library if isinstance(library, Library) else hgemm.open(library)
+    _library = library if isinstance(library, Library) else hgemm.open(library, build=library is None)
     if cpp and torch.cuda.is_available():
         _start_native()
     else:

@@ -1,0 +1,77 @@
+"""The kernel that a call lacks: chosen by the cost model among the tiles of its size, and built into the caller's library.
+
+`hgemm.growth` calls `build_kernel` for a library that was opened with build=True. `hgemm cover --add` calls `best_plan`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from generator.build.pipeline import Settings, make
+from generator.build.toolchain import templates_folder
+from generator.errors import HgemmError
+from generator.families.base import Plan
+from generator.pack.kernels import Candidate, candidates_for, needs_as_much
+from generator.spec import Spec
+from generator.store.library import Library
+from generator.tuning import archs_of
+from hgemm.dispatch_table import Row, estimate_clocks
+from hgemm.growth import size_of_tile
+from hgemm.selection import row_supports
+from hgemm.selection_query import SelectionQuery, Target
+
+MAX_ATTEMPTS = 4
+"""Kernels to try, until one builds without spilling registers."""
+USUAL_ROWS = {"few_rows": (1, 8, 16), "small": (32, 64, 192), "medium": (256, 512, 1024), "large": (2048, 4096, 8192)}
+"""Rows that calls of each size have, besides those of the first call."""
+
+
+def build_kernel(folder: Path, query: SelectionQuery, target: Target, size: str) -> str | None:
+    """Build the best kernel of a size for a query into a library, in this process.
+
+    Returns its symbol, or None if no kernel can support the query.
+    Raises: HgemmError if every attempt fails.
+    """
+    failed: list[Spec] = []
+    error = ""
+    for _ in range(MAX_ATTEMPTS):
+        plan = best_plan(query, target, size, failed)
+        if plan is None:
+            break
+        (_, outcome), *_ = make([plan], Settings(Library(folder), templates_folder()), processes=0)
+        if outcome.record:
+            return outcome.symbol
+        failed.append(plan.spec)
+        error = error or outcome.error
+    if error:
+        raise HgemmError(f"no kernel for {query.kind} builds: {error}")
+    return None
+
+
+def best_plan(query: SelectionQuery, target: Target, size: str, failed: Collection[Spec] = ()) -> Plan | None:
+    """Return the best plan of a size that supports a query, or of any size if there is none: by estimates for usual rows.
+
+    Plans that need as many registers as one of `failed` are left out.
+    """
+    if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":
+        return None
+    for arch in archs_of(target):
+        found = [one for one in candidates_for(query.kind, query, arch) if row_supports(one.row, query, target)]
+        found = [one for one in found if not needs_as_much(one.plan.spec, failed)]
+        sized = [one for one in found if _size(one) == size]
+        if sized or found:
+            problems = [query, *(replace(query, m=m) for m in USUAL_ROWS[size])]
+            return min(sized or found, key=lambda one: _total_log(one.row, problems, target)).plan
+    return None
+
+
+def _total_log(row: Row, problems: Sequence[SelectionQuery], target: Target) -> float:
+    """Return the sum of the logarithms of the estimated times of problems."""
+    return sum(math.log(estimate_clocks(row, problem, target)) for problem in problems)
+
+
+def _size(candidate: Candidate) -> str:
+    return size_of_tile(candidate.row.tile_m, candidate.row.tile_n)

@@ -1,0 +1,326 @@
+"""Libraries that build the kernels which their calls lack, and the line that tells of a slower family."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, call
+
+import hgemm
+from generator.build.pipeline import Outcome
+from generator.pack import growth as builder
+from generator.pack.growth import best_plan, build_kernel
+from generator.pack.kernels import candidates_for
+from generator.tuning import planned_record
+from hgemm import growth
+from hgemm.dispatch_table import DispatchTable
+from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError
+from hgemm.growth import LOCK_NAME, default_library, size_of_problem, size_of_tile
+from hgemm.library import Library
+from hgemm.problem import Kind
+from hgemm.selection import FallbackWatch, Selector
+from hgemm.selection_query import SelectionQuery, Target
+
+A100, H100 = Target.typical("sm_80"), Target.typical("sm_90")
+GELU = Kind("tn", "bf16", "bf16", "bf16", bias="row", activation="gelu")
+
+
+def query(m: int, n: int = 512, k: int = 256, kind: Kind = GELU) -> SelectionQuery:
+    return SelectionQuery.dense(kind, (m, n, k, 1), 0)
+
+
+def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "hgemm" and word in record.getMessage()]
+
+
+class Counting:
+    """Builds as the generator does, and remembers what it was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, build=build_kernel) -> None:
+        self.sizes: list[str] = []
+        self._build = build
+        monkeypatch.setattr(growth, "_builder", lambda: self)
+
+    def __call__(self, folder: Path, missing: SelectionQuery, target: Target, size: str) -> str | None:
+        self.sizes.append(size)
+        return self._build(folder, missing, target, size)
+
+
+# ==== What is built, and how often ====
+
+
+def test_a_missing_kernel_is_built_once_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(monkeypatch)
+    library = hgemm.open(tmp_path / "new", build=True)
+    first = library.select(query(64), A100)
+    assert library.select(query(48), A100).symbol == first.symbol == library.symbols[0]
+    assert library.kernel(first.symbol).traits.activation == "gelu"
+    (line,) = lines(caplog, "built")
+    assert first.symbol in line and "bias row gelu" in line and "64x512x256" in line
+    again = hgemm.open(tmp_path / "new", build=True)
+    assert again.select(query(64), A100).symbol == first.symbol
+    assert hgemm.open(tmp_path / "new").select(query(64), A100).symbol == first.symbol
+    assert counting.sizes == ["small"]
+
+
+def test_calls_of_other_sizes_get_kernels_of_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(monkeypatch)
+    library = hgemm.open(tmp_path, build=True)
+    tiles = {}
+    for m in (1, 4096, 8, 8192):
+        row = library.select(query(m, 4096), A100).row
+        tiles[m] = (row.tile_m, row.tile_n)
+    assert counting.sizes == ["few_rows", "large"]
+    assert tiles[1] == tiles[8] and tiles[1][0] <= 16
+    assert tiles[4096] == tiles[8192] and min(tiles[4096]) >= 128
+
+
+def test_threads_that_lack_the_same_kernel_build_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(monkeypatch)
+    libraries = [hgemm.open(tmp_path, build=True) for _ in range(2)]
+    found, start = [], threading.Barrier(6)
+
+    def run(place: int) -> None:
+        start.wait()
+        found.append(libraries[place % 2].select(query(64), A100).symbol)
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6 and len({*found}) == 1
+    assert counting.sizes == ["small"] and len(lines(caplog, "built")) == 1
+
+
+PROCESS = """
+import hgemm
+from hgemm.problem import Kind
+from hgemm.selection_query import SelectionQuery, Target
+
+kind = Kind("tn", "bf16", "bf16", "bf16", bias="row", activation="gelu")
+library = hgemm.open({folder!r}, build=True)
+print(library.select(SelectionQuery.dense(kind, (64, 512, 256, 1), 0), Target.typical("sm_80")).symbol)
+"""
+
+
+def test_processes_that_lack_the_same_kernel_build_it_once(tmp_path: Path) -> None:
+    code = PROCESS.format(folder=str(tmp_path / "library"))
+    pipe = subprocess.PIPE
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=pipe, stderr=pipe, text=True) for _ in range(2)
+    ]
+    results = [process.communicate(timeout=120) for process in started]
+    symbols, told = [out for out, _ in results], "".join(err for _, err in results)
+    assert symbols[0] == symbols[1] and symbols[0].startswith("hgemm_sm80_tn_bf16")
+    assert told.count("built ") == 1, told
+
+
+def test_kernels_are_made_for_the_device_that_is_there(tmp_path: Path) -> None:
+    library = hgemm.open(tmp_path, build=True)
+    symbol = library.select(query(64), H100).symbol
+    assert symbol.startswith("hgemm_sm90a_") and library.records[symbol].data["spec"]["mma"].startswith("m64n")
+    turing = library.select(query(64, kind=Kind()), Target.typical("sm_75"))
+    assert turing.symbol.startswith("hgemm_sm75_")
+
+
+@pytest.mark.parametrize("extents", [(64, 511, 255), (33, 64, 0)], ids=["odd", "k of 0"])
+def test_calls_that_tma_cannot_serve_get_a_kernel(extents: tuple[int, int, int], tmp_path: Path) -> None:
+    library = hgemm.open(tmp_path, build=True)
+    assert library.select(query(*extents, kind=Kind()), H100).symbol in library.symbols
+
+
+def test_a_kernel_that_does_not_build_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = best_plan(query(64), A100, "small")
+    real = builder.make
+
+    def make(plans, settings, processes):
+        if plans[0] == first:
+            yield 0, Outcome("x", "failed", error="registers spill")
+        else:
+            yield from real(plans, settings, processes)
+
+    monkeypatch.setattr(builder, "make", make)
+    library = hgemm.open(tmp_path, build=True)
+    symbol = library.select(query(64), A100).symbol
+    assert library.records[symbol].data["spec"]["cta_tile"] != str(first.spec.cta_tile)
+
+
+def test_the_best_kernel_of_a_size_has_that_size() -> None:
+    for target in (A100, H100, Target.typical("sm_89")):
+        for m in (1, 40, 512, 4096):
+            size = size_of_problem(query(m, 4096), target.sms)
+            tile = best_plan(query(m, 4096), target, size).spec.cta_tile
+            assert size_of_tile(tile.m, tile.n) == size, (target.name, m)
+
+
+# ==== What is not built ====
+
+
+def test_without_build_a_missing_kernel_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    with pytest.raises(UnsupportedError, match="no variant runs on sm_80"):
+        hgemm.open(tmp_path / "library").select(query(64), A100)
+    assert [*(tmp_path / "library").iterdir()] == []
+    with pytest.raises(LibraryError, match="does not exist"):
+        hgemm.open(tmp_path / "none")
+
+
+def test_a_type_that_no_kernel_multiplies_stays_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = hgemm.open(tmp_path, build=True)
+    for kind in (Kind("tn", "f32", "f32", "f32"), Kind("tn", "f16", "bf16", "f16")):
+        with pytest.raises(UnsupportedError):
+            library.select(query(64, kind=kind), A100)
+    with pytest.raises(UnsupportedError):
+        library.select(query(64), Target.typical("sm_75"))
+    assert library.symbols == ()
+
+
+def test_nothing_is_built_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(monkeypatch)
+    library = hgemm.open(tmp_path, build=True)
+    few = library.select(query(1, 4096), A100)
+
+    def refuse(doing: str) -> None:
+        raise DeviceError(f"cannot {doing}: call the product once before the capture")
+
+    with monkeypatch.context() as during:
+        during.setattr(growth, "forbid_in_capture", refuse)
+        assert library.select(query(4096, 4096), A100).symbol == few.symbol, "what there is serves a captured call"
+        with pytest.raises(DeviceError, match="cannot build a kernel for nn .*: call the product once"):
+            library.select(query(64, kind=Kind("nn")), A100)
+    assert counting.sizes == ["few_rows"]
+    assert library.select(query(4096, 4096), A100).symbol != few.symbol, "after the capture the kernel is built"
+
+
+def test_without_the_generator_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "generator.pack.growth", None)
+    with pytest.raises(LibraryError, match="hgemm-generator.*pip install"):
+        hgemm.open(tmp_path, build=True).select(query(64), A100)
+
+
+def test_without_the_generator_calls_use_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = hgemm.open(tmp_path, build=True).select(query(1, 4096), A100)
+    monkeypatch.setitem(sys.modules, "generator.pack.growth", None)
+    library = hgemm.open(tmp_path, build=True)
+    for m in (4096, 8192):
+        assert library.select(query(m, 4096), A100).symbol == few.symbol
+    assert len(lines(caplog, "no better kernel")) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LibraryError, match="file"):
+        hgemm.open(tmp_path / "file", build=True)
+    library = hgemm.open(tmp_path / "library", build=True)
+    (tmp_path / "library" / LOCK_NAME).symlink_to(tmp_path / "file")
+    with pytest.raises(LibraryError, match="cannot build a kernel for"):
+        library.select(query(64), A100)
+
+
+def test_other_commands_ignore_the_lock(tmp_path: Path) -> None:
+    symbol = hgemm.open(tmp_path, build=True).select(query(64), A100).symbol
+    assert (tmp_path / LOCK_NAME).exists()
+    for words in (["list"], ["gc"], ["merge", tmp_path, "--into", tmp_path / "other"]):
+        library = [] if words[0] == "merge" else ["--library", tmp_path]
+        done = call("hgemm", *words, *library)
+        assert done.returncode in (0, 2), done.stderr
+    assert symbol in hgemm.open(tmp_path).symbols
+
+
+# ==== The default library ====
+
+
+def test_the_default_library_is_named_or_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_library({"HGEMM_LIBRARY": "a", "HGEMM_CACHE_DIR": "b"}) == Path("a")
+    assert default_library({"HGEMM_CACHE_DIR": "b", "XDG_CACHE_HOME": "c"}) == Path("b/library")
+    assert default_library({"XDG_CACHE_HOME": "c"}) == Path("c/hgemm/library")
+    assert default_library({}) == Path.home() / ".cache" / "hgemm" / "library"
+    monkeypatch.setenv("HGEMM_LIBRARY", str(tmp_path / "mine"))
+    assert hgemm.open(build=True).folder == tmp_path / "mine" and (tmp_path / "mine").is_dir()
+
+
+# ==== Slower families ====
+
+
+def planned(*kinds: tuple[Kind, str]) -> list:
+    return [
+        candidate.plan for kind, arch in kinds for candidate in candidates_for(kind, query(64, kind=kind), arch)[:2]
+    ]
+
+
+def watched(plans: list) -> Selector:
+    records = [planned_record(plan) for plan in plans]
+    wgmma = {record["symbol"] for record in records if record["arch"] == "sm_90a"}
+    return Selector(DispatchTable.of(records), H100, Path("lib"), FallbackWatch(wgmma))
+
+
+def test_a_line_tells_once_that_a_request_falls_back(caplog: pytest.LogCaptureFixture) -> None:
+    nn = Kind("nn", "bf16", "bf16", "bf16")
+    selector = watched(planned((GELU, "sm_90a"), (nn, "sm_90")))
+    for m in (64, 72, 64):
+        selector.choose(query(m))
+        selector.choose(query(m, kind=nn))
+    (line,) = lines(caplog, "falls back")
+    assert "nn bf16" in line and "mma.sync" in line and "build=True" in line
+    command = line.partition("`")[2].partition("`")[0].split()
+    assert command[:2] == ["hgemm", "cover"] and {"--no-fallback", "--add", "nn", "bf16"} <= {*command}
+
+
+def test_no_line_where_wgmma_could_not_serve(caplog: pytest.LogCaptureFixture) -> None:
+    tf32 = Kind("nn", "tf32", "tf32", "f32")
+    selector = watched(planned((tf32, "sm_90")))
+    selector.choose(query(64, kind=tf32))
+    odd = [one.plan for one in candidates_for(Kind(), query(64, 511, 255, Kind()), "sm_90")][:2]
+    watched(odd).choose(query(64, 511, 255, Kind()))
+    Selector(
+        DispatchTable.of(map(planned_record, planned((GELU, "sm_80")))), A100, Path("lib"), FallbackWatch(())
+    ).choose(query(64))
+    assert lines(caplog, "falls back") == []
+
+
+def test_a_growing_library_builds_instead_of_falling_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nn = Kind("nn")
+    done = call("generate", "--arch", "90", "--layout", "nn", "--tile", "64x64x32", "--library", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert hgemm.open(tmp_path).select(query(64, kind=nn), H100).symbol.startswith("hgemm_sm90_")
+    assert len(lines(caplog, "falls back")) == 1
+    grown = hgemm.open(tmp_path, build=True).select(query(64, kind=nn), H100)
+    assert grown.symbol.startswith("hgemm_sm90a_") and len(lines(caplog, "falls back")) == 1
+
+
+def test_cover_adds_what_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the very command of the line, and without a fallback afterwards."""
+    done = call("generate", "--arch", "90", "--layout", "nn", "--align", "1", "--library", tmp_path)
+    assert done.returncode == 0, done.stderr
+    hgemm.open(tmp_path).select(query(64, kind=Kind("nn")), H100)
+    (line,) = lines(caplog, "falls back")
+    words = line.partition("`hgemm ")[2].partition("`")[0].split()
+    assert call("hgemm", *(word for word in words if word != "--add")).returncode == 1
+    done = call("hgemm", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    library = hgemm.open(tmp_path)
+    sizes = {size_of_tile(row.tile_m, row.tile_n) for row in library.table.rows if "sm90a" in row.symbol}
+    assert sizes == {"few_rows", "small", "medium", "large"}
+    assert library.select(query(64, kind=Kind("nn")), H100).symbol.startswith("hgemm_sm90a_")
+
+
+def test_a_growing_library_is_still_a_library(tmp_path: Path) -> None:
+    library = hgemm.open(tmp_path, build=True)
+    assert isinstance(library, Library) and library.symbols == ()
+    with pytest.raises(RequestError):
+        library.kernel("../x")
