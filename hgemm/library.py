@@ -236,9 +236,7 @@ class Library:
     calls lack are built.
     """
 
-    def __init__(
-        self, folder: Path, workspace_bytes: int = DEFAULT_WORKSPACE_BYTES, build: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, workspace_bytes: int = DEFAULT_WORKSPACE_BYTES, build: bool = False) -> None:
         self.folder, self.workspace_bytes = folder, check_workspace_bytes(workspace_bytes)
         self._kernels: dict[str, Kernel] = {}
         self._selectors: dict[Target, Selector] = {}

@@ -5,12 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from computing_driver import ComputingDriver, Cuda, placed
 from conftest import ROOT, call
+from fake_driver import SUCCESS
 
 import hgemm
+import hgemm.device
+import hgemm.launch
 from generator.build.pipeline import Outcome
 from generator.pack import growth as builder
 from generator.pack.growth import best_plan, build_kernel
@@ -20,8 +26,9 @@ from hgemm import growth
 from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError
 from hgemm.growth import LOCK_NAME, default_library, size_of_problem, size_of_tile
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library
-from hgemm.problem import Kind
+from hgemm.problem import Kind, Problem
 from hgemm.selection import FallbackWatch, Selector
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -238,6 +245,62 @@ def test_other_commands_ignore_the_lock(tmp_path: Path) -> None:
         done = call("hgemm", *words, *library)
         assert done.returncode in (0, 2), done.stderr
     assert symbol in hgemm.open(tmp_path).symbols
+
+
+# ==== Calls ====
+
+
+class Live(dict):
+    """The traits of the kernels that a library has at the time."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def __missing__(self, symbol: str) -> LaunchTraits:
+        return LaunchTraits.of(self.library.records[symbol].data)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ComputingDriver]:
+    """A driver that computes on the CPU, with a library that grows."""
+    fake = ComputingDriver(hgemm.open(tmp_path, build=True))
+    monkeypatch.setattr("hgemm.workspace._made", {})
+    for module in ("device", "kernel", "launch", "workspace", "capture"):
+        monkeypatch.setattr(f"hgemm.{module}.driver", lambda: fake)
+    hgemm.device._open.cache_clear()
+    hgemm.launch._encode.cache_clear()
+    yield fake
+    hgemm.device._open.cache_clear()
+    hgemm.launch._encode.cache_clear()
+
+
+def test_a_product_with_a_bias_is_right_at_the_first_call(device: ComputingDriver, tmp_path: Path) -> None:
+    library = hgemm.open(tmp_path, build=True)
+    device.traits = Live(library)
+    x, w, bias = (placed(np.ones(shape, "f2")) for shape in ((40, 64), (48, 64), (48,)))
+    out = placed(np.zeros((40, 48), "f2"))
+    for _ in range(2):
+        library.matmul(Cuda(x), Cuda(w.T), Cuda(out), bias=Cuda(bias), activation="relu")
+        assert (out == 65).all()
+    assert len({*device.symbols}) == 1 and len(library.symbols) == 1
+    plan = library.plan(Problem(m=40, n=48, k=64), Kind(bias="row"))
+    assert plan.kernel.traits.bias == "row" and len(library.symbols) == 2
+
+
+def test_a_captured_product_that_lacks_a_kernel_says_how_to_warm_up(
+    device: ComputingDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = hgemm.open(tmp_path, build=True)
+    device.traits = Live(library)
+    x, w, out = (placed(np.ones(shape, "f2")) for shape in ((40, 64), (48, 64), (40, 48)))
+    with monkeypatch.context() as during:
+        during.setattr(device, "cuStreamIsCapturing", lambda stream: (SUCCESS, 1))
+        with pytest.raises(
+            DeviceError, match="cannot build a kernel for tn .* graph is captured: call the product once"
+        ):
+            library.matmul(Cuda(x), Cuda(w.T), Cuda(out))
+    library.matmul(Cuda(x), Cuda(w.T), Cuda(out))
+    assert (out == 64).all()
 
 
 # ==== The default library ====
