@@ -62,6 +62,8 @@ def calls_of(library: hgemm.Library, m: int, n: int, k: int) -> dict[str, Callab
     (slot,) = launcher._free
     launch, config, handle, address = launcher._launch_kernel, slot.config, launcher._handle, slot.address
     counter = iter(range(1 << 62))
+    layer = torch.nn.Linear(k, n, bias=False, device="cuda", dtype=torch.float16)
+    ours = hgemm.torch.Linear.of(layer)
     return {
         "bare": lambda: launch(config, handle, address, 0),
         "plan": lambda: plan(x, wt, out),
@@ -70,6 +72,10 @@ def calls_of(library: hgemm.Library, m: int, n: int, k: int) -> dict[str, Callab
         "matmul, other addresses": lambda: library.matmul(x, wt, others[next(counter) % len(others)]),
         "matmul, new tensor": lambda: library.matmul(x, wt),
         "torch.ops.hgemm.matmul": lambda: torch.ops.hgemm.matmul(x, wt),
+        "hgemm.torch.linear": lambda: hgemm.torch.linear(x, w),
+        "torch.nn.functional.linear": lambda: torch.nn.functional.linear(x, w),
+        "hgemm.torch.Linear": ours,
+        "torch.nn.Linear": layer,
         "torch.mm, out given": lambda: torch.mm(x, wt, out=out),
         "torch.mm": lambda: torch.mm(x, wt),
     }

@@ -104,6 +104,8 @@ def test_the_second_call_of_a_geometry_does_not_ask_python(launching: NativeDriv
         raise AssertionError("asked")
 
     monkeypatch.setattr(native, "launcher_of", asked)
+    assert operator._native.linear(x, weight, None, "none") is not NotImplemented
+    assert operator._native.matmul(x, weight.t(), None, None, 1.0, 0.0, "none", None) is not NotImplemented
     other = whole(40, 64) + 1
     assert (hgemm_torch.linear(other, weight).double() == exact(other, weight.t())).all()
     with pytest.raises(AssertionError, match="asked"):
@@ -133,7 +135,7 @@ def test_errors_of_selection_keep_their_type(launching: NativeDriver) -> None:
 def test_gradients_are_products_of_the_operator(launching: NativeDriver) -> None:
     x, weight = whole(8, 16).requires_grad_(), whole(24, 16).requires_grad_()
     found = hgemm_torch.linear(x, weight)
-    assert found.requires_grad
+    assert found.requires_grad and operator._native.linear(x, weight, None, "none") is NotImplemented
     launches = len(launching.launches)
     gradient = whole(8, 24)
     dx, dw = torch.autograd.grad(found, (x, weight), gradient)

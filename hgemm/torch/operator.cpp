@@ -448,14 +448,14 @@ struct Plain {
   bool const recording = at::GradMode::is_enabled();
   c10::DispatchKeySet const allowed =
       c10::DispatchKeySet(backend) | c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
-      c10::DispatchKeySet(c10::DispatchKey::BackendSelect) | c10::getAutogradRelatedKeySetFromBackend(c10::toBackendComponent(backend));
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
 
   bool operator()(PyObject* object) const {
     if (!THPVariable_CheckExact(object)) return false;
     Tensor const& x = THPVariable_Unpack(object);
     if (x.device().type() != device_type || (recording && x.requires_grad())) return false;
     auto const keys = (x.key_set() | local.included_) - local.excluded_;
-    return (keys - allowed).empty();
+    return (keys.raw_repr() & ~allowed.raw_repr()) == 0;  // operator- would keep the backend
   }
   bool optional(PyObject* object) const { return object == Py_None || (*this)(object); }
 };

@@ -1,0 +1,188 @@
+"""On a GPU: the C++ operator of torch in eager mode, graphs and compiled models, on streams, devices and threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+from test_gpu import close, make_library, right, whole  # noqa: E402
+
+import hgemm.torch as hgemm_torch  # noqa: E402
+import hgemm.torch.operator as operator  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+SPLIT = (16, 64, 16384)
+"""m, n and k of a product for which kernels that split k are chosen."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library(tmp_path_factory: pytest.TempPathFactory):
+    opened = hgemm_torch.use(make_library(tmp_path_factory))
+    assert operator._native is not None, "the operator is not in C++"
+    return opened
+
+
+def operands(m: int, n: int, k: int, dtype: str = "float16"):
+    return whole(torch, m, k, dtype=dtype), whole(torch, n, k, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_layouts_batches_and_repeats(dtype: str) -> None:
+    for m, n, k in ((64, 128, 96), (1, 64, 64), (200, 512, 256), SPLIT):
+        x, w = operands(m, n, k, dtype)
+        a_column, b_row = x.t().contiguous().t(), w.t().contiguous()
+        for _ in range(2):
+            for a, b in ((x, w.t()), (x, b_row), (a_column, w.t()) if m % 8 == 0 else (x, w.t())):
+                assert right(torch.ops.hgemm.matmul(a, b), x, w.t())
+            assert right(hgemm_torch.linear(x, w), x, w.t())
+        assert right(hgemm_torch.linear(x.expand(3, m, k), w)[1], x, w.t())
+    a, b = whole(torch, 3, 40, 64), whole(torch, 3, 64, 48)
+    assert right(hgemm_torch.matmul(a, b), a, b)
+
+
+def test_a_split_product_is_repeatable_and_takes_its_streams_workspace() -> None:
+    x, w = (torch.randn(rows, SPLIT[2], device="cuda", dtype=torch.float16) for rows in SPLIT[:2])
+    first, found = hgemm_torch.linear(x, w), []
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    for turn in range(40):
+        with torch.cuda.stream(streams[turn % 4]):
+            found.append(hgemm_torch.linear(x, w))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, first) for one in found)
+
+
+def test_streams_are_those_of_torch() -> None:
+    x, w = operands(2048, 2048, 2048)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        x.mul_(2)  # ordered before the product only on this stream
+        out = hgemm_torch.linear(x, w)
+    stream.synchronize()
+    assert right(out, x, w.t())
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("shape", [(64, 512, 256), SPLIT, (24, 64, 16384)])
+def test_graphs(shape: tuple[int, int, int], warm: bool) -> None:
+    """A graph may also capture the first call of a geometry. Eager calls do not disturb its workspace."""
+    m, n, k = shape if warm else (shape[0] + 8, *shape[1:])
+    x, w = operands(m, n, k)
+    if warm:
+        hgemm_torch.linear(x, w)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        out = hgemm_torch.linear(x, w)
+        again = hgemm_torch.linear(x, w)
+    for _ in range(3):
+        x.copy_(whole(torch, m, k))
+        graph.replay()
+        eager = hgemm_torch.linear(x, w)
+        torch.cuda.synchronize()
+        assert right(out, x, w.t()) and torch.equal(again, out) and torch.equal(eager, out)
+
+
+def test_compiled_code_calls_it() -> None:
+    layer = torch.nn.Linear(256, 512, bias=False, device="cuda", dtype=torch.float16)
+    model = torch.nn.Sequential(layer, torch.nn.Tanh())
+    x = torch.randn(64, 256, device="cuda", dtype=torch.float16)
+    expected = model(x)
+    with hgemm_torch.patch(model) as patch, torch.no_grad():
+        assert len(patch.replaced) == 1, str(patch)
+        assert close(torch.compile(model, fullgraph=True)(x), expected)
+        overhead = torch.compile(model, mode="reduce-overhead")
+        for _ in range(4):
+            assert close(overhead(x), expected)
+
+
+def test_a_compiled_model_captures_split_products() -> None:
+    layer = torch.nn.Linear(SPLIT[2], SPLIT[1], bias=False, device="cuda", dtype=torch.float16)
+    ours = torch.compile(hgemm_torch.Linear.of(layer), mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(SPLIT[0], SPLIT[2], device="cuda", dtype=torch.float16)
+            assert close(ours(x), layer(x))
+
+
+def test_inductor_takes_it_as_an_external_matmul() -> None:
+    import torch._inductor.config as config
+
+    calls = []
+
+    def hgemm_matmul(a, b, out):
+        calls.append(a.shape)
+        return hgemm_torch.external_matmul(a, b, out)
+
+    a, b = (torch.randn(512, 512, device="cuda", dtype=torch.float16) for _ in range(2))
+    with config.patch(external_matmul=[hgemm_matmul], max_autotune_gemm_backends="ATEN"):
+        found = torch.compile(lambda a, b: a @ b, mode="max-autotune-no-cudagraphs")(a, b)
+    assert calls and close(found, a.double() @ b.double())
+
+
+def test_autocast_and_inference_mode() -> None:
+    x, w = torch.randn(64, 256, device="cuda"), torch.randn(512, 256, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
+        found = hgemm_torch.linear(x, w)
+    assert found.dtype == torch.bfloat16 and close(found / 8, (x.bfloat16().double() @ w.bfloat16().double().t()) / 8)
+    with torch.inference_mode():
+        x, w = operands(64, 512, 256)
+        assert right(hgemm_torch.linear(x, w), x, w.t())
+
+
+def test_threads_and_devices() -> None:
+    wrong = []
+
+    def work(seed: int) -> None:
+        device = seed % torch.cuda.device_count()
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(device)):
+            for turn in range(100):
+                x = torch.randint(-2, 3, (8 + turn % 5, 128), device=f"cuda:{device}").half()
+                w = torch.randint(-2, 3, (64, 128), device=f"cuda:{device}").half()
+                if not right(hgemm_torch.linear(x, w), x, w.t()):
+                    wrong.append((seed, turn))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_gradients_in_a_model() -> None:
+    model = (
+        torch.nn.Sequential(torch.nn.Linear(128, 256, bias=False), torch.nn.Linear(256, 64, bias=False)).cuda().half()
+    )
+    x = torch.randn(32, 128, device="cuda", dtype=torch.float16)
+    expected = torch.autograd.grad(model(x).float().square().sum(), [*model.parameters()])
+    with hgemm_torch.patch(model):
+        found = torch.autograd.grad(model(x).float().square().sum(), [*model.parameters()])
+    assert all(map(close, found, expected))
+
+
+def test_an_eager_call_costs_the_host_no_more_than_that_of_torch() -> None:
+    """Both queue a launch. The bound is loose, because other processes share the host."""
+    x, w = operands(16, 128, 128)
+
+    def microseconds(call) -> float:
+        best = float("inf")
+        for _ in range(20):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(200):
+                call()
+            best = min(best, (time.perf_counter() - began) / 200 * 1e6)
+        return best
+
+    with torch.no_grad():
+        ours, torchs = (
+            microseconds(lambda: hgemm_torch.linear(x, w)),
+            microseconds(lambda: torch.nn.functional.linear(x, w)),
+        )
+    assert ours < 1.5 * torchs, f"{ours:.1f} us, torch {torchs:.1f} us"
