@@ -169,6 +169,23 @@ def test_the_best_kernel_of_a_size_has_that_size() -> None:
             assert size_of_tile(tile.m, tile.n) == size, (target.name, m)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind("tn", "tf32", "tf32", "f32"),
+        Kind("nn", "tf32", "tf32", "f32", bias="column"),
+        Kind("tt", "bf16", "bf16", "f32", "f16", activation="silu"),
+        Kind("nt", acc="f16_promoted"),
+    ],
+    ids=str,
+)
+def test_every_kind_has_a_kernel_of_every_size(kind: Kind) -> None:
+    for m in (1, 40, 512, 4096):
+        plan = best_plan(query(m, 4096, kind=kind), H100, size_of_problem(query(m, 4096), H100.sms))
+        selector = Selector(DispatchTable.of([planned_record(plan)]), H100)
+        assert selector.find(query(m, 4096, kind=kind)), (m, plan.spec)
+
+
 # ==== What is not built ====
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -58,8 +59,9 @@ def best_plan(query: SelectionQuery, target: Target, size: str, failed: Collecti
     """
     if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":
         return None
-    for arch in archs_of(target):
-        found = [one for one in candidates_for(query.kind, query, arch) if row_supports(one.row, query, target)]
+    kinds = dict.fromkeys((query.kind, replace(query.kind, acc="f32")))  # sums in f32 serve every request
+    for arch, kind in itertools.product(archs_of(target), kinds):
+        found = [one for one in candidates_for(kind, query, arch) if row_supports(one.row, query, target)]
         found = [one for one in found if not needs_as_much(one.plan.spec, failed)]
         sized = [one for one in found if _size(one) == size]
         if sized or found:
