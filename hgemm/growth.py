@@ -106,6 +106,9 @@ class GrowingSelector(Selector):
         Raises: DeviceError if none supports the call and a CUDA graph is captured; LibraryError if the generator is not
             installed or the folder cannot be written.
         """
+        current = self._library.selector(self.target)
+        if current is not self:  # the library has grown since this selector was made
+            return current.choose_any(queries)
         if self._growth.grows(self, queries):
             return self._library.selector(self.target).choose_any(queries)
         return super().choose_any(queries)

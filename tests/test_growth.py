@@ -88,6 +88,14 @@ def test_calls_of_other_sizes_get_kernels_of_their_size(tmp_path: Path, monkeypa
     assert tiles[4096] == tiles[8192] and min(tiles[4096]) >= 128
 
 
+def test_a_selector_sees_what_was_built_after_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(monkeypatch)
+    selector = hgemm.open(tmp_path, build=True).selector(A100)
+    found = [selector.choose(query(m, 4096)).symbol for m in (1, 16, 4096, 8)]
+    assert found[0] == found[1] == found[3] != found[2]
+    assert counting.sizes == ["few_rows", "large"]
+
+
 def test_threads_that_lack_the_same_kernel_build_it_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
