@@ -343,11 +343,14 @@ class Library:
             a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none", precision)
         )
 
-    def plan(self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int = 0) -> MatmulPlan:  # noqa: B008
+    def plan(
+        self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int | None = None
+    ) -> MatmulPlan:  # noqa: B008
         """Choose the variant for a problem and load it.
 
         Addresses of `problem` may be 0: arrays are then assumed to be aligned as allocations are. Leading dimensions may be 0:
-        rows then have no gaps. Each call will pass a workspace of `workspace_bytes`.
+        rows then have no gaps. With `workspace_bytes`, each call will pass a workspace of that size; 0 is none. By default, calls
+        use the automatic workspace of their stream.
 
         Raises: UnsupportedError with the reasons if no variant supports it, DeviceError if there is no such device.
         """

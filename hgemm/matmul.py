@@ -157,9 +157,10 @@ class MatmulPlan(LaunchCache):
     Raises: ProblemError if the arrays do not have the plan's sizes, or the variant does not support them.
     """
 
-    def __init__(self, kernel: Kernel, problem: Problem, device: int) -> None:
+    def __init__(self, kernel: Kernel, problem: Problem, device: int, automatic_bytes: int = 0) -> None:
         super().__init__(self._launcher)
         self.kernel, self.problem, self.device = kernel, problem, device
+        self._automatic_bytes = automatic_bytes
         kernel.prepare(device)
 
     __call__ = LaunchCache.run
@@ -170,7 +171,7 @@ class MatmulPlan(LaunchCache):
 
     @property
     def workspace_bytes(self) -> int:
-        """The size of the workspace that a call needs, 0 for most variants. Only one call at a time may use it."""
+        """The size of the workspace that a call uses, 0 for most variants. Only one call at a time may use it."""
         return self.kernel.workspace_bytes(self.problem.m, self.problem.n, self.problem.batch)
 
     def _launcher(self, views: Mapping[str, View], device: int, options: None, allocate: Allocate) -> Launcher:
@@ -184,16 +185,38 @@ class MatmulPlan(LaunchCache):
         ]
         if wrong:
             raise ProblemError(f"the arrays do not fit {self}: {', '.join(wrong)}")
-        size = views["workspace"].size_bytes if "workspace" in views else None
-        return Launcher(self.kernel, given, device, size)
+        return _with_workspace(self.kernel, given, device, views, self._automatic_bytes, allocate)
 
 
-def make_plan(library: KernelSource, problem: Problem, kind: Kind, device: int, workspace_bytes: int) -> MatmulPlan:
-    """Choose the variant of a library for a problem on a device. Raises UnsupportedError if there is none."""
+def _with_workspace(
+    kernel: Kernel, problem: Problem, device: int, views: Mapping[str, View], automatic_bytes: int, allocate: Allocate
+) -> Launcher:
+    """Return a launcher with the workspace among the arrays or, if there is none, an automatic one."""
+    if "workspace" in views:
+        return Launcher(kernel, problem, device, views["workspace"].size_bytes)
+    if not automatic_bytes:
+        return Launcher(kernel, problem, device)
+    return Launcher(
+        kernel,
+        problem,
+        device,
+        partials=lambda device, stream: partials_address(device, stream, automatic_bytes, allocate),
+    )
+
+
+def make_plan(
+    library: KernelSource, problem: Problem, kind: Kind, device: int, workspace_bytes: int | None
+) -> MatmulPlan:
+    """Choose the variant of a library for a problem on a device. Raises UnsupportedError if there is none.
+
+    Fields: `workspace_bytes` is the size of the caller's workspace, or None for an automatic one.
+    """
+    automatic_bytes = library.workspace_bytes if workspace_bytes is None else 0
+    workspace_bytes = automatic_bytes if workspace_bytes is None else workspace_bytes
     problem = with_dense_strides(problem, kind)
     target = Target.of(open_device(device))
     choice = library.selector(target).choose(SelectionQuery.of(kind, problem, workspace_bytes))
-    return MatmulPlan(library.kernel(choice.symbol), problem, device)
+    return MatmulPlan(library.kernel(choice.symbol), problem, device, automatic_bytes)
 
 
 # ==== The choice of a variant for given arrays ====
@@ -249,10 +272,7 @@ def launcher_of(
     choice = selector.choose_any([_query(kind, views, options, size) for kind in matching_kinds(views, options)])
     kernel = library.kernel(choice.symbol)
     problem = problem_of(kernel.traits, views, options.alpha, options.beta)
-    if "workspace" in views:
-        return Launcher(kernel, problem, device, size)
-    partials = lambda device, stream: partials_address(device, stream, size, allocate)  # noqa: E731
-    return Launcher(kernel, problem, device, partials=partials if size else None)
+    return _with_workspace(kernel, problem, device, views, library.workspace_bytes, allocate)
 
 
 def empty_product(a: Any, b: Any) -> Any:

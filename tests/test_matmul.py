@@ -389,6 +389,9 @@ def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDrive
     plan = library.plan(Problem(16, 64, 65536), workspace_bytes=1 << 24)
     assert 0 < plan.workspace_bytes <= 1 << 24
     a, w, out = Cuda(numbers(16, 65536)), Cuda(numbers(64, 65536).T), Cuda(numbers(16, 64))
+    automatic = library.plan(Problem(16, 64, 65536))
+    assert automatic.workspace_bytes == plan.workspace_bytes
+    assert not library.plan(Problem(16, 64, 65536), workspace_bytes=0).workspace_bytes
     with pytest.raises(ProblemError, match=f"workspace is missing: {plan.workspace_bytes} B"):
         plan(a, w, out)
     workspaces = [Cuda(placed(np.zeros(plan.workspace_bytes, np.uint8))) for _ in range(2)]
@@ -396,6 +399,9 @@ def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDrive
         plan(a, w, out, workspace=workspace)
     with pytest.raises(ProblemError, match="workspace has"):
         plan(a, w, out, workspace=Cuda(placed(np.zeros(plan.workspace_bytes - 16, np.uint8))))
+    out.array[...] = 0
+    automatic.bind(a, w, out)()
+    assert splits_k(driver) and (out.array == product(a.array, w.array)).all()
 
 
 def test_what_overlaps_is_refused_at_every_call(library: Library, driver: ComputingDriver) -> None:

@@ -106,11 +106,12 @@ def _check(module: nn.Module, layout: str, activation: str) -> None:
             "its weight is float32: use float16 or bfloat16, or torch.set_float32_matmul_precision('high')"
         )
     library = used_library()
-    selector = library.selector(Target.of(open_device(weight.device.index or 0)))
+    target = Target.of(open_device(weight.device.index or 0))
     kind = _kind(module, layout, activation)
     k, n = weight.shape if layout == "tt" else reversed(weight.shape)
     for rows in _ROWS:
-        selector.choose(SelectionQuery.dense(kind, (rows, n, k, 1), library.workspace_bytes))
+        query = SelectionQuery.dense(kind, (rows, n, k, 1), library.workspace_bytes)
+        library.selector(target).choose_any([query])  # a library that grows builds what is missing
 
 
 # ==== Fusion: a layer, and the activation that its output goes to ====
