@@ -43,7 +43,7 @@ struct Policy {
   // stores_behind_mma; in A and B row_align and copies_in_flight.
   static constexpr auto copy = hgemm::Copy::cp_async;              // asynchronous, without registers
   static constexpr auto copy_placement = hgemm::CopyPlacement::in_last_block;  // the part of a k-tile that issues copies
-  static constexpr bool reads_first = false;                       // true: a block's fragments are read before its products
+  static constexpr bool reads_first = false;                       // true: the next block's fragments are read before a block's products
 
   // ---- Operands in shared memory ----------------------------------------------------------------------------------
 

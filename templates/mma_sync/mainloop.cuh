@@ -21,17 +21,19 @@ struct CpAsyncMainloop {
   static constexpr int k_blocks = Warp::k_blocks, steps = Warp::steps;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
   static constexpr bool two_fragment_stages = Warp::two_fragment_stages;
-  // Pipelined kernels: stages that warps read after the barrier in the loop. Copies must not overwrite them.
+  // How many stages warps may read between one barrier of run_pipelined() and the next. Copies must not overwrite these. With
+  // two fragment stages, it is only the stage of the next k-tile. With one, it is also the stage of this k-tile.
   static constexpr int stages_in_use = stages == 1 || two_fragment_stages ? 1 : 2;
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
 
-  // Two fragment stages: a block reads all fragments of the next block, then multiplies its own.
+  // Two fragment stages: whether a warp reads all fragments of the next block of k before the products of this block, or during
+  // the first half of them. One fragment stage: selects only where copies go, see copy_behind().
   static constexpr bool reads_first = Policy::reads_first;
 
   // Each time a copy follows an ldmatrix, ptxas puts three extra instructions between them. So copies are kept together: one
-  // block of k issues all copies of a k-tile. With two fragment stages, copies that are spread over that block follow all of
-  // its reads.
+  // block of k issues all copies of a k-tile. With two fragment stages, they either precede all reads of that block
+  // (copies_whole), or start after its last read and are spread over its remaining products.
   static constexpr bool copies_whole = Policy::copy_placement == CopyPlacement::before_last_block;
   static constexpr int copy_block = Policy::copy_placement == CopyPlacement::in_first_block ? 0 : k_blocks - 1;
 
@@ -204,8 +206,8 @@ struct CpAsyncMainloop {
   // Issues the copy actions that follow `step` of the copy block. Where the block issues its actions:
   //   if reads_first                    evenly over all steps
   //   otherwise, two fragment stages    evenly over the second half: the reads are in the first half
-  //   otherwise, one fragment stage     all after step steps / 2: reads go on to the end of the block, and each change from a
-  //                                     read to a copy costs instructions
+  //   otherwise, one fragment stage     all at once, after half of the steps: reads go on to the end of the block, and each
+  //                                     change from a read to a copy costs instructions
   HGEMM_DEVICE void copy_behind(int step) {
     constexpr int first = reads_first ? 0 : steps / 2;
     constexpr int copying = two_fragment_stages || reads_first ? steps - first : 1;

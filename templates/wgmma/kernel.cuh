@@ -123,8 +123,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::setmaxnreg_inc<Policy::consumer_registers>();
-    // Stream-K with cp.async copies (scheduler_per_role): consumers have fewer registers, and a scheduler that lives across
-    // the producer/consumer split would spill. So each role makes its own. The cluster is 1x1 here.
+    // Stream-K with cp.async copies (scheduler_per_role): the producer needs more registers than with TMA, so consumers get
+    // fewer. A scheduler that lives across the producer/consumer split would spill, so each role makes its own. The cluster is
+    // 1x1 here.
     if constexpr (is_stream_k<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
