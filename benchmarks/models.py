@@ -69,7 +69,7 @@ MODES = ("eager", "graph", "compile")
 STATES = ("burst", "steady")
 
 
-def build(name: str, dtype: str, layers: int, device: str = "cuda", **sizes: Any) -> Any:
+def make_model(name: str, dtype: str, layers: int, device: str = "cuda", **sizes: Any) -> Any:
     """Return a model with random weights. `sizes` replaces fields of its config."""
     import torch
     import transformers
@@ -204,7 +204,7 @@ def measure_model(name: str, dtype: str, layers: int, counts: list[int], modes: 
 
     import hgemm.torch
 
-    base = build(name, dtype, layers)
+    base = make_model(name, dtype, layers)
     ours = shared_copy(base)
     patch = hgemm.torch.patch(ours, fuse=fuse)
     click.echo(f"{name} {dtype}: {str(patch).splitlines()[0]}", err=True)
@@ -273,6 +273,7 @@ def _numbers(context: click.Context, option: click.Parameter, text: str) -> list
 @click.option("--modes", default="eager,graph", show_default=True, callback=_words(MODES), metavar="WORDS")
 @click.option("--layers", type=click.IntRange(1), default=4, show_default=True, help="Layers of each model.")
 @click.option("--library", type=click.Path(path_type=Path), default=Path("emitted"), show_default=True)
+@click.option("--build/--no-build", default=False, show_default=True, help="Build kernels that the library lacks.")
 @click.option("--workspace-bytes", type=int, default=None, help="Size of the workspace; 0 allows none.")
 @click.option("--seconds", type=float, default=240.0, show_default=True, help="Time for all rounds.")
 @click.option("--fuse/--no-fuse", default=True, show_default=True, help="Compute activations in the kernels.")
@@ -285,6 +286,7 @@ def main(
     modes: list[str],
     layers: int,
     library: Path,
+    build: bool,
     workspace_bytes: int | None,
     seconds: float,
     fuse: bool,
@@ -299,7 +301,9 @@ def main(
     if not torch.cuda.is_available():
         click.echo("models: error: torch finds no GPU here", err=True)
         sys.exit(1)
-    opened = hgemm.open(library, **({} if workspace_bytes is None else {"workspace_bytes": workspace_bytes}))
+    opened = hgemm.open(
+        library, build=build, **({} if workspace_bytes is None else {"workspace_bytes": workspace_bytes})
+    )
     hgemm.torch.use(opened, cpp=cpp)
     cases = len(models) * len(dtypes) * len(tokens) * len(modes) * len(STATES)
     plan = Plan(seconds=seconds / cases * 0.6, load_s=min(2.0, seconds / cases * 0.4))

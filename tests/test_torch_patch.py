@@ -179,7 +179,7 @@ def test_the_benchmark_compares_a_patched_copy(calls: list[str], name: str) -> N
     from benchmarks import models
 
     sizes = {key: value for key, value in TINY[name].items() if key != "num_hidden_layers"}
-    base = models.build(name, "bf16", 1, device="cpu", **sizes)
+    base = models.make_model(name, "bf16", 1, device="cpu", **sizes)
     ours = models.shared_copy(base)
     assert all(map(lambda a, b: a is b, base.parameters(), ours.parameters()))
     patch = hgemm_torch.patch(ours, fuse=True)
