@@ -686,7 +686,7 @@ def test_streams_of_every_library_are_understood() -> None:
 
 # ==== Examples ========================================================================================================
 
-EXAMPLES = ("python/multiply.py", "torch/llama_mlp.py", "graph/replay.py")
+EXAMPLES = ("python/multiply.py", "torch/llama_mlp.py", "torch/gpt2.py", "graph/replay.py")
 
 
 def started(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
