@@ -442,13 +442,13 @@ void register_kernels() {
 
 // ==== Functions for Python ====
 
-// Returns whether no mode, subclass, autocast or gradient is involved: then the dispatcher has nothing to do but to compute.
+// Returns whether no mode, subclass, autocast or gradient is involved. Then the dispatcher has nothing to do but to compute.
 struct Plain {
   c10::impl::LocalDispatchKeySet const local = c10::impl::tls_local_dispatch_key_set();
   bool const recording = at::GradMode::is_enabled();
   c10::DispatchKeySet const allowed =
-      c10::DispatchKeySet(backend) | c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
-      c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+      c10::DispatchKeySet({backend, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::BackendSelect}) |
+      c10::autograd_dispatch_keyset;
 
   bool operator()(PyObject* object) const {
     if (!THPVariable_CheckExact(object)) return false;
@@ -513,7 +513,8 @@ PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
 
   Call call;
   int64_t const rows = x.numel() / k;
-  call.operand[A] = {int64_t(x.const_data_ptr()), int64_t(x.scalar_type()), 2, {rows, k}, {rows_apart ? x.stride(0) : k, 1}};
+  call.operand[A] = {int64_t(x.const_data_ptr()), int64_t(x.scalar_type()), 2, {rows, k},
+                     {rows_apart ? x.stride(0) : k, 1}};
   call.operand[B] = {int64_t(weight.const_data_ptr()), int64_t(weight.scalar_type()), 2, {k, n},
                      {weight.stride(1), weight.stride(0)}};
   if (given[2] != Py_None) {
@@ -596,7 +597,8 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "hgemm_torch_operator", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "hgemm_torch_operator", nullptr, -1, methods,
+                      nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
