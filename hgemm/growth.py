@@ -13,14 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hgemm.capture import forbid_in_capture
 from hgemm.disk import disk_errors
-from hgemm.dispatch_table import DispatchTable
+from hgemm.dispatch_table import DispatchTable, Row
+from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError, HgemmError, LibraryError
-from hgemm.selection import Choice, FallbackWatch, Selector
+from hgemm.selection import WGMMA_CAPABILITY, Choice, FallbackWatch, Selector, wgmma_computes
 from hgemm.selection_query import SelectionQuery, Target
 
 _LOG = logging.getLogger("hgemm")
@@ -113,25 +115,58 @@ class GrowingSelector(Selector):
             return self._library.selector(self.target).choose_any(queries)
         return super().choose_any(queries)
 
-    def missing(self, queries: Sequence[SelectionQuery]) -> tuple[SelectionQuery, str, bool] | None:
-        """Return the query to build a kernel for, its size, and whether no kernel supports the call; None if none is missing."""
+    def missing(self, queries: Sequence[SelectionQuery]) -> Missing | None:
+        """Return the kernel that a call lacks, or None if it lacks none."""
         found = self.best_of(queries)
-        query = found[0] if found else queries[0]
-        size = size_of_problem(query, self.target.sms)
         if found is None:
-            return query, size, True
+            return Missing(queries[0], self.target, size_of_problem(queries[0], self.target.sms))
+        query, choice = found
         if query.kind.code in self.surveys:
             return None
-        rows = self.supporting(query)
-        if self.watch and self.watch.falls_back(self, query):
-            return query, size, False
-        has_size = any(size_of_tile(row.tile_m, row.tile_n) == size for row in rows)
-        return None if has_size else (query, size, False)
+        size = size_of_problem(query, self.target.sms)
+        has_size = any(size_of_tile(row.tile_m, row.tile_n) == size for row in self._own_rows(query))
+        return None if has_size else Missing(query, self.target, size, choice.clocks)
+
+    def _own_rows(self, query: SelectionQuery) -> list[Row]:
+        """Return the rows that are made for problems such as a query: on wgmma if it can be, and with all of its alignment."""
+        full = _VECTOR_BYTES // DTYPES[query.kind.dtype_a].bytes
+        least_a, least_b = min(query.align_a, full), min(query.align_b, full)
+        rows = [row for row in self.supporting(query) if row.align_a >= least_a and row.align_b >= least_b]
+        if self.watch and self.target.number == WGMMA_CAPABILITY and wgmma_computes(query):
+            rows = [row for row in rows if row.symbol in self.watch.wgmma]
+        return rows
 
 
-Builder = Callable[[Path, SelectionQuery, Target, str], "str | None"]
-"""Builds the best kernel of a size for a query on a device into a library. Returns its symbol, or None if there is none."""
+@dataclass(frozen=True)
+class Missing:
+    """A kernel that a call lacks.
+
+    Units: `clocks` is the estimated time of the kernel that the call would use instead, 0 if there is none.
+    """
+
+    query: SelectionQuery
+    target: Target
+    size: str
+    clocks: int = 0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What all calls share that lack the same kernel."""
+        q = self.query
+        return self.target, q.kind.code, q.align_a, q.align_b, q.align_d, q.beta, self.size, self.clocks > 0
+
+    @property
+    def problem(self) -> tuple[object, ...]:
+        """The key, with the sizes of the problem."""
+        q = self.query
+        return *self.key, q.m, q.n, q.k, q.batch
+
+
+Builder = Callable[[Path, Missing], "str | None"]
+"""Builds a missing kernel into a library. Returns its symbol, or None if no kernel is better than what there is."""
 LOCK_NAME = "growth.lock"
+_VECTOR_BYTES = 16
+"""The widest copy that a kernel requires alignment for. Source: PTX ISA 9.0, "cp.async", and TMA."""
 
 
 class Growth:
@@ -148,11 +183,11 @@ class Growth:
         Raises: HgemmError if no kernel supports the call and none can be built now. Otherwise the call uses a slower kernel.
         """
         missing = selector.missing(queries)
-        if missing is None or self._key(selector.target, missing) in self._tried:
+        if missing is None or self._is_tried(missing):
             return False
-        query, _, required = missing
+        kind, required = missing.query.kind, not missing.clocks
         try:
-            forbid_in_capture(f"build a kernel for {query.kind}")
+            forbid_in_capture(f"build a kernel for {kind}")
         except DeviceError:
             if required:
                 raise
@@ -163,9 +198,12 @@ class Growth:
         except HgemmError as error:
             if required:
                 raise
-            self._tried.add(self._key(selector.target, missing))
-            _LOG.warning("no better kernel for %s was built: %s", query.kind, error)
+            self._tried.add(missing.key)
+            _LOG.warning("no better kernel for %s was built: %s", kind, error)
             return False
+
+    def _is_tried(self, missing: Missing) -> bool:
+        return missing.key in self._tried or missing.problem in self._tried
 
     def _grows(self, target: Target, queries: Sequence[SelectionQuery]) -> bool:
         self._library.refresh()  # another thread or process may have built it meanwhile
@@ -173,23 +211,17 @@ class Growth:
         missing = selector.missing(queries) if isinstance(selector, GrowingSelector) else None
         if missing is None:
             return True
-        key = self._key(target, missing)
-        if key in self._tried:
+        if self._is_tried(missing):
             return True
-        query, size, _ = missing
-        began = time.perf_counter()
-        symbol = self._find_builder()(self._library.folder, query, target, size)
-        self._tried.add(key)
+        folder, query, began = self._library.folder, missing.query, time.perf_counter()
+        symbol = self._find_builder()(folder, missing)
+        self._tried.add(missing.key if symbol else missing.problem)
         if symbol is None:
             return False
         seconds, extents = time.perf_counter() - began, f"{query.m}x{query.n}x{query.k}"
-        _LOG.warning("built %s in %.1f s for %s, %s, in %s", symbol, seconds, query.kind, extents, self._library.folder)
+        _LOG.warning("built %s in %.1f s for %s, %s, in %s", symbol, seconds, query.kind, extents, folder)
         self._library.refresh()
         return True
-
-    def _key(self, target: Target, missing: tuple[SelectionQuery, str, bool]) -> tuple[object, ...]:
-        query, size, required = missing
-        return target, query.kind.code, query.align_a, query.align_b, query.align_d, query.beta, size, required
 
 
 @contextmanager

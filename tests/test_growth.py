@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from generator.tuning import planned_record
 from hgemm import growth
 from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError
-from hgemm.growth import LOCK_NAME, default_library, size_of_problem, size_of_tile
+from hgemm.growth import LOCK_NAME, Missing, default_library, size_of_problem, size_of_tile
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library
 from hgemm.problem import Kind, Problem
@@ -52,9 +53,9 @@ class Counting:
         self._build = build
         monkeypatch.setattr(growth, "_builder", lambda: self)
 
-    def __call__(self, folder: Path, missing: SelectionQuery, target: Target, size: str) -> str | None:
-        self.sizes.append(size)
-        return self._build(folder, missing, target, size)
+    def __call__(self, folder: Path, missing: Missing) -> str | None:
+        self.sizes.append(missing.size)
+        return self._build(folder, missing)
 
 
 # ==== What is built, and how often ====
@@ -86,6 +87,27 @@ def test_calls_of_other_sizes_get_kernels_of_their_size(tmp_path: Path, monkeypa
     assert counting.sizes == ["few_rows", "large"]
     assert tiles[1] == tiles[8] and tiles[1][0] <= 16
     assert tiles[4096] == tiles[8192] and min(tiles[4096]) >= 128
+
+
+def test_nothing_is_built_that_is_not_much_faster(tmp_path: Path) -> None:
+    fast = Missing(query(64), A100, "small", clocks=1)
+    assert build_kernel(tmp_path, fast) is None and [*tmp_path.iterdir()] == []
+    slow = replace(fast, clocks=2**40)
+    assert build_kernel(tmp_path, slow)
+
+
+def test_a_problem_without_a_gain_does_not_decide_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = hgemm.open(tmp_path, build=True).select(query(1, 4096), A100)
+    gains = {48: False, 64: True}
+    counting = Counting(
+        monkeypatch, lambda folder, missing: build_kernel(folder, missing) if gains[missing.query.m] else None
+    )
+    library = hgemm.open(tmp_path, build=True)
+    for _ in range(2):
+        assert library.select(query(48, 4096), A100).symbol == few.symbol
+    assert counting.sizes == ["small"]
+    assert library.select(query(64, 4096), A100).symbol != few.symbol
+    assert counting.sizes == ["small", "small"]
 
 
 def test_a_selector_sees_what_was_built_after_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,27 +20,31 @@ from generator.spec import Spec
 from generator.store.library import Library
 from generator.tuning import archs_of
 from hgemm.dispatch_table import Row, estimate_clocks
-from hgemm.growth import size_of_tile
+from hgemm.growth import Missing, size_of_tile
 from hgemm.selection import row_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 MAX_ATTEMPTS = 4
 """Kernels to try, until one builds without spilling registers."""
+GAIN = 1.1
+"""A kernel for a call that another kernel supports must be predicted to be this much faster."""
 USUAL_ROWS = {"few_rows": (1, 8, 16), "small": (32, 64, 192), "medium": (256, 512, 1024), "large": (2048, 4096, 8192)}
 """Rows that calls of each size have, besides those of the first call."""
 
 
-def build_kernel(folder: Path, query: SelectionQuery, target: Target, size: str) -> str | None:
-    """Build the best kernel of a size for a query into a library, in this process.
+def build_kernel(folder: Path, missing: Missing) -> str | None:
+    """Build a missing kernel into a library, in this process.
 
-    Returns its symbol, or None if no kernel can support the query.
+    Returns its symbol, or None if no kernel supports the call, or none is predicted to be at least GAIN times as fast as the one
+    that the call would use instead.
     Raises: HgemmError if every attempt fails.
     """
+    query, target = missing.query, missing.target
     failed: list[Spec] = []
     error = ""
     for _ in range(MAX_ATTEMPTS):
-        plan = best_plan(query, target, size, failed)
-        if plan is None:
+        plan = best_plan(query, target, missing.size, failed)
+        if plan is None or 0 < missing.clocks < GAIN * estimate_clocks(Candidate.of(plan).row, query, target):
             break
         (_, outcome), *_ = make([plan], Settings(Library(folder), templates_folder()), processes=0)
         if outcome.record:
