@@ -3,7 +3,7 @@ VENV ?= .venv
 ARGS ?= --arch sm_89 --tile 128x128x32
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup generate catalog test verify lint docs docs-check clean
+.PHONY: help setup generate catalog test test-slow test-all verify lint docs docs-check clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +24,13 @@ generate: $(INSTALLED)  ## Make kernels: make generate ARGS="--arch sm_89 --tile
 catalog: $(INSTALLED)  ## Write the lock file of the shipped kernels (generator/catalog), and the golden ones, to emitted
 	$(VENV)/bin/python -m generator.catalog emitted
 
-test: $(INSTALLED)  ## Run the whole test suite
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal
+test: $(INSTALLED)  ## Run the tests, except the slow ones
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not slow"
+
+test-slow: $(INSTALLED)  ## Run the slow tests: all of CuTe, random specs, clusters, sanitizers, the site
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m slow
+
+test-all: test test-slow  ## Run all tests, as CI does
 
 verify: $(INSTALLED)  ## Prove the shipped kernels by running them on the CPU; needs g++ or clang++ (CXX)
 	@$(VENV)/bin/python -m generator.cli.prove_catalog $(SAMPLE)

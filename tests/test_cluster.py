@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, call, start
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("distributed", reason="distributed is not installed: pip install '.[dask]' to test clusters")
 import dask  # noqa: E402
 from distributed import Client, LocalCluster  # noqa: E402

@@ -190,6 +190,7 @@ extern "C" __global__ void alone(float* d, unsigned const* a) {{
 # ---- Made and run (most of a minute; instantiating CuTe takes 10 s or more per kernel, whatever its tile) ---------------
 
 
+@pytest.mark.slow
 def test_it_compiles_to_what_is_planned() -> None:
     plan = plan_in_cute(tile="32x32x32", layout="nn", align_b="4", bias="row", activation="relu")
     (product,) = build([plan], BuildOptions(TEMPLATES))
@@ -197,6 +198,7 @@ def test_it_compiles_to_what_is_planned() -> None:
     assert product.record["sass"]["HMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "texts",
     [
@@ -307,6 +309,7 @@ def test_shapes_that_cute_declares_apart_are_asked_for_and_found() -> None:
 # ---- Made and run (half a minute here, most of it CuTe's) --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_compiles_to_what_is_planned_on_wgmma() -> None:
     plan = plan_on_wgmma(tile="128x128x64", cluster="2x1", bias="row", activation="relu")
     (product,) = build([plan], BuildOptions(TEMPLATES))
@@ -314,6 +317,7 @@ def test_it_compiles_to_what_is_planned_on_wgmma() -> None:
     assert product.record["sass"]["HGMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_it_is_proved_on_the_cpu_on_wgmma(host_toolchain: HostToolchain) -> None:
     plan = plan_on_wgmma(tile="64x32x64", layout="nt", cluster="2x1", bias="column", stages="3")
     kernel = emit(plan, TEMPLATES)

@@ -125,6 +125,7 @@ ACCEPTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", ACCEPTED)
 def test_what_is_accepted_is_sound(sample: str) -> None:
     plans = ACCEPTED[sample]()
@@ -134,6 +135,7 @@ def test_what_is_accepted_is_sound(sample: str) -> None:
         assert made.resources.registers <= plan.max_registers
 
 
+@pytest.mark.slow
 def test_what_is_rejected_for_its_registers_spills() -> None:
     """At least half of it does: the estimate keeps a margin."""
     spill = ["registers spill" in "; ".join(faults(made)) for made in build(drawn(True, REJECTED))]

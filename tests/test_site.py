@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 from check_site import check_site  # noqa: E402
 
 
+@pytest.mark.slow
 def test_the_site_has_no_faults(tmp_path: Path) -> None:
     chromium = need_chromium()
     if any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings")):
