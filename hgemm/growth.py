@@ -193,7 +193,7 @@ class Growth:
                 raise
             return False
         try:
-            with self._lock, _locked(self._library.folder):
+            with self._lock, locked(self._library.folder):
                 return self._grows(selector.target, queries)
         except HgemmError as error:
             if required:
@@ -225,7 +225,7 @@ class Growth:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Let one thread of one process at a time build kernels for a library."""
     with disk_errors("build a kernel for", folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -344,8 +344,13 @@ class Library:
         )
 
     def plan(
-        self, problem: Problem, kind: Kind = Kind(), *, device: int = 0, workspace_bytes: int | None = None
-    ) -> MatmulPlan:  # noqa: B008
+        self,
+        problem: Problem,
+        kind: Kind = Kind(),  # noqa: B008
+        *,
+        device: int = 0,
+        workspace_bytes: int | None = None,
+    ) -> MatmulPlan:
         """Choose the variant for a problem and load it.
 
         Addresses of `problem` may be 0: arrays are then assumed to be aligned as allocations are. Leading dimensions may be 0:

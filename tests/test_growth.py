@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from computing_driver import ComputingDriver, Cuda, placed
-from conftest import ROOT, call
+from conftest import ROOT, call, start
 from fake_driver import SUCCESS
 
 import hgemm
@@ -123,10 +123,10 @@ def test_threads_that_lack_the_same_kernel_build_it_once(
 ) -> None:
     counting = Counting(monkeypatch)
     libraries = [hgemm.open(tmp_path, build=True) for _ in range(2)]
-    found, start = [], threading.Barrier(6)
+    found, begin = [], threading.Barrier(6)
 
     def run(place: int) -> None:
-        start.wait()
+        begin.wait()
         found.append(libraries[place % 2].select(query(64), A100).symbol)
 
     threads = [threading.Thread(target=run, args=(place,)) for place in range(6)]
@@ -427,6 +427,15 @@ def test_cover_adds_what_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureF
     sizes = {size_of_tile(row.tile_m, row.tile_n) for row in library.table.rows if "sm90a" in row.symbol}
     assert sizes == {"few_rows", "small", "medium", "large"}
     assert library.select(query(64, kind=Kind("nn")), H100).symbol.startswith("hgemm_sm90a_")
+
+
+def test_two_covers_at_once_add_a_kernel_once(tmp_path: Path) -> None:
+    hgemm.open(tmp_path, build=True)
+    words = "cover --arch 80 --dtype f16 --layout tn --align 1 --add --library".split()
+    started = [start("hgemm", *words, tmp_path) for _ in range(2)]
+    results = [(process.communicate(timeout=120), process.returncode) for process in started]
+    assert [status for _, status in results] == [0, 0], results
+    assert "".join(err for (_, err), _ in results).count("added hgemm_sm80_tn_f16") == 1
 
 
 def test_a_growing_library_is_still_a_library(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from generator.tables import counted, to_text
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import DeviceError, deprecated, library_suffix
+from hgemm.growth import locked
 from hgemm.library import open_library
 from hgemm.options import INPUTS, kind_option
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT
@@ -198,8 +199,10 @@ def cover_command(
 
     found = find()
     if add and found:
-        for symbol in close_holes(found, Settings(Library(library), templates_folder()), cores()):
-            click.echo(f"added {symbol}", err=True)
+        with locked(library):
+            found = find()  # another process may have closed them meanwhile
+            for symbol in close_holes(found, Settings(Library(library), templates_folder()), cores()) if found else ():
+                click.echo(f"added {symbol}", err=True)
         found = find()
     if as_json:
         click.echo(json.dumps([hole.to_dict() for hole in found], indent=1))
