@@ -115,24 +115,27 @@ class StoreBoxes:
     """D as consumers stage it, one subtile of 64 rows after another.
 
     Shapes: a subtile is (64, subtile_columns), in boxes of (64, width). With swapped operands it is one box (subtile_columns, 64).
+    Units: `max_subtile_bytes` is the longest row of a subtile. A shorter one needs fewer registers.
     """
 
     n: int
     element_bytes: int
     swap_ab: bool
+    max_subtile_bytes: int = SWIZZLES_BYTES[0]
 
     @cached_property
     def width(self) -> int:
         """Elements of D's n in a box: the widest swizzle that divides the tile, else 16 bytes. 64 with swapped operands."""
         if self.swap_ab:
             return ROWS_PER_WARPGROUP
-        sizes = [size // self.element_bytes for size in (*SWIZZLES_BYTES, 16)]
+        swizzles = [size for size in SWIZZLES_BYTES if size <= self.max_subtile_bytes]
+        sizes = [size // self.element_bytes for size in (*swizzles, 16)]
         return next((size for size in sizes if self.n % size == 0), sizes[-1])
 
     @cached_property
     def subtile_columns(self) -> int:
-        """Columns of a subtile, 128 bytes at most. With swapped operands they divide the tile."""
-        most = min(self.n, SWIZZLES_BYTES[0] // self.element_bytes)
+        """Columns of a subtile, `max_subtile_bytes` at most. With swapped operands they divide the tile."""
+        most = min(self.n, self.max_subtile_bytes // self.element_bytes)
         return next((size for size in range(most, 8, -8) if not self.swap_ab or self.n % size == 0), 8)
 
     @property
