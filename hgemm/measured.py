@@ -333,8 +333,8 @@ class SessionWriter:
 
 ProblemKey = tuple[int, int, int, int, int, int, int]
 """Compute capability, SMs, kind, m, n, k and batch."""
-DISPATCH_STATE = "steady"
-"""Selection uses measurements in this state of the device: under constant load."""
+DISPATCH_STATES = ("model", "steady")
+"""Selection uses a problem's measurements in the first of these states that has any."""
 
 
 @dataclass(frozen=True)
@@ -356,16 +356,20 @@ def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[Pro
 
     A session supersedes an older one if it re-measured the current best: only then was that one compared with the new best.
     """
-    found: dict[ProblemKey, BestKnown] = {}
+    found: dict[str, dict[ProblemKey, BestKnown]] = {state: {} for state in DISPATCH_STATES}
     for session in sessions:
         device = session.header["capability"], session.header["sms"]
         for result in session.results:
             times = _current_times(session, result, keys)
-            if result.state == DISPATCH_STATE and times:
+            if result.state in found and times:
                 key = (*device, result.problem.kind.code, *result.problem.extents)
                 new = BestKnown(tuple(times), times, session.header["device"], result.date)
-                found[key] = _combined(found.get(key), new)
-    return found
+                of_state = found[result.state]
+                of_state[key] = _combined(of_state.get(key), new)
+    merged: dict[ProblemKey, BestKnown] = {}
+    for state in reversed(DISPATCH_STATES):
+        merged |= found[state]
+    return merged
 
 
 def _current_times(session: Session, result: Result, keys: Mapping[str, str]) -> dict[str, float]:

@@ -49,7 +49,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.device"):
+    for place in ("device", "bench.device", "bench.memory_kernel"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr("hgemm.bench.operands.COPIED_BYTES", 4096)

@@ -432,7 +432,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> FakeDriver:
-    for place in ("device", "bench.device"):
+    for place in ("device", "bench.device", "bench.memory_kernel"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(CheckWorkers, "check", lambda self, request: (check_here(request), ""))  # where the fake lives
     hgemm.device._open.cache_clear()

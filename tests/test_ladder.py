@@ -107,7 +107,7 @@ def lt_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def driver(monkeypatch: pytest.MonkeyPatch, lt_path: Path) -> Iterator[BenchDriver]:
     """A GPU of compute capability 9.0 whose kernels take 20, 5 and 8 us by their stages, and cuBLASLt's 4 us."""
     fake = BenchDriver()
-    for place in ("device", "bench.device"):
+    for place in ("device", "bench.device", "bench.memory_kernel"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     monkeypatch.setattr(baselines, "find_library", lambda: str(lt_path))

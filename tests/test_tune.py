@@ -30,7 +30,7 @@ from generator.cli import device as verb
 from generator.errors import LibraryError
 from generator.store.library import Library
 from generator.tuning import Generating, Search, archs_of, planned_record, plans_for
-from hgemm.bench.measure import Race
+from hgemm.bench.measure import MEMORY, Race, without_memory
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work, read_kernels
 from hgemm.device import open_device
@@ -44,7 +44,7 @@ from hgemm.selection import MEASURED
 from hgemm.selection_query import SelectionQuery, Target
 from hgemm.tune import runner as hosts
 from hgemm.tune.__main__ import command as module_command
-from hgemm.tune.problem import FIRST_SAMPLES, Ranking, decide, halve, is_undecided
+from hgemm.tune.problem import FIRST_SAMPLES, Ranking, choose, decide, halve, is_undecided, parse_mix
 from hgemm.tune.runner import PROTOCOL, Prebuilt, TunePlan, run, simplicity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[BenchDriver]:
     fake = BenchDriver()
-    for place in ("device", "bench.device"):
+    for place in ("device", "bench.device", "bench.memory_kernel"):
         monkeypatch.setattr(f"hgemm.{place}.driver", lambda: fake)
     monkeypatch.setattr(hgemm.bench.operands, "POOL_ELEMENTS", 8 * 127)
     for kernel in read_kernels(folder):
@@ -92,7 +92,18 @@ def plan_of(folder: Path, **fields) -> TunePlan:
 
 
 def winners(document: dict) -> list[str]:
-    return [result.get("ours", "") for result in document["results"]]
+    assert all(
+        result.get("ours") == of_problem[0].get("ours") for of_problem in problems(document) for result in of_problem
+    )
+    return [of_problem[0].get("ours", "") for of_problem in problems(document)]
+
+
+def problems(document: dict) -> list[list[dict]]:
+    """Return the results of each problem, one per state."""
+    found: dict[tuple, list[dict]] = {}
+    for result in document["results"]:
+        found.setdefault(tuple(result["work"].values()), []).append(result)
+    return list(found.values())
 
 
 # ---- What is found and recorded -------------------------------------------------------------------------------------
@@ -105,7 +116,8 @@ def test_the_fastest_is_found_recorded_and_gone_by(driver: BenchDriver, folder: 
     assert session.name == document["session"] and session.header["program"] == "tune"
     names = [[session.variants[time.variant].symbol for time in result.times] for result in session.results]
     order = [f"hgemm_{name}" for name in ("fast", "middle", "third", "last", "sixth", "slow")]
-    assert names == 3 * [order]
+    assert [result.state for result in session.results] == 3 * ["model", "steady", "burst"]
+    assert names == 3 * [order, order[:4], order[:4]]
     assert [time.rounds for time in session.results[0].times] == [3, 3, 3, 3, 0, 0]
     selector = open_library(folder).selector(Target.of(open_device()))
     for work in WORKS:
@@ -170,12 +182,12 @@ def test_numbers_that_go_wrong_under_load_are_no_result(
 def test_a_run_within_a_budget_is_resumed(driver: BenchDriver, folder: Path) -> None:
     told: list[str] = []
     document = tuned(plan_of(folder, budget_s=1e-9), told.append)
-    assert len(document["results"]) == 1 and len(document["not_tuned"]) == 2
+    assert len(problems(document)) == 1 and len(document["not_tuned"]) == 2
     assert told[-1] == "budget of 1e-09 s: 2 of 3 problems are not tuned" and told[0].startswith("[1/3] 40x56x24 tn")
-    assert [result["work"]["m"] for result in tuned(plan_of(folder, resume=True))["results"]] == [96, 8]
+    assert [found[0]["work"]["m"] for found in problems(tuned(plan_of(folder, resume=True)))] == [96, 8]
     assert tuned(plan_of(folder, resume=True))["results"] == []
-    assert len(tuned(plan_of(folder, resume=True, seed=2))["results"]) == 3  # another run
-    assert sorted(len(session.results) for session in read_sessions(folder)) == [1, 2, 3]
+    assert len(problems(tuned(plan_of(folder, resume=True, seed=2)))) == 3  # another run
+    assert sorted(len(session.results) for session in read_sessions(folder)) == [3, 6, 9]
 
 
 def test_a_launch_that_hung_is_left_out_of_the_resumed_run(driver: BenchDriver, folder: Path) -> None:
@@ -199,12 +211,12 @@ def test_a_lost_device_ends_the_run_and_keeps_what_was_found(driver: BenchDriver
 
     driver.cuLaunchKernelEx = fault
     document = tuned(plan_of(folder))
-    assert document["lost"].startswith("hgemm_third on 96x96x24") and len(document["results"]) == 1
-    assert len(read_sessions(folder)[0].results) == 1
+    assert document["lost"].startswith("hgemm_third on 96x96x24") and len(problems(document)) == 1
+    assert len(read_sessions(folder)[0].results) == 3
 
 
 def test_parts_are_disjoint_and_together_all(driver: BenchDriver, folder: Path) -> None:
-    found = [result["work"]["m"] for at in (1, 2) for result in tuned(plan_of(folder, part=(at, 2)))["results"]]
+    found = [of[0]["work"]["m"] for at in (1, 2) for of in problems(tuned(plan_of(folder, part=(at, 2))))]
     assert sorted(found) == [8, 40, 96] and found[0] == 40
 
 
@@ -559,3 +571,40 @@ def test_agreement_is_of_winners_in_the_same_rounds(tmp_path: Path) -> None:
     found = agreement(*sessions)
     assert (found["problems"], found["same_winner"], found["within_2_percent"]) == (5, 1, 0.6)
     assert [row[0] for row in found["worst"]] == [0.5, 0.05, 0.0101, 0.01, 0.0]
+
+
+# ---- States ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_choice_that_loses_much_in_another_state_is_not_made() -> None:
+    times = {
+        "model": {"quick": [1.0] * 5, "even": [1.02] * 5, "slow": [1.5] * 5},
+        "steady": {"quick": [2.1] * 5, "even": [2.0] * 5, "slow": [2.9] * 5},
+        "burst": {"quick": [1.0] * 5, "even": [1.0] * 5, "slow": [1.5] * 5},
+    }
+    names = list(times["model"])
+    assert choose(times, names, {"model": 1.0}) == "even"  # `quick` loses 5 % in the steady state
+    times["steady"]["quick"] = [2.05] * 5
+    assert choose(times, names, {"model": 1.0}) == "quick"
+    assert choose(times, names, {"steady": 1.0}) == "even"
+    assert choose(times, names, {"model": 1.0, "steady": 3.0}) == "even"
+    times["burst"]["quick"], times["model"]["even"] = [1.04] * 5, [1.05] * 5
+    assert choose(times, names, {"model": 1.0}) == "quick"  # both lose too much; `quick` the least
+
+
+@pytest.mark.parametrize(
+    "text, mix", [("model", {"model": 1.0}), ("model=2, steady=0.5", {"model": 2.0, "steady": 0.5})]
+)
+def test_a_mix_is_parsed(text: str, mix: dict) -> None:
+    assert parse_mix(text) == mix
+
+
+@pytest.mark.parametrize("text", ["", "solo", "model=0", "model=-1", "model=nan", "model=x", "steady=inf"])
+def test_a_malformed_mix_is_rejected(text: str) -> None:
+    with pytest.raises(RequestError):
+        parse_mix(text)
+
+
+def test_times_are_without_the_memory_kernel() -> None:
+    assert without_memory({"a": [3.0, 4.0], MEMORY: [1.0, 1.5]}) == {"a": [2.0, 2.5]}
+    assert without_memory({"a": [3.0]}) == {"a": [3.0]}

@@ -272,8 +272,9 @@ variants of its layout and types:
 A ratio is the time of cuBLASLt over ours, round by round. Above 1, ours is faster. "ours" and "best" are the fastest finalists
 of each side.
 
-States: "steady" follows seconds of load, without pauses. "burst" follows a rest each time. "solo" runs one kernel alone, at its
-own clock and power; its ratios are not paired.
+States: "model" runs a memory-bound kernel before each product, as a transformer does. "steady" runs products back to back, after
+seconds of load. "burst" runs them at the highest clock, after a pause. "solo" runs one kernel alone, at its own clock and power;
+its ratios are not paired.
 
 Exit status 1: a problem was not measured, or the fastest result is wrong.
 

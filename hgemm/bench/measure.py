@@ -5,15 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from hgemm.bench.device import Graph, Stream, Telemetry, Watchdog
+from hgemm.bench.memory_kernel import MemoryKernel, moved_bytes
 from hgemm.bench.operands import POISON, Operands, Pool, copy_bytes_per_s
 from hgemm.bench.protocol import Protocol, Tolerance, abba, block_launches, by_place, fastest, figures, round_times
 from hgemm.bench.results import ratios
@@ -188,6 +189,9 @@ _FIRST_LAUNCHES = 6
 _SOLO_BLOCKS = 4
 _HOST_MS = 0.02
 """Shorter launches are timed by graphs only: launches from the host are too slow to compare them."""
+_MIN_MS = 1e-4
+MEMORY = "memory kernel"
+"""Name of the kernel between products, which is timed alone, too."""
 
 
 class LostDevice(DeviceError):
@@ -196,6 +200,8 @@ class LostDevice(DeviceError):
 
 class Race:
     """Contenders on the same operands. `rejected` gives the reason for each one that is left out.
+
+    After `alternate`, a memory-bound kernel precedes each launch of a contender. Times are without it.
 
     Fields: `spans` are each contender's time intervals for clock and power; `turns` are the milliseconds of all blocks
         of its turns in steady rounds.
@@ -212,6 +218,14 @@ class Race:
         self._graphs: dict[str, list[Graph]] = {}
         self._short: dict[str, Graph] = {}
         self._at = 0  # the first set of the next block, for blocks that do not use every set
+        self._memory: MemoryKernel | None = None
+        self._memory_ms = 0.0
+
+    def alternate(self, memory: MemoryKernel | None) -> None:
+        """Launch a memory-bound kernel before each launch of a contender from now on, or none."""
+        self.free()
+        self._memory = memory
+        self._memory_ms = self._rough_ms([memory.launch]) if memory else 0.0
 
     def add(self, contender: Contender) -> None:
         """Bind a contender and launch it a few times. This loads its code and estimates its time."""
@@ -272,21 +286,26 @@ class Race:
 
     def sample(self, names: Sequence[str], count: int) -> dict[str, list[float]]:
         """Time contenders briefly, `count` times each, in alternating order. Return milliseconds per launch."""
+        names = self._with_memory(names)
         for name in names:
             if name not in self._short:
-                self._short[name] = self._short_graph(name)
+                count = max(1, min(round(self.protocol.screen_ms / self._paired_ms(name)), 4000))
+                self._short[name] = self.stream.capture(self._turn(name, 0, count))
         samples: dict[str, list[float]] = {name: [] for name in names}
         for at in range(count):
             for name in names[:: -1 if at % 2 else 1]:
                 graph = self._short[name]
                 wait = self.stream.timed(lambda graph=graph: self.stream.replay(graph))
                 samples[name].append(wait() / graph.launches)
-        return samples
+        return without_memory(samples)
 
-    def _short_graph(self, name: str) -> Graph:
-        launches = self.launches[name]
-        count = max(1, min(round(self.protocol.screen_ms / self.launch_ms[name]), 4000))
-        return self.stream.capture(launches[at % len(launches)] for at in range(count))
+    def _with_memory(self, names: Sequence[str]) -> list[str]:
+        """Return the names, and the memory-bound kernel if it runs."""
+        return [*names, MEMORY] if self._memory else [*names]
+
+    def _paired_ms(self, name: str) -> float:
+        """Return the estimated milliseconds of a launch and of the memory-bound kernel before it."""
+        return self._memory_ms + (self.launch_ms[name] if name != MEMORY else 0.0)
 
     # ---- Rounds -----------------------------------------------------------------------------------------------------
 
@@ -296,15 +315,18 @@ class Race:
         If a block does not use every set, there is one graph for each first set.
         """
         self.free()
-        sets = self.operands.sets
+        sets, names = self.operands.sets, self._with_memory(names)
         for name in names:
-            count = block_launches(self.launch_ms[name], self.protocol, len(names), sets, rounds)
-            firsts = range(sets if count < sets else 1)
+            count = block_launches(self._paired_ms(name), self.protocol, len(names), sets, rounds)
+            firsts = range(sets if count < sets and name != MEMORY else 1)
             self._graphs[name] = [self.stream.capture(self._turn(name, first, count)) for first in firsts]
 
     def _turn(self, name: str, first: int, count: int) -> list[Launch]:
-        launches = self.launches[name]
-        return [launches[(first + at) % len(launches)] for at in range(count)]
+        memory = self._memory.launch if self._memory else None
+        if name == MEMORY:
+            return [memory] * count
+        launches = [self.launches[name][(first + at) % len(self.launches[name])] for at in range(count)]
+        return [partial(_in_turn, memory, launch) for launch in launches] if memory else launches
 
     def block(self, name: str) -> Callable[[], float]:
         """Enqueue one block. Return a function that waits and returns milliseconds per launch."""
@@ -326,7 +348,7 @@ class Race:
 
     def steady(self, names: Sequence[str]) -> list[list[tuple[str, float]]]:
         """Return the rounds under constant load: for each round, names and milliseconds in order."""
-        protocol = self.protocol
+        protocol, names = self.protocol, self._with_memory(names)
         until = time.perf_counter() + protocol.seconds
         rounds: list[list[tuple[str, float]]] = []
         pending: list[tuple[str, list[Callable[[], float]]]] = []
@@ -351,15 +373,20 @@ class Race:
         return statistics.fmean(blocks[half:])
 
     def burst(self, names: Sequence[str]) -> list[list[tuple[str, float]]]:
-        """Return rounds in which each block follows a pause and one block that raises the clock."""
+        """Return rounds of short loads. Each load follows a pause and one block that raises the clock."""
         rounds = []
         for _ in range(self.protocol.burst_rounds):
-            row = []
-            for name in abba(names):
+            row, left = [], abba(names)
+            while left:
                 self.stream.synchronize()
                 time.sleep(self.protocol.cool_down_s)
-                self.block(name)()
-                row.append((name, self.block(name)()))
+                self.block(left[0])()
+                load_ms = 0.0
+                while left and load_ms < self.protocol.burst_load_ms:
+                    began = time.perf_counter()
+                    row.append((left[0], self.block(left[0])()))
+                    load_ms += 1e3 * (time.perf_counter() - began)
+                    left = left[1:]
             rounds.append(row)
         return rounds
 
@@ -383,9 +410,27 @@ class Race:
         self._graphs, self._short = {}, {}
 
 
+def _in_turn(memory: Launch, launch: Launch) -> None:
+    memory()
+    launch()
+
+
+def without_memory(times: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return the times of the contenders, less the memory-bound kernel's time of the same sample or round."""
+    memory = times.get(MEMORY)
+    return {
+        name: [max(ms - memory[at], _MIN_MS) for at, ms in enumerate(of_name)] if memory else [*of_name]
+        for name, of_name in times.items()
+        if name != MEMORY
+    }
+
+
 # ---- Measurement of one problem --------------------------------------------------------------------------------------
 
 
+CONTINUOUS = ("model", "steady")
+"""The states under load without pauses. In `model`, a memory-bound kernel runs between products."""
+STATES = (*CONTINUOUS, "burst", "solo")
 MAX_FEW_ROWS = 16
 """Up to this many rows of A, reading the weights from memory bounds the product."""
 
@@ -404,12 +449,17 @@ class BenchContext:
     warm: bool = False
     pools: dict[tuple[str, str], Pool] = field(default_factory=dict)
 
+    def pool(self, name: str, dtype: str) -> Pool:
+        if (name, dtype) not in self.pools:
+            self.pools[name, dtype] = Pool(self.stream, dtype, self.seed + "ab".index(name))
+        return self.pools[name, dtype]
+
+    def memory_kernel(self, work: Work) -> MemoryKernel:
+        """Return the kernel that runs between products of a problem in the state `model`."""
+        return MemoryKernel(self.stream, self.pool("a", work.dtype_a), moved_bytes(work, self.protocol.duty))
+
     def operands(self, work: Work) -> Operands:
-        dtypes = {"a": work.dtype_a, "b": work.dtype_b}
-        for at, (name, dtype) in enumerate(dtypes.items()):
-            if (name, dtype) not in self.pools:
-                self.pools[name, dtype] = Pool(self.stream, dtype, self.seed + at)
-        pools = {name: self.pools[name, dtype] for name, dtype in dtypes.items()}
+        pools = {name: self.pool(name, getattr(work, f"dtype_{name}")) for name in "ab"}
         protocol = self.protocol
         min_bytes = int(protocol.l2_multiple * self.device.l2_bytes)
         return Operands(self.stream, work, pools, min_bytes, (protocol.sets_min, protocol.sets_max))
@@ -443,7 +493,7 @@ def open_race(work: Work, context: BenchContext) -> Iterator[tuple[Race, Callabl
 
 
 def measure(work: Work, kernels: Sequence[Kernel], context: BenchContext, state: str) -> dict[str, Any]:
-    """Measure one problem in one state (steady, burst or solo). Return a result that can be written as JSON.
+    """Measure one problem in one state of STATES. Return a result that can be written as JSON.
 
     Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
@@ -457,6 +507,8 @@ def measure(work: Work, kernels: Sequence[Kernel], context: BenchContext, state:
                 contenders += own(context.baseline.propose(work, context.protocol.algorithms)).contenders
             except HgemmError as error:
                 race.rejected[context.baseline.name] = str(error)
+        if state == "model":
+            race.alternate(own(context.memory_kernel(work)))
         return _measured(race, [own(one) for one in contenders], context, state, began)
 
 
@@ -473,7 +525,7 @@ def _measured(
     sample = OutputSample(race.operands, context.seed)
     result = _screened(race, contenders, context, state)
     # Burst and solo measurements take long, so they have one finalist for each side.
-    finalists = context.protocol.finalists if state == "steady" else 1
+    finalists = context.protocol.finalists if state in CONTINUOUS else 1
     ours, theirs = (_correct(race, sample, side, finalists) for side in (OURS, BASELINE))
     context.watchdog.rest()
     if not ours:
@@ -536,15 +588,25 @@ def _correct(race: Race, sample: OutputSample, side: str, count: int) -> list[st
 
 def _timed(race: Race, names: list[str], context: BenchContext, state: str) -> tuple[float, dict[str, list[float]]]:
     """Time the finalists. Return the start of the measurement, after the warm-up, and each finalist's times."""
-    protocol = context.protocol
-    race.prepare(names, protocol.burst_rounds if state == "burst" else protocol.rounds)
-    if state == "steady":
-        race.load(names, protocol.rewarm_s if context.warm else protocol.warm_up_s)
-        context.warm = True
-    began = time.perf_counter()
+    began = warm_up(race, names, context, state)
     if state == "solo":
         return began, {name: race.solo(name) for name in names}
-    return began, round_times(race.steady(names) if state == "steady" else race.burst(names))
+    return began, rounds_of(race, names, state)
+
+
+def warm_up(race: Race, names: Sequence[str], context: BenchContext, state: str) -> float:
+    """Prepare rounds in a state. Return when they may begin."""
+    protocol = context.protocol
+    race.prepare(names, protocol.burst_rounds if state == "burst" else protocol.rounds)
+    if state in CONTINUOUS:
+        race.load(names, protocol.rewarm_s if context.warm else protocol.warm_up_s)
+        context.warm = True
+    return time.perf_counter()
+
+
+def rounds_of(race: Race, names: Sequence[str], state: str) -> dict[str, list[float]]:
+    """Run prepared rounds in a state. Return one time per round for each name."""
+    return without_memory(round_times(race.steady(names) if state in CONTINUOUS else race.burst(names)))
 
 
 def _memory(work: Work, result: dict[str, Any], context: BenchContext) -> dict[str, float]:

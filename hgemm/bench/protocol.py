@@ -22,6 +22,11 @@ class Protocol:
         `turn_blocks`: consecutive blocks of a contender in its turn. Only the second half counts, because
             the clock settles at the power limit during the first.
         `warm_up_s`, `rewarm_s`: load before the first problem, and before each later one.
+        `duty`: bytes that the memory-bound kernel of the state `model` moves, as a multiple of the bytes of A and D.
+            With the default, it runs about half as long as a large product. In a Llama 3 8B-like model of transformers
+            (2048 tokens, CUDA graph), other kernels take half as long as the products
+            (benchmarks/data/model_clocks_h200.json).
+        `burst_load_ms`: load after each pause of `cool_down_s` in the state `burst`.
     """
 
     seconds: float = 1.2
@@ -38,6 +43,8 @@ class Protocol:
     rewarm_s: float = 0.3
     cool_down_s: float = 0.7
     burst_rounds: int = 5
+    burst_load_ms: float = 20.0
+    duty: float = 6.0
     solo_s: float = 0.5
     l2_multiple: float = 3.0
     sets_min: int = 3

@@ -16,7 +16,7 @@ import click
 
 from hgemm.bench.baselines import CublasLt, Torch
 from hgemm.bench.device import Watchdog
-from hgemm.bench.measure import Baseline, BenchContext, LostDevice, measure, open_context, quietly
+from hgemm.bench.measure import STATES, Baseline, BenchContext, LostDevice, measure, open_context, quietly
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.results import line
 from hgemm.bench.work import Work, checked, grid, names, read_suite
@@ -323,7 +323,6 @@ def time_left(seconds: float) -> str:
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-STATES = ("steady", "burst", "solo")
 BASELINES = {"cublaslt": CublasLt, "torch": Torch, "none": None}
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OUTPUT_FILES = ("keep", "csv", "junit")
@@ -401,7 +400,7 @@ _OPTIONS = (
         default="steady",
         show_default=True,
         metavar="STATES",
-        help="Measurement states: steady, burst, solo.",
+        help=f"States to measure in: {', '.join(STATES)}.",
     ),
     *protocol_options(Protocol()),
     number_option(
@@ -417,6 +416,12 @@ _OPTIONS = (
         "Blocks of each contender in a turn. Only the second half counts.",
     ),
     number_option("--burst-rounds", click.IntRange(1), Protocol.burst_rounds, "Rounds of --state burst."),
+    number_option(
+        "--duty",
+        _NUMBER,
+        Protocol.duty,
+        "Bytes that the kernel between products moves in --state model, as a multiple of the bytes of A and D.",
+    ),
     number_option("--algorithms", click.IntRange(1, 100), Protocol.algorithms, "Number of cuBLASLt algorithms to try."),
     click.option("--keep", type=_FILE, metavar="FILE", help="Write the results to this JSON file after each problem."),
     click.option("--resume", is_flag=True, help="Skip problems that are already in the --keep file."),
@@ -494,7 +499,17 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
             raise unknown_word("state", state, STATES)
     if options["resume"] and not options["keep"]:
         raise RequestError("--resume requires --keep with the file of an earlier run")
-    fields = ("seconds", "rounds", "block_ms", "turn_blocks", "burst_rounds", "finalists", "algorithms", "screen_ms")
+    fields = (
+        "seconds",
+        "rounds",
+        "block_ms",
+        "turn_blocks",
+        "burst_rounds",
+        "duty",
+        "finalists",
+        "algorithms",
+        "screen_ms",
+    )
     seconds = {"warm_up_s": options["warm_up"], "rewarm_s": options["rewarm"]}
     protocol = Protocol(**{name: options[name] for name in fields}, **seconds)
     return BenchPlan(

@@ -9,10 +9,21 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from hgemm.bench.measure import OURS, BenchContext, OutputSample, Race, Variant, open_race
-from hgemm.bench.protocol import Ratio, figures, round_times
+from hgemm.bench.measure import (
+    CONTINUOUS,
+    OURS,
+    BenchContext,
+    OutputSample,
+    Race,
+    Variant,
+    open_race,
+    rounds_of,
+    warm_up,
+)
+from hgemm.bench.protocol import Ratio, figures
 from hgemm.bench.work import Work
 from hgemm.dispatch_table import Extents, Row, estimate_clocks
+from hgemm.errors import RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.measured import MeasuredProblem
 from hgemm.octave_grid import FACTOR_ONE, Corrections, point
@@ -136,32 +147,95 @@ def _kind(work: Work) -> Kind:
 
 MAX_REPEATS = 4
 """Maximum repetitions of the rounds while the order is undecided."""
-STATE = "steady"
+MAX_LOSS = 0.03
+"""The most that a choice may lose to the best finalist in a state. Otherwise the finalist with the least loss is chosen."""
+TUNED_STATES = ("model", "steady", "burst")
+Mix = Mapping[str, float]
+"""The weight of each state in the choice."""
+DEFAULT_MIX: Mix = {"model": 1.0}
+
+StateTimes = dict[str, dict[str, list[float]]]
+"""One time per round, by state and name."""
 
 
-def tune(work: Work, kernels: Sequence[Kernel], context: BenchContext, order: Callable[[str], Any]) -> dict[str, Any]:
-    """Find the best variant for a problem. Return a result like hgemm.bench.measure.measure.
+def parse_mix(text: str) -> Mix:
+    """Parse weights of states, such as `model=2,steady=1`. Raises RequestError if malformed."""
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        state, _, weight = part.strip().partition("=")
+        if state not in TUNED_STATES:
+            raise unknown_word("state", state, TUNED_STATES)
+        try:
+            found[state] = float(weight or 1)
+        except ValueError:
+            found[state] = math.nan
+        if not 0 < found[state] < math.inf:
+            raise RequestError(f"--mix {text!a}: the weight of {state} must be a positive number, such as {state}=2")
+    if not found:
+        raise RequestError(f"--mix is empty: use weights of {', '.join(TUNED_STATES)}, such as model=2,steady=1")
+    return found
 
+
+def tune(
+    work: Work,
+    kernels: Sequence[Kernel],
+    context: BenchContext,
+    order: Callable[[str], Any],
+    mix: Mix = DEFAULT_MIX,
+) -> list[dict[str, Any]]:
+    """Find the best variant for a problem. Return a result like hgemm.bench.measure.measure for each state.
+
+    The first result is of the state with the largest weight. All results name the same choice, as `ours`.
     `order` is a sort key for finalists: if none wins beyond the spread, the lowest key wins.
     Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
     began = time.perf_counter()
+    states = sorted(TUNED_STATES, key=lambda state: -mix.get(state, 0.0))
     with open_race(work, context) as (race, own):
         for kernel in kernels:
             context.watchdog.begin(kernel.traits.symbol)
             race.add(own(Variant(kernel, context.device)))
         sample = OutputSample(race.operands, context.seed)
+        memory = own(context.memory_kernel(work))
+        race.alternate(memory if states[0] == "model" else None)
         finalists = _halved(race, sample)
         context.watchdog.rest()
-        result = {
+        screened = {
             "work": work.plain(),
-            "state": STATE,
+            "state": states[0],
             "sets": race.operands.sets,
             "rotated_bytes": race.operands.total_bytes,
             "screened_us": {name: round(race.launch_ms[name] * 1e3, 3) for name in race.ranked(OURS)},
             "refused": race.rejected,
         }
-        return result | _decided(race, sample, finalists, context, order, began) if finalists else result
+        if not finalists:
+            return [screened]
+        times: StateTimes = {}
+        spans = {}
+        for state in states:
+            race.alternate(memory if state == "model" else None)
+            spans[state], times[state] = _timed(race, finalists, context, state, sorted(finalists, key=order))
+        winner = choose(times, sorted(finalists, key=order), mix)
+        if wrong := sample.complaint(race.launches[winner][0]):  # on a hot card, where a data race may show first
+            race.reject(winner, f"after timing: {wrong}")
+        return [
+            {
+                **screened,
+                "state": state,
+                "screened_us": screened["screened_us"] if state == states[0] else {},
+                "ours": winner,
+                "first": None,
+                "best": None,
+                "figures": {name: figures(times[state][name], work) for name in finalists},
+                "telemetry": context.telemetry.between(*spans[state]),
+                "seconds": {"setup": round(spans[states[0]][0] - began, 2), "rounds": round(_length(spans[state]), 2)},
+            }
+            for state in states
+        ]
+
+
+def _length(span: tuple[float, float]) -> float:
+    return span[1] - span[0]
 
 
 def _halved(race: Race, sample: OutputSample) -> list[str]:
@@ -178,35 +252,35 @@ def _halved(race: Race, sample: OutputSample) -> list[str]:
     return []
 
 
-def _decided(
-    race: Race,
-    sample: OutputSample,
-    names: Sequence[str],
-    context: BenchContext,
-    order: Callable[[str], Any],
-    began: float,
-) -> dict[str, Any]:
-    protocol = context.protocol
-    race.prepare(names, protocol.rounds)
-    race.load(names, protocol.rewarm_s if context.warm else protocol.warm_up_s)
-    context.warm = True
-    measured_from = time.perf_counter()
+def _timed(
+    race: Race, names: Sequence[str], context: BenchContext, state: str, order: Sequence[str]
+) -> tuple[tuple[float, float], dict[str, list[float]]]:
+    """Run rounds in a state until the order is decided. Return when they began and ended, and one time per round and name."""
+    began = warm_up(race, names, context, state)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(MAX_REPEATS):
-        for name, more in round_times(race.steady(names)).items():
+    for _ in range(MAX_REPEATS if state in CONTINUOUS else 1):
+        for name, more in rounds_of(race, names, state).items():
             times[name] += more
-        winner = decide(times, sorted(names, key=order))
-        if not is_undecided(times, winner):
+        if not is_undecided(times, decide(times, order)):
             break
-    ended = time.perf_counter()
-    if wrong := sample.complaint(race.launches[winner][0]):  # on a hot card, where a data race may show first
-        race.reject(winner, f"after timing: {wrong}")
-    found: Mapping[str, Any] = {name: figures(times[name], race.operands.work) for name in names}
-    return {
-        "ours": winner,
-        "first": None,
-        "best": None,
-        "figures": found,
-        "telemetry": context.telemetry.between(measured_from, ended),
-        "seconds": {"setup": round(measured_from - began, 2), "rounds": round(ended - measured_from, 2)},
+    return (began, time.perf_counter()), times
+
+
+def choose(times: StateTimes, order: Sequence[str], mix: Mix) -> str:
+    """Return the winner in a mix of states, among the names that lose at most MAX_LOSS in every state.
+
+    If all lose more somewhere, only the one with the least largest loss is left.
+    """
+    medians = {
+        state: {name: statistics.median(ms) for name, ms in of_state.items()} for state, of_state in times.items()
     }
+    losses = {name: max(of_state[name] / min(of_state.values()) - 1 for of_state in medians.values()) for name in order}
+    kept = [name for name in order if losses[name] <= MAX_LOSS] or [min(order, key=losses.__getitem__)]
+    return decide({name: _mixed(times, name, mix) for name in kept}, kept)
+
+
+def _mixed(times: StateTimes, name: str, mix: Mix) -> list[float]:
+    """Return the weighted geometric mean over the states, round by round."""
+    rounds = zip(*(times[state][name] for state in mix))
+    weights = list(mix.values())
+    return [math.exp(sum(weight * math.log(ms) for weight, ms in zip(weights, one)) / sum(weights)) for one in rounds]

@@ -13,7 +13,7 @@ import time
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -41,9 +41,9 @@ from hgemm.dispatch_table import kind_of, row_of, row_order
 from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
-from hgemm.measured import DISPATCH_STATE, FOLDER, MeasuredProblem, Session, best_known, read_sessions
+from hgemm.measured import FOLDER, MeasuredProblem, Session, best_known, read_sessions
 from hgemm.selection_query import Target
-from hgemm.tune.problem import Ranking, tune
+from hgemm.tune.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_mix, tune
 
 
 class Supply(typing.Protocol):
@@ -93,7 +93,16 @@ def simplicity(traits: LaunchTraits) -> tuple[Any, ...]:
 
 Log = Callable[[str], None]
 
-PROTOCOL = Protocol(seconds=0.4, rounds=9, finalists=4, screen_ms=1.0, warm_up_s=2.0, rewarm_s=0.15)
+PROTOCOL = Protocol(
+    seconds=0.4,
+    rounds=9,
+    finalists=4,
+    screen_ms=1.0,
+    warm_up_s=2.0,
+    rewarm_s=0.15,
+    cool_down_s=0.2,
+    burst_rounds=3,
+)
 """A shorter protocol than the benchmark's: halving drops most candidates, and the figures are not published."""
 
 
@@ -108,6 +117,7 @@ class TunePlan:
     works: Sequence[Work]
     library: Path
     protocol: Protocol = PROTOCOL
+    mix: Mix = field(default_factory=lambda: DEFAULT_MIX)
     candidates: int = 16
     budget_s: float = float("inf")
     seed: int = 0
@@ -122,6 +132,7 @@ class TunePlan:
         identity = [
             sorted({work.key for work in self.works}),
             asdict(self.protocol),
+            sorted(self.mix.items()),
             self.candidates,
             self.seed,
             self.fresh,
@@ -165,18 +176,19 @@ def run(plan: TunePlan, supply: Supply, device: Device, log: Log) -> dict[str, A
             left.remove(work)
             kernels = [one for one in supply.kernels(work) if one.traits.symbol not in document["hung"]]
             try:
-                result = tune(work, kernels, context, _order(kernels, supply, work))
+                results = tune(work, kernels, context, _order(kernels, supply, work), plan.mix)
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
             except DeviceError as error:  # for example, too little memory for the operands
-                result = {"work": work.plain(), "state": DISPATCH_STATE, "refused": {"all": str(error)}}
-            document["results"].append(result)
+                results = [{"work": work.plain(), "state": TUNED_STATES[0], "refused": {"all": str(error)}}]
+            document["results"] += results
             recorder.register(kernels)
-            recorder.add(result)
-            _learn_result(supply, work, result)
+            for result in results:
+                recorder.add(result)
+            _learn_result(supply, work, results[0])
             ahead = (time.perf_counter() - began) / (total - len(left)) * len(left)
-            log(f"[{total - len(left)}/{total}] {line(result)}  {time_left(ahead)} left")
+            log(f"[{total - len(left)}/{total}] {line(results[0])}  {time_left(ahead)} left")
         document["session"] = recorder.session
     document["seconds"] = round(time.perf_counter() - began, 1)
     return document
@@ -320,6 +332,13 @@ _OPTIONS = (
     number_option(
         "--candidates", click.IntRange(1), TunePlan.candidates, "Number of variants to try for each problem."
     ),
+    click.option(
+        "--mix",
+        default="model",
+        show_default=True,
+        metavar="WEIGHTS",
+        help=f"Weights of the states in the choice: {', '.join(TUNED_STATES)}. Example: model=2,steady=1.",
+    ),
     *protocol_options(PROTOCOL),
     click.option("--fresh", is_flag=True, help="Ignore earlier sessions."),
     click.option("--resume", is_flag=True, help="Skip problems that an earlier run with the same options tuned."),
@@ -344,19 +363,17 @@ def tune_library(library: Path, make_supply: MakeSupply, options: dict[str, Any]
     device = open_device()
     document = run(plan, make_supply(plan, Target.of(device)), device, lambda text: click.echo(text, err=True))
     results = document["results"]
+    tuned = len({Work(**result["work"]).key for result in results})
     if options["as_json"]:
         click.echo(json.dumps(document, indent=1))
     elif results:
-        click.echo(
-            table(results)
-            + f"{len(results)} problem{'s' * (len(results) != 1)} tuned in {time_left(document['seconds'])}"
-        )
+        click.echo(table(results) + f"{tuned} problem{'s' * (tuned != 1)} tuned in {time_left(document['seconds'])}")
     else:
         click.echo("nothing is left to tune")
     if document["lost"]:
         raise DeviceError(document["lost"])
-    tuned = all(result.get("ours") and result["ours"] not in result["refused"] for result in results)
-    return int(not tuned or bool(document["not_tuned"]))
+    complete = all(result.get("ours") and result["ours"] not in result["refused"] for result in results)
+    return int(not complete or bool(document["not_tuned"]))
 
 
 def _plan(library: Path, options: dict[str, Any]) -> TunePlan:
@@ -368,6 +385,7 @@ def _plan(library: Path, options: dict[str, Any]) -> TunePlan:
         works=works_of(options),
         library=library,
         protocol=protocol,
+        mix=parse_mix(options["mix"]),
         candidates=options["candidates"],
         budget_s=float("inf") if options["budget"] is None else options["budget"],
         seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],

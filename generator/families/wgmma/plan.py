@@ -32,12 +32,13 @@ PINGPONG_BARRIERS = 2
 """One for each of two ping-pong consumers."""
 
 RESULT_BYTES = 4
-SUBTILE_BYTES = {152: 128, 176: 64, 256: 32}
-"""Longest row of a subtile of D with ping-pong, by the accumulator registers: a shorter row needs fewer other registers.
+SUBTILE_BYTES = {152: 128, 176: 64}
+"""Longest row of a subtile of D with ping-pong, by the most accumulator registers. Beyond, it is NARROWEST_BYTES.
 
-A bias counts as BIAS_ACCUMULATORS more. Source: spills of ptxas 13.0.88 for 128x144 to 128x192 with beta, with and without a bias.
+A shorter row needs fewer other registers. A bias counts as BIAS_ACCUMULATORS more.
+Source: spills of ptxas 13.0.88 for 128x144 to 128x192 with beta, with and without a bias.
 """
-BIAS_ACCUMULATORS = 24
+NARROWEST_BYTES, BIAS_ACCUMULATORS = 32, 24
 
 DIRECT_BYTES = 16
 """Placeholder for the staged rows if threads store D from registers."""
@@ -127,7 +128,8 @@ class WgmmaPlan(Plan):
     def d(self) -> StoreBoxes:
         registers = self.accumulator_registers + BIAS_ACCUMULATORS * (self.spec.bias != "none")
         narrow = self.pingpong and not self.spec.swap_ab
-        row_bytes = next(size for most, size in SUBTILE_BYTES.items() if not narrow or registers <= most)
+        fitting = (size for most, size in SUBTILE_BYTES.items() if not narrow or registers <= most)
+        row_bytes = next(fitting, NARROWEST_BYTES)
         return StoreBoxes(self.tile.n, DTYPE_BYTES[self.spec.dtype_d], self.spec.swap_ab, row_bytes)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
