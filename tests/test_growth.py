@@ -118,6 +118,13 @@ def test_a_selector_sees_what_was_built_after_it_was_made(tmp_path: Path, monkey
     assert counting.sizes == ["few_rows", "large"]
 
 
+def test_a_kernel_for_one_row_serves_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(monkeypatch)
+    library = hgemm.open(tmp_path, build=True)
+    assert len({library.select(query(m, 511, 256), H100).symbol for m in (1, 5, 16)}) == 1
+    assert counting.sizes == ["few_rows"]
+
+
 def test_threads_that_lack_the_same_kernel_build_it_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,3 +450,19 @@ def test_a_growing_library_is_still_a_library(tmp_path: Path) -> None:
     assert isinstance(library, Library) and library.symbols == ()
     with pytest.raises(RequestError):
         library.kernel("../x")
+
+
+@pytest.mark.gpu
+def test_a_gpu_runs_what_was_built_for_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    library = hgemm.open(tmp_path, build=True)
+    x, w, bias = (torch.randn(*shape, device="cuda").bfloat16() for shape in ((40, 256), (512, 256), (512,)))
+    expected = torch.nn.functional.silu(x.float() @ w.float().T + bias.float())
+    y = library.matmul(x, w.T, bias=bias, activation="silu")
+    assert (y - expected).abs().max() < 0.02 * expected.abs().max()
+    with pytest.raises(DeviceError, match="while a CUDA graph is captured"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            library.matmul(x, w.T, bias=bias, activation="relu")
+    torch.cuda.synchronize()
+    y = library.matmul(x, w.T, bias=bias, activation="relu")
+    assert (y.float() - torch.relu(x.float() @ w.float().T + bias.float())).abs().max() < 0.02 * expected.abs().max()

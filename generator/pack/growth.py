@@ -22,7 +22,7 @@ from generator.tuning import archs_of
 from hgemm.dispatch_table import Row, estimate_clocks
 from hgemm.growth import Missing, size_of_tile
 from hgemm.selection import row_supports
-from hgemm.selection_query import SelectionQuery, Target
+from hgemm.selection_query import MAX_ALIGN, SelectionQuery, Target
 
 MAX_ATTEMPTS = 4
 """Kernels to try, until one builds without spilling registers."""
@@ -63,6 +63,7 @@ def best_plan(query: SelectionQuery, target: Target, size: str, failed: Collecti
     """
     if query.kind.dtype_a != query.kind.dtype_b or query.kind.dtype_a == "f32":
         return None
+    query = _with_usual_alignment(query)
     kinds = dict.fromkeys((query.kind, replace(query.kind, acc="f32")))  # sums in f32 serve every request
     for arch, kind in itertools.product(archs_of(target), kinds):
         found = [one for one in candidates_for(kind, query, arch) if row_supports(one.row, query, target)]
@@ -72,6 +73,19 @@ def best_plan(query: SelectionQuery, target: Target, size: str, failed: Collecti
             problems = [query, *(replace(query, m=m) for m in USUAL_ROWS[size])]
             return min(sized or found, key=lambda one: _total_log(one.row, problems, target)).plan
     return None
+
+
+def _with_usual_alignment(query: SelectionQuery) -> SelectionQuery:
+    """Return a query with the alignment of dense operands that have several rows. Of one row, only the pointer matters."""
+    if query.m > 1:
+        return query
+    a = query.k if query.kind.layout[0] == "t" else MAX_ALIGN
+    return replace(query, align_a=min(query.align_a, _power_of_2(a)), align_d=min(query.align_d, _power_of_2(query.n)))
+
+
+def _power_of_2(extent: int) -> int:
+    """Return the largest power of 2 that divides an extent, at most MAX_ALIGN."""
+    return (extent | MAX_ALIGN) & -(extent | MAX_ALIGN)
 
 
 def _total_log(row: Row, problems: Sequence[SelectionQuery], target: Target) -> float:
