@@ -1,0 +1,230 @@
+"""Measures a space of specs on drawn problems, and chooses the smallest set of kernels that loses little.
+
+    generate --spec benchmarks/catalog_space.toml --library build/space
+    python -m benchmarks.catalog_choice measure build/space --problems 100 --seed 1 --json FILE
+    python -m benchmarks.catalog_choice choose FILE... --mean 0.02 --worst 0.08
+
+`measure` needs a GPU. It screens the kernels with the lowest estimates in the state `model`, and cuBLASLt beside them. `choose`
+needs none: it chooses on half of the problems, and reports the losses on the other half.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hgemm.bench.baselines import CublasLt
+from hgemm.bench.device import Watchdog
+from hgemm.bench.measure import BASELINE, OURS, LostDevice, OutputSample, Variant, open_context, open_race
+from hgemm.bench.protocol import Protocol, geometric_mean
+from hgemm.bench.work import Work
+from hgemm.device import open_device
+from hgemm.errors import DeviceError, HgemmError
+from hgemm.library import open_library
+from hgemm.problem import Kind
+from hgemm.selection_query import SelectionQuery, Target
+
+LAYERS = {
+    "Llama 3.2 1B": [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)],
+    "Llama 3 8B": [(4096, 4096), (6144, 4096), (14336, 4096), (28672, 4096), (4096, 14336)],
+    "Llama 3 70B, 8 GPUs": [(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)],
+    "Qwen2.5 7B": [(3584, 3584), (4608, 3584), (18944, 3584), (3584, 18944)],
+    "Qwen3 0.6B": [(2048, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],
+    "Gemma 2 9B": [(8192, 3584), (3584, 4096), (28672, 3584), (3584, 14336)],
+    "Phi 3 mini": [(9216, 3072), (3072, 3072), (16384, 3072), (3072, 8192)],
+    "GPT-2": [(2304, 768), (768, 768), (3072, 768), (768, 3072)],
+    "BERT large, ViT large": [(1024, 1024), (3072, 1024), (4096, 1024), (1024, 4096)],
+}
+"""(n, k) of linear layers, by model. Source: the models' published configurations."""
+MAX_ROWS, MAX_FLOPS, MAX_BYTES = 16384, 1.5e12, 3 << 30
+SMS = 132
+TRAP_WAVES = (1.05, 1.3, 2.1, 3.4, 6.06)
+TILES = ((128, 256), (128, 192), (128, 128))
+PROTOCOL = Protocol(screen_ms=1.0, screen_samples=3, sets_max=96, l2_multiple=2.0)
+MAX_CANDIDATES = 64
+
+
+def log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:
+    """Return a multiple of `step` whose logarithm is uniform."""
+    return max(step, round(math.exp(rng.uniform(math.log(low), math.log(high))) / step) * step)
+
+
+def draw(rng: random.Random) -> tuple[int, int, int]:
+    """Return m, n and k of one problem: of a model's layer, at random, or with a part of a wave."""
+    kind = rng.random()
+    if kind < 0.45:
+        n, k = rng.choice(rng.choice(list(LAYERS.values())))
+        return log_uniform(rng, 1, MAX_ROWS, 1), n, k
+    if kind < 0.8:
+        return log_uniform(rng, 1, MAX_ROWS, 1), log_uniform(rng, 128, 32768, 8), log_uniform(rng, 128, 32768, 8)
+    tile_m, tile_n = rng.choice(TILES)
+    tiles = round(rng.choice(TRAP_WAVES) * SMS)
+    rows = rng.choice([rows for rows in range(4, 65) if tiles // rows >= 2])
+    return rows * tile_m, tiles // rows * tile_n, log_uniform(rng, 512, 16384, 64)
+
+
+def problems(count: int, seed: int) -> Iterator[Work]:
+    """Yield distinct problems that fit into memory and take a few milliseconds at most."""
+    rng, seen = random.Random(seed), set()
+    while len(seen) < count:
+        m, n, k = draw(rng)
+        size = 2 * (m * k + n * k + m * n)
+        if (m, n, k) not in seen and 2.0 * m * n * k < MAX_FLOPS and 1 << 20 <= size < MAX_BYTES:
+            seen.add((m, n, k))
+            yield Work(m, n, k)
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command()
+@click.argument("library", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--problems", "count", default=100, show_default=True, help="Number of problems.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the problems.")
+@click.option("--budget", default=300.0, show_default=True, help="Seconds after which no problem is begun.")
+@click.option("--json", "path", type=click.Path(path_type=Path), required=True, help="Where to write the times.")
+def measure(library: Path, count: int, seed: int, budget: float, path: Path) -> None:
+    """Time the kernels of a library on drawn problems."""
+    began, device, opened = time.perf_counter(), open_device(), open_library(library)
+    selector = opened.selector(Target.of(device))
+    document: dict[str, Any] = {
+        "device": device.name,
+        "seed": seed,
+        "specs": {symbol: record.data["spec"] for symbol, record in opened.records.items()},
+        "problems": [],
+    }
+    with ExitStack() as stack:
+        watchdog = Watchdog(path, 120.0)
+        stack.callback(watchdog.stop)
+        context = open_context(device, PROTOCOL, seed, watchdog, stack)
+        baseline = CublasLt(device)
+        for number, work in enumerate(problems(count, seed), 1):
+            if time.perf_counter() - began > budget:
+                click.echo(f"budget of {budget:g} s: {number - 1} of {count} problems measured", err=True)
+                break
+            query = SelectionQuery.dense(Kind(), work.extents)
+            ranked = [choice.symbol for choice in selector.ranked(query)]
+            try:
+                with open_race(work, context) as (race, own):
+                    for symbol in ranked[:MAX_CANDIDATES]:
+                        watchdog.begin(symbol)
+                        race.add(own(Variant(opened.kernel(symbol), device)))
+                    for proposal in own(baseline.propose(work, 16)).contenders:
+                        race.add(proposal)
+                    race.alternate(own(context.memory_kernel(work)))
+                    ours, theirs = race.screen(OURS), race.screen(BASELINE)
+                    best = min(ours, key=ours.__getitem__)
+                    wrong = OutputSample(race.operands, seed).complaint(race.launches[best][0])
+            except (LostDevice, DeviceError) as error:
+                click.echo(f"{work.key}: {error}", err=True)
+                if isinstance(error, LostDevice):
+                    break
+                continue
+            document["problems"].append(
+                {
+                    "extents": [work.m, work.n, work.k],
+                    "selected": ranked[0],
+                    "us": {symbol: round(1e3 * ms, 3) for symbol, ms in ours.items() if symbol in race.launches},
+                    "baseline_us": {name: round(1e3 * ms, 3) for name, ms in theirs.items()},
+                    "wrong": wrong,
+                }
+            )
+            path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+            first = theirs.get("cublaslt#0")
+            click.echo(
+                f"[{number}/{count}] {work.shape} best {1e3 * ours[best]:.1f} us {best}  "
+                f"first {first / ours[best] if first else 0:.3f} best {min(theirs.values()) / ours[best]:.3f}  "
+                f"selected {ours.get(ranked[0], math.nan) / ours[best]:.3f}{'  WRONG ' + wrong if wrong else ''}",
+                err=True,
+            )
+    click.echo(f"{len(document['problems'])} problems in {time.perf_counter() - began:.0f} s")
+
+
+# ---- Choice: a greedy cover ------------------------------------------------------------------------------------------
+
+Times = Sequence[Mapping[str, float]]
+
+
+def losses(times: Times, kept: Sequence[str]) -> list[float]:
+    """Return the loss of a set of kernels on each problem, relative to the best of all. It is infinite if none was measured."""
+    return [min((us[name] for name in kept if name in us), default=math.inf) / min(us.values()) - 1 for us in times]
+
+
+def cost(values: Sequence[float], worst: float) -> float:
+    """Return what the choice minimises: the mean loss, and the parts of losses above `worst`, tenfold."""
+    return statistics.fmean(min(one, 4.0) + 10 * max(0.0, min(one, 4.0) - worst) for one in values)
+
+
+def choose_kernels(times: Times, mean: float, worst: float) -> list[str]:
+    """Return a small set of kernels whose losses are at most `mean` in the mean and `worst` at worst.
+
+    Adds the kernel that lowers the cost most, until the limits hold. Then removes each kernel that they do not need.
+    """
+    names = sorted({name for us in times for name in us})
+    kept: list[str] = []
+    while names:
+        found = losses(times, kept)
+        if kept and statistics.fmean(found) <= mean and max(found) <= worst:
+            break
+        best = min(names, key=lambda name: cost(losses(times, [*kept, name]), worst))
+        if kept and cost(losses(times, [*kept, best]), worst) >= cost(found, worst):
+            break
+        kept.append(best)
+        names.remove(best)
+    for name in list(kept):
+        without = [other for other in kept if other != name]
+        found = losses(times, without) if without else [math.inf]
+        if statistics.fmean(found) <= mean and max(found) <= worst:
+            kept = without
+    return kept
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--mean", default=0.02, show_default=True, help="Highest mean loss.")
+@click.option("--worst", default=0.08, show_default=True, help="Highest loss of a problem.")
+def choose(files: Sequence[Path], mean: float, worst: float) -> None:
+    """Choose kernels on half of the problems, and report their losses on the other half."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    specs = {symbol: spec for document in documents for symbol, spec in document["specs"].items()}
+    every = [problem for document in documents for problem in document["problems"] if not problem["wrong"]]
+    times = [problem["us"] for problem in every]
+    kept = choose_kernels(times[::2], mean, worst)
+    for title, part in (("chosen on", every[::2]), ("held out", every[1::2]), ("all", every)):
+        found = losses([problem["us"] for problem in part], kept)
+        first = [
+            p["baseline_us"]["cublaslt#0"] / min(p["us"].values()) for p in part if "cublaslt#0" in p["baseline_us"]
+        ]
+        best = [min(p["baseline_us"].values()) / min(p["us"].values()) for p in part if p["baseline_us"]]
+        selected = [p["us"].get(p["selected"], math.inf) / min(p["us"].values()) for p in part]
+        click.echo(
+            f"{title}: {len(part)} problems, loss {100 * statistics.fmean(found):.1f} % mean, {100 * max(found):.1f} % worst; "
+            f"best of the space over cuBLASLt's first {geometric_mean(first):.3f} (minimum {min(first):.3f}), "
+            f"best of 16 {geometric_mean(best):.3f} (minimum {min(best):.3f}); "
+            f"lowest estimate {statistics.fmean(selected):.3f} times the best"
+        )
+    kept_all = choose_kernels(times, mean, worst)
+    click.echo(f"{len(kept)} kernels from one half; {len(kept_all)} from all problems:")
+    for symbol in kept_all:
+        spec = specs[symbol]
+        wins = sum(min(us, key=us.__getitem__) == symbol for us in times)
+        words = ("cta_tile", "cluster", "cooperation", "schedule", "stages", "consumers", "raster", "swap_ab")
+        click.echo(f"  {wins:3} wins  {' '.join(str(spec[word]) for word in words)}  {symbol}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except HgemmError as error:
+        raise SystemExit(f"catalog_choice: {error}") from None
