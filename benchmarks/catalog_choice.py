@@ -182,7 +182,12 @@ def choose_kernels(times: Times, mean: float, worst: float) -> list[str]:
             break
         kept.append(best)
         names.remove(best)
-    for name in list(kept):
+    return _pruned(times, kept, mean, worst)
+
+
+def _pruned(times: Times, kept: list[str], mean: float, worst: float) -> list[str]:
+    """Remove the kernels that the limits do not need, the last one added first."""
+    for name in reversed(list(kept)):
         without = [other for other in kept if other != name]
         found = losses(times, without) if without else [math.inf]
         if statistics.fmean(found) <= mean and max(found) <= worst:
@@ -199,6 +204,8 @@ def choose(files: Sequence[Path], mean: float, worst: float) -> None:
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     specs = {symbol: spec for document in documents for symbol, spec in document["specs"].items()}
     every = [problem for document in documents for problem in document["problems"] if not problem["wrong"]]
+    if len(every) < 2:
+        raise click.UsageError("the files hold no problem, or one: measure more")
     times = [problem["us"] for problem in every]
     kept = choose_kernels(times[::2], mean, worst)
     for title, part in (("chosen on", every[::2]), ("held out", every[1::2]), ("all", every)):

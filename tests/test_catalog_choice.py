@@ -1,0 +1,68 @@
+"""The choice of the catalog: which problems are drawn, and which kernels are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.catalog_choice import MAX_BYTES, MAX_FLOPS, choose_kernels, losses, main, problems
+
+TIMES = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(1.0, 1e4), min_size=1), min_size=1, max_size=12)
+
+
+@given(TIMES, st.floats(0.0, 0.2), st.floats(0.0, 0.5))
+def test_the_kept_kernels_are_within_the_limits_and_all_needed(times: list[dict], mean: float, worst: float) -> None:
+    kept = choose_kernels(times, mean, worst)
+
+    def within(names: list[str]) -> bool:
+        found = losses(times, names)
+        return sum(found) / len(found) <= mean and max(found) <= worst
+
+    assert within(kept)
+    assert not any(within([other for other in kept if other != name]) for name in kept)
+
+
+def test_one_kernel_that_is_always_near_the_best_is_enough() -> None:
+    times = [{"even": 1.01, "first": 1.0, "second": 9.0}, {"even": 1.01, "first": 9.0, "second": 1.0}]
+    assert choose_kernels(times, 0.02, 0.08) == ["even"]
+    assert sorted(choose_kernels(times, 0.0, 0.08)) == ["first", "second"]
+
+
+@given(st.integers(0, 2**32))
+def test_drawn_problems_are_distinct_and_fit(seed: int) -> None:
+    drawn = list(problems(12, seed))
+    assert len({work.extents for work in drawn}) == 12
+    for work in drawn:
+        assert work.flops < MAX_FLOPS and 2 * (work.m * work.k + work.n * work.k + work.m * work.n) < MAX_BYTES
+        assert work.n % 8 == 0 and work.k % 8 == 0 and work.m >= 1
+    assert [work.extents for work in problems(12, seed)] == [work.extents for work in drawn]
+
+
+def test_the_report_is_of_problems_that_the_choice_did_not_see(tmp_path: Path) -> None:
+    def problem(us: dict) -> dict:
+        return {"extents": [1, 8, 8], "selected": "a", "us": us, "baseline_us": {"cublaslt#0": 2.0}, "wrong": ""}
+
+    spec = dict.fromkeys(
+        ("cta_tile", "cluster", "cooperation", "schedule", "stages", "consumers", "raster", "swap_ab"), 1
+    )
+    document = {
+        "specs": {"a": spec, "b": spec},
+        "problems": [problem({"a": 1.0, "b": 2.0}), problem({"a": 1.5, "b": 1.0})],
+    }
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps(document))
+    result = CliRunner().invoke(main, ["choose", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "chosen on: 1 problems, loss 0.0 % mean" in result.output
+    assert "held out: 1 problems, loss 50.0 % mean" in result.output
+
+
+def test_without_measured_problems_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"specs": {}, "problems": []}))
+    result = CliRunner().invoke(main, ["choose", str(path)])
+    assert result.exit_code == 2 and "no problem" in result.output
