@@ -74,8 +74,8 @@ def calls_of(library: hgemm.Library, m: int, n: int, k: int) -> dict[str, Callab
         "torch.ops.hgemm.matmul": lambda: torch.ops.hgemm.matmul(x, wt),
         "hgemm.torch.linear": lambda: hgemm.torch.linear(x, w),
         "torch.nn.functional.linear": lambda: torch.nn.functional.linear(x, w),
-        "hgemm.torch.Linear": ours,
-        "torch.nn.Linear": layer,
+        "hgemm.torch.Linear": lambda: ours(x),
+        "torch.nn.Linear": lambda: layer(x),
         "torch.mm, out given": lambda: torch.mm(x, wt, out=out),
         "torch.mm": lambda: torch.mm(x, wt),
     }

@@ -161,7 +161,7 @@ def whole(*shape: int, dtype=torch.float16):
 def test_the_operator_launches_what_it_promises(launching: ComputingDriver, dtype) -> None:
     x, weight = whole(40, 64, dtype=dtype), torch.nn.Parameter(whole(48, 64, dtype=dtype))
     cases = [(x, weight.t()), (x.t().contiguous().t(), weight.t().contiguous()), (x[:, ::2], weight.t()[::2])]
-    cases += [(torch.stack([x, x]), weight.t()), (x[:1], weight.t())]
+    cases += [(torch.stack([x, x]), weight.t()), (x[:1], weight.t()), (x[:1].expand(3, 64), weight.t())]
     with torch.no_grad():
         for a, b in cases:
             found, promised = hgemm.torch.operator._launch(a, b), hgemm.torch.operator._meta(a.to("meta"), b.to("meta"))

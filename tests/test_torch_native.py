@@ -86,6 +86,7 @@ def test_linear_is_exact_for_any_number_of_axes(launching: NativeDriver) -> None
         whole(2, 3, 64),
         whole(2, 2, 3, 64),
         whole(40, 128)[:, :64],
+        whole(64).expand(5, 64),
         whole(4, 6, 64)[:, ::2],
     ):
         found = hgemm_torch.linear(x, weight)

@@ -341,10 +341,14 @@ Operand operand_of(Tensor const& x) {
   return operand;
 }
 
-// Returns a tensor with one contiguous axis among the last two. It is a copy if `x` has none.
+// Returns whether one of two axes is contiguous, and the steps along the other one do not overlap, as those of `expand` do.
+bool is_readable(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
+  return (column_stride == 1 && (rows <= 1 || row_stride >= columns)) ||
+         (row_stride == 1 && (columns <= 1 || column_stride >= rows));
+}
+
 Tensor readable(Tensor const& x) {
-  int64_t const dims = x.dim();
-  bool const plain = dims < 2 || x.stride(-1) == 1 || x.stride(-2) == 1;
+  bool const plain = x.dim() < 2 || is_readable(x.size(-2), x.size(-1), x.stride(-2), x.stride(-1));
   return plain ? x : x.contiguous();
 }
 
@@ -507,9 +511,9 @@ PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   int64_t const activation = activation_of(given[3]), dims = x.dim();
   if (activation < 0 || dims < 1 || weight.dim() != 2 || x.device() != weight.device()) Py_RETURN_NOTIMPLEMENTED;
   int64_t const k = x.size(dims - 1), n = weight.size(0);
-  bool const rows_apart = dims == 2 && x.stride(1) == 1;
+  bool const rows_apart = dims == 2 && x.stride(1) == 1 && is_readable(x.size(0), k, x.stride(0), 1);
   if (!k || k != weight.size(1) || !(rows_apart || x.is_contiguous())) Py_RETURN_NOTIMPLEMENTED;
-  if (weight.stride(0) != 1 && weight.stride(1) != 1) Py_RETURN_NOTIMPLEMENTED;
+  if (!is_readable(n, k, weight.stride(0), weight.stride(1))) Py_RETURN_NOTIMPLEMENTED;
 
   Call call;
   int64_t const rows = x.numel() / k;

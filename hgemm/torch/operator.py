@@ -122,9 +122,16 @@ def _precision(a: Tensor) -> str:
 
 
 def _readable(x: Tensor) -> Tensor:
-    """Return a tensor with one contiguous axis among the last two. It is a copy if `x` has none."""
-    rows, columns = x.stride()[-2:] if x.dim() > 1 else (0, 1)
-    return x if rows == 1 or columns == 1 else x.contiguous()
+    """Return a tensor with one contiguous axis among the last two, and rows or columns that do not overlap.
+
+    It is a copy if `x` has no such axis, or is expanded along the other one.
+    """
+    if x.dim() < 2:
+        return x
+    (rows, columns), (row_stride, column_stride) = x.shape[-2:], x.stride()[-2:]
+    by_rows = column_stride == 1 and (rows <= 1 or row_stride >= columns)
+    by_columns = row_stride == 1 and (columns <= 1 or column_stride >= rows)
+    return x if by_rows or by_columns else x.contiguous()
 
 
 def _meta(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
