@@ -203,3 +203,13 @@ def test_the_benchmark_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
     row |= {"ok": False, "patched_error": 0.1, "torch_error": 0.001}
     assert "1.500 (0.000)" in models.line(row) and "error exceeds the bound" in models.line(row)
     assert models.line({**row, "failed": "out of memory"}).endswith("failed: out of memory")
+
+
+def test_layers_under_autocast_need_kernels_of_its_type() -> None:
+    layer = nn.Linear(4, 8)
+    assert layers._multiplied(layer.weight) == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layers._kind(layer, "tn", "none").dtype_a == "bf16"
+    assert layers._kind(layer.half(), "tn", "relu") == layers.Kind(
+        "tn", "f16", "f16", "f16", bias="row", activation="relu"
+    )

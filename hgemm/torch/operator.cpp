@@ -450,16 +450,17 @@ void register_kernels() {
 struct Plain {
   c10::impl::LocalDispatchKeySet const local = c10::impl::tls_local_dispatch_key_set();
   bool const recording = at::GradMode::is_enabled();
-  c10::DispatchKeySet const allowed =
-      c10::DispatchKeySet({backend, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::BackendSelect}) |
-      c10::autograd_dispatch_keyset;
+  uint64_t const allowed =
+      (c10::DispatchKeySet({backend, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::BackendSelect}) |
+       c10::autograd_dispatch_keyset)
+          .raw_repr();
 
   bool operator()(PyObject* object) const {
     if (!THPVariable_CheckExact(object)) return false;
     Tensor const& x = THPVariable_Unpack(object);
     if (x.device().type() != device_type || (recording && x.requires_grad())) return false;
-    auto const keys = (x.key_set() | local.included_) - local.excluded_;
-    return (keys.raw_repr() & ~allowed.raw_repr()) == 0;  // operator- would keep the backend
+    auto keys = (x.key_set() | local.included_) - local.excluded_;
+    return (keys.raw_repr() & ~allowed) == 0;  // operator- would keep the backend
   }
   bool optional(PyObject* object) const { return object == Py_None || (*this)(object); }
 };
