@@ -88,8 +88,14 @@ def _replacement(module: nn.Module) -> tuple[type, str] | None:
     return None
 
 
+def _multiplied(weight: Tensor) -> torch.dtype:
+    """Return the type that a layer multiplies: that of autocast, if it is on."""
+    casts = weight.is_floating_point() and torch.is_autocast_enabled(weight.device.type)
+    return torch.get_autocast_dtype(weight.device.type) if casts else weight.dtype
+
+
 def _kind(module: nn.Module, layout: str, activation: str) -> Kind:
-    dtype = _DTYPES[module.weight.dtype]
+    dtype = _DTYPES[_multiplied(module.weight)]
     bias = "none" if module.bias is None else "row"
     return Kind(layout, dtype, dtype, stored_dtype(dtype), bias=bias, activation=activation)
 
@@ -99,9 +105,10 @@ def _check(module: nn.Module, layout: str, activation: str) -> None:
     weight = module.weight
     if weight.device.type != "cuda":
         raise ProblemError(f"its weight is on {weight.device.type}: move the model to the GPU first")
-    if weight.dtype not in _DTYPES:
-        raise ProblemError(f"its weight is {weight.dtype}: use float16 or bfloat16")
-    if weight.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest":
+    dtype = _multiplied(weight)
+    if dtype not in _DTYPES:
+        raise ProblemError(f"its weight is {dtype}: use float16 or bfloat16")
+    if dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest":
         raise ProblemError(
             "its weight is float32: use float16 or bfloat16, or torch.set_float32_matmul_precision('high')"
         )

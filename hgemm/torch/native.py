@@ -53,11 +53,15 @@ def load(environment: Mapping[str, str] | None = None) -> Any:
         loader.exec_module(module)
         return module
     except (BuildError, OSError, ImportError) as error:
-        warnings.warn(
-            f"hgemm.torch: the C++ operator is not available, so each call costs about 10 us more: {error}",
-            stacklevel=4,
-        )
+        warn_unavailable(error)
         return None
+
+
+def warn_unavailable(reason: Exception) -> None:
+    """Warn that the operator runs in Python."""
+    warnings.warn(
+        f"hgemm.torch: the C++ operator is not available, so each call costs about 10 us more: {reason}", stacklevel=5
+    )
 
 
 def built(environment: Mapping[str, str]) -> Path:
@@ -137,11 +141,14 @@ _DRIVER = {
 
 
 def driver_addresses() -> dict[str, int]:
-    """Return the address of each function that the operator calls."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    streams = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-    found = {name: address_of(getattr(driver, symbol)) for name, symbol in _DRIVER.items()}
-    return {**found, "stream": address_of(streams.aoti_torch_get_current_cuda_stream)}
+    """Return the address of each function that the operator calls. Raises BuildError if one is missing."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        streams = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+        found = {name: address_of(getattr(driver, symbol)) for name, symbol in _DRIVER.items()}
+        return {**found, "stream": address_of(streams.aoti_torch_get_current_cuda_stream)}
+    except (OSError, AttributeError) as error:
+        raise BuildError(" ".join(str(error).split())) from error
 
 
 def address_of(function: Any) -> int:

@@ -249,10 +249,14 @@ def _start_native(backend: str = "CUDA", driver: dict[str, int] | None = None) -
     if _native is not None:
         _native.forget()  # the launches of the library before
         return
+    try:
+        addresses = driver or native.driver_addresses()
+    except native.BuildError as error:
+        native.warn_unavailable(error)
+        return
     module = native.load()
     if module is None:
         return
-    addresses = driver or native.driver_addresses()
     _python._destroy()
     _python = None
     questions = native.Questions(used_library)
