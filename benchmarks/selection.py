@@ -31,6 +31,7 @@ from hgemm.dispatch_table import DispatchTable
 from hgemm.errors import LibraryError
 from hgemm.library import open_library
 from hgemm.measured import MeasuredProblem, MeasuredVariant, Result, Session, VariantTime, best_known, read_sessions
+from hgemm.record import current_spec
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -76,7 +77,9 @@ class Measured:
 def read_data(path: Path = DATA) -> Measured:
     """Read a file of benchmarks/data."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    records = [{**record, "key": KEY, "traits": TRAITS} for record in data["records"]]
+    records = [
+        {**record, "spec": current_spec(record["spec"]), "key": KEY, "traits": TRAITS} for record in data["records"]
+    ]
     symbols = [record["symbol"] for record in records]
     times = {
         MeasuredProblem(*extents, 1, "tn", "f16", "f16", "f32", "f16"): dict(zip(symbols, row, strict=True))
