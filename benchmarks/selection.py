@@ -3,13 +3,14 @@
 \b
     python -m benchmarks.selection left-out --data benchmarks/data/screened_sm90a_h200.json --splits 20
     python -m benchmarks.selection left-out --library DIR
+    python -m benchmarks.selection covers benchmarks/data/{screened,drawn*}_sm90a_h200.json
     python -m benchmarks.selection agreement LIBRARY
     python -m benchmarks.selection problems --seed 20261123 --count 50 > problems.json
     hgemm bench --library LIB --suite problems.json --baseline none --finalists 1 --rounds 3 --seconds 0.05 --json > bench.json
     python -m benchmarks.selection times --library LIB --arch sm_90a bench.json --json times.json
 
-`left-out` hides a part of the measurements and selects without them. `agreement` compares two tunings. `problems` draws random
-problems, and `times` stores how long the variants of a library take on them.
+`left-out` hides a part of the measurements and selects without them. `covers` chooses packs of kernels. `agreement` compares two
+tunings. `problems` draws random problems, and `times` stores how long the variants of a library take on them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
+from generator.pack.kernels import smallest_cover
 from hgemm.bench.protocol import geometric_mean, percentile
 from hgemm.bench.work import read_suite
-from hgemm.dispatch_table import DispatchTable
+from hgemm.dispatch_table import DispatchTable, estimate_clocks, row_of
 from hgemm.errors import LibraryError
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.measured import MeasuredProblem, MeasuredVariant, Result, Session, VariantTime, best_known, read_sessions
 from hgemm.record import current_spec
@@ -121,6 +125,24 @@ def estimated_only(measured: Measured) -> list[float]:
     """Return the same for all problems, if nothing was measured."""
     selector = Selector(DispatchTable.of(measured.records), measured.target)
     return [_quality(measured, selector, problem) for problem in measured.times_us]
+
+
+# ---- Packs of kernels ------------------------------------------------------------------------------------------------
+
+
+def cover(measured: Measured, max_loss: float) -> tuple[int, list[float]]:
+    """Choose the variants of a pack, as `hgemm pack` does. Return their number, and the quality of the selected variants.
+
+    The quality is the best measured time over that of the variant that estimates alone select in the pack.
+    """
+    rows = [row_of(LaunchTraits.of(record), record) for record in measured.records]
+    problems = [*measured.times_us]
+    queries = [SelectionQuery.dense(problem.kind, problem.extents) for problem in problems]
+    clocks = np.array([[estimate_clocks(row, query, measured.target) for row in rows] for query in queries], float)
+    chosen = smallest_cover(clocks / clocks.min(axis=1, keepdims=True) - 1, max_loss)
+    selected = [rows[chosen[place]].symbol for place in clocks[:, chosen].argmin(axis=1)]
+    times = [measured.times_us[problem] for problem in problems]
+    return len(chosen), [min(one.values()) / one[symbol] for one, symbol in zip(times, selected) if symbol in one]
 
 
 # ---- Two tunings -----------------------------------------------------------------------------------------------------
@@ -288,6 +310,28 @@ def left_out_command(data: Path, library: Path | None, splits: int, part: float,
         "worst": [[round(value, 4), *extents] for value, extents in worst],
     }
     _print(figures, json_path)
+
+
+@main.command("covers")
+@click.argument("files", type=_PATH, nargs=-1, required=True)
+@click.option(
+    "--loss", default="0,3,5,10", show_default=True, metavar="PERCENTS", help="Values of `hgemm pack --loss`."
+)
+@_JSON
+def covers_command(files: tuple[Path, ...], loss: str, json_path: Path | None) -> None:
+    """Print best measured time / selected time for packs of the variants in FILES of benchmarks/data."""
+    data = [read_data(file) for file in files]
+    figures = {}
+    for percent in map(float, loss.split(",")):
+        found = [cover(measured, percent / 100) for measured in data]
+        together = [value for _, values in found for value in values]
+        figures[f"{percent:g}"] = {
+            "variants": [count for count, _ in found],
+            "of_best": round(geometric_mean(together), 4),
+            "of_best_by_file": [round(geometric_mean(values), 4) for _, values in found],
+            "p10": round(percentile(together, 10), 4),
+        }
+    _print({"problems": sum(len(measured.times_us) for measured in data), "loss": figures}, json_path)
 
 
 @main.command("agreement")
