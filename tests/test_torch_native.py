@@ -129,7 +129,11 @@ def test_errors_of_selection_keep_their_type(launching: NativeDriver) -> None:
     with pytest.raises(ProblemError, match="activation 'tanh' is unknown"):
         hgemm_torch.matmul(x, x.t(), activation="tanh")
     launching.status = 1
-    with pytest.raises(RuntimeError, match="cannot launch hgemm_.*: a fake failure"):
+    with pytest.raises(ProblemError, match="activation 'tanh' is unknown"):
+        torch.ops.hgemm.matmul(x, x.t(), activation="tanh")
+    with pytest.raises(ProblemError, match="A has 4 axes and B 2: pass 2, or 3 with a batch"):
+        torch.ops.hgemm.matmul(x[None, None], x.t())
+    with pytest.raises(DeviceError, match="cannot launch hgemm_.*: a fake failure"):
         hgemm_torch.linear(x, whole(48, 64))
 
 

@@ -54,11 +54,29 @@ struct Driver {
   int (*stream)(int32_t device, void** stream);  // aoti_torch_get_current_cuda_stream of libtorch_cuda
 } driver;
 
+// ==== Errors, as Python's ====
+
+PyObject *problem_error = nullptr, *device_error = nullptr;
+
+// Throws the Python exception that is set, in a form that passes through C++.
+[[noreturn]] void raise() {
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+template <class... Words>
+[[noreturn]] void raise(PyObject* type, Words const&... words) {
+  py::gil_scoped_acquire gil;
+  PyErr_SetString(type, c10::str(words...).c_str());
+  raise();
+}
+
 void checked(int status, std::string const& doing) {
   if (!status) return;
   char const* text = nullptr;
   driver.error(status, &text);
-  TORCH_CHECK(false, "cannot ", doing, ": ", text ? text : "unknown error", " (CUresult ", status, ")");
+  raise(device_error, "cannot ", doing, ": ", text ? text : "unknown error", " (CUresult ", status, ")");
 }
 
 // ==== One launch, as Python describes it ====
@@ -156,13 +174,6 @@ uint64_t generation = 0;                                         // counts uses 
 PyObject *describe = nullptr, *allocate = nullptr, *record = nullptr, *activations = nullptr;
 c10::DispatchKey backend = c10::DispatchKey::CUDA, autocast = c10::DispatchKey::AutocastCUDA;
 c10::DeviceType device_type = c10::DeviceType::CUDA;
-
-// Throws the Python exception that is set, in a form that passes through C++.
-[[noreturn]] void raise() {
-  python_error error;
-  error.persist();
-  throw std::move(error);
-}
 
 py::object owned(PyObject* object) {
   if (!object) raise();
@@ -333,7 +344,7 @@ Operand operand_of(Tensor const& x) {
   operand.address = reinterpret_cast<int64_t>(x.const_data_ptr());
   operand.type = int64_t(x.scalar_type());
   operand.dims = x.dim();
-  TORCH_CHECK(operand.dims <= 3, "an operand has ", operand.dims, " axes: pass 2, or 3 with a batch");
+  if (operand.dims > 3) raise(problem_error, "an operand has ", operand.dims, " axes: pass 2, or 3 with a batch");
   for (int axis = 0; axis < operand.dims; ++axis) {
     operand.sizes[axis] = x.size(axis);
     operand.strides[axis] = x.stride(axis);
@@ -355,8 +366,8 @@ Tensor readable(Tensor const& x) {
 Tensor matmul(Tensor const& a_given, Tensor const& b_given, optional<Tensor> const& bias, optional<Tensor> const& c,
               double alpha, double beta, int64_t activation, Tensor const* out = nullptr) {
   Tensor const a = readable(a_given), b = readable(b_given);
-  TORCH_CHECK((a.dim() == 2 || a.dim() == 3) && (b.dim() == 2 || b.dim() == 3), "A has ", a.dim(), " axes and B ",
-              b.dim(), ": pass 2, or 3 with a batch");
+  if ((a.dim() != 2 && a.dim() != 3) || (b.dim() != 2 && b.dim() != 3))
+    raise(problem_error, "A has ", a.dim(), " axes and B ", b.dim(), ": pass 2, or 3 with a batch");
   Tensor d;
   if (out) {
     d = *out;
@@ -373,7 +384,8 @@ Tensor matmul(Tensor const& a_given, Tensor const& b_given, optional<Tensor> con
   if (c) call.operand[C] = operand_of(*c);
   if (bias) call.operand[BIAS] = operand_of(*bias);
   for (Tensor const* x : std::array<Tensor const*, 4>{&b, &d, bias ? &*bias : &a, c ? &*c : &a})
-    TORCH_CHECK(x->device() == a.device(), "the arrays lie on different devices: ", a.device(), " and ", x->device());
+    if (x->device() != a.device())
+      raise(problem_error, "the arrays lie on different devices: A on ", a.device(), ", another on ", x->device());
   call.alpha = alpha, call.beta = beta, call.activation = activation, call.tf32 = as_tf32(a);
   call.device = std::max<int64_t>(a.device().index(), 0);
   return run(call, !out) ? d : Tensor();
@@ -394,7 +406,7 @@ std::unordered_map<std::string, int64_t> activation_codes;
 
 int64_t activation_code(c10::string_view word) {
   auto found = activation_codes.find(std::string(word));
-  TORCH_CHECK(found != activation_codes.end(), "activation '", word, "' is unknown");
+  if (found == activation_codes.end()) raise(problem_error, "activation '", word, "' is unknown");
   return found->second;
 }
 
@@ -542,14 +554,15 @@ PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// configure(driver, describe, allocate, record, activations, backend): set the callbacks, and register the kernels.
+// configure(driver, describe, allocate, record, activations, ProblemError, DeviceError, backend): set the callbacks, and
+// register the kernels.
 PyObject* py_configure(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
   PyObject *entries, *word;
-  if (!PyArg_ParseTuple(arguments, "O!OOOO!O!", &PyDict_Type, &entries, &describe, &allocate, &record, &PyDict_Type,
-                        &activations, &PyUnicode_Type, &word))
+  if (!PyArg_ParseTuple(arguments, "O!OOOO!OOO!", &PyDict_Type, &entries, &describe, &allocate, &record, &PyDict_Type,
+                        &activations, &problem_error, &device_error, &PyUnicode_Type, &word))
     return nullptr;
-  for (PyObject* kept : {describe, allocate, record, activations}) Py_INCREF(kept);
+  for (PyObject* kept : {describe, allocate, record, activations, problem_error, device_error}) Py_INCREF(kept);
   py::dict const addresses = py::reinterpret_borrow<py::dict>(entries);
   auto set = [&](auto& function, char const* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(number(addresses[name]));

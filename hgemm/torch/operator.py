@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hgemm
-from hgemm.errors import LibraryError, ProblemError, unknown_word
+from hgemm.errors import DeviceError, LibraryError, ProblemError, unknown_word
 from hgemm.library import Library
 from hgemm.problem import ACTIVATIONS
 from hgemm.torch import native
@@ -261,7 +261,8 @@ def _start_native(backend: str = "CUDA", driver: dict[str, int] | None = None) -
     _python = None
     questions = native.Questions(used_library)
     codes = {word: code for code, word in enumerate(ACTIVATIONS)}
-    module.configure(addresses, questions.describe, questions.allocate, _Product.apply, codes, backend)
+    callbacks = (questions.describe, questions.allocate, _Product.apply)
+    module.configure(addresses, *callbacks, codes, ProblemError, DeviceError, backend)
     _native = module
 
 
