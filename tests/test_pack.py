@@ -118,6 +118,8 @@ def test_other_models_have_their_layers(tmp_path: Path) -> None:
 def test_equal_layers_are_packed_once() -> None:
     layers = [Layer("a", 8, 8), Layer("b", 8, 8), Layer("c", 8, 16)]
     assert [(one.name, one.k) for one in distinct(layers)] == [("a, b", 8), ("c", 16)]
+    (many,) = distinct([Layer(f"h.{number}", 8, 8) for number in range(32)])
+    assert many.name == "h.0 and 31 more"
 
 
 def test_a_layer_with_an_activation_is_packed_with_it_and_without() -> None:

@@ -17,7 +17,9 @@ import hgemm.torch as hgemm_torch  # noqa: E402
 import hgemm.torch.operator  # noqa: E402
 from hgemm import Library, LibraryError, Problem, ProblemError  # noqa: E402
 from hgemm.arrays import ARRAY_ADAPTERS  # noqa: E402
+from hgemm.growth import GrowingSelector  # noqa: E402
 from hgemm.problem import ACTIVATIONS  # noqa: E402
+from hgemm.selection_query import Target  # noqa: E402
 
 FUNCTIONS = {name: getattr(torch.nn.functional, name) for name in ACTIVATIONS if name != "none"}
 
@@ -181,3 +183,16 @@ def test_parameters_are_refused_where_gradients_are_recorded(
     with torch.no_grad():
         assert plan(x, weight.t(), out) is out
     assert (out.double() == x.double() @ weight.detach().t().double()).all()
+
+
+def test_use_without_an_argument_opens_the_default_library_which_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HGEMM_LIBRARY", str(tmp_path / "mine"))
+    before = hgemm.torch.operator._library
+    try:
+        library = hgemm.torch.use(cpp=False)
+        assert library.folder == tmp_path / "mine" and hgemm.torch.used_library() is library
+        assert isinstance(library.selector(Target.typical("sm_80")), GrowingSelector)
+    finally:
+        hgemm.torch.operator._library = before

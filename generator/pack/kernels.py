@@ -340,6 +340,6 @@ def dtypes_of(model: Model, asked: str = "") -> list[str]:
         return words
     if model.dtype == "f32":
         raise RequestError(
-            "the model's dtype is float32: choose --dtype f16 or bf16, or tf32, which keeps 11 of 24 bits"
+            "the model's dtype is float32: choose f16 or bf16 with --dtype, or tf32, which keeps 11 of 24 bits"
         )
     return [model.dtype or DEFAULT_DTYPE]

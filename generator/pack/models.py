@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ from hgemm.problem import ACTIVATIONS, LAYOUTS, MAX_EXTENT, Kind
 
 CONV1D_LAYOUT = "tt"
 """The layout of a weight that is stored as (k, n), as in GPT-2. A weight of torch.nn.Linear is (n, k), which is layout tn."""
+
+
+NAMES_SHOWN = 4
+"""Equal layers of which all names are shown."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,16 @@ class Model:
 
 
 def distinct(layers: Iterable[Layer]) -> list[Layer]:
-    """Return each different layer once, with the names of all its copies."""
+    """Return each different layer once, with the names of its copies, or the first name and their number."""
     found: dict[Layer, list[Layer]] = {}
     for layer in layers:
         found.setdefault(replace(layer, name="", fused=False), []).append(layer)
-    return [replace(copies[0], name=", ".join(dict.fromkeys(one.name for one in copies))) for copies in found.values()]
+    return [replace(copies[0], name=_names([one.name for one in copies])) for copies in found.values()]
+
+
+def _names(names: Sequence[str]) -> str:
+    words = list(dict.fromkeys(names))
+    return ", ".join(words) if len(words) <= NAMES_SHOWN else f"{words[0]} and {len(words) - 1} more"
 
 
 # ==== Activations ====
