@@ -615,7 +615,7 @@ def test_sigterm_leaves_no_library_behind(words: list[str], tmp_path: Path, monk
     process.terminate()
     _, told = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in told
-    assert [*tmp_path.iterdir()] == []
+    assert [*tmp_path.glob("hgemm-*")] == []  # a host compiler that still runs removes its own files
 
 
 def test_a_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
