@@ -269,7 +269,7 @@ def _numbers(context: click.Context, option: click.Parameter, text: str) -> list
 @click.command(help=__doc__)
 @click.option("--models", default=",".join(CONFIGS), show_default=True, callback=_words(CONFIGS), metavar="WORDS")
 @click.option("--dtypes", default="f16,bf16", show_default=True, callback=_words(DTYPES), metavar="WORDS")
-@click.option("--tokens", default="1,16,128,777,2048", show_default=True, callback=_numbers, metavar="NUMBERS")
+@click.option("--tokens", default="1,16,128,777,2048,4096", show_default=True, callback=_numbers, metavar="NUMBERS")
 @click.option("--modes", default="eager,graph", show_default=True, callback=_words(MODES), metavar="WORDS")
 @click.option("--layers", type=click.IntRange(1), default=4, show_default=True, help="Layers of each model.")
 @click.option("--library", type=click.Path(path_type=Path), default=Path("emitted"), show_default=True)
