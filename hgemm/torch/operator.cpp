@@ -11,8 +11,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/leaky_relu_backward.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/threshold_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
@@ -418,20 +423,115 @@ Tensor compute(Tensor const& a, Tensor const& b, optional<Tensor> const& bias, o
   return matmul(a, b, bias, c, alpha, beta, activation_code(activation));
 }
 
-// Goes below autograd, or asks Python to record the call if a tensor requires gradients.
+// ---- Gradients ----
+
+// Tells whether the dispatcher has nothing to do with a tensor but to record and to compute: no mode, subclass or autocast.
+struct Plain {
+  c10::impl::LocalDispatchKeySet const local = c10::impl::tls_local_dispatch_key_set();
+  uint64_t const allowed =
+      (c10::DispatchKeySet({backend, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::BackendSelect}) |
+       c10::autograd_dispatch_keyset)
+          .raw_repr();
+
+  bool operator()(Tensor const& x) const {
+    auto keys = (x.key_set() | local.included_) - local.excluded_;
+    return (keys.raw_repr() & ~allowed) == 0;  // operator- would keep the backend
+  }
+  bool operator()(optional<Tensor> const& x) const { return !x || (*this)(*x); }
+};
+
+Tensor summed_to(Tensor const& x, at::IntArrayRef sizes) { return x.sizes() == sizes ? x : x.sum_to_size(sizes); }
+
+// The shape that broadcasts a bias over the rows or the columns of D.
+c10::SmallVector<int64_t, 3> broadcast(Tensor const& bias, Tensor const& d) {
+  c10::SmallVector<int64_t, 3> shape;
+  if (bias.dim() == 2) shape.push_back(bias.size(0));
+  bool const row = bias.size(-1) == d.size(-1);
+  shape.push_back(row ? 1 : bias.size(-1));
+  shape.push_back(row ? bias.size(-1) : 1);
+  return shape;
+}
+
+Tensor product(Tensor const& a, Tensor const& b, double alpha, optional<Tensor> const& c = {}, double beta = 0) {
+  return handle().call(a, b, {}, c, alpha, beta, "none");
+}
+
+Tensor silu_gradient(Tensor const& d, Tensor const& x) {
+  if (!at::GradMode::is_enabled()) return at::silu_backward(d, x);
+  Tensor const s = x.sigmoid();  // at::silu_backward has no gradient
+  return d * s * (1 + x * (1 - s));
+}
+
+// The gradients of _Product in hgemm/torch/operator.py, for plain tensors.
+struct Product : torch::autograd::Function<Product> {
+  static constexpr char const* activations[] = {"none", "relu", "gelu", "silu", "leaky_relu"};
+
+  static bool differentiates(c10::string_view activation) {
+    for (c10::string_view known : activations)
+      if (activation == known) return true;
+    return false;
+  }
+
+  static Tensor forward(torch::autograd::AutogradContext* ctx, Tensor const& a, Tensor const& b,
+                        optional<Tensor> const& bias, optional<Tensor> const& c, double alpha, double beta,
+                        std::string const& activation) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    Tensor const d = handle().call(a, b, bias, c, alpha, beta, activation);
+    ctx->save_for_backward({a, b, bias.value_or(Tensor()), c.value_or(Tensor()), activation == "relu" ? d : Tensor()});
+    ctx->saved_data["alpha"] = alpha;
+    ctx->saved_data["beta"] = beta;
+    ctx->saved_data["activation"] = activation;
+    return d;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list gradients) {
+    auto const saved = ctx->get_saved_variables();
+    Tensor const &a = saved[0], &b = saved[1], &bias = saved[2], &c = saved[3], &result = saved[4];
+    double const alpha = ctx->saved_data["alpha"].toDouble(), beta = ctx->saved_data["beta"].toDouble();
+    std::string const activation = ctx->saved_data["activation"].toStringRef();
+    Tensor d = gradients[0];
+    if (activation == "relu") {
+      d = at::threshold_backward(d, result, 0);  // the sign of the result is all that it needs
+    } else if (activation != "none") {
+      Tensor x = product(a, b, alpha, c.defined() ? optional<Tensor>(c) : optional<Tensor>(), beta);
+      if (bias.defined()) x = x + bias.reshape(broadcast(bias, x));
+      if (activation == "gelu") d = at::gelu_backward(d, x);
+      if (activation == "silu") d = silu_gradient(d, x);
+      if (activation == "leaky_relu") d = at::leaky_relu_backward(d, x, 0.01, false);
+    }
+    Tensor da, db, dbias, dc;
+    size_t edge = 2;
+    if (ctx->needs_input_grad(0)) da = summed_to(product(d, b.mT(), alpha), a.sizes());
+    if (ctx->needs_input_grad(1)) {
+      bool const flat = b.dim() == 2;  // the gradient sums over the batch, as over rows
+      Tensor const rows = flat ? a.reshape({-1, a.size(-1)}) : a, of = flat ? d.reshape({-1, d.size(-1)}) : d;
+      db = summed_to(product(rows.mT(), of, alpha), b.sizes());
+    }
+    if (bias.defined() && ctx->needs_input_grad(edge++))
+      dbias = d.sum_to_size(broadcast(bias, d)).reshape(bias.sizes());
+    if (c.defined() && ctx->needs_input_grad(edge)) dc = summed_to(beta * d, c.sizes());
+    return {da, db, dbias, dc, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+// Goes below autograd if no tensor requires gradients. Python records calls that are traced, or whose activation is new.
 Tensor differentiate(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b, optional<Tensor> const& bias,
                      optional<Tensor> const& c, double alpha, double beta, c10::string_view activation) {
-  if (at::GradMode::is_enabled() && (records(a) || records(b) || records(bias) || records(c))) {
-    py::gil_scoped_acquire gil;
-    auto wrap = [](Tensor const& x) { return owned(THPVariable_Wrap(x)); };
-    auto wrap_optional = [&](optional<Tensor> const& x) { return x ? wrap(*x) : py::object(py::none()); };
-    py::object arguments = py::make_tuple(wrap(a), wrap(b), wrap_optional(bias), wrap_optional(c), alpha, beta,
-                                          py::str(activation.data(), activation.size()));
-    py::object result = owned(PyObject_CallObject(record, arguments.ptr()));
-    return THPVariable_Unpack(result.ptr());
+  if (!at::GradMode::is_enabled() || !(records(a) || records(b) || records(bias) || records(c))) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return handle().redispatch(keys & c10::after_ADInplaceOrView_keyset, a, b, bias, c, alpha, beta, activation);
   }
-  at::AutoDispatchBelowADInplaceOrView below;
-  return handle().redispatch(keys & c10::after_ADInplaceOrView_keyset, a, b, bias, c, alpha, beta, activation);
+  Plain const plain;
+  if (plain(a) && plain(b) && plain(bias) && plain(c) && Product::differentiates(activation))
+    return Product::apply(a, b, bias, c, alpha, beta, std::string(activation));
+  py::gil_scoped_acquire gil;
+  auto wrap = [](Tensor const& x) { return owned(THPVariable_Wrap(x)); };
+  auto wrap_optional = [&](optional<Tensor> const& x) { return x ? wrap(*x) : py::object(py::none()); };
+  py::object arguments = py::make_tuple(wrap(a), wrap(b), wrap_optional(bias), wrap_optional(c), alpha, beta,
+                                        py::str(activation.data(), activation.size()));
+  py::object result = owned(PyObject_CallObject(record, arguments.ptr()));
+  return THPVariable_Unpack(result.ptr());
 }
 
 // Casts to the type of autocast, as torch.nn.functional.linear does.
@@ -458,23 +558,19 @@ void register_kernels() {
 
 // ==== Functions for Python ====
 
-// Returns whether no mode, subclass, autocast or gradient is involved. Then the dispatcher has nothing to do but to compute.
-struct Plain {
-  c10::impl::LocalDispatchKeySet const local = c10::impl::tls_local_dispatch_key_set();
+// Tells whether a Python object is a plain tensor on the device, and whether it records gradients.
+struct Given {
+  Plain const plain;
   bool const recording = at::GradMode::is_enabled();
-  uint64_t const allowed =
-      (c10::DispatchKeySet({backend, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::BackendSelect}) |
-       c10::autograd_dispatch_keyset)
-          .raw_repr();
+  bool records = false;
 
-  bool operator()(PyObject* object) const {
+  bool operator()(PyObject* object) {
     if (!THPVariable_CheckExact(object)) return false;
     Tensor const& x = THPVariable_Unpack(object);
-    if (x.device().type() != device_type || (recording && x.requires_grad())) return false;
-    auto keys = (x.key_set() | local.included_) - local.excluded_;
-    return (keys.raw_repr() & ~allowed) == 0;  // operator- would keep the backend
+    records = records || (recording && x.requires_grad());
+    return x.device().type() == device_type && plain(x);
   }
-  bool optional(PyObject* object) const { return object == Py_None || (*this)(object); }
+  bool optional(PyObject* object) { return object == Py_None || (*this)(object); }
 };
 
 int64_t activation_of(PyObject* word) {
@@ -491,13 +587,13 @@ optional<Tensor> unpack(PyObject* object) {
   return object == Py_None ? optional<Tensor>() : optional<Tensor>(THPVariable_Unpack(object));
 }
 
-// matmul(a, b, bias, c, alpha, beta, activation, out): NotImplemented if the call is not plain.
+// matmul(a, b, bias, c, alpha, beta, activation, out): NotImplemented if the call is not plain, or records gradients.
 PyObject* py_matmul(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 8, "matmul takes 8 arguments");
-  Plain const plain;
+  Given plain;
   if (!plain(given[0]) || !plain(given[1]) || !plain.optional(given[2]) || !plain.optional(given[3]) ||
-      !plain.optional(given[7]))
+      !plain.optional(given[7]) || plain.records)
     Py_RETURN_NOTIMPLEMENTED;
   double const alpha = PyFloat_AsDouble(given[4]), beta = PyFloat_AsDouble(given[5]);
   if (PyErr_Occurred()) return nullptr;
@@ -514,11 +610,19 @@ PyObject* py_matmul(PyObject*, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// x weight^T + bias by the dispatcher, which records gradients.
+Tensor recorded_linear(Tensor const& x, Tensor const& weight, optional<Tensor> const& bias, c10::string_view activation) {
+  if (x.dim() == 2) return handle().call(x, weight.t(), bias, {}, 1, 0, activation);
+  c10::SmallVector<int64_t, 5> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = weight.size(0);
+  return handle().call(x.reshape({-1, x.size(-1)}), weight.t(), bias, {}, 1, 0, activation).reshape(sizes);
+}
+
 // linear(x, weight, bias, activation): NotImplemented if the call is not plain, or x needs a copy.
 PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 4, "linear takes 4 arguments");
-  Plain const plain;
+  Given plain;
   if (!plain(given[0]) || !plain(given[1]) || !plain.optional(given[2])) Py_RETURN_NOTIMPLEMENTED;
   Tensor const &x = THPVariable_Unpack(given[0]), &weight = THPVariable_Unpack(given[1]);
   int64_t const activation = activation_of(given[3]), dims = x.dim();
@@ -527,6 +631,18 @@ PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   bool const rows_apart = dims == 2 && x.stride(1) == 1 && is_readable(x.size(0), k, x.stride(0), 1);
   if (!k || k != weight.size(1) || !(rows_apart || x.is_contiguous())) Py_RETURN_NOTIMPLEMENTED;
   if (!is_readable(n, k, weight.stride(0), weight.stride(1))) Py_RETURN_NOTIMPLEMENTED;
+  if (plain.records) {
+    Py_ssize_t length = 0;
+    char const* word = PyUnicode_AsUTF8AndSize(given[3], &length);
+    if (!word) return nullptr;
+    optional<Tensor> const bias = unpack(given[2]);
+    Tensor y;
+    {
+      py::gil_scoped_release no_gil;
+      y = recorded_linear(x, weight, bias, c10::string_view(word, size_t(length)));
+    }
+    return THPVariable_Wrap(std::move(y));
+  }
 
   Call call;
   int64_t const rows = x.numel() / k;
