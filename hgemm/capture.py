@@ -12,6 +12,13 @@ from hgemm.errors import DeviceError
 _thread = threading.local()
 
 
+class Preparation:
+    """The selection of a kernel for one launch. `forbidden` is whether the capture of a graph kept a better one from it."""
+
+    def __init__(self) -> None:
+        self.forbidden = False
+
+
 def is_capturing(stream: int) -> bool:
     """Return whether a CUDA graph captures the launches of a stream."""
     status, capturing = driver().cuStreamIsCapturing(driver().CUstream(stream))
@@ -19,16 +26,17 @@ def is_capturing(stream: int) -> bool:
 
 
 @contextmanager
-def preparing(stream: int) -> Iterator[None]:
+def preparing(stream: int) -> Iterator[Preparation]:
     """Let this thread select and load a kernel for a launch on `stream`, also while a graph captures the stream."""
+    preparation = Preparation()
     if not is_capturing(stream):
-        yield
+        yield preparation
         return
-    before = getattr(_thread, "captured", False)
-    _thread.captured = True
+    before = getattr(_thread, "captured", None)
+    _thread.captured = preparation
     try:
         with relaxed_capture():
-            yield
+            yield preparation
     finally:
         _thread.captured = before
 
@@ -46,7 +54,9 @@ def relaxed_capture() -> Iterator[None]:
 
 def forbid_in_capture(doing: str) -> None:
     """Raise DeviceError if the launch that is being prepared is captured. `doing` says what would take too long."""
-    if getattr(_thread, "captured", False):
+    preparation = getattr(_thread, "captured", None)
+    if preparation:
+        preparation.forbidden = True
         raise DeviceError(
             f"cannot {doing} while a CUDA graph is captured: call the product once with the same shapes before the capture"
         )

@@ -116,10 +116,13 @@ class LaunchCache:
         key = (*like_a, *like_b, *like_d, low, more, options)
         found = self._launchers.get(key, _UNKNOWN)
         if found is _UNKNOWN:
-            with preparing(stream):
+            with preparing(stream) as preparation:
                 found = self._add(
                     key, {name: array for name, array in zip(_NAMES, arrays) if array is not None}, options
                 )
+            if preparation.forbidden:  # a later call finds a better kernel
+                self._launchers.pop(key, None)
+                return found, (a, b, c, d, bias, workspace)
         addresses = (a, b, c, d, bias, workspace)
         self._last = (given, found, addresses)
         return found, addresses

@@ -322,6 +322,29 @@ def test_a_capture_forbids_what_takes_long(launching: NativeDriver, library: Lib
     hgemm_torch.linear(x, weight)
 
 
+def test_a_launch_that_the_capture_made_slower_is_not_kept(launching: NativeDriver, library: Library) -> None:  # noqa: F811
+    from hgemm.capture import forbid_in_capture
+
+    find, built = library.selector, []
+
+    def build(target):
+        try:
+            forbid_in_capture("build a kernel")
+            built.append(target)
+        except DeviceError:
+            pass  # a slower kernel serves the call
+        return find(target)
+
+    library.selector = build
+    x, weight, out = whole(8, 16), whole(24, 16), torch.empty(8, 24, dtype=torch.float16)
+    for call in (lambda: hgemm_torch.linear(x, weight), lambda: library.matmul(x, weight.t(), out)):
+        for captured, builds in (({0}, 0), ({0}, 0), (set(), 1), ({0}, 1), (set(), 1)):
+            launching.fake.captured = captured
+            call()
+            assert len(built) == builds
+        built.clear()
+
+
 # ---- The build --------------------------------------------------------------------------------------------------------
 
 

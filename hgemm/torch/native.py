@@ -180,7 +180,10 @@ class Questions:
         tf32: bool,
         stream: int,
     ) -> dict[str, Any]:
-        """Choose and load a kernel, and return its launch as Launcher.describe. Raises as Library.matmul."""
+        """Choose and load a kernel, and return its launch as Launcher.describe, and whether to keep it for later calls.
+
+        Raises: as Library.matmul.
+        """
         views = {
             name: View(address, tuple(shape), tuple(strides), _DTYPES.get(dtype, dtype), device)
             for name, (address, shape, strides, dtype) in (
@@ -188,10 +191,11 @@ class Questions:
             )
         }
         if 0 in views["D"].shape:
-            return {"empty": True}
+            return {"empty": True, "keep": True}
         options = MatmulOptions(alpha, beta, ACTIVATIONS[activation], "tf32" if tf32 else "")
-        with preparing(stream):
-            return launcher_of(self._library(), views, device, options, self._allocate).describe()
+        with preparing(stream) as preparation:
+            found = launcher_of(self._library(), views, device, options, self._allocate).describe()
+        return {**found, "keep": not preparation.forbidden}
 
     def allocate(self, device: int, stream: int, capturing: bool) -> int:
         """Return where partial sums begin in the workspace of a stream."""

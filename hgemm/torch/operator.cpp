@@ -244,6 +244,7 @@ Launch read(py::dict const& given) {
 std::shared_ptr<Launch const> ask(Call const& call, Key const& key, void* stream) {
   std::shared_ptr<Launch const> made;
   uint64_t started;
+  bool keep;
   {
     py::gil_scoped_acquire gil;
     {
@@ -255,10 +256,12 @@ std::shared_ptr<Launch const> ask(Call const& call, Key const& key, void* stream
     py::object arguments = py::make_tuple(operands, call.device, call.alpha, call.beta, call.activation,
                                           call.tf32, reinterpret_cast<uint64_t>(stream));
     py::object given = owned(PyObject_CallObject(describe, arguments.ptr()));
-    made = std::make_shared<Launch const>(read(py::reinterpret_borrow<py::dict>(given)));
+    py::dict const description = py::reinterpret_borrow<py::dict>(given);
+    made = std::make_shared<Launch const>(read(description));
+    keep = description["keep"].cast<bool>();
   }
   std::lock_guard<std::mutex> lock(mutex);
-  if (generation == started) {
+  if (keep && generation == started) {
     if (launches.size() >= max_launches) launches.clear();
     launches.emplace(key, made);
   }
