@@ -130,6 +130,38 @@ def test_an_export_is_replaced_whole(small_library: Library, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
 
 
+def test_files_that_no_export_wrote_are_never_deleted(small_library: Library, tmp_path: Path) -> None:
+    library, to = open_library(small_library.folder), tmp_path / "to"
+    options = ExportOptions(library.symbols[:1], sources=True, compiler="absent")
+    export(library, to, options)
+    export(library, to, options)
+    mine = [to / "notes.txt", to / "build" / "main.o", to / "include" / "mine.h", to / "empty"]
+    for path in mine[:-1]:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    mine[-1].mkdir()
+    before = sorted(to.rglob("*"))
+    with pytest.raises(RequestError, match="contains build/, empty/, include/mine.h, notes.txt, which its MANIFEST"):
+        export(library, to, options)
+    assert sorted(to.rglob("*")) == before and [*tmp_path.iterdir()] == [to]
+    (to / "MANIFEST.json").write_text("{}")
+    with pytest.raises(RequestError, match="has files but no MANIFEST.json of an export"):
+        export(library, to, options)
+
+
+def test_no_library_is_written_into_an_export(small_library: Library, tmp_path: Path) -> None:
+    library, to = open_library(small_library.folder), tmp_path / "to"
+    export(library, to, ExportOptions(library.symbols[:1], compiler="absent"))
+    before = sorted(to.rglob("*"))
+    variant = small_library.load(library.symbols[0])
+    for folder in (to, to / "library"):
+        with pytest.raises(LibraryError, match="an exported C library"):
+            Library(folder).publish(variant.record.data, variant.artefacts)
+        assert call("generate", "--arch", "sm_89", "--tile", "128x128x32", "--library", folder).returncode != 0
+        assert call("hgemm", "pack", "--nk", "64x64", "--arch", "sm_80", "--to", folder).returncode != 0
+    assert sorted(to.rglob("*")) == before
+
+
 def test_a_damaged_variant_is_not_exported(small_library: Library, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(small_library.folder, tmp_path / "library"))
     library = open_library(folder)

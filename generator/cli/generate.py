@@ -24,6 +24,7 @@ from generator.families.base import Plan
 from generator.ladders.recipes import find, load_recipes
 from generator.planner import deciding_field, default_family, not_implemented
 from generator.spec import BY_FIELD, differing, option_of, symbol_of
+from generator.store.files import reject_export
 from generator.store.library import Library
 from generator.sweep import Shard, Sweep, over, read_spec_file, sweep
 from generator.tables import counted, fitted, line_width
@@ -64,6 +65,7 @@ def run(options: dict[str, Any]) -> int:
             err=True,
         )
     reject_file(options["library"])
+    reject_export(options["library"])
     settings = Settings(
         library=Library(options["library"]),
         templates=templates_folder(),

@@ -22,6 +22,7 @@ from generator.errors import HgemmError, RequestError
 from generator.pack.kernels import DEFAULT_DTYPE, MAX_LOSS, MAX_ROWS, Choice, Pack, choosers_of, dtypes_of, pack
 from generator.pack.models import MODELS, Layer, Model, distinct, model_of_sizes, read_model
 from generator.spec import symbol_of
+from generator.store.files import reject_export
 from generator.store.library import Library
 from generator.tables import counted, to_text
 from hgemm.errors import library_suffix
@@ -112,6 +113,7 @@ def pack_command(
     if to is None:
         raise RequestError("--to is missing: name the folder of the library, or add --dry-run")
     reject_file(to)
+    reject_export(to)
     settings = Settings(Library(to), templates_folder())
     workers = jobs or cores()
 

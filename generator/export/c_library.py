@@ -10,13 +10,13 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from generator import __version__
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.c_sources import Images, Shortlists, pack, table_c, table_h, with_enums
-from generator.store.files import disk_errors, temporary_name
+from generator.store.files import EXPORT_FORMAT, EXPORT_MANIFEST, disk_errors, exported_files, temporary_name
 from hgemm.dispatch_table import DispatchTable
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library, read_variant
@@ -163,8 +163,7 @@ def _first_error(text: str) -> str:
 # ==== The export ====
 
 
-MANIFEST = "MANIFEST.json"
-FORMAT = 1
+MANIFEST = EXPORT_MANIFEST
 _DESTINATIONS = {
     "include/hgemm.h.in": "include/{name}.h",
     "include/hgemm.hpp": "include/{name}.hpp",
@@ -204,10 +203,10 @@ class Export:
 
 
 def export(library: Library, to: Path, options: ExportOptions) -> Export:
-    """Write an export to the folder `to`. An older export there is replaced, other files are not.
+    """Write an export to the folder `to`. An older export there is replaced whole.
 
-    Raises: RequestError for an invalid name, or a folder with other files; LibraryError for damaged kernels; HgemmError if
-        the compiler fails.
+    Raises: RequestError for an invalid name, or a folder with files that no export wrote; LibraryError for damaged kernels;
+        HgemmError if the compiler fails.
     """
     check_name(options.name)
     _check_place(to)
@@ -228,7 +227,7 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     compiler = compiler_version(options.compiler)
     archs = tuple(sorted({record["arch"] for record in records}))
     manifest = {
-        "format": FORMAT,
+        "format": EXPORT_FORMAT,
         "name": options.name,
         "version": __version__,
         "archs": archs,
@@ -279,8 +278,34 @@ def _json(value: object) -> bytes:
 def _check_place(to: Path) -> None:
     if to.is_symlink() or (to.exists() and not to.is_dir()):
         raise RequestError(f"{to} is not a folder: choose another one with --to")
-    if to.is_dir() and any(to.iterdir()) and not (to / MANIFEST).is_file():
-        raise RequestError(f"{to} has files but no {MANIFEST}, so it is not an export: choose another folder with --to")
+    if not to.is_dir() or not any(to.iterdir()):
+        return
+    listed = exported_files(to)
+    if listed is None:
+        raise RequestError(
+            f"{to} has files but no {MANIFEST} of an export, so nothing is replaced: choose another folder with --to"
+        )
+    others = sorted(_others(to, listed))
+    if others:
+        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+        raise RequestError(
+            f"{to} contains {', '.join(others[:_MAX_NAMED])}{more}, which its {MANIFEST} does not list: an export replaces its "
+            "own files only; move the others out, or choose another folder with --to"
+        )
+
+
+_MAX_NAMED = 5
+
+
+def _others(to: Path, listed: frozenset[str]) -> Iterator[str]:
+    """Yield the files and folders of an export that its manifest does not list. A folder stands for all that it contains."""
+    folders = {parent.as_posix() for name in listed for parent in PurePosixPath(name).parents}
+    for place, below, files in os.walk(to):
+        relative = {name: (Path(place) / name).relative_to(to).as_posix() for name in (*below, *files)}
+        ours = [name for name in below if relative[name] in folders and not (Path(place) / name).is_symlink()]
+        yield from (f"{relative[name]}/" for name in below if name not in ours)
+        yield from (relative[name] for name in files if relative[name] not in listed)
+        below[:] = ours
 
 
 def _write(to: Path, files: dict[str, bytes], manifest: dict, options: ExportOptions) -> None:
@@ -294,6 +319,7 @@ def _write(to: Path, files: dict[str, bytes], manifest: dict, options: ExportOpt
         if manifest["compiler"]:
             build(temporary, options.name, options.compiler)
         (temporary / MANIFEST).write_bytes(_json({**manifest, "files": _hashes(temporary)}))
+        _check_place(to)  # the compiler took seconds, in which files may have been added
         if to.exists():
             aside = to.parent / temporary_name()
             os.rename(to, aside)

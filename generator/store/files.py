@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from generator.errors import BuildError, LibraryError
 from hgemm import disk
+from hgemm.checks import Mismatch, fields, integer, map_of, plain, text
 from hgemm.disk import LIBRARY_OPTION, open_folder
 from hgemm.library import is_symbol
 from hgemm.record import SOURCE_NAMES
@@ -42,6 +44,40 @@ def reason_of(error: OSError | sqlite3.Error, option: str = LIBRARY_OPTION) -> s
     if isinstance(error, OSError):
         return disk.disk_reason(error, option)
     return next((reason for words, reason in _DATABASE_REASONS.items() if words in str(error)), str(error))
+
+
+# ---- Folders of exported C libraries, which the next export replaces -----------------------------------------------
+
+EXPORT_MANIFEST = "MANIFEST.json"
+EXPORT_FORMAT = 1
+_MANIFEST = fields(
+    {
+        "format": integer(low=EXPORT_FORMAT, high=EXPORT_FORMAT),
+        "files": map_of(text(r"(?!/)(?!.*(?:^|/)\.\.(?:/|$)).{1,512}", "a relative path without .."), plain),
+    },
+    others=plain,
+)
+
+
+def exported_files(folder: Path) -> frozenset[str] | None:
+    """Return the files that the manifest of an exported C library lists, or None if the folder has no such manifest."""
+    try:
+        manifest = json.loads((folder / EXPORT_MANIFEST).read_bytes())
+        _MANIFEST(manifest, "")
+    except (OSError, ValueError, RecursionError, Mismatch):
+        return None
+    return frozenset(manifest["files"]) | {EXPORT_MANIFEST}
+
+
+def reject_export(library: Path) -> None:
+    """Raise LibraryError if a library's folder is an exported C library or lies inside one."""
+    place = library.resolve()
+    export = next((folder for folder in (place, *place.parents) if exported_files(folder) is not None), None)
+    if export:
+        where = "is" if export == place else f"lies in {export},"
+        raise LibraryError(
+            f"library {library} {where} an exported C library, which holds only what `hgemm export` wrote: name another folder"
+        )
 
 
 # ---- Folders that are written whole or not at all -------------------------------------------------------------------

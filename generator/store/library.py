@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from generator.errors import LibraryError
-from generator.store.files import disk_errors, reason_of, sync_folder, temporary_name, write_folder
+from generator.store.files import disk_errors, reason_of, reject_export, sync_folder, temporary_name, write_folder
 from generator.store.index import (
     EVERYTHING,
     INDEX_NAME,
@@ -42,7 +42,8 @@ def is_ours(name: str) -> bool:
 def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, bytes]) -> tuple[Record, str]:
     """Write the folder of a variant, replace an existing one, and return the record and its stamp.
 
-    Raises: LibraryError where the record is malformed, does not describe the artefacts, or cannot be written.
+    Raises: LibraryError where the record is malformed, does not describe the artefacts, or cannot be written; or if the library
+        lies in an exported C library.
     """
     record = Record.parse(dump_record(data), f"the record of {ascii(data.get('symbol'))[:80]}")
     place = library / check_symbol(record.symbol)
@@ -55,6 +56,7 @@ def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, b
             raise LibraryError(
                 f"{record.symbol}: the SHA-256 in the record is not that of {name}: write the record from these files"
             )
+    reject_export(library)
     _refuse_collision(place, record)
     with disk_errors("write", place):
         library.mkdir(parents=True, exist_ok=True)

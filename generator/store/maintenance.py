@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.errors import LibraryError
-from generator.store.files import disk_errors, failures_of, forget_failure, rename_to_free, retire
+from generator.store.files import (
+    disk_errors,
+    failures_of,
+    forget_failure,
+    reject_export,
+    rename_to_free,
+    retire,
+)
 from generator.store.library import Library, is_ours
 from generator.store.library import join_sessions as join
 from generator.tables import counted
@@ -54,6 +61,7 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
     Every library is read and every hash is checked before anything is written. After an interrupted run, run it again.
     Raises: LibraryError if a source is damaged, or variants of one symbol have different content keys.
     """
+    reject_export(target)
     folders = _distinct(sources)
     measurements = join((folder for folder in folders if not _same(folder, target)), target)
     found = _sound_of_target(target)
