@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+NAME, MMA = "family_of_the_guide", "fma_of_the_guide"
+"""Other names than those of the guide, so that the tests also pass in a checkout where somebody has followed it."""
+
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -20,12 +23,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("hgemm", "templates"):
         (copy / name).symlink_to(ROOT / name)
     families = copy / "generator" / "families"
-    (families / "simt").mkdir()
-    shutil.copy(ROOT / "examples" / "family" / "simt.py", families / "simt" / "__init__.py")
+    (families / NAME).mkdir()
+    source = (ROOT / "examples" / "family" / "simt.py").read_text()
+    (families / NAME / "__init__.py").write_text(source.replace('"fma"', f'"{MMA}"').replace('"simt"', f'"{NAME}"'))
     registry = (families / "__init__.py").read_text()
-    line = "    mma_sync_tma.FAMILY,\n"
-    registry = registry.replace("from generator.families import ", "from generator.families import simt, ")
-    (families / "__init__.py").write_text(registry.replace(line, line + "    simt.FAMILY,\n"))
+    last = ']\n"""Every family.'
+    assert last in registry
+    registry = registry.replace("from generator.families import ", f"from generator.families import {NAME}, ", 1)
+    (families / "__init__.py").write_text(registry.replace(last, f"    {NAME}.FAMILY,\n{last}"))
     return copy
 
 
@@ -36,19 +41,19 @@ def generate(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_family_is_planned_and_explained(checkout: Path) -> None:
-    done = generate(checkout, "--arch", "sm_80", "--mma", "fma", "--explain")
+    done = generate(checkout, "--arch", "sm_80", "--mma", MMA, "--explain")
     assert done.returncode == 0, done.stderr
     assert "legal" in done.stdout and "needed_registers" in done.stdout
 
 
 def test_an_illegal_spec_of_the_family_is_rejected_with_a_fix(checkout: Path) -> None:
-    done = generate(checkout, "--arch", "sm_80", "--mma", "fma", "--stages", "16", "--tile", "128x128x64")
+    done = generate(checkout, "--arch", "sm_80", "--mma", MMA, "--stages", "16", "--tile", "128x128x64")
     assert done.returncode == 2
     assert "shared_memory" in done.stderr and "--stages" in done.stderr
 
 
 def test_it_is_not_generated_before_it_has_templates(checkout: Path) -> None:
-    done = generate(checkout, "--arch", "sm_80", "--mma", "fma")
+    done = generate(checkout, "--arch", "sm_80", "--mma", MMA)
     assert done.returncode == 2
     assert "not implemented" in done.stderr
 
