@@ -3,7 +3,8 @@
     python docs/check_site.py [build/site]
 
 Checks: no broken internal link or anchor, no file of another host, no horizontal scroll at 1280 and 390 pixels, no
-console error. Exit status: 0 the site is sound, 1 it is not, 77 Chromium is not installed (Debian's package chromium).
+console error, no snippet that was left out. Exit status: 0 the site is sound, 1 it is not, 77 Chromium is not installed
+(Debian's package chromium).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ READ_PAGE = """({
   links: [...document.querySelectorAll('a[href]')].map(e => e.href),
   files: [...document.querySelectorAll('img,script[src],iframe[src]')].map(e => e.src)
     .concat([...document.querySelectorAll('link[rel=stylesheet],link[rel=icon]')].map(e => e.href)).filter(Boolean),
+  snippets: document.body.innerText.split('\\n').filter(line => /--8\\s*</.test(line)),
 })"""
 READ_WIDTH = "[document.documentElement.scrollWidth, window.innerWidth]"
 
@@ -174,6 +176,7 @@ def _check_page(chromium: Browser, site: Path, page: Path, checked: Checked) -> 
     checked.ids[page] = set(read["ids"])
     checked.links += [(page, url) for url in read["links"]]
     checked.faults += [f"{name}: loads {url}" for url in read["files"] if urlsplit(url).scheme not in ("file", "data")]
+    checked.faults += [f"{name}: the snippet {line.strip()} is not filled in" for line in read["snippets"]]
     checked.faults += [f"{name}: console: {error}" for error in chromium.errors]
 
 
