@@ -318,7 +318,9 @@ def test_the_cover_is_small_and_leaves_nothing_out() -> None:
     assert sorted(smallest_cover(losses, 0.0)) == [0, 1]
 
 
-def test_a_kernel_that_does_not_build_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_build_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     choosers = choosers_of(model_of_sizes("64x64"), ["sm_80"], ["f16"])
     first = symbol_of(choosers[0].choose(1.0).plans[0].spec)
 
@@ -335,6 +337,9 @@ def test_a_kernel_that_does_not_build_is_replaced(monkeypatch: pytest.MonkeyPatc
     done = pack(choosers, Settings(Library(tmp_path), templates_folder()), 1.0)
     assert done.dropped == {first: "it spills"}
     assert first not in done.symbols and done.bytes == 110 * len(done.symbols)
+    words = ("--nk", "64x64", "--arch", "80", "--loss", "100", "--to", tmp_path, "--json", "--quiet")
+    status, _, err = hgemm(capsys, "pack", *words)
+    assert status == 0 and f"{first} failed (it spills): other kernels replace it" in err
 
 
 # ==== The verb ====
@@ -344,6 +349,7 @@ def test_a_dry_run_lists_layers_and_rows_and_builds_nothing(capsys: pytest.Captu
     folder = written(tmp_path / "model", model_type="llama", torch_dtype="bfloat16", **GROUPED)
     status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--to", tmp_path / "lib", "--dry-run")
     assert status == 0 and not (tmp_path / "lib").exists()
+    assert "only a build shows whether registers spill" in err
     assert "q, k and v fused" in out and "hgemm_sm90a_tn_bf16" in out and str(MAX_ROWS) in out
     status, out, err = hgemm(capsys, "pack", folder, "--arch", "90a", "--dry-run", "--json")
     document = json.loads(out)
@@ -370,6 +376,11 @@ def test_a_pack_can_be_exported(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--nk", "8x8", "--arch", "81", "--to", "x"], "arch '81' is unknown"),
         (["--nk", "8by8", "--arch", "80", "--to", "x"], "--nk"),
         (["no/such/model", "--arch", "80", "--to", "x"], "cannot be read"),
+        (["config.json", "--bias", "row", "--arch", "80", "--to", "x"], "--bias applies to --nk only"),
+        (
+            ["config.json", "--layout", "tn", "--activation", "gelu", "--arch", "80", "--dry-run"],
+            "--layout and --activation apply to --nk only",
+        ),
     ],
 )
 def test_a_wrong_request_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from generator.arch import ARCHS, parse_arch_list
-from generator.build.pipeline import Settings
+from generator.build.pipeline import Outcome, Settings
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.cli.options import json_option
@@ -48,6 +48,7 @@ Examples:
   hgemm pack --nk 4096x14336,14336x4096 --dtype bf16 --bias row --arch 90a --to build/mlp
   hgemm pack llama --arch 90a --dry-run
 """
+_SIZES_ONLY = ("layout", "bias", "activation")
 _CHECK_SHAPE = "8x128x256"
 """The product of --check: a few rows, and more k-tiles than one."""
 
@@ -96,6 +97,7 @@ def pack_command(
         raise RequestError(
             "name a config.json, or list the layers with --nk" if not nk else "--nk replaces MODEL: give one"
         )
+    _reject_options_of_sizes(ctx, nk)
     began = time.perf_counter()
     archs = parse_arch_list(arch)
     read = model_of_sizes(nk, layout, bias != "none", activation) if nk else read_model(model or Path())
@@ -109,6 +111,10 @@ def pack_command(
             json.dumps(_document(read, dtypes, layers, choices), indent=1) + "\n" if as_json else _plan(layers, choices)
         )
         click.echo(text, nl=False)
+        click.echo(
+            "hgemm: nothing was built: only a build shows whether registers spill, and `hgemm pack` then replaces the kernel",
+            err=True,
+        )
         return
     if to is None:
         raise RequestError("--to is missing: name the folder of the library, or add --dry-run")
@@ -122,12 +128,19 @@ def pack_command(
         if not quiet:
             for choice in choices:
                 click.echo(f"hgemm: {_chosen(choice)}, in {time.perf_counter() - began:.1f} s", err=True)
+        failed: list[Outcome] = []
         with progress(count, quiet, workers) as tell:
-            yield tell
+
+            def told(outcome: Outcome) -> None:
+                tell(outcome)
+                failed.extend([outcome] if outcome.record is None else [])
+
+            yield told
+        for outcome in failed:
+            reason = outcome.error.rpartition(": ")[2]
+            click.echo(f"hgemm: {outcome.symbol} failed ({reason}): other kernels replace it", err=True)
 
     done = pack(choosers, settings, loss / 100, workers, started)
-    for symbol, error in done.dropped.items():
-        click.echo(f"hgemm: replaced {symbol}, which does not build: {error.rpartition(': ')[2]}", err=True)
     checked = _checked(settings.library, done) if check else {}
     seconds = time.perf_counter() - began
     if as_json:
@@ -148,6 +161,17 @@ def pack_command(
         click.echo(f"{checked['checked']}: {_CHECK_SHAPE} is correct on the CPU, {checked['check_seconds']:.1f} s")
     if not quiet:
         _next_commands(to)
+
+
+def _reject_options_of_sizes(ctx: click.Context, nk: str) -> None:
+    """Raise RequestError if an option of --nk is given without it: the layers of a model have values of their own."""
+    given = [name for name in _SIZES_ONLY if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given and not nk:
+        flags, verb = " and ".join(f"--{name}" for name in given), "applies" if len(given) == 1 else "apply"
+        raise RequestError(
+            f"{flags} {verb} to --nk only, since MODEL says what each layer has: omit {'it' if len(given) == 1 else 'them'}, "
+            "or list n and k of the layers with --nk instead of MODEL"
+        )
 
 
 def _note(model: Model, archs: Sequence[str], dtype: str) -> None:
