@@ -172,6 +172,9 @@ def parse_arch(text: str, what: str = "arch") -> str:
     digits, minor, suffix = match.groups(default="")
     name = f"sm_{int(digits + minor)}{suffix.lower()}"
     if name not in ARCHS:
+        begun = [known for known in ARCHS if known.startswith(name) and not suffix]
+        if begun:
+            raise _unknown(what, text, begun[:1])
         off = {arch.name: abs(arch.number - int(digits + minor)) for arch in ARCHS.values()}
         closest = min(ARCHS.values(), key=lambda arch: (off[arch.name], bool(arch.suffix) != bool(suffix)))
         raise _unknown(what, text, [closest.name])

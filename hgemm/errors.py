@@ -104,7 +104,9 @@ def usage_line(error: Any, program: str) -> str:
     if getattr(error, "possibilities", None) and error.ctx:  # suggest no deprecated option
         new = {old: param.opts[0] for param in error.ctx.command.params for old in getattr(param, "old", ())}
         error.possibilities = [*dict.fromkeys(new.get(flag, flag) for flag in error.possibilities)]
-    return f"{program}: error: {error.format_message().rstrip('.')} (see `{path} --help`)"
+    message = error.format_message().rstrip(".").replace("a valid float range", "a number")
+    message = message.replace("a valid integer range", "a whole number")
+    return f"{program}: error: {message} (see `{path} --help`)"
 
 
 def run_command(command: Any, program: str) -> NoReturn:

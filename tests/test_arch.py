@@ -39,6 +39,8 @@ def test_canonical_names_number_and_dotted_capability_parse_to_themselves(name):
         ("100a", "sm_100"),
         ("90b", "sm_90a"),
         ("999", "sm_121"),
+        ("sm_9", "sm_90"),
+        ("12", "sm_120"),
         ("sn_89", "sm_89"),
         ("Hopper", "sm_90a"),
         ("turing", "sm_75"),

@@ -139,6 +139,7 @@ def test_a_sweep_leaves_out_the_illegal_and_counts_them(capsys, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["--arch", "sm_90", "--mma", "wgmma"], "wgmma needs sm_90a, so this builds for sm_90a instead of sm_90"),
         (["--arch", "sm_90"], "sm_90a has wgmma kernels for the same GPUs: use --arch sm_90a"),
         (["--arch", "sm_90", "--stages", "2,3,4"], "sm_90a has wgmma kernels for the same GPUs: use --arch sm_90a"),
         (["--arch", "sm_90", "--mma", "m16n8k16"], ""),

@@ -282,6 +282,9 @@ def hints(asked: Sweep) -> Iterator[str]:
     for candidate in asked.candidates:
         spec, field, request = candidate.plan.spec, deciding_field(candidate.request), candidate.request
         best, kin = default_family(spec.arch), f"{spec.arch}a"
+        asked = request.get("arch", spec.arch)
+        if asked != spec.arch:
+            yield f"{family_of(spec).name} needs {spec.arch}, so this builds for {spec.arch} instead of {asked}"
         if not field and (objection := best.objection(request)):
             yield f"{objection} on {spec.arch}"
         better = default_family(kin) if kin in ARCHS and kin not in archs else best
