@@ -17,15 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import catalog_records, catalog_table, record_of
 
+import hgemm
 from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
-from generator.export.selection import SORTS, computes, holes, kinds_of, promised_types
+from generator.export.selection import ROWS_OF_SIZE, SORTS, computes, holes, kinds_of, promised_types
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dispatch_table import COMPATIBLE, EXACT, LIMIT, PTX, DispatchTable, code_match, estimate_clocks, kind_of
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError, RequestError, UnsupportedError
+from hgemm.growth import size_of_tile
 from hgemm.launch import check, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
 from hgemm.octave_grid import (
@@ -676,6 +678,8 @@ def test_the_command_tells_of_holes_adds_what_closes_them_and_is_then_content(
     done = call("hgemm", *words, "--add")
     assert done.returncode == 0 and done.stderr.startswith("added hgemm_sm80_"), done.stderr
     assert done.stdout.startswith("sm_80: 1 kind supported, at alignments 8,4,2,1")
+    rows = hgemm.open(library).table.rows
+    assert {size_of_tile(row.tile_m, row.tile_n) for row in rows if row.align_a == 8} == {*ROWS_OF_SIZE}
     assert call("hgemm", *words).returncode == 0
     assert call("hgemm", *words, "--align", "3").returncode == 2
     assert call("hgemm", *words, "--arch", "70").returncode == 2

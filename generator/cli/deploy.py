@@ -129,8 +129,8 @@ the library has it), f32 accumulation, all four layouts, alpha and beta, every a
 
 With --no-fallback, problems that a GPU with wgmma computes on mma.sync are holes, too.
 
---add builds the variants that close the holes. A hole with aligned operands gets variants for a few rows, and for small, medium
-and large problems. Exit status 1: holes are left.
+--add builds the variants that close the holes. It also builds what these kinds lack for aligned operands: variants for a few
+rows, and for small, medium and large problems. Exit status 1: holes are left.
 
 \b
 Examples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ from generator.tables import counted
 from hgemm.dispatch_table import COMPATIBLE, EXACT, DispatchTable
 from hgemm.dtypes import DTYPES, stored_dtype
 from hgemm.errors import RequestError
+from hgemm.growth import size_of_tile
 from hgemm.octave_grid import FACTOR_ONE, STEP_BITS, distance
 from hgemm.problem import Kind, Problem, kind_word
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, Choice, FallbackWatch, Selector
@@ -130,13 +131,14 @@ class Hole:
     """Problems of one kind on one architecture that no kernel supports without a workspace.
 
     Fields: `sorts` holds the missing names of SORTS, or FALLS_BACK, by the alignment of all operands in elements; `beta` tells
-        whether C is added.
+        whether C is added; `sizes` are those of kernels that problems with aligned operands lack.
     """
 
     arch: str
     kind: Kind
     beta: bool
     sorts: dict[int, tuple[str, ...]]
+    sizes: tuple[str, ...] = ()
 
     @property
     def unsupported(self) -> bool:
@@ -144,10 +146,10 @@ class Hole:
         return any(sorts != (FALLS_BACK,) for sorts in self.sorts.values())
 
     def lacks(self) -> Iterator[tuple[SelectionQuery, str]]:
-        """Yield problems whose kernels are missing, with the size of the kernel: all sizes if aligned operands are missing."""
-        aligned, least = MAX_ALIGN in self.sorts, min(self.sorts)
-        for size, m in ROWS_OF_SIZE.items() if aligned else ():
-            yield self._query(m, MAX_ALIGN), size
+        """Yield problems whose kernels are missing, with the size of the kernel."""
+        least = min(self.sorts)
+        for size in self.sizes:
+            yield self._query(ROWS_OF_SIZE[size], MAX_ALIGN), size
         if self.sorts[least] == (FALLS_BACK,) and least < MAX_ALIGN:
             yield self._query(ROWS_OF_SIZE["large"], least), "large"
 
@@ -227,14 +229,25 @@ def holes(
             missing = {align: tuple(_unsupported(selector, kind, align, beta, watch)) for align in aligns}
             missing = {align: sorts for align, sorts in missing.items() if sorts}
             if missing:
-                yield Hole(selector.target.name, kind, beta, missing)
+                sizes = _missing_sizes(selector, kind, beta, missing) if MAX_ALIGN in aligns else ()
+                yield Hole(selector.target.name, kind, beta, missing, tuple(sizes))
+
+
+def _missing_sizes(selector: Selector, kind: Kind, beta: bool, missing: Collection[int]) -> Iterator[str]:
+    """Yield the sizes of kernels that aligned operands lack: all if no kernel supports them, none if the kind was measured."""
+    if MAX_ALIGN in missing:
+        yield from ROWS_OF_SIZE
+    elif kind.code not in selector.surveys:
+        aligned = SelectionQuery(kind, 4096, 4096, 4096, beta=beta)
+        present = {size_of_tile(row.tile_m, row.tile_n) for row in selector.supporting(aligned)}
+        yield from (size for size in ROWS_OF_SIZE if size not in present)
 
 
 def close_holes(missing: Sequence[Hole], settings: Settings, processes: int) -> Iterator[str]:
     """Build the kernels that close holes, and yield their symbols.
 
-    Each hole gets one kernel that supports all of its problems. If aligned operands are missing, it also gets the best kernel of
-    each size. One that does not build is replaced by the next best.
+    Each hole gets one kernel that supports all of its problems, and for aligned operands the best kernel of each size that is
+    missing. One that does not build is replaced by the next best.
 
     Raises: LibraryError if a kernel that a hole requires cannot be built.
     """
