@@ -77,19 +77,33 @@ TYPES = ("f16", "bf16", "f32", "tf32")
 ACCUMULATIONS = ("f32", "f16_promoted", "f16")
 """Accumulator types, the most exact first. A kernel also supports requests for a less exact accumulation."""
 BIASES = ("none", "row", "column")
-ACTIVATION_NOTES = {
-    "none": "x",
-    "relu": "max(x, 0)",
-    "gelu": "x * (1 + erf(x / sqrt(2))) / 2",
-    "silu": "x / (1 + exp(-x))",
-    "leaky_relu": "x if x > 0, else 0.01 x",
-}
-"""Activations with the formula that hgemm.h and the help show. Add new ones at the end: positions are numbers in hgemm.h.
 
-An activation also needs its float64 formula and error bound in hgemm/reference.py and its device code in
-templates/common/activation.cuh. torch takes gradients from torch.nn.functional, so the word is its name there.
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation of the epilogue.
+
+    Fields: hgemm.h shows `formula`. `is_long` tells that the device code has more than two instructions: kernels plan more
+        registers for it, and its subtiles share one loop.
+    """
+
+    formula: str
+    is_long: bool = False
+
+
+ACTIVATION_TABLE = {
+    "none": Activation("x"),
+    "relu": Activation("max(x, 0)"),
+    "gelu": Activation("x * (1 + erf(x / sqrt(2))) / 2", is_long=True),
+    "silu": Activation("x / (1 + exp(-x))", is_long=True),
+    "leaky_relu": Activation("x if x > 0, else 0.01 x"),
+}
+"""Activations by their word. Add new ones at the end: positions are numbers in hgemm.h.
+
+docs/how-to/add-activation.md lists what else an activation needs.
 """
-ACTIVATIONS = tuple(ACTIVATION_NOTES)
+ACTIVATIONS = tuple(ACTIVATION_TABLE)
+LONG_ACTIVATIONS = frozenset(word for word, activation in ACTIVATION_TABLE.items() if activation.is_long)
 
 _WORDS = {
     "layout": LAYOUTS,

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hgemm.dtypes import DTYPES, truncation_error
+from hgemm.errors import HgemmError
 from hgemm.launch_traits import LaunchTraits
 
 STEP = 16
@@ -168,7 +169,7 @@ def _add_up(parts: Iterator[tuple[np.ndarray, np.ndarray]], shared: bool) -> tup
 class ActivationFormula:
     """An activation in float64.
 
-    Fields: `steepest` is the largest absolute derivative. The f32 code of the kernels has an error of at most
+    Fields: `steepest` is the largest absolute derivative. The f32 code of the kernels has an absolute error of at most
         `error` * (1 + |x|).
     """
 
@@ -206,6 +207,16 @@ Source: PTX ISA, maximum errors of ex2.approx.ftz.f32 and rcp.approx.ftz.f32; CU
 """
 
 
+def formula_of(activation: str) -> ActivationFormula:
+    """Return the formula of an activation. Raises HgemmError if there is none."""
+    found = ACTIVATION_FORMULAS.get(activation)
+    if found is None:
+        raise HgemmError(
+            f"activation {activation} has no float64 reference: add it to ACTIVATION_FORMULAS in hgemm/reference.py"
+        )
+    return found
+
+
 def apply_epilogue(
     traits: LaunchTraits,
     product: np.ndarray,
@@ -222,7 +233,7 @@ def apply_epilogue(
         if term is not None:
             x, largest = x + term, largest + np.abs(term)
     error = abs(alpha) * error + 4 * _F32_ROUND * _SECOND_ORDER * largest + _TINY  # two products and two sums
-    activation, out = ACTIVATION_FORMULAS[traits.activation], DTYPES[traits.dtype_d]
+    activation, out = formula_of(traits.activation), DTYPES[traits.dtype_d]
     y = activation.function(x)
     error = activation.steepest * error + activation.error * (1 + np.abs(x) + error)
     rounding = 0.0 if traits.dtype_d == "f32" else out.roundoff

@@ -43,7 +43,8 @@ from generator.device_check import CheckWorkers, check_here
 from generator.errors import BuildError, HgemmError
 from generator.families import family_of
 from generator.families.base import Plan
-from generator.families.mma_sync.form_rules import DSL_ARCHS
+from generator.families.mma_sync import form_rules
+from generator.families.mma_sync.form_rules import DSL_ACTIVATIONS, DSL_ARCHS
 from generator.planner import plan_of, resolve, violations
 from generator.proof import jobs as emulate
 from generator.proof.machine import HostMemory
@@ -279,6 +280,18 @@ def test_without_the_dsl_its_kernels_are_refused_with_what_to_install(monkeypatc
     ):
         prepare(plan_in_dsl(), TEMPLATES)
     prepare(plan_in_dsl().replace(form="atoms"), TEMPLATES)
+
+
+@pytest.mark.parametrize("activation", DSL_ACTIVATIONS)
+def test_its_activations_have_expressions(activation: str) -> None:
+    ast.parse(emit(plan_in_dsl(activation=activation), TEMPLATES).source)
+
+
+def test_an_activation_without_an_expression_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form_rules, "DSL_ACTIVATIONS", ("none", "relu"))
+    (violation,) = violations(plan_in_dsl(activation="silu"))
+    assert violation.message == "activation is silu; form dsl supports none, relu"
+    assert violation.change == {"form": "atoms"}
 
 
 # ---- Made -----------------------------------------------------------------------------------------------------------

@@ -406,7 +406,8 @@ def test_a_rule_says_what_is_wrong_and_what_is_right(text: str, rule: str, messa
 
 
 def test_every_rule_has_an_example() -> None:
-    assert {rule.name for rule in FAMILY.rules} == {row[1] for row in BROKEN}
+    without = {"dsl_activation"}  # no activation lacks an expression today; test_dsl_form.py takes one away
+    assert {rule.name for rule in FAMILY.rules} - without == {row[1] for row in BROKEN}
 
 
 def test_all_broken_rules_are_named_at_once() -> None:

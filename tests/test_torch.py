@@ -19,9 +19,9 @@ from hgemm import Library, LibraryError, Problem, ProblemError  # noqa: E402
 from hgemm.arrays import ARRAY_ADAPTERS  # noqa: E402
 from hgemm.growth import GrowingSelector  # noqa: E402
 from hgemm.problem import ACTIVATIONS  # noqa: E402
+from hgemm.reference import formula_of  # noqa: E402
 from hgemm.selection_query import Target  # noqa: E402
-
-FUNCTIONS = {name: getattr(torch.nn.functional, name) for name in ACTIVATIONS if name != "none"}
+from hgemm.torch.operator import ACTIVATION_FUNCTIONS  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +40,7 @@ def formula(a, b, bias=None, c=None, alpha=1.0, beta=0.0, activation="none"):
     x = x + beta * wide(c) if c is not None else x
     if bias is not None:
         x = x + wide(bias) if bias.shape[-1] == b.shape[-1] else x + wide(bias)[..., None]
-    return FUNCTIONS.get(activation, lambda y: y)(x)
+    return ACTIVATION_FUNCTIONS[activation](x)
 
 
 def tensors(*shapes: tuple[int, ...], dtype=torch.float64, requires_grad: bool = True) -> list:
@@ -77,6 +77,13 @@ def test_gradients_are_those_of_the_formula(case: str, activation: str) -> None:
     gradient = torch.ones(()).double().expand(found.shape)  # without strides, as sum() gives it
     found, expected = (torch.autograd.grad(x, given, gradient) for x in (found, expected))
     assert all(map(torch.allclose, found, expected))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_is_the_same_function_in_torch_as_in_the_reference(activation: str) -> None:
+    x = torch.linspace(-9, 9, 181, dtype=torch.float64)
+    expected = formula_of(activation).function(x.numpy())
+    assert torch.allclose(ACTIVATION_FUNCTIONS[activation](x), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

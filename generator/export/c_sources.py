@@ -15,7 +15,7 @@ from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library
 from hgemm.octave_grid import REGIONS, Shortlist, region_of
-from hgemm.problem import ACCUMULATIONS, ACTIVATION_NOTES, ACTIVATIONS, BIASES, LAYOUTS, TYPES
+from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES
 from hgemm.shortlists import RegionShortlists
 
 # ==== images.bin: the code of all kernels ====
@@ -132,7 +132,7 @@ def _definition(enum: Enum) -> str:
     lines = [f"  {enum.prefix}{word.upper()} = {value}," for value, word in enumerate(enum.words)]
     lines[-1] = lines[-1].removesuffix(",")
     if enum.name == "activation":
-        lines = [f"{line} /* {ACTIVATION_NOTES[word]} */" for line, word in zip(lines, enum.words, strict=True)]
+        lines = [f"{line} /* {ACTIVATION_TABLE[word].formula} */" for line, word in zip(lines, enum.words, strict=True)]
     return "\n".join([f"typedef enum hgemm_{enum.name} {{", *lines, f"}} hgemm_{enum.name};"])
 
 

@@ -108,6 +108,16 @@ def check_activation(activation: str) -> str:
     return activation
 
 
+ACTIVATION_FUNCTIONS = {
+    "none": lambda x: x,
+    "relu": nn.functional.relu,
+    "gelu": nn.functional.gelu,
+    "silu": nn.functional.silu,
+    "leaky_relu": nn.functional.leaky_relu,
+}
+"""The activations as functions of torch, which gives gradients of them."""
+
+
 # ==== The kernels in Python ====
 
 
@@ -210,7 +220,7 @@ def _before_activation(options, d, a, b, bias, c, result) -> Tensor:
         return torch.where(result > 0, d, 0)
     x = torch.ops.hgemm.matmul(a, b, None, c, alpha=alpha, beta=beta)
     x = x if bias is None else x + bias.reshape(_broadcast(bias, x))
-    _, pullback = torch.func.vjp(getattr(nn.functional, activation), x)
+    _, pullback = torch.func.vjp(ACTIVATION_FUNCTIONS[activation], x)
     return pullback(d)[0]
 
 

@@ -19,6 +19,9 @@ DSL_ARCHS = "sm_80 sm_86 sm_87 sm_89 sm_90 sm_90a sm_100 sm_103 sm_120 sm_121".s
 Source: `cutlass.base_dsl.enums.Arch` of nvidia-cutlass-dsl 4.8.1, and a test that asks it.
 """
 
+DSL_ACTIVATIONS = ("none", "relu", "gelu", "silu", "leaky_relu")
+"""Activations that dsl_instance.py.j2 has expressions for: in the kernel, and in the module's own check."""
+
 # ==== Values that a form supports, and why no others ====
 
 CUTE_VALUES = {
@@ -213,6 +216,13 @@ def dsl_arch(plan: Plan) -> str | None:
     if plan.spec.form != "dsl" or plan.spec.arch in DSL_ARCHS:
         return None
     return f"arch is {plan.spec.arch}; CuTe DSL supports {', '.join(DSL_ARCHS)}"
+
+
+@dsl(fix_by())
+def dsl_activation(plan: Plan) -> str | None:
+    if plan.spec.form != "dsl" or plan.spec.activation in DSL_ACTIVATIONS:
+        return None
+    return f"activation is {plan.spec.activation}; form dsl supports {', '.join(DSL_ACTIVATIONS)}"
 
 
 @dsl(in_dsl)

@@ -12,6 +12,7 @@ from generator.families.base import Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.layouts import ASYNC_BYTES, VECTOR_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES, WMMA, Cluster
+from hgemm.problem import LONG_ACTIVATIONS
 
 NAME = "mma_sync"
 
@@ -392,7 +393,7 @@ EPILOGUE = 48
 """In addition to the accumulators."""
 
 ACTIVATION = 12
-"""In addition, for GELU and SiLU."""
+"""In addition, for long activations."""
 
 RELAXED_LIMIT = 200
 """Below this limit ptxas recomputes addresses that it keeps in registers above it."""
@@ -401,7 +402,7 @@ RELAXED_LIMIT = 200
 def _epilogue_registers(plan: MmaSyncPlan) -> float:
     in_floats = plan.spec.schedule.in_workspace and plan.spec.acc == "f16"  # reductions add floats
     accumulators = plan.accumulator_registers * (2 if in_floats else 1)
-    return accumulators + EPILOGUE + ACTIVATION * (plan.spec.activation in ("gelu", "silu"))
+    return accumulators + EPILOGUE + ACTIVATION * (plan.spec.activation in LONG_ACTIVATIONS)
 
 
 def _mainloop_registers(plan: MmaSyncPlan) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.families.mma_sync.plan import MMA_ROWS, MmaSyncPlan
 from generator.families.tensor_maps import SWIZZLES_BYTES, OperandBoxes, TensorMap, stages_bytes, whole_parts
+from hgemm.problem import LONG_ACTIVATIONS
 
 NAME = "mma_sync_tma"
 
@@ -188,7 +189,7 @@ class TmaPlan(MmaSyncPlan):
         in_floats = spec.schedule.kind == "split_k" and spec.acc == "f16"
         epilogue = accumulators * (2 if in_floats else 1) + EPILOGUE
         further = PERSISTENT * (spec.schedule.kind == "persistent")
-        further += CURVE * (spec.activation in ("gelu", "silu"))
+        further += CURVE * (spec.activation in LONG_ACTIVATIONS)
         plain = spec.acc == "f32" and spec.layout == "tn" and spec.operand_bytes == 2
         plain = plain and spec.bias == "none" and spec.activation == "none"
         further += ONE_TILE * (plain and spec.schedule.kind == "one_tile")

@@ -15,9 +15,7 @@ from generator.families.common import (
 from generator.families.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.spec import DTYPE_BYTES
-
-LONG_ACTIVATIONS = frozenset({"gelu", "silu"})
-"""Activations whose code is long, so that the subtiles of an epilogue share one loop."""
+from hgemm.problem import LONG_ACTIVATIONS
 
 
 def unroll_epilogue(plan: Plan) -> bool:

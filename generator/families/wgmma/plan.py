@@ -18,6 +18,7 @@ from generator.families.tensor_maps import (
     whole_parts,
 )
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
+from hgemm.problem import LONG_ACTIVATIONS
 
 NAME = "wgmma"
 
@@ -347,14 +348,13 @@ BIAS_UNROLLED, BIAS_AND_C = 40, 8
 """In addition with a bias, and with a bias and C, if subtiles are unrolled: all loads precede the first subtile."""
 
 BIAS_IN_LOOP = {"tma": 8, "direct": 16}
-"""In addition with a bias if subtiles are in a loop: before GELU and SiLU, or if threads store D."""
+"""In addition with a bias if subtiles are in a loop: before a long activation, or if threads store D."""
 
 HALVES = 24
 """In addition with a bias and C added to f16 accumulators."""
 
 SERIES_TERM, SERIES_AND_C = 16, 24
-SERIES = ("gelu", "silu")
-"""In addition for activations with a series, and more if C is added before."""
+"""In addition for long activations, and more if C is added before."""
 
 SILU_OF_THREE = 16
 """In addition for SiLU with three consumers. Without it 3 of 50 random kernels spilled, all of this kind."""
@@ -387,7 +387,7 @@ INSTRUCTION = 26
 def _estimate(plan: WgmmaPlan) -> int:
     """Return the registers that a consumer's thread needs to avoid spills."""
     spec = plan.spec
-    series, bias = spec.activation in SERIES, spec.bias != "none"
+    series, bias = spec.activation in LONG_ACTIVATIONS, spec.bias != "none"
     finished = spec.beta or bias or series
     reduces = spec.schedule.in_workspace or spec.schedule.kind == "split_k_cluster"
     streams_in_cluster = spec.schedule.kind == "stream_k" and spec.cluster.ctas > 1
@@ -413,7 +413,7 @@ def _estimate(plan: WgmmaPlan) -> int:
 
 def _bias(plan: WgmmaPlan) -> int:
     spec = plan.spec
-    if spec.store == "tma" and spec.activation not in SERIES:
+    if spec.store == "tma" and spec.activation not in LONG_ACTIVATIONS:
         return BIAS_UNROLLED + BIAS_AND_C * spec.beta
     return BIAS_IN_LOOP.get(spec.store, 0)
 
