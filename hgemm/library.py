@@ -7,12 +7,13 @@ before it is used. Other processes may replace folders meanwhile.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hgemm.kernel import Kernel
 from hgemm.matmul import LaunchCache, MatmulOptions, MatmulPlan, empty_product, launcher_of, make_plan
 from hgemm.measured import read_sessions
 from hgemm.model.kernel import by_wgmma
-from hgemm.problem import Kind, Problem
+from hgemm.problem import Kind, Problem, unknown_kind_word
 from hgemm.record import CUBIN_NAME, MAX_RECORD_BYTES, PTX_NAME, RECORD_NAME, Record
 from hgemm.selection import Choice, FallbackWatch, Selector
 from hgemm.selection_query import SelectionQuery, Target
@@ -34,12 +35,28 @@ from hgemm.workspace import DEFAULT_WORKSPACE_BYTES, check_workspace_bytes
 # ==== Reading a variant ====
 
 _SYMBOL = re.compile(r"[a-z0-9_]{1,200}", re.ASCII)
+_LOG = logging.getLogger(__name__)
 _READ_ATTEMPTS = 50
 _RETRY_PAUSE_S = 0.002
 
 
 class MissingVariantError(LibraryError):
     """There is no variant with this symbol, or its folder has no record."""
+
+
+class UnusableVariantError(LibraryError):
+    """The record of a variant is sound, but names a type, layout, bias or activation that this version does not have."""
+
+    @classmethod
+    def of(cls, place: Path, word: str) -> UnusableVariantError:
+        gc = f"hgemm gc{library_suffix(place.parent)}"
+        return cls(f"{place} is not used, because this version has no {word}: remove it with `{gc}`")
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning, each text once in a process."""
+    _LOG.warning("%s", text)
 
 
 @dataclass(frozen=True)
@@ -169,7 +186,11 @@ def _is_at(folder: int, place: Path) -> bool:
 
 
 def read_record(place: Path, folder: int) -> Record:
-    """Read and check the record in the open `folder`, whose path is `place`. Raises LibraryError, or MissingVariantError."""
+    """Read and check the record in the open `folder`, whose path is `place`.
+
+    Raises: LibraryError if it is malformed, MissingVariantError if there is none, UnusableVariantError if this version lacks a word
+        of it.
+    """
     path = place / RECORD_NAME
     try:
         with disk_errors("read", path):
@@ -183,7 +204,23 @@ def read_record(place: Path, folder: int) -> Record:
     record = Record.parse(document, str(path), place.parent)
     if record.symbol != place.name:
         raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {regenerate_hint(place.parent)}")
+    if word := unknown_kind_word(record.data["spec"]):
+        raise UnusableVariantError.of(place, word)
     return record
+
+
+def read_usable_records(library: Path, symbols: Iterable[str]) -> dict[str, Record]:
+    """Return the records of variants by symbol. One that this version cannot use is skipped with a warning.
+
+    Raises: LibraryError if a record is missing or malformed.
+    """
+    found = {}
+    for symbol in symbols:
+        try:
+            found[symbol] = read_variant(library, symbol, verify=False).record
+        except UnusableVariantError as error:
+            warn_once(str(error))
+    return found
 
 
 def read_artefact(place: Path, folder: int, record: Record, name: str) -> bytes:
@@ -255,7 +292,7 @@ class Library:
     @cached_property
     def records(self) -> dict[str, Record]:
         """The record of each variant by symbol. Raises LibraryError if one is invalid."""
-        return {symbol: read_variant(self.folder, symbol, verify=False).record for symbol in sorted(scan(self.folder))}
+        return read_usable_records(self.folder, sorted(scan(self.folder)))
 
     @property
     def symbols(self) -> Sequence[str]:
@@ -305,7 +342,7 @@ class Library:
         before = self.records
         added = scan(self.folder).keys() - before.keys()
         if added:
-            read = {symbol: read_variant(self.folder, symbol, verify=False).record for symbol in added}
+            read = read_usable_records(self.folder, added)
             self.__dict__["records"] = dict(sorted({**before, **read}.items()))
             self.__dict__.pop("table", None)
             self._selectors = {}

@@ -6,8 +6,10 @@ The tuples of words below define the layouts, types, biases and activations. Spe
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from hgemm.dtypes import OUTPUTS, stored_dtype
 from hgemm.errors import unknown_word
@@ -162,6 +164,13 @@ class Kind:
         types = f"{self.layout} {self.dtype_a}" + (f"*{self.dtype_b}" if self.dtype_b != self.dtype_a else "")
         extras = [f"bias {self.bias}"] * (self.bias != "none") + [self.activation] * (self.activation != "none")
         return " ".join([f"{types}->{self.dtype_d} acc {self.acc}", *extras])
+
+
+def unknown_kind_word(spec: Mapping[str, Any]) -> str:
+    """Return the first field of a spec whose word no kind has, such as `activation 'tanh'`; "" if all are known."""
+    return next(
+        (f"{name} {spec[name]!a}" for name, words in _WORDS.items() if name in spec and spec[name] not in words), ""
+    )
 
 
 def kind_word(code: int, field: str) -> str:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -130,6 +131,32 @@ def test_a_damaged_record_is_warned_of_once(folder: Path, caplog: pytest.LogCapt
     (folder / "hgemm_sm80_nn" / "record.json").write_text("{")
     assert listed(folder, "--arch", "89,90", "--where", "registers > 100") == ["hgemm_sm89_tn_big"]
     assert len(caplog.records) == 1 and "hgemm_sm80_nn/record.json" in caplog.text
+
+
+def test_a_variant_with_an_unknown_word_does_not_stop_the_others(
+    small_library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after an activation was tried and taken back: the index still has the variant."""
+    library = tmp_path / "lib"
+    shutil.copytree(small_library.folder, library)
+    Library(library).publish(*make_record("hgemm_trial", activation="gelu_trial"))
+    for words in (
+        ("select", "--arch", "90", "--m", "512"),
+        ("cover", "--arch", "90", "--layout", "tn", "--align", "8", "--dtype", "f16", "--no-beta"),
+        ("export", "--to", tmp_path / "c", "--cc", "cc"),
+        ("list", "--csv", "--columns", "symbol"),
+    ):
+        result = call(*words, "--library", library)
+        assert result.exception is None or isinstance(result.exception, SystemExit), words
+        assert "hgemm_trial" not in result.stdout
+    (warning,) = (record.getMessage() for record in caplog.records if "gelu_trial" in record.getMessage())
+    assert f"{library / 'hgemm_trial'} is not used" in warning and f"hgemm gc --library {library}" in warning
+    assert "hgemm_trial" not in (tmp_path / "c" / "MANIFEST.json").read_text()
+    told = call("doctor", "--library", library).stdout
+    assert "hgemm_trial is not used" in told and "remove it with `hgemm gc" in told
+    assert "hgemm_trial" in call("gc", "--library", library).stdout
+    assert not (library / "hgemm_trial" / "record.json").exists()
+    assert "hgemm_trial" not in call("doctor", "--library", library).stdout
 
 
 def test_list_of_nothing_says_so_on_stderr(folder: Path) -> None:

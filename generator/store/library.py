@@ -28,8 +28,19 @@ from generator.store.index import (
     open_index,
     replace_index,
 )
-from hgemm.library import MissingVariantError, Variant, check_symbol, read_variant, require_library, scan, stamp_of
+from hgemm.library import (
+    MissingVariantError,
+    UnusableVariantError,
+    Variant,
+    check_symbol,
+    read_variant,
+    require_library,
+    scan,
+    stamp_of,
+    warn_once,
+)
 from hgemm.measured import FOLDER, Session, read_session, session_paths
+from hgemm.problem import unknown_kind_word
 from hgemm.record import ARTEFACTS, MODULE_NAME, RECORD_NAME, Record, Scalar
 from hgemm.record import dump as dump_record
 
@@ -124,7 +135,15 @@ class Library:
 
     def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
         """Return the flat records that meet a condition, sorted by symbol."""
-        return self._ask(lambda index: index.rows(where), lambda: self._scan_rows(where))
+        found = self._ask(lambda index: index.rows(where), lambda: self._scan_rows(where))
+        return [row for row in found if self._is_usable(row)]
+
+    def _is_usable(self, row: Mapping[str, Scalar]) -> bool:
+        """Return whether this version has the words of a variant. The index may be older. Warn if not."""
+        word = unknown_kind_word(row)
+        if word:
+            warn_once(str(UnusableVariantError.of(self.folder / str(row["symbol"]), word)))
+        return not word
 
     def _scan_rows(self, where: Node) -> list[dict[str, Scalar]]:
         flats = (record.flat() for record in self._read(scan(self.folder)))
@@ -214,6 +233,9 @@ class Library:
         for symbol in sorted(symbols):
             try:
                 variant = self.get(symbol, verify=False)
+            except UnusableVariantError as error:
+                warn_once(str(error))
+                continue
             except LibraryError as error:
                 self._warn(str(error))
                 continue
