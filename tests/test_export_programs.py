@@ -283,6 +283,21 @@ def test_the_headers_are_c99_and_cpp17(paper_export: Path, cuda: dict[str, str],
     assert run(program, FAKE_LAZY="1", **cuda).stdout == "launched\nHGEMM_ERROR_LEADING_DIMENSION\n"
 
 
+@pytest.mark.parametrize("page", ["tutorial.md", "how-to/link.md"])
+def test_the_code_of_the_documentation_compiles(paper_export: Path, tmp_path: Path, page: str) -> None:
+    snippets = re.findall(r"```c\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert snippets
+    for number, snippet in enumerate(snippets):
+        lines = snippet.splitlines()
+        includes = ["#include <stdio.h>", *(line for line in lines if line.startswith("#"))]
+        body = [line for line in lines if not line.startswith("#")]
+        head = "void call(void *x, void *w, void *bias, void *y, void *stream) {"
+        unused = "(void)bias;\n}\nint main(void) { return 0; }\n"
+        source = tmp_path / f"snippet{number}.c"
+        source.write_text("\n".join([*includes, head, *body, unused]))
+        built(source, tmp_path / f"snippet{number}", paper_export, "-std=c99", "-pedantic")
+
+
 def test_deprecated_names_still_compile_with_a_warning(paper_export: Path, tmp_path: Path) -> None:
     (tmp_path / "old.c").write_text(
         '#include "hgemm.h"\n'
