@@ -437,9 +437,8 @@ def test_cover_adds_what_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_two_covers_at_once_add_a_kernel_once(tmp_path: Path) -> None:
-    hgemm.open(tmp_path, build=True)
     words = "cover --arch 80 --dtype f16 --layout tn --align 1 --add --library".split()
-    started = [start("hgemm", *words, tmp_path) for _ in range(2)]
+    started = [start("hgemm", *words, tmp_path / "new") for _ in range(2)]
     results = [(process.communicate(timeout=120), process.returncode) for process in started]
     assert [status for _, status in results] == [0, 0], results
     assert "".join(err for (_, err), _ in results).count("added hgemm_sm80_tn_f16") == 1

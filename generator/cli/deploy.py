@@ -33,6 +33,8 @@ from generator.store.library import Library
 from generator.store.query import Selection, nothing_matches, select_rows
 from generator.tables import counted, to_text
 from hgemm.device import open_device
+from hgemm.disk import disk_errors
+from hgemm.dispatch_table import DispatchTable
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import DeviceError, deprecated, library_suffix
 from hgemm.growth import locked
@@ -160,7 +162,9 @@ Examples:
 )
 @click.option("--no-beta", is_flag=True, help="Do not require beta * C.")
 @click.option("--no-fallback", is_flag=True, help="Count problems that fall back to mma.sync as holes.")
-@click.option("--add", is_flag=True, help="Build the variants that close the holes.")
+@click.option(
+    "--add", is_flag=True, help="Build the variants that close the holes. Creates the library if it is missing."
+)
 @json_option
 @click.pass_context
 def cover_command(
@@ -182,7 +186,8 @@ def cover_command(
     archs = dict.fromkeys(name.rstrip("af") for name in parse_arch_list(arch, "--arch"))
     if types:
         deprecated("--types", "--dtype and --out")
-    dtypes = _words(dtype or "") or promised_types(open_library(library).table)
+    creates = add and not library.exists()
+    dtypes = _words(dtype or "") or promised_types(DispatchTable.of([]) if creates else open_library(library).table)
     pairs = [f"{word}:{other}" for word in dtypes for other in _words(out)] if out else dtypes
     kinds = kinds_of(_words(types) or pairs, *map(_words, (layout, bias, activation)))
     for word in _words(align):
@@ -191,6 +196,9 @@ def cover_command(
     aligns = [*map(int, _words(align))]
     counts = {name: sum(computes(name, kind) for kind in kinds) for name in archs}
     _note_f16_only(counts, len(kinds))
+    if creates:
+        with disk_errors("create the library", library):
+            library.mkdir(parents=True, exist_ok=True)
 
     def find() -> list[Hole]:
         opened = open_library(library)
