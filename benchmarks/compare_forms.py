@@ -51,7 +51,7 @@ def race(built: list[BuiltForm], library: Library, device: Device, m: int, turns
     try:
         trial.prepare()
         problem, rows = trial.problem(), np.linspace(0, m - 1, CHECKED_ROWS).astype(int)
-        expected = reference(trial.traits, trial.operands, rows)
+        expected = reference(trial.traits, trial.operands, rows, trial.splits)
         seen = []
         for kernel in kernels:
             trial.kernel = kernel

@@ -48,6 +48,7 @@ DIRECT_STORE = {**_CP_ASYNC, "store": "direct"}
 ONE_FRAGMENT_STAGE = {**_CP_ASYNC, "tile": "96x32x16", "warp_tile": "96x16", "fragment_stages": "1", "stages": "4"}
 ONE_STAGE = {**_CP_ASYNC, "fragment_stages": "1", "stages": "1"}
 SPLIT_K = {**_CP_ASYNC, "schedule": "split_k:3"}
+AT_LAUNCH = {**_CP_ASYNC, "schedule": "launch", "raster": "launch", "bias": "launch"}
 PROMOTED = {**_CP_ASYNC, "acc": "f16_promoted"}
 BIASED = {**_CP_ASYNC, "bias": "row"}
 LAYOUT_NT = {**_CP_ASYNC, "layout": "nt"}
@@ -64,6 +65,8 @@ PAD_ALTERNATE = {
 }
 
 WHOLE, RAGGED, K_TAIL, BATCHES = "32x64x80", "33x41x40", "32x32x75", "32x64x32@3"
+SIX_TILES = "32x64x80,64x96x75,33x96x80,64x64x112,40x70x112,64x96x112"
+"""The options of launches change from one problem to the next (hgemm.cases.varied)."""
 
 MMA_SYNC = (
     # ---- Waits for copies
@@ -133,7 +136,7 @@ MMA_SYNC = (
     ),
     Fault(
         "epilogue rows overwritten before they are stored",
-        At("store_through_shared", "barrier()", after="store_rows(").drop(),
+        At("store_through_shared", "barrier()", after="store_rows<Bias::none>(").drop(),
         {**PIPELINED, "warp_tile": "32x16"},
         WHOLE,
         ("race",),
@@ -255,7 +258,7 @@ MMA_SYNC = (
     ),
     Fault(
         "column past the edge of D",
-        At("store_direct", "column < problem.n").replace("column <= problem.n"),
+        At("store_block", "column < problem.n").replace("column <= problem.n"),
         DIRECT_STORE,
         "33x42x40",
         ("bounds",),
@@ -331,6 +334,41 @@ MMA_SYNC = (
         SPLIT_K,
         WHOLE,
         (NUMBERS,),
+    ),
+    Fault(
+        "the first split computed as a whole tile",
+        At("Scheduler::split_of", "item >= whole_tiles()").replace("item > whole_tiles()"),
+        AT_LAUNCH,
+        SIX_TILES,
+        ("write_once", "race", "bounds", NUMBERS),
+    ),
+    Fault(
+        "tiles after the whole ones computed in the place of the first",
+        At("Scheduler::split_of", "= whole_tiles() + work.shared").replace("= work.shared"),
+        AT_LAUNCH,
+        SIX_TILES,
+        ("write_once", "race", NUMBERS),
+    ),
+    Fault(
+        "longer splits do not move those that follow",
+        At("k_range", "(split < longer ? split : longer)").replace("0"),
+        AT_LAUNCH,
+        SIX_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "one place for the partials of all splits",
+        At("SplitK::reduce", "uint64_t(work.split) * vecs").replace("0"),
+        AT_LAUNCH,
+        SIX_TILES,
+        ("race", NUMBERS, "uninitialised"),
+    ),
+    Fault(
+        "a column bias of the launch added as a row",
+        At("has_bias", "problem.bias_kind == uint32_t(kind)").replace("problem.bias_kind != 0"),
+        AT_LAUNCH,
+        SIX_TILES,
+        ("bounds", "poison", NUMBERS),
     ),
     Fault(
         "epilogue overwrites the flag of the split",
@@ -620,6 +658,10 @@ PINGPONG = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
 STREAM_K = {**ONE_TILE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
 STREAM_K_BLOCKS = {**STREAM_K, "tile": "128x64x64", "consumers": "1", "acc": "f16", "out": "f16"}
 STREAM_K_PINGPONG = {**PINGPONG, "schedule": "stream_k"}
+_DECIDED = {"schedule": "launch", "raster": "launch", "bias": "launch"}
+LAUNCH_PINGPONG = {**PINGPONG, **_DECIDED}
+LAUNCH_CLUSTER = {**ONE_TILE, **_DECIDED, "tile": "64x64x64", "cluster": "2x1"}
+SIX_WGMMA_TILES = "128x64x320,256x128x448,129x192x448,192x128x512,250x120x640,256x192x448"
 ROW_BIAS = {**ONE_TILE, "bias": "row"}
 
 ONE_CTA, TWO_CTAS, TEN_TILES, RAGGED_N = "128x64x448", "256x64x320", "1280x64x64", "128x60x64"
@@ -813,7 +855,7 @@ WGMMA = (
     ),
     Fault(
         "bias read past its end",
-        At("AccumulatorPairs::load", "if (index < ...) bias").replace("bias"),
+        At("AccumulatorPairs::load", "if (bias.along_columns && index < columns())").replace("if (bias.along_columns)"),
         ROW_BIAS,
         RAGGED_N,
         ("bounds",),
@@ -909,8 +951,31 @@ WGMMA = (
         ("deadlock", "race", "mbarrier", NUMBERS),
     ),
     Fault(
+        "one flag for the splits of both consumers",
+        At("gemm", "shared.is_last[Policy::pingpong ? consumer : 0]", occurrence=1).replace("shared.is_last[0]"),
+        LAUNCH_PINGPONG,
+        SIX_WGMMA_TILES,
+        ("race",),
+    ),
+    Fault(
+        "one counter for the tiles of a cluster",
+        At("SplitK::reduce", "work.shared * ranks + rank").replace("work.shared * ranks"),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("race", "poison", "uninitialised", "write_once", NUMBERS),
+    ),
+    Fault(
+        "a bias of the launch along the other axis",
+        At("AccumulatorPairs::is", "problem.bias_kind == uint32_t(kind)").replace(
+            "problem.bias_kind != uint32_t(kind)"
+        ),
+        LAUNCH_CLUSTER,
+        SIX_WGMMA_TILES,
+        ("bounds", "poison", NUMBERS),
+    ),
+    Fault(
         "one flag for the shares of both consumers",
-        At("gemm", "shared.is_last[Policy::pingpong ? consumer : 0]").replace("shared.is_last[0]"),
+        At("gemm", "shared.is_last[Policy::pingpong ? consumer : 0]", occurrence=2).replace("shared.is_last[0]"),
         STREAM_K_PINGPONG,
         FOUR_SHARED,
         ("race",),

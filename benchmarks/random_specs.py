@@ -38,6 +38,7 @@ from generator.proof.executor import trim
 from generator.proof.jobs import host_toolchain, request_of, workers
 from generator.spec import Raster, Schedule, Smem, Tile, WarpTile
 from generator.sweep import sweep
+from hgemm.problem import LAUNCH
 
 FOLDER = Path(__file__).resolve().parent
 ASYNCHRONOUS = [name for name, arch in ARCHS.items() if arch.has_cp_async]
@@ -109,16 +110,18 @@ def _request(source: random.Random) -> dict:
         "stages": stages,
         "fragment_stages": one_of([1, 2]) if stages > 1 else 1,
         "mma_order": one_of(["row", "zigzag"]),
-        "raster": one_of([Raster("row"), Raster("column"), Raster("group", 8), Raster("panel", 2 * tile.n)]),
+        "raster": one_of(
+            [Raster("row"), Raster("column"), Raster("group", 8), Raster("panel", 2 * tile.n), Raster(LAUNCH)]
+        ),
         "schedule": one_of(
             [
-                *(Schedule(kind) for kind in ("one_tile", "one_tile", "persistent", "stream_k")),
+                *(Schedule(kind) for kind in ("one_tile", "one_tile", "persistent", "stream_k", LAUNCH)),
                 Schedule("split_k", 4),
             ]
         ),
         "ctas_per_sm": one_of([1, 1, 2, 3]),
         "beta": one_of([True, False]),
-        "bias": one_of(["none", "none", "row", "column"]),
+        "bias": one_of(["none", "none", "row", "column", LAUNCH]),
         "activation": one_of(["none", "none", "relu", "gelu", "silu"]),
         "store": one_of(["smem", "smem", "direct"]),
         "align_a": one_of([8, 8, 8, 4, 2, 1]),
@@ -214,7 +217,10 @@ def draw_wgmma(source: random.Random) -> Plan:
         texts = {
             **{"arch": "sm_90a", "tile": f"{m}x{n}x{one_of([32, 64, 64, 128])}", "dtype": dtype, "acc": acc},
             **{"layout": one_of(["tn", "nn", "nt", "tt"]), "out": one_of([dtype, dtype, "f32"])},
-            **{"cluster": one_of(["1x1", "1x1", "2x1", "1x2", "2x2"]), "raster": one_of(["row", "column", "group:3"])},
+            **{
+                "cluster": one_of(["1x1", "1x1", "2x1", "1x2", "2x2"]),
+                "raster": one_of(["row", "column", "group:3", LAUNCH]),
+            },
             "schedule": one_of(
                 [
                     "one_tile",
@@ -225,9 +231,11 @@ def draw_wgmma(source: random.Random) -> Plan:
                     "split_k_cluster:4",
                     "stream_k",
                     "stream_k",
+                    LAUNCH,
+                    LAUNCH,
                 ]
             ),
-            **{"beta": one_of(["on", "off"]), "bias": one_of(["none", "none", "row", "column"])},
+            **{"beta": one_of(["on", "off"]), "bias": one_of(["none", "none", "row", "column", LAUNCH])},
             "activation": one_of(["none", "none", "relu", "gelu", "silu"]),
             **({"store": "direct", "align_d": one_of(["8", "2", "1"])} if source.random() < 0.4 else {}),
             **({"cooperation": "pingpong"} if source.random() < 0.3 else {}),

@@ -158,7 +158,9 @@ def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltFor
     try:
         trial.prepare()
         found, complaint = trial.launch(trial.problem())
-        check = compare(str(case), decode(found, traits.dtype_d), reference(traits, trial.operands), "normal")
+        check = compare(
+            str(case), decode(found, traits.dtype_d), reference(traits, trial.operands, splits=trial.splits), "normal"
+        )
     finally:
         trial.free()
     races = [finding for _, report in kernel.reports for finding in report.findings]

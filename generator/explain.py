@@ -13,6 +13,7 @@ from generator.families.base import Plan
 from generator.spec import symbol_of
 from generator.sweep import Candidate
 from generator.tables import cell
+from hgemm.launch import PARTIAL_TILES_PER_CTA
 from hgemm.model.kernel import Size
 from hgemm.model.predict import card_for, report
 
@@ -59,12 +60,12 @@ def explain(candidate: Candidate, question: Question) -> dict[str, Any]:
 
 def _layout_numbers(plan: Plan) -> dict[str, Any]:
     """Return the numbers that only a legal plan has."""
-    workspace = plan.traits()["workspace"]
-    per_cta = workspace.pop("partial_bytes_per_cta", 0)
+    partial_bytes, splits = plan.traits()["workspace"]["partial_bytes"], plan.spec.schedule.splits
+    per_cta = PARTIAL_TILES_PER_CTA * partial_bytes if plan.streams else 0
     return {
         **plan.placements(),
         "bank_conflicts": plan.bank_conflicts,
-        "workspace_bytes_per_tile": sum(workspace.values()),
+        "workspace_bytes_per_tile": splits * partial_bytes if plan.spec.schedule.kind == "split_k" else 0,
         **({"workspace_bytes_beside": per_cta * plan.max_ctas} if per_cta else {}),
     }
 

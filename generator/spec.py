@@ -14,7 +14,7 @@ from generator.arch import ARCHS, parse_arch
 from generator.errors import RequestError, closest_words, unknown_word
 from hgemm.dtypes import DTYPES, OUTPUTS, SPELLINGS
 from hgemm.errors import deprecated
-from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAUNCH, LAYOUTS, TYPES
 from hgemm.record import current_field, current_spec, current_word
 
 
@@ -181,9 +181,12 @@ class _Sized:
 
 @dataclass(frozen=True, order=True)
 class Raster(_Sized):
-    """The order of tiles: `row`, `column`, `group:TILES` (rows of tiles), `panel:COLUMNS` (columns of D)."""
+    """The order of tiles: `row`, `column`, `group:TILES` (rows of tiles), `panel:COLUMNS` (columns of D).
 
-    plain: ClassVar[tuple[str, ...]] = ("row", "column")
+    launch: Each launch decides: groups or panels of any width. group:1 is `row`, and panels of one tile are `column`.
+    """
+
+    plain: ClassVar[tuple[str, ...]] = ("row", "column", LAUNCH)
     sized: ClassVar[dict[str, tuple[str, str]]] = {
         "group": ("TILES", "1 or more rows of tiles, as group:8"),
         "panel": ("COLUMNS", "columns of D, as panel:1024"),
@@ -200,9 +203,10 @@ class Schedule(_Sized):
     split_k:S: S CTAs share the k of a tile and add their accumulators in a workspace.
     split_k_cluster:S: S CTAs of a cluster share the k of a tile and add their accumulators in shared memory.
     stream_k: CTAs compute whole waves of tiles, then share the k-tiles of the last one or two waves evenly, in a workspace.
+    launch: Each launch decides: whole tiles, equal splits of each tile in a workspace, or stream-K.
     """
 
-    plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent", "stream_k")
+    plain: ClassVar[tuple[str, ...]] = ("one_tile", "persistent", "stream_k", LAUNCH)
     sized: ClassVar[dict[str, tuple[str, str]]] = {
         "split_k": ("S", "2 to 64 parts, as split_k:4"),
         "split_k_cluster": ("S", "2 to 8 CTAs, as split_k_cluster:2"),
@@ -214,8 +218,8 @@ class Schedule(_Sized):
 
     @property
     def in_workspace(self) -> bool:
-        """Tell whether partial accumulators meet in a workspace."""
-        return self.kind in ("split_k", "stream_k")
+        """Tell whether partial accumulators can meet in a workspace."""
+        return self.kind in ("split_k", "stream_k", LAUNCH)
 
 
 # ==== The spec of a kernel ====
@@ -653,7 +657,7 @@ FIELDS = (
         ORDER,
         "RASTERS",
         f"Order of tiles: {_listed(Raster.forms())}.",
-        examples=("row", "column", "group:8", "panel:1024"),
+        examples=("row", "column", "group:8", "panel:1024", LAUNCH),
     ),
     Field(
         "schedule",
@@ -661,10 +665,17 @@ FIELDS = (
         ORDER,
         "SCHEDULES",
         f"How CTAs take work: {_listed(Schedule.forms())}.",
-        examples=("one_tile", "persistent", "stream_k", "split_k:4", "split_k_cluster:2"),
+        examples=("one_tile", "persistent", "stream_k", "split_k:4", "split_k_cluster:2", LAUNCH),
     ),
     Field("beta", _switch, EPILOGUE, "ON/OFF", "Add beta * C: on, off.", meaning="Add beta * C."),
-    Field("bias", Choice(BIASES), EPILOGUE, "NAMES", "Add a bias: none, row (n,), column (m,).", enum="bias"),
+    Field(
+        "bias",
+        Choice((*BIASES, LAUNCH)),
+        EPILOGUE,
+        "NAMES",
+        f"Add a bias: none, row (n,), column (m,), {LAUNCH} (any of them).",
+        enum="bias",
+    ),
     Field(
         "activation", Choice(ACTIVATIONS), EPILOGUE, "NAMES", f"Activation: {_listed(ACTIVATIONS)}.", enum="activation"
     ),

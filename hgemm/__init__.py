@@ -25,6 +25,7 @@ __all__ = [
     "HgemmError",
     "Kernel",
     "Kind",
+    "LaunchOptions",
     "Library",
     "LibraryError",
     "MatmulPlan",
@@ -37,6 +38,7 @@ __all__ = [
 _FROM = {
     "Kernel": ("hgemm.kernel", "Kernel"),
     "Kind": ("hgemm.problem", "Kind"),
+    "LaunchOptions": ("hgemm.problem", "LaunchOptions"),
     "Library": ("hgemm.library", "Library"),
     "MatmulPlan": ("hgemm.matmul", "MatmulPlan"),
     "Problem": ("hgemm.problem", "Problem"),

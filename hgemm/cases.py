@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hgemm.errors import RequestError
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import MAX_EXTENT
+from hgemm.problem import BIASES, MAX_EXTENT, LaunchOptions
 
 _SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40}))?")
 _SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0))
@@ -54,7 +54,8 @@ class Case:
     """One check: a shape, scalars, and the memory layout of the operands.
 
     Fields: `loose` leaves gaps after each row and each matrix of a batch. `broadcast` lists the operands (of a, b, c, bias) that
-        have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in the same memory.
+        have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in the same memory. `bias` and `options`
+        are for variants that leave them to the launch.
     """
 
     shape: Shape
@@ -63,11 +64,14 @@ class Case:
     loose: bool = False
     broadcast: str = ""
     in_place: bool = False
+    bias: str = "none"
+    options: LaunchOptions | None = None
 
     def __str__(self) -> str:
         words = [str(self.shape), f"alpha={self.alpha:g}"] + ([f"beta={self.beta:g}"] if self.beta else [])
         words += ["loose"] * self.loose + [f"broadcast={self.broadcast}"] * bool(self.broadcast)
-        return " ".join(words + ["in-place"] * self.in_place)
+        words += ["in-place"] * self.in_place + [f"bias={self.bias}"] * (self.bias != "none")
+        return " ".join(words + ([str(self.options)] if self.options else []))
 
 
 def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
@@ -103,22 +107,46 @@ def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
     ]
     if traits.beta:
         cases.append(Case(Shape(m + 1, n + 1, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
-    if traits.grid_rule == "persistent":
+    if traits.persistent:
         cases.append(
             Case(Shape(m + 1, 17, k + 3, resident_ctas // 2 + 2), *_scalars(traits, 2))
         )  # two tiles per matrix
-    if traits.grid_rule == "stream_k":
+    if traits.max_ctas:
         few, many = resident_ctas // 8 + 1, resident_ctas // 2 + 2  # batches of two tiles
         cases += [
             Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(traits, 1), loose=True),
             Case(Shape(m + 1, 17, 9 * k + 1, many), *_scalars(traits, 2)),
         ]
-    return cases
+    return varied(traits, cases)
 
 
 def cases_of(traits: LaunchTraits, shapes: tuple[Shape, ...]) -> list[Case]:
     """Return one case per shape. Scalars and memory layout change from one to the next."""
-    return [Case(shape, *_scalars(traits, at), loose=at % 2 == 1) for at, shape in enumerate(shapes)]
+    cases = [Case(shape, *_scalars(traits, at), loose=at % 2 == 1) for at, shape in enumerate(shapes)]
+    return varied(traits, cases)
+
+
+_OPTIONS = (
+    LaunchOptions(1, 0, 8),
+    LaunchOptions(2, 0, 1),
+    LaunchOptions(3, 1, -1),
+    LaunchOptions(3, 0, 3),
+    LaunchOptions(64, 0, -2),
+    LaunchOptions(5, 2, 1),
+    LaunchOptions(4, 3, 2),
+)
+"""Options of successive cases: whole tiles; even and odd splits, of all tiles or the last; more than k-tiles; groups, panels."""
+
+
+def varied(traits: LaunchTraits, cases: list[Case]) -> list[Case]:
+    """Return the cases with options and biases that change from one to the next, if the launch decides them."""
+    found = []
+    for at, case in enumerate(cases):
+        options = case.options or _OPTIONS[at % len(_OPTIONS)]
+        bias = BIASES[at % len(BIASES)] if traits.decides_bias else "none"
+        open_fields = traits.decides_splits or traits.decides_raster
+        found.append(replace(case, bias=bias, options=options if open_fields else None))
+    return found
 
 
 def _scalars(traits: LaunchTraits, at: int) -> tuple[float, float]:

@@ -218,17 +218,17 @@ class Device:
         return self.sms * self._call(query, fitting, handle, traits.threads, traits.smem_bytes)
 
     @staticmethod
-    def config(traits: LaunchTraits, grid_x: int, stream: int) -> Any:
+    def config(traits: LaunchTraits, grid_x: int, stream: int, zeroes: bool = False) -> Any:
         """Return the launch attributes. The cluster size is compiled into the kernel.
 
-        A launch after a memset of its counters is not programmatic, because it must wait for the memset.
+        A launch that zeroes its counters by a memset is not programmatic, because it must wait for the memset.
         """
         config = driver().CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid_x, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = traits.threads, 1, 1
         config.sharedMemBytes = traits.smem_bytes
         config.hStream = driver().CUstream(stream)
-        if traits.programmatic and not traits.counter_bytes_per_tile:
+        if traits.programmatic and not zeroes:
             attribute = driver().CUlaunchAttribute()
             attribute.id = driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
@@ -250,7 +250,7 @@ class Device:
         """
         traits = function.traits
         pointers = (ctypes.c_char_p * len(parameters))(*parameters)  # keeps the parameters alive
-        config = self.config(traits, grid_x, stream)
+        config = self.config(traits, grid_x, stream, counters[1] > 0)
 
         def launch() -> None:
             with self.current():

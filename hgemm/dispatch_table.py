@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError, RequestError
-from hgemm.launch import COUNTERS_ROUND_BYTES
+from hgemm.launch import COUNTER_BYTES, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
 from hgemm.model.cards import Card, usual_card
 from hgemm.model.kernel import by_wgmma
-from hgemm.model.predict import KernelShape, cycles_of, fit_of
+from hgemm.model.predict import ACCUMULATOR_BYTES, KernelShape, cycles_of, fit_of
 from hgemm.octave_grid import Point, point
-from hgemm.problem import Kind, kind_supports
+from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
-FORMAT = 6
+FORMAT = 7
 EXACT, COMPATIBLE, PTX = range(3)
 """How code runs on a device, the best first: a cubin for this device, a compatible cubin, or PTX."""
 
@@ -35,8 +35,9 @@ class Row:
     """One variant, as the selection sees it. The exported C library has the same fields in struct hgemm_row.
 
     Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
-    Fields: `max_ctas` is the largest grid of a stream-K kernel, 0 for other kernels. See Clocks for `tiles_per_sm` and all
-        fields after it.
+    Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `max_ctas` is the largest grid of stream-K,
+        0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. See Clocks for
+        `tiles_per_sm` and all fields after it.
     """
 
     symbol: str
@@ -54,9 +55,9 @@ class Row:
     beta: int
     exact_tiles_only: int
     tensor_maps: int
-    counter_bytes_per_tile: int
-    partial_bytes_per_tile: int
-    partial_bytes_per_cta: int
+    decides_splits: int
+    decides_raster: int
+    partial_bytes: int
     max_ctas: int
     operand_bytes: int
     result_bytes: int
@@ -73,9 +74,11 @@ class Row:
     dram_mib_clocks: int
     l2_clocks: int
     l2_mib_clocks: int
+    split_clocks: int
+    partial_clocks: int
 
     def work(self, m: int, n: int, batch: int) -> int:
-        """Return the CTA tiles of a problem: tiles times splits times batch."""
+        """Return the CTA tiles of a problem: tiles times splits times batch. Splits that a launch decides do not count."""
         return self.tiles(m, n) * self.splits * batch
 
     def tiles(self, m: int, n: int) -> int:
@@ -84,11 +87,19 @@ class Row:
         clusters_n = -(-n // (self.tile_n * self.cluster_n))
         return clusters_m * self.cluster_m * clusters_n * self.cluster_n
 
-    def workspace_bytes(self, m: int, n: int, batch: int) -> int:
+    def workspace_bytes(self, m: int, n: int, batch: int, options: LaunchOptions | None = None) -> int:
         """Return the workspace of a launch, as hgemm.launch.workspace_bytes."""
-        count = self.tiles(m, n) * batch
-        counters = -(-self.counter_bytes_per_tile * count // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES
-        return counters + self.partial_bytes_per_tile * count + self.partial_bytes_per_cta * self.max_ctas
+        splits, whole = self.splits, 0
+        if options and self.decides_splits:
+            splits, whole = options.splits, options.whole_tiles * self.cluster_m * self.cluster_n
+        places = PARTIAL_TILES_PER_CTA * self.max_ctas
+        if splits > 1:
+            places = (self.tiles(m, n) * batch - whole) * splits
+        return WORKSPACE_COUNTERS * COUNTER_BYTES + places * self.partial_bytes if places * self.partial_bytes else 0
+
+    def has_counters(self, m: int, n: int, batch: int) -> bool:
+        """Return whether a workspace has enough counters for the variant's own splits."""
+        return self.splits == 1 or not self.partial_bytes or self.tiles(m, n) * batch <= WORKSPACE_COUNTERS
 
 
 @dataclass(frozen=True)
@@ -234,9 +245,9 @@ def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> R
         beta=int(traits.beta),
         exact_tiles_only=int(record["traits"]["exact_tiles_only"]),
         tensor_maps=int(bool(traits.tensor_maps)),
-        counter_bytes_per_tile=traits.counter_bytes_per_tile,
-        partial_bytes_per_tile=traits.partial_bytes_per_tile,
-        partial_bytes_per_cta=traits.partial_bytes_per_cta,
+        decides_splits=int(traits.decides_splits),
+        decides_raster=int(traits.decides_raster),
+        partial_bytes=traits.partial_bytes,
         max_ctas=traits.max_ctas,
         operand_bytes=DTYPES[traits.dtype_a].bytes,
         result_bytes=DTYPES[traits.dtype_d].bytes,
@@ -253,6 +264,8 @@ def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> R
         dram_mib_clocks=clocks.dram_mib,
         l2_clocks=clocks.l2,
         l2_mib_clocks=clocks.l2_mib,
+        split_clocks=clocks.split,
+        partial_clocks=clocks.partial,
     )
 
 
@@ -313,8 +326,10 @@ class Clocks:
     """The coefficients of a variant's estimated time. They do not depend on the problem.
 
     Units: SM clocks. `k_tile` and `tile` apply if an SM processes several tiles at the same time; `single_k_tile` and
-        `single_tile` are the latencies of one tile. `straddling` is added to a k-tile if the rows of both operands do not start
-        at L2 sectors. `launch` and `dram_start` are per launch, `dram_mib` and `l2_mib` per MiB, `l2` per 4096 k-tiles.
+        `single_tile` are the latencies of one tile. If a launch decides the splits, a split one adds `split` once, and
+        `partial` each time that partial accumulators of a tile are stored or read. `straddling` is added to a k-tile if the
+        rows of both operands do not start at L2 sectors. `launch` and `dram_start` are per launch, `dram_mib` and `l2_mib` per
+        MiB, `l2` per 4096 k-tiles.
     Fields: `tiles_per_sm` is the number of tiles that an SM processes at the same time; `cluster_ctas` the CTAs of a cluster;
         `unusable_sms` the SMs of a GPU that no cluster can use.
     """
@@ -332,6 +347,8 @@ class Clocks:
     dram_mib: int
     l2: int
     l2_mib: int
+    split: int
+    partial: int
 
 
 def clocks_of(record: Mapping[str, Any]) -> Clocks:
@@ -360,6 +377,8 @@ def clocks_of(record: Mapping[str, Any]) -> Clocks:
         dram_mib=round(MIB / dram_bytes_per_clock),
         l2=round(shape.loaded_bytes / l2_bytes_per_clock * (1 << L2_BITS)),
         l2_mib=round(MIB / l2_bytes_per_clock),
+        split=round(constants.split_us * mhz),
+        partial=round(shape.tile_m * shape.tile_n * ACCUMULATOR_BYTES / constants.store_bytes_per_cycle),
     )
 
 
@@ -372,16 +391,72 @@ def _card(arch: str) -> Card:
 
 
 def estimate_clocks(row: Row, query: SelectionQuery, target: Target) -> int:
+    """Return the estimated time of a launch with its default options. Units: SM clocks."""
+    return min(launch_clocks(row, query, target, options) for options in candidate_options(row, query, target))
+
+
+def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks."""
-    work = row.work(query.m, query.n, query.batch)
-    k_tiles = _ceil_div(_ceil_div(max(query.k, 1), row.tile_k), row.splits)
-    busiest = _ceil_div(work, sms_used(row, target))
-    rounds = _ceil_div(busiest, tiles_per_sm(row, target))
+    tiles, sms, resident = row.tiles(query.m, query.n) * query.batch, sms_used(row, target), tiles_per_sm(row, target)
+    whole = options.whole_tiles * row.cluster_m * row.cluster_n
     extra = row.straddling_clocks * query.straddling // 2
-    busy = busiest * (k_tiles * (row.k_tile_clocks + extra) + row.tile_clocks)
-    single = rounds * (k_tiles * (row.single_k_tile_clocks + extra) + row.single_tile_clocks)
-    sm, memory = min(max(busy, single), LIMIT), _memory(row, query, work, k_tiles)
-    return min(row.launch_clocks + _overlapped(max(sm, memory), min(sm, memory)), LIMIT)
+    all_k_tiles = _ceil_div(max(query.k, 1), row.tile_k)
+    shared = row.decides_splits and options.splits > 1
+    busy = single = loads = 0
+    for items, k_tiles, stored in (
+        (whole, all_k_tiles, 0),
+        ((tiles - whole) * options.splits, _ceil_div(all_k_tiles, options.splits), row.partial_clocks * shared),
+    ):
+        busiest = _ceil_div(items, sms)
+        rounds = _ceil_div(busiest, resident)
+        busy += busiest * (k_tiles * (row.k_tile_clocks + extra) + row.tile_clocks + stored)
+        single += rounds * (k_tiles * (row.single_k_tile_clocks + extra) + row.single_tile_clocks + stored)
+        loads += items * k_tiles
+    sm, memory = min(max(busy, single), LIMIT), _memory(row, query, loads)
+    added = (row.split_clocks + options.splits * row.partial_clocks) * shared
+    return min(row.launch_clocks + added + _overlapped(max(sm, memory), min(sm, memory)), LIMIT)
+
+
+# ---- The options of a launch, if its kernel leaves them open ----
+
+SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+MIN_SPLIT_K_TILES = 4
+"""K-tiles of a split, at least. Fewer do not pay for storing its accumulators."""
+MAX_SPLIT_WAVES = 2
+"""Waves of CTAs beyond which more splits gain nothing."""
+GROUPS = (1, 2, 4, 8, 16, 32)
+
+
+def candidate_options(row: Row, query: SelectionQuery, target: Target) -> list[LaunchOptions]:
+    """Return the options that a launch may take, without its raster: those that can gain and whose workspace fits.
+
+    The first one splits nothing. Others split all tiles, or those that follow the last full wave.
+    """
+    if not row.decides_splits:
+        return [LaunchOptions(row.splits)]
+    sizes, cluster = (query.m, query.n, query.batch), row.cluster_m * row.cluster_n
+    tiles, sms = row.tiles(query.m, query.n) * query.batch, sms_used(row, target)
+    most_by_k = _ceil_div(max(query.k, 1), row.tile_k) // MIN_SPLIT_K_TILES
+    found = [LaunchOptions(1)]
+    for whole in dict.fromkeys((0, tiles // sms * sms)):
+        rest = tiles - whole
+        most = min(most_by_k, MAX_SPLIT_WAVES * sms * tiles_per_sm(row, target) // max(1, rest))
+        if 0 < rest <= WORKSPACE_COUNTERS:
+            found += [LaunchOptions(splits, whole // cluster) for splits in SPLITS if splits <= most]
+    return [one for one in found if row.workspace_bytes(*sizes, one) <= query.workspace_bytes]
+
+
+def default_options(row: Row, query: SelectionQuery, target: Target) -> LaunchOptions:
+    """Return the options that a launch takes unless its caller sets them: the splits with the lowest estimate, and groups of
+    tiles for which all SMs together load the least.
+
+    The exported C library takes the same ones (templates/capi/src/select.c).
+    """
+    options = min(candidate_options(row, query, target), key=lambda one: launch_clocks(row, query, target, one))
+    down, across = row.tile_m * row.cluster_m, row.tile_n * row.cluster_n
+    clusters = max(1, sms_used(row, target) // (row.cluster_m * row.cluster_n))
+    group = min(GROUPS, key=lambda group: group * down + _ceil_div(clusters, group) * across)
+    return replace(options, raster_tiles=group)
 
 
 def _overlapped(longer: int, shorter: int) -> int:
@@ -393,12 +468,12 @@ def _ceil_div(x: int, y: int) -> int:
     return -(-x // y)
 
 
-def _memory(row: Row, query: SelectionQuery, work: int, k_tiles: int) -> int:
+def _memory(row: Row, query: SelectionQuery, loads: int) -> int:
     """Return the time of DRAM to read A and B once and write D, plus that of L2 to read the rest."""
     operands = min((query.m + query.n) * query.k * query.batch, LIMIT)
     results = min(query.m * query.n * query.batch, LIMIT)
     kib = min((operands >> 10) * row.operand_bytes + (results >> 10) * row.result_bytes, KIB_LIMIT)
-    loaded = min(work * k_tiles, KIB_LIMIT) * row.l2_clocks >> L2_BITS
+    loaded = min(loads, KIB_LIMIT) * row.l2_clocks >> L2_BITS
     l2 = max(loaded - (kib * row.l2_mib_clocks >> 10), 0)
     return row.dram_start_clocks + (kib * row.dram_mib_clocks >> 10) + l2
 

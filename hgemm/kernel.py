@@ -14,6 +14,7 @@ from typing import Any
 
 from hgemm.arrays import View, stream_handle, view
 from hgemm.device import Function, Image, checked, driver, open_device, ordinal_of
+from hgemm.dispatch_table import default_options, kind_of, row_of
 from hgemm.dtypes import stored_dtype
 from hgemm.errors import ProblemError
 from hgemm.launch import (
@@ -25,12 +26,14 @@ from hgemm.launch import (
     grid_x,
     map_descriptions,
     matrices,
+    parameter,
+    settled,
     tensor_maps,
     workspace_bytes,
 )
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import PROBLEM_BYTES, Problem
-from hgemm.workspace import COUNTER_BYTES
+from hgemm.problem import LAUNCH, PROBLEM_BYTES, LaunchOptions, Problem
+from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
 
 # ==== One launch ====
 
@@ -64,16 +67,18 @@ class Kernel:
         bias: Any = None,
         workspace: Any = None,
         stream: Any = None,
+        options: LaunchOptions | None = None,
     ) -> Any:
         """Launch out = activation(alpha * a b + beta * c + bias) on `stream`, and return `out` without waiting.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,), each optionally with a leading batch. An operand
             without a batch, or with batch 1, is shared. The variant's layout determines the contiguous axes of a and b.
+        Fields: `options` are for variants that leave the schedule or the raster to the launch; the default suits the sizes.
         Raises: ProblemError if the variant does not support the arrays, DeviceError if the driver fails.
         """
         given = {"A": a, "B": b, "D": out, "C": c, "bias": bias, "workspace": workspace}
         views = {name: view(array, name) for name, array in given.items() if array is not None}
-        problem = problem_of(self.traits, views, alpha, beta)
+        problem = replace(problem_of(self.traits, views, alpha, beta), options=options)
         workspace_size = views["workspace"].size_bytes if "workspace" in views else None
         self.launch(problem, stream=stream, device=device_of(views), workspace_size=workspace_size)
         return out
@@ -88,18 +93,26 @@ class Kernel:
         self, problem: Problem, *, stream: Any = None, device: int = 0, workspace_size: int | None = None
     ) -> Callable[[], None]:
         """Check a problem, and return a function that launches it. Raises ProblemError or DeviceError."""
+        problem = self.settled(problem, device, workspace_size)
         check(problem, self.traits, workspace_size)
         function = self.prepare(device)
-        grid = grid_x(self.traits, problem.m, problem.n, problem.batch, function.resident_ctas)
-        counters = (problem.workspace, counter_bytes(self.traits, problem.m, problem.n, problem.batch))
-        parameters = [self.parameter(problem)]
+        launched = (problem.m, problem.n, problem.batch)
+        grid = grid_x(self.traits, *launched, function.resident_ctas, problem.options)
+        counters = (problem.workspace, counter_bytes(self.traits, *launched, problem.options))
+        parameters = [parameter(self.traits, problem)]
         if self.traits.tensor_maps:
             parameters.append(tensor_maps(self.traits, problem, device))
         return open_device(device).bind(function, grid, parameters, stream_handle(stream), counters)
 
-    def parameter(self, problem: Problem) -> bytes:
-        """Return the packed problem. For k = 0, a negative k makes the kernel skip its mainloop, and alpha is 0."""
-        return (problem if problem.k else replace(problem, k=-self.traits.tile_k, alpha=0.0)).pack()
+    def settled(self, problem: Problem, device: int = 0, workspace_size: int | None = None) -> Problem:
+        """Return the problem with the options that a launch on this device takes, if the variant leaves any open."""
+
+        def default() -> LaunchOptions:
+            size = 0 if not problem.workspace else ANY_WORKSPACE if workspace_size is None else workspace_size
+            query = SelectionQuery.of(kind_of(self.traits), problem, size)
+            return default_options(row_of(self.traits, self.record), query, Target.of(open_device(device)))
+
+        return settled(self.traits, problem, default)
 
     def prepare(self, device: int = 0) -> Function:
         """Load the code on a device if it is not loaded. Raises UnsupportedError if the device cannot run it."""
@@ -107,9 +120,12 @@ class Kernel:
             self._functions[device] = open_device(device).load(self.image, self.traits)
         return self._functions[device]
 
-    def workspace_bytes(self, m: int, n: int, batch: int = 1) -> int:
-        """Return the size of the workspace that a launch needs, 0 for most variants. Its content does not matter."""
-        return workspace_bytes(self.traits, m, n, batch)
+    def workspace_bytes(self, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
+        """Return the size of the workspace that a launch needs, 0 for most variants. Its content does not matter.
+
+        A variant that leaves the splits to the launch needs none unless the launch's options split k.
+        """
+        return workspace_bytes(self.traits, m, n, batch, options)
 
 
 # ==== From arrays to a problem ====
@@ -152,8 +168,14 @@ def problem_of(traits: LaunchTraits, views: Mapping[str, View], alpha: float = 1
         bias = views["bias"]
         if bias.shape[-1] > 1 and bias.strides[-1] != 1:
             raise ProblemError(f"{traits.symbol}: bias is not contiguous (stride {bias.strides[-1]})")
-        problem = replace(problem, bias=bias.pointer, batch_stride_bias=_batch_stride(bias, 1))
+        kind = bias_kind_of(views) if traits.bias in ("none", LAUNCH) else traits.bias
+        problem = replace(problem, bias=bias.pointer, batch_stride_bias=_batch_stride(bias, 1), bias_kind=kind)
     return problem
+
+
+def bias_kind_of(views: Mapping[str, View]) -> str:
+    """Return the kind of a given bias. If m is n, it is a row: one value per column, as in a linear layer."""
+    return "row" if views["bias"].shape[-1:] == views["B"].shape[-1:] else "column"
 
 
 def _check_types(traits: LaunchTraits, views: Mapping[str, View]) -> None:
@@ -181,7 +203,8 @@ def _sizes(traits: LaunchTraits, views: Mapping[str, View]) -> tuple[int, int, i
         if len(views[name].shape) not in (2, 3):
             raise ProblemError(f"{traits.symbol}: {name} has {len(views[name].shape)} axes: pass 2, or 3 with a batch")
     (m, k), n = views["A"].shape[-2:], views["B"].shape[-1]
-    expected = {"A": (m, k), "B": (k, n), "D": (m, n), "C": (m, n), "bias": (m,) if traits.bias == "column" else (n,)}
+    column = traits.bias == "column" or (traits.bias == LAUNCH and "bias" in views and bias_kind_of(views) == "column")
+    expected = {"A": (m, k), "B": (k, n), "D": (m, n), "C": (m, n), "bias": (m,) if column else (n,)}
     batch = max(
         view.shape[0] if len(view.shape) > len(expected[name]) else 1
         for name, view in views.items()
@@ -244,7 +267,7 @@ MAX_ENCODED = 1024
 class Launcher:
     """Launches a variant on one device for problems that differ in their addresses only. Threads may share it.
 
-    Addresses must have the alignment of the given problem's addresses. With `partials`, a function of device and stream, the
+    Addresses must have the alignment of the given problem's addresses. With `workspace_of`, a function of device and stream, the
     launcher takes its workspace there (see hgemm/workspace.py) if the problem has none.
 
     Raises: ProblemError or DeviceError, as Kernel.bind.
@@ -256,18 +279,20 @@ class Launcher:
         problem: Problem,
         device: int = 0,
         workspace_size: int | None = None,
-        partials: Callable[[int, int], int] | None = None,
+        workspace_of: Callable[[int, int], int] | None = None,
     ) -> None:
         self.kernel, self.problem, self.ordinal, self.workspace_size = kernel, problem, device, workspace_size
         traits = kernel.traits
-        needed = workspace_bytes(traits, problem.m, problem.n, problem.batch)
-        self._partials = partials if needed and not problem.workspace else None
-        check(replace(problem, workspace=_SOMEWHERE) if self._partials else problem, traits, workspace_size)
+        self.problem = problem = kernel.settled(problem, device, workspace_size)
+        launched, options = (problem.m, problem.n, problem.batch), problem.options
+        needed = workspace_bytes(traits, *launched, options)
+        self._workspace_of = workspace_of if needed and not problem.workspace else None
+        check(replace(problem, workspace=_SOMEWHERE) if self._workspace_of else problem, traits, workspace_size)
         self._function = kernel.prepare(device)
         self._device = open_device(device)
-        self._grid = grid_x(traits, problem.m, problem.n, problem.batch, self._function.resident_ctas)
-        self._counter_bytes = counter_bytes(traits, problem.m, problem.n, problem.batch)
-        self._packed = kernel.parameter(problem)
+        self._grid = grid_x(traits, *launched, self._function.resident_ctas, options)
+        self._counter_bytes = counter_bytes(traits, *launched, options)
+        self._packed = parameter(traits, problem)
         self._encoders = encoders(traits, problem, device) if traits.tensor_maps else ()
         self._encoded: tuple[dict[int, bytes], ...] = tuple({} for _ in OPERANDS)
         spans = {name: place.end - place.pointer for name, place in matrices(problem, traits).items()}
@@ -276,8 +301,8 @@ class Launcher:
         )
         self._c_may_be_d = (problem.ldc, problem.batch_stride_c) == (problem.ldd, problem.batch_stride_d)
         self.workspace_bytes = needed
-        self._shared_workspace = needed > 0 and not self._partials  # with arrays of the caller, which may overlap
-        self._zeroed_bytes = 0 if self._partials and self._counter_bytes <= COUNTER_BYTES else self._counter_bytes
+        self._shared_workspace = needed > 0 and not self._workspace_of  # with arrays of the caller, which may overlap
+        self._zeroed_bytes = 0 if self._workspace_of else self._counter_bytes
         self._free: list[_Slot] = []
         bindings = driver()
         self._handle, self._context = self._function.handle, self._device.context
@@ -285,12 +310,12 @@ class Launcher:
 
     def launch(self, addresses: Addresses, stream: int) -> None:
         """Launch on a stream without waiting. Raises ProblemError if D overlaps an operand, or DeviceError."""
-        if self._partials:
-            addresses = (*addresses[:-1], self._partials(self.ordinal, stream) - self._counter_bytes)
+        if self._workspace_of:
+            addresses = (*addresses[:-1], self._workspace_of(self.ordinal, stream))
         try:
             slot = self._free.pop()  # no other thread uses it until it is put back
         except IndexError:
-            config = self._device.config(self.kernel.traits, self._grid, stream)
+            config = self._device.config(self.kernel.traits, self._grid, stream, self._zeroed_bytes > 0)
             slot = _Slot(self._packed, config, stream, bool(self._encoders))
         if slot.addresses != addresses:
             self._write(slot, addresses)
@@ -309,10 +334,10 @@ class Launcher:
         """Return the launch as plain values, for a program that repeats it without Python (hgemm/torch/operator.cpp).
 
         Fields: `problem` is the packed problem, with addresses at `offsets`; `attributes` are CUlaunchAttributes. Operands are in
-            the order a, b, c, d, bias, workspace; maps in that of OPERANDS. The workspace begins `counter_bytes` before the
-            partial sums.
+            the order a, b, c, d, bias, workspace; maps in that of OPERANDS. If `zero_counters` is set, the first
+            `counter_bytes` of the workspace must be zeroed before each launch.
         """
-        config = self._device.config(self.kernel.traits, self._grid, 0)
+        config = self._device.config(self.kernel.traits, self._grid, 0, self._zeroed_bytes > 0)
         maps = map_descriptions(self.kernel.traits, self.problem) if self._encoders else ()
         return {
             "empty": False,

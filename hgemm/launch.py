@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from hgemm.device import checked, driver, open_device
 from hgemm.dtypes import DTYPES
 from hgemm.errors import ProblemError
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES, LaunchTraits, TensorMapRule
-from hgemm.problem import MAX_EXTENT, Problem
+from hgemm.problem import MAX_EXTENT, LaunchOptions, Problem
 
 # ==== The matrices of a problem in memory ====
 
@@ -85,10 +85,18 @@ def matrices(problem: Problem, traits: LaunchTraits) -> dict[str, Matrix]:
     ]
     if traits.beta and p.beta != 0:
         found.append(matrix("C", p.c, (p.m, p.n), p.ldc, p.batch_stride_c, bytes_d, traits.align_d))
-    if traits.bias != "none":
-        extent = p.n if traits.bias == "row" else p.m
+    bias = bias_of(traits, p)
+    if bias != "none":
+        extent = p.n if bias == "row" else p.m
         found.append(Matrix("bias", p.bias, 1, extent, extent, p.batch, p.batch_stride_bias, bytes_d, 1))
     return {matrix.name: matrix for matrix in found}
+
+
+def bias_of(traits: LaunchTraits, problem: Problem) -> str:
+    """Return the kind of the bias that a launch adds: the variant's, or the problem's if the launch decides."""
+    if not traits.decides_bias:
+        return traits.bias
+    return problem.bias_kind if problem.bias else "none"
 
 
 def overlaps(places: dict[str, Matrix]) -> Iterator[str]:
@@ -154,9 +162,18 @@ def _size_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
         smallest = 0 if name == "k" and not traits.tensor_maps else 1
         if not smallest <= value <= MAX_EXTENT:
             yield f"{name} is {value}: use {smallest} to {MAX_EXTENT}"
-    count = ctas(traits, problem.m, problem.n, problem.batch)
+    options = problem.options
+    if options and (options.splits < 1 or options.whole_tiles < 0 or not options.raster_tiles):
+        yield f"the launch options are {options}: splits must be 1 or more, whole_tiles not negative, raster_tiles not 0"
+        return
+    count = ctas(traits, problem.m, problem.n, problem.batch, problem.options)
     if count > MAX_CTAS:
         yield f"{count} CTA tiles exceed the {MAX_CTAS} of a launch: use a larger tile, or a smaller batch"
+    counters = used_counters(traits, problem.m, problem.n, problem.batch, problem.options)
+    if counters > WORKSPACE_COUNTERS:
+        yield (
+            f"{counters} tiles share k: a workspace has counters for {WORKSPACE_COUNTERS}; use 1 split, or a larger tile"
+        )
 
 
 def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
@@ -172,7 +189,7 @@ def _scalar_violations(problem: Problem, traits: LaunchTraits) -> Iterator[str]:
 def _workspace_violations(
     problem: Problem, traits: LaunchTraits, size: int | None, places: Mapping[str, Matrix]
 ) -> Iterator[str]:
-    needed = workspace_bytes(traits, problem.m, problem.n, problem.batch)
+    needed = workspace_bytes(traits, problem.m, problem.n, problem.batch, problem.options)
     if needed and not problem.workspace:
         yield f"workspace is missing: {needed} B are required"
     elif needed and size is not None and size < needed:
@@ -187,8 +204,36 @@ def _workspace_violations(
 
 # ==== Grid and workspace ====
 
-COUNTERS_ROUND_BYTES = 256
-"""The counters at the start of a workspace are padded to this size (templates/common/split_k.cuh)."""
+WORKSPACE_COUNTERS = 65536
+COUNTER_BYTES = 4
+"""The counters at the start of a workspace, in templates/common/problem.cuh. Partial accumulators follow them."""
+PARTIAL_TILES_PER_CTA = 2
+"""Tiles that a CTA computes in part under stream-K, at most: the first and the last of its share."""
+
+
+def settled(traits: LaunchTraits, problem: Problem, default: Callable[[], LaunchOptions]) -> Problem:
+    """Return the problem with the options of its launch: its own ones or `default`.
+
+    There are no more splits than k-tiles, and no more whole tiles than tiles.
+    """
+    if not (traits.decides_splits or traits.decides_raster):
+        return problem
+    options = problem.options or default()
+    splits = min(options.splits, max(1, -(-problem.k // traits.tile_k)))
+    whole = min(options.whole_tiles, tiles(traits, problem.m, problem.n) // traits.cluster_ctas * problem.batch)
+    return replace(problem, options=replace(options, splits=splits, whole_tiles=whole))
+
+
+def parameter(traits: LaunchTraits, problem: Problem) -> bytes:
+    """Return the packed problem. For k = 0, a negative k makes the kernel skip its mainloop, and alpha is 0."""
+    return (problem if problem.k else replace(problem, k=-traits.tile_k, alpha=0.0)).pack()
+
+
+def splits_of(traits: LaunchTraits, options: LaunchOptions | None) -> int:
+    """Return the parts of a tile's k. A launch without options has 1."""
+    if traits.decides_splits:
+        return options.splits if options else 1
+    return traits.splits
 
 
 def tiles(traits: LaunchTraits, m: int, n: int) -> int:
@@ -197,36 +242,55 @@ def tiles(traits: LaunchTraits, m: int, n: int) -> int:
     return -(-m // rows) * -(-n // columns) * traits.cluster_ctas
 
 
-def ctas(traits: LaunchTraits, m: int, n: int, batch: int) -> int:
-    """Return the work items of a problem: tiles times splits times batch. It is a multiple of the cluster size."""
-    return tiles(traits, m, n) * traits.splits * batch
+def shared_tiles(traits: LaunchTraits, m: int, n: int, batch: int, options: LaunchOptions | None = None) -> int:
+    """Return how many CTA tiles are split along k through a workspace."""
+    if not traits.partial_bytes or splits_of(traits, options) == 1:
+        return 0
+    whole = options.whole_tiles * traits.cluster_ctas if options and traits.decides_splits else 0
+    return tiles(traits, m, n) * batch - whole
 
 
-def grid_x(traits: LaunchTraits, m: int, n: int, batch: int, resident_ctas: int) -> int:
+def ctas(traits: LaunchTraits, m: int, n: int, batch: int, options: LaunchOptions | None = None) -> int:
+    """Return the work items of a problem: CTA tiles, or their splits. It is a multiple of the cluster size."""
+    count, splits = tiles(traits, m, n) * batch, splits_of(traits, options)
+    if not traits.partial_bytes:
+        return count * splits  # those of a cluster
+    return count + shared_tiles(traits, m, n, batch, options) * (splits - 1)
+
+
+def grid_x(
+    traits: LaunchTraits, m: int, n: int, batch: int, resident_ctas: int, options: LaunchOptions | None = None
+) -> int:
     """Return grid.x. grid.y and grid.z are 1. `resident_ctas` is how many CTAs fit on the device, in whole clusters."""
     resident = max(traits.cluster_ctas, resident_ctas)
     if traits.grid_rule == "stream_k":  # all CTAs get work, even if there are fewer tiles
         return min(resident, traits.max_ctas)
-    work = ctas(traits, m, n, batch)
-    return min(work, resident) if traits.grid_rule == "persistent" else work
+    work = ctas(traits, m, n, batch, options)
+    return min(work, resident) if traits.persistent else work
 
 
-def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
+def workspace_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
     """Return the workspace of a launch, 0 for most variants. Only one launch at a time may use a workspace.
 
-    Shapes: one counter per tile and batch, padded to COUNTERS_ROUND_BYTES. Then the partial accumulators of each tile or, for
-        stream-K, of each CTA.
+    Shapes: WORKSPACE_COUNTERS counters; then the partial accumulators of each split of each tile that is split or, with
+        stream-K, of PARTIAL_TILES_PER_CTA tiles of each CTA.
     """
-    partials = (
-        traits.partial_bytes_per_tile * tiles(traits, m, n) * batch + traits.partial_bytes_per_cta * traits.max_ctas
-    )
-    return counter_bytes(traits, m, n, batch) + partials
+    places = shared_tiles(traits, m, n, batch, options) * splits_of(traits, options)
+    if traits.grid_rule == "stream_k":
+        places = PARTIAL_TILES_PER_CTA * traits.max_ctas
+    return WORKSPACE_COUNTERS * COUNTER_BYTES + places * traits.partial_bytes if places else 0
 
 
-def counter_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1) -> int:
-    """Return the size of the counters. They must be 0 before a launch, and a launch leaves them 0."""
-    needed = traits.counter_bytes_per_tile * tiles(traits, m, n) * batch
-    return -(-needed // COUNTERS_ROUND_BYTES) * COUNTERS_ROUND_BYTES
+def used_counters(traits: LaunchTraits, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
+    """Return how many counters a launch uses, the first ones of the workspace: one per tile that CTAs share."""
+    if traits.grid_rule == "stream_k":
+        return min(tiles(traits, m, n) * batch, PARTIAL_TILES_PER_CTA * traits.max_ctas)
+    return shared_tiles(traits, m, n, batch, options)
+
+
+def counter_bytes(traits: LaunchTraits, m: int, n: int, batch: int = 1, options: LaunchOptions | None = None) -> int:
+    """Return the size of the counters that a launch uses. They must be 0 before it, and it leaves them 0."""
+    return used_counters(traits, m, n, batch, options) * COUNTER_BYTES
 
 
 # ==== Tensor maps: how the TMA unit finds the tiles of A, B and D ====

@@ -8,9 +8,10 @@ from typing import Any
 
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError
+from hgemm.problem import LAUNCH
 from hgemm.record import current_rule, current_spec
 
-GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k")
+GRID_RULES = ("one_tile", "persistent", "split_k", "split_k_cluster", "stream_k", LAUNCH)
 VECTOR_BYTES = 16
 """The size of one vectorized copy. Operands with this alignment need no unaligned copies."""
 MAX_MAP_STRIDE_BYTES = 2**40
@@ -46,7 +47,9 @@ class LaunchTraits:
     Units: alignments and tiles count elements; `cluster_shape` counts CTA tiles along m and n.
     Fields: `smem_bytes` is dynamic shared memory, without `static_smem_bytes`. A `programmatic` launch may start before the
         previous one in its stream has ended (programmatic dependent launch). `max_ctas` limits the grid of a stream-K
-        variant, because its workspace has room for that many; 0 is no limit.
+        variant, because its workspace has room for that many; 0 is no limit. `persistent` CTAs compute tiles until none is
+        left. `partial_bytes` are those of a tile's partial accumulators in a workspace, 0 if it never needs one. `raster` is
+        that of the spec. Grid rule, raster and bias `launch` leave the decision to each launch.
     """
 
     symbol: str
@@ -70,14 +73,14 @@ class LaunchTraits:
     cluster: tuple[int, int, int]
     grid_rule: str
     splits: int
-    counter_bytes_per_tile: int
-    partial_bytes_per_tile: int
+    partial_bytes: int
+    persistent: bool
+    raster: str = ""
     cluster_shape: tuple[int, int] = (1, 1)
     tensor_maps: tuple[TensorMapRule, ...] = ()
     programmatic: bool = False
     static_smem_bytes: int = 0
     max_ctas: int = 0
-    partial_bytes_per_cta: int = 0
     copy: str = ""
 
     @classmethod
@@ -99,14 +102,14 @@ class LaunchTraits:
                 cluster=tuple(launch["cluster"]),
                 grid_rule=current_rule(grid["rule"]),
                 splits=grid["splits"],
-                counter_bytes_per_tile=workspace.get("counter_bytes_per_tile", 0),
-                partial_bytes_per_tile=workspace.get("partial_bytes_per_tile", 0),
+                partial_bytes=workspace.get("partial_bytes", 0),
+                persistent=grid.get("persistent", grid["rule"] == "persistent"),
+                raster=spec.get("raster", ""),
                 cluster_shape=tuple(launch.get("cluster_shape", (1, 1))),
                 tensor_maps=tuple(TensorMapRule.of(entry) for entry in launch.get("tensor_maps", ())),
                 programmatic=launch.get("programmatic", False),
                 static_smem_bytes=launch.get("static_smem_bytes", 0),
                 max_ctas=grid.get("max_ctas", 0),
-                partial_bytes_per_cta=workspace.get("partial_bytes_per_cta", 0),
                 copy=spec.get("copy", ""),
             )
         except (KeyError, IndexError, ValueError) as error:
@@ -114,6 +117,10 @@ class LaunchTraits:
         if traits.grid_rule not in GRID_RULES:
             raise LibraryError(
                 f"{traits.symbol}: grid rule {traits.grid_rule!r} is unknown: this version supports {', '.join(GRID_RULES)}"
+            )
+        if workspace.get("counter_bytes_per_tile", 0):
+            raise LibraryError(
+                f"{traits.symbol}: its workspace has the layout of an older version: regenerate the variant"
             )
         if (traits.grid_rule == "stream_k") != (traits.max_ctas > 0):
             raise LibraryError(
@@ -129,6 +136,19 @@ class LaunchTraits:
                 "regenerate the variant"
             )
         return traits
+
+    @property
+    def decides_splits(self) -> bool:
+        """Whether each launch decides how CTAs share the k of a tile."""
+        return self.grid_rule == LAUNCH
+
+    @property
+    def decides_raster(self) -> bool:
+        return self.raster == LAUNCH
+
+    @property
+    def decides_bias(self) -> bool:
+        return self.bias == LAUNCH
 
     @property
     def cluster_ctas(self) -> int:

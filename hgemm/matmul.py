@@ -16,11 +16,11 @@ from hgemm.capture import preparing
 from hgemm.device import open_device
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import ProblemError, unknown_word
-from hgemm.kernel import Addresses, Kernel, Launcher, device_of, problem_of
+from hgemm.kernel import Addresses, Kernel, Launcher, bias_kind_of, device_of, problem_of
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target, with_dense_strides
-from hgemm.workspace import Allocate, partials_address
+from hgemm.workspace import Allocate, workspace_address
 
 
 class KernelSource(Protocol):
@@ -175,7 +175,8 @@ class MatmulPlan(LaunchCache):
     @property
     def workspace_bytes(self) -> int:
         """The size of the workspace that a call uses, 0 for most variants. Only one call at a time may use it."""
-        return self.kernel.workspace_bytes(self.problem.m, self.problem.n, self.problem.batch)
+        p = self.problem
+        return self.kernel.workspace_bytes(p.m, p.n, p.batch, p.options)
 
     def _launcher(self, views: Mapping[str, View], device: int, options: None, allocate: Allocate) -> Launcher:
         if device != self.device:
@@ -188,6 +189,7 @@ class MatmulPlan(LaunchCache):
         ]
         if wrong:
             raise ProblemError(f"the arrays do not fit {self}: {', '.join(wrong)}")
+        given = replace(given, options=self.problem.options)
         return _with_workspace(self.kernel, given, device, views, self._automatic_bytes, allocate)
 
 
@@ -203,7 +205,7 @@ def _with_workspace(
         kernel,
         problem,
         device,
-        partials=lambda device, stream: partials_address(device, stream, automatic_bytes, allocate),
+        workspace_of=lambda device, stream: workspace_address(device, stream, automatic_bytes, allocate),
     )
 
 
@@ -219,6 +221,7 @@ def make_plan(
     problem = with_dense_strides(problem, kind)
     target = Target.of(open_device(device))
     choice = library.selector(target).choose(SelectionQuery.of(kind, problem, workspace_bytes))
+    problem = replace(problem, options=choice.options)
     return MatmulPlan(library.kernel(choice.symbol), problem, device, automatic_bytes)
 
 
@@ -274,7 +277,7 @@ def launcher_of(
     selector = library.selector(Target.of(open_device(device)))
     choice = selector.choose_any([_query(kind, views, options, size) for kind in matching_kinds(views, options)])
     kernel = library.kernel(choice.symbol)
-    problem = problem_of(kernel.traits, views, options.alpha, options.beta)
+    problem = replace(problem_of(kernel.traits, views, options.alpha, options.beta), options=choice.options)
     return _with_workspace(kernel, problem, device, views, library.workspace_bytes, allocate)
 
 
@@ -307,9 +310,7 @@ def matching_kinds(views: Mapping[str, View], options: MatmulOptions) -> Iterato
         if len(views[name].shape) not in (2, 3):
             raise ProblemError(f"{name} has {len(views[name].shape)} axes: pass 2, or 3 with a batch")
     a_words, b_words = _contiguous(views["A"], "A", "tn"), _contiguous(views["B"], "B", "tn")
-    bias = "none"
-    if "bias" in views:  # if m is n: one value per column, as in a linear layer
-        bias = "row" if views["bias"].shape[-1:] == views["B"].shape[-1:] else "column"
+    bias = bias_kind_of(views) if "bias" in views else "none"
     types = (*(_multiplied(views[name].dtype, name, options) for name in "AB"), views["D"].dtype)
     for letters in product(a_words, b_words):
         yield Kind("".join(letters), *types, bias=bias, activation=options.activation)

@@ -16,8 +16,27 @@ from hgemm.errors import unknown_word
 
 MAX_EXTENT = 2**31 - 1024
 """Largest m, n, k and batch. Kernels round up to a cluster of 4 tiles of 256 in 32-bit indices. hgemm.h has the same limit."""
-PROBLEM_BYTES = 144
-_LAYOUT = struct.Struct("<6Q4q5q4i2f")
+PROBLEM_BYTES = 160
+_LAYOUT = struct.Struct("<6Q4q5q4i2f2IiI")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What a launch decides about the order of the work, if its kernel leaves that open.
+
+    Fields: `splits` CTAs share the k of each tile, but of none of the first `whole_tiles` of the batch: whole waves of tiles
+        need no splits, and a last wave that is not full does. Tiles are in groups of `raster_tiles` rows of tiles, or, if it
+        is negative, in panels of so many columns.
+    Units: tiles of whole clusters.
+    """
+
+    splits: int = 1
+    whole_tiles: int = 0
+    raster_tiles: int = 8
+
+    def __str__(self) -> str:
+        whole = f" after {self.whole_tiles} tiles" if self.whole_tiles else ""
+        return f"splits={self.splits}{whole} raster={self.raster_tiles}"
 
 
 @dataclass(frozen=True)
@@ -28,6 +47,8 @@ class Problem:
 
     Units: pointers are device addresses, 0 for none. Leading dimensions and batch strides count elements. A batch stride of 0
         uses one matrix for the whole batch.
+    Fields: `bias_kind` and `options` matter to kernels that leave them to the launch. Without options, a launch takes the
+        defaults (hgemm.dispatch_table.default_options).
     """
 
     m: int
@@ -51,6 +72,8 @@ class Problem:
     batch_stride_bias: int = 0
     alpha: float = 1.0
     beta: float = 0.0
+    bias_kind: str = "none"
+    options: LaunchOptions | None = None
 
     def pack(self) -> bytes:
         """Return the PROBLEM_BYTES that the kernel takes by value."""
@@ -64,7 +87,14 @@ class Problem:
             self.batch_stride_bias,
         )
         sizes = (self.m, self.n, self.k, self.batch)
-        return _LAYOUT.pack(*pointers, *leading, *strides, *sizes, self.alpha, self.beta)
+        options = self.options or LaunchOptions()
+        at_launch = (
+            options.splits,
+            options.whole_tiles,
+            options.raster_tiles,
+            BIASES.index(self.bias_kind) if self.bias else 0,
+        )
+        return _LAYOUT.pack(*pointers, *leading, *strides, *sizes, self.alpha, self.beta, *at_launch)
 
     @property
     def flops(self) -> float:
@@ -79,6 +109,8 @@ TYPES = ("f16", "bf16", "f32", "tf32")
 ACCUMULATIONS = ("f32", "f16_promoted", "f16")
 """Accumulator types, the most exact first. A kernel also supports requests for a less exact accumulation."""
 BIASES = ("none", "row", "column")
+LAUNCH = "launch"
+"""The value of a kernel's field that each launch decides: schedule, raster or bias."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +145,24 @@ _WORDS = {
     "dtype_b": TYPES,
     "dtype_d": OUTPUTS,
     "acc": ACCUMULATIONS,
-    "bias": BIASES,
+    "bias": (*BIASES, LAUNCH),
     "activation": ACTIVATIONS,
 }
 """The fields of a kind in the order of their digits in `Kind.code`, the lowest first."""
 DIGIT_BITS = 4
 ACC_SHIFT = DIGIT_BITS * list(_WORDS).index("acc")
 ACC_MASK = (1 << DIGIT_BITS) - 1 << ACC_SHIFT
+BIAS_SHIFT = DIGIT_BITS * list(_WORDS).index("bias")
+BIAS_MASK = (1 << DIGIT_BITS) - 1 << BIAS_SHIFT
+BIAS_AT_LAUNCH = len(BIASES) << BIAS_SHIFT
+"""The digit of kernels that support every bias."""
 
 
 @dataclass(frozen=True)
 class Kind:
     """What a product computes, apart from its sizes: layout, types, accumulation, bias and activation.
+
+    Kernels with bias `launch` support every bias.
 
     Raises: RequestError for an unknown word.
     """
@@ -179,6 +217,10 @@ def kind_word(code: int, field: str) -> str:
 
 
 def kind_supports(offered: int, requested: int) -> bool:
-    """Return whether kernels of one kind compute another kind: all fields but `acc` agree, and `acc` is at least as exact."""
-    same = (offered ^ requested) & ~ACC_MASK == 0
+    """Return whether kernels of one kind compute another kind.
+
+    All fields but `acc` and `bias` agree, `acc` is at least as exact, and `bias` agrees or is decided at the launch.
+    """
+    either = ACC_MASK | (BIAS_MASK if offered & BIAS_MASK == BIAS_AT_LAUNCH else 0)
+    same = (offered ^ requested) & ~either == 0
     return same and (offered & ACC_MASK) <= (requested & ACC_MASK)

@@ -108,7 +108,10 @@ _GRID = fields(
         "tile_n": _POSITIVE.about("Columns of D per tile.", "elements"),
         "splits": _POSITIVE.about("CTAs that share the k of a tile."),
     },
-    optional={"max_ctas": _POSITIVE.about("Largest grid, for stream_k: the workspace has room for this many CTAs.")},
+    optional={
+        "max_ctas": _POSITIVE.about("Largest grid, for stream-K: the workspace has room for this many CTAs."),
+        "persistent": boolean.about("Whether CTAs compute tiles until none is left."),
+    },
 )
 _TENSOR_MAP = fields(
     {
@@ -155,9 +158,9 @@ _TRAITS = fields(
         "workspace": fields(
             {},
             optional={
-                "counter_bytes_per_tile": _COUNT.about("Zeroed counters per tile of D.", "B"),
-                "partial_bytes_per_tile": _COUNT.about("Partial accumulators per tile of D.", "B"),
-                "partial_bytes_per_cta": _COUNT.about("Partial accumulators per CTA, for stream_k.", "B"),
+                "partial_bytes": _COUNT.about(
+                    "Partial accumulators of one tile; 0 if no launch shares the k of a tile.", "B"
+                ),
             },
             others=_COUNT,
         ).about("Device memory that a launch needs besides the operands."),

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,8 +68,16 @@ class Operands:
     beta: float = 0.0
 
 
-def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None = None) -> Reference:
-    """Return D, or `rows` of it, and the error bound of each element."""
+def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None = None, splits: int = 1) -> Reference:
+    """Return D, or `rows` of it, and the error bound of each element. `splits` are those of the launch, if it decides them.
+
+    If only some tiles are split, the bound holds for both kinds.
+    """
+    if traits.decides_splits and splits > 1:
+        whole, split = (
+            reference(replace(traits, grid_rule="split_k", splits=count), operands, rows) for count in (1, splits)
+        )
+        return Reference(split.values, np.maximum(whole.bound, split.bound))
     a, c, bias = operands.a, operands.c, operands.bias
     if rows is not None:
         a = a[:, rows]
@@ -111,8 +119,9 @@ def _splits(traits: LaunchTraits, k: int) -> Iterator[tuple[int, int]]:
     """Yield the range of k of each split, as in templates/common/scheduler.cuh."""
     k_tiles = -(-k // traits.tile_k)
     for split in range(traits.splits):
-        first, last = (k_tiles * at // traits.splits * traits.tile_k for at in (split, split + 1))
-        yield first, min(last, k)
+        each, longer = divmod(k_tiles, traits.splits)
+        first, last = ((at * each + min(at, longer)) * traits.tile_k for at in (split, split + 1))
+        yield min(first, k), min(last, k)
 
 
 def _split(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:

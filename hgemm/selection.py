@@ -15,18 +15,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hgemm.dispatch_table import PTX, DispatchTable, Row, Survey, SurveyPoint, estimate_clocks
+from hgemm.dispatch_table import PTX, DispatchTable, Row, Survey, SurveyPoint, default_options, estimate_clocks
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
-from hgemm.launch import MAX_CTAS
+from hgemm.launch import MAX_CTAS, WORKSPACE_COUNTERS
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
-from hgemm.problem import LAYOUTS, kind_supports
+from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 # ==== Requirements of a variant ====
 
 _FEWER_TILES = f"fewer CTA tiles ({MAX_CTAS} at most)"
+
+
+_FEWER_SHARED = f"fewer tiles that share k ({WORKSPACE_COUNTERS} at most)"
 
 
 def row_supports(row: Row, query: SelectionQuery, target: Target) -> bool:
@@ -49,6 +52,8 @@ def unmet_requirements(row: Row, query: SelectionQuery, target: Target) -> Itera
         yield "extents of whole tiles"
     if row.work(q.m, q.n, q.batch) > MAX_CTAS:
         yield _FEWER_TILES
+    elif not row.has_counters(q.m, q.n, q.batch):
+        yield _FEWER_SHARED
     elif row.workspace_bytes(q.m, q.n, q.batch) > q.workspace_bytes:
         yield f"more workspace ({q.workspace_bytes} B are given)"
 
@@ -65,7 +70,8 @@ class Choice:
 
     Units: `clocks` is the estimated time in clocks of an SM; FACTOR_ONE of `factor` is 1.0.
     Fields: `code_match` says how the code runs on the device. `nearest` is the measured problem at this place or the nearest
-        one, if measurements decided. `factor` is the correction of the estimate.
+        one, if measurements decided. `factor` is the correction of the estimate. `options` are those of the launch, None if the
+        variant leaves none open.
     """
 
     row: Row
@@ -75,6 +81,7 @@ class Choice:
     rule: int = ESTIMATED
     nearest: SurveyPoint | None = None
     factor: int = FACTOR_ONE
+    options: LaunchOptions | None = None
 
     @property
     def symbol(self) -> str:
@@ -212,8 +219,10 @@ class Selector:
         factor: int = FACTOR_ONE,
     ) -> Choice:
         row = self.table.rows[at]
-        workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch)
-        return Choice(row, match, self._clocks(at, query), workspace_bytes, rule, nearest, factor)
+        open_fields = row.decides_splits or row.decides_raster
+        options = default_options(row, query, self.target) if open_fields else None
+        workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
+        return Choice(row, match, self._clocks(at, query), workspace_bytes, rule, nearest, factor, options)
 
     def _reason(self, query: SelectionQuery) -> str:
         """Return why no variant supports a query, and a command that generates one."""

@@ -5,10 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from hgemm.dispatch_table import L2_BITS, DispatchTable, Row, Survey, code_match, sms_used, tiles_per_sm
+from hgemm.dispatch_table import (
+    L2_BITS,
+    MAX_SPLIT_WAVES,
+    MIN_SPLIT_K_TILES,
+    SPLITS,
+    DispatchTable,
+    Row,
+    Survey,
+    code_match,
+    sms_used,
+    tiles_per_sm,
+)
+from hgemm.launch import WORKSPACE_COUNTERS
 from hgemm.octave_grid import (
     ALIGNED_REGIONS,
     DECAY_DISTANCE,
@@ -120,24 +133,59 @@ class RegionShortlists:
         Shapes: problems (problem, 4) are m, n, k and batch of dense operands; the result is (problem, place).
         Units: SM clocks.
         """
+        r = self._rows
+        m, n, k = (problems[:, at : at + 1] for at in range(3))
+        found = self._clocks(problems, straddling, r["splits"], 0)
+        if r["decides_splits"].any():
+            found = np.minimum(found, self._split_clocks(problems, straddling))
+        whole = (m % r["tile_m"] == 0) & (n % r["tile_n"] == 0) & (k % r["tile_k"] == 0)
+        return np.where((r["exact_tiles_only"] == 0) | whole, found, np.inf)
+
+    def _split_clocks(self, problems: np.ndarray, straddling: int) -> np.ndarray:
+        """Return the lowest estimate of the splits that launches may take, as hgemm.dispatch_table.candidate_options."""
+        r, found = self._rows, []
+        tiles, k_tiles = self._tiles(problems), np.ceil(problems[:, 2:3] / r["tile_k"])
+        for whole in (np.zeros_like(tiles), tiles // self._sms * self._sms):
+            rest = tiles - whole
+            most = MAX_SPLIT_WAVES * self._sms * self._tiles_per_sm // np.maximum(rest, 1)
+            most = np.minimum(k_tiles // MIN_SPLIT_K_TILES, most)
+            most = np.where((r["decides_splits"] > 0) & (0 < rest) & (rest <= WORKSPACE_COUNTERS), most, 0)
+            for splits in SPLITS:
+                clocks = self._clocks(problems, straddling, splits, whole)
+                found.append(np.where(splits <= most, clocks, np.inf))
+        return np.min(found, axis=0)
+
+    def _tiles(self, problems: np.ndarray) -> np.ndarray:
+        r = self._rows
+        m, n, _, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
+        clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
+        return clusters * r["cluster_m"] * r["cluster_n"] * batch
+
+    def _clocks(self, problems: np.ndarray, straddling: int, splits: Any, whole: Any) -> np.ndarray:
+        """Return hgemm.dispatch_table.launch_clocks of all rows. The first `whole` tiles are not split."""
         r, extra = self._rows, self._rows["straddling_clocks"] * straddling // 2
         m, n, k, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
-        clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
-        work = clusters * r["cluster_m"] * r["cluster_n"] * r["splits"] * batch
-        k_tiles = np.ceil(np.ceil(k / r["tile_k"]) / r["splits"])
-        busiest = np.ceil(work / self._sms)
-        busy = busiest * (k_tiles * (r["k_tile_clocks"] + extra) + r["tile_clocks"])
-        single = np.ceil(busiest / self._tiles_per_sm) * (
-            k_tiles * (r["single_k_tile_clocks"] + extra) + r["single_tile_clocks"]
-        )
+        tiles, all_k_tiles = self._tiles(problems), np.ceil(k / r["tile_k"])
+        shared = (r["decides_splits"] > 0) & (splits > 1)
+        busy = single = loads = 0
+        for items, k_tiles, stored in (
+            (whole, all_k_tiles, 0),
+            ((tiles - whole) * splits, np.ceil(all_k_tiles / splits), r["partial_clocks"] * shared),
+        ):
+            busiest = np.ceil(items / self._sms)
+            rounds = np.ceil(busiest / self._tiles_per_sm)
+            busy = busy + busiest * (k_tiles * (r["k_tile_clocks"] + extra) + r["tile_clocks"] + stored)
+            single = single + rounds * (
+                k_tiles * (r["single_k_tile_clocks"] + extra) + r["single_tile_clocks"] + stored
+            )
+            loads = loads + items * k_tiles
         kib = ((m + n) * k * batch // 1024) * r["operand_bytes"] + (m * n * batch // 1024) * r["result_bytes"]
-        loaded = work * k_tiles * r["l2_clocks"] // (1 << L2_BITS)
+        loaded = loads * r["l2_clocks"] // (1 << L2_BITS)
         l2 = np.maximum(loaded - kib * r["l2_mib_clocks"] // 1024, 0)
         sm, memory = np.maximum(busy, single), r["dram_start_clocks"] + kib * r["dram_mib_clocks"] // 1024 + l2
         longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
-        found = r["launch_clocks"] + longer + np.maximum(shorter // 2 - longer // 8, 0)
-        whole = (m % r["tile_m"] == 0) & (n % r["tile_n"] == 0) & (k % r["tile_k"] == 0)
-        return np.where((r["exact_tiles_only"] == 0) | whole, found, np.inf)
+        added = (r["split_clocks"] + splits * r["partial_clocks"]) * shared
+        return r["launch_clocks"] + added + longer + np.maximum(shorter // 2 - longer // 8, 0)
 
 
 def _usable(row: Row, match: int | None, best: int | None, target: Target) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from hgemm.device import Device, median_us
 from hgemm.dtypes import DTYPES, decode, encode, representable
 from hgemm.errors import DeviceError
 from hgemm.kernel import Kernel
-from hgemm.launch import WORKSPACE_ALIGN_BYTES, counter_bytes, workspace_bytes
+from hgemm.launch import WORKSPACE_ALIGN_BYTES, counter_bytes, settled, splits_of, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import Problem
+from hgemm.problem import LaunchOptions, Problem
 from hgemm.reference import Operands, Reference, reference
 
 # ==== Operands: memory layout and random numbers ====
@@ -62,7 +62,7 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
         "b": ((s.n, s.k) if traits.b_k_major else (s.k, s.n), traits.dtype_b, traits.align_b),
         "c": ((s.m, s.n), traits.dtype_d, traits.align_d),
         "d": ((s.m, s.n), traits.dtype_d, traits.align_d),
-        "bias": ((1, s.n if traits.bias == "row" else s.m), traits.dtype_d, 1),
+        "bias": ((1, s.n if bias_of_case(traits, case) == "row" else s.m), traits.dtype_d, 1),
     }
     loose_rows, loose_matrices = (LOOSE_ROWS, LOOSE_MATRICES) if case.loose else (0, 0)
     found = {}
@@ -71,6 +71,11 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
         stride = leading * rows + loose_matrices * align
         found[name] = OperandLayout(rows, columns, leading, _batch(case, name), stride, dtype, align)
     return found
+
+
+def bias_of_case(traits: LaunchTraits, case: Case) -> str:
+    """Return the kind of the bias that a case adds: the variant's, or the case's if the launch decides."""
+    return case.bias if traits.decides_bias else traits.bias
 
 
 def _batch(case: Case, name: str) -> int:
@@ -87,9 +92,10 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
     make = _integers if kind == "integer" else _normals
     s = case.shape
     a, b = make(rng, traits, s.k, (_batch(case, "a"), s.m, s.k), (_batch(case, "b"), s.k, s.n))
-    bias_shape = (1, s.n) if traits.bias == "row" else (s.m, 1)
+    bias_kind = bias_of_case(traits, case)
+    bias_shape = (1, s.n) if bias_kind == "row" else (s.m, 1)
     c = _addend(kind, rng, (_batch(case, "c"), s.m, s.n)) if case.beta else None
-    bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if traits.bias != "none" else None
+    bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if bias_kind != "none" else None
     rounded = stored_digits if case.loose else representable
     return Operands(
         rounded(a, traits.dtype_a),
@@ -276,10 +282,18 @@ class Trial:
     def __init__(self, kernel: Kernel, case: Case, device: Device, options: CheckOptions, kind: str) -> None:
         self.kernel, self.case, self.device, self.options, self.kind = kernel, case, device, options, kind
         self.traits, self.shape = kernel.traits, case.shape
+        self.launch_options = settled(
+            self.traits, Problem(*astuple(case.shape), options=case.options), LaunchOptions
+        ).options
         rng = np.random.default_rng([options.seed, *f"{case} {kind}".encode()])
         self.operands = draw(self.traits, case, kind, rng)
         self.buffers: dict[str, Operand] = {}
         self.workspace: Buffer | None = None
+
+    @property
+    def splits(self) -> int:
+        """The parts of k whose sums are added."""
+        return splits_of(self.traits, self.launch_options)
 
     def free(self) -> None:
         for buffer in (*self.buffers.values(), *([self.workspace] if self.workspace else [])):
@@ -298,7 +312,7 @@ class Trial:
         if complaint:
             return Check(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {complaint}")
         values = decode(found, self.traits.dtype_d)
-        return compare(str(self.case), values, reference(self.traits, self.operands), self.kind)
+        return compare(str(self.case), values, reference(self.traits, self.operands, splits=self.splits), self.kind)
 
     def prepare(self) -> None:
         """Upload all operands. If beta is 0, C is null or holds canaries, because it must not be read."""
@@ -311,13 +325,13 @@ class Trial:
                 self.buffers[name] = Operand(self.device, layout, self.options.guard_bytes, self.options.align_bytes)
                 self.buffers[name].fill(numbers.get(name))
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
-        if size := workspace_bytes(self.traits, *sizes):
+        if size := workspace_bytes(self.traits, *sizes, self.launch_options):
             self.workspace = Buffer(self.device, size, WORKSPACE_ALIGN_BYTES, self.options.guard_bytes)
             self.workspace.upload()  # canaries: a launch zeroes its counters
             self._counters(self.workspace.before)[:] = 0
 
     def _counters(self, memory: np.ndarray) -> np.ndarray:
-        size = counter_bytes(self.traits, self.shape.m, self.shape.n, self.shape.batch)
+        size = counter_bytes(self.traits, self.shape.m, self.shape.n, self.shape.batch, self.launch_options)
         return self.workspace.elements(memory, "u1")[:size]
 
     def problem(self) -> Problem:
@@ -330,13 +344,13 @@ class Trial:
             if name != "bias":
                 fields[f"ld{name}"] = buffer.layout.leading
         problem = Problem(shape.m, shape.n, shape.k, shape.batch, alpha=self.case.alpha, beta=self.case.beta)
-        return replace(problem, **fields)
+        return replace(problem, **fields, bias_kind=bias_of_case(self.traits, self.case), options=self.launch_options)
 
-    def launch(self, problem: Problem) -> tuple[np.ndarray, str]:
+    def launch(self, problem: Problem, workspace_size: int | None = None) -> tuple[np.ndarray, str]:
         """Fill D with canaries, launch, and return D's elements and a complaint about its memory."""
         d = self.buffers["d"]
         d.upload()
-        size = self.workspace.size_bytes if self.workspace else None
+        size = self.workspace.size_bytes if self.workspace else workspace_size
         self.kernel.launch(problem, device=self.device.ordinal, workspace_size=size)
         found, complaint = d.written(d.download())
         left = np.argwhere(d.unwritten(found))
@@ -415,7 +429,7 @@ def run(kernel: Kernel, case: Case, device: Device, seed: int = 0, samples: int 
         if checked and complaint:
             check = Check(str(case), float("inf"), float("inf"), False, complaint)
         elif checked:
-            expected = reference(kernel.traits, trial.operands, rows)
+            expected = reference(kernel.traits, trial.operands, rows, trial.splits)
             check = compare(str(case), decode(found[:, rows], kernel.traits.dtype_d), expected, "normal")
         size = trial.workspace.size_bytes if trial.workspace else None
         time_us = median_us(device, kernel.bind(problem, device=device.ordinal, workspace_size=size), samples)

@@ -13,12 +13,10 @@ from typing import Any
 from hgemm.capture import is_capturing, relaxed_capture
 from hgemm.device import Address, checked, driver, open_device
 from hgemm.errors import DeviceError, ProblemError
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS
 
-DEFAULT_WORKSPACE_BYTES = 32 << 20
-"""The size of an automatic workspace, which suffices for one wave of 128x256 tiles with f32 partial sums."""
-COUNTER_BYTES = 1 << 18
-"""Space for counters before the partial sums. Launches with more counters zero them."""
-
+DEFAULT_WORKSPACE_BYTES = 34 << 20
+"""The size of an automatic workspace. It suffices for two waves of splits of 128x256 tiles on 132 SMs, and for stream-K."""
 Allocate = Callable[[int, int], tuple[Address, Any]]
 """Takes a device and a number of bytes. Returns the address, and the object that owns the memory."""
 
@@ -34,20 +32,20 @@ def check_workspace_bytes(size_bytes: Any) -> int:
     return size_bytes
 
 
-def partials_address(
+def workspace_address(
     device: int, stream: int, size_bytes: int, allocate: Allocate, capturing: bool | None = None
 ) -> Address:
-    """Return the address where partial sums begin in the workspace of a stream. Zeroed counters lie before it.
+    """Return the address of the workspace of a stream. Its counters are zero.
 
-    The first call allocates `size_bytes` and COUNTER_BYTES. Later calls return the same address.
+    The first call allocates `size_bytes`. Later calls return the same address.
 
     Raises: DeviceError if the memory cannot be allocated.
     """
     key = (device, stream, is_capturing(stream) if capturing is None else capturing, size_bytes)
     with _lock:
         if key not in _made:
-            _made[key] = _in_own_thread(lambda: _zeroed(device, size_bytes + COUNTER_BYTES, allocate))
-        return _made[key][0] + COUNTER_BYTES
+            _made[key] = _in_own_thread(lambda: _zeroed(device, size_bytes, allocate))
+        return _made[key][0]
 
 
 def _in_own_thread(work: Callable[[], Any]) -> Any:
@@ -84,7 +82,8 @@ def _zeroed(device: int, size_bytes: int, allocate: Allocate) -> tuple[Address, 
             why = " ".join(str(error).split())
             raise DeviceError(f"cannot allocate a workspace of {size_bytes} B on device {device}: {why}") from error
         stream = bindings.CUstream(0)
-        checked(bindings.cuMemsetD8Async(address, 0, COUNTER_BYTES, stream), "zero a workspace")
+        counters = min(size_bytes, WORKSPACE_COUNTERS * COUNTER_BYTES)
+        checked(bindings.cuMemsetD8Async(address, 0, counters, stream), "zero a workspace")
         checked(bindings.cuStreamSynchronize(stream), "wait for a workspace")
     return address, owner
 

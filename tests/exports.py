@@ -24,10 +24,11 @@ from generator.sweep import sweep
 from hgemm.dispatch_table import kind_of
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAUNCH, LAYOUTS, TYPES, Kind, Problem
 from hgemm.record import ARTEFACTS
 
 TESTS = Path(__file__).resolve().parent
+AT_LAUNCH = {"schedule": "launch", "raster": "launch", "bias": "launch"}
 MORE = (
     {"arch": "sm_80,sm_90", "tile": "128x128x32", "bias": "row,column", "activation": "gelu,relu"},
     {"arch": "sm_80", "tile": "128x128x32,64x128x32", "schedule": "persistent", "layout": "tn,nt", "align_b": "4,1"},
@@ -35,6 +36,9 @@ MORE = (
     {"arch": "sm_89", "tile": "64x64x32", "beta": "off", "align": "1"},
     {"arch": "sm_90a", "tile": "128x256x64,64x128x64", "layout": "tn,nt", "swap_ab": "on,off"},
     {"arch": "sm_90a", "tile": "128x128x64", "schedule": "split_k_cluster:2"},
+    *({**AT_LAUNCH, "arch": arch, "tile": "64x64x32"} for arch in ("sm_80", "sm_90")),
+    {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x256x64,64x128x64", "acc": "f32"},
+    {**AT_LAUNCH, "arch": "sm_90a", "tile": "128x128x64", "layout": "nn", "cluster": "2x1"},
 )
 """Kinds, schedules and alignments that the catalog has none of."""
 
@@ -135,10 +139,11 @@ class CProblem(ctypes.Structure):
             "layout": LAYOUTS.index(kind.layout),
             **{f"dtype_{name}": TYPES.index(getattr(kind, f"dtype_{name}")) for name in "abd"},
             "acc": ACCUMULATIONS.index(kind.acc),
-            "bias_kind": BIASES.index(kind.bias),
+            "bias_kind": BIASES.index(problem.bias_kind if kind.bias == LAUNCH else kind.bias),
             "activation": ACTIVATIONS.index(kind.activation),
         }
-        values = {field.name: getattr(problem, field.name) for field in fields(problem)}
+        others = {field.name for field in fields(problem)} - {"bias_kind", "options"}
+        values = {name: getattr(problem, name) for name in others}
         return cls(struct_size=ctypes.sizeof(cls), workspace_bytes=workspace_bytes, **words, **values)
 
 
@@ -154,7 +159,7 @@ class CChoice(ctypes.Structure):
         ("workspace_bytes", ctypes.c_uint64),
         ("estimated_clocks", ctypes.c_uint64),
         ("rule", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("splits", ctypes.c_int32),
     ]
 
 

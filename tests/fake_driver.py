@@ -14,7 +14,7 @@ import numpy as np
 from cuda.bindings import driver as real
 
 from hgemm import problem as hgemm_problem
-from hgemm.problem import PROBLEM_BYTES, Problem
+from hgemm.problem import BIASES, PROBLEM_BYTES, LaunchOptions, Problem
 
 SUCCESS = real.CUresult.CUDA_SUCCESS
 _ATTRIBUTES = {
@@ -204,4 +204,7 @@ def unpack(packed: bytes) -> Problem:
     v = hgemm_problem._LAYOUT.unpack(packed)
     names = "a b c d bias workspace lda ldb ldc ldd".split()
     names += [f"batch_stride_{name}" for name in ("a", "b", "c", "d", "bias")] + "m n k batch alpha beta".split()
-    return Problem(**dict(zip(names, v)))
+    *others, splits, whole_tiles, raster_tiles, bias_kind = v
+    options = LaunchOptions(splits, whole_tiles, raster_tiles)
+    decided = None if options == LaunchOptions() else options
+    return Problem(**dict(zip(names, others, strict=True)), bias_kind=BIASES[bias_kind], options=decided)

@@ -21,6 +21,9 @@ typedef struct Problem {
   int64_t lda, ldb, ldc, ldd, stride_a, stride_b, stride_c, stride_d, stride_bias;
   int32_t m, n, k, batch;
   float alpha, beta;
+  uint32_t splits, whole_tiles;
+  int32_t raster_tiles;
+  uint32_t bias_kind;
 } Problem;
 
 typedef struct Function {
@@ -177,7 +180,9 @@ static double *wide(uint64_t base, int64_t first, int64_t rows, int64_t k, int64
 
 static void compute(char const *name, char const *image, Problem const *p) {
   int const beta = strstr(image, " beta") != NULL;
-  int const bias_row = strstr(image, " row") != NULL, bias_column = strstr(image, " column") != NULL;
+  int const at_launch = strstr(image, " launch") != NULL;
+  int const bias_row = strstr(image, " row") != NULL || (at_launch && p->bias_kind == 1);
+  int const bias_column = strstr(image, " column") != NULL || (at_launch && p->bias_kind == 2);
   char arch[16], layout[4], in[16], acc[16], out[16];
   int t_in, t_out, a_rows, b_rows;
   sscanf(name, "hgemm_%15[^_]_%3[^_]_%15[^_]_%15[^_]_%15[^_]_", arch, layout, in, acc, out);
@@ -211,8 +216,8 @@ int cuLaunchKernelEx(Config const *config, void *handle, void **parameters, void
   if (current == NULL || extra != NULL || (int)config->smem > function->smem) return 1;
   if (config->grid_y != 1 || config->grid_z != 1 || config->block_y != 1 || config->block_z != 1) return 1;
   if (logging) {
-    snprintf(line, sizeof line, "launch %s grid %u threads %u smem %u stream %p problem %d %d %d %d", function->name,
-             config->grid_x, config->block_x, config->smem, config->stream, p->m, p->n, p->k, p->batch);
+    snprintf(line, sizeof line, "launch %s grid %u threads %u smem %u stream %p problem %d %d %d %d splits %u %u", function->name,
+             config->grid_x, config->block_x, config->smem, config->stream, p->m, p->n, p->k, p->batch, p->splits, p->whole_tiles);
     say(line);
   }
   if (config->attribute_count > 1) return 1;

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from hgemm.dtypes import DTYPES, decode, encode
-from hgemm.launch import Matrix, counter_bytes, matrices
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, Matrix, matrices
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.reference import ACTIVATION_FORMULAS
@@ -36,19 +36,19 @@ RECORD = {
     },
     "traits": {
         "min_align": {"a": 8, "b": 8, "d": 8},
-        "workspace": {"counter_bytes_per_tile": 0, "partial_bytes_per_tile": 0},
+        "workspace": {"partial_bytes": 0},
     },
 }
 
 
-def record(rule: str = "one_tile", splits: int = 1, align: tuple[int, int, int] = (8, 8, 8), **spec) -> dict:
+def record(
+    rule: str = "one_tile", splits: int = 1, align: tuple[int, int, int] = (8, 8, 8), max_ctas: int = 0, **spec
+) -> dict:
     """Return a record with some fields replaced; split-K and stream-K get their workspaces, the latter for 10 CTAs."""
-    streams = rule == "stream_k"
-    grid = {**RECORD["launch"]["grid"], "rule": rule, "splits": splits, **({"max_ctas": 10} if streams else {})}
+    most = 10 if rule == "stream_k" else max_ctas
+    grid = {**RECORD["launch"]["grid"], "rule": rule, "splits": splits, **({"max_ctas": most} if most else {})}
     workspace = {
-        "counter_bytes_per_tile": 4 if rule in ("split_k", "stream_k") else 0,
-        "partial_bytes_per_tile": splits * 32 * 48 * 4 if rule == "split_k" else 0,
-        **({"partial_bytes_per_cta": 2 * 32 * 48 * 4} if streams else {}),
+        "partial_bytes": 32 * 48 * 4 if rule in ("split_k", "stream_k", "launch") else 0,
     }
     return {
         **RECORD,
@@ -87,7 +87,8 @@ def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, group: int = 
     k_tiles = -(-a.shape[1] // traits.tile_k)
     total = np.zeros((a.shape[0], b.shape[1]), np.float32)
     for split in range(traits.splits):
-        first, last = (k_tiles * at // traits.splits * traits.tile_k for at in (split, split + 1))
+        each, longer = divmod(k_tiles, traits.splits)
+        first, last = ((at * each + min(at, longer)) * traits.tile_k for at in (split, split + 1))
         step = traits.tile_k if traits.acc == "f16_promoted" else max(last - first, 1)
         part = np.zeros_like(total)
         for at in range(first, last, step):
@@ -169,6 +170,6 @@ def _misbehave(
     if problem.workspace and "leaves a counter" in faults:
         poke(problem.workspace)
     if problem.workspace and "writes partial sums" in faults:
-        poke(problem.workspace + counter_bytes(traits, problem.m, problem.n, problem.batch))
+        poke(problem.workspace + WORKSPACE_COUNTERS * COUNTER_BYTES)
     if "is not repeatable" in faults:
         d.view("u1")[0, 0, 0] ^= np.random.default_rng().integers(0, 256, dtype=np.uint8)

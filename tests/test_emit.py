@@ -37,7 +37,7 @@ def values_of(plan: Plan) -> dict:
 
 # ---- Placeholders ---------------------------------------------------------------------------------------------------
 
-COPIES = ({}, {"align": "1"}, {"arch": "sm_75"}, {"schedule": "stream_k"})
+COPIES = ({}, {"align": "1"}, {"arch": "sm_75"}, {"schedule": "stream_k"}, {"schedule": "launch"})
 """Kernels that name all fields of a Policy among them."""
 
 

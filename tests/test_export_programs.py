@@ -25,6 +25,7 @@ from generator.sweep import sweep
 from hgemm.launch import counter_bytes, grid_x
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
+from hgemm.problem import LaunchOptions
 
 EXAMPLE = ROOT / "examples" / "c"
 RIGHT = re.compile(r"\d+x\d+x\d+ (\w+): 0 of \d+ elements wrong")
@@ -126,13 +127,14 @@ def test_launches_are_those_of_python(
     for words in launches:
         traits = LaunchTraits.of(records[words[1]])
         m, n, k, batch = map(int, words[11:15])
+        options = LaunchOptions(*map(int, words[16:18]))
         assert [int(words[i]) for i in (3, 5, 7)] == [
-            grid_x(traits, m, n, batch, 132 * 2 // traits.cluster_ctas),
+            grid_x(traits, m, n, batch, 132 * 2 // traits.cluster_ctas, options),
             traits.threads,
             traits.smem_bytes,
         ]
         assert k > 0 or k == -traits.tile_k
-        zeroed += [counter_bytes(traits, m, n, batch)] * (traits.splits > 1)
+        zeroed += filter(None, [counter_bytes(traits, m, n, batch, options)])
     assert zeroed and [int(words[1]) for words in lines if words[0] == "zero"] == zeroed
 
 

@@ -20,7 +20,17 @@ from hgemm.dispatch_table import PTX, DispatchTable, kind_of
 from hgemm.errors import UnsupportedError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
-from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, kind_supports
+from hgemm.problem import (
+    ACCUMULATIONS,
+    ACTIVATIONS,
+    BIASES,
+    LAUNCH,
+    LAYOUTS,
+    TYPES,
+    Kind,
+    Problem,
+    kind_supports,
+)
 from hgemm.selection import Selector, unmet_requirements
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
@@ -83,6 +93,8 @@ def drawn(rng: random.Random, kinds: list[Kind], table: DispatchTable) -> tuple[
     """Draw a device, a kind, mostly one of `kinds`, a problem whose operands lie apart, often a measured one, and a workspace."""
     target = Target.typical(f"sm_{rng.choice([*TYPICAL, 80, 90, 90])}", rng.choice([0, 0, rng.randint(1, 200)]))
     kind = replace(rng.choice(kinds), acc=rng.choice(ACCUMULATIONS))
+    if kind.bias == LAUNCH:
+        kind = replace(kind, bias=rng.choice(BIASES))
     if rng.random() < 0.1:
         kind = replace(kind, layout=rng.choice(LAYOUTS), bias=rng.choice(BIASES), activation=rng.choice(ACTIVATIONS))
     m, n, k = extents(rng)
@@ -123,6 +135,7 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
     kinds = sorted({kind_of(LaunchTraits.of(record.data)) for record in measured_library.records()}, key=str)
     chosen: dict[str, int] = {}
     rules = [0, 0, 0]
+    splits: set[tuple[int, int, bool]] = set()
     kinds_told: set[str] = set()
     for _ in range(PROBLEMS):
         target, kind, problem, workspace_bytes = drawn(rng, kinds, table)
@@ -145,10 +158,14 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
             expected.rule,
         )
         assert found.workspace_bytes == expected.workspace_bytes
+        assert found.splits == (expected.options.splits if expected.options else expected.row.splits)
+        tail = expected.options is not None and expected.options.whole_tiles > 0
+        splits.add((expected.row.decides_splits, min(found.splits, 2), tail))
         chosen[expected.symbol] = chosen.get(expected.symbol, 0) + 1
         rules[expected.rule] += 1
     assert sum(chosen.values()) > PROBLEMS // 2 and len(chosen) > len(table.rows) // 2, "the draw is too narrow"
     assert min(rules) > PROBLEMS // 50, rules
+    assert splits >= {(1, 1, False), (1, 2, False), (1, 2, True), (0, 1, False)}, splits
     assert kinds_told >= {"no such kind", "more workspace", "addresses alignment workspace"}, kinds_told
 
 

@@ -23,10 +23,23 @@ from hgemm.cases import Case, Shape
 from hgemm.device import Image, choose_code, cubin_runs, open_device, ptx_runs
 from hgemm.dtypes import decode, encode
 from hgemm.errors import LibraryError, UnsupportedError
-from hgemm.launch import _encode, check, counter_bytes, ctas, grid_x, workspace_bytes
+from hgemm.launch import (
+    COUNTER_BYTES,
+    WORKSPACE_COUNTERS,
+    _encode,
+    check,
+    counter_bytes,
+    ctas,
+    grid_x,
+    settled,
+    workspace_bytes,
+)
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import PROBLEM_BYTES
+from hgemm.problem import PROBLEM_BYTES, LaunchOptions
 from hgemm.verify import verify
+
+COUNTERS = WORKSPACE_COUNTERS * COUNTER_BYTES
+"""The first part of every workspace."""
 
 
 @pytest.fixture
@@ -56,19 +69,74 @@ def test_grids_follow_the_schedule() -> None:
 def test_workspaces_are_counters_then_partial_sums() -> None:
     one, split = LaunchTraits.of(record()), LaunchTraits.of(record("split_k", splits=5))
     assert workspace_bytes(one, 1000, 1000, 7) == counter_bytes(one, 1000, 1000, 7) == 0
-    assert counter_bytes(split, 32, 48 * 64) == 256 and counter_bytes(split, 32, 48 * 64 + 1) == 512
-    assert workspace_bytes(split, 33, 49, 2) == 256 + 8 * 5 * 32 * 48 * 4
+    assert counter_bytes(split, 32, 48 * 64) == 256 and counter_bytes(split, 32, 48 * 64 + 1) == 260
+    assert workspace_bytes(split, 33, 49, 2) == COUNTERS + 8 * 5 * 32 * 48 * 4
 
 
 def test_the_workspace_of_stream_k_has_two_tiles_for_each_cta_that_there_may_be() -> None:
     stream = LaunchTraits.of(record("stream_k"))
-    assert counter_bytes(stream, 32, 48 * 65) == 512
-    assert workspace_bytes(stream, 1, 1) == 256 + 10 * 2 * 32 * 48 * 4
-    assert workspace_bytes(stream, 32, 48 * 65) - workspace_bytes(stream, 1, 1) == 256
+    assert counter_bytes(stream, 32, 48 * 65) == 2 * 10 * 4  # no more tiles are shared
+    assert workspace_bytes(stream, 1, 1) == COUNTERS + 10 * 2 * 32 * 48 * 4 == workspace_bytes(stream, 32, 48 * 65)
     unlimited = record("stream_k")
     del unlimited["launch"]["grid"]["max_ctas"]
     with pytest.raises(LibraryError, match="max_ctas is 0"):
         LaunchTraits.of(unlimited)
+
+
+def test_a_launch_decides_which_tiles_are_split() -> None:
+    traits = LaunchTraits.of(record("launch"))
+    assert traits.decides_splits and not traits.persistent
+    plain, three, tail = LaunchOptions(1), LaunchOptions(3), LaunchOptions(3, whole_tiles=2)
+    assert [grid_x(traits, 33, 48, 2, 7, options) for options in (None, plain, three, tail)] == [4, 4, 12, 2 + 2 * 3]
+    assert workspace_bytes(traits, 33, 48, 2) == workspace_bytes(traits, 33, 48, 2, plain) == 0
+    assert workspace_bytes(traits, 33, 48, 2, three) == COUNTERS + 3 * 4 * 32 * 48 * 4
+    assert workspace_bytes(traits, 33, 48, 2, tail) == COUNTERS + 3 * 2 * 32 * 48 * 4
+    assert [counter_bytes(traits, 33, 48, 2, options) for options in (plain, three, tail)] == [0, 4 * 4, 2 * 4]
+
+
+def test_a_launch_has_no_more_splits_than_k_tiles_and_no_more_whole_tiles_than_tiles() -> None:
+    traits = LaunchTraits.of(record("launch"))
+    asked = Problem(32, 48, 40, options=LaunchOptions(64, 9, -2))
+    assert settled(traits, asked, LaunchOptions).options == LaunchOptions(3, 1, -2)
+    assert settled(traits, Problem(32, 48, 0), LaunchOptions).options == LaunchOptions(1)
+    fixed = LaunchTraits.of(record("split_k", splits=5))
+    assert settled(fixed, asked, LaunchOptions) == asked
+
+
+def test_options_and_bias_are_the_last_words_of_the_argument() -> None:
+    given = Problem(1, 1, 1, bias=16, bias_kind="column", options=LaunchOptions(4, 6, -3))
+    assert struct.unpack("<IIiI", given.pack()[-16:]) == (4, 6, -3, 2)
+    assert struct.unpack("<IIiI", Problem(1, 1, 1, bias_kind="row").pack()[-16:])[3] == 0  # a null pointer is no bias
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "m", "expected"),
+    [
+        ("launch", LaunchOptions(0), 33, "splits must be 1 or more"),
+        ("launch", LaunchOptions(2, -1), 33, "whole_tiles not negative"),
+        (
+            "launch",
+            LaunchOptions(2),
+            32 * 70000,
+            "70000 tiles share k: a workspace has counters for 65536; use 1 split",
+        ),
+        ("split_k", None, 32 * 70000, "70000 tiles share k"),
+    ],
+)
+def test_options_that_a_launch_cannot_take_are_rejected(
+    rule: str, options: LaunchOptions | None, m: int, expected: str
+) -> None:
+    traits = LaunchTraits.of(record(rule, splits=2 if rule == "split_k" else 1))
+    with pytest.raises(ProblemError, match=expected):
+        check(Problem(m, 48, 64, options=options), traits)
+    check(replace(GOOD, options=LaunchOptions(2, 1), workspace=0x1000000), LaunchTraits.of(record("launch")))
+
+
+def test_a_record_with_the_former_layout_of_the_workspace_must_be_regenerated() -> None:
+    former = record("split_k", splits=2)
+    former["traits"]["workspace"] = {"counter_bytes_per_tile": 4, "partial_bytes_per_tile": 2 * 32 * 48 * 4}
+    with pytest.raises(LibraryError, match="layout of an older version: regenerate"):
+        LaunchTraits.of(former)
 
 
 @pytest.mark.parametrize(
@@ -302,16 +370,18 @@ GOOD = Problem(
 
 def test_a_problem_packs_as_the_header_declares_it() -> None:
     numbers = {field.name: at + 1 for at, field in enumerate(fields(Problem))}
-    problem = Problem(**{**numbers, "alpha": 0.5, "beta": -2.0})
+    given = {**numbers, "alpha": 0.5, "beta": -2.0, "bias_kind": "column", "options": LaunchOptions(4, 2, -6)}
+    problem = Problem(**given)
     packed = problem.pack()
-    assert len(packed) == PROBLEM_BYTES == 144 and unpack(packed) == problem
+    assert len(packed) == PROBLEM_BYTES == 160 and unpack(packed) == problem
+    words = {**given, "splits": 4, "whole_tiles": 2, "raster_tiles": -6, "bias_kind": 2}
     text = (ROOT / "templates/common/problem.cuh").read_text().partition("struct Problem {")[2].partition("};")[0]
     at = 0
     for line in (line.partition("//")[0].strip() for line in text.splitlines()):
-        match = re.match(r"(void const\*|void\*|int64_t|int32_t|float) (.+);", line)
+        match = re.match(r"(void const\*|void\*|int64_t|int32_t|uint32_t|float) (.+);", line)
         for name in match[2].split(", ") if match else ():
-            code = {"int32_t": "<i", "float": "<f"}.get(match[1], "<q")
-            assert struct.unpack_from(code, packed, at)[0] == getattr(problem, name), name
+            code = {"int32_t": "<i", "uint32_t": "<I", "float": "<f"}.get(match[1], "<q")
+            assert struct.unpack_from(code, packed, at)[0] == words[name], name
             at += struct.calcsize(code)
     assert at == PROBLEM_BYTES
 
@@ -377,7 +447,7 @@ def test_what_a_variant_lacks_is_named() -> None:
 def test_a_split_variant_needs_its_workspace() -> None:
     split = LaunchTraits.of(record("split_k", splits=4))
     tiles = 4 * 2 * 2
-    needed = 256 + tiles * 4 * 32 * 48 * 4
+    needed = COUNTERS + tiles * 4 * 32 * 48 * 4
     for changes, size, message in (
         ({}, None, f"workspace is missing: {needed} B"),
         ({"workspace": 0x1000000}, needed - 1, f"has {needed - 1} B: {needed} B"),
@@ -472,7 +542,8 @@ def test_clusters_take_work_together() -> None:
     assert ctas(along_n, 32 * 5, 48 * 3, 2) == 5 * 2 * 2 * 2
     split = LaunchTraits.of(record_of_maps((2, 1), rule="split_k"))
     assert grid_x(split, 33, 48, 1, 100) == 2 * 3
-    assert counter_bytes(split, 32, 48 * 33) == 512 and workspace_bytes(split, 32, 48) == 256 + 2 * 3 * 32 * 48 * 4
+    assert counter_bytes(split, 32, 48 * 33) == 66 * 4
+    assert workspace_bytes(split, 32, 48) == COUNTERS + 2 * 3 * 32 * 48 * 4
 
 
 def test_a_persistent_grid_is_whole_clusters(driver_of_maps: FakeDriver) -> None:

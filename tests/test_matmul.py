@@ -28,11 +28,10 @@ from generator.store.library import Library as StoredLibrary
 from hgemm import Kind, Library, Problem, ProblemError
 from hgemm.arrays import ARRAY_ADAPTERS, stream_handle, view
 from hgemm.errors import DeviceError, LibraryError, RequestError, UnsupportedError
-from hgemm.launch import counter_bytes
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, counter_bytes
 from hgemm.matmul import MAX_LAUNCHERS
 from hgemm.problem import PROBLEM_BYTES
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.workspace import COUNTER_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +182,13 @@ def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDri
 # ---- Workspaces and streams -----------------------------------------------------------------------------------------
 
 
+COUNTERS = WORKSPACE_COUNTERS * COUNTER_BYTES
+"""The first part of every workspace."""
+
+
 def splits_k(driver: ComputingDriver) -> bool:
     """Return whether the last launch took a workspace."""
-    return driver.traits[driver.symbols[-1]].partial_bytes_per_tile > 0
+    return driver.traits[driver.symbols[-1]].partial_bytes > 0
 
 
 def test_variants_that_split_k_take_the_workspace_of_their_stream(
@@ -200,8 +203,8 @@ def test_variants_that_split_k_take_the_workspace_of_their_stream(
         found = library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), stream=stream)
         assert splits_k(driver) and (found.array == product(a, w.T)).all()
     assert workspaces[0] == workspaces[1] != workspaces[2]
-    assert allocations == [library.workspace_bytes + COUNTER_BYTES] * 2
-    assert driver.zeroed == [COUNTER_BYTES] * 2, "the counters, once per workspace"
+    assert allocations == [library.workspace_bytes] * 2
+    assert driver.zeroed == [COUNTERS] * 2, "the counters, once per workspace"
     driver.captured.add(7)  # a graph does not share the workspace of eager launches
     for _ in range(2):
         library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), stream=7)
@@ -221,10 +224,10 @@ def test_counters_are_zero_whatever_shapes_share_a_workspace(library: Library, d
 
     def check(problem):
         traits = driver.traits[driver.symbols[-1]]
-        counters = counter_bytes(traits, problem.m, problem.n, problem.batch)
+        counters = counter_bytes(traits, problem.m, problem.n, problem.batch, problem.options)
         assert counters and not any(ctypes.string_at(problem.workspace, counters))
-        partials = problem.workspace + counters
-        ctypes.memset(partials, 0xFF, traits.partial_bytes_per_tile)
+        partials = problem.workspace + COUNTERS
+        ctypes.memset(partials, 0xFF, traits.partial_bytes)
         blocks.append(partials)
         simulate(problem)
 
@@ -249,7 +252,7 @@ def test_a_workspace_of_the_caller_is_zeroed_before_each_launch(library: Library
     a, w = numbers(16, 65536), numbers(64, 65536)
     workspace = placed(np.zeros(1 << 22, np.uint8))
     found = library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), workspace=Cuda(workspace))
-    assert splits_k(driver) and driver.zeroed == [256]
+    assert splits_k(driver) and driver.zeroed == [4], "the counter of the only tile"
     assert (found.array == product(a, w.T)).all()
 
 

@@ -318,6 +318,12 @@ BROKEN = [
         "form cute does not support schedule split_k:2: one CTA computes a whole tile",
         {"schedule": "one_tile"},
     ),
+    (
+        "arch=80 form=cute raster=launch",
+        "cute_at_launch",
+        "form cute does not support raster launch",
+        {"raster": "group:8"},
+    ),
     ("arch=80 form=cute cta_tile=64x64x16", "cute_k_blocks", "form cute requires 2 or more", {"cta_tile": "64x64x32"}),
     (
         "arch=80 form=cute align_a=1",
@@ -367,6 +373,12 @@ BROKEN = [
         "dsl_schedule",
         "form dsl does not support schedule split_k:2: one CTA computes a whole tile",
         {"schedule": "one_tile"},
+    ),
+    (
+        "arch=80 form=dsl raster=launch",
+        "dsl_at_launch",
+        "form dsl does not support raster launch",
+        {"raster": "group:8"},
     ),
     ("arch=80 form=dsl cta_tile=64x64x16", "dsl_k_blocks", "form dsl requires 2 or more", {"cta_tile": "64x64x32"}),
     (

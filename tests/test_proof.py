@@ -53,6 +53,7 @@ from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
 from hgemm.errors import LibraryError
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.record import validate
@@ -360,7 +361,7 @@ class FakeExecutable:
 def _unpacked(parameter: bytes) -> tuple:
     import struct
 
-    v = struct.unpack("<6Q4q5q4i2f", parameter)
+    v = struct.unpack_from("<6Q4q5q4i2f", parameter)
     return (*v[15:19], *v[:15], *v[19:])
 
 
@@ -439,7 +440,7 @@ def test_every_operand_is_a_region_with_its_rights() -> None:
     assert {name for name, region in shifted.items() if region.flags & abi.MATRIX_READABLE} == {"B"}
     assert not found["partial results"].flags & abi.INITIALISED and found["counters"].flags & abi.INITIALISED
     assert (found["D"].rows, found["D"].row_bytes, found["D"].batches) == (33, 98, 2)
-    assert found["partial results"].base == found["counters"].base + found["counters"].row_bytes
+    assert found["partial results"].base == found["counters"].base + WORKSPACE_COUNTERS * COUNTER_BYTES
 
 
 def test_a_persistent_variant_has_fewer_ctas_than_tiles() -> None:
@@ -455,7 +456,7 @@ def test_stream_k_may_touch_the_places_of_the_ctas_of_its_grid_only() -> None:
     for ctas in (1, 7):
         launch = launch_of(traits, replace(problem, workspace=1 << 24), ctas)
         (sums,) = (region for region in launch.regions if region.name == "partial results")
-        assert (launch.grid_x, sums.row_bytes) == (ctas, ctas * traits.partial_bytes_per_cta)
+        assert (launch.grid_x, sums.row_bytes) == (ctas, ctas * 2 * traits.partial_bytes)
 
 
 def test_tensor_maps_are_what_the_kernel_expects_in_size_and_place() -> None:
@@ -465,7 +466,7 @@ def test_tensor_maps_are_what_the_kernel_expects_in_size_and_place() -> None:
     traits = LaunchTraits.of(document)
     problem = Problem(32, 48, 64, a=4096, b=256, d=256, lda=64, ldb=64, ldd=48)
     first, second = launch_of(traits, problem).parameters
-    assert len(first) == 144 and len(second) == 3 * 128 and not any(second[128:])
+    assert len(first) == 160 and len(second) == 3 * 128 and not any(second[128:])
     read = abi.TensorMap.from_buffer_copy(second)
     assert (read.base, read.magic, read.rank, read.element_bytes, read.swizzle) == (4096, abi.TENSOR_MAP_MAGIC, 3, 2, 3)
     assert list(read.extent)[:3] == [64, 32, 1] and list(read.box)[:3] == [64, 32, 1] and read.stride_bytes[0] == 128

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tables import catalog_records, catalog_table, record_of
 
 import hgemm
-from generator.build.emit import emit
+from generator.build.emit import Kernel, emit
 from generator.build.toolchain import templates_folder
 from generator.export.selection import ROWS_OF_SIZE, SORTS, computes, holes, kinds_of, promised_types
 from generator.store.library import Library
@@ -400,7 +400,20 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> DispatchTable:
         for extents in PROBLEMS
     ]
     session = measured.write(tmp_path_factory.mktemp("regions"), results)
-    return DispatchTable.of([{**record, "key": measured.KEY} for record in catalog_records()], [session])
+    records = [*catalog_records(), *(record_of(kernel) for kernel in at_launch_kernels())]
+    return DispatchTable.of([{**record, "key": measured.KEY} for record in records], [session])
+
+
+def at_launch_kernels() -> list[Kernel]:
+    """Return kernels whose launches decide splits, raster and bias."""
+    texts = {
+        "schedule": "launch",
+        "raster": "launch",
+        "bias": "launch",
+        "tile": "128x256x64,64x128x64",
+        "arch": "sm_90a",
+    }
+    return [emit(plan, templates_folder()) for plan in sweep([texts]).plans]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Stream-K on the CPU: whatever the number of workers, D is right and nothing races; and what is shared is shared indeed."""
+"""Stream-K, and splits that a launch decides, on the CPU.
+
+Whatever the number of workers, D is right and nothing races; and what is shared is shared indeed.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,12 @@ from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.proof.proving import LAUNCHES, adversaries_of, check_case
 from generator.sweep import sweep
 from hgemm.cases import Case, Shape
+from hgemm.dtypes import decode
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_ALIGN_BYTES, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
-from hgemm.verify import CheckOptions, Trial
+from hgemm.problem import LaunchOptions
+from hgemm.reference import reference
+from hgemm.verify import Buffer, CheckOptions, Trial, compare
 
 WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "stream_k", "cluster": "1x1"}
 VARIANTS = {
@@ -102,6 +109,87 @@ def test_d_depends_on_the_number_of_workers_and_on_nothing_else(host_toolchain: 
 def test_the_workspace_of_a_cluster_is_for_whole_clusters_of_the_card() -> None:
     (plan,) = sweep([{**WGMMA, "tile": "128x128x64", "cluster": "2x2"}]).plans
     assert plan.launch()["grid"]["max_ctas"] == 132
-    assert plan.traits()["workspace"]["partial_bytes_per_cta"] == 2 * 128 * 128 * 4
+    assert plan.traits()["workspace"]["partial_bytes"] == 128 * 128 * 4
     (plan,) = sweep([{"arch": "sm_80", "schedule": "stream_k", "ctas_per_sm": "2", "tile": "64x64x32"}]).plans
     assert plan.launch()["grid"]["max_ctas"] == 216
+
+
+# ---- Splits, raster and bias that a launch decides -------------------------------------------------------------------
+
+DECIDED = {"schedule": "launch", "raster": "launch", "bias": "launch"}
+AT_LAUNCH = {
+    name: {**{field: value for field, value in options.items() if field != "bias"}, **DECIDED}
+    for name, options in VARIANTS.items()
+    if name != "halves by blocks"
+} | {"mma.sync with TMA": {"arch": "sm_90", "mma": "m16n8k16", "copy": "tma", "tile": "32x32x32", **DECIDED}}
+
+
+@pytest.mark.parametrize("name", AT_LAUNCH)
+def test_a_launch_decides_splits_raster_and_bias(name: str, host_toolchain: HostToolchain) -> None:
+    kernel = kernel_of(AT_LAUNCH[name], host_toolchain)
+    k = kernel.traits.tile_k
+    for at, (workers, tiles, extent, options) in enumerate(
+        [
+            (2, 4, 9 * k, LaunchOptions(1, 0, 2)),
+            (3, 1, 15 * k - 3, LaunchOptions(7, 0, 1)),
+            (3, 4, 8 * k + 1, LaunchOptions(3, 3, -1)),  # the tile after a full wave
+            (2, 7, 9 * k - 7, LaunchOptions(2, 6, 1)),
+            (3, 4, 5, LaunchOptions(64, 1, -3)),  # one k-tile, so nothing is split
+            (8, 6, 7 * k, LaunchOptions(5, 9, 3)),  # more whole tiles than tiles
+        ]
+    ):
+        case = Case(shape_of(kernel.traits, tiles, extent), alpha=2.0, beta=(0.0, 0.25)[at % 2], loose=at % 3 == 0)
+        case = replace(case, options=options, bias=("none", "row", "column")[at % 3])
+        judged = check_case(replace(kernel, workers=workers), case, seed=at)
+        assert judged.passed, (workers, judged.reason)
+
+
+@pytest.mark.parametrize(
+    ("constant", "options"),
+    [
+        ({"schedule": "persistent"}, LaunchOptions(1, 0, 3)),
+        ({"schedule": "split_k:3"}, LaunchOptions(3, 0, -2)),
+    ],
+)
+def test_a_launch_gives_the_bits_of_the_constant_kernel(
+    constant: dict[str, str], options: LaunchOptions, host_toolchain: HostToolchain
+) -> None:
+    fixed = kernel_of({**WGMMA, "out": "f32", **constant}, host_toolchain)
+    decided = kernel_of({**WGMMA, "out": "f32", "schedule": "launch", "raster": "launch"}, host_toolchain)
+    case = Case(Shape(130, 70, 10 * 64 + 8), options=options)
+    for adversary in adversaries_of("d", 1):
+        assert d_of(decided, case, 3, adversary) == d_of(fixed, case, 2, adversary)
+
+
+def test_one_workspace_zeroed_once_serves_all_kernels_and_shapes(host_toolchain: HostToolchain) -> None:
+    kernels = [
+        kernel_of(options, host_toolchain)
+        for options in (
+            {**AT_LAUNCH["clusters"], "bias": "none"},
+            {"arch": "sm_80", "tile": "32x32x16", "schedule": "split_k:3"},
+            {**WGMMA, "out": "f32"},
+            {**AT_LAUNCH["mma.sync"], "bias": "none"},
+        )
+    ]
+    memory = HostMemory()
+    shared = Buffer(memory, 8 << 20, WORKSPACE_ALIGN_BYTES)
+    shared.elements(shared.before, "u1")[: WORKSPACE_COUNTERS * COUNTER_BYTES] = 0
+    shared.upload()
+    for at in range(3):
+        for kernel in kernels:
+            alone = replace(kernel, adversaries=adversaries_of("w", at), zeroes=False, reports=[])
+            traits = kernel.traits
+            shape = shape_of(traits, 2 + at, (9 + at) * traits.tile_k + 3)
+            options = LaunchOptions(3 - at % 2, at % 2, 2) if traits.decides_splits else None
+            trial = Trial(alone, Case(shape, options=options), memory, CheckOptions(data=("integer",)), "integer")
+            trial.prepare()
+            assert trial.workspace is not None
+            trial.workspace.free()
+            trial.workspace = None
+            problem = replace(trial.problem(), workspace=shared.pointer)
+            found, complaint = trial.launch(problem, shared.size_bytes)
+            assert not complaint and not [report.findings for _, report in alone.reports if report.findings]
+            expected = reference(traits, trial.operands, splits=trial.splits)
+            assert compare("", decode(found, traits.dtype_d), expected, "integer").passed
+            assert not shared.elements(shared.download(), "u1")[: WORKSPACE_COUNTERS * COUNTER_BYTES].any()
+            trial.free()

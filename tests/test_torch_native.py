@@ -24,8 +24,8 @@ import hgemm.torch.operator as operator  # noqa: E402
 from hgemm import Library, ProblemError  # noqa: E402
 from hgemm.arrays import ARRAY_ADAPTERS  # noqa: E402
 from hgemm.errors import DeviceError, UnsupportedError  # noqa: E402
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS  # noqa: E402
 from hgemm.torch import native  # noqa: E402
-from hgemm.workspace import COUNTER_BYTES  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -238,7 +238,7 @@ def test_workspaces_are_by_stream_and_capture(launching: NativeDriver, library: 
         launching.fake.captured = {stream} if captured else set()
         assert (hgemm_torch.linear(x, weight).double() == exact(x, weight.t())).all()
     assert all(used) and used[0] == used[1] == used[5] and used[3] == used[4] and len({*used}) == 3
-    assert launching.fake.zeroed == [COUNTER_BYTES] * 3
+    assert launching.fake.zeroed == [WORKSPACE_COUNTERS * COUNTER_BYTES] * 3
     assert [launch.stream or 0 for launch in launching.launches] == [0, 0, 5, 5, 5, 0]
     library.workspace_bytes = 0
     operator._native.forget()
@@ -259,7 +259,7 @@ def test_launches_are_those_of_python(launching: NativeDriver, library: Library)
             if plan.traits.tensor_maps:
                 used = {rule.operand for rule in plan.traits.tensor_maps}
                 assert [address > 0 for address in launching.maps[-1]] == [name in used for name in "abd"]
-            programmatic = plan.traits.programmatic and not plan.traits.counter_bytes_per_tile
+            programmatic = plan.traits.programmatic
             assert (launching.attributes[-1][:1] == b"\x06") == programmatic
     assert not launching.contexts, "each context that was entered was left"
 

@@ -287,7 +287,7 @@ BROKEN = [
     (
         "arch=90a cta_tile=128x128x64 cooperation=pingpong schedule=split_k:2",
         "cooperation",
-        "it requires persistent or stream_k",
+        "it requires persistent, stream_k or launch",
         {"schedule": "persistent"},
     ),
     (
@@ -366,6 +366,12 @@ BROKEN = [
         "cute_schedule",
         "form cute requires persistent, because one CTA computes a whole tile",
         {"schedule": "persistent"},
+    ),
+    (
+        "arch=90a form=cute raster=launch bias=launch",
+        "cute_at_launch",
+        "form cute does not support raster launch, bias launch",
+        {"raster": "group:8", "bias": "row"},
     ),
     ("arch=90a mma=wgmma store=smem", "store", "wgmma supports tma and direct", {"store": "direct"}),
     ("arch=90a align_d=4 store=tma", "store", "store tma requires 16 B", {"store": "direct"}),

@@ -62,6 +62,7 @@ def test_the_template_computes_nothing() -> None:
 FIELDS = (
     {},
     {"schedule": "stream_k"},
+    {"schedule": "launch"},
     {"dtype": "tf32", "out": "f32"},
     {"copy": "cp_async", "mma": "wgmma", "store": "direct"},
 )

@@ -252,7 +252,7 @@ def _row(row: Row, traits: LaunchTraits, images: Images) -> str:
         f'"{row.symbol}"',
         *map(str, numbers),
         str(traits.threads),
-        str(int(traits.grid_rule == "persistent")),
+        str(int(traits.persistent)),
         str(int(traits.programmatic)),
         "{" + ", ".join(_map_rule(rules.get(name)) for name in OPERANDS) + "}",
         _code(images.cubins[row.symbol]),

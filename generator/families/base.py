@@ -11,10 +11,6 @@ from generator.arch import ARCHS, Arch
 from generator.spec import DTYPE_BYTES, Request, Spec
 from hgemm.selection_query import TYPICAL
 
-PARTIAL_TILES_PER_CTA = 2
-"""Tiles that a CTA computes in part under stream-K, at most: the first and the last of its share."""
-
-
 # ==== Plan ====
 
 
@@ -151,6 +147,16 @@ class Plan(ABC):
         cluster = self.spec.cluster.ctas
         return max(1, sms * max(1, self.spec.ctas_per_sm) // cluster) * cluster
 
+    @property
+    def streams(self) -> bool:
+        """Whether launches use stream-K."""
+        return self.spec.schedule.kind == "stream_k"
+
+    @property
+    def persistent(self) -> bool:
+        """Whether CTAs compute tiles until none is left, so that the grid need not be larger than the GPU."""
+        return self.spec.schedule.kind == "persistent"
+
     def launch(self) -> dict[str, Any]:
         """Return the record's `launch`: what a launcher needs besides the problem."""
         tile = self.spec.cta_tile
@@ -159,7 +165,8 @@ class Plan(ABC):
             "tile_m": tile.m,
             "tile_n": tile.n,
             "splits": self.spec.schedule.splits,
-            **({"max_ctas": self.max_ctas} if self.spec.schedule.kind == "stream_k" else {}),
+            "persistent": self.persistent,
+            **({"max_ctas": self.max_ctas} if self.streams else {}),
         }
         cluster = [self.spec.cluster.ctas, 1, 1]
         return {"threads": self.threads, "smem_bytes": self.smem_bytes, "cluster": cluster, "grid": grid}
@@ -167,15 +174,10 @@ class Plan(ABC):
     def traits(self) -> dict[str, Any]:
         """Return the record's `traits`: what a caller may rely on and must provide."""
         spec = self.spec
-        kind, accumulator_bytes = spec.schedule.kind, spec.cta_tile.m * spec.cta_tile.n * 4
-        workspace = {
-            "counter_bytes_per_tile": 4 if spec.schedule.in_workspace else 0,
-            "partial_bytes_per_tile": spec.schedule.splits * accumulator_bytes if kind == "split_k" else 0,
-            **({"partial_bytes_per_cta": PARTIAL_TILES_PER_CTA * accumulator_bytes} if kind == "stream_k" else {}),
-        }
+        partial_bytes = spec.cta_tile.m * spec.cta_tile.n * 4 if spec.schedule.in_workspace else 0
         return {
             "deterministic": True,
-            "workspace": workspace,
+            "workspace": {"partial_bytes": partial_bytes},
             "graph_safe": True,
             "min_align": {"a": spec.align_a, "b": spec.align_b, "d": spec.align_d},
             "exact_tiles_only": False,

@@ -9,6 +9,7 @@ from generator.arch import ARCHS, Arch
 from generator.families.base import Change, Plan
 from generator.layouts import VECTOR_BYTES
 from generator.spec import Raster, Schedule
+from hgemm.problem import LAUNCH
 
 OPCODE_SUFFIXES = {"bf16": ".BF16", "tf32": ".TF32"}
 """Suffix of a tensor instruction in SASS for its inputs; f16 has none."""
@@ -105,7 +106,22 @@ def splits(plan: Plan) -> str | None:
     return f"schedule is {schedule}; split_k supports {SPLITS[0]} to {SPLITS[-1]} parts"
 
 
+def fields_at_launch(plan: Plan) -> list[str]:
+    """Return the raster and the bias, as text, if the launch decides them."""
+    found = {"raster": str(plan.spec.raster), "bias": plan.spec.bias}
+    return [f"{name} {LAUNCH}" for name, value in found.items() if value == LAUNCH]
+
+
 # ==== Fixes: changes that may mend a rule, the nearest first ====
+
+
+def decided_early(plan: Plan) -> list[Change]:
+    """A raster and a bias that are constants, else form atoms."""
+    early = {
+        name: {"raster": "group:8", "bias": "row"}[name]
+        for name in (text.split()[0] for text in fields_at_launch(plan))
+    }
+    return [early, {"form": "atoms"}]
 
 
 def nearest_archs(supports: Callable[[Arch], bool], plan: Plan) -> list[Change]:

@@ -14,12 +14,26 @@ import numpy as np
 
 from generator.proof import executor as abi
 from generator.proof.executor import Adversary, Executable, Launch, Region, Report
-from hgemm.cases import Case, Shape, cases_of
+from hgemm.cases import Case, Shape, cases_of, varied
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError
-from hgemm.launch import MAP_BYTES, OPERANDS, Matrix, check, counter_bytes, geometry, grid_x, matrices, workspace_bytes
+from hgemm.launch import (
+    COUNTER_BYTES,
+    MAP_BYTES,
+    OPERANDS,
+    WORKSPACE_COUNTERS,
+    Matrix,
+    check,
+    counter_bytes,
+    geometry,
+    grid_x,
+    matrices,
+    parameter,
+    settled,
+    workspace_bytes,
+)
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import Problem
+from hgemm.problem import LaunchOptions, Problem
 
 _ALIGN_BYTES = 256
 """Alignment of allocations, as on a device."""
@@ -58,12 +72,16 @@ class HostMemory:
 
 @dataclass
 class EmulatedKernel:
-    """A kernel on the executor. Each launch uses the next adversary and appends its report to `reports`."""
+    """A kernel on the executor. Each launch uses the next adversary and appends its report to `reports`.
+
+    It zeroes the counters of its workspace before a launch unless `zeroes` is off.
+    """
 
     traits: LaunchTraits
     executable: Executable
     adversaries: tuple[Adversary, ...]
     workers: int = PERSISTENT_CTAS
+    zeroes: bool = True
     reports: list[tuple[Adversary, Report]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,9 +89,10 @@ class EmulatedKernel:
 
     def launch(self, problem: Problem, *, device: int = 0, workspace_size: int | None = None) -> None:
         """Check a problem, set its counters to zero, and run it. Raises ProblemError or DeviceError."""
+        problem = settled(self.traits, problem, LaunchOptions)
         check(problem, self.traits, workspace_size)
-        counters = counter_bytes(self.traits, problem.m, problem.n, problem.batch)
-        if counters:
+        counters = counter_bytes(self.traits, problem.m, problem.n, problem.batch, problem.options)
+        if counters and self.zeroes:
             ctypes.memset(problem.workspace, 0, counters)
         adversary = next(self._next)
         self.reports.append((adversary, self.executable.run(launch_of(self.traits, problem, self.workers), adversary)))
@@ -84,8 +103,8 @@ def launch_of(traits: LaunchTraits, problem: Problem, workers: int = PERSISTENT_
 
     `workers` is the number of resident CTAs or clusters, which determines the grid of persistent and stream-K kernels.
     """
-    grid = grid_x(traits, problem.m, problem.n, problem.batch, workers * traits.cluster[0])
-    parameters = [problem.pack()]
+    grid = grid_x(traits, problem.m, problem.n, problem.batch, workers * traits.cluster[0], problem.options)
+    parameters = [parameter(traits, problem)]
     if traits.tensor_maps:
         parameters.append(host_maps(traits, problem))
     return Launch(
@@ -138,11 +157,13 @@ def _region(matrix: Matrix, flags: int) -> Region:
 
 
 def _workspace(traits: LaunchTraits, problem: Problem, grid: int) -> Iterator[Region]:
-    counters = counter_bytes(traits, problem.m, problem.n, problem.batch)
+    sizes = (problem.m, problem.n, problem.batch)
+    counters = counter_bytes(traits, *sizes, problem.options)
     used = replace(traits, max_ctas=min(grid, traits.max_ctas))
-    partials = workspace_bytes(used, problem.m, problem.n, problem.batch) - counters
+    after = WORKSPACE_COUNTERS * COUNTER_BYTES
+    partials = max(0, workspace_bytes(used, *sizes, problem.options) - after)
     both = abi.READABLE | abi.WRITABLE
-    places = (("counters", 0, counters, both | abi.INITIALISED), ("partial results", counters, partials, both))
+    places = (("counters", 0, counters, both | abi.INITIALISED), ("partial results", after, partials, both))
     for name, first, size, flags in places:
         if size:
             yield Region(name, problem.workspace + first, 1, size, size, 1, 0, 4, flags)
@@ -187,7 +208,8 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     """Return the cases that a kernel must pass. They depend on its tile and on the number of stages."""
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     ring = stages + 2  # enough k-tiles to reuse every stage
-    most = ring * min(traits.splits, 2) + traits.splits - 1  # k-tiles that do not divide evenly among the splits
+    splits = 3 if traits.decides_splits else traits.splits
+    most = ring * min(splits, 2) + splits - 1  # k-tiles that do not divide evenly among the splits
     plain = [
         Shape(m, 2 * n, ring * k),  # whole tiles
         Shape(m + 1, n, 2 * k),
@@ -209,15 +231,26 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     ]
     if traits.beta:
         cases.append(Case(Shape(m + 1, n // 2, k + 1, 2), -0.5, 1.0, loose=True, in_place=True))
-    if traits.grid_rule == "persistent":
+    if traits.persistent:
         cases.append(replace(several, shape=Shape(m + 1, n + 1, k + 3, PERSISTENT_CTAS // 2 + 1)))
     if traits.grid_rule == "stream_k":
         cases += _shared_cases(traits)
-    return cases + _raster_cases(traits)
+    if traits.decides_splits:
+        cases += [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
+    return varied(traits, cases + _raster_cases(traits))
+
+
+_TAILS = (
+    LaunchOptions(7, 0, 1),
+    LaunchOptions(3, 1, -2),
+    LaunchOptions(2, PERSISTENT_CTAS, 3),
+    LaunchOptions(4, 6, -1),
+)
+"""Options of launches that split the last tiles of several."""
 
 
 def _shared_cases(traits: LaunchTraits) -> list[Case]:
-    """Return problems for stream-K: one tile, fewer tiles than workers, one more, and more than a whole wave."""
+    """Return problems for stream-K and splits: one tile, fewer tiles than workers, one more, and more than a whole wave."""
     m, n, k = traits.tile_m * traits.cluster_shape[0], traits.tile_n * traits.cluster_shape[1], traits.tile_k
     shapes = (
         Shape(m - 1, n - 1, 15 * k - 3),

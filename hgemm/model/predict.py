@@ -15,6 +15,7 @@ from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError, RequestError
 from hgemm.model.cards import Card, card_named, usual_card
 from hgemm.model.kernel import KTile, LaunchEstimate, Size, by_wgmma, element_bytes, extents, k_tile, launch
+from hgemm.problem import LAUNCH
 
 PATH = Path(__file__).with_name("fitted.json")
 SCHEMA = 1
@@ -180,7 +181,8 @@ class KernelShape:
         kind, _, splits = str(spec["schedule"]).partition(":")
         part = k_tile(spec, card)
         in_turn = spec.get("cooperation") == "pingpong"
-        resident = max(1, min(ctas_per_sm, spec["ctas_per_sm"]) if kind in ("persistent", "stream_k") else ctas_per_sm)
+        persistent = kind in ("persistent", "stream_k") or (kind == LAUNCH and by_wgmma(spec))
+        resident = max(1, min(ctas_per_sm, spec["ctas_per_sm"]) if persistent else ctas_per_sm)
         return cls(
             *(tile_m, tile_n, tile_k),
             part=part if part.l2 is not None else replace(part, l2=0.0),

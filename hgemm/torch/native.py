@@ -26,7 +26,7 @@ from hgemm.capture import preparing
 from hgemm.library import Library
 from hgemm.matmul import MatmulOptions, launcher_of
 from hgemm.problem import ACTIVATIONS
-from hgemm.workspace import partials_address
+from hgemm.workspace import workspace_address
 
 MODULE = "hgemm_torch_operator"
 SOURCE = Path(__file__).with_name("operator.cpp")
@@ -198,5 +198,5 @@ class Questions:
         return {**found, "keep": not preparation.forbidden}
 
     def allocate(self, device: int, stream: int, capturing: bool) -> int:
-        """Return where partial sums begin in the workspace of a stream."""
-        return partials_address(device, stream, self._library().workspace_bytes, self._allocate, capturing)
+        """Return the address of the workspace of a stream."""
+        return workspace_address(device, stream, self._library().workspace_bytes, self._allocate, capturing)

@@ -316,7 +316,7 @@ bool run(Call const& call, bool fresh_output) {
     if (i != D && !in_place && overlap(address[D], launch.span_bytes[D], address[i], launch.span_bytes[i]))
       return false;
   }
-  if (launch.workspace_bytes) address[WORKSPACE] = workspace_of(call.device, stream) - int64_t(launch.counter_bytes);
+  if (launch.workspace_bytes) address[WORKSPACE] = workspace_of(call.device, stream);
 
   alignas(16) char problem[max_problem_bytes];
   std::memcpy(problem, launch.problem.data(), launch.problem.size());

@@ -15,13 +15,15 @@ enum class CopyPlacement { in_first_block, in_last_block, before_last_block };
 // How D leaves the registers of a warpgroup.
 enum class Store { direct, tma };
 
+// Where a value is `launch`, each launch decides it by a field of its Problem.
+
 // The order of tiles. A group is raster_tiles rows of tiles, a panel raster_tiles columns of tiles.
-enum class Raster { row, column, group, panel };
+enum class Raster { row, column, group, panel, launch };
 
 // How CTAs share tiles and k.
-enum class Schedule { one_tile, persistent, split_k, split_k_cluster, stream_k };
+enum class Schedule { one_tile, persistent, split_k, split_k_cluster, stream_k, launch };
 
 // The shape of the bias: (n,) for a row, (m,) for a column.
-enum class Bias { none, row, column };
+enum class Bias { none, row, column, launch };
 
 }  // namespace hgemm

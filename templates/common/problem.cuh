@@ -5,7 +5,7 @@
 
 namespace hgemm {
 
-// Passed by value: 144 bytes in this order. Pointers and strides of unused operands may be null or zero.
+// Passed by value: 160 bytes in this order. Pointers and strides of unused operands may be null or zero.
 //
 // Leading dimensions and batch strides count elements. `bias` is a row (n,) or a column (m,) of D's type.
 // Pointers, leading dimensions and batch strides are multiples of the kernel's alignment of A, B and D; C is aligned as D.
@@ -13,23 +13,33 @@ namespace hgemm {
 // persistent and stream_k.
 // Kernels without TMA accept k = -tile_k as an empty product: one k-tile of zeros, for which nothing is read.
 //
-// Split-K and stream-K need `workspace`, aligned to 16 bytes. It starts with one 4-byte counter per tile and batch, rounded up
-// to 256 bytes in all. Counters must be zero at a launch, and are zero after it. Partial accumulators follow: one tile's per
-// split, or with stream-K two tiles' per CTA of the grid. A launch of another shape places them elsewhere, so zero the counters
-// before it.
+// Split-K and stream-K need `workspace`, aligned to 16 bytes. It starts with `workspace_counters` counters of 4 bytes. They must
+// be zero at a launch, and are zero after it. So a workspace is filled with zeros once, and then serves any kernels and problems,
+// one after another. Partial accumulators follow: one tile's per tile, batch and split, or with stream-K two tiles' per CTA of
+// the grid. A launch splits at most `workspace_counters` tiles of its batch.
+//
+// The last fields are for kernels that leave the decision to the launch. Other kernels ignore them.
 struct Problem {
   void const* a;  // (m, k), k contiguous in layout t*, m contiguous in layout n*
   void const* b;  // (k, n), k contiguous in layout *n, n contiguous in layout *t
   void const* c;  // (m, n), n contiguous, read only if beta is not zero
   void* d;        // (m, n), n contiguous
   void const* bias;
-  void* workspace;  // split-K and stream-K only
+  void* workspace;  // split-K and stream-K only; not read if splits is 1
   int64_t lda, ldb, ldc, ldd;
   int64_t batch_stride_a, batch_stride_b, batch_stride_c, batch_stride_d, batch_stride_bias;
   int32_t m, n, k, batch;
   float alpha, beta;
+  // In tiles of whole clusters:
+  uint32_t splits;       // parts of a tile's k, from 1 to its k-tiles
+  uint32_t whole_tiles;  // the first tiles of the batch, which are not split
+  int32_t raster_tiles;  // above 0: groups of so many rows of tiles; below 0: panels of so many columns
+  uint32_t bias_kind;    // as enum Bias: 0 for none, 1 for a row, 2 for a column
 };
 
-static_assert(sizeof(Problem) == 144, "the launchers pack this struct by hand");
+static_assert(sizeof(Problem) == 160, "the launchers pack this struct by hand");
+
+inline constexpr int workspace_counters = 65536;
+inline constexpr int workspace_counter_bytes = workspace_counters * 4;
 
 }  // namespace hgemm

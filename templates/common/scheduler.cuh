@@ -10,9 +10,15 @@ namespace hgemm {
 struct Work {
   int tile_m, tile_n;    // in tiles of Policy::tile_m x Policy::tile_n: CTA tiles, or cluster tiles on wgmma
   int batch;
-  int split;
-  uint32_t tile;         // position of the tile in the raster order of its batch's D; all splits of a tile have the same one
-  int k_first, k_count;  // in k-tiles; stream-K only
+  uint32_t split, splits;  // of the tile's k; a tile that is not split has one
+  uint32_t tile;           // position of the tile in the raster order of its batch's D; all splits of a tile have the same one
+  uint32_t shared;         // number of the tile among those that are split
+  int k_first, k_count;    // in k-tiles; stream-K only
+};
+
+// A part of a tile's k.
+struct KRange {
+  int first, count;  // in k-tiles
 };
 
 // The threads that finish a tile together: all threads of the CTA.
@@ -24,29 +30,46 @@ struct CtaThreads {
   HGEMM_DEVICE static void barrier() { atoms::cta_barrier(); }
 };
 
-// The first k-tile of a split. A split ends where the next one begins.
-template <class Policy>
-HGEMM_DEVICE int first_k_tile(int k_tiles, int split) {
-  return int(int64_t(k_tiles) * split / Policy::splits);
+// The k-tiles of the work. The first splits have one more than the last if the number does not divide.
+HGEMM_DEVICE KRange k_range(int k_tiles, Work const& work) {
+  if (work.splits == 1) return {0, k_tiles};
+  int const each = k_tiles / int(work.splits), longer = k_tiles % int(work.splits), split = int(work.split);
+  return {split * each + (split < longer ? split : longer), each + (split < longer)};
 }
 
-// Hands out items. An item is a whole tile or, with split-K, one split of a tile.
+// Whether a worker computes items until none is left.
+template <class Policy>
+HGEMM_DEVICE constexpr bool persistent() {
+  if constexpr (Policy::schedule == Schedule::launch) {
+    return Policy::persistent;
+  } else {
+    return Policy::schedule == Schedule::persistent || Policy::schedule == Schedule::stream_k;
+  }
+}
+
+// Hands out items. An item is a whole tile or one split of a tile. Whole tiles come first.
 template <class Policy>
 struct Scheduler {
-  static constexpr bool persistent = Policy::schedule == Schedule::persistent || Policy::schedule == Schedule::stream_k;
+  static constexpr bool at_launch = Policy::schedule == Schedule::launch;
 
+  Problem const* problem;
   uint32_t tiles_m, tiles_n;
-  uint32_t item, items;  // this worker's next item; the number of all items, batches * tiles * splits
+  uint32_t item, items;  // this worker's next item; the number of all items
   uint32_t step;         // a persistent worker takes every step-th item
 
   HGEMM_DEVICE explicit Scheduler(Problem const& problem, uint32_t worker = atoms::cta_x(), uint32_t workers = atoms::grid_x())
-      : item(worker), step(workers) {
+      : problem(&problem), item(worker), step(workers) {
     tiles_m = (uint32_t(problem.m) + Policy::tile_m - 1) / Policy::tile_m;
     tiles_n = (uint32_t(problem.n) + Policy::tile_n - 1) / Policy::tile_n;
-    items = tiles() * Policy::splits * problem.batch;
+    items = whole_tiles() + (tiles() * problem.batch - whole_tiles()) * splits();
   }
 
   HGEMM_DEVICE uint32_t tiles() const { return tiles_m * tiles_n; }
+  HGEMM_DEVICE uint32_t splits() const {
+    if constexpr (at_launch) return problem->splits;
+    return Policy::splits;
+  }
+  HGEMM_DEVICE uint32_t whole_tiles() const { return at_launch ? problem->whole_tiles : 0; }
 
   // Fetches this worker's next item; false if none is left. A worker that is not persistent gets one item.
   HGEMM_DEVICE bool next(Work& work) {
@@ -58,13 +81,31 @@ struct Scheduler {
 
   // The parts of next(), for kernels that call them separately.
   HGEMM_DEVICE bool has_more() const { return item < items; }
-  HGEMM_DEVICE void advance() { item = persistent ? item + step : items; }
+  HGEMM_DEVICE void advance() { item = persistent<Policy>() ? item + step : items; }
   HGEMM_DEVICE Work work_of(uint32_t item) const {
-    Work work;
-    work.split = item % Policy::splits;
-    work.tile = item / Policy::splits % tiles();
-    work.batch = item / Policy::splits / tiles();
+    Work work = split_of(item);
+    work.batch = 0;
+    // A division takes long, so the common case of a launch does without. Elsewhere the branch makes a few kernels spill.
+    if (!at_launch || problem->batch > 1) {
+      work.batch = work.tile / tiles();
+      work.tile %= tiles();
+    }
     locate(work);
+    return work;
+  }
+
+  // Which split of which tile of the batch an item is.
+  HGEMM_DEVICE Work split_of(uint32_t item) const {
+    Work work;
+    work.split = work.shared = 0;
+    work.splits = 1;
+    work.tile = item;
+    if (splits() > 1 && item >= whole_tiles()) {
+      work.splits = splits();
+      work.split = (item - whole_tiles()) % splits();
+      work.shared = (item - whole_tiles()) / splits();
+      work.tile = whole_tiles() + work.shared;
+    }
     return work;
   }
 
@@ -78,20 +119,25 @@ struct Scheduler {
       work.tile_m = tile % tiles_m;
       work.tile_n = tile / tiles_m;
     } else if constexpr (Policy::raster == Raster::group) {  // groups of raster_tiles rows; column by column in a group
-      uint32_t const group = smaller(Policy::raster_tiles, tiles_m);  // so group * tiles_n fits 32 bits
-      uint32_t const first = tile / (group * tiles_n) * group;
-      uint32_t const rows = smaller(tiles_m - first, group);
-      uint32_t const within = tile - first * tiles_n;
-      work.tile_m = first + within % rows;
-      work.tile_n = within / rows;
-    } else {  // panels of raster_tiles columns; row by row in a panel
-      uint32_t const panel = smaller(Policy::raster_tiles, tiles_n);
-      uint32_t const first = tile / (panel * tiles_m) * panel;
-      uint32_t const columns = smaller(tiles_n - first, panel);
-      uint32_t const within = tile - first * tiles_m;
-      work.tile_m = within / columns;
-      work.tile_n = first + within % columns;
+      in_strips(tile, Policy::raster_tiles, tiles_m, tiles_n, work.tile_m, work.tile_n);
+    } else if constexpr (Policy::raster == Raster::panel) {  // panels of raster_tiles columns; row by row in a panel
+      in_strips(tile, Policy::raster_tiles, tiles_n, tiles_m, work.tile_n, work.tile_m);
+    } else if (problem->raster_tiles > 0) {
+      in_strips(tile, problem->raster_tiles, tiles_m, tiles_n, work.tile_m, work.tile_n);
+    } else {
+      in_strips(tile, -problem->raster_tiles, tiles_n, tiles_m, work.tile_n, work.tile_m);
     }
+  }
+
+  // The place of a tile in strips of `width` tiles, of `across` by `along` tiles in all. The order is across each strip first.
+  HGEMM_DEVICE static void in_strips(uint32_t tile, uint32_t width, uint32_t across, uint32_t along, int& at_across,
+                                     int& at_along) {
+    uint32_t const strip = smaller(width, across);  // so strip * along fits 32 bits
+    uint32_t const first = tile / (strip * along) * strip;
+    uint32_t const here = smaller(across - first, strip);
+    uint32_t const within = tile - first * along;
+    at_across = first + within % here;
+    at_along = within / here;
   }
 
   HGEMM_DEVICE static uint32_t smaller(uint32_t x, uint32_t y) { return x < y ? x : y; }

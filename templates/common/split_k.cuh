@@ -56,30 +56,45 @@ HGEMM_DEVICE void add_vec(float (&sum)[4], Vec16B vec) {
 
 // ---- Reduction over the splits of a tile --------------------------------------------------------------------------
 
-// Workspace: one counter per tile and batch, rounded up to 256 bytes in all; then the partial accumulators of each tile, batch
-// and split, as (mma_m, mma_n, threads) vectors of 4 floats.
+// Workspace: the counters, of which each tile that is split takes one; then the partial accumulators of each of these tiles and
+// splits, as (mma_m, mma_n, threads) vectors of 4 floats. With clusters, tiles count by CTAs.
 template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>>
 struct SplitK {
   static constexpr int mma_m = Accumulators::mma_m;
   static constexpr int mma_n = Accumulators::mma_n;
   static constexpr int vecs = mma_m * mma_n * Threads::count;  // of one tile
 
-  // Returns whether this CTA is the last of its tile. If so, `sums` holds the tile's accumulators.
-  HGEMM_DEVICE static bool reduce(Accumulators const& accumulators, AccumulatorsF32<Accumulators>& sums,
-                                  Problem const& problem, Work const& work, uint32_t tiles, uint32_t& is_last) {
-    uint64_t const tile = uint64_t(work.batch) * tiles + work.tile;
-    uint64_t const counter_bytes = (uint64_t(tiles) * problem.batch * 4 + 255) / 256 * 256;
-    uint32_t* const counter = static_cast<uint32_t*>(problem.workspace) + tile;
-    Vec16B* partial = reinterpret_cast<Vec16B*>(static_cast<char*>(problem.workspace) + counter_bytes) +
-                      tile * Policy::splits * vecs + Threads::index();
+  // Vectors of another CTA's partials that a thread loads at once. If a kernel also stores whole tiles, all of them would spill.
+  HGEMM_DEVICE static constexpr int in_flight() {
+    if constexpr (Policy::schedule == Schedule::launch) return Policy::partials_in_flight;
+    return mma_m * mma_n;
+  }
 
-    store(accumulators, partial + uint64_t(work.split) * vecs);
-    if (!last_to_arrive(counter, Policy::splits, is_last)) return false;
+  // Returns whether this CTA, `rank` of its worker's `ranks`, is the last of its tile. If so, `sums` holds the tile's
+  // accumulators.
+  HGEMM_DEVICE static bool reduce(Accumulators const& accumulators, AccumulatorsF32<Accumulators>& sums,
+                                  Problem const& problem, Work const& work, uint32_t& is_last, uint32_t rank = 0,
+                                  uint32_t ranks = 1) {
+    uint32_t const tile = work.shared * ranks + rank;
+    uint32_t* const counter = static_cast<uint32_t*>(problem.workspace) + tile;
+    Vec16B* const partials = partials_of(problem) + uint64_t(tile) * work.splits * vecs;
+
+    store(accumulators, partials + uint64_t(work.split) * vecs);
+    if (!last_to_arrive(counter, work.splits, is_last)) return false;
     sums.clear();
-    HGEMM_NO_UNROLL
-    for (int split = 0; split < Policy::splits; ++split, partial += vecs) add(sums, partial);
+    HGEMM_UNROLL
+    for (int first = 0; first < mma_m * mma_n; first += in_flight()) {
+      HGEMM_NO_UNROLL
+      for (uint32_t split = 0; split < work.splits; ++split) add(sums, partials + uint64_t(split) * vecs, first);
+    }
     if (Threads::index() == 0) atoms::st_global(counter, 0u);
     return true;
+  }
+
+  // This thread's first vector of partials in the workspace.
+  HGEMM_DEVICE static Vec16B* partials_of(Problem const& problem) {
+    char* const partials = static_cast<char*>(problem.workspace) + workspace_counter_bytes;
+    return reinterpret_cast<Vec16B*>(partials) + Threads::index();
   }
 
   // Counts this CTA among the `sharers` of its tile after its partials are stored. Returns whether it is the last.
@@ -107,14 +122,11 @@ struct SplitK {
     }
   }
 
-  // Adds one CTA's partials. All loads are issued before the first is waited for.
-  HGEMM_DEVICE static void add(AccumulatorsF32<Accumulators>& sums, Vec16B const* partial) {
+  // Adds one CTA's partials, from vector `first` on. All loads are issued before the first is waited for.
+  HGEMM_DEVICE static void add(AccumulatorsF32<Accumulators>& sums, Vec16B const* partial, int first) {
     HGEMM_UNROLL
-    for (int i = 0; i < mma_m; ++i) {
-      HGEMM_UNROLL
-      for (int j = 0; j < mma_n; ++j) {
-        add_vec(sums.floats[i][j], atoms::ld_global_l2(partial + (i * mma_n + j) * Threads::count));
-      }
+    for (int vec = first; vec < first + in_flight() && vec < mma_m * mma_n; ++vec) {
+      add_vec(sums.floats[vec / mma_n][vec % mma_n], atoms::ld_global_l2(partial + vec * Threads::count));
     }
   }
 };

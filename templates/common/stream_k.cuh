@@ -110,7 +110,7 @@ struct OneBlock {
   static constexpr int mma_n = Accumulators::mma_n;
 };
 
-// Workspace: the counters of split-K; then two places per CTA, each as large as a tile's accumulators. One is for the tile
+// Workspace: the counters, of which each shared tile takes one; then two places per CTA, each as large as a tile's accumulators. One is for the tile
 // within which the CTA's share begins, one for the tile that it begins.
 template <class Policy, class Accumulators, class Threads = CtaThreads<Policy>>
 struct StreamK {
@@ -142,10 +142,8 @@ struct StreamK {
     auto const shares = scheduler.shares();
     uint32_t const item = work.batch * scheduler.tiles() + work.tile, begin = item * scheduler.k_tiles;
     uint32_t const first = shares.sharer(begin), last = shares.sharer(begin + scheduler.k_tiles - 1);
-    uint64_t const counter_bytes = (uint64_t(scheduler.tiles()) * ranks * problem.batch * 4 + 255) / 256 * 256;
     uint32_t* const counter = static_cast<uint32_t*>(problem.workspace) + (item * ranks + rank);
-    Vec16B* const partials =
-        reinterpret_cast<Vec16B*>(static_cast<char*>(problem.workspace) + counter_bytes) + Threads::index();
+    Vec16B* const partials = Reduction::partials_of(problem);
 
     Reduction::store(accumulators, partials + place(worker * ranks + rank, worker == first));
     if (!Reduction::last_to_arrive(counter, last - first + 1, is_last)) return false;

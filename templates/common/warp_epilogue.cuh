@@ -49,26 +49,42 @@ struct WarpEpilogue {
     }
   }
 
+  // The bias of one launch. A loop over elements of D has a copy for each kind, because a test in it is as slow as an addition.
+  HGEMM_DEVICE bool has_bias(Bias kind) const {
+    return Policy::bias == Bias::launch ? problem.bias_kind == uint32_t(kind) : Policy::bias == kind;
+  }
+
   // ---- Direct: a lane stores its pairs of neighbours --------------------------------------------------------------
 
   // One 16 x 8 block after the other. A loop keeps one copy of the code below, however many blocks there are.
   template <class Accumulators>
   HGEMM_DEVICE void store_direct(Accumulators const& accumulators) const {
-    constexpr int width = Policy::align_d < 2 ? 1 : 2;
     HGEMM_NO_UNROLL
     for (int index = 0; index < mma_m * mma_n; ++index) {
       float block[4];
       pick(accumulators, index, block);
-      int const column = column_first + index % mma_n * 8 + lane % 4 * 2;
-      HGEMM_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        int const row = row_first + index / mma_n * 16 + half * 8 + lane / 4;
-        if (row < problem.m && column + 2 <= problem.n) {
-          store_vec<width>(block + half * 2, row, column);
-          if constexpr (width == 1) store_vec<1>(block + half * 2 + 1, row, column + 1);
-        } else if (row < problem.m && column < problem.n) {
-          store_vec<1>(block + half * 2, row, column);
-        }
+      if (has_bias(Bias::row)) {
+        store_block<Bias::row>(block, index);
+      } else if (has_bias(Bias::column)) {
+        store_block<Bias::column>(block, index);
+      } else {
+        store_block<Bias::none>(block, index);
+      }
+    }
+  }
+
+  template <Bias BIAS>
+  HGEMM_DEVICE void store_block(float const (&block)[4], int index) const {
+    constexpr int width = Policy::align_d < 2 ? 1 : 2;
+    int const column = column_first + index % mma_n * 8 + lane % 4 * 2;
+    HGEMM_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      int const row = row_first + index / mma_n * 16 + half * 8 + lane / 4;
+      if (row < problem.m && column + 2 <= problem.n) {
+        store_vec<width, BIAS>(block + half * 2, row, column);
+        if constexpr (width == 1) store_vec<1, BIAS>(block + half * 2 + 1, row, column + 1);
+      } else if (row < problem.m && column < problem.n) {
+        store_vec<1, BIAS>(block + half * 2, row, column);
       }
     }
   }
@@ -92,12 +108,20 @@ struct WarpEpilogue {
         write_8_rows(accumulators, pass, to);
       }
       Threads::barrier();
-      store_rows(rows, row_first + pass * rows_at_once);
+      int const first = row_first + pass * rows_at_once;
+      if (has_bias(Bias::row)) {
+        store_rows<Bias::row>(rows, first);
+      } else if (has_bias(Bias::column)) {
+        store_rows<Bias::column>(rows, first);
+      } else {
+        store_rows<Bias::none>(rows, first);
+      }
       Threads::barrier();
     }
   }
 
   // Stores the rows in shared memory to D. Each lane takes one 16-byte vector of a row at a time.
+  template <Bias BIAS>
   HGEMM_DEVICE void store_rows(float const* rows, int first) const {
     constexpr int vecs_per_row = Policy::warp_n / vec_elements;
     constexpr int vecs = rows_at_once * vecs_per_row;
@@ -123,12 +147,12 @@ struct WarpEpilogue {
           values[e + 3] = atoms::bits_float(word.w);
         }
         HGEMM_UNROLL
-        for (int e = 0; e < vec_elements; e += width) store_vec<width>(values + e, first + row, column_first + along + e);
+        for (int e = 0; e < vec_elements; e += width) store_vec<width, BIAS>(values + e, first + row, column_first + along + e);
       } else {
         HGEMM_NO_UNROLL
         for (int e = 0; e < left; ++e) {
           float const value = atoms::ld_shared(from + e / 4 * odd_words_at + e % 4);
-          store_vec<1>(&value, first + row, column_first + along + e);
+          store_vec<1, BIAS>(&value, first + row, column_first + along + e);
         }
       }
     }
@@ -224,7 +248,8 @@ struct WarpEpilogue {
 
   // ---- Arithmetic and store of WIDTH neighbours of a row ----------------------------------------------------------
 
-  template <int WIDTH>
+
+  template <int WIDTH, Bias BIAS>
   HGEMM_DEVICE void store_vec(float const* values, int row, int column) const {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
     Vec<Out, WIDTH> c_vec;
@@ -234,8 +259,8 @@ struct WarpEpilogue {
     for (int e = 0; e < WIDTH; ++e) {
       float x = problem.alpha * values[e];
       if (adds_c) x += problem.beta * atoms::to_float(c_vec.element[e]);
-      if constexpr (Policy::bias == Bias::row) x += atoms::to_float(atoms::ld_global(bias + column + e));
-      if constexpr (Policy::bias == Bias::column) x += atoms::to_float(atoms::ld_global(bias + row));
+      if constexpr (BIAS == Bias::row) x += atoms::to_float(atoms::ld_global(bias + column + e));
+      if constexpr (BIAS == Bias::column) x += atoms::to_float(atoms::ld_global(bias + row));
       d_vec.element[e] = atoms::from_float<Out>(Policy::Activation::apply(x));
     }
     atoms::st_global(reinterpret_cast<Vec<Out, WIDTH>*>(d + row * problem.ldd + column), d_vec);

@@ -39,29 +39,31 @@ HGEMM_DEVICE void gemm(Problem const& problem, SharedStorage<Policy>& shared) {
   using Accumulators = WarpAccumulators<Policy>;
 
   static constexpr bool streams = Policy::schedule == Schedule::stream_k;
+  static constexpr bool splits = Policy::schedule == Schedule::split_k || Policy::schedule == Schedule::launch;
   typename SchedulerOf<Policy>::Type scheduler(problem);
   int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
 
   Work work;
   while (scheduler.next(work)) {
-    // ---- This CTA's tile (tile_m, tile_n) of D and its k-tiles [k_first, k_last) -------------------------------------
+    // ---- This CTA's tile (tile_m, tile_n) of D and its k-tiles -------------------------------------------------------
     int const m_first = work.tile_m * Policy::tile_m;
     int const n_first = work.tile_n * Policy::tile_n;
-    int const k_first = streams ? work.k_first : first_k_tile<Policy>(k_tiles, work.split);
-    int const k_last = streams ? k_first + work.k_count : first_k_tile<Policy>(k_tiles, work.split + 1);
+    KRange const k = streams ? KRange{work.k_first, work.k_count} : k_range(k_tiles, work);
 
     // ---- Mainloop --------------------------------------------------------------------------------------------------
     Accumulators accumulators;  // (warp_m, warp_n) of each warp
     accumulators.clear();
-    Mainloop<Policy> mainloop(shared.mainloop, problem, work.batch, m_first, n_first, k_first, k_last - k_first);
+    Mainloop<Policy> mainloop(shared.mainloop, problem, work.batch, m_first, n_first, k.first, k.count);
     mainloop.run(accumulators);
 
     // ---- Epilogue --------------------------------------------------------------------------------------------------
     WarpEpilogue<Policy> const epilogue(problem, work.batch, m_first, n_first);
-    if constexpr (Policy::schedule == Schedule::split_k) {
+    if constexpr (splits) {
       using Reduction = SplitK<Policy, Accumulators>;
       AccumulatorsF32<Accumulators> sums;  // (warp_m, warp_n) of each warp
-      if (Reduction::reduce(accumulators, sums, problem, work, scheduler.tiles(), shared.is_last)) {
+      if (work.splits == 1) {
+        epilogue.run(accumulators, shared.epilogue);
+      } else if (Reduction::reduce(accumulators, sums, problem, work, shared.is_last)) {
         epilogue.run(sums, shared.epilogue);
       }
     } else if constexpr (streams) {

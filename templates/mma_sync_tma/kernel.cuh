@@ -29,17 +29,10 @@ struct SharedStorage {
   uint32_t is_last;  // whether this CTA is the last of those that share a tile along k
 };
 
-// The k-tiles [first, last) of a split.
 template <class Policy>
-struct KTiles {
-  int first, last;
-
-  HGEMM_DEVICE KTiles(Problem const& problem, int split) {
-    int const k_tiles = (problem.k + Policy::tile_k - 1) / Policy::tile_k;
-    first = first_k_tile<Policy>(k_tiles, split);
-    last = first_k_tile<Policy>(k_tiles, split + 1);
-  }
-};
+HGEMM_DEVICE int k_tiles_of(Problem const& problem) {
+  return (problem.k + Policy::tile_k - 1) / Policy::tile_k;
+}
 
 // ---- Producer: one thread -----------------------------------------------------------------------------------------
 
@@ -48,9 +41,9 @@ HGEMM_DEVICE void produce(Problem const& problem, TensorMaps const& maps, Mainlo
   Scheduler<Policy> scheduler(problem);
   Work work;
   while (scheduler.next(work)) {
-    KTiles<Policy> const k(problem, work.split);
+    KRange const k = k_range(k_tiles_of<Policy>(problem), work);
     mainloop.load(maps, problem, work.batch, work.tile_m * Policy::tile_m, work.tile_n * Policy::tile_n, k.first,
-                  k.last - k.first);
+                  k.count);
   }
 }
 
@@ -64,18 +57,20 @@ HGEMM_DEVICE void consume(Problem const& problem, Mainloop<Policy>& mainloop, Sh
   Scheduler<Policy> scheduler(problem);
   while (scheduler.has_more()) {
     uint32_t const item = scheduler.item;
-    KTiles<Policy> const k(problem, item % Policy::splits);
+    KRange const k = k_range(k_tiles_of<Policy>(problem), scheduler.split_of(item));
     scheduler.advance();
     Accumulators accumulators;  // (warp_m, warp_n) of each warp
     accumulators.clear();
-    mainloop.multiply(accumulators, k.last - k.first, scheduler.has_more());
+    mainloop.multiply(accumulators, k.count, scheduler.has_more());
     Work const work = scheduler.work_of(item);
     WarpEpilogue<Policy, Threads> const epilogue(problem, work.batch, work.tile_m * Policy::tile_m,
                                                  work.tile_n * Policy::tile_n);
-    if constexpr (Policy::schedule == Schedule::split_k) {
+    if constexpr (Policy::schedule == Schedule::split_k || Policy::schedule == Schedule::launch) {
       using Reduction = SplitK<Policy, Accumulators, Threads>;
       AccumulatorsF32<Accumulators> sums;  // (warp_m, warp_n) of each warp
-      if (Reduction::reduce(accumulators, sums, problem, work, scheduler.tiles(), shared.is_last)) {
+      if (work.splits == 1) {
+        epilogue.run(accumulators, shared.epilogue);
+      } else if (Reduction::reduce(accumulators, sums, problem, work, shared.is_last)) {
         epilogue.run(sums, shared.epilogue);
       }
     } else {

@@ -38,8 +38,6 @@ struct AccumulatorPairs {
   };
 
   static constexpr bool paired = !Policy::swap_ab && Policy::align_d >= 2;  // one access may move both
-  // Whether the bias varies along the accumulators' columns, or along their rows.
-  static constexpr bool bias_along_columns = (Policy::bias == Bias::row) != Policy::swap_ab;
 
   Problem const& problem;
   int thread;  // in the warpgroup
@@ -74,6 +72,12 @@ struct AccumulatorPairs {
             row < rows() && column + 1 < columns()};
   }
 
+  // Whether a bias is of this kind. `launch` stands for any, so the problem decides.
+  template <Bias BIAS>
+  HGEMM_DEVICE bool is(Bias kind) const {
+    return BIAS == Bias::launch ? problem.bias_kind == uint32_t(kind) : BIAS == kind;
+  }
+
   HGEMM_DEVICE Out const* c_at(Pair const& at, int batch) const {
     return static_cast<Out const*>(problem.c) + batch * problem.batch_stride_c + at.m * problem.ldc + at.n;
   }
@@ -98,10 +102,11 @@ struct AccumulatorPairs {
   // The bias of a subtile: of a lane's two columns of each group, or of its upper and lower row.
   template <int COUNT>
   struct SubtileBias {
-    Bits bits[bias_along_columns ? COUNT : 1][2];
+    bool along_columns;
+    Bits of_columns[COUNT][2], of_rows[2];
 
     HGEMM_DEVICE float number(int j, int e) const {
-      return AccumulatorPairs::number(bias_along_columns ? bits[j][e % 2] : bits[0][e / 2]);
+      return AccumulatorPairs::number(along_columns ? of_columns[j][e % 2] : of_rows[e / 2]);
     }
   };
 
@@ -122,20 +127,30 @@ struct AccumulatorPairs {
     }
   }
 
-  template <int COUNT, class Subtile>
+  template <Bias BIAS, int COUNT, class Subtile>
   HGEMM_DEVICE void load(Subtile const& subtile, SubtileBias<COUNT>& bias) const {
     Out const* const first = static_cast<Out const*>(problem.bias) + subtile.batch * problem.batch_stride_bias;
+    bias.along_columns = is<BIAS>(Policy::swap_ab ? Bias::column : Bias::row);
+    bool const along_rows = is<BIAS>(Policy::swap_ab ? Bias::row : Bias::column);
     HGEMM_UNROLL
-    for (int j = 0; j < (bias_along_columns ? COUNT : 1); ++j) {
-      if (bias_along_columns && !has<COUNT>(subtile, j)) continue;
+    for (int e = 0; e < 2; ++e) {
+      int const index = row(subtile, e);
+      bias.of_rows[e] = minus_zero;
+      if (along_rows && index < rows()) bias.of_rows[e] = load_bits(first + index);
+    }
+    HGEMM_UNROLL
+    for (int j = 0; j < COUNT; ++j) {
+      if (!has<COUNT>(subtile, j)) continue;
       HGEMM_UNROLL
       for (int e = 0; e < 2; ++e) {
-        int const index = bias_along_columns ? column(subtile, j) + e : row(subtile, e);
-        bias.bits[j][e] = 0;
-        if (index < (bias_along_columns ? columns() : rows())) bias.bits[j][e] = load_bits(first + index);
+        int const index = column(subtile, j) + e;
+        bias.of_columns[j][e] = minus_zero;
+        if (bias.along_columns && index < columns()) bias.of_columns[j][e] = load_bits(first + index);
       }
     }
   }
+
+  static constexpr Bits minus_zero = Bits(1) << (8 * sizeof(Out) - 1);  // adding it changes no number
 
   // Whether a subtile has column group j: a tile's last subtile may have fewer.
   template <int COUNT, class Subtile>
@@ -252,25 +267,42 @@ struct Epilogue {
 
   // ---- Loop over subtiles -----------------------------------------------------------------------------------------
 
-  // Finishes blocks of (64, tile_n), the first of which is at (row_first, column_first). The common case is unrolled, which is
+  // Finishes blocks of (64, tile_n), the first of which is at (row_first, column_first). The common cases are unrolled, which is
   // 2 to 8 % faster. The other cases share one loop.
   template <class Accumulators>
   HGEMM_DEVICE void run(Accumulators const& accumulators, int batch, int row_first, int column_first) {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
-    if (Policy::unroll_epilogue && !adds_c && problem.n % vec_elements == 0) {
-      HGEMM_UNROLL
-      for (int index = 0; index < Accumulators::mma_m * subtiles; ++index) {
-        store_subtile<true>(accumulators, index, batch, row_first, column_first, false);
-      }
+    if (!Policy::unroll_epilogue || adds_c || problem.n % vec_elements != 0) {
+      run_loop(accumulators, batch, row_first, column_first);
+    } else if constexpr (Policy::bias != Bias::launch) {
+      run_unrolled<Policy::bias>(accumulators, batch, row_first, column_first);
+    } else if (problem.bias_kind == uint32_t(Bias::none)) {
+      run_unrolled<Bias::none>(accumulators, batch, row_first, column_first);
+    } else if (problem.bias_kind == uint32_t(Bias::row)) {
+      run_unrolled<Bias::row>(accumulators, batch, row_first, column_first);
     } else {
-      HGEMM_NO_UNROLL
-      for (int index = 0; index < Accumulators::mma_m * subtiles; ++index) {
-        store_subtile<false>(accumulators, index, batch, row_first, column_first, adds_c);
-      }
+      run_unrolled<Bias::column>(accumulators, batch, row_first, column_first);
     }
   }
 
-  template <bool PLAIN, class Accumulators>
+  template <class Accumulators>
+  HGEMM_DEVICE void run_loop(Accumulators const& accumulators, int batch, int row_first, int column_first) {
+    bool const adds_c = Policy::beta && problem.beta != 0.f;
+    HGEMM_NO_UNROLL
+    for (int index = 0; index < Accumulators::mma_m * subtiles; ++index) {
+      store_subtile<false, Policy::bias>(accumulators, index, batch, row_first, column_first, adds_c);
+    }
+  }
+
+  template <Bias BIAS, class Accumulators>
+  HGEMM_DEVICE void run_unrolled(Accumulators const& accumulators, int batch, int row_first, int column_first) {
+    HGEMM_UNROLL
+    for (int index = 0; index < Accumulators::mma_m * subtiles; ++index) {
+      store_subtile<true, BIAS>(accumulators, index, batch, row_first, column_first, false);
+    }
+  }
+
+  template <bool PLAIN, Bias BIAS, class Accumulators>
   HGEMM_DEVICE void store_subtile(Accumulators const& accumulators, int index, int batch, int row_first, int column_first,
                                   bool adds_c) {
     int const column = index % subtiles * columns;
@@ -282,9 +314,9 @@ struct Epilogue {
     subtile.pick(accumulators, index);
     float results[columns / 8][4];  // computed before the wait, so that the loads of C and bias overlap it
     if (!PLAIN && adds_c) {
-      combine<true>(subtile, results);
+      combine<true, BIAS>(subtile, results);
     } else {
-      combine<false>(subtile, results);
+      combine<false, BIAS>(subtile, results);
     }
     activate_all(subtile.count, results);
     unsigned char* const boxes = shared.subtile[consumer][stage];
@@ -319,11 +351,11 @@ struct Epilogue {
   // ---- Arithmetic -------------------------------------------------------------------------------------------------
 
   // alpha * accumulator + beta * C + bias of a subtile. All its loads come first.
-  template <bool ADDS_C, class Subtile>
+  template <bool ADDS_C, Bias BIAS, class Subtile>
   HGEMM_DEVICE void combine(Subtile const& subtile, float (&results)[columns / 8][4]) const {
     typename Pairs::template SubtileC<columns / 8> c;
     typename Pairs::template SubtileBias<columns / 8> bias;
-    if constexpr (Policy::bias != Bias::none) pairs.load(subtile, bias);
+    if constexpr (BIAS != Bias::none) pairs.template load<BIAS>(subtile, bias);
     if constexpr (ADDS_C) pairs.load(subtile, c);
     HGEMM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
@@ -332,7 +364,7 @@ struct Epilogue {
       for (int e = 0; e < 4; ++e) {
         float x = problem.alpha * Pairs::accumulator(subtile.bits[j], e);
         if constexpr (ADDS_C) x += problem.beta * c.number(j, e);
-        if constexpr (Policy::bias != Bias::none) x += bias.number(j, e);
+        if constexpr (BIAS != Bias::none) x += bias.number(j, e);
         results[j][e] = x;
       }
     }

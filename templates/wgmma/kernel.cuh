@@ -17,14 +17,16 @@ namespace hgemm {
 
 template <class Policy>
 inline constexpr bool is_stream_k = Policy::schedule == Schedule::stream_k;
+template <class Policy>
+inline constexpr bool is_at_launch = Policy::schedule == Schedule::launch;
 
 template <class Policy>
 struct SharedStorage {
   typename Mainloop<Policy>::Shared mainloop;
   typename Epilogue<Policy>::Shared epilogue;
   typename Mainloop<Policy>::Barriers barriers;
-  // Whether this CTA is the last to store its partials of a tile. With stream-K and pingpong, each consumer has a flag.
-  uint32_t is_last[is_stream_k<Policy> && Policy::pingpong ? Policy::consumers : 1];
+  // Whether this CTA is the last to store its partials of a tile. With pingpong, each consumer has a flag.
+  uint32_t is_last[(is_stream_k<Policy> || is_at_launch<Policy>) && Policy::pingpong ? Policy::consumers : 1];
 };
 
 // The scheduler hands out cluster tiles. A cluster tile holds the tiles of all CTAs of a cluster. tile_m and tile_n are its
@@ -52,7 +54,7 @@ struct ConsumerThreads {
 template <class Policy>
 struct CtaWork {
   int m_first, n_first;  // first element in the D that the kernel computes: with swap_ab, D transposed
-  int k_first, k_count;  // in k-tiles
+  KRange k;
 
   HGEMM_DEVICE CtaWork(Work const& work, ClusterPlace<Policy> const& place, int k_tiles) {
     int const cluster_row = Policy::swap_ab ? work.tile_n : work.tile_m;  // of the cluster tile, in the kernel's D
@@ -60,11 +62,9 @@ struct CtaWork {
     m_first = (cluster_row * Policy::cluster_m + place.row) * Policy::tile_m;
     n_first = (cluster_column * Policy::cluster_n + place.column) * Policy::tile_n;
     if constexpr (is_stream_k<Policy>) {
-      k_first = work.k_first;
-      k_count = work.k_count;
+      k = {work.k_first, work.k_count};
     } else {
-      k_first = first_k_tile<Policy>(k_tiles, work.split);
-      k_count = first_k_tile<Policy>(k_tiles, work.split + 1) - k_first;
+      k = k_range(k_tiles, work);
     }
   }
 };
@@ -123,10 +123,10 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::setmaxnreg_inc<Policy::consumer_registers>();
-    // Stream-K with cp.async copies (scheduler_per_role): the producer needs more registers than with TMA, so consumers get
+    // Stream-K and launch with cp.async copies (scheduler_per_role): the producer needs more registers than with TMA, so consumers get
     // fewer. A scheduler that lives across the producer/consumer split would spill, so each role makes its own. The cluster is
     // 1x1 here.
-    if constexpr (is_stream_k<Policy>) {
+    if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
     int const m_offset = Policy::pingpong ? 0 : consumer * Policy::consumer_m;
@@ -134,26 +134,33 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     for (int owner = 0; scheduler.next(work); owner ^= 1) {
       CtaWork<Policy> const mine(work, place, k_tiles);
       if (Policy::pingpong && owner != consumer) {
-        mainloop.state.advance(mine.k_count);  // skip the stages of the other consumer's tile
+        mainloop.state.advance(mine.k.count);  // skip the stages of the other consumer's tile
         continue;
       }
       Accumulators accumulators;  // (consumer_m, tile_n)
       // wgmma does not read these zeros, but ptxas does not know that. Without them, ptxas assumes that wgmma may read the
       // accumulators of the previous tile, and keeps their registers reserved between the mainloops of two tiles.
-      if constexpr (is_stream_k<Policy>) accumulators.clear();
+      if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) accumulators.clear();
       mainloop.order_wait(consumer);
-      mainloop.multiply(accumulators, m_offset, mine.k_count);
+      mainloop.multiply(accumulators, m_offset, mine.k.count);
       mainloop.order_arrive(consumer);
 
       // ---- Epilogue. If several CTAs share a tile along k, reduce their partials first ----------------------------
-      if constexpr (Policy::schedule == Schedule::split_k) {
-        if (mine.k_count == 0) accumulators.clear();
+      if constexpr (Policy::schedule == Schedule::split_k || is_at_launch<Policy>) {
+        using Reduction = SplitK<Policy, Accumulators, Threads>;
         AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n)
-        work.tile = work.tile * Place::size + place.rank;
-        uint32_t const tiles = scheduler.tiles() * Place::size;
-        if (SplitK<Policy, Accumulators, Threads>::reduce(accumulators, sums, problem, work, tiles, shared.is_last[0])) {
-          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
+        bool finishes = true;
+        if (is_at_launch<Policy> && work.splits == 1) {
+          sums.convert(accumulators);
+        } else {
+          // A launch has no empty splits: k.count is 0 for a constant number only. ptxas would serialise wgmma otherwise (C7514).
+          if constexpr (!is_at_launch<Policy>) {
+            if (mine.k.count == 0) accumulators.clear();
+          }
+          uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
+          finishes = Reduction::reduce(accumulators, sums, problem, work, is_last, place.rank, Place::size);
         }
+        if (finishes) epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
       } else if constexpr (is_stream_k<Policy>) {
         using Reduction = StreamK<Policy, Accumulators, Threads>;
         uint32_t& is_last = shared.is_last[Policy::pingpong ? consumer : 0];
@@ -162,7 +169,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
           if (Reduction::reduce(accumulators, sums, problem, scheduler, work, worker, is_last, place.rank, Place::size)) {
             epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
           }
-        } else if (mine.k_count == int(scheduler.k_tiles)) {
+        } else if (mine.k.count == int(scheduler.k_tiles)) {
           epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
         } else {
           // Reduce 64 rows at a time: the f32 accumulators of all rows may not fit into the registers.
@@ -177,7 +184,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
           }
         }
       } else if constexpr (in_cluster) {
-        if (mine.k_count == 0) accumulators.clear();
+        if (mine.k.count == 0) accumulators.clear();
         InCluster::store_partials(accumulators, &shared.mainloop);
         atoms::cluster_arrive();
         atoms::cluster_wait();
@@ -194,13 +201,13 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   } else {
     // ---- Producer --------------------------------------------------------------------------------------------------
     if constexpr (Policy::producer_registers > 0) atoms::setmaxnreg_dec<Policy::producer_registers>();
-    if constexpr (is_stream_k<Policy>) {
+    if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
     if (!by_tma || (warp == Policy::consumers * 4 && atoms::elect_one())) {
       while (scheduler.next(work)) {
         CtaWork<Policy> const mine(work, place, k_tiles);
-        mainloop.load(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k_first, mine.k_count);
+        mainloop.load(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k.first, mine.k.count);
       }
     }
     if constexpr (!by_tma) atoms::cp_async_wait<0>();

@@ -78,10 +78,11 @@ def is_unaligned(chunk: int, align: int) -> bool:
     return align < chunk
 
 
-def stream_k(plan: Plan) -> dict[str, int]:
+def stream_k(plan: Plan) -> dict[str, Any]:
     """Return the constants of stream-K by name."""
     warp = plan.spec.warp_tile
     return {
+        "persistent": plan.persistent,
         "stream_k_min_k_tiles": STREAM_K_MIN_K_TILES,
         "partials_in_flight": partials_in_flight(warp.m // MMA_ROWS * (warp.n // 8)),
     }

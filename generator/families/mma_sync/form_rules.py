@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from generator.arch import ARCHS
+from generator.families import common
 from generator.families.base import Change, Check, Fixes, Rule, collector
 from generator.families.common import counted, text_of
 from generator.families.mma_sync.plan import MmaSyncPlan as Plan
@@ -106,6 +107,11 @@ def schedule(plan: Plan) -> str | None:
     return f"form {plan.spec.form} does not support schedule {plan.spec.schedule}: one CTA computes a whole tile"
 
 
+def at_launch(plan: Plan) -> str | None:
+    found = common.fields_at_launch(plan)
+    return f"form {plan.spec.form} does not support {', '.join(found)}" if found else None
+
+
 def alignment(plan: Plan) -> str | None:
     short = [f"{name} is 1" for name in ("align_a", "align_b") if getattr(plan.spec, name) < 2]
     if plan.register_copy or not short:
@@ -166,6 +172,7 @@ def of_form(form: str, check: Check) -> Check:
 def _rules_of_both(form: str, rule: Callable[[Fixes], Callable[[Check], Check]]) -> tuple[Check, ...]:
     """Add the rules of both forms, and return the checks that the choice of a tile may violate."""
     rule(fix_by({"schedule": "one_tile"}))(of_form(form, schedule))
+    rule(common.decided_early)(of_form(form, at_launch))
     rule(fix_by({"align_a": "8", "align_b": "8"}))(of_form(form, alignment))
     for check in (swizzles, padding):
         rule(fix_by({"smem_a": "pad:8", "smem_b": "pad:8"}))(of_form(form, check))

@@ -409,7 +409,7 @@ def _mainloop_registers(plan: MmaSyncPlan) -> float:
     spec = plan.spec
     k_blocks = plan.k_blocks
     ahead = spec.fragment_stages > 1
-    persistent = spec.schedule.kind in ("persistent", "stream_k")
+    persistent = spec.schedule.kind == "persistent" or plan.streams
     sized = [(tile, tile.chunk * tile.element_bytes) for tile in (plan.a, plan.b)]
     apart = [chunk >= ASYNC_BYTES and not (plan.register_copy and tile.smem.kind != "xor") for tile, chunk in sized]
     copies = [(copy_passes(tile), _addresses(tile) if differ else 0) for (tile, _), differ in zip(sized, apart)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from generator.families.base import Form
-from generator.families.common import common_values
+from generator.families.common import common_values, partials_in_flight
 from generator.families.mma_sync.emit import summary
+from generator.families.mma_sync.plan import MMA_ROWS
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.mma_sync_tma.plan import WarpBoxes
 
@@ -17,6 +18,8 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     producer, consumer = plan.rebalanced
     return {
         **common_values(plan, symbol),
+        "persistent": plan.persistent,
+        "partials_in_flight": partials_in_flight(spec.warp_tile.m // MMA_ROWS * (spec.warp_tile.n // 8)),
         "summary": summary(plan),
         "warp_m": spec.warp_tile.m,
         "warp_n": spec.warp_tile.n,

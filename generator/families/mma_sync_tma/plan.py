@@ -9,7 +9,7 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.families.mma_sync.plan import MMA_ROWS, MmaSyncPlan
 from generator.families.tensor_maps import SWIZZLES_BYTES, OperandBoxes, TensorMap, stages_bytes, whole_parts
-from hgemm.problem import LONG_ACTIVATIONS
+from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
 
 NAME = "mma_sync_tma"
 
@@ -186,9 +186,9 @@ class TmaPlan(MmaSyncPlan):
         accumulators = self.accumulator_registers
         fragments = 4 * self.fragment_rows + spec.warp_tile.n // 4
         mainloop = accumulators + fragments * (FRAGMENT + FRAGMENT_AHEAD * (spec.fragment_stages > 1)) + TEMPORARIES
-        in_floats = spec.schedule.kind == "split_k" and spec.acc == "f16"
+        in_floats = spec.schedule.in_workspace and spec.acc == "f16"
         epilogue = accumulators * (2 if in_floats else 1) + EPILOGUE
-        further = PERSISTENT * (spec.schedule.kind == "persistent")
+        further = PERSISTENT * (spec.schedule.kind in ("persistent", LAUNCH))
         further += CURVE * (spec.activation in LONG_ACTIVATIONS)
         plain = spec.acc == "f32" and spec.layout == "tn" and spec.operand_bytes == 2
         plain = plain and spec.bias == "none" and spec.activation == "none"
@@ -201,6 +201,10 @@ class TmaPlan(MmaSyncPlan):
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """The maps of A and B. Threads store D."""
         return self.a.tensor_map("a", "m", self.spec.dtype_a), self.b.tensor_map("b", "n", self.spec.dtype_b)
+
+    @property
+    def persistent(self) -> bool:
+        return self.spec.schedule.kind in ("persistent", LAUNCH)
 
     def launch(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ from generator.families.base import distinct, problem_fields
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.families.wgmma.rules import CLUSTERS, RULES, STAGES, TILE_M, TMA_ALIGN_BYTES, consumers_of, nearest_tile
 from generator.spec import DTYPE_BYTES, WGMMA, Cluster, Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
+from hgemm.problem import LAUNCH
 
 TILES = tuple(map(Tile.parse, "128x256x64 256x128x64 192x192x64 128x128x64 64x256x64 64x128x64 64x64x64".split()))
 """CTA tiles of operands of 2 bytes, the best first. For 4 bytes they have half the depth."""
@@ -96,7 +97,7 @@ def _stores_by_tma(fields: Request, swap_ab: bool) -> bool:
 def _sharing(tile: Tile, schedule: Schedule) -> list[tuple[str, int]]:
     """Return how consumers share a tile: ping-pong first if the schedule and the registers of one consumer allow it."""
     ways = consumers_of(tile.m)
-    pingpong = schedule.kind == "persistent" and tile.n in PINGPONG_TILE_N.get(tile.m, ())
+    pingpong = schedule.kind in ("persistent", LAUNCH) and tile.n in PINGPONG_TILE_N.get(tile.m, ())
     return sorted(ways, key=lambda way: way[0] != "pingpong") if pingpong else ways
 
 

@@ -34,6 +34,7 @@ def stream_k(plan: Plan) -> dict[str, Any]:
     blocks = plan.consumer_rows // ROWS_PER_WARPGROUP
     to_floats = DTYPE_BYTES[plan.spec.dtype_d] == 4
     return {
+        "persistent": plan.persistent,
         "stream_k_min_k_tiles": STREAM_K_MIN_K_TILES,
         "partials_in_flight": partials_in_flight(blocks * (plan.tile.n // 8), plan.copied, to_floats),
         "scheduler_per_role": plan.copied,

@@ -18,7 +18,7 @@ from generator.families.tensor_maps import (
     whole_parts,
 )
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
-from hgemm.problem import LONG_ACTIVATIONS
+from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
 
 NAME = "wgmma"
 
@@ -152,7 +152,7 @@ class WgmmaPlan(Plan):
     @property
     def barrier_bytes(self) -> int:
         """Full and empty barriers of each stage, those of ping-pong, and the results of counters, one per concurrent reduction."""
-        results = self.spec.consumers if self.pingpong and self.spec.schedule.kind == "stream_k" else 1
+        results = self.spec.consumers if self.pingpong and self.shares_tiles else 1
         return BARRIER_BYTES * (2 * self.spec.stages + PINGPONG_BARRIERS) + RESULT_BYTES * results
 
     @cached_property
@@ -232,7 +232,7 @@ class WgmmaPlan(Plan):
     @property
     def reduction_registers(self) -> int:
         """Registers of the floats that a thread adds in a reduction along k. Stream-K adds 64 rows of halves at a time."""
-        if self.spec.schedule.kind == "stream_k" and self.spec.acc == "f16":
+        if self.streams and self.spec.acc == "f16":
             return max(self.accumulator_registers, self.tile.n // 2)
         return self.float_accumulator_registers
 
@@ -287,6 +287,15 @@ class WgmmaPlan(Plan):
         a, b = (self.b, self.a) if spec.swap_ab else (self.a, self.b)
         loaded = () if self.copied else (a.tensor_map("a", "m", spec.dtype_a), b.tensor_map("b", "n", spec.dtype_b))
         return (*loaded, self.d.tensor_map(spec.dtype_d)) if spec.store == "tma" else loaded
+
+    @property
+    def shares_tiles(self) -> bool:
+        """Whether some CTAs share the k of a tile, and others do not."""
+        return self.streams or self.spec.schedule.kind == LAUNCH
+
+    @property
+    def persistent(self) -> bool:
+        return self.spec.schedule.kind in ("persistent", LAUNCH)
 
     def launch(self) -> dict[str, Any]:
         return {
@@ -360,7 +369,10 @@ SILU_OF_THREE = 16
 """In addition for SiLU with three consumers. Without it 3 of 50 random kernels spilled, all of this kind."""
 
 IN_CLUSTER = 16
-"""In addition if CTAs share operands and the epilogue does more than scale. C needs none of it with two CTAs alone on their SMs."""
+"""In addition if CTAs share operands and the epilogue does more than scale.
+
+C, and a bias that the launch decides, need none of it with two CTAs alone on their SMs.
+"""
 
 FLOATS = 8
 """In addition if the epilogue does more than scale and D is f32."""
@@ -370,6 +382,12 @@ SPLIT_K = 16
 
 STREAM_IN_CLUSTER, STREAM_ACCUMULATORS = 32, 128
 """In addition for stream-K with clusters, if there are more accumulators than this or a bias. 6 of 50 random kernels spilled."""
+
+STREAM_PINGPONG = 24
+"""In addition for stream-K with ping-pong and more than STREAM_ACCUMULATORS. 4 of 120 random kernels near the limit spilled."""
+
+STREAM_OF_THREE = 16
+"""In addition for stream-K with three consumers. Without it 192x192x64 spilled 204 B."""
 
 STREAM_COPIED, STREAM_COPIED_ACCUMULATORS = 32, 112
 """In addition for stream-K with cp.async and a bias or a series, if there are at least as many accumulators.
@@ -388,10 +406,11 @@ def _estimate(plan: WgmmaPlan) -> int:
     """Return the registers that a consumer's thread needs to avoid spills."""
     spec = plan.spec
     series, bias = spec.activation in LONG_ACTIVATIONS, spec.bias != "none"
+    constant_bias = bias and spec.bias != LAUNCH
     finished = spec.beta or bias or series
     reduces = spec.schedule.in_workspace or spec.schedule.kind == "split_k_cluster"
-    streams_in_cluster = spec.schedule.kind == "stream_k" and spec.cluster.ctas > 1
-    streams_copied = spec.schedule.kind == "stream_k" and plan.copied
+    streams_in_cluster = plan.shares_tiles and spec.cluster.ctas > 1
+    streams_copied = plan.shares_tiles and plan.copied
     terms = (
         plan.reduction_registers if reduces else plan.accumulator_registers,
         BASE,
@@ -400,13 +419,17 @@ def _estimate(plan: WgmmaPlan) -> int:
         HALVES * (bias and spec.beta and spec.acc == "f16"),
         (SERIES_TERM + SERIES_AND_C * spec.beta) * series,
         SILU_OF_THREE * (spec.activation == "silu" and spec.consumers == 3),
-        IN_CLUSTER * (spec.cluster.ctas > 1 and finished and (bias or series or not _lone_pair(plan))),
+        IN_CLUSTER * (spec.cluster.ctas > 1 and finished and (constant_bias or series or not _lone_pair(plan))),
         FLOATS * (finished and spec.dtype_d == "f32"),
+        STREAM_PINGPONG
+        * (plan.shares_tiles and plan.pingpong and plan.float_accumulator_registers > STREAM_ACCUMULATORS),
+        STREAM_OF_THREE * (plan.shares_tiles and spec.consumers == 3),
         SPLIT_K * (finished and spec.schedule.in_workspace),
         SPLIT_K_CLUSTER * (spec.schedule.kind == "split_k_cluster"),
         STREAM_COPIED
         * (streams_copied and (bias or series) and plan.float_accumulator_registers >= STREAM_COPIED_ACCUMULATORS),
-        STREAM_IN_CLUSTER * (streams_in_cluster and (bias or plan.float_accumulator_registers > STREAM_ACCUMULATORS)),
+        STREAM_IN_CLUSTER
+        * (streams_in_cluster and (constant_bias or plan.float_accumulator_registers > STREAM_ACCUMULATORS)),
     )
     return sum(terms)
 

@@ -15,6 +15,7 @@ from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.layouts import ASYNC_BYTES
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Tile
+from hgemm.problem import LAUNCH
 
 TMA_ALIGN_BYTES = 16
 """Source: CUDA driver API, cuTensorMapEncodeTiled, globalAddress and globalStrides."""
@@ -225,8 +226,8 @@ def cooperation(plan: Plan) -> str | None:
     spec = plan.spec
     if not plan.pingpong:
         return None
-    if spec.schedule.kind not in ("persistent", "stream_k"):
-        return f"cooperation is pingpong with schedule {spec.schedule}; it requires persistent or stream_k"
+    if spec.schedule.kind not in ("persistent", "stream_k", LAUNCH):
+        return f"cooperation is pingpong with schedule {spec.schedule}; it requires persistent, stream_k or {LAUNCH}"
     if plan.consumer_rows not in CONSUMER_ROWS:
         return f"cooperation is pingpong for {plan.tile.m} rows; each consumer computes {_ROWS} rows"
     return None
@@ -290,7 +291,7 @@ def fewer_registers(plan: Plan) -> Iterator[Change]:
     """Fewer CTAs per SM, more consumers for the tile, no stream-K, then smaller tiles."""
     yield from fewer_ctas(plan)
     yield from sharing(plan, plan.tile)
-    if plan.spec.schedule.kind == "stream_k":
+    if plan.streams:
         yield {"schedule": "persistent"}
     yield from smaller_cta_tiles(plan)
     yield from ({**tile, "ctas_per_sm": "1"} for tile in smaller_cta_tiles(plan))
@@ -404,6 +405,12 @@ def form(plan: Plan) -> str | None:
 @rule(lambda plan: [_ATOMS, {"copy": "tma"}])
 def cute_copy(plan: Plan) -> str | None:
     return f"copy is {plan.spec.copy}; form cute requires tma" if plan.spec.form == "cute" and plan.copied else None
+
+
+@rule(common.decided_early)
+def cute_at_launch(plan: Plan) -> str | None:
+    found = common.fields_at_launch(plan)
+    return f"form cute does not support {', '.join(found)}" if plan.spec.form == "cute" and found else None
 
 
 @rule(lambda plan: [{"schedule": "persistent"}, _ATOMS])

@@ -22,12 +22,13 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t group; /* index in hgemm_groups */
   uint32_t tile_m, tile_n, tile_k, cluster_m, cluster_n, splits, smem_bytes;
   uint32_t align_a, align_b, align_d, beta, exact_tiles_only, tensor_maps;
-  uint32_t counter_bytes_per_tile, partial_bytes_per_tile, partial_bytes_per_cta; /* workspace */
-  uint32_t max_ctas; /* largest grid of a stream-K kernel; 0 for other kernels */
+  uint32_t decides_splits, decides_raster; /* 1 if each launch decides them */
+  uint32_t partial_bytes;                  /* partial accumulators of a tile in a workspace; 0 if no launch needs one */
+  uint32_t max_ctas;                       /* largest grid of stream-K; 0 for kernels that have none */
   /* Coefficients of the cost model; see Clocks in hgemm/dispatch_table.py. */
   uint32_t operand_bytes, result_bytes, tiles_per_sm, cluster_ctas, unusable_sms;
   uint32_t k_tile_clocks, straddling_clocks, tile_clocks, single_k_tile_clocks, single_tile_clocks, launch_clocks;
-  uint32_t dram_start_clocks, dram_mib_clocks, l2_clocks, l2_mib_clocks;
+  uint32_t dram_start_clocks, dram_mib_clocks, l2_clocks, l2_mib_clocks, split_clocks, partial_clocks;
   /* The launch. */
   uint32_t threads, persistent;
   uint32_t programmatic;  /* 1: programmatic dependent launch; the kernel itself waits for the previous grid */
@@ -125,7 +126,12 @@ typedef struct hgemm_selected {
   uint32_t rule;
   uint64_t tiles;  /* CTA tiles of the whole batch */
   uint64_t clocks; /* estimate */
+  uint32_t splits;       /* CTAs that share the k of a tile */
+  uint32_t whole_tiles;  /* the first CTA tiles of the batch, which are not split */
+  int32_t raster_tiles;  /* groups of so many rows of tiles, if the launch decides the raster */
 } hgemm_selected;
+
+enum { HGEMM_WORKSPACE_COUNTERS = 65536 };
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
 
@@ -145,9 +151,12 @@ int hgemm_grid_tiles(hgemm_row const *row, hgemm_query const *query, uint64_t *t
 /* Returns the CTA tiles of one matrix D, rounded up to whole clusters. */
 uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n);
 
-/* `tiles` counts the whole batch. */
-uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles);
-uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles);
+/* Tells whether a workspace has enough counters for the fixed splits of a row. */
+int hgemm_has_counters(hgemm_row const *row, uint64_t tiles);
+
+/* The counters that a launch uses, and its whole workspace, if `shared` CTA tiles of the batch are split in `splits`. */
+uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t shared, uint32_t splits);
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t shared, uint32_t splits);
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------------ */
 

@@ -12,15 +12,18 @@ typedef struct Problem { /* the kernels' first parameter, hgemm::Problem */
   int64_t batch_stride_a, batch_stride_b, batch_stride_c, batch_stride_d, batch_stride_bias;
   int32_t m, n, k, batch;
   float alpha, beta;
+  uint32_t splits, whole_tiles;
+  int32_t raster_tiles;
+  uint32_t bias_kind;
 } Problem;
 
-typedef char problem_has_144_bytes[sizeof(Problem) == 144 ? 1 : -1];
+typedef char problem_has_160_bytes[sizeof(Problem) == 160 ? 1 : -1];
 
 typedef struct Maps { /* the second parameter of TMA kernels: CUtensorMap of A, B and D */
   _Alignas(64) unsigned char bytes[3][128];
 } Maps;
 
-static Problem pack(hgemm_problem const *p, hgemm_row const *row) {
+static Problem pack(hgemm_problem const *p, hgemm_row const *row, hgemm_selected const *selected) {
   Problem const packed = {
       (uintptr_t)p->a, (uintptr_t)p->b, (uintptr_t)p->c, (uintptr_t)p->d, (uintptr_t)p->bias, (uintptr_t)p->workspace,
       p->lda, p->ldb, p->ldc, p->ldd,
@@ -30,6 +33,8 @@ static Problem pack(hgemm_problem const *p, hgemm_row const *row) {
       p->k > 0 ? (int32_t)p->k : -(int32_t)row->tile_k,
       (int32_t)p->batch,
       p->k > 0 ? p->alpha : 0.0f, p->beta,
+      selected->splits, selected->whole_tiles / (row->cluster_m * row->cluster_n), selected->raster_tiles,
+      p->bias != NULL ? (uint32_t)p->bias_kind : 0,
   };
   return packed;
 }
@@ -175,45 +180,42 @@ hgemm_status hgemm_load(hgemm_handle *handle, uint32_t row) {
 
 /* ---- Launching --------------------------------------------------------------------------------------------------------- */
 
-static uint64_t tiles_of(hgemm_row const *row, hgemm_query const *q) {
-  return hgemm_tiles(row, q->m, q->n) * (uint64_t)q->batch;
-}
+/* Returns how many CTA tiles are split. */
+static uint64_t shared_tiles(hgemm_selected const *selected) { return selected->tiles - selected->whole_tiles; }
 
 /* Selects the kernel, and loads it unless it is loaded already. The handle's context must be current. */
 static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *request, enum hgemm_purpose purpose,
-                                    uint32_t *row) {
-  hgemm_selected selected;
-  hgemm_status status = hgemm_choose(&handle->target, &request->query, &selected);
-  if (status == HGEMM_OK) *row = selected.row;
-  if (status == HGEMM_OK && hgemm_rows[*row].counter_bytes_per_tile > 0) {
-    uint64_t const tiles = tiles_of(&hgemm_rows[*row], &request->query);
-    status = hgemm_check_workspace(request, purpose, hgemm_workspace_bytes(&hgemm_rows[*row], tiles));
+                                    hgemm_selected *selected) {
+  hgemm_status status = hgemm_choose(&handle->target, &request->query, selected);
+  if (status == HGEMM_OK) {
+    uint64_t const needed = hgemm_workspace_bytes(&hgemm_rows[selected->row], shared_tiles(selected), selected->splits);
+    status = hgemm_check_workspace(request, purpose, needed);
   }
-  if (status == HGEMM_OK && atomic_load_explicit(&handle->kernels[*row].function, memory_order_acquire) == NULL) {
-    status = hgemm_load(handle, *row);
+  if (status == HGEMM_OK && atomic_load_explicit(&handle->kernels[selected->row].function, memory_order_acquire) == NULL) {
+    status = hgemm_load(handle, selected->row);
   }
   return status;
 }
 
-/* Returns the grid for `work` CTA tiles, which counts splits and the whole batch. Stream-K distributes any number of tiles. */
-static uint32_t grid_of(hgemm_row const *row, uint32_t work, uint32_t resident_ctas) {
+/* Returns the grid. Stream-K distributes any number of tiles. */
+static uint32_t grid_of(hgemm_row const *row, hgemm_selected const *selected, uint32_t resident_ctas) {
   uint32_t const cluster = row->cluster_m * row->cluster_n;
+  uint32_t const work = selected->whole_tiles + (uint32_t)(shared_tiles(selected) * selected->splits);
   uint32_t const resident = resident_ctas > cluster ? resident_ctas : cluster;
   if (row->max_ctas > 0) return resident < row->max_ctas ? resident : row->max_ctas;
   return row->persistent && work > resident ? resident : work;
 }
 
-static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, uint32_t index, void *stream) {
+static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, hgemm_selected const *selected, void *stream) {
   hgemm_driver const *const cuda = handle->cuda;
-  hgemm_row const *const row = &hgemm_rows[index];
-  hgemm_kernel *const kernel = &handle->kernels[index];
-  uint64_t const tiles = tiles_of(row, &request->query);
-  uint32_t const work = (uint32_t)(tiles * row->splits);
+  hgemm_row const *const row = &hgemm_rows[selected->row];
+  hgemm_kernel *const kernel = &handle->kernels[selected->row];
+  size_t const counter_bytes = (size_t)hgemm_counter_bytes(row, shared_tiles(selected), selected->splits);
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
-  hgemm_launch_config const config = {grid_of(row, work, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
+  hgemm_launch_config const config = {grid_of(row, selected, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
                                       row->smem_bytes, stream, &programmatic,
-                                      row->programmatic && row->counter_bytes_per_tile == 0};
-  Problem problem = pack(&request->problem, row);
+                                      row->programmatic && counter_bytes == 0};
+  Problem problem = pack(&request->problem, row, selected);
   Maps maps;
   void *parameters[2] = {&problem, &maps};
   int status = 0;
@@ -221,8 +223,8 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, u
     hgemm_status const encoded = cached_maps(cuda, row, &request->problem, &maps);
     if (encoded != HGEMM_OK) return encoded;
   }
-  if (row->counter_bytes_per_tile > 0) {
-    status = cuda->zero(problem.workspace, 0, (size_t)hgemm_counter_bytes(row, tiles), stream);
+  if (counter_bytes > 0) {
+    status = cuda->zero(problem.workspace, 0, counter_bytes, stream);
     if (status != 0) return hgemm_fail_driver(cuda, status, "zero the counters");
   }
   status = cuda->launch(&config, atomic_load_explicit(&kernel->function, memory_order_acquire), parameters, NULL);
@@ -232,15 +234,15 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, u
 static hgemm_status prepare_or_run(hgemm_handle *handle, hgemm_problem const *problem, enum hgemm_purpose purpose,
                                    void *stream) {
   hgemm_request request;
+  hgemm_selected selected;
   hgemm_status status;
-  uint32_t row;
   int pushed;
   if (handle == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the handle is null");
   status = hgemm_check_problem(problem, purpose, &request);
   if (status != HGEMM_OK || request.empty) return status;
   if ((status = hgemm_enter(handle, &pushed)) != HGEMM_OK) return status;
-  status = select_and_load(handle, &request, purpose, &row);
-  if (status == HGEMM_OK && purpose == HGEMM_TO_LAUNCH) status = launch(handle, &request, row, stream);
+  status = select_and_load(handle, &request, purpose, &selected);
+  if (status == HGEMM_OK && purpose == HGEMM_TO_LAUNCH) status = launch(handle, &request, &selected, stream);
   hgemm_leave(handle, pushed);
   return status;
 }

@@ -15,7 +15,14 @@
 #define CORRECTED_LIMIT (UINT64_C(1) << 46)
 
 #define ACC_MASK (UINT32_C(15) << 16)
-enum { COUNTERS_ROUND_BYTES = 256, AGAIN_BITS = 12 };
+#define BIAS_MASK (UINT32_C(15) << 20)
+#define BIAS_AT_LAUNCH ((uint32_t)HGEMM_BIAS_LAUNCH << 20)
+enum { COUNTER_BYTES = 4, PARTIAL_TILES_PER_CTA = 2, AGAIN_BITS = 12 };
+
+/* The options of launches that decide their splits and raster. */
+enum { MIN_SPLIT_K_TILES = 4, MAX_SPLIT_WAVES = 2, SPLITS_COUNT = 14, GROUPS_COUNT = 6 };
+static uint32_t const SPLITS[SPLITS_COUNT] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64};
+static uint32_t const GROUPS[GROUPS_COUNT] = {1, 2, 4, 8, 16, 32};
 enum { TEGRA = 87, SMEM_RESERVED_BYTES_PER_CTA = 1024 };
 
 /* Requirements of rows, and what a query provides. The low bits are the alignments of A, B and D as numbers, 1 to 8. */
@@ -61,7 +68,7 @@ static uint32_t required_by(hgemm_row const *row) {
   return row->align_a | row->align_b << REQUIRE_ALIGN_B_SHIFT | row->align_d << REQUIRE_ALIGN_D_SHIFT |
          (row->beta ? 0 : REQUIRE_BETA_0) | (row->tensor_maps ? REQUIRE_MAPS : 0) |
          (row->exact_tiles_only ? REQUIRE_WHOLE_TILES : 0) |
-         (row->counter_bytes_per_tile + row->partial_bytes_per_tile + row->partial_bytes_per_cta > 0 ? REQUIRE_WORKSPACE : 0);
+         (row->partial_bytes > 0 && !row->decides_splits ? REQUIRE_WORKSPACE : 0);
 }
 
 static uint32_t sms_apart(hgemm_survey const *survey, hgemm_target const *target) {
@@ -111,13 +118,21 @@ uint64_t hgemm_tiles(hgemm_row const *row, int64_t m, int64_t n) {
   return (uint64_t)clusters_m * row->cluster_m * ((uint64_t)clusters_n * row->cluster_n);
 }
 
-uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t tiles) {
-  return (row->counter_bytes_per_tile * tiles + COUNTERS_ROUND_BYTES - 1) / COUNTERS_ROUND_BYTES * COUNTERS_ROUND_BYTES;
+int hgemm_has_counters(hgemm_row const *row, uint64_t tiles) {
+  return row->partial_bytes == 0 || row->splits == 1 || tiles <= HGEMM_WORKSPACE_COUNTERS;
 }
 
-uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t tiles) {
-  uint64_t const partials = row->partial_bytes_per_tile * tiles + (uint64_t)row->partial_bytes_per_cta * row->max_ctas;
-  return hgemm_counter_bytes(row, tiles) + partials;
+uint64_t hgemm_counter_bytes(hgemm_row const *row, uint64_t shared, uint32_t splits) {
+  if (row->partial_bytes == 0) return 0;
+  if (row->max_ctas > 0) return COUNTER_BYTES * min64(shared, (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas);
+  return splits > 1 ? COUNTER_BYTES * shared : 0;
+}
+
+uint64_t hgemm_workspace_bytes(hgemm_row const *row, uint64_t shared, uint32_t splits) {
+  uint64_t places = (uint64_t)PARTIAL_TILES_PER_CTA * row->max_ctas;
+  if (splits > 1) places = shared * splits;
+  if (row->partial_bytes == 0 || places == 0) return 0;
+  return (uint64_t)HGEMM_WORKSPACE_COUNTERS * COUNTER_BYTES + places * row->partial_bytes;
 }
 
 int hgemm_whole_tiles(hgemm_row const *row, hgemm_query const *q) {
@@ -134,7 +149,8 @@ int hgemm_grid_tiles(hgemm_row const *row, hgemm_query const *q, uint64_t *tiles
 /* ---- Supported problems ------------------------------------------------------------------------------------------------ */
 
 int hgemm_kind_matches(uint32_t offered, uint32_t asked) {
-  return ((offered ^ asked) & ~ACC_MASK) == 0 && (offered & ACC_MASK) <= (asked & ACC_MASK);
+  uint32_t const either = ACC_MASK | ((offered & BIAS_MASK) == BIAS_AT_LAUNCH ? BIAS_MASK : 0);
+  return ((offered ^ asked) & ~either) == 0 && (offered & ACC_MASK) <= (asked & ACC_MASK);
 }
 
 /* Returns the REQUIRE_ bits that a query meets. An alignment meets the smaller ones too. Workspace and whole tiles also depend
@@ -151,7 +167,8 @@ static int supports(hgemm_target const *target, uint32_t index, hgemm_query cons
   uint32_t const required = target->required[index];
   if ((required & ~provided) != 0 || (required & REQUIRE_WHOLE_TILES && !hgemm_whole_tiles(row, q))) return 0;
   if (!hgemm_grid_tiles(row, q, tiles)) return 0;
-  return !(required & REQUIRE_WORKSPACE) || hgemm_workspace_bytes(row, *tiles) <= q->workspace_bytes;
+  if (!(required & REQUIRE_WORKSPACE)) return 1;
+  return hgemm_has_counters(row, *tiles) && hgemm_workspace_bytes(row, *tiles, row->splits) <= q->workspace_bytes;
 }
 
 /* ---- Estimated time ---------------------------------------------------------------------------------------------------- */
@@ -198,23 +215,76 @@ static uint64_t corrected(uint64_t clocks, uint32_t factor) { return min64(clock
 /* ceil_div, with a fast path for the common y == 1. */
 static uint32_t ceil_div_1(uint32_t x, uint32_t y) { return y == 1 ? x : ceil_div(x, y); }
 
+typedef struct Options { /* of a launch; whole_tiles are CTA tiles */
+  uint32_t splits, whole_tiles;
+} Options;
+
+/* Clocks of the SMs if several tiles of an SM overlap, and if not; and how many k-tiles are loaded. */
+typedef struct Work {
+  uint64_t busy, single, loads;
+} Work;
+
+/* Returns the work of `items` CTAs. Each stores or reads partial accumulators for `stored` clocks. */
+static Work work_of(hgemm_target const *target, uint32_t index, uint32_t items, uint32_t k_tiles, uint32_t more,
+                    uint32_t stored) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint32_t const busiest = ceil_div(items, target->sms_used[index]);
+  uint32_t const rounds = ceil_div_1(busiest, target->tiles_per_sm[index]);
+  Work work = {0, 0, (uint64_t)items * k_tiles};
+  if (items == 0) return work;
+  work.busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks + stored, busiest);
+  work.single = product((uint64_t)k_tiles * (row->single_k_tile_clocks + more) + row->single_tile_clocks + stored, rounds);
+  return work;
+}
+
 /* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
+static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
+                              Options options, Limit limit) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint32_t const k_tiles = ceil_div(q->k > 0 ? (uint32_t)q->k : 1, row->tile_k);
+  uint32_t const more = row->straddling_clocks * q->straddling / 2;
+  int const shared = row->decides_splits && options.splits > 1;
+  uint32_t const rest = (uint32_t)((tiles - options.whole_tiles) * options.splits);
+  Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, 0);
+  Work const split = work_of(target, index, rest, ceil_div_1(k_tiles, options.splits), more, shared ? row->partial_clocks : 0);
+  uint64_t const busy = whole.busy + split.busy, single = whole.single + split.single;
+  uint64_t const sm = min64(busy > single ? busy : single, COST_LIMIT);
+  uint64_t const start = row->launch_clocks + (shared ? row->split_clocks + (uint64_t)options.splits * row->partial_clocks : 0);
+  uint64_t kib, memory, longer, shorter;
+  if (corrected(start + sm, limit.factor) >= limit.best) return start + sm;
+  kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, whole.loads + split.loads);
+  longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
+  return min64(start + longer + (shorter / 2 > longer / 8 ? shorter / 2 - longer / 8 : 0), COST_LIMIT);
+}
+
+/* Returns the lowest estimate of the options that a launch may take, and writes them. The first ones win a tie. */
+static uint64_t best_options(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
+                             Limit limit, Options *options) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint32_t const k_tiles = ceil_div(q->k > 0 ? (uint32_t)q->k : 1, row->tile_k), sms = target->sms_used[index];
+  uint32_t const full_waves = (uint32_t)(tiles / sms * sms);
+  uint64_t best;
+  *options = (Options){row->splits, 0};
+  best = launch_clocks(target, index, q, size, tiles, *options, limit);
+  for (int tail = 0; row->decides_splits && tail <= (full_waves > 0); ++tail) {
+    uint64_t const rest = tiles - (tail ? full_waves : 0);
+    uint64_t const by_waves = rest > 0 ? (uint64_t)MAX_SPLIT_WAVES * sms * target->tiles_per_sm[index] / rest : 0;
+    uint64_t const most = min64(k_tiles / MIN_SPLIT_K_TILES, by_waves);
+    for (int i = 0; rest <= HGEMM_WORKSPACE_COUNTERS && i < SPLITS_COUNT && SPLITS[i] <= most; ++i) {
+      Options const some = {SPLITS[i], tail ? full_waves : 0};
+      uint64_t clocks;
+      if (hgemm_workspace_bytes(row, rest, some.splits) > q->workspace_bytes) continue;
+      clocks = launch_clocks(target, index, q, size, tiles, some, limit);
+      if (clocks < best) best = clocks, *options = some;
+    }
+  }
+  return best;
+}
+
 static uint64_t clocks_of(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
                           Limit limit) {
-  hgemm_row const *const row = &hgemm_rows[index];
-  uint32_t const work = (uint32_t)(tiles * row->splits);
-  uint32_t const k_tiles = ceil_div_1(ceil_div(q->k > 0 ? (uint32_t)q->k : 1, row->tile_k), row->splits);
-  uint32_t const busiest = ceil_div(work, target->sms_used[index]);
-  uint32_t const rounds = ceil_div_1(busiest, target->tiles_per_sm[index]);
-  uint32_t const more = row->straddling_clocks * q->straddling / 2;
-  uint64_t const busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks, busiest);
-  uint64_t const single = product((uint64_t)k_tiles * (row->single_k_tile_clocks + more) + row->single_tile_clocks, rounds);
-  uint64_t const sm = busy > single ? busy : single;
-  uint64_t kib, memory, longer, shorter;
-  if (corrected(row->launch_clocks + sm, limit.factor) >= limit.best) return row->launch_clocks + sm;
-  kib = dram_kib(row, size), memory = dram_clocks(row, kib) + l2_clocks(row, kib, (uint64_t)work * k_tiles);
-  longer = sm > memory ? sm : memory, shorter = min64(sm, memory);
-  return min64(row->launch_clocks + longer + (shorter / 2 > longer / 8 ? shorter / 2 - longer / 8 : 0), COST_LIMIT);
+  Options options;
+  return best_options(target, index, q, size, tiles, limit, &options);
 }
 
 /* ---- Measurements ------------------------------------------------------------------------------------------------------ */
@@ -285,7 +355,29 @@ static hgemm_measured const *find_measured(hgemm_survey const *survey, hgemm_que
 /* ---- Selection --------------------------------------------------------------------------------------------------------- */
 
 static Limit const NO_LIMIT = {UINT64_MAX, 1};
-static hgemm_selected const NONE = {HGEMM_ROW_COUNT, HGEMM_RULE_ESTIMATED, 0, 0};
+static hgemm_selected const NONE = {HGEMM_ROW_COUNT, HGEMM_RULE_ESTIMATED, 0, 0, 1, 0, 1};
+
+/* Returns the width of the groups for which all SMs together load the least. */
+static int32_t best_group(hgemm_target const *target, uint32_t index) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint32_t const down = row->tile_m * row->cluster_m, across = row->tile_n * row->cluster_n;
+  uint32_t const clusters = target->sms_used[index] / (row->cluster_m * row->cluster_n);
+  uint32_t best = 0;
+  for (uint32_t i = 1; i < GROUPS_COUNT; ++i) {
+    uint32_t const loaded = GROUPS[i] * down + ceil_div(clusters > 1 ? clusters : 1, GROUPS[i]) * across;
+    if (loaded < GROUPS[best] * down + ceil_div(clusters > 1 ? clusters : 1, GROUPS[best]) * across) best = i;
+  }
+  return (int32_t)GROUPS[best];
+}
+
+/* Writes the options of the selected row's launch. default_options() of the Python package returns the same ones. */
+static void set_options(hgemm_target const *target, hgemm_query const *q, hgemm_selected *found) {
+  hgemm_row const *const row = &hgemm_rows[found->row];
+  Options options;
+  best_options(target, found->row, q, size_of(q), found->tiles, NO_LIMIT, &options);
+  found->splits = options.splits, found->whole_tiles = options.whole_tiles;
+  found->raster_tiles = row->decides_raster ? best_group(target, found->row) : 1;
+}
 
 /* Returns the fastest row that was measured on this problem and runs in this mode. */
 static hgemm_selected best_measured(hgemm_target const *target, hgemm_query const *q, hgemm_measured const *measured,
@@ -294,7 +386,9 @@ static hgemm_selected best_measured(hgemm_target const *target, hgemm_query cons
     uint32_t const row = hgemm_orders[measured->first_order + i];
     uint64_t tiles;
     if (target->row_modes[row] == mode && supports(target, row, q, provided_by(q), &tiles)) {
-      hgemm_selected const found = {row, HGEMM_RULE_MEASURED, tiles, clocks_of(target, row, q, size_of(q), tiles, NO_LIMIT)};
+      hgemm_selected found = NONE;
+      found.row = row, found.rule = HGEMM_RULE_MEASURED, found.tiles = tiles;
+      found.clocks = clocks_of(target, row, q, size_of(q), tiles, NO_LIMIT);
       return found;
     }
   }
@@ -333,7 +427,7 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
     if (target->group_modes[target->order[i]] != mode || !hgemm_kind_matches(group->kind, q->kind)) continue;
     for (uint32_t row = group->first; row < group->first + group->count; ++row) {
-      hgemm_selected found = {row, HGEMM_RULE_ESTIMATED, 0, 0};
+      hgemm_selected found = {row, HGEMM_RULE_ESTIMATED, 0, 0, 1, 0, 1};
       Limit const limit = {best.row < HGEMM_ROW_COUNT ? best.clocks : UINT64_MAX, 1};
       if (target->row_modes[row] != mode || !supports(target, row, q, provided, &found.tiles)) continue;
       found.clocks = clocks_of(target, row, q, size, found.tiles, limit);
@@ -352,7 +446,9 @@ static hgemm_status search(hgemm_target const *target, hgemm_query const *q, hge
     *found = measured != NULL ? best_measured(target, q, measured, mode) : NONE;
     if (found->row == HGEMM_ROW_COUNT && survey != NULL) *found = best_near(target, q, shortlist, mode);
     if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, mode);
-    if (found->row < HGEMM_ROW_COUNT) return HGEMM_OK;
+    if (found->row == HGEMM_ROW_COUNT) continue;
+    set_options(target, q, found);
+    return HGEMM_OK;
   }
   return hgemm_fail_unmet(target, q);
 }
