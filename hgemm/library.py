@@ -45,7 +45,7 @@ class MissingVariantError(LibraryError):
 
 
 class UnusableVariantError(LibraryError):
-    """The record of a variant is sound, but names a type, layout, bias or activation that this version does not have."""
+    """The record of a variant is sound, but needs a word or a workspace that this version does not have."""
 
     @classmethod
     def of(cls, place: Path, word: str) -> UnusableVariantError:
@@ -204,9 +204,16 @@ def read_record(place: Path, folder: int) -> Record:
     record = Record.parse(document, str(path), place.parent)
     if record.symbol != place.name:
         raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {regenerate_hint(place.parent)}")
-    if word := unknown_kind_word(record.data["spec"]):
+    if word := unknown_kind_word(record.data["spec"]) or _former_workspace(record):
         raise UnusableVariantError.of(place, word)
     return record
+
+
+def _former_workspace(record: Record) -> str:
+    """Return what a variant needs that no launch provides any more: a workspace whose counters have no fixed size."""
+    return (
+        "workspace with counters per tile" if record.data["traits"]["workspace"].get("counter_bytes_per_tile") else ""
+    )
 
 
 def read_usable_records(library: Path, symbols: Iterable[str]) -> dict[str, Record]:

@@ -159,6 +159,20 @@ def test_a_variant_with_an_unknown_word_does_not_stop_the_others(
     assert "hgemm_trial" not in call("doctor", "--library", library).stdout
 
 
+def test_a_variant_with_the_former_workspace_does_not_stop_the_others(
+    small_library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = tmp_path / "lib"
+    shutil.copytree(small_library.folder, library)
+    record, files = make_record("hgemm_former")
+    record["traits"]["workspace"] = {"counter_bytes_per_tile": 4, "partial_bytes_per_tile": 65536}
+    Library(library).publish(record, files)
+    assert call("select", "--arch", "90", "--m", "512", "--library", library).exit_code == 0
+    (warning,) = {record.getMessage() for record in caplog.records if "hgemm_former" in record.getMessage()}
+    assert "this version has no workspace with counters per tile: remove it with `hgemm gc" in warning
+    assert "hgemm_former" in call("gc", "--library", library).stdout
+
+
 def test_list_of_nothing_says_so_on_stderr(folder: Path) -> None:
     result = call("list", "--library", folder, "--arch", "90")
     assert result.exit_code == 0 and result.stdout == "" and "no variant" in result.stderr
