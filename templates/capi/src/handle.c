@@ -135,7 +135,7 @@ static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *p
   choice->variant = -1;
   status = hgemm_check_problem(problem, HGEMM_TO_SELECT, &request);
   if (status != HGEMM_OK || request.empty) return status;
-  if ((status = hgemm_choose(target, &request.query, &selected)) != HGEMM_OK) return status;
+  if (!hgemm_find(target, &request.query, &selected)) return hgemm_fail_unmet(target, &request.query);
   row = &hgemm_rows[selected.row];
   choice->symbol = row->symbol;
   choice->variant = (int32_t)selected.row;

@@ -135,8 +135,8 @@ enum { HGEMM_WORKSPACE_COUNTERS = 65536 };
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
 
-/* Writes the selected row. Fails with the unmet requirements if no row supports the query. */
-hgemm_status hgemm_choose(hgemm_target const *target, hgemm_query const *query, hgemm_selected *selected);
+/* Writes the selected row. Returns 0 if no row supports the query; hgemm_fail_unmet then tells why. */
+int hgemm_find(hgemm_target const *target, hgemm_query const *query, hgemm_selected *selected);
 
 /* Fails with a message that counts the requirements that the query does not meet. */
 hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *query);

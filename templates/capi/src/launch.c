@@ -186,11 +186,11 @@ static uint64_t shared_tiles(hgemm_selected const *selected) { return selected->
 /* Selects the kernel, and loads it unless it is loaded already. The handle's context must be current. */
 static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *request, enum hgemm_purpose purpose,
                                     hgemm_selected *selected) {
-  hgemm_status status = hgemm_choose(&handle->target, &request->query, selected);
-  if (status == HGEMM_OK) {
-    uint64_t const needed = hgemm_workspace_bytes(&hgemm_rows[selected->row], shared_tiles(selected), selected->splits);
-    status = hgemm_check_workspace(request, purpose, needed);
-  }
+  hgemm_status status;
+  uint64_t needed;
+  if (!hgemm_find(&handle->target, &request->query, selected)) return hgemm_fail_unmet(&handle->target, &request->query);
+  needed = hgemm_workspace_bytes(&hgemm_rows[selected->row], shared_tiles(selected), selected->splits);
+  status = hgemm_check_workspace(request, purpose, needed);
   if (status == HGEMM_OK && atomic_load_explicit(&handle->kernels[selected->row].function, memory_order_acquire) == NULL) {
     status = hgemm_load(handle, selected->row);
   }

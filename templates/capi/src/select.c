@@ -2,7 +2,7 @@
  * steps with the same numbers.
  *
  * 1. hgemm_target_init computes, once for each device, everything that does not depend on the problem.
- * 2. hgemm_choose tries the kernels by how their code runs on the device: cubin of this architecture, compatible cubin, PTX.
+ * 2. hgemm_find tries the kernels by how their code runs on the device: cubin of this architecture, compatible cubin, PTX.
  *    In the first group that supports the problem it takes the fastest kernel measured on exactly this problem,
  *    else the best corrected estimate in the shortlist of the problem's region, else the best estimate of all kernels. */
 #include <string.h>
@@ -437,7 +437,7 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
   return best;
 }
 
-static hgemm_status search(hgemm_target const *target, hgemm_query const *q, hgemm_selected *found) {
+static int search(hgemm_target const *target, hgemm_query const *q, hgemm_selected *found) {
   hgemm_survey const *const survey = find_survey(target, q->kind);
   uint32_t const region = survey != NULL ? hgemm_regions[(survey - hgemm_surveys) * HGEMM_REGION_COUNT + region_of(q)] : 0;
   uint32_t const shortlist = region & ~HGEMM_HAS_MEASURED;
@@ -448,9 +448,9 @@ static hgemm_status search(hgemm_target const *target, hgemm_query const *q, hge
     if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, mode);
     if (found->row == HGEMM_ROW_COUNT) continue;
     set_options(target, q, found);
-    return HGEMM_OK;
+    return 1;
   }
-  return hgemm_fail_unmet(target, q);
+  return 0;
 }
 
 /* ---- Cache: programs repeat the same few problems ---------------------------------------------------------------------- */
@@ -467,21 +467,19 @@ static int equal(hgemm_query const *x, hgemm_query const *y) {
          x->straddling == y->straddling && x->workspace_bytes == y->workspace_bytes;
 }
 
-hgemm_status hgemm_choose(hgemm_target const *target, hgemm_query const *q, hgemm_selected *selected) {
+int hgemm_find(hgemm_target const *target, hgemm_query const *q, hgemm_selected *selected) {
   enum { ENTRIES = 32 };
   static _Thread_local Entry entries[ENTRIES];
   uint64_t const sum = (uint64_t)q->m * 31 + (uint64_t)q->n * 37 + (uint64_t)q->k * 41 + q->kind;
   uint64_t const hash = sum * UINT64_C(0x9E3779B97F4A7C15);
   Entry *const entry = &entries[hash >> 59]; /* 5 bits, for 32 entries */
-  hgemm_status status = HGEMM_OK;
   if (entry->sms != target->sms || entry->number != target->number || entry->smem_bytes != target->smem_bytes ||
       !equal(&entry->query, q)) {
-    status = search(target, q, selected);
-    if (status != HGEMM_OK) return status;
+    if (!search(target, q, selected)) return 0;
     entry->number = target->number, entry->sms = target->sms, entry->smem_bytes = target->smem_bytes;
     entry->query = *q;
     entry->selected = *selected;
   }
   *selected = entry->selected;
-  return status;
+  return 1;
 }
