@@ -31,6 +31,7 @@ from generator.tables import fitted
 from hgemm import DeviceError
 from hgemm.errors import DeprecatedWord
 from hgemm.launch_traits import LaunchTraits
+from hgemm.problem import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -540,12 +541,33 @@ def test_run_prints_time_rate_and_error(driver: FakeDriver, device_folder: Path)
     assert result.exit_code == 1 and "WRONG: 1 elements of D were not written" in result.stdout
 
 
+def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
+    library = tmp_path / "decided"
+    shutil.copytree(device_folder, library)
+    record, files = make_record("hgemm_decided")
+    record.update(
+        {
+            name: {**record[name], **value}
+            for name, value in simulated.record("launch").items()
+            if name in ("launch", "traits")
+        }
+    )
+    Library(library).publish(record, files)
+    given: list[Problem] = []
+    driver.kernel = given.append
+    arguments = ["hgemm_decided", "--library", library, "--m", 96, "--n", 96, "--k", 640, "--no-check"]
+    call_on_device("run", *arguments, "--splits", 3, "--whole-tiles", 2)
+    assert given and {(one.options.splits, one.options.whole_tiles) for one in given} == {(3, 2)}
+    assert all(one.workspace for one in given)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["hgemm_*"], "3 variants: write"),
         (["hgemm_good", "--beta", "1"], "hgemm_good does not add beta"),
         (["hgemm_good", "--alpha", "nan"], "alpha and beta must be finite"),
+        (["hgemm_good", "--splits", "2"], "hgemm_good has its own schedule: omit --splits"),
     ],
 )
 def test_run_refuses_in_one_line(device_folder: Path, arguments: list[str], message: str) -> None:

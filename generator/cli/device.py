@@ -35,6 +35,7 @@ from hgemm.bench.runner import bench, bench_options
 from hgemm.cases import Case, Shape
 from hgemm.device import open_device
 from hgemm.disk import require_writable
+from hgemm.problem import LaunchOptions
 from hgemm.selection_query import Target
 from hgemm.tune.runner import Supply, TunePlan, tune_library, tune_options
 
@@ -82,6 +83,19 @@ Examples:
     help="Code to load. auto: the cubin, or PTX if the cubin does not run.",
 )
 @click.option("--no-check", is_flag=True, help="Do not check the result.")
+@click.option(
+    "--splits",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="CTAs that share the k of a tile. Requires a variant with --schedule launch.",
+)
+@click.option(
+    "--whole-tiles",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="With --splits: the first tiles, which are not split. In tiles of whole clusters.",
+)
 @json_option
 @click.pass_context
 def run_command(
@@ -98,6 +112,8 @@ def run_command(
     repeat: int,
     code: str,
     no_check: bool,
+    splits: int | None,
+    whole_tiles: int,
     as_json: bool,
 ) -> None:
     n, k = n or m, k or m
@@ -110,10 +126,14 @@ def run_command(
         raise RequestError(
             f"{name} does not add beta * C: omit --beta, or run a variant that was generated with --beta on"
         )
+    if splits and not kernel.traits.decides_splits:
+        raise RequestError(f"{name} has its own schedule: omit --splits, or run a variant with --schedule launch")
+    options = LaunchOptions(splits, whole_tiles) if splits else None
     device = open_device()
     from hgemm.verify import run  # NumPy takes 0.1 s, and is useless without a GPU
 
-    found = run(kernel, Case(Shape(m, n, k, batch), alpha, beta), device, seed, repeat, not no_check)
+    case = Case(Shape(m, n, k, batch), alpha, beta, options=options)
+    found = run(kernel, case, device, seed, repeat, not no_check)
     answer = {
         "symbol": name,
         "device": device.name,
