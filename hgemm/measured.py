@@ -35,7 +35,7 @@ from hgemm.checks import (
 from hgemm.disk import disk_errors
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError
-from hgemm.problem import ACCUMULATIONS, LAYOUTS, MAX_EXTENT, TYPES, Kind
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT, TYPES, Kind
 from hgemm.record import SYMBOL
 
 # ==== The schema of a session ====
@@ -74,7 +74,11 @@ _PROBLEM = fields(
     {
         **dict.fromkeys(("m", "n", "k", "batch"), _EXTENT),
         **{name: text("|".join(words), f"one of {', '.join(words)}") for name, words in _WORDS.items()},
-    }
+    },
+    optional={
+        name: text("|".join(words), f"one of {', '.join(words)}")
+        for name, words in (("bias", BIASES), ("activation", ACTIVATIONS))
+    },
 )
 _MIN_TIME_US = 1e-6
 
@@ -118,17 +122,22 @@ class MeasuredProblem:
     dtype_b: str
     acc: str
     dtype_d: str
+    bias: str = "none"
+    activation: str = "none"
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.layout, self.dtype_a, self.dtype_b, self.dtype_d, self.acc)
+        return Kind(self.layout, self.dtype_a, self.dtype_b, self.dtype_d, self.acc, self.bias, self.activation)
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
         return self.m, self.n, self.k, self.batch
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the problem as a dictionary, without a bias or an activation that it does not have."""
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("bias", "activation") or value != "none"
+        }
 
 
 @dataclass(frozen=True)

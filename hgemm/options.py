@@ -77,6 +77,9 @@ def kind_option(
     return click.option(flag, cls=RenamedOption, type=Words(words, several), metavar=metavar, help=listed, **settings)
 
 
+_USUAL = {"layout": "tn", "dtype": "f16", "acc": "f32", "out": "as A and B"}
+
+
 def type_options(
     several: Sequence[str] = (),
     old: dict[str, Sequence[str]] | None = None,
@@ -86,7 +89,7 @@ def type_options(
     """Return --layout, --dtype, --acc and --out, the same for every command.
 
     `several` names the options that take a list. `old` maps an option to its old flags, and `defaults` to its default. `note`
-    ends the help of options without a default.
+    ends the help of options without a default; {default} in it stands for the usual value.
     """
     rows = (
         ("layout", LAYOUTS, "A and B in BLAS letters"),
@@ -100,7 +103,7 @@ def type_options(
             f"--{name}",
             words,
             help,
-            "" if name in defaults else note,
+            "" if name in defaults else note.format(default=_USUAL[name]),
             name in several,
             old=old.get(name, ()),
             default=defaults.get(name, ""),

@@ -10,7 +10,7 @@ import numpy as np
 from hgemm.dtypes import DTYPES, decode, encode
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, Matrix, matrices
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import Problem
+from hgemm.problem import LAUNCH, Problem
 from hgemm.reference import ACTIVATION_FORMULAS
 
 # What a variant is, as its record says; tests replace fields.
@@ -138,12 +138,13 @@ def launch(traits: LaunchTraits, problem: Problem, faults: frozenset[str] = froz
     d = elements(places["D"], traits.dtype_d)
     c = decode(elements(places["C"], traits.dtype_d), traits.dtype_d) if "C" in places else None
     bias = decode(elements(places["bias"], traits.dtype_d), traits.dtype_d) if "bias" in places else None
+    kind = problem.bias_kind if traits.bias == LAUNCH else traits.bias
     for batch in range(problem.batch):
         x = np.float32(problem.alpha) * accumulate(traits, a[batch], b[0 if "takes one B" in faults else batch])
         if c is not None:
             x = x + np.float32(problem.beta) * c[batch].astype(np.float32)
         if bias is not None:
-            x = x + (bias[batch] if traits.bias == "row" else bias[batch].T).astype(np.float32)
+            x = x + (bias[batch] if kind == "row" else bias[batch].T).astype(np.float32)
         x[np.isnan(x)] = np.nan  # hardware makes one NaN of all
         d[batch] = encode(activate(traits.activation, x), traits.dtype_d)
     _misbehave(traits, problem, places, d, faults)

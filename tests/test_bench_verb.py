@@ -23,7 +23,7 @@ from generator.store.library import Library
 from hgemm.bench import baselines
 from hgemm.bench.__main__ import command as module_command
 from hgemm.bench.results import means, table
-from hgemm.bench.runner import works_of
+from hgemm.bench.runner import plan_of, works_of
 from hgemm.bench.work import Work, names, read_suite
 from hgemm.device import open_device
 from hgemm.errors import RequestError
@@ -217,6 +217,33 @@ def test_the_module_imports_no_generator() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"m": 512, "k": 64}]', "entry 0 has no 'n': write [{"),
+        ('[{"m": 8, "n": 8, "k": 8}, {"shapes": [[8, 8, 8]]}]', "entry 1 has no 'name': write [{"),
+        ('[{"m": "many", "n": 8, "k": 8}]', "entry 0 is malformed"),
+        ('[{"name": "a", "shapes": [[8]]}]', "entry 0 is malformed"),
+    ],
+)
+def test_a_malformed_entry_of_a_suite_is_named_with_the_form_that_is_expected(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.json").write_text(text)
+    with pytest.raises(RequestError) as caught:
+        read_suite(str(tmp_path / "mine.json"))
+    assert message in str(caught.value) and "\n" not in str(caught.value) and "KeyError" not in str(caught.value)
+
+
+def test_recorded_results_include_the_state_that_selection_uses_first(folder: Path) -> None:
+    words = ["--library", str(folder), "--m", "64"]
+    plans = [
+        plan_of([], bench.bench_command.make_context("bench", [*words, *more]).params)
+        for more in ([], ["--record"], ["--record", "--state", "burst"])
+    ]
+    assert [plan.states for plan in plans] == [["steady"], ["model", "steady"], ["burst"]]
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "no problems given: use --suite public"),
@@ -293,7 +320,7 @@ def test_problem_files_of_cutlass_are_read(tmp_path: Path) -> None:
     assert row == Work(8, 16, 24, 2, dtype_d="f32", group="problems")
     assert (column.m, column.n, column.layout) == (16, 8, "tn") and (other.m, other.layout) == (16, "tt")
     path.write_text("[{}]")
-    with pytest.raises(RequestError, match="cannot be read .KeyError"):
+    with pytest.raises(RequestError, match="has no 'm': write "):
         read_suite(str(path))
 
 

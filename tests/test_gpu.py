@@ -198,6 +198,16 @@ def test_the_baseline_takes_every_type(settings: Settings, types: tuple[str, str
     assert result["ours"] == symbol and result["best"] and not result["refused"]
 
 
+@pytest.mark.parametrize("bias", ["none", "row", "column"])
+def test_results_with_a_bias_and_an_activation_are_right(settings: Settings, bias: str) -> None:
+    texts = {"arch": "sm_80", "tile": "64x64x32", "dtype": "bf16", "bias": bias, "activation": "gelu"}
+    symbol = made(texts, settings)[0].record.symbol
+    work = Work(250, 264, 512, dtype_a="bf16", dtype_b="bf16", dtype_d="bf16", bias=bias, activation="gelu")
+    plan = BenchPlan([work], [open_kernel(settings.library, symbol)], protocol=QUICK, baseline=None)
+    (result,) = run(plan, open_device(), print)["results"]
+    assert result["ours"] == symbol and not result["refused"]
+
+
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
 def test_variants_that_load_by_tma_are_right(settings: Settings, layout: str) -> None:
     from hgemm.verify import verify

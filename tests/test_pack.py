@@ -20,6 +20,7 @@ from generator.spec import symbol_of
 from generator.store.library import Library
 from generator.tuning import planned_record
 from hgemm.dispatch_table import DispatchTable
+from hgemm.packed import read_pack
 from hgemm.problem import Kind
 from hgemm.selection import Selector
 from hgemm.selection_query import SelectionQuery, Target
@@ -336,6 +337,7 @@ def test_a_kernel_that_does_not_build_is_replaced(
     monkeypatch.setattr(kernels, "make", make)
     done = pack(choosers, Settings(Library(tmp_path), templates_folder()), 1.0)
     assert done.dropped == {first: "it spills"}
+    assert [(one.n, one.k, one.kind) for one in read_pack(tmp_path)] == [(64, 64, Kind())]
     assert first not in done.symbols and done.bytes == 110 * len(done.symbols)
     words = ("--nk", "64x64", "--arch", "80", "--loss", "100", "--to", tmp_path, "--json", "--quiet")
     status, _, err = hgemm(capsys, "pack", *words)

@@ -39,6 +39,8 @@ from hgemm.errors import RequestError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.measured import MeasuredProblem, read_sessions
+from hgemm.packed import PackedLayer, add_pack, read_pack
+from hgemm.problem import Kind
 from hgemm.record import Record
 from hgemm.selection import MEASURED
 from hgemm.selection_query import SelectionQuery, Target
@@ -228,6 +230,54 @@ def call(*arguments: object, command=module_command) -> Result:
     if isinstance(result.exception, Exception) and not hasattr(result.exception, "exit_code"):
         raise result.exception
     return result
+
+
+@pytest.fixture
+def biased(folder: Path, driver: BenchDriver) -> Kind:
+    """Add three variants with a bias and an activation. The fastest one drops an element of k."""
+    costs_us = {"wrong": 1.0, "quick": 5.0, "late": 7.0}
+    for name in costs_us:
+        made = make_record(
+            f"hgemm_{name}_biased",
+            **{"arch": "sm_80", "launch": MADE["launch"], "traits": TRAITS, "cta_tile": "32x48x16"},
+            **{"bias": "launch" if name == "late" else "row", "activation": "gelu"},
+        )
+        Library(folder).publish(*made)
+    for kernel in read_kernels(folder, "*biased"):
+        name = kernel.traits.symbol.split("_")[1]
+        driver.serve(kernel, costs_us[name], frozenset({"drops an element of k"} if name == "wrong" else ()))
+    return Kind(bias="row", activation="gelu")
+
+
+def test_products_with_a_bias_and_an_activation_are_tuned_checked_and_selected(folder: Path, biased: Kind) -> None:
+    work = Work(40, 56, 24, bias="row", activation="gelu")
+    document = tuned(plan_of(folder, works=[work, WORKS[0]]))
+    assert winners(document) == ["hgemm_quick_biased", "hgemm_fast"]
+    assert "sampled elements exceed" in document["results"][0]["refused"]["hgemm_wrong_biased"]
+    assert "hgemm_late_biased" in document["results"][0]["figures"]
+    selector = open_library(folder).selector(Target.of(open_device()))
+    choice = selector.choose(SelectionQuery(biased, *work.extents))
+    assert (choice.symbol, choice.rule) == ("hgemm_quick_biased", MEASURED)
+
+
+def test_without_problems_the_layers_of_the_packs_are_tuned(
+    folder: Path, biased: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hgemm.tune.runner.ROWS", (1, 8))
+    add_pack(folder, [PackedLayer("up", 56, 24, biased)])
+    add_pack(folder, [PackedLayer("down", 24, 56, Kind()), PackedLayer("up", 56, 24, biased)])
+    assert [layer.name for layer in read_pack(folder)] == ["down", "up"]
+    result = call("--library", folder, "--seed", 1, command=module_command)
+    assert "pack.json for 1 to 8 rows, 4 problems" in result.stderr and result.exit_code == 0
+    measured_kinds = {each.problem.kind for session in read_sessions(folder) for each in session.results}
+    assert measured_kinds == {Kind(), biased}
+    result = call("--library", folder, "--seed", 1, "--bias", "row", command=module_command)
+    assert "2 problems" in result.stderr
+    result = call("--library", folder, "--seed", 1, "--layout", "nt", command=module_command)
+    assert "has --layout nt: it has tn f16" in str(result.exception)
+    (folder / "pack.json").write_text('{"schema": 1, "layers": [{}]}')
+    result = call("--library", folder, "--seed", 1, command=module_command)
+    assert "pack.json is malformed (layers[0].name is missing)" in str(result.exception)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--no-generate",)], ids=["module", "verb"])

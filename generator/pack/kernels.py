@@ -29,6 +29,7 @@ from hgemm.dispatch_table import Row, estimate_clocks, kind_of, row_of
 from hgemm.dtypes import type_word
 from hgemm.launch_traits import LaunchTraits
 from hgemm.octave_grid import extents_between
+from hgemm.packed import PackedLayer, add_pack
 from hgemm.problem import TYPES, Kind, kind_supports
 from hgemm.record import CUBIN_NAME, PTX_NAME
 from hgemm.selection import row_supports
@@ -144,6 +145,11 @@ class Chooser:
             for workspace in WORKSPACES
         ]
         self.candidates = self._found()
+
+    def layers(self) -> list[PackedLayer]:
+        """Return the layers, once for each kind of product that the pack has kernels for."""
+        each = dict.fromkeys((one.layer, one.query.kind) for one in self.problems)
+        return [PackedLayer(layer.name, layer.n, layer.k, kind) for layer, kind in each]
 
     def _found(self) -> list[Candidate]:
         """Return the candidates of all problems, each once."""
@@ -305,6 +311,7 @@ def pack(
                     made[outcome.symbol] = outcome
                     tell(outcome)
         dropped |= {symbol: made[symbol].error for symbol in plans if made[symbol].record is None}
+    add_pack(settings.library.folder, (layer for chooser in choosers for layer in chooser.layers()))
     records = [record for symbol in plans if (record := made[symbol].record)]
     size = sum(record.data["files"][name]["bytes"] for record in records for name in (CUBIN_NAME, PTX_NAME))
     return Pack(settings.library.folder, tuple(choices), tuple(plans), dropped, size, time.perf_counter() - start)

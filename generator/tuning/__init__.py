@@ -45,10 +45,9 @@ def plans_for(work: Work, archs: Sequence[str], space: Path | None) -> dict[str,
 
     Raises: RequestError if that file is malformed.
     """
-    kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
-    query = SelectionQuery.dense(kind, work.extents)
+    query = SelectionQuery.dense(work.kind, work.extents)
     aligns = (query.align_a, query.align_b, query.align_d)
-    return plans_of(kind, aligns, tuple(archs), space)
+    return plans_of(work.kind, aligns, tuple(archs), space)
 
 
 @cache

@@ -24,6 +24,7 @@ from hgemm.dtypes import DTYPES, decode
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.kernel import Kernel
 from hgemm.launch import workspace_bytes
+from hgemm.reference import ACTIVATION_FORMULAS
 
 Launch = Callable[[], None]
 OURS, BASELINE = "ours", "baseline"
@@ -98,6 +99,8 @@ WHOLE_BYTES = 64 << 20
 """A larger D is checked in the sampled rows only."""
 BASELINE_LENIENCY = 4.0
 """Tolerance factor for baselines: they may round more often, for example partial results in f16."""
+ACTIVATION_LENIENCY = 2.0
+"""Tolerance factor with an activation: its slope is below 1.2, and the norm of its results about 0.7 of the norm of its inputs."""
 ROWS, COLUMNS = 24, 160
 """Number of sampled rows and columns. They cross nearly every row and column of CTA tiles."""
 
@@ -114,7 +117,7 @@ class OutputSample:
 
     @cached_property
     def exact(self) -> np.ndarray:
-        """Return the product in float64. Shapes: (batches, rows, columns)."""
+        """Return the result in float64, before D is rounded. Shapes: (batches, rows, columns)."""
         work, along_k = self.operands.work, np.arange(self.operands.work.k)
         found = []
         for batch in self.batches:
@@ -123,7 +126,11 @@ class OutputSample:
             ends = (self.columns, along_k) if work.layout[1] == "n" else (along_k, self.columns)
             b = decode(self.operands.stored("b", batch, *ends), work.dtype_b)
             found.append((a if work.layout[0] == "t" else a.T) @ (b.T if work.layout[1] == "n" else b))
-        return np.stack(found)
+        product = np.stack(found)
+        if work.bias != "none":
+            bias = decode(self.operands.bias(), work.dtype_d)
+            product = product + (bias[self.columns] if work.bias == "row" else bias[self.rows][:, None])
+        return ACTIVATION_FORMULAS[work.activation].function(product)
 
     def complaint(self, launch: Launch, side: str = OURS, acc: str = "") -> str:
         """Launch once on the first set and return what is wrong with D, or an empty string.
@@ -141,6 +148,8 @@ class OutputSample:
         picked = self.rows if len(rows[0]) == work.m else np.arange(len(self.rows))
         values = np.stack([decode(part[np.ix_(picked, self.columns)], work.dtype_d) for part in rows])
         tolerance = Tolerance.of(work.k, acc or work.acc, work.dtype_d)
+        if work.activation != "none":  # it may enlarge errors, and makes half of the elements small
+            tolerance = tolerance.times(ACTIVATION_LENIENCY)
         return _compare(values, self.exact, tolerance if side == OURS else tolerance.times(BASELINE_LENIENCY))
 
     def _rows(self, batch: int) -> np.ndarray:
@@ -460,6 +469,8 @@ class BenchContext:
 
     def operands(self, work: Work) -> Operands:
         pools = {name: self.pool(name, getattr(work, f"dtype_{name}")) for name in "ab"}
+        if work.bias != "none":
+            pools["bias"] = self.pool("a", work.dtype_d)
         protocol = self.protocol
         min_bytes = int(protocol.l2_multiple * self.device.l2_bytes)
         return Operands(self.stream, work, pools, min_bytes, (protocol.sets_min, protocol.sets_max))

@@ -12,6 +12,7 @@ import numpy as np
 from hgemm.bench.device import Stream
 from hgemm.bench.work import Work
 from hgemm.dtypes import DTYPES, encode, representable
+from hgemm.errors import DeviceError
 from hgemm.problem import Problem
 
 POOL_ELEMENTS = 8 * 2097143
@@ -87,13 +88,15 @@ class Operands:
     """Several sets of a problem's operands, used in turn. Together they exceed the L2 cache several times.
 
     A and B come from different pools. If a row of A equals a column of B, one element of D is as large as k.
-    f16 accumulators round such an element far more than the others.
+    f16 accumulators round such an element far more than the others. A bias lies at the beginning of the pool `bias`.
     """
 
     def __init__(
         self, stream: Stream, work: Work, pools: Mapping[str, Pool], min_bytes: int, sets: tuple[int, int]
     ) -> None:
         self.stream, self.work, self.pools, self.places = stream, work, pools, dense(work)
+        if self.bias_elements > POOL_ELEMENTS:
+            raise DeviceError(f"{work.key}: a bias of {self.bias_elements:,} exceeds {POOL_ELEMENTS:,} elements")
         set_bytes = sum(place.pitch * place.item for place in self.places.values())
         self.sets = min(sets[1], max(sets[0], math.ceil(min_bytes / set_bytes)))
         self.total_bytes = self.sets * set_bytes
@@ -107,6 +110,15 @@ class Operands:
         self.poison()
         stream.synchronize()
 
+    @property
+    def bias_elements(self) -> int:
+        """Elements of the bias, which all sets share."""
+        return {"row": self.work.n, "column": self.work.m}.get(self.work.bias, 0)
+
+    def bias(self) -> np.ndarray:
+        """Return the elements of the bias, as stored."""
+        return self.pools["bias"].stored[: self.bias_elements]
+
     def poison(self) -> None:
         """Fill D of the first set with bits that no kernel writes."""
         place = self.places["d"]
@@ -115,11 +127,13 @@ class Operands:
     def problem(self, at: int, workspace: int = 0) -> Problem:
         """Return the problem of one set."""
         fields: dict[str, int] = {"workspace": workspace}
+        if self.bias_elements:
+            fields["bias"] = self.pools["bias"].pointer
         for name, place in self.places.items():
             fields[name] = self.blocks[name] + at * place.pitch * place.item
             fields[f"ld{name}"] = place.columns
             fields[f"batch_stride_{name}"] = place.stride if place.batch > 1 else 0
-        return Problem(self.work.m, self.work.n, self.work.k, self.work.batch, **fields)
+        return Problem(*self.work.extents, **fields, bias_kind=self.work.bias)
 
     def stored(self, name: str, batch: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """Return elements of A or B of the first set, as stored. Shapes: (rows, columns)."""

@@ -54,7 +54,7 @@ def row(result: Result) -> dict[str, Any]:
 def line(result: Result) -> str:
     """Format one result as a line: problem, rate and variant, both ratios, clock and power."""
     work, it = Work(**result["work"]), row(result)
-    name = f"{work.shape} {work.layout}"
+    name = f"{work.shape} {work.layout}{work.epilogue}"
     if not it["ours"]:
         why = next(iter(result["refused"].values()), "no variant of this layout and these types")
         return f"{name:26} {'-':>8}  not measured: {why}"

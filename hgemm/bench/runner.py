@@ -27,9 +27,9 @@ from hgemm.dtypes import stored_dtype
 from hgemm.errors import DeviceError, LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
-from hgemm.measured import MeasuredProblem, MeasuredVariant, SessionWriter, VariantTime
+from hgemm.measured import DISPATCH_STATES, MeasuredProblem, MeasuredVariant, SessionWriter, VariantTime
 from hgemm.options import RenamedOption, type_options
-from hgemm.problem import MAX_EXTENT, Kind
+from hgemm.problem import MAX_EXTENT
 from hgemm.selection_query import SelectionQuery, Target
 
 _CLOCKS = ("sm_mhz", "power_w", "temperature_c", "limited_by")
@@ -349,7 +349,9 @@ _PROBLEMS = (
         "--batch", type=click.IntRange(1, MAX_EXTENT), default=1, metavar="N", help="Batch size for --m, --n and --k."
     ),
     *type_options(
-        several=("layout",), old={"layout": ("--layouts",), "dtype": ("--in",)}, note="Default: the suite's."
+        several=("layout",),
+        old={"layout": ("--layouts",), "dtype": ("--in",)},
+        note="Default: the suite's, or {default}.",
     ),
 )
 
@@ -397,10 +399,9 @@ _OPTIONS = (
     ),
     click.option(
         "--state",
-        default="steady",
-        show_default=True,
+        default="",
         metavar="STATES",
-        help=f"States to measure in: {', '.join(STATES)}.",
+        help=f"States to measure in: {', '.join(STATES)}. Default: steady; with --record, model,steady.",
     ),
     *protocol_options(Protocol()),
     number_option(
@@ -457,6 +458,11 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     plan = replace(plan_of(kernels, options), record=library if options["record"] else None, **changed)
     for name in _OUTPUT_FILES:
         require_writable(options[name], f"--{name}")
+    if plan.record and DISPATCH_STATES[0] not in plan.states:
+        click.echo(
+            f"note: selection prefers results of the state {DISPATCH_STATES[0]}, which is not measured: add it to --state",
+            err=True,
+        )
     device = open_device()
     if options["dispatched"]:
         plan = replace(plan, chosen=_dispatch_function(library, Target.of(device)))
@@ -480,8 +486,7 @@ def _dispatch_function(library: Path, target: Target) -> Callable[[Work], str | 
     selector = open_library(library).selector(target)
 
     def chosen(work: Work) -> str | None:
-        kind = Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
-        found = selector.find(SelectionQuery.dense(kind, work.extents))
+        found = selector.find(SelectionQuery.dense(work.kind, work.extents))
         return found.symbol if found else None
 
     return chosen
@@ -493,7 +498,8 @@ def _wrong(result: dict[str, Any]) -> bool:
 
 def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
     """Return the plan for these options. Raises RequestError if they are malformed."""
-    states = [word.strip() for word in options["state"].split(",") if word.strip()]
+    text = options["state"] or ("model,steady" if options["record"] else "steady")
+    states = [word.strip() for word in text.split(",") if word.strip()]
     for state in states:
         if state not in STATES:
             raise unknown_word("state", state, STATES)
@@ -530,6 +536,7 @@ def works_of(options: dict[str, Any]) -> list[Work]:
     """Return the problems that the options name, each once per group. Raises RequestError if there are none."""
     given = {"dtype_a": options["dtype"], "dtype_b": options["dtype"], "acc": options["acc"]}
     given["dtype_d"] = options["out"] or stored_dtype(options["dtype"])
+    given |= {name: options.get(name, "") for name in ("bias", "activation")}
     changed = {name: value for name, value in given.items() if value}
     works: list[Work] = []
     if options["suite"]:

@@ -16,7 +16,7 @@ from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import MAX_EXTENT
+from hgemm.problem import ACTIVATIONS, BIASES, LAUNCH, MAX_EXTENT, Kind
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")
@@ -33,7 +33,11 @@ WORK = fields(
         **dict.fromkeys(("m", "n", "k", "batch"), _EXTENT),
         **{name: text("|".join(values), f"one of {', '.join(values)}") for name, values in _KINDS.items()},
         "group": TEXT,
-    }
+    },
+    optional={
+        name: text("|".join(values), f"one of {', '.join(values)}")
+        for name, values in (("bias", BIASES), ("activation", ACTIVATIONS))
+    },
 )
 """Form of a problem in result files: `Work.plain`."""
 
@@ -55,6 +59,8 @@ class Work:
     acc: str = "f32"
     dtype_d: str = "f16"
     group: str = "shapes"
+    bias: str = "none"
+    activation: str = "none"
 
     @property
     def flops(self) -> float:
@@ -68,7 +74,17 @@ class Work:
     @property
     def key(self) -> str:
         """Return the problem's name without its group: one measurement counts for every group."""
-        return f"{self.shape} {self.layout} {self.dtype_a} {self.dtype_b} {self.acc} {self.dtype_d}"
+        return f"{self.shape} {self.layout} {self.dtype_a} {self.dtype_b} {self.acc} {self.dtype_d}{self.epilogue}"
+
+    @property
+    def epilogue(self) -> str:
+        """Return the bias and the activation as words, empty if there is none."""
+        words = [f" bias {self.bias}"] * (self.bias != "none") + [f" {self.activation}"] * (self.activation != "none")
+        return "".join(words)
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.layout, self.dtype_a, self.dtype_b, self.dtype_d, self.acc, self.bias, self.activation)
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
@@ -79,12 +95,15 @@ class Work:
         return Shape(self.m, self.n, self.k, self.batch)
 
     def fits(self, traits: LaunchTraits) -> bool:
-        """Return whether a variant computes this problem: same layout and types, and a plain epilogue."""
+        """Return whether a variant computes this problem: same layout, types and epilogue, or a bias that the launch decides."""
         same = all(getattr(traits, name) == getattr(self, name) for name in _COMPARED)
-        return same and traits.bias == "none" and traits.activation == "none"
+        return same and traits.bias in (self.bias, LAUNCH)
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the problem as a dictionary, without a bias or an activation that it does not have."""
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("bias", "activation") or value != "none"
+        }
 
     @property
     def transposed(self) -> Work:
@@ -94,12 +113,13 @@ class Work:
         return replace(self, m=self.n, n=self.m, layout=a + b, dtype_a=self.dtype_b, dtype_b=self.dtype_a)
 
 
-_COMPARED = ("layout", "dtype_a", "dtype_b", "acc", "dtype_d")
+_COMPARED = ("layout", "dtype_a", "dtype_b", "acc", "dtype_d", "activation")
 
 
 def checked(work: Work) -> Work:
     """Return the work. Raises RequestError for an unknown layout, type or extent."""
     known = {"layout": LAYOUTS, "dtype_a": DTYPES, "dtype_b": DTYPES, "acc": ACCUMULATORS, "dtype_d": OUTPUTS}
+    known |= {"bias": BIASES, "activation": ACTIVATIONS}
     for name, values in known.items():
         if getattr(work, name) not in values:
             raise unknown_word(f"{work.group}: {name}", getattr(work, name), values)
@@ -172,7 +192,9 @@ def read_suite(name: str, groups: str = "") -> list[Work]:
             raise RequestError(
                 f"suite {name} is not a list of problems or groups: see the example {FOLDER / 'public.json'}"
             )
-        works = [checked(work) for entry in entries for work in _works(entry)]
+        works = [
+            checked(work) for at, entry in enumerate(entries) for work in _parsed(entry, f"suite {name}, entry {at}")
+        ]
     except FileNotFoundError:
         raise RequestError(f"no suite {name!a}: use a file, or one of {', '.join(names())}") from None
     except OSError as error:
@@ -180,6 +202,20 @@ def read_suite(name: str, groups: str = "") -> list[Work]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"suite {name} cannot be read ({type(error).__name__}: {error})") from None
     return _of_groups(works, groups) if groups else works
+
+
+SUITE_FORM = 'write [{"m": 512, "n": 4096, "k": 4096}], or groups: [{"name": "mlp", "shapes": [[512, 4096, 4096]]}]'
+"""The smallest files, for error messages."""
+
+
+def _parsed(entry: Mapping[str, Any], where: str) -> list[Work]:
+    """Return the problems of one entry. Raises RequestError that names the missing or malformed field."""
+    try:
+        return _works(entry)
+    except KeyError as error:
+        raise RequestError(f"{where} has no {error.args[0]!a}: {SUITE_FORM}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RequestError(f"{where} is malformed ({error}): {SUITE_FORM}") from None
 
 
 def _of_groups(works: list[Work], groups: str) -> list[Work]:

@@ -27,7 +27,7 @@ from hgemm.errors import RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.measured import MeasuredProblem
 from hgemm.octave_grid import FACTOR_ONE, Corrections, point
-from hgemm.problem import Kind
+from hgemm.problem import Kind, kind_supports
 from hgemm.selection import row_supports
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -107,7 +107,7 @@ class Ranking:
 
     def best_known(self, work: Work) -> str | None:
         """Return the best known variant for a problem, or None."""
-        return next(iter(self._best.get((_kind(work), work.extents), ())), None)
+        return next(iter(self._best.get((work.kind, work.extents), ())), None)
 
     def best(self, work: Work, count: int, among: Container[str] | None = None) -> list[str]:
         """Return at most `count` variants to measure for a problem, most promising first. `among` limits the choice.
@@ -115,12 +115,15 @@ class Ranking:
         First come the earlier best variants. Then the lowest corrected and the lowest uncorrected estimates alternate.
         Corrections come from problems nearby, which may mislead.
         """
-        kind = _kind(work)
+        kind = work.kind
         query = SelectionQuery.dense(kind, work.extents)
         estimates = {
             symbol: estimate_clocks(row, query, self.target)
             for symbol, (its_kind, row) in self.rows.items()
-            if its_kind == kind and row_supports(row, query, self.target) and (among is None or symbol in among)
+            if its_kind.acc == kind.acc
+            and kind_supports(its_kind.code, kind.code)
+            and row_supports(row, query, self.target)
+            and (among is None or symbol in among)
         }
         corrected = self._corrected(kind, work, estimates)
         first = self._best.get((kind, work.extents), ())[:REMEASURED]
@@ -136,10 +139,6 @@ class Ranking:
         here = point(*work.extents)
         found = Corrections([point(*extents) for extents in learnt], [*learnt.values()]).factors(here)
         return {symbol: estimate * found.get(symbol, FACTOR_ONE) / FACTOR_ONE for symbol, estimate in estimates.items()}
-
-
-def _kind(work: Work) -> Kind:
-    return Kind(work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.acc)
 
 
 # ---- Tuning of one problem -------------------------------------------------------------------------------------------

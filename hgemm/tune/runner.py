@@ -42,6 +42,9 @@ from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import FOLDER, MeasuredProblem, Session, best_known, read_sessions
+from hgemm.options import kind_option
+from hgemm.packed import PACK_NAME, ROWS, read_pack
+from hgemm.problem import ACTIVATIONS, BIASES
 from hgemm.selection_query import Target
 from hgemm.tune.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_mix, tune
 
@@ -339,6 +342,8 @@ _OPTIONS = (
         metavar="WEIGHTS",
         help=f"Weights of the states in the choice: {', '.join(TUNED_STATES)}. Example: model=2,steady=1.",
     ),
+    kind_option("--bias", BIASES, "Bias", "Default: none, or that of a pack's layers.", default=""),
+    kind_option("--activation", ACTIVATIONS, "Activation", "Default: none, or that of a pack's layers.", default=""),
     *protocol_options(PROTOCOL),
     click.option("--fresh", is_flag=True, help="Ignore earlier sessions."),
     click.option("--resume", is_flag=True, help="Skip problems that an earlier run with the same options tuned."),
@@ -376,13 +381,52 @@ def tune_library(library: Path, make_supply: MakeSupply, options: dict[str, Any]
     return int(not complete or bool(document["not_tuned"]))
 
 
+def _works(library: Path, options: dict[str, Any]) -> list[Work]:
+    """Return the problems that the options name. If they name none, return those of the library's packs.
+
+    Raises: RequestError if there are none.
+    """
+    layers = read_pack(library) if not any(options[name] for name in ("suite", "shapes", "m", "n", "k")) else ()
+    if not layers:
+        return works_of(options)
+    words = {name: [word.strip() for word in options[name].split(",") if word.strip()] for name in _FILTERS}
+    chosen = [
+        layer
+        for layer in layers
+        if all(not words[name] or getattr(layer.kind, field) in words[name] for name, field in _FILTERS.items())
+    ]
+    if not chosen:
+        given = " ".join(f"--{name} {options[name]}" for name in _FILTERS if options[name])
+        has = ", ".join(dict.fromkeys(str(layer.kind) for layer in layers))
+        raise RequestError(f"no layer of {library / PACK_NAME} has {given}: it has {has}")
+    works = [Work(m, layer.n, layer.k, group=layer.name, **asdict(layer.kind)) for layer in chosen for m in ROWS]
+    if options["part"] == "1/1":
+        click.echo(
+            f"no problems given: tuning the layers of {library / PACK_NAME} for {ROWS[0]} to {ROWS[-1]:,} rows, "
+            f"{len(works)} problems",
+            err=True,
+        )
+    return works
+
+
+_FILTERS = {
+    "layout": "layout",
+    "dtype": "dtype_a",
+    "acc": "acc",
+    "out": "dtype_d",
+    "bias": "bias",
+    "activation": "activation",
+}
+"""Options that choose among the layers of a pack, with their fields."""
+
+
 def _plan(library: Path, options: dict[str, Any]) -> TunePlan:
     if options["resume"] and options["seed"] is None:
         raise RequestError("--resume requires the --seed of the earlier run")
     fields = {name: options[name] for name in ("seconds", "rounds", "finalists", "screen_ms")}
     protocol = replace(PROTOCOL, **fields, warm_up_s=options["warm_up"], rewarm_s=options["rewarm"])
     return TunePlan(
-        works=works_of(options),
+        works=_works(library, options),
         library=library,
         protocol=protocol,
         mix=parse_mix(options["mix"]),
