@@ -232,6 +232,12 @@ def call(*arguments: object, command=module_command) -> Result:
     return result
 
 
+def test_a_variant_with_an_unknown_word_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Library(folder).publish(*make_record("hgemm_trial", activation="gelu_trial"))
+    assert {kernel.traits.symbol for kernel in read_kernels(folder)} == {f"hgemm_{name}" for name in COSTS_US}
+    assert "hgemm_trial is not used" in caplog.text
+
+
 @pytest.fixture
 def biased(folder: Path, driver: BenchDriver) -> Kind:
     """Add three variants with a bias and an activation. The fastest one drops an element of k."""

@@ -16,7 +16,8 @@ from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
-from hgemm.problem import ACTIVATIONS, BIASES, LAUNCH, MAX_EXTENT, Kind
+from hgemm.library import UnusableVariantError, warn_once
+from hgemm.problem import ACTIVATIONS, BIASES, LAUNCH, MAX_EXTENT, Kind, unknown_kind_word
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")
@@ -277,10 +278,20 @@ def read_kernels(folder: Path, names: str = "") -> list[Kernel]:
     Raises: LibraryError if there are none, or if a record cannot be read.
     """
     patterns = [word.strip() for word in names.split(",") if word.strip()] or ["*"]
-    found = [_read(path) for path in sorted(folder.glob("*/record.json")) if _named(path, patterns)]
+    found = [
+        _read(path) for path in sorted(folder.glob("*/record.json")) if _named(path, patterns) and _is_usable(path)
+    ]
     if not found:
         raise LibraryError(f"no variant in {folder} matches {', '.join(patterns)}: create variants with `generate`")
     return found
+
+
+def _is_usable(path: Path) -> bool:
+    """Return whether this version has the words of a variant. Warn if not."""
+    word = unknown_kind_word(_record(path).get("spec", {}))
+    if word:
+        warn_once(str(UnusableVariantError.of(path.parent, word)))
+    return not word
 
 
 def _named(path: Path, patterns: Sequence[str]) -> bool:
