@@ -27,7 +27,7 @@ catalog: $(INSTALLED)  ## Write the lock file of the shipped kernels (generator/
 test: $(INSTALLED)  ## Run the tests, except the slow ones
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not slow"
 
-test-slow: $(INSTALLED)  ## Run the slow tests: all of CuTe, random specs, clusters, sanitizers, the site
+test-slow: $(INSTALLED)  ## Run the slow tests: many kernels, all of CuTe, killed processes, clusters, the site
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m slow
 
 test-all: test test-slow  ## Run all tests, as CI does

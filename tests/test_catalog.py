@@ -99,6 +99,7 @@ def test_the_files_say_what_they_are_for_and_use_the_names_of_the_options() -> N
         assert {line.split(" = ")[0] for line in lines if " = " in line} <= {*BY_NAME}, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", group_names())
 def test_the_first_tile_of_each_group_passes_inspection(group: str, settings: Settings) -> None:
     texts = load_catalog([group])[0]

@@ -261,6 +261,7 @@ def test_one_that_another_process_built_meanwhile_is_not_built_again(settings: S
 # ---- Processes that share a library, and those that are killed ------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_processes_fill_one_library(tmp_path: Path) -> None:
     """Four processes, two of each variant."""
     library = tmp_path / "library"
@@ -293,6 +294,7 @@ def children(pid: int) -> list[int]:
 SWEEP = [*ARGUMENTS[:4], "--stages", "2:5", "--layout", "tn,nn", "-j", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
 def test_killed_at_any_moment_it_leaves_a_library_that_the_next_run_completes(tmp_path: Path) -> None:
     library = tmp_path / "library"

@@ -372,6 +372,7 @@ def test_hostile_texts_do_nothing_in_a_browser(entries: list[Entry], tmp_path: P
     assert opened(path, f"variant={symbol}").texts("code", "variant") == [" ".join(EVIL.split())]
 
 
+@pytest.mark.slow
 def test_five_thousand_variants_are_opened(entries: list[Entry], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     shipped = [entry(kernel) for kernel in catalog_kernels()]

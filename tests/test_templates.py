@@ -137,6 +137,7 @@ def genuine(monkeypatch: pytest.MonkeyPatch) -> Headers:
     return Headers(ENTRY_HEADER, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: texts["arch"])
 def test_the_genuine_headers_of_cute_give_the_same_machine_code(
     texts: dict[str, str], genuine: Headers, request: pytest.FixtureRequest

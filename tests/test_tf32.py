@@ -43,6 +43,7 @@ PROVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROVED)
 def test_kernels_are_built_and_proved(name: str, settings: Settings, hasty_workshop: HostToolchain) -> None:
     outcomes = made({**PROVED[name], "dtype": "tf32"}, replace(settings, prover=ProverHere(hasty_workshop)))
