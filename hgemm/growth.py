@@ -163,7 +163,7 @@ class Missing:
 
 
 Builder = Callable[[Path, Missing], "str | None"]
-"""Builds a missing kernel into a library. Returns its symbol, or None if no kernel is better than what there is."""
+"""Builds a missing kernel into a library. Returns its symbol, or None if no kernel is faster than those of the library."""
 LOCK_NAME = "growth.lock"
 _VECTOR_BYTES = 16
 """The widest copy that a kernel requires alignment for. Source: PTX ISA 9.0, "cp.async", and TMA."""
