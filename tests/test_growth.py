@@ -255,7 +255,9 @@ def test_nothing_is_built_while_a_graph_is_captured(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as during:
         during.setattr(growth, "forbid_in_capture", refuse)
-        assert library.select(query(4096, 4096), A100).symbol == few.symbol, "a captured call takes a kernel of the library"
+        assert library.select(query(4096, 4096), A100).symbol == few.symbol, (
+            "a captured call takes a kernel of the library"
+        )
         with pytest.raises(DeviceError, match="cannot build a kernel for nn .*: call the product once"):
             library.select(query(64, kind=Kind("nn")), A100)
     assert counting.sizes == ["few_rows"]
