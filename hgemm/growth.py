@@ -1,12 +1,13 @@
 """Growth: a library that is opened with `build=True` builds the kernels that its calls lack, once, and keeps them.
 
-This is the only place where the run-time package uses the generator. `_builder` imports it when a kernel is missing, never
-before.
+The builder is a plug-in: a function `build_kernel` in the module BUILDER_MODULE, loaded when a kernel is missing and never before.
+The run-time package imports nothing of the generator.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib
 import logging
 import os
 import threading
@@ -165,6 +166,8 @@ class Missing:
 Builder = Callable[[Path, Missing], "str | None"]
 """Builds a missing kernel into a library. Returns its symbol, or None if no kernel is faster than those of the library."""
 LOCK_NAME = "growth.lock"
+BUILDER_MODULE = "generator.pack.growth"
+"""The module of the package hgemm-generator that builds kernels."""
 _VECTOR_BYTES = 16
 """The widest copy that a kernel requires alignment for. Source: PTX ISA 9.0, "cp.async", and TMA."""
 
@@ -239,12 +242,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _builder() -> Builder:
-    """Return the generator's builder. Raises LibraryError if the generator is not installed."""
+    """Return the builder of the plug-in. Raises LibraryError if it is not installed."""
     try:
-        from generator.pack.growth import build_kernel
+        return importlib.import_module(BUILDER_MODULE).build_kernel
     except ModuleNotFoundError as error:
         raise LibraryError(
             f"build=True needs the package hgemm-generator, and its module {error.name} is not installed: install it with "
             "'pip install .' in its folder, or add the kernel on another machine with `hgemm cover --add`"
         ) from None
-    return build_kernel

@@ -43,20 +43,13 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-HOOKS = {("hgemm.growth", "generator.pack.growth")}
-"""The one import of the generator by the run-time package. A library that was opened with build=True does it, in a function, when a
-call lacks a kernel."""
-
 SOURCES = {name_of(path): path for folder in ("generator", "hgemm") for path in sorted((ROOT / folder).rglob("*.py"))}
 
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Return the modules that each module imports, in functions and under TYPE_CHECKING, too, without HOOKS."""
-    return {
-        name: {other for other in _imported(path) if other != name and (name, other) not in HOOKS}
-        for name, path in SOURCES.items()
-    }
+    """Return the modules that each module imports, in functions and under TYPE_CHECKING, too."""
+    return {name: {other for other in _imported(path) if other != name} for name, path in SOURCES.items()}
 
 
 def _imported(path: Path) -> Iterator[str]:
@@ -90,7 +83,7 @@ def test_imports_point_down() -> None:
     assert found == set()
 
 
-def test_the_run_time_package_uses_the_generator_through_one_hook() -> None:
+def test_the_run_time_package_never_imports_the_generator() -> None:
     found = {
         (name, other)
         for name, path in SOURCES.items()
@@ -98,10 +91,7 @@ def test_the_run_time_package_uses_the_generator_through_one_hook() -> None:
         for other in _imported(path)
         if other.startswith("generator")
     }
-    assert found == HOOKS
-    for name, _ in HOOKS:
-        top = [*ast.parse(SOURCES[name].read_text()).body]
-        assert not any("generator" in ast.dump(node) for node in top if isinstance(node, (ast.Import, ast.ImportFrom)))
+    assert found == set()
 
 
 def test_no_imports_go_in_a_circle() -> None:
