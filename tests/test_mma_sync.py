@@ -334,6 +334,7 @@ def test_on_sm_75_they_are_the_shorter_instructions_that_it_has(texts: dict[str,
     assert ours.counts()["LDSM"] == 2 * theirs.counts()["LDSM"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", KINDS_WMMA, ids=lambda texts: " ".join(texts.values()))
 def test_a_fragment_is_one_ldmatrix_and_a_product_two_instructions_side_by_side(texts: dict[str, str]) -> None:
     """So that what holds of the registers of mma.m16n8k16 holds of these: no other instruction moves or multiplies."""

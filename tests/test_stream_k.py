@@ -46,6 +46,7 @@ VARIANTS = {
     "promoted": {"arch": "sm_80", "tile": "32x32x16", "acc": "f16_promoted", "schedule": "stream_k", "align": "1"},
     "turing": {"arch": "sm_75", "tile": "32x32x32", "schedule": "stream_k", "layout": "nt"},
 }
+FAST = ("clusters", "in turn", "mma.sync")
 WORKERS = (1, 2, 3, 5, 8)
 
 
@@ -63,7 +64,9 @@ def shape_of(traits: LaunchTraits, tiles: int, k: int) -> Shape:
     return Shape(m - 3, tiles * n - 5, k) if tiles % 2 else Shape(m - 1, n + 1, k, tiles // 2)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
+)
 def test_any_number_of_workers_computes_d(name: str, host_toolchain: HostToolchain) -> None:
     kernel = kernel_of(VARIANTS[name], host_toolchain)
     k = kernel.traits.tile_k
