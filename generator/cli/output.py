@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import signal
 import sys
@@ -280,6 +281,9 @@ scratch_library_option = click.option(
 )
 
 
+_REMOVALS, _REMOVAL_PAUSE_S = 40, 0.05
+
+
 @contextmanager
 def scratch_library(folder: Path | None) -> Iterator[Library]:
     """Open the library in a folder. Without a folder, create a temporary library and remove it at the end.
@@ -292,12 +296,22 @@ def scratch_library(folder: Path | None) -> Iterator[Library]:
         yield Library(folder)
         return
     with _exit_on_sigterm():
-        place = Path(tempfile.mkdtemp(prefix="hgemm-"))
+        place = Path(tempfile.gettempdir()) / f"hgemm-{secrets.token_hex(8)}"
         try:
+            place.mkdir(mode=0o700)  # within `try`, so that a signal right after it still leads to the removal
             yield Library(place)
         finally:
             if not failures_of(place):
-                shutil.rmtree(place, ignore_errors=True)
+                _remove(place)
+
+
+def _remove(place: Path) -> None:
+    """Remove a folder. A process that ends at this moment may still write a file, so try again for a while."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(place, ignore_errors=True)
+        if not place.exists():
+            return
+        time.sleep(_REMOVAL_PAUSE_S)
 
 
 @contextmanager
