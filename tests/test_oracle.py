@@ -26,7 +26,7 @@ from generator.planner import plan_of, resolve, violations
 from generator.spec import parse_field, symbol_of
 
 SEED = 20
-REJECTED = 6
+REJECTED = 20
 MAX_WRONGLY_REJECTED = 0.5
 
 
@@ -137,8 +137,8 @@ def test_what_is_accepted_is_sound(sample: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xfail(
-    strict=False,
-    reason="schedulers need fewer registers than when the estimate was fitted: 11 of 20 rejected kernels would not spill",
+    strict=True,
+    reason="the estimate rejects too much: 11 of these 20 kernels would not spill; fit it again, then remove this mark",
 )
 def test_what_is_rejected_for_its_registers_spills() -> None:
     """At least half of it does: the estimate keeps a margin."""

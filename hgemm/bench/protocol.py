@@ -23,9 +23,8 @@ class Protocol:
             the clock settles at the power limit during the first.
         `warm_up_s`, `rewarm_s`: load before the first problem, and before each later one.
         `duty`: bytes that the memory-bound kernel of the state `model` moves, as a multiple of the bytes of A and D.
-            With the default, it runs about half as long as a large product. In a Llama 3 8B-like model of transformers
-            (2048 tokens, CUDA graph), other kernels take half as long as the products
-            (benchmarks/data/model_clocks_h200.json).
+            In a Llama 3 8B-like model of transformers (2048 tokens, CUDA graph), other kernels take half as long as the
+            products (benchmarks/data/model_clocks_h200.json). The default is chosen for that; it is not measured yet.
         `burst_load_ms`: load after each pause of `cool_down_s` in the state `burst`.
     """
 
