@@ -17,20 +17,25 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from benchmarks.launch_cost import Pinned
 from hgemm.bench.baselines import CublasLt
 from hgemm.bench.device import Watchdog
 from hgemm.bench.measure import BASELINE, OURS, LostDevice, OutputSample, Variant, open_context, open_race
 from hgemm.bench.protocol import Protocol, geometric_mean
 from hgemm.bench.work import Work
-from hgemm.device import open_device
+from hgemm.device import Device, open_device
+from hgemm.dispatch_table import candidate_options, launch_clocks
 from hgemm.errors import DeviceError, HgemmError
+from hgemm.kernel import Kernel
 from hgemm.library import open_library
-from hgemm.problem import Kind
+from hgemm.problem import Kind, LaunchOptions
+from hgemm.selection import Choice
 from hgemm.selection_query import SelectionQuery, Target
 
 LAYERS = {
@@ -51,6 +56,8 @@ TRAP_WAVES = (1.05, 1.3, 2.1, 3.4, 6.06)
 TILES = ((128, 256), (128, 192), (128, 128))
 PROTOCOL = Protocol(screen_ms=1.0, screen_samples=3, sets_max=96, l2_multiple=2.0)
 MAX_CANDIDATES = 64
+MAX_OPTIONS = 3
+"""Launch options of a kernel that are measured, those with the lowest estimates."""
 
 
 def log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:
@@ -81,6 +88,22 @@ def problems(count: int, seed: int) -> Iterator[Work]:
         if (m, n, k) not in seen and 2.0 * m * n * k < MAX_FLOPS and 1 << 20 <= size < MAX_BYTES:
             seen.add((m, n, k))
             yield Work(m, n, k)
+
+
+def label(symbol: str, options: LaunchOptions | None) -> str:
+    """Return the name of a contender: its symbol, then `@splits/whole_tiles` if its launches decide the splits."""
+    return f"{symbol}@{options.splits}/{options.whole_tiles}" if options else symbol
+
+
+def launches(kernel: Kernel, choice: Choice, query: SelectionQuery, target: Target, device: Device) -> list[Variant]:
+    """Return the contenders of a kernel: one, or one for each of the launch options with the lowest estimates."""
+    if choice.options is None:
+        return [Variant(kernel, device)]
+    every = sorted(
+        candidate_options(choice.row, query, target), key=lambda one: launch_clocks(choice.row, query, target, one)
+    )
+    found = [replace(one, raster_tiles=choice.options.raster_tiles) for one in every[:MAX_OPTIONS]]
+    return [Pinned(kernel, device, label=label(choice.symbol, one), options=one) for one in found]
 
 
 @click.group(help=__doc__)
@@ -114,12 +137,13 @@ def measure(library: Path, count: int, seed: int, budget: float, path: Path) -> 
                 click.echo(f"budget of {budget:g} s: {number - 1} of {count} problems measured", err=True)
                 break
             query = SelectionQuery.dense(Kind(), work.extents)
-            ranked = [choice.symbol for choice in selector.ranked(query)]
+            ranked = selector.ranked(query)
             try:
                 with open_race(work, context) as (race, own):
-                    for symbol in ranked[:MAX_CANDIDATES]:
-                        watchdog.begin(symbol)
-                        race.add(own(Variant(opened.kernel(symbol), device)))
+                    for choice in ranked[:MAX_CANDIDATES]:
+                        watchdog.begin(choice.symbol)
+                        for variant in launches(opened.kernel(choice.symbol), choice, query, selector.target, device):
+                            race.add(own(variant))
                     for proposal in own(baseline.propose(work, 16)).contenders:
                         race.add(proposal)
                     race.alternate(own(context.memory_kernel(work)))
@@ -134,18 +158,18 @@ def measure(library: Path, count: int, seed: int, budget: float, path: Path) -> 
             document["problems"].append(
                 {
                     "extents": [work.m, work.n, work.k],
-                    "selected": ranked[0],
+                    "selected": label(ranked[0].symbol, ranked[0].options),
                     "us": {symbol: round(1e3 * ms, 3) for symbol, ms in ours.items() if symbol in race.launches},
                     "baseline_us": {name: round(1e3 * ms, 3) for name, ms in theirs.items()},
                     "wrong": wrong,
                 }
             )
             path.write_text(json.dumps(document) + "\n", encoding="utf-8")
-            first = theirs.get("cublaslt#0")
+            first, chosen = theirs.get("cublaslt#0"), ours.get(label(ranked[0].symbol, ranked[0].options), math.nan)
             click.echo(
                 f"[{number}/{count}] {work.shape} best {1e3 * ours[best]:.1f} us {best}  "
                 f"first {first / ours[best] if first else 0:.3f} best {min(theirs.values()) / ours[best]:.3f}  "
-                f"selected {ours.get(ranked[0], math.nan) / ours[best]:.3f}{'  WRONG ' + wrong if wrong else ''}",
+                f"selected {chosen / ours[best]:.3f}{'  WRONG ' + wrong if wrong else ''}",
                 err=True,
             )
     click.echo(f"{len(document['problems'])} problems in {time.perf_counter() - began:.0f} s")
