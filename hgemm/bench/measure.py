@@ -298,8 +298,8 @@ class Race:
         names = self._with_memory(names)
         for name in names:
             if name not in self._short:
-                count = max(1, min(round(self.protocol.screen_ms / self._paired_ms(name)), 4000))
-                self._short[name] = self.stream.capture(self._turn(name, 0, count))
+                launches = max(1, min(round(self.protocol.screen_ms / self._paired_ms(name)), 4000))
+                self._short[name] = self.stream.capture(self._turn(name, 0, launches))
         samples: dict[str, list[float]] = {name: [] for name in names}
         for at in range(count):
             for name in names[:: -1 if at % 2 else 1]:
