@@ -5,7 +5,8 @@
     python -m benchmarks.catalog_choice choose FILE... --mean 0.02 --worst 0.08
 
 `measure` needs a GPU. It screens the kernels with the lowest estimates in the state `model`, and cuBLASLt beside them. `choose`
-needs none: it chooses on half of the problems, and reports the losses on the other half.
+needs none: it chooses on half of the problems, and reports the losses on the other half. `--align 1`, `2` or `4` draws operands
+off 16 bytes, for benchmarks/catalog_space_unaligned.toml.
 """
 
 from __future__ import annotations
@@ -79,11 +80,25 @@ def draw(rng: random.Random) -> tuple[int, int, int]:
     return rows * tile_m, tiles // rows * tile_n, log_uniform(rng, 512, 16384, 64)
 
 
-def problems(count: int, seed: int) -> Iterator[Work]:
+def off_alignment(rng: random.Random, n: int, k: int, align: int) -> tuple[int, int]:
+    """Return n and k near the given ones. One or both are multiples of `align` elements and of no larger power of two.
+
+    The operands of layout tn have rows of k elements, and D has rows of n.
+    """
+    moved = rng.choice(("nk", "nk", "n", "k"))
+    places = range(align, 8, 2 * align)
+    return tuple(
+        extent // 8 * 8 + (rng.choice(places) if name in moved else 0) for name, extent in (("n", n), ("k", k))
+    )
+
+
+def problems(count: int, seed: int, align: int = 8) -> Iterator[Work]:
     """Yield distinct problems that fit into memory and take a few milliseconds at most."""
     rng, seen = random.Random(seed), set()
     while len(seen) < count:
         m, n, k = draw(rng)
+        if align < 8:
+            n, k = off_alignment(rng, n, k, align)
         size = 2 * (m * k + n * k + m * n)
         if (m, n, k) not in seen and 2.0 * m * n * k < MAX_FLOPS and 1 << 20 <= size < MAX_BYTES:
             seen.add((m, n, k))
@@ -115,9 +130,10 @@ def main() -> None:
 @click.argument("library", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--problems", "count", default=100, show_default=True, help="Number of problems.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the problems.")
+@click.option("--align", default="8", type=click.Choice(["1", "2", "4", "8"]), help="Alignment in elements. 8 is full.")
 @click.option("--budget", default=300.0, show_default=True, help="Seconds after which no problem is begun.")
 @click.option("--json", "path", type=click.Path(path_type=Path), required=True, help="Where to write the times.")
-def measure(library: Path, count: int, seed: int, budget: float, path: Path) -> None:
+def measure(library: Path, count: int, seed: int, align: str, budget: float, path: Path) -> None:
     """Time the kernels of a library on drawn problems."""
     began, device, opened = time.perf_counter(), open_device(), open_library(library)
     selector = opened.selector(Target.of(device))
@@ -132,7 +148,7 @@ def measure(library: Path, count: int, seed: int, budget: float, path: Path) -> 
         stack.callback(watchdog.stop)
         context = open_context(device, PROTOCOL, seed, watchdog, stack)
         baseline = CublasLt(device)
-        for number, work in enumerate(problems(count, seed), 1):
+        for number, work in enumerate(problems(count, seed, int(align)), 1):
             if time.perf_counter() - began > budget:
                 click.echo(f"budget of {budget:g} s: {number - 1} of {count} problems measured", err=True)
                 break
@@ -178,6 +194,15 @@ def measure(library: Path, count: int, seed: int, budget: float, path: Path) -> 
 # ---- Choice: a greedy cover ------------------------------------------------------------------------------------------
 
 Times = Sequence[Mapping[str, float]]
+
+
+def of_kernels(us: Mapping[str, float]) -> dict[str, float]:
+    """Return the times of kernels by symbol: of each one, with its best launch options."""
+    found: dict[str, float] = {}
+    for name, time_us in us.items():
+        symbol = name.partition("@")[0]
+        found[symbol] = min(time_us, found.get(symbol, math.inf))
+    return found
 
 
 def losses(times: Times, kept: Sequence[str]) -> list[float]:
@@ -230,10 +255,10 @@ def choose(files: Sequence[Path], mean: float, worst: float) -> None:
     every = [problem for document in documents for problem in document["problems"] if not problem["wrong"]]
     if len(every) < 2:
         raise click.UsageError("the files hold no problem, or one: measure more")
-    times = [problem["us"] for problem in every]
+    times = [of_kernels(problem["us"]) for problem in every]
     kept = choose_kernels(times[::2], mean, worst)
     for title, part in (("chosen on", every[::2]), ("held out", every[1::2]), ("all", every)):
-        found = losses([problem["us"] for problem in part], kept)
+        found = losses([of_kernels(problem["us"]) for problem in part], kept)
         first = [
             p["baseline_us"]["cublaslt#0"] / min(p["us"].values()) for p in part if "cublaslt#0" in p["baseline_us"]
         ]

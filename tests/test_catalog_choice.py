@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,13 @@ def test_drawn_problems_are_distinct_and_fit(seed: int) -> None:
     assert [work.extents for work in problems(12, seed)] == [work.extents for work in drawn]
 
 
+@pytest.mark.parametrize("align", [1, 2, 4])
+def test_problems_are_off_alignment_as_asked(align: int) -> None:
+    drawn = list(problems(40, 1, align))
+    assert all(min(extent & -extent for extent in (work.n, work.k)) == align for work in drawn)
+    assert any(work.n % 8 == 0 for work in drawn) and any(work.k % 8 == 0 for work in drawn)
+
+
 def test_the_report_is_of_problems_that_the_choice_did_not_see(tmp_path: Path) -> None:
     def problem(us: dict) -> dict:
         return {"extents": [1, 8, 8], "selected": "a", "us": us, "baseline_us": {"cublaslt#0": 2.0}, "wrong": ""}
@@ -51,7 +59,7 @@ def test_the_report_is_of_problems_that_the_choice_did_not_see(tmp_path: Path) -
     )
     document = {
         "specs": {"a": spec, "b": spec},
-        "problems": [problem({"a": 1.0, "b": 2.0}), problem({"a": 1.5, "b": 1.0})],
+        "problems": [problem({"a": 1.0, "b@1/0": 2.0, "b@4/0": 1.8}), problem({"a": 1.5, "b@1/0": 1.0, "b@4/0": 1.2})],
     }
     path = tmp_path / "times.json"
     path.write_text(json.dumps(document))
