@@ -17,8 +17,11 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ from hgemm.errors import DeviceError, HgemmError
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.problem import Kind, LaunchOptions
-from hgemm.selection import Choice
+from hgemm.selection import Choice, Selector
 from hgemm.selection_query import SelectionQuery, Target
 
 LAYERS = {
@@ -55,8 +58,10 @@ MAX_ROWS, MAX_FLOPS, MAX_BYTES = 16384, 1.5e12, 3 << 30
 SMS = 132
 TRAP_WAVES = (1.05, 1.3, 2.1, 3.4, 6.06)
 TILES = ((128, 256), (128, 192), (128, 128))
-PROTOCOL = Protocol(screen_ms=1.0, screen_samples=3, sets_max=96, l2_multiple=2.0)
-MAX_CANDIDATES = 64
+PROTOCOL = Protocol(screen_ms=1.0, screen_samples=3, sets_max=48, l2_multiple=2.0)
+MAX_CANDIDATES = 56
+MAX_ESTIMATE = 1.8
+"""Kernels with a longer estimate, relative to the shortest, are not measured."""
 MAX_OPTIONS = 3
 """Launch options of a kernel that are measured, those with the lowest estimates."""
 
@@ -121,6 +126,18 @@ def launches(kernel: Kernel, choice: Choice, query: SelectionQuery, target: Targ
     return [Pinned(kernel, device, label=label(choice.symbol, one), options=one) for one in found]
 
 
+@cache
+def _selector(library: Path, target: Target) -> Selector:
+    return open_library(library).selector(target)
+
+
+def candidates(library: Path, target: Target, work: Work) -> list[Choice]:
+    """Return the kernels to measure, the selected one first, the others by their estimates."""
+    ranked = _selector(library, target).ranked(SelectionQuery.dense(Kind(), work.extents))
+    longest = MAX_ESTIMATE * min(choice.clocks for choice in ranked)
+    return [ranked[0], *(choice for choice in ranked[1:] if choice.clocks <= longest)][:MAX_CANDIDATES]
+
+
 @click.group(help=__doc__)
 def main() -> None:
     pass
@@ -135,8 +152,11 @@ def main() -> None:
 @click.option("--json", "path", type=click.Path(path_type=Path), required=True, help="Where to write the times.")
 def measure(library: Path, count: int, seed: int, align: str, budget: float, path: Path) -> None:
     """Time the kernels of a library on drawn problems."""
-    began, device, opened = time.perf_counter(), open_device(), open_library(library)
-    selector = opened.selector(Target.of(device))
+    device, opened = open_device(), open_library(library)
+    works, target = list(problems(count, seed, int(align))), Target.of(device)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # an estimate of all kernels takes 0.4 s
+        ranked_of = list(pool.map(partial(candidates, library, target), works, chunksize=8))
+    began = time.perf_counter()
     document: dict[str, Any] = {
         "device": device.name,
         "seed": seed,
@@ -148,17 +168,16 @@ def measure(library: Path, count: int, seed: int, align: str, budget: float, pat
         stack.callback(watchdog.stop)
         context = open_context(device, PROTOCOL, seed, watchdog, stack)
         baseline = CublasLt(device)
-        for number, work in enumerate(problems(count, seed, int(align)), 1):
+        for number, (work, ranked) in enumerate(zip(works, ranked_of, strict=True), 1):
             if time.perf_counter() - began > budget:
                 click.echo(f"budget of {budget:g} s: {number - 1} of {count} problems measured", err=True)
                 break
             query = SelectionQuery.dense(Kind(), work.extents)
-            ranked = selector.ranked(query)
             try:
                 with open_race(work, context) as (race, own):
-                    for choice in ranked[:MAX_CANDIDATES]:
+                    for choice in ranked:
                         watchdog.begin(choice.symbol)
-                        for variant in launches(opened.kernel(choice.symbol), choice, query, selector.target, device):
+                        for variant in launches(opened.kernel(choice.symbol), choice, query, target, device):
                             race.add(own(variant))
                     for proposal in own(baseline.propose(work, 16)).contenders:
                         race.add(proposal)
