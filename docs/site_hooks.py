@@ -222,7 +222,9 @@ def _plain(comment: str) -> str:
     """Return a C comment as Markdown: no leading stars, and a paragraph for each heading."""
     text = re.sub(r"\n \*? ?", "\n", comment).replace("*", r"\*").replace("_", r"\_")
     return re.sub(
-        r"(?:^|(?<=\. )|\n)(Errors|Additional errors|CUDA graphs|Determinism|Units|Threads): ", r"\n\n**\1:** ", text
+        r"(?:^|(?<=\. )|\n)(Errors|Additional errors|CUDA graphs|Streams|Determinism|Units|Threads): ",
+        r"\n\n**\1:** ",
+        text,
     )
 
 

@@ -2,7 +2,9 @@
  * The kernel's name says layout and types; the first line of its image says `beta`, bias and activation.
  *
  * FAKE_CAPABILITY (90) and FAKE_SMS (132) say what the device is; FAKE_LOG names a file that gets a line a call that matters;
- * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing. */
+ * FAKE_FAIL names an entry that refuses; FAKE_LAZY launches without computing.
+ * fake_capture(stream) begins the capture of a stream, fake_capture(NULL) ends it; after fake_new_streams() the handles of streams
+ * stand for other streams. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -109,12 +111,60 @@ int cuOccupancyMaxActiveClusters(int *count, void *function, Config const *confi
   return function == NULL || config->attribute_count != 0;
 }
 int cuGetErrorString(int status, char const **text) { *text = status == 999 ? "a fake failure" : "refused"; return 0; }
-int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
-  *address = (uint64_t)(uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
-  ++live;
-  return *address == 0;
+
+/* ---- Streams and memory --------------------------------------------------------------------------------------------- */
+
+static _Atomic(void *) captured;
+static _Atomic unsigned long long generation;
+static __thread int capture_mode; /* 2 is relaxed */
+
+void fake_capture(void *stream) { captured = stream; }
+void fake_new_streams(void) { ++generation; }
+
+int cuStreamGetId(void *stream, unsigned long long *id) {
+  *id = generation << 32 | (unsigned long long)(uintptr_t)stream;
+  return current == NULL;
 }
-int cuMemFree_v2(uint64_t address) { free((void *)(uintptr_t)address); --live; return 0; }
+int cuStreamIsCapturing(void *stream, int *status) { *status = stream != NULL && stream == captured; return current == NULL; }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+  int const before = capture_mode;
+  capture_mode = *mode, *mode = before;
+  return 0;
+}
+int cuStreamCreate(void **stream, unsigned flags) { *stream = malloc(1); ++live; return flags != 1; }
+int cuStreamSynchronize(void *stream) { return stream == captured && stream != NULL ? 900 : 0; }
+int cuStreamDestroy_v2(void *stream) { free(stream); --live; return 0; }
+
+static int allocate(uint64_t *address, size_t bytes) {
+  void *const block = aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (block == NULL) return 2;
+  if (!lazy) memset(block, 0xEE, bytes < 4096 ? bytes : 4096);
+  *address = (uint64_t)(uintptr_t)block;
+  ++live;
+  return 0;
+}
+static void say_memory(char const *word, size_t bytes, void *stream) {
+  char line[128];
+  snprintf(line, sizeof line, "%s %zu %p", word, bytes, stream);
+  if (logging) say(line);
+}
+int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+  if (fails("cuMemAlloc_v2")) return 2;
+  if (captured != NULL && capture_mode != 2) return 900; /* it would end the capture */
+  say_memory("alloc", bytes, NULL);
+  return allocate(address, bytes);
+}
+int cuMemFree_v2(uint64_t address) { free((void *)(uintptr_t)address); --live; say_memory("free", 0, NULL); return 0; }
+int cuMemAllocAsync(uint64_t *address, size_t bytes, void *stream) {
+  say_memory("alloc-async", bytes, stream);
+  return allocate(address, bytes);
+}
+int cuMemFreeAsync(uint64_t address, void *stream) {
+  say_memory("free-async", 0, stream);
+  free((void *)(uintptr_t)address);
+  --live;
+  return 0;
+}
 int cuMemcpyHtoD_v2(uint64_t to, void const *from, size_t bytes) { memcpy((void *)(uintptr_t)to, from, bytes); return 0; }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { memcpy(to, (void *)(uintptr_t)from, bytes); return 0; }
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *stream) {
@@ -216,13 +266,16 @@ int cuLaunchKernelEx(Config const *config, void *handle, void **parameters, void
   if (current == NULL || extra != NULL || (int)config->smem > function->smem) return 1;
   if (config->grid_y != 1 || config->grid_z != 1 || config->block_y != 1 || config->block_z != 1) return 1;
   if (logging) {
-    snprintf(line, sizeof line, "launch %s grid %u threads %u smem %u stream %p problem %d %d %d %d splits %u %u", function->name,
-             config->grid_x, config->block_x, config->smem, config->stream, p->m, p->n, p->k, p->batch, p->splits, p->whole_tiles);
+    snprintf(line, sizeof line,
+             "launch %s grid %u threads %u smem %u stream %p problem %d %d %d %d splits %u %u workspace %#llx programmatic %u",
+             function->name, config->grid_x, config->block_x, config->smem, config->stream, p->m, p->n, p->k, p->batch, p->splits,
+             p->whole_tiles, (unsigned long long)p->workspace, config->attribute_count);
     say(line);
   }
   if (config->attribute_count > 1) return 1;
   if (config->attribute_count == 1 && (config->attributes[0] != 6 || config->attributes[2] != 1)) return 1;
   if (refusing_launches) return 999;
+  if (!lazy && p->splits > 1 && p->workspace && *(uint64_t const *)(uintptr_t)p->workspace != 0) return 998; /* counters */
   ++launches;
   if (!lazy) compute(function->name, function->image, p);
   return 0;

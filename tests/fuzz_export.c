@@ -93,7 +93,7 @@ static int meet(void const *x, Wide x_bytes, void const *y, Wide y_bytes) {
   return (Wide)(uintptr_t)x < (uintptr_t)y + y_bytes && (Wide)(uintptr_t)y < (uintptr_t)x + x_bytes;
 }
 
-static char const *judge(hgemm_problem const *p, hgemm_choice const *choice) {
+static char const *judge(hgemm_problem const *p, hgemm_choice const *choice, uint64_t of_handle) {
   int const a_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_TT, b_by_rows = p->layout == HGEMM_TN || p->layout == HGEMM_NN;
   int64_t const a_rows = a_by_rows ? p->m : p->k, a_columns = a_by_rows ? p->k : p->m;
   int64_t const b_rows = b_by_rows ? p->n : p->k, b_columns = b_by_rows ? p->k : p->n;
@@ -113,8 +113,9 @@ static char const *judge(hgemm_problem const *p, hgemm_choice const *choice) {
     return "D over A";
   }
   if (choice->workspace_bytes > 0) {
-    if (p->workspace == NULL || (uintptr_t)p->workspace % 16 || choice->workspace_bytes > p->workspace_bytes) return "workspace";
-    if (meet(p->d, d_bytes, p->workspace, choice->workspace_bytes)) return "workspace over D";
+    if ((uintptr_t)p->workspace % 16) return "workspace";
+    if (choice->workspace_bytes > (p->workspace == NULL ? of_handle : p->workspace_bytes)) return "workspace";
+    if (p->workspace != NULL && meet(p->d, d_bytes, p->workspace, choice->workspace_bytes)) return "workspace over D";
   }
   return NULL;
 }
@@ -123,6 +124,7 @@ int main(int count, char **arguments) {
   long const problems = count == 3 ? atol(arguments[1]) : 0;
   long (*launches)(void);
   long answers[32] = {0}, before = 0;
+  uint64_t size = HGEMM_DEFAULT_WORKSPACE_BYTES; /* of the handle's workspaces */
   hgemm_handle *handle;
   state = count == 3 ? strtoull(arguments[2], NULL, 10) * 2 + 1 : 1;
   if (hgemm_create(&handle, 0) != HGEMM_OK) return puts(hgemm_last_message()), 1;
@@ -135,19 +137,20 @@ int main(int count, char **arguments) {
     char const *what = NULL;
     long launched;
     hgemm_problem planned = p;
-    if (planned.workspace == NULL) planned.workspace_bytes = 0;
+    if (rarely(2000)) hgemm_set_workspace_size(handle, size = rarely(3) ? 0 : below(64) << 20);
+    if (planned.workspace == NULL && planned.workspace_bytes > size) planned.workspace_bytes = 0; /* the handle's */
     hgemm_select(handle, &planned, &choice);
-    status = hgemm_run(handle, given, NULL);
+    status = hgemm_run(handle, given, rarely(8) ? (void *)(uintptr_t)below(64) : NULL);
     launched = launches() - before, before = launches();
     ++answers[status < 32 ? status : 31];
     if (memcmp(&p, &const_copy, sizeof p) != 0) what = "the problem was written";
     if (status != HGEMM_OK && (launched || hgemm_last_message()[0] == '\0')) what = "launched, or no words";
     if (status == HGEMM_OK && launched > 1) what = "launched twice";
     if (status == HGEMM_OK && !launched && p.m != 0 && p.n != 0 && p.batch != 0) what = "did not launch";
-    if (status == HGEMM_OK && launched) what = judge(&p, &choice);
+    if (status == HGEMM_OK && launched) what = judge(&p, &choice, size);
     if (what != NULL) return printf("problem %ld: %s, status %d\n", i, what, status), 1;
   }
   hgemm_destroy(handle);
-  for (int i = 0; i < 19; ++i) printf("%d %ld %.40s\n", i, answers[i], hgemm_status_string((hgemm_status)i));
+  for (int i = 0; i < 20; ++i) printf("%d %ld %.40s\n", i, answers[i], hgemm_status_string((hgemm_status)i));
   return 0;
 }

@@ -85,6 +85,67 @@ static int threads(void) {
   return failures;
 }
 
+static void *launch_splits(void *handle) { /* on a stream of this thread */
+  hgemm_problem const p = product(64, 64, 65536);
+  for (int i = 0; i < 100; ++i) {
+    if (hgemm_run(handle, &p, &i) != HGEMM_OK) return handle;
+  }
+  return NULL;
+}
+
+static int thread_workspaces(void) {
+  enum { COUNT = 8 };
+  pthread_t thread[COUNT];
+  hgemm_handle *handle;
+  int failures = 0;
+  if (hgemm_create(&handle, 0) != HGEMM_OK) return 1;
+  for (int i = 0; i < COUNT; ++i) pthread_create(&thread[i], NULL, launch_splits, handle);
+  for (int i = 0; i < COUNT; ++i) {
+    void *failed;
+    pthread_join(thread[i], &failed);
+    failures += failed != NULL;
+  }
+  hgemm_destroy(handle);
+  return failures;
+}
+
+/* Does what each word of the input says, such as `run` or `stream=16`, and prints a status for each. */
+static int workspaces(void) {
+  void (*capture)(void *), (*new_streams)(void);
+  long (*live)(void);
+  hgemm_handle *handle;
+  hgemm_choice choice = {0};
+  hgemm_problem p = product(64, 64, 65536); /* that split-K is best at */
+  void *stream = NULL;
+  long number = 0, bytes = 64 << 20;
+  char word[32];
+  *(void **)&capture = fake("fake_capture");
+  *(void **)&new_streams = fake("fake_new_streams");
+  *(void **)&live = fake("fake_live");
+  if (hgemm_create(&handle, 0) != HGEMM_OK) return 1;
+  while (scanf(" %31[a-z_]", word) == 1) {
+    hgemm_status status = HGEMM_OK;
+    if (scanf("=%li", &number) != 1) number = 0;
+    if (strcmp(word, "stream") == 0) stream = (void *)number;
+    else if (strcmp(word, "capture") == 0) capture((void *)number);
+    else if (strcmp(word, "new_streams") == 0) new_streams();
+    else if (strcmp(word, "run") == 0) status = hgemm_run(handle, &p, stream);
+    else if (strcmp(word, "select") == 0) status = hgemm_select(handle, &p, &choice);
+    else if (strcmp(word, "prepare") == 0) status = hgemm_prepare(handle, &p);
+    else if (strcmp(word, "limit") == 0) p.workspace_bytes = (uint64_t)number;
+    else if (strcmp(word, "pass") == 0) p.workspace = (void *)number;
+    else if (strcmp(word, "size") == 0) status = hgemm_set_workspace_size(handle, (uint64_t)number);
+    else if (strcmp(word, "reserve") == 0) status = hgemm_reserve_workspaces(handle, (uint32_t)number);
+    else if (strcmp(word, "bytes") == 0) bytes = number;
+    else if (strcmp(word, "set") == 0) status = hgemm_set_workspace(handle, stream, (void *)number, (uint64_t)bytes);
+    else return 2;
+    printf("%s %d %d %s\n", word, status, choice.splits, status ? hgemm_last_message() : "");
+  }
+  hgemm_destroy(handle);
+  printf("live %ld\n", live());
+  return 0;
+}
+
 static int list(void) {
   static hgemm_variant variants[4096];
   size_t const count = hgemm_list(variants, 4096);
@@ -181,7 +242,8 @@ int main(int count, char **arguments) {
     char const *name;
     int (*act)(void);
   } const acts[] = {{"lifetime", lifetime}, {"context", context}, {"threads", threads},
-                    {"list", list},         {"maps", maps},       {"bad", bad}};
+                    {"list", list},         {"maps", maps},       {"bad", bad},
+                    {"workspaces", workspaces}, {"thread_workspaces", thread_workspaces}};
   for (size_t i = 0; count == 2 && i < sizeof acts / sizeof *acts; ++i) {
     if (strcmp(arguments[1], acts[i].name) == 0) return acts[i].act();
   }

@@ -40,9 +40,12 @@ API = [
     "list",
     "prepare",
     "problem_init_sized",
+    "reserve_workspaces",
     "run",
     "select",
     "select_for",
+    "set_workspace",
+    "set_workspace_size",
     "status_string",
     "version",
 ]
@@ -226,9 +229,9 @@ def test_a_kernel_takes_so_little_that_the_catalog_fits(small_library: Library, 
 def test_the_c_interface_is_found_by_ctypes(paper_export: Path) -> None:
     library = loaded(paper_export)
     assert re.fullmatch(rb"\d+\.\d+\.\d+\S* [0-9a-f]{8}", library.hgemm_version())
-    for status in range(19):
+    for status in range(20):
         assert library.hgemm_status_string(status).startswith(b"HGEMM_")
-    assert library.hgemm_status_string(19) == library.hgemm_status_string(ctypes.c_int(-1)) == b"unknown status"
+    assert library.hgemm_status_string(20) == library.hgemm_status_string(ctypes.c_int(-1)) == b"unknown status"
 
 
 # ==== CMake and pkg-config ============================================================================================

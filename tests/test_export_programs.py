@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,11 @@ from generator.export.c_library import ExportOptions, check_name, export, rename
 from generator.export.c_sources import MAX_LISTED_ROW
 from generator.store.library import Library
 from generator.sweep import sweep
-from hgemm.launch import counter_bytes, grid_x
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, counter_bytes, grid_x
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import LaunchOptions
+from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 EXAMPLE = ROOT / "examples" / "c"
 RIGHT = re.compile(r"\d+x\d+x\d+ (\w+): 0 of \d+ elements wrong")
@@ -117,13 +120,13 @@ def test_operands_go_where_the_kernel_looks_for_them(
 def test_launches_are_those_of_python(
     example: Path, cuda: dict[str, str], paper_library: Library, tmp_path: Path
 ) -> None:
-    """Grid, threads, shared memory and counters, of one tile a CTA, split-K, and no k at all."""
+    """Grid, threads and shared memory, of one tile a CTA, split-K, and no k at all; and the handle's workspace."""
     run(example, FAKE_LOG=str(tmp_path / "log"), **cuda)
     lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     launches = [words for words in lines if words[0] == "launch"]
     assert len(launches) == 8
     records = {record.symbol: record.data for record in paper_library.records()}
-    zeroed = []
+    splitting = []
     for words in launches:
         traits = LaunchTraits.of(records[words[1]])
         m, n, k, batch = map(int, words[11:15])
@@ -134,8 +137,10 @@ def test_launches_are_those_of_python(
             traits.smem_bytes,
         ]
         assert k > 0 or k == -traits.tile_k
-        zeroed += filter(None, [counter_bytes(traits, m, n, batch, options)])
-    assert zeroed and [int(words[1]) for words in lines if words[0] == "zero"] == zeroed
+        splitting += [words] if counter_bytes(traits, m, n, batch, options) else []
+    assert splitting and len({words[19] for words in splitting}) == 1, "one stream has one workspace"
+    zeroed = [int(words[1]) for words in lines if words[0] == "zero"]
+    assert zeroed == [WORKSPACE_COUNTERS * COUNTER_BYTES] * 2, "that of the stream, and one in reserve"
 
 
 @pytest.mark.parametrize("ctas_per_sm", [1, 3])
@@ -196,8 +201,9 @@ def test_threads_do_not_race(paper_export: Path, tmp_path: Path) -> None:
         if "tsan" in done.stderr:
             pytest.skip("this C compiler has no thread sanitizer")
         assert done.returncode == 0, done.stderr
-    done = run(tmp_path / "probe", "threads", FAKE_LAZY="1", LD_LIBRARY_PATH=str(tmp_path))
-    assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
+    for act in ("threads", "thread_workspaces"):
+        done = run(tmp_path / "probe", act, FAKE_LAZY="1", LD_LIBRARY_PATH=str(tmp_path))
+        assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
 
 
 def test_no_function_needs_a_stack_that_grows_with_the_library(paper_export: Path, tmp_path: Path) -> None:
@@ -264,6 +270,146 @@ def test_tensor_maps_are_encoded_as_python_encodes_them(probe: Path, cuda: dict[
     assert [match[2] for match in told] == ["4096 16777216", "4096 4096", "16384 67108864"]
     launch = next(line.split() for line in lines if line.startswith("launch"))
     assert "_sm90a_" in launch[1] and int(launch[3]) <= 132
+
+
+# ---- The handle's workspaces ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a sequence of calls of the C library came to. `log` has the driver's calls, by their first word."""
+
+    statuses: list[int]
+    splits: list[int]
+    messages: list[str]
+    log: list[list[str]]
+    live: int
+
+    def count(self, word: str) -> int:
+        return sum(words[0] == word for words in self.log)
+
+    @property
+    def workspaces(self) -> list[int]:
+        """The address of the workspace of each launch."""
+        return [int(words[19], 16) for words in self.log if words[0] == "launch"]
+
+
+@pytest.fixture
+def told(probe: Path, cuda: dict[str, str], tmp_path: Path) -> Callable[..., Told]:
+    """Make the calls that a text names, in a new handle."""
+
+    def calls(text: str, **env: str) -> Told:
+        log = tmp_path / "log"
+        log.write_text("")
+        env = {**os.environ, **cuda, "FAKE_LAZY": "1", "FAKE_LOG": str(log), **env}
+        done = subprocess.run([probe, "workspaces"], input=text, capture_output=True, text=True, env=env, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        *lines, last = [line.split(" ", 3) for line in done.stdout.splitlines()]
+        words = [line.split() for line in log.read_text().splitlines()]
+        return Told(
+            [int(line[1]) for line in lines],
+            [int(line[2]) for line in lines if line[0] == "select"],
+            [line[3] for line in lines if line[3]],
+            words,
+            int(last[1]),
+        )
+
+    return calls
+
+
+OUT_OF_MEMORY, CAPTURE, BAD_WORKSPACE = 18, 19, 14
+
+
+def test_a_call_without_a_workspace_splits_k(told: Callable[..., Told]) -> None:
+    """It takes the workspace of its stream. The first call allocates, and one for a capture; counters are zero ever after."""
+    made = told("select run run stream=16 run run stream=0 run")
+    assert not any(made.statuses) and made.splits[0] > 1 and made.live == 0
+    first, second, third, fourth, fifth = made.workspaces
+    assert first == second == fifth != third == fourth
+    assert [words[1] for words in made.log if words[0] == "alloc"] == [str(DEFAULT_WORKSPACE_BYTES)] * 3
+    assert made.count("zero") == 3 and made.log[-4][0] == "launch", "four workspaces are freed"
+    assert all(words[21] == "1" for words in made.log if words[0] == "launch" and "sm90" in words[1])
+
+
+def test_no_workspace_is_allocated_before_a_kernel_needs_one(told: Callable[..., Told]) -> None:
+    assert told("select").count("alloc") == 0
+    assert told("limit=1 select run").count("alloc") == 0
+
+
+def test_a_capture_takes_a_workspace_of_its_own_and_never_allocates(told: Callable[..., Told]) -> None:
+    made = told("stream=16 run capture=16 run run capture=0 run")
+    assert not any(made.statuses) and made.live == 0
+    eager, *captured, after = made.workspaces
+    assert len({*captured}) == 1 and eager == after != captured[0]
+    assert made.count("alloc") == 2
+    made = told("prepare prepare stream=16 capture=16 run")
+    assert not any(made.statuses) and made.count("alloc") == 1
+
+
+def test_a_capture_without_a_workspace_is_told_what_to_do(told: Callable[..., Told]) -> None:
+    made = told("run stream=16 capture=16 run stream=32 capture=32 run capture=0 prepare capture=32 run")
+    assert [status for status in made.statuses if status] == [CAPTURE]
+    assert "before the capture, call hgemm_prepare" in made.messages[0]
+    assert len({*made.workspaces}) == 3
+    made = told("reserve=2 select prepare stream=16 capture=16 run stream=32 capture=32 run")
+    assert not any(made.statuses) and made.count("alloc") == 2
+    made = told("reserve=32 reserve=33")
+    assert made.statuses == [0, BAD_WORKSPACE] and "a handle has 32 at most" in made.messages[0]
+
+
+def test_a_thread_may_allocate_while_another_captures(told: Callable[..., Told]) -> None:
+    made = told("stream=16 capture=32 run")
+    assert not any(made.statuses) and made.count("alloc") == 2
+
+
+def test_a_new_stream_with_an_old_handle_gets_another_workspace(told: Callable[..., Told]) -> None:
+    """The work of a destroyed stream may still run."""
+    made = told("stream=16 run new_streams run")
+    assert len({*made.workspaces}) == 2
+
+
+def test_streams_beyond_the_limit_allocate_in_stream_order(told: Callable[..., Told]) -> None:
+    made = told(" ".join(f"stream={16 * i} select run" for i in range(1, 37)))
+    assert not any(made.statuses) and len({*made.splits}) == 1 and made.live == 0
+    assert made.count("alloc") == 32 and made.count("alloc-async") == made.count("free-async") == 4
+    late = made.log[[words[0] for words in made.log].index("alloc-async") :]
+    assert [words[0] for words in late[:4]] == ["alloc-async", "zero", "launch", "free-async"]
+
+
+@pytest.mark.parametrize("text", ["size=0 select run prepare", "limit=1 select run", "pass=16 select run"])
+def test_without_a_workspace_only_kernels_that_need_none_are_selected(told: Callable[..., Told], text: str) -> None:
+    made = told(text)
+    assert not any(made.statuses) and made.splits == [1] and made.count("alloc") == 0
+
+
+def test_another_size_replaces_the_workspaces(told: Callable[..., Told]) -> None:
+    made = told("run size=1048576 select run limit=67108864 run prepare")
+    assert not any(made.statuses) and made.splits[0] > 1 and made.live == 0
+    sizes = [words[1] for words in made.log if words[0] == "alloc"]
+    assert sizes == [str(DEFAULT_WORKSPACE_BYTES)] * 2 + ["1048576"] * 2
+    order = [words[0] for words in made.log if words[0] in ("alloc", "free")]
+    assert order == ["alloc"] * 2 + ["free"] * 2 + ["alloc"] * 2 + ["free"] * 2
+
+
+def test_the_callers_memory_serves_a_stream(told: Callable[..., Told]) -> None:
+    made = told("stream=16 set=0x700000000 run capture=16 run capture=0 stream=32 run stream=16 set=0 run")
+    assert not any(made.statuses) and made.live == 0
+    first, captured, other, again = made.workspaces
+    assert first == captured == 0x700000000 and len({first, other, again}) == 3
+    made = told(
+        "stream=16 set=0x700000008 bytes=1024 set=0x700000000 size=1024 set=0x700000000 capture=16 set=0x700000000"
+    )
+    assert [status for status in made.statuses if status] == [BAD_WORKSPACE, BAD_WORKSPACE, CAPTURE]
+    assert "is not a multiple of 16 bytes" in made.messages[0] and "has 1024 bytes" in made.messages[1]
+    made = told("set=0x300000000 run")
+    assert made.statuses[-1] == 13 and "D overlaps the workspace" in made.messages[0]
+
+
+def test_a_lack_of_memory_is_a_status(told: Callable[..., Told]) -> None:
+    made = told("run size=0 run", FAKE_FAIL="cuMemAlloc_v2")
+    assert made.statuses == [OUT_OF_MEMORY, 0, 0] and "hgemm_set_workspace_size" in made.messages[0] and made.live == 0
+    made = told("run", FAKE_FAIL="cuMemsetD8Async")
+    assert made.statuses == [17] and made.live == 0
 
 
 # ---- C++, prefixes, sources -----------------------------------------------------------------------------------------

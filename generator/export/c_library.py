@@ -96,7 +96,7 @@ def _headers(inputs: dict[str, str], symbol: str, templates: Path) -> Iterator[t
 # ==== The C compiler ====
 
 
-SOURCES = ("check", "driver", "errors", "handle", "images", "launch", "select", "table", "unmet")
+SOURCES = ("check", "driver", "errors", "handle", "images", "launch", "select", "table", "unmet", "workspace")
 _FLAGS = (
     "-std=c11",
     "-O2",

@@ -2,6 +2,7 @@
 #ifndef HGEMM_HPP
 #define HGEMM_HPP
 
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -46,6 +47,17 @@ class Handle {
 
   // Loads the kernel that run() would launch. Call it before stream capture.
   void prepare(hgemm_problem const& problem) const { check(hgemm_prepare(handle_.get(), &problem)); }
+
+  // Sets the size of the workspaces, and frees those that exist. 0 is none.
+  void set_workspace_size(std::uint64_t bytes) { check(hgemm_set_workspace_size(handle_.get(), bytes)); }
+
+  // Makes launches on a stream use the caller's memory. Null returns to a workspace of the handle.
+  void set_workspace(void* stream, void* workspace, std::uint64_t bytes) {
+    check(hgemm_set_workspace(handle_.get(), stream, workspace, bytes));
+  }
+
+  // Allocates workspaces until `count` are in reserve. Call it before launches are captured on several streams.
+  void reserve_workspaces(std::uint32_t count) { check(hgemm_reserve_workspaces(handle_.get(), count)); }
 
   // Returns which kernel run() would launch and how much workspace it needs.
   hgemm_choice select(hgemm_problem const& problem) const {

@@ -206,7 +206,8 @@ static hgemm_query query_of(hgemm_problem const *p, Matrix const matrices[MATRIC
   return q;
 }
 
-hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpose purpose, hgemm_request *request) {
+hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpose purpose, uint64_t handle_bytes,
+                                 hgemm_request *request) {
   hgemm_problem *const p = &request->problem;
   Matrix matrices[MATRICES];
   unsigned used = 1u << D; /* one bit for each matrix that is read or written */
@@ -232,7 +233,10 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
     if (i == D || !(used >> i & 1) || (i == C && in_place(&matrices[D], &matrices[C]))) continue;
     if (!disjoint(&matrices[D], &matrices[i])) return hgemm_fail(HGEMM_ERROR_OVERLAP, "D overlaps %s", matrices[i].name);
   }
-  if (purpose == HGEMM_TO_LAUNCH && p->workspace == NULL) p->workspace_bytes = 0;
+  request->from_handle = p->workspace == NULL && (purpose == HGEMM_TO_LAUNCH || p->workspace_bytes == 0);
+  if (request->from_handle && (p->workspace_bytes == 0 || p->workspace_bytes > handle_bytes)) {
+    p->workspace_bytes = handle_bytes;
+  }
   if ((uintptr_t)p->workspace % WORKSPACE_ALIGN_BYTES != 0) {
     return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the address of the workspace, %p, is not a multiple of %d bytes", p->workspace,
                       WORKSPACE_ALIGN_BYTES);
@@ -242,11 +246,10 @@ hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpos
   return HGEMM_OK;
 }
 
-hgemm_status hgemm_check_workspace(hgemm_request const *request, enum hgemm_purpose purpose, uint64_t needed) {
+hgemm_status hgemm_check_workspace(hgemm_request const *request, uint64_t needed) {
   hgemm_problem const *const p = &request->problem;
   uint64_t const begin = (uintptr_t)p->workspace;
   Matrix matrices[MATRICES];
-  if (needed == 0 || purpose == HGEMM_TO_SELECT) return HGEMM_OK;
   if (begin > UINT64_MAX - needed) return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace exceeds the address space");
   lay_out(p, matrices);
   for (int i = 0; i < MATRICES; ++i) {

@@ -19,7 +19,7 @@ typedef struct hgemm_launch_config { /* CUlaunchConfig */
   unsigned attribute_count;
 } hgemm_launch_config;
 
-/* Values of CUdevice_attribute, CUfunction_attribute, CUlaunchAttributeID and CUtensorMap* in cuda.h. */
+/* Values of CUdevice_attribute, CUfunction_attribute, CUlaunchAttributeID, CUresult, CUstream* and CUtensorMap* in cuda.h. */
 enum {
   HGEMM_CU_MULTIPROCESSOR_COUNT = 16,
   HGEMM_CU_CAPABILITY_MAJOR = 75,
@@ -27,6 +27,9 @@ enum {
   HGEMM_CU_MAX_SMEM_OPTIN = 97,
   HGEMM_CU_FUNCTION_MAX_DYNAMIC_SMEM = 8,
   HGEMM_CU_LAUNCH_PROGRAMMATIC = 6,
+  HGEMM_CU_OUT_OF_MEMORY = 2,
+  HGEMM_CU_CAPTURE_RELAXED = 2,
+  HGEMM_CU_STREAM_NON_BLOCKING = 1,
   HGEMM_CU_MAP_FLOAT16 = 6,
   HGEMM_CU_MAP_FLOAT32 = 7,
   HGEMM_CU_MAP_BFLOAT16 = 9,
@@ -53,7 +56,17 @@ typedef struct hgemm_driver {
   int (*launch)(hgemm_launch_config const *config, void *function, void **parameters, void **extra);
   int (*zero)(uint64_t address, unsigned char value, size_t bytes, void *stream);
   int (*error_text)(int status, char const **text);
+  int (*allocate)(uint64_t *address, size_t bytes);
+  int (*release)(uint64_t address);
+  int (*allocate_async)(uint64_t *address, size_t bytes, void *stream);
+  int (*release_async)(uint64_t address, void *stream);
+  int (*create_stream)(void **stream, unsigned flags);
+  int (*wait_for_stream)(void *stream);
+  int (*destroy_stream)(void *stream);
+  int (*is_capturing)(void *stream, int *status);
+  int (*exchange_capture_mode)(int *mode);
   /* Null in drivers before CUDA 12. No kernel that runs there needs them. */
+  int (*stream_id)(void *stream, unsigned long long *id);
   int (*resident_clusters)(int *count, void *function, hgemm_launch_config const *config);
   int (*encode_map)(void *map, int type, uint32_t rank, void *address, uint64_t const *extents, uint64_t const *strides,
                     uint32_t const *box, uint32_t const *element_strides, int interleave, int swizzle, int l2, int fill);

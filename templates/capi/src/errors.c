@@ -27,7 +27,8 @@ static char const *const lines[] = {
     "HGEMM_ERROR_NO_KERNEL: no kernel of this library supports this problem on this GPU",
     "HGEMM_ERROR_IMAGE: a kernel image inside the library is corrupt",
     "HGEMM_ERROR_DRIVER: a CUDA driver call failed",
-    "HGEMM_ERROR_MEMORY: out of host memory",
+    "HGEMM_ERROR_MEMORY: out of host memory, or no device memory for a workspace",
+    "HGEMM_ERROR_CAPTURE: the stream is captured, and no workspace is in reserve",
 };
 
 hgemm_status hgemm_fail(hgemm_status status, char const *format, ...) {

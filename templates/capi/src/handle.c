@@ -70,6 +70,8 @@ hgemm_status hgemm_create(hgemm_handle **result, int device) {
   if ((handle = calloc(1, sizeof *handle)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "out of host memory");
   handle->cuda = cuda;
   pthread_mutex_init(&handle->loading, NULL);
+  pthread_mutex_init(&handle->allocating, NULL);
+  handle->workspace_bytes = cuda->stream_id != NULL ? HGEMM_DEFAULT_WORKSPACE_BYTES : 0;
   status = find_device(handle, device);
   if (status == HGEMM_OK) status = read_properties(handle);
   if (status != HGEMM_OK) {
@@ -84,6 +86,7 @@ void hgemm_destroy(hgemm_handle *handle) {
   int pushed;
   if (handle == NULL) return;
   if (handle->context != NULL && hgemm_enter(handle, &pushed) == HGEMM_OK) {
+    hgemm_free_workspaces(handle);
     for (uint32_t row = 0; row < HGEMM_ROW_COUNT; ++row) {
       if (handle->kernels[row].module != NULL) handle->cuda->unload(handle->kernels[row].module);
     }
@@ -91,6 +94,7 @@ void hgemm_destroy(hgemm_handle *handle) {
   }
   if (handle->owns_context) handle->cuda->release_context(handle->device);
   pthread_mutex_destroy(&handle->loading);
+  pthread_mutex_destroy(&handle->allocating);
   free(handle);
 }
 
@@ -126,14 +130,15 @@ size_t hgemm_list(hgemm_variant *variants, size_t capacity) {
 
 /* ---- Selection without a launch ---------------------------------------------------------------------------------------- */
 
-static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *problem, hgemm_choice *choice) {
+static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *problem, uint64_t handle_bytes,
+                              hgemm_choice *choice) {
   hgemm_request request;
   hgemm_selected selected;
   hgemm_status status;
   hgemm_row const *row;
   memset(choice, 0, sizeof *choice);
   choice->variant = -1;
-  status = hgemm_check_problem(problem, HGEMM_TO_SELECT, &request);
+  status = hgemm_check_problem(problem, HGEMM_TO_SELECT, handle_bytes, &request);
   if (status != HGEMM_OK || request.empty) return status;
   if (!hgemm_find(target, &request.query, &selected)) return hgemm_fail_unmet(target, &request.query);
   row = &hgemm_rows[selected.row];
@@ -149,7 +154,7 @@ static hgemm_status select_on(hgemm_target const *target, hgemm_problem const *p
 
 hgemm_status hgemm_select(hgemm_handle *handle, hgemm_problem const *problem, hgemm_choice *choice) {
   if (handle == NULL || choice == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the handle or the choice is null");
-  return select_on(&handle->target, problem, choice);
+  return select_on(&handle->target, problem, handle->workspace_bytes, choice);
 }
 
 hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *problem, hgemm_choice *choice) {
@@ -165,7 +170,7 @@ hgemm_status hgemm_select_for(hgemm_device const *device, hgemm_problem const *p
   if ((target = malloc(sizeof *target)) == NULL) return hgemm_fail(HGEMM_ERROR_MEMORY, "out of host memory");
   hgemm_target_init(target, (uint32_t)(device->capability_major * 10 + device->capability_minor),
                     (uint32_t)device->multiprocessors, (uint32_t)device->smem_bytes_per_cta);
-  status = select_on(target, problem, choice);
+  status = select_on(target, problem, 0, choice);
   free(target);
   return status;
 }

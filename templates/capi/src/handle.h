@@ -1,4 +1,4 @@
-/* The handle: an open GPU and its loaded kernels. */
+/* The handle: an open GPU, its loaded kernels and its workspaces. */
 #ifndef HGEMM_HANDLE_H
 #define HGEMM_HANDLE_H
 
@@ -13,6 +13,27 @@ typedef struct hgemm_kernel {
   uint32_t resident_ctas; /* CTAs that run at the same time on the whole device; a multiple of the cluster size */
 } hgemm_kernel;
 
+enum { HGEMM_MAX_WORKSPACES = 32 }; /* with the default size about 1 GiB; hgemm.h names the number */
+
+enum hgemm_workspace_use {
+  HGEMM_IN_RESERVE,
+  HGEMM_FOR_LAUNCHES,
+  HGEMM_FOR_CAPTURES, /* the launches that graphs capture on the stream */
+  HGEMM_OF_CALLER     /* for both; not owned */
+};
+
+typedef struct hgemm_workspace {
+  uint64_t address, stream; /* the stream's id, which no later stream has, unlike its handle */
+  enum hgemm_workspace_use use;
+} hgemm_workspace;
+
+/* The workspace of one launch. */
+typedef struct hgemm_scratch {
+  uint64_t address;
+  int zeroed;    /* 1 if the counters are zero already */
+  int temporary; /* 1 if it must be given back in stream order after the launch */
+} hgemm_scratch;
+
 struct hgemm_handle {
   hgemm_driver const *cuda;
   int device;       /* CUdevice */
@@ -21,6 +42,10 @@ struct hgemm_handle {
   hgemm_target target;
   pthread_mutex_t loading; /* guards module loading */
   hgemm_kernel kernels[HGEMM_ROW_COUNT];
+  uint64_t workspace_bytes;   /* of each workspace; 0 if there are none */
+  pthread_mutex_t allocating; /* guards the workspaces */
+  uint32_t workspace_count;
+  hgemm_workspace workspaces[HGEMM_MAX_WORKSPACES];
 };
 
 /* Makes the handle's context current on this thread. *pushed tells hgemm_leave whether to pop it. */
@@ -29,5 +54,14 @@ void hgemm_leave(hgemm_handle const *handle, int pushed);
 
 /* Loads a kernel unless it is loaded already. The handle's context must be current. */
 hgemm_status hgemm_load(hgemm_handle *handle, uint32_t row);
+
+/* Finds or allocates a workspace for a launch of `bytes` on a stream. The handle's context must be current. */
+hgemm_status hgemm_take_workspace(hgemm_handle *handle, void *stream, uint64_t bytes, hgemm_scratch *scratch);
+
+/* Puts a workspace in reserve if none is there and the handle can have one more. The handle's context must be current. */
+hgemm_status hgemm_refill_reserve(hgemm_handle *handle);
+
+/* Frees the workspaces. The handle's context must be current. */
+void hgemm_free_workspaces(hgemm_handle *handle);
 
 #endif

@@ -88,16 +88,19 @@ typedef struct hgemm_query {
 typedef struct hgemm_request {
   hgemm_problem problem; /* a copy; operands that are not used are null, and ignored strides have harmless values */
   hgemm_query query;
-  int empty; /* m, n or batch is 0: nothing to launch */
+  int empty;       /* m, n or batch is 0: nothing to launch */
+  int from_handle; /* 1 if a launch that needs a workspace takes one of the handle */
 } hgemm_request;
 
 enum hgemm_purpose { HGEMM_TO_SELECT, HGEMM_TO_LAUNCH }; /* null pointers are allowed for a selection */
 
-/* Checks everything that does not depend on the selected kernel, and fills *request. */
-hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpose purpose, hgemm_request *request);
+/* Checks everything that does not depend on the selected kernel, and fills *request. `handle_bytes` is the size of the handle's
+ * workspaces. */
+hgemm_status hgemm_check_problem(hgemm_problem const *problem, enum hgemm_purpose purpose, uint64_t handle_bytes,
+                                 hgemm_request *request);
 
 /* Checks that no operand overlaps the first `needed` bytes of the workspace. */
-hgemm_status hgemm_check_workspace(hgemm_request const *request, enum hgemm_purpose purpose, uint64_t needed);
+hgemm_status hgemm_check_workspace(hgemm_request const *request, uint64_t needed);
 
 enum { HGEMM_MAX_CTAS = 2147483647 };
 #define HGEMM_MAX_MAP_STRIDE_BYTES (INT64_C(1) << 40) /* limit of TMA */

@@ -183,18 +183,15 @@ hgemm_status hgemm_load(hgemm_handle *handle, uint32_t row) {
 /* Returns how many CTA tiles are split. */
 static uint64_t shared_tiles(hgemm_selected const *selected) { return selected->tiles - selected->whole_tiles; }
 
+static uint64_t workspace_of(hgemm_selected const *selected) {
+  return hgemm_workspace_bytes(&hgemm_rows[selected->row], shared_tiles(selected), selected->splits);
+}
+
 /* Selects the kernel, and loads it unless it is loaded already. The handle's context must be current. */
-static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *request, enum hgemm_purpose purpose,
-                                    hgemm_selected *selected) {
-  hgemm_status status;
-  uint64_t needed;
+static hgemm_status select_and_load(hgemm_handle *handle, hgemm_request const *request, hgemm_selected *selected) {
   if (!hgemm_find(&handle->target, &request->query, selected)) return hgemm_fail_unmet(&handle->target, &request->query);
-  needed = hgemm_workspace_bytes(&hgemm_rows[selected->row], shared_tiles(selected), selected->splits);
-  status = hgemm_check_workspace(request, purpose, needed);
-  if (status == HGEMM_OK && atomic_load_explicit(&handle->kernels[selected->row].function, memory_order_acquire) == NULL) {
-    status = hgemm_load(handle, selected->row);
-  }
-  return status;
+  if (atomic_load_explicit(&handle->kernels[selected->row].function, memory_order_acquire) != NULL) return HGEMM_OK;
+  return hgemm_load(handle, selected->row);
 }
 
 /* Returns the grid. Stream-K distributes any number of tiles. */
@@ -206,11 +203,13 @@ static uint32_t grid_of(hgemm_row const *row, hgemm_selected const *selected, ui
   return row->persistent && work > resident ? resident : work;
 }
 
-static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, hgemm_selected const *selected, void *stream) {
+/* Launches the kernel. If `zeroed`, the counters of the workspace are zero. */
+static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, hgemm_selected const *selected, int zeroed,
+                           void *stream) {
   hgemm_driver const *const cuda = handle->cuda;
   hgemm_row const *const row = &hgemm_rows[selected->row];
   hgemm_kernel *const kernel = &handle->kernels[selected->row];
-  size_t const counter_bytes = (size_t)hgemm_counter_bytes(row, shared_tiles(selected), selected->splits);
+  size_t const counter_bytes = zeroed ? 0 : (size_t)hgemm_counter_bytes(row, shared_tiles(selected), selected->splits);
   static hgemm_launch_attribute const programmatic = {HGEMM_CU_LAUNCH_PROGRAMMATIC, 0, {1}};
   hgemm_launch_config const config = {grid_of(row, selected, kernel->resident_ctas), 1, 1, row->threads, 1, 1,
                                       row->smem_bytes, stream, &programmatic,
@@ -231,6 +230,25 @@ static hgemm_status launch(hgemm_handle *handle, hgemm_request const *request, h
   return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "launch the kernel");
 }
 
+/* Finds the workspace that a launch needs, and launches. */
+static hgemm_status provide_and_launch(hgemm_handle *handle, hgemm_request *request, hgemm_selected const *selected,
+                                       void *stream) {
+  uint64_t const needed = workspace_of(selected);
+  hgemm_scratch scratch = {(uintptr_t)request->problem.workspace, 0, 0};
+  hgemm_status status = HGEMM_OK;
+  if (needed > 0) {
+    if (request->from_handle) status = hgemm_take_workspace(handle, stream, needed, &scratch);
+    request->problem.workspace = (void *)(uintptr_t)scratch.address;
+    if (status == HGEMM_OK) status = hgemm_check_workspace(request, needed);
+  }
+  if (status == HGEMM_OK) status = launch(handle, request, selected, scratch.zeroed, stream);
+  if (scratch.temporary) {
+    int const released = handle->cuda->release_async(scratch.address, stream);
+    if (released != 0 && status == HGEMM_OK) status = hgemm_fail_driver(handle->cuda, released, "free a workspace");
+  }
+  return status;
+}
+
 static hgemm_status prepare_or_run(hgemm_handle *handle, hgemm_problem const *problem, enum hgemm_purpose purpose,
                                    void *stream) {
   hgemm_request request;
@@ -238,11 +256,15 @@ static hgemm_status prepare_or_run(hgemm_handle *handle, hgemm_problem const *pr
   hgemm_status status;
   int pushed;
   if (handle == NULL) return hgemm_fail(HGEMM_ERROR_NULL_ARGUMENT, "the handle is null");
-  status = hgemm_check_problem(problem, purpose, &request);
+  status = hgemm_check_problem(problem, purpose, handle->workspace_bytes, &request);
   if (status != HGEMM_OK || request.empty) return status;
   if ((status = hgemm_enter(handle, &pushed)) != HGEMM_OK) return status;
-  status = select_and_load(handle, &request, purpose, &selected);
-  if (status == HGEMM_OK && purpose == HGEMM_TO_LAUNCH) status = launch(handle, &request, &selected, stream);
+  status = select_and_load(handle, &request, &selected);
+  if (status == HGEMM_OK && purpose == HGEMM_TO_LAUNCH) {
+    status = provide_and_launch(handle, &request, &selected, stream);
+  } else if (status == HGEMM_OK && request.problem.workspace == NULL && workspace_of(&selected) > 0) {
+    status = hgemm_refill_reserve(handle);
+  }
   hgemm_leave(handle, pushed);
   return status;
 }
