@@ -34,6 +34,7 @@ from hgemm.errors import UnsupportedError
 from hgemm.library import open_library
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection_query import SelectionQuery
+from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 pytestmark = pytest.mark.gpu
 LAYOUTS = ("tn", "nn", "nt", "tt")
@@ -373,6 +374,44 @@ def test_a_launch_is_captured_in_a_graph(exported: Path, library: Library) -> No
     kernel.close()
 
 
+def test_the_handle_provides_workspaces_for_streams_and_graphs(exported: Path, library: Library) -> None:
+    """Products that split k give the same bits on every stream and in a graph, all at the same time."""
+    torch = pytest.importorskip("torch")
+    opened = open_library(library.folder)
+    c = loaded(exported)
+    kernel = ByC(c, opened.kernel(opened.symbols[0]).traits)
+    x, w = (torch.randn(64, 65536, device="cuda", dtype=torch.float16) for _ in range(2))
+    outputs = torch.zeros(3, 64, 64, device="cuda", dtype=torch.float16)
+    given, choice = [], CChoice()
+    for y in outputs:
+        problem = Problem(64, 64, 65536, a=x.data_ptr(), b=w.data_ptr(), d=y.data_ptr(), lda=65536, ldb=65536, ldd=64)
+        given.append(CProblem.of(Kind(), problem, 0))
+    assert c.hgemm_select(kernel.handle, ctypes.byref(given[0]), ctypes.byref(choice)) == 0
+    assert choice.splits > 1 and choice.workspace_bytes > 0
+
+    def launch(which: int, stream: torch.cuda.Stream) -> None:
+        handle = ctypes.c_void_p(stream.cuda_stream)
+        assert c.hgemm_run(kernel.handle, ctypes.byref(given[which]), handle) == 0, c.hgemm_last_message()
+
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    assert c.hgemm_prepare(kernel.handle, ctypes.byref(given[0])) == 0, c.hgemm_last_message()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=streams[0]):
+        for _ in range(20):
+            launch(0, streams[0])
+    for _ in range(20):
+        launch(1, streams[0])
+        launch(2, streams[1])
+    with torch.cuda.stream(streams[2]):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+    bound = 2**-10 * (x.double().abs() @ w.double().abs().t())
+    assert ((outputs[0].double() - x.double() @ w.double().t()).abs() <= bound).all()
+    kernel.close()
+
+
 def test_python_on_this_gpu_chooses_as_c_does(exported: Path, library: Library) -> None:
     """The device as the driver describes it to either."""
     from hgemm.selection_query import Target
@@ -387,7 +426,8 @@ def test_python_on_this_gpu_chooses_as_c_does(exported: Path, library: Library) 
             problem = problem if layout[1] == "n" else replace(problem, ldb=4096)
             given, choice = CProblem.of(Kind(layout), problem, 0), CChoice()
             assert kernel.library.hgemm_select(kernel.handle, ctypes.byref(given), ctypes.byref(choice)) == 0
-            assert choice.symbol.decode() == opened.select(SelectionQuery.of(Kind(layout), problem), target).symbol
+            query = SelectionQuery.of(Kind(layout), problem, DEFAULT_WORKSPACE_BYTES)
+            assert choice.symbol.decode() == opened.select(query, target).symbol
     kernel.close()
 
 
