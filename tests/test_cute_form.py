@@ -13,7 +13,7 @@ import pytest
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, every_atom
 from generator.build.emit import emit
-from generator.build.pipeline import BuildOptions, build
+from generator.build.pipeline import BuildOptions, build, prepare
 from generator.build.toolchain import headers, templates_folder
 from generator.families import family_of
 from generator.families.base import Plan
@@ -193,7 +193,7 @@ extern "C" __global__ void alone(float* d, unsigned const* a) {{
 @pytest.mark.slow
 def test_it_compiles_to_what_is_planned() -> None:
     plan = plan_in_cute(tile="32x32x32", layout="nn", align_b="4", bias="row", activation="relu")
-    (product,) = build([plan], BuildOptions(TEMPLATES))
+    (product,) = build([prepare(plan, TEMPLATES)], BuildOptions(TEMPLATES))
     assert (product.status, product.error) == ("built", "")
     assert product.record["sass"]["HMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
 
@@ -312,7 +312,7 @@ def test_shapes_that_cute_declares_apart_are_asked_for_and_found() -> None:
 @pytest.mark.slow
 def test_it_compiles_to_what_is_planned_on_wgmma() -> None:
     plan = plan_on_wgmma(tile="128x128x64", cluster="2x1", bias="row", activation="relu")
-    (product,) = build([plan], BuildOptions(TEMPLATES))
+    (product,) = build([prepare(plan, TEMPLATES)], BuildOptions(TEMPLATES))
     assert (product.status, product.error) == ("built", "")
     assert product.record["sass"]["HGMMA"] == plan.mma_per_k_tile and product.record["resources"]["spill_bytes"] == 0
 

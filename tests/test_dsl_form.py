@@ -332,7 +332,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Product]:
         patched.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("with a blank")))
         patched.setattr(translate, "_server", None)
         try:
-            return dict(zip(BUILT, build(plans, BuildOptions(TEMPLATES))))
+            return dict(zip(BUILT, build([prepare(plan, TEMPLATES) for plan in plans], BuildOptions(TEMPLATES))))
         finally:
             translate._server.end()
 

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, SMALL, call, made, start
 
+from generator import planner
 from generator.build import compile as compile_stage
 from generator.build import pipeline
 from generator.build import pipeline as build_stage
 from generator.build.compile import compile_kernel
-from generator.build.inspect import parse_ptxas_log
+from generator.build.emit import Kernel, emit
+from generator.build.inspect import inspect_all, parse_ptxas_log
 from generator.build.pipeline import Settings, build_and_file, make, planned, prepare
-from generator.build.toolchain import templates_folder
+from generator.build.toolchain import Headers, headers, templates_folder
 from generator.build.workers import cores
 from generator.cli import generate
-from generator.errors import LibraryError
+from generator.cli.options import texts_of
+from generator.errors import BuildError, LibraryError
+from generator.planner import resolve
 from generator.spec import symbol_of
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
@@ -87,6 +94,38 @@ def test_a_record_says_what_was_planned_made_and_found(small_library: Library) -
         assert not any(str(ROOT) in text or "site-packages" in text for text in (record.dump(), data["key"]))
 
 
+STAGES = (texts_of, sweep, resolve, planner.plan_of, emit, compile_kernel, inspect_all, Library.publish)
+
+
+def test_a_kernel_enters_each_stage_once(tmp_path: Path) -> None:
+    codes, entered = {unwrap(stage).__code__: stage.__name__ for stage in STAGES}, Counter[str]()
+
+    def count(frame, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code in codes:
+            entered[codes[frame.f_code]] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        result = call("generate", *ARGUMENTS, "--library", tmp_path / "library", "-j", "1")
+    finally:
+        sys.setprofile(before)
+    assert result.returncode == 0 and entered == dict.fromkeys(codes.values(), 1)
+
+
+def test_a_worker_receives_the_emitted_kernel_and_nothing_large(settings: Settings, monkeypatch) -> None:
+    sent, compiled = pickle.dumps([prepare(plan_of(), settings.templates)]), []
+
+    def fail(kernel: Kernel, headers: Headers) -> None:
+        compiled.append(kernel)
+        raise BuildError(kernel.symbol, "stop")
+
+    monkeypatch.setattr(pipeline, "compile_kernel", fail)
+    monkeypatch.setattr(pipeline, "emit", lambda *given: pytest.fail("emitted again"))
+    (outcome,) = build_and_file(pickle.loads(sent), settings)
+    assert outcome.status == "failed" and len(compiled) == 1 and len(sent) < 10_000
+
+
 def test_several_are_built_in_processes_and_come_in_order(settings: Settings) -> None:
     texts = {**SMALL, "layout": "tn,nn,nt", "schedule": "one_tile,persistent"}
     outcomes = made(texts, settings, processes=2)
@@ -104,7 +143,7 @@ def test_without_workers_this_process_builds_them_all_a_few_at_a_time(settings: 
 
     def built(some, settings: Settings) -> list[pipeline.Outcome]:
         sizes.append(len(some))
-        return [pipeline.Outcome(symbol_of(plan.spec), "built") for plan in some]
+        return [pipeline.Outcome(prepared.kernel.symbol, "built") for prepared in some]
 
     monkeypatch.setattr(pipeline, "build_and_file", built)
     monkeypatch.setattr("generator.build.workers.process_pool", None)
@@ -221,9 +260,10 @@ def test_one_that_spills_is_refused_with_the_figures_unless_allowed(settings: Se
 def test_one_that_spills_is_assembled_again_with_less_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     (candidate,) = sweep([TIGHT]).candidates
     prepared = prepare(candidate.plan, templates_folder())
-    frugal = compile_kernel(prepared.kernel, prepared.headers)
+    found = headers(prepared.kernel.entry_header, templates_folder())
+    frugal = compile_kernel(prepared.kernel, found)
     monkeypatch.setattr(compile_stage, "FRUGAL", compile_stage.FRUGAL[:1])
-    plain = compile_kernel(prepared.kernel, prepared.headers)
+    plain = compile_kernel(prepared.kernel, found)
     reports = [parse_ptxas_log(made.ptxas_log)[prepared.kernel.symbol] for made in (plain, frugal)]
     assert reports[0].spill_bytes > 0 == reports[1].spill_bytes
     assert frugal.ptx == plain.ptx and {*frugal.options} - {*plain.options}
@@ -253,9 +293,9 @@ def test_a_disk_that_fills_up_stops_the_run_with_one_line(settings: Settings, mo
 
 
 def test_one_that_another_process_built_meanwhile_is_not_built_again(settings: Settings, monkeypatch) -> None:
-    plans = [plan_of(), plan_of(layout="nn")]
+    batch = [prepare(plan, settings.templates) for plan in (plan_of(), plan_of(layout="nn"))]
     made(SMALL, settings)
-    assert [outcome.status for outcome in build_and_file(plans, settings)] == ["cached", "built"]
+    assert [outcome.status for outcome in build_and_file(batch, settings)] == ["cached", "built"]
 
 
 # ---- Processes that share a library, and those that are killed ------------------------------------------------------

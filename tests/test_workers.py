@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.build import workers as local
-from generator.build.pipeline import BuildOptions, build
+from generator.build.pipeline import BuildOptions, build, prepare
 from generator.build.toolchain import templates_folder
 from generator.build.workers import Lost, Pool, Processes, RemoteTraceback, _batches, process_pool, run
 from generator.errors import LibraryError
@@ -97,7 +97,7 @@ def test_leaving_early_ends_the_workers_at_once(tmp_path: Path) -> None:
 def compile_once() -> str:
     """Compile what is small, by NVRTC and nvJitLink."""
     (candidate,) = sweep([{"arch": "sm_80", "tile": "32x32x16"}]).candidates
-    (product,) = build([candidate.plan], BuildOptions(templates_folder()))
+    (product,) = build([prepare(candidate.plan, templates_folder())], BuildOptions(templates_folder()))
     return product.status
 
 

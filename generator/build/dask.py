@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from generator import __version__
 from generator.build.compile import versions
-from generator.build.pipeline import BuildOptions, Product, Prover, build
+from generator.build.pipeline import BuildOptions, Prepared, Product, Prover, build
 from generator.build.toolchain import templates_folder
 from generator.build.workers import Lost, Pool, run
 from generator.errors import HgemmError, RequestError
-from generator.families.base import Plan
 
 _PACKAGES = ("generator", "hgemm")
 _SHOWN_DIGITS = 12
@@ -76,7 +75,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """The options that go with the plans. `prover` makes the prover of a worker; None registers kernels without a proof."""
+    """The options that go with the kernels. `prover` makes the prover of a worker; None registers kernels without a proof."""
 
     allow_spills: bool
     prover: Callable[[], Prover] | None
@@ -101,8 +100,8 @@ class Cluster:
                 f"--address {self.address} is malformed: write tcp://host:port, as the scheduler prints it"
             )
 
-    def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
-        """Yield (place, product or Lost) once per plan, as results arrive.
+    def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, Product | Lost]]:
+        """Yield (place, product or Lost) once per kernel, as results arrive.
 
         Raises: HgemmError if the cluster cannot be reached, differs from this machine, or has no worker for too long.
         """
@@ -111,16 +110,16 @@ class Cluster:
             _refuse_others(client)
             watch = _Watch(client, self.patience_s)
             pool = Pool(client.get_executor(pure=False), watch.width, watch.check, _cause_of_death)
-            yield from run(task, plans, pool)
+            yield from run(task, kernels, pool)
 
 
-def build_here(plans: Sequence[Plan], order: Order) -> list[Product]:
-    """Build plans in this worker. Raises: HgemmError if it differs from the sender."""
+def build_here(batch: Sequence[Prepared], order: Order) -> list[Product]:
+    """Build kernels in this worker. Raises: HgemmError if it differs from the sender."""
     differs = difference(order.identity, identity())
     if differs:
         raise HgemmError(_refusal([f"a worker on {platform.node()}: {differs}"]))
     prover = _prover(order.prover) if order.prover else None
-    return build(plans, BuildOptions(templates_folder(), order.allow_spills, prover))
+    return build(batch, BuildOptions(templates_folder(), order.allow_spills, prover))
 
 
 @cache

@@ -20,7 +20,6 @@ from generator.build.workers import MAX_BATCH, Lost, run
 from generator.errors import BuildError, LibraryError, ProofError
 from generator.families import expectation_of
 from generator.families.base import Plan
-from generator.spec import symbol_of
 from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
@@ -51,7 +50,6 @@ def artefacts_of(kernel: Kernel, compiled: Compiled) -> dict[str, bytes]:
 def document(
     kernel: Kernel,
     headers: Headers,
-    key: str,
     compiled: Compiled,
     inspection: Inspection,
     seconds: dict[str, float],
@@ -59,7 +57,7 @@ def document(
     """Return the record of a variant: its plan, its inputs, and the results of inspection."""
     return {
         **planned(kernel),
-        "key": key,
+        "key": key_of(kernel, headers),
         "toolchain": {**versions_of(kernel), "options": [*compiled.options], "generator": __version__},
         "inputs": headers.hashes(),
         "files": {name: _described(content) for name, content in artefacts_of(kernel, compiled).items()},
@@ -111,10 +109,9 @@ class Prover(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kernel's source, every file that its compilation can read, and the content key of both."""
+    """A kernel, emitted once, and its content key. Worker processes receive it, so it leaves out the texts of headers."""
 
     kernel: Kernel
-    headers: Headers
     key: str
     seconds: float
 
@@ -139,34 +136,38 @@ class Product:
 
 @dataclass(frozen=True)
 class _Built:
-    """A compiled kernel before inspection. `place` is the index of its plan."""
+    """A compiled kernel before inspection. `place` is its index in the batch."""
 
     place: int
     prepared: Prepared
+    headers: Headers
     compiled: Compiled
     seconds: float
 
 
 def prepare(plan: Plan, templates: Path) -> Prepared:
-    """Emit the kernel of a plan, collect the headers that it can include, and compute the content key."""
+    """Emit the kernel of a plan, and compute its content key from the source and the headers that it can include."""
     start = time.perf_counter()
     kernel = emit(plan, templates)
-    found = headers(kernel.entry_header, templates)
-    return Prepared(kernel, found, key_of(kernel, found), time.perf_counter() - start)
+    return Prepared(kernel, key_of(kernel, headers(kernel.entry_header, templates)), time.perf_counter() - start)
 
 
-def build(plans: Sequence[Plan], options: BuildOptions) -> list[Product]:
-    """Compile plans one by one, inspect the kernels together, and return a product per plan."""
+def build(batch: Sequence[Prepared], options: BuildOptions) -> list[Product]:
+    """Compile kernels one by one, inspect them together, and return a product per kernel.
+
+    The record's key is of the headers that this process read, which may have changed since the kernel was prepared.
+    """
     products: dict[int, Product] = {}
     compiled: list[_Built] = []
-    for place, plan in enumerate(plans):
-        prepared = prepare(plan, options.templates)
+    for place, prepared in enumerate(batch):
+        kernel = prepared.kernel
+        found = headers(kernel.entry_header, options.templates)
         start = time.perf_counter()
         try:
-            result = compile_kernel(prepared.kernel, prepared.headers)
-            compiled.append(_Built(place, prepared, result, time.perf_counter() - start))
+            result = compile_kernel(kernel, found)
+            compiled.append(_Built(place, prepared, found, result, time.perf_counter() - start))
         except BuildError as error:
-            seconds, kernel = time.perf_counter() - start, prepared.kernel
+            seconds = time.perf_counter() - start
             text = {"source": kernel.source, "source_name": kernel.source_name}
             products[place] = Product(error.symbol, "failed", seconds, failure=error, **text)
     start = time.perf_counter()
@@ -184,7 +185,7 @@ def build(plans: Sequence[Plan], options: BuildOptions) -> list[Product]:
     inspect_seconds = (time.perf_counter() - start) / max(1, len(compiled))
     for built, inspection in zip(compiled, inspections):
         products[built.place] = _product(built, inspection, inspect_seconds, options.prover)
-    return [products[place] for place in range(len(plans))]
+    return [products[place] for place in range(len(batch))]
 
 
 def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prover: Prover | None) -> Product:
@@ -195,7 +196,7 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
     if inspection.violations:
         error = f"{symbol} differs from its plan and is not registered: {'; '.join(inspection.violations)}"
         return Product(symbol, "failed", total, error=error)
-    data = document(prepared.kernel, prepared.headers, prepared.key, built.compiled, inspection, seconds)
+    data = document(prepared.kernel, built.headers, built.compiled, inspection, seconds)
     began = time.perf_counter()
     try:
         if prover:
@@ -245,8 +246,8 @@ class Outcome:
 class WorkerPool(Protocol):
     """Builds variants elsewhere. It does not access the library."""
 
-    def products(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Product | Lost]]:
-        """Yield (place, product or Lost) once per plan, as results arrive."""
+    def products(self, kernels: Sequence[Prepared]) -> Iterator[tuple[int, Product | Lost]]:
+        """Yield (place, product or Lost) once per kernel, as results arrive."""
 
 
 def make(
@@ -258,17 +259,18 @@ def make(
     processes, or one plan, this process builds. That is faster, but a crash of a compiler ends it.
     Raises: HgemmError if nothing can be built: a missing compiler, or a folder that cannot be written.
     """
-    misses: list[int] = []
+    missing: dict[int, Prepared] = {}
     for place, plan in enumerate(plans):
-        found = cached(prepare(plan, settings.templates), settings)
+        prepared = prepare(plan, settings.templates)
+        found = cached(prepared, settings)
         if found:
             yield place, found
         else:
-            misses.append(place)
-    if not misses:
+            missing[place] = prepared
+    if not missing:
         return
     _require_writable(settings.library.folder)
-    wanted = [plans[place] for place in misses]
+    places, wanted = [*missing], [*missing.values()]
     if worker_pool:
         done = _filed_as_they_come(wanted, worker_pool, settings)
     elif not processes or len(wanted) == 1:
@@ -276,7 +278,7 @@ def make(
     else:
         done = _in_processes(wanted, settings, processes)
     for place, outcome in done:
-        yield misses[place], outcome
+        yield places[place], outcome
 
 
 def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING) -> Outcome | None:
@@ -305,17 +307,11 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     return Outcome(symbol, status, prepared.seconds + time.perf_counter() - start, variant.record)
 
 
-def build_and_file(plans: Sequence[Plan], settings: Settings) -> list[Outcome]:
-    """Build and store what the library does not have. Return the outcome of each plan."""
-    outcomes: dict[int, Outcome] = {}
-    for place, plan in enumerate(plans):
-        found = cached(prepare(plan, settings.templates), settings, logging.DEBUG)  # another process may have built it
-        if found:
-            outcomes[place] = found
-    missing = [place for place in range(len(plans)) if place not in outcomes]
-    for place, product in zip(missing, build([plans[place] for place in missing], settings.options)):
-        outcomes[place] = filed(product, settings.library)
-    return [outcomes[place] for place in range(len(plans))]
+def build_and_file(batch: Sequence[Prepared], settings: Settings) -> list[Outcome]:
+    """Build and store what the library does not have. Return the outcome of each kernel."""
+    found = [cached(prepared, settings, logging.DEBUG) for prepared in batch]  # another process may have built some
+    products = iter(build([prepared for prepared, old in zip(batch, found) if not old], settings.options))
+    return [old or filed(next(products), settings.library) for old in found]
 
 
 def filed(product: Product, library: Library) -> Outcome:
@@ -333,30 +329,30 @@ def filed(product: Product, library: Library) -> Outcome:
     return Outcome(product.symbol, product.status, product.seconds, Record(product.record))
 
 
-def _in_this_process(plans: Sequence[Plan], settings: Settings) -> Iterator[tuple[int, Outcome]]:
-    """Build plans in this process. A new process takes 0.2 s to start."""
-    for start in range(0, len(plans), MAX_BATCH):
-        yield from enumerate(build_and_file(plans[start : start + MAX_BATCH], settings), start)
+def _in_this_process(kernels: Sequence[Prepared], settings: Settings) -> Iterator[tuple[int, Outcome]]:
+    """Build kernels in this process. A new process takes 0.2 s to start."""
+    for start in range(0, len(kernels), MAX_BATCH):
+        yield from enumerate(build_and_file(kernels[start : start + MAX_BATCH], settings), start)
 
 
-def _in_processes(plans: Sequence[Plan], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
-    """Build plans in worker processes, which also store them."""
-    from generator.build.workers import process_pool  # needed only for several plans
+def _in_processes(kernels: Sequence[Prepared], settings: Settings, processes: int) -> Iterator[tuple[int, Outcome]]:
+    """Build kernels in worker processes, which also store them."""
+    from generator.build.workers import process_pool  # needed only for several kernels
 
-    with process_pool(min(processes, len(plans))) as pool:
-        for place, result in run(partial(build_and_file, settings=settings), plans, pool):
-            yield place, _lost(plans[place], result) if isinstance(result, Lost) else result
+    with process_pool(min(processes, len(kernels))) as pool:
+        for place, result in run(partial(build_and_file, settings=settings), kernels, pool):
+            yield place, _lost(kernels[place], result) if isinstance(result, Lost) else result
 
 
 def _filed_as_they_come(
-    plans: Sequence[Plan], worker_pool: WorkerPool, settings: Settings
+    kernels: Sequence[Prepared], worker_pool: WorkerPool, settings: Settings
 ) -> Iterator[tuple[int, Outcome]]:
-    for place, result in worker_pool.products(plans):
-        yield place, _lost(plans[place], result) if isinstance(result, Lost) else filed(result, settings.library)
+    for place, result in worker_pool.products(kernels):
+        yield place, _lost(kernels[place], result) if isinstance(result, Lost) else filed(result, settings.library)
 
 
-def _lost(plan: Plan, lost: Lost) -> Outcome:
-    symbol = symbol_of(plan.spec)
+def _lost(prepared: Prepared, lost: Lost) -> Outcome:
+    symbol = prepared.kernel.symbol
     return Outcome(symbol, "failed", error=f"{symbol} was not built: its worker {lost.cause}")
 
 
