@@ -126,6 +126,11 @@ def launches(kernel: Kernel, choice: Choice, query: SelectionQuery, target: Targ
     return [Pinned(kernel, device, label=label(choice.symbol, one), options=one) for one in found]
 
 
+def best_ratio(problem: Mapping[str, Any]) -> float:
+    """Return the time of cuBLASLt's best algorithm over that of the best kernel."""
+    return min(problem["baseline_us"].values(), default=math.inf) / min(problem["us"].values())
+
+
 @cache
 def _selector(library: Path, target: Target) -> Selector:
     return open_library(library).selector(target)
@@ -148,12 +153,22 @@ def main() -> None:
 @click.option("--problems", "count", default=100, show_default=True, help="Number of problems.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the problems.")
 @click.option("--align", default="8", type=click.Choice(["1", "2", "4", "8"]), help="Alignment in elements. 8 is full.")
+@click.option(
+    "--again", type=click.Path(path_type=Path, exists=True), help="Measure the problems of this file again instead."
+)
+@click.option(
+    "--below", default=math.inf, help="With --again: only those where cuBLASLt's best of 16 is below this ratio."
+)
 @click.option("--budget", default=300.0, show_default=True, help="Seconds after which no problem is begun.")
 @click.option("--json", "path", type=click.Path(path_type=Path), required=True, help="Where to write the times.")
-def measure(library: Path, count: int, seed: int, align: str, budget: float, path: Path) -> None:
+def measure(
+    library: Path, count: int, seed: int, align: str, again: Path | None, below: float, budget: float, path: Path
+) -> None:
     """Time the kernels of a library on drawn problems."""
     device, opened = open_device(), open_library(library)
     works, target = list(problems(count, seed, int(align))), Target.of(device)
+    if again:
+        works = [Work(*one["extents"]) for one in json.loads(again.read_text())["problems"] if best_ratio(one) < below]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # an estimate of all kernels takes 0.4 s
         ranked_of = list(pool.map(partial(candidates, library, target), works, chunksize=8))
     began = time.perf_counter()
@@ -170,7 +185,7 @@ def measure(library: Path, count: int, seed: int, align: str, budget: float, pat
         baseline = CublasLt(device)
         for number, (work, ranked) in enumerate(zip(works, ranked_of, strict=True), 1):
             if time.perf_counter() - began > budget:
-                click.echo(f"budget of {budget:g} s: {number - 1} of {count} problems measured", err=True)
+                click.echo(f"budget of {budget:g} s: {number - 1} of {len(works)} problems measured", err=True)
                 break
             query = SelectionQuery.dense(Kind(), work.extents)
             try:
@@ -202,7 +217,7 @@ def measure(library: Path, count: int, seed: int, align: str, budget: float, pat
             path.write_text(json.dumps(document) + "\n", encoding="utf-8")
             first, chosen = theirs.get("cublaslt#0"), ours.get(label(ranked[0].symbol, ranked[0].options), math.nan)
             click.echo(
-                f"[{number}/{count}] {work.shape} best {1e3 * ours[best]:.1f} us {best}  "
+                f"[{number}/{len(works)}] {work.shape} best {1e3 * ours[best]:.1f} us {best}  "
                 f"first {first / ours[best] if first else 0:.3f} best {min(theirs.values()) / ours[best]:.3f}  "
                 f"selected {chosen / ours[best]:.3f}{'  WRONG ' + wrong if wrong else ''}",
                 err=True,
@@ -281,7 +296,7 @@ def choose(files: Sequence[Path], mean: float, worst: float) -> None:
         first = [
             p["baseline_us"]["cublaslt#0"] / min(p["us"].values()) for p in part if "cublaslt#0" in p["baseline_us"]
         ]
-        best = [min(p["baseline_us"].values()) / min(p["us"].values()) for p in part if p["baseline_us"]]
+        best = [best_ratio(p) for p in part if p["baseline_us"]]
         selected = [p["us"].get(p["selected"], math.inf) / min(p["us"].values()) for p in part]
         click.echo(
             f"{title}: {len(part)} problems, loss {100 * statistics.fmean(found):.1f} % mean, {100 * max(found):.1f} % worst; "
