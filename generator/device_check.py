@@ -143,7 +143,7 @@ def outcome_line(outcome: CheckOutcome) -> str:
     cases = f"{outcome.passed_shapes}/{counted(len(outcome.shapes), 'shape')}"
     if not outcome.passed:
         return f"FAIL  {outcome.symbol}  {cases}  {outcome.reason}"
-    found = [cases, *["costs per k-tile as planned"] * (outcome.shapes != outcome.checks)]
+    found = [cases, *["instruction and byte counts as planned"] * (outcome.shapes != outcome.checks)]
     found.append(f"largest error {outcome.worst_ratio:.2f} of its bound")
     if proof := outcome.proof:
         conflicts = proof["read_conflicts_per_k_tile"] + proof["copy_conflicts_per_k_tile"]

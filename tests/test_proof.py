@@ -106,7 +106,9 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     result = invoke(verify.verify_command, "--emulate", "--library", library.folder, "--junit", report, "--seed", 3)
     (record,) = library.records()
     line, summary = result.stdout.splitlines()
-    assert line.startswith(f"ok    {record.symbol}  16/16 shapes; costs per k-tile as planned; largest error 0."), line
+    assert line.startswith(
+        f"ok    {record.symbol}  16/16 shapes; instruction and byte counts as planned; largest error 0."
+    ), line
     assert result.exit_code == 0 and summary.endswith("; 16 shapes passed")
     proof = record.data["proof"]
     assert proof["mma_per_k_tile"] == proof["bytes_per_k_tile"] / 1024 == 2 and proof["bank_conflicts"] == 0

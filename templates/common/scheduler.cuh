@@ -10,9 +10,9 @@ namespace hgemm {
 struct Work {
   int tile_m, tile_n;    // in tiles of Policy::tile_m x Policy::tile_n: CTA tiles, or cluster tiles on wgmma
   int batch;
-  uint32_t split, splits;  // of the tile's k; a tile that is not split has one
-  uint32_t tile;           // position of the tile in the raster order of its batch's D; all splits of a tile have the same one
-  uint32_t shared;         // number of the tile among those that are split
+  uint32_t split, splits;  // index of this split, and the number of splits of the tile; 0 and 1 if the tile is not split
+  uint32_t tile;           // position of the tile in the raster order of D, the same for all splits of the tile
+  uint32_t shared;         // split-K: index of the tile among the split tiles of the whole batch
   int k_first, k_count;    // in k-tiles; stream-K only
 };
 
@@ -30,14 +30,14 @@ struct CtaThreads {
   HGEMM_DEVICE static void barrier() { atoms::cta_barrier(); }
 };
 
-// The k-tiles of the work. The first splits have one more than the last if the number does not divide.
+// Returns the k-tiles of a split. If k_tiles is not a multiple of the splits, the first splits get one k-tile more than the others.
 HGEMM_DEVICE KRange k_range(int k_tiles, Work const& work) {
   if (work.splits == 1) return {0, k_tiles};
   int const each = k_tiles / int(work.splits), longer = k_tiles % int(work.splits), split = int(work.split);
   return {split * each + (split < longer ? split : longer), each + (split < longer)};
 }
 
-// Whether a worker computes items until none is left.
+// Whether a worker takes one item after another until none is left, instead of only one. An item is a tile or a split of a tile.
 template <class Policy>
 HGEMM_DEVICE constexpr bool persistent() {
   if constexpr (Policy::schedule == Schedule::launch) {
@@ -85,7 +85,8 @@ struct Scheduler {
   HGEMM_DEVICE Work work_of(uint32_t item) const {
     Work work = split_of(item);
     work.batch = 0;
-    // A division takes long, so the common case of a launch does without. Elsewhere the branch makes a few kernels spill.
+    // Divisions are slow, so kernels with schedule launch skip them if the batch is 1. With the other schedules, this branch makes
+    // a few kernels spill, so they always divide.
     if (!at_launch || problem->batch > 1) {
       work.batch = work.tile / tiles();
       work.tile %= tiles();
@@ -94,7 +95,7 @@ struct Scheduler {
     return work;
   }
 
-  // Which split of which tile of the batch an item is.
+  // Returns the tile and the split of an item. Here, `tile` counts the tiles of the whole batch.
   HGEMM_DEVICE Work split_of(uint32_t item) const {
     Work work;
     work.split = work.shared = 0;
@@ -129,7 +130,8 @@ struct Scheduler {
     }
   }
 
-  // The place of a tile in strips of `width` tiles, of `across` by `along` tiles in all. The order is across each strip first.
+  // Computes the coordinates of a tile in a grid of (across, along) tiles. The grid is cut into strips of (width, along) tiles.
+  // The last strip may be narrower. Tiles follow one another strip by strip. Within a strip, at_across changes fastest.
   HGEMM_DEVICE static void in_strips(uint32_t tile, uint32_t width, uint32_t across, uint32_t along, int& at_across,
                                      int& at_along) {
     uint32_t const strip = smaller(width, across);  // so strip * along fits 32 bits

@@ -21,19 +21,21 @@ struct CpAsyncMainloop {
   static constexpr int k_blocks = Warp::k_blocks, steps = Warp::steps;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
   static constexpr bool two_fragment_stages = Warp::two_fragment_stages;
-  // How many stages warps may read between one barrier of run_pipelined() and the next. Copies must not overwrite these. With
-  // two fragment stages, it is only the stage of the next k-tile. With one, it is also the stage of this k-tile.
+  // How many stages warps may read between one barrier of run_pipelined() and the next. Copies must not overwrite these:
+  //   with one fragment stage     the stages of this k-tile and of the next
+  //   with two fragment stages    the stage of the next k-tile
   static constexpr int stages_in_use = stages == 1 || two_fragment_stages ? 1 : 2;
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
 
-  // Two fragment stages: whether a warp reads all fragments of the next block of k before the products of this block, or during
-  // the first half of them. One fragment stage: selects only where copies go, see copy_behind().
+  // With two fragment stages: whether a warp reads all fragments of the next block of k before it starts the products of this
+  // block. Otherwise, it reads them during the first half of these products. With one fragment stage, reads_first selects only
+  // where copies go, see copy_behind().
   static constexpr bool reads_first = Policy::reads_first;
 
   // Each time a copy follows an ldmatrix, ptxas puts three extra instructions between them. So copies are kept together: one
-  // block of k issues all copies of a k-tile. With two fragment stages, they either precede all reads of that block
-  // (copies_whole), or start after its last read and are spread over its remaining products.
+  // block of k issues all copies of a k-tile. If copies_whole, it issues them before its reads and products. Otherwise,
+  // copy_behind() spreads them over its products. With two fragment stages, they then start after the last read of the block.
   static constexpr bool copies_whole = Policy::copy_placement == CopyPlacement::before_last_block;
   static constexpr int copy_block = Policy::copy_placement == CopyPlacement::in_first_block ? 0 : k_blocks - 1;
 
@@ -199,15 +201,16 @@ struct CpAsyncMainloop {
   }
 
   // The copy block splits the copies of a k-tile into actions. It issues them between its products, A's before B's. An action
-  // is one pass of A or B. If an operand is copied through registers, all its copies are one action, so that its loads overlap.
+  // is one pass over A or B, in which all threads together copy row_step rows. But all copies of an operand through registers
+  // are one action, so that several of its loads are in flight at once.
   template <class Copy>
   static constexpr int actions = Copy::through_registers ? 1 : Copy::row_passes;
 
   // Issues the copy actions that follow `step` of the copy block. Where the block issues its actions:
   //   if reads_first                    evenly over all steps
-  //   otherwise, two fragment stages    evenly over the second half: the reads are in the first half
-  //   otherwise, one fragment stage     all at once, after half of the steps: reads go on to the end of the block, and each
-  //                                     change from a read to a copy costs instructions
+  //   otherwise, two fragment stages    evenly over the second half of the steps, because the reads are in the first half
+  //   otherwise, one fragment stage     all together after the middle step
+  // In the last case, the block has reads up to its end. Copies that were spread over them would often follow an ldmatrix.
   HGEMM_DEVICE void copy_behind(int step) {
     constexpr int first = reads_first ? 0 : steps / 2;
     constexpr int copying = two_fragment_stages || reads_first ? steps - first : 1;

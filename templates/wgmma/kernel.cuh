@@ -57,7 +57,8 @@ struct CtaWork {
   KRange k;
 
   HGEMM_DEVICE CtaWork(Work const& work, ClusterPlace<Policy> const& place, int k_tiles) {
-    int const cluster_row = Policy::swap_ab ? work.tile_n : work.tile_m;  // of the cluster tile, in the kernel's D
+    // The row and the column of the cluster tile in the D that the kernel computes, in cluster tiles.
+    int const cluster_row = Policy::swap_ab ? work.tile_n : work.tile_m;
     int const cluster_column = Policy::swap_ab ? work.tile_m : work.tile_n;
     m_first = (cluster_row * Policy::cluster_m + place.row) * Policy::tile_m;
     n_first = (cluster_column * Policy::cluster_n + place.column) * Policy::tile_n;
@@ -87,7 +88,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   static_assert(Policy::threads == Policy::consumers * 128 + (Policy::producer_registers > 0 || !by_tma ? 128 : 32),
                 "the producer has 32 threads, or 128 if it uses setmaxnreg or cp.async");
   static_assert(!in_cluster || (Place::size == 1 && sizeof(typename Mainloop<Policy>::Shared) >= InCluster::bytes),
-                "CTAs of split_k_cluster share no operand, and their partials must fit into the stages");
+                "split_k_cluster requires cluster_m = cluster_n = 1, and stages that can hold the partials of a tile");
 
   HGEMM_SHARED(SharedStorage<Policy>, shared);
 
@@ -123,9 +124,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::setmaxnreg_inc<Policy::consumer_registers>();
-    // Stream-K and launch with cp.async copies (scheduler_per_role): the producer needs more registers than with TMA, so consumers get
-    // fewer. A scheduler that lives across the producer/consumer split would spill, so each role makes its own. The cluster is
-    // 1x1 here.
+    // If cp.async copies (scheduler_per_role), the producer needs more registers than with TMA. So consumers get fewer registers.
+    // A scheduler that lives across the producer/consumer split would then spill. So each role makes its own scheduler. These
+    // kernels have clusters of 1x1, so each CTA is a worker.
     if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
@@ -153,7 +154,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         if (is_at_launch<Policy> && work.splits == 1) {
           sums.convert(accumulators);
         } else {
-          // A launch has no empty splits: k.count is 0 for a constant number only. ptxas would serialise wgmma otherwise (C7514).
+          // With schedule split_k, the last splits are empty if there are fewer k-tiles than splits. With schedule launch, the host
+          // passes no more splits than k-tiles. Its kernels omit the branch, because ptxas would serialise wgmma (warning C7514).
           if constexpr (!is_at_launch<Policy>) {
             if (mine.k.count == 0) accumulators.clear();
           }
@@ -212,7 +214,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     }
     if constexpr (!by_tma) atoms::cp_async_wait<0>();
     atoms::warp_barrier();
-    if constexpr (in_cluster) {  // all threads of the cluster take part in this barrier: consumers after store_partials()
+    if constexpr (in_cluster) {  // the barrier that consumers pass after store_partials(): producers must arrive, too
       atoms::cluster_arrive();
       atoms::cluster_wait();
     }
