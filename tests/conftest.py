@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,8 @@ from generator.sweep import sweep
 ROOT = Path(__file__).resolve().parents[1]
 # Commands are started hundreds of times, and compiling their modules takes 0.1 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# The processes of a run keep all cores busy; threads of NumPy would wait for one another in loops.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 SMALL = {"arch": "sm_80", "tile": "32x32x16", "stages": "2"}
 """What compiles fastest."""
 
@@ -72,6 +74,14 @@ def _no_gpu() -> str:
     count = ctypes.c_int(0)
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     return "" if status == 0 and count.value else f"no NVIDIA GPU here (the driver says {status})"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cuts() -> Iterator[None]:
+    """Do not wait for the disk: libraries are written thousands of times, and no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

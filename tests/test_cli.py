@@ -443,7 +443,7 @@ def test_completion_prints_a_script_for_both_commands(capsys, shell: str) -> Non
 def test_a_terminal_gets_one_moving_line_and_a_dumb_one_plain_lines(tmp_path: Path, terminal: str) -> None:
     ours, theirs = pty.openpty()
     code = "from generator.cli.main import generate_main; generate_main()"
-    command = [sys.executable, "-c", code, *ARGUMENTS, "--layout", "tn,nn", "--library", str(tmp_path)]
+    command = [sys.executable, "-c", code, *ARGUMENTS, "--layout", "tn,nn", "--library", str(tmp_path), "-j", "1"]
     env = {**os.environ, "TERM": terminal}
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, text=True, env=env)
     os.close(theirs)

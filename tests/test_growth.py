@@ -424,7 +424,9 @@ def test_a_growing_library_builds_instead_of_falling_back(
 
 def test_cover_adds_what_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the very command of the line, and without a fallback afterwards."""
-    done = call("generate", "--arch", "90", "--layout", "nn", "--align", "1", "--library", tmp_path)
+    done = call(
+        "generate", "--arch", "90", "--tile", "32x32x32", "--layout", "nn", "--align", "1", "--library", tmp_path
+    )
     assert done.returncode == 0, done.stderr
     hgemm.open(tmp_path).select(query(64, kind=Kind("nn")), H100)
     (line,) = lines(caplog, "falls back")

@@ -165,9 +165,9 @@ def test_empty_products_launch_nothing(library: Library, driver: ComputingDriver
 
 def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDriver) -> None:
     """Two buffers taken by turns: the maps are those of the call, and each is encoded once."""
-    w = numbers(256, 256)
-    pairs = [(numbers(512, 256), placed(np.zeros((512, 256), "f2"))) for _ in range(2)]
-    plan = library.plan(Problem(512, 256, 256))
+    w = numbers(128, 64)
+    pairs = [(numbers(256, 64), placed(np.zeros((256, 128), "f2"))) for _ in range(2)]
+    plan = library.plan(Problem(256, 128, 64))
     assert plan.kernel.traits.tensor_maps, plan
     for a, out in pairs * 2:
         plan(Cuda(a), Cuda(w.T), Cuda(out))
@@ -194,7 +194,7 @@ def splits_k(driver: ComputingDriver) -> bool:
 def test_variants_that_split_k_take_the_workspace_of_their_stream(
     opened: Library, library: Library, driver: ComputingDriver
 ) -> None:
-    a, w, allocations = numbers(16, 65536), numbers(64, 65536), []
+    a, w, allocations = numbers(16, 8192), numbers(64, 8192), []
     run, workspaces = driver.cuMemAlloc, []
     driver.cuMemAlloc = lambda size: allocations.append(size) or run(size)
     simulate = driver.kernel_of
@@ -233,7 +233,7 @@ def test_counters_are_zero_whatever_shapes_share_a_workspace(library: Library, d
 
     driver.kernel_of = check
     for m, n in ((16, 64), (16, 32), (8, 64), (16, 64)):
-        a, w = numbers(m, 65536), numbers(n, 65536)
+        a, w = numbers(m, 8192), numbers(n, 8192)
         library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((m, n), "f2"))))
     assert len(blocks) > 1 and len({*blocks}) == 1
 
@@ -243,13 +243,13 @@ def test_a_lack_of_memory_for_a_workspace_is_told(library: Library, driver: Comp
         raise MemoryError("out of memory")
 
     driver.cuMemAlloc = refuse
-    a, w = numbers(16, 65536), numbers(64, 65536)
+    a, w = numbers(16, 8192), numbers(64, 8192)
     with pytest.raises(DeviceError, match="cannot allocate a workspace of [0-9]+ B on device 0: out of memory"):
         library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))))
 
 
 def test_a_workspace_of_the_caller_is_zeroed_before_each_launch(library: Library, driver: ComputingDriver) -> None:
-    a, w = numbers(16, 65536), numbers(64, 65536)
+    a, w = numbers(16, 8192), numbers(64, 8192)
     workspace = placed(np.zeros(1 << 22, np.uint8))
     found = library.matmul(Cuda(a), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))), workspace=Cuda(workspace))
     assert splits_k(driver) and driver.zeroed == [4], "the counter of the only tile"
@@ -389,12 +389,12 @@ def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: Computin
 
 
 def test_a_plan_may_ask_for_a_workspace(library: Library, driver: ComputingDriver) -> None:
-    plan = library.plan(Problem(16, 64, 65536), workspace_bytes=1 << 24)
+    plan = library.plan(Problem(16, 64, 8192), workspace_bytes=1 << 24)
     assert 0 < plan.workspace_bytes <= 1 << 24
-    a, w, out = Cuda(numbers(16, 65536)), Cuda(numbers(64, 65536).T), Cuda(numbers(16, 64))
-    automatic = library.plan(Problem(16, 64, 65536))
+    a, w, out = Cuda(numbers(16, 8192)), Cuda(numbers(64, 8192).T), Cuda(numbers(16, 64))
+    automatic = library.plan(Problem(16, 64, 8192))
     assert automatic.workspace_bytes == plan.workspace_bytes
-    assert not library.plan(Problem(16, 64, 65536), workspace_bytes=0).workspace_bytes
+    assert not library.plan(Problem(16, 64, 8192), workspace_bytes=0).workspace_bytes
     with pytest.raises(ProblemError, match=f"workspace is missing: {plan.workspace_bytes} B"):
         plan(a, w, out)
     workspaces = [Cuda(placed(np.zeros(plan.workspace_bytes, np.uint8))) for _ in range(2)]

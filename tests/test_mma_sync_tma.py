@@ -213,7 +213,7 @@ KINDS = (
     {"dtype": "tf32", "mma": "m16n8k8", "tile": "32x32x16", "warp_tile": "16x16"},
     {"dtype": "bf16", "mma": "m16n8k8", "arch": "sm_120", "tile": "48x32x48", "warp_tile": "48x16"},
     {"acc": "f16_promoted", "arch": "sm_100"},
-    {"arch": "sm_90a", "acc": "f16", "tile": "256x256x64", "warp_tile": "64x128"},
+    pytest.param({"arch": "sm_90a", "acc": "f16", "tile": "256x256x64", "warp_tile": "64x128"}, marks=pytest.mark.slow),
 )
 
 

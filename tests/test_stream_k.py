@@ -127,7 +127,10 @@ AT_LAUNCH = {
 } | {"mma.sync with TMA": {"arch": "sm_90", "mma": "m16n8k16", "copy": "tma", "tile": "32x32x32", **DECIDED}}
 
 
-@pytest.mark.parametrize("name", AT_LAUNCH)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in (*FAST, "mma.sync with TMA") else pytest.mark.slow) for name in AT_LAUNCH],
+)
 def test_a_launch_decides_splits_raster_and_bias(name: str, host_toolchain: HostToolchain) -> None:
     kernel = kernel_of(AT_LAUNCH[name], host_toolchain)
     k = kernel.traits.tile_k
