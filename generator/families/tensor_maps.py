@@ -21,6 +21,9 @@ SWIZZLES_BYTES = (128, 64, 32)
 Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", swizzling modes.
 """
 
+CORE_ROWS = 8
+"""Rows of a core matrix, which swizzles consist of. A slice of a stage must be whole ones."""
+
 PART_BYTES = 1024
 """Period of the widest swizzle. Each part of shared memory starts at a multiple of it."""
 
@@ -60,7 +63,8 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class OperandBoxes:
-    """One stage of A or B as TMA loads it. If `shared_by` CTAs of a cluster share it, each loads one slice for all.
+    """One stage of A or B as TMA loads it. If `shared_by` CTAs of a cluster share it, each loads one slice for all, or they take
+    turns.
 
     Shapes: (extent, k). Slices of a K-major operand are along its extent, slices of an MN-major one along k.
     """
@@ -83,8 +87,13 @@ class OperandBoxes:
         return self.extent if self.k_major else self.k
 
     @property
+    def slices(self) -> int:
+        """Parts of a stage that different CTAs load: 1 if slices would not be whole groups of 8 rows, so that CTAs take turns."""
+        return 1 if self.sliced % (self.shared_by * CORE_ROWS) else self.shared_by
+
+    @property
     def box(self) -> tuple[int, int, int]:
-        return (self.swizzle_bytes // self.element_bytes, self.sliced // self.shared_by, 1)
+        return (self.swizzle_bytes // self.element_bytes, self.sliced // self.slices, 1)
 
     @property
     def stage_bytes(self) -> int:

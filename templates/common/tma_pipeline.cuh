@@ -15,9 +15,10 @@ static_assert(sizeof(TensorMaps) == 384, "the launchers pack this struct by hand
 
 // ---- One operand of a stage ---------------------------------------------------------------------------------------
 
-// A stage of A or B, (EXTENT, tile_k), loaded by SLICES CTAs of a cluster, each for all of them. It is made of boxes. A box has
-// rows of 128, 64 or 32 bytes of the contiguous index, and the TMA swizzles the 16-byte vectors of a row.
-template <class Policy, class Side, int EXTENT, int SLICES>
+// A stage of A or B, (EXTENT, tile_k), that SHARERS CTAs of a cluster load for each other: each one loads a slice, or they take
+// turns. It is made of boxes. A box has rows of 128, 64 or 32 bytes of the contiguous index, and the TMA swizzles the 16-byte
+// vectors of a row.
+template <class Policy, class Side, int EXTENT, int SHARERS>
 struct TmaBoxes {
   static constexpr bool k_major = Side::k_major;
   static constexpr int row_bytes = Side::swizzle_bytes;
@@ -26,11 +27,11 @@ struct TmaBoxes {
   static constexpr int rows = Side::k_major ? EXTENT : Policy::tile_k;
   static constexpr int boxes = (Side::k_major ? Policy::tile_k : EXTENT) / columns;
   static constexpr int box_bytes = rows * row_bytes;
-  static constexpr int slice_rows = rows / SLICES;
+  static constexpr bool in_turn = rows % (SHARERS * 8) != 0;  // slices would not be whole groups of 8 rows
+  static constexpr int slice_rows = in_turn ? rows : rows / SHARERS;
   static constexpr int bytes = boxes * box_bytes;
 
   static_assert(bytes == EXTENT * Policy::tile_k * element_bytes, "boxes must fill the stage");
-  static_assert(slice_rows * SLICES == rows && slice_rows % 8 == 0, "a slice must be whole groups of 8 rows");
 
   // The swizzled offset of a byte of a box: the index of its 16-byte vector is XORed with the low bits of the row.
   HGEMM_DEVICE static constexpr int swizzled(int byte) {
@@ -38,16 +39,18 @@ struct TmaBoxes {
     return byte ^ (byte >> 3 & (vecs - 1) << 4);
   }
 
-  // Loads this CTA's slice of the stage whose first element is (first, k) of `batch`. `ranks` are the CTAs that share it.
+  // Loads what this CTA, the sharer `place`, loads of the stage whose first element is (first, k) of `batch`. `ranks` are all
+  // sharers.
   HGEMM_DEVICE static void load(unsigned char* stage, TensorMap const& map, uint64_t* barrier, int first, int k, int batch,
-                                int slice, uint16_t ranks) {
-    int const row = slice * slice_rows;
+                                int place, uint16_t ranks) {
+    if (in_turn && k / Policy::tile_k % SHARERS != place) return;
+    int const row = in_turn ? 0 : place * slice_rows;
     HGEMM_UNROLL
     for (int box = 0; box < boxes; ++box) {
       unsigned char* const to = stage + box * box_bytes + row * row_bytes;
       int const x = (Side::k_major ? k : first) + box * columns;
       int const y = (Side::k_major ? first : k) + row;
-      if constexpr (SLICES == 1) {
+      if constexpr (SHARERS == 1) {
         atoms::tma_load(to, map, barrier, x, y, batch);
       } else {
         atoms::tma_load_multicast(to, map, barrier, ranks, x, y, batch);

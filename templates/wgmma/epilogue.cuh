@@ -249,6 +249,15 @@ struct Epilogue {
     int batch, row_first, column_first, count;
     uint32_t bits[columns / 8][registers];  // (columns / 8), 4 floats or 2 pairs of halves
 
+    // Sets the place in D of subtile `index` of blocks whose first element is at (row_first, column_first).
+    HGEMM_DEVICE void place(int index, int batch_of_d, int first_row, int first_column) {
+      int const column = index % subtiles * columns;
+      batch = batch_of_d;
+      row_first = first_row + index / subtiles * 64;
+      column_first = first_column + column;
+      count = Policy::tile_n - column < columns ? Policy::tile_n - column : columns;
+    }
+
     // Registers have no addresses: a run-time index has a branch for each subtile, which all lanes take together.
     template <class Accumulators>
     HGEMM_DEVICE void pick(Accumulators const& accumulators, int index) {
@@ -285,6 +294,21 @@ struct Epilogue {
     }
   }
 
+  // Finishes this CTA's share of a tile whose k a cluster splits: every `splits`-th subtile. Partials::add_partials adds up the
+  // accumulators of all CTAs.
+  template <class Partials>
+  HGEMM_DEVICE void run_share(void const* partials, int split, int batch, int row_first, int column_first) {
+    bool const adds_c = Policy::beta && problem.beta != 0.f;
+    HGEMM_NO_UNROLL
+    for (int index = split; index < Partials::mma_m * subtiles; index += Policy::splits) {
+      EpilogueSubtile<false> subtile;
+      subtile.place(index, batch, row_first, column_first);
+      int const first_group = index % subtiles * (columns / 8);
+      Partials::add_partials(subtile.bits, partials, index / subtiles, first_group, subtile.count / 8);
+      finish_subtile<false, Policy::bias>(subtile, adds_c);
+    }
+  }
+
   template <class Accumulators>
   HGEMM_DEVICE void run_loop(Accumulators const& accumulators, int batch, int row_first, int column_first) {
     bool const adds_c = Policy::beta && problem.beta != 0.f;
@@ -305,13 +329,14 @@ struct Epilogue {
   template <bool PLAIN, Bias BIAS, class Accumulators>
   HGEMM_DEVICE void store_subtile(Accumulators const& accumulators, int index, int batch, int row_first, int column_first,
                                   bool adds_c) {
-    int const column = index % subtiles * columns;
     EpilogueSubtile<Accumulators::in_pairs> subtile;
-    subtile.batch = batch;
-    subtile.row_first = row_first + index / subtiles * 64;
-    subtile.column_first = column_first + column;
-    subtile.count = Policy::tile_n - column < columns ? Policy::tile_n - column : columns;
+    subtile.place(index, batch, row_first, column_first);
     subtile.pick(accumulators, index);
+    finish_subtile<PLAIN, BIAS>(subtile, adds_c);
+  }
+
+  template <bool PLAIN, Bias BIAS, class Subtile>
+  HGEMM_DEVICE void finish_subtile(Subtile const& subtile, bool adds_c) {
     float results[columns / 8][4];  // computed before the wait, so that the loads of C and bias overlap it
     if (!PLAIN && adds_c) {
       combine<true, BIAS>(subtile, results);

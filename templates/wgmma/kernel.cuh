@@ -190,11 +190,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         InCluster::store_partials(accumulators, &shared.mainloop);
         atoms::cluster_arrive();
         atoms::cluster_wait();
-        if (work.split == 0) {
-          AccumulatorsF32<Accumulators> sums;  // (consumer_m, tile_n)
-          InCluster::add_partials(sums, &shared.mainloop);
-          epilogue.run(sums, work.batch, mine.m_first + m_offset, mine.n_first);
-        }
+        epilogue.template run_share<InCluster>(&shared.mainloop, work.split, work.batch, mine.m_first + m_offset, mine.n_first);
       } else {
         epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
       }

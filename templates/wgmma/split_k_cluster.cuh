@@ -1,5 +1,5 @@
-// Split-K within a cluster: CTAs that share a tile leave their partial accumulators in shared memory. The first CTA adds up all
-// of them in the order of the splits. It needs no workspace and no counters, and suits few tiles with a long k.
+// Split-K within a cluster: CTAs that share a tile leave their partial accumulators in shared memory. Each CTA then finishes a
+// share of the tile: it adds up the partials of all CTAs in the order of the splits. This needs no workspace and no counters.
 #pragma once
 
 #include <common/atoms_sm90.cuh>
@@ -27,20 +27,21 @@ struct SplitKCluster {
     }
   }
 
-  // Adds up the partials of all CTAs of the cluster.
-  HGEMM_DEVICE static void add_partials(AccumulatorsF32<Accumulators>& sums, void const* shared) {
-    Vec16B const* const partials = static_cast<Vec16B const*>(shared) + Threads::index();  // (mma_m, mma_n, threads)
+  // Adds up the partials of all CTAs of the cluster: `count` groups of 8 columns of block i, from group `first` on.
+  template <int COUNT>
+  HGEMM_DEVICE static void add_partials(uint32_t (&sums)[COUNT][4], void const* shared, int i, int first, int count) {
+    Vec16B const* const partials =
+        static_cast<Vec16B const*>(shared) + (i * mma_n + first) * Threads::count + Threads::index();  // (mma_n, threads)
     HGEMM_UNROLL
-    for (int i = 0; i < mma_m; ++i) {
+    for (int j = 0; j < COUNT; ++j) {
+      if (mma_n % COUNT != 0 && j >= count) continue;
+      float sum[4] = {0.f, 0.f, 0.f, 0.f};
       HGEMM_UNROLL
-      for (int j = 0; j < mma_n; ++j) {
-        float(&sum)[4] = sums.floats[i][j];
-        sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
-        HGEMM_UNROLL
-        for (int split = 0; split < Policy::splits; ++split) {
-          add_vec(sum, atoms::ld_shared_cluster(partials + (i * mma_n + j) * Threads::count, split));
-        }
+      for (int split = 0; split < Policy::splits; ++split) {
+        add_vec(sum, atoms::ld_shared_cluster(partials + j * Threads::count, split));
       }
+      HGEMM_UNROLL
+      for (int e = 0; e < 4; ++e) sums[j][e] = atoms::float_bits(sum[e]);
     }
   }
 };

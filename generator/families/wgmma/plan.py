@@ -33,11 +33,13 @@ PINGPONG_BARRIERS = 2
 """One for each of two ping-pong consumers."""
 
 RESULT_BYTES = 4
-SUBTILE_BYTES = {152: 128, 176: 64}
-"""Longest row of a subtile of D with ping-pong, by the most accumulator registers. Beyond, it is NARROWEST_BYTES.
+SHARE_COLUMNS, SHARE_BYTES = 8, (128, 64, 32, 16)
+"""Smallest number of columns, and row lengths, of the subtiles of D that the CTAs of split_k_cluster share."""
+SUBTILE_BYTES = {True: {152: 128, 176: 64}, False: {128: 128, 176: 64}}
+"""Longest row of a subtile of D by the most accumulator registers, with ping-pong and without. Beyond, it is NARROWEST_BYTES.
 
-A shorter row needs fewer other registers. A bias counts as BIAS_ACCUMULATORS more.
-Source: spills of ptxas 13.0.88 for 128x144 to 128x192 with beta, with and without a bias.
+A shorter row needs fewer other registers. A bias counts as BIAS_ACCUMULATORS more with ping-pong.
+Source: spills of ptxas 13.0.88 for 128x144 to 128x192 with ping-pong, and for 256x136 to 256x160, with beta.
 """
 NARROWEST_BYTES, BIAS_ACCUMULATORS = 32, 24
 
@@ -127,10 +129,14 @@ class WgmmaPlan(Plan):
 
     @cached_property
     def d(self) -> StoreBoxes:
-        registers = self.accumulator_registers + BIAS_ACCUMULATORS * (self.spec.bias != "none")
-        narrow = self.pingpong and not self.spec.swap_ab
-        fitting = (size for most, size in SUBTILE_BYTES.items() if not narrow or registers <= most)
+        registers = self.accumulator_registers + BIAS_ACCUMULATORS * (self.pingpong and self.spec.bias != "none")
+        widths = SUBTILE_BYTES[self.pingpong].items()
+        fitting = (size for most, size in widths if self.spec.swap_ab or registers <= most)
         row_bytes = next(fitting, NARROWEST_BYTES)
+        if self.spec.schedule.kind == "split_k_cluster":  # each CTA finishes a subtile
+            size, blocks = DTYPE_BYTES[self.spec.dtype_d], -(-self.consumer_rows // ROWS_PER_WARPGROUP)
+            share = max(SHARE_COLUMNS, self.tile.n * blocks // self.spec.schedule.splits) * size
+            row_bytes = next(bytes_ for bytes_ in SHARE_BYTES if bytes_ <= min(share, row_bytes))
         return StoreBoxes(self.tile.n, DTYPE_BYTES[self.spec.dtype_d], self.spec.swap_ab, row_bytes)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------

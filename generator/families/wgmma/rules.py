@@ -11,7 +11,7 @@ from generator.families import common
 from generator.families.base import Change, Rule, collector
 from generator.families.common import MAX_RASTER_TILES, clamp, fewer_ctas
 from generator.families.mma_sync.defaults import on_mma_sync
-from generator.families.tensor_maps import OperandBoxes
+from generator.families.tensor_maps import CORE_ROWS, OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.layouts import ASYNC_BYTES
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Tile
@@ -24,13 +24,11 @@ TILE_M = (64, 128, 192, 256)
 CONSUMER_ROWS = (64, 128, 256)
 TILE_K_BYTES = (64, 128, 256)
 MAX_TILE_N = 256
-CORE_ROWS = 8
-"""Rows of a core matrix, which swizzles consist of. A slice of a stage must be whole ones."""
 
 STAGES = range(2, 17)
 """One more than is multiplied at a time, up to what keeps loads of small tiles in flight."""
 
-CLUSTERS = tuple(Cluster.parse(text) for text in ("1x1", "2x1", "1x2", "4x1", "1x4", "2x2"))
+CLUSTERS = tuple(Cluster.parse(text) for text in ("1x1", "2x1", "1x2", "4x1", "1x4", "2x2", "4x2", "2x4"))
 CLUSTER_SPLITS = range(2, 9)
 """CTAs that may share a tile. Source: CUDA Programming Guide, thread block clusters: 8 are portable."""
 
@@ -248,10 +246,9 @@ def cluster(plan: Plan) -> str | None:
     if plan.copied and spec.cluster.ctas > 1:
         return f"cluster is {spec.cluster}; copy cp_async requires 1x1, because threads copy for their own CTA only"
     for name, boxes in zip("BA" if spec.swap_ab else "AB", (plan.a, plan.b)):
-        slices = boxes.shared_by
-        if slices > 1 and boxes.sliced % (slices * CORE_ROWS):
+        if spec.form == "cute" and boxes.slices < boxes.shared_by:
             rows = "rows" if boxes.k_major else "k-rows"
-            needed = f"{slices} slices of a multiple of {CORE_ROWS}"
+            needed = f"{boxes.shared_by} slices of a multiple of {CORE_ROWS}; form atoms needs none"
             return f"cluster is {spec.cluster}; {boxes.sliced} {rows} of {name} do not have {needed}"
     return None
 
