@@ -653,6 +653,8 @@ ONE_TILE = {
 }
 CLUSTER = {**ONE_TILE, "cluster": "2x1"}
 PERSISTENT = {**ONE_TILE, "schedule": "persistent"}
+IN_TURN = {**ONE_TILE, "tile": "64x72x64", "cluster": "2x1"}
+"""72 columns are no two slices of whole groups of 8, so the CTAs load B in turn."""
 CLUSTER_SPLIT = {**ONE_TILE, "schedule": "split_k_cluster:2"}
 PINGPONG = {**PERSISTENT, "tile": "64x64x64", "cooperation": "pingpong"}
 STREAM_K = {**ONE_TILE, "tile": "64x64x64", "schedule": "stream_k", "out": "f32"}
@@ -780,6 +782,27 @@ WGMMA = (
         ("race",),
     ),
     Fault(
+        "both sharers load a stage",
+        At("TmaBoxes::load", "if (in_turn && ...) return;").drop(),
+        IN_TURN,
+        TWO_CTAS,
+        ("mbarrier", "race"),
+    ),
+    Fault(
+        "the other sharer's turn, for one of two CTAs",
+        At("TmaBoxes::load", "% SHARERS != place").replace("% SHARERS != 0"),
+        IN_TURN,
+        TWO_CTAS,
+        ("mbarrier", "race", "deadlock"),
+    ),
+    Fault(
+        "a CTA skips its share of a split tile",
+        At("Epilogue::run_share", "int index = split").replace("int index = 0"),
+        CLUSTER_SPLIT,
+        ONE_CTA,
+        ("poison", "race", NUMBERS),
+    ),
+    Fault(
         "a CTA leaves its cluster early",
         At("gemm", "if constexpr (Place::size > 1 || in_cluster)").drop(),
         CLUSTER,
@@ -806,21 +829,21 @@ WGMMA = (
     # ---- The epilogue
     Fault(
         "no fence before the TMA stores",
-        At("Epilogue::store_subtile", "fence_proxy_async()").drop(),
+        At("Epilogue::finish_subtile", "fence_proxy_async()").drop(),
         ONE_TILE,
         ONE_CTA,
         ("proxy",),
     ),
     Fault(
         "boxes stored before they are written",
-        At("Epilogue::store_subtile", "named_barrier(", after="fence_proxy_async()").drop(),
+        At("Epilogue::finish_subtile", "named_barrier(", after="fence_proxy_async()").drop(),
         ONE_TILE,
         ONE_CTA,
         ("race", "proxy"),
     ),
     Fault(
         "boxes overwritten before they are stored",
-        At("Epilogue::store_subtile", "tma_store_wait_read<").template_argument(0, "@ + 1"),
+        At("Epilogue::finish_subtile", "tma_store_wait_read<").template_argument(0, "@ + 1"),
         PERSISTENT,
         TEN_TILES,
         ("race",),
@@ -862,7 +885,7 @@ WGMMA = (
     ),
     Fault(
         "ragged rows stored by the TMA",
-        At("Epilogue::store_subtile", "if (!PLAIN && problem.n").argument(0, "false"),
+        At("Epilogue::finish_subtile", "if (!PLAIN && problem.n").argument(0, "false"),
         ONE_TILE,
         RAGGED_N,
         ("bounds",),

@@ -567,7 +567,7 @@ FIELDS = (
         TILES,
         "MxN",
         "wgmma: CTAs that share operands, along m and n.",
-        examples=("1x1", "2x1", "1x2", "4x1", "1x4", "2x2"),
+        examples=("1x1", "2x1", "1x2", "4x1", "1x4", "2x2", "4x2", "2x4"),
         families=(_WGMMA,),
     ),
     Field(
