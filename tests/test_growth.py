@@ -422,6 +422,7 @@ def test_a_growing_library_builds_instead_of_falling_back(
     assert grown.symbol.startswith("hgemm_sm90a_") and len(lines(caplog, "falls back")) == 1
 
 
+@pytest.mark.slow
 def test_cover_adds_what_a_call_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the very command of the line, and without a fallback afterwards."""
     done = call(
