@@ -190,7 +190,7 @@ class Cutlass:
         kernels = (CutlassKernel(library, index) for index in range(library.cutlass2x_count()))
         self.kernels = [kernel for kernel in kernels if fnmatch.fnmatch(kernel.name, names)]
 
-    def propose(self, work: Work, count: int) -> CutlassKernels:
+    def propose(self, work: Work, count: int, bias: int = 0) -> CutlassKernels:
         """Return the kernels with the accumulator of the problem; none for other layouts and types."""
         supported = (work.layout, work.dtype_a, work.dtype_b, work.dtype_d, work.batch) == (
             "tn",

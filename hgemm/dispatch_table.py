@@ -25,7 +25,7 @@ from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
-FORMAT = 7
+FORMAT = 8
 EXACT, COMPATIBLE, PTX = range(3)
 """How code runs on a device, the best first: a cubin for this device, a compatible cubin, or PTX."""
 
@@ -122,7 +122,7 @@ class SurveyPoint:
 
     Units: ratios are microseconds per estimated clock.
     Fields: `order` holds the rows that were compared, the best first. `ratios` holds each measured row with its measured time
-        divided by its estimate.
+        divided by its estimate. `options` holds the rows that leave launch options open, with the measured ones.
     """
 
     m: int
@@ -131,6 +131,7 @@ class SurveyPoint:
     batch: int
     order: tuple[int, ...]
     ratios: tuple[tuple[int, float], ...]
+    options: tuple[tuple[int, LaunchOptions], ...] = ()
 
     @property
     def extents(self) -> Extents:
@@ -299,9 +300,13 @@ def _survey_points(
         query = SelectionQuery.dense(kind, extents)
         ratios.append({at: time_us / estimate_clocks(rows[at], query, target) for at, time_us in timed.items()})
     orders = [tuple(indices[symbol] for symbol in found.order if symbol in indices) for found in part.values()]
+    options = [
+        tuple(sorted((indices[symbol], its) for symbol, its in found.options.items() if symbol in indices))
+        for found in part.values()
+    ]
     return tuple(
-        SurveyPoint(*extents, order, tuple(sorted(of_point.items())))
-        for extents, order, of_point in zip(part, orders, ratios, strict=True)
+        SurveyPoint(*extents, order, tuple(sorted(of_point.items())), of_rows)
+        for extents, order, of_point, of_rows in zip(part, orders, ratios, options, strict=True)
     )
 
 
@@ -447,16 +452,20 @@ def candidate_options(row: Row, query: SelectionQuery, target: Target) -> list[L
 
 
 def default_options(row: Row, query: SelectionQuery, target: Target) -> LaunchOptions:
-    """Return the options that a launch takes unless its caller sets them: the splits with the lowest estimate, and groups of
-    tiles for which all SMs together load the least.
+    """Return the options that a launch takes if none are given or measured: the splits with the lowest estimate, and the default
+    group.
 
     The exported C library takes the same ones (templates/capi/src/select.c).
     """
     options = min(candidate_options(row, query, target), key=lambda one: launch_clocks(row, query, target, one))
+    return replace(options, raster_tiles=default_group(row, target) if row.decides_raster else 1)
+
+
+def default_group(row: Row, target: Target) -> int:
+    """Return the rows of a group of tiles for which all SMs together load the least."""
     down, across = row.tile_m * row.cluster_m, row.tile_n * row.cluster_n
     clusters = max(1, sms_used(row, target) // (row.cluster_m * row.cluster_n))
-    group = min(GROUPS, key=lambda group: group * down + _ceil_div(clusters, group) * across)
-    return replace(options, raster_tiles=group)
+    return min(GROUPS, key=lambda group: group * down + _ceil_div(clusters, group) * across)
 
 
 def _overlapped(longer: int, shorter: int) -> int:

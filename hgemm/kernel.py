@@ -90,19 +90,28 @@ class Kernel:
         self.bind(problem, stream=stream, device=device, workspace_size=workspace_size)()
 
     def bind(
-        self, problem: Problem, *, stream: Any = None, device: int = 0, workspace_size: int | None = None
+        self,
+        problem: Problem,
+        *,
+        stream: Any = None,
+        device: int = 0,
+        workspace_size: int | None = None,
+        zeroed: bool = False,
     ) -> Callable[[], None]:
-        """Check a problem, and return a function that launches it. Raises ProblemError or DeviceError."""
+        """Check a problem, and return a function that launches it. Raises ProblemError or DeviceError.
+
+        `zeroed` tells that the counters of the workspace are zero, as each launch leaves them. Then none zeroes them before.
+        """
         problem = self.settled(problem, device, workspace_size)
         check(problem, self.traits, workspace_size)
         function = self.prepare(device)
         launched = (problem.m, problem.n, problem.batch)
         grid = grid_x(self.traits, *launched, function.resident_ctas, problem.options)
-        counters = (problem.workspace, counter_bytes(self.traits, *launched, problem.options))
+        counted = 0 if zeroed else counter_bytes(self.traits, *launched, problem.options)
         parameters = [parameter(self.traits, problem)]
         if self.traits.tensor_maps:
             parameters.append(tensor_maps(self.traits, problem, device))
-        return open_device(device).bind(function, grid, parameters, stream_handle(stream), counters)
+        return open_device(device).bind(function, grid, parameters, stream_handle(stream), (problem.workspace, counted))
 
     def settled(self, problem: Problem, device: int = 0, workspace_size: int | None = None) -> Problem:
         """Return the problem with the options that a launch on this device takes, if the variant leaves any open."""

@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from hgemm.checks import (
 from hgemm.disk import disk_errors
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError
-from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT, TYPES, Kind
+from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT, TYPES, Kind, LaunchOptions
 from hgemm.record import SYMBOL
 
 # ==== The schema of a session ====
@@ -100,9 +100,26 @@ def _check_times(value: Any, field: str) -> None:
             raise Mismatch(f"{field}[{at}] must have finite numbers from 0")
 
 
+_MAX_SPLITS, _MAX_RASTER_TILES = 2**16, 2**16
+
+
+@check({"type": "array"})
+def _check_options(value: Any, field: str) -> None:
+    """Accept a list of [variant, splits, whole_tiles, raster_tiles]."""
+    if type(value) is not list:
+        raise Mismatch(f"{field} must be a list")
+    for at, one in enumerate(value):
+        if type(one) is not list or len(one) != 4 or any(type(number) is not int for number in one):
+            raise Mismatch(f"{field}[{at}] must be the numbers of a variant, splits, whole tiles and raster tiles")
+        _, splits, whole_tiles, raster_tiles = one
+        legal = 1 <= splits <= _MAX_SPLITS and 0 <= whole_tiles <= MAX_EXTENT
+        if not (legal and 1 <= abs(raster_tiles) <= _MAX_RASTER_TILES):
+            raise Mismatch(f"{field}[{at}] has launch options {one[1:]}, which no launch takes")
+
+
 _RESULT = fields(
     {"problem": _PROBLEM, "state": NAME, "date": _DATE, "times": _check_times},
-    optional={"decided": boolean, "clocks": plain, "baseline": plain},
+    optional={"decided": boolean, "clocks": plain, "baseline": plain, "options": _check_options},
 )
 
 
@@ -151,12 +168,17 @@ class MeasuredVariant:
 
 @dataclass(frozen=True)
 class VariantTime:
-    """The time of one variant. `variant` is its number in the session. A variant that was only screened has 0 rounds."""
+    """The time of one variant.
+
+    Fields: `variant` is its number in the session. A variant that was only screened has 0 `rounds`. `options` are those of the
+        launches, None if the variant leaves none open.
+    """
 
     variant: int
     time_us: float
     spread_us: float = 0.0
     rounds: int = 0
+    options: LaunchOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -247,8 +269,9 @@ def _parse(path: Path, lines: list[bytes]) -> Session:
     return Session(entries[0], tuple(variants), tuple(results), tuple(lines[: len(entries)]))
 
 
-def _result(entry: Mapping[str, Any], field: str, variants: int) -> Result:
-    times = tuple(VariantTime(*time) for time in entry["times"])
+def _result(entry: dict[str, Any], field: str, variants: int) -> Result:
+    options = {variant: LaunchOptions(*numbers) for variant, *numbers in entry.pop("options", ())}
+    times = tuple(replace(VariantTime(*time), options=options.get(time[0])) for time in entry["times"])
     for time in times:
         if time.variant not in range(variants):
             raise Mismatch(f"{field} uses variant {time.variant}, but no earlier line defines it")
@@ -312,7 +335,7 @@ class SessionWriter:
     ) -> None:
         """Append the result of one problem. `tested` is in the order of preference; variants are numbered here."""
         entries: list[Mapping[str, Any]] = []
-        times = []
+        times, options = [], []
         for one, time in tested:
             known = (one.symbol, one.key)
             if known not in self._numbers:
@@ -320,7 +343,10 @@ class SessionWriter:
                 entries.append({"symbol": one.symbol, "key": one.key, "toolchain": dict(one.toolchain)})
             paired = [time.spread_us, time.rounds] if time.rounds else []
             times.append([self._numbers[known], time.time_us, *paired])
+            if time.options:
+                options.append([self._numbers[known], *astuple(time.options)])
         more = {name: value for name, value in more.items() if value is not None}
+        more |= {"options": options} if options else {}
         entries.append({"problem": problem.plain(), "state": state, "date": now(), "times": times, **more})
         self._add(entries)
 
@@ -351,13 +377,15 @@ class BestKnown:
     """The measurements of one problem on one type of device, combined from all sessions.
 
     Fields: `order` holds the variants that were compared with the best one, which is first. `times_us` also holds variants of
-        other sessions, scaled to the session that `order`, `device` and `date` come from.
+        other sessions, scaled to the session that `order`, `device` and `date` come from. `options` are those of the launches,
+        for variants that leave some open.
     """
 
     order: tuple[str, ...]
     times_us: Mapping[str, float]
     device: str
     date: str
+    options: Mapping[str, LaunchOptions] = field(default_factory=dict)
 
 
 def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[ProblemKey, BestKnown]:
@@ -372,7 +400,8 @@ def best_known(sessions: Iterable[Session], keys: Mapping[str, str]) -> dict[Pro
             times = _current_times(session, result, keys)
             if result.state in found and times:
                 key = (*device, result.problem.kind.code, *result.problem.extents)
-                new = BestKnown(tuple(times), times, session.header["device"], result.date)
+                options = _current_options(session, result, times)
+                new = BestKnown(tuple(times), times, session.header["device"], result.date, options)
                 of_state = found[result.state]
                 of_state[key] = _combined(of_state.get(key), new)
     merged: dict[ProblemKey, BestKnown] = {}
@@ -387,17 +416,25 @@ def _current_times(session: Session, result: Result, keys: Mapping[str, str]) ->
     return {one.symbol: time_us for one, time_us in tested if keys.get(one.symbol) == one.key}
 
 
+def _current_options(session: Session, result: Result, times: Mapping[str, float]) -> dict[str, LaunchOptions]:
+    """Return the options of the launches by symbol, of those variants that have times."""
+    tested = ((session.variants[time.variant].symbol, time.options) for time in result.times)
+    return {symbol: options for symbol, options in tested if options and symbol in times}
+
+
 def _combined(old: BestKnown | None, new: BestKnown) -> BestKnown:
     if old is None:
         return new
     best = old.order[0]
     if best in new.times_us:
-        kept, added = new, _scaled(old, old.times_us[best], new.times_us[best])
+        kept, other, scale = new, old, (old.times_us[best], new.times_us[best])
     else:
         common = next((symbol for symbol in old.times_us if symbol in new.times_us), None)
         scale = (new.times_us[common], old.times_us[common]) if common else (1.0, 1.0)
-        kept, added = old, _scaled(new, *scale)
-    return BestKnown(kept.order, {**added, **kept.times_us}, kept.device, kept.date)
+        kept, other = old, new
+    times_us = {**_scaled(other, *scale), **kept.times_us}
+    options = {symbol: its for symbol, its in other.options.items() if symbol not in kept.times_us}
+    return BestKnown(kept.order, times_us, kept.device, kept.date, {**options, **kept.options})
 
 
 def _scaled(known: BestKnown, from_us: float, to_us: float) -> dict[str, float]:

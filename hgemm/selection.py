@@ -1,8 +1,9 @@
 """Selection: which variants support a problem on a device, and which of them is the fastest.
 
 In order: the best measured variant, if this very problem was measured on such a device. Else the best corrected estimate in
-the shortlist of the problem's region, if anything was measured. Else the best estimate of all. The exported C library does
-the same steps with the same numbers (templates/capi/src/select.c).
+the shortlist of the problem's region, if anything was measured. Else the best estimate of all. The launch options of the chosen
+variant are measured ones if they exist (hgemm/measured_options.py). The exported C library does the same steps with the same
+numbers (templates/capi/src/select.c).
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hgemm.dispatch_table import PTX, DispatchTable, Row, Survey, SurveyPoint, default_options, estimate_clocks
+from hgemm.dispatch_table import PTX, DispatchTable, Row, Survey, SurveyPoint, estimate_clocks
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
 from hgemm.launch import MAX_CTAS, WORKSPACE_COUNTERS
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
+from hgemm.measured_options import MeasuredOptions, options_of
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
 from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
@@ -108,6 +110,7 @@ class Selector:
         self.table, self.target, self.library, self.watch = table, target, library, watch
         self.groups = table.runnable_groups(target)
         self._shortlists: dict[int, Any] = {}
+        self._options: dict[int, MeasuredOptions] = {}
 
     @cached_property
     def surveys(self) -> dict[int, Survey]:
@@ -149,6 +152,15 @@ class Selector:
                 nearest = min(survey.problems, key=lambda problem: distance(problem.point, query.point))
                 return self._choice(best, match, query, NEAR, nearest, factors[best])
         return self._choice(min(rows, key=lambda row: self._clocks(row, query)), match, query)
+
+    def measured_options(self, query: SelectionQuery) -> MeasuredOptions | None:
+        """Return the launch options that were measured for a query's kind, if the devices have as many SMs as this one."""
+        survey = self.surveys.get(query.kind.code)
+        if survey is None or survey.sms != self.target.sms:
+            return None
+        if survey.kind not in self._options:
+            self._options[survey.kind] = MeasuredOptions(self.table.rows, survey)
+        return self._options[survey.kind]
 
     def shortlist(self, query: SelectionQuery) -> dict[int, int]:
         """Return the rows of the shortlist of a query's region, with their correction factors. Empty without measurements."""
@@ -219,8 +231,7 @@ class Selector:
         factor: int = FACTOR_ONE,
     ) -> Choice:
         row = self.table.rows[at]
-        open_fields = row.decides_splits or row.decides_raster
-        options = default_options(row, query, self.target) if open_fields else None
+        options = options_of(at, row, query, self.target, self.measured_options(query))
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
         return Choice(row, match, self._clocks(at, query), workspace_bytes, rule, nearest, factor, options)
 

@@ -160,6 +160,8 @@ class CChoice(ctypes.Structure):
         ("estimated_clocks", ctypes.c_uint64),
         ("rule", ctypes.c_int32),
         ("splits", ctypes.c_int32),
+        ("whole_tiles", ctypes.c_int32),
+        ("raster_tiles", ctypes.c_int32),
     ]
 
 

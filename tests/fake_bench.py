@@ -13,7 +13,8 @@ from fake_driver import _ATTRIBUTES, SUCCESS, FakeDriver, real, unpack
 
 from hgemm.dtypes import DTYPES, decode, encode
 from hgemm.kernel import Kernel
-from hgemm.problem import PROBLEM_BYTES
+from hgemm.problem import PROBLEM_BYTES, Problem
+from hgemm.reference import ACTIVATION_FORMULAS
 
 _ATTRIBUTES["L2_CACHE_SIZE"] = 4096
 
@@ -27,6 +28,7 @@ class BenchDriver(FakeDriver):
         super().__init__()
         self.kernels: dict[str, Kernel] = {}
         self.cost_us: dict[str, float] = {}
+        self.slower: Callable[[str, Problem], float] = lambda symbol, problem: 1.0  # factor by launch
         self.faults: dict[str, frozenset[str]] = {}
         self.now_us = 0.0
         self.log: list[str] = []  # what ran, in order
@@ -79,7 +81,7 @@ class BenchDriver(FakeDriver):
         problem = unpack(ctypes.string_at(address, PROBLEM_BYTES))  # by value: a graph keeps what was passed
         traits = self.kernels[function].traits
         launch = lambda: simulated.launch(traits, problem, self.faults[function])  # noqa: E731
-        self.enqueue(function, self.cost_us[function], launch)
+        self.enqueue(function, self.cost_us[function] * self.slower(function, problem), launch)
         return (SUCCESS,)
 
     # ---- Streams, graphs, events ------------------------------------------------------------------------------------
@@ -168,6 +170,7 @@ class Product(ctypes.Structure):
 
     _fields_ = [("compute", ctypes.c_int), ("scale", ctypes.c_int)]
     _fields_ += [(f"transposed_{name}", ctypes.c_int32) for name in "ab"]
+    _fields_ += [("epilogue", ctypes.c_uint32), ("bias", ctypes.c_uint64)]
     _fields_ += [(name, _Layout) for name in "abcd"]
     _fields_ += [(f"pointer_{name}", ctypes.c_uint64) for name in "abcd"]
     _fields_ += [(name, ctypes.c_uint64) for name in "workspace workspace_bytes stream algorithm alpha beta".split()]
@@ -215,7 +218,17 @@ class FakeCublasLt:
             a, b, d = (_matrix(getattr(p, name), getattr(p, f"pointer_{name}"), batch) for name in "abd")
             a, b = (decode(x, _TYPES[getattr(p, name).type]) for x, name in ((a, "a"), (b, "b")))
             values = (a.T if p.transposed_a else a) @ (b.T if p.transposed_b else b)
+            if p.epilogue & 4:  # one element per row of a column-major D
+                values = values + decode(_vector(p.bias, values.shape[0], _TYPES[p.d.type]), _TYPES[p.d.type])[:, None]
+            if p.epilogue & 34:
+                values = ACTIVATION_FORMULAS["relu" if p.epilogue & 2 else "gelu"].function(values)
             d[...] = encode(values + (p.algorithm in self.wrong) * 9, _TYPES[p.d.type])
+
+
+def _vector(pointer: int, elements: int, dtype: str) -> np.ndarray:
+    storage = np.dtype(DTYPES[dtype].storage)
+    memory = (ctypes.c_uint8 * (elements * storage.itemsize)).from_address(pointer)
+    return np.frombuffer(memory, storage)
 
 
 def _matrix(layout: _Layout, pointer: int, batch: int) -> np.ndarray:

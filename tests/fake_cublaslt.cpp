@@ -14,6 +14,8 @@ struct Layout {
 struct Operation {
   int compute, scale;
   int32_t transposed_a, transposed_b;
+  uint32_t epilogue;
+  uint64_t bias;
 };
 struct Algorithm {
   uint64_t data[8];
@@ -51,10 +53,12 @@ int cublasLtCreate(void** handle) { return *handle = new int(7), ++alive, 0; }
 int cublasLtDestroy(void* handle) { return delete static_cast<int*>(handle), --alive, 0; }
 
 int cublasLtMatmulDescCreate(Operation** made, int compute, int scale) {
-  *made = new Operation{compute, scale, 0, 0};
+  *made = new Operation{compute, scale, 0, 0, 1, 0};
   return ++alive, 0;
 }
 int cublasLtMatmulDescSetAttribute(Operation* to, int attribute, void const* value, size_t bytes) {
+  if (attribute == 7 && bytes == 4) return std::memcpy(&to->epilogue, value, 4), 0;
+  if (attribute == 8 && bytes == 8) return std::memcpy(&to->bias, value, 8), 0;
   if (bytes != 4 || (attribute != 3 && attribute != 4)) return 7;
   std::memcpy(attribute == 3 ? &to->transposed_a : &to->transposed_b, value, 4);
   return 0;

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hgemm.measured import MeasuredProblem, MeasuredVariant, Session, SessionWriter, VariantTime, read_session
+from hgemm.problem import LaunchOptions
 
 HEADER = {
     "program": "tune",
@@ -25,11 +26,16 @@ def problem(
 
 
 def times(
-    times_us: Mapping[str, float], keys: Mapping[str, str] | None = None
+    times_us: Mapping[str, float],
+    keys: Mapping[str, str] | None = None,
+    options: Mapping[str, LaunchOptions] | None = None,
 ) -> list[tuple[MeasuredVariant, VariantTime]]:
     """Return the times of variants by symbol, in the order given, as a writer takes them."""
     return [
-        (MeasuredVariant(symbol, (keys or {}).get(symbol, KEY), {"nvrtc": "13.0"}), VariantTime(0, time_us, 0.1, 15))
+        (
+            MeasuredVariant(symbol, (keys or {}).get(symbol, KEY), {"nvrtc": "13.0"}),
+            VariantTime(0, time_us, 0.1, 15, (options or {}).get(symbol)),
+        )
         for symbol, time_us in times_us.items()
     ]
 
@@ -39,11 +45,12 @@ def write(
     results: Sequence[tuple[MeasuredProblem, Mapping[str, float]]],
     keys: Mapping[str, str] | None = None,
     state: str = "steady",
+    options: Sequence[Mapping[str, LaunchOptions]] = (),
     **header: object,
 ) -> Session:
-    """Write a session of these problems and times, and return it as it is read."""
+    """Write a session of these problems and times, and return it as it is read. `options` are those of the launches, by result."""
     writer = SessionWriter(library, **{**HEADER, **header})
-    for of, times_us in results:
-        writer.add(of, state, times(times_us, keys), decided=True)
+    for at, (of, times_us) in enumerate(results):
+        writer.add(of, state, times(times_us, keys, options[at] if options else None), decided=True)
     writer.close()
     return read_session(writer.path)

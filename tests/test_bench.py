@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import simulated
 from fake_bench import BenchDriver, FakeCublasLt, build
+from records import make_record
 
 import hgemm.bench.operands
 import hgemm.device
@@ -183,6 +184,34 @@ def test_few_rows_are_held_against_a_copy(driver: BenchDriver, lt: FakeCublasLt,
     assert result["memory"] == {"weights_gb_per_s": round(rate, 1), "copy_gb_per_s": 2.0, "of_copy": round(rate / 2, 4)}
 
 
+def test_a_variant_is_measured_with_several_launch_options(driver: BenchDriver, kernels: list) -> None:
+    record, _ = make_record(
+        "hgemm_open",
+        **{"arch": "sm_90", "cta_tile": "32x48x16", "schedule": "launch", "raster": "launch"},
+        **{name: simulated.record(rule="launch")[name] for name in ("launch", "traits")},
+    )
+    record["traits"]["exact_tiles_only"] = False
+    kernels.append(driver.serve(Kernel(record, b"cubin"), 8.0))
+    driver.slower = lambda symbol, problem: 0.5 if problem.options and problem.options.splits == 3 else 1.0
+    work = Work(40, 56, 400)
+    result = first(BenchPlan([work], kernels, protocol=QUICK, baseline=None, options=4))
+    tried = {name: one for name, one in result["options"].items()}
+    assert len(tried) == 4 and {1, 3} < {one["splits"] for one in tried.values()}
+    assert all(name.startswith("hgemm_open splits=") for name in tried)
+    assert result["options"][result["ours"]]["splits"] == 3
+    one = first(BenchPlan([work], kernels, protocol=QUICK, baseline=None))
+    assert len(one["options"]) == 1
+
+
+def test_a_workspace_is_zeroed_once(driver: BenchDriver) -> None:
+    """As launches of a library do it: each launch leaves its counters zero."""
+    split = driver.serve(kernel("hgemm_split", rule="split_k", splits=2), 5.0)
+    once = replace(QUICK, rounds=3, rounds_max=3)
+    first(BenchPlan([WORK], [split], protocol=once, baseline=None))
+    launches, fills = driver.log.count("hgemm_split"), driver.log.count("fill")
+    assert fills < 10 < launches
+
+
 # ---- What is right --------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +239,31 @@ def test_every_layout_and_type_is_described_to_the_baseline(
     assert (product.compute, product.scale) == (compute, 2 if half else 0)
     assert (product.alpha, product.beta) == (0x3C00 if half else 0x3F800000, 0)
     assert product.workspace_bytes == 64 << 20 and product.stream == 77 and product.pointer_c == product.pointer_d
+
+
+@pytest.mark.parametrize(
+    "bias, activation, epilogue", [("row", "none", 4), ("none", "relu", 2), ("row", "gelu", 36), ("row", "relu", 6)]
+)
+def test_the_baseline_has_the_bias_and_the_activation(
+    driver: BenchDriver, lt: FakeCublasLt, bias: str, activation: str, epilogue: int
+) -> None:
+    ours = driver.serve(kernel("hgemm_one", bias="launch" if bias == "row" else "none", activation=activation), 5.0)
+    result = first(BenchPlan([Work(40, 56, 24, bias=bias, activation=activation)], [ours], protocol=QUICK))
+    assert (result["ours"], result["best"]) == ("hgemm_one", "cublaslt#1") and not result["refused"]
+    assert lt.products[-1].epilogue == epilogue and (lt.products[-1].bias > 0) == (bias == "row")
+
+
+@pytest.mark.parametrize("bias, activation", [("column", "none"), ("row", "silu")])
+def test_an_epilogue_that_the_baseline_lacks_is_told_once(
+    driver: BenchDriver, lt: FakeCublasLt, bias: str, activation: str
+) -> None:
+    ours = driver.serve(kernel("hgemm_one", bias=bias, activation=activation), 5.0)
+    works, told = [Work(m, 56, 24, bias=bias, activation=activation) for m in (40, 48)], []
+    document = run(BenchPlan(works, [ours], protocol=QUICK), open_device(), told.append)
+    assert all(one["ours"] == "hgemm_one" and one["first"] is None for one in document["results"])
+    assert [text for text in told if text.startswith("note")] == [
+        f"note: cuBLASLt has no epilogue for{works[0].epilogue}: its time is not measured"
+    ]
 
 
 def test_wrong_numbers_are_refused_on_both_sides(driver: BenchDriver, lt: FakeCublasLt, kernels: list) -> None:

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import measured
@@ -28,23 +28,25 @@ from hgemm.problem import (
     LAYOUTS,
     TYPES,
     Kind,
+    LaunchOptions,
     Problem,
     kind_supports,
 )
-from hgemm.selection import Selector, unmet_requirements
+from hgemm.selection import MEASURED, Selector, unmet_requirements
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
 PROBLEMS = 5_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15
 
 
-MEASURED_KINDS = (Kind("tn"), Kind("tt", "bf16", "bf16", "bf16"), Kind("tn", acc="f16"))
-MEASURED_ON = ((90, 132), (90, 114), (80, 108))
-"""A device with two numbers of SMs among them. Each survey has 6,000 regions to be worked out."""
+MEASURED_KINDS = (Kind("tn"), Kind("tt", "bf16", "bf16", "bf16"), Kind("tn", acc="f16"), Kind("tn", bias="row"))
+"""Only kernels that leave options to the launch compute the last one."""
 SURVEYED = [
-    (on, kind) for on in MEASURED_ON for kind in (MEASURED_KINDS if on == MEASURED_ON[0] else MEASURED_KINDS[:1])
+    *(((90, 132), kind) for kind in MEASURED_KINDS),
+    ((90, 114), MEASURED_KINDS[1]),
+    ((80, 108), MEASURED_KINDS[0]),
 ]
-"""All kinds on one device, and one kind on the others."""
+"""All kinds on one device, and one kind on others. Each survey has 11,760 regions to be worked out: few kernels take 0.5 s."""
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +59,33 @@ def measure(paper_library: Library, folder: Path) -> None:
     shutil.copytree(paper_library.folder, folder)
     records = [record.data for record in paper_library.records()]
     keys = {record["symbol"]: record["key"] for record in records}
+    records_of = {record["symbol"]: record for record in records}
     rng = random.Random(0)
     for (capability, sms), kind in SURVEYED:
         of_kind = [r["symbol"] for r in records if kind_supports(kind_of(LaunchTraits.of(r)).code, kind.code)]
         results = [
             (
-                measured.problem(*extents(rng), rng.choice([1, 1, 2]), kind.layout, kind.dtype_a, kind.acc),
+                replace(
+                    measured.problem(*extents(rng), rng.choice([1, 1, 2]), kind.layout, kind.dtype_a, kind.acc),
+                    bias=kind.bias,
+                ),
                 {symbol: rng.uniform(1, 20) for symbol in rng.sample(of_kind, rng.randint(1, len(of_kind)))},
             )
             for _ in range(30)
         ]
-        measured.write(folder, results, keys, capability=capability, sms=sms)
+        options = [{symbol: drawn_options(rng, records_of[symbol]) for symbol in times} for _, times in results]
+        options = [{symbol: one for symbol, one in of_result.items() if one} for of_result in options]
+        measured.write(folder, results, keys, options=options, capability=capability, sms=sms)
+
+
+def drawn_options(rng: random.Random, record: dict) -> LaunchOptions | None:
+    """Draw options for a variant that leaves some open. Some do not suit the problem."""
+    traits = LaunchTraits.of(record)
+    if not (traits.decides_splits or traits.decides_raster) or rng.random() < 0.1:
+        return None
+    if not traits.decides_splits:
+        return LaunchOptions(traits.splits, 0, rng.choice([1, 3, -2]))
+    return LaunchOptions(rng.choice([1, 2, 3, 7, 40]), rng.choice([0, 0, 1, 132]), rng.choice([1, 3, -2]))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +176,8 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
             expected.rule,
         )
         assert found.workspace_bytes == expected.workspace_bytes
-        assert found.splits == (expected.options.splits if expected.options else expected.row.splits)
+        options = expected.options or LaunchOptions(expected.row.splits, 0, 1)
+        assert (found.splits, found.whole_tiles, found.raster_tiles) == astuple(options)
         tail = expected.options is not None and expected.options.whole_tiles > 0
         splits.add((expected.row.decides_splits, min(found.splits, 2), tail))
         chosen[expected.symbol] = chosen.get(expected.symbol, 0) + 1
@@ -167,6 +186,28 @@ def test_c_chooses_as_python_does(measured_library: Library, library: ctypes.CDL
     assert min(rules) > PROBLEMS // 50, rules
     assert splits >= {(1, 1, False), (1, 2, False), (1, 2, True), (0, 1, False)}, splits
     assert kinds_told >= {"no such kind", "more workspace", "addresses alignment workspace"}, kinds_told
+
+
+def test_c_takes_the_options_that_were_measured_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:
+    """Those of the very problem, and those of a problem with the same tiles."""
+    table, rng = open_library(measured_library.folder).table, random.Random(2)
+    kind, target = MEASURED_KINDS[-1], Target.typical("sm_90")
+    selector = Selector(table, target)
+    (survey,) = (one for one in table.surveys if one.kind == kind.code and one.sms == target.sms)
+    taken = {True: 0, False: 0}
+    for _ in range(600):
+        m, n, k, batch = rng.choice(survey.problems).extents
+        m, n, k = m + rng.choice([0, 0, 1]), n, k + 8 * rng.choice([0, 0, 1, 5])
+        lda, ldb, ldd = (-(-extent // 8) * 8 for extent in (k, k, n))
+        problem = Problem(m, n, k, batch, lda=lda, ldb=ldb, ldd=ldd, batch_stride_d=m * ldd)
+        wanted = SelectionQuery.of(kind, problem, workspace_bytes := rng.choice([2**20, 2**25, ANY_WORKSPACE]))
+        expected = selector.find(wanted)
+        status, found = in_c(library, target, kind, problem, workspace_bytes)
+        assert (status, found.symbol.decode()) == (OK, expected.symbol), library.hgemm_last_message()
+        assert (found.splits, found.whole_tiles, found.raster_tiles) == astuple(expected.options)
+        was_measured = selector.measured_options(wanted).find(table.rows.index(expected.row), wanted) is not None
+        taken[expected.rule == MEASURED] += was_measured
+    assert min(taken.values()) > 20, taken
 
 
 def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, library: ctypes.CDLL) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import fake_driver
 import measured
 import pytest
 import simulated
@@ -30,6 +31,7 @@ from generator.cli import device as verb
 from generator.errors import LibraryError
 from generator.store.library import Library
 from generator.tuning import Generating, Search, archs_of, planned_record, plans_for
+from hgemm.bench.contenders import query_of, symbol_of
 from hgemm.bench.measure import MEMORY, Race, without_memory
 from hgemm.bench.protocol import geometric_mean
 from hgemm.bench.work import Work, read_kernels
@@ -40,7 +42,7 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.measured import MeasuredProblem, read_sessions
 from hgemm.packed import PackedLayer, add_pack, read_pack
-from hgemm.problem import Kind
+from hgemm.problem import Kind, LaunchOptions
 from hgemm.record import Record
 from hgemm.selection import MEASURED
 from hgemm.selection_query import SelectionQuery, Target
@@ -284,6 +286,59 @@ def test_without_problems_the_layers_of_the_packs_are_tuned(
     (folder / "pack.json").write_text('{"schema": 1, "layers": [{}]}')
     result = call("--library", folder, "--seed", 1, command=module_command)
     assert "pack.json is malformed (layers[0].name is missing)" in str(result.exception)
+
+
+# ---- Launch options -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_variant(driver: BenchDriver, folder: Path) -> None:
+    """Add a variant that leaves schedule, raster and bias to the launch. It is the fastest with 3 splits."""
+    made = simulated.record(beta=False, rule="launch", raster="launch", bias="launch")
+    traits = {**TRAITS, **{name: made["traits"][name] for name in ("workspace",)}}
+    spec = {"arch": "sm_80", "cta_tile": "32x48x16", "schedule": "launch", "raster": "launch", "bias": "launch"}
+    Library(folder).publish(*make_record("hgemm_open", launch=made["launch"], traits=traits, **spec))
+    (kernel,) = read_kernels(folder, "hgemm_open")
+    driver.serve(kernel, 10.0)
+
+    driver.slower = lambda symbol, problem: 0.5 if problem.options and problem.options.splits == 3 else 1.0
+
+
+@pytest.mark.parametrize("bias", ["none", "row"])
+def test_launch_options_are_tuned_stored_and_selected(
+    driver: BenchDriver, folder: Path, open_variant: None, bias: str
+) -> None:
+    work = Work(40, 56, 200, bias=bias)
+    document = tuned(plan_of(folder, works=[work]), kernels="hgemm_open,hgemm_fast")
+    chosen = winners(document)[0]
+    assert chosen.startswith("hgemm_open splits=3 ")
+    result = document["results"][0]
+    assert len([name for name in result["screened_us"] if name.startswith("hgemm_open")]) == 4
+    assert len({symbol_of(name) for name in result["figures"]}) == len(result["figures"])
+    best = LaunchOptions(**result["options"][chosen])
+    (session,) = read_sessions(folder)
+    times = session.results[0].times
+    assert times[0].options == best and best.splits == 3
+    assert len({time.variant for time in times}) == len(times)
+    query = query_of(work)
+    selector = open_library(folder).selector(Target.of(open_device()))
+    choice = selector.choose(query)
+    assert (choice.symbol, choice.rule, choice.options) == ("hgemm_open", MEASURED, best)
+    near = selector.choose(replace(query, m=39))  # the same tiles
+    assert (near.symbol, near.options) == ("hgemm_open", best)
+    assert selector.choose(replace(query, workspace_bytes=0)).options.splits == 1
+    again = tuned(plan_of(folder, works=[work], options=1), kernels="hgemm_open,hgemm_fast")["results"][0]
+    assert again["options"] == {chosen: result["options"][chosen]}
+
+
+def test_the_order_of_tiles_is_tuned_if_there_are_several_waves(
+    driver: BenchDriver, folder: Path, open_variant: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fake_driver._ATTRIBUTES, "MULTIPROCESSOR_COUNT", 1)
+    driver.slower = lambda symbol, problem: 0.8 if problem.options and problem.options.raster_tiles < 0 else 1.0
+    document = tuned(plan_of(folder, works=[Work(40, 96, 200)]), kernels="hgemm_open")
+    chosen = document["results"][0]["options"][winners(document)[0]]
+    assert chosen["splits"] == 1 and chosen["raster_tiles"] < 0
 
 
 @pytest.mark.parametrize("arguments", [(), ("--no-generate",)], ids=["module", "verb"])

@@ -14,8 +14,9 @@ from hgemm.dtypes import OUTPUTS
 from hgemm.launch import OPERANDS
 from hgemm.launch_traits import LaunchTraits, TensorMapRule
 from hgemm.library import Library
+from hgemm.measured_options import MeasuredOptions, Place
 from hgemm.octave_grid import REGIONS, Shortlist, region_of
-from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES
+from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES, LaunchOptions
 from hgemm.shortlists import RegionShortlists
 
 # ==== images.bin: the code of all kernels ====
@@ -182,6 +183,7 @@ def table_h(table: DispatchTable, shortlists: Shortlists, version: str) -> str:
         "SURVEY_COUNT": len(table.surveys),
         "MEASURED_COUNT": sum(len(survey.problems) for survey in table.surveys),
         "ORDER_COUNT": sum(len(problem.order) for survey in table.surveys for problem in survey.problems),
+        "OPTIONS_COUNT": sum(len(problem.options) for survey in table.surveys for problem in survey.problems),
         "REGION_COUNT": REGIONS,
         "SHORTLIST_COUNT": len(shortlists.lists),
         "CANDIDATE_COUNT": sum(map(len, shortlists.lists)),
@@ -220,6 +222,7 @@ def table_c(table: DispatchTable, shortlists: Shortlists, traits: Mapping[str, L
             *_array("hgemm_row", "rows", "ROW_COUNT", (_row(row, traits[row.symbol], images) for row in table.rows)),
             *_array("hgemm_survey", "surveys", "SURVEY_COUNT + 1", [*_surveys(table), "{0}"]),
             *_array("hgemm_measured", "measurements", "MEASURED_COUNT + 1", [*_measurements(table), "{0}"]),
+            *_array("hgemm_options", "measured_options", "OPTIONS_COUNT + 1", [*_options(table), "{0}"]),
             *_array("uint32_t", "orders", "ORDER_COUNT + 1", [*orders, "0"]),
             *_array(
                 "uint32_t", "regions", "SURVEY_COUNT * HGEMM_REGION_COUNT + 1", [*map(str, shortlists.regions), "0"], 24
@@ -270,10 +273,22 @@ def _code(code: Code) -> str:
 
 
 def _surveys(table: DispatchTable) -> Iterator[str]:
-    first = 0
+    first = first_options = 0
     for survey in table.surveys:
-        yield f"{{{survey.capability}, {survey.sms}, 0x{survey.kind:07x}, {first}, {len(survey.problems)}}}"
-        first += len(survey.problems)
+        count, options = len(survey.problems), sum(len(problem.options) for problem in survey.problems)
+        numbers = (first, count, first_options, options)
+        yield f"{{{survey.capability}, {survey.sms}, 0x{survey.kind:07x}, {', '.join(map(str, numbers))}}}"
+        first, first_options = first + count, first_options + options
+
+
+def _options(table: DispatchTable) -> Iterator[str]:
+    for survey in table.surveys:
+        yield from (_options_entry(*entry) for entry in MeasuredOptions(table.rows, survey).entries)
+
+
+def _options_entry(place: Place, options: LaunchOptions) -> str:
+    numbers = (options.splits, options.whole_tiles, options.raster_tiles)
+    return f"{{{{{', '.join(map(str, place))}}}, {', '.join(map(str, numbers))}}}"
 
 
 def _measurements(table: DispatchTable) -> Iterator[str]:

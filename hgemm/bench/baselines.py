@@ -20,8 +20,8 @@ from hgemm.bench.measure import BASELINE
 from hgemm.bench.operands import Dense, Operands, dense
 from hgemm.bench.work import Work
 from hgemm.device import Device
-from hgemm.dtypes import stored_dtype
-from hgemm.errors import DeviceError, HgemmError
+from hgemm.dtypes import DTYPES, stored_dtype
+from hgemm.errors import DeviceError, HgemmError, UnsupportedError
 from hgemm.problem import Problem
 
 WORKSPACE_BYTES = 64 << 20
@@ -30,8 +30,11 @@ _DATA = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14}  # cudaDataType
 _COMPUTE = {"f32": 68, "f16_promoted": 68, "f16": 64}  # cublasComputeType_t: 32F and 16F
 _COMPUTE_TF32 = 77  # CUBLAS_COMPUTE_32F_FAST_TF32
 _TRANSA, _TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
+_EPILOGUE, _BIAS_POINTER = 7, 8
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
+_EPILOGUES = {"none": 1, "relu": 2, "gelu": 32}  # cublasLtEpilogue_t; its gelu is the approximation with tanh
+_EPILOGUE_BIAS = 4
 _NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 
 _VOID, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
@@ -106,9 +109,12 @@ class CublasLt:
         self.device.free(self.workspace)
         self.ok("cublasLtDestroy", self.handle)
 
-    def propose(self, work: Work, count: int) -> Proposals:
-        """Return the heuristic's algorithms for a problem, at most `count`."""
-        return Proposals(self, work, count)
+    def propose(self, work: Work, count: int, bias: int = 0) -> Proposals:
+        """Return the heuristic's algorithms for a problem, at most `count`. `bias` is the address of the bias.
+
+        Raises: UnsupportedError if cuBLASLt has no epilogue for the problem's bias or activation.
+        """
+        return Proposals(self, work, count, bias)
 
     def ok(self, call: str, *arguments: object) -> None:
         """Call a function. Raises CublasError if its status is not 0."""
@@ -132,13 +138,21 @@ class CublasLt:
             self._set("cublasLtMatrixLayoutSetAttribute", made, _BATCH_OFFSET, struct.pack("<q", place.stride))
         return made
 
-    def operation(self, work: Work) -> ctypes.c_void_p:
-        """Describe D^T = op(B) op(A)."""
+    def operation(self, work: Work, bias: int) -> ctypes.c_void_p:
+        """Describe D^T = op(B) op(A) and its epilogue. A bias has one element per row of D^T, which is a column of D."""
+        if work.activation not in _EPILOGUES or work.bias == "column":
+            raise UnsupportedError(f"cuBLASLt has no epilogue for{work.epilogue}: its time is not measured")
         scale = "f16" if work.acc == "f16" else "f32"
         compute = _COMPUTE_TF32 if work.dtype_a == "tf32" else _COMPUTE[work.acc]
         made = self._create("cublasLtMatmulDescCreate", compute, _DATA[scale])
         for attribute, transposed in ((_TRANSA, work.layout[1] == "n"), (_TRANSB, work.layout[0] == "n")):
             self._set("cublasLtMatmulDescSetAttribute", made, attribute, struct.pack("<i", int(transposed)))
+        if work.epilogue:
+            epilogue = _EPILOGUES[work.activation]
+            if work.bias == "row":
+                epilogue = (epilogue if work.activation != "none" else 0) | _EPILOGUE_BIAS
+                self._set("cublasLtMatmulDescSetAttribute", made, _BIAS_POINTER, struct.pack("<Q", bias))
+            self._set("cublasLtMatmulDescSetAttribute", made, _EPILOGUE, struct.pack("<I", epilogue))
         return made
 
     def preference(self) -> ctypes.c_void_p:
@@ -159,9 +173,9 @@ class CublasError(HgemmError):
 class Proposals:
     """The algorithms that cuBLASLt proposes for a problem, its first choice first. There may be none."""
 
-    def __init__(self, lt: CublasLt, work: Work, count: int) -> None:
+    def __init__(self, lt: CublasLt, work: Work, count: int, bias: int) -> None:
         self.lt = lt
-        self.operation = lt.operation(work)
+        self.operation = lt.operation(work, bias)
         self.layouts: dict[str, ctypes.c_void_p] = {}
         self.one, self.zero = (struct.pack("<e" if work.acc == "f16" else "<f", value) for value in (1.0, 0.0))
         try:
@@ -236,7 +250,7 @@ class Torch:
             raise DeviceError("torch is not installed: pip install torch, or use another --baseline") from None
         self.torch, self.device, self.name = torch, device, f"torch {torch.__version__}"
 
-    def propose(self, work: Work, count: int) -> TorchMatmul:
+    def propose(self, work: Work, count: int, bias: int = 0) -> TorchMatmul:
         """Return torch's only contender."""
         return TorchMatmul(self.torch, self.device.ordinal)
 
@@ -270,25 +284,54 @@ class TorchMatmul:
         a, b, d = (self._tensor(operands, name, at) for name in "abd")
         a = a if work.layout[0] == "t" else a.transpose(-1, -2)
         b = b if work.layout[1] == "t" else b.transpose(-1, -2)
+        bias = self._bias(operands)
+        activate = self._activation(work.activation)
 
         def launch() -> None:
             try:
                 with self.torch.cuda.stream(torch_stream):
-                    self.torch.matmul(a, b, out=d)
+                    if bias is not None and d.dim() == 2:
+                        self.torch.addmm(bias, a, b, out=d)
+                    elif bias is not None:
+                        self.torch.baddbmm(bias, a, b, out=d)
+                    else:
+                        self.torch.matmul(a, b, out=d)
+                    activate(d)
             except RuntimeError as error:
                 raise TorchError(" ".join(str(error).split())) from None
 
         return launch
+
+    def _bias(self, operands: Operands) -> Any:
+        """Return the bias, None if there is none. Shapes: (n), or (m, 1) for a column bias."""
+        count = operands.bias_elements
+        if not count:
+            return None
+        dtype = operands.work.dtype_d
+        memory = _Memory(operands.problem(0).bias, count * DTYPES[dtype].bytes)
+        bias = self.torch.as_tensor(memory, device=f"cuda:{self.ordinal}").view(self._dtype(dtype))
+        return bias if operands.work.bias == "row" else bias.view(count, 1)
+
+    def _activation(self, name: str) -> Callable[[Any], Any]:
+        """Return a function that applies an activation in place."""
+        aten, functional = self.torch.ops.aten, self.torch.nn.functional
+        return {
+            "none": lambda d: d,
+            "relu": self.torch.relu_,
+            "gelu": lambda d: aten.gelu.out(d, out=d),
+            "silu": lambda d: functional.silu(d, inplace=True),
+            "leaky_relu": lambda d: functional.leaky_relu(d, 0.01, inplace=True),
+        }[name]
+
+    def _dtype(self, dtype: str) -> Any:
+        return {"f16": self.torch.float16, "bf16": self.torch.bfloat16, "f32": self.torch.float32}[stored_dtype(dtype)]
 
     def _tensor(self, operands: Operands, name: str, at: int) -> Any:
         """Return one operand of a set as stored, without a copy. Shapes: (rows, columns), or (batch, rows, columns)."""
         place = operands.places[name]
         pointer = operands.blocks[name] + at * place.pitch * place.item
         memory = _Memory(pointer, place.batch * place.stride * place.item)
-        dtype = {"f16": self.torch.float16, "bf16": self.torch.bfloat16, "f32": self.torch.float32}[
-            stored_dtype(place.dtype)
-        ]
-        flat = self.torch.as_tensor(memory, device=f"cuda:{self.ordinal}").view(dtype)
+        flat = self.torch.as_tensor(memory, device=f"cuda:{self.ordinal}").view(self._dtype(place.dtype))
         shape = (place.rows, place.columns)
         return flat.view(place.batch, *shape) if place.batch > 1 else flat.view(shape)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from hgemm.bench.contenders import contender_name, options_to_try, symbol_of
 from hgemm.bench.device import Graph, Stream, Telemetry, Watchdog
 from hgemm.bench.memory_kernel import MemoryKernel, moved_bytes
 from hgemm.bench.operands import POISON, Operands, Pool, copy_bytes_per_s
@@ -20,11 +21,15 @@ from hgemm.bench.protocol import Protocol, Tolerance, abba, block_launches, by_p
 from hgemm.bench.results import ratios
 from hgemm.bench.work import Work
 from hgemm.device import Device
+from hgemm.dispatch_table import row_of
 from hgemm.dtypes import DTYPES, decode
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.kernel import Kernel
-from hgemm.launch import workspace_bytes
+from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, workspace_bytes
+from hgemm.problem import LaunchOptions
 from hgemm.reference import ACTIVATION_FORMULAS
+from hgemm.selection_query import Target
+from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 Launch = Callable[[], None]
 OURS, BASELINE = "ours", "baseline"
@@ -54,35 +59,45 @@ class Baseline(typing.Protocol):
 
     name: str
 
-    def propose(self, work: Work, count: int) -> Proposed: ...
+    def propose(self, work: Work, count: int, bias: int = 0) -> Proposed: ...
 
     def free(self) -> None: ...
 
 
+_SOMEWHERE = 1
+"""Stands for the address of a workspace while the default options are chosen."""
+
+
 @dataclass
 class Variant:
-    """One kernel of the library, with a workspace if it needs one.
+    """One kernel of the library, with a workspace if it needs one, as launches of the library have.
 
-    `bind` raises ProblemError for unsupported problems.
+    `options` are those of its launches, None for the default. `bind` raises ProblemError for unsupported problems.
     """
 
     kernel: Kernel
     device: Device
+    options: LaunchOptions | None = None
     side: str = OURS
     workspace: int = field(default=0, init=False)
 
     @property
     def name(self) -> str:
-        return self.kernel.traits.symbol
+        return contender_name(self.kernel.traits, self.options)
 
     def bind(self, operands: Operands, stream: int) -> list[Launch]:
-        work = operands.work
-        size = workspace_bytes(self.kernel.traits, work.m, work.n, work.batch)
+        work, traits = operands.work, self.kernel.traits
+        first = replace(operands.problem(0), workspace=_SOMEWHERE, options=self.options)
+        options = self.kernel.settled(first, self.device.ordinal, DEFAULT_WORKSPACE_BYTES).options
+        size = workspace_bytes(traits, work.m, work.n, work.batch, options)
         if size and not self.workspace:
             self.workspace = self.device.allocate(size)
-        problems = (operands.problem(at, self.workspace) for at in range(operands.sets))
+            operands.stream.fill(self.workspace, 0, min(size, WORKSPACE_COUNTERS * COUNTER_BYTES))
+        problems = (replace(operands.problem(at, self.workspace), options=options) for at in range(operands.sets))
         return [
-            self.kernel.bind(problem, stream=stream, device=self.device.ordinal, workspace_size=size or None)
+            self.kernel.bind(
+                problem, stream=stream, device=self.device.ordinal, workspace_size=size or None, zeroed=True
+            )
             for problem in problems
         ]
 
@@ -503,24 +518,54 @@ def open_race(work: Work, context: BenchContext) -> Iterator[tuple[Race, Callabl
         yield race, own
 
 
-def measure(work: Work, kernels: Sequence[Kernel], context: BenchContext, state: str) -> dict[str, Any]:
+def measure(
+    work: Work,
+    kernels: Sequence[Kernel],
+    context: BenchContext,
+    state: str,
+    options_of: OptionsOf | None = None,
+) -> dict[str, Any]:
     """Measure one problem in one state of STATES. Return a result that can be written as JSON.
+
+    `options_of` gives the launch options to measure of a variant. Without it, each variant has its default options.
 
     Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
     began = time.perf_counter()
+    options_of = options_of or partial(lowest_estimates, context.device, 1)
     with open_race(work, context) as (race, own):
         contenders: list[Contender] = [
-            Variant(kernel, context.device) for kernel in kernels if work.fits(kernel.traits)
+            Variant(kernel, context.device, options)
+            for kernel in kernels
+            if work.fits(kernel.traits)
+            for options in options_of(kernel, work)
         ]
         if context.baseline:
             try:
-                contenders += own(context.baseline.propose(work, context.protocol.algorithms)).contenders
+                bias = race.operands.problem(0).bias
+                contenders += own(context.baseline.propose(work, context.protocol.algorithms, bias)).contenders
             except HgemmError as error:
                 race.rejected[context.baseline.name] = str(error)
         if state == "model":
             race.alternate(own(context.memory_kernel(work)))
         return _measured(race, [own(one) for one in contenders], context, state, began)
+
+
+OptionsOf = Callable[[Kernel, Work], Sequence[LaunchOptions | None]]
+"""Function that gives the launch options to measure of a variant, [None] if it leaves none open."""
+
+
+def lowest_estimates(device: Device, count: int, kernel: Kernel, work: Work) -> list[LaunchOptions | None]:
+    """Return the launch options of a variant with the lowest estimates, the default first."""
+    if not (kernel.traits.decides_splits or kernel.traits.decides_raster):
+        return [None]
+    return options_to_try(row_of(kernel.traits, kernel.record), work, Target.of(device), count)
+
+
+def with_options(contenders: Iterable[Contender]) -> dict[str, Any]:
+    """Return a result's field `options`: launch options by contender. It is missing if no contender leaves any open."""
+    found = {one.name: asdict(one.options) for one in contenders if isinstance(one, Variant) and one.options}
+    return {"options": found} if found else {}
 
 
 def quietly(free: Callable[[], None]) -> None:
@@ -570,7 +615,7 @@ def _measured(
 def _screened(race: Race, contenders: list[Contender], context: BenchContext, state: str) -> dict[str, Any]:
     """Bind and screen all contenders. Return the first fields of the result."""
     for contender in contenders:
-        context.watchdog.begin(contender.name)
+        context.watchdog.begin(symbol_of(contender.name))
         race.add(contender)
     screened = {**race.screen(OURS), **race.screen(BASELINE)}
     return {
@@ -579,6 +624,7 @@ def _screened(race: Race, contenders: list[Contender], context: BenchContext, st
         "sets": race.operands.sets,
         "rotated_bytes": race.operands.total_bytes,
         "screened_us": {name: round(ms * 1e3, 3) for name, ms in screened.items()},
+        **with_options(contenders),
         "refused": race.rejected,
     }
 

@@ -9,14 +9,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from hgemm.bench.baselines import CublasLt, Torch
+from hgemm.bench.contenders import one_per_variant, query_of, symbol_of
 from hgemm.bench.device import Watchdog
-from hgemm.bench.measure import STATES, Baseline, BenchContext, LostDevice, measure, open_context, quietly
+from hgemm.bench.measure import (
+    STATES,
+    Baseline,
+    BenchContext,
+    LostDevice,
+    lowest_estimates,
+    measure,
+    open_context,
+    quietly,
+)
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.results import line
 from hgemm.bench.work import Work, checked, grid, names, read_suite
@@ -28,9 +39,9 @@ from hgemm.errors import DeviceError, LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
 from hgemm.measured import DISPATCH_STATES, MeasuredProblem, MeasuredVariant, SessionWriter, VariantTime
-from hgemm.options import RenamedOption, type_options
-from hgemm.problem import MAX_EXTENT
-from hgemm.selection_query import SelectionQuery, Target
+from hgemm.options import RenamedOption, kind_option, type_options
+from hgemm.problem import ACTIVATIONS, BIASES, MAX_EXTENT, LaunchOptions
+from hgemm.selection_query import Target
 
 _CLOCKS = ("sm_mhz", "power_w", "temperature_c", "limited_by")
 _STATES = ("power_limit_w", "sm_mhz_max", "temperature_c")
@@ -53,6 +64,24 @@ def scaled_to_rounds(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: us * scale for name, us in screened.items()}
 
 
+def times_of(result: Mapping[str, Any]) -> dict[str, VariantTime]:
+    """Return our times by contender, one per variant: the choice first, then finalists by time, then the screened ones."""
+    figures, refused = result["figures"], result["refused"]
+    options = {name: LaunchOptions(**one) for name, one in result.get("options", {}).items()}
+    finalists = sorted(figures, key=lambda name: (name != result["ours"], figures[name]["time_us"]))
+    screened = {name: us for name, us in scaled_to_rounds(result).items() if us > 0}
+    others = sorted((name for name in screened if name not in figures), key=screened.__getitem__)
+    names = one_per_variant([name for name in (*finalists, *others) if name not in refused])
+    found = {}
+    for name in names:
+        numbers = [figures[name][field] for field in _TIMED] if name in figures else [screened[name]]
+        found[name] = VariantTime(0, *numbers, options=options.get(name))
+    return found
+
+
+_TIMED = ("time_us", "spread_us", "rounds")
+
+
 class Recorder:
     """Writes results to a session of the library's measurements. The first result starts the session."""
 
@@ -68,26 +97,20 @@ class Recorder:
         self._kernels |= {kernel.traits.symbol: kernel for kernel in kernels}
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Add a result of `measure`: our finalists, the best first, then the variants that were only screened."""
+        """Add a result of `measure`: our finalists, the best first, then the variants that were only screened.
+
+        Each variant has the time of its fastest launch options.
+        """
         if not result.get("ours") or result["ours"] in result["refused"]:
             return
-        figures = {name: one for name, one in result["figures"].items() if name in self._kernels}
-        finalists = sorted(figures, key=lambda name: (name != result["ours"], figures[name]["time_us"]))
-        paired = [
-            (name, VariantTime(0, figures[name]["time_us"], figures[name]["spread_us"], figures[name]["rounds"]))
-            for name in finalists
-            if name not in result["refused"]
-        ]
-        screened = {name: us for name, us in scaled_to_rounds(result).items() if name in self._kernels}
-        others = [(name, VariantTime(0, us)) for name, us in screened.items() if name not in figures and us > 0]
         telemetry = result.get("telemetry") or {}
         self._session().add(
             problem_of(Work(**result["work"])),
             result["state"],
             [
-                (self._measured_variant(name), time)
-                for name, time in [*paired, *others]
-                if name not in result["refused"]
+                (self._measured_variant(symbol_of(name)), time)
+                for name, time in times_of(result).items()
+                if symbol_of(name) in self._kernels
             ],
             decided=True,
             clocks={name: telemetry[name] for name in _CLOCKS if name in telemetry} or None,
@@ -103,10 +126,10 @@ class Recorder:
         if self._writer:
             self._writer.close()
 
-    def _measured_variant(self, name: str) -> MeasuredVariant:
-        record = self._kernels[name].record
+    def _measured_variant(self, symbol: str) -> MeasuredVariant:
+        record = self._kernels[symbol].record
         toolchain = {key: value for key, value in record.get("toolchain", {}).items() if key != "options"}
-        return MeasuredVariant(name, record["key"], toolchain)
+        return MeasuredVariant(symbol, record["key"], toolchain)
 
     def _session(self) -> SessionWriter:
         if self._writer is None:
@@ -144,7 +167,8 @@ class BenchPlan:
 
     Fields: `keep` is the results file; a resumed run reads it first. `limit_s` is the time after which a contender has
         hung.
-        `record` is a library to which the results are added. `chosen` gives the only variant to measure for a problem.
+        `record` is a library to which the results are added. `chosen` gives the only variant to measure for a problem, with
+        its launch options. `options` is the number of launch options to measure of a variant that leaves some open.
     """
 
     works: Sequence[Work]
@@ -158,7 +182,12 @@ class BenchPlan:
     resume: bool = False
     limit_s: float = 60.0
     record: Path | None = None
-    chosen: Callable[[Work], str | None] | None = None
+    chosen: Callable[[Work], Selected | None] | None = None
+    options: int = 1
+
+
+Selected = tuple[str, LaunchOptions | None]
+"""The symbol of a variant, and the options of its launch."""
 
 
 def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
@@ -175,6 +204,7 @@ def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
         context = context_of(plan, device, document, stack)
         kernels = [kernel for kernel in plan.kernels if kernel.traits.symbol not in document["hung"]]
         recorder = _recorder(plan, context, document, stack)
+        told: set[str] = set()
         for at, (work, state) in enumerate(left):
             spent = time.perf_counter() - began
             if at and spent + spent / at > plan.budget_s:
@@ -182,7 +212,7 @@ def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
                 log(f"budget of {plan.budget_s:g} s: {len(left) - at} of {total} problems are not measured")
                 break
             try:
-                result = measure(work, _kernels_for(work, kernels, plan), context, state)
+                result = _measured(work, state, kernels, plan, context)
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
@@ -190,6 +220,7 @@ def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
                 result = {"work": work.plain(), "state": state, "refused": {"all": str(error)}}
             document["results"].append(result)
             _save(plan, document)
+            _tell_of_baseline(result, context, told, log)
             if recorder:
                 recorder.add(result)
             ahead = (time.perf_counter() - began) / (at + 1) * (len(left) - at - 1)
@@ -200,15 +231,25 @@ def run(plan: BenchPlan, device: Device, log: Log) -> dict[str, Any]:
     return document
 
 
-def _kernels_for(work: Work, kernels: Sequence[Kernel], plan: BenchPlan) -> Sequence[Kernel]:
-    """Return the variants to measure for a problem. Raises DeviceError if the selected one is not among them."""
+def _tell_of_baseline(result: Mapping[str, Any], context: BenchContext, told: set[str], log: Log) -> None:
+    """Log why the baseline does not compute a problem, once per reason."""
+    why = result["refused"].get(context.baseline.name) if context.baseline else None
+    if why and why not in told:
+        told.add(why)
+        log(f"note: {why}")
+
+
+def _measured(
+    work: Work, state: str, kernels: Sequence[Kernel], plan: BenchPlan, context: BenchContext
+) -> dict[str, Any]:
+    """Measure a problem with all variants, or the selected one. Raises DeviceError if that is not among them."""
     if plan.chosen is None:
-        return kernels
-    symbol = plan.chosen(work)
+        return measure(work, kernels, context, state, partial(lowest_estimates, context.device, plan.options))
+    symbol, options = plan.chosen(work) or ("", None)
     found = [kernel for kernel in kernels if kernel.traits.symbol == symbol]
     if symbol and not found:
         raise DeviceError(f"the library selects {symbol}, which a filter excludes: use --dispatched without filters")
-    return found
+    return measure(work, found, context, state, lambda kernel, work: [options])
 
 
 def context_of(plan: BenchPlan, device: Device, document: dict[str, Any], stack: ExitStack) -> BenchContext:
@@ -353,6 +394,10 @@ _PROBLEMS = (
         old={"layout": ("--layouts",), "dtype": ("--in",)},
         note="Default: the suite's, or {default}.",
     ),
+    *(
+        kind_option(f"--{name}", words, help, "Default: none, or that of a pack's layers.", default="")
+        for name, words, help in (("bias", BIASES, "Bias"), ("activation", ACTIVATIONS, "Activation"))
+    ),
 )
 
 
@@ -363,6 +408,16 @@ def number_option(
     metavar = "N" if isinstance(kind, click.IntRange) else "X"
     shown = {"default": default, "show_default": default is not None, "help": help}
     return click.option(flag, cls=RenamedOption, old=old, type=kind, metavar=metavar, **shown)
+
+
+def options_option(default: int) -> Callable[[Function], Function]:
+    """Return the option --options."""
+    return number_option(
+        "--options",
+        click.IntRange(1),
+        default,
+        "Launch options to measure of each variant that leaves some open, such as its splits: those with the lowest estimates.",
+    )
 
 
 def protocol_options(protocol: Protocol) -> tuple[Callable[[Function], Function], ...]:
@@ -403,6 +458,7 @@ _OPTIONS = (
         metavar="STATES",
         help=f"States to measure in: {', '.join(STATES)}. Default: steady; with --record, model,steady.",
     ),
+    options_option(BenchPlan.options),
     *protocol_options(Protocol()),
     number_option(
         "--block-ms",
@@ -481,13 +537,13 @@ def bench(kernels: Sequence[Kernel], options: dict[str, Any], library: Path, **c
     return int(not results or not measured or "not_measured" in document)
 
 
-def _dispatch_function(library: Path, target: Target) -> Callable[[Work], str | None]:
-    """Return a function that gives the symbol a library selects for a problem, or None if no variant supports it."""
+def _dispatch_function(library: Path, target: Target) -> Callable[[Work], Selected | None]:
+    """Return a function that gives what a library selects for a problem, or None if no variant supports it."""
     selector = open_library(library).selector(target)
 
-    def chosen(work: Work) -> str | None:
-        found = selector.find(SelectionQuery.dense(work.kind, work.extents))
-        return found.symbol if found else None
+    def chosen(work: Work) -> Selected | None:
+        found = selector.find(query_of(work))
+        return (found.symbol, found.options) if found else None
 
     return chosen
 
@@ -529,6 +585,7 @@ def plan_of(kernels: Sequence[Kernel], options: dict[str, Any]) -> BenchPlan:
         keep=options["keep"],
         resume=options["resume"],
         limit_s=options["timeout"],
+        options=options["options"],
     )
 
 
@@ -536,7 +593,7 @@ def works_of(options: dict[str, Any]) -> list[Work]:
     """Return the problems that the options name, each once per group. Raises RequestError if there are none."""
     given = {"dtype_a": options["dtype"], "dtype_b": options["dtype"], "acc": options["acc"]}
     given["dtype_d"] = options["out"] or stored_dtype(options["dtype"])
-    given |= {name: options.get(name, "") for name in ("bias", "activation")}
+    given |= {name: options[name] for name in ("bias", "activation")}
     changed = {name: value for name, value in given.items() if value}
     works: list[Work] = []
     if options["suite"]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from hgemm.bench.contenders import one_per_variant, options_to_try, rasters_to_try, symbol_of
 from hgemm.bench.measure import (
     CONTINUOUS,
     OURS,
@@ -19,15 +20,16 @@ from hgemm.bench.measure import (
     open_race,
     rounds_of,
     warm_up,
+    with_options,
 )
 from hgemm.bench.protocol import Ratio, figures
 from hgemm.bench.work import Work
-from hgemm.dispatch_table import Extents, Row, estimate_clocks
+from hgemm.dispatch_table import Extents, Row, estimate_clocks, row_of
 from hgemm.errors import RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.measured import MeasuredProblem
 from hgemm.octave_grid import FACTOR_ONE, Corrections, point
-from hgemm.problem import Kind, kind_supports
+from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.selection import row_supports
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -94,9 +96,16 @@ class Ranking:
         self.rows, self.target = rows, target
         self._learnt: dict[Kind, dict[Extents, Mapping[str, float]]] = {}
         self._best: dict[tuple[Kind, Extents], Sequence[str]] = {}
+        self._options: dict[tuple[Kind, Extents], Mapping[str, LaunchOptions]] = {}
 
-    def learn(self, problem: MeasuredProblem, times_us: Mapping[str, float], order: Sequence[str] = ()) -> None:
-        """Record times on one problem, and the order of the best variants."""
+    def learn(
+        self,
+        problem: MeasuredProblem,
+        times_us: Mapping[str, float],
+        order: Sequence[str] = (),
+        options: Mapping[str, LaunchOptions] | None = None,
+    ) -> None:
+        """Record times on one problem, the order of the best variants, and the launch options of those that leave any open."""
         query = SelectionQuery.dense(problem.kind, problem.extents)
         rows = {symbol: self.rows[symbol][1] for symbol in times_us if symbol in self.rows}
         if rows and not query.straddling:  # rows off the L2 sectors say little about other problems
@@ -104,10 +113,17 @@ class Ranking:
                 symbol: times_us[symbol] / estimate_clocks(row, query, self.target) for symbol, row in rows.items()
             }
         self._best[problem.kind, problem.extents] = [symbol for symbol in order if symbol in rows]
+        self._options[problem.kind, problem.extents] = options or {}
 
     def best_known(self, work: Work) -> str | None:
         """Return the best known variant for a problem, or None."""
         return next(iter(self._best.get((work.kind, work.extents), ())), None)
+
+    def options(self, work: Work, count: int, kernel: Kernel) -> list[LaunchOptions | None]:
+        """Return at most `count` launch options to measure of a variant, the best known ones first."""
+        symbol = kernel.traits.symbol
+        known = self._options.get((work.kind, work.extents), {}).get(symbol)
+        return options_to_try(self.rows[symbol][1], work, self.target, count, known)
 
     def best(self, work: Work, count: int, among: Container[str] | None = None) -> list[str]:
         """Return at most `count` variants to measure for a problem, most promising first. `among` limits the choice.
@@ -181,23 +197,30 @@ def tune(
     context: BenchContext,
     order: Callable[[str], Any],
     mix: Mix = DEFAULT_MIX,
+    options_of: Callable[[Kernel], Sequence[LaunchOptions | None]] = lambda kernel: [None],
 ) -> list[dict[str, Any]]:
     """Find the best variant for a problem. Return a result like hgemm.bench.measure.measure for each state.
 
     The first result is of the state with the largest weight. All results name the same choice, as `ours`.
-    `order` is a sort key for finalists: if none wins beyond the spread, the lowest key wins.
+    `order` is a sort key for finalists: if none wins beyond the spread, the lowest key wins. `options_of` gives the launch options
+    to measure of a variant. Screening decides which of them and which order of tiles a variant has in the rounds.
+
     Raises: LostDevice if a kernel faults; DeviceError if memory is too small. Other failures are listed in `refused`.
     """
     began = time.perf_counter()
     states = sorted(TUNED_STATES, key=lambda state: -mix.get(state, 0.0))
     with open_race(work, context) as (race, own):
-        for kernel in kernels:
-            context.watchdog.begin(kernel.traits.symbol)
-            race.add(own(Variant(kernel, context.device)))
+        variants = [Variant(kernel, context.device, options) for kernel in kernels for options in options_of(kernel)]
+        for variant in variants:
+            context.watchdog.begin(symbol_of(variant.name))
+            race.add(own(variant))
         sample = OutputSample(race.operands, context.seed)
         memory = own(context.memory_kernel(work))
         race.alternate(memory if states[0] == "model" else None)
         finalists = _halved(race, sample)
+        others = [own(one) for one in _other_rasters(finalists, variants, work)]
+        finalists = _with_best_rasters(race, sample, finalists, others)
+        variants += others
         context.watchdog.rest()
         screened = {
             "work": work.plain(),
@@ -205,6 +228,7 @@ def tune(
             "sets": race.operands.sets,
             "rotated_bytes": race.operands.total_bytes,
             "screened_us": {name: round(race.launch_ms[name] * 1e3, 3) for name in race.ranked(OURS)},
+            **with_options(variants),
             "refused": race.rejected,
         }
         if not finalists:
@@ -238,10 +262,13 @@ def _length(span: tuple[float, float]) -> float:
 
 
 def _halved(race: Race, sample: OutputSample) -> list[str]:
-    """Return the finalists with correct output. Reject incorrect ones and halve the rest again."""
+    """Return the finalists with correct output, each variant once. Reject incorrect ones and halve the rest again."""
+    count = race.protocol.finalists
     while names := race.competitive(OURS):
-        finalists, medians_ms = halve(names, race.sample, race.protocol.finalists)
+        finalists, medians_ms = halve(names, race.sample, count)
         race.launch_ms |= medians_ms
+        others = sorted((name for name in names if name not in finalists), key=medians_ms.__getitem__)
+        finalists = one_per_variant([*finalists, *others])[:count]
         wrong = {name: sample.complaint(race.launches[name][0]) for name in finalists}
         for name, complaint in wrong.items():
             if complaint:
@@ -249,6 +276,40 @@ def _halved(race: Race, sample: OutputSample) -> list[str]:
         if not any(wrong.values()):
             return finalists
     return []
+
+
+def _other_rasters(finalists: Sequence[str], variants: Sequence[Variant], work: Work) -> Iterator[Variant]:
+    """Yield the finalists with other orders of tiles."""
+    for one in variants:
+        if one.name in finalists and one.options:
+            row = row_of(one.kernel.traits, one.kernel.record)
+            for options in rasters_to_try(row, work, Target.of(one.device), one.options):
+                yield Variant(one.kernel, one.device, options)
+
+
+def _with_best_rasters(
+    race: Race, sample: OutputSample, finalists: Sequence[str], others: Sequence[Variant]
+) -> list[str]:
+    """Return the finalists, each with another order of tiles if that wins beyond the spread and its output is correct."""
+    for other in others:
+        race.add(other)
+    found = []
+    for name in finalists:
+        names = [
+            name,
+            *(one.name for one in others if symbol_of(one.name) == symbol_of(name) and one.name in race.launches),
+        ]
+        times = race.sample(names, RASTER_SAMPLES) if len(names) > 1 else {name: [0.0]}
+        best = decide(times, names)
+        if best != name and (wrong := sample.complaint(race.launches[best][0])):
+            race.reject(best, wrong)
+            best = name
+        race.launch_ms |= {one: statistics.median(ms) for one, ms in times.items() if len(names) > 1}
+        found.append(best)
+    return found
+
+
+RASTER_SAMPLES = 6
 
 
 def _timed(

@@ -14,11 +14,13 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import click
 
+from hgemm.bench.contenders import symbol_of
 from hgemm.bench.device import Watchdog
 from hgemm.bench.measure import LostDevice, open_context
 from hgemm.bench.protocol import Protocol
@@ -27,11 +29,12 @@ from hgemm.bench.runner import (
     Recorder,
     heading,
     number_option,
+    options_option,
     problem_of,
     problem_options,
     protocol_options,
-    scaled_to_rounds,
     time_left,
+    times_of,
     works_of,
 )
 from hgemm.bench.work import Work
@@ -42,9 +45,7 @@ from hgemm.errors import DeviceError, RequestError
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import FOLDER, MeasuredProblem, Session, best_known, read_sessions
-from hgemm.options import kind_option
 from hgemm.packed import PACK_NAME, ROWS, read_pack
-from hgemm.problem import ACTIVATIONS, BIASES
 from hgemm.selection_query import Target
 from hgemm.tune.problem import DEFAULT_MIX, TUNED_STATES, Mix, Ranking, parse_mix, tune
 
@@ -113,7 +114,8 @@ PROTOCOL = Protocol(
 class TunePlan:
     """What is tuned, and its limits.
 
-    Fields: `library` receives the measurements. `fresh` ignores earlier ones. `part` is (number, count) if several
+    Fields: `library` receives the measurements. `options` is the number of launch options to screen of a variant that leaves some
+        open. `fresh` ignores earlier ones. `part` is (number, count) if several
         processes share the problems. `limit_s` is the time after which a contender has hung.
     """
 
@@ -122,6 +124,7 @@ class TunePlan:
     protocol: Protocol = PROTOCOL
     mix: Mix = field(default_factory=lambda: DEFAULT_MIX)
     candidates: int = 16
+    options: int = 4
     budget_s: float = float("inf")
     seed: int = 0
     fresh: bool = False
@@ -137,6 +140,7 @@ class TunePlan:
             asdict(self.protocol),
             sorted(self.mix.items()),
             self.candidates,
+            self.options,
             self.seed,
             self.fresh,
         ]
@@ -179,7 +183,8 @@ def run(plan: TunePlan, supply: Supply, device: Device, log: Log) -> dict[str, A
             left.remove(work)
             kernels = [one for one in supply.kernels(work) if one.traits.symbol not in document["hung"]]
             try:
-                results = tune(work, kernels, context, _order(kernels, supply, work), plan.mix)
+                options_of = partial(supply.ranking.options, work, plan.options)
+                results = tune(work, kernels, context, _order(kernels, supply, work), plan.mix, options_of)
             except LostDevice as error:
                 document["lost"] = str(error)
                 break
@@ -220,7 +225,7 @@ def _order(kernels: Sequence[Kernel], supply: Supply, work: Work) -> Callable[[s
     """Return a sort key: the previous best variant first, then the simplest."""
     traits = {kernel.traits.symbol: kernel.traits for kernel in kernels}
     previous = supply.ranking.best_known(work)
-    return lambda symbol: (symbol != previous, simplicity(traits[symbol]))
+    return lambda name: (symbol_of(name) != previous, simplicity(traits[symbol_of(name)]))
 
 
 def _remaining(plan: TunePlan, own_sessions: Sequence[Session]) -> list[Work]:
@@ -240,17 +245,18 @@ def _learn(supply: Supply, sessions: Sequence[Session], device: Device) -> None:
             problems[(result.problem.kind.code, *result.problem.extents)] = result.problem
     for place, found in best_known(sessions, supply.keys).items():
         if place[:2] == here:
-            supply.ranking.learn(problems[place[2:]], found.times_us, found.order)
+            supply.ranking.learn(problems[place[2:]], found.times_us, found.order, found.options)
 
 
 def _learn_result(supply: Supply, work: Work, result: dict[str, Any]) -> None:
     if result.get("ours") and result["ours"] not in result["refused"]:
-        final = {name: figures["time_us"] for name, figures in result["figures"].items()}
-        times_us = {
-            name: us for name, us in {**scaled_to_rounds(result), **final}.items() if name not in result["refused"]
-        }
-        order = sorted(final, key=lambda name: (name != result["ours"], final[name]))
-        supply.ranking.learn(problem_of(work), times_us, order)
+        times = {symbol_of(name): time for name, time in times_of(result).items()}
+        supply.ranking.learn(
+            problem_of(work),
+            {symbol: time.time_us for symbol, time in times.items()},
+            [symbol for symbol, time in times.items() if time.rounds],
+            {symbol: time.options for symbol, time in times.items() if time.options},
+        )
 
 
 # ---- Several GPUs: one process each ----------------------------------------------------------------------------------
@@ -342,8 +348,7 @@ _OPTIONS = (
         metavar="WEIGHTS",
         help=f"Weights of the states in the choice: {', '.join(TUNED_STATES)}. Example: model=2,steady=1.",
     ),
-    kind_option("--bias", BIASES, "Bias", "Default: none, or that of a pack's layers.", default=""),
-    kind_option("--activation", ACTIVATIONS, "Activation", "Default: none, or that of a pack's layers.", default=""),
+    options_option(TunePlan.options),
     *protocol_options(PROTOCOL),
     click.option("--fresh", is_flag=True, help="Ignore earlier sessions."),
     click.option("--resume", is_flag=True, help="Skip problems that an earlier run with the same options tuned."),
@@ -431,6 +436,7 @@ def _plan(library: Path, options: dict[str, Any]) -> TunePlan:
         protocol=protocol,
         mix=parse_mix(options["mix"]),
         candidates=options["candidates"],
+        options=options["options"],
         budget_s=float("inf") if options["budget"] is None else options["budget"],
         seed=time.time_ns() % 2**31 if options["seed"] is None else options["seed"],
         fresh=options["fresh"],

@@ -56,14 +56,24 @@ typedef struct hgemm_measured { /* a measured problem; its kernels from the fast
   uint32_t first_order, order_count;
 } hgemm_measured;
 
-typedef struct hgemm_survey { /* the measured problems of one kind on one type of GPU, sorted by extents */
-  uint32_t capability, sms, kind, first, count;
+enum { HGEMM_PLACE_ROW, HGEMM_PLACE_K_TILES = 4, HGEMM_PLACE_NUMBERS = 8 };
+
+typedef struct hgemm_options { /* launch options that were measured for one kernel on one problem */
+  uint32_t place[HGEMM_PLACE_NUMBERS]; /* row, clusters along m and n, batch, k-tiles, m, n, k */
+  uint32_t splits, whole_tiles;        /* whole_tiles are tiles of whole clusters */
+  int32_t raster_tiles;
+} hgemm_options;
+
+/* The measured problems of one kind on one type of GPU, sorted by extents, and the measured options, sorted by place. */
+typedef struct hgemm_survey {
+  uint32_t capability, sms, kind, first, count, first_options, options_count;
 } hgemm_survey;
 
 extern hgemm_group const hgemm_groups[HGEMM_GROUP_COUNT];
 extern hgemm_row const hgemm_rows[HGEMM_ROW_COUNT];
 extern hgemm_survey const hgemm_surveys[HGEMM_SURVEY_COUNT + 1];
 extern hgemm_measured const hgemm_measurements[HGEMM_MEASURED_COUNT + 1];
+extern hgemm_options const hgemm_measured_options[HGEMM_OPTIONS_COUNT + 1];
 extern uint32_t const hgemm_orders[HGEMM_ORDER_COUNT + 1];
 /* By survey and region: an index in hgemm_shortlists, and HGEMM_HAS_MEASURED. */
 extern uint32_t const hgemm_regions[HGEMM_SURVEY_COUNT * HGEMM_REGION_COUNT + 1];

@@ -1,4 +1,4 @@
-/* Kernel selection. selection.py, dispatch_table.py and octave_grid.py of the Python package hgemm do the same
+/* Kernel selection. selection.py, measured_options.py, dispatch_table.py and octave_grid.py of the Python package hgemm do the same
  * steps with the same numbers.
  *
  * 1. hgemm_target_init computes, once for each device, everything that does not depend on the problem.
@@ -370,13 +370,76 @@ static int32_t best_group(hgemm_target const *target, uint32_t index) {
   return (int32_t)GROUPS[best];
 }
 
-/* Writes the options of the selected row's launch. default_options() of the Python package returns the same ones. */
+/* Launches whose numbers before the k-tiles are equal may share options, if their k-tiles differ by at most 3 to 2. */
+enum { MAX_K_RATIO = 3, MAX_K_RATIO_TO = 2 };
+
+static int compare_places(uint32_t const *x, uint32_t const *y, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (x[i] != y[i]) return x[i] < y[i] ? -1 : 1;
+  }
+  return 0;
+}
+
+static uint32_t k_tiles_apart(hgemm_options const *options, uint32_t const *place) {
+  uint32_t const x = options->place[HGEMM_PLACE_K_TILES], y = place[HGEMM_PLACE_K_TILES];
+  return x > y ? x - y : y - x;
+}
+
+static int is_similar(hgemm_options const *options, uint32_t const *place) {
+  uint64_t const x = options->place[HGEMM_PLACE_K_TILES], y = place[HGEMM_PLACE_K_TILES];
+  return compare_places(options->place, place, HGEMM_PLACE_K_TILES) == 0 &&
+         (x > y ? x : y) * MAX_K_RATIO_TO <= (x > y ? y : x) * MAX_K_RATIO;
+}
+
+/* Tells whether a launch can take options, with the workspace of a query. */
+static int is_usable(hgemm_options const *options, hgemm_row const *row, hgemm_query const *q, uint64_t tiles, uint32_t k_tiles) {
+  uint64_t const whole = (uint64_t)options->whole_tiles * row->cluster_m * row->cluster_n;
+  if (!row->decides_splits) return options->splits == row->splits && whole == 0;
+  return options->splits <= k_tiles && whole <= tiles &&
+         (options->splits == 1 || tiles - whole <= HGEMM_WORKSPACE_COUNTERS) &&
+         hgemm_workspace_bytes(row, tiles - whole, options->splits) <= q->workspace_bytes;
+}
+
+/* Returns the options that were measured for a row on the same tiles, or null. The exact problem comes first, then the one
+ * whose k-tiles are the nearest. MeasuredOptions of the Python package finds the same ones. */
+static hgemm_options const *find_options(hgemm_target const *target, hgemm_query const *q, hgemm_selected const *selected) {
+  hgemm_survey const *const survey = find_survey(target, q->kind);
+  hgemm_row const *const row = &hgemm_rows[selected->row];
+  uint32_t const place[HGEMM_PLACE_NUMBERS] = {
+      selected->row, ceil_div((uint32_t)q->m, row->tile_m * row->cluster_m), ceil_div((uint32_t)q->n, row->tile_n * row->cluster_n),
+      (uint32_t)q->batch, ceil_div(q->k > 0 ? (uint32_t)q->k : 1, row->tile_k), (uint32_t)q->m, (uint32_t)q->n, (uint32_t)q->k};
+  hgemm_options const *first, *best = NULL;
+  uint32_t low = 0, high;
+  if (survey == NULL || survey->sms != target->sms) return NULL;
+  first = &hgemm_measured_options[survey->first_options], high = survey->options_count;
+  while (low < high) { /* finds the first entry after this place */
+    uint32_t const middle = low + (high - low) / 2;
+    if (compare_places(first[middle].place, place, HGEMM_PLACE_NUMBERS) <= 0) low = middle + 1;
+    else high = middle;
+  }
+  if (low > 0 && is_similar(&first[low - 1], place)) best = &first[low - 1];
+  if (low < survey->options_count && is_similar(&first[low], place) &&
+      (best == NULL || k_tiles_apart(&first[low], place) < k_tiles_apart(best, place))) {
+    best = &first[low];
+  }
+  return best != NULL && is_usable(best, row, q, selected->tiles, place[HGEMM_PLACE_K_TILES]) ? best : NULL;
+}
+
+/* Writes the options of the selected row's launch: measured ones, or those with the lowest estimate. options_of() of the
+ * Python package returns the same ones. */
 static void set_options(hgemm_target const *target, hgemm_query const *q, hgemm_selected *found) {
   hgemm_row const *const row = &hgemm_rows[found->row];
-  Options options;
-  best_options(target, found->row, q, size_of(q), found->tiles, NO_LIMIT, &options);
-  found->splits = options.splits, found->whole_tiles = options.whole_tiles;
-  found->raster_tiles = row->decides_raster ? best_group(target, found->row) : 1;
+  hgemm_options const *measured = NULL;
+  if (row->decides_splits || row->decides_raster) measured = find_options(target, q, found);
+  if (measured != NULL) {
+    found->splits = measured->splits, found->whole_tiles = measured->whole_tiles * row->cluster_m * row->cluster_n;
+    found->raster_tiles = row->decides_raster ? measured->raster_tiles : 1;
+  } else {
+    Options options;
+    best_options(target, found->row, q, size_of(q), found->tiles, NO_LIMIT, &options);
+    found->splits = options.splits, found->whole_tiles = options.whole_tiles;
+    found->raster_tiles = row->decides_raster ? best_group(target, found->row) : 1;
+  }
 }
 
 /* Returns the fastest row that was measured on this problem and runs in this mode. */

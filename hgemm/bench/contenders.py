@@ -1,0 +1,75 @@
+"""Which launch options to measure, for variants that leave some open, and the names of the contenders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hgemm.bench.work import Work
+from hgemm.dispatch_table import GROUPS, Row, candidate_options, default_options, launch_clocks, sms_used
+from hgemm.launch_traits import LaunchTraits
+from hgemm.measured_options import usable
+from hgemm.problem import LaunchOptions
+from hgemm.selection_query import SelectionQuery, Target
+from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
+
+
+def contender_name(traits: LaunchTraits, options: LaunchOptions | None) -> str:
+    """Return the name of a variant with launch options: the symbol, then the options that it leaves open."""
+    return f"{traits.symbol} {options_text(options, traits.decides_splits, traits.decides_raster)}".rstrip()
+
+
+def symbol_of(name: str) -> str:
+    """Return the symbol of a contender's name."""
+    return name.partition(" ")[0]
+
+
+def options_text(options: LaunchOptions | None, decides_splits: bool, decides_raster: bool) -> str:
+    """Return options as text, without those that the variant does not leave open."""
+    if options is None:
+        return ""
+    splits, raster = str(options).rsplit(" ", 1)
+    return " ".join([splits] * decides_splits + [raster] * decides_raster)
+
+
+def query_of(work: Work) -> SelectionQuery:
+    """Return the query of a problem with the automatic workspace."""
+    return SelectionQuery.dense(work.kind, work.extents, DEFAULT_WORKSPACE_BYTES)
+
+
+def options_to_try(
+    row: Row, work: Work, target: Target, count: int, known: LaunchOptions | None = None
+) -> list[LaunchOptions | None]:
+    """Return at most `count` options of launches of a variant, the most promising first; [None] if it leaves none open.
+
+    `known` are the best ones of earlier measurements. They and the default come first, then no splits, then the lowest estimates.
+    """
+    if not (row.decides_splits or row.decides_raster):
+        return [None]
+    query = query_of(work)
+    default = default_options(row, query, target)
+    estimated = sorted(candidate_options(row, query, target), key=lambda one: launch_clocks(row, query, target, one))
+    others = [replace(one, raster_tiles=default.raster_tiles) for one in estimated]
+    unsplit = [one for one in others if one.splits == 1]
+    first = [known] if known and usable(known, row, query) else []
+    return list(dict.fromkeys([*first, default, *unsplit, *others]))[:count]
+
+
+def rasters_to_try(row: Row, work: Work, target: Target, options: LaunchOptions) -> list[LaunchOptions]:
+    """Return the options with other orders of tiles: groups of half and twice as many rows, and panels of as many columns.
+
+    There are none if all tiles run at the same time, since the order hardly matters then.
+    """
+    if not row.decides_raster or row.tiles(work.m, work.n) * work.batch <= sms_used(row, target) * row.tiles_per_sm:
+        return []
+    group = abs(options.raster_tiles)
+    tried = (group, -group, *(other for other in (2 * group, group // 2) if other in GROUPS))
+    return [replace(options, raster_tiles=one) for one in tried if one != options.raster_tiles]
+
+
+def one_per_variant(names: Sequence[str]) -> list[str]:
+    """Return the first contender of each variant."""
+    found: dict[str, str] = {}
+    for name in names:
+        found.setdefault(symbol_of(name), name)
+    return list(found.values())
