@@ -30,8 +30,7 @@ from hgemm.bench.operands import Operands
 from hgemm.bench.protocol import Protocol, Ratio, round_times
 from hgemm.bench.work import Work
 from hgemm.device import open_device
-from hgemm.launch import workspace_bytes
-from hgemm.problem import LaunchOptions
+from hgemm.problem import LaunchOptions, Problem
 
 WGMMA, MMA_SYNC = {"arch": "sm_90a"}, {"arch": "sm_90", "mma": "m16n8k16", "copy": "cp_async"}
 TILES = {
@@ -114,7 +113,6 @@ class Pinned(Variant):
     """A variant with the options of its launch, a bias if wanted, and a workspace that is zeroed once."""
 
     label: str = ""
-    options: LaunchOptions | None = None
     bias: int = 0
     memory: list[int] = field(default_factory=list)
 
@@ -122,20 +120,9 @@ class Pinned(Variant):
     def name(self) -> str:
         return self.label
 
-    def bind(self, operands: Operands, stream: int) -> list[Any]:
-        work = operands.work
-        size = workspace_bytes(self.kernel.traits, work.m, work.n, work.batch, self.options)
-        if size and not self.workspace:
-            self.workspace = self.device.allocate(size)
-        found = []
-        for at in range(operands.sets):
-            problem = replace(operands.problem(at, self.workspace), options=self.options)
-            if self.bias:
-                problem = replace(problem, bias=self.bias, bias_kind="row")
-            found.append(
-                self.kernel.bind(problem, stream=stream, device=self.device.ordinal, workspace_size=size or None)
-            )
-        return found
+    def problem(self, operands: Operands, at: int) -> Problem:
+        problem = super().problem(operands, at)
+        return replace(problem, bias=self.bias, bias_kind="row") if self.bias else problem
 
 
 def build(library: Library) -> dict[tuple[str, str, str], str]:

@@ -76,14 +76,11 @@ def usable(options: LaunchOptions, row: Row, query: SelectionQuery) -> bool:
 
 def options_of(
     at: int, row: Row, query: SelectionQuery, target: Target, measured: MeasuredOptions | None
-) -> LaunchOptions | None:
-    """Return the options that a launch takes: measured ones if there are any, else the default.
-
-    None if the row leaves none open.
-    """
+) -> tuple[LaunchOptions | None, bool]:
+    """Return the options that a launch takes, None if the row leaves none open, and whether they were measured."""
     if not (row.decides_splits or row.decides_raster):
-        return None
+        return None, False
     found = measured.find(at, query) if measured else None
     if found is None:
-        return default_options(row, query, target)
-    return found if row.decides_raster else replace(found, raster_tiles=1)
+        return default_options(row, query, target), False
+    return (found if row.decides_raster else replace(found, raster_tiles=1)), True

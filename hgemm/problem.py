@@ -38,6 +38,11 @@ class LaunchOptions:
         whole = f" after {self.whole_tiles} tiles" if self.whole_tiles else ""
         return f"splits={self.splits}{whole} raster={self.raster_tiles}"
 
+    def text(self, splits: bool, raster: bool) -> str:
+        """Return the options as text, with or without the splits and the raster."""
+        of_splits, of_raster = str(self).rsplit(" ", 1)
+        return " ".join([of_splits] * bool(splits) + [of_raster] * bool(raster))
+
 
 @dataclass(frozen=True)
 class Problem:

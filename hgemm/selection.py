@@ -73,7 +73,7 @@ class Choice:
     Units: `clocks` is the estimated time in clocks of an SM; FACTOR_ONE of `factor` is 1.0.
     Fields: `code_match` says how the code runs on the device. `nearest` is the measured problem at this place or the nearest
         one, if measurements decided. `factor` is the correction of the estimate. `options` are those of the launch, None if the
-        variant leaves none open.
+        variant leaves none open; `measured_options` tells whether they were measured.
     """
 
     row: Row
@@ -84,6 +84,12 @@ class Choice:
     nearest: SurveyPoint | None = None
     factor: int = FACTOR_ONE
     options: LaunchOptions | None = None
+    measured_options: bool = False
+
+    @property
+    def options_text(self) -> str:
+        """The options that the variant leaves open, as text."""
+        return self.options.text(self.row.decides_splits, self.row.decides_raster) if self.options else ""
 
     @property
     def symbol(self) -> str:
@@ -231,9 +237,10 @@ class Selector:
         factor: int = FACTOR_ONE,
     ) -> Choice:
         row = self.table.rows[at]
-        options = options_of(at, row, query, self.target, self.measured_options(query))
+        options, were_measured = options_of(at, row, query, self.target, self.measured_options(query))
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
-        return Choice(row, match, self._clocks(at, query), workspace_bytes, rule, nearest, factor, options)
+        clocks = self._clocks(at, query)
+        return Choice(row, match, clocks, workspace_bytes, rule, nearest, factor, options, were_measured)
 
     def _reason(self, query: SelectionQuery) -> str:
         """Return why no variant supports a query, and a command that generates one."""

@@ -283,7 +283,7 @@ def test_a_baseline_that_is_not_installed_is_named(driver: BenchDriver, folder: 
 
 
 def options(**given: object) -> dict:
-    names_of = "suite group shapes m n k layout dtype acc out".split()
+    names_of = "suite group shapes m n k layout dtype acc out bias activation".split()
     return {**dict.fromkeys(names_of, ""), "batch": 1, **given}
 
 

@@ -29,6 +29,7 @@ from generator import tuning
 from generator.build.pipeline import Outcome
 from generator.cli import device as verb
 from generator.errors import LibraryError
+from generator.export.selection import selected
 from generator.store.library import Library
 from generator.tuning import Generating, Search, archs_of, planned_record, plans_for
 from hgemm.bench.contenders import query_of, symbol_of
@@ -324,6 +325,8 @@ def test_launch_options_are_tuned_stored_and_selected(
     selector = open_library(folder).selector(Target.of(open_device()))
     choice = selector.choose(query)
     assert (choice.symbol, choice.rule, choice.options) == ("hgemm_open", MEASURED, best)
+    shown = selected(selector, query)
+    assert shown["options"] == best.text(True, True) and "measured on these tiles" in shown["why"]
     near = selector.choose(replace(query, m=39))  # the same tiles
     assert (near.symbol, near.options) == ("hgemm_open", best)
     assert selector.choose(replace(query, workspace_bytes=0)).options.splits == 1

@@ -66,7 +66,8 @@ def selected(selector: Selector, query: SelectionQuery) -> dict[str, Any]:
     Raises: LibraryError if no variant supports the problem.
     """
     best = selector.choose(query)
-    return {**row_of(best), "why": _reason(best, selector, query) + _preferred_code(best, selector, query)}
+    why = _reason(best, selector, query) + _options_reason(best) + _preferred_code(best, selector, query)
+    return {**row_of(best), "why": why}
 
 
 def alternatives(selector: Selector, query: SelectionQuery) -> Iterator[dict[str, Any]]:
@@ -78,6 +79,7 @@ def alternatives(selector: Selector, query: SelectionQuery) -> Iterator[dict[str
 def row_of(choice: Choice) -> dict[str, Any]:
     """Return the columns of a choice, and the measured problem that decided it, if any."""
     row = {name: getattr(choice, name) for name in COLUMNS if name != "rule"} | {"rule": _RULES[choice.rule]}
+    row |= {"options": choice.options_text} if choice.options else {}
     return row | ({"near": list(choice.nearest.extents)} if choice.nearest else {})
 
 
@@ -97,6 +99,14 @@ def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
         f"the nearest of {counted(len(survey.problems), 'measured problem')} on {devices} is {name}, {octaves:.1f} octaves away; "
         f"correction {choice.factor / FACTOR_ONE:.2f}"
     )
+
+
+def _options_reason(choice: Choice) -> str:
+    """Return the options of the launch and where they come from, if the variant leaves any open."""
+    if not choice.options:
+        return ""
+    source = "measured on these tiles" if choice.measured_options else "with the lowest estimate"
+    return f"; launched with {choice.options_text}, {source}"
 
 
 def _preferred_code(choice: Choice, selector: Selector, query: SelectionQuery) -> str:

@@ -16,20 +16,13 @@ from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 def contender_name(traits: LaunchTraits, options: LaunchOptions | None) -> str:
     """Return the name of a variant with launch options: the symbol, then the options that it leaves open."""
-    return f"{traits.symbol} {options_text(options, traits.decides_splits, traits.decides_raster)}".rstrip()
+    text = options.text(traits.decides_splits, traits.decides_raster) if options else ""
+    return f"{traits.symbol} {text}".rstrip()
 
 
 def symbol_of(name: str) -> str:
     """Return the symbol of a contender's name."""
     return name.partition(" ")[0]
-
-
-def options_text(options: LaunchOptions | None, decides_splits: bool, decides_raster: bool) -> str:
-    """Return options as text, without those that the variant does not leave open."""
-    if options is None:
-        return ""
-    splits, raster = str(options).rsplit(" ", 1)
-    return " ".join([splits] * decides_splits + [raster] * decides_raster)
 
 
 def query_of(work: Work) -> SelectionQuery:

@@ -26,7 +26,7 @@ from hgemm.dtypes import DTYPES, decode
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.kernel import Kernel
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, workspace_bytes
-from hgemm.problem import LaunchOptions
+from hgemm.problem import LaunchOptions, Problem
 from hgemm.reference import ACTIVATION_FORMULAS
 from hgemm.selection_query import Target
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
@@ -87,19 +87,23 @@ class Variant:
 
     def bind(self, operands: Operands, stream: int) -> list[Launch]:
         work, traits = operands.work, self.kernel.traits
-        first = replace(operands.problem(0), workspace=_SOMEWHERE, options=self.options)
+        first = replace(self.problem(operands, 0), workspace=_SOMEWHERE)
         options = self.kernel.settled(first, self.device.ordinal, DEFAULT_WORKSPACE_BYTES).options
         size = workspace_bytes(traits, work.m, work.n, work.batch, options)
         if size and not self.workspace:
             self.workspace = self.device.allocate(size)
             operands.stream.fill(self.workspace, 0, min(size, WORKSPACE_COUNTERS * COUNTER_BYTES))
-        problems = (replace(operands.problem(at, self.workspace), options=options) for at in range(operands.sets))
+        problems = (replace(self.problem(operands, at), options=options) for at in range(operands.sets))
         return [
             self.kernel.bind(
                 problem, stream=stream, device=self.device.ordinal, workspace_size=size or None, zeroed=True
             )
             for problem in problems
         ]
+
+    def problem(self, operands: Operands, at: int) -> Problem:
+        """Return the problem of one set of operands."""
+        return replace(operands.problem(at, self.workspace), options=self.options)
 
     def free(self) -> None:
         if self.workspace:
