@@ -213,7 +213,7 @@ def test_variants_that_split_k_take_the_workspace_of_their_stream(
     without = hgemm.open(opened.folder, workspace_bytes=0)
     without.records, without.table = opened.records, opened.table
     without.matmul(Cuda(placed(a)), Cuda(w.T), Cuda(placed(np.zeros((16, 64), "f2"))))
-    assert not splits_k(driver) and len(allocations) == 3
+    assert not workspaces[-1] and len(allocations) == 3
     with pytest.raises(ProblemError, match="workspace_bytes is -1: use 0 for none"):
         hgemm.open(opened.folder, workspace_bytes=-1)
 
@@ -383,7 +383,7 @@ def test_a_plan_refuses_arrays_of_other_sizes(library: Library, driver: Computin
     with pytest.raises(ProblemError, match="as layout tn requires"):
         plan(Cuda(a[:40]), Cuda(numbers(64, 48)), Cuda(out[:40]))
     misplaced = placed(a[:40], offset_elements=1)
-    with pytest.raises(ProblemError, match="A begins at an address that is not a multiple of 16 B"):
+    with pytest.raises(ProblemError, match="A begins at an address that is not a multiple of [0-9]+ B"):
         plan(Cuda(misplaced), Cuda(w.T), Cuda(out[:40]))
     assert not driver.launches
 
