@@ -95,7 +95,8 @@ struct Scheduler {
     return work;
   }
 
-  // Returns the tile and the split of an item. Here, `tile` counts the tiles of the whole batch.
+  // Returns the tile and the split of an item. Here, work.tile is the index of the tile among the tiles of the whole batch.
+  // work_of() then replaces it by the position in one D.
   HGEMM_DEVICE Work split_of(uint32_t item) const {
     Work work;
     work.split = work.shared = 0;
@@ -123,7 +124,7 @@ struct Scheduler {
       in_strips(tile, Policy::raster_tiles, tiles_m, tiles_n, work.tile_m, work.tile_n);
     } else if constexpr (Policy::raster == Raster::panel) {  // panels of raster_tiles columns; row by row in a panel
       in_strips(tile, Policy::raster_tiles, tiles_n, tiles_m, work.tile_n, work.tile_m);
-    } else if (problem->raster_tiles > 0) {
+    } else if (problem->raster_tiles > 0) {  // Raster::launch: groups if above 0, panels if below
       in_strips(tile, problem->raster_tiles, tiles_m, tiles_n, work.tile_m, work.tile_n);
     } else {
       in_strips(tile, -problem->raster_tiles, tiles_n, tiles_m, work.tile_n, work.tile_m);

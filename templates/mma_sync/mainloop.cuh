@@ -21,9 +21,10 @@ struct CpAsyncMainloop {
   static constexpr int k_blocks = Warp::k_blocks, steps = Warp::steps;
   static constexpr int mma_per_k_tile = Warp::mma_per_k_tile;
   static constexpr bool two_fragment_stages = Warp::two_fragment_stages;
-  // How many stages warps may read between one barrier of run_pipelined() and the next. Copies must not overwrite these:
-  //   with one fragment stage     the stages of this k-tile and of the next
-  //   with two fragment stages    the stage of the next k-tile
+  // In each k-tile, run_pipelined() has one barrier, before the last block of k. Between the barriers of k-tiles i and i + 1,
+  // warps may read these stages, so copies must not overwrite them:
+  //   with one fragment stage     the stages of k-tiles i and i + 1
+  //   with two fragment stages    the stage of k-tile i + 1
   static constexpr int stages_in_use = stages == 1 || two_fragment_stages ? 1 : 2;
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
@@ -33,9 +34,11 @@ struct CpAsyncMainloop {
   // where copies go, see copy_behind().
   static constexpr bool reads_first = Policy::reads_first;
 
-  // Each time a copy follows an ldmatrix, ptxas puts three extra instructions between them. So copies are kept together: one
-  // block of k issues all copies of a k-tile. If copies_whole, it issues them before its reads and products. Otherwise,
-  // copy_behind() spreads them over its products. With two fragment stages, they then start after the last read of the block.
+  // Each time a copy follows an ldmatrix, ptxas puts three extra instructions between them. To have few such places, a single
+  // block of k issues all copies of a k-tile. Where this block issues them:
+  //   if copies_whole                   all together, before the block's reads and products
+  //   otherwise, one fragment stage     between the block's products, see copy_behind()
+  //   otherwise, two fragment stages    the same, but only after the block's last read
   static constexpr bool copies_whole = Policy::copy_placement == CopyPlacement::before_last_block;
   static constexpr int copy_block = Policy::copy_placement == CopyPlacement::in_first_block ? 0 : k_blocks - 1;
 
@@ -200,9 +203,10 @@ struct CpAsyncMainloop {
     }
   }
 
-  // The copy block splits the copies of a k-tile into actions. It issues them between its products, A's before B's. An action
-  // is one pass over A or B, in which all threads together copy row_step rows. But all copies of an operand through registers
-  // are one action, so that several of its loads are in flight at once.
+  // The copy block divides the copies of a k-tile into actions. It issues them between its products, A's before B's.
+  // The actions of an operand:
+  //   if copied by cp.async          one for each pass; in a pass, all threads together copy row_step rows
+  //   if copied through registers    one for the whole operand, so that several of its loads are in flight at once
   template <class Copy>
   static constexpr int actions = Copy::through_registers ? 1 : Copy::row_passes;
 

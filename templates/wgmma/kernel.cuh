@@ -57,7 +57,7 @@ struct CtaWork {
   KRange k;
 
   HGEMM_DEVICE CtaWork(Work const& work, ClusterPlace<Policy> const& place, int k_tiles) {
-    // The row and the column of the cluster tile in the D that the kernel computes, in cluster tiles.
+    // In the D that the kernel computes: the index of the cluster tile along the rows and along the columns.
     int const cluster_row = Policy::swap_ab ? work.tile_n : work.tile_m;
     int const cluster_column = Policy::swap_ab ? work.tile_m : work.tile_n;
     m_first = (cluster_row * Policy::cluster_m + place.row) * Policy::tile_m;
@@ -95,6 +95,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   Place const place;
   int const warp = atoms::warp_index();
   int const consumer = warp / 4;  // warpgroup; the producer follows the last consumer
+  // Without TMA, an empty product has k = -tile_k. It takes one k-tile of zeros.
   int const k_tiles = by_tma || problem.k > 0 ? (problem.k + Policy::tile_k - 1) / Policy::tile_k : 1;
   uint32_t const worker = atoms::cta_x() / Place::size;
   Tiles scheduler(problem, worker, atoms::grid_x() / Place::size);
@@ -124,9 +125,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::setmaxnreg_inc<Policy::consumer_registers>();
-    // If cp.async copies (scheduler_per_role), the producer needs more registers than with TMA. So consumers get fewer registers.
-    // A scheduler that lives across the producer/consumer split would then spill. So each role makes its own scheduler. These
-    // kernels have clusters of 1x1, so each CTA is a worker.
+    // A producer that uses cp.async needs more registers than one that uses TMA. This leaves fewer registers for the consumers,
+    // and a scheduler that lives across the producer/consumer split would spill. So with scheduler_per_role, set for cp.async,
+    // each role makes its own scheduler. Clusters are then 1x1, so there are grid_x() workers.
     if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
@@ -154,8 +155,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
         if (is_at_launch<Policy> && work.splits == 1) {
           sums.convert(accumulators);
         } else {
-          // With schedule split_k, the last splits are empty if there are fewer k-tiles than splits. With schedule launch, the host
-          // passes no more splits than k-tiles. Its kernels omit the branch, because ptxas would serialise wgmma (warning C7514).
+          // With schedule split_k, the last splits are empty if there are fewer k-tiles than splits. With schedule launch, no
+          // split is empty: the host passes at most as many splits as k-tiles. Kernels with schedule launch omit this branch,
+          // because with it, ptxas would serialise wgmma (warning C7514).
           if constexpr (!is_at_launch<Policy>) {
             if (mine.k.count == 0) accumulators.clear();
           }
