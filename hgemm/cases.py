@@ -78,7 +78,7 @@ def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
     """Return the cases that every variant must pass. Their shapes depend on its tile.
 
     `resident_ctas` CTAs fit on the device. A persistent variant gets a problem with more tiles than that. A stream-K variant
-    gets problems with fewer and with more tiles.
+    gets problems with fewer and with more tiles. A variant whose launches decide the splits gets whole waves and a split tail.
     """
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     plain = [
@@ -117,7 +117,23 @@ def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
             Case(Shape(m + 1, 17, 12 * k + 3, few), *_scalars(traits, 1), loose=True),
             Case(Shape(m + 1, 17, 9 * k + 1, many), *_scalars(traits, 2)),
         ]
+    if traits.decides_splits:
+        cases += _waves(traits, resident_ctas // traits.cluster_ctas)
     return varied(traits, cases)
+
+
+def _waves(traits: LaunchTraits, clusters: int) -> list[Case]:
+    """Return problems of one cluster of tiles per matrix: whole waves and a split tail, and splits of all tiles in two waves.
+
+    `clusters` of them run at the same time.
+    """
+    m, k = traits.tile_m * traits.cluster_shape[0], traits.tile_k
+    tail, every = clusters + 3, clusters // 2 + 2
+    return [
+        Case(Shape(m, 17, 8 * k + 1, tail), *_scalars(traits, 1), options=LaunchOptions(3, clusters, 2)),
+        Case(Shape(m, 17, 9 * k, tail), *_scalars(traits, 2), loose=True, options=LaunchOptions(4, 1, -1)),
+        Case(Shape(m, 17, 7 * k - 1, every), *_scalars(traits, 0), options=LaunchOptions(4, 0, 1)),
+    ]
 
 
 def cases_of(traits: LaunchTraits, shapes: tuple[Shape, ...]) -> list[Case]:

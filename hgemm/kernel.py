@@ -84,10 +84,16 @@ class Kernel:
         return out
 
     def launch(
-        self, problem: Problem, *, stream: Any = None, device: int = 0, workspace_size: int | None = None
+        self,
+        problem: Problem,
+        *,
+        stream: Any = None,
+        device: int = 0,
+        workspace_size: int | None = None,
+        zeroed: bool = False,
     ) -> None:
-        """Launch a problem that is given by addresses. Raises ProblemError or DeviceError."""
-        self.bind(problem, stream=stream, device=device, workspace_size=workspace_size)()
+        """Launch a problem that is given by addresses. Fields as `bind`. Raises ProblemError or DeviceError."""
+        self.bind(problem, stream=stream, device=device, workspace_size=workspace_size, zeroed=zeroed)()
 
     def bind(
         self,

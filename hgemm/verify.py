@@ -306,7 +306,7 @@ class Trial:
         found, complaint = self.launch(problem)
         complaint = complaint or self._other_memory()
         if self.options.twice and not complaint:
-            again, complaint = self.launch(problem)
+            again, complaint = self.launch(problem, zeroed=True)  # as launches that share a workspace
             differing = int(np.count_nonzero(again.view("u1") != found.view("u1")))
             complaint = complaint or (f"a second launch differs in {differing} B of D" if differing else "")
         if complaint:
@@ -346,12 +346,17 @@ class Trial:
         problem = Problem(shape.m, shape.n, shape.k, shape.batch, alpha=self.case.alpha, beta=self.case.beta)
         return replace(problem, **fields, bias_kind=bias_of_case(self.traits, self.case), options=self.launch_options)
 
-    def launch(self, problem: Problem, workspace_size: int | None = None) -> tuple[np.ndarray, str]:
-        """Fill D with canaries, launch, and return D's elements and a complaint about its memory."""
+    def launch(
+        self, problem: Problem, workspace_size: int | None = None, zeroed: bool = False
+    ) -> tuple[np.ndarray, str]:
+        """Fill D with canaries, launch, and return D's elements and a complaint about its memory.
+
+        `zeroed` tells that an earlier launch has left the counters of the workspace zero.
+        """
         d = self.buffers["d"]
         d.upload()
         size = self.workspace.size_bytes if self.workspace else workspace_size
-        self.kernel.launch(problem, device=self.device.ordinal, workspace_size=size)
+        self.kernel.launch(problem, device=self.device.ordinal, workspace_size=size, zeroed=zeroed)
         found, complaint = d.written(d.download())
         left = np.argwhere(d.unwritten(found))
         if len(left):

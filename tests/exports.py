@@ -185,7 +185,13 @@ class ByC:
         return CProblem.of(kind_of(self.traits), problem, workspace_bytes)
 
     def launch(
-        self, problem: Problem, *, device: int = 0, workspace_size: int | None = None, stream: int | None = None
+        self,
+        problem: Problem,
+        *,
+        device: int = 0,
+        workspace_size: int | None = None,
+        stream: int | None = None,
+        zeroed: bool = False,
     ) -> None:
         given, choice = self.problem(problem, workspace_size or 0), CChoice()
         status = self.library.hgemm_select(self.handle, ctypes.byref(given), ctypes.byref(choice))

@@ -19,6 +19,7 @@ from hgemm.cases import Case, Shape, cases_of, default_cases
 from hgemm.device import open_device
 from hgemm.dtypes import DTYPES, decode, encode, representable, truncation_error
 from hgemm.errors import DeviceError, RequestError
+from hgemm.launch import tiles
 from hgemm.launch_traits import LaunchTraits
 from hgemm.reference import ACTIVATION_FORMULAS, Operands, Reference, apply_epilogue, reference
 from hgemm.reference import accumulate as follow
@@ -186,6 +187,19 @@ def test_default_cases_cover_what_may_go_wrong() -> None:
     assert {case.broadcast for case in cases} == {"", "a", "b,c,bias"} and any(case.beta for case in cases)
     assert len({str(case) for case in cases}) == len(cases)
     assert not any(case.beta or case.in_place for case in default_cases(LaunchTraits.of(record(beta=False)), 6))
+
+
+def test_launches_that_decide_their_splits_are_checked_on_whole_waves_and_a_tail() -> None:
+    traits = LaunchTraits.of(record("launch"))
+    resident = 132
+    by_wave = [
+        (tiles(traits, case.shape.m, case.shape.n) * case.shape.batch, case.options)
+        for case in default_cases(traits, resident)
+    ]
+    assert any(count > options.whole_tiles >= resident and options.splits > 1 for count, options in by_wave)
+    assert any(
+        options.whole_tiles == 0 and resident < count * options.splits for count, options in by_wave if count > 9
+    )
 
 
 @pytest.mark.parametrize("tile", ["16x16x16", "256x256x64"])

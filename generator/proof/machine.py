@@ -87,12 +87,14 @@ class EmulatedKernel:
     def __post_init__(self) -> None:
         self._next = cycle(self.adversaries)
 
-    def launch(self, problem: Problem, *, device: int = 0, workspace_size: int | None = None) -> None:
-        """Check a problem, set its counters to zero, and run it. Raises ProblemError or DeviceError."""
+    def launch(
+        self, problem: Problem, *, device: int = 0, workspace_size: int | None = None, zeroed: bool = False
+    ) -> None:
+        """Check a problem, set its counters to zero unless they are `zeroed`, and run it. Raises ProblemError or DeviceError."""
         problem = settled(self.traits, problem, LaunchOptions)
         check(problem, self.traits, workspace_size)
         counters = counter_bytes(self.traits, problem.m, problem.n, problem.batch, problem.options)
-        if counters and self.zeroes:
+        if counters and self.zeroes and not zeroed:
             ctypes.memset(problem.workspace, 0, counters)
         adversary = next(self._next)
         self.reports.append((adversary, self.executable.run(launch_of(self.traits, problem, self.workers), adversary)))
