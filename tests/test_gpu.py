@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from generator.store.library import Library as Store
 from generator.sweep import over, sweep
 from hgemm import Kernel, ProblemError
 from hgemm.bench.baselines import Torch
+from hgemm.bench.contenders import query_of
 from hgemm.bench.protocol import Protocol
 from hgemm.bench.runner import BenchPlan, run
 from hgemm.bench.work import Work
@@ -33,7 +34,9 @@ from hgemm.device import choose_code, open_device
 from hgemm.errors import UnsupportedError
 from hgemm.library import open_library
 from hgemm.problem import ACTIVATIONS, Kind, Problem
-from hgemm.selection_query import SelectionQuery
+from hgemm.selection_query import SelectionQuery, Target
+from hgemm.tune.runner import PROTOCOL, Prebuilt, TunePlan
+from hgemm.tune.runner import run as tune
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 pytestmark = pytest.mark.gpu
@@ -153,6 +156,7 @@ def test_what_does_not_fit_is_refused(small_library: Library) -> None:
 
 # ==== The benchmark ===================================================================================================
 
+TUNED = replace(PROTOCOL, seconds=0.1, warm_up_s=0.1, rewarm_s=0.0)
 QUICK = Protocol(seconds=0.1, warm_up_s=0.1, rewarm_s=0.0, cool_down_s=0.05, burst_rounds=2, solo_s=0.1, algorithms=8)
 
 
@@ -207,6 +211,31 @@ def test_results_with_a_bias_and_an_activation_are_right(settings: Settings, bia
     plan = BenchPlan([work], [open_kernel(settings.library, symbol)], protocol=QUICK, baseline=None)
     (result,) = run(plan, open_device(), print)["results"]
     assert result["ours"] == symbol and not result["refused"]
+
+
+@pytest.mark.parametrize("bias, activation", [("row", "none"), ("none", "relu"), ("row", "relu"), ("row", "gelu")])
+def test_the_baseline_has_the_bias_and_the_activation(settings: Settings, bias: str, activation: str) -> None:
+    texts = {"arch": "sm_80", "tile": "64x64x32", "bias": bias, "activation": activation}
+    symbol = made(texts, settings)[0].record.symbol
+    work = Work(256, 264, 512, bias=bias, activation=activation)
+    (result,) = measured([work], [open_kernel(settings.library, symbol)])
+    assert result["ours"] == symbol and result["first"] and not result["refused"]
+
+
+@pytest.mark.parametrize("bias", ["none", "row"])
+def test_launch_options_are_tuned_and_taken(settings: Settings, bias: str, tmp_path: Path) -> None:
+    texts = {"arch": "sm_80", "tile": "64x64x32", "schedule": "launch", "raster": "launch", "bias": "launch"}
+    symbol = made(texts, settings)[0].record.symbol
+    library, device = Store(tmp_path / "tuned"), open_device()
+    shutil.copytree(settings.library.folder / symbol, library.folder / symbol)
+    kernel, work = open_kernel(library, symbol), Work(200, 264, 4096, bias=bias)
+    supply = Prebuilt([kernel], Target.of(device), 4)
+    document = tune(TunePlan([work], library.folder, protocol=TUNED, options=6), supply, device, print)
+    assert not any(result["refused"] for result in document["results"]) and len(document["results"]) == 3
+    options = document["results"][0]["options"]
+    assert len(options) == 6 and {1} < {one["splits"] for one in options.values()}
+    choice = open_library(library.folder).selector(Target.of(device)).choose(query_of(work))
+    assert asdict(choice.options) == options[document["results"][0]["ours"]] and choice.measured_options
 
 
 @pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])

@@ -85,6 +85,19 @@ def test_a_document_of_the_benchmark_is_read_as_it_says() -> None:
     assert str(kind) == "tn, f16 in, f32 accumulate, f16 out, steady, NVIDIA H200" and len(of_kind) == 36
 
 
+def test_launch_options_of_a_variant_count_as_one(tmp_path: Path) -> None:
+    document = json.loads(SQUARES.read_text())
+    result = document["results"][0]
+    symbol, figures = result["ours"], result["figures"]
+    result["ours"] = f"{symbol} splits=1"
+    result["options"] = {f"{symbol} splits={splits}": {"splits": splits} for splits in (1, 2)}
+    figures[f"{symbol} splits=2"] = {**figures[symbol], "time_us": 2 * figures[symbol]["time_us"]}
+    figures[f"{symbol} splits=1"] = figures.pop(symbol)
+    (tmp_path / "out.json").write_text(json.dumps(document))
+    found, expected = read_bench(tmp_path / "out.json")[0], read_bench(SQUARES)[0]
+    assert (found.ours, found.times_us) == (symbol, expected.times_us)
+
+
 def test_of_a_problem_measured_twice_the_later_is_shown_and_any_beside_a_baseline_before_those_without() -> None:
     first = read_bench(SQUARES)[0]
     day, minute = first.date[:10], first.date[:16]

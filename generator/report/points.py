@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from generator.errors import LibraryError
+from hgemm.bench.contenders import symbol_of
 from hgemm.bench.work import WORK, Work
 from hgemm.checks import NAME, TEXT, Mismatch, either, fields, integer, list_of, map_of, null, number, plain
 from hgemm.measured import Result, Session, VariantTime
@@ -115,13 +116,17 @@ def _of_result(document: Mapping[str, Any], result: Mapping[str, Any]) -> Iterat
         return
     roles = {role: result.get(role) for role in ("first", "best")}
     ratios = {role: result[f"ratio_{role}"]["median"] for role in roles if f"ratio_{role}" in result}
+    times_us: dict[str, float] = {}
+    for name in filter(lambda name: name.startswith("hgemm_"), times):  # a variant may have several launch options
+        symbol = symbol_of(name)
+        times_us[symbol] = min(times[name], times_us.get(symbol, times[name]))
     yield Point(
         work=Work(**result["work"]),
         state=result["state"],
         device=document["device"],
         date=document["date"].removesuffix(" UTC").replace(" ", "T") + "Z",  # sorts with the dates of sessions
-        times_us={name: time_us for name, time_us in times.items() if name.startswith("hgemm_")},
-        ours=ours,
+        times_us=times_us,
+        ours=symbol_of(ours),
         baseline_us={role: times[name] for role, name in roles.items() if name in times},
         ratios=ratios,
         keys={},
