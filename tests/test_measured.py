@@ -24,6 +24,7 @@ from hgemm.octave_grid import (
     octaves,
     point,
 )
+from hgemm.problem import LaunchOptions
 
 SQUARE = problem(4096, 4096, 4096)
 PLACE = (90, 132, SQUARE.kind.code, 4096, 4096, 4096, 1)
@@ -86,6 +87,9 @@ def test_a_write_that_took_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: p
         ({"times": {}}, "times must be a list"),
         ({"times": [[0, 0]]}, "a time of 0 us"),
         ({"times": [[0, 1.0, 2.0]]}, "times.0. must be the number of a variant and a time"),
+        ({"options": [[0, 0, 0, 8]]}, "options.0. has launch options .0, 0, 8., which no launch takes"),
+        ({"options": [[0, 2, 8]]}, "options.0. must be the numbers of a variant, splits, whole tiles"),
+        ({"options": {}}, "options must be a list"),
         ({"more": 1}, "more is not a field of this schema"),
         ({"problem": {**SQUARE.plain(), "m": 0}}, "m must be a whole number from 1"),
         ({"problem": {**SQUARE.plain(), "dtype_a": "e4m3"}}, "dtype_a must be one of f16, bf16"),
@@ -132,6 +136,16 @@ def test_a_later_session_counts_where_it_was_compared_with_what_stood(tmp_path: 
     found = standing(tmp_path / "y", {"a": 2.0, "b": 3.0}, {"c": 1.0}, {"d": 0.5, "b": 6.0})
     assert found[PLACE].order == ("a", "b")
     assert found[PLACE].times_us == {"a": 2.0, "b": 3.0, "c": 1.0, "d": 0.25}
+
+
+def test_launch_options_stand_with_the_times_that_they_have(tmp_path: Path) -> None:
+    few, many = LaunchOptions(2, 0, 8), LaunchOptions(5, 132, -4)
+    measured.write(tmp_path, [(SQUARE, {"a": 2.0, "b": 3.0})], options=[{"a": few, "b": few}])
+    session = measured.write(tmp_path, [(SQUARE, {"c": 1.0, "a": 1.8})], options=[{"a": many}])
+    assert [time.options for time in session.results[0].times] == [None, many]
+    assert standing(tmp_path)[PLACE].options == {"a": many, "b": few}
+    measured.write(tmp_path, [(SQUARE, {"c": 1.0, "b": 1.8})])  # without options: the default ones
+    assert standing(tmp_path)[PLACE].options == {"a": many}
 
 
 def test_variants_that_were_made_anew_count_as_unmeasured(tmp_path: Path) -> None:

@@ -330,6 +330,9 @@ def test_launch_options_are_tuned_stored_and_selected(
     near = selector.choose(replace(query, m=39))  # the same tiles
     assert (near.symbol, near.options) == ("hgemm_open", best)
     assert selector.choose(replace(query, workspace_bytes=0)).options.splits == 1
+    found, at = selector.measured_options(query), selector.table.rows.index(choice.row)
+    similar = [found.find(at, replace(query, k=k)) for k in (120, 144, 304, 320)]  # 8, 9, 19 and 20 k-tiles beside 13
+    assert similar == [None, best, best, None] and found.find(at, replace(query, n=100)) is None
     again = tuned(plan_of(folder, works=[work], options=1), kernels="hgemm_open,hgemm_fast")["results"][0]
     assert again["options"] == {chosen: result["options"][chosen]}
 

@@ -289,6 +289,9 @@ variants of its layout and types:
   2. The fastest ones with correct results become finalists. So do the fastest proposals of cuBLASLt, and its first choice.
   3. Finalists run in rounds, forwards and backwards, as graphs of launches. Operands are random and fill the L2 cache 3 times.
 
+A variant that leaves options to the launch runs with its default ones, or with several (--options). cuBLASLt computes the problem's
+bias and activation in its epilogue. A note says where it has none.
+
 A ratio is the time of cuBLASLt over ours, round by round. Above 1, ours is faster. "ours" and "best" are the fastest finalists
 of each side.
 
@@ -304,6 +307,7 @@ Examples:
   hgemm bench 'hgemm_sm90a_tn_f16_f32_f16_128x256x64*' --m 1024:8192:1024 --keep out.json --budget 300
   hgemm bench --suite public --acc f16 --state steady,burst --csv out.csv
   hgemm bench --suite mine.json --arch 90a --record
+  hgemm bench --m 512 --n 3072 --k 768 --bias row --activation gelu
 """
 
 
@@ -344,6 +348,9 @@ From then on, the library and its exports select by these measurements.
 
 Candidates are variants of the library, and specs of a search table that it lacks. `hgemm tune` ranks them by the cost model, and
 by the model corrected with measurements of nearby problems. Worker processes build missing variants while the GPU measures.
+
+A variant that leaves options to the launch, such as the splits of k, is screened with several (--options). The best ones are
+stored with its time, and launches take them.
 
 Half of the candidates are dropped in each round, and the others get twice as many samples. The last few are checked, and timed in
 paired rounds, forwards and backwards. A variant replaces the current best only if it wins by more than the spread. Nothing is

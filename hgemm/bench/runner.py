@@ -395,7 +395,7 @@ _PROBLEMS = (
         note="Default: the suite's, or {default}.",
     ),
     *(
-        kind_option(f"--{name}", words, help, "Default: none, or that of a pack's layers.", default="")
+        kind_option(f"--{name}", words, help, "Default: none; to tune a pack, that of its layers.", default="")
         for name, words, help in (("bias", BIASES, "Bias"), ("activation", ACTIVATIONS, "Activation"))
     ),
 )
