@@ -1129,4 +1129,47 @@ WGMMA_CP_ASYNC = (
     ),
 )
 
-FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC)
+# ---- Kernels on mma.sync: fragments from global memory ----------------------------------------------------------------
+
+TO_REGISTERS = {"arch": "sm_90", "mma": "m16n8k16", "copy": "ldg", "tile": "8x16x128", "stages": "2"}
+TWO_K_TILES, END_OF_K = "8x32x256", "7x15x203"
+
+MMA_SYNC_DIRECT = (
+    Fault(
+        "fragments from global memory: partial accumulators added before all warps have stored them",
+        At("gemm", "cta_barrier()", after="store_partials<Policy>(rows").drop(),
+        TO_REGISTERS,
+        TWO_K_TILES,
+        ("race", "uninitialised"),
+    ),
+    Fault(
+        "fragments from global memory: a vector loaded past the end of k",
+        At("WarpRows::load", "v * block_k < left", occurrence=1).replace("v * block_k <= left"),
+        TO_REGISTERS,
+        END_OF_K,
+        ("bounds", NUMBERS),
+    ),
+    Fault(
+        "fragments from global memory: the end of k left out",
+        At("end_of_product", "k < problem.k").replace("k < problem.k - 1"),
+        TO_REGISTERS,
+        END_OF_K,
+        (NUMBERS,),
+    ),
+    Fault(
+        "fragments from global memory: a warp's partial accumulators left out",
+        At("store_sums", "int warp = 0").replace("int warp = 1"),
+        TO_REGISTERS,
+        TWO_K_TILES,
+        (NUMBERS,),
+    ),
+    Fault(
+        "fragments from global memory: a column past the last one",
+        At("WarpRows::inside", "index < extent").replace("true"),
+        TO_REGISTERS,
+        END_OF_K,
+        ("bounds",),
+    ),
+)
+
+FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC, *MMA_SYNC_DIRECT)

@@ -598,10 +598,11 @@ FIELDS = (
     ),
     Field(
         "copy",
-        Choice(("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma")),
+        Choice(("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned", "tma", "ldg")),
         PIPELINE,
         "METHODS",
-        "Global to shared memory: cp_async, ldg_sts, ldg_sts_scalar, ldg_sts_unaligned, tma. wgmma takes tma and cp_async.",
+        "Global to shared memory: cp_async, ldg_sts, ldg_sts_scalar, ldg_sts_unaligned, tma; to registers, for few rows: ldg. "
+        "wgmma takes tma and cp_async.",
     ),
     Field(
         "store_spacing",

@@ -22,7 +22,7 @@ from generator.sweep import sweep
 TEMPLATES = templates_folder()
 ENTRY_HEADER = FORMS["atoms"].entry_header
 EXAMPLE = TEMPLATES / "examples" / "gemm_128x128x32.cu"
-FOLDERS = ("common", "mma_sync", "mma_sync_tma", "wgmma")
+FOLDERS = ("common", "mma_sync", "mma_sync_direct", "mma_sync_tma", "wgmma")
 """What families share, and a folder for each family."""
 HEADERS = sorted(
     path.relative_to(TEMPLATES).as_posix() for folder in FOLDERS for path in (TEMPLATES / folder).glob("*.cuh")

@@ -491,6 +491,8 @@ FAMILIES = [
     ("arch=90a warp_tile=64x64", "mma_sync"),
     ("arch=90a store=smem", "mma_sync"),
     ("arch=90 copy=tma", "mma_sync_tma"),
+    ("arch=90 copy=ldg", "mma_sync_direct"),
+    ("arch=90a copy=ldg cta_tile=16x16x1024 stages=4", "mma_sync_direct"),
     ("arch=90a copy=tma", "wgmma"),
     ("arch=90 cluster=2x1", "wgmma"),
     ("arch=90 cluster=1x1 consumers=0 cooperation=cooperative", "mma_sync"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from generator.arch import Arch
 from generator.errors import unknown_word
-from generator.families import mma_sync, mma_sync_tma, wgmma
+from generator.families import mma_sync, mma_sync_direct, mma_sync_tma, wgmma
 from generator.families.base import Expectation, Family, Plan
 from generator.spec import Spec
 
@@ -16,6 +16,7 @@ FAMILIES: list[Family] = [
     wgmma.FAMILY,
     mma_sync.FAMILY,
     mma_sync_tma.FAMILY,
+    mma_sync_direct.FAMILY,
 ]
 """Every family. For a request that names none, the first one that its architecture and its problem allow is the default."""
 

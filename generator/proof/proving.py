@@ -110,8 +110,10 @@ def _chunk(tile: OperandTile, thread: int, per_row: int, row_step: int) -> tuple
 _ADVERSARY = Adversary("late", "round_robin", 1)
 _BARRIER, _MMA = "cta_barrier", "mma"
 _COSTS_WARP = 32
-_UNPLACED = ("tma", "by_hand")
-"""Copies whose bank conflicts are not predicted: those of the TMA, and of handwritten kernels."""
+_TO_REGISTERS = "ldg"
+"""The copy of kernels whose warps share the k of a tile. They stage no operands."""
+_UNPLACED = ("tma", _TO_REGISTERS, "by_hand")
+"""Copies whose bank conflicts are not predicted: those of the TMA, those to registers, and those of handwritten kernels."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def count(kernel: EmulatedKernel, spec: Mapping[str, Any]) -> tuple[Costs, list[
 def _issuers(traits: LaunchTraits, spec: Mapping[str, Any]) -> int:
     """Return the number of warps, or warpgroups for wgmma, that compute a tile together."""
     consumers = int(spec.get("consumers", 0))
-    if not consumers and "warp_tile" not in spec:  # handwritten
+    if not consumers and ("warp_tile" not in spec or spec["copy"] == _TO_REGISTERS):  # handwritten, or warps share k
         return traits.threads // _COSTS_WARP
     if not consumers:
         tile, warp = Tile.parse(spec["cta_tile"]), WarpTile.parse(spec["warp_tile"])

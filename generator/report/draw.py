@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 
 from generator.errors import RequestError
 from generator.families.base import Plan
+from generator.families.mma_sync_direct.plan import DirectPlan
 from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan
 from generator.layouts import BANKS, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
@@ -283,10 +284,10 @@ _LEFT, _GAP = 16, 40
 
 
 def picture_of(plan: Plan, symbol: str) -> str:
-    """Return the picture of a plan's kernel as SVG. Raises: RequestError if lanes load single elements; this is not drawn."""
+    """Return the picture of a plan's kernel as SVG. Raises: RequestError if lanes load single elements, or all operands."""
     svg = Svg()
     spec, by_lanes = plan.spec, not isinstance(plan, WgmmaPlan)
-    _reject_single_elements(plan)
+    _reject_what_is_not_drawn(plan)
     svg.text(_LEFT, 32, symbol, 16, bold=True)
     elements = f"{VECTOR_BYTES // spec.operand_bytes} elements of {spec.dtype_a}"
     square = f"A square is 16 bytes of shared memory, {elements}. Its number and colour show its group of 4 banks"
@@ -305,8 +306,12 @@ def picture_of(plan: Plan, symbol: str) -> str:
     return _fragments(svg, y, plan).document()
 
 
-def _reject_single_elements(plan: Plan) -> None:
+def _reject_what_is_not_drawn(plan: Plan) -> None:
     spec = plan.spec
+    if isinstance(plan, DirectPlan):
+        raise RequestError(
+            f"cannot draw copy {spec.copy}: it places no operands in shared memory. Try a variant of copy cp_async"
+        )
     if not isinstance(plan, WgmmaPlan) and not (plan.a.by_ldmatrix and plan.b.by_ldmatrix):
         raise RequestError(
             f"cannot draw {spec.dtype_a} with layout {spec.layout}: lanes read it without ldmatrix. Try a variant of layout tn"
@@ -366,7 +371,7 @@ class Pictures:
 
     def of(self, plan: Plan) -> list[tuple[str, str]]:
         """Return the pictures of a plan's kernel, each with a caption. Raises: RequestError as `picture_of` does."""
-        _reject_single_elements(plan)
+        _reject_what_is_not_drawn(plan)
         spec, by_lanes = plan.spec, not isinstance(plan, WgmmaPlan)
         first, second = (plan.b, plan.a) if spec.swap_ab else (plan.a, plan.b)
         found = []

@@ -144,6 +144,11 @@ def by_wgmma(spec: Mapping[str, Any]) -> bool:
     return str(spec["mma"]).startswith("m64n")
 
 
+def to_registers(spec: Mapping[str, Any]) -> bool:
+    """Return whether the fragments of a record's `spec` come from global memory, without shared memory in between."""
+    return spec.get("copy") == "ldg"
+
+
 def extents(text: str) -> tuple[int, ...]:
     """Parse `128x64` or `128x128x32`."""
     return tuple(int(word) for word in str(text).split("x"))
@@ -167,10 +172,14 @@ def _mma_sync(spec: Mapping[str, Any], card: Card) -> KTile:
     by_tma = spec["copy"] == "tma"
     if by_tma:
         copy = (m + n) * k * size / figure("tma_bytes_per_clock_per_sm")
+    elif to_registers(spec):
+        copy = copy_cycles(n * k * size, _MAX_COPY_BYTES, figure(f"cpi.ldg{8 * _MAX_COPY_BYTES}"))  # A is in L1
     else:
         copy = _copy(spec, figure, m * k, spec["align_a"]) + _copy(spec, figure, n * k, spec["align_b"])
     warps = (m // warp_m) * (n // warp_n)
-    fragments = fragment_cycles(warps, warp_m, warp_n, k * size, figure("cpi.ldsm_x4") / 4)
+    fragments = (
+        0.0 if to_registers(spec) else fragment_cycles(warps, warp_m, warp_n, k * size, figure("cpi.ldsm_x4") / 4)
+    )
     return KTile(
         tensor=tensor_cycles(m * n * k, products, figure(name)),
         copy=copy,

@@ -14,7 +14,17 @@ from hgemm.checks import fields as document_of
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError, RequestError
 from hgemm.model.cards import Card, card_named, usual_card
-from hgemm.model.kernel import KTile, LaunchEstimate, Size, by_wgmma, element_bytes, extents, k_tile, launch
+from hgemm.model.kernel import (
+    KTile,
+    LaunchEstimate,
+    Size,
+    by_wgmma,
+    element_bytes,
+    extents,
+    k_tile,
+    launch,
+    to_registers,
+)
 from hgemm.problem import LAUNCH
 
 PATH = Path(__file__).with_name("fitted.json")
@@ -78,8 +88,32 @@ def parse_fits(document: Any) -> Mapping[str, Fit]:
     return found
 
 
+TO_REGISTERS = {
+    "start_us": 0.33,
+    "dram_start_us": 0.8,
+    "dram_part": 0.97,
+    "latency_cycles": 1500.0,
+    "tile_cycles": 600.0,
+    "shown_part": 0.3,
+    "again_bytes_per_cycle": 200.0,
+}
+"""Constants of kernels that load fragments from global memory; the others are those of mma.sync.
+
+Source: benchmarks/data/few_rows_h100.json, set by hand.
+"""
+
+
+@cache
+def fit_of_registers() -> Fit:
+    """Return the fit of kernels that load fragments from global memory."""
+    its = fits()["mma_sync"]
+    return replace(its, constants=replace(its.constants, **TO_REGISTERS))
+
+
 def fit_of(spec: Mapping[str, Any]) -> Fit:
     """Return the fit for the family of a record's `spec`."""
+    if to_registers(spec):
+        return fit_of_registers()
     return fits()["wgmma" if by_wgmma(spec) else "mma_sync"]
 
 
@@ -186,7 +220,7 @@ class KernelShape:
         return cls(
             *(tile_m, tile_n, tile_k),
             part=part if part.l2 is not None else replace(part, l2=0.0),
-            stages=spec["stages"],
+            stages=2 if to_registers(spec) else spec["stages"],  # a warp waits for all of its loads
             cluster_m=cluster_m,
             cluster_n=cluster_n,
             splits=int(splits or 1),

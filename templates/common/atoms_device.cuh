@@ -111,6 +111,15 @@ HGEMM_DEVICE Vec16B ld_global_l2(Vec16B const* pointer) {
   uint4 const word = __ldcg(reinterpret_cast<uint4 const*>(pointer));
   return {word.x, word.y, word.z, word.w};
 }
+// Leaves no copy in the L1 cache, for data that an SM reads once. If `valid` is false, it reads nothing and returns zeros.
+HGEMM_DEVICE Vec16B ld_global_once(Vec16B const* pointer, bool valid) {
+  Vec16B word;
+  asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+               "@valid ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+               : "=&r"(word.x), "=&r"(word.y), "=&r"(word.z), "=&r"(word.w)
+               : "l"(pointer), "r"(uint32_t(valid)));
+  return word;
+}
 template <class T>
 HGEMM_DEVICE void st_global(T* pointer, T value) {
   *pointer = value;

@@ -128,6 +128,9 @@ HGEMM_DEVICE T ld_global(T const* pointer, Site site = here()) {
   return load(Space::global, pointer, site);
 }
 HGEMM_DEVICE Vec16B ld_global_l2(Vec16B const* pointer, Site site = here()) { return load(Space::global, pointer, site); }
+HGEMM_DEVICE Vec16B ld_global_once(Vec16B const* pointer, bool valid, Site site = here()) {
+  return valid ? load(Space::global, pointer, site) : Vec16B{};
+}
 template <class T>
 HGEMM_DEVICE void st_global(T* pointer, T value, Site site = here()) {
   store(Space::global, pointer, value, site);

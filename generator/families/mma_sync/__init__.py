@@ -14,6 +14,8 @@ from generator.spec import WMMA, Request, Spec
 from hgemm.problem import PROBLEM_BYTES
 
 INSTRUCTIONS = ("m16n8k16", "m16n8k8", WMMA)
+OTHER_COPIES = {"tma": "mma_sync_tma", "ldg": "mma_sync_direct"}
+"""Copies of other families with these instructions."""
 
 CLAIMS = {
     "mma": lambda mma: mma in INSTRUCTIONS,
@@ -29,8 +31,9 @@ CLAIMS = {
 
 
 def objection(request: Request) -> str:
-    """Say that TMA is another family's copy."""
-    return "copy tma on mma.sync is family mma_sync_tma" if request.get("copy") == "tma" else ""
+    """Say that a copy is another family's."""
+    family = OTHER_COPIES.get(request.get("copy", ""))
+    return f"copy {request['copy']} on mma.sync is family {family}" if family else ""
 
 
 _ACC_LETTERS = {"f32": "s", "f16": "h"}
@@ -73,7 +76,7 @@ def expectation(plan: MmaSyncPlan, allow_spills: bool) -> Expectation:
 FAMILY = Family(
     name=NAME,
     mma=INSTRUCTIONS,
-    owns=lambda mma, copy: mma in INSTRUCTIONS and copy != "tma",
+    owns=lambda mma, copy: mma in INSTRUCTIONS and copy not in OTHER_COPIES,
     supports=lambda arch: True,
     plan=MmaSyncPlan,
     resolve=resolve,
