@@ -312,6 +312,19 @@ def test_the_public_suite_is_whole() -> None:
     assert names() == ["public"]
 
 
+def test_problems_and_groups_of_a_file_have_a_bias_and_an_activation(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    problem = {"m": 8, "n": 16, "k": 24, "bias": "row"}
+    group = {"name": "mlp", "shapes": [[8, 16, 24]], "bias": "row", "activation": "gelu"}
+    path.write_text(json.dumps([problem, {**problem, "layout": "tnn"}, group]))
+    plain, transposed, of_group = read_suite(str(path))
+    assert (plain.bias, transposed.bias) == ("row", "column")  # one element per row of the transposed D
+    assert (of_group.bias, of_group.activation) == ("row", "gelu")
+    path.write_text(json.dumps([{**problem, "bias": "diagonal"}]))
+    with pytest.raises(RequestError, match="bias 'diagonal' is unknown"):
+        read_suite(str(path))
+
+
 def test_problem_files_of_cutlass_are_read(tmp_path: Path) -> None:
     path = tmp_path / "problems.json"
     common = {"m": 8, "n": 16, "k": 24, "batch_count": 2, "dtype_a": "f16", "dtype_acc": "f32", "dtype_d": "fp32"}

@@ -111,7 +111,9 @@ class Work:
         """The product whose D is the transpose of this one's: B^T A^T."""
         a = "t" if self.layout[1] == "n" else "n"
         b = "n" if self.layout[0] == "t" else "t"
-        return replace(self, m=self.n, n=self.m, layout=a + b, dtype_a=self.dtype_b, dtype_b=self.dtype_a)
+        bias = {"row": "column", "column": "row"}.get(self.bias, self.bias)
+        swapped = {"dtype_a": self.dtype_b, "dtype_b": self.dtype_a, "bias": bias}
+        return replace(self, m=self.n, n=self.m, layout=a + b, **swapped)
 
 
 _COMPARED = ("layout", "dtype_a", "dtype_b", "acc", "dtype_d", "activation")
@@ -241,8 +243,13 @@ def _group(entry: Mapping[str, Any]) -> list[Work]:
         "acc": entry.get("acc", "f32"),
         "dtype_d": entry.get("out", "f16"),
         "group": str(entry["name"]),
+        **_epilogue(entry),
     }
     return [Work(*shape, **common) for shape in entry["shapes"]]
+
+
+def _epilogue(entry: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(entry[name]) for name in ("bias", "activation") if name in entry}
 
 
 def _problem(entry: Mapping[str, Any]) -> Work:
@@ -265,6 +272,7 @@ def _problem(entry: Mapping[str, Any]) -> Work:
         acc=dtype("dtype_acc", default="f32"),
         dtype_d=dtype("dtype_d", "dtype_D", "dtype_c", "dtype_C", default=a),
         group=str(entry.get("name", "problems")),
+        **_epilogue(entry),
     )
     return work.transposed if layout[2:] == "n" else work
 
