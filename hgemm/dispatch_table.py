@@ -18,6 +18,7 @@ from hgemm.errors import LibraryError, RequestError
 from hgemm.launch import COUNTER_BYTES, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
+from hgemm.model.calibrated import ONE, TERMS, Calibration, Factors, calibration
 from hgemm.model.cards import Card, usual_card
 from hgemm.model.kernel import by_wgmma
 from hgemm.model.predict import ACCUMULATOR_BYTES, KernelShape, cycles_of, fit_of
@@ -76,6 +77,7 @@ class Row:
     l2_mib_clocks: int
     split_clocks: int
     partial_clocks: int
+    calibration: int
 
     def work(self, m: int, n: int, batch: int) -> int:
         """Return the CTA tiles of a problem: tiles times splits times batch. Splits that a launch decides do not count."""
@@ -219,13 +221,15 @@ def row_order(traits: LaunchTraits, form: str = "atoms") -> tuple:
     return -number, traits.arch, kind_of(traits).code, -traits.tile_m, form != "atoms", traits.symbol
 
 
-def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> Row:
-    """Return the row of a variant, which may be planned and not yet built.
+def row_of(
+    traits: LaunchTraits, record: Mapping[str, Any], group: int = 0, calibrated: Calibration | None = None
+) -> Row:
+    """Return the row of a variant, which may be planned and not yet built. `calibrated` replaces the package's calibration.
 
     Raises: LibraryError if the record lacks a field that the estimate needs.
     """
     try:
-        clocks = clocks_of(record)
+        clocks = clocks_of(record, calibrated)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RequestError) as error:
         raise LibraryError(
             f"{traits.symbol}: its record lacks a field of the cost estimate ({error!r}): regenerate the variant"
@@ -267,6 +271,7 @@ def row_of(traits: LaunchTraits, record: Mapping[str, Any], group: int = 0) -> R
         l2_mib_clocks=clocks.l2_mib,
         split_clocks=clocks.split,
         partial_clocks=clocks.partial,
+        calibration=clocks.calibration,
     )
 
 
@@ -336,7 +341,8 @@ class Clocks:
         rows of both operands do not start at L2 sectors. `launch` and `dram_start` are per launch, `dram_mib` and `l2_mib` per
         MiB, `l2` per 4096 k-tiles.
     Fields: `tiles_per_sm` is the number of tiles that an SM processes at the same time; `cluster_ctas` the CTAs of a cluster;
-        `unusable_sms` the SMs of a GPU that no cluster can use.
+        `unusable_sms` the SMs of a GPU that no cluster can use. `calibration` tells which measurements have corrected the
+        coefficients: UNCALIBRATED, OF_FAMILY or OF_KERNEL.
     """
 
     tiles_per_sm: int
@@ -354,10 +360,42 @@ class Clocks:
     l2_mib: int
     split: int
     partial: int
+    calibration: int = 0
 
 
-def clocks_of(record: Mapping[str, Any]) -> Clocks:
-    """Return the coefficients of a variant from its record."""
+UNCALIBRATED, OF_FAMILY, OF_KERNEL = range(3)
+"""Whose measurements corrected a row's coefficients: none, those of other kernels, or those of a kernel with the same time."""
+_TERMS = {
+    "k_tile": ("k_tile", "single_k_tile"),
+    "tile": ("tile", "single_tile"),
+    "dram": ("dram_mib",),
+    "l2": ("l2", "l2_mib"),
+    **{name: (name,) for name in ("launch", "straddling", "dram_start", "split", "partial")},
+}
+"""The coefficients that a term of hgemm.model.calibrated corrects."""
+
+
+def clocks_of(record: Mapping[str, Any], calibrated: Calibration | None = None) -> Clocks:
+    """Return the coefficients of a variant from its record, corrected by a calibration: by default, that of the package."""
+    clocks, found, spec = model_clocks_of(record), calibrated or calibration(), record["spec"]
+    factors = found.measured(spec)
+    level = OF_KERNEL if factors else OF_FAMILY
+    factors = factors or found.of_family(spec)
+    return corrected_clocks(clocks, factors, level) if factors else clocks
+
+
+def corrected_clocks(clocks: Clocks, factors: Factors, level: int = OF_KERNEL) -> Clocks:
+    """Return coefficients with the factors of their terms applied."""
+    values = {
+        name: round(getattr(clocks, name) * factor / ONE)
+        for term, factor in zip(TERMS, factors, strict=True)
+        for name in _TERMS[term]
+    }
+    return replace(clocks, **values, calibration=level)
+
+
+def model_clocks_of(record: Mapping[str, Any]) -> Clocks:
+    """Return the coefficients of a variant by the cost model alone."""
     spec, card = record["spec"], _card(record["arch"])
     shape, constants, mhz = (
         KernelShape.of(spec, card, record["resources"]["ctas_per_sm"]),
@@ -401,13 +439,17 @@ def estimate_clocks(row: Row, query: SelectionQuery, target: Target) -> int:
 
 
 def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
-    """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks."""
+    """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks.
+
+    If a row is calibrated, the SMs take the mean of the busiest one's time and the average: power that waiting SMs save lets the
+    others run faster. Source: benchmarks/calibration.py, cross-validation.
+    """
     tiles, sms, resident = row.tiles(query.m, query.n) * query.batch, sms_used(row, target), tiles_per_sm(row, target)
     whole = options.whole_tiles * row.cluster_m * row.cluster_n
     extra = row.straddling_clocks * query.straddling // 2
     all_k_tiles = _ceil_div(max(query.k, 1), row.tile_k)
     shared = row.decides_splits and options.splits > 1
-    busy = single = loads = 0
+    busy = single = loads = work = 0
     for items, k_tiles, stored in (
         (whole, all_k_tiles, 0),
         ((tiles - whole) * options.splits, _ceil_div(all_k_tiles, options.splits), row.partial_clocks * shared),
@@ -417,7 +459,11 @@ def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: Laun
         busy += busiest * (k_tiles * (row.k_tile_clocks + extra) + row.tile_clocks + stored)
         single += rounds * (k_tiles * (row.single_k_tile_clocks + extra) + row.single_tile_clocks + stored)
         loads += items * k_tiles
+        work += items * (row.tile_clocks + stored)
     sm, memory = min(max(busy, single), LIMIT), _memory(row, query, loads)
+    if row.calibration:
+        average = (min(loads * (row.k_tile_clocks + extra), LIMIT) + work) // sms
+        sm -= max(sm - average, 0) // 2
     added = (row.split_clocks + options.splits * row.partial_clocks) * shared
     return min(row.launch_clocks + added + _overlapped(max(sm, memory), min(sm, memory)), LIMIT)
 

@@ -1,9 +1,10 @@
 """Selection: which variants support a problem on a device, and which of them is the fastest.
 
 In order: the best measured variant, if this very problem was measured on such a device. Else the best corrected estimate in
-the shortlist of the problem's region, if anything was measured. Else the best estimate of all. The launch options of the chosen
-variant are measured ones if they exist (hgemm/measured_options.py). The exported C library does the same steps with the same
-numbers (templates/capi/src/select.c).
+the shortlist of the problem's region, if anything was measured. Else the best estimate of all. Measurements that ship with the
+package have calibrated the estimates of many variants (hgemm/model/calibrated.py). The launch options of the chosen variant are
+measured ones if they exist (hgemm/measured_options.py). The exported C library does the same steps with the same numbers
+(templates/capi/src/select.c).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hgemm.dispatch_table import PTX, DispatchTable, Row, Survey, SurveyPoint, estimate_clocks
+from hgemm.dispatch_table import OF_KERNEL, PTX, DispatchTable, Row, Survey, SurveyPoint, estimate_clocks
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
 from hgemm.launch import MAX_CTAS, WORKSPACE_COUNTERS
@@ -62,8 +63,8 @@ def unmet_requirements(row: Row, query: SelectionQuery, target: Target) -> Itera
 
 # ==== Selection ====
 
-ESTIMATED, NEAR, MEASURED = range(3)
-"""What a choice is based on, as hgemm_rule of hgemm.h."""
+ESTIMATED, NEAR, MEASURED, SHIPPED = range(4)
+"""What a choice is based on, as hgemm_rule of hgemm.h. SHIPPED is an estimate that the package's measurements have calibrated."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,9 @@ class Selector:
                 best = min(scores, key=scores.__getitem__)
                 nearest = min(survey.problems, key=lambda problem: distance(problem.point, query.point))
                 return self._choice(best, match, query, NEAR, nearest, factors[best])
-        return self._choice(min(rows, key=lambda row: self._clocks(row, query)), match, query)
+        best = min(rows, key=lambda row: self._clocks(row, query))
+        rule = SHIPPED if self.table.rows[best].calibration == OF_KERNEL else ESTIMATED
+        return self._choice(best, match, query, rule)
 
     def measured_options(self, query: SelectionQuery) -> MeasuredOptions | None:
         """Return the launch options that were measured for a query's kind, if the devices have as many SMs as this one."""

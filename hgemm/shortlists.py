@@ -167,7 +167,7 @@ class RegionShortlists:
         m, n, k, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
         tiles, all_k_tiles = self._tiles(problems), np.ceil(k / r["tile_k"])
         shared = (r["decides_splits"] > 0) & (splits > 1)
-        busy = single = loads = 0
+        busy = single = loads = work = 0
         for items, k_tiles, stored in (
             (whole, all_k_tiles, 0),
             ((tiles - whole) * splits, np.ceil(all_k_tiles / splits), r["partial_clocks"] * shared),
@@ -179,10 +179,14 @@ class RegionShortlists:
                 k_tiles * (r["single_k_tile_clocks"] + extra) + r["single_tile_clocks"] + stored
             )
             loads = loads + items * k_tiles
+            work = work + items * (r["tile_clocks"] + stored)
         kib = ((m + n) * k * batch // 1024) * r["operand_bytes"] + (m * n * batch // 1024) * r["result_bytes"]
         loaded = loads * r["l2_clocks"] // (1 << L2_BITS)
         l2 = np.maximum(loaded - kib * r["l2_mib_clocks"] // 1024, 0)
-        sm, memory = np.maximum(busy, single), r["dram_start_clocks"] + kib * r["dram_mib_clocks"] // 1024 + l2
+        sm = np.maximum(busy, single)
+        average = (loads * (r["k_tile_clocks"] + extra) + work) // self._sms
+        sm = sm - np.maximum(sm - average, 0) // 2 * (r["calibration"] > 0)
+        memory = r["dram_start_clocks"] + kib * r["dram_mib_clocks"] // 1024 + l2
         longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
         added = (r["split_clocks"] + splits * r["partial_clocks"]) * shared
         return r["launch_clocks"] + added + longer + np.maximum(shorter // 2 - longer // 8, 0)

@@ -21,13 +21,14 @@ from hgemm.dispatch_table import COMPATIBLE, EXACT, DispatchTable
 from hgemm.dtypes import DTYPES, stored_dtype
 from hgemm.errors import RequestError
 from hgemm.growth import size_of_tile
+from hgemm.model.calibrated import calibration
 from hgemm.octave_grid import FACTOR_ONE, STEP_BITS, distance
 from hgemm.problem import Kind, Problem, kind_word
-from hgemm.selection import ESTIMATED, MEASURED, NEAR, Choice, FallbackWatch, Selector
+from hgemm.selection import ESTIMATED, MEASURED, NEAR, SHIPPED, Choice, FallbackWatch, Selector
 from hgemm.selection_query import ANY_WORKSPACE, MAX_ALIGN, SelectionQuery, Target, with_dense_strides
 
 COLUMNS = ("symbol", "code", "rule", "clocks", "workspace_bytes")
-_RULES = {ESTIMATED: "estimated", NEAR: "near", MEASURED: "measured"}
+_RULES = {ESTIMATED: "estimated", NEAR: "near", MEASURED: "measured", SHIPPED: "shipped"}
 _PREFERRED_CODE = {
     EXACT: "kernels for the GPU's own architecture are preferred",
     COMPATIBLE: "machine code is preferred to PTX",
@@ -84,6 +85,12 @@ def row_of(choice: Choice) -> dict[str, Any]:
 
 
 def _reason(choice: Choice, selector: Selector, query: SelectionQuery) -> str:
+    if choice.rule == SHIPPED:
+        found = calibration()
+        return (
+            "smallest estimate of the variants that support the problem; estimates are calibrated by measurements that ship with "
+            f"hgemm ({counted(found.problems, 'problem')} on {' and '.join(found.devices)}), not by this library's own"
+        )
     if choice.nearest is None:
         has_survey = query.kind.code in selector.surveys
         unmeasured = "no variant that supports it" if has_survey else "no product of this kind"

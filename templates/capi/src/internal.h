@@ -29,6 +29,7 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t operand_bytes, result_bytes, tiles_per_sm, cluster_ctas, unusable_sms;
   uint32_t k_tile_clocks, straddling_clocks, tile_clocks, single_k_tile_clocks, single_tile_clocks, launch_clocks;
   uint32_t dram_start_clocks, dram_mib_clocks, l2_clocks, l2_mib_clocks, split_clocks, partial_clocks;
+  uint32_t calibration; /* whose measurements corrected the coefficients: 0 none, 1 other kernels, 2 this kernel */
   /* The launch. */
   uint32_t threads, persistent;
   uint32_t programmatic;  /* 1: programmatic dependent launch; the kernel itself waits for the previous grid */

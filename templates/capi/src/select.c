@@ -17,6 +17,7 @@
 #define ACC_MASK (UINT32_C(15) << 16)
 #define BIAS_MASK (UINT32_C(15) << 20)
 #define BIAS_AT_LAUNCH ((uint32_t)HGEMM_BIAS_LAUNCH << 20)
+enum { OF_KERNEL = 2 }; /* a value of hgemm_row.calibration */
 enum { COUNTER_BYTES = 4, PARTIAL_TILES_PER_CTA = 2, AGAIN_BITS = 12 };
 
 /* The options of launches that decide their splits and raster. */
@@ -219,9 +220,9 @@ typedef struct Options { /* of a launch; whole_tiles are CTA tiles */
   uint32_t splits, whole_tiles;
 } Options;
 
-/* Clocks of the SMs if several tiles of an SM overlap, and if not; and how many k-tiles are loaded. */
+/* Clocks of the busiest SM if its tiles overlap, and if not; how many k-tiles are loaded; clocks of all epilogues together. */
 typedef struct Work {
-  uint64_t busy, single, loads;
+  uint64_t busy, single, loads, stores;
 } Work;
 
 /* Returns the work of `items` CTAs. Each stores or reads partial accumulators for `stored` clocks. */
@@ -230,11 +231,22 @@ static Work work_of(hgemm_target const *target, uint32_t index, uint32_t items, 
   hgemm_row const *const row = &hgemm_rows[index];
   uint32_t const busiest = ceil_div(items, target->sms_used[index]);
   uint32_t const rounds = ceil_div_1(busiest, target->tiles_per_sm[index]);
-  Work work = {0, 0, (uint64_t)items * k_tiles};
+  Work work = {0, 0, (uint64_t)items * k_tiles, (uint64_t)items * (row->tile_clocks + stored)};
   if (items == 0) return work;
   work.busy = product((uint64_t)k_tiles * (row->k_tile_clocks + more) + row->tile_clocks + stored, busiest);
   work.single = product((uint64_t)k_tiles * (row->single_k_tile_clocks + more) + row->single_tile_clocks + stored, rounds);
   return work;
+}
+
+/* Returns the time of the SMs. If the row is calibrated, that is the mean of the busiest one's time and the average: power that
+ * waiting SMs save lets the others run faster. */
+static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t busiest, uint32_t more, uint64_t loads,
+                          uint64_t stores) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  uint64_t average;
+  if (row->calibration == 0) return busiest;
+  average = (min64(product(loads, row->k_tile_clocks + more), COST_LIMIT) + stores) / target->sms_used[index];
+  return busiest > average ? busiest - (busiest - average) / 2 : busiest;
 }
 
 /* Returns the estimate. If it cannot be below the limit, returns any number that is not. */
@@ -248,7 +260,8 @@ static uint64_t launch_clocks(hgemm_target const *target, uint32_t index, hgemm_
   Work const whole = work_of(target, index, options.whole_tiles, k_tiles, more, 0);
   Work const split = work_of(target, index, rest, ceil_div_1(k_tiles, options.splits), more, shared ? row->partial_clocks : 0);
   uint64_t const busy = whole.busy + split.busy, single = whole.single + split.single;
-  uint64_t const sm = min64(busy > single ? busy : single, COST_LIMIT);
+  uint64_t const sm = sm_clocks(target, index, min64(busy > single ? busy : single, COST_LIMIT), more,
+                                whole.loads + split.loads, whole.stores + split.stores);
   uint64_t const start = row->launch_clocks + (shared ? row->split_clocks + (uint64_t)options.splits * row->partial_clocks : 0);
   uint64_t kib, memory, longer, shorter;
   if (corrected(start + sm, limit.factor) >= limit.best) return start + sm;
@@ -490,7 +503,8 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
     if (target->group_modes[target->order[i]] != mode || !hgemm_kind_matches(group->kind, q->kind)) continue;
     for (uint32_t row = group->first; row < group->first + group->count; ++row) {
-      hgemm_selected found = {row, HGEMM_RULE_ESTIMATED, 0, 0, 1, 0, 1};
+      uint32_t const rule = hgemm_rows[row].calibration == OF_KERNEL ? HGEMM_RULE_SHIPPED : HGEMM_RULE_ESTIMATED;
+      hgemm_selected found = {row, rule, 0, 0, 1, 0, 1};
       Limit const limit = {best.row < HGEMM_ROW_COUNT ? best.clocks : UINT64_MAX, 1};
       if (target->row_modes[row] != mode || !supports(target, row, q, provided, &found.tiles)) continue;
       found.clocks = clocks_of(target, row, q, size, found.tiles, limit);

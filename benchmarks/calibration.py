@@ -1,0 +1,425 @@
+"""Calibrate the estimates of selection by the times of a space of kernels, and judge the calibration on other problems.
+
+\b
+    python -m benchmarks.catalog_choice measure build/space --problems 500 --json raw.json    # needs a GPU
+    python -m benchmarks.calibration reduce raw.json --driver 580.159.04 --date 2026-11-23 --to benchmarks/data/space_h100.json
+    python -m benchmarks.calibration judge benchmarks/data/space_*.json
+    python -m benchmarks.calibration fit benchmarks/data/space_*.json      # writes hgemm/model/calibrated.json
+
+Each kernel gets a factor for each term of its estimate. The terms that all kernels share are fitted first; then each kernel's own
+are, pulled towards them. What all kernels of a problem have in common is left out, since it changes no order. `judge` fits in
+folds. A loss is the time of the kernel with the lowest estimate over the lowest time of the space, less 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from generator.build.emit import emit
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
+from generator.sweep import read_spec_file, sweep
+from hgemm.bench.protocol import geometric_mean
+from hgemm.dispatch_table import L2_BITS, Row, row_of, sms_used, tiles_per_sm
+from hgemm.launch_traits import LaunchTraits
+from hgemm.model.calibrated import (
+    FAMILY,
+    IDENTITY,
+    NEARLY,
+    ONE,
+    PATH,
+    TERMS,
+    Calibration,
+    Words,
+    calibration,
+    document_of,
+    identity,
+    parse_calibration,
+)
+from hgemm.model.predict import fits
+from hgemm.problem import Kind
+from hgemm.selection_query import SelectionQuery, Target
+
+SPACE = Path(__file__).with_name("catalog_space.toml")
+CAPABILITY, SMS = 90, 132
+STATE = "model"
+WITHIN = 3.0
+"""Times beyond this multiple of the best one are not kept."""
+
+# ---- Data: one line per problem --------------------------------------------------------------------------------------
+
+
+def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, within: float = WITHIN) -> dict[str, Any]:
+    """Return what `catalog_choice measure` wrote on one GPU, with kernels by their timing identity.
+
+    A problem is [m, n, k, cuBLASLt's first, cuBLASLt's best, times]. A time is [kernel, time], or [kernel, time, splits, whole
+    tiles] if the launch decides the splits. Units: nanoseconds.
+    """
+    numbers: dict[Words, int] = {}
+    problems: dict[tuple[int, ...], list[Any]] = {}
+    for document in documents:
+        for problem in document["problems"]:
+            if problem["wrong"]:
+                continue
+            limit, times = within * min(problem["us"].values()), []
+            for name, time_us in sorted(problem["us"].items(), key=lambda item: item[1]):
+                symbol, _, options = name.partition("@")
+                words = identity(document["specs"][symbol])
+                if words and time_us <= limit:
+                    kernel = numbers.setdefault(words, len(numbers))
+                    times.append([kernel, round(1e3 * time_us), *map(int, options.split("/") if options else ())])
+            theirs = problem["baseline_us"]
+            first, best = theirs.get("cublaslt#0", 0), min(theirs.values(), default=0)
+            problems[tuple(problem["extents"])] = [round(1e3 * first), round(1e3 * best), times]
+    (device,) = {document["device"] for document in documents}
+    return {
+        "what": f"Times of {len(numbers)} kernels on {len(problems)} drawn problems in the state {STATE}, nanoseconds",
+        "device": device,
+        "capability": CAPABILITY,
+        "sms": SMS,
+        "driver": driver,
+        "date": date,
+        "state": STATE,
+        "fields": [*IDENTITY, *NEARLY],
+        "kernels": [list(words) for words in numbers],
+        "problems": [[*extents, *rest] for extents, rest in sorted(problems.items())],
+    }
+
+
+def in_lines(document: Mapping[str, Any]) -> str:
+    """Return JSON with a line for each field and each entry of a long list."""
+
+    def lines(value: Any) -> str:
+        if not isinstance(value, list) or not value or not isinstance(value[0], list | dict):
+            return json.dumps(value)
+        return "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in value) + "\n]"
+
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {lines(value)}" for name, value in document.items()) + "\n}\n"
+
+
+NONE = Calibration((), 0, STATE, "", (), (), {})
+"""A calibration that corrects nothing."""
+
+
+def rows_of_space() -> dict[Words, Row]:
+    """Return the rows of the specs of the space, by the cost model alone."""
+    found = {}
+    for plan in sweep(read_spec_file(SPACE)).plans:
+        record = {**planned(emit(plan, templates_folder())), "resources": {"ctas_per_sm": plan.spec.ctas_per_sm}}
+        found[identity(record["spec"])] = row_of(LaunchTraits.of(record), record, calibrated=NONE)
+    return found
+
+
+# ---- Launches as arrays ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Measured launches. Shapes: `problem` (problem,), all others (launch,), of which `row` and `at` are indices.
+
+    Fields: a launch has `items` CTAs on the busiest SM (`busiest`), in so many `rounds`; `split` counts those that store partial
+        accumulators. `k_tiles` and `round_k_tiles` are those of the busiest SM.
+    Units: MiB of traffic; k-tiles; microseconds.
+    """
+
+    row: np.ndarray
+    at: np.ndarray
+    time_us: np.ndarray
+    k_tiles: np.ndarray
+    round_k_tiles: np.ndarray
+    busiest: np.ndarray
+    rounds: np.ndarray
+    split: np.ndarray
+    split_rounds: np.ndarray
+    loads: np.ndarray
+    items: np.ndarray
+    split_items: np.ndarray
+    sms: np.ndarray
+    mib: np.ndarray
+    straddling: np.ndarray
+    splits: np.ndarray
+
+    def __getitem__(self, chosen: np.ndarray) -> Launches:
+        return Launches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+
+def launches_of(document: Mapping[str, Any], rows: Mapping[Words, Row], first_problem: int = 0) -> Launches:
+    """Return the launches of a data file as arrays. Rows are numbered in the order of `rows`."""
+    places = {words: place for place, words in enumerate(rows)}
+    its_rows, target = [*rows.values()], Target.typical(f"sm_{CAPABILITY}", SMS)
+    kernels = [places.get(tuple(words)) for words in document["kernels"]]
+    found: list[tuple[float, ...]] = []
+    for at, (m, n, k, _, _, times) in enumerate(document["problems"], first_problem):
+        straddling = SelectionQuery.dense(Kind(), (m, n, k, 1)).straddling
+        for kernel, time_ns, *options in times:
+            if kernels[kernel] is None:
+                continue
+            row = its_rows[kernels[kernel]]
+            splits, whole = options or (row.splits, 0)
+            whole *= row.cluster_m * row.cluster_n
+            tiles, sms, resident = row.tiles(m, n), sms_used(row, target), tiles_per_sm(row, target)
+            all_k_tiles, shared = -(-k // row.tile_k), bool(options) and splits > 1
+            parts = ((whole, all_k_tiles), ((tiles - whole) * splits, -(-all_k_tiles // splits)))
+            busiest = [-(-items // sms) for items, _ in parts]
+            rounds = [-(-count // resident) for count in busiest]
+            mib = (((m + n) * k // 1024) * row.operand_bytes + (m * n // 1024) * row.result_bytes) / 1024
+            found.append(
+                (
+                    *(kernels[kernel], at, time_ns / 1e3),
+                    sum(count * k_tiles for count, (_, k_tiles) in zip(busiest, parts, strict=True)),
+                    sum(count * k_tiles for count, (_, k_tiles) in zip(rounds, parts, strict=True)),
+                    *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
+                    sum(items * k_tiles for items, k_tiles in parts),
+                    *(sum(items for items, _ in parts), parts[1][0] * shared, sms),
+                    *(mib, straddling / 2, splits * shared),
+                )
+            )
+    columns = np.array(found, float).T
+    whole_numbers = {"row": int, "at": int}
+    return Launches(
+        *(column.astype(whole_numbers.get(field.name, float)) for field, column in zip(fields(Launches), columns))
+    )
+
+
+def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) -> np.ndarray:
+    """Return the estimates of launches, as hgemm.dispatch_table.launch_clocks. Without factors, rows are not calibrated.
+
+    Shapes: factors (row, term).
+    """
+    one, is_calibrated = launches, factors is not None
+    factors = np.ones((len(rows), len(TERMS))) if factors is None else factors
+    factor = {term: factors[one.row, place] for place, term in enumerate(TERMS)}
+
+    def of(name: str, term: str) -> np.ndarray:
+        return np.array([getattr(row, name) for row in rows], float)[one.row] * factor[term]
+
+    straddling = of("straddling_clocks", "straddling") * one.straddling
+    k_tile, single = of("k_tile_clocks", "k_tile") + straddling, of("single_k_tile_clocks", "k_tile") + straddling
+    tile, partial = of("tile_clocks", "tile"), of("partial_clocks", "partial")
+    busy = one.k_tiles * k_tile + one.busiest * tile + one.split * partial
+    alone = one.round_k_tiles * single + one.rounds * of("single_tile_clocks", "tile") + one.split_rounds * partial
+    sm = np.maximum(busy, alone)
+    average = (one.loads * k_tile + one.items * tile + one.split_items * partial) / one.sms
+    sm = sm - np.maximum(sm - average, 0) / 2 * is_calibrated
+    again = one.loads * of("l2_clocks", "l2") / (1 << L2_BITS) - one.mib * of("l2_mib_clocks", "l2")
+    memory = of("dram_start_clocks", "dram_start") + one.mib * of("dram_mib_clocks", "dram") + np.maximum(again, 0)
+    longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
+    added = (one.splits > 0) * of("split_clocks", "split") + one.splits * partial
+    return of("launch_clocks", "launch") + added + longer + np.maximum(shorter / 2 - longer / 8, 0)
+
+
+# ---- Fitting ---------------------------------------------------------------------------------------------------------
+
+SHARED_SPREAD, OWN_SPREAD, NOISE = 0.5, 0.3, 0.04
+"""Expected logarithms of the shared factors, of a kernel's own beside them, and of a time. Source: cross-validation."""
+FAR, LEAST_WEIGHT, SOFT = 0.5, 0.03, 0.1
+"""A launch this much slower than the best of its problem has the least weight. Errors above SOFT count linearly."""
+SHARED_STEPS, OWN_STEPS, LONGEST_STEP, DIFFERENCE = 10, 10, 0.3, 0.02
+
+
+def fitted(launches: Launches, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factors of all kernels together, and those of each kernel. Shapes: (term,) and (row, term)."""
+    logs, terms = np.zeros((len(rows), len(TERMS))), len(TERMS)
+    count = int(launches.at.max()) + 1
+    best = np.full(count, np.inf)
+    np.minimum.at(best, launches.at, launches.time_us)
+    weights = np.clip(1 - (launches.time_us / best[launches.at] - 1) / FAR, LEAST_WEIGHT, 1)
+    of_problem = np.maximum(np.bincount(launches.at, weights, count), 1e-9)
+    prior = logs
+    for step in range(SHARED_STEPS + OWN_STEPS):
+        base = np.log(clocks(launches, rows, np.exp(logs)))
+        errors = base - np.log(launches.time_us)
+        errors = errors - (np.bincount(launches.at, weights * errors, count) / of_problem)[launches.at]
+        slopes = np.empty((len(errors), terms))
+        for place in range(terms):
+            moved = logs.copy()
+            moved[:, place] += DIFFERENCE
+            slopes[:, place] = (np.log(clocks(launches, rows, np.exp(moved))) - base) / DIFFERENCE
+        weighted = slopes * (weights / np.sqrt(1 + (errors / SOFT) ** 2))[:, None]
+        matrix = np.zeros((len(rows), terms, terms))
+        np.add.at(matrix, launches.row, weighted[:, :, None] * slopes[:, None])
+        right = np.zeros((len(rows), terms))
+        np.add.at(right, launches.row, weighted * errors[:, None])
+        if step < SHARED_STEPS:
+            pull = (NOISE / SHARED_SPREAD) ** 2
+            change = -np.linalg.solve(matrix.sum(0) + pull * np.eye(terms), right.sum(0) + pull * logs[0])[None]
+            logs = prior = logs + np.clip(change, -LONGEST_STEP, LONGEST_STEP)
+        else:
+            pull = (NOISE / OWN_SPREAD) ** 2
+            change = -np.linalg.solve(matrix + pull * np.eye(terms), (right + pull * (logs - prior))[..., None])[..., 0]
+            logs = logs + np.clip(change, -LONGEST_STEP, LONGEST_STEP)
+    return np.exp(prior[0]), np.exp(logs)
+
+
+def losses(
+    launches: Launches, rows: Sequence[Row], factors: np.ndarray | None, kept: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the loss of each problem if the kernel with the lowest estimate runs, of all kernels or of those that are kept.
+
+    It is infinite if no kept kernel was measured. Shapes: (problem,).
+    """
+    estimates = clocks(launches, rows, factors)
+    estimates = np.where(True if kept is None else kept[launches.row], estimates, np.inf)
+    found = []
+    for at in np.unique(launches.at):
+        of = launches.at == at
+        selected = estimates[of].argmin()
+        time_us = launches.time_us[of][selected] if np.isfinite(estimates[of][selected]) else math.inf
+        found.append(time_us / launches.time_us[of].min() - 1)
+    return np.array(found)
+
+
+# ---- Judging ---------------------------------------------------------------------------------------------------------
+
+FOLDS = 5
+
+
+def summary(found: np.ndarray) -> str:
+    """Return the figures of losses. Problems without a measured kernel count as a loss of 100 %."""
+    found = np.minimum(found, 1.0)
+    return (
+        f"{100 * found.mean():5.2f} % mean  {100 * found.max():5.1f} % worst  "
+        f"{100 * (found > 0.04).mean():4.1f} % above 4 %  {100 * (found > 0.08).mean():4.1f} % above 8 %"
+    )
+
+
+def of_problems(launches: Launches, wanted: np.ndarray) -> Launches:
+    """Return the launches of the problems for which `wanted` is true."""
+    return launches[wanted[launches.at]]
+
+
+def judged(data: Mapping[str, Launches], rows: Sequence[Row], kept: np.ndarray | None) -> Iterator[tuple[str, str]]:
+    """Yield titles and figures: the model alone, and calibrations by the same GPU, by the others, and by all, in folds."""
+    counts = {device: int(launches.at.max()) + 1 for device, launches in data.items()}
+    folds = {device: np.random.default_rng(0).permutation(count) % FOLDS for device, count in counts.items()}
+    for device, launches in data.items():
+        yield f"{device}: model alone", summary(losses(launches, rows, None, kept))
+        if len(data) > 1:
+            others = _joined([one for name, one in data.items() if name != device])
+            yield f"{device}: calibrated by the others", summary(losses(launches, rows, fitted(others, rows)[1], kept))
+        for title, sources in (("itself", [device]), ("all", [*data])):
+            found = []
+            for fold in range(FOLDS):
+                part = _joined([of_problems(data[name], folds[name] != fold) for name in sources])
+                out = of_problems(launches, folds[device] == fold)
+                found.append(losses(out, rows, fitted(part, rows)[1], kept))
+            yield f"{device}: calibrated by {title}, held out", summary(np.concatenate(found))
+
+
+def _joined(parts: Sequence[Launches]) -> Launches:
+    offsets = np.cumsum([0, *(int(part.at.max()) + 1 for part in parts)])
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Launches)}
+    columns["at"] = [at + offset for at, offset in zip(columns["at"], offsets)]
+    return Launches(**{name: np.concatenate(values) for name, values in columns.items()})
+
+
+# ---- Commands --------------------------------------------------------------------------------------------------------
+
+_PATH = click.Path(path_type=Path, exists=True)
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command("reduce")
+@click.argument("files", nargs=-1, required=True, type=_PATH)
+@click.option("--driver", required=True, help="Version of the driver.")
+@click.option("--date", required=True, help="Day of the measurement, such as 2026-11-23.")
+@click.option("--to", type=click.Path(path_type=Path), required=True, help="A file of benchmarks/data.")
+def reduce_command(files: Sequence[Path], driver: str, date: str, to: Path) -> None:
+    """Write the times of FILES, measured on one GPU, as a small file."""
+    document = reduced([json.loads(path.read_text(encoding="utf-8")) for path in files], driver, date)
+    to.write_text(in_lines(document), encoding="utf-8")
+    click.echo(f"{len(document['problems'])} problems, {len(document['kernels'])} kernels, {to.stat().st_size} B")
+
+
+def _read(files: Sequence[Path], rows: Mapping[Words, Row]) -> tuple[list[dict[str, Any]], dict[str, Launches]]:
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    return documents, {document["device"]: launches_of(document, rows) for document in documents}
+
+
+@main.command("judge")
+@click.argument("files", nargs=-1, required=True, type=_PATH)
+@click.option("--catalog", is_flag=True, help="Select among the kernels of the shipped catalog only.")
+def judge_command(files: Sequence[Path], catalog: bool) -> None:
+    """Print the losses of selection on problems that the calibration did not see."""
+    rows = rows_of_space()
+    documents, data = _read(files, rows)
+    kept = _in_catalog(rows) if catalog else None
+    if kept is not None:
+        click.echo(f"{kept.sum()} of {len(rows)} kernels are in the catalog")
+        for device, launches in data.items():
+            click.echo(f"{device}: the best kernel of the catalog: {summary(_best_of(launches, kept))}")
+    for title, figures in judged(data, [*rows.values()], kept):
+        click.echo(f"{title}: {figures}")
+    for document in documents:
+        ratios = [(first, best, times[0][1]) for *_, first, best, times in document["problems"] if first and best]
+        click.echo(
+            f"{document['device']}: best of the space over cuBLASLt's first "
+            f"{geometric_mean([first / ours for first, _, ours in ratios]):.3f}, "
+            f"best of those it proposed {geometric_mean([best / ours for _, best, ours in ratios]):.3f}"
+        )
+
+
+def _in_catalog(rows: Mapping[Words, Row]) -> np.ndarray:
+    from generator.catalog import catalog_kernels  # reads and plans the whole catalog
+
+    shipped = {identity(planned(kernel)["spec"]) for kernel in catalog_kernels() if kernel.plan.spec.arch == "sm_90a"}
+    return np.array([words in shipped for words in rows])
+
+
+def _best_of(launches: Launches, kept: np.ndarray) -> np.ndarray:
+    times = np.where(kept[launches.row], launches.time_us, np.inf)
+    best, best_kept = (np.full(int(launches.at.max()) + 1, np.inf) for _ in range(2))
+    np.minimum.at(best, launches.at, launches.time_us)
+    np.minimum.at(best_kept, launches.at, times)
+    return (best_kept / best - 1)[np.unique(launches.at)]
+
+
+@main.command("fit")
+@click.argument("files", nargs=-1, required=True, type=_PATH)
+@click.option("--to", type=click.Path(path_type=Path), default=PATH, show_default=True)
+def fit_command(files: Sequence[Path], to: Path) -> None:
+    """Write the calibration by all problems of FILES as package data."""
+    rows = rows_of_space()
+    documents, data = _read(files, rows)
+    together = _joined([*data.values()])
+    shared, own = fitted(together, [*rows.values()])
+    measured = np.bincount(together.row, minlength=len(rows))
+    found = Calibration(
+        devices=tuple(data),
+        problems=sum(len(document["problems"]) for document in documents),
+        state=STATE,
+        fitted=fits()["wgmma"].date,
+        family=next(iter(rows))[: len(FAMILY)],
+        others=_permille(shared),
+        kernels={words: _permille(own[place]) for place, words in enumerate(rows) if measured[place]},
+    )
+    named = ("capability", "sms", "driver", "date")
+    devices = [
+        {"name": one["device"], **{name: one[name] for name in named}, "problems": len(one["problems"])}
+        for one in documents
+    ]
+    document = document_of(found, devices, "python -m benchmarks.calibration fit")
+    parse_calibration(document)
+    to.write_text(in_lines(document), encoding="utf-8")
+    calibration.cache_clear()
+    click.echo(f"{len(found.kernels)} kernels, {to.stat().st_size} B; all together: {dict(zip(TERMS, found.others))}")
+
+
+def _permille(factors: np.ndarray) -> tuple[int, ...]:
+    return tuple(max(1, round(ONE * float(factor))) for factor in factors)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The calibration that ships with the package: which kernels it knows, what a malformed file says, and how it is fitted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tables import record_of
+
+from benchmarks import calibration as fitting
+from generator.build.emit import emit
+from generator.build.toolchain import templates_folder
+from generator.export.selection import selected
+from generator.sweep import sweep
+from hgemm.checks import Mismatch
+from hgemm.dispatch_table import (
+    OF_FAMILY,
+    OF_KERNEL,
+    UNCALIBRATED,
+    DispatchTable,
+    candidate_options,
+    launch_clocks,
+    row_of,
+)
+from hgemm.launch_traits import LaunchTraits
+from hgemm.model.calibrated import ONE, PATH, TERMS, calibration, identity, parse_calibration
+from hgemm.model.predict import fits
+from hgemm.problem import Kind
+from hgemm.selection import SHIPPED, Selector
+from hgemm.selection_query import SelectionQuery, Target
+
+H200 = Target.typical("sm_90")
+WGMMA = {
+    "arch": "sm_90a",
+    "tile": "128x256x64",
+    "cooperation": "cooperative",
+    "consumers": "2",
+    "cluster": "2x1",
+    "schedule": "persistent",
+    "stages": "4",
+}
+
+
+def record(**texts: str) -> dict:
+    (plan,) = sweep([{**WGMMA, **texts}]).plans
+    return record_of(emit(plan, templates_folder()))
+
+
+def row(**texts: str):
+    made = record(**texts)
+    return row_of(LaunchTraits.of(made), made)
+
+
+def test_the_package_calibrates_what_was_measured_and_fits_its_model() -> None:
+    found = calibration()
+    assert found.fitted == fits()["wgmma"].date, "the model was refitted: run `python -m benchmarks.calibration fit`"
+    assert found.devices and found.problems and found.state == "model"
+    assert PATH.stat().st_size < 500_000
+
+
+def test_types_layouts_and_bias_share_the_measurement_of_a_kernel() -> None:
+    measured = row()
+    assert measured.calibration == OF_KERNEL
+    for texts in ({"dtype": "bf16"}, {"layout": "nn"}, {"bias": "row"}, {"raster": "group:8"}):
+        other = row(**texts)
+        assert other.calibration == OF_KERNEL and other.l2_clocks == measured.l2_clocks, texts
+
+
+def test_kernels_that_were_not_measured_share_the_factors_of_their_family() -> None:
+    assert row(tile="128x128x64", cluster="2x2").calibration == OF_FAMILY
+    assert row(schedule="launch", raster="launch", tile="128x240x64").calibration == OF_KERNEL  # as a persistent one
+    assert row(dtype="tf32", tile="128x128x32", out="f32").calibration == UNCALIBRATED
+    assert identity(record(out="f32")["spec"]) == ()
+    assert (
+        row(
+            arch="sm_80",
+            tile="128x128x32",
+            cooperation="cooperative",
+            consumers="0",
+            cluster="1x1",
+            schedule="one_tile",
+        ).calibration
+        == UNCALIBRATED
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"terms": [*TERMS[:-1], "other"]}, "terms must be"),
+        ({"others": [ONE] * (len(TERMS) - 1)}, "others"),
+        ({"fields": []}, "fields must be"),
+        ({"kernels": [{"identity": ["sm_90a"] * 12, "factors": [ONE] * len(TERMS)}]}, "number of stages"),
+        ({"extra": 1}, "extra"),
+    ],
+)
+def test_a_malformed_file_is_rejected_with_its_field(change: dict, told: str) -> None:
+    document = json.loads(PATH.read_text())
+    with pytest.raises(Mismatch, match=told):
+        parse_calibration({**document, **change})
+
+
+def test_selection_says_what_its_choice_is_based_on() -> None:
+    selector = Selector(DispatchTable.of([record(), record(tile="64x128x64", consumers="1")]), H200)
+    found = selected(selector, SelectionQuery(Kind(), 4096, 4096, 4096))
+    assert found["rule"] == "shipped" and "measurements that ship with hgemm" in found["why"] and "H100" in found["why"]
+    assert selector.choose(SelectionQuery(Kind(), 4096, 4096, 4096)).rule == SHIPPED
+
+
+# ---- The fit ----------------------------------------------------------------------------------------------------------
+
+EXTENTS = [
+    (64, 4096, 4096),
+    (300, 2048, 1000),
+    (4096, 4096, 512),
+    (8192, 8192, 8192),
+    (16, 6144, 30000),
+    (999, 1032, 7000),
+]
+
+
+def space() -> dict:
+    records = [
+        record(),
+        record(tile="128x128x64", schedule="launch", raster="launch"),
+        record(tile="128x192x64", schedule="split_k:2", cluster="1x1"),
+    ]
+    return {identity(one["spec"]): row_of(LaunchTraits.of(one), one, calibrated=fitting.NONE) for one in records}
+
+
+def times_by(rows: dict) -> dict:
+    """Return a data file whose times are the estimates of rows."""
+    problems = []
+    for extents in EXTENTS:
+        query = SelectionQuery.dense(Kind(), (*extents, 1))
+        times = []
+        for kernel, one in enumerate(rows.values()):
+            for options in candidate_options(one, query, H200)[:3]:
+                own = [options.splits, options.whole_tiles] if one.decides_splits else []
+                times.append([kernel, launch_clocks(one, query, H200, options), *own])
+        problems.append([*extents, 0, 0, times])
+    return {"kernels": [list(words) for words in rows], "problems": problems}
+
+
+@pytest.mark.parametrize("level", [UNCALIBRATED, OF_KERNEL])
+def test_the_arrays_of_the_fit_estimate_what_selection_does(level: int) -> None:
+    rows = space()
+    document = times_by({words: replace(one, calibration=level) for words, one in rows.items()})
+    launches = fitting.launches_of(document, rows)
+    factors = np.ones((len(rows), len(TERMS))) if level else None
+    assert np.allclose(fitting.clocks(launches, [*rows.values()], factors), 1e3 * launches.time_us, rtol=2e-3)
+
+
+def test_the_fit_finds_the_factor_of_a_kernel() -> None:
+    """Times of one kernel grow with its k-tiles; then selection by the fitted factors loses nothing."""
+    rows = space()
+    slower = [replace(one, calibration=1) for one in rows.values()]
+    slower[0] = replace(
+        slower[0], k_tile_clocks=slower[0].k_tile_clocks * 2, single_k_tile_clocks=slower[0].single_k_tile_clocks * 2
+    )
+    launches = fitting.launches_of(times_by(dict(zip(rows, slower, strict=True))), rows)
+    _, factors = fitting.fitted(launches, [*rows.values()])
+    assert factors[0, 0] / factors[1, 0] > 1.5
+    assert fitting.losses(launches, [*rows.values()], factors).max() < 0.05
+    assert fitting.losses(launches, [*rows.values()], None).max() > 0.05
+
+
+def test_measurements_are_reduced_to_what_determines_time() -> None:
+    spec = record()["spec"]
+    document = {
+        "device": "NVIDIA H200",
+        "specs": {"a": spec, "b": {**spec, "schedule": "launch"}, "c": {**spec, "dtype_d": "f32"}},
+        "problems": [
+            {
+                "extents": [8, 16, 32],
+                "us": {"a": 2.0, "b@2/3": 1.5, "c": 1.0},
+                "baseline_us": {"cublaslt#0": 3.0, "cublaslt#1": 2.5},
+                "wrong": "",
+            },
+            {"extents": [8, 8, 8], "us": {"a": 2.0}, "baseline_us": {}, "wrong": "differs"},
+        ],
+    }
+    found = fitting.reduced([document], "580", "2026-11-23")
+    assert found["problems"] == [[8, 16, 32, 3000, 2500, [[0, 1500, 2, 3], [1, 2000]]]]
+    assert [words[9] for words in found["kernels"]] == ["launch", "persistent"]
+    assert json.loads(fitting.in_lines(found)) == found
