@@ -41,7 +41,7 @@ from hgemm.octave_grid import (
     sample_extents,
 )
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, kind_supports
-from hgemm.selection import ESTIMATED, MEASURED, NEAR, SHIPPED, Selector, row_supports
+from hgemm.selection import MEASURED, NEAR, SHIPPED, Selector, row_supports
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 from hgemm.shortlists import SAMPLE_OFFSETS, SHORTLIST_LENGTH, SHORTLIST_WITH_WORKSPACE, RegionShortlists
 
