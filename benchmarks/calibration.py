@@ -26,7 +26,7 @@ import numpy as np
 from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
-from generator.sweep import read_spec_file, sweep
+from generator.sweep import sweep
 from hgemm.bench.protocol import geometric_mean
 from hgemm.dispatch_table import L2_BITS, Row, row_of, sms_used, tiles_per_sm
 from hgemm.launch_traits import LaunchTraits
@@ -48,7 +48,6 @@ from hgemm.model.predict import fits
 from hgemm.problem import Kind
 from hgemm.selection_query import SelectionQuery, Target
 
-SPACE = Path(__file__).with_name("catalog_space.toml")
 CAPABILITY, SMS = 90, 132
 STATE = "model"
 WITHIN = 3.0
@@ -64,7 +63,7 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
     tiles] if the launch decides the splits. Units: nanoseconds.
     """
     numbers: dict[Words, int] = {}
-    problems: dict[tuple[int, ...], list[Any]] = {}
+    problems: list[list[Any]] = []
     for document in documents:
         for problem in document["problems"]:
             if problem["wrong"]:
@@ -78,7 +77,7 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
                     times.append([kernel, round(1e3 * time_us), *map(int, options.split("/") if options else ())])
             theirs = problem["baseline_us"]
             first, best = theirs.get("cublaslt#0", 0), min(theirs.values(), default=0)
-            problems[tuple(problem["extents"])] = [round(1e3 * first), round(1e3 * best), times]
+            problems.append([*problem["extents"], round(1e3 * first), round(1e3 * best), times])
     (device,) = {document["device"] for document in documents}
     return {
         "what": f"Times of {len(numbers)} kernels on {len(problems)} drawn problems in the state {STATE}, nanoseconds",
@@ -90,7 +89,7 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
         "state": STATE,
         "fields": [*IDENTITY, *NEARLY],
         "kernels": [list(words) for words in numbers],
-        "problems": [[*extents, *rest] for extents, rest in sorted(problems.items())],
+        "problems": sorted(problem for problem in problems if problem[-1]),
     }
 
 
@@ -109,13 +108,24 @@ NONE = Calibration((), 0, STATE, "", (), (), {})
 """A calibration that corrects nothing."""
 
 
-def rows_of_space() -> dict[Words, Row]:
-    """Return the rows of the specs of the space, by the cost model alone."""
+OPTIONS = {"cta_tile": "tile"}
+"""Fields of an identity whose option has another name."""
+DERIVED = ("form", "copy", "mma")
+"""Fields of an identity that follow from the others."""
+
+
+def rows_of(documents: Sequence[Mapping[str, Any]]) -> dict[Words, Row]:
+    """Return the rows of all kernels in data files, by the cost model alone. Kernels that cannot be planned are left out."""
+    every = {tuple(words): None for document in documents for words in document["kernels"]}
+    requests = [
+        {OPTIONS.get(name, name): word for name, word in zip((*IDENTITY, *NEARLY), words) if name not in DERIVED}
+        for words in every
+    ]
     found = {}
-    for plan in sweep(read_spec_file(SPACE)).plans:
+    for plan in sweep(requests).plans:
         record = {**planned(emit(plan, templates_folder())), "resources": {"ctas_per_sm": plan.spec.ctas_per_sm}}
         found[identity(record["spec"])] = row_of(LaunchTraits.of(record), record, calibrated=NONE)
-    return found
+    return {words: found[words] for words in every if words in found}
 
 
 # ---- Launches as arrays ----------------------------------------------------------------------------------------------
@@ -343,9 +353,10 @@ def reduce_command(files: Sequence[Path], driver: str, date: str, to: Path) -> N
     click.echo(f"{len(document['problems'])} problems, {len(document['kernels'])} kernels, {to.stat().st_size} B")
 
 
-def _read(files: Sequence[Path], rows: Mapping[Words, Row]) -> tuple[list[dict[str, Any]], dict[str, Launches]]:
+def _read(files: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[Words, Row], dict[str, Launches]]:
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    return documents, {document["device"]: launches_of(document, rows) for document in documents}
+    rows = rows_of(documents)
+    return documents, rows, {document["device"]: launches_of(document, rows) for document in documents}
 
 
 @main.command("judge")
@@ -353,8 +364,7 @@ def _read(files: Sequence[Path], rows: Mapping[Words, Row]) -> tuple[list[dict[s
 @click.option("--catalog", is_flag=True, help="Select among the kernels of the shipped catalog only.")
 def judge_command(files: Sequence[Path], catalog: bool) -> None:
     """Print the losses of selection on problems that the calibration did not see."""
-    rows = rows_of_space()
-    documents, data = _read(files, rows)
+    documents, rows, data = _read(files)
     kept = _in_catalog(rows) if catalog else None
     if kept is not None:
         click.echo(f"{kept.sum()} of {len(rows)} kernels are in the catalog")
@@ -391,8 +401,7 @@ def _best_of(launches: Launches, kept: np.ndarray) -> np.ndarray:
 @click.option("--to", type=click.Path(path_type=Path), default=PATH, show_default=True)
 def fit_command(files: Sequence[Path], to: Path) -> None:
     """Write the calibration by all problems of FILES as package data."""
-    rows = rows_of_space()
-    documents, data = _read(files, rows)
+    documents, rows, data = _read(files)
     together = _joined([*data.values()])
     shared, own = fitted(together, [*rows.values()])
     measured = np.bincount(together.row, minlength=len(rows))
