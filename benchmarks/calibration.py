@@ -161,13 +161,13 @@ class Launches:
         return Launches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
-def launches_of(document: Mapping[str, Any], rows: Mapping[Words, Row], first_problem: int = 0) -> Launches:
+def launches_of(document: Mapping[str, Any], rows: Mapping[Words, Row]) -> Launches:
     """Return the launches of a data file as arrays. Rows are numbered in the order of `rows`."""
     places = {words: place for place, words in enumerate(rows)}
     its_rows, target = [*rows.values()], Target.typical(f"sm_{CAPABILITY}", SMS)
     kernels = [places.get(tuple(words)) for words in document["kernels"]]
     found: list[tuple[float, ...]] = []
-    for at, (m, n, k, _, _, times) in enumerate(document["problems"], first_problem):
+    for at, (m, n, k, _, _, times) in enumerate(document["problems"]):
         straddling = SelectionQuery.dense(Kind(), (m, n, k, 1)).straddling
         for kernel, time_ns, *options in times:
             if kernels[kernel] is None:
@@ -356,7 +356,10 @@ def reduce_command(files: Sequence[Path], driver: str, date: str, to: Path) -> N
 def _read(files: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[Words, Row], dict[str, Launches]]:
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     rows = rows_of(documents)
-    return documents, rows, {document["device"]: launches_of(document, rows) for document in documents}
+    parts: dict[str, list[Launches]] = {}
+    for document in documents:
+        parts.setdefault(document["device"], []).append(launches_of(document, rows))
+    return documents, rows, {device: _joined(of_device) for device, of_device in parts.items()}
 
 
 @main.command("judge")
@@ -384,8 +387,9 @@ def judge_command(files: Sequence[Path], catalog: bool) -> None:
 def _in_catalog(rows: Mapping[Words, Row]) -> np.ndarray:
     from generator.catalog import catalog_kernels  # reads and plans the whole catalog
 
-    shipped = {identity(planned(kernel)["spec"]) for kernel in catalog_kernels() if kernel.plan.spec.arch == "sm_90a"}
-    return np.array([words in shipped for words in rows])
+    kernels = [kernel for kernel in catalog_kernels() if kernel.plan.spec.arch == "sm_90a"]
+    shipped = {identity(planned(kernel)["spec"])[: len(IDENTITY)] for kernel in kernels}
+    return np.array([words[: len(IDENTITY)] in shipped for words in rows])
 
 
 def _best_of(launches: Launches, kept: np.ndarray) -> np.ndarray:
@@ -405,20 +409,24 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
     together = _joined([*data.values()])
     shared, own = fitted(together, [*rows.values()])
     measured = np.bincount(together.row, minlength=len(rows))
+    named = ("capability", "sms", "driver", "date")
+    devices = [
+        {
+            "name": device,
+            **{name: next(one[name] for one in documents if one["device"] == device) for name in named},
+            "problems": len({tuple(problem[:3]) for one in documents if one["device"] == device for problem in one["problems"]}),
+        }
+        for device in data
+    ]
     found = Calibration(
         devices=tuple(data),
-        problems=sum(len(document["problems"]) for document in documents),
+        problems=sum(device["problems"] for device in devices),
         state=STATE,
         fitted=fits()["wgmma"].date,
         family=next(iter(rows))[: len(FAMILY)],
         others=_permille(shared),
         kernels={words: _permille(own[place]) for place, words in enumerate(rows) if measured[place]},
     )
-    named = ("capability", "sms", "driver", "date")
-    devices = [
-        {"name": one["device"], **{name: one[name] for name in named}, "problems": len(one["problems"])}
-        for one in documents
-    ]
     document = document_of(found, devices, "python -m benchmarks.calibration fit")
     parse_calibration(document)
     to.write_text(in_lines(document), encoding="utf-8")
