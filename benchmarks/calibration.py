@@ -414,7 +414,9 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
         {
             "name": device,
             **{name: next(one[name] for one in documents if one["device"] == device) for name in named},
-            "problems": len({tuple(problem[:3]) for one in documents if one["device"] == device for problem in one["problems"]}),
+            "problems": len(
+                {tuple(problem[:3]) for one in documents if one["device"] == device for problem in one["problems"]}
+            ),
         }
         for device in data
     ]
