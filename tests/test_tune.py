@@ -416,7 +416,7 @@ def test_the_space_has_kernels_of_the_problems_kind_and_alignment() -> None:
     assert archs_of(H200) == ("sm_90a", "sm_90")
     wgmma = plans_for(Work(4096, 4096, 4096, layout="nt"), ["sm_90a"], None)
     assert len(wgmma) > 60 and {plan.spec.layout for plan in wgmma.values()} == {"nt"}
-    for k, copies in ((4092, {"cp_async"}), (4096, {"tma", "cp_async"})):  # rows of 8 bytes, and of D alone of 2
+    for k, copies in ((4092, {"cp_async"}), (4096, {"tma", "cp_async", "ldg"})):  # rows of 8 bytes, and of D alone of 2
         some = plans_for(Work(4096, 4092 if k < 4096 else 4095, k), ["sm_90a", "sm_90"], None)
         assert {(plan.spec.arch, plan.spec.copy) for plan in some.values()} >= {("sm_90", "cp_async")}
         assert {plan.spec.copy for plan in some.values()} == copies and len(some) > 100
@@ -424,7 +424,7 @@ def test_the_space_has_kernels_of_the_problems_kind_and_alignment() -> None:
     assert {(plan.spec.arch, plan.spec.align_a, plan.spec.copy) for plan in odd.values()} == {
         ("sm_90", 1, "ldg_sts_unaligned")
     }
-    assert len(odd) > 20
+    assert len(odd) > 15
     even = plans_for(Work(4094, 4094, 4094), ["sm_90"], None)
     assert {(plan.spec.align_a, plan.spec.copy) for plan in even.values()} == {(2, "cp_async")}
     for plan in odd.values():

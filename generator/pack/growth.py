@@ -28,6 +28,8 @@ MAX_ATTEMPTS = 4
 """Kernels to try, until one builds without spilling registers."""
 GAIN = 1.1
 """A kernel for a call that another kernel supports must be predicted to be this much faster."""
+FEW_ROWS_COPIES = ("ldg",)
+"""Copies of kernels that serve few rows only. A library would need another kernel for the next call with more rows."""
 USUAL_ROWS = {"few_rows": (1, 8, 16), "small": (32, 64, 192), "medium": (256, 512, 1024), "large": (2048, 4096, 8192)}
 """Rows that calls of each size have, besides those of the first call."""
 
@@ -67,6 +69,7 @@ def best_plan(query: SelectionQuery, target: Target, size: str, failed: Collecti
     kinds = dict.fromkeys((query.kind, replace(query.kind, acc="f32")))  # sums in f32 serve every request
     for arch, kind in itertools.product(archs_of(target), kinds):
         found = [one for one in candidates_for(kind, query, arch) if row_supports(one.row, query, target)]
+        found = [one for one in found if one.plan.spec.copy not in FEW_ROWS_COPIES]
         found = [one for one in found if not needs_as_much(one.plan.spec, failed)]
         sized = [one for one in found if _size(one) == size]
         if sized or found:
