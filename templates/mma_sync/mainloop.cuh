@@ -29,9 +29,10 @@ struct CpAsyncMainloop {
   static constexpr bool pipelined = stages > stages_in_use;
   static constexpr int stages_ahead = pipelined ? stages - stages_in_use : 1;  // k-tiles copied before the first is read
 
-  // With two fragment stages: whether a warp reads all fragments of the next block of k before it starts the products of this
-  // block. Otherwise, it reads them during the first half of these products. With one fragment stage, reads_first selects only
-  // where copies go, see copy_behind().
+  // When a warp reads the fragments of the next block of k, with two fragment stages:
+  //   if reads_first    all of them before the products of this block
+  //   otherwise         during the first half of these products
+  // With one fragment stage, reads_first selects only where copies go, see copy_behind().
   static constexpr bool reads_first = Policy::reads_first;
 
   // Each time a copy follows an ldmatrix, ptxas puts three extra instructions between them. To have few such places, a single

@@ -95,7 +95,7 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   Place const place;
   int const warp = atoms::warp_index();
   int const consumer = warp / 4;  // warpgroup; the producer follows the last consumer
-  // Without TMA, an empty product has k = -tile_k. It takes one k-tile of zeros.
+  // For an empty product (k = 0), the host passes k = -tile_k to kernels without TMA. They multiply one k-tile of zeros.
   int const k_tiles = by_tma || problem.k > 0 ? (problem.k + Policy::tile_k - 1) / Policy::tile_k : 1;
   uint32_t const worker = atoms::cta_x() / Place::size;
   Tiles scheduler(problem, worker, atoms::grid_x() / Place::size);
@@ -125,9 +125,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   if (consumer < Policy::consumers) {
     // ---- Consumers -------------------------------------------------------------------------------------------------
     if constexpr (Policy::consumer_registers > 0) atoms::setmaxnreg_inc<Policy::consumer_registers>();
-    // A producer that uses cp.async needs more registers than one that uses TMA. This leaves fewer registers for the consumers,
-    // and a scheduler that lives across the producer/consumer split would spill. So with scheduler_per_role, set for cp.async,
-    // each role makes its own scheduler. Clusters are then 1x1, so there are grid_x() workers.
+    // The generator sets scheduler_per_role if the producer uses cp.async. Such a producer needs more registers than one that
+    // uses TMA, so the consumers have fewer. A scheduler that lives across the producer/consumer split would then spill. So
+    // each role makes its own scheduler. Kernels with cp.async have clusters of 1x1, so there are grid_x() workers.
     if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
