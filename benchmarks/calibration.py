@@ -7,8 +7,9 @@
     python -m benchmarks.calibration fit benchmarks/data/space_*.json      # writes hgemm/model/calibrated.json
 
 Each kernel gets a factor for each term of its estimate. The terms that all kernels share are fitted first; then each kernel's own
-are, pulled towards them. What all kernels of a problem have in common is left out, since it changes no order. `judge` fits in
-folds. A loss is the time of the kernel with the lowest estimate over the lowest time of the space, less 1.
+are, pulled towards them. What all kernels of a problem have in common is left out, since it changes no order. The level of all
+estimates is then set to that of the model. `judge` fits in folds. A loss is the time of the kernel with the lowest estimate over
+the lowest time of the space, less 1.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ class Launches:
     mib: np.ndarray
     straddling: np.ndarray
     splits: np.ndarray
+    m: np.ndarray
 
     def __getitem__(self, chosen: np.ndarray) -> Launches:
         return Launches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
@@ -189,7 +191,7 @@ def launches_of(document: Mapping[str, Any], rows: Mapping[Words, Row]) -> Launc
                     *(sum(busiest), sum(rounds), busiest[1] * shared, rounds[1] * shared),
                     sum(items * k_tiles for items, k_tiles in parts),
                     *(sum(items for items, _ in parts), parts[1][0] * shared, sms),
-                    *(mib, straddling / 2, splits * shared),
+                    *(mib, straddling / 2, splits * shared, m),
                 )
             )
     columns = np.array(found, float).T
@@ -267,6 +269,19 @@ def fitted(launches: Launches, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndar
             change = -np.linalg.solve(matrix + pull * np.eye(terms), (right + pull * (logs - prior))[..., None])[..., 0]
             logs = logs + np.clip(change, -LONGEST_STEP, LONGEST_STEP)
     return np.exp(prior[0]), np.exp(logs)
+
+
+ANCHOR_ROWS, ANCHOR_LOSS = 64, 0.1
+"""The level of the estimates is that of the model on good launches of few rows, where kernels without a calibration compete."""
+
+
+def level(launches: Launches, rows: Sequence[Row], factors: np.ndarray) -> float:
+    """Return the number by which to multiply all factors, so that calibrated estimates are on the level of the others."""
+    best = np.full(int(launches.at.max()) + 1, np.inf)
+    np.minimum.at(best, launches.at, launches.time_us)
+    chosen = (launches.time_us < (1 + ANCHOR_LOSS) * best[launches.at]) & (launches.m <= ANCHOR_ROWS)
+    few = launches[chosen]
+    return float(np.median(clocks(few, rows, None) / clocks(few, rows, factors)))
 
 
 def losses(
@@ -408,6 +423,8 @@ def fit_command(files: Sequence[Path], to: Path) -> None:
     documents, rows, data = _read(files)
     together = _joined([*data.values()])
     shared, own = fitted(together, [*rows.values()])
+    scale = level(together, [*rows.values()], own)
+    shared, own = shared * scale, own * scale
     measured = np.bincount(together.row, minlength=len(rows))
     named = ("capability", "sms", "driver", "date")
     devices = [

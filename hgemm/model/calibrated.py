@@ -126,7 +126,11 @@ def identity(spec: Mapping[str, Any]) -> Words:
     sizes = {DTYPES[spec[name]].bytes for name in ("dtype_a", "dtype_b", "dtype_d")}
     if sizes != {ELEMENT_BYTES} or spec["acc"] != ACCUMULATION:
         return ()
-    return tuple(_word(spec.get(name, "none")) for name in (*IDENTITY, *NEARLY))
+    return tuple(_word(spec.get(name, _DEFAULTS.get(name, "none"))) for name in (*IDENTITY, *NEARLY))
+
+
+_DEFAULTS = {"form": "atoms"}
+"""Words of fields that older records lack."""
 
 
 def _word(value: Any) -> str:
