@@ -441,8 +441,8 @@ def estimate_clocks(row: Row, query: SelectionQuery, target: Target) -> int:
 def launch_clocks(row: Row, query: SelectionQuery, target: Target, options: LaunchOptions) -> int:
     """Return the estimated time of a launch, which has at most 2^31 - 1 CTA tiles. Units: SM clocks.
 
-    If a row is calibrated, the SMs take the mean of the busiest one's time and the average: power that waiting SMs save lets the
-    others run faster. Source: benchmarks/calibration.py, cross-validation.
+    If a row is calibrated, the SMs take the mean of the busiest one's time and the average. A likely reason is power: SMs that wait
+    leave more of it to the others. Source: benchmarks/calibration.py, cross-validation.
     """
     tiles, sms, resident = row.tiles(query.m, query.n) * query.batch, sms_used(row, target), tiles_per_sm(row, target)
     whole = options.whole_tiles * row.cluster_m * row.cluster_n

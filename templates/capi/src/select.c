@@ -238,8 +238,8 @@ static Work work_of(hgemm_target const *target, uint32_t index, uint32_t items, 
   return work;
 }
 
-/* Returns the time of the SMs. If the row is calibrated, that is the mean of the busiest one's time and the average: power that
- * waiting SMs save lets the others run faster. */
+/* Returns the time of the SMs. If the row is calibrated, that is the mean of the busiest one's time and the average.
+ * launch_clocks() of dispatch_table.py says why. */
 static uint64_t sm_clocks(hgemm_target const *target, uint32_t index, uint64_t busiest, uint32_t more, uint64_t loads,
                           uint64_t stores) {
   hgemm_row const *const row = &hgemm_rows[index];
