@@ -121,7 +121,7 @@ def check_here(request: CheckRequest) -> CheckOutcome:
     if request.shapes:
         cases = cases_of(kernel.traits, Shape.parse_list(request.shapes))
     else:
-        cases = default_cases(kernel.traits, resident_ctas)
+        cases = default_cases(kernel.traits, resident_ctas, device.free_bytes)
     checks: list[dict] = []
     error = ""
     for case in cases:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from hgemm.dtypes import DTYPES
 from hgemm.errors import RequestError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import BIASES, MAX_EXTENT, LaunchOptions
@@ -13,7 +14,15 @@ _SHAPE = re.compile(r"([0-9]{1,40})x([0-9]{1,40})x([0-9]{1,40})(?:@([0-9]{1,40})
 _SCALARS = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.25), (1.0, -1.0))
 """alpha and beta of successive cases. Powers of two keep integers exact."""
 _TALL_TILES = 9
-"""More tiles along one side than the largest raster group, which is 8."""
+"""More tiles along one side than the default raster group, which is 8."""
+TILES_PER_CTA = 6
+"""The tiles that every CTA of a persistent kernel computes in at least one case."""
+_RING_BATCH = TILES_PER_CTA + 1
+"""Tiles per CTA in the case that fills every stage several times: an odd number, so that ping-pong consumers differ."""
+FAR_ELEMENTS = 2**31
+"""Offsets beyond this do not fit a signed 32-bit integer."""
+_USED_SHARE = 0.8
+"""The share of the free memory that one case may take."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,12 @@ class Shape:
 class Case:
     """One check: a shape, scalars, and the memory layout of the operands.
 
-    Fields: `loose` leaves gaps after each row and each matrix of a batch. `broadcast` lists the operands (of a, b, c, bias) that
-        have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in the same memory. `bias` and `options`
-        are for variants that leave them to the launch.
+    Units: `min_leading` is elements.
+    Fields: `loose` leaves gaps after each row and each matrix of a batch; they differ from operand to operand. `broadcast` lists
+        the operands (of a, b, c, bias) that have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in
+        the same memory. `beside` makes C and D columns of one wider matrix. `same_ab` takes A's memory for B. `min_leading` is
+        the least leading dimension of A, B, C and D. `once` runs the case once, with integers: its faults do not depend on
+        timing. `bias` and `options` are for variants that leave them to the launch.
     """
 
     shape: Shape
@@ -66,23 +78,30 @@ class Case:
     in_place: bool = False
     bias: str = "none"
     options: LaunchOptions | None = None
+    beside: bool = False
+    same_ab: bool = False
+    min_leading: int = 0
+    once: bool = False
 
     def __str__(self) -> str:
         words = [str(self.shape), f"alpha={self.alpha:g}"] + ([f"beta={self.beta:g}"] if self.beta else [])
         words += ["loose"] * self.loose + [f"broadcast={self.broadcast}"] * bool(self.broadcast)
         words += ["in-place"] * self.in_place + [f"bias={self.bias}"] * (self.bias != "none")
+        words += ["C-beside-D"] * self.beside + ["A-is-B"] * self.same_ab
+        words += [f"ld>={self.min_leading}"] * bool(self.min_leading)
         return " ".join(words + ([str(self.options)] if self.options else []))
 
 
-def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
-    """Return the cases that every variant must pass. Their shapes depend on its tile.
+def default_cases(traits: LaunchTraits, resident_ctas: int, free_bytes: int = 0) -> list[Case]:
+    """Return the cases that every variant must pass on a device. They depend on its tile, stages and schedule.
 
-    `resident_ctas` CTAs fit on the device. A persistent variant gets a problem with more tiles than that. A stream-K variant
+    `resident_ctas` CTAs fit on the device. A persistent variant gets problems with more tiles than that. A stream-K variant
     gets problems with fewer and with more tiles. A variant whose launches decide the splits gets whole waves and a split tail.
+    Offsets beyond 2^31 need memory: they are checked if `free_bytes` suffice.
     """
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     plain = [
-        (2 * m, 2 * n, 4 * k, False),  # multiples of the tile
+        (2 * m, 2 * n, max(4, 2 * traits.stages + 1) * k, False),  # multiples of the tile
         (m + 1, n, 2 * k, False),
         (m, n + 3, 2 * k, True),
         (m, n, 2 * k + 7, False),
@@ -119,7 +138,62 @@ def default_cases(traits: LaunchTraits, resident_ctas: int) -> list[Case]:
         ]
     if traits.decides_splits:
         cases += _waves(traits, resident_ctas // traits.cluster_ctas)
+    cases += covering_cases(traits, resident_ctas // traits.cluster[0])
+    side = max(m, n, k) + 1
+    far = far_case(traits, Shape(side, side, side), -(-FAR_ELEMENTS // (side - 1)))
+    if _operand_bytes(traits, far) <= _USED_SHARE * free_bytes:
+        cases.append(far)
     return varied(traits, cases)
+
+
+def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
+    """Return the cases that fill every stage several times, leave a raster group, and share memory between operands.
+
+    `workers` CTAs, or clusters, are resident. They stand in the cases of devices and of the CPU.
+    """
+    cases = []
+    if traits.persistent or traits.max_ctas:  # D is small, so that many tiles of many k-tiles cost little
+        long_k = (2 * traits.stages + 1) * traits.tile_k
+        turns = Case(Shape(9, 8, long_k, _RING_BATCH * workers), *_scalars(traits, 2), broadcast="a")
+        cases.append(replace(turns, options=LaunchOptions(1, 0, 2)))
+    cases += raster_cases(traits)
+    side = 17 + 2 * traits.align_d
+    aliased = Case(Shape(side, side, traits.tile_k + 1, 2), *_scalars(traits, 1), loose=True, once=True)
+    same_ab = (traits.a_k_major, traits.dtype_a, traits.align_a) == (traits.b_k_major, traits.dtype_b, traits.align_b)
+    if same_ab or traits.beta:
+        cases.append(replace(aliased, beside=traits.beta, same_ab=same_ab))
+    return cases
+
+
+def raster_cases(traits: LaunchTraits) -> list[Case]:
+    """Return problems whose tiles leave the first group or panel of the raster and do not fill the last one."""
+    rows, columns = (tile * count for tile, count in zip((traits.tile_m, traits.tile_n), traits.cluster_shape))
+    kind, _, size = traits.raster.partition(":")
+    if traits.decides_raster:
+        tall, wide = Shape(4 * rows + 1, columns + 1, 1), Shape(rows + 1, 4 * columns + 1, 1)
+        return [
+            Case(tall, once=True, options=LaunchOptions(1, 0, 2)),
+            Case(wide, once=True, options=LaunchOptions(1, 0, -2)),
+        ]
+    group = max(int(size), traits.cluster_shape[0]) * traits.tile_m if kind == "group" else 8 * rows
+    panel = max(int(size), columns) if kind == "panel" else 8 * columns
+    tall = Case(Shape(group + 1, columns + 1, 1), once=True)
+    wide = Case(Shape(rows + 1, panel + 1, 1), once=True)
+    if kind in ("row", "column"):
+        return [replace(tall, shape=Shape(2 * rows + 1, columns + 1, 1))]
+    return {"group": [tall], "panel": [wide]}.get(kind, [tall, wide])
+
+
+def far_case(traits: LaunchTraits, shape: Shape, min_leading: int) -> Case:
+    """Return a problem whose last rows begin more than 2^31 elements behind the first."""
+    return Case(shape, *_scalars(traits, 1), loose=True, min_leading=min_leading, once=True)
+
+
+def _operand_bytes(traits: LaunchTraits, case: Case) -> int:
+    """Return about how much memory A, B, C and D take, from their leading dimension."""
+    s, dtypes = case.shape, (traits.dtype_a, traits.dtype_b, traits.dtype_d, traits.dtype_d)
+    rows = (s.m if traits.a_k_major else s.k, s.n if traits.b_k_major else s.k, s.m, s.m)
+    return sum(count * case.min_leading * DTYPES[dtype].bytes for count, dtype in zip(rows, dtypes))
 
 
 def _waves(traits: LaunchTraits, clusters: int) -> list[Case]:

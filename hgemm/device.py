@@ -267,6 +267,12 @@ class Device:
         with self.current():
             return int(self._call("cuMemAlloc", f"allocate {size_bytes} B", size_bytes))
 
+    @property
+    def free_bytes(self) -> int:
+        """The memory of the device that is not allocated."""
+        with self.current():
+            return int(self._call("cuMemGetInfo", "read the size of free memory")[0])
+
     def free(self, pointer: Address) -> None:
         with self.current():
             self._call("cuMemFree", "free memory", pointer)

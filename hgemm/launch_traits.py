@@ -82,6 +82,7 @@ class LaunchTraits:
     static_smem_bytes: int = 0
     max_ctas: int = 0
     copy: str = ""
+    stages: int = 1
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
@@ -111,6 +112,7 @@ class LaunchTraits:
                 static_smem_bytes=launch.get("static_smem_bytes", 0),
                 max_ctas=grid.get("max_ctas", 0),
                 copy=spec.get("copy", ""),
+                stages=int(spec.get("stages", 1)),
             )
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(f"the record of {record.get('symbol')} has no {error}: regenerate the variant") from None

@@ -7,6 +7,7 @@ changed, and a second launch gives the same bits.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 
@@ -24,8 +25,9 @@ from hgemm.reference import Operands, Reference, reference
 
 # ==== Operands: memory layout and random numbers ====
 
-LOOSE_ROWS, LOOSE_MATRICES = 3, 5
-"""The gaps of a loose case after a row and after a matrix. Units: the alignment of the operand."""
+LOOSE_ROWS = {"a": 3, "b": 4, "c": 2, "d": 5, "bias": 3}
+LOOSE_MATRICES = {"a": 5, "b": 7, "c": 8, "d": 3, "bias": 5}
+"""The gaps of a loose case after a row and after a matrix: another for each operand. Units: the alignment of the operand."""
 _NONZERO_PRODUCTS = 1500.0
 _DENSITY = 0.6
 _LARGEST_ADDEND = 8
@@ -64,12 +66,16 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
         "d": ((s.m, s.n), traits.dtype_d, traits.align_d),
         "bias": ((1, s.n if bias_of_case(traits, case) == "row" else s.m), traits.dtype_d, 1),
     }
-    loose_rows, loose_matrices = (LOOSE_ROWS, LOOSE_MATRICES) if case.loose else (0, 0)
     found = {}
     for name, ((rows, columns), dtype, align) in extents.items():
-        leading = (-(-columns // align) + loose_rows) * align
+        loose_rows, loose_matrices = (LOOSE_ROWS[name], LOOSE_MATRICES[name]) if case.loose else (0, 0)
+        least = columns if name == "bias" else max(columns, case.min_leading)
+        leading = (-(-least // align) + loose_rows) * align
         stride = leading * rows + loose_matrices * align
         found[name] = OperandLayout(rows, columns, leading, _batch(case, name), stride, dtype, align)
+    if case.beside:
+        d = found["d"]
+        found["d"] = found["c"] = replace(d, leading=2 * d.leading, batch_stride=2 * d.leading * (d.rows + 1))
     return found
 
 
@@ -97,6 +103,7 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
     c = _addend(kind, rng, (_batch(case, "c"), s.m, s.n)) if case.beta else None
     bias = _addend(kind, rng, (_batch(case, "bias"), *bias_shape)) if bias_kind != "none" else None
     rounded = stored_digits if case.loose else representable
+    b = a.swapaxes(1, 2) if case.same_ab else b
     return Operands(
         rounded(a, traits.dtype_a),
         rounded(b, traits.dtype_b),
@@ -151,6 +158,10 @@ CANARY = 0xFFFF
 The CPU executor tracks it through a kernel's arithmetic: HGEMM_POISON of templates/executor/abi.h.
 """
 GUARD_BYTES = 4096
+SPARSE_BYTES = 2**30
+"""Of larger operands, only the rows are copied and checked."""
+SPARSE_GUARD_BYTES = 256
+"""The guard band of each row of such an operand."""
 
 
 class Buffer:
@@ -195,20 +206,41 @@ class Buffer:
 
 
 class Operand(Buffer):
-    """A matrix, or a batch of matrices, in a guarded buffer."""
+    """A matrix, or a batch of matrices, in a guarded buffer.
+
+    Units: `first` is the elements of each row before the matrix, where another matrix of the same layout may lie.
+    """
 
     def __init__(
-        self, device: Device, layout: OperandLayout, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0
+        self,
+        device: Device,
+        layout: OperandLayout,
+        guard_bytes: int = GUARD_BYTES,
+        align_bytes: int = 0,
+        first: int = 0,
     ) -> None:
-        self.layout = layout
+        self.layout, self.first = layout, first
         item = DTYPES[layout.dtype].bytes
-        super().__init__(device, layout.elements * item, align_bytes or layout.align * item, guard_bytes)
+        size_bytes = (first + layout.elements) * item
+        super().__init__(device, size_bytes, align_bytes or layout.align * item, guard_bytes)
+
+    @property
+    def address(self) -> int:
+        """The address of the matrix."""
+        return self.pointer + self.first * DTYPES[self.layout.dtype].bytes
 
     def matrices(self, memory: np.ndarray) -> np.ndarray:
         """Return a view of the stored elements of a host copy. Shapes: (batch, rows, columns)."""
+        return self._view(memory, self.first)
+
+    def beside(self, memory: np.ndarray) -> np.ndarray:
+        """Return a view of the matrix before the columns of this one. Shapes: (batch, rows, columns)."""
+        return self._view(memory, 0)
+
+    def _view(self, memory: np.ndarray, first: int) -> np.ndarray:
         layout, dtype = self.layout, np.dtype(DTYPES[self.layout.dtype].storage)
         strides = (layout.batch_stride * dtype.itemsize, layout.leading * dtype.itemsize, dtype.itemsize)
-        elements = self.elements(memory, dtype.str)
+        elements = self.elements(memory, dtype.str)[first:]
         return np.lib.stride_tricks.as_strided(elements, (layout.batch, layout.rows, layout.columns), strides)
 
     def fill(self, stored: np.ndarray | None) -> None:
@@ -228,6 +260,58 @@ class Operand(Buffer):
     def unwritten(found: np.ndarray) -> np.ndarray:
         """Return for each element whether it still holds the canary."""
         return np.all(found.view("<u2").reshape(*found.shape, -1) == CANARY, axis=-1)
+
+
+class SparseOperand(Operand):
+    """A matrix whose rows are far apart. Only its rows and a guard band around each are copied and checked."""
+
+    def __init__(
+        self, device: Device, layout: OperandLayout, guard_bytes: int = GUARD_BYTES, align_bytes: int = 0
+    ) -> None:
+        self.layout, self.device, self.first = layout, device, 0
+        item = DTYPES[layout.dtype].bytes
+        self.guard_bytes = min(guard_bytes, SPARSE_GUARD_BYTES)
+        self.front_bytes = self.guard_bytes + (align_bytes or layout.align * item)
+        self.size_bytes = layout.elements * item
+        window = 2 * self.guard_bytes + layout.columns * item
+        self.before = np.full((layout.batch * layout.rows, window), 0xFF, np.uint8)
+        self.block = device.allocate(self.front_bytes + self.size_bytes + self.guard_bytes)
+        self.pointer = self.block + self.front_bytes
+
+    def _windows(self) -> Iterator[tuple[int, int]]:
+        """Yield the address of each window, and its position among the windows."""
+        layout, item = self.layout, DTYPES[self.layout.dtype].bytes
+        for at in range(layout.batch * layout.rows):
+            batch, row = divmod(at, layout.rows)
+            start = (batch * layout.batch_stride + row * layout.leading) * item
+            yield self.pointer + start - self.guard_bytes, at
+
+    def upload(self) -> None:
+        for address, at in self._windows():
+            self.device.upload(address, self.before[at].ctypes.data, self.before.shape[1])
+
+    def download(self) -> np.ndarray:
+        after = np.empty_like(self.before)
+        for address, at in self._windows():
+            self.device.download(after[at].ctypes.data, address, self.before.shape[1])
+        return after
+
+    def matrices(self, memory: np.ndarray) -> np.ndarray:
+        layout = self.layout
+        rows = memory.reshape(layout.batch, layout.rows, -1)
+        inner = rows[:, :, self.guard_bytes : rows.shape[2] - self.guard_bytes]
+        return inner.view(DTYPES[layout.dtype].storage)
+
+    def changed(self, after: np.ndarray) -> str:
+        at = np.argwhere(after != self.before)
+        return f"memory near row {at[0][0]} was written" if len(at) else ""
+
+
+def operand_in(device: Device, layout: OperandLayout, guard_bytes: int, align_bytes: int) -> Operand:
+    """Return an operand in the memory of a device: sparse if its rows span more than can be copied."""
+    item = DTYPES[layout.dtype].bytes
+    kind = SparseOperand if layout.elements * item > SPARSE_BYTES else Operand
+    return kind(device, layout, guard_bytes, align_bytes)
 
 
 # ==== The check of one case ====
@@ -265,6 +349,8 @@ def verify(kernel: Kernel, case: Case, device: Device, options: CheckOptions = C
     Raises: ProblemError if the variant does not support the problem, DeviceError if a launch fails.
     """
     checks = []
+    if case.once:
+        options = replace(options, data=options.data[:1], twice=False)
     for kind in options.data:
         trial = Trial(kernel, case, device, options, kind)
         try:
@@ -319,10 +405,19 @@ class Trial:
         numbers = stored(self.traits, self.operands)
         if self.case.in_place:
             numbers["d"] = numbers.pop("c")
-        poisoned = {"d"} | ({"c"} if self.traits.beta and self.case.loose and not self.case.in_place else set())
+        beside = numbers.pop("c", None) if self.case.beside else None
+        if self.case.same_ab:
+            del numbers["b"]
+        apart = self.traits.beta and self.case.loose and not (self.case.in_place or self.case.beside)
+        poisoned = {"d"} | ({"c"} if apart else set())
+        guard_bytes, align_bytes = self.options.guard_bytes, self.options.align_bytes
         for name, layout in operand_layouts(self.traits, self.case).items():
             if name in numbers or name in poisoned:
-                self.buffers[name] = Operand(self.device, layout, self.options.guard_bytes, self.options.align_bytes)
+                if name == "d" and beside is not None:
+                    self.buffers[name] = Operand(self.device, layout, guard_bytes, align_bytes, layout.leading // 2)
+                    self.buffers[name].beside(self.buffers[name].before)[...] = beside
+                else:
+                    self.buffers[name] = operand_in(self.device, layout, guard_bytes, align_bytes)
                 self.buffers[name].fill(numbers.get(name))
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
         if size := workspace_bytes(self.traits, *sizes, self.launch_options):
@@ -337,9 +432,11 @@ class Trial:
     def problem(self) -> Problem:
         shape = self.shape
         fields: dict[str, int] = {"workspace": self.workspace.pointer} if self.workspace else {}
-        buffers = {**self.buffers, **({"c": self.buffers["d"]} if self.case.in_place else {})}
+        aliases = {"c": "d"} if self.case.in_place or (self.case.beside and self.case.beta) else {}
+        aliases |= {"b": "a"} if self.case.same_ab else {}
+        buffers = {**self.buffers, **{name: self.buffers[other] for name, other in aliases.items()}}
         for name, buffer in buffers.items():
-            fields[name] = buffer.pointer
+            fields[name] = buffer.pointer if name == "c" and self.case.beside else buffer.address
             fields[f"batch_stride_{name}"] = buffer.layout.batch_stride if buffer.layout.batch > 1 else 0
             if name != "bias":
                 fields[f"ld{name}"] = buffer.layout.leading

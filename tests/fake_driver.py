@@ -50,6 +50,7 @@ class FakeDriver:
         self.encoded = 0
         self.resident_clusters = 2
         self.status = real.CUresult.CUDA_SUCCESS
+        self.free_bytes = 0
         self.captured: set[int] = set()  # streams whose launches a graph captures
 
     def cuInit(self, flags):
@@ -72,6 +73,9 @@ class FakeDriver:
 
     def cuDeviceGetAttribute(self, attribute, device):
         return SUCCESS, _ATTRIBUTES[attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
+
+    def cuMemGetInfo(self):
+        return SUCCESS, self.free_bytes, 80 << 30
 
     def cuPointerGetAttribute(self, attribute, pointer):
         return SUCCESS, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 from dataclasses import replace
@@ -37,6 +38,7 @@ from generator.proof.machine import (
     launch_of,
     measured_case,
     regions,
+    workers_of,
 )
 from generator.proof.proving import (
     LAUNCHES,
@@ -107,17 +109,17 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     (record,) = library.records()
     line, summary = result.stdout.splitlines()
     assert line.startswith(
-        f"ok    {record.symbol}  16/16 shapes; instruction and byte counts as planned; largest error 0."
+        f"ok    {record.symbol}  17/17 shapes; instruction and byte counts as planned; largest error 0."
     ), line
-    assert result.exit_code == 0 and summary.endswith("; 16 shapes passed")
+    assert result.exit_code == 0 and summary.endswith("; 17 shapes passed")
     proof = record.data["proof"]
     assert proof["mma_per_k_tile"] == proof["bytes_per_k_tile"] / 1024 == 2 and proof["bank_conflicts"] == 0
     assert proof["read_conflicts_per_k_tile"] == proof["copy_conflicts_per_k_tile"] == proof["races"] == 0
     assert proof["barriers_per_k_tile"] == 1 and proof["seed"] == 3 and proof["executor"] == host_toolchain.version()
-    assert 0 < proof["max_bound_ratio"] <= 1 and len(proof["shapes"]) == 16 and len(proof["timings"]) == 4
+    assert 0 < proof["max_bound_ratio"] <= 1 and len(proof["shapes"]) == 17 and len(proof["timings"]) == 4
     assert 0 < proof["least_sectors_per_request"] <= proof["sectors_per_request"]
     (suite,) = ElementTree.parse(report).getroot()
-    assert suite.get("tests") == "17" and suite.get("failures") == "0"
+    assert suite.get("tests") == "18" and suite.get("failures") == "0"
     written = (library.folder / record.symbol / "record.json").stat().st_mtime_ns
     assert invoke(verify.verify_command, "--emulate", "--library", library.folder, "--seed", 3).exit_code == 0
     assert (library.folder / record.symbol / "record.json").stat().st_mtime_ns == written
@@ -508,10 +510,41 @@ def test_default_cases_are_ragged_in_every_way_and_small(tile: tuple[int, int, i
     assert Shape(1, 1, 1) in shapes and any(s.k <= 3 * k for s in shapes) and any(s.batch > 1 for s in shapes)
     assert {case.broadcast for case in cases} == {"", "a", "b,c,bias"} and any(case.in_place for case in cases)
     assert any(case.beta for case in cases) and any(case.loose for case in cases)
+    assert any(case.beside for case in cases) and any(case.same_ab for case in cases)
+    assert any(case.min_leading * min(case.shape.m, case.shape.n) > 2**31 for case in cases)
+    tiles = [(-(-s.m // m), -(-s.n // n)) for s in shapes]
+    assert any(rows > 8 and columns > 1 for rows, columns in tiles), "the second group of the raster"
     if rule == "persistent":
-        assert any(-(-s.m // m) * -(-s.n // n) * s.batch > PERSISTENT_CTAS for s in shapes)
+        assert any(s.batch >= 6 and s.k > 8 * k for s in shapes)  # each stage is filled in every tile
     products = sum(-(-s.m // m) * -(-s.n // n) * -(-s.k // k) * s.batch for s in shapes) * m * n * k
-    assert products <= 100 * max(m * n * k, 2**20)
+    assert products <= 250 * max(m * n * k, 2**20)
+
+
+@pytest.mark.parametrize("layout", ["tn", "nt"])
+def test_leading_dimensions_and_batch_strides_differ_in_loose_cases(layout: str) -> None:
+    traits = LaunchTraits.of(record(layout=layout))
+    loose = [case for case in default_cases(traits, stages=3) if case.loose and not (case.in_place or case.beside)]
+    assert len(loose) >= 5
+    for case in loose:
+        places = operand_layouts(traits, case)
+        assert places["c"].leading != places["d"].leading and places["c"].batch_stride != places["d"].batch_stride
+        assert all(places[name].leading >= places[name].columns + places[name].align for name in "abcd")
+
+
+def test_every_cta_gets_six_tiles_if_there_are_enough() -> None:
+    persistent, one_tile = LaunchTraits.of(record("persistent")), LaunchTraits.of(record())
+    tile = persistent.tile_m
+    for tiles, ctas in ((1, 1), (6, 1), (12, 2), (17, 2), (18, 3), (100, 3)):
+        assert workers_of(persistent, Problem(tiles * tile, 1, 1)) == ctas
+        assert workers_of(one_tile, Problem(tiles * tile, 1, 1)) == PERSISTENT_CTAS
+
+
+def test_memory_that_is_reserved_holds_what_is_written() -> None:
+    memory = HostMemory()
+    pointer = memory.allocate(2**41)
+    memory.upload(pointer + 2**40, ctypes.addressof(ctypes.create_string_buffer(b"far")), 3)
+    assert ctypes.string_at(pointer + 2**40, 3) == b"far"
+    memory.free(pointer)
 
 
 def test_the_measured_case_has_as_many_k_tiles_for_each_split() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from simulated import accumulate, activate, record
 
 import hgemm.device
+from generator.proof.machine import HostMemory
 from hgemm import Kernel
 from hgemm.cases import Case, Shape, cases_of, default_cases
 from hgemm.device import open_device
@@ -29,8 +31,10 @@ from hgemm.verify import (
     CheckOptions,
     Operand,
     OperandLayout,
+    SparseOperand,
     compare,
     draw,
+    operand_in,
     operand_layouts,
     run,
     stored,
@@ -143,6 +147,41 @@ def test_c_may_be_d(driver: FakeDriver) -> None:
     found = verify(kernel, Case(Shape(33, 49, 20, 2), -0.5, 1.0, loose=True, in_place=True), open_device())
     assert found.passed, found
     assert all(problem.c == problem.d and problem.ldc == problem.ldd for problem in problems)
+
+
+def test_operands_may_share_memory(driver: FakeDriver) -> None:
+    kernel = kernel_of(driver, record())
+    problems = []
+    launch = driver.kernel
+    driver.kernel = lambda problem: (problems.append(problem), launch(problem))
+    case = Case(Shape(33, 33, 20, 2), -0.5, 1.0, loose=True, beside=True, same_ab=True, once=True)
+    found = verify(kernel, case, open_device())
+    assert found.passed and len(problems) == 1, found
+    (problem,) = problems
+    assert problem.a == problem.b and problem.lda == problem.ldb
+    assert problem.ldc == problem.ldd >= 66 and problem.d - problem.c == problem.ldd  # half a row of 2-byte elements
+    assert not checked(driver, record(), case, "writes the padding").passed
+
+
+def test_rows_that_are_far_apart_are_copied_one_by_one(driver: FakeDriver) -> None:
+    device = open_device()
+    layout = OperandLayout(3, 5, 2**27 + 8, 1, 0, "f32", 4)
+    memory = HostMemory()
+    operand = operand_in(memory, layout, 4096, 0)
+    operand.fill(np.arange(15, dtype=np.float32).reshape(1, 3, 5))
+    found, complaint = operand.written(operand.download())
+    assert isinstance(operand, SparseOperand) and (found.ravel() == np.arange(15)).all() and not complaint
+    ctypes.c_uint8.from_address(operand.address + (2**27 + 8) * 4 - 1).value = 7
+    assert "memory near row 1 was written" in operand.written(operand.download())[1]
+    operand.free()
+    assert type(operand_in(device, replace(layout, leading=8), 4096, 0)) is Operand
+
+
+def test_far_offsets_need_memory() -> None:
+    traits = LaunchTraits.of(record())
+    far = [case for case in default_cases(traits, 6, 80 << 30) if case.min_leading]
+    assert len(far) == 1 and far[0].min_leading * (far[0].shape.m - 1) >= 2**31
+    assert not any(case.min_leading for case in default_cases(traits, 6, 1 << 30))
 
 
 def test_without_guard_bands_the_allocations_end_with_the_last_element(driver: FakeDriver) -> None:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -14,7 +16,7 @@ import numpy as np
 
 from generator.proof import executor as abi
 from generator.proof.executor import Adversary, Executable, Launch, Region, Report
-from hgemm.cases import Case, Shape, cases_of, varied
+from hgemm.cases import TILES_PER_CTA, Case, Shape, cases_of, covering_cases, far_case, varied
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError
 from hgemm.launch import (
@@ -25,6 +27,7 @@ from hgemm.launch import (
     Matrix,
     check,
     counter_bytes,
+    ctas,
     geometry,
     grid_x,
     matrices,
@@ -37,8 +40,12 @@ from hgemm.problem import LaunchOptions, Problem
 
 _ALIGN_BYTES = 256
 """Alignment of allocations, as on a device."""
+_RESERVED_BYTES, _MAP_NORESERVE = 2**30, 0x4000 if sys.platform == "linux" else 0
+"""Larger blocks only reserve addresses. Their rows are far apart."""
 PERSISTENT_CTAS = 3
-"""CTAs of a persistent kernel: few, so that each processes several tiles."""
+"""The most CTAs, or clusters, of a persistent kernel. There are fewer if each would get fewer than TILES_PER_CTA tiles."""
+FAR_LEADING = 2**29
+"""The leading dimension of the case of offsets beyond 2^31: from the fifth row on. Strides of a batch stay in TMA's limit."""
 RESIDENT_CTAS = 4
 """Clusters that run at the same time. More are not needed, because no CTA waits for a later one."""
 STEP_LIMIT = 50_000_000
@@ -55,7 +62,7 @@ class HostMemory:
         self._blocks: dict[int, np.ndarray] = {}
 
     def allocate(self, size_bytes: int) -> int:
-        block = np.empty(size_bytes + _ALIGN_BYTES, np.uint8)
+        block = _reserved(size_bytes) if size_bytes > _RESERVED_BYTES else np.empty(size_bytes + _ALIGN_BYTES, np.uint8)
         pointer = -(-block.ctypes.data // _ALIGN_BYTES) * _ALIGN_BYTES
         self._blocks[pointer] = block
         return pointer
@@ -68,6 +75,17 @@ class HostMemory:
 
     def download(self, host: int, pointer: int, size_bytes: int) -> None:
         ctypes.memmove(host, pointer, size_bytes)
+
+
+def _reserved(size_bytes: int) -> np.ndarray:
+    """Reserve addresses. Only the pages that are written take memory. Raises DeviceError if there are too few addresses."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _MAP_NORESERVE)
+    try:
+        return np.frombuffer(mmap.mmap(-1, size_bytes + _ALIGN_BYTES, flags=flags), np.uint8)
+    except (OSError, ValueError, OverflowError) as error:
+        raise DeviceError(
+            f"cannot reserve {size_bytes >> 30} GiB of addresses ({error}): allow more address space (ulimit -v)"
+        ) from error
 
 
 @dataclass
@@ -97,7 +115,16 @@ class EmulatedKernel:
         if counters and self.zeroes and not zeroed:
             ctypes.memset(problem.workspace, 0, counters)
         adversary = next(self._next)
-        self.reports.append((adversary, self.executable.run(launch_of(self.traits, problem, self.workers), adversary)))
+        launch = launch_of(self.traits, problem, workers_of(self.traits, problem, self.workers))
+        self.reports.append((adversary, self.executable.run(launch, adversary)))
+
+
+def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
+    """Return how many CTAs, or clusters, share the tiles of a problem: so few that each gets TILES_PER_CTA, if possible."""
+    if not traits.persistent or traits.grid_rule == "stream_k":
+        return most
+    items = ctas(traits, problem.m, problem.n, problem.batch, problem.options) // traits.cluster[0]
+    return max(1, min(most, items // TILES_PER_CTA))
 
 
 def launch_of(traits: LaunchTraits, problem: Problem, workers: int = PERSISTENT_CTAS) -> Launch:
@@ -202,22 +229,19 @@ def _host_map(rule, matrix: Matrix) -> abi.TensorMap:
 # ==== Cases ====
 
 
-_MAX_TILE_MNK, _MAX_SPLITS = 2**20, 4
-"""Up to this size of a tile (m * n * k) and number of splits, the raster is checked beyond its first group."""
-
-
 def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
-    """Return the cases that a kernel must pass. They depend on its tile and on the number of stages."""
+    """Return the cases that a kernel must pass. They depend on its tile, schedule and number of stages."""
+    traits = replace(traits, stages=stages)
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
-    ring = stages + 2  # enough k-tiles to reuse every stage
+    ring = 2 * stages + 1  # k-tiles that fill every stage twice
     splits = 3 if traits.decides_splits else traits.splits
-    most = ring * min(splits, 2) + splits - 1  # k-tiles that do not divide evenly among the splits
+    long_k = (ring * splits - 1) * k + 7  # splits of different lengths
     plain = [
-        Shape(m, 2 * n, ring * k),  # whole tiles
+        Shape(m * traits.cluster_shape[0], n * traits.cluster_shape[1], ring * k),  # whole tiles
         Shape(m + 1, n, 2 * k),
         Shape(m, n + 3, 2 * k),
-        Shape(m, n, (most - 1) * k + 7),
-        Shape(1, 1, 1),
+        Shape(17, n, long_k),
+        Shape(1, 1, 1),  # all splits but one are empty
         Shape(m - 1, n - 1, k),  # fewer k-tiles than stages
         Shape(m // 2 + 1, n // 2 - 3, k // 2 - 3),
         Shape(m + 5, n + 9, 3 * k - 1),
@@ -239,7 +263,9 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
         cases += _shared_cases(traits)
     if traits.decides_splits:
         cases += [replace(case, options=_TAILS[at % len(_TAILS)]) for at, case in enumerate(_shared_cases(traits))]
-    return varied(traits, cases + _raster_cases(traits))
+    cases += covering_cases(traits, PERSISTENT_CTAS if traits.grid_rule == "stream_k" else 1)
+    cases.append(far_case(traits, Shape(m + 1, n + 1, k + 8, 2), FAR_LEADING))
+    return varied(traits, cases)
 
 
 _TAILS = (
@@ -260,15 +286,7 @@ def _shared_cases(traits: LaunchTraits) -> list[Case]:
         Shape(m, n // 2 + 1, 8 * k + 1, PERSISTENT_CTAS + 1),
         Shape(m // 2 + 3, n - 3, 8 * k - 1, 2 * PERSISTENT_CTAS + 1),
     )
-    return cases_of(traits, shapes if m * n * k <= _MAX_TILE_MNK else shapes[1:3])
-
-
-def _raster_cases(traits: LaunchTraits) -> list[Case]:
-    """Return problems with enough tiles for the second group or panel of the raster."""
-    m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
-    if m * n * k > _MAX_TILE_MNK or traits.splits > _MAX_SPLITS:
-        return []
-    return [Case(Shape(8 * m + 1, n + 1, 1)), Case(Shape(m + 1, 8 * n + 1, 1))]
+    return cases_of(traits, shapes)
 
 
 def measured_case(traits: LaunchTraits, k_tiles: int) -> Case:

@@ -146,7 +146,7 @@ void Machine::record_async_read(Lane& lane, Operation const& operation, void con
 void Machine::record_global_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes) {
   uintptr_t const at = reinterpret_cast<uintptr_t>(address);
   for (auto& region : memory_.regions) {
-    if (!region.has(HGEMM_WRITABLE) || !region.holds(at) || at + bytes > region.end) continue;
+    if (!region.has(HGEMM_WRITABLE) || !region.holds(at) || at + bytes > region.end || !region.in_a_row(at)) continue;
     Conflict const conflict = region.shadow.read(region.offset(at), bytes, lane.knowledge, access_of(lane, operation));
     if (conflict.clash != ConflictKind::none) report_conflict(lane, operation, conflict, region.name(), false);
   }

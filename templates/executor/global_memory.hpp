@@ -25,7 +25,29 @@ class GlobalMemory {
     bool has(uint32_t flag) const { return is.flags & flag; }
     bool holds(uintptr_t address) const { return address >= begin && address < end; }
     char const* name() const { return is.name ? is.name : "a region"; }
-    size_t offset(uintptr_t address) const { return address - (begin & ~uintptr_t(15)); }
+
+    // Position of an address in `shadow`. If the rows are far apart, the shadow leaves out the padding between them.
+    size_t offset(uintptr_t address) const {
+      if (!sparse()) return address - (begin & ~uintptr_t(15));
+      uint64_t const from_begin = address - begin;
+      uint64_t const batch = is.batches > 1 ? from_begin / is.batch_stride_bytes : 0;
+      uint64_t const within = from_begin - batch * is.batch_stride_bytes;
+      uint64_t const row = is.rows > 1 ? within / is.pitch_bytes : 0, column = within - row * is.pitch_bytes;
+      return (batch * is.rows + row) * sparse_pitch() + ((address - column) & 15) + column;
+    }
+    size_t element_index(uintptr_t address) const { return offset(address) / is.element_bytes; }
+    size_t shadow_bytes() const { return sparse() ? is.batches * is.rows * sparse_pitch() : offset(end); }
+
+    // Whether an address lies in a row, not in the padding after it.
+    bool in_a_row(uintptr_t address) const {
+      uint64_t const within = is.batches > 1 ? (address - begin) % is.batch_stride_bytes : address - begin;
+      uint64_t const row = is.rows > 1 ? std::min(within / is.pitch_bytes, is.rows - 1) : 0;
+      return within - row * is.pitch_bytes < is.row_bytes;
+    }
+
+   private:
+    bool sparse() const { return end - begin > uintptr_t(1) << 30; }
+    size_t sparse_pitch() const { return (is.row_bytes + 31) & ~size_t(15); }
   };
 
   explicit GlobalMemory(hgemm_emulation const& request) {
@@ -44,7 +66,7 @@ class GlobalMemory {
   std::string count_element_writes(Region& region, uintptr_t address, uint32_t bytes) {
     std::string again;
     for (uintptr_t at = address; at < address + bytes; at += region.is.element_bytes) {
-      uint8_t& writes = region.writes[(at - region.begin) / region.is.element_bytes];
+      uint8_t& writes = region.writes[region.element_index(at)];
       if (writes < 255) ++writes;
       if (writes > 1 && again.empty()) again = element(region, at) + " is written again";
     }
@@ -58,7 +80,7 @@ class GlobalMemory {
       for (uint64_t row = 0; row < region.is.rows; ++row) {
         uint64_t const offset = batch * region.is.batch_stride_bytes + row * region.is.pitch_bytes;
         for (uint64_t at = offset; at < offset + region.is.row_bytes; at += region.is.element_bytes) {
-          if (region.writes[at / region.is.element_bytes]) continue;
+          if (region.writes[region.element_index(region.begin + at)]) continue;
           ++count;
           if (first.empty()) first = element(region, region.begin + at);
         }
@@ -104,8 +126,8 @@ class GlobalMemory {
     uint64_t const span = (is.batches - 1) * is.batch_stride_bytes + (is.rows - 1) * is.pitch_bytes + is.row_bytes;
     regions.push_back({is, begin, begin + span, {}, {}});
     Region& region = regions.back();
-    if (region.has(HGEMM_WRITABLE)) region.shadow.reset(region.offset(region.end), region.has(HGEMM_INITIALISED));
-    if (region.has(HGEMM_WRITE_ONCE)) region.writes.assign(span / is.element_bytes + 1, 0);
+    if (region.has(HGEMM_WRITABLE)) region.shadow.reset(region.shadow_bytes(), region.has(HGEMM_INITIALISED));
+    if (region.has(HGEMM_WRITE_ONCE)) region.writes.assign(region.shadow_bytes() / is.element_bytes + 1, 0);
   }
 
   static bool allows(Region& region, uintptr_t address, uint32_t bytes, bool write) {
