@@ -229,6 +229,23 @@ def _same_family(plan: Plan, other: Plan) -> bool:
     return family_of(plan.spec) is family_of(other.spec)
 
 
+# ---- A kernel that spilled, although no rule is violated ------------------------------------------------------------
+
+SPILL_HEADROOM = 24
+"""Registers that a fix for a kernel that spilled must free, by the estimate."""
+
+
+def advice_on_spills(plan: Plan) -> str:
+    """Return the nearest legal change after which the estimate is SPILL_HEADROOM registers lower, as options; "" if none is."""
+    wanted = plan.max_registers - plan.needed_registers + SPILL_HEADROOM
+    proposals = (change for rule in rules_of(plan) if rule.name == "registers" for change in rule.fixes(plan))
+    for change in (effective(plan, proposal) for proposal in proposals):
+        after = apply(plan, change)
+        if after.max_registers - after.needed_registers >= wanted and not broken_rules(after):
+            return _advice(plan, change, ())
+    return ""
+
+
 # ---- Fixes in words -------------------------------------------------------------------------------------------------
 
 _TOLD = ("mma", "copy", "form", "cta_tile", "acc", "dtype_d", "align_a", "align_b", "align_d", "schedule")

@@ -31,7 +31,7 @@ from generator.build.workers import cores
 from generator.cli import generate
 from generator.cli.options import texts_of
 from generator.errors import BuildError, LibraryError
-from generator.planner import resolve
+from generator.planner import advice_on_spills, resolve
 from generator.spec import symbol_of
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
@@ -246,6 +246,7 @@ def test_one_that_spills_is_refused_with_the_figures_unless_allowed(settings: Se
     ((_, refused),) = make([plan], settings, processes=1)
     assert refused.status == "failed" and refused.record is None and settings.library.rows() == []
     assert "differs from its plan and is not registered: LDL " in refused.error and "B spilled" in refused.error
+    assert refused.error.endswith(f". {advice_on_spills(plan)}") and "Try --" in refused.error
     allowing = replace(settings, allow_spills=True)
     ((_, spilled),) = make([plan], allowing, processes=1)
     assert (

@@ -16,7 +16,18 @@ from generator.families.base import Plan
 from generator.families.mma_sync import FAMILY
 from generator.families.mma_sync.rules import warp_extents
 from generator.layouts import read_conflicts, write_conflicts
-from generator.planner import apply, broken_rules, options_of, plan_of, reject_illegal, resolve, rules_of, violations
+from generator.planner import (
+    SPILL_HEADROOM,
+    advice_on_spills,
+    apply,
+    broken_rules,
+    options_of,
+    plan_of,
+    reject_illegal,
+    resolve,
+    rules_of,
+    violations,
+)
 from generator.spec import Spec, Tile, WarpTile, parse_field
 
 
@@ -283,7 +294,7 @@ BROKEN = [
         "arch=89 cta_tile=16x16x16 ctas_per_sm=32",
         "residency",
         "sm_89 holds 24 CTAs of 64 threads",
-        {"ctas_per_sm": "18"},
+        {"ctas_per_sm": "24"},
     ),
     (
         "arch=90 warp_tile=64x64 cta_tile=128x256x32 ctas_per_sm=2",
@@ -487,3 +498,14 @@ def test_a_kernel_without_registers_for_split_k_is_fixed_by_a_schedule_without_s
     text += "copy=ldg_sts_scalar store_spacing=1 smem_a=none smem_b=none schedule=split_k_cluster:1 ctas_per_sm=1"
     (violation,) = violations(plan(text))
     assert violation.change == {"schedule": "one_tile"}
+
+
+@pytest.mark.parametrize("text", ["arch=90a cta_tile=192x192x64", "arch=80 cta_tile=128x128x32 warp_tile=64x64"])
+def test_the_advice_on_spills_frees_registers_and_breaks_no_rule(text: str) -> None:
+    spilling = plan(text)
+    words = advice_on_spills(spilling).removeprefix("Try ").removesuffix(".").split()
+    names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
+    after = apply(spilling, {"cta_tile" if name == "tile" else name: text for name, text in zip(names, words[1::2])})
+    assert violations(after) == ()
+    before, now = (each.max_registers - each.needed_registers for each in (spilling, after))
+    assert now - before >= SPILL_HEADROOM

@@ -89,7 +89,7 @@ FRUGAL = (
 )
 """Options of ptxas, tried in order until a kernel does not spill. Each reorders less, so fewer values are live at once.
 
-Of 30 kernels that spilled up to 200 B, the second set avoided the spill of 6, the third of 4 more, the last of 8 more.
+Source: docs/performance-notes.md, "Registers and spills".
 """
 
 
@@ -126,11 +126,6 @@ def assemble_options(kernel: Kernel) -> tuple[str, ...]:
     return (f"-arch={kernel.plan.spec.arch}", "-Xptxas=-v", *whole)
 
 
-def _further_options(kernel: Kernel) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of options to try until the kernel does not spill."""
-    return FRUGAL[:1] if _from_lto_ir(kernel) else FRUGAL
-
-
 def _kept(kernel: Kernel) -> tuple[str, ...]:
     """Return the options that make the linker drop everything but the kernel."""
     return ("-optimize-unused-variables", f"-kernels-used={kernel.symbol}")
@@ -158,7 +153,7 @@ def versions_of(kernel: Kernel) -> dict[str, str]:
 
 def key_of(kernel: Kernel, headers: Headers) -> str:
     """Return the content key: a hash of source, headers, options and compiler versions, without paths."""
-    recipe = (options(kernel), link_options(kernel), assemble_options(kernel), _further_options(kernel))
+    recipe = (options(kernel), link_options(kernel), assemble_options(kernel), FRUGAL)
     content = {"source": kernel.source, "headers": headers.hashes(), "versions": versions_of(kernel), "options": recipe}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -210,7 +205,7 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
 def _assembled(nvjitlink, kernel: Kernel, kind, code: bytes, ptx: Callable[[], bytes]) -> Compiled:
     """Return the first cubin that does not spill, else the first one."""
     first = None
-    for further in _further_options(kernel):
+    for further in FRUGAL:
         assemble = (*assemble_options(kernel), *further)
         cubin, log = _link(nvjitlink, kernel, assemble, kind, code, "cubin")
         made = Compiled(cubin, ptx().rstrip(b"\0"), log, options=(*options(kernel), *link_options(kernel), *assemble))

@@ -20,6 +20,7 @@ from generator.build.workers import MAX_BATCH, Lost, run
 from generator.errors import BuildError, LibraryError, ProofError
 from generator.families import expectation_of
 from generator.families.base import Plan
+from generator.planner import advice_on_spills
 from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
@@ -195,6 +196,8 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
     total = sum(seconds.values())
     if inspection.violations:
         error = f"{symbol} differs from its plan and is not registered: {'; '.join(inspection.violations)}"
+        if inspection.resources.spill_bytes and (advice := advice_on_spills(prepared.kernel.plan)):
+            error = f"{error}. {advice}"
         return Product(symbol, "failed", total, error=error)
     data = document(prepared.kernel, built.headers, built.compiled, inspection, seconds)
     began = time.perf_counter()
