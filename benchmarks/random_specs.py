@@ -3,7 +3,7 @@
 \b
     python -m benchmarks.random_specs prove --seed 1 --count 200 -j 2
     python -m benchmarks.random_specs prove --family wgmma --seed 1 --count 200 --json FILE
-    python -m benchmarks.random_specs registers --seconds 300 --processes 2
+    python -m benchmarks.random_specs registers --family wgmma --seconds 300 --processes 2
 
 The same seed draws the same specs. Neither command needs a GPU.
 """
@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
 from functools import partial
@@ -32,17 +33,22 @@ from generator.build.toolchain import headers, templates_folder
 from generator.device_check import CheckOutcome, outcome_line, outcome_summary
 from generator.errors import RequestError
 from generator.families.base import Plan
-from generator.families.mma_sync.rules import RULES, warp_extents
-from generator.planner import plan_of, resolve, violations
+from generator.families.mma_sync.rules import warp_extents
+from generator.families.wgmma.rules import TILE_M, consumers_of
+from generator.planner import broken_rules, plan_of, resolve, violations
 from generator.proof.executor import trim
 from generator.proof.jobs import host_toolchain, request_of, workers
-from generator.spec import Raster, Schedule, Smem, Tile, WarpTile
+from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Tile, WarpTile, parse_field
 from generator.sweep import sweep
 from hgemm.problem import LAUNCH
 
 FOLDER = Path(__file__).resolve().parent
 ASYNCHRONOUS = [name for name, arch in ARCHS.items() if arch.has_cp_async]
 REGISTER_COPY = ["sm_75", "sm_75", *ASYNCHRONOUS[::3]]
+WITH_TMA = [name for name, arch in ARCHS.items() if arch.has_tma]
+SCHEDULES = (
+    "one_tile persistent persistent split_k:3 split_k_cluster:2 split_k_cluster:4 split_k_cluster:8 stream_k stream_k launch launch"
+).split()
 NEAR = range(-40, 60)
 """A spec is near the limit if the limit minus the estimate is in this range. Units: registers."""
 SAMPLES = ("near", "even", "near", "even", "near")
@@ -74,19 +80,24 @@ _PLACEMENTS = [
 
 
 def draw(source: random.Random, register_copy: bool = False, **fields: str) -> Plan:
-    """Return the plan of a random spec with the given fields. It breaks no rule, except maybe that of registers."""
-    while True:
-        plan = plan_of(resolve(_request(source) | (_register_copy(source) if register_copy else {}) | fields))
-        broken = {rule.name for rule in RULES if rule.check(plan)}
-        if broken <= {"registers"}:
-            return plan
+    """Return the plan of a random spec on mma.sync with the given fields. It breaks no rule, except maybe that of registers."""
+    return _draw(lambda: _request(source) | (_register_copy(source) if register_copy else {}) | fields)
 
 
-def draw_near(source: random.Random, register_copy: bool) -> Plan:
-    """Return the same, near the limit of registers."""
+def draw_tma(source: random.Random) -> Plan:
+    """Return the same for mma.sync with copies by TMA."""
+    return _draw(lambda: {**_request(source), **_tma(source)})
+
+
+def draw_large_wgmma(source: random.Random) -> Plan:
+    """Return the same for wgmma, with tiles of every size."""
+    return _draw(lambda: _wgmma(source))
+
+
+def _draw(request: Callable[[], Request]) -> Plan:
     while True:
-        plan = draw(source, register_copy)
-        if plan.max_registers - plan.needed_registers in NEAR:
+        plan = plan_of(resolve(request()))
+        if broken_rules(plan).keys() <= {"registers"}:
             return plan
 
 
@@ -139,6 +150,53 @@ def _register_copy(source: random.Random) -> dict:
     return {"arch": arch, "copy": copy, "stages": stages, "fragment_stages": ahead, "prefetch": prefetch, **plain}
 
 
+def _tma(source: random.Random) -> dict:
+    one_of = source.choice
+    aligns = {name: 8 for name in ("align_a", "align_b")}
+    return {"arch": one_of(WITH_TMA), "copy": "tma", "stages": one_of([2, 2, 3, 4]), **aligns}
+
+
+def _copied_wgmma(source: random.Random) -> Request:
+    aligns = {name: source.choice([2, 4, 8]) for name in ("align_a", "align_b")}
+    return {"copy": "cp_async", "cluster": Cluster(1, 1), **aligns}
+
+
+def _wgmma(source: random.Random) -> Request:
+    one_of = source.choice
+    m, n, k = (
+        one_of(TILE_M),
+        one_of([8 * source.randint(1, 32), one_of([64, 128, 160, 192, 256])]),
+        one_of([32, 64, 64, 128]),
+    )
+    cooperation, consumers = one_of(consumers_of(m))
+    dtype, acc = one_of([("f16", "f32"), ("f16", "f32"), ("bf16", "f32"), ("f16", "f16")])
+    swap_ab, schedule = source.random() < 0.25, one_of(SCHEDULES)
+    dtype_d = one_of([dtype, dtype, "f32"])
+    store = one_of(["tma", "tma", "direct"])
+    return {
+        "arch": "sm_90a",
+        "mma": "wgmma",
+        "cta_tile": Tile(n, m, k) if swap_ab else Tile(m, n, k),
+        "swap_ab": swap_ab,
+        "cooperation": cooperation,
+        "consumers": consumers,
+        "ctas_per_sm": one_of([1, 1, 1, 1, 2]),
+        "dtype_a": dtype,
+        "acc": acc,
+        "dtype_d": dtype_d,
+        "layout": one_of(["tn", "nn", "nt", "tt"]),
+        "cluster": one_of([Cluster(1, 1), Cluster(1, 1), Cluster(2, 1), Cluster(1, 2), Cluster(2, 2)]),
+        "raster": one_of([Raster("row"), Raster("column"), Raster("group", 8), Raster(LAUNCH), Raster(LAUNCH)]),
+        "schedule": parse_field("schedule", schedule),
+        "beta": one_of([True, False]),
+        "bias": one_of(["none", "none", "row", "column", LAUNCH]),
+        "activation": one_of(["none", "none", "none", "relu", "gelu", "silu"]),
+        "store": store,
+        "align_d": one_of([8, 2, 1]) if store == "direct" else 16 // DTYPE_BYTES[dtype_d],
+        **(_copied_wgmma(source) if source.random() < 0.15 else {}),
+    }
+
+
 def measure(plan: Plan) -> dict:
     """Compile the kernel of a plan. Return the registers and spills of ptxas, and the estimate."""
     templates = templates_folder()
@@ -147,7 +205,6 @@ def measure(plan: Plan) -> dict:
     return {
         "symbol": kernel.symbol,
         "accumulators": plan.accumulator_registers,
-        "fragments": plan.fragment_registers,
         "estimate": plan.needed_registers,
         "limit": plan.max_registers,
         "used": report.registers,
@@ -155,12 +212,26 @@ def measure(plan: Plan) -> dict:
     }
 
 
-def sample(seed: int, seconds: float, register_copy: bool) -> list[dict]:
+REGISTER_DRAWS: dict[str, Callable[[random.Random], Plan]] = {
+    "mma.sync": draw,
+    "register_copy": partial(draw, register_copy=True),
+    "mma.sync_tma": draw_tma,
+    "wgmma": draw_large_wgmma,
+}
+"""How to draw a plan that breaks no rule, except maybe that of registers."""
+
+
+def near_limit(plan: Plan) -> bool:
+    return plan.max_registers - plan.needed_registers in NEAR
+
+
+def sample(seed: int, seconds: float, family: str) -> list[dict]:
     """Measure random plans until the time is up: some evenly drawn, some near the limit."""
     source, rows, end = random.Random(seed), [], time.monotonic() + seconds
+    plans = iter(partial(REGISTER_DRAWS[family], source), None)
     while time.monotonic() < end:
         for name in SAMPLES:
-            plan = (draw if name == "even" else draw_near)(source, register_copy)
+            plan = next(plans if name == "even" else filter(near_limit, plans))
             rows.append({"sample": name, **measure(plan)})
     return rows
 
@@ -325,18 +396,18 @@ def prove_command(family: str, seed: int, count: int, jobs: int, json_path: Path
 @click.option("--seconds", type=float, default=300, show_default=True, help="Time for each process.")
 @click.option("--processes", type=int, default=2, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--register-copy", is_flag=True, help="Draw kernels that copy through registers.")
-def registers_command(seconds: float, processes: int, seed: int, register_copy: bool) -> None:
+@click.option("--family", type=click.Choice([*REGISTER_DRAWS]), default="mma.sync", show_default=True)
+def registers_command(seconds: float, processes: int, seed: int, family: str) -> None:
     """Compile random specs, and compare their registers with the estimate.
 
-    Writes a row per kernel to benchmarks/registers.json and the counts to benchmarks/confusion.json; with --register-copy to
-    registers_register_copy.json and confusion_register_copy.json.
+    Writes a row per kernel to benchmarks/registers.json and the counts to benchmarks/confusion.json; of other families, with
+    their name, as in confusion_wgmma.json.
     """
     with ProcessPoolExecutor(processes) as pool:
         seeds = [seed * 1000 + process for process in range(processes)]
-        parts = pool.map(sample, seeds, *([value] * len(seeds) for value in (seconds, register_copy)))
+        parts = pool.map(sample, seeds, *([value] * len(seeds) for value in (seconds, family)))
         rows = [row for part in parts for row in part]
-    suffix = "_register_copy" if register_copy else ""
+    suffix = "" if family == "mma.sync" else f"_{family.replace('.', '_')}"
     lines = ",\n".join(json.dumps(row) for row in rows)
     (FOLDER / f"registers{suffix}.json").write_text(f"[\n{lines}\n]\n")
     table = {

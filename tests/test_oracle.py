@@ -136,10 +136,6 @@ def test_what_is_accepted_is_sound(sample: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    reason="the estimate rejects too much: 11 of these 20 kernels would not spill; fit it again, then remove this mark",
-)
 def test_what_is_rejected_for_its_registers_spills() -> None:
     """At least half of it does: the estimate keeps a margin."""
     spill = ["registers spill" in "; ".join(faults(made)) for made in build(drawn(True, REJECTED))]

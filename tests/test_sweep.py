@@ -136,7 +136,7 @@ def test_nothing_legal_is_refused_with_the_rules(texts: dict[str, str], told: st
         ({"arch": "sm_89", "tile": "256x256x64", "stages": "4"}, "Try --tile 256x128x64 --stages 2."),
         (
             {"arch": "sm_90a", "mma": "wgmma", "align_a": "1", "stages": "40"},
-            "Try --mma m16n8k16 --stages 2 and leave the other fields open.",
+            "Try --mma m16n8k16 --stages 4 and leave the other fields open.",
         ),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value.values()),

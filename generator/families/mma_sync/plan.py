@@ -12,7 +12,7 @@ from generator.families.base import Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.layouts import ASYNC_BYTES, VECTOR_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES, WMMA, Cluster
-from hgemm.problem import LONG_ACTIVATIONS
+from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
 
 NAME = "mma_sync"
 
@@ -212,7 +212,11 @@ class MmaSyncPlan(Plan):
     @property
     def fragment_registers(self) -> int:
         """Fragments of A and B for a k-block, times the fragment stages."""
-        return (self.spec.warp_tile.m // 4 + self.spec.warp_tile.n // 4) * self.spec.fragment_stages
+        return self.fragment_registers_per_stage * self.spec.fragment_stages
+
+    @property
+    def fragment_registers_per_stage(self) -> int:
+        return self.spec.warp_tile.m // 4 + self.spec.warp_tile.n // 4
 
     @property
     def fragment_rows(self) -> int:
@@ -225,7 +229,15 @@ class MmaSyncPlan(Plan):
 
     @property
     def needed_registers(self) -> int:
-        return int(max(_mainloop_registers(self), _epilogue_registers(self)))
+        if self.register_copy:
+            terms = RegisterCopyTerms()
+            return int(max(_register_copy_mainloop(self, terms), _register_copy_epilogue(self, terms)))
+        return math.ceil(max(_mainloop_registers(self), _epilogue_registers(self)))
+
+    @property
+    def adds_halves_as_floats(self) -> bool:
+        """Whether f16 accumulators become floats, because CTAs may add them up in a workspace."""
+        return self.spec.schedule.in_workspace and self.spec.acc == "f16"
 
     @property
     def max_registers(self) -> int:
@@ -345,109 +357,147 @@ def planned_spacing(plan: MmaSyncPlan) -> int:
 
 # ==== Registers of a thread: an estimate from above ====
 #
-# The larger of what the mainloop and the epilogue need. ptxas reorders and recomputes, so no sum is exact: a third of the kernels
-# whose estimate is above the limit would not spill.
-# Source: benchmarks/registers.json (benchmarks/random_specs.py). tests/test_oracle.py samples both sides.
+# The larger of what the mainloop and the epilogue need. Fitted to the fewest registers with which ptxas 13.0 compiles random
+# kernels without a spill. ptxas reorders and recomputes, so no sum is exact.
+# Source: docs/performance-notes.md, "Registers and spills". tests/test_oracle.py samples both sides.
 
-BASE = 26
+BASE = 27
 """Pointers, loop state, temporaries, and a margin."""
 
-FRAGMENT = 1.05
-FRAGMENT_AHEAD = 0.5
+FRAGMENT = 0.96
+FRAGMENT_AHEAD = 0.41
 """Per register of the second fragment stage, whose reads ptxas delays."""
 
-COPY_PASS = 0.7
+COPY_PASS = 0.2
 MAX_PASSES = 40
 """Passes beyond this number cost no more registers."""
 
-COPY_ADDRESS = 1.6
-ODD_COPY_ADDRESS = 3.5
-"""Per address in a stage that is not at a constant distance from another one; in addition, if rows are no power of two."""
+COPY_ADDRESS = 0.9
+"""Per address in a stage that is not at a constant distance from another one."""
 
-PERSISTENT = 17
-PERSISTENT_BY_ALIGN_BYTES = {2: 14, 4: 10, 8: 0, 16: 0}
-"""In addition, per operand."""
+NARROW_COPY_BYTES, NARROW_COPY = 4, 4
+"""In addition, per operand that is copied by so many bytes or fewer."""
 
-SPLIT_K = 6
-PROMOTED = -12
-"""Half accumulators are free between k-tiles, when much else is alive."""
+PERSISTENT = 14
+PROMOTED = -0.12
+"""Per accumulator register: halves are free between k-tiles, when much else is alive."""
 
-ONE_K_BLOCK, FOUR_K_BLOCKS = -14, 15
-CHANGING_FRAGMENTS = 15
-"""Two fragment stages swap after each k-tile with an odd number of k-blocks."""
+FLOAT_REDUCTION = 0.27
+"""In addition, per accumulator register: reductions of halves add floats."""
 
-MMA_K8 = 5
-MN_MAJOR = 7
+ONE_K_BLOCK, FOUR_K_BLOCKS_AHEAD = -9, 16
+MN_MAJOR = 2
 BY_ELEMENT = 8
 """In addition, per operand that lanes load by the element: each of 8 neighbours has its own address."""
 
-FLOAT_OUTPUT = 6
+FLOAT_OUTPUT, BIAS = 1, 1.5
 
-REGISTER_COPY = 2
-"""In addition to the registers that hold a k-tile's chunks. Without a swizzle their addresses are at constant distances."""
-
-FROM_SM100 = -5
-"""More addresses are in uniform registers."""
-
-EPILOGUE = 48
+EPILOGUE = 30
 """In addition to the accumulators."""
 
-ACTIVATION = 12
-"""In addition, for long activations."""
-
-RELAXED_LIMIT = 200
-"""Below this limit ptxas recomputes addresses that it keeps in registers above it."""
+TIGHT_LIMIT, ROOM = 40, 0.078
+"""Per register that the limit is higher: ptxas recomputes fewer addresses, and spills a little earlier."""
 
 
 def _epilogue_registers(plan: MmaSyncPlan) -> float:
-    in_floats = plan.spec.schedule.in_workspace and plan.spec.acc == "f16"  # reductions add floats
-    accumulators = plan.accumulator_registers * (2 if in_floats else 1)
-    return accumulators + EPILOGUE + ACTIVATION * (plan.spec.activation in LONG_ACTIVATIONS)
+    return plan.accumulator_registers * (1 + FLOAT_REDUCTION * plan.adds_halves_as_floats) + EPILOGUE
 
 
 def _mainloop_registers(plan: MmaSyncPlan) -> float:
     spec = plan.spec
-    k_blocks = plan.k_blocks
-    ahead = spec.fragment_stages > 1
-    persistent = spec.schedule.kind == "persistent" or plan.streams
     sized = [(tile, tile.chunk * tile.element_bytes) for tile in (plan.a, plan.b)]
-    apart = [chunk >= ASYNC_BYTES and not (plan.register_copy and tile.smem.kind != "xor") for tile, chunk in sized]
-    copies = [(copy_passes(tile), _addresses(tile) if differ else 0) for (tile, _), differ in zip(sized, apart)]
-    recomputable = (
-        min(sum(passes for passes, _ in copies), MAX_PASSES) * COPY_PASS,
-        sum(addresses for _, addresses in copies) * (COPY_ADDRESS + ODD_COPY_ADDRESS * (k_blocks == 3)),
-        persistent * (PERSISTENT + sum(PERSISTENT_BY_ALIGN_BYTES.get(chunk, 0) for _, chunk in sized)),
-        spec.schedule.in_workspace * SPLIT_K,
-        (k_blocks == 4) * FOUR_K_BLOCKS,
-        (ahead and k_blocks == 3) * CHANGING_FRAGMENTS,
-        ((not plan.a.k_major) + (not plan.b.k_major)) * MN_MAJOR,
-        ((not plan.a.by_ldmatrix) + (not plan.b.by_ldmatrix)) * BY_ELEMENT,
-    )
+    addresses = sum(_addresses(tile) for tile, size in sized if size >= ASYNC_BYTES)
+    accumulators = plan.accumulator_registers
     terms = (
         BASE,
-        plan.accumulator_registers,
-        plan.accumulator_registers / 2 * (spec.schedule.in_workspace and spec.acc == "f16"),  # reductions add floats
-        _fragments_and_copies(plan),
-        sum(recomputable) * min(1.0, plan.max_registers / RELAXED_LIMIT),
-        (spec.acc == "f16_promoted") * PROMOTED,
-        (k_blocks == 1) * ONE_K_BLOCK,
-        (plan.mma_k == 8) * MMA_K8,
-        (spec.dtype_d == "f32") * FLOAT_OUTPUT,
-        (ARCHS[spec.arch].number >= 100) * FROM_SM100,
+        accumulators,
+        accumulators * PROMOTED * (spec.acc == "f16_promoted"),
+        accumulators * FLOAT_REDUCTION * plan.adds_halves_as_floats,
+        plan.fragment_registers_per_stage * (FRAGMENT + FRAGMENT_AHEAD * (spec.fragment_stages > 1)),
+        min(stores_per_k_tile(plan), MAX_PASSES) * COPY_PASS,
+        addresses * COPY_ADDRESS,
+        NARROW_COPY * sum(size <= NARROW_COPY_BYTES for _, size in sized),
+        PERSISTENT * (plan.streams or spec.schedule.kind in ("persistent", LAUNCH)),
+        ONE_K_BLOCK * (plan.k_blocks == 1),
+        FOUR_K_BLOCKS_AHEAD * (plan.k_blocks == 4 and spec.fragment_stages > 1),
+        MN_MAJOR * ((not plan.a.k_major) + (not plan.b.k_major)),
+        BY_ELEMENT * ((not plan.a.by_ldmatrix) + (not plan.b.by_ldmatrix)),
+        FLOAT_OUTPUT * (spec.dtype_d == "f32"),
+        BIAS * (spec.bias != "none"),
+        ROOM * max(0, plan.max_registers - TIGHT_LIMIT),
     )
     return sum(terms)
 
 
-def _fragments_and_copies(plan: MmaSyncPlan) -> float:
-    """Return the registers of fragments and of a k-tile's chunks. Without prefetch they are not alive at the same time."""
-    spec = plan.spec
-    fragments = (spec.warp_tile.m // 4 + spec.warp_tile.n // 4) * (
-        FRAGMENT + FRAGMENT_AHEAD * (spec.fragment_stages > 1)
+# ---- Copies through registers: a fit of their own, with a larger margin ---------------------------------------------
+#
+# Their default tiles are near the limit, and were measured. Source: benchmarks/registers_register_copy.json.
+
+
+@dataclass(frozen=True)
+class RegisterCopyTerms:
+    """Registers that each property of a kernel takes if its copies go through registers."""
+
+    base: int = 26
+    fragment: float = 1.05
+    fragment_ahead: float = 0.5
+    chunks: int = 2  # in addition to the registers that hold them
+    copy_pass: float = 0.7
+    address: float = 1.6
+    address_of_three_k_blocks: float = 3.5  # in addition
+    persistent: int = 17
+    persistent_of_2_bytes: int = 14  # in addition, per operand that is copied by so many bytes
+    persistent_of_4_bytes: int = 10
+    in_workspace: int = 6
+    float_reduction: float = 0.5  # per accumulator register of halves
+    promoted: int = -12
+    one_k_block: int = -14
+    four_k_blocks: int = 15
+    three_k_blocks_ahead: int = 15  # the fragment stages swap after each k-tile
+    mma_k8: int = 5
+    mn_major: int = 7
+    by_element: int = BY_ELEMENT
+    float_output: int = 6
+    from_sm100: int = -5
+    epilogue: int = 48
+    long_activation: int = 12
+    relaxed_limit: int = 200  # below it ptxas recomputes what it keeps in registers above it
+
+
+def _register_copy_epilogue(plan: MmaSyncPlan, terms: RegisterCopyTerms) -> float:
+    accumulators = plan.accumulator_registers * (2 if plan.adds_halves_as_floats else 1)
+    return accumulators + terms.epilogue + terms.long_activation * (plan.spec.activation in LONG_ACTIVATIONS)
+
+
+def _register_copy_mainloop(plan: MmaSyncPlan, terms: RegisterCopyTerms) -> float:
+    spec, ahead = plan.spec, plan.spec.fragment_stages > 1
+    sized = [(tile, tile.chunk * tile.element_bytes) for tile in (plan.a, plan.b)]
+    addresses = sum(_addresses(tile) for tile, size in sized if size >= ASYNC_BYTES and tile.smem.kind == "xor")
+    narrow = {2: terms.persistent_of_2_bytes, 4: terms.persistent_of_4_bytes}
+    fragments = plan.fragment_registers_per_stage * (terms.fragment + terms.fragment_ahead * ahead)
+    copied = copy_registers(plan) + terms.chunks
+    persistent = plan.streams or spec.schedule.kind == "persistent"
+    recomputable = (
+        terms.copy_pass * min(stores_per_k_tile(plan), MAX_PASSES),
+        addresses * (terms.address + terms.address_of_three_k_blocks * (plan.k_blocks == 3)),
+        persistent * (terms.persistent + sum(narrow.get(size, 0) for _, size in sized)),
+        terms.in_workspace * spec.schedule.in_workspace,
+        terms.four_k_blocks * (plan.k_blocks == 4),
+        terms.three_k_blocks_ahead * (ahead and plan.k_blocks == 3),
+        terms.mn_major * ((not plan.a.k_major) + (not plan.b.k_major)),
+        terms.by_element * ((not plan.a.by_ldmatrix) + (not plan.b.by_ldmatrix)),
     )
-    if not plan.register_copy:
-        return fragments
-    copied = copy_registers(plan) + REGISTER_COPY
-    return fragments + copied if spec.prefetch else max(fragments, copied)
+    kept = (
+        terms.base,
+        plan.accumulator_registers * (1 + terms.float_reduction * plan.adds_halves_as_floats),
+        fragments + copied if spec.prefetch else max(fragments, copied),  # not alive at the same time
+        terms.promoted * (spec.acc == "f16_promoted"),
+        terms.one_k_block * (plan.k_blocks == 1),
+        terms.mma_k8 * (plan.mma_k == 8),
+        terms.float_output * (spec.dtype_d == "f32"),
+        terms.from_sm100 * (ARCHS[spec.arch].number >= 100),
+    )
+    return sum(kept) + sum(recomputable) * min(1.0, plan.max_registers / terms.relaxed_limit)
 
 
 def _addresses(tile: OperandTile) -> int:

@@ -28,9 +28,9 @@ BARRIER_BYTES, ANSWER_BYTES = 8, 4
 DIRECT_BYTES = 16
 """Placeholder for a warp's staged rows if threads store D from registers."""
 
-TEMPORARIES, PERSISTENT, CURVE, ONE_TILE = 22, 2, 12, -6
+TEMPORARIES, PERSISTENT, CURVE, ONE_TILE = 16, 2, 12, -6
 FRAGMENT, FRAGMENT_AHEAD = 1.05, 0.5
-EPILOGUE = 44
+EPILOGUE = 38
 """Registers of a consumer's thread in addition to its accumulators, in the terms of mma_sync/plan.py.
 
 Fitted to ptxas 13.0 for warp tiles 64x64, 128x64, 64x128, 96x64, 64x88 and smaller ones. One tile per CTA takes fewer if
