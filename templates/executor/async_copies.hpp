@@ -9,36 +9,55 @@ namespace hgemm::executor {
 
 void Machine::cp_async(Lane& lane, Operation& operation, SiteCost& cost) {
   auto* const to = static_cast<unsigned char*>(operation.to);
-  bool const readable = !operation.flag || check_global(lane, operation, operation.from, operation.bytes, false);
+  uint32_t const copied = operation.bytes - operation.number;
+  bool const readable = !operation.flag || check_copy_source(lane, operation, copied);
   if (!check_shared(lane, operation, operation.to, operation.bytes)) return;
   Access const me = {lane.copies_epoch, lane.cta->number, lane.cta->agent_of_copies(lane), costs_.site_index(operation)};
   record_shared(lane, operation, *lane.cta, to, operation.bytes, true, me);
-  Copy copy = {to, nullptr, operation.bytes, lane.groups_committed, me.epoch, 0, false, operation.site};
+  Copy copy = {to, nullptr, operation.bytes, operation.number, lane.groups_committed, me.epoch, 0, false, operation.site};
   if (operation.flag) {
     copy.fill = HGEMM_POISON;
     if (readable) {
       copy.from = operation.from;
-      record_global_read(lane, operation, operation.from, operation.bytes);
+      record_global_read(lane, operation, operation.from, copied);
     }
-    cost.bytes += operation.bytes;
+    cost.bytes += copied;
   }
   memset(to, HGEMM_POISON, operation.bytes);  // until the copy completes
   if (request_.timing == HGEMM_EARLY) complete_copy(copy);
   lane.copies.push_back(copy);
 }
 
+// The source of a copy that fills the rest with zeros is aligned like a whole one, but only its first bytes are read.
+bool Machine::check_copy_source(Lane const& lane, Operation const& operation, uint32_t copied) {
+  if (copied == operation.bytes) return check_global(lane, operation, operation.from, copied, false);
+  if (reinterpret_cast<uintptr_t>(operation.from) % operation.bytes) {
+    findings_.add("alignment", operation.site, [&] {
+      return text("%s: cp.async of %u bytes from address %p", describe(lane).c_str(), operation.bytes, operation.from);
+    });
+    return false;
+  }
+  auto const* const from = static_cast<unsigned char const*>(operation.from);
+  for (uint32_t at = 0; at < copied; ++at) {
+    if (!check_global(lane, operation, from + at, 1, false)) return false;
+  }
+  return true;
+}
+
 void Machine::complete_copy(Copy& copy) {
   if (copy.completed) return;
   copy.completed = true;
   if (copy.from) {
-    memcpy(copy.to, copy.from, copy.bytes);
+    memcpy(copy.to, copy.from, copy.bytes - copy.zeros);
+    memset(copy.to + (copy.bytes - copy.zeros), 0, copy.zeros);
   } else {
     memset(copy.to, copy.fill, copy.bytes);
   }
 }
 
-void Machine::cp_async_wait(Lane& lane, uint32_t pending) {
-  if (pending == 0) {  // cp.async.wait_all also waits for copies that were not committed
+// With `uncommitted` (cp.async.wait_all), also waits for copies that were not committed.
+void Machine::cp_async_wait(Lane& lane, uint32_t pending, bool uncommitted) {
+  if (pending == 0 && uncommitted) {
     ++lane.groups_committed;
     lane.knowledge.copies_completed = lane.copies_epoch++;
   }

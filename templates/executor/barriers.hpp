@@ -20,7 +20,53 @@ void Machine::elect_one(Warp& warp) {
   uint64_t const elected = request_.order == HGEMM_ANY_ORDER    ? request_.seed % 32
                            : request_.order == HGEMM_AHEAD_HIGH ? 31
                                                                 : 0;
-  for (uint64_t i = 0; i < 32; ++i) *static_cast<bool*>(warp.lanes[i].operation->to) = i == elected;
+  for (uint64_t i = 0; i < 32; ++i) {
+    Operation const& operation = *warp.lanes[i].operation;
+    *static_cast<bool*>(operation.to) = i == elected;
+    if (operation.second) *static_cast<uint32_t*>(const_cast<void*>(operation.second)) = uint32_t(elected);
+  }
+}
+
+void Machine::check_members(Warp const& warp, uint32_t members) {
+  if (members == ~0u) return;
+  findings_.add("divergence", warp.lanes[0].operation->site, [&] {
+    return text("%s: the mask of members is %08x: only whole warps are supported", describe(warp.lanes[0]).c_str(), members);
+  });
+}
+
+// Source: PTX ISA, shfl.sync. `clamp_and_mask`: bits 0 to 4 clamp the lane, bits 8 to 12 divide the warp into segments.
+void Machine::shuffle(Warp& warp) {
+  uint32_t values[32];
+  auto arguments = [&](int lane) {
+    return static_cast<ShuffleArguments*>(const_cast<void*>(warp.lanes[lane].operation->second));
+  };
+  for (int i = 0; i < 32; ++i) values[i] = arguments(i)->value;
+  for (int i = 0; i < 32; ++i) {
+    ShuffleArguments& its = *arguments(i);
+    check_members(warp, its.members);
+    int const by = int(its.by & 31), mask = int(its.clamp_and_mask >> 8 & 31), clamp = int(its.clamp_and_mask & 31);
+    int const most = (i & mask) | (clamp & ~mask), least = i & mask;
+    int from = i;
+    switch (its.mode) {
+      case Shuffle::up: from = i - by, its.in_range = from >= most; break;
+      case Shuffle::down: from = i + by, its.in_range = from <= most; break;
+      case Shuffle::butterfly: from = i ^ by, its.in_range = from <= most; break;
+      case Shuffle::index: from = least | (by & ~mask), its.in_range = from <= most; break;
+    }
+    *static_cast<uint32_t*>(warp.lanes[i].operation->to) = values[its.in_range ? from : i];
+  }
+}
+
+void Machine::vote(Warp& warp) {
+  uint32_t lanes = 0;
+  auto arguments = [&](int lane) {
+    return static_cast<VoteArguments*>(const_cast<void*>(warp.lanes[lane].operation->second));
+  };
+  for (int i = 0; i < 32; ++i) lanes |= uint32_t(arguments(i)->predicate) << i;
+  for (int i = 0; i < 32; ++i) {
+    check_members(warp, arguments(i)->members);
+    arguments(i)->lanes = lanes;
+  }
 }
 
 // ---- Barriers of a CTA ---------------------------------------------------------------------------------------------
@@ -82,7 +128,7 @@ void Machine::cluster_arrive(Warp& warp) {
       findings_.add("cluster", lane.operation->site,
                     [&] { return describe(lane) + " arrives at the cluster barrier twice"; });
     }
-    cluster.gathered.add(lane.knowledge);
+    if (lane.operation->flag) cluster.gathered.add(lane.knowledge);  // otherwise .relaxed
     ++lane.knowledge.epoch;
     lane.cluster_phase = cluster.phase + 1;
   }

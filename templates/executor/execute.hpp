@@ -47,7 +47,7 @@ void Machine::execute_lane(Lane& lane, Operation& operation, SiteCost& cost) {
       ++lane.groups_committed;
       ++lane.copies_epoch;
       break;
-    case Kind::cp_async_wait: cp_async_wait(lane, operation.number); break;
+    case Kind::cp_async_wait: cp_async_wait(lane, operation.number, operation.flag); break;
     case Kind::mbarrier_init: mbarrier_init(lane, operation); break;
     case Kind::mbarrier_init_fence: mbarrier_init_fence(lane); break;
     case Kind::mbarrier_arrive: mbarrier_arrive(lane, operation); break;
@@ -69,13 +69,15 @@ void Machine::execute_warp(Warp& warp, Operation const& first, SiteCost& cost) {
   switch (first.kind) {
     case Kind::warp_barrier: warp_barrier(warp); break;
     case Kind::elect_one: elect_one(warp); break;
+    case Kind::shuffle: shuffle(warp); break;
+    case Kind::vote: vote(warp); break;
     case Kind::cluster_arrive: cluster_arrive(warp); break;
     case Kind::cluster_wait: cluster_wait(warp); break;
     case Kind::ldmatrix: ldmatrix(warp, int(first.number), cost); break;
     case Kind::stmatrix: stmatrix(warp, cost); break;
     case Kind::wmma_load: wmma_load(warp, cost); break;
     case Kind::mma: mma(warp); break;
-    case Kind::wgmma_fence: warp.wgmma_fenced = true; break;
+    case Kind::wgmma_fence: wgmma_fence(warp); break;
     case Kind::wgmma: wgmma(warp, cost); break;
     case Kind::wgmma_commit:
       ++warp.wgmma_committed;

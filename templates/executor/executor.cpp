@@ -11,6 +11,7 @@
 #include <executor/barriers.hpp>
 #include <executor/wgmma.hpp>
 #include <executor/execute.hpp>
+#include <executor/ptx_operations.hpp>
 
 namespace hgemm::executor {
 

@@ -10,6 +10,7 @@ namespace hgemm::executor {
 inline Machine* machine = nullptr;
 Place const* place = nullptr;
 uint32_t grid[3];
+uint32_t cta_threads, cluster_ctas;
 
 // Memory that is reused by the next launch, because fresh pages cost more time than most launches.
 class Pages {
@@ -54,6 +55,8 @@ Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
   for (uint32_t number = ctas / cluster_ctas_; number-- > 0;) waiting_clusters_.push_back(number);
   if (!request_.registers) request_.registers = std::min(65536 / request.threads / 8 * 8, 248u);
   memcpy(grid, request.grid, sizeof grid);
+  cta_threads = request.threads;
+  hgemm::executor::cluster_ctas = cluster_ctas_;
   machine = this;
 }
 
@@ -162,6 +165,10 @@ void Machine::finish(Cluster& cluster) {
 // ---- Fibers --------------------------------------------------------------------------------------------------------
 
 void perform(Operation& operation) { machine->wait_for(operation, __builtin_return_address(0)); }
+
+void perform_in_order(Operation& operation) {
+  machine->wait_for(operation, reinterpret_cast<void const*>(uintptr_t(operation.site.line)));
+}
 
 void Machine::fiber_main() {
   begin_fiber(machine->scheduler_);

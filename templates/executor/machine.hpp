@@ -31,6 +31,9 @@ class Machine {
   // Suspends the current fiber until `operation` has been executed.
   void wait_for(Operation& operation, void const* program_counter);
 
+  // Reports that the running thread accesses a register that a wgmma in flight writes.
+  void report_register(Site site, char const* name);
+
  private:
   static constexpr uint32_t default_resident_ctas = 64;  // if the request does not set it
   static constexpr size_t max_cached_threads = 8192;     // memory of up to this many threads is kept for the next launch
@@ -83,6 +86,9 @@ class Machine {
   // ---- Barriers of warps, CTAs and clusters; setmaxnreg: barriers.hpp ----
   void warp_barrier(Warp& warp);
   void elect_one(Warp& warp);
+  void shuffle(Warp& warp);
+  void vote(Warp& warp);
+  void check_members(Warp const& warp, uint32_t members);
   void arrive_at_barrier(Warp& warp, uint32_t lanes);
   void release_barrier(Cta& cta, Barrier& barrier);
   void cluster_arrive(Warp& warp);
@@ -101,8 +107,9 @@ class Machine {
 
   // ---- cp.async: async_copies.hpp ----
   void cp_async(Lane& lane, Operation& operation, SiteCost& cost);
+  bool check_copy_source(Lane const& lane, Operation const& operation, uint32_t copied);
   static void complete_copy(Copy& copy);
-  void cp_async_wait(Lane& lane, uint32_t pending);
+  void cp_async_wait(Lane& lane, uint32_t pending, bool uncommitted);
   void mbarrier_arrive_after_copies(Lane& lane, Operation const& operation);
   void complete_arrival(size_t arrival);
 
@@ -121,7 +128,11 @@ class Machine {
 
   // ---- wgmma: wgmma.hpp ----
   void wgmma(Warp& warp, SiteCost& cost);
+  static void wgmma_fence(Warp& warp);
   void take_accumulators(Warp& warp, Wgmma& op, int quarter);
+  void take_listed_accumulators(Warp& warp, Wgmma& op, int quarter);
+  static void return_accumulators(Wgmma const& op, int quarter, Accumulators const& accumulators);
+  void check_fenced(Warp const& warp);
   bool check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* cost);
   void compute_wgmma(Warp& warp, Wgmma& op, int quarter);
   void compute_some_wgmma(Warpgroup& group, Cta& cta);
@@ -166,6 +177,7 @@ class Machine {
   uint64_t steps_ = 0, random_state_ = 1;
   uint64_t mma_counts_[2] = {};  // m16n8k16, m16n8k8
   uint64_t tf32_mma_count_ = 0;  // m16n8k8
+  uint32_t listed_accumulators_ = 0;  // number of sets of accumulators of PTX so far
   bool stopped_ = false;
 
   Fiber scheduler_;

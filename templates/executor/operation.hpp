@@ -39,6 +39,8 @@ enum class Kind : uint8_t {
   barrier_arrive,
   warp_barrier,
   elect_one,
+  shuffle,
+  vote,
   cluster_arrive,
   cluster_wait,
   ldmatrix,
@@ -69,29 +71,60 @@ struct WgmmaArguments {
   uint32_t n;
   bool a_k_major, b_k_major;
   bool accumulate;
+  uint16_t const* list = nullptr;  // PTX: the accumulators, as indices of WgmmaRegisters; otherwise they are contiguous
+};
+
+// PTX: the registers of a thread that may hold accumulators of wgmma. A copy of a register copies its token.
+struct WgmmaRegisters {
+  static constexpr uint64_t accessed = 1;  // since the last wgmma fence
+
+  uint32_t* values;
+  // 0, `accessed`, or that a wgmma in flight writes the register: 32 bits that number the accumulators, 24 bits that count
+  // their wgmmas, 8 bits for the index of the accumulator
+  uint64_t* tokens;
+  uint32_t count;
+};
+
+// shfl.sync: how the lane to read from follows from the operand.
+enum class Shuffle : uint8_t { up, down, butterfly, index };
+struct ShuffleArguments {
+  uint32_t value, by, clamp_and_mask, members;
+  Shuffle mode;
+  bool in_range;  // out: the predicate
+};
+// vote.sync: out: the lanes whose predicate is true.
+struct VoteArguments {
+  bool predicate;
+  uint32_t members, lanes;
 };
 
 struct Operation {
   Kind kind;
   Space space = Space::global;
-  // cp_async: copy (true) or fill with zeros; ldmatrix, stmatrix, wmma_load: transpose; setmaxnreg: increase; mma of depth 8:
-  // two instructions
+  // cp_async: copy (true) or fill with zeros; cp_async_wait for all groups: also for copies that are in none; ldmatrix, stmatrix,
+  // wmma_load: transpose; setmaxnreg: increase; mma of depth 8: two instructions
   bool flag = true;
   Element in = Element::f16;   // mma, wgmma: type of a and b
   Element acc = Element::f32;  // mma, wgmma: type of d
   uint32_t bytes = 0;          // bytes that a lane accesses; mbarrier_arrive: bytes to expect
-  // group waits: groups that may stay pending; mbarrier_wait: parity; barriers: index; mbarrier_init: arrival count;
+  // cp_async: zeros at the end; group waits: groups that may stay pending; mbarrier_wait: parity; barriers: index;
+  // mbarrier_init: arrival count;
   // ldmatrix, stmatrix: matrices; wmma_load: pitch; mma: depth; setmaxnreg: registers
   uint32_t number = 0;
   uint32_t threads = 0;          // barriers: participants, 0 for the whole CTA; mbarrier_arrive, load: 1 + rank of a CTA, or 0
-  void* to = nullptr;            // memory to write, or the mbarrier; mma, wgmma: d; ldmatrix, wmma_load: registers
+  // memory to write, or the mbarrier; mma, wgmma: d; ldmatrix, wmma_load, shuffle: registers; other wgmma operations of PTX:
+  // WgmmaRegisters
+  void* to = nullptr;
   void const* from = nullptr;    // memory to read; mma: a; stmatrix: registers
-  void const* second = nullptr;  // mma: b; wmma_load: first element of the fragment; TmaArguments; WgmmaArguments
+  // mma: b; wmma_load: first element of the fragment; elect_one: gets the elected lane; or further arguments
+  void const* second = nullptr;
   Site site;
 };
 
 // Suspends the calling kernel thread until the executor has executed `operation`.
 void perform(Operation& operation);
+// The same for code whose lines are in the order of its instructions, such as PTX.
+void perform_in_order(Operation& operation);
 
 // The position of the running kernel thread in its launch.
 struct Place {
@@ -102,6 +135,7 @@ struct Place {
 };
 extern Place const* place;
 extern uint32_t grid[3];
+extern uint32_t cta_threads, cluster_ctas;
 
 // The shared memory of each CTA begins at a multiple of this, so that address % shared_window is the offset in shared memory.
 constexpr uint32_t shared_window = 256 << 10;

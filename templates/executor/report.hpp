@@ -89,7 +89,7 @@ inline char const* name_of(Kind kind) {
       "mbarrier_init", "mbarrier_init_fence", "mbarrier_arrive", "mbarrier_arrive_after_copies", "mbarrier_wait",
       "tma_prefetch", "tma_load", "tma_store", "tma_store_commit", "tma_store_wait_read", "async_proxy_fence",
       "next_launch_may_begin", "await_previous_launches",
-      "barrier_sync", "barrier_arrive", "warp_barrier", "elect_one", "cluster_arrive", "cluster_wait",
+      "barrier_sync", "barrier_arrive", "warp_barrier", "elect_one", "shuffle", "vote", "cluster_arrive", "cluster_wait",
       "ldmatrix", "stmatrix", "wmma_load", "mma", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "setmaxnreg"};
   static_assert(sizeof(names) / sizeof(names[0]) == size_t(Kind::count), "a name for each kind");
   return names[size_t(kind)];

@@ -20,7 +20,7 @@ struct Lane;
 struct Copy {
   unsigned char* to;
   void const* from;  // null: fill with zeros, or with poison if the source was invalid
-  uint32_t bytes;
+  uint32_t bytes, zeros;  // the last `zeros` of `bytes` are filled with zeros
   uint32_t group, epoch;
   unsigned char fill;  // if from is null
   bool completed;
@@ -127,7 +127,8 @@ struct BoxLoad {
 struct Wgmma {
   WgmmaArguments arguments;
   Element in, acc;
-  void* d[4][32] = {};  // accumulators, by warp and lane
+  void* d[4][32] = {};  // accumulators, or the WgmmaRegisters with them, by warp and lane
+  void* key[4] = {};    // of the accumulators of a warp
   bool issued[4] = {}, done[4] = {}, valid[4] = {};
   uint32_t group[4] = {};
   Ref<Clock> reader;  // what the first warp knew when its read of B was checked
@@ -136,13 +137,14 @@ struct Wgmma {
 // The accumulators of wgmmas in flight. The caller's registers hold poison meanwhile.
 struct Accumulators {
   std::vector<uint32_t> registers;
-  uint32_t users = 0;  // wgmmas in flight
+  uint32_t users = 0;    // wgmmas in flight
+  uint32_t version = 0;  // number of wgmmas so far
 };
 
 struct Warpgroup {
   std::vector<Wgmma> in_flight;                   // that some warp has not waited for
   uint32_t first = 0;                             // number of the first of them
-  std::map<void*, Accumulators> accumulators[4];  // by warp and the address of the caller's registers
+  std::map<void*, Accumulators> accumulators[4];  // by warp and key: the address of the caller's registers, or a number
   uint16_t agent = no_agent;                      // of its reads; epochs count groups from 1
 };
 

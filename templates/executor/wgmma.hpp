@@ -68,7 +68,7 @@ void Machine::wgmma(Warp& warp, SiteCost& cost) {
     Operation const& operation = *warp.lanes[i].operation;
     WgmmaArguments const& its = wgmma_arguments(operation);
     same &= its.a == op.arguments.a && its.b == op.arguments.b && its.n == op.arguments.n &&
-            its.accumulate == op.arguments.accumulate;
+            its.accumulate == op.arguments.accumulate && its.list == op.arguments.list;
     op.d[quarter][i] = operation.to;
   }
   if (!same) {
@@ -94,22 +94,109 @@ void Machine::wgmma(Warp& warp, SiteCost& cost) {
   if (request_.timing == HGEMM_EARLY) compute_wgmma(warp, op, quarter);
 }
 
+void Machine::wgmma_fence(Warp& warp) {
+  warp.wgmma_fenced = true;
+  for (int i = 0; i < 32; ++i) {
+    auto* const registers = static_cast<WgmmaRegisters*>(warp.lanes[i].operation->to);
+    for (uint32_t j = 0; registers && j < registers->count; ++j) {
+      if (registers->tokens[j] == WgmmaRegisters::accessed) registers->tokens[j] = 0;
+    }
+  }
+}
+
+void Machine::check_fenced(Warp const& warp) {
+  if (warp.wgmma_fenced) return;
+  findings_.add("wgmma", warp.lanes[0].operation->site, [&] {
+    return describe(warp.lanes[0]) + ": no wgmma fence since the accumulators were last in registers";
+  });
+}
+
 // Moves the accumulators out of the caller's registers, unless an earlier wgmma in flight has done so.
 void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
-  auto& all = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter];
-  Accumulators& accumulators = all[op.d[quarter][0]];
-  if (accumulators.users++) return;
-  if (!warp.wgmma_fenced) {
-    findings_.add("wgmma", warp.lanes[0].operation->site, [&] {
-      return describe(warp.lanes[0]) + ": no wgmma fence since the accumulators were last in registers";
-    });
+  if (op.arguments.list) {
+    take_listed_accumulators(warp, op, quarter);
+    return;
   }
+  auto& all = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter];
+  op.key[quarter] = op.d[quarter][0];
+  Accumulators& accumulators = all[op.key[quarter]];
+  if (accumulators.users++) return;
+  check_fenced(warp);
   uint32_t const count = registers_of(op);
   accumulators.registers.resize(count * 32);
   for (int i = 0; i < 32; ++i) {
     memcpy(&accumulators.registers[size_t(i) * count], op.d[quarter][i], count * 4);
     memset(op.d[quarter][i], HGEMM_POISON, count * 4);
   }
+}
+
+// The same for registers of PTX. The registers must all be ready, or all hold the accumulators of one earlier wgmma in flight,
+// in the same order. Compilers copy registers between wgmmas in flight, but ptxas gives such copies the same register.
+void Machine::take_listed_accumulators(Warp& warp, Wgmma& op, int quarter) {
+  auto& all = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter];
+  uint16_t const* const list = op.arguments.list;
+  auto file = [&](int lane) -> WgmmaRegisters& { return *static_cast<WgmmaRegisters*>(op.d[quarter][lane]); };
+  uint64_t const found = file(0).tokens[list[0]] >> 32, number = found ? found : ++listed_accumulators_;
+  op.key[quarter] = reinterpret_cast<void*>(uintptr_t(number));
+  Accumulators& accumulators = all[op.key[quarter]];
+  bool const first = accumulators.users++ == 0;
+  uint32_t const count = registers_of(op);
+  if (first) check_fenced(warp);
+  bool mixed = !first && accumulators.registers.size() != count * 32, accessed = false;
+  if (accumulators.registers.size() < count * 32) accumulators.registers.resize(count * 32, ~0u);
+  uint64_t const before = number << 32 | uint64_t(accumulators.version) << 8;
+  uint64_t const after = number << 32 | uint64_t(++accumulators.version) << 8;
+  for (int i = 0; i < 32; ++i) {
+    for (uint32_t j = 0; j < count; ++j) {
+      uint64_t& token = file(i).tokens[list[j]];
+      uint32_t& value = file(i).values[list[j]];
+      if (first) {
+        accumulators.registers[size_t(i) * count + j] = value;
+        accessed |= token == WgmmaRegisters::accessed;
+        mixed |= token > WgmmaRegisters::accessed;
+      } else {
+        mixed |= token != (before | j);
+      }
+      token = after | j;
+      value = ~0u;
+    }
+  }
+  if (accessed) {
+    findings_.add("wgmma", warp.lanes[0].operation->site, [&] {
+      return describe(warp.lanes[0]) + ": an accumulator was accessed after the last wgmma fence";
+    });
+  }
+  if (mixed) {
+    findings_.add("wgmma", warp.lanes[0].operation->site, [&] {
+      return describe(warp.lanes[0]) + ": an accumulator is that of another wgmma in flight, of another shape or order";
+    });
+  }
+}
+
+// Moves the accumulators back to the registers of one warp.
+void Machine::return_accumulators(Wgmma const& op, int quarter, Accumulators const& accumulators) {
+  size_t const count = registers_of(op);
+  for (size_t i = 0; i < 32; ++i) {
+    uint32_t const* const from = &accumulators.registers[i * count];
+    if (!op.arguments.list) {
+      memcpy(op.d[quarter][i], from, count * 4);
+      continue;
+    }
+    WgmmaRegisters& registers = *static_cast<WgmmaRegisters*>(op.d[quarter][i]);
+    for (uint32_t j = 0; j < registers.count; ++j) {
+      uint64_t& token = registers.tokens[j];
+      if (token >> 32 != reinterpret_cast<uintptr_t>(op.key[quarter])) continue;
+      if ((token >> 8 & 0xffffff) == accumulators.version) registers.values[j] = from[token & 0xff];
+      token = 0;
+    }
+  }
+}
+
+void Machine::report_register(Site site, char const* name) {
+  Lane const& lane = *queue_[queue_at_];
+  findings_.add("wgmma", site, [&] {
+    return text("%s accesses %s, which a wgmma in flight writes: wait for its group first", describe(lane).c_str(), name);
+  });
 }
 
 // Checks the reads of one warp: 16 rows of A, or all of B.
@@ -147,7 +234,7 @@ void Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter) {
   if (op.done[quarter]) return;
   op.done[quarter] = true;
   uint32_t const n = op.arguments.n, depth = depth_of(op), count = registers_of(op);
-  Accumulators& accumulators = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter].at(op.d[quarter][0]);
+  Accumulators& accumulators = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter].at(op.key[quarter]);
   if (!op.valid[quarter]) {
     std::fill(accumulators.registers.begin(), accumulators.registers.end(), ~0u);
     return;
@@ -199,10 +286,9 @@ void Machine::wgmma_wait(Warp& warp, uint32_t pending) {
     if (op.group[quarter] >= complete) break;
     for (int other = 0; other < 4; ++other) compute_wgmma(cta.warps[size_t(warp.index) / 4 * 4 + size_t(other)], op, other);
     ++warp.wgmma_retired;
-    auto const found = group.accumulators[quarter].find(op.d[quarter][0]);
+    auto const found = group.accumulators[quarter].find(op.key[quarter]);
     if (--found->second.users) continue;
-    size_t const count = registers_of(op);
-    for (size_t i = 0; i < 32; ++i) memcpy(op.d[quarter][i], &found->second.registers[i * count], count * 4);
+    return_accumulators(op, quarter, found->second);
     group.accumulators[quarter].erase(found);
     warp.wgmma_fenced = false;
   }

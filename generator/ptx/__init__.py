@@ -1,0 +1,1 @@
+"""Read PTX and translate it to C++ for the CPU executor."""

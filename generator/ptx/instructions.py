@@ -1,0 +1,837 @@
+"""What each PTX instruction does: one table of syntax, types, effects on memory, ordering, and C++.
+
+A row names its instructions by a pattern over opcode and modifiers. The first operands are results (`writes`), the others are
+read. `cpp` is an expression of the operands a, b, c in the type of the instruction, or a function that returns statements.
+Instructions that no row names are refused: nothing is skipped in silence.
+
+Source: PTX ISA 9.0, chapter "Instruction Set"; `isa` names the section of each row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from generator.ptx.parser import Address, Instruction, Number, Operand, Pair, PtxError, Register, Symbol, Vector
+from generator.ptx.writer import C_TYPES, Writer
+
+Statements = Iterable[str]
+Emit = Callable[[re.Match, Instruction, Writer], Statements]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The semantics of a group of instructions.
+
+    Fields: `memory` says which state spaces are read or written; `ordering` says what the instruction orders, as the executor
+        checks it; both are empty for arithmetic.
+    """
+
+    pattern: str
+    cpp: str | Emit
+    isa: str
+    writes: int = 1
+    result: str = ""
+    memory: str = ""
+    ordering: str = ""
+
+
+@cache
+def row_of(opcode: str) -> tuple[Row, re.Match]:
+    """Return the row of an opcode. Raises: PtxError if there is none."""
+    name = opcode.partition(".")[0]
+    for row, pattern in _compiled().get(name, ()):
+        match = pattern.fullmatch(opcode)
+        if match:
+            return row, match
+    raise PtxError(f"PTX instruction {opcode} is not supported")
+
+
+@cache
+def _compiled() -> dict[str, list[tuple[Row, re.Pattern]]]:
+    found: dict[str, list[tuple[Row, re.Pattern]]] = {}
+    for row in TABLE:
+        for name in re.match(r"\(\?:([\w|]+)\)|(\w+)", row.pattern).expand(r"\1\2").split("|"):
+            found.setdefault(name, []).append((row, re.compile(row.pattern)))
+    return found
+
+
+def statements(instruction: Instruction, writer: Writer) -> Statements:
+    """Return the C++ of one instruction, without its predicate. Raises: PtxError with its line."""
+    try:
+        row, match = row_of(instruction.opcode)
+        if not isinstance(row.cpp, str):
+            return row.cpp(match, instruction, writer)
+        return _expression(row, match, instruction, writer)
+    except PtxError as error:
+        raise PtxError(f"{error}, at line {instruction.line} of the PTX") from None
+    except (IndexError, ValueError, KeyError, AttributeError) as error:
+        raise PtxError(f"{instruction.opcode} has unknown operands, at line {instruction.line} of the PTX") from error
+
+
+_PLACE = re.compile(r"\{([abcde])(?::(\w+))?\}")
+
+
+def _expression(row: Row, match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    groups = match.groupdict()
+    kind = groups["t"]
+    line, operands = instruction.line, instruction.operands
+    target, *sources = operands
+
+    def read(place: re.Match) -> str:
+        return writer.read(sources["abcde".index(place[1])], place[2] or kind, line)
+
+    value = _PLACE.sub(read, row.cpp.replace("{T}", C_TYPES[kind]))
+    result = row.result or kind
+    if groups.get("sat"):
+        value = f"ptx::saturated({value})"
+    if groups.get("ftz") and result == "f32":
+        value = f"ptx::flush({value})"
+    return [writer.write(target, result, value, line)]
+
+
+# ==== Functions of rows ====
+
+
+def _wide(operator: str) -> Emit:
+    def emit(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+        kind, line = match["t"], instruction.line
+        wide = {"16": "32", "32": "64"}[kind[1:]]
+        target, *sources = instruction.operands
+        a, b = (f"{C_TYPES[kind[0] + wide]}({writer.read(one, kind, line)})" for one in sources[:2])
+        more = f" + {writer.read(sources[2], kind[0] + wide, line)}" if operator == "mad" else ""
+        return [writer.write(target, kind[0] + wide, f"{a} * {b}{more}", line)]
+
+    return emit
+
+
+_COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_JOINED = {"and": "&", "or": "|", "xor": "^"}
+
+
+def _compare(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    kind, how, line = match["t"], match["how"], instruction.line
+    target, left, right, *further = instruction.operands
+    a, b = writer.read(left, kind, line), writer.read(right, kind, line)
+    if how in ("num", "nan"):
+        found = f"({a} == {a} && {b} == {b})"
+        found = found if how == "num" else f"!{found}"
+    elif kind.startswith("f") and how == "ne":
+        found = f"({a} < {b} || {a} > {b})"
+    elif kind.startswith("f") and how == "neu":
+        found = f"!({a} == {b})"
+    elif kind.startswith("f") and how.endswith("u"):
+        found = f"!({a} {_COMPARED[{'lt': 'ge', 'le': 'gt', 'gt': 'le', 'ge': 'lt'}.get(how[:2], 'ne')]} {b})"
+        found = f"({a} == {b} || {a} != {a} || {b} != {b})" if how == "equ" else found
+    else:
+        found = f"({a} {_COMPARED[how]} {b})"
+    joined = f" {_JOINED[match['join']]} {writer.read(further[0], 'pred', line)}" if match["join"] else ""
+    if isinstance(target, Pair):
+        yield writer.write(target.second, "pred", f"!{found}{joined}", line)
+        target = target.first
+    yield writer.write(target, "pred", f"{found}{joined}", line)
+
+
+def _move(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    kind, line = match["t"], instruction.line
+    target, source = instruction.operands
+    if isinstance(source, Vector):
+        parts, width = source.parts, int(kind[1:]) // len(source.parts)
+        value = " | ".join(f"{C_TYPES[kind]}({writer.read(one, f'b{width}', line)}) << {width * i}" for i, one in enumerate(parts))
+        return [writer.write(target, kind, value, line)]
+    if isinstance(target, Vector):
+        width = int(kind[1:]) // len(target.parts)
+        whole = writer.read(source, kind, line)
+        parts = [writer.write(one, f"b{width}", f"whole >> {width * i}", line) for i, one in enumerate(target.parts)]
+        return ["{", f"  {C_TYPES[kind]} const whole = {whole};", *parts, "}"]
+    return [writer.move(target, source, kind, line)]
+
+
+_HALVES = ("f16", "bf16")
+
+
+def _convert(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    to, source, line = match["to"], match["t"], instruction.line
+    target, *sources = instruction.operands
+    rounding = match["rounding"] or ""
+    if to in ("f16x2", "bf16x2"):
+        high, low = (_rounded(writer.read(one, "f32", line), to[:-2], rounding) for one in sources)
+        return [writer.write(target, "b32", f"ptx::pair_of({low}, {high})", line)]
+    value = writer.read(sources[0], source, line)
+    if to in _HALVES and source == "f32":
+        return [writer.write(target, "b16", _rounded(value, to, rounding), line)]
+    if to == "tf32":
+        return [writer.write(target, "b32", f"ptx::rounded_tf32({value})", line)]
+    if source in _HALVES:
+        value, source = f"{'half' if source == 'f16' else 'bfloat'}_to_float({value})", "f32"
+    if to in _HALVES:
+        return [writer.write(target, "b16", _rounded(f"float({value})", to, rounding), line)]
+    if to[0] in "su" and source[0] == "f":
+        function = {"rni": "__builtin_rint", "rzi": "__builtin_trunc", "rmi": "__builtin_floor", "rpi": "__builtin_ceil"}
+        return [writer.write(target, to, f"ptx::integer_of<{C_TYPES[to]}>({function[rounding]}({value}))", line)]
+    if to == "f32" and rounding in ("rni", "rzi", "rmi", "rpi"):
+        function = {"rni": "__builtin_rintf", "rzi": "__builtin_truncf", "rmi": "__builtin_floorf", "rpi": "__builtin_ceilf"}
+        return [writer.write(target, to, f"{function[rounding]}({value})", line)]
+    return [writer.write(target, to, f"{C_TYPES[to]}({value})", line)]
+
+
+def _rounded(value: str, kind: str, rounding: str) -> str:
+    if rounding != "rn":
+        raise PtxError(f"cvt to {kind} with rounding {rounding or 'none'} is not supported")
+    return f"float_to_{'half' if kind == 'f16' else 'bfloat'}({value})"
+
+
+def _to_generic(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    target, source = instruction.operands
+    value = writer.read(source, "u64" if match["t"] == "u64" else "u32", instruction.line)
+    if match["space"] == "shared":
+        value = f"ptx::{'shared_of_generic' if match['to'] else 'generic_of_shared'}({value})"
+    return [writer.write(target, "u64", value, instruction.line)]
+
+
+# ---- Memory ----
+
+_SPACES = {
+    "global": "global",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "shared_cluster",
+    "": "generic",
+}
+
+
+def _load(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    kind, line = match["t"], instruction.line
+    target, source = instruction.operands[:2]
+    parts = target.parts if isinstance(target, Vector) else (target,)
+    if int(match["count"] or 1) != len(parts):
+        raise PtxError(f"{instruction.opcode} has {len(parts)} registers")
+    size = writer.bytes_of(kind)
+    address, whole = writer.address(source, line), size * len(parts)
+    yield "{"
+    yield f"  {C_TYPES[_unsigned(kind)]} word[{len(parts)}];"
+    space = match["space"] or ""
+    if space == "param":
+        yield f"  memcpy(word, reinterpret_cast<void const*>({address}), {whole});"
+    else:
+        yield f"  ptx::load({line}, ptx::At::{_SPACES[space]}, word, {address}, {whole});"
+    for i, part in enumerate(parts):
+        value = f"{C_TYPES[kind]}(word[{i}])" if kind[0] == "s" else f"word[{i}]"
+        yield "  " + writer.write(part, kind if kind[0] == "s" else _unsigned(kind), value, line)
+    yield "}"
+
+
+def _unsigned(kind: str) -> str:
+    return "u" + kind.lstrip("bsuf")
+
+
+def _store(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    kind, line = match["t"], instruction.line
+    target, source = instruction.operands[:2]
+    parts = source.parts if isinstance(source, Vector) else (source,)
+    if int(match["count"] or 1) != len(parts):
+        raise PtxError(f"{instruction.opcode} has {len(parts)} registers")
+    values = ", ".join(f"{C_TYPES[_unsigned(kind)]}({writer.read(one, _unsigned(kind), line)})" for one in parts)
+    whole = writer.bytes_of(kind) * len(parts)
+    yield f"{{ {C_TYPES[_unsigned(kind)]} const word[] = {{{values}}};"
+    yield f"  ptx::store({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(target, line)}, word, {whole}); }}"
+
+
+def _atomic(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    *target, address, value = instruction.operands
+    fence = f"ptx::perform({line}, Kind::global_fence);"
+    if match["order"] in ("release", "acq_rel"):
+        yield fence
+    added = writer.read(value, "u32", line)
+    call = f"ptx::atomic_add({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(address, line)}, {added})"
+    yield writer.write(target[0], "u32", call, line) if target else f"{call};"
+    if match["order"] in ("acquire", "acq_rel"):
+        yield fence
+
+
+def _copy_async(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    target, source, size, *further = instruction.operands
+    if not isinstance(size, Number):
+        raise PtxError("cp.async needs a constant size")
+    copied = str(size.value)
+    if further and isinstance(further[0], Register) and further[0].type == "pred":
+        copied = f"({writer.read(further[0], 'pred', line)} ? 0u : {size.value}u)"
+    elif further and not match["hint"]:
+        copied = writer.read(further[0], "u32", line)
+    return [f"ptx::cp_async({line}, {writer.address(target, line)}, {writer.address(source, line)}, {size.value}, {copied});"]
+
+
+def _call(function: str, *kinds: str, writes: str = "") -> Emit:
+    """Return a function of a row: a call with the line and the operands. Kind "address" is [base + offset]."""
+
+    def emit(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+        line = instruction.line
+        operands = list(instruction.operands)
+        target = operands.pop(0) if writes else None
+        arguments = [
+            writer.address(one, line) if kind == "address" else writer.read(one, kind, line)
+            for one, kind in zip(operands, kinds, strict=False)
+        ]
+        call = f"ptx::{function}({', '.join([str(line), *arguments])})"
+        return [writer.write(target, writes, call, line) if target is not None else f"{call};"]
+
+    return emit
+
+
+def _perform(kind: str, flag: str = "true") -> Emit:
+    """Return a function of a row: an operation of the executor whose only operand, if any, is a number."""
+
+    def emit(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+        number = writer.read(instruction.operands[0], "u32", instruction.line) if instruction.operands else "0"
+        return [f"ptx::perform({instruction.line}, Kind::{kind}, {number}, {flag});"]
+
+    return emit
+
+
+def _nothing(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    return [";"]
+
+
+def _barrier(kind: str) -> Emit:
+    def emit(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+        line = instruction.line
+        numbers = [writer.read(one, "u32", line) for one in instruction.operands]
+        number, threads = numbers[0] if numbers else "0", numbers[1] if len(numbers) > 1 else "0"
+        return [f"ptx::perform({line}, Kind::{kind}, {number}, true, {threads});"]
+
+    return emit
+
+
+# ---- Warps ----
+
+
+def _elect(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    target, members = instruction.operands
+    lane, elected = (target.first, target.second) if isinstance(target, Pair) else (Register("_", ""), target)
+    line = instruction.line
+    call = f"ptx::elect({line}, {writer.read(members, 'u32', line)}, lane)"
+    yield f"{{ uint32_t lane = 0; bool const elected = {call};"
+    yield f"  {writer.write(lane, 'u32', 'lane', line)} {writer.write(elected, 'pred', 'elected', line)} }}"
+
+
+_MODES = {"up": "up", "down": "down", "bfly": "butterfly", "idx": "index"}
+
+
+def _shuffle(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    target, *sources = instruction.operands
+    line = instruction.line
+    value, in_range = (target.first, target.second) if isinstance(target, Pair) else (target, Register("_", ""))
+    operands = ", ".join(writer.read(one, "u32", line) for one in sources)
+    yield f"{{ bool in_range; uint32_t const word = ptx::shuffle({line}, Shuffle::{_MODES[match['mode']]}, {operands}, in_range);"
+    yield f"  {writer.write(value, 'b32', 'word', line)} {writer.write(in_range, 'pred', 'in_range', line)} }}"
+
+
+def _vote(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    target, predicate, members = instruction.operands
+    line = instruction.line
+    lanes = f"ptx::vote({line}, {writer.read(predicate, 'pred', line)}, {writer.read(members, 'u32', line)})"
+    if match["mode"] == "ballot":
+        return [writer.write(target, "u32", lanes, line)]
+    tests = {"any": "lanes != 0", "all": "lanes == ~0u", "uni": "lanes == 0 || lanes == ~0u"}
+    return [f"{{ uint32_t const lanes = {lanes}; {writer.write(target, 'pred', tests[match['mode']], line)} }}"]
+
+
+# ---- Barriers in shared memory, TMA ----
+
+
+def _mbarrier_arrive(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    operands = list(instruction.operands)
+    target = None if isinstance(operands[0], Address) else operands.pop(0)
+    size = "0"
+    if match["expects"]:
+        size = writer.read(operands[1], "u32", line)
+    elif len(operands) > 1 and not (isinstance(operands[1], Number) and operands[1].value == 1):
+        raise PtxError("mbarrier.arrive with a count other than 1 is not supported")
+    yield f"ptx::mbarrier_arrive({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(operands[0], line)}, {size});"
+    if target is not None:
+        yield writer.write(target, "b64", "0", line)
+
+
+def _mbarrier_wait(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    """The executor blocks the thread until the phase ends, so that a loop around this instruction runs once."""
+    target, address, parity = instruction.operands[:3]
+    line = instruction.line
+    yield f"ptx::mbarrier_wait({line}, {writer.address(address, line)}, {writer.read(parity, 'u32', line)});"
+    yield writer.write(target, "pred", "true", line)
+
+
+def _coordinates(address: Operand, writer: Writer, line: int) -> str:
+    if not isinstance(address, Address) or len(address.coordinates) != 3:
+        raise PtxError("tensor copies need three coordinates")
+    return ", ".join([writer.address(address, line), *(writer.read(one, "s32", line) for one in address.coordinates)])
+
+
+def _tma_load(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    target, source, barrier, *further = instruction.operands
+    ranks = writer.read(further[0], "u16", line) if match["multicast"] else "0"
+    box = _coordinates(source, writer, line)
+    return [f"ptx::tma_load({line}, {writer.address(target, line)}, {box}, {writer.address(barrier, line)}, {ranks});"]
+
+
+def _tma_store(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    target, source = instruction.operands[:2]
+    return [f"ptx::tma_store({line}, {_coordinates(target, writer, line)}, {writer.address(source, line)});"]
+
+
+# ---- Matrices ----
+
+
+def _ldmatrix(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    target, source = instruction.operands
+    transpose = "true" if ".trans" in instruction.opcode else "false"
+    parts = target.parts if isinstance(target, Vector) else (target,)
+    yield f"{{ uint32_t word[4]; ptx::ldmatrix({line}, word, {writer.address(source, line)}, {int(match['count'])}, {transpose});"
+    yield "  " + " ".join(writer.write(one, "b32", f"word[{i}]", line) for i, one in enumerate(parts)) + " }"
+
+
+def _stmatrix(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    target, source = instruction.operands
+    transpose = "true" if ".trans" in instruction.opcode else "false"
+    parts = source.parts if isinstance(source, Vector) else (source,)
+    values = ", ".join(writer.read(one, "b32", line) for one in parts)
+    yield f"{{ uint32_t const word[] = {{{values}}};"
+    yield f"  ptx::stmatrix({line}, {writer.address(target, line)}, word, {int(match['count'])}, {transpose}); }}"
+
+
+_ELEMENTS = {"f16": "f16", "bf16": "bf16", "tf32": "tf32", "f32": "f32"}
+
+
+def _words(operands: Iterable[Operand], writer: Writer, line: int, count: int) -> str:
+    values = [writer.read(one, "b32", line) for one in operands]
+    return ", ".join(values + ["0"] * (count - len(values)))
+
+
+def _mma(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    """Shapes with fewer registers than m16n8k16 get zeros, which add nothing."""
+    line = instruction.line
+    d, a, b, c = (one.parts for one in instruction.operands)
+    kind, acc, depth = match["t"], match["acc"], int(match["k"])
+    if match["from"] != acc or match["tb"] != kind or (kind, depth) not in _MMA_DEPTHS:
+        raise PtxError(f"{instruction.opcode} is not supported")
+    yield f"{{ uint32_t d[] = {{{_words(c, writer, line, len(d))}}};"
+    yield f"  uint32_t const a[] = {{{_words(a, writer, line, 4)}}}, b[] = {{{_words(b, writer, line, 2)}}};"
+    yield f"  ptx::mma({line}, Element::{_ELEMENTS[kind]}, Element::{_ELEMENTS[acc]}, {depth}, d, a, b);"
+    yield "  " + " ".join(writer.write(one, "b32", f"d[{i}]", line) for i, one in enumerate(d)) + " }"
+
+
+_MMA_DEPTHS = {("f16", 16), ("f16", 8), ("bf16", 16), ("bf16", 8), ("tf32", 8)}
+
+
+def _wmma_load(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    target, source, pitch = instruction.operands
+    of_a, by_rows = (str(match[name] == value).lower() for name, value in (("matrix", "a"), ("rows", "row")))
+    call = f"{line}, word, {writer.address(source, line)}, {writer.read(pitch, 'u32', line)}, {of_a}, {by_rows}"
+    yield f"{{ uint32_t word[4]; ptx::wmma_load({call});"
+    values = [f"word[{i}]" if i < 4 else "~0u" for i in range(len(target.parts))]
+    yield "  " + " ".join(writer.write(one, "b32", value, line) for one, value in zip(target.parts, values, strict=True)) + " }"
+
+
+def _wmma(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    """On GPUs, it is two mma.m16n8 side by side: the halves of the registers of d are those of the two."""
+    line = instruction.line
+    d, a, b, c = (one.parts for one in instruction.operands)
+    kind = match["t"] or "f16"
+    acc, half = "f32" if match["acc"] == "f32" else "f16", len(d) // 2
+    for i in range(2):
+        yield f"{{ uint32_t d[] = {{{_words(c[i * half : (i + 1) * half], writer, line, half)}}};"
+        yield f"  uint32_t const a[] = {{{_words(a[:4], writer, line, 4)}}}, b[] = {{{_words(b[2 * i : 2 * i + 2], writer, line, 2)}}};"
+        yield f"  ptx::mma({line}, Element::{_ELEMENTS[kind]}, Element::{acc}, 16, d, a, b);"
+        written = (writer.write(one, "b32", f"d[{j}]", line) for j, one in enumerate(d[i * half : (i + 1) * half]))
+        yield "  " + " ".join(written) + " }"
+
+
+def _wgmma(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line = instruction.line
+    d, a, b, scale, *flags = instruction.operands
+    if isinstance(a, Vector):
+        raise PtxError("wgmma with A in registers is not supported")
+    signs, transposed = flags[:2], flags[2:]
+    if match["tb"] != match["t"] or any(not isinstance(one, Number) or one.value != 1 for one in signs):
+        raise PtxError("wgmma with mixed types or negated operands is not supported")
+    n, acc = int(match["n"]), match["acc"]
+    if len(d.parts) != n // (2 if acc == "f32" else 4):
+        raise PtxError(f"wgmma with n {n} has {len(d.parts)} accumulators")
+    majors = [str(bool(one.value)).lower() for one in transposed] or ["false", "false"]
+    accumulate = f"bool({scale.value})" if isinstance(scale, Number) else writer.read(scale, "pred", line)
+    places = ", ".join(map(str, writer.accumulators(d.parts)))
+    yield f"{{ static constexpr uint16_t list[] = {{{places}}};"
+    yield f"  ptx::wgmma({line}, Element::{_ELEMENTS[match['t']]}, Element::{_ELEMENTS[acc]}, {n}, acc.file, list,"
+    yield f"    {writer.read(a, 'b64', line)}, {writer.read(b, 'b64', line)}, {accumulate}, {majors[0]}, {majors[1]}); }}"
+
+
+def _wgmma_order(kind: str) -> Emit:
+    def emit(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+        number = writer.read(instruction.operands[0], "u32", instruction.line) if instruction.operands else "0"
+        if not writer.has_accumulators:
+            return [f"ptx::perform({instruction.line}, Kind::{kind}, {number});"]
+        return [f"ptx::wgmma_order({instruction.line}, Kind::{kind}, acc.file, {number});"]
+
+    return emit
+
+
+# ---- Control flow ----
+
+
+def _branch(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    (target,) = instruction.operands
+    if not isinstance(target, Symbol):
+        raise PtxError("bra needs a label")
+    return [f"goto {writer.label(target.name)};"]
+
+
+# ==== The table ====
+
+_INTEGERS = r"(?P<t>[su](?:16|32|64))"
+_WORDS = r"(?P<t>[bsu](?:16|32|64)|f32|f64)"
+_ROUNDED = r"(?:\.(?:rn|rz|rm|rp))?(?P<ftz>\.ftz)?(?P<sat>\.sat)?"
+_SPACE = r"(?:\.(?P<space>global|shared::cta|shared::cluster|shared))?"
+_HINTS = r"(?:\.(?:ca|cg|cs|lu|cv|wb|wt|nc|L1::\w+|L2::\w+))*"
+_VECTOR = r"(?:\.v(?P<count>[248]))?"
+_WIDTH = r"\.(?P<t>[bsuf](?:8|16|32|64))"
+
+_ARITHMETIC = "Integer Arithmetic Instructions"
+_FLOATS = "Floating Point Instructions"
+_LOGIC = "Logic and Shift Instructions"
+_COMPARISON = "Comparison and Selection Instructions"
+_DATA = "Data Movement and Conversion Instructions"
+_ASYNC = "Data Movement and Conversion Instructions: Asynchronous copy"
+_FLOW = "Control Flow Instructions"
+_SYNC = "Parallel Synchronization and Communication Instructions"
+_MATRIX = "Warp Level Matrix Multiply-Accumulate Instructions"
+_WGMMA = "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"
+_MISC = "Miscellaneous Instructions"
+
+TABLE: tuple[Row, ...] = (
+    # ---- Integers ----
+    Row(rf"add\.{_INTEGERS}", "{a} + {b}", _ARITHMETIC),
+    Row(rf"sub\.{_INTEGERS}", "{a} - {b}", _ARITHMETIC),
+    Row(rf"mul\.lo\.{_INTEGERS}", "{a} * {b}", _ARITHMETIC),
+    Row(r"mul\.hi\.(?P<t>s32)", "ptx::mul_hi<int64_t>({a}, {b})", _ARITHMETIC),
+    Row(r"mul\.hi\.(?P<t>u32)", "ptx::mul_hi<uint64_t>({a}, {b})", _ARITHMETIC),
+    Row(r"mul\.hi\.(?P<t>s64)", "ptx::mul_hi<__int128>({a}, {b})", _ARITHMETIC),
+    Row(r"mul\.hi\.(?P<t>u64)", "ptx::mul_hi<unsigned __int128>({a}, {b})", _ARITHMETIC),
+    Row(r"mul\.wide\.(?P<t>[su](?:16|32))", _wide("mul"), _ARITHMETIC),
+    Row(rf"mad\.lo\.{_INTEGERS}", "{a} * {b} + {c}", _ARITHMETIC),
+    Row(r"mad\.wide\.(?P<t>[su](?:16|32))", _wide("mad"), _ARITHMETIC),
+    Row(rf"div\.{_INTEGERS}", "ptx::div<{T}>({a}, {b})", _ARITHMETIC),
+    Row(rf"rem\.{_INTEGERS}", "ptx::rem<{T}>({a}, {b})", _ARITHMETIC),
+    Row(rf"min\.{_INTEGERS}", "{a} < {b} ? {a} : {b}", _ARITHMETIC),
+    Row(rf"max\.{_INTEGERS}", "{a} > {b} ? {a} : {b}", _ARITHMETIC),
+    Row(r"neg\.(?P<t>s(?:16|32|64))", "-{a}", _ARITHMETIC),
+    Row(r"abs\.(?P<t>s(?:16|32|64))", "{a} < 0 ? -{a} : {a}", _ARITHMETIC),
+    Row(r"bfi\.(?P<t>b32|b64)", "ptx::bfi({a}, {b}, {c:u32}, {d:u32})", _ARITHMETIC),
+    Row(r"bfe\.(?P<t>u32)", "ptx::bfe({a}, {b}, {c})", _ARITHMETIC),
+    Row(r"popc\.(?P<t>b32)", "__builtin_popcount({a})", _ARITHMETIC),
+    Row(r"popc\.(?P<t>b64)", "__builtin_popcountll({a})", _ARITHMETIC, result="u32"),
+    Row(r"clz\.(?P<t>b32)", "({a} ? __builtin_clz({a}) : 32)", _ARITHMETIC),
+    # ---- Floating point ----
+    Row(rf"add{_ROUNDED}\.(?P<t>f32|f64)", "{a} + {b}", _FLOATS),
+    Row(rf"sub{_ROUNDED}\.(?P<t>f32|f64)", "{a} - {b}", _FLOATS),
+    Row(rf"mul{_ROUNDED}\.(?P<t>f32|f64)", "{a} * {b}", _FLOATS),
+    Row(rf"fma{_ROUNDED}\.(?P<t>f32)", "__builtin_fmaf({a}, {b}, {c})", _FLOATS),
+    Row(rf"fma{_ROUNDED}\.(?P<t>f64)", "__builtin_fma({a}, {b}, {c})", _FLOATS),
+    Row(r"div(?:\.(?:rn|full|approx))(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "{a} / {b}", _FLOATS),
+    Row(r"neg(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "-{a}", _FLOATS),
+    Row(r"abs(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_fabsf({a})", _FLOATS),
+    Row(r"min(?P<ftz>\.ftz)?\.(?P<t>f32)", "ptx::min_of({a}, {b})", _FLOATS),
+    Row(r"max(?P<ftz>\.ftz)?\.(?P<t>f32)", "ptx::max_of({a}, {b})", _FLOATS),
+    Row(r"rcp\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / {a}", _FLOATS),
+    Row(r"sqrt\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_sqrtf({a})", _FLOATS),
+    Row(r"rsqrt\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / __builtin_sqrtf({a})", _FLOATS),
+    Row(r"ex2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_exp2f({a})", _FLOATS),
+    Row(r"lg2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_log2f({a})", _FLOATS),
+    Row(r"tanh\.approx\.(?P<t>f32)", "__builtin_tanhf({a})", _FLOATS),
+    # ---- Logic ----
+    Row(r"and\.(?P<t>b16|b32|b64|pred)", "{a} & {b}", _LOGIC),
+    Row(r"or\.(?P<t>b16|b32|b64|pred)", "{a} | {b}", _LOGIC),
+    Row(r"xor\.(?P<t>b16|b32|b64|pred)", "{a} ^ {b}", _LOGIC),
+    Row(r"not\.(?P<t>pred)", "!{a}", _LOGIC),
+    Row(r"not\.(?P<t>b16|b32|b64)", "~{a}", _LOGIC),
+    Row(r"shl\.(?P<t>b16|b32|b64)", "ptx::shl<{T}>({a}, {b:u32})", _LOGIC),
+    Row(r"shr\.(?P<t>[bsu](?:16|32|64))", "ptx::shr<{T}>({a}, {b:u32})", _LOGIC),
+    Row(r"shf\.l\.wrap\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, true, true)", _LOGIC),
+    Row(r"shf\.r\.wrap\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, false, true)", _LOGIC),
+    Row(r"shf\.l\.clamp\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, true, false)", _LOGIC),
+    Row(r"shf\.r\.clamp\.(?P<t>b32)", "ptx::funnel({a}, {b}, {c}, false, false)", _LOGIC),
+    Row(r"lop3\.(?P<t>b32)", "ptx::lop3({a}, {b}, {c}, {d})", _LOGIC),
+    # ---- Comparison ----
+    Row(
+        rf"setp\.(?P<how>[a-z]+)(?:\.(?P<join>and|or|xor))?(?:\.ftz)?\.{_WORDS}",
+        _compare,
+        _COMPARISON,
+    ),
+    Row(rf"selp\.{_WORDS}", "{c:pred} ? {a} : {b}", _COMPARISON),
+    # ---- Data movement ----
+    Row(r"mov\.(?P<t>[bsuf](?:16|32|64)|pred)", _move, _DATA),
+    Row(r"prmt\.(?P<t>b32)", "ptx::prmt({a}, {b}, {c})", _DATA),
+    Row(
+        r"cvt(?:\.(?P<rounding>rn|rna|rz|rm|rp|rni|rzi|rmi|rpi))?(?:\.ftz)?"
+        r"\.(?P<to>[su](?:8|16|32|64)|f16x2|bf16x2|f16|bf16|tf32|f32|f64)\.(?P<t>[su](?:8|16|32|64)|f16|bf16|f32|f64)",
+        _convert,
+        _DATA,
+    ),
+    Row(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|param|const)\.(?P<t>u64|u32)", _to_generic, _DATA),
+    Row(r"mapa\.shared::cluster\.(?P<t>u32)", "ptx::map_to_rank({a}, {b})", _DATA),
+    Row(rf"ld\.(?P<space>param){_VECTOR}{_WIDTH}", _load, _DATA, memory="reads param"),
+    Row(rf"ld(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}", _load, _DATA, memory="reads global, shared"),
+    Row(
+        rf"st(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}",
+        _store,
+        _DATA,
+        writes=0,
+        memory="writes global, shared",
+    ),
+    Row(r"prefetch\.tensormap", _call("tma_prefetch", "address"), _DATA, writes=0),
+    Row(r"prefetch(?:\.global)?\.L[12]", _nothing, _DATA, writes=0),
+    # ---- Asynchronous copies ----
+    Row(
+        r"cp\.async\.(?:ca|cg)\.shared(?:::cta)?\.global(?P<hint>\.L2::cache_hint)?(?:\.L2::\d+B)?",
+        _copy_async,
+        _ASYNC,
+        writes=0,
+        memory="reads global, writes shared, later",
+        ordering="its thread may use the data after cp.async.wait",
+    ),
+    Row(r"cp\.async\.commit_group", _perform("cp_async_commit"), _ASYNC, writes=0, ordering="ends a group of copies"),
+    Row(
+        r"cp\.async\.wait_group",
+        _perform("cp_async_wait", "false"),
+        _ASYNC,
+        writes=0,
+        ordering="the thread's groups but the last ones are complete",
+    ),
+    Row(
+        r"cp\.async\.wait_all",
+        _perform("cp_async_wait"),
+        _ASYNC,
+        writes=0,
+        ordering="the thread's copies are complete",
+    ),
+    Row(
+        r"cp\.async\.mbarrier\.arrive\.noinc(?:\.shared(?:::cta)?)?\.b64",
+        _call("mbarrier_arrive_after_copies", "address"),
+        _ASYNC,
+        writes=0,
+        ordering="threads that wait for the phase know that the copies are complete",
+    ),
+    Row(
+        r"cp\.async\.bulk\.tensor\.3d\.shared::(?:cta|cluster)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
+        r"(?P<multicast>\.multicast::cluster)?(?P<hint>\.L2::cache_hint)?",
+        _tma_load,
+        _ASYNC,
+        writes=0,
+        memory="reads global, writes shared of each CTA, later",
+        ordering="threads that wait for the phase of the mbarrier know that the copy is complete",
+    ),
+    Row(
+        r"cp\.async\.bulk\.tensor\.3d\.global\.shared::cta(?:\.tile)?\.bulk_group(?P<hint>\.L2::cache_hint)?",
+        _tma_store,
+        _ASYNC,
+        writes=0,
+        memory="reads shared, writes global, later",
+        ordering="reads what a proxy fence made visible",
+    ),
+    Row(r"cp\.async\.bulk\.commit_group", _perform("tma_store_commit"), _ASYNC, writes=0, ordering="ends a group of stores"),
+    Row(
+        r"cp\.async\.bulk\.wait_group(?:\.read)?",
+        _perform("tma_store_wait_read"),
+        _ASYNC,
+        writes=0,
+        ordering="the thread's groups of stores but the last ones have read shared memory",
+    ),
+    # ---- Control flow ----
+    Row(r"bra(?:\.uni)?", _branch, _FLOW, writes=0),
+    Row(r"(?:ret|exit)(?:\.uni)?", lambda match, instruction, writer: ["return;"], _FLOW, writes=0),
+    # ---- Synchronization ----
+    Row(
+        r"(?:bar|barrier)(?:\.cta)?\.sync(?:\.aligned)?",
+        _barrier("barrier_sync"),
+        _SYNC,
+        writes=0,
+        ordering="waiting threads know what all arriving threads knew",
+    ),
+    Row(
+        r"(?:bar|barrier)(?:\.cta)?\.arrive(?:\.aligned)?",
+        _barrier("barrier_arrive"),
+        _SYNC,
+        writes=0,
+        ordering="waiting threads know what this thread knew",
+    ),
+    Row(r"bar\.warp\.sync", _call("warp_barrier", "u32"), _SYNC, writes=0, ordering="lanes know what all lanes knew"),
+    Row(
+        r"barrier\.cluster\.arrive(?:\.release)?(?:\.aligned)?",
+        _perform("cluster_arrive"),
+        _SYNC,
+        writes=0,
+        ordering="waiting threads of the cluster know what this thread knew",
+    ),
+    Row(
+        r"barrier\.cluster\.arrive\.relaxed(?:\.aligned)?",
+        _perform("cluster_arrive", "false"),
+        _SYNC,
+        writes=0,
+        ordering="none: waiting threads learn nothing",
+    ),
+    Row(
+        r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?",
+        _perform("cluster_wait"),
+        _SYNC,
+        writes=0,
+        ordering="the thread knows what arriving threads released",
+    ),
+    Row(
+        r"membar\.(?:gl|sys)|fence(?:\.acq_rel|\.sc)?\.(?:gpu|sys)",
+        _perform("global_fence"),
+        _SYNC,
+        writes=0,
+        ordering="orders accesses of global memory around later and earlier atomics",
+    ),
+    Row(
+        r"fence\.acq_rel\.(?:gpu|sys)",
+        _perform("global_fence"),
+        _SYNC,
+        writes=0,
+        ordering="orders accesses of global memory around later and earlier atomics",
+    ),
+    Row(r"membar\.cta", _nothing, _SYNC, writes=0, ordering="none between CTAs"),
+    Row(r"fence(?:\.acq_rel|\.sc)?\.(?:cta|cluster)", _nothing, _SYNC, writes=0, ordering="none between grids of CTAs"),
+    Row(
+        r"fence\.proxy\.async(?:\.shared::(?:cta|cluster))?",
+        _perform("async_proxy_fence"),
+        _SYNC,
+        writes=0,
+        ordering="writes of the thread are visible to the TMA and wgmma",
+    ),
+    Row(
+        r"fence\.mbarrier_init\.release\.cluster",
+        _perform("mbarrier_init_fence"),
+        _SYNC,
+        writes=0,
+        ordering="initialized mbarriers are visible to the cluster and the TMA",
+    ),
+    Row(
+        rf"atom{_SPACE}(?:\.(?P<order>relaxed|acquire|release|acq_rel))?(?:\.(?:gpu|sys))?{_SPACE.replace('space', 'again')}"
+        r"\.add\.(?P<t>u32|s32)",
+        _atomic,
+        _SYNC,
+        memory="reads and writes global, at once",
+        ordering="with a fence before and after: releases and acquires",
+    ),
+    Row(
+        rf"red{_SPACE}(?:\.(?P<order>relaxed|release))?(?:\.(?:gpu|sys))?{_SPACE.replace('space', 'again')}\.add\.(?P<t>u32|s32)",
+        _atomic,
+        _SYNC,
+        writes=0,
+        memory="reads and writes global, at once",
+        ordering="with a fence before: releases",
+    ),
+    Row(r"elect\.sync", _elect, _SYNC, ordering="none"),
+    Row(r"shfl\.sync\.(?P<mode>up|down|bfly|idx)\.b32", _shuffle, _SYNC, ordering="none"),
+    Row(r"vote\.sync\.(?P<mode>any|all|uni)\.pred", _vote, _SYNC, ordering="none"),
+    Row(r"vote\.sync\.(?P<mode>ballot)\.b32", _vote, _SYNC, ordering="none"),
+    Row(
+        r"mbarrier\.init(?:\.shared(?:::cta)?)?\.b64",
+        _call("mbarrier_init", "address", "u32"),
+        _SYNC,
+        writes=0,
+        memory="writes shared",
+    ),
+    Row(
+        r"mbarrier\.arrive(?P<expects>\.expect_tx)?(?:\.release\.(?:cta|cluster))?(?:\.(?P<space>shared::cta|shared::cluster|shared))?\.b64",
+        _mbarrier_arrive,
+        _SYNC,
+        ordering="threads that wait for the phase know what this thread knew",
+    ),
+    Row(
+        r"mbarrier\.try_wait\.parity(?:\.acquire\.(?:cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
+        _mbarrier_wait,
+        _SYNC,
+        ordering="the thread knows what arriving threads knew, and that the phase's TMA loads are complete",
+    ),
+    Row(
+        r"griddepcontrol\.launch_dependents",
+        _perform("next_launch_may_begin"),
+        _SYNC,
+        writes=0,
+        ordering="the next launch may begin",
+    ),
+    Row(
+        r"griddepcontrol\.wait",
+        _perform("await_previous_launches"),
+        _SYNC,
+        writes=0,
+        ordering="the previous launches have ended",
+    ),
+    # ---- Matrices ----
+    Row(
+        r"ldmatrix\.sync\.aligned(?:\.m8n8)?\.x(?P<count>[124])(?:\.trans)?(?:\.m8n8)?(?:\.trans)?\.shared(?:::cta)?\.b16",
+        _ldmatrix,
+        _MATRIX,
+        memory="reads shared",
+    ),
+    Row(
+        r"stmatrix\.sync\.aligned(?:\.m8n8)?\.x(?P<count>[124])(?:\.trans)?(?:\.m8n8)?(?:\.trans)?\.shared(?:::cta)?\.b16",
+        _stmatrix,
+        _MATRIX,
+        writes=0,
+        memory="writes shared",
+    ),
+    Row(
+        r"mma\.sync\.aligned\.m16n8k(?P<k>8|16)\.row\.col\.(?P<acc>f32|f16)\.(?P<t>f16|bf16|tf32)\.(?P<tb>f16|bf16|tf32)"
+        r"\.(?P<from>f32|f16)",
+        _mma,
+        _MATRIX,
+    ),
+    Row(
+        r"wmma\.load\.(?P<matrix>a|b)\.sync\.aligned\.(?P<rows>row|col)\.m16n16k16\.shared(?:::cta)?\.(?:f16|bf16)",
+        _wmma_load,
+        _MATRIX,
+        memory="reads shared",
+    ),
+    Row(
+        r"wmma\.mma\.sync\.aligned\.(?:row|col)\.(?:row|col)\.m16n16k16\.(?P<acc>f32|f16)(?:\.(?P<t>bf16)\.bf16)?\.(?:f32|f16)",
+        _wmma,
+        _MATRIX,
+    ),
+    Row(
+        r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k(?:8|16)\.(?P<acc>f32|f16)\.(?P<t>f16|bf16|tf32)\.(?P<tb>f16|bf16|tf32)",
+        _wgmma,
+        _WGMMA,
+        memory="reads shared, later",
+        ordering="registers and shared memory are in use until wgmma.wait_group",
+    ),
+    Row(
+        r"wgmma\.fence\.sync\.aligned",
+        _wgmma_order("wgmma_fence"),
+        _WGMMA,
+        writes=0,
+        ordering="orders accesses of accumulators before later wgmmas",
+    ),
+    Row(r"wgmma\.commit_group\.sync\.aligned", _wgmma_order("wgmma_commit"), _WGMMA, writes=0, ordering="ends a group"),
+    Row(
+        r"wgmma\.wait_group\.sync\.aligned",
+        _wgmma_order("wgmma_wait"),
+        _WGMMA,
+        writes=0,
+        ordering="all groups but the last ones are complete",
+    ),
+    # ---- Miscellaneous ----
+    Row(r"setmaxnreg\.inc\.sync\.aligned\.u32", _perform("setmaxnreg"), _MISC, writes=0, ordering="waits for registers"),
+    Row(r"setmaxnreg\.dec\.sync\.aligned\.u32", _perform("setmaxnreg", "false"), _MISC, writes=0, ordering="frees registers"),
+    Row(r"nanosleep\.u32", _nothing, _MISC, writes=0),
+)

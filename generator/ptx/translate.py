@@ -1,0 +1,149 @@
+"""Translate a PTX kernel to C++ for the CPU executor: registers are variables, branches are goto.
+
+Each instruction of the kernel becomes the statements of its row in generator.ptx.instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from generator.ptx.instructions import statements
+from generator.ptx.parser import Instruction, Kernel, Label, Location, Module, PtxError, Register, Vector, parse
+from generator.ptx.writer import Writer, shared_offsets
+
+_HEAD = """// Translated from PTX by generator.ptx. Line numbers are those of the PTX.
+#include <executor/ptx.hpp>
+
+using namespace hgemm::executor;
+
+"""
+_STORAGE = {"pred": ("bool", "false")}
+_WORDS = {8: ("uint8_t", "uint8_t(~0u)"), 16: ("uint16_t", "uint16_t(~0u)"), 32: ("uint32_t", "~0u"), 64: ("uint64_t", "~0ull")}
+_PER_LINE = 8
+
+
+def translate(module: Module, name: str = "") -> str:
+    """Return the C++ source of a kernel with `hgemm_emulate`; see templates/executor/abi.h.
+
+    Raises: PtxError for an instruction or operand that is not supported.
+    """
+    kernel = module.kernel(name)
+    accumulators = accumulator_registers(kernel)
+    writer = Writer(kernel, shared_offsets((*module.variables, *kernel.variables)), accumulators)
+    return "".join(f"{line}\n" for line in (_HEAD.rstrip("\n"), "", *_function(kernel, writer, accumulators), *_entry(kernel)))
+
+
+def locations(text: str) -> dict[int, Location]:
+    """Return the source line of each PTX line that has an instruction, as far as .loc states it."""
+    bodies = (one for kernel in parse(text).kernels for one in kernel.body)
+    return {one.line: one.location for one in bodies if isinstance(one, Instruction) and one.location}
+
+
+def accumulator_registers(kernel: Kernel) -> dict[str, int]:
+    """Return the registers that may hold accumulators of wgmma, numbered: those of its operands, and all copies by mov."""
+    copies: dict[str, set[str]] = {}
+    found: list[str] = []
+    for one in kernel.body:
+        if not isinstance(one, Instruction):
+            continue
+        if one.opcode.startswith("wgmma.mma_async") and isinstance(one.operands[0], Vector):
+            found += [part.name for part in one.operands[0].parts if isinstance(part, Register)]
+        elif one.opcode.startswith("mov.") and all(isinstance(each, Register) for each in one.operands):
+            left, right = (each.name for each in one.operands)
+            copies.setdefault(left, set()).add(right)
+            copies.setdefault(right, set()).add(left)
+    seen = dict.fromkeys(found)
+    queue = list(seen)
+    while queue:
+        for other in copies.get(queue.pop(), ()):
+            if other not in seen:
+                seen[other] = None
+                queue.append(other)
+    return {name: place for place, name in enumerate(seen)}
+
+
+def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> Iterator[str]:
+    if accumulators:
+        names = ", ".join(f'"{name}"' for name in accumulators)
+        yield f"static constexpr char const* accumulators[] = {{{names}}};"
+        yield ""
+    yield "static void kernel(void const* const* parameters) {"
+    yield from (
+        f"  uint64_t const parameter_{i} = reinterpret_cast<uintptr_t>(parameters[{i}]);"
+        for i in range(len(kernel.parameters))
+    )
+    yield "  (void)parameters;"
+    yield from _registers(kernel, accumulators)
+    if accumulators:
+        yield f"  ptx::AccumulatorRegisters<{len(accumulators)}> acc(accumulators);"
+    for together, run in groupby(kernel.body, lambda one: _copied(one, writer) is not None):
+        if together:  # one statement, because the compiler takes long for hundreds of them
+            yield "  " + writer.copies(_copied(one, writer) for one in run)
+            continue
+        for one in run:
+            if isinstance(one, Label):
+                yield f"{writer.label(one.name)}: ;"
+            else:
+                yield from _instruction(one, writer)
+    yield "}"
+    yield ""
+
+
+def _copied(one: Instruction | Label, writer: Writer) -> tuple[int, int] | None:
+    """Return the places of the accumulators that an instruction copies, if it does nothing else."""
+    if isinstance(one, Label) or one.predicate is not None or not one.opcode.startswith("mov."):
+        return None
+    return writer.copied(*one.operands)
+
+
+def _registers(kernel: Kernel, accumulators: dict[str, int]) -> Iterator[str]:
+    """Yield the declarations of the registers. An unset register is poison."""
+    used = {name for one in kernel.body if isinstance(one, Instruction) for name in _names(one)}
+    by_type: dict[tuple[str, str], list[str]] = {}
+    for register in kernel.registers:
+        if register.name in used and register.name not in accumulators:
+            by_type.setdefault(_storage(register), []).append(Writer.variable(register))
+    for (kind, unset), names in by_type.items():
+        for i in range(0, len(names), _PER_LINE):
+            yield f"  {kind} " + ", ".join(f"{name} = {unset}" for name in names[i : i + _PER_LINE]) + ";"
+
+
+def _storage(register: Register) -> tuple[str, str]:
+    if register.type in _STORAGE:
+        return _STORAGE[register.type]
+    try:
+        return _WORDS[int(register.type.lstrip("bsuf"))]
+    except (KeyError, ValueError):
+        raise PtxError(f"registers of type {register.type} are not supported") from None
+
+
+def _names(one: object) -> Iterator[str]:
+    """Yield the names of all registers in an instruction or an operand."""
+    if isinstance(one, Register):
+        yield one.name
+    elif isinstance(one, tuple):
+        for part in one:
+            yield from _names(part)
+    elif isinstance(one, Instruction):
+        yield from _names((one.predicate, *one.operands))
+    elif hasattr(one, "__dataclass_fields__"):
+        yield from _names(tuple(vars(one).values()))
+
+
+def _instruction(one: Instruction, writer: Writer) -> Iterator[str]:
+    lines = list(statements(one, writer))
+    if one.predicate is None:
+        yield from (f"  {line}" for line in lines)
+        return
+    guard = writer.read(one.predicate, "pred", one.line)
+    yield f"  if ({'!' if one.negated else ''}{guard}) {{ " + " ".join(lines) + " }"
+
+
+def _entry(kernel: Kernel) -> Iterator[str]:
+    sizes = ", ".join(str(one.size_bytes) for one in kernel.parameters)
+    yield f"static constexpr uint64_t parameter_bytes[] = {{{sizes}{', ' if sizes else ''}0}};"
+    yield 'extern "C" int hgemm_emulate(hgemm_emulation const* request, char* report_json, size_t capacity) {'
+    yield f"  Kernel const entry = {{kernel, {len(kernel.parameters)}, parameter_bytes}};"
+    yield "  return hgemm::executor::emulate(*request, entry, report_json, capacity);"
+    yield "}"

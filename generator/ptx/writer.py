@@ -1,0 +1,189 @@
+"""Operands of PTX as C++: registers are variables, and results are converted to the width of their register."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from generator.ptx.parser import (
+    Address,
+    Kernel,
+    Number,
+    Operand,
+    PtxError,
+    Register,
+    Special,
+    Symbol,
+    Variable,
+    bits_of_type,
+)
+
+C_TYPES = {
+    "pred": "bool",
+    "f32": "float",
+    "f64": "double",
+    "f16": "uint16_t",
+    "bf16": "uint16_t",
+    **{f"{sign}{width}": f"{'' if sign == 's' else 'u'}int{width}_t" for sign in "bsu" for width in (8, 16, 32, 64)},
+}
+"""The C++ type of a value in an expression."""
+
+_SPECIAL = {
+    "%laneid": "place->thread % 32",
+    "%warpid": "place->thread / 32",
+    "%tid.x": "place->thread",
+    "%tid.y": "0",
+    "%tid.z": "0",
+    "%ntid.x": "cta_threads",
+    "%ntid.y": "1",
+    "%ntid.z": "1",
+    **{f"%ctaid.{axis}": f"place->cta_index[{i}]" for i, axis in enumerate("xyz")},
+    **{f"%nctaid.{axis}": f"grid[{i}]" for i, axis in enumerate("xyz")},
+    "%cluster_ctarank": "place->cluster_rank",
+    "%cluster_nctarank": "cluster_ctas",
+    "%lanemask_lt": "((1u << place->thread % 32) - 1)",
+}
+_WORD = re.compile(r"\W")
+
+
+class Writer:
+    """Writes the operands of one kernel.
+
+    `accumulators` maps the names of registers that may hold accumulators of wgmma to their places in `acc`.
+    """
+
+    def __init__(
+        self, kernel: Kernel, shared_offsets: Mapping[str, int], accumulators: Mapping[str, int]
+    ) -> None:
+        self._parameters = {one.name: i for i, one in enumerate(kernel.parameters)}
+        self._shared = shared_offsets
+        self._accumulators = accumulators
+
+    @property
+    def has_accumulators(self) -> bool:
+        return bool(self._accumulators)
+
+    @staticmethod
+    def variable(register: Register) -> str:
+        """Return the name of a register's variable."""
+        return "v_" + _WORD.sub("_", register.name)
+
+    @staticmethod
+    def label(name: str) -> str:
+        return "L_" + _WORD.sub("_", name)
+
+    @staticmethod
+    def bytes_of(kind: str) -> int:
+        return bits_of_type(kind) // 8
+
+    def accumulators(self, registers: Iterable[Operand]) -> list[int]:
+        return [self._accumulators[register.name] for register in registers]
+
+    def read(self, operand: Operand, kind: str, line: int) -> str:
+        """Return an operand as an expression of type `kind`."""
+        if isinstance(operand, Register):
+            return self._read_register(operand, kind, line)
+        if isinstance(operand, Number):
+            return self._constant(operand, kind)
+        if isinstance(operand, Special):
+            if operand.name not in _SPECIAL:
+                raise PtxError(f"special register {operand.name} is not supported")
+            return f"{C_TYPES[kind]}({_SPECIAL[operand.name]})"
+        if isinstance(operand, Symbol):
+            return f"{C_TYPES[kind]}({self._symbol(operand.name)})"
+        raise PtxError(f"unknown operand {operand}")
+
+    def _read_register(self, register: Register, kind: str, line: int) -> str:
+        if not register.type:
+            raise PtxError("_ is not readable")
+        place = self._accumulators.get(register.name)
+        value = self.variable(register) if place is None else f"acc.read({line}, {place})"
+        if kind == "f32":
+            return f"ptx::f32({value})"
+        if kind == "f64":
+            return f"ptx::f64({value})"
+        same = bits_of_type(register.type) == bits_of_type(kind) and kind[0] != "s"
+        return value if same or kind == "pred" else f"{C_TYPES[kind]}({value})"
+
+    def _constant(self, number: Number, kind: str) -> str:
+        if kind == "pred":
+            return "true" if number.value else "false"
+        if kind == "f32":
+            return f"ptx::f32(0x{number.value & 0xFFFFFFFF:x}u)"
+        if kind == "f64":
+            return f"ptx::f64(0x{number.value & 0xFFFFFFFFFFFFFFFF:x}ull)"
+        bits = number.value & ((1 << bits_of_type(kind)) - 1)
+        return f"{C_TYPES[kind]}(0x{bits:x}{'ull' if bits >> 32 else 'u'})"
+
+    def _symbol(self, name: str) -> str:
+        if name in self._parameters:
+            return f"parameter_{self._parameters[name]}"
+        if name in self._shared:
+            return str(self._shared[name])
+        raise PtxError(f"variable {name} is not supported: it is neither a parameter nor in shared memory")
+
+    def address(self, operand: Operand, line: int) -> str:
+        """Return an address as an expression of 64 bits. Registers of 32 bits count as unsigned."""
+        if not isinstance(operand, Address):
+            raise PtxError("an address is expected")
+        base = operand.base
+        narrow = isinstance(base, Register) and bits_of_type(base.type) == 32
+        kind = "u32" if narrow else "u64"
+        value = self.read(base, kind, line)
+        if not operand.offset:
+            return value
+        sign, offset = ("+", operand.offset) if operand.offset > 0 else ("-", -operand.offset)
+        return f"{C_TYPES[kind]}({value} {sign} {offset}u)"
+
+    def write(self, target: Operand, kind: str, value: str, line: int) -> str:
+        """Return the statement that assigns an expression of type `kind` to a register."""
+        if not isinstance(target, Register):
+            raise PtxError("a register is expected")
+        if not target.type:
+            return f"(void)({value});"
+        if kind == "f32":
+            value = f"ptx::bits32({value})"
+        elif kind == "f64":
+            value = f"ptx::bits64({value})"
+        elif kind[0] == "s":  # extends the sign
+            value = f"{C_TYPES[kind]}({value})"
+        place = self._accumulators.get(target.name)
+        if place is not None:
+            return f"acc.write({line}, {place}, {value});"
+        return f"{self.variable(target)} = {C_TYPES['b' + str(bits_of_type(target.type))] if target.type != 'pred' else 'bool'}({value});"
+
+    def copied(self, target: Operand, source: Operand) -> tuple[int, int] | None:
+        """Return the places of two registers that may both hold accumulators."""
+        places = [self._accumulators.get(one.name, -1) if isinstance(one, Register) else -1 for one in (target, source)]
+        return None if -1 in places else (places[0], places[1])
+
+    @staticmethod
+    def copies(pairs: Iterable[tuple[int, int]]) -> str:
+        """Return the statement that copies accumulators, as pairs of target and source."""
+        listed = ", ".join(f"{{{to}, {source}}}" for to, source in pairs)
+        return f"{{ static constexpr uint16_t pairs[][2] = {{{listed}}}; acc.copy(pairs); }}"
+
+    def move(self, target: Operand, source: Operand, kind: str, line: int) -> str:
+        """Return the statement of mov. A copy of an accumulator in flight is another name for it."""
+        pair = self.copied(target, source)
+        if pair:
+            return self.copies([pair])
+        to = self._accumulators.get(target.name) if isinstance(target, Register) else None
+        if to is None:
+            return self.write(target, _bits(kind), self.read(source, _bits(kind), line), line)
+        return f"acc.set({to}, {self.read(source, _bits(kind), line)});"
+
+
+def _bits(kind: str) -> str:
+    return kind if kind == "pred" else "b" + kind[1:]
+
+
+def shared_offsets(variables: Iterable[Variable]) -> dict[str, int]:
+    """Return the offset of each shared variable: those with a size first, then the dynamic ones, which share an offset."""
+    shared = [one for one in variables if one.space == "shared"]
+    offsets, at = {}, 0
+    for one in sorted(shared, key=lambda one: one.size_bytes == 0):
+        at = -(-at // one.align) * one.align
+        offsets[one.name] = at
+        at += one.size_bytes
+    return offsets

@@ -1,0 +1,199 @@
+// What translated PTX calls: one function for each instruction that the executor executes, and the arithmetic that C++ lacks.
+//
+// Registers of 32 bits are uint32_t, whatever they hold. An address of shared memory is an offset in the CTA's own shared
+// memory, or, from mapa on, has 1 + the rank of the CTA above bit 24. A generic address is an address of the host.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include <executor/kernel.hpp>
+#include <executor/numbers.hpp>
+#include <executor/operation.hpp>
+
+namespace hgemm::executor::ptx {
+
+constexpr uint32_t rank_bit = 24;
+
+// ---- Memory: `line` is the line of the PTX -------------------------------------------------------------------------
+
+enum class At : uint8_t { global, shared, shared_cluster, generic };
+
+void load(int line, At space, void* to, uint64_t address, uint32_t bytes);
+void store(int line, At space, uint64_t address, void const* from, uint32_t bytes);
+uint32_t atomic_add(int line, At space, uint64_t address, uint32_t value);
+void cp_async(int line, uint64_t shared, uint64_t global, uint32_t bytes, uint32_t copied);
+
+uint64_t generic_of_shared(uint64_t address);
+uint64_t shared_of_generic(uint64_t address);
+inline uint32_t map_to_rank(uint32_t address, uint32_t rank) { return (address & 0xffffff) | (rank + 1) << rank_bit; }
+
+// ---- Operations with few operands ----------------------------------------------------------------------------------
+
+void perform(int line, Kind kind, uint32_t number = 0, bool flag = true, uint32_t threads = 0);
+bool elect(int line, uint32_t members, uint32_t& lane);
+uint32_t shuffle(int line, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp_and_mask, uint32_t members,
+                 bool& in_range);
+uint32_t vote(int line, bool predicate, uint32_t members);
+void warp_barrier(int line, uint32_t members);
+
+void mbarrier_init(int line, uint64_t address, uint32_t arrivals);
+void mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes);
+void mbarrier_arrive_after_copies(int line, uint64_t address);
+void mbarrier_wait(int line, uint64_t address, uint32_t parity);
+
+void tma_prefetch(int line, uint64_t map);
+void tma_load(int line, uint64_t shared, uint64_t map, int32_t x, int32_t y, int32_t z, uint64_t barrier, uint32_t ranks);
+void tma_store(int line, uint64_t map, int32_t x, int32_t y, int32_t z, uint64_t shared);
+
+// ---- Matrices ------------------------------------------------------------------------------------------------------
+
+void ldmatrix(int line, uint32_t* registers, uint64_t address, uint32_t matrices, bool transpose);
+void stmatrix(int line, uint64_t address, uint32_t const* registers, uint32_t matrices, bool transpose);
+// wmma.load of 16 x 16 elements; see templates/mma_sync/wmma.cuh.
+void wmma_load(int line, uint32_t* registers, uint64_t address, uint32_t pitch, bool of_a, bool by_rows);
+// d += a b. a, b and d hold the registers of m16n8k16; those that a smaller shape lacks are 0.
+void mma(int line, Element in, Element acc, uint32_t depth, uint32_t* d, uint32_t const* a, uint32_t const* b);
+void wgmma(int line, Element in, Element acc, uint32_t n, WgmmaRegisters& registers, uint16_t const* list, uint64_t a,
+           uint64_t b, bool accumulate, bool a_mn_major, bool b_mn_major);
+void wgmma_order(int line, Kind kind, WgmmaRegisters& registers, uint32_t number = 0);
+
+void register_in_flight(int line, char const* name);
+
+// The registers that may hold accumulators of wgmma.
+template <int COUNT>
+struct AccumulatorRegisters {
+  uint32_t values[COUNT];
+  uint64_t tokens[COUNT] = {};
+  WgmmaRegisters file = {values, tokens, COUNT};
+  char const* const* names;
+
+  explicit AccumulatorRegisters(char const* const* names) : names(names) { memset(values, 0xff, sizeof values); }
+  void access(int line, int i) {
+    if (tokens[i] > WgmmaRegisters::accessed) register_in_flight(line, names[i]);
+    else tokens[i] = WgmmaRegisters::accessed;
+  }
+  __attribute__((noinline)) uint32_t read(int line, int i) {
+    access(line, i);
+    return values[i];
+  }
+  __attribute__((noinline)) void write(int line, int i, uint32_t value) {
+    access(line, i);
+    values[i] = value;
+  }
+  // mov of another value, which gives the name to a new register
+  __attribute__((noinline)) void set(int i, uint32_t value) {
+    tokens[i] = WgmmaRegisters::accessed;
+    values[i] = value;
+  }
+  // mov from one to the other, in this order: pairs of `to` and `from`.
+  template <int PAIRS>
+  void copy(uint16_t const (&pairs)[PAIRS][2]) {
+    for (auto const& [to, from] : pairs) {
+      tokens[to] = tokens[from];
+      values[to] = values[from];
+    }
+  }
+};
+
+// ---- Arithmetic ----------------------------------------------------------------------------------------------------
+
+inline float f32(uint32_t bits) { return float_of(bits); }
+inline double f64(uint64_t bits) {
+  double value;
+  memcpy(&value, &bits, 8);
+  return value;
+}
+inline uint64_t bits64(double value) {
+  uint64_t bits;
+  memcpy(&bits, &value, 8);
+  return bits;
+}
+inline uint32_t bits32(float value) { return bits_of(value); }
+
+// Shifts by more than the width, which C++ leaves undefined.
+template <class T>
+inline T shl(T value, uint32_t by) {
+  return by < sizeof(T) * 8 ? T(value << by) : T(0);
+}
+template <class T>
+inline T shr(T value, uint32_t by) {
+  return by < sizeof(T) * 8 ? T(value >> by) : T(value < 0 ? -1 : 0);
+}
+template <class T>
+inline T div(T a, T b) {
+  return b == 0 ? T(-1) : T(-1) < T(0) && b == T(-1) ? T(0 - a) : T(a / b);
+}
+template <class T>
+inline T rem(T a, T b) {
+  return b == 0 ? a : T(-1) < T(0) && b == T(-1) ? T(0) : T(a % b);
+}
+inline uint32_t bfi(uint32_t a, uint32_t b, uint32_t at, uint32_t length) {
+  uint32_t const mask = shl((length & 255) < 32 ? (1u << (length & 255)) - 1 : ~0u, at & 255);
+  return (b & ~mask) | (shl(a, at & 255) & mask);
+}
+inline uint64_t bfi(uint64_t a, uint64_t b, uint32_t at, uint32_t length) {
+  uint64_t const mask = shl((length & 255) < 64 ? (uint64_t(1) << (length & 255)) - 1 : ~uint64_t(0), at & 255);
+  return (b & ~mask) | (shl(a, at & 255) & mask);
+}
+inline uint32_t bfe(uint32_t a, uint32_t at, uint32_t length) {
+  uint32_t const mask = (length & 255) < 32 ? (1u << (length & 255)) - 1 : ~0u;
+  return shr(a, at & 255) & mask;
+}
+inline uint32_t lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
+  uint32_t result = 0;
+  for (uint32_t i = 0; i < 8; ++i) {
+    if (table >> i & 1) result |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+  }
+  return result;
+}
+inline uint32_t funnel(uint32_t low, uint32_t high, uint32_t by, bool left, bool wrap) {
+  by = wrap ? by & 31 : by < 32 ? by : 32;
+  uint64_t const both = uint64_t(high) << 32 | low;
+  return left ? uint32_t(both << by >> 32) : uint32_t(both >> by);
+}
+inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
+  uint64_t const bytes = uint64_t(b) << 32 | a;
+  uint32_t result = 0;
+  for (uint32_t i = 0; i < 4; ++i) {
+    uint32_t const select = selector >> 4 * i;
+    uint32_t byte = uint32_t(bytes >> 8 * (select & 7)) & 255;
+    if (select & 8) byte = byte & 128 ? 255 : 0;
+    result |= byte << 8 * i;
+  }
+  return result;
+}
+template <class Wide, class T>
+inline T mul_hi(T a, T b) {
+  return T(Wide(a) * Wide(b) >> sizeof(T) * 8);
+}
+
+// PTX returns the operand that is a number, if only one is. Poison stays poison.
+inline float max_of(float a, float b) {
+  return is_poison_float(bits_of(a)) ? a : is_poison_float(bits_of(b)) ? b : __builtin_fmaxf(a, b);
+}
+inline float min_of(float a, float b) {
+  return is_poison_float(bits_of(a)) ? a : is_poison_float(bits_of(b)) ? b : __builtin_fminf(a, b);
+}
+// Subnormal numbers become zero of the same sign (.ftz).
+inline float flush(float value) {
+  uint32_t const bits = bits_of(value);
+  return bits & 0x7f800000 ? value : float_of(bits & 0x80000000);
+}
+template <class T>
+inline T integer_of(double value) {  // clamps, and turns a NaN into 0
+  constexpr T least = T(-1) < T(0) ? T(T(1) << (sizeof(T) * 8 - 1)) : T(0);
+  constexpr T most = T(~least);
+  if (!(value == value)) return 0;
+  if (value <= double(least)) return least;
+  if (value >= double(most)) return most;
+  return T(value);
+}
+// Round to nearest, ties away, to the 10 bits of tf32.
+inline uint32_t rounded_tf32(float value) {
+  uint32_t const bits = bits_of(value);
+  return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000;
+}
+inline uint32_t pair_of(uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; }
+
+}  // namespace hgemm::executor::ptx
