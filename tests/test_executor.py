@@ -428,7 +428,7 @@ def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, mo
         proving.load(subject, host_toolchain(fake))
     assert len(calls(fake)) == 4 and path.read_text() == "object\n"  # the executor and the variant, twice
     path.write_bytes(b"")
-    monkeypatch.setattr(proving, "Executable", lambda found: found.read_bytes() or ctypes.CDLL(str(found)))
+    monkeypatch.setattr(proving, "Executable", lambda found, ptx: found.read_bytes() or ctypes.CDLL(str(found)))
     assert proving.load(subject, host_toolchain(fake)) == b"object\n" and len(calls(fake)) == 6
 
 

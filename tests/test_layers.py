@@ -27,6 +27,7 @@ LAYERS = (
     "generator.store",
     "generator.build",
     "generator.catalog",
+    "generator.ptx",
     "generator.proof generator.device_check",
     "generator.export generator.ladders generator.pack generator.tuning",
     "generator.report generator.explain generator.compare generator.doctor",

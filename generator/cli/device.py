@@ -173,7 +173,8 @@ written, and that two runs give the same bits.
 
 --emulate compiles the emitted source with this machine's C++ compiler (CXX) and runs every thread of it on the CPU, under
 adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of uninitialized
-memory, and counts bank conflicts. The proof is stored in the variant's record.
+memory, and counts bank conflicts. The proof is stored in the variant's record. With --of ptx, it runs the PTX that ptxas assembles
+instead, also of CuTe DSL modules, and stores nothing.
 
 SYMBOLS are symbols, hashes, aliases, prefixes or globs. Without SYMBOLS, the filters select. The default shapes derive from each
 variant's tile: whole, ragged, tiny, batched, and with padded rows. Variants that the GPU cannot run are skipped and listed.
@@ -183,6 +184,7 @@ Exit status 1: a variant failed, or none passed.
 \b
 Examples:
   hgemm verify --emulate
+  hgemm verify --emulate --of ptx --arch 90a
   hgemm verify --device '*128x128x32*' --shapes 128x128x64,33x65x17@3
   hgemm verify --device --arch 90 --junit results.xml
 """
@@ -192,6 +194,7 @@ Examples:
 @click.argument("symbols", nargs=-1, type=Symbol())
 @click.option("--device", "on_device", is_flag=True, help="Check on this machine's GPU.")
 @click.option("--emulate", is_flag=True, help="Check on this machine's CPU. Needs no GPU.")
+@click.option("--of", type=click.Choice(("source", "ptx")), default="source", help="What --emulate runs.")
 @library_option
 @filter_options
 @click.option("--shapes", default="", metavar="SHAPES", help="Shapes MxNxK or MxNxK@BATCH: 128x128x64,33x65x17@3.")
@@ -220,6 +223,7 @@ def verify_command(
     symbols: tuple[str, ...],
     on_device: bool,
     emulate: bool,
+    of: str,
     library: Path,
     shapes: str,
     seed: int,
@@ -233,6 +237,8 @@ def verify_command(
     if on_device == emulate:
         mistake = "--device and --emulate exclude each other" if emulate else "no place to verify is given"
         raise RequestError(f"{mistake}: use --device for this machine's GPU, or --emulate for its CPU")
+    if of != "source" and on_device:
+        raise RequestError(f"--of {of} is for --emulate: on a GPU, choose the code with --code")
     if shapes:
         Shape.parse_list(shapes)
     require_writable(junit, "--junit")
@@ -240,7 +246,7 @@ def verify_command(
     note_left_out(opened, Selection(**filters), symbols)
     chosen = choose(opened, symbols, Selection(**filters))
     if emulate:
-        found = _emulated(opened, chosen, shapes, seed, jobs, timeout)
+        found = _emulated(opened, chosen, of, shapes, seed, jobs, timeout)
     else:
         found = _on_device(library, chosen, shapes, seed, jobs, timeout, code)
     outcomes = []
@@ -269,12 +275,12 @@ def _on_device(
 
 
 def _emulated(
-    library: Library, symbols: list[str], shapes: str, seed: int, jobs: int | None, timeout: float | None
+    library: Library, symbols: list[str], of: str, shapes: str, seed: int, jobs: int | None, timeout: float | None
 ) -> Iterator[CheckOutcome]:
     from generator.proof.jobs import Emulation, host_toolchain  # slow to load, and needed only here
 
     emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores())
-    return replace(emulation, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
+    return replace(emulation, of=of, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 
 
 # ==== bench ====

@@ -15,12 +15,14 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from generator.build.toolchain import cuda_include, cutlass_include, in_whole_cute, version_of
 from generator.errors import BuildError, HgemmError, first_error
+from generator.ptx.parser import parse
+from generator.ptx.translate import PTX_FILE, origins, translate
 from generator.store.files import disk_errors, temporary_name
 from hgemm.disk import TEMPORARY, is_stale
 from hgemm.errors import DeviceError
@@ -180,9 +182,10 @@ class Report:
 
 
 class Executable:
-    """A kernel that runs on the CPU: its shared object, loaded."""
+    """A kernel that runs on the CPU: its shared object, loaded. Findings of a kernel of `ptx` quote its instruction."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ptx: str = "") -> None:
+        self._ptx = ptx
         self._emulate = ctypes.CDLL(str(path)).hgemm_emulate
         self._emulate.argtypes = [ctypes.POINTER(_Emulation), ctypes.c_char_p, ctypes.c_size_t]
 
@@ -216,7 +219,15 @@ class Executable:
         document = json.loads(text.value.decode(errors="replace"))
         if status != _EMULATED:
             raise DeviceError(f"the executor rejects the launch: {document.get('error', f'status {status}')}")
-        return Report.of_json(document)
+        return self._quoted(Report.of_json(document))
+
+    def _quoted(self, report: Report) -> Report:
+        """Return a report whose findings quote the instruction of their PTX line."""
+        if not self._ptx or not report.findings:
+            return report
+        quotes = origins(self._ptx, {one.line for one in report.findings if one.file == PTX_FILE})
+        quoted = (replace(one, message=one.message + quotes.get(one.line, "")) for one in report.findings)
+        return replace(report, findings=tuple(quoted))
 
 
 # ==== The host's C++ compiler ====
@@ -392,9 +403,12 @@ def _delete(path: Path, size_bytes: int) -> int:
 
 EXECUTOR = "executor/executor.cpp"
 VARIANT = "executor/variant.cpp"
+PTX = "executor/ptx.hpp"
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
 _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
 _VARIANT_OPTIONS = (*_COMMON, "-shared", "-DHGEMM_HOST")
+_PTX_OPTIONS = (*_COMMON, "-shared", "-fwrapv")
+"""PTX defines overflow of signed integers."""
 _BUILD_TIMEOUT_S = 300
 _INSTRUCTIONS = ("executor/cute", "executor/cutlass")
 """CPU versions of CuTe and CUTLASS headers."""
@@ -430,6 +444,26 @@ class HostToolchain:
             return found
         with self._arguments(symbol, source) as arguments:
             return self._compile(symbol, options, [*arguments, str(executor)], name)
+
+    def ptx_executable(self, symbol: str, ptx: str, rebuild: bool = False) -> Path:
+        """Return the shared object of a kernel's PTX, translated to C++, from the cache unless `rebuild` is set.
+
+        Raises: PtxError for an instruction that is not supported; BuildError with the compiler's log; LibraryError if the
+            cache is not writable.
+        """
+        executor = self.executor(rebuild)
+        translated = translate(parse(ptx), symbol)
+        inputs = {**includes_of_file(PTX, self.templates), "kernel.cpp": _hash(translated.encode()), "": executor.name}
+        options = (*_PTX_OPTIONS, self.level)
+        name = self._name("ptx", options, inputs, ".so")
+        found = None if rebuild else cached(self.cache, name)
+        if found:
+            return found
+        text = temporary_file(self.cache, translated)
+        try:
+            return self._compile(symbol, options, ["-x", "c++", str(text), "-x", "none", str(executor)], name)
+        finally:
+            text.unlink()
 
     def compiles(self, symbol: str, source: str) -> bool:
         """Tell whether the compiler accepts a source, regardless of the cache."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,20 @@ from generator.errors import ProofError
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
 from generator.store.library import Library
 from hgemm.cases import Shape
-from hgemm.record import SOURCE_NAME, dump
+from hgemm.record import PTX_NAME, SOURCE_NAME, dump
 
 TIMEOUT_S = 300.0
+SOURCE, PTX = "source", "ptx"
+SUBJECTS = (SOURCE, PTX)
+"""What a proof runs: the emitted source, or the PTX that ptxas assembles."""
 
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """A kernel to prove: its source, its record, and the host toolchain. Empty `shapes` means its default cases."""
+    """A kernel to prove: its source, its record, and the host toolchain. Empty `shapes` means its default cases.
+
+    Fields: `ptx` is packed by `pack`; if it is set, it is proved instead of the source.
+    """
 
     symbol: str
     source: str
@@ -39,6 +47,16 @@ class ProofRequest:
     seed: int = 0
     flags: tuple[str, ...] = ()
     level: str = HostToolchain.level
+    ptx: str = ""
+
+
+def pack(text: bytes) -> str:
+    """Return a text in a form that fits an argument of a command: Linux allows 128 KiB, and PTX exceeds it."""
+    return base64.b85encode(zlib.compress(text)).decode()
+
+
+def unpack(packed: str) -> str:
+    return zlib.decompress(base64.b85decode(packed)).decode()
 
 
 def request_of(
@@ -76,7 +94,13 @@ def check_here(request: ProofRequest) -> CheckOutcome:
         compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level
     )
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
-    subject = Subject(request.symbol, request.source, request.record, request.mma_per_k_tile)
+    subject = Subject(
+        request.symbol,
+        request.source,
+        request.record,
+        request.mma_per_k_tile,
+        unpack(request.ptx) if request.ptx else "",
+    )
     proved = prove(subject, host_toolchain, shapes, request.seed)
     checks = tuple(asdict(check) for check in proved.checks)
     return CheckOutcome(request.symbol, checks, "", "", time.monotonic() - began, proved.proof, proved.sites)
@@ -85,7 +109,10 @@ def check_here(request: ProofRequest) -> CheckOutcome:
 # ==== `hgemm verify --emulate` and `generate --verify emulate` ====
 
 
-NOT_IN_CPP = "the executor runs C++ kernels only, and this is a CuTe DSL module: verify it on a GPU"
+NOT_IN_CPP = (
+    "the executor runs C++ kernels only, and this is a CuTe DSL module: verify it on a GPU, or its PTX with "
+    "`hgemm verify --emulate --of ptx`"
+)
 _TIMES = "emulate_seconds"
 
 
@@ -101,7 +128,10 @@ def host_toolchain() -> HostToolchain:
 
 @dataclass(frozen=True)
 class Emulation:
-    """The proof of kernels of a library: shapes, seed and number of processes."""
+    """The proof of kernels of a library: shapes, seed and number of processes.
+
+    Fields: `of` is what is run: the emitted source, or the PTX that ptxas assembles.
+    """
 
     library: Library
     host_toolchain: HostToolchain
@@ -109,9 +139,10 @@ class Emulation:
     seed: int = 0
     jobs: int = 1
     timeout_s: float = TIMEOUT_S
+    of: str = SOURCE
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
-        """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record."""
+        """Yield the outcome of each kernel, in order. A proof of the source on the default shapes is stored in its record."""
         items = [self._request(symbol) for symbol in symbols]
         requests = [one for one in items if isinstance(one, ProofRequest)]
         if requests:
@@ -119,13 +150,16 @@ class Emulation:
         outcomes = workers(self.jobs, self.timeout_s).check_all(requests)
         for one in items:
             outcome = next(outcomes)[0] if isinstance(one, ProofRequest) else one
-            if outcome.proof:
+            if outcome.proof and self.of == SOURCE:
                 self._store(outcome)
             yield outcome
         trim(self.host_toolchain.cache)
 
     def _request(self, symbol: str) -> ProofRequest | CheckOutcome:
         variant = self.library.load(symbol)
+        if self.of == PTX:
+            request = request_of(self.host_toolchain, "", variant.record.data, self.shapes, self.seed)
+            return replace(request, ptx=pack(variant.artefacts[PTX_NAME]))
         if variant.record.source_name != SOURCE_NAME:
             return CheckOutcome(symbol, skipped=NOT_IN_CPP)
         try:

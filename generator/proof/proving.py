@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from generator.errors import BuildError, ProofError
 from generator.layouts import BANK_BYTES, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases, measured_case
+from generator.ptx.parser import parse
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.cases import Case, Shape, cases_of
 from hgemm.dtypes import DTYPES
@@ -260,12 +263,16 @@ _MAX_FAILED_CASES = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """The kernel to prove: its source, its record, and the planned number of tensor instructions per k-tile and warp."""
+    """The kernel to prove: its source, its record, and the planned number of tensor instructions per k-tile and warp.
+
+    Fields: the kernel is built from `ptx` if it is set, otherwise from `source`.
+    """
 
     symbol: str
     source: str
     record: Mapping[str, Any]
     mma_per_k_tile: int
+    ptx: str = ""
 
     @property
     def stages(self) -> int:
@@ -298,6 +305,8 @@ def prove(
     """
     began = time.monotonic()
     traits = LaunchTraits.of(subject.record)
+    if subject.ptx:
+        require_launch(subject, traits)
     kernel = EmulatedKernel(traits, load(subject, host_toolchain), ())
     cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
     checks = list(_checks_of(kernel, cases, seed))
@@ -310,21 +319,40 @@ def prove(
     return ProofResult(tuple(checks), proof, tuple(sites))
 
 
+def require_launch(subject: Subject, traits: LaunchTraits) -> None:
+    """Raise ProofError if the record launches a kernel in another way than its PTX allows, so that the driver would reject it."""
+    kernel = parse(subject.ptx).kernel(subject.symbol)
+    allowed = {
+        "threads": (traits.threads, math.prod(kernel.required_threads), math.prod(kernel.most_threads)),
+        "CTAs of a cluster": (math.prod(traits.cluster), math.prod(kernel.cluster), 0),
+    }
+    for name, (launched, required, most) in allowed.items():
+        if (required and launched != required) or (most and launched > most):
+            limit = f"exactly {required}" if required else f"at most {most}"
+            raise ProofError(
+                f"the record launches {launched} {name}, and the PTX allows {limit}: generate the kernel again"
+            )
+
+
 def load(subject: Subject, host_toolchain: HostToolchain) -> Executable:
     """Build and load a kernel. If this fails because the cache is damaged, build everything once more.
 
     Raises: BuildError if the compiler rejects the source, ProofError if the result cannot be loaded.
     """
+    if subject.ptx:
+        build = partial(host_toolchain.ptx_executable, subject.symbol, subject.ptx)
+    else:
+        build = partial(host_toolchain.executable, subject.symbol, subject.source)
     try:
-        return Executable(host_toolchain.executable(subject.symbol, subject.source))
+        return Executable(build(), subject.ptx)
     except BuildError:
-        if not host_toolchain.compiles(subject.symbol, subject.source):
+        if subject.ptx or not host_toolchain.compiles(subject.symbol, subject.source):
             raise
     except (OSError, AttributeError):
         pass
-    path = host_toolchain.executable(subject.symbol, subject.source, rebuild=True)
+    path = build(rebuild=True)
     try:
-        return Executable(path)
+        return Executable(path, subject.ptx)
     except (OSError, AttributeError) as error:
         raise ProofError(
             f"the output of {host_toolchain.compiler} cannot be loaded ({error}): set CXX to another compiler"

@@ -107,7 +107,18 @@ def _wide(operator: str) -> Emit:
     return emit
 
 
-_COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_COMPARED = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 _JOINED = {"and": "&", "or": "|", "xor": "^"}
 
 
@@ -139,7 +150,9 @@ def _move(match: re.Match, instruction: Instruction, writer: Writer) -> Statemen
     target, source = instruction.operands
     if isinstance(source, Vector):
         parts, width = source.parts, int(kind[1:]) // len(source.parts)
-        value = " | ".join(f"{C_TYPES[kind]}({writer.read(one, f'b{width}', line)}) << {width * i}" for i, one in enumerate(parts))
+        value = " | ".join(
+            f"{C_TYPES[kind]}({writer.read(one, f'b{width}', line)}) << {width * i}" for i, one in enumerate(parts)
+        )
         return [writer.write(target, kind, value, line)]
     if isinstance(target, Vector):
         width = int(kind[1:]) // len(target.parts)
@@ -169,10 +182,20 @@ def _convert(match: re.Match, instruction: Instruction, writer: Writer) -> State
     if to in _HALVES:
         return [writer.write(target, "b16", _rounded(f"float({value})", to, rounding), line)]
     if to[0] in "su" and source[0] == "f":
-        function = {"rni": "__builtin_rint", "rzi": "__builtin_trunc", "rmi": "__builtin_floor", "rpi": "__builtin_ceil"}
+        function = {
+            "rni": "__builtin_rint",
+            "rzi": "__builtin_trunc",
+            "rmi": "__builtin_floor",
+            "rpi": "__builtin_ceil",
+        }
         return [writer.write(target, to, f"ptx::integer_of<{C_TYPES[to]}>({function[rounding]}({value}))", line)]
     if to == "f32" and rounding in ("rni", "rzi", "rmi", "rpi"):
-        function = {"rni": "__builtin_rintf", "rzi": "__builtin_truncf", "rmi": "__builtin_floorf", "rpi": "__builtin_ceilf"}
+        function = {
+            "rni": "__builtin_rintf",
+            "rzi": "__builtin_truncf",
+            "rmi": "__builtin_floorf",
+            "rpi": "__builtin_ceilf",
+        }
         return [writer.write(target, to, f"{function[rounding]}({value})", line)]
     return [writer.write(target, to, f"{C_TYPES[to]}({value})", line)]
 
@@ -246,7 +269,9 @@ def _atomic(match: re.Match, instruction: Instruction, writer: Writer) -> Statem
     if match["order"] in ("release", "acq_rel"):
         yield fence
     added = writer.read(value, "u32", line)
-    call = f"ptx::atomic_add({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(address, line)}, {added})"
+    call = (
+        f"ptx::atomic_add({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(address, line)}, {added})"
+    )
     yield writer.write(target[0], "u32", call, line) if target else f"{call};"
     if match["order"] in ("acquire", "acq_rel"):
         yield fence
@@ -262,7 +287,9 @@ def _copy_async(match: re.Match, instruction: Instruction, writer: Writer) -> St
         copied = f"({writer.read(further[0], 'pred', line)} ? 0u : {size.value}u)"
     elif further and not match["hint"]:
         copied = writer.read(further[0], "u32", line)
-    return [f"ptx::cp_async({line}, {writer.address(target, line)}, {writer.address(source, line)}, {size.value}, {copied});"]
+    return [
+        f"ptx::cp_async({line}, {writer.address(target, line)}, {writer.address(source, line)}, {size.value}, {copied});"
+    ]
 
 
 def _call(function: str, *kinds: str, writes: str = "") -> Emit:
@@ -438,7 +465,11 @@ def _wmma_load(match: re.Match, instruction: Instruction, writer: Writer) -> Sta
     call = f"{line}, word, {writer.address(source, line)}, {writer.read(pitch, 'u32', line)}, {of_a}, {by_rows}"
     yield f"{{ uint32_t word[4]; ptx::wmma_load({call});"
     values = [f"word[{i}]" if i < 4 else "~0u" for i in range(len(target.parts))]
-    yield "  " + " ".join(writer.write(one, "b32", value, line) for one, value in zip(target.parts, values, strict=True)) + " }"
+    yield (
+        "  "
+        + " ".join(writer.write(one, "b32", value, line) for one, value in zip(target.parts, values, strict=True))
+        + " }"
+    )
 
 
 def _wmma(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
@@ -448,10 +479,12 @@ def _wmma(match: re.Match, instruction: Instruction, writer: Writer) -> Statemen
     kind = match["t"] or "f16"
     acc, half = "f32" if match["acc"] == "f32" else "f16", len(d) // 2
     for i in range(2):
-        yield f"{{ uint32_t d[] = {{{_words(c[i * half : (i + 1) * half], writer, line, half)}}};"
-        yield f"  uint32_t const a[] = {{{_words(a[:4], writer, line, 4)}}}, b[] = {{{_words(b[2 * i : 2 * i + 2], writer, line, 2)}}};"
+        mine = slice(i * half, (i + 1) * half)
+        columns = _words(b[2 * i : 2 * i + 2], writer, line, 2)
+        yield f"{{ uint32_t d[] = {{{_words(c[mine], writer, line, half)}}};"
+        yield f"  uint32_t const a[] = {{{_words(a[:4], writer, line, 4)}}}, b[] = {{{columns}}};"
         yield f"  ptx::mma({line}, Element::{_ELEMENTS[kind]}, Element::{acc}, 16, d, a, b);"
-        written = (writer.write(one, "b32", f"d[{j}]", line) for j, one in enumerate(d[i * half : (i + 1) * half]))
+        written = (writer.write(one, "b32", f"d[{j}]", line) for j, one in enumerate(d[mine]))
         yield "  " + " ".join(written) + " }"
 
 
@@ -646,7 +679,13 @@ TABLE: tuple[Row, ...] = (
         memory="reads shared, writes global, later",
         ordering="reads what a proxy fence made visible",
     ),
-    Row(r"cp\.async\.bulk\.commit_group", _perform("tma_store_commit"), _ASYNC, writes=0, ordering="ends a group of stores"),
+    Row(
+        r"cp\.async\.bulk\.commit_group",
+        _perform("tma_store_commit"),
+        _ASYNC,
+        writes=0,
+        ordering="ends a group of stores",
+    ),
     Row(
         r"cp\.async\.bulk\.wait_group(?:\.read)?",
         _perform("tma_store_wait_read"),
@@ -695,14 +734,14 @@ TABLE: tuple[Row, ...] = (
         ordering="the thread knows what arriving threads released",
     ),
     Row(
-        r"membar\.(?:gl|sys)|fence(?:\.acq_rel|\.sc)?\.(?:gpu|sys)",
+        r"membar\.(?:gl|sys)",
         _perform("global_fence"),
         _SYNC,
         writes=0,
         ordering="orders accesses of global memory around later and earlier atomics",
     ),
     Row(
-        r"fence\.acq_rel\.(?:gpu|sys)",
+        r"fence(?:\.acq_rel|\.sc)?\.(?:gpu|sys)",
         _perform("global_fence"),
         _SYNC,
         writes=0,
@@ -831,7 +870,15 @@ TABLE: tuple[Row, ...] = (
         ordering="all groups but the last ones are complete",
     ),
     # ---- Miscellaneous ----
-    Row(r"setmaxnreg\.inc\.sync\.aligned\.u32", _perform("setmaxnreg"), _MISC, writes=0, ordering="waits for registers"),
-    Row(r"setmaxnreg\.dec\.sync\.aligned\.u32", _perform("setmaxnreg", "false"), _MISC, writes=0, ordering="frees registers"),
+    Row(
+        r"setmaxnreg\.inc\.sync\.aligned\.u32", _perform("setmaxnreg"), _MISC, writes=0, ordering="waits for registers"
+    ),
+    Row(
+        r"setmaxnreg\.dec\.sync\.aligned\.u32",
+        _perform("setmaxnreg", "false"),
+        _MISC,
+        writes=0,
+        ordering="frees registers",
+    ),
     Row(r"nanosleep\.u32", _nothing, _MISC, writes=0),
 )

@@ -150,7 +150,9 @@ class Module:
         found = [kernel for kernel in self.kernels if name in ("", kernel.name)]
         if len(found) != 1:
             names = ", ".join(kernel.name for kernel in self.kernels) or "none"
-            raise PtxError(f"the PTX has {'no' if not found else 'more than one'} kernel {name}: its kernels are {names}")
+            raise PtxError(
+                f"the PTX has {'no' if not found else 'more than one'} kernel {name}: its kernels are {names}"
+            )
         return found[0]
 
 
@@ -165,7 +167,7 @@ _TOKEN = re.compile(
     rf"|(?:@(?P<not>!?)(?P<predicate>{_NAME})\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>[^;]*);)"
 )
 _END = re.compile(r"\s*\Z")
-_REG = re.compile(rf"\s*\.(\w+)\s+(.*)", re.DOTALL)
+_REG = re.compile(r"\s*\.(\w+)\s+(.*)", re.DOTALL)
 _DECLARED = re.compile(rf"({_NAME})\s*(?:<\s*(\d+)\s*>)?")
 _VARIABLE = re.compile(
     rf"\.(?P<space>shared|global|const|param|local)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+(?P<name>{_NAME})"
@@ -331,9 +333,7 @@ class _Body:
         guard = self._operand(predicate, line) if predicate else None
         if guard is not None and not isinstance(guard, Register):
             raise PtxError(f"line {line} of the PTX has an unknown predicate {predicate}")
-        self._body.append(
-            Instruction(match["opcode"], operands, line, guard, match["not"] == "!", self._location)
-        )
+        self._body.append(Instruction(match["opcode"], operands, line, guard, match["not"] == "!", self._location))
 
     def _operands(self, text: str, line: int) -> Iterator[Operand]:
         at, end = 0, len(text.rstrip())

@@ -5,7 +5,7 @@ Each instruction of the kernel becomes the statements of its row in generator.pt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import groupby
 
 from generator.ptx.instructions import statements
@@ -19,8 +19,16 @@ using namespace hgemm::executor;
 
 """
 _STORAGE = {"pred": ("bool", "false")}
-_WORDS = {8: ("uint8_t", "uint8_t(~0u)"), 16: ("uint16_t", "uint16_t(~0u)"), 32: ("uint32_t", "~0u"), 64: ("uint64_t", "~0ull")}
+_WORDS = {
+    8: ("uint8_t", "uint8_t(~0u)"),
+    16: ("uint16_t", "uint16_t(~0u)"),
+    32: ("uint32_t", "~0u"),
+    64: ("uint64_t", "~0ull"),
+}
 _PER_LINE = 8
+_QUOTE = 60
+PTX_FILE = "kernel.ptx"
+"""The name of the PTX in findings."""
 
 
 def translate(module: Module, name: str = "") -> str:
@@ -31,13 +39,22 @@ def translate(module: Module, name: str = "") -> str:
     kernel = module.kernel(name)
     accumulators = accumulator_registers(kernel)
     writer = Writer(kernel, shared_offsets((*module.variables, *kernel.variables)), accumulators)
-    return "".join(f"{line}\n" for line in (_HEAD.rstrip("\n"), "", *_function(kernel, writer, accumulators), *_entry(kernel)))
+    return "".join(
+        f"{line}\n" for line in (_HEAD.rstrip("\n"), "", *_function(kernel, writer, accumulators), *_entry(kernel))
+    )
 
 
-def locations(text: str) -> dict[int, Location]:
-    """Return the source line of each PTX line that has an instruction, as far as .loc states it."""
+def origins(text: str, lines: Collection[int]) -> dict[int, str]:
+    """Return, for findings at these lines of a PTX text, a quote of the instruction and the source line that .loc states."""
     bodies = (one for kernel in parse(text).kernels for one in kernel.body)
-    return {one.line: one.location for one in bodies if isinstance(one, Instruction) and one.location}
+    found = {one.line: one.location for one in bodies if isinstance(one, Instruction) and one.line in lines}
+    texts = text.splitlines()
+    return {line: _origin(" ".join(texts[line - 1].split()), location) for line, location in found.items()}
+
+
+def _origin(quote: str, location: Location | None) -> str:
+    shown = quote if len(quote) <= _QUOTE else quote[:_QUOTE] + "..."
+    return f" [{shown}]" + (f" (from {location.file}:{location.line})" if location else "")
 
 
 def accumulator_registers(kernel: Kernel) -> dict[str, int]:

@@ -52,9 +52,7 @@ class Writer:
     `accumulators` maps the names of registers that may hold accumulators of wgmma to their places in `acc`.
     """
 
-    def __init__(
-        self, kernel: Kernel, shared_offsets: Mapping[str, int], accumulators: Mapping[str, int]
-    ) -> None:
+    def __init__(self, kernel: Kernel, shared_offsets: Mapping[str, int], accumulators: Mapping[str, int]) -> None:
         self._parameters = {one.name: i for i, one in enumerate(kernel.parameters)}
         self._shared = shared_offsets
         self._accumulators = accumulators
@@ -150,7 +148,8 @@ class Writer:
         place = self._accumulators.get(target.name)
         if place is not None:
             return f"acc.write({line}, {place}, {value});"
-        return f"{self.variable(target)} = {C_TYPES['b' + str(bits_of_type(target.type))] if target.type != 'pred' else 'bool'}({value});"
+        stored = "bool" if target.type == "pred" else C_TYPES[f"b{bits_of_type(target.type)}"]
+        return f"{self.variable(target)} = {stored}({value});"
 
     def copied(self, target: Operand, source: Operand) -> tuple[int, int] | None:
         """Return the places of two registers that may both hold accumulators."""

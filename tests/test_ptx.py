@@ -1,0 +1,225 @@
+"""PTX on the CPU: it is parsed as written, each instruction has known semantics or is refused, and kernels run and are checked."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import hgemm
+
+from generator.errors import ProofError
+from generator.proof import executor as abi
+from generator.proof.executor import Adversary, Executable, HostToolchain, Launch, Region
+from generator.proof.proving import Subject, require_launch
+from generator.ptx.instructions import TABLE, row_of
+from generator.ptx.parser import Address, Instruction, Label, Number, Pair, PtxError, Register, Symbol, Vector, parse
+from generator.ptx.translate import accumulator_registers, origins, translate
+from generator.ptx.writer import shared_offsets
+from hgemm.launch_traits import LaunchTraits
+
+HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"
+REVERSE = (
+    HEAD
+    + """
+.shared .align 4 .b8 words[256];
+.visible .entry reverse(.param .u64 reverse_param_0, .param .u32 reverse_param_1)
+.reqntid 64, 1, 1
+{
+  .reg .pred %p<3>;
+  .reg .b32 %r<9>;
+  .reg .b64 %rd<4>;
+  ld.param.u64 %rd1, [reverse_param_0];
+  ld.param.u32 %r1, [reverse_param_1];  // whether to wait for the other threads
+  mov.u32 %r2, %tid.x;
+  shl.b32 %r3, %r2, 2;
+  mov.u32 %r4, words;
+  add.s32 %r5, %r4, %r3;
+  st.shared.u32 [%r5], %r2;
+  setp.eq.s32 %p1, %r1, 0;
+  @%p1 bra $L_read;
+  bar.sync 0;
+$L_read:
+  sub.s32 %r6, 252, %r3;
+  add.s32 %r7, %r4, %r6;
+  ld.shared.u32 %r8, [%r7];
+  mul.wide.u32 %rd2, %r2, 4;
+  add.s64 %rd3, %rd1, %rd2;
+  st.global.u32 [%rd3], %r8;
+  ret;
+}
+"""
+)
+
+
+def kernel_of(body: str):
+    return parse(
+        HEAD + f".visible .entry k(.param .align 8 .b8 k_param_0[160])\n.maxntid 128, 1, 1\n{{\n{body}\n}}\n"
+    ).kernel()
+
+
+def only(text: str) -> Instruction:
+    declared = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>;"
+    (one,) = kernel_of(declared + text).body
+    return one
+
+
+# ---- Parsing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_states_its_kernels_parameters_and_limits():
+    module = parse(REVERSE)
+    kernel = module.kernel("reverse")
+    assert (module.version, module.target) == ("9.0", "sm_90a")
+    assert [(one.name, one.size_bytes) for one in kernel.parameters] == [("reverse_param_0", 8), ("reverse_param_1", 4)]
+    assert kernel.required_threads == (64, 1, 1)
+    assert kernel.cluster == (0, 0, 0)
+    assert [one for one in kernel.body if isinstance(one, Label)] == [
+        Label("$L_read", REVERSE.split("$L_read:")[0].count("\n") + 1)
+    ]
+
+
+def test_clusters_and_static_and_dynamic_shared_memory():
+    text = HEAD + (
+        ".extern .shared .align 1024 .b8 dynamic[];\n"
+        ".visible .entry k()\n.maxntid 384, 1, 1\n.explicitcluster\n.reqnctapercluster 2, 1, 1\n"
+        "{ .shared .align 16 .b8 fixed[40]; ret; }"
+    )
+    module = parse(text)
+    kernel = module.kernel()
+    assert (kernel.most_threads, kernel.cluster) == ((384, 1, 1), (2, 1, 1))
+    assert shared_offsets((*module.variables, *kernel.variables)) == {"fixed": 0, "dynamic": 1024}
+
+
+@pytest.mark.parametrize(
+    ("text", "operands"),
+    [
+        ("mov.b32 %r1, -1;", (Register("%r1", "b32"), Number(-1))),
+        ("mov.f32 %f1, 0f3F800000;", (Register("%f1", "f32"), Number(0x3F800000, is_float=True))),
+        ("prmt.b32 %r1, %r2, %r3, 0x3340U;", (*(Register(f"%r{i}", "b32") for i in (1, 2, 3)), Number(0x3340))),
+        ("ld.param.u64 %rd1, [%rd2+-120];", (Register("%rd1", "b64"), Address(Register("%rd2", "b64"), -120))),
+        ("ld.global.v2.u32 {%r1, %r2}, [k_param_0+8];",
+         (Vector((Register("%r1", "b32"), Register("%r2", "b32"))), Address(Symbol("k_param_0"), 8))),
+        ("shfl.sync.idx.b32\t%r1|%p1, %r2, 0, 31, -1;",
+         (Pair(Register("%r1", "b32"), Register("%p1", "pred")), Register("%r2", "b32"), Number(0), Number(31), Number(-1))),
+        ("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%rd1, {%r1, %r2, 0}], [%r3];",
+         (Address(Register("%rd1", "b64"), 0, (Register("%r1", "b32"), Register("%r2", "b32"), Number(0))),
+          Address(Register("%r3", "b32")))),
+    ],
+)  # fmt: skip
+def test_operands(text, operands):
+    assert only(text).operands == operands
+
+
+def test_a_predicate_guards_an_instruction():
+    assert only("@!%p1 bra $L;").negated
+    assert only("@%p1 ret;").predicate == Register("%p1", "pred")
+
+
+def test_nested_scopes_have_their_own_registers_and_labels():
+    loop = "{ .reg .pred P1; WAIT: mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], %r2; @P1 bra DONE; bra WAIT; DONE: }"
+    body = kernel_of(".reg .b32 %r<3>;" + loop + loop).body
+    labels = [one.name for one in body if isinstance(one, Label)]
+    targets = [one.operands[0].name for one in body if isinstance(one, Instruction) and one.opcode == "bra"]
+    assert len(set(labels)) == 4
+    assert targets == [labels[1], labels[0], labels[3], labels[2]]
+    waits = [one.operands[0].name for one in body if isinstance(one, Instruction) and one.opcode.startswith("mbarrier")]
+    assert len(set(waits)) == 2
+
+
+def test_lines_are_those_of_the_text_and_loc_names_the_source():
+    text = (
+        HEAD
+        + '.file 1 "gemm.cuh"\n.visible .entry k()\n{\n// comment\n.loc 1 42 7\nbar.sync 0; /* a\nlong one */ ret;\n}'
+    )
+    first, second = parse(text).kernel().body
+    assert (first.line, first.location.file, first.location.line) == (9, "gemm.cuh", 42)
+    assert second.line == 10
+    assert origins(text, {9}) == {9: " [bar.sync 0; /* a] (from gemm.cuh:42)"}
+
+
+@pytest.mark.parametrize("text", ["not PTX", HEAD + ".visible .entry k() { mov.u32 %r1; ! }"])
+def test_other_text_is_refused_in_one_line(text):
+    with pytest.raises(PtxError) as error:
+        parse(text)
+    assert "\n" not in str(error.value)
+
+
+# ---- Instructions ---------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_instruction_is_refused_by_name_and_line():
+    text = HEAD + ".visible .entry k()\n{\n.reg .b32 %r<2>;\ntex.1d.v4.f32 %r1, [%r0];\n}"
+    with pytest.raises(PtxError, match=r"instruction tex\.1d\.v4\.f32 is not supported, at line 7 of the PTX"):
+        translate(parse(text))
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    ["ld.acquire.gpu.global.u32", "cvt.rz.f16.f32", "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16", "call"],
+)
+def test_what_the_executor_does_not_model_is_refused(opcode):
+    with pytest.raises(PtxError):
+        list(translate(parse(HEAD + f".visible .entry k() {{ .reg .b32 %r<3>; {opcode} %r1, %r2; }}")))
+
+
+def test_rows_state_their_section_and_what_they_order():
+    for row in TABLE:
+        re.compile(row.pattern)
+        assert row.isa
+    assert "wait" in row_of("bar.sync")[0].ordering
+    assert row_of("membar.cta")[0].ordering == "none between CTAs"
+    assert row_of("st.global.v4.b32")[0].writes == 0
+
+
+def test_copies_of_accumulators_are_accumulators():
+    kernel = kernel_of(
+        ".reg .f32 %f<9>; .reg .b32 %r<9>; .reg .b64 %rd<2>; .reg .pred p;"
+        "mov.b32 %f1, %r1; mov.b32 %r2, %r3;"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1,%f2,%f3,%f4}, %rd0, %rd1, p, 1, 1, 0, 0;"
+        "mov.b32 %r4, %f4;"
+    )
+    assert set(accumulator_registers(kernel)) == {"%f1", "%f2", "%f3", "%f4", "%r1", "%r4"}
+
+
+def test_a_launch_that_the_ptx_does_not_allow_is_refused(small_library):
+    symbol = next(iter(small_library.records())).symbol
+    record = small_library.load(symbol).record.data
+    traits, subject = LaunchTraits.of(record), Subject(symbol, "", record, 0, REVERSE.replace("reverse", symbol))
+    require_launch(subject, replace(traits, threads=64))
+    with pytest.raises(ProofError, match="launches 128 threads, and the PTX allows exactly 64"):
+        require_launch(subject, replace(traits, threads=128))
+
+
+# ---- Execution ------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_of_ptx_runs_and_its_race_is_found(host_toolchain: HostToolchain):
+    executable = Executable(host_toolchain.ptx_executable("reverse", REVERSE), REVERSE)
+    for waits in (1, 0):
+        out = np.zeros(64, np.uint32)
+        region = Region("D", out.ctypes.data, 1, 256, 256, 1, 0, 4, abi.WRITABLE | abi.WRITE_ONCE)
+        parameters = (struct.pack("<Q", out.ctypes.data), struct.pack("<I", waits))
+        launch = Launch(1, 1, 64, 256, parameters, (region,), 1, 10000)
+        report = executable.run(launch, Adversary("late", "ahead_low", 1))
+        if waits:
+            assert not report.findings
+            assert (out == np.arange(64)[::-1]).all()
+        else:
+            race, *_ = [one for one in report.findings if one.kind == "race"]
+            assert "shared.u32" in REVERSE.splitlines()[race.line - 1]
+            assert race.message.endswith(f"[{REVERSE.splitlines()[race.line - 1].strip()}]")
+
+
+@pytest.mark.slow
+def test_a_variant_is_proved_by_its_ptx(small_library, host_toolchain, monkeypatch, capsys):
+    monkeypatch.setenv(abi.CACHE_VARIABLE, str(host_toolchain.cache.parent))
+    symbol = next(iter(small_library.records())).symbol
+    before = small_library.load(symbol).record.data["proof"]
+    status, out, _ = hgemm(
+        capsys, "verify", "--emulate", "--of", "ptx", "--library", small_library.folder, "--shapes", "33x35x40", symbol
+    )
+    assert status == 0, out
+    assert small_library.load(symbol).record.data["proof"] == before
