@@ -225,7 +225,9 @@ class PtxKernel:
         self.traits, self._program = traits, Program(ptx)
         self._manners = cycle([(True, False), (False, True), (True, True), (False, False)])
 
-    def launch(self, problem: Problem, *, device: int = 0, workspace_size: int | None = None) -> None:
+    def launch(
+        self, problem: Problem, *, device: int = 0, workspace_size: int | None = None, zeroed: bool = False
+    ) -> None:
         """Check a problem and run it to the end. Raises: ProblemError, or Fault."""
         check(problem, self.traits, workspace_size)
         places = matrices(problem, self.traits).values()
