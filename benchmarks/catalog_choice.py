@@ -16,7 +16,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -282,7 +282,12 @@ def _pruned(times: Times, kept: list[str], mean: float, worst: float) -> list[st
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--mean", default=0.02, show_default=True, help="Highest mean loss.")
 @click.option("--worst", default=0.08, show_default=True, help="Highest loss of a problem.")
-def choose(files: Sequence[Path], mean: float, worst: float) -> None:
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path),
+    help="Write the kernels chosen from all problems as variants of a spec file.",
+)
+def choose(files: Sequence[Path], mean: float, worst: float, to: Path | None) -> None:
     """Choose kernels on half of the problems, and report their losses on the other half."""
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     specs = {symbol: spec for document in documents for symbol, spec in document["specs"].items()}
@@ -309,8 +314,34 @@ def choose(files: Sequence[Path], mean: float, worst: float) -> None:
     for symbol in kept_all:
         spec = specs[symbol]
         wins = sum(min(us, key=us.__getitem__) == symbol for us in times)
-        words = ("cta_tile", "cluster", "cooperation", "schedule", "stages", "consumers", "raster", "swap_ab")
-        click.echo(f"  {wins:3} wins  {' '.join(str(spec[word]) for word in words)}  {symbol}")
+        click.echo(f"  {wins:3} wins  {' '.join(str(spec[word]) for word in CHOSEN)}  {symbol}")
+    if to:
+        to.write_text(variants_of([specs[symbol] for symbol in kept_all]), encoding="utf-8")
+
+
+CHOSEN = {
+    "cta_tile": "tile",
+    "swap_ab": "swap_ab",
+    "consumers": "consumers",
+    "cooperation": "cooperation",
+    "cluster": "cluster",
+    "schedule": "schedule",
+    "raster": "raster",
+    "stages": "stages",
+}
+"""The fields that the choice decides, and their names in a spec file."""
+
+
+def variants_of(specs: Iterable[Mapping[str, Any]]) -> str:
+    """Return the chosen fields of specs as variants of a spec file. Specs that differ in the tile only share a variant."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for spec in sorted(specs, key=lambda one: [int(extent) for extent in one["cta_tile"].split("x")]):
+        rest = tuple(f"{name} = {json.dumps(spec[field])}" for field, name in CHOSEN.items() if name != "tile")
+        groups.setdefault(rest, []).append(spec["cta_tile"])
+    variants = [
+        "\n".join(("[[variant]]", f"tile = {json.dumps(tiles)}", *rest)) for rest, tiles in sorted(groups.items())
+    ]
+    return "\n\n".join(variants) + "\n"
 
 
 if __name__ == "__main__":
