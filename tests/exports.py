@@ -66,8 +66,15 @@ def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
 
 
 def full_library(folder: Path) -> Library:
-    """Return the catalog and more, on paper."""
-    return paper_library(folder, [*catalog_kernels(), *more_kernels()])
+    """Return the catalog and more, on paper. Most of the kernels that differ in their tile only are left out."""
+    kinds: dict[tuple, list[Kernel]] = {}
+    for kernel in catalog_kernels():
+        spec = kernel.plan.spec
+        kinds.setdefault(
+            (spec.arch, spec.layout, spec.dtype_a, spec.acc, spec.bias, spec.align_a, spec.align_d), []
+        ).append(kernel)
+    few = [kernel for kernels in kinds.values() for kernel in kernels[:6]]
+    return paper_library(folder, [*few, *more_kernels()])
 
 
 def export_paper(library: Library, to: Path, name: str = "hgemm") -> Path:

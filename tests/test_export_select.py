@@ -204,6 +204,8 @@ def test_c_takes_the_options_that_were_measured_as_python_does(measured_library:
         expected = selector.find(wanted)
         status, found = in_c(library, target, kind, problem, workspace_bytes)
         assert (status, found.symbol.decode()) == (OK, expected.symbol), library.hgemm_last_message()
+        if expected.options is None:
+            continue
         assert (found.splits, found.whole_tiles, found.raster_tiles) == astuple(expected.options)
         was_measured = selector.measured_options(wanted).find(table.rows.index(expected.row), wanted) is not None
         taken[expected.rule == MEASURED] += was_measured
