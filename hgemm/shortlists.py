@@ -30,6 +30,7 @@ from hgemm.octave_grid import (
     MAX_FACTOR,
     MIN_FACTOR,
     REGION_COUNTS,
+    REGIONS,
     ROWS_WEIGHT,
     Point,
     Shortlist,
@@ -59,6 +60,8 @@ SAMPLE_OFFSETS = (
     (2, 2, -2),
 )
 """Sample points of a region as offsets from its middle along rows, n and k (Halton points). Units: sixteenths of an octave."""
+BATCH = 5 * REGION_COUNTS[2]
+"""Regions that an export computes at a time. Fewer and more take longer."""
 MAX_RATIO = 4.0
 """Times are capped at this multiple of the best one. Variants that do not support a problem count as this slow."""
 
@@ -85,9 +88,11 @@ class RegionShortlists:
         best = min((match for match in matches.values() if match is not None), default=None)
         self.places = [at for at, match in matches.items() if _usable(table.rows[at], match, best, self.target)]
         rows = [table.rows[place] for place in self.places]
-        self._rows = {field.name: np.array([getattr(row, field.name) for row in rows]) for field in fields(Row)[1:]}
-        self._sms = np.array([sms_used(row, self.target) for row in rows])
-        self._tiles_per_sm = np.array([tiles_per_sm(row, self.target) for row in rows])
+        columns = {field.name: np.array([getattr(row, field.name) for row in rows]) for field in fields(Row)[1:]}
+        columns["sms"] = np.array([sms_used(row, self.target) for row in rows])
+        columns["resident"] = np.array([tiles_per_sm(row, self.target) for row in rows])
+        self._rows: Columns = columns
+        self._deciding = np.flatnonzero(columns["decides_splits"]) if rows else np.array([], int)
         self._with_workspace = np.array([row.workspace_bytes(1, 1, 1) > 0 for row in rows])
         logs = [centered_logs(dict(problem.ratios)) for problem in aligned]
         measured = np.array([[of.get(row, math.nan) for row in self.places] for of in logs]).reshape(
@@ -101,6 +106,12 @@ class RegionShortlists:
             first = region - region % REGION_COUNTS[2]
             self._found |= self._compute(range(first, first + REGION_COUNTS[2]))
         return self._found[region]
+
+    def every(self) -> list[Shortlist]:
+        """Return the shortlists of all regions, in order."""
+        for first in range(0, REGIONS, BATCH):
+            self._found |= self._compute(range(first, first + BATCH))
+        return [self._found[region] for region in range(REGIONS)]
 
     def _compute(self, regions: range) -> dict[int, Shortlist]:
         """Return the shortlists of regions that all straddle sectors or all do not. A batch of them is several times as fast."""
@@ -135,61 +146,75 @@ class RegionShortlists:
         """
         r = self._rows
         m, n, k = (problems[:, at : at + 1] for at in range(3))
-        found = self._clocks(problems, straddling, r["splits"], 0)
-        if r["decides_splits"].any():
-            found = np.minimum(found, self._split_clocks(problems, straddling))
+        found = _clocks(r, problems, straddling, r["splits"], 0)
+        if self._deciding.size:
+            found[:, self._deciding] = np.minimum(found[:, self._deciding], self._split_clocks(problems, straddling))
         whole = (m % r["tile_m"] == 0) & (n % r["tile_n"] == 0) & (k % r["tile_k"] == 0)
         return np.where((r["exact_tiles_only"] == 0) | whole, found, np.inf)
 
     def _split_clocks(self, problems: np.ndarray, straddling: int) -> np.ndarray:
-        """Return the lowest estimate of the splits that launches may take, as hgemm.dispatch_table.candidate_options."""
-        r, found = self._rows, []
-        tiles, k_tiles = self._tiles(problems), np.ceil(problems[:, 2:3] / r["tile_k"])
-        for whole in (np.zeros_like(tiles), tiles // self._sms * self._sms):
+        """Return the lowest estimate of the splits that launches may take, as hgemm.dispatch_table.candidate_options.
+
+        Shapes: (problem, row), of the rows whose launches decide the splits.
+        """
+        r = _part(self._rows, self._deciding)
+        tiles, k_tiles = _tiles(r, problems), np.ceil(problems[:, 2:3] / r["tile_k"])
+        found = np.full(tiles.shape, np.inf)
+        for whole in (np.zeros_like(tiles), tiles // r["sms"] * r["sms"]):
             rest = tiles - whole
-            most = MAX_SPLIT_WAVES * self._sms * self._tiles_per_sm // np.maximum(rest, 1)
+            most = MAX_SPLIT_WAVES * r["sms"] * r["resident"] // np.maximum(rest, 1)
             most = np.minimum(k_tiles // MIN_SPLIT_K_TILES, most)
-            most = np.where((r["decides_splits"] > 0) & (0 < rest) & (rest <= WORKSPACE_COUNTERS), most, 0)
+            most = np.where((0 < rest) & (rest <= WORKSPACE_COUNTERS), most, 0)
             for splits in SPLITS:
-                clocks = self._clocks(problems, straddling, splits, whole)
-                found.append(np.where(splits <= most, clocks, np.inf))
-        return np.min(found, axis=0)
+                at = np.flatnonzero((splits <= most).any(axis=0))
+                if at.size:
+                    clocks = _clocks(_part(r, at), problems, straddling, splits, whole[:, at])
+                    found[:, at] = np.minimum(found[:, at], np.where(splits <= most[:, at], clocks, np.inf))
+        return found
 
-    def _tiles(self, problems: np.ndarray) -> np.ndarray:
-        r = self._rows
-        m, n, _, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
-        clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
-        return clusters * r["cluster_m"] * r["cluster_n"] * batch
 
-    def _clocks(self, problems: np.ndarray, straddling: int, splits: Any, whole: Any) -> np.ndarray:
-        """Return hgemm.dispatch_table.launch_clocks of all rows. The first `whole` tiles are not split."""
-        r, extra = self._rows, self._rows["straddling_clocks"] * straddling // 2
-        m, n, k, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
-        tiles, all_k_tiles = self._tiles(problems), np.ceil(k / r["tile_k"])
-        shared = (r["decides_splits"] > 0) & (splits > 1)
-        busy = single = loads = work = 0
-        for items, k_tiles, stored in (
-            (whole, all_k_tiles, 0),
-            ((tiles - whole) * splits, np.ceil(all_k_tiles / splits), r["partial_clocks"] * shared),
-        ):
-            busiest = np.ceil(items / self._sms)
-            rounds = np.ceil(busiest / self._tiles_per_sm)
-            busy = busy + busiest * (k_tiles * (r["k_tile_clocks"] + extra) + r["tile_clocks"] + stored)
-            single = single + rounds * (
-                k_tiles * (r["single_k_tile_clocks"] + extra) + r["single_tile_clocks"] + stored
-            )
-            loads = loads + items * k_tiles
-            work = work + items * (r["tile_clocks"] + stored)
-        kib = ((m + n) * k * batch // 1024) * r["operand_bytes"] + (m * n * batch // 1024) * r["result_bytes"]
-        loaded = loads * r["l2_clocks"] // (1 << L2_BITS)
-        l2 = np.maximum(loaded - kib * r["l2_mib_clocks"] // 1024, 0)
-        sm = np.maximum(busy, single)
-        average = (loads * (r["k_tile_clocks"] + extra) + work) // self._sms
-        sm = sm - np.maximum(sm - average, 0) // 2 * (r["calibration"] > 0)
-        memory = r["dram_start_clocks"] + kib * r["dram_mib_clocks"] // 1024 + l2
-        longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
-        added = (r["split_clocks"] + splits * r["partial_clocks"]) * shared
-        return r["launch_clocks"] + added + longer + np.maximum(shorter // 2 - longer // 8, 0)
+Columns = dict[str, np.ndarray]
+"""Fields of rows by name, with `sms` and `resident`: the SMs that each row uses, and its tiles per SM. Shapes: (row)."""
+
+
+def _part(r: Columns, at: np.ndarray) -> Columns:
+    """Return some of the rows."""
+    return {name: column[at] for name, column in r.items()}
+
+
+def _tiles(r: Columns, problems: np.ndarray) -> np.ndarray:
+    m, n, _, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
+    clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
+    return clusters * r["cluster_m"] * r["cluster_n"] * batch
+
+
+def _clocks(r: Columns, problems: np.ndarray, straddling: int, splits: Any, whole: Any) -> np.ndarray:
+    """Return hgemm.dispatch_table.launch_clocks of rows. The first `whole` tiles are not split."""
+    extra = r["straddling_clocks"] * straddling // 2
+    m, n, k, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
+    tiles, all_k_tiles = _tiles(r, problems), np.ceil(k / r["tile_k"])
+    shared = (r["decides_splits"] > 0) & (splits > 1)
+    busy = single = loads = work = 0
+    for items, k_tiles, stored in (
+        (whole, all_k_tiles, 0),
+        ((tiles - whole) * splits, np.ceil(all_k_tiles / splits), r["partial_clocks"] * shared),
+    ):
+        busiest = np.ceil(items / r["sms"])
+        rounds = np.ceil(busiest / r["resident"])
+        busy = busy + busiest * (k_tiles * (r["k_tile_clocks"] + extra) + r["tile_clocks"] + stored)
+        single = single + rounds * (k_tiles * (r["single_k_tile_clocks"] + extra) + r["single_tile_clocks"] + stored)
+        loads = loads + items * k_tiles
+        work = work + items * (r["tile_clocks"] + stored)
+    kib = ((m + n) * k * batch // 1024) * r["operand_bytes"] + (m * n * batch // 1024) * r["result_bytes"]
+    loaded = loads * r["l2_clocks"] // (1 << L2_BITS)
+    l2 = np.maximum(loaded - kib * r["l2_mib_clocks"] // 1024, 0)
+    sm = np.maximum(busy, single)
+    average = (loads * (r["k_tile_clocks"] + extra) + work) // r["sms"]
+    sm = sm - np.maximum(sm - average, 0) // 2 * (r["calibration"] > 0)
+    memory = r["dram_start_clocks"] + kib * r["dram_mib_clocks"] // 1024 + l2
+    longer, shorter = np.maximum(sm, memory), np.minimum(sm, memory)
+    added = (r["split_clocks"] + splits * r["partial_clocks"]) * shared
+    return r["launch_clocks"] + added + longer + np.maximum(shorter // 2 - longer // 8, 0)
 
 
 def _usable(row: Row, match: int | None, best: int | None, target: Target) -> bool:

@@ -169,8 +169,8 @@ class Shortlists:
         for survey in table.surveys:
             of_survey = RegionShortlists(table, survey)
             measured = {region_of(one.point, straddling) for one in survey.problems for straddling in (0, 1)}
-            for region in range(REGIONS):
-                place = places.setdefault(of_survey.at(region), len(places))
+            for region, shortlist in enumerate(of_survey.every()):
+                place = places.setdefault(shortlist, len(places))
                 regions.append(place | (HAS_MEASURED if region in measured else 0))
         return cls(tuple(regions), tuple(places))
 
