@@ -95,12 +95,13 @@ def reduced(documents: Sequence[Mapping[str, Any]], driver: str, date: str, with
 
 
 def in_lines(document: Mapping[str, Any]) -> str:
-    """Return JSON with a line for each field and each entry of a long list."""
+    """Return JSON with a line for each field and for each 8 entries of a long list."""
 
     def lines(value: Any) -> str:
         if not isinstance(value, list) or not value or not isinstance(value[0], list | dict):
             return json.dumps(value)
-        return "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in value) + "\n]"
+        entries = [json.dumps(one, separators=(",", ":")) for one in value]
+        return "[\n" + ",\n".join(",".join(entries[at : at + 8]) for at in range(0, len(entries), 8)) + "\n]"
 
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {lines(value)}" for name, value in document.items()) + "\n}\n"
 
