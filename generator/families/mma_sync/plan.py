@@ -361,7 +361,7 @@ def planned_spacing(plan: MmaSyncPlan) -> int:
 # kernels without a spill. ptxas reorders and recomputes, so no sum is exact.
 # Source: docs/performance-notes.md, "Registers and spills". tests/test_oracle.py samples both sides.
 
-BASE = 27
+BASE = 25
 """Pointers, loop state, temporaries, and a margin."""
 
 FRAGMENT = 0.96
@@ -378,7 +378,7 @@ COPY_ADDRESS = 0.9
 NARROW_COPY_BYTES, NARROW_COPY = 4, 4
 """In addition, per operand that is copied by so many bytes or fewer."""
 
-PERSISTENT = 14
+PERSISTENT = 10
 PROMOTED = -0.12
 """Per accumulator register: halves are free between k-tiles, when much else is alive."""
 
@@ -391,6 +391,9 @@ BY_ELEMENT = 8
 """In addition, per operand that lanes load by the element: each of 8 neighbours has its own address."""
 
 FLOAT_OUTPUT, BIAS = 1, 1.5
+
+FROM_SM100 = -5
+"""More addresses are in uniform registers."""
 
 EPILOGUE = 30
 """In addition to the accumulators."""
@@ -424,6 +427,7 @@ def _mainloop_registers(plan: MmaSyncPlan) -> float:
         BY_ELEMENT * ((not plan.a.by_ldmatrix) + (not plan.b.by_ldmatrix)),
         FLOAT_OUTPUT * (spec.dtype_d == "f32"),
         BIAS * (spec.bias != "none"),
+        FROM_SM100 * (ARCHS[spec.arch].number >= 100),
         ROOM * max(0, plan.max_registers - TIGHT_LIMIT),
     )
     return sum(terms)
