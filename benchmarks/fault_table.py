@@ -13,12 +13,19 @@ NUMBERS = "numbers"
 """Finds a fault if the executor reports nothing and D is wrong."""
 
 
+DEFAULT_CASES = ""
+"""The cases of a proof."""
+ANYTHING: tuple[str, ...] = ()
+"""Any failure finds the fault."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault.
 
     Fields: `edit` is one edit or several; `options` are those of the kernel, as `generate` takes them; `shapes` are the
-    problems that it runs; `caught_by` are kinds of findings, or NUMBERS, one of which must be reported.
+        problems that it runs, or DEFAULT_CASES; `caught_by` are kinds of findings, or NUMBERS, one of which must be reported, or
+        ANYTHING; `unfound` says why nothing finds the fault, or why it is none.
     """
 
     name: str
@@ -26,6 +33,7 @@ class Fault:
     options: dict[str, str]
     shapes: str
     caught_by: tuple[str, ...]
+    unfound: str = ""
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -1172,4 +1180,385 @@ MMA_SYNC_DIRECT = (
     ),
 )
 
-FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC, *MMA_SYNC_DIRECT)
+# ---- An audit's faults, each found by the default cases of its kernel ---------------------------------------------------
+
+AUDIT_80 = {"arch": "sm_80", "tile": "64x64x32", "stages": "3"}
+AUDIT_SPLIT = {**AUDIT_80, "schedule": "split_k:3"}
+AUDIT_UNALIGNED = {"arch": "sm_80", "tile": "64x64x32", "copy": "ldg_sts_unaligned", "align": "1"}
+AUDIT_90 = {"arch": "sm_90a", "tile": "128x128x64", "cooperation": "cooperative", "consumers": "2", "cluster": "1x1"}
+AUDIT_PERSISTENT = {**AUDIT_90, "schedule": "persistent"}
+AUDIT_WIDE = {**AUDIT_90, "tile": "128x256x64", "raster": "group:8"}
+AUDIT_PINGPONG = {"arch": "sm_90a", "tile": "64x128x64", "cooperation": "pingpong", "cluster": "1x1"}
+AUDIT_CLUSTER = {"arch": "sm_90a", "tile": "128x64x64", "cluster": "2x1"}
+AUDIT_CLUSTER_4 = {**AUDIT_CLUSTER, "cluster": "2x2"}
+AUDIT_64 = {"arch": "sm_90a", "tile": "64x64x64", "cluster": "1x1"}
+AUDIT_IN_CLUSTER = {"arch": "sm_90a", "tile": "64x64x64", "schedule": "split_k_cluster:2"}
+AUDIT_TMA = {"arch": "sm_90a", "mma": "m16n8k16", "copy": "tma", "tile": "64x64x64"}
+
+_HOST_ATOMS = "the CPU runs the atoms for the host in place of those for the device"
+
+
+def _audit(name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str], unfound: str = "") -> Fault:
+    return Fault(f"audit: {name}", edit, options, DEFAULT_CASES, ANYTHING, unfound)
+
+
+AUDIT = (
+    # ---- The epilogue of mma.sync
+    _audit(
+        "C with D's leading dimension", At("WarpEpilogue::store_vec", "problem.ldc").replace("problem.ldd"), AUDIT_80
+    ),
+    _audit(
+        "rows of D by a 32-bit product",
+        At("WarpEpilogue::store_vec", "row * problem.ldd").replace("row * int(problem.ldd)"),
+        AUDIT_80,
+    ),
+    _audit(
+        "accumulators rounded to f16",
+        At("WarpEpilogue::store_vec", "problem.alpha * values[e]").replace(
+            "problem.alpha * atoms::to_float(atoms::from_float<f16>(values[e]))"
+        ),
+        AUDIT_80,
+    ),
+    _audit(
+        "C read although beta is 0",
+        At("WarpEpilogue::store_vec", "Policy::beta && problem.beta != 0.f").replace("Policy::beta"),
+        AUDIT_80,
+    ),
+    _audit("beta left out", At("WarpEpilogue::store_vec", "problem.beta * atoms").replace("atoms"), AUDIT_80),
+    _audit(
+        "C with D's batch stride",
+        At("WarpEpilogue::WarpEpilogue", "problem.batch_stride_c").replace("problem.batch_stride_d"),
+        AUDIT_80,
+    ),
+    _audit(
+        "D with C's batch stride",
+        At("WarpEpilogue::WarpEpilogue", "problem.batch_stride_d").replace("problem.batch_stride_c"),
+        AUDIT_80,
+    ),
+    _audit(
+        "one bias for all matrices",
+        At("WarpEpilogue::WarpEpilogue", "batch * problem.batch_stride_bias").replace("0"),
+        {**AUDIT_80, "bias": "row"},
+    ),
+    _audit(
+        "a column bias along the rows",
+        At("WarpEpilogue::store_vec", "bias + row").replace("bias + column + e"),
+        {**AUDIT_80, "bias": "column"},
+    ),
+    _audit(
+        "two digits of gelu exchanged",
+        At("", "0.0991741493f").replace("0.0991471493f"),
+        {**AUDIT_80, "activation": "gelu"},
+    ),
+    # ---- The mainloop of mma.sync
+    _audit("copies stop one k-tile late", At("CpAsyncMainloop::commit", "<= 0").replace("< 0"), AUDIT_80),
+    _audit(
+        "B with m as its extent",
+        At("CpAsyncMainloop::CpAsyncMainloop", "n_first, problem.n").replace("n_first, problem.m"),
+        AUDIT_80,
+    ),
+    _audit(
+        "the end of k not filled with zeros",
+        At("OperandCopy::copy_chunk", "atoms::st_shared(to + e, ...)").replace(
+            "if (e < elements) atoms::st_shared(to + e, atoms::ld_global(from + e))"
+        ),
+        AUDIT_80,
+    ),
+    _audit(
+        "passes of a copy by a 32-bit step",
+        At("OperandCopy", "int64_t pass_step;").replace("int pass_step;"),
+        AUDIT_80,
+    ),
+    _audit("no swizzle", At("SmemLayout::swizzle", "return ...;").replace("return element;"), AUDIT_80),
+    _audit(
+        "every second k-tile promoted",
+        At("CpAsyncMainloop::run_pipelined", "accumulators.promote()").replace(
+            "if (k_tiles % 2 == 1) accumulators.promote()"
+        ),
+        {**AUDIT_80, "acc": "f16_promoted"},
+        "it only rounds twice as often, and the error bound of promoted sums is too loose for that",
+    ),
+    _audit(
+        "tf32 fragments from another column",
+        At("LdmatrixReader::LdmatrixReader", "+ lane / 4").replace("+ lane / 8"),
+        {"arch": "sm_80", "dtype": "tf32", "tile": "64x64x32", "layout": "nn"},
+    ),
+    _audit(
+        "one k-tile more through registers",
+        At("RegisterCopyMainloop", "k_tiles_to_load(k_tiles - 1)").replace("k_tiles_to_load(k_tiles)"),
+        {"arch": "sm_75", "tile": "64x64x32"},
+    ),
+    _audit("shifts of half words", At("UnalignedCopy::cut", "bytes % 4 * 8").replace("bytes % 2 * 8"), AUDIT_UNALIGNED),
+    _audit(
+        "a pair shifted to another word",
+        At("UnalignedCopy::cut", "by_pair ? from.high.z").replace("by_pair ? from.high.y"),
+        AUDIT_UNALIGNED,
+    ),
+    # ---- Splits and order of tiles
+    _audit(
+        "split tiles of a batch in one place",
+        At("SplitK::reduce", "work.shared * ranks").replace("work.tile * ranks"),
+        AUDIT_SPLIT,
+    ),
+    _audit(
+        "the last split but one finishes a tile, too",
+        At("SplitK::last_to_arrive", "before == sharers - 1").replace("before >= sharers - 2"),
+        AUDIT_SPLIT,
+    ),
+    _audit(
+        "the last group as wide as all",
+        At("Scheduler::in_strips", "smaller(across - first, strip)").replace("strip"),
+        AUDIT_80,
+    ),
+    _audit(
+        "the last group as wide as all, on a large tile",
+        At("Scheduler::in_strips", "smaller(across - first, strip)").replace("strip"),
+        AUDIT_WIDE,
+    ),
+    _audit(
+        "shares added without a fence",
+        At("SplitK::last_to_arrive", "global_fence()", after="global_fetch_add(").drop(),
+        {**AUDIT_64, "schedule": "stream_k"},
+    ),
+    _audit(
+        "shares of a batch in the place of one matrix",
+        At("StreamK", "work.batch * scheduler.tiles() + work.tile").replace("work.tile"),
+        {**AUDIT_64, "schedule": "stream_k"},
+    ),
+    # ---- The ring of stages
+    _audit("phase never toggled", At("PipelineState::advance", "phase ^= 1").drop(), AUDIT_90),
+    _audit(
+        "skipped stages counted in the wrong order",
+        At("PipelineState::advance", "phase ^= (stage + count)").swap_with_next(),
+        AUDIT_PINGPONG,
+    ),
+    _audit("consumers do not wait for their turn", At("gemm", "mainloop.order_wait(consumer)").drop(), AUDIT_PINGPONG),
+    _audit(
+        "the turn passed on before the products",
+        At("gemm", "mainloop.multiply(accumulators, m_offset").swap_with_next(),
+        AUDIT_PINGPONG,
+    ),
+    _audit(
+        "no wait for the first stage of a tile",
+        At("TmaPipeline::load", "producer_acquire()").replace(
+            "(k != k_first * Policy::tile_k ? producer_acquire() : &barriers.full[state.stage])"
+        ),
+        AUDIT_90,
+    ),
+    _audit(
+        "no wait for the first stage of a tile of mma.sync",
+        At("TmaPipeline::load", "producer_acquire()").replace(
+            "(k != k_first * Policy::tile_k ? producer_acquire() : &barriers.full[state.stage])"
+        ),
+        AUDIT_TMA,
+    ),
+    _audit(
+        "the stage in use released",
+        At("Mainloop::multiply", "if (k_tile > 0) consumer_release(previous)").replace(
+            "if (k_tile > 0) consumer_release(state.stage)"
+        ),
+        AUDIT_90,
+    ),
+    _audit("one group more in flight", At("Mainloop::multiply", "wgmma_wait<1>").template_argument(0, "2"), AUDIT_90),
+    _audit("sums not continued", At("Mainloop::multiply", "k_tile > 0 || k > 0").replace("k > 0"), AUDIT_90),
+    _audit("barriers not fenced after their start", At("gemm", "atoms::mbarrier_init_fence()").drop(), AUDIT_90),
+    _audit(
+        "one matrix of a batch shared by none",
+        (
+            At("TmaPipeline::load", "a_stride == 0 ? 0 : batch").replace("batch"),
+            At("TmaPipeline::load", "b_stride == 0 ? 0 : batch").replace("batch"),
+        ),
+        AUDIT_90,
+    ),
+    _audit(
+        "stages off 1024 bytes",
+        (
+            At("TmaPipeline::Shared", "alignas(1024) unsigned char a").replace("alignas(128) unsigned char a"),
+            At("TmaPipeline::Shared", "alignas(1024) unsigned char b").replace(
+                "alignas(128) unsigned char shift_[128]; alignas(128) unsigned char b"
+            ),
+        ),
+        AUDIT_90,
+    ),
+    _audit(
+        "row groups of another swizzle",
+        At("WgmmaOperand::descriptor", "8 * Boxes::row_bytes / 16").replace("8 * 128 / 16"),
+        {"arch": "sm_90a", "tile": "128x128x32", "cluster": "1x1"},
+    ),
+    _audit(
+        "boxes along m as along k",
+        At("WgmmaOperand", "Boxes::k_major ? 1 : Boxes::box_bytes / 16").replace("1"),
+        {"arch": "sm_90a", "tile": "128x128x64", "cluster": "1x1", "layout": "nt"},
+    ),
+    _audit(
+        "every lane loads",
+        At("gemm", "warp == Mainloop<Policy>::warps && atoms::elect_one()").replace("warp == Mainloop<Policy>::warps"),
+        AUDIT_TMA,
+    ),
+    _audit(
+        "stage full before its copies",
+        At("CpAsyncPipeline", "atoms::cp_async_wait<0>()").drop(),
+        {"arch": "sm_90a", "mma": "wgmma", "copy": "cp_async", "align": "2", "tile": "64x64x64"},
+    ),
+    # ---- Clusters
+    _audit(
+        "barriers of a cluster used before they are ready",
+        (
+            At("gemm", "atoms::cluster_arrive()", occurrence=1).replace("atoms::cta_barrier()"),
+            At("gemm", "atoms::cluster_wait()", occurrence=1).drop(),
+        ),
+        AUDIT_CLUSTER,
+    ),
+    _audit(
+        "all CTAs of a cluster awaited",
+        At("TmaPipeline::init", "Place::neighbours").replace("Place::size"),
+        AUDIT_CLUSTER_4,
+    ),
+    _audit(
+        "a slice from the first row",
+        At("TmaBoxes::load", "(Side::k_major ? first : k) + row").replace("(Side::k_major ? first : k)"),
+        AUDIT_CLUSTER,
+    ),
+    _audit(
+        "a worker skips as many tiles as CTAs",
+        At("gemm", "scheduler(problem, worker, atoms::grid_x() / Place::size)").replace(
+            "scheduler(problem, worker, atoms::grid_x())"
+        ),
+        AUDIT_CLUSTER,
+    ),
+    _audit(
+        "a stage released to the own column twice",
+        At("ClusterPlace::neighbour", "(other + (other >= column))").replace("other"),
+        AUDIT_CLUSTER_4,
+    ),
+    _audit(
+        "sums of an empty split in a cluster",
+        At("gemm", "if (mine.k.count == 0) accumulators.clear()", occurrence=2).drop(),
+        AUDIT_IN_CLUSTER,
+    ),
+    _audit(
+        "a CTA leaves while others add its sums",
+        At("gemm", "Place::size > 1 || in_cluster").replace("Place::size > 1"),
+        AUDIT_IN_CLUSTER,
+    ),
+    _audit(
+        "sums of an empty split",
+        At("gemm", "if (mine.k.count == 0) accumulators.clear()", occurrence=1).drop(),
+        {**AUDIT_64, "schedule": "split_k:3"},
+    ),
+    _audit(
+        "half of the cluster declared",
+        At("", "HGEMM_CLUSTER_KERNEL(").argument(2, "1"),
+        AUDIT_CLUSTER,
+    ),
+    _audit("half of the threads declared", At("", "HGEMM_KERNEL(").argument(0, "64"), AUDIT_80),
+    # ---- Launches that overlap
+    _audit("no wait for the previous launch", At("gemm", "atoms::wait_on_dependent_grids()").drop(), AUDIT_90),
+    _audit(
+        "a programmatic launch that neither waits nor begins the next",
+        (
+            At("gemm", "atoms::wait_on_dependent_grids()").drop(),
+            At("gemm", "atoms::launch_dependent_grids()").drop(),
+        ),
+        AUDIT_90,
+    ),
+    # ---- The epilogue of wgmma
+    _audit(
+        "C with D's leading dimension, wgmma",
+        At("AccumulatorPairs::c_at", "problem.ldc").replace("problem.ldd"),
+        AUDIT_90,
+    ),
+    _audit(
+        "neighbours of C in a row, although swapped",
+        At("AccumulatorPairs::c_step", "Policy::swap_ab ? problem.ldc : 1").replace("1"),
+        {"arch": "sm_90a", "tile": "32x64x64", "swap_ab": "on", "cluster": "1x1"},
+    ),
+    _audit(
+        "lanes of stmatrix exchanged",
+        At("Epilogue::write_halves", "offset(warp * 16 + lane % 16, ...)").replace(
+            "offset(warp * 16 + lane % 8 + lane / 16 * 8, in_box + (step == 2 ? lane / 8 % 2 : 0))"
+        ),
+        AUDIT_90,
+    ),
+    _audit("boxes with another swizzle", At("Epilogue::offset", "bytes >> 3").replace("bytes >> 4"), AUDIT_90),
+    _audit(
+        "pairs of floats in one place",
+        At("Epilogue::write_floats", "column % 4 * 4").replace("column % 2 * 4"),
+        {"arch": "sm_90a", "tile": "128x128x64", "cluster": "1x1", "out": "f32"},
+    ),
+    _audit(
+        "one barrier for both consumers",
+        (
+            At("Epilogue::finish_subtile", "named_barrier(", occurrence=1).argument(0, "1"),
+            At("Epilogue::finish_subtile", "named_barrier(", occurrence=2).argument(0, "1"),
+        ),
+        AUDIT_90,
+    ),
+    _audit("stores not committed", At("Epilogue::store_boxes", "tma_store_commit()").drop(), AUDIT_90),
+    _audit(
+        "boxes written while others store",
+        At("Epilogue::finish_subtile", "named_barrier(", occurrence=1).drop(),
+        AUDIT_90,
+    ),
+    _audit(
+        "one element past the end of a row",
+        At("Epilogue::copy_out", "n + e < problem.n").replace("n + e <= problem.n"),
+        AUDIT_90,
+    ),
+    _audit(
+        "one store more in flight",
+        At("Epilogue::finish_subtile", "tma_store_wait_read<").template_argument(0, "@ + 1"),
+        {"arch": "sm_90a", "tile": "128x256x64", "cluster": "2x1"},
+    ),
+    _audit(
+        "one store more in flight, on a small tile",
+        At("Epilogue::finish_subtile", "tma_store_wait_read<").template_argument(0, "@ + 1"),
+        {"arch": "sm_90a", "tile": "128x64x64", "stages": "3", "cluster": "1x1", "schedule": "persistent"},
+    ),
+    _audit(
+        "the fence by one thread",
+        At("Epilogue::finish_subtile", "atoms::fence_proxy_async()").replace("if (stores) atoms::fence_proxy_async()"),
+        AUDIT_90,
+    ),
+    _audit(
+        "the fence after the barrier",
+        At("Epilogue::finish_subtile", "atoms::fence_proxy_async()").swap_with_next(),
+        AUDIT_90,
+    ),
+    _audit("one box for all subtiles", At("Epilogue::finish_subtile", "stage = stage + 1").drop(), AUDIT_PERSISTENT),
+    _audit(
+        "the first box again after a ragged row",
+        At("Epilogue::finish_subtile", "copy_out(subtile, boxes);").replace(
+            "copy_out(subtile, boxes); if constexpr (Policy::epilogue_stages > 1) stage = 0;"
+        ),
+        AUDIT_PERSISTENT,
+    ),
+    _audit("no more registers for consumers", At("gemm", "atoms::setmaxnreg_inc<...>()").drop(), AUDIT_PERSISTENT),
+    _audit(
+        "partial sums by another cache operator",
+        At("SplitK", "ld_global_l2(", occurrence=1).replace("ld_global("),
+        AUDIT_SPLIT,
+    ),
+    # ---- Atoms of the device
+    _audit(
+        "no fence between the proxies on the device",
+        At("fence_proxy_async", "asm volatile(...)").drop(),
+        AUDIT_90,
+        _HOST_ATOMS,
+    ),
+    _audit(
+        "one group more in flight on the device",
+        At("cp_async_wait", "cute::cp_async_wait<").template_argument(0, "PENDING + 1"),
+        AUDIT_80,
+        _HOST_ATOMS,
+    ),
+    _audit(
+        "f16 rounded towards zero on the device",
+        At("", "__float2half_rn(").replace("__float2half_rz("),
+        AUDIT_80,
+        _HOST_ATOMS,
+    ),
+    _audit("no fence of the device", At("global_fence", "__threadfence()").drop(), AUDIT_SPLIT, _HOST_ATOMS),
+)
+
+FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC, *MMA_SYNC_DIRECT, *AUDIT)

@@ -1,11 +1,12 @@
 """Seed faults into the templates, and see whether the checks of kernels find them.
 
     python -m benchmarks.faults [--seed 0] [--only NAME,...] [-j 2] [--json FILE]
+    python -m benchmarks.faults --default
     python -m benchmarks.faults --resolve
 
 Builds a kernel from templates with each fault of benchmarks/fault_table.py in turn, runs it on the CPU, and prints what
 found the fault. The exit status is 1 if nothing finds a fault, or if its anchor does not fit one place of the templates.
-`--resolve` only checks the anchors, which takes a second. No GPU is needed.
+`--default` runs the cases of a proof instead of the problems in the table. `--resolve` only checks the anchors, which takes a second. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.anchors import KERNEL, AnchorError, Program
-from benchmarks.fault_table import FAULTS, NUMBERS, Fault
+from benchmarks.fault_table import DEFAULT_CASES, FAULTS, NUMBERS, Fault
 from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
@@ -124,11 +125,18 @@ class Caught:
 
     @property
     def as_expected(self) -> bool:
-        return bool({*self.by} & {*self.fault.caught_by})
+        found = bool({*self.by} & {*self.fault.caught_by} if self.fault.caught_by else self.first_finding)
+        return found != bool(self.fault.unfound)
 
     def row(self) -> dict[str, str | int]:
-        by = ", ".join(self.by) or "NOT FOUND"
-        return {"fault": self.fault.name, "caught by": by, "seed": self.seed, "first finding": self.first_finding[:100]}
+        by = ", ".join(self.by) or ("failed check" if self.first_finding else "not found, as expected")
+        by = by if self.as_expected or self.first_finding else "NOT FOUND"
+        return {
+            "fault": self.fault.name,
+            "caught by": by,
+            "seed": self.seed,
+            "first finding": self.first_finding[:100] or self.fault.unfound,
+        }
 
 
 def in_a_process(request: ProofRequest) -> CheckOutcome:
@@ -176,10 +184,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="parts of names, separated by commas")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="write the table to this file")
+    parser.add_argument("--default", action="store_true", help="run the cases of a proof for every fault")
     parser.add_argument("--resolve", action="store_true", help="only check that each anchor fits one place")
     args = parser.parse_args()
     words = [word for word in args.only.split(",") if word]
     faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    if args.default:
+        faults = [replace(fault, shapes=DEFAULT_CASES) for fault in faults]
     messages = unresolved(faults)
     if messages:
         print("\n".join(messages), file=sys.stderr)
