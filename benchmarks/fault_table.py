@@ -1521,8 +1521,13 @@ AUDIT = (
         AUDIT_90,
     ),
     _audit(
-        "the fence after the barrier",
-        At("Epilogue::finish_subtile", "atoms::fence_proxy_async()").swap_with_next(),
+        "the fence by one thread, after the barrier",
+        (
+            At("Epilogue::finish_subtile", "atoms::fence_proxy_async()").swap_with_next(),
+            At("Epilogue::finish_subtile", "atoms::fence_proxy_async()").replace(
+                "if (thread == 0) atoms::fence_proxy_async()"
+            ),
+        ),
         AUDIT_90,
     ),
     _audit("one box for all subtiles", At("Epilogue::finish_subtile", "stage = stage + 1").drop(), AUDIT_PERSISTENT),
@@ -1532,12 +1537,19 @@ AUDIT = (
             "copy_out(subtile, boxes); if constexpr (Policy::epilogue_stages > 1) stage = 0;"
         ),
         AUDIT_PERSISTENT,
+        "equivalent: where rows are ragged, no TMA store is in flight, and a barrier precedes the next writes",
     ),
-    _audit("no more registers for consumers", At("gemm", "atoms::setmaxnreg_inc<...>()").drop(), AUDIT_PERSISTENT),
+    _audit(
+        "no more registers for consumers",
+        At("gemm", "atoms::setmaxnreg_inc<...>()").drop(),
+        AUDIT_PERSISTENT,
+        "equivalent on the CPU: ptxas then spills, which inspection rejects",
+    ),
     _audit(
         "partial sums by another cache operator",
         At("SplitK", "ld_global_l2(", occurrence=1).replace("ld_global("),
         AUDIT_SPLIT,
+        "equivalent: the fence before the loads orders them, whichever cache they use",
     ),
     # ---- Atoms of the device
     _audit(

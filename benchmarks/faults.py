@@ -6,7 +6,8 @@
 
 Builds a kernel from templates with each fault of benchmarks/fault_table.py in turn, runs it on the CPU, and prints what
 found the fault. The exit status is 1 if nothing finds a fault, or if its anchor does not fit one place of the templates.
-`--default` runs the cases of a proof instead of the problems in the table. `--resolve` only checks the anchors, which takes a second. No GPU is needed.
+`--default` runs the cases of a proof instead of the problems in the table.
+`--resolve` only checks the anchors, which takes a second. No GPU is needed.
 """
 
 from __future__ import annotations

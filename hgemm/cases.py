@@ -66,7 +66,7 @@ class Case:
     Fields: `loose` leaves gaps after each row and each matrix of a batch; they differ from operand to operand. `broadcast` lists
         the operands (of a, b, c, bias) that have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in
         the same memory. `beside` makes C and D columns of one wider matrix. `same_ab` takes A's memory for B. `min_leading` is
-        the least leading dimension of A, B, C and D. `once` runs the case once, with integers: its faults do not depend on
+        the least leading dimension of A, B, C and D. `once` runs the case once, with normal numbers: its faults do not depend on
         timing. `bias` and `options` are for variants that leave them to the launch.
     """
 

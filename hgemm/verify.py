@@ -350,7 +350,7 @@ def verify(kernel: Kernel, case: Case, device: Device, options: CheckOptions = C
     """
     checks = []
     if case.once:
-        options = replace(options, data=options.data[:1], twice=False)
+        options = replace(options, data=options.data[-1:], twice=False)
     for kind in options.data:
         trial = Trial(kernel, case, device, options, kind)
         try:

@@ -5,13 +5,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
+from benchmarks.fault_table import DEFAULT_CASES
 from benchmarks.faults import FAULTS, NUMBERS, Fault, catch
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import check_here
 
 SEED = 0
+
+
+def parameters(faults: Iterable[Fault]) -> list:
+    return [
+        pytest.param(
+            fault,
+            id=fault.name.replace(" ", "-"),
+            marks=[pytest.mark.slow] * (fault.shapes == DEFAULT_CASES),
+        )
+        for fault in faults
+    ]
+
+
 SOUND = {(*sorted(fault.options.items()), fault.shapes): fault for fault in FAULTS}.values()
 """One fault for each kernel and shape of the table."""
 
@@ -19,16 +35,17 @@ SOUND = {(*sorted(fault.options.items()), fault.shapes): fault for fault in FAUL
 def test_there_are_faults_of_every_kind() -> None:
     assert len(FAULTS) >= 20 and len({fault.name for fault in FAULTS}) == len(FAULTS)
     caught_by = {kind for fault in FAULTS for kind in fault.caught_by}
+    assert all(fault.caught_by for fault in FAULTS if fault.shapes != DEFAULT_CASES)
     assert {"race", "bounds", "alignment", "poison", "uninitialised", "write_once", "pending", NUMBERS} <= caught_by
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+@pytest.mark.parametrize("fault", parameters(FAULTS))
 def test_a_seeded_fault_is_found(fault: Fault, hasty_workshop: HostToolchain) -> None:
     caught = catch(fault, hasty_workshop, SEED, check=check_here)
     assert caught.as_expected, (caught.by, caught.first_finding)
 
 
-@pytest.mark.parametrize("fault", SOUND, ids=lambda fault: fault.name.replace(" ", "-"))
+@pytest.mark.parametrize("fault", parameters(SOUND))
 def test_nothing_is_found_without_it(fault: Fault, hasty_workshop: HostToolchain) -> None:
     caught = catch(fault, hasty_workshop, SEED, seeded=False, check=check_here)
     assert caught.by == () and caught.first_finding == ""

@@ -74,6 +74,7 @@ class _Emulation(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("cluster", ctypes.c_uint32 * 3),
         *((n, ctypes.c_uint32) for n in ("threads", "shared_bytes", "registers", "resident_ctas", "timing", "order")),
+        ("programmatic", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("step_limit", ctypes.c_uint64),
         ("parameter_count", ctypes.c_uint32),
@@ -130,6 +131,7 @@ class Launch:
     regions: tuple[Region, ...]
     resident_ctas: int
     step_limit: int
+    programmatic: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ class Executable:
             resident_ctas=launch.resident_ctas,
             timing=TIMINGS.index(adversary.timing),
             order=ORDERS.index(adversary.order),
+            programmatic=launch.programmatic,
             seed=adversary.seed,
             step_limit=launch.step_limit,
             parameter_count=len(blocks),

@@ -145,6 +145,7 @@ def launch_of(traits: LaunchTraits, problem: Problem, workers: int = PERSISTENT_
         regions=tuple(regions(traits, problem, grid)),
         resident_ctas=RESIDENT_CTAS * traits.cluster[0],
         step_limit=STEP_LIMIT,
+        programmatic=traits.programmatic,
     )
 
 

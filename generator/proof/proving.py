@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -307,6 +308,8 @@ def prove(
     traits = LaunchTraits.of(subject.record)
     if subject.ptx:
         require_launch(subject, traits)
+    else:
+        require_declared_launch(subject, traits)
     kernel = EmulatedKernel(traits, load(subject, host_toolchain), ())
     cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
     checks = list(_checks_of(kernel, cases, seed))
@@ -317,6 +320,22 @@ def prove(
     checks.append(EmulatedCheck(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
     proof = {} if wrong else proof_of(subject, host_toolchain, checks[:-1], costs, seed, time.monotonic() - began)
     return ProofResult(tuple(checks), proof, tuple(sites))
+
+
+_DECLARED = re.compile(r"HGEMM_(?:CLUSTER_)?KERNEL\(([0-9]+), [0-9]+(?:, ([0-9]+))?\) ([a-z_0-9]+)\(")
+"""The launch bounds of an emitted kernel: threads, CTAs per SM, CTAs of a cluster. The host compiler ignores them."""
+
+
+def require_declared_launch(subject: Subject, traits: LaunchTraits) -> None:
+    """Raise ProofError if the record launches a kernel in another way than its source declares."""
+    for threads, cluster, symbol in _DECLARED.findall(subject.source):
+        declared = (int(threads), int(cluster or 1))
+        launched = (traits.threads, math.prod(traits.cluster))
+        if symbol == subject.symbol and declared != launched:
+            raise ProofError(
+                f"{symbol} declares {declared[0]} threads and clusters of {declared[1]}, but is launched with {launched[0]} and "
+                f"{launched[1]}: generate it again"
+            )
 
 
 def require_launch(subject: Subject, traits: LaunchTraits) -> None:

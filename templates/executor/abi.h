@@ -96,6 +96,7 @@ struct hgemm_emulation {
   uint32_t resident_ctas; /* CTAs that run at the same time, in whole clusters; 0: all of them, up to 64. 1 is enough if no CTA
                            * waits for another one. Races between CTAs are found in any case. */
   uint32_t timing, order; /* enum hgemm_timing, enum hgemm_order */
+  uint32_t programmatic;  /* 1: the launch may begin before the previous ones end, as with programmatic stream serialization */
   uint64_t seed;          /* of the random choices; the same seed repeats the same run */
   uint64_t step_limit;    /* warp instructions after which the run stops as endless; 0: 1e9 */
   uint32_t parameter_count;
@@ -134,7 +135,8 @@ enum hgemm_emulate_status {
  *   divergence     a collective (mma, ldmatrix, barrier) that some lanes or threads never reach, or reach with other operands
  *   pending        a thread ends with copies in flight, or a CTA ends while others still write its shared memory
  *   mbarrier, wgmma, tma, wmma, setmaxnreg, cluster     a violation of the rules of these instructions
- *   launch         a launch that lets the next one begin early accesses global memory before the previous launches have ended
+ *   launch         a launch that lets the next one begin early, or that may begin early, accesses global memory before the
+ *                  previous launches have ended
  *   endless        the step limit was reached
  *
  * `space` is "shared", "global" or "both" (a copy from one to the other). A site adds up all warp instructions of its line. A

@@ -194,7 +194,7 @@ void Machine::await_previous_launches(Lane& lane) {
 
 // A launch that lets the next one begin early may itself have begun before the previous launches have ended.
 void Machine::check_previous_launches(Lane const& lane, Operation const& operation) {
-  if (!overlaps_launches_ || lane.knowledge.known_of(previous_launches, 0)) return;
+  if (!(overlaps_launches_ || request_.programmatic) || lane.knowledge.known_of(previous_launches, 0)) return;
   findings_.add("launch", operation.site, [&] {
     return describe(lane) + " accesses global memory before it has waited for the previous launches";
   });
