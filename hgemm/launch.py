@@ -225,7 +225,7 @@ def settled(traits: LaunchTraits, problem: Problem, default: Callable[[], Launch
 
 
 def parameter(traits: LaunchTraits, problem: Problem) -> bytes:
-    """Return the packed problem. For k = 0, a negative k makes the kernel skip its mainloop, and alpha is 0."""
+    """Return the packed problem. An empty product (k = 0) is passed as k = -tile_k, with alpha 0."""
     return (problem if problem.k else replace(problem, k=-traits.tile_k, alpha=0.0)).pack()
 
 
