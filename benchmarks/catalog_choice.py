@@ -333,15 +333,23 @@ CHOSEN = {
 
 
 def variants_of(specs: Iterable[Mapping[str, Any]]) -> str:
-    """Return the chosen fields of specs as variants of a spec file. Specs that differ in the tile only share a variant."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for spec in sorted(specs, key=lambda one: [int(extent) for extent in one["cta_tile"].split("x")]):
-        rest = tuple(f"{name} = {json.dumps(spec[field])}" for field, name in CHOSEN.items() if name != "tile")
-        groups.setdefault(rest, []).append(spec["cta_tile"])
-    variants = [
-        "\n".join(("[[variant]]", f"tile = {json.dumps(tiles)}", *rest)) for rest, tiles in sorted(groups.items())
-    ]
-    return "\n\n".join(variants) + "\n"
+    """Return the chosen fields of specs as variants of a spec file. Those that differ in one field share a variant."""
+    ordered = sorted(specs, key=lambda one: [int(extent) for extent in one["cta_tile"].split("x")])
+    variants = [{name: (spec[field],) for field, name in CHOSEN.items()} for spec in ordered]
+    for name in ("tile", "cluster", "schedule"):
+        groups: dict[tuple, tuple] = {}
+        for one in variants:
+            rest = tuple((other, values) for other, values in one.items() if other != name)
+            groups[rest] = (*groups.get(rest, ()), *one[name])
+        variants = [{name: values, **dict(rest)} for rest, values in groups.items()]
+    texts = [[f"{name} = {_values(one[name])}" for name in CHOSEN.values()] for one in variants]
+    return (
+        "\n\n".join("\n".join(("[[variant]]", *lines)) for lines in sorted(texts, key=lambda lines: lines[1:])) + "\n"
+    )
+
+
+def _values(values: Sequence[Any]) -> str:
+    return json.dumps(values[0] if len(values) == 1 else [*dict.fromkeys(values)])
 
 
 if __name__ == "__main__":
