@@ -1,13 +1,13 @@
 """Seed faults into the templates, and see whether the checks of kernels find them.
 
-    python -m benchmarks.faults [--seed 0] [--only NAME,...] [-j 2] [--json FILE]
+    python -m benchmarks.faults [--seed 0] [--only NAME,...] [--of ptx] [-j 2] [--json FILE]
     python -m benchmarks.faults --default
     python -m benchmarks.faults --resolve
 
 Builds a kernel from templates with each fault of benchmarks/fault_table.py in turn, runs it on the CPU, and prints what
 found the fault. The exit status is 1 if nothing finds a fault, or if its anchor does not fit one place of the templates.
-`--default` runs the cases of a proof instead of the problems in the table.
-`--resolve` only checks the anchors, which takes a second. No GPU is needed.
+`--of ptx` compiles the faulty source, and runs its PTX. `--default` runs the cases of a proof instead of the problems in the
+table. `--resolve` only checks the anchors, which takes a second. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.anchors import KERNEL, AnchorError, Program
 from benchmarks.fault_table import DEFAULT_CASES, FAULTS, NUMBERS, Fault
+from generator.build.compile import compile_kernel
 from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
-from generator.build.toolchain import templates_folder
+from generator.build.toolchain import headers, templates_folder
 from generator.device_check import CheckOutcome
 from generator.proof.executor import HostToolchain
-from generator.proof.jobs import ProofRequest, host_toolchain, request_of, workers
+from generator.proof.jobs import SOURCE, SUBJECTS, ProofRequest, host_toolchain, pack, request_of, workers
 from generator.sweep import sweep
 from generator.tables import to_text
 
@@ -152,6 +153,7 @@ def catch(
     seed: int,
     seeded: bool = True,
     check: Callable[[ProofRequest], CheckOutcome] = in_a_process,
+    of: str = SOURCE,
 ) -> Caught:
     """Check the kernel of a fault, with the fault in it or without."""
     kernel = kernel_of(fault)
@@ -160,8 +162,14 @@ def catch(
     with templates_with(texts) as templates:
         record = {**planned(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
         request = request_of(replace(made, templates=templates), source, record, fault.shapes, seed)
-        outcome = check(request)
+        outcome = check(request if of == SOURCE else replace(request, ptx=_ptx_of(kernel, source, templates)))
     return Caught(fault, *_by(outcome), seed)
+
+
+def _ptx_of(kernel: Kernel, source: str, templates: Path) -> str:
+    """Return the packed PTX of a kernel with another source. Raises: BuildError."""
+    found = headers(kernel.entry_header, templates)
+    return pack(compile_kernel(replace(kernel, source=source), found).ptx)
 
 
 def _by(outcome: CheckOutcome) -> tuple[tuple[str, ...], str]:
@@ -173,10 +181,10 @@ def _by(outcome: CheckOutcome) -> tuple[tuple[str, ...], str]:
     return tuple(kinds), "" if outcome.passed else outcome.reason
 
 
-def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True) -> list[Caught]:
+def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True, of: str = SOURCE) -> list[Caught]:
     """Check the kernels of faults in several processes."""
     with ProcessPoolExecutor(jobs) as pool:
-        return list(pool.map(partial(catch, made=host_toolchain(), seed=seed, seeded=seeded), faults))
+        return list(pool.map(partial(catch, made=host_toolchain(), seed=seed, seeded=seeded, of=of), faults))
 
 
 def main() -> int:
@@ -187,6 +195,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the table to this file")
     parser.add_argument("--default", action="store_true", help="run the cases of a proof for every fault")
     parser.add_argument("--resolve", action="store_true", help="only check that each anchor fits one place")
+    parser.add_argument("--of", choices=SUBJECTS, default=SOURCE, help="what is run")
     args = parser.parse_args()
     words = [word for word in args.only.split(",") if word]
     faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
@@ -199,7 +208,7 @@ def main() -> int:
     if args.resolve:
         print(f"the anchors of {len(faults)} faults resolve")
         return 0
-    caught = catch_all(faults, args.seed, args.jobs)
+    caught = catch_all(faults, args.seed, args.jobs, of=args.of)
     rows = [one.row() for one in caught]
     print(to_text(rows, ["fault", "caught by", "seed", "first finding"]), end="")
     found = sum(one.as_expected for one in caught)
