@@ -588,6 +588,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"rsqrt\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / __builtin_sqrtf({a})", _FLOATS),
     Row(r"ex2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_exp2f({a})", _FLOATS),
     Row(r"lg2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_log2f({a})", _FLOATS),
+    Row(r"copysign\.(?P<t>f32)", "__builtin_copysignf({b}, {a})", _FLOATS),
     Row(r"tanh\.approx\.(?P<t>f32)", "__builtin_tanhf({a})", _FLOATS),
     # ---- Logic ----
     Row(r"and\.(?P<t>b16|b32|b64|pred)", "{a} & {b}", _LOGIC),
