@@ -10,15 +10,23 @@ import numpy as np
 import pytest
 from conftest import hgemm
 
+from benchmarks.ptx_faults import MISSED, faults_of, found_by, spread
+from generator.build.compile import ptx_with_lines
+from generator.build.emit import emit
+from generator.build.toolchain import headers, templates_folder
 from generator.errors import ProofError
+from generator.planner import plan_of
 from generator.proof import executor as abi
 from generator.proof.executor import Adversary, Executable, HostToolchain, Launch, Region
+from generator.proof.jobs import check_here, pack, request_of
 from generator.proof.proving import Subject, require_launch
 from generator.ptx.instructions import TABLE, row_of
 from generator.ptx.parser import Address, Instruction, Label, Number, Pair, PtxError, Register, Symbol, Vector, parse
-from generator.ptx.translate import accumulator_registers, origins, translate
+from generator.ptx.translate import accumulator_registers, origins, source_lines, translate
 from generator.ptx.writer import shared_offsets
+from generator.spec import Spec
 from hgemm.launch_traits import LaunchTraits
+from hgemm.record import PTX_NAME
 
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 REVERSE = (
@@ -140,6 +148,17 @@ def test_lines_are_those_of_the_text_and_loc_names_the_source():
     assert origins(text, {9}) == {9: " [bar.sync 0; /* a] (from gemm.cuh:42)"}
 
 
+def test_source_lines_follow_inlined_calls_and_need_the_same_instructions():
+    plain = HEAD + ".visible .entry k()\n{\nbar.sync 0;\nret;\n}"
+    annotated = HEAD + (
+        '.file 1 "kernel.cu"\n.file 2 "atoms.cuh"\n.visible .entry k()\n{\n.loc 1 50 3\n'
+        ".loc 2 7 5, function_name $L__info_string0, inlined_at 1 50 3\nbar.sync 0;\nret;\n}"
+    )
+    lines = source_lines(plain, annotated)
+    assert [(one.file, one.line) for one in lines[6].chain()] == [("atoms.cuh", 7), ("kernel.cu", 50)]
+    assert source_lines(plain, annotated.replace("bar.sync 0;", "")) == {}
+
+
 @pytest.mark.parametrize("text", ["not PTX", HEAD + ".visible .entry k() { mov.u32 %r1; ! }"])
 def test_other_text_is_refused_in_one_line(text):
     with pytest.raises(PtxError) as error:
@@ -223,3 +242,24 @@ def test_a_variant_is_proved_by_its_ptx(small_library, host_toolchain, monkeypat
     )
     assert status == 0, out
     assert small_library.load(symbol).record.data["proof"] == before
+
+
+@pytest.mark.slow
+def test_line_information_leaves_the_instructions_as_they_are(small_library):
+    variant = small_library.load(next(iter(small_library.records())).symbol)
+    kernel = emit(plan_of(Spec.from_dict(variant.record.data["spec"])), templates_folder())
+    annotated = ptx_with_lines(kernel, headers(kernel.entry_header, templates_folder())).decode()
+    plain = variant.artefacts[PTX_NAME].decode()
+    lines = source_lines(plain, annotated)
+    waits = [one for one in parse(plain).kernel().body if getattr(one, "opcode", "") == "bar.sync"]
+    assert any(location.file.endswith("mainloop.cuh") for wait in waits for location in lines[wait.line].chain())
+
+
+@pytest.mark.slow
+def test_seeded_faults_of_ptx_are_found(small_library, host_toolchain):
+    variant = small_library.load(next(iter(small_library.records())).symbol)
+    request = request_of(host_toolchain, "", variant.record.data)
+    faults = [one for one in faults_of(variant.artefacts[PTX_NAME].decode()) if one.way in ("weaken", "swap", "drop")]
+    for fault in spread(faults, 6):
+        outcome = check_here(replace(request, ptx=pack(fault.ptx.encode())))
+        assert found_by(outcome) != MISSED, (fault.line, fault.instruction)

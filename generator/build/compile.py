@@ -202,6 +202,24 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
     return _assembled(nvjitlink, kernel, nvjitlink.InputType.PTX, ptx, lambda: ptx)
 
 
+@_signals_kept()
+def ptx_with_lines(kernel: Kernel, headers: Headers) -> bytes:
+    """Return the PTX of a C++ kernel with the source line of each instruction (.loc). The instructions are the same.
+
+    Raises: BuildError with the log of the compiler; HgemmError for a CuTe DSL module, or if the wheel of a compiler is missing.
+    """
+    if _in_dsl(kernel):
+        raise HgemmError("CuTe DSL modules have no source lines in their PTX")
+    try:
+        from cuda.bindings import nvjitlink, nvrtc  # takes 0.1 s and loads the compilers
+    except ImportError as missing:
+        raise HgemmError(f"wheel cuda-python is missing: {INSTALL}") from missing
+    lto_ir = _front_end(nvrtc, kernel, headers, ("-lineinfo",))
+    arguments = (*link_options(kernel), "-lineinfo")
+    ptx, _ = _link(nvjitlink, kernel, arguments, nvjitlink.InputType.LTOIR, lto_ir, "ptx")
+    return ptx.rstrip(b"\0")
+
+
 def _assembled(nvjitlink, kernel: Kernel, kind, code: bytes, ptx: Callable[[], bytes]) -> Compiled:
     """Return the first cubin that does not spill, else the first one."""
     first = None
@@ -222,7 +240,7 @@ def supported_archs() -> frozenset[str]:
     return frozenset(f"sm_{number}" for number in _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs()))
 
 
-def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
+def _front_end(nvrtc, kernel: Kernel, headers: Headers, further: tuple[str, ...] = ()) -> bytes:
     whole = kernel.plan.spec.form == "cute"  # its traits name every instruction
     files = every_atom(headers.files) if whole else only_named_atom(headers.files, kernel.source)
     names = [header.name.encode() for header in files]
@@ -233,7 +251,7 @@ def _front_end(nvrtc, kernel: Kernel, headers: Headers) -> bytes:
     except RuntimeError as missing:  # raised by the bindings if a library does not load
         raise HgemmError(f"wheel nvidia-cuda-nvrtc 13.0 is missing or broken ({missing}): {INSTALL}") from missing
     try:
-        arguments = [option.encode() for option in options(kernel)]
+        arguments = [option.encode() for option in (*options(kernel), *further)]
         status = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise BuildError(kernel.symbol, _fetch(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"))

@@ -5,19 +5,26 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from generator.build.toolchain import OWN_HEADERS, templates_folder
+from generator.build.compile import ptx_with_lines
+from generator.build.emit import emit
+from generator.build.toolchain import OWN_HEADERS, headers, templates_folder
 from generator.device_check import CheckOutcome, CheckWorkers, answer
-from generator.errors import ProofError
+from generator.errors import HgemmError, ProofError
+from generator.planner import plan_of
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
+from generator.ptx.parser import Location
+from generator.ptx.translate import PTX_FILE, source_lines
+from generator.spec import Spec
 from generator.store.library import Library
 from hgemm.cases import Shape
 from hgemm.record import PTX_NAME, SOURCE_NAME, dump
@@ -126,6 +133,18 @@ def host_toolchain() -> HostToolchain:
     return HostToolchain(compiler, templates, cache_folder(os.environ))
 
 
+_PTX_LINE = re.compile(rf"{re.escape(PTX_FILE)}:(\d+)")
+
+
+def _shown(location: Location) -> str:
+    """Return the innermost line that is in a template and not in an atom."""
+    for one in location.chain():
+        path = PurePosixPath(one.file)
+        if "cute" not in path.parts and not path.name.startswith("atoms"):
+            return f"{path.name}:{one.line}"
+    return f"{PurePosixPath(location.file).name}:{location.line}"
+
+
 @dataclass(frozen=True)
 class Emulation:
     """The proof of kernels of a library: shapes, seed and number of processes.
@@ -152,7 +171,7 @@ class Emulation:
             outcome = next(outcomes)[0] if isinstance(one, ProofRequest) else one
             if outcome.proof and self.of == SOURCE:
                 self._store(outcome)
-            yield outcome
+            yield self._located(outcome) if self.of == PTX and outcome.failed else outcome
         trim(self.host_toolchain.cache)
 
     def _request(self, symbol: str) -> ProofRequest | CheckOutcome:
@@ -168,6 +187,32 @@ class Emulation:
             return CheckOutcome(symbol, error=str(error))
         source = variant.source.decode()
         return request_of(self.host_toolchain, source, variant.record.data, self.shapes, self.seed)
+
+    def _located(self, outcome: CheckOutcome) -> CheckOutcome:
+        """Return an outcome whose PTX lines are followed by source lines, if the kernel compiles to the same PTX with them."""
+        try:
+            lines = self._source_lines(outcome.symbol)
+        except HgemmError:
+            return outcome
+
+        def located(match: re.Match) -> str:
+            found = lines.get(int(match[1]))
+            return match[0] + (f" ({_shown(found)})" if found else "")
+
+        def texts(one: Any) -> Any:
+            if isinstance(one, str):
+                return _PTX_LINE.sub(located, one)
+            if isinstance(one, dict):
+                return {name: texts(value) for name, value in one.items()}
+            return tuple(map(texts, one)) if isinstance(one, (list, tuple)) else one
+
+        return replace(outcome, checks=texts(outcome.checks))
+
+    def _source_lines(self, symbol: str) -> dict[int, Location]:
+        variant = self.library.load(symbol)
+        kernel = emit(plan_of(Spec.from_dict(variant.record.data["spec"])), self.host_toolchain.templates)
+        annotated = ptx_with_lines(kernel, headers(kernel.entry_header, self.host_toolchain.templates))
+        return source_lines(variant.artefacts[PTX_NAME].decode(), annotated.decode())
 
     def _store(self, outcome: CheckOutcome) -> None:
         variant = self.library.load(outcome.symbol)

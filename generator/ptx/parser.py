@@ -83,10 +83,17 @@ Operand = Register | Special | Number | Symbol | Address | Vector | Pair
 
 @dataclass(frozen=True)
 class Location:
-    """A source line, from .loc."""
+    """A source line, from .loc, and where the function that contains it was inlined."""
 
     file: str
     line: int
+    caller: Location | None = None
+
+    def chain(self) -> Iterator[Location]:
+        """Yield this line, and the lines of all callers."""
+        yield self
+        if self.caller:
+            yield from self.caller.chain()
 
 
 @dataclass(frozen=True)
@@ -162,7 +169,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _NAME = r"[A-Za-z_$%][\w$%]*"
 _TOKEN = re.compile(
     rf"\s*(?:(?P<open>\{{)|(?P<close>\}})|(?P<label>{_NAME})\s*:(?!:)"
-    r"|(?P<loc>\.loc\s+(?P<file>\d+)\s+(?P<row>\d+)[^\n;]*)"
+    r"|(?P<loc>\.loc\s+(?P<file>\d+)\s+(?P<row>\d+)\s+(?P<column>\d+)[^\n;]*)"
     r"|(?P<directive>\.\w+)\b(?P<words>[^;{}]*);"
     rf"|(?:@(?P<not>!?)(?P<predicate>{_NAME})\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>[^;]*);)"
 )
@@ -175,6 +182,7 @@ _VARIABLE = re.compile(
 )
 _ENTRY = re.compile(rf"\.entry\s+(?P<name>{_NAME})\s*(?:\((?P<parameters>[^)]*)\))?(?P<limits>[^{{]*)\{{")
 _LIMIT = re.compile(r"\.(maxntid|reqntid|reqnctapercluster)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
+_INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _HEADER = re.compile(r"\.version\s+([\d.]+)\s+\.target\s+(\w+)")
 _OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,\s|]+(?:\s*\|\s*[^,\s]+)?)\s*(?:,|\Z)")
@@ -238,6 +246,7 @@ class _Body:
         self._scopes = [_Scope("")]
         self._blocks = 0
         self._location: Location | None = None
+        self._callers: dict[tuple[str, ...], Location] = {}
         self._body: list[Instruction | Label] = []
         self._all: list[Register] = []
         self._known: dict[str, Operand] = {}
@@ -273,7 +282,7 @@ class _Body:
                 name = self._label(match["label"], define=True)
                 self._body.append(Label(name, self._line(match.start("label"))))
             elif match["loc"]:
-                self._location = Location(self._files.get(int(match["file"]), ""), int(match["row"]))
+                self._locate(match)
             elif kind == "open":
                 self._blocks += 1
                 self._scopes.append(_Scope(f"$${self._blocks}"))
@@ -286,6 +295,13 @@ class _Body:
                     return at
             else:
                 self._directive(match)
+
+    def _locate(self, match: re.Match) -> None:
+        """Note the source line of what follows."""
+        caller = _INLINED.search(match["loc"])
+        file = self._files.get(int(match["file"]), "")
+        self._location = Location(file, int(match["row"]), self._callers.get(caller.groups()) if caller else None)
+        self._callers[match["file"], match["row"], match["column"]] = self._location
 
     def _predeclare_labels(self, at: int) -> None:
         """Note the labels of a block, because branches may name them before they occur."""

@@ -52,6 +52,19 @@ def origins(text: str, lines: Collection[int]) -> dict[int, str]:
     return {line: _origin(" ".join(texts[line - 1].split()), location) for line, location in found.items()}
 
 
+def source_lines(text: str, annotated: str) -> dict[int, Location]:
+    """Return the source line of each line of a PTX text, as `annotated` states it.
+
+    `annotated` is the same kernel compiled with line information. The result is empty if it has other instructions.
+    """
+    plain, located = (
+        [one for one in parse(ptx).kernel().body if isinstance(one, Instruction)] for ptx in (text, annotated)
+    )
+    if [one.opcode for one in plain] != [one.opcode for one in located]:
+        return {}
+    return {one.line: other.location for one, other in zip(plain, located, strict=True) if other.location}
+
+
 def _origin(quote: str, location: Location | None) -> str:
     shown = quote if len(quote) <= _QUOTE else quote[:_QUOTE] + "..."
     return f" [{shown}]" + (f" (from {location.file}:{location.line})" if location else "")
