@@ -169,6 +169,27 @@ _TRAITS = fields(
         "exact_tiles_only": boolean.about("Whether m, n and k must be multiples of the tile."),
     }
 )
+_COVERAGE = fields(
+    {},
+    optional={
+        "launches": _COUNT.about("Launches that were run."),
+        "stages": _COUNT.about("Stages of shared memory."),
+        "rounds_per_tile": number().about("How often one tile fills every stage, at most."),
+        "rounds_per_cta": number().about(
+            "How often a CTA fills every stage, at most; counted from tensor instructions."
+        ),
+        "tiles_per_cta": _COUNT.about("Tiles that every CTA of one launch computes, at most."),
+        "raster_groups": _COUNT.about(
+            "Groups or panels of the raster in one launch, at most; the last one is not full."
+        ),
+        "splits": list_of(TEXT).about("Kinds of splits of k: of equal length, of different lengths, some empty."),
+        "edges": list_of(TEXT).about("Extents inside one tile, of whole tiles, and beyond one tile with a rest."),
+        "own_leading_dimensions": list_of(TEXT).about("Operands whose leading dimensions differ in one launch."),
+        "offsets_beyond_2_31": list_of(TEXT).about("Operands with offsets beyond 2^31 elements."),
+        "shared_memory": list_of(TEXT).about("Operands that share memory in some launch."),
+    },
+    others=plain,
+)
 PROVED = {
     "mma_per_k_tile": _COUNT.about("Tensor instructions per warp (wgmma: per warpgroup) and k-tile."),
     "bank_conflicts": _COUNT.about("Bank conflicts per stage that the layout predicts."),
@@ -187,6 +208,7 @@ PROVED = {
     ),
     "copy_conflicts_per_k_tile": number().about("Bank conflicts of the copies per k-tile, counted from addresses."),
     "epilogue_conflicts": number().about("Bank conflicts of the epilogue, counted from addresses."),
+    "coverage": _COVERAGE.about("What the launches of the run cover."),
     "shapes": list_of(TEXT).about("Shapes that were run."),
     "timings": list_of(TEXT).about("Orders of execution that were run."),
     "executor": TEXT.about("Version of the executor."),

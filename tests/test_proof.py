@@ -23,11 +23,13 @@ from generator.build.pipeline import Settings, planned
 from generator.build.toolchain import templates_folder
 from generator.cli import device as verify
 from generator.cli import generate
+from generator.cli.library import show_command
 from generator.cli.main import generate_command
 from generator.cli.prove_catalog import chosen
 from generator.layouts import OperandTile, read_conflicts, write_conflicts
 from generator.proof import executor as abi
 from generator.proof import jobs as emulate
+from generator.proof.coverage import Coverage
 from generator.proof.executor import Adversary, Executable, Finding, HostToolchain, Launch, Report
 from generator.proof.jobs import Emulation, ProofRequest, Prover, check_here, request_of, workers
 from generator.proof.machine import (
@@ -59,7 +61,7 @@ from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import Problem
 from hgemm.record import validate
-from hgemm.verify import CANARY, CheckOptions, operand_layouts
+from hgemm.verify import CANARY, CheckOptions, Trial, operand_layouts
 from hgemm.verify import verify as verify_cases
 
 ONE = {**SMALL, "layout": "tn"}
@@ -117,6 +119,9 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     assert proof["read_conflicts_per_k_tile"] == proof["copy_conflicts_per_k_tile"] == proof["races"] == 0
     assert proof["barriers_per_k_tile"] == 1 and proof["seed"] == 3 and proof["executor"] == host_toolchain.version()
     assert 0 < proof["max_bound_ratio"] <= 1 and len(proof["shapes"]) == 17 and len(proof["timings"]) == 4
+    assert proof["coverage"]["rounds_per_tile"] == proof["coverage"]["rounds_per_cta"] == 2.5
+    assert proof["coverage"]["offsets_beyond_2_31"] == ["A", "B", "C", "D"] and proof["coverage"]["launches"] == 59
+    assert "\ncoverage\n" in invoke(show_command, record.symbol, "--library", library.folder).stdout
     assert 0 < proof["least_sectors_per_request"] <= proof["sectors_per_request"]
     (suite,) = ElementTree.parse(report).getroot()
     assert suite.get("tests") == "18" and suite.get("failures") == "0"
@@ -529,6 +534,34 @@ def test_leading_dimensions_and_batch_strides_differ_in_loose_cases(layout: str)
         places = operand_layouts(traits, case)
         assert places["c"].leading != places["d"].leading and places["c"].batch_stride != places["d"].batch_stride
         assert all(places[name].leading >= places[name].columns + places[name].align for name in "abcd")
+
+
+def covered(traits: LaunchTraits, cases: list[Case], rounds: float = 3.0) -> Coverage:
+    """Return what the launches of cases cover, where each CTA multiplies `rounds` times as many k-tiles as there are stages."""
+    coverage = Coverage(traits, mma_per_k_tile=1)
+    kernel = EmulatedKernel(traits, FakeExecutable(traits, report=CLEAN), adversaries_of("", 0))
+    for case in cases:
+        trial = Trial(kernel, case, HostMemory(), CheckOptions(), "integer")
+        trial.prepare()
+        problem = trial.problem()
+        grid = launch_of(traits, problem, workers_of(traits, problem)).grid_x
+        coverage.add(problem, grid, replace(CLEAN, counters={"mma": int(grid * traits.stages * rounds)}))
+        trial.free()
+    return coverage
+
+
+@pytest.mark.parametrize("rule", ["one_tile", "split_k", "persistent"])
+def test_the_default_cases_cover_what_a_verdict_needs(rule: str) -> None:
+    traits = replace(LaunchTraits.of(record(rule, splits=3 if rule == "split_k" else 1)), stages=4, raster="group:8")
+    cases = default_cases(traits, stages=4)
+    assert [*covered(traits, cases).shortfalls()] == []
+    assert {"C is D", "C beside D", "A is B", "one A for the batch"} <= covered(traits, cases).shared
+    few = [*covered(traits, cases[:2], rounds=1.5).shortfalls()]
+    assert any("1.5 times; at least 2 are needed" in reason for reason in few)
+    assert any(reason.startswith("no problem leaves the first group") for reason in few)
+    assert any("exceeds 2^31" in reason for reason in few) and any("m inside" in reason for reason in few)
+    assert any("tiles; at least 6" in reason for reason in few) == (rule == "persistent")
+    assert any("uneven splits" in reason for reason in few) == (rule == "split_k")
 
 
 def test_every_cta_gets_six_tiles_if_there_are_enough() -> None:

@@ -228,7 +228,11 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
     seconds = {name: f"{value:.3f} s" for name, value in data["seconds"].items()}
     files = {name: f"{file['bytes']} B, sha256 {file['sha256'][:16]}..." for name, file in data["files"].items()}
     planned = {name: data["proof"][name] for name in _PLANNED if name in data["proof"]}
-    proof = {name: value for name, value in data["proof"].items() if name not in planned}
+    proof = {name: value for name, value in data["proof"].items() if name not in (*planned, "coverage")}
+    covered = {
+        name: ", ".join(value) if isinstance(value, list) else value
+        for name, value in data["proof"].get("coverage", {}).items()
+    }
     sections: list[tuple[str, Mapping[str, Any]]] = [
         (variant.symbol + ("  SPILLED" if data["spilled"] else ""), head),
         ("spec", data["spec"]),
@@ -238,6 +242,7 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
         ("traits", shown_traits),
         ("plan", planned),
         ("proof", proof or {"none yet": f"hgemm verify --emulate{library_suffix(variant.folder.parent)}"}),
+        ("coverage", covered),
         ("toolchain", {**data["toolchain"], "options": " ".join(data["toolchain"]["options"])}),
         ("seconds", seconds),
         ("files", files),

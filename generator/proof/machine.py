@@ -15,6 +15,7 @@ from itertools import cycle
 import numpy as np
 
 from generator.proof import executor as abi
+from generator.proof.coverage import Coverage
 from generator.proof.executor import Adversary, Executable, Launch, Region, Report
 from hgemm.cases import TILES_PER_CTA, Case, Shape, cases_of, covering_cases, far_case, varied
 from hgemm.dtypes import DTYPES
@@ -92,7 +93,7 @@ def _reserved(size_bytes: int) -> np.ndarray:
 class EmulatedKernel:
     """A kernel on the executor. Each launch uses the next adversary and appends its report to `reports`.
 
-    It zeroes the counters of its workspace before a launch unless `zeroes` is off.
+    `coverage` takes note of each launch. It zeroes the counters of its workspace before a launch unless `zeroes` is off.
     """
 
     traits: LaunchTraits
@@ -101,6 +102,7 @@ class EmulatedKernel:
     workers: int = PERSISTENT_CTAS
     zeroes: bool = True
     reports: list[tuple[Adversary, Report]] = field(default_factory=list)
+    coverage: Coverage | None = None
 
     def __post_init__(self) -> None:
         self._next = cycle(self.adversaries)
@@ -116,7 +118,10 @@ class EmulatedKernel:
             ctypes.memset(problem.workspace, 0, counters)
         adversary = next(self._next)
         launch = launch_of(self.traits, problem, workers_of(self.traits, problem, self.workers))
-        self.reports.append((adversary, self.executable.run(launch, adversary)))
+        report = self.executable.run(launch, adversary)
+        self.reports.append((adversary, report))
+        if self.coverage:
+            self.coverage.add(problem, launch.grid_x, report)
 
 
 def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
@@ -236,7 +241,7 @@ def default_cases(traits: LaunchTraits, stages: int) -> list[Case]:
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     ring = 2 * stages + 1  # k-tiles that fill every stage twice
     splits = 3 if traits.decides_splits else traits.splits
-    long_k = (ring * splits - 1) * k + 7  # splits of different lengths
+    long_k = (ring * splits + splits - 2) * k + 7  # splits of different lengths
     plain = [
         Shape(m * traits.cluster_shape[0], n * traits.cluster_shape[1], ring * k),  # whole tiles
         Shape(m + 1, n, 2 * k),

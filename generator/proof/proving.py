@@ -13,6 +13,7 @@ from typing import Any
 
 from generator.errors import BuildError, ProofError
 from generator.layouts import BANK_BYTES, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
+from generator.proof.coverage import COVERAGE_CASE, Coverage
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases, measured_case
 from generator.ptx.parser import parse
@@ -310,15 +311,21 @@ def prove(
         require_launch(subject, traits)
     else:
         require_declared_launch(subject, traits)
-    kernel = EmulatedKernel(traits, load(subject, host_toolchain), ())
+    coverage = Coverage(traits, subject.mma_per_k_tile * _issuers(traits, subject.record["spec"]))
+    kernel = EmulatedKernel(traits, load(subject, host_toolchain), (), coverage=coverage)
     cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
     checks = list(_checks_of(kernel, cases, seed))
     if shapes or not all(check.passed for check in checks):
         return ProofResult(tuple(checks), {})
-    costs, sites = count(kernel, subject.record["spec"])
+    costs, sites = count(replace(kernel, coverage=None), subject.record["spec"])
     wrong = "; ".join(disagreements(costs, traits, subject.record["spec"], subject.mma_per_k_tile))
     checks.append(EmulatedCheck(COSTS_CASE, 0.0, 0.0, not wrong, wrong))
-    proof = {} if wrong else proof_of(subject, host_toolchain, checks[:-1], costs, seed, time.monotonic() - began)
+    if lacking := "; ".join(coverage.shortfalls()):
+        checks.append(EmulatedCheck(COVERAGE_CASE, 0.0, 0.0, False, lacking))
+    if wrong or lacking:
+        return ProofResult(tuple(checks), {}, tuple(sites))
+    proof = proof_of(subject, host_toolchain, checks[:-1], costs, seed, time.monotonic() - began)
+    proof["coverage"] = coverage.record()
     return ProofResult(tuple(checks), proof, tuple(sites))
 
 
