@@ -25,7 +25,8 @@ class Fault:
 
     Fields: `edit` is one edit or several; `options` are those of the kernel, as `generate` takes them; `shapes` are the
         problems that it runs, or DEFAULT_CASES; `caught_by` are kinds of findings, or NUMBERS, one of which must be reported, or
-        ANYTHING; `unfound` says why nothing finds the fault, or why it is none.
+        ANYTHING; `unfound` says why nothing finds the fault, or why it is none; `of` is what must be run to find it: the
+        source, or the PTX.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Fault:
     shapes: str
     caught_by: tuple[str, ...]
     unfound: str = ""
+    of: str = "source"
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -1195,11 +1197,11 @@ AUDIT_64 = {"arch": "sm_90a", "tile": "64x64x64", "cluster": "1x1"}
 AUDIT_IN_CLUSTER = {"arch": "sm_90a", "tile": "64x64x64", "schedule": "split_k_cluster:2"}
 AUDIT_TMA = {"arch": "sm_90a", "mma": "m16n8k16", "copy": "tma", "tile": "64x64x64"}
 
-_HOST_ATOMS = "the CPU runs the atoms for the host in place of those for the device"
 
-
-def _audit(name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str], unfound: str = "") -> Fault:
-    return Fault(f"audit: {name}", edit, options, DEFAULT_CASES, ANYTHING, unfound)
+def _audit(
+    name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str], unfound: str = "", of: str = "source"
+) -> Fault:
+    return Fault(f"audit: {name}", edit, options, DEFAULT_CASES, ANYTHING, unfound, of)
 
 
 AUDIT = (
@@ -1551,26 +1553,26 @@ AUDIT = (
         AUDIT_SPLIT,
         "equivalent: the fence before the loads orders them, whichever cache they use",
     ),
-    # ---- Atoms of the device
+    # ---- Atoms of the device, in whose place the source has others on the CPU
     _audit(
         "no fence between the proxies on the device",
         At("fence_proxy_async", "asm volatile(...)").drop(),
         AUDIT_90,
-        _HOST_ATOMS,
+        of="ptx",
     ),
     _audit(
         "one group more in flight on the device",
         At("cp_async_wait", "cute::cp_async_wait<").template_argument(0, "PENDING + 1"),
         AUDIT_80,
-        _HOST_ATOMS,
+        of="ptx",
     ),
     _audit(
         "f16 rounded towards zero on the device",
         At("", "__float2half_rn(").replace("__float2half_rz("),
         AUDIT_80,
-        _HOST_ATOMS,
+        of="ptx",
     ),
-    _audit("no fence of the device", At("global_fence", "__threadfence()").drop(), AUDIT_SPLIT, _HOST_ATOMS),
+    _audit("no fence of the device", At("global_fence", "__threadfence()").drop(), AUDIT_SPLIT, of="ptx"),
 )
 
 FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC, *MMA_SYNC_DIRECT, *AUDIT)

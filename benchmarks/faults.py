@@ -34,6 +34,7 @@ from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import headers, templates_folder
 from generator.device_check import CheckOutcome
+from generator.errors import BuildError
 from generator.proof.executor import HostToolchain
 from generator.proof.jobs import SOURCE, SUBJECTS, ProofRequest, host_toolchain, pack, request_of, workers
 from generator.sweep import sweep
@@ -153,16 +154,21 @@ def catch(
     seed: int,
     seeded: bool = True,
     check: Callable[[ProofRequest], CheckOutcome] = in_a_process,
-    of: str = SOURCE,
+    of: str = "",
 ) -> Caught:
-    """Check the kernel of a fault, with the fault in it or without."""
+    """Check the kernel of a fault, with the fault in it or without. `of` is what is run; empty is what finds the fault."""
     kernel = kernel_of(fault)
     texts = seeded_texts(fault, kernel.source) if seeded else {}
     source = texts.pop(KERNEL, kernel.source)
     with templates_with(texts) as templates:
         record = {**planned(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
         request = request_of(replace(made, templates=templates), source, record, fault.shapes, seed)
-        outcome = check(request if of == SOURCE else replace(request, ptx=_ptx_of(kernel, source, templates)))
+        if (of or fault.of) != SOURCE:
+            try:
+                request = replace(request, ptx=_ptx_of(kernel, source, templates))
+            except BuildError as error:
+                return Caught(fault, ("error",), str(error).splitlines()[0], seed)
+        outcome = check(request)
     return Caught(fault, *_by(outcome), seed)
 
 
@@ -181,7 +187,7 @@ def _by(outcome: CheckOutcome) -> tuple[tuple[str, ...], str]:
     return tuple(kinds), "" if outcome.passed else outcome.reason
 
 
-def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True, of: str = SOURCE) -> list[Caught]:
+def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True, of: str = "") -> list[Caught]:
     """Check the kernels of faults in several processes."""
     with ProcessPoolExecutor(jobs) as pool:
         return list(pool.map(partial(catch, made=host_toolchain(), seed=seed, seeded=seeded, of=of), faults))
@@ -195,7 +201,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the table to this file")
     parser.add_argument("--default", action="store_true", help="run the cases of a proof for every fault")
     parser.add_argument("--resolve", action="store_true", help="only check that each anchor fits one place")
-    parser.add_argument("--of", choices=SUBJECTS, default=SOURCE, help="what is run")
+    parser.add_argument("--of", choices=SUBJECTS, default="", help="what is run; default: as in the table")
     args = parser.parse_args()
     words = [word for word in args.only.split(",") if word]
     faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
