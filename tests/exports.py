@@ -67,14 +67,12 @@ def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
 
 def full_library(folder: Path) -> Library:
     """Return the catalog and more, on paper. Most of the kernels that differ in their tile only are left out."""
-    kinds: dict[tuple, list[Kernel]] = {}
+    few: dict[tuple, Kernel] = {}
     for kernel in catalog_kernels():
         spec = kernel.plan.spec
-        kinds.setdefault(
-            (spec.arch, spec.layout, spec.dtype_a, spec.acc, spec.bias, spec.align_a, spec.align_d), []
-        ).append(kernel)
-    few = [kernel for kernels in kinds.values() for kernel in kernels[:6]]
-    return paper_library(folder, [*few, *more_kernels()])
+        kind = (spec.arch, spec.layout, spec.dtype_a, spec.dtype_d, spec.acc, spec.bias, spec.align_a, spec.align_d)
+        few.setdefault((*kind, spec.copy, spec.schedule.kind, spec.swap_ab, spec.cooperation), kernel)
+    return paper_library(folder, [*few.values(), *more_kernels()])
 
 
 def export_paper(library: Library, to: Path, name: str = "hgemm") -> Path:
