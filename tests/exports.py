@@ -17,7 +17,7 @@ from records import make_record
 from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
-from generator.catalog import catalog_kernels
+from generator.catalog import group_names, load_catalog
 from generator.export.c_library import MANIFEST, ExportOptions, export
 from generator.store.library import Library
 from generator.sweep import sweep
@@ -43,6 +43,23 @@ MORE = (
 """Kinds, schedules and alignments that the catalog has none of."""
 
 
+WGMMA = {"arch": "sm_90a", "cluster": "2x1", "cooperation": "cooperative", "stages": "4", "raster": "group:16"}
+HOPPER = (
+    {"tile": "128x256x64", "layout": "tn,nn,nt,tt"},
+    {"tile": "128x256x64", "dtype": "bf16"},
+    {"tile": "128x256x64", "acc": "f16"},
+    {"tile": "128x256x64", "out": "f32", "align_d": "4"},
+    {"tile": "256x128x64", "raster": "group:8"},
+    {"tile": "128x208x64"},
+    {"tile": "128x128x64", "cooperation": "pingpong", "stages": "6"},
+    {"tile": "64x256x64", "cooperation": "pingpong", "cluster": "1x1"},
+    {"tile": "128x128x64", "schedule": "split_k:4", "cluster": "1x1", "stages": "6"},
+    {"tile": "128x256x64", "schedule": "stream_k"},
+    {"tile": "16x128x64,64x128x64", "swap_ab": "on", "cluster": "1x1", "stages": "8", "raster": "group:8"},
+)
+"""Kernels on wgmma with TMA copies."""
+
+
 def more_kernels() -> Iterator[Kernel]:
     """Emit kernels of kinds that the catalog lacks."""
     templates = templates_folder()
@@ -66,13 +83,14 @@ def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
 
 
 def full_library(folder: Path) -> Library:
-    """Return the catalog and more, on paper. Most of the kernels that differ in their tile only are left out."""
-    few: dict[tuple, Kernel] = {}
-    for kernel in catalog_kernels():
-        spec = kernel.plan.spec
-        kind = (spec.arch, spec.layout, spec.dtype_a, spec.dtype_d, spec.acc, spec.bias, spec.align_a, spec.align_d)
-        few.setdefault((*kind, spec.copy, spec.schedule.kind, spec.swap_ab, spec.cooperation), kernel)
-    return paper_library(folder, [*few.values(), *more_kernels()])
+    """Return the catalog and more, on paper. Kernels on wgmma are fixed ones, so that choices do not change with the catalog."""
+    names = [name for name in group_names() if not name.startswith("hopper")]
+    plans = [
+        *sweep(load_catalog(names)).plans,
+        *(plan for texts in HOPPER for plan in sweep([{**WGMMA, **texts}]).plans),
+    ]
+    templates = templates_folder()
+    return paper_library(folder, [*(emit(plan, templates) for plan in plans), *more_kernels()])
 
 
 def export_paper(library: Library, to: Path, name: str = "hgemm") -> Path:

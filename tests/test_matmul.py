@@ -165,9 +165,9 @@ def test_empty_products_launch_nothing(library: Library, driver: ComputingDriver
 
 def test_tensor_maps_follow_the_addresses(library: Library, driver: ComputingDriver) -> None:
     """Two buffers taken by turns: the maps are those of the call, and each is encoded once."""
-    w = numbers(128, 64)
-    pairs = [(numbers(256, 64), placed(np.zeros((256, 128), "f2"))) for _ in range(2)]
-    plan = library.plan(Problem(256, 128, 64))
+    w = numbers(256, 64)
+    pairs = [(numbers(256, 64), placed(np.zeros((256, 256), "f2"))) for _ in range(2)]
+    plan = library.plan(Problem(256, 256, 64))
     assert plan.kernel.traits.tensor_maps, plan
     for a, out in pairs * 2:
         plan(Cuda(a), Cuda(w.T), Cuda(out))
