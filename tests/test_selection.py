@@ -288,8 +288,9 @@ def test_more_tiles_than_a_launch_has_are_not_served_and_no_variant_would() -> N
 def test_a_split_within_a_cluster_needs_no_workspace_and_is_taken_for_much_k() -> None:
     (plan,) = sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "split_k_cluster:4"}]).plans
     split = record_of(emit(plan, templates_folder()))
-    table = DispatchTable.of([*catalog_records(), split])
-    found = choose(SelectionQuery(Kind(), 128, 128, 2**16), table=table)
+    others = [record for record in catalog_records() if record["spec"]["cta_tile"] in ("128x192x64", "128x256x64")]
+    table = DispatchTable.of([*others, split])
+    found = choose(SelectionQuery(Kind(), 256, 512, 2**16), table=table)
     assert found.symbol == split["symbol"] and found.workspace_bytes == 0
     assert choose(SelectionQuery(Kind(), 8192, 8192, 8192), table=table).symbol != split["symbol"]
 
