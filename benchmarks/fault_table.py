@@ -1195,6 +1195,7 @@ AUDIT_CLUSTER = {"arch": "sm_90a", "tile": "128x64x64", "cluster": "2x1"}
 AUDIT_CLUSTER_4 = {**AUDIT_CLUSTER, "cluster": "2x2"}
 AUDIT_64 = {"arch": "sm_90a", "tile": "64x64x64", "cluster": "1x1"}
 AUDIT_IN_CLUSTER = {"arch": "sm_90a", "tile": "64x64x64", "schedule": "split_k_cluster:2"}
+AUDIT_CUTE = {**AUDIT_CLUSTER, "form": "cute", "cluster": "1x1"}
 AUDIT_TMA = {"arch": "sm_90a", "mma": "m16n8k16", "copy": "tma", "tile": "64x64x64"}
 
 
@@ -1553,6 +1554,13 @@ AUDIT = (
         AUDIT_SPLIT,
         "equivalent: the fence before the loads orders them, whichever cache they use",
     ),
+    # ---- Form cute
+    _audit(
+        "CuTe: one group more in flight",
+        At("", "warpgroup_wait<1>()").replace("warpgroup_wait<2>()"),
+        AUDIT_CUTE,
+    ),
+    _audit("CuTe: no wait for the previous launch", At("", "atoms::wait_on_dependent_grids()").drop(), AUDIT_CUTE),
     # ---- Atoms of the device, in whose place the source has others on the CPU
     _audit(
         "no fence between the proxies on the device",
