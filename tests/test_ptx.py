@@ -232,6 +232,81 @@ def test_a_kernel_of_ptx_runs_and_its_race_is_found(host_toolchain: HostToolchai
             assert race.message.endswith(f"[{REVERSE.splitlines()[race.line - 1].strip()}]")
 
 
+ACCUMULATORS = (
+    HEAD
+    + """
+.shared .align 128 .b8 operands[4096];
+.visible .entry accumulate(.param .u64 accumulate_param_0, .param .u32 accumulate_param_1)
+.maxntid 128, 1, 1
+{
+  .reg .pred %p<5>;
+  .reg .b32 %r<9>;
+  .reg .f32 %f<9>;
+  .reg .b64 %rd<9>;
+  ld.param.u64 %rd1, [accumulate_param_0];
+  ld.param.u32 %r1, [accumulate_param_1];
+  mov.u32 %r2, %tid.x;
+  shl.b32 %r3, %r2, 4;
+  mov.u32 %r4, operands;
+  add.s32 %r5, %r4, %r3;
+  mov.b32 %r6, 0;
+  st.shared.v4.b32 [%r5], {%r6, %r6, %r6, %r6};
+  st.shared.v4.b32 [%r5+2048], {%r6, %r6, %r6, %r6};
+  fence.proxy.async.shared::cta;
+  bar.sync 0;
+  shr.u32 %r7, %r4, 4;
+  cvt.u64.u32 %rd2, %r7;
+  or.b64 %rd3, %rd2, 68720001024;  // core matrices 128 bytes apart along k, 256 along m and n
+  add.s64 %rd4, %rd3, 128;
+  mov.f32 %f1, 0f3F800000;
+  mov.f32 %f2, %f1;
+  mov.f32 %f3, %f1;
+  mov.f32 %f4, %f1;
+  setp.eq.u32 %p1, %r1, 1;
+  @%p1 bra $L_unfenced;
+  wgmma.fence.sync.aligned;
+$L_unfenced:
+  setp.ne.u32 %p2, %r1, 2;
+  @%p2 bra $L_multiply;
+  add.f32 %f2, %f2, %f3;
+$L_multiply:
+  setp.eq.u32 %p3, %r6, 0;
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd3, %rd4, %p3, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  mov.f32 %f5, %f1;
+  setp.ne.u32 %p4, %r1, 3;
+  @%p4 bra $L_wait;
+  add.f32 %f6, %f5, %f5;
+$L_wait:
+  wgmma.wait_group.sync.aligned 0;
+  mul.wide.u32 %rd5, %r2, 4;
+  add.s64 %rd6, %rd1, %rd5;
+  st.global.f32 [%rd6], %f5;
+  ret;
+}
+"""
+)
+
+
+def test_accumulators_of_wgmma_are_checked_register_by_register(host_toolchain: HostToolchain):
+    executable = Executable(host_toolchain.ptx_executable("accumulate", ACCUMULATORS), ACCUMULATORS)
+    expected = (
+        "",
+        "no wgmma fence",
+        "accessed after the last wgmma fence",
+        "accesses %f5, which a wgmma in flight writes",
+    )
+    for mode, message in enumerate(expected):
+        out = np.zeros(128, np.float32)
+        region = Region("D", out.ctypes.data, 1, 512, 512, 1, 0, 4, abi.WRITABLE | abi.WRITE_ONCE)
+        parameters = (struct.pack("<Q", out.ctypes.data), struct.pack("<I", mode))
+        launch = Launch(1, 1, 128, 4096, parameters, (region,), 1, 10000)
+        report = executable.run(launch, Adversary("late", "ahead_low", 1))
+        assert {one.kind for one in report.findings} == ({"wgmma"} if mode else set()), report.findings
+        assert all(message in one.message for one in report.findings)
+        assert (out == 1).all()  # the copy of an accumulator in flight has its value after the wait
+
+
 @pytest.mark.slow
 def test_a_variant_is_proved_by_its_ptx(small_library, host_toolchain, monkeypatch, capsys):
     monkeypatch.setenv(abi.CACHE_VARIABLE, str(host_toolchain.cache.parent))
