@@ -39,6 +39,7 @@ from generator.proof.executor import HostToolchain
 from generator.proof.jobs import SOURCE, SUBJECTS, ProofRequest, host_toolchain, pack, request_of, workers
 from generator.sweep import sweep
 from generator.tables import to_text
+from hgemm.errors import HgemmError
 
 TIMEOUT_S = 60.0
 
@@ -168,7 +169,10 @@ def catch(
                 request = replace(request, ptx=_ptx_of(kernel, source, templates))
             except BuildError as error:
                 return Caught(fault, ("error",), str(error).splitlines()[0], seed)
-        outcome = check(request)
+        try:
+            outcome = check(request)
+        except HgemmError as error:  # in this process; a process of its own reports it
+            outcome = CheckOutcome(request.symbol, error=str(error))
     return Caught(fault, *_by(outcome), seed)
 
 
