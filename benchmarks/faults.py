@@ -224,7 +224,9 @@ def main() -> int:
     found = sum(one.as_expected for one in caught)
     print(f"{found} of {len(caught)} faults are caught as expected")
     if args.json:
-        args.json.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n")
+        texts = [json.dumps(row) for row in rows]
+        lines = [", ".join(texts[at : at + 4]) for at in range(0, len(texts), 4)]
+        args.json.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
     return 0 if found == len(caught) else 1
 
 
