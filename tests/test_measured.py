@@ -112,7 +112,7 @@ def test_what_makes_no_sense_is_refused_though_its_hash_is_right(tmp_path: Path,
 # ---- What stands ----------------------------------------------------------------------------------------------------
 
 
-def standing(folder: Path, *orders: dict[str, float], keys: dict[str, str] | None = None, **header: object):
+def best_after(folder: Path, *orders: dict[str, float], keys: dict[str, str] | None = None, **header: object):
     for order in orders:
         measured.write(folder, [(SQUARE, order)], **header)
     return best_known(read_sessions(folder), keys or dict.fromkeys("abcdef", measured.KEY))
@@ -125,15 +125,15 @@ def test_sessions_are_read_in_the_order_in_which_they_began(tmp_path: Path) -> N
 
 def test_the_order_of_a_session_stands_even_where_times_say_another(tmp_path: Path) -> None:
     """What was decided within the spread is kept."""
-    found = standing(tmp_path, {"b": 2.0, "a": 1.99, "c": 3.0})
+    found = best_after(tmp_path, {"b": 2.0, "a": 1.99, "c": 3.0})
     assert found[PLACE].order == ("b", "a", "c") and found[PLACE].times_us == {"b": 2.0, "a": 1.99, "c": 3.0}
 
 
 def test_a_later_session_counts_where_it_was_compared_with_what_stood(tmp_path: Path) -> None:
-    found = standing(tmp_path / "x", {"a": 2.0, "b": 3.0}, {"c": 1.0, "a": 1.8})
+    found = best_after(tmp_path / "x", {"a": 2.0, "b": 3.0}, {"c": 1.0, "a": 1.8})
     assert found[PLACE].order == ("c", "a")
     assert found[PLACE].times_us == {"c": 1.0, "a": 1.8, "b": pytest.approx(3.0 * 1.8 / 2.0)}
-    found = standing(tmp_path / "y", {"a": 2.0, "b": 3.0}, {"c": 1.0}, {"d": 0.5, "b": 6.0})
+    found = best_after(tmp_path / "y", {"a": 2.0, "b": 3.0}, {"c": 1.0}, {"d": 0.5, "b": 6.0})
     assert found[PLACE].order == ("a", "b")
     assert found[PLACE].times_us == {"a": 2.0, "b": 3.0, "c": 1.0, "d": 0.25}
 
@@ -143,21 +143,21 @@ def test_launch_options_stand_with_the_times_that_they_have(tmp_path: Path) -> N
     measured.write(tmp_path, [(SQUARE, {"a": 2.0, "b": 3.0})], options=[{"a": few, "b": few}])
     session = measured.write(tmp_path, [(SQUARE, {"c": 1.0, "a": 1.8})], options=[{"a": many}])
     assert [time.options for time in session.results[0].times] == [None, many]
-    assert standing(tmp_path)[PLACE].options == {"a": many, "b": few}
+    assert best_after(tmp_path)[PLACE].options == {"a": many, "b": few}
     measured.write(tmp_path, [(SQUARE, {"c": 1.0, "b": 1.8})])  # without options: the default ones
-    assert standing(tmp_path)[PLACE].options == {"a": many}
+    assert best_after(tmp_path)[PLACE].options == {"a": many}
 
 
 def test_variants_that_were_made_anew_count_as_unmeasured(tmp_path: Path) -> None:
-    found = standing(tmp_path, {"a": 2.0, "b": 3.0}, keys={"a": "1" * 64, "b": measured.KEY})
+    found = best_after(tmp_path, {"a": 2.0, "b": 3.0}, keys={"a": "1" * 64, "b": measured.KEY})
     assert found[PLACE].order == ("b",)
-    assert standing(tmp_path, keys={"a": "1" * 64}) == {}
+    assert best_after(tmp_path, keys={"a": "1" * 64}) == {}
 
 
 def test_other_devices_and_states_stand_by_themselves(tmp_path: Path) -> None:
-    assert [place[:2] for place in standing(tmp_path / "x", {"a": 1.0}, sms=114)] == [(90, 114)]
+    assert [place[:2] for place in best_after(tmp_path / "x", {"a": 1.0}, sms=114)] == [(90, 114)]
     measured.write(tmp_path, [(SQUARE, {"a": 1.0})], state="burst")
-    assert standing(tmp_path) == {}
+    assert best_after(tmp_path) == {}
 
 
 # ---- Nearness -------------------------------------------------------------------------------------------------------
