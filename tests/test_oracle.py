@@ -28,7 +28,7 @@ from generator.spec import parse_field, symbol_of
 SEED = 20
 REJECTED = 20
 MAX_WRONGLY_REJECTED = 0.5
-MAX_WRONGLY_ACCEPTED = 0.03
+MAX_WRONGLY_ACCEPTED = 0.015
 """The build rejects these kernels, and names a spec that fits."""
 
 
@@ -152,8 +152,9 @@ def test_the_large_sample_is_kept_and_keeps_its_promise(family: str, even: int, 
     for sample, least in (("even", even), ("near", near)):
         drawn = [row for row in rows if row["sample"] == sample]
         assert len(drawn) >= least and table[sample] == confusion(drawn)
-    wrong = {side: [table[sample][side]["wrong"] for sample in ("even", "near")] for side in ("accepted", "rejected")}
-    assert max(wrong["accepted"]) <= MAX_WRONGLY_ACCEPTED and wrong["rejected"][0] <= 0.4
+    accepted = [table[sample]["accepted"] for sample in ("even", "near")]
+    spill, fine = (sum(counts[outcome] for counts in accepted) for outcome in ("spill", "fine"))
+    assert spill <= MAX_WRONGLY_ACCEPTED * (spill + fine) and table["even"]["rejected"]["wrong"] <= 0.4
 
 
 # ---- Rejected by other rules ----------------------------------------------------------------------------------------
