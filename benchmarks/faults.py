@@ -42,6 +42,8 @@ from generator.tables import to_text
 from hgemm.errors import HgemmError
 
 TIMEOUT_S = 60.0
+_PATH = re.compile(r"(?<=\s)/\S+: ")
+"""A path in a compiler's message."""
 
 # ---- Templates with a fault -------------------------------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class Caught:
             "fault": self.fault.name,
             "caught by": by,
             "seed": self.seed,
-            "first finding": self.first_finding[:100] or self.fault.unfound,
+            "first finding": _PATH.sub("", self.first_finding)[:100] or self.fault.unfound,
         }
 
 

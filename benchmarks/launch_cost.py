@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +110,10 @@ def problems(tile: str, contest: str) -> Iterator[tuple[str, Work]]:
 
 @dataclass
 class Pinned(Variant):
-    """A variant with the options of its launch, a bias if wanted, and a workspace that is zeroed once."""
+    """A variant with the options of its launch, a bias if wanted, and a name of its own."""
 
     label: str = ""
     bias: int = 0
-    memory: list[int] = field(default_factory=list)
 
     @property
     def name(self) -> str:

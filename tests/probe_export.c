@@ -69,22 +69,6 @@ static void *launch_many(void *handle) {
   return NULL;
 }
 
-static int threads(void) {
-  enum { COUNT = 8 };
-  pthread_t thread[COUNT];
-  hgemm_handle *handle;
-  int failures = 0;
-  if (hgemm_create(&handle, 0) != HGEMM_OK) return 1;
-  for (int i = 0; i < COUNT; ++i) pthread_create(&thread[i], NULL, launch_many, handle);
-  for (int i = 0; i < COUNT; ++i) {
-    void *failed;
-    pthread_join(thread[i], &failed);
-    failures += failed != NULL;
-  }
-  hgemm_destroy(handle);
-  return failures;
-}
-
 static void *launch_splits(void *handle) { /* on a stream of this thread */
   hgemm_problem const p = product(64, 64, 65536);
   for (int i = 0; i < 100; ++i) {
@@ -93,13 +77,14 @@ static void *launch_splits(void *handle) { /* on a stream of this thread */
   return NULL;
 }
 
-static int thread_workspaces(void) {
+/* Runs a function in several threads on one handle. */
+static int in_threads(void *(*launch)(void *)) {
   enum { COUNT = 8 };
   pthread_t thread[COUNT];
   hgemm_handle *handle;
   int failures = 0;
   if (hgemm_create(&handle, 0) != HGEMM_OK) return 1;
-  for (int i = 0; i < COUNT; ++i) pthread_create(&thread[i], NULL, launch_splits, handle);
+  for (int i = 0; i < COUNT; ++i) pthread_create(&thread[i], NULL, launch, handle);
   for (int i = 0; i < COUNT; ++i) {
     void *failed;
     pthread_join(thread[i], &failed);
@@ -108,6 +93,10 @@ static int thread_workspaces(void) {
   hgemm_destroy(handle);
   return failures;
 }
+
+static int threads(void) { return in_threads(launch_many); }
+
+static int thread_workspaces(void) { return in_threads(launch_splits); }
 
 /* Does what each word of the input says, such as `run` or `stream=16`, and prints a status for each. */
 static int workspaces(void) {

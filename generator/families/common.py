@@ -155,6 +155,14 @@ def aligned_to_16_bytes(plan: Plan) -> list[Change]:
     return [{"align_a": align, "align_b": align}]
 
 
+def off_16_bytes(plan: Plan, what: str) -> str | None:
+    """Return which of A and B are not aligned to 16 bytes, which `what` requires."""
+    least = VECTOR_BYTES // plan.spec.operand_bytes
+    aligns = {"align_a": plan.spec.align_a, "align_b": plan.spec.align_b}
+    short = [f"{name} is {align}" for name, align in aligns.items() if align < least]
+    return f"{', '.join(short)}; {what} requires {least} elements ({VECTOR_BYTES} B)" if short else None
+
+
 def d_aligned_to_16_bytes(plan: Plan) -> list[Change]:
     """f32 output aligned to 16 bytes."""
     return [{"align_d": "4"}]

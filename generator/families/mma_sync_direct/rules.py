@@ -11,7 +11,6 @@ from generator.families.common import clamp, fewer_ctas
 from generator.families.mma_sync.defaults import on_mma_sync
 from generator.families.mma_sync_direct.plan import COLUMNS, K_BLOCK
 from generator.families.mma_sync_direct.plan import DirectPlan as Plan
-from generator.layouts import VECTOR_BYTES
 from generator.spec import Raster, Request, Spec, Tile, WarpTile
 
 TILE_M = (8, 16)
@@ -97,10 +96,7 @@ def layout(plan: Plan) -> str | None:
 
 @rule(lambda plan: [*on_mma_sync(plan), *common.aligned_to_16_bytes(plan)])
 def alignment(plan: Plan) -> str | None:
-    least = VECTOR_BYTES // plan.spec.operand_bytes
-    aligns = {"align_a": plan.spec.align_a, "align_b": plan.spec.align_b}
-    short = [f"{name} is {align}" for name, align in aligns.items() if align < least]
-    return f"{', '.join(short)}; copy ldg requires {least} elements ({VECTOR_BYTES} B)" if short else None
+    return common.off_16_bytes(plan, "copy ldg")
 
 
 rule(common.aligned_to_16_bytes)(common.alignment_of_operands)

@@ -13,7 +13,6 @@ from generator.families.mma_sync import rules as mma_sync
 from generator.families.mma_sync.defaults import on_mma_sync
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
 from generator.families.tensor_maps import SWIZZLES_BYTES
-from generator.layouts import VECTOR_BYTES
 from generator.spec import WMMA
 
 STAGES = range(2, 17)
@@ -56,10 +55,7 @@ def layout(plan: Plan) -> str | None:
 
 @rule(lambda plan: [*on_mma_sync(plan), *common.aligned_to_16_bytes(plan)])
 def alignment(plan: Plan) -> str | None:
-    least = VECTOR_BYTES // plan.spec.operand_bytes
-    aligns = {"align_a": plan.spec.align_a, "align_b": plan.spec.align_b}
-    short = [f"{name} is {align}" for name, align in aligns.items() if align < least]
-    return f"{', '.join(short)}; TMA requires {least} elements (16 B)" if short else None
+    return common.off_16_bytes(plan, "TMA")
 
 
 rule(common.aligned_to_16_bytes)(common.alignment_of_operands)
