@@ -145,31 +145,32 @@ class RegionShortlists:
         Units: SM clocks.
         """
         r = self._rows
-        m, n, k = (problems[:, at : at + 1] for at in range(3))
-        found = _clocks(r, problems, straddling, r["splits"], 0)
+        extents = m, n, k, _ = problems.T[:, :, None].astype(float)
+        found = _clocks(r, extents, straddling, r["splits"], 0)
         if self._deciding.size:
-            found[:, self._deciding] = np.minimum(found[:, self._deciding], self._split_clocks(problems, straddling))
+            found[:, self._deciding] = np.minimum(found[:, self._deciding], self._split_clocks(extents, straddling))
         whole = (m % r["tile_m"] == 0) & (n % r["tile_n"] == 0) & (k % r["tile_k"] == 0)
         return np.where((r["exact_tiles_only"] == 0) | whole, found, np.inf)
 
-    def _split_clocks(self, problems: np.ndarray, straddling: int) -> np.ndarray:
+    def _split_clocks(self, extents: np.ndarray, straddling: int) -> np.ndarray:
         """Return the lowest estimate of the splits that launches may take, as hgemm.dispatch_table.candidate_options.
 
         Shapes: (problem, row), of the rows whose launches decide the splits.
         """
         r = _part(self._rows, self._deciding)
-        tiles, k_tiles = _tiles(r, problems), np.ceil(problems[:, 2:3] / r["tile_k"])
+        tiles, k_tiles = _tiles(r, extents), np.ceil(extents[2] / r["tile_k"])
         found = np.full(tiles.shape, np.inf)
-        for whole in (np.zeros_like(tiles), tiles // r["sms"] * r["sms"]):
+        whole_waves = tiles // r["sms"] * r["sms"]
+        for whole, useful in ((np.zeros_like(tiles), True), (whole_waves, whole_waves > 0)):
             rest = tiles - whole
             most = MAX_SPLIT_WAVES * r["sms"] * r["resident"] // np.maximum(rest, 1)
             most = np.minimum(k_tiles // MIN_SPLIT_K_TILES, most)
-            most = np.where((0 < rest) & (rest <= WORKSPACE_COUNTERS), most, 0)
+            most = np.where((0 < rest) & (rest <= WORKSPACE_COUNTERS) & useful, most, 0)
             for splits in SPLITS:
-                at = np.flatnonzero((splits <= most).any(axis=0))
-                if at.size:
-                    clocks = _clocks(_part(r, at), problems, straddling, splits, whole[:, at])
-                    found[:, at] = np.minimum(found[:, at], np.where(splits <= most[:, at], clocks, np.inf))
+                problem, row = at = np.nonzero(splits <= most)
+                if row.size:
+                    clocks = _clocks(_part(r, row), extents[:, problem, 0], straddling, splits, whole[at])
+                    found[at] = np.minimum(found[at], clocks)
         return found
 
 
@@ -182,17 +183,20 @@ def _part(r: Columns, at: np.ndarray) -> Columns:
     return {name: column[at] for name, column in r.items()}
 
 
-def _tiles(r: Columns, problems: np.ndarray) -> np.ndarray:
-    m, n, _, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
+def _tiles(r: Columns, extents: np.ndarray) -> np.ndarray:
+    m, n, _, batch = extents
     clusters = np.ceil(m / (r["tile_m"] * r["cluster_m"])) * np.ceil(n / (r["tile_n"] * r["cluster_n"]))
     return clusters * r["cluster_m"] * r["cluster_n"] * batch
 
 
-def _clocks(r: Columns, problems: np.ndarray, straddling: int, splits: Any, whole: Any) -> np.ndarray:
-    """Return hgemm.dispatch_table.launch_clocks of rows. The first `whole` tiles are not split."""
+def _clocks(r: Columns, extents: np.ndarray, straddling: int, splits: Any, whole: Any) -> np.ndarray:
+    """Return hgemm.dispatch_table.launch_clocks of rows. The first `whole` tiles are not split.
+
+    Shapes: extents (4, problem, 1) and r (row) give (problem, row); extents (4, pair) and r (pair) give (pair).
+    """
     extra = r["straddling_clocks"] * straddling // 2
-    m, n, k, batch = (problems[:, at : at + 1].astype(float) for at in range(4))
-    tiles, all_k_tiles = _tiles(r, problems), np.ceil(k / r["tile_k"])
+    m, n, k, batch = extents
+    tiles, all_k_tiles = _tiles(r, extents), np.ceil(k / r["tile_k"])
     shared = (r["decides_splits"] > 0) & (splits > 1)
     busy = single = loads = work = 0
     for items, k_tiles, stored in (

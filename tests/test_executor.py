@@ -281,6 +281,7 @@ def test_instructions_are_counted(rules: Executable) -> None:
 EXAMPLE = ROOT / "templates" / "executor" / "example.cpp"
 
 
+@pytest.mark.slow
 def test_the_example_in_the_text_of_the_example_works(host_toolchain: HostToolchain, tmp_path: Path) -> None:
     """As its first lines say, with stacks that take turns through the C library, as on hosts without an own switch."""
     lines = [line[2:].strip() for line in EXAMPLE.read_text().splitlines()[2:5]]

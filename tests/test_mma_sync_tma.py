@@ -205,14 +205,16 @@ def test_registers_change_hands_in_the_machine_code_of_a_large_tile(texts: dict,
 
 KINDS = (
     {},
-    {"layout": "nn", "fragment_stages": "1", "schedule": "one_tile"},
+    pytest.param({"layout": "nn", "fragment_stages": "1", "schedule": "one_tile"}, marks=pytest.mark.slow),
     {"layout": "nt", "tile": "96x32x16", "warp_tile": "48x16", "bias": "row", "activation": "relu"},
     {"layout": "tt", "tile": "32x64x64", "warp_tile": "16x64", "store": "direct", "align_d": "1"},
     {"schedule": "split_k:2", "fragment_stages": "1"},
-    {"tile": "64x176x64", "warp_tile": "32x88", "fragment_stages": "1", "stages": "2"},
+    pytest.param(
+        {"tile": "64x176x64", "warp_tile": "32x88", "fragment_stages": "1", "stages": "2"}, marks=pytest.mark.slow
+    ),
     {"dtype": "tf32", "mma": "m16n8k8", "tile": "32x32x16", "warp_tile": "16x16"},
     {"dtype": "bf16", "mma": "m16n8k8", "arch": "sm_120", "tile": "48x32x48", "warp_tile": "48x16"},
-    {"acc": "f16_promoted", "arch": "sm_100"},
+    pytest.param({"acc": "f16_promoted", "arch": "sm_100"}, marks=pytest.mark.slow),
     pytest.param({"arch": "sm_90a", "acc": "f16", "tile": "256x256x64", "warp_tile": "64x128"}, marks=pytest.mark.slow),
 )
 

@@ -17,13 +17,22 @@ from generator.proof.jobs import check_here
 SEED = 0
 
 
+def one_of_each(faults: Iterable[Fault]) -> set[str]:
+    """Return the names of the first fault on hand-picked shapes for each architecture, copy and kind of finding."""
+    first: dict[tuple, str] = {}
+    for fault in faults:
+        if fault.shapes != DEFAULT_CASES:
+            for kind in fault.caught_by:
+                first.setdefault((fault.options.get("arch"), fault.options.get("copy"), kind), fault.name)
+    return set(first.values())
+
+
+QUICK = one_of_each(FAULTS)
+
+
 def parameters(faults: Iterable[Fault]) -> list:
     return [
-        pytest.param(
-            fault,
-            id=fault.name.replace(" ", "-"),
-            marks=[pytest.mark.slow] * (fault.shapes == DEFAULT_CASES),
-        )
+        pytest.param(fault, id=fault.name.replace(" ", "-"), marks=[pytest.mark.slow] * (fault.name not in QUICK))
         for fault in faults
     ]
 

@@ -285,10 +285,13 @@ PLACED = {**SMALL, "tile": "64x64x32", "warp_tile": "32x32"}
         {"mma": "wmma16", "smem": "none", "layout": "nn"},
         {"mma": "wmma16", "smem": "pad:8", "copy": "ldg_sts", "stages": "1", "fragment_stages": "1"},
         {"arch": "sm_75", "smem": "pad_alternate:8", "layout": "nt", "mma": "m16n8k8"},
-        {"mma": "wmma16", "smem": "pad:8", "layout": "tt", "acc": "f16"},
+        pytest.param({"mma": "wmma16", "smem": "pad:8", "layout": "tt", "acc": "f16"}, marks=pytest.mark.slow),
         {"mma": "wmma16", "smem": "pad:8", "layout": "nt", "dtype": "bf16", "fragment_stages": "1"},
-        {"smem": "pad_alternate:16", "layout": "nt"},
-        {"tile": "128x48x32", "warp_tile": "128x16", "layout": "nt", "align": "4", "smem": "pad_alternate:8"},
+        pytest.param({"smem": "pad_alternate:16", "layout": "nt"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"tile": "128x48x32", "warp_tile": "128x16", "layout": "nt", "align": "4", "smem": "pad_alternate:8"},
+            marks=pytest.mark.slow,
+        ),
         {"tile": "48x80x48", "warp_tile": "48x40", "smem": "none", "align": "1"},
         {"schedule": "split_k:3", "mma": "m16n8k8"},
         {
