@@ -198,6 +198,7 @@ def test_the_summary_counts_sound_and_faulty_kernels_apart(tmp_path, capsys) -> 
 # ==== Probes of instruction costs =====================================================================================
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 def test_each_loop_holds_the_instructions_that_are_counted_and_no_kernel_spills(arch: str) -> None:
     assert check_code(arch, compile_for(arch))

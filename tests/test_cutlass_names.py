@@ -180,6 +180,7 @@ def verdict(name: str) -> str:
     return " ".join(rule.name for rule in rules_of(plan) if rule.check(plan))
 
 
+@pytest.mark.slow
 def test_plain_f16_products_of_the_library_are_expressed_or_there_is_a_reason(capsys: pytest.CaptureFixture) -> None:
     """Plain are those of f16 with f16 that are neither sparse, planar complex nor grouped, by CUTLASS's own description."""
     from cutlass_library.library import DataType, GemmKind

@@ -348,6 +348,7 @@ def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[st
         assert "on a device" in record["proof"]["unproved"]
 
 
+@pytest.mark.slow
 @needs_dsl
 @pytest.mark.parametrize("name", BUILT)
 def test_the_ptx_computes_ragged_products_and_touches_nothing_else(products: dict[str, Product], name: str) -> None:

@@ -272,6 +272,7 @@ def test_find_package_finds_both_libraries(paper_export: Path, driver: Path, tmp
     all_right(configured_and_built(EXAMPLES / "cmake", tmp_path, f"-DCMAKE_PREFIX_PATH={paper_export}"), driver)
 
 
+@pytest.mark.slow
 def test_add_subdirectory_builds_both_libraries(paper_export: Path, driver: Path, tmp_path: Path) -> None:
     all_right(configured_and_built(EXAMPLES / "cmake_subdirectory", tmp_path, f"-DHGEMM={paper_export}"), driver)
 

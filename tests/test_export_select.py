@@ -35,7 +35,7 @@ from hgemm.problem import (
 from hgemm.selection import MEASURED, SHIPPED, Selector, unmet_requirements
 from hgemm.selection_query import TYPICAL, SelectionQuery, Target
 
-PROBLEMS = 5_000
+PROBLEMS = 3_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15
 
 

@@ -192,7 +192,10 @@ KINDS = (
         "align": "1",
         "schedule": "split_k:2",
     },
-    {"arch": "sm_75", "tile": "64x112x16", "warp_tile": "32x56", "layout": "nt", "stages": "1", "align": "4"},
+    pytest.param(
+        {"arch": "sm_75", "tile": "64x112x16", "warp_tile": "32x56", "layout": "nt", "stages": "1", "align": "4"},
+        marks=pytest.mark.slow,
+    ),
     {**SMALL, "prefetch": "off", "layout": "nn"},
     {
         **SMALL,
@@ -203,7 +206,10 @@ KINDS = (
         "smem": "none",
         "schedule": "persistent",
     },
-    {**SMALL, "copy": "ldg_sts_unaligned", "align": "1", "layout": "tt", "tile": "48x64x48", "warp_tile": "48x32"},
+    pytest.param(
+        {**SMALL, "copy": "ldg_sts_unaligned", "align": "1", "layout": "tt", "tile": "48x64x48", "warp_tile": "48x32"},
+        marks=pytest.mark.slow,
+    ),
     {
         **SMALL,
         "copy": "ldg_sts_unaligned",

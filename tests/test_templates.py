@@ -203,6 +203,7 @@ def test_the_example_explains_every_field_of_a_policy() -> None:
     assert {line.split(" = ")[0].split()[-1] for line in bare} <= {"align", "pitch", "swizzle_bits", "epilogue_pitch"}
 
 
+@pytest.mark.slow
 def test_plain_nvcc_compiles_the_example(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
