@@ -75,6 +75,7 @@ def test_an_architecture_must_be_named() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(specs.requests)
+@example({"arch": "sm_75", "cta_tile": Tile(0, 0, 24), "copy": "tma", "smem_a": parse_field("smem_a", "xor:2,3,3")})
 def test_what_is_set_is_kept_and_what_is_planned_stays(request_: dict) -> None:
     spec = resolve(request_)
     assert all(getattr(spec, name) == value for name, value in specs.kept(request_).items())

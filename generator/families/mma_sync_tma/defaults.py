@@ -51,7 +51,8 @@ def resolve(request: Request) -> Spec:
     first = next(plans)
     legal = (plan for plan in itertools.chain((first,), plans) if not any(rule.check(plan) for rule in RULES))
     found = next(legal, first)
-    return found.replace(cta_tile=fields.get("cta_tile", found.spec.cta_tile)).spec
+    asked = {name: request[name] for name in ("cta_tile", *found.fixed_fields) if name in request}
+    return found.replace(**asked).spec
 
 
 def _plan(request: Request, fields: Request, choice: Request) -> Plan:
