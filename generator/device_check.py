@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from generator import isolated
 from generator.proof.executor import COSTS_CASE
 from generator.store.library import Library
 from generator.tables import counted
@@ -29,7 +30,6 @@ from hgemm.record import CUBIN_NAME, PTX_NAME
 
 TIMEOUT_S = 300.0
 CODES = ("auto", "cubin", "ptx")
-_ROOT = Path(__file__).resolve().parents[1]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -237,7 +237,7 @@ class CheckWorkers:
         started = time.monotonic()
         if started - self.began > self.budget_s:
             return CheckOutcome(request.symbol, error=f"not started within {self.budget_s:g} s"), ""
-        command = [*self.wrapper, sys.executable, "-m", self.module, json.dumps(asdict(request))]
+        command = [*self.wrapper, *isolated.command(self.module, json.dumps(asdict(request)))]
         status, out, err = self._run(command)
         took = time.monotonic() - started
         if status is None:
@@ -262,6 +262,7 @@ class CheckWorkers:
             text=True,
             errors="replace",
             env=self._environment(),
+            cwd=isolated.NEUTRAL_FOLDER,
             start_new_session=True,
         )
         self._running.add(process)
@@ -276,8 +277,7 @@ class CheckWorkers:
 
     def _environment(self) -> dict[str, str]:
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
-        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, threads), "PYTHONPATH": path}
+        return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, threads)}
 
 
 def _kill(process: subprocess.Popen) -> None:

@@ -234,7 +234,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def put(text: str) -> None:
         path = tmp_path / "worker.py"
         path.write_text(text)
-        monkeypatch.setattr(translate, "_WORKER", path)
+        monkeypatch.setattr(translate, "command", lambda target: [sys.executable, str(path)])
 
     monkeypatch.setattr(translate, "_server", None)
     monkeypatch.setattr(translate, "version", lambda: "1")

@@ -17,7 +17,7 @@ from conftest import ROOT
 
 LAYERS = (
     "hgemm",
-    "generator generator.errors generator.tables",
+    "generator generator.errors generator.isolated generator.isolated_child generator.tables",
     "generator.arch",
     "generator.spec",
     "generator.layouts",
@@ -202,6 +202,7 @@ FORBIDDEN_OF_OS = {"system", "popen", "putenv", "chdir", "umask"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "expandvars"}
 PICKLES = {"generator.build.workers": "asks whether an exception can pass the pipe between it and its own workers"}
 READS_ENVIRONMENT = {
+    "generator.isolated": "hands the folders of PYTHONPATH on to an isolated process",
     "generator.device_check": "hands its own environment on to the process that uses the device",
     "generator.proof.jobs": "asks which compiler CXX names, and where the user keeps caches",
     "generator.build.dsl_worker": "takes CuTe DSL's own variables out of its environment, where they would change kernels",

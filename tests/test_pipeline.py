@@ -329,7 +329,7 @@ def wait_for(condition, seconds: float = 60) -> None:
 
 def children(pid: int) -> list[int]:
     found = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
-    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in found if b"workers:serve" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 SWEEP = [*ARGUMENTS[:4], "--stages", "2:5", "--layout", "tn,nn", "-j", "2"]

@@ -12,7 +12,6 @@ import json
 import re
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from generator.build.dsl_worker import MODULE_NAME, PTX_NAME
 from generator.build.toolchain import version_of
 from generator.errors import BuildError, HgemmError
+from generator.isolated import command
 from hgemm.problem import PROBLEM_BYTES
 
 _FIELDS = (*["u64"] * 6, *["u64"] * 9, *["u32"] * 4, *["f32"] * 2)
@@ -122,8 +122,6 @@ def _translated(server: _Server, symbol: str, source: str, arch: str) -> bytes:
 # ---- The process ----------------------------------------------------------------------------------------------------
 
 _LOCK = threading.Lock()
-_WORKER = Path(__file__).with_name("dsl_worker.py")
-"""Started by its path, because Python would look for a module in the working folder first."""
 _STDERR_NAME = "stderr"
 _TELLING = re.compile(r"\S*(?:Error|Exception|Interrupt|error)\b.*")
 
@@ -136,7 +134,12 @@ class _Server:
         pipe = subprocess.PIPE
         with open(Path(self.place.name) / _STDERR_NAME, "wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, str(_WORKER)], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0, cwd=self.place.name
+                command("generator.build.dsl_worker:serve"),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=stderr,
+                bufsize=0,
+                cwd=self.place.name,
             )
         atexit.register(self.end)
 

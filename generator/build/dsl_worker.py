@@ -55,8 +55,3 @@ def _loaded(path: Path) -> ModuleType:
 
 def _words(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-if __name__ == "__main__":
-    del sys.path[0]  # this folder, whose inspect.py would hide Python's own
-    serve()

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -342,6 +342,7 @@ def _in_processes(kernels: Sequence[Prepared], settings: Settings, processes: in
     """Build kernels in worker processes, which also store them."""
     from generator.build.workers import process_pool  # needed only for several kernels
 
+    settings = replace(settings, library=Library(settings.library.folder.absolute()))  # a process has another folder
     with process_pool(min(processes, len(kernels))) as pool:
         for place, result in run(partial(build_and_file, settings=settings), kernels, pool):
             yield place, _lost(kernels[place], result) if isinstance(result, Lost) else result

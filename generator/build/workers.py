@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -13,11 +14,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
+
+from generator.isolated import NEUTRAL_FOLDER, command
 
 
 def cores() -> int:
@@ -120,7 +123,7 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class _Worker:
-    process: Any
+    process: subprocess.Popen[bytes]
     connection: Connection
 
     def do(self, task: Callable[[], Any]) -> Any:
@@ -129,8 +132,7 @@ class _Worker:
             self.connection.send(task)
             raised, result, message = self.connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
-            self.process.join()
-            raise WorkerLost(_cause(self.process.exitcode)) from None
+            raise WorkerLost(_cause(self.process.wait())) from None
         if raised:
             raise result from RemoteTraceback(message)
         return result
@@ -161,9 +163,10 @@ class Processes(Executor):
             worker.process.terminate()
         end = time.monotonic() + _STOP_SECONDS
         for worker in workers:
-            worker.process.join(max(0.0, end - time.monotonic()))
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, end - time.monotonic()))
             worker.process.kill()
-            worker.process.join()
+            worker.process.wait()
         self._threads.shutdown()
 
     def _do(self, task: Callable[[], Any]) -> Any:
@@ -202,12 +205,16 @@ def process_pool(count: int) -> Iterator[Pool]:
 
 
 def _start() -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    return _Worker(process, ours)
+    """Start an isolated process that runs `serve`. It shares only a socket with this one."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            command(f"{__name__}:serve", str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=NEUTRAL_FOLDER,
+        )
+    return _Worker(process, Connection(ours.detach()))
 
 
 def _cause_of_death(error: Exception) -> str:
@@ -220,11 +227,12 @@ def _cause(exit_code: int) -> str:
     return f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
 
 
-def _serve(connection: Connection) -> None:
-    """Run tasks until the connection closes.
+def serve(socket_number: str) -> None:
+    """Run the tasks that arrive at a socket until it closes.
 
     The parent handles Ctrl-C. SIGTERM raises, so that temporary files are removed.
     """
+    connection = Connection(int(socket_number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:

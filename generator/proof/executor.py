@@ -287,7 +287,7 @@ def require_working(compiler: HostCompiler, templates: Path) -> None:
         made = str(Path(folder) / "probe.so")
         command = [*compiler.command, "-std=c++17", "-fPIC", "-shared", str(templates / PROBE), "-o", made]
         log = _error_of(command)
-        wrong = first_error(log) if log else _error_of([sys.executable, "-c", _LOAD, made])
+        wrong = first_error(log) if log else _error_of([sys.executable, "-I", "-S", "-c", _LOAD, made])
     if wrong:
         named, reason = " ".join(compiler.command), wrong.splitlines()[-1].replace(f"{made}: ", "")
         raise NoCompiler(f"{named} does not build a C++17 shared object that loads ({reason}): {_FIX}")
