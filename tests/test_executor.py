@@ -153,7 +153,7 @@ def run(executable: Executable, rule: str, fault: bool, adversary: Adversary, me
         memory.region("scratch", 0, 1, BOTH | abi.INITIALISED),
         memory.region("scratch", 1, 1024, BOTH),
     )
-    launch = Launch(ctas, cluster, threads, SHARED_BYTES, (parameters, bytes(tensor)), regions, 0, 20_000)
+    launch = Launch((ctas, 1, 1), (cluster, 1, 1), threads, SHARED_BYTES, (parameters, bytes(tensor)), regions, 0, 20_000)
     return executable.run(launch, adversary)
 
 
@@ -226,11 +226,11 @@ def test_the_same_adversary_replays_the_same_run(rules: Executable, rule: str) -
         ({"parameters": (bytes(32),)}, "the kernel takes 2 parameters, the request has 1"),
         ({"threads": 48}, "threads must be a multiple of 32"),
         ({"smem_bytes": 232449}, "shared_bytes exceeds the limit"),
-        ({"grid_x": 3, "cluster_ctas": 2}, "grid must be a multiple of cluster"),
+        ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "grid must be a multiple of cluster"),
     ],
 )
 def test_a_launch_that_makes_no_sense_is_refused(rules: Executable, change: dict, reason: str) -> None:
-    launch = Launch(1, 1, 128, SHARED_BYTES, (bytes(32), bytes(128)), (), 0, 1000)
+    launch = Launch((1, 1, 1), (1, 1, 1), 128, SHARED_BYTES, (bytes(32), bytes(128)), (), 0, 1000)
     with pytest.raises(DeviceError, match=reason):
         rules.run(replace(launch, **change), ALL[0])
 

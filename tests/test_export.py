@@ -379,8 +379,8 @@ def emulated(traits: LaunchTraits, executable: Executable, adversary: Adversary)
         sums = size - counters
         regions.append(Region("sums", at + counters, 1, sums, sums, 1, 0, 4, abi.READABLE | abi.WRITABLE))
     launch = Launch(
-        grid_x=grid_x(traits, M, N, 1, 3),
-        cluster_ctas=1,
+        grid=(grid_x(traits, M, N, 1, 3), 1, 1),
+        cluster=(1, 1, 1),
         threads=traits.threads,
         smem_bytes=traits.smem_bytes,
         parameters=(problem.pack(),),

@@ -221,7 +221,7 @@ def test_a_kernel_of_ptx_runs_and_its_race_is_found(host_toolchain: HostToolchai
         out = np.zeros(64, np.uint32)
         region = Region("D", out.ctypes.data, 1, 256, 256, 1, 0, 4, abi.WRITABLE | abi.WRITE_ONCE)
         parameters = (struct.pack("<Q", out.ctypes.data), struct.pack("<I", waits))
-        launch = Launch(1, 1, 64, 256, parameters, (region,), 1, 10000)
+        launch = Launch((1, 1, 1), (1, 1, 1), 64, 256, parameters, (region,), 1, 10000)
         report = executable.run(launch, Adversary("late", "ahead_low", 1))
         if waits:
             assert not report.findings
@@ -300,7 +300,7 @@ def test_accumulators_of_wgmma_are_checked_register_by_register(host_toolchain: 
         out = np.zeros(128, np.float32)
         region = Region("D", out.ctypes.data, 1, 512, 512, 1, 0, 4, abi.WRITABLE | abi.WRITE_ONCE)
         parameters = (struct.pack("<Q", out.ctypes.data), struct.pack("<I", mode))
-        launch = Launch(1, 1, 128, 4096, parameters, (region,), 1, 10000)
+        launch = Launch((1, 1, 1), (1, 1, 1), 128, 4096, parameters, (region,), 1, 10000)
         report = executable.run(launch, Adversary("late", "ahead_low", 1))
         assert {one.kind for one in report.findings} == ({"wgmma"} if mode else set()), report.findings
         assert all(message in one.message for one in report.findings)

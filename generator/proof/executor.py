@@ -82,6 +82,7 @@ class _Emulation(ctypes.Structure):
         ("parameters", ctypes.POINTER(ctypes.c_void_p)),
         ("parameter_bytes", ctypes.POINTER(ctypes.c_uint64)),
         ("regions", ctypes.POINTER(_Region)),
+        ("block", ctypes.c_uint32 * 3),
     ]
 
 
@@ -121,10 +122,13 @@ class Adversary:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: its grid, resources, parameters by value, and the memory that it may access."""
+    """One launch: its grid, resources, parameters by value, and the memory that it may access.
 
-    grid_x: int
-    cluster_ctas: int
+    Fields: `block` is the shape of the `threads` of a CTA; without one, they are a row.
+    """
+
+    grid: tuple[int, int, int]
+    cluster: tuple[int, int, int]
     threads: int
     smem_bytes: int
     parameters: tuple[bytes, ...]
@@ -132,6 +136,7 @@ class Launch:
     resident_ctas: int
     step_limit: int
     programmatic: bool = False
+    block: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -199,8 +204,9 @@ class Executable:
         regions = (_Region * len(launch.regions))(*(region.structure() for region in launch.regions))
         request = _Emulation(
             version=ABI_VERSION,
-            grid=(launch.grid_x, 1, 1),
-            cluster=(launch.cluster_ctas, 1, 1),
+            grid=launch.grid,
+            cluster=launch.cluster,
+            block=launch.block,
             threads=launch.threads,
             shared_bytes=launch.smem_bytes,
             resident_ctas=launch.resident_ctas,

@@ -121,7 +121,7 @@ class EmulatedKernel:
         report = self.executable.run(launch, adversary)
         self.reports.append((adversary, report))
         if self.coverage:
-            self.coverage.add(problem, launch.grid_x, report)
+            self.coverage.add(problem, launch.grid[0], report)
 
 
 def workers_of(traits: LaunchTraits, problem: Problem, most: int = PERSISTENT_CTAS) -> int:
@@ -142,8 +142,8 @@ def launch_of(traits: LaunchTraits, problem: Problem, workers: int = PERSISTENT_
     if traits.tensor_maps:
         parameters.append(host_maps(traits, problem))
     return Launch(
-        grid_x=grid,
-        cluster_ctas=traits.cluster[0],
+        grid=(grid, 1, 1),
+        cluster=(traits.cluster[0], 1, 1),
         threads=traits.threads,
         smem_bytes=traits.smem_bytes + traits.static_smem_bytes,
         parameters=tuple(parameters),

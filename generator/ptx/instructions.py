@@ -393,9 +393,10 @@ def _mbarrier_wait(match: re.Match, instruction: Instruction, writer: Writer) ->
 
 
 def _coordinates(address: Operand, writer: Writer, line: int) -> str:
-    if not isinstance(address, Address) or len(address.coordinates) != 3:
-        raise PtxError("tensor copies need three coordinates")
-    return ", ".join([writer.address(address, line), *(writer.read(one, "s32", line) for one in address.coordinates)])
+    if not isinstance(address, Address) or not 1 <= len(address.coordinates) <= 5:
+        raise PtxError("tensor copies need one to five coordinates")
+    coordinates = ", ".join(writer.read(one, "s32", line) for one in address.coordinates)
+    return f"{writer.address(address, line)}, ptx::box_at({coordinates})"
 
 
 def _tma_load(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
@@ -664,7 +665,7 @@ TABLE: tuple[Row, ...] = (
         ordering="threads that wait for the phase know that the copies are complete",
     ),
     Row(
-        r"cp\.async\.bulk\.tensor\.3d\.shared::(?:cta|cluster)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
+        r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(?:cta|cluster)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
         r"(?P<multicast>\.multicast::cluster)?(?P<hint>\.L2::cache_hint)?",
         _tma_load,
         _ASYNC,
@@ -673,7 +674,7 @@ TABLE: tuple[Row, ...] = (
         ordering="threads that wait for the phase of the mbarrier know that the copy is complete",
     ),
     Row(
-        r"cp\.async\.bulk\.tensor\.3d\.global\.shared::cta(?:\.tile)?\.bulk_group(?P<hint>\.L2::cache_hint)?",
+        r"cp\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta(?:\.tile)?\.bulk_group(?P<hint>\.L2::cache_hint)?",
         _tma_store,
         _ASYNC,
         writes=0,

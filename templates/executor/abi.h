@@ -104,6 +104,7 @@ struct hgemm_emulation {
   void const *const *parameters;   /* the address of each, as for cuLaunchKernel; Problem is first */
   uint64_t const *parameter_bytes; /* size of each; must match the kernel's */
   struct hgemm_region const *regions;
+  uint32_t block[3]; /* threads of a CTA in each dimension, whose product is `threads`; 0, 0, 0: all in the first one */
 };
 
 /* ---- Result ------------------------------------------------------------------------------------------------------ */

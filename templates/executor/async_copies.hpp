@@ -100,25 +100,34 @@ inline uintptr_t swizzle_address(uintptr_t address, uint32_t bits) {
 }
 
 inline uint32_t row_bytes(hgemm_tensor_map const& map) { return map.box[0] * map.element_bytes; }
-inline uint32_t box_rows(hgemm_tensor_map const& map) { return map.box[1] * map.box[2]; }
+inline uint32_t box_rows(hgemm_tensor_map const& map) {
+  uint32_t rows = 1;
+  for (uint32_t i = 1; i < map.rank; ++i) rows *= map.box[i];
+  return rows;
+}
 
 // The part of a box row that is inside the tensor: `bytes` at `address`, after `skipped` bytes of the row.
 struct RowPart {
   uintptr_t address = 0;
   uint32_t skipped = 0, bytes = 0;
 };
-inline RowPart row_part(hgemm_tensor_map const& map, int const (&at)[3], uint32_t row) {
-  int64_t const y = int64_t(at[1]) + row % map.box[1], z = int64_t(at[2]) + row / map.box[1];
+inline RowPart row_part(hgemm_tensor_map const& map, int const (&at)[5], uint32_t row) {
+  uint64_t offset = 0;
+  for (uint32_t i = 1; i < map.rank; ++i) {
+    int64_t const index = int64_t(at[i]) + row % map.box[i];
+    if (index < 0 || index >= int64_t(map.extent[i])) return {};
+    offset += uint64_t(index) * map.stride_bytes[i - 1];
+    row /= map.box[i];
+  }
   int64_t const first = std::max<int64_t>(at[0], 0);
   int64_t const last = std::min<int64_t>(int64_t(at[0]) + map.box[0], int64_t(map.extent[0]));
-  if (y < 0 || y >= int64_t(map.extent[1]) || z < 0 || z >= int64_t(map.extent[2]) || first >= last) return {};
-  uint64_t const offset =
-      uint64_t(y) * map.stride_bytes[0] + uint64_t(z) * map.stride_bytes[1] + uint64_t(first) * map.element_bytes;
+  if (first >= last) return {};
+  offset += uint64_t(first) * map.element_bytes;
   return {map.base + offset, uint32_t(first - at[0]) * map.element_bytes, uint32_t(last - first) * map.element_bytes};
 }
 
 // The part of a box row that a store writes. The H200 writes whole 16-byte vectors, also at the end of a row of the tensor.
-inline RowPart stored_part(hgemm_tensor_map const& map, int const (&at)[3], uint32_t row) {
+inline RowPart stored_part(hgemm_tensor_map const& map, int const (&at)[5], uint32_t row) {
   RowPart part = row_part(map, at, row);
   uint32_t const past = uint32_t(map.extent[0] * map.element_bytes % 16);
   bool const ends = int64_t(at[0]) + map.box[0] > int64_t(map.extent[0]);  // the box extends past the row of the tensor
@@ -141,15 +150,21 @@ bool Machine::check_box(Lane const& lane, Operation const& operation, hgemm_tens
     return false;
   };
   if (map.magic != HGEMM_TENSOR_MAP) return wrong("the tensor map was not initialized");
-  if (map.rank != 3 || map.swizzle > HGEMM_SWIZZLE_128) {
-    return wrong("the rank or swizzle of the tensor map is not supported: rank 3 and swizzles up to 128 bytes");
+  if (map.rank < 1 || map.rank > 5 || map.swizzle > HGEMM_SWIZZLE_128) {
+    return wrong("the rank or swizzle of the tensor map is not supported: ranks 1 to 5 and swizzles up to 128 bytes");
   }
-  for (int i = 0; i < 3; ++i) {
+  uint32_t const dimensions = tma_arguments(operation).dimensions;
+  if (dimensions && dimensions != map.rank) {
+    return wrong(text("the instruction has %u dimensions, and the tensor map %u", dimensions, map.rank));
+  }
+  for (uint32_t i = 0; i < map.rank; ++i) {
     if (map.box[i] < 1 || map.box[i] > 256) {
       return wrong(text("the box extent %u of dimension %d must be 1 to 256", map.box[i], i));
     }
   }
-  if (map.base % 16 || map.stride_bytes[0] % 16 || map.stride_bytes[1] % 16) {
+  bool aligned = map.base % 16 == 0;
+  for (uint32_t i = 1; i < map.rank; ++i) aligned &= map.stride_bytes[i - 1] % 16 == 0;
+  if (!aligned) {
     return wrong("the base and strides of a tensor map must be multiples of 16 bytes");
   }
   uint32_t const bytes = row_bytes(map), span = 16u << map.swizzle;
@@ -207,7 +222,7 @@ void Machine::tma_load_to(Cta& cta, Lane& lane, Operation const& operation, bool
   cta.record_remote_access(me, operation.site);
   memset(cta.arena + offset, HGEMM_POISON, bytes);
   box_loads_.push_back({map,
-                        {arguments.at[0], arguments.at[1], arguments.at[2]},
+                        {arguments.at[0], arguments.at[1], arguments.at[2], arguments.at[3], arguments.at[4]},
                         cta.arena + offset,
                         &cta,
                         reinterpret_cast<uintptr_t>(arguments.barrier) % shared_window,
@@ -267,7 +282,7 @@ void Machine::tma_store(Lane& lane, Operation const& operation, SiteCost& cost) 
   if (lane.stores_agent == no_agent) lane.stores_agent = lane.cta->new_agent();
   Access const me = {lane.stores_committed + 1, lane.cta->number, lane.stores_agent, costs_.site_index(operation)};
   record_async_read(lane, operation, operation.from, row_bytes(map) * box_rows(map), me);
-  int const(&at)[3] = tma_arguments(operation).at;
+  int const(&at)[5] = tma_arguments(operation).at;
   cost.global = true;
   for (uint32_t row = 0; row < box_rows(map); ++row) {
     RowPart const part = stored_part(map, at, row);
@@ -277,7 +292,7 @@ void Machine::tma_store(Lane& lane, Operation const& operation, SiteCost& cost) 
     cost.ideal_sectors += (part.bytes + 31) / 32;
   }
   lane.stores.push_back({map,
-                         {at[0], at[1], at[2]},
+                         {at[0], at[1], at[2], at[3], at[4]},
                          static_cast<unsigned char const*>(operation.from),
                          lane.stores_committed,
                          false,

@@ -49,6 +49,9 @@ std::string request_error(hgemm_emulation const& request, Kernel const& kernel) 
   if (request.threads == 0 || request.threads % 32 || request.threads > 1024) {
     return "threads must be a multiple of 32 up to 1024";
   }
+  if (request.block[0] && uint64_t(request.block[0]) * request.block[1] * request.block[2] != request.threads) {
+    return "threads must be the product of block";
+  }
   if (request.shared_bytes > 232448) return "shared_bytes exceeds the limit of 232448";
   for (int i = 0; i < 3; ++i) {
     if (!request.grid[i] || !request.cluster[i] || request.grid[i] % request.cluster[i]) {

@@ -62,9 +62,10 @@ enum class Element : uint8_t { f16, bf16, tf32, f32 };
 // Additional arguments of some kinds.
 struct TmaArguments {
   void const* map;    // struct hgemm_tensor_map
-  int at[3];          // coordinates of the box, in elements
+  int at[5];          // coordinates of the box, in elements
   uint64_t* barrier;  // load: the mbarrier that counts its bytes
   uint16_t ranks;     // load: mask of the cluster's CTAs that receive it; 0 for this CTA only
+  uint32_t dimensions = 3;  // of the instruction; 0: any
 };
 struct WgmmaArguments {
   uint64_t a, b;  // descriptors
@@ -135,6 +136,7 @@ struct Place {
 };
 extern Place const* place;
 extern uint32_t grid[3];
+extern uint32_t block[3];
 extern uint32_t cta_threads, cluster_ctas;
 
 // The shared memory of each CTA begins at a multiple of this, so that address % shared_window is the offset in shared memory.

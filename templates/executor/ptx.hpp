@@ -43,8 +43,17 @@ void mbarrier_arrive_after_copies(int line, uint64_t address);
 void mbarrier_wait(int line, uint64_t address, uint32_t parity);
 
 void tma_prefetch(int line, uint64_t map);
-void tma_load(int line, uint64_t shared, uint64_t map, int32_t x, int32_t y, int32_t z, uint64_t barrier, uint32_t ranks);
-void tma_store(int line, uint64_t map, int32_t x, int32_t y, int32_t z, uint64_t shared);
+// The coordinates of a box in a tensor of 1 to 5 dimensions.
+struct Coordinates {
+  int32_t at[5];
+  uint32_t dimensions;
+};
+template <class... T>
+inline Coordinates box_at(T... at) {
+  return {{at...}, sizeof...(at)};
+}
+void tma_load(int line, uint64_t shared, uint64_t map, Coordinates const& box, uint64_t barrier, uint32_t ranks);
+void tma_store(int line, uint64_t map, Coordinates const& box, uint64_t shared);
 
 // ---- Matrices ------------------------------------------------------------------------------------------------------
 

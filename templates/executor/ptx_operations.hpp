@@ -165,21 +165,25 @@ void mbarrier_wait(int line, uint64_t address, uint32_t parity) {
 }
 
 void tma_prefetch(int line, uint64_t map) {
-  TmaArguments const arguments = {reinterpret_cast<void const*>(map), {}, nullptr, 0};
+  TmaArguments const arguments = {reinterpret_cast<void const*>(map), {}, nullptr, 0, 0};
   Operation prefetch = operation(line, Kind::tma_prefetch);
   prefetch.second = &arguments;
   perform_in_order(prefetch);
 }
-void tma_load(int line, uint64_t shared, uint64_t map, int32_t x, int32_t y, int32_t z, uint64_t barrier, uint32_t ranks) {
-  TmaArguments const arguments = {reinterpret_cast<void const*>(map), {x, y, z}, reinterpret_cast<uint64_t*>(own(barrier)),
-                                  uint16_t(ranks)};
+static TmaArguments tma_arguments_of(uint64_t map, Coordinates const& box, uint64_t* barrier, uint32_t ranks) {
+  TmaArguments result = {reinterpret_cast<void const*>(map), {}, barrier, uint16_t(ranks), box.dimensions};
+  memcpy(result.at, box.at, sizeof box.at);
+  return result;
+}
+void tma_load(int line, uint64_t shared, uint64_t map, Coordinates const& box, uint64_t barrier, uint32_t ranks) {
+  TmaArguments const arguments = tma_arguments_of(map, box, reinterpret_cast<uint64_t*>(own(barrier)), ranks);
   Operation copy = operation(line, Kind::tma_load);
   copy.to = own(shared);
   copy.second = &arguments;
   perform_in_order(copy);
 }
-void tma_store(int line, uint64_t map, int32_t x, int32_t y, int32_t z, uint64_t shared) {
-  TmaArguments const arguments = {reinterpret_cast<void const*>(map), {x, y, z}, nullptr, 0};
+void tma_store(int line, uint64_t map, Coordinates const& box, uint64_t shared) {
+  TmaArguments const arguments = tma_arguments_of(map, box, nullptr, 0);
   Operation copy = operation(line, Kind::tma_store);
   copy.from = own(shared);
   copy.second = &arguments;

@@ -38,7 +38,7 @@ struct CopyArrival {
 // A TMA store that its thread has not waited for.
 struct BoxStore {
   hgemm_tensor_map map;
-  int at[3];
+  int at[5];
   unsigned char const* from;
   uint32_t group;
   bool completed;
@@ -114,7 +114,7 @@ struct Mbarrier {
 // A TMA load in flight.
 struct BoxLoad {
   hgemm_tensor_map map;
-  int at[3];
+  int at[5];
   unsigned char* to;
   Cta* cta;
   size_t barrier;  // offset in shared memory
