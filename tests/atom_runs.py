@@ -79,7 +79,9 @@ def run_on_executor(executable: Executable, probe: Probe, adversary: Adversary) 
         Region("in", at, 1, inputs.nbytes, inputs.nbytes, 1, 0, 4, abi.READABLE | abi.INITIALISED),
         Region("out", to, 1, outputs.nbytes, outputs.nbytes, 1, 0, 4, abi.WRITABLE),
     )
-    launch = Launch((1, 1, 1), (1, 1, 1), THREADS, SHARED_BYTES, (parameter(probe, at, to), bytes(tensor)), regions, 0, 1_000_000)
+    launch = Launch(
+        (1, 1, 1), (1, 1, 1), THREADS, SHARED_BYTES, (parameter(probe, at, to), bytes(tensor)), regions, 0, 1_000_000
+    )
     report = executable.run(launch, adversary)
     return outputs.copy(), report.findings
 

@@ -153,7 +153,9 @@ def run(executable: Executable, rule: str, fault: bool, adversary: Adversary, me
         memory.region("scratch", 0, 1, BOTH | abi.INITIALISED),
         memory.region("scratch", 1, 1024, BOTH),
     )
-    launch = Launch((ctas, 1, 1), (cluster, 1, 1), threads, SHARED_BYTES, (parameters, bytes(tensor)), regions, 0, 20_000)
+    launch = Launch(
+        (ctas, 1, 1), (cluster, 1, 1), threads, SHARED_BYTES, (parameters, bytes(tensor)), regions, 0, 20_000
+    )
     return executable.run(launch, adversary)
 
 

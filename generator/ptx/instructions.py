@@ -232,14 +232,16 @@ def _load(match: re.Match, instruction: Instruction, writer: Writer) -> Statemen
     if int(match["count"] or 1) != len(parts):
         raise PtxError(f"{instruction.opcode} has {len(parts)} registers")
     size = writer.bytes_of(kind)
-    address, whole = writer.address(source, line), size * len(parts)
+    whole = size * len(parts)
     yield "{"
     yield f"  {C_TYPES[_unsigned(kind)]} word[{len(parts)}];"
     space = match["space"] or ""
-    if space == "param":
-        yield f"  memcpy(word, reinterpret_cast<void const*>({address}), {whole});"
+    if space == "param" and not writer.is_parameter(source):
+        yield "  memset(word, 0, sizeof word);"  # the result of printf
+    elif space in ("param", "local"):
+        yield f"  memcpy(word, reinterpret_cast<void const*>({writer.address(source, line)}), {whole});"
     else:
-        yield f"  ptx::load({line}, ptx::At::{_SPACES[space]}, word, {address}, {whole});"
+        yield f"  ptx::load({line}, ptx::At::{_SPACES[space]}, word, {writer.address(source, line)}, {whole});"
     for i, part in enumerate(parts):
         value = f"{C_TYPES[kind]}(word[{i}])" if kind[0] == "s" else f"word[{i}]"
         yield "  " + writer.write(part, kind if kind[0] == "s" else _unsigned(kind), value, line)
@@ -260,6 +262,15 @@ def _store(match: re.Match, instruction: Instruction, writer: Writer) -> Stateme
     whole = writer.bytes_of(kind) * len(parts)
     yield f"{{ {C_TYPES[_unsigned(kind)]} const word[] = {{{values}}};"
     yield f"  ptx::store({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(target, line)}, word, {whole}); }}"
+
+
+def _store_local(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    kind, line = match["t"], instruction.line
+    target, source = instruction.operands[:2]
+    parts = source.parts if isinstance(source, Vector) else (source,)
+    values = ", ".join(f"{C_TYPES[_unsigned(kind)]}({writer.read(one, _unsigned(kind), line)})" for one in parts)
+    yield f"{{ {C_TYPES[_unsigned(kind)]} const word[] = {{{values}}};"
+    yield f"  memcpy(reinterpret_cast<void*>({writer.address(target, line)}), word, sizeof word); }}"
 
 
 def _atomic(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
@@ -374,12 +385,12 @@ def _mbarrier_arrive(match: re.Match, instruction: Instruction, writer: Writer) 
     line = instruction.line
     operands = list(instruction.operands)
     target = None if isinstance(operands[0], Address) else operands.pop(0)
-    size = "0"
-    if match["expects"]:
-        size = writer.read(operands[1], "u32", line)
-    elif len(operands) > 1 and not (isinstance(operands[1], Number) and operands[1].value == 1):
-        raise PtxError("mbarrier.arrive with a count other than 1 is not supported")
-    yield f"ptx::mbarrier_arrive({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(operands[0], line)}, {size});"
+    size, count = "0", "1"
+    if len(operands) > 1:
+        number = writer.read(operands[1], "u32", line)
+        size, count = (number, count) if match["expects"] else (size, number)
+    space, address = _SPACES[match["space"] or ""], writer.address(operands[0], line)
+    yield f"ptx::mbarrier_arrive({line}, ptx::At::{space}, {address}, {size}, {count});"
     if target is not None:
         yield writer.write(target, "b64", "0", line)
 
@@ -528,6 +539,17 @@ def _branch(match: re.Match, instruction: Instruction, writer: Writer) -> Statem
     return [f"goto {writer.label(target.name)};"]
 
 
+_CALLED = {"vprintf": ";", "__assertfail": "ptx::assertion_failed({line}); return;"}
+"""Functions of the CUDA runtime that kernels call: printf prints nothing here, and a failed assert ends its thread."""
+
+
+def _call_function(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    (function,) = instruction.operands
+    if not isinstance(function, Symbol) or function.name not in _CALLED:
+        raise PtxError(f"a call of {getattr(function, 'name', 'a register')} is not supported: inline the function")
+    return [_CALLED[function.name].format(line=instruction.line)]
+
+
 # ==== The table ====
 
 _INTEGERS = r"(?P<t>[su](?:16|32|64))"
@@ -620,9 +642,12 @@ TABLE: tuple[Row, ...] = (
         _convert,
         _DATA,
     ),
-    Row(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|param|const)\.(?P<t>u64|u32)", _to_generic, _DATA),
+    Row(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|param|const|local)\.(?P<t>u64|u32)", _to_generic, _DATA),
     Row(r"mapa\.shared::cluster\.(?P<t>u32)", "ptx::map_to_rank({a}, {b})", _DATA),
-    Row(rf"ld\.(?P<space>param){_VECTOR}{_WIDTH}", _load, _DATA, memory="reads param"),
+    Row(rf"ld\.(?P<space>param)(?:::entry|::func)?{_VECTOR}{_WIDTH}", _load, _DATA, memory="reads param"),
+    Row(rf"st\.param(?:::func)?{_VECTOR}{_WIDTH}", _nothing, _DATA, writes=0, memory="writes an argument of a call"),
+    Row(rf"ld\.(?P<space>local){_VECTOR}{_WIDTH}", _load, _DATA, memory="reads local"),
+    Row(rf"st\.local{_VECTOR}{_WIDTH}", _store_local, _DATA, writes=0, memory="writes local"),
     Row(rf"ld(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}", _load, _DATA, memory="reads global, shared"),
     Row(
         rf"st(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}",
@@ -697,6 +722,8 @@ TABLE: tuple[Row, ...] = (
     ),
     # ---- Control flow ----
     Row(r"bra(?:\.uni)?", _branch, _FLOW, writes=0),
+    Row(r"call(?:\.uni)?", _call_function, _FLOW, writes=0),
+    Row(r"trap", lambda match, instruction, writer: [f"ptx::trapped({instruction.line}); return;"], _FLOW, writes=0),
     Row(r"(?:ret|exit)(?:\.uni)?", lambda match, instruction, writer: ["return;"], _FLOW, writes=0),
     # ---- Synchronization ----
     Row(

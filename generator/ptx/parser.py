@@ -186,6 +186,9 @@ _INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _HEADER = re.compile(r"\.version\s+([\d.]+)\s+\.target\s+(\w+)")
 _OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,\s|]+(?:\s*\|\s*[^,\s]+)?)\s*(?:,|\Z)")
+_CALLS = ("call", "call.uni")
+_CALLED = re.compile(rf"\s*(?:\([^)]*\)\s*,)?\s*({_NAME})")
+"""The function of a call. Its results and arguments are left out."""
 _INTEGER = re.compile(r"(-?)(0[xX][0-9A-Fa-f]+|0[bB][01]+|\d+)U?\Z")
 _SPACES = re.compile(r"\s+")
 _BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
@@ -323,9 +326,9 @@ class _Body:
         words = match["words"]
         if match["directive"] == ".reg":
             self._declare(words, self._line(match.start("directive")))
-        elif match["directive"] == ".shared":
+        elif match["directive"] in (".shared", ".local"):
             self._variables.append(_variable(_VARIABLE.match(match["directive"] + words)))
-        elif match["directive"] not in (".pragma", ".loc"):
+        elif match["directive"] not in (".pragma", ".loc", ".param"):  # parameters of calls need no memory
             line = self._line(match.start("directive"))
             raise PtxError(f"directive {match['directive']} at line {line} of the PTX is not supported")
 
@@ -344,7 +347,8 @@ class _Body:
 
     def _instruction(self, match: re.Match) -> None:
         line = self._line(match.start("opcode"))
-        operands = tuple(self._operands(match["operands"], line))
+        called = _CALLED.match(match["operands"]) if match["opcode"] in _CALLS else None
+        operands = (Symbol(called[1]),) if called else tuple(self._operands(match["operands"], line))
         predicate = match["predicate"]
         guard = self._operand(predicate, line) if predicate else None
         if guard is not None and not isinstance(guard, Register):

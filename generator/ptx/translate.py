@@ -5,6 +5,7 @@ Each instruction of the kernel becomes the statements of its row in generator.pt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from itertools import groupby
 
@@ -26,6 +27,8 @@ _WORDS = {
     64: ("uint64_t", "~0ull"),
 }
 _PER_LINE = 8
+_TEXT = re.compile(r"\$str|__unnamed_")
+"""Names of the constant texts that NVIDIA's compilers pass to printf and assert."""
 _QUOTE = 60
 PTX_FILE = "kernel.ptx"
 """The name of the PTX in findings."""
@@ -38,7 +41,8 @@ def translate(module: Module, name: str = "") -> str:
     """
     kernel = module.kernel(name)
     accumulators = accumulator_registers(kernel)
-    writer = Writer(kernel, shared_offsets((*module.variables, *kernel.variables)), accumulators)
+    texts = [one.name for one in module.variables if one.space == "global" and _TEXT.match(one.name)]
+    writer = Writer(kernel, shared_offsets((*module.variables, *kernel.variables)), accumulators, texts)
     return "".join(
         f"{line}\n" for line in (_HEAD.rstrip("\n"), "", *_function(kernel, writer, accumulators), *_entry(kernel))
     )
@@ -104,6 +108,10 @@ def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> I
         for i in range(len(kernel.parameters))
     )
     yield "  (void)parameters;"
+    for one in kernel.variables:
+        if one.space == "local":
+            yield f"  alignas({one.align}) unsigned char {writer.local(one.name)}[{max(one.size_bytes, 1)}];"
+            yield f"  memset({writer.local(one.name)}, 0xff, sizeof {writer.local(one.name)});"
     yield from _registers(kernel, accumulators)
     if accumulators:
         yield f"  ptx::AccumulatorRegisters<{len(accumulators)}> acc(accumulators);"

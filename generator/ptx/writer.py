@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from generator.ptx.parser import (
     Address,
@@ -37,9 +37,19 @@ _SPECIAL = {
     **{f"%ntid.{axis}": f"block[{i}]" for i, axis in enumerate("xyz")},
     **{f"%ctaid.{axis}": f"place->cta_index[{i}]" for i, axis in enumerate("xyz")},
     **{f"%nctaid.{axis}": f"grid[{i}]" for i, axis in enumerate("xyz")},
+    **{f"%cluster_ctaid.{axis}": f"place->cta_index[{i}] % cluster[{i}]" for i, axis in enumerate("xyz")},
+    **{f"%cluster_nctaid.{axis}": f"cluster[{i}]" for i, axis in enumerate("xyz")},
+    **{f"%clusterid.{axis}": f"place->cta_index[{i}] / cluster[{i}]" for i, axis in enumerate("xyz")},
+    **{f"%nclusterid.{axis}": f"grid[{i}] / cluster[{i}]" for i, axis in enumerate("xyz")},
     "%cluster_ctarank": "place->cluster_rank",
     "%cluster_nctarank": "cluster_ctas",
+    "%is_explicit_cluster": "cluster_ctas > 1",
+    "%lanemask_eq": "(1u << place->thread % 32)",
     "%lanemask_lt": "((1u << place->thread % 32) - 1)",
+    "%lanemask_le": "((2u << place->thread % 32) - 1)",
+    "%lanemask_gt": "~((2u << place->thread % 32) - 1)",
+    "%lanemask_ge": "~((1u << place->thread % 32) - 1)",
+    "%nwarpid": "(cta_threads / 32)",
 }
 _WORD = re.compile(r"\W")
 
@@ -47,12 +57,21 @@ _WORD = re.compile(r"\W")
 class Writer:
     """Writes the operands of one kernel.
 
-    `accumulators` maps the names of registers that may hold accumulators of wgmma to their places in `acc`.
+    `accumulators` maps the names of registers that may hold accumulators of wgmma to their places in `acc`. `texts` are the names
+    of constant texts, for printf and assert.
     """
 
-    def __init__(self, kernel: Kernel, shared_offsets: Mapping[str, int], accumulators: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        shared_offsets: Mapping[str, int],
+        accumulators: Mapping[str, int],
+        texts: Collection[str] = (),
+    ) -> None:
         self._parameters = {one.name: i for i, one in enumerate(kernel.parameters)}
         self._shared = shared_offsets
+        self._locals = {one.name for one in kernel.variables if one.space == "local"}
+        self._texts = texts
         self._accumulators = accumulators
 
     @property
@@ -116,7 +135,21 @@ class Writer:
             return f"parameter_{self._parameters[name]}"
         if name in self._shared:
             return str(self._shared[name])
-        raise PtxError(f"variable {name} is not supported: it is neither a parameter nor in shared memory")
+        if name in self._locals:
+            return f"reinterpret_cast<uintptr_t>({self.local(name)})"
+        if name in self._texts:
+            return "0"  # of a text for printf or assert, which is not printed
+        raise PtxError(f"variable {name} is not supported: it is neither a parameter nor in shared or local memory")
+
+    @staticmethod
+    def local(name: str) -> str:
+        """Return the name of a local variable's array."""
+        return "local_" + _WORD.sub("_", name)
+
+    def is_parameter(self, operand: Operand) -> bool:
+        """Tell whether an address is in the parameters of the kernel, not in those of a call."""
+        base = operand.base if isinstance(operand, Address) else operand
+        return not isinstance(base, Symbol) or base.name in self._parameters
 
     def address(self, operand: Operand, line: int) -> str:
         """Return an address as an expression of 64 bits. Registers of 32 bits count as unsigned."""

@@ -138,6 +138,7 @@ enum hgemm_emulate_status {
  *   mbarrier, wgmma, tma, wmma, setmaxnreg, cluster     a violation of the rules of these instructions
  *   launch         a launch that lets the next one begin early, or that may begin early, accesses global memory before the
  *                  previous launches have ended
+ *   assert         an assert of the kernel fails, or a trap
  *   endless        the step limit was reached
  *
  * `space` is "shared", "global" or "both" (a copy from one to the other). A site adds up all warp instructions of its line. A

@@ -228,7 +228,7 @@ void Machine::mbarrier_arrive(Lane& lane, Operation const& operation) {
   barrier->gathered.add(lane.knowledge);
   ++lane.knowledge.epoch;
   barrier->bytes += operation.bytes;
-  count_arrival(lane, cta, *barrier, operation.site);
+  for (uint32_t i = 0; i < std::max(operation.number, 1u); ++i) count_arrival(lane, cta, *barrier, operation.site);
 }
 
 void Machine::count_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site site) {

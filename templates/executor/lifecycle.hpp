@@ -10,7 +10,7 @@ namespace hgemm::executor {
 inline Machine* machine = nullptr;
 Place const* place = nullptr;
 uint32_t grid[3];
-uint32_t block[3];
+uint32_t block[3], cluster[3];
 uint32_t cta_threads, cluster_ctas;
 
 // Memory that is reused by the next launch, because fresh pages cost more time than most launches.
@@ -56,6 +56,7 @@ Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
   for (uint32_t number = ctas / cluster_ctas_; number-- > 0;) waiting_clusters_.push_back(number);
   if (!request_.registers) request_.registers = std::min(65536 / request.threads / 8 * 8, 248u);
   memcpy(grid, request.grid, sizeof grid);
+  memcpy(cluster, request.cluster, sizeof cluster);
   uint32_t const line[3] = {request.threads, 1, 1};
   memcpy(block, request.block[0] ? request.block : line, sizeof block);
   cta_threads = request.threads;

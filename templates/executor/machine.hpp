@@ -33,6 +33,8 @@ class Machine {
 
   // Reports that the running thread accesses a register that a wgmma in flight writes.
   void report_register(Site site, char const* name);
+  // Reports that the running thread fails an assert, or traps.
+  void report_stop(Site site, char const* what);
 
  private:
   static constexpr uint32_t default_resident_ctas = 64;  // if the request does not set it

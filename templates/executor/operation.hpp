@@ -109,7 +109,7 @@ struct Operation {
   Element acc = Element::f32;  // mma, wgmma: type of d
   uint32_t bytes = 0;          // bytes that a lane accesses; mbarrier_arrive: bytes to expect
   // cp_async: zeros at the end; group waits: groups that may stay pending; mbarrier_wait: parity; barriers: index;
-  // mbarrier_init: arrival count;
+  // mbarrier_init: arrival count; mbarrier_arrive: arrivals, 0 for one;
   // ldmatrix, stmatrix: matrices; wmma_load: pitch; mma: depth; setmaxnreg: registers
   uint32_t number = 0;
   uint32_t threads = 0;          // barriers: participants, 0 for the whole CTA; mbarrier_arrive, load: 1 + rank of a CTA, or 0
@@ -136,7 +136,7 @@ struct Place {
 };
 extern Place const* place;
 extern uint32_t grid[3];
-extern uint32_t block[3];
+extern uint32_t block[3], cluster[3];
 extern uint32_t cta_threads, cluster_ctas;
 
 // The shared memory of each CTA begins at a multiple of this, so that address % shared_window is the offset in shared memory.

@@ -38,7 +38,7 @@ uint32_t vote(int line, bool predicate, uint32_t members);
 void warp_barrier(int line, uint32_t members);
 
 void mbarrier_init(int line, uint64_t address, uint32_t arrivals);
-void mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes);
+void mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals = 1);
 void mbarrier_arrive_after_copies(int line, uint64_t address);
 void mbarrier_wait(int line, uint64_t address, uint32_t parity);
 
@@ -68,6 +68,8 @@ void wgmma(int line, Element in, Element acc, uint32_t n, WgmmaRegisters& regist
 void wgmma_order(int line, Kind kind, WgmmaRegisters& registers, uint32_t number = 0);
 
 void register_in_flight(int line, char const* name);
+void assertion_failed(int line);
+void trapped(int line);
 
 // The registers that may hold accumulators of wgmma.
 template <int COUNT>

@@ -146,8 +146,9 @@ void mbarrier_init(int line, uint64_t address, uint32_t arrivals) {
   init.number = arrivals;
   perform_in_order(init);
 }
-void mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes) {
+void mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals) {
   Operation arrive = operation(line, Kind::mbarrier_arrive);
+  arrive.number = arrivals;
   arrive.to = locate(arrive, space, address);
   arrive.bytes = bytes;
   perform_in_order(arrive);
@@ -255,5 +256,7 @@ void wgmma_order(int line, Kind kind, WgmmaRegisters& registers, uint32_t number
 }
 
 void register_in_flight(int line, char const* name) { machine->report_register({file, line}, name); }
+void assertion_failed(int line) { machine->report_stop({file, line}, "an assert of the kernel fails"); }
+void trapped(int line) { machine->report_stop({file, line}, "the kernel traps"); }
 
 }  // namespace hgemm::executor::ptx

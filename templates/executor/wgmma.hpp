@@ -199,6 +199,11 @@ void Machine::report_register(Site site, char const* name) {
   });
 }
 
+void Machine::report_stop(Site site, char const* what) {
+  Lane const& lane = *queue_[queue_at_];
+  findings_.add("assert", site, [&] { return describe(lane) + ": " + what; });
+}
+
 // Checks the reads of one warp: 16 rows of A, or all of B.
 bool Machine::check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* cost) {
   Lane& lane = warp.lanes[0];
