@@ -411,10 +411,12 @@ def _delete(path: Path, size_bytes: int) -> int:
 
 
 EXECUTOR = "executor/executor.cpp"
+RUNNER = "executor/runner.cpp"
 VARIANT = "executor/variant.cpp"
 PTX = "executor/ptx.hpp"
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
 _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
+_RUNNER_OPTIONS = ("-std=c++17", "-O1")
 _VARIANT_OPTIONS = (*_COMMON, "-shared", "-DHGEMM_HOST")
 _PTX_OPTIONS = (*_COMMON, "-shared", "-fwrapv")
 """PTX defines overflow of signed integers."""
@@ -473,6 +475,13 @@ class HostToolchain:
             return self._compile(symbol, options, ["-x", "c++", str(text), "-x", "none", str(executor)], name)
         finally:
             text.unlink()
+
+    def runner(self) -> Path:
+        """Return the program that loads a kernel's shared object in a process of its own."""
+        name = self._name("runner", _RUNNER_OPTIONS, includes_of_file(RUNNER, self.templates), "")
+        return cached(self.cache, name) or self._compile(
+            "the runner", _RUNNER_OPTIONS, [self._path(RUNNER), "-ldl"], name
+        )
 
     def compiles(self, symbol: str, source: str) -> bool:
         """Tell whether the compiler accepts a source, regardless of the cache."""

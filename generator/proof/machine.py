@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
-import numpy as np
-
 from generator.proof import executor as abi
 from generator.proof.coverage import Coverage
 from generator.proof.executor import Adversary, Executable, Launch, Region, Report
+from generator.proof.sandbox import arena
 from hgemm.cases import TILES_PER_CTA, Case, Shape, cases_of, covering_cases, far_case, varied
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError
@@ -39,10 +36,6 @@ from hgemm.launch import (
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LaunchOptions, Problem
 
-_ALIGN_BYTES = 256
-"""Alignment of allocations, as on a device."""
-_RESERVED_BYTES, _MAP_NORESERVE = 2**30, 0x4000 if sys.platform == "linux" else 0
-"""Larger blocks only reserve addresses. Their rows are far apart."""
 PERSISTENT_CTAS = 3
 """The most CTAs, or clusters, of a persistent kernel. There are fewer if each would get fewer than TILES_PER_CTA tiles."""
 FAR_LEADING = 2**29
@@ -55,38 +48,31 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 
 
 class HostMemory:
-    """Device memory, simulated by host memory."""
+    """Device memory, simulated by host memory that the processes of kernels share."""
 
     ordinal = 0
 
     def __init__(self) -> None:
-        self._blocks: dict[int, np.ndarray] = {}
+        self._blocks: set[int] = set()
 
     def allocate(self, size_bytes: int) -> int:
-        block = _reserved(size_bytes) if size_bytes > _RESERVED_BYTES else np.empty(size_bytes + _ALIGN_BYTES, np.uint8)
-        pointer = -(-block.ctypes.data // _ALIGN_BYTES) * _ALIGN_BYTES
-        self._blocks[pointer] = block
+        pointer = arena().allocate(size_bytes)
+        self._blocks.add(pointer)
         return pointer
 
     def free(self, pointer: int) -> None:
-        del self._blocks[pointer]
+        self._blocks.remove(pointer)
+        arena().free(pointer)
+
+    def __del__(self) -> None:
+        for pointer in self._blocks:
+            arena().free(pointer)
 
     def upload(self, pointer: int, host: int, size_bytes: int) -> None:
         ctypes.memmove(pointer, host, size_bytes)
 
     def download(self, host: int, pointer: int, size_bytes: int) -> None:
         ctypes.memmove(host, pointer, size_bytes)
-
-
-def _reserved(size_bytes: int) -> np.ndarray:
-    """Reserve addresses. Only the pages that are written take memory. Raises DeviceError if there are too few addresses."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _MAP_NORESERVE)
-    try:
-        return np.frombuffer(mmap.mmap(-1, size_bytes + _ALIGN_BYTES, flags=flags), np.uint8)
-    except (OSError, ValueError, OverflowError) as error:
-        raise DeviceError(
-            f"cannot reserve {size_bytes >> 30} GiB of addresses ({error}): allow more address space (ulimit -v)"
-        ) from error
 
 
 @dataclass

@@ -16,6 +16,7 @@ from generator.layouts import BANK_BYTES, PHASE_BYTES, VECTOR_BYTES, OperandTile
 from generator.proof.coverage import COVERAGE_CASE, Coverage
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases, measured_case
+from generator.proof.sandbox import SandboxedExecutable
 from generator.ptx.parser import parse
 from generator.spec import DTYPE_BYTES, Smem, Tile, WarpTile
 from hgemm.cases import Case, Shape, cases_of
@@ -370,7 +371,7 @@ def load(subject: Subject, host_toolchain: HostToolchain) -> Executable:
     else:
         build = partial(host_toolchain.executable, subject.symbol, subject.source)
     try:
-        return Executable(build(), subject.ptx)
+        return SandboxedExecutable(build(), host_toolchain.runner(), subject.ptx)
     except BuildError:
         if subject.ptx or not host_toolchain.compiles(subject.symbol, subject.source):
             raise
@@ -378,7 +379,7 @@ def load(subject: Subject, host_toolchain: HostToolchain) -> Executable:
         pass
     path = build(rebuild=True)
     try:
-        return Executable(path, subject.ptx)
+        return SandboxedExecutable(path, host_toolchain.runner(), subject.ptx)
     except (OSError, AttributeError) as error:
         raise ProofError(
             f"the output of {host_toolchain.compiler} cannot be loaded ({error}): set CXX to another compiler"
