@@ -458,7 +458,7 @@ def test_every_operand_is_a_region_with_its_rights() -> None:
 def test_a_persistent_variant_has_fewer_ctas_than_tiles() -> None:
     traits = LaunchTraits.of(record("persistent"))
     problem = Problem(5 * traits.tile_m, traits.tile_n, 16, a=256, b=256, d=256, lda=16, ldb=16, ldd=traits.tile_n)
-    assert launch_of(traits, problem).grid_x == PERSISTENT_CTAS < 5
+    assert launch_of(traits, problem).grid[0] == PERSISTENT_CTAS < 5
     assert launch_of(LaunchTraits.of(record()), problem).grid[0] == 5
 
 

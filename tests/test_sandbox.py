@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.proof.executor import Adversary, Finding, HostToolchain, Launch, Report
+from generator.proof.executor import Adversary, HostToolchain, Launch
 from generator.proof.sandbox import SandboxedExecutable, arena, require_well_formed
 from hgemm.errors import DeviceError
 
@@ -70,7 +70,7 @@ def hostile(
 
 
 def launch(action: str, regions: tuple = ()) -> Launch:
-    return Launch(1, 1, 32, 0, (action.encode(),), regions, 1, 1)
+    return Launch((1, 1, 1), (1, 1, 1), 32, 0, (action.encode(),), regions, 1, 1)
 
 
 @pytest.fixture
@@ -123,5 +123,6 @@ def test_blocks_of_the_arena_are_used_again() -> None:
 
 
 def test_texts_that_would_reach_a_terminal_are_printable() -> None:
+    finding = {"kind": "race", "count": 1, "message": "\x1b]0;owned\x07", "file": "x", "line": 1}
     with pytest.raises(TypeError, match="message is not a printable str"):
-        require_well_formed(Report((Finding("race", 1, "\x1b]0;owned\x07", "x", 1),), (), {}))
+        require_well_formed({"findings": [finding], "sites": [], "counters": {}})

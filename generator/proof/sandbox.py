@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import mmap
 import os
 import secrets
@@ -20,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from generator.isolated import NEUTRAL_FOLDER
-from generator.proof.executor import Adversary, Executable, Finding, Launch, Report, Site
+from generator.proof.executor import Executable, Finding, Site
 from hgemm.errors import DeviceError
 
 # ==== The memory that both processes share ====
@@ -106,7 +107,7 @@ _SEARCH_PATH = "LD_LIBRARY_PATH"
 class SandboxedExecutable(Executable):
     """A kernel that runs on the CPU, in a process of its own. It sees the memory of the arena.
 
-    Raises: OSError if the shared object cannot be loaded, DeviceError if its process ends, or answers with nonsense.
+    Raises: OSError if the shared object cannot be loaded. `run` raises DeviceError if the process ends or answers with nonsense.
     """
 
     def __init__(self, path: Path, runner: Path, ptx: str = "") -> None:
@@ -143,16 +144,6 @@ class SandboxedExecutable(Executable):
         if hasattr(self, "_process"):
             self.close()
 
-    def run(self, launch: Launch, adversary: Adversary) -> Report:
-        """Run one launch. Raises DeviceError if the executor rejects it, or the process ends."""
-        try:
-            report = super().run(launch, adversary)
-            require_well_formed(report)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            self.close()
-            raise DeviceError(f"the process of the kernel answers with nonsense ({type(error).__name__})") from error
-        return report
-
     def _emulate(self, reference, text: ctypes.Array, capacity: int) -> int:
         """Send a request, and copy the report to `text`. The signature is that of hgemm_emulate."""
         request = reference._obj
@@ -165,6 +156,11 @@ class SandboxedExecutable(Executable):
         status, report = self._ask(body)
         if len(report) >= capacity:
             raise DeviceError(f"the report of the executor exceeds {capacity} B")
+        try:
+            require_well_formed(json.loads(report))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            self.close()
+            raise DeviceError(f"the process of the kernel answers with nonsense ({error})") from error
         text.value = report
         return status
 
@@ -211,19 +207,23 @@ class SandboxedExecutable(Executable):
 
 
 _TYPES = {"int": int, "str": str}
+_REJECTED = "error"
 
 
-def require_well_formed(report: Report) -> None:
-    """Raise TypeError if a part of a report is not of its type, or a text is not printable."""
-    items = [
-        (name, vars(item)[name], kind) for item in (*report.findings, *report.sites) for name, kind in _fields(item)
-    ]
-    items += [("counter", count, "int") for count in report.counters.values()]
-    items += [("counter", name, "str") for name in report.counters]
-    for name, value, kind in items:
-        if type(value) is not _TYPES[kind] or (kind == "str" and not value.isprintable()):
-            raise TypeError(f"{name} is not a printable {kind}")
+def require_well_formed(document: dict) -> None:
+    """Raise TypeError or LookupError if a part of a report is missing or not of its type, or a text is not printable."""
+    if _REJECTED in document:
+        _require(_REJECTED, document[_REJECTED], "str")
+        return
+    for kind, name in ((Finding, "findings"), (Site, "sites")):
+        for item in document[name]:
+            for field, word in kind.__annotations__.items():
+                _require(field, item[field], word)
+    for name, count in document["counters"].items():
+        _require("counter", name, "str")
+        _require("counter", count, "int")
 
 
-def _fields(item: Finding | Site) -> list[tuple[str, str]]:
-    return [(name, str(kind)) for name, kind in type(item).__annotations__.items()]
+def _require(name: str, value: object, kind: str) -> None:
+    if type(value) is not _TYPES[kind] or (kind == "str" and not value.isprintable()):
+        raise TypeError(f"{name} is not a printable {kind}")
