@@ -547,7 +547,7 @@ def covered(traits: LaunchTraits, cases: list[Case], rounds: float = 3.0) -> Cov
         trial = Trial(kernel, case, HostMemory(), CheckOptions(), "integer")
         trial.prepare()
         problem = trial.problem()
-        grid = launch_of(traits, problem, workers_of(traits, problem)).grid_x
+        grid = launch_of(traits, problem, workers_of(traits, problem)).grid[0]
         coverage.add(problem, grid, replace(CLEAN, counters={"mma": int(grid * traits.stages * rounds)}))
         trial.free()
     return coverage
