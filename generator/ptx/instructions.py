@@ -71,6 +71,7 @@ def statements(instruction: Instruction, writer: Writer) -> Statements:
         raise PtxError(f"{instruction.opcode} has unknown operands, at line {instruction.line} of the PTX") from error
 
 
+_DIRECTIONS = {"rz": "FE_TOWARDZERO", "rm": "FE_DOWNWARD", "rp": "FE_UPWARD"}
 _PLACE = re.compile(r"\{([abcde])(?::(\w+))?\}")
 
 
@@ -85,6 +86,8 @@ def _expression(row: Row, match: re.Match, instruction: Instruction, writer: Wri
 
     value = _PLACE.sub(read, row.cpp.replace("{T}", C_TYPES[kind]))
     result = row.result or kind
+    if groups.get("rounding") not in (None, "rn"):
+        value = f"ptx::directed<{_DIRECTIONS[groups['rounding']]}>([&] {{ return {value}; }})"
     if groups.get("sat"):
         value = f"ptx::saturated({value})"
     if groups.get("ftz") and result == "f32":
@@ -93,6 +96,25 @@ def _expression(row: Row, match: re.Match, instruction: Instruction, writer: Wri
 
 
 # ==== Functions of rows ====
+
+_HALVES = {"f16": "ptx::F16", "bf16": "ptx::BF16"}
+
+
+def _halves(value: str) -> Emit:
+    """Return a function of a row: an expression of x, y and z, as doubles, for each half of the operands."""
+
+    def emit(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+        kind, line = "b32" if match["pair"] else "b16", instruction.line
+        target, *sources = instruction.operands
+        operands = ", ".join(writer.read(one, kind, line) for one in sources)
+        names = ", ".join(f"double {name}" for name in "xyz"[: len(sources)])
+        result = f"ptx::relu({value})" if match.groupdict().get("relu") else value
+        result = f"ptx::saturated({result})" if match.groupdict().get("sat") else result
+        each = f"ptx::halves<{_HALVES[match['t']]}>([]({names}) -> double {{ return {result}; }}, {operands})"
+        return [writer.write(target, kind, each, line)]
+
+    return emit
+
 
 
 def _wide(operator: str) -> Emit:
@@ -126,6 +148,8 @@ def _compare(match: re.Match, instruction: Instruction, writer: Writer) -> State
     kind, how, line = match["t"], match["how"], instruction.line
     target, left, right, *further = instruction.operands
     a, b = writer.read(left, kind, line), writer.read(right, kind, line)
+    if kind in _HALVES:
+        a, b, kind = f"{_HALVES[kind]}::widen({a})", f"{_HALVES[kind]}::widen({b})", "f32"
     if how in ("num", "nan"):
         found = f"({a} == {a} && {b} == {b})"
         found = found if how == "num" else f"!{found}"
@@ -162,48 +186,57 @@ def _move(match: re.Match, instruction: Instruction, writer: Writer) -> Statemen
     return [writer.move(target, source, kind, line)]
 
 
-_HALVES = ("f16", "bf16")
+_TO_INTEGERS = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
 
 def _convert(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
     to, source, line = match["to"], match["t"], instruction.line
     target, *sources = instruction.operands
     rounding = match["rounding"] or ""
-    if to in ("f16x2", "bf16x2"):
-        high, low = (_rounded(writer.read(one, "f32", line), to[:-2], rounding) for one in sources)
-        return [writer.write(target, "b32", f"ptx::pair_of({low}, {high})", line)]
+    narrow = to.removesuffix("x2")
+    if narrow in _HALVES and rounding not in _TO_INTEGERS:
+        values = [writer.read(one, source, line) for one in sources]
+        if source in _HALVES:
+            values = [f"{_HALVES[source]}::widen({value})" for value in values]
+        halves = [_rounded(value, narrow, match) for value in values]
+        if to != narrow:
+            return [writer.write(target, "b32", f"ptx::pair_of({halves[1]}, {halves[0]})", line)]
+        return [writer.write(target, "b16", halves[0], line)]
     value = writer.read(sources[0], source, line)
-    if to in _HALVES and source == "f32":
-        return [writer.write(target, "b16", _rounded(value, to, rounding), line)]
     if to == "tf32":
-        return [writer.write(target, "b32", f"ptx::rounded_tf32({value})", line)]
+        function = {"rna": "rounded_tf32", "rn": "rounded_tf32_even", "rz": "cut_tf32"}[rounding]
+        return [writer.write(target, "b32", f"ptx::{function}({value})", line)]
     if source in _HALVES:
-        value, source = f"{'half' if source == 'f16' else 'bfloat'}_to_float({value})", "f32"
-    if to in _HALVES:
-        return [writer.write(target, "b16", _rounded(f"float({value})", to, rounding), line)]
+        value, source = f"{_HALVES[source]}::widen({value})", "f32"
     if to[0] in "su" and source[0] == "f":
-        function = {
-            "rni": "__builtin_rint",
-            "rzi": "__builtin_trunc",
-            "rmi": "__builtin_floor",
-            "rpi": "__builtin_ceil",
-        }
-        return [writer.write(target, to, f"ptx::integer_of<{C_TYPES[to]}>({function[rounding]}({value}))", line)]
-    if to == "f32" and rounding in ("rni", "rzi", "rmi", "rpi"):
-        function = {
-            "rni": "__builtin_rintf",
-            "rzi": "__builtin_truncf",
-            "rmi": "__builtin_floorf",
-            "rpi": "__builtin_ceilf",
-        }
-        return [writer.write(target, to, f"{function[rounding]}({value})", line)]
-    return [writer.write(target, to, f"{C_TYPES[to]}({value})", line)]
+        value = f"ptx::integer_of<{C_TYPES[to]}>(__builtin_{_TO_INTEGERS[rounding]}({value}))"
+    elif rounding in _TO_INTEGERS:
+        value = f"__builtin_{_TO_INTEGERS[rounding]}({value})"
+        if to in _HALVES:
+            return [writer.write(target, "b16", f"ptx::narrow<{_HALVES[to]}>({value})", line)]
+    elif match["sat"] and to[0] in "su":
+        value = f"ptx::clamped<{C_TYPES[to]}>({value})"
+    else:
+        value = f"{C_TYPES[to]}({value})"
+        if rounding in _DIRECTIONS:
+            value = f"ptx::directed<{_DIRECTIONS[rounding]}>([&] {{ return {value}; }})"
+    if match["sat"] and to[0] == "f":
+        value = f"ptx::saturated({value})"
+    if match["ftz"] and to == "f32":
+        value = f"ptx::flush({value})"
+    return [writer.write(target, to, value, line)]
 
 
-def _rounded(value: str, kind: str, rounding: str) -> str:
-    if rounding != "rn":
-        raise PtxError(f"cvt to {kind} with rounding {rounding or 'none'} is not supported")
-    return f"float_to_{'half' if kind == 'f16' else 'bfloat'}({value})"
+def _rounded(value: str, kind: str, match: re.Match) -> str:
+    """Return the conversion of a number to 16 bits. Widening types need no rounding."""
+    direction = {"": "nearest", "rn": "nearest", "rz": "to_zero", "rm": "down", "rp": "up"}[match["rounding"] or ""]
+    if match["relu"]:
+        value = f"ptx::relu({value})"
+    if match["sat"]:
+        value = f"ptx::saturated({value})"
+    if match["satfinite"]:
+        return f"ptx::finite<{_HALVES[kind]}>(ptx::narrow<{_HALVES[kind]}>({value}, ptx::Direction::{direction}))"
+    return f"ptx::narrow<{_HALVES[kind]}>({value}, ptx::Direction::{direction})"
 
 
 def _to_generic(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
@@ -553,8 +586,9 @@ def _call_function(match: re.Match, instruction: Instruction, writer: Writer) ->
 # ==== The table ====
 
 _INTEGERS = r"(?P<t>[su](?:16|32|64))"
-_WORDS = r"(?P<t>[bsu](?:16|32|64)|f32|f64)"
-_ROUNDED = r"(?:\.(?:rn|rz|rm|rp))?(?P<ftz>\.ftz)?(?P<sat>\.sat)?"
+_WORDS = r"(?P<t>[bsu](?:16|32|64)|f32|f64|f16|bf16)"
+_ROUNDED = r"(?:\.(?P<rounding>rn|rz|rm|rp))?(?P<ftz>\.ftz)?(?P<sat>\.sat)?"
+_HALF = r"\.(?P<t>f16|bf16)(?P<pair>x2)?"
 _SPACE = r"(?:\.(?P<space>global|shared::cta|shared::cluster|shared))?"
 _HINTS = r"(?:\.(?:ca|cg|cs|lu|cv|wb|wt|nc|L1::\w+|L2::\w+))*"
 _VECTOR = r"(?:\.v(?P<count>[248]))?"
@@ -591,10 +625,17 @@ TABLE: tuple[Row, ...] = (
     Row(r"neg\.(?P<t>s(?:16|32|64))", "-{a}", _ARITHMETIC),
     Row(r"abs\.(?P<t>s(?:16|32|64))", "{a} < 0 ? -{a} : {a}", _ARITHMETIC),
     Row(r"bfi\.(?P<t>b32|b64)", "ptx::bfi({a}, {b}, {c:u32}, {d:u32})", _ARITHMETIC),
-    Row(r"bfe\.(?P<t>u32)", "ptx::bfe({a}, {b}, {c})", _ARITHMETIC),
+    Row(r"bfe\.(?P<t>[su](?:32|64))", "ptx::bfe<{T}>({a}, {b:u32}, {c:u32})", _ARITHMETIC),
+    Row(r"bfind\.(?P<t>[su](?:32|64))", "ptx::bfind<{T}>({a})", _ARITHMETIC, result="u32"),
+    Row(r"bfind\.shiftamt\.(?P<t>[su](?:32|64))", "ptx::bfind<{T}>({a}, true)", _ARITHMETIC, result="u32"),
+    Row(r"brev\.(?P<t>b32|b64)", "ptx::reversed<{T}>({a})", _ARITHMETIC),
+    Row(r"mad\.hi\.(?P<t>s32)", "ptx::mul_hi<int64_t>({a}, {b}) + {c}", _ARITHMETIC),
+    Row(r"mad\.hi\.(?P<t>u32)", "ptx::mul_hi<uint64_t>({a}, {b}) + {c}", _ARITHMETIC),
+    Row(r"sad\.(?P<t>[su](?:16|32|64))", "({a} < {b} ? {b} - {a} : {a} - {b}) + {c}", _ARITHMETIC),
     Row(r"popc\.(?P<t>b32)", "__builtin_popcount({a})", _ARITHMETIC),
     Row(r"popc\.(?P<t>b64)", "__builtin_popcountll({a})", _ARITHMETIC, result="u32"),
     Row(r"clz\.(?P<t>b32)", "({a} ? __builtin_clz({a}) : 32)", _ARITHMETIC),
+    Row(r"clz\.(?P<t>b64)", "({a} ? __builtin_clzll({a}) : 64)", _ARITHMETIC, result="u32"),
     # ---- Floating point ----
     Row(rf"add{_ROUNDED}\.(?P<t>f32|f64)", "{a} + {b}", _FLOATS),
     Row(rf"sub{_ROUNDED}\.(?P<t>f32|f64)", "{a} - {b}", _FLOATS),
@@ -603,20 +644,40 @@ TABLE: tuple[Row, ...] = (
     Row(rf"fma{_ROUNDED}\.(?P<t>f64)", "__builtin_fma({a}, {b}, {c})", _FLOATS),
     Row(r"div(?:\.(?:rn|full|approx))(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "{a} / {b}", _FLOATS),
     Row(r"neg(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "-{a}", _FLOATS),
-    Row(r"abs(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_fabsf({a})", _FLOATS),
-    Row(r"min(?P<ftz>\.ftz)?\.(?P<t>f32)", "ptx::min_of({a}, {b})", _FLOATS),
-    Row(r"max(?P<ftz>\.ftz)?\.(?P<t>f32)", "ptx::max_of({a}, {b})", _FLOATS),
+    Row(r"abs(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "__builtin_fabs({a})", _FLOATS),
+    Row(r"min(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "ptx::min_of({a}, {b})", _FLOATS),
+    Row(r"max(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "ptx::max_of({a}, {b})", _FLOATS),
+    Row(r"min(?P<ftz>\.ftz)?\.NaN\.(?P<t>f32)", "{a} != {a} || {b} != {b} ? {a} + {b} : ptx::min_of({a}, {b})", _FLOATS),
+    Row(r"max(?P<ftz>\.ftz)?\.NaN\.(?P<t>f32)", "{a} != {a} || {b} != {b} ? {a} + {b} : ptx::max_of({a}, {b})", _FLOATS),
     Row(r"rcp\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / {a}", _FLOATS),
     Row(r"sqrt\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_sqrtf({a})", _FLOATS),
+    Row(r"sqrt\.rn\.(?P<t>f64)", "__builtin_sqrt({a})", _FLOATS),
+    Row(r"rcp\.rn\.(?P<t>f64)", "1.0 / {a}", _FLOATS),
+    Row(r"sin\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_sinf({a})", _FLOATS),
+    Row(r"cos\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_cosf({a})", _FLOATS),
     Row(r"rsqrt\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / __builtin_sqrtf({a})", _FLOATS),
     Row(r"ex2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_exp2f({a})", _FLOATS),
     Row(r"lg2\.approx(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_log2f({a})", _FLOATS),
     Row(r"copysign\.(?P<t>f32)", "__builtin_copysignf({b}, {a})", _FLOATS),
     Row(r"tanh\.approx\.(?P<t>f32)", "__builtin_tanhf({a})", _FLOATS),
+    # ---- Floating point, 16 bits ----
+    Row(rf"add(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x + y"), _FLOATS),
+    Row(rf"sub(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x - y"), _FLOATS),
+    Row(rf"mul(?:\.rn)?(?P<sat>\.sat)?{_HALF}", _halves("x * y"), _FLOATS),
+    Row(rf"fma\.rn(?P<sat>\.sat)?(?P<relu>\.relu)?{_HALF}", _halves("__builtin_fma(x, y, z)"), _FLOATS),
+    Row(rf"neg{_HALF}", _halves("-x"), _FLOATS),
+    Row(rf"abs{_HALF}", _halves("__builtin_fabs(x)"), _FLOATS),
+    Row(rf"min{_HALF}", _halves("ptx::min_of(x, y)"), _FLOATS),
+    Row(rf"max{_HALF}", _halves("ptx::max_of(x, y)"), _FLOATS),
+    Row(rf"min\.NaN{_HALF}", _halves("x != x || y != y ? x + y : ptx::min_of(x, y)"), _FLOATS),
+    Row(rf"max\.NaN{_HALF}", _halves("x != x || y != y ? x + y : ptx::max_of(x, y)"), _FLOATS),
+    Row(rf"ex2\.approx{_HALF}", _halves("__builtin_exp2(x)"), _FLOATS),
+    Row(rf"tanh\.approx{_HALF}", _halves("__builtin_tanh(x)"), _FLOATS),
     # ---- Logic ----
     Row(r"and\.(?P<t>b16|b32|b64|pred)", "{a} & {b}", _LOGIC),
     Row(r"or\.(?P<t>b16|b32|b64|pred)", "{a} | {b}", _LOGIC),
     Row(r"xor\.(?P<t>b16|b32|b64|pred)", "{a} ^ {b}", _LOGIC),
+    Row(r"cnot\.(?P<t>b16|b32|b64)", "{a} == 0", _LOGIC),
     Row(r"not\.(?P<t>pred)", "!{a}", _LOGIC),
     Row(r"not\.(?P<t>b16|b32|b64)", "~{a}", _LOGIC),
     Row(r"shl\.(?P<t>b16|b32|b64)", "ptx::shl<{T}>({a}, {b:u32})", _LOGIC),
@@ -637,7 +698,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"mov\.(?P<t>[bsuf](?:16|32|64)|pred)", _move, _DATA),
     Row(r"prmt\.(?P<t>b32)", "ptx::prmt({a}, {b}, {c})", _DATA),
     Row(
-        r"cvt(?:\.(?P<rounding>rn|rna|rz|rm|rp|rni|rzi|rmi|rpi))?(?:\.ftz)?"
+        r"cvt(?:\.(?P<rounding>rn|rna|rz|rm|rp|rni|rzi|rmi|rpi))?(?P<relu>\.relu)?(?P<satfinite>\.satfinite)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?"
         r"\.(?P<to>[su](?:8|16|32|64)|f16x2|bf16x2|f16|bf16|tf32|f32|f64)\.(?P<t>[su](?:8|16|32|64)|f16|bf16|f32|f64)",
         _convert,
         _DATA,

@@ -177,7 +177,8 @@ _END = re.compile(r"\s*\Z")
 _REG = re.compile(r"\s*\.(\w+)\s+(.*)", re.DOTALL)
 _DECLARED = re.compile(rf"({_NAME})\s*(?:<\s*(\d+)\s*>)?")
 _VARIABLE = re.compile(
-    rf"\.(?P<space>shared|global|const|param|local)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+(?P<name>{_NAME})"
+    rf"\.(?P<space>shared|global|const|param|local)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
+    rf"(?:\.ptr\s+(?:\.(?:global|shared|const|local)\s+)?(?:\.align\s+\d+\s+)?)?(?P<name>{_NAME})"
     r"\s*(?P<array>\[\s*(?P<count>\d*)\s*\])?"
 )
 _ENTRY = re.compile(rf"\.entry\s+(?P<name>{_NAME})\s*(?:\((?P<parameters>[^)]*)\))?(?P<limits>[^{{]*)\{{")

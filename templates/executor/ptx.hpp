@@ -4,8 +4,11 @@
 // memory, or, from mapa on, has 1 + the rank of the CTA above bit 24. A generic address is an address of the host.
 #pragma once
 
+#include <fenv.h>
 #include <stdint.h>
 #include <string.h>
+
+#include <type_traits>
 
 #include <executor/kernel.hpp>
 #include <executor/numbers.hpp>
@@ -147,9 +150,34 @@ inline uint64_t bfi(uint64_t a, uint64_t b, uint32_t at, uint32_t length) {
   uint64_t const mask = shl((length & 255) < 64 ? (uint64_t(1) << (length & 255)) - 1 : ~uint64_t(0), at & 255);
   return (b & ~mask) | (shl(a, at & 255) & mask);
 }
-inline uint32_t bfe(uint32_t a, uint32_t at, uint32_t length) {
-  uint32_t const mask = (length & 255) < 32 ? (1u << (length & 255)) - 1 : ~0u;
-  return shr(a, at & 255) & mask;
+// The bits from `at` on, and the sign of the last of them.
+template <class T>
+inline T bfe(T a, uint32_t at, uint32_t length) {
+  constexpr uint32_t bits = sizeof(T) * 8;
+  at &= 255, length &= 255;
+  if (!length) return 0;
+  if (length >= bits) return shr(a, at);
+  uint32_t const last = at + length - 1 < bits ? at + length - 1 : bits - 1;  // beyond the end, the sign
+  bool const negative = T(-1) < T(0) && (uint64_t(a) >> last & 1);
+  uint64_t const mask = (uint64_t(1) << length) - 1;
+  uint64_t const unsigned_bits = bits == 32 ? uint64_t(uint32_t(a)) : uint64_t(a);
+  uint64_t result = shr(unsigned_bits, at) & mask;
+  if (negative) result |= ~((uint64_t(1) << (last >= at ? last - at + 1 : 0)) - 1);
+  return T(result);
+}
+// The place of the highest bit that differs from the sign, or all ones.
+template <class T>
+inline uint32_t bfind(T a, bool shift = false) {
+  T const bits = T(-1) < T(0) && a < 0 ? T(~a) : a;
+  if (bits == 0) return ~0u;
+  uint32_t const place = 63 - uint32_t(__builtin_clzll(sizeof(T) == 4 ? uint64_t(uint32_t(bits)) : uint64_t(bits)));
+  return shift ? uint32_t(sizeof(T) * 8 - 1) - place : place;
+}
+template <class T>
+inline T reversed(T a) {
+  T result = 0;
+  for (size_t i = 0; i < sizeof(T) * 8; ++i) result |= T(a >> i & 1) << (sizeof(T) * 8 - 1 - i);
+  return result;
 }
 inline uint32_t lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
   uint32_t result = 0;
@@ -186,6 +214,26 @@ inline float max_of(float a, float b) {
 inline float min_of(float a, float b) {
   return is_poison_float(bits_of(a)) ? a : is_poison_float(bits_of(b)) ? b : __builtin_fminf(a, b);
 }
+inline bool is_poison(double value) { return is_poison_float(bits_of(float(value))); }
+inline double max_of(double a, double b) { return is_poison(a) ? a : is_poison(b) ? b : __builtin_fmax(a, b); }
+inline double min_of(double a, double b) { return is_poison(a) ? a : is_poison(b) ? b : __builtin_fmin(a, b); }
+inline double relu(double value) { return value < 0 ? 0 : value; }
+// .sat: the range 0 to 1, and 0 for a NaN. Poison stays poison.
+template <class T>
+inline T saturated(T value) {
+  if (is_poison(double(value))) return value;
+  return value > T(0) ? value < T(1) ? value : T(1) : T(0);
+}
+// Another direction of rounding than to nearest, for the arithmetic in `compute`.
+template <int MODE, class Compute>
+__attribute__((noinline)) auto directed(Compute compute) {
+  int const before = fegetround();
+  fesetround(MODE);
+  __asm__ volatile("" ::: "memory");
+  auto volatile const result = compute();
+  fesetround(before);
+  return result;
+}
 // Subnormal numbers become zero of the same sign (.ftz).
 inline float flush(float value) {
   uint32_t const bits = bits_of(value);
@@ -200,10 +248,72 @@ inline T integer_of(double value) {  // clamps, and turns a NaN into 0
   if (value >= double(most)) return most;
   return T(value);
 }
+template <class T, class From>
+inline T clamped(From value) {
+  __int128 const least = T(-1) < T(0) ? -(__int128(1) << (sizeof(T) * 8 - 1)) : 0;
+  __int128 const most = least + (__int128(1) << sizeof(T) * 8) - 1;
+  return T(__int128(value) < least ? least : __int128(value) > most ? most : __int128(value));
+}
 // Round to nearest, ties away, to the 10 bits of tf32.
 inline uint32_t rounded_tf32(float value) {
   uint32_t const bits = bits_of(value);
   return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000;
+}
+inline uint32_t rounded_tf32_even(float value) {
+  uint32_t const bits = bits_of(value);
+  return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000;
+}
+inline uint32_t cut_tf32(float value) { return bits_of(value) & 0xffffe000; }
+
+// ---- Numbers of 16 bits --------------------------------------------------------------------------------------------
+
+struct F16 {
+  static float widen(uint16_t half) { return half_to_float(half); }
+  static uint16_t narrow(float value) { return float_to_half(value); }
+  static constexpr uint16_t infinity = 0x7c00;
+};
+struct BF16 {
+  static float widen(uint16_t half) { return bfloat_to_float(half); }
+  static uint16_t narrow(float value) { return float_to_bfloat(value); }
+  static constexpr uint16_t infinity = 0x7f80;
+};
+enum class Direction : uint8_t { nearest, to_zero, down, up };
+
+// Rounds once: the float in between is rounded to odd, which keeps what a further rounding to nearest needs.
+template <class Half>
+inline uint16_t narrow(double value, Direction direction = Direction::nearest) {
+  float between = float(value);
+  if (value == value && double(between) != value) {
+    uint32_t bits = bits_of(between);
+    if (__builtin_fabs(double(between)) > __builtin_fabs(value)) --bits;
+    between = float_of(bits | 1);
+  }
+  uint16_t const nearest = Half::narrow(between);
+  if (direction == Direction::nearest || !(value == value) || (nearest & 0x7fff) > Half::infinity) return nearest;
+  double const found = double(Half::widen(nearest));
+  bool const negative = value < 0;
+  if (found == value) return nearest;
+  if (direction == Direction::to_zero) direction = negative ? Direction::up : Direction::down;
+  if (direction == Direction::down && found < value) return nearest;
+  if (direction == Direction::up && found > value) return nearest;
+  bool const away = (direction == Direction::up) != negative;  // from zero
+  if (!away && (nearest & 0x7fff) == 0) return nearest;
+  return uint16_t(away ? nearest + 1 : nearest - 1);
+}
+// .satfinite: the largest finite number in place of infinity, and a NaN as it is.
+template <class Half>
+inline uint16_t finite(uint16_t half) {
+  return (half & 0x7fff) == Half::infinity ? uint16_t(half - 1) : half;
+}
+// An operation on numbers of 16 bits, or on the two halves of words.
+template <class Half, class Operation, class... Word>
+inline auto halves(Operation operation, Word... words) {
+  using Result = std::common_type_t<Word...>;
+  uint32_t result = narrow<Half>(operation(double(Half::widen(uint16_t(words)))...));
+  if (sizeof(Result) == 4) {
+    result |= uint32_t(narrow<Half>(operation(double(Half::widen(uint16_t(uint32_t(words) >> 16)))...))) << 16;
+  }
+  return Result(result);
 }
 inline uint32_t pair_of(uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; }
 
