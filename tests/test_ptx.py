@@ -177,7 +177,12 @@ def test_an_unknown_instruction_is_refused_by_name_and_line():
 
 @pytest.mark.parametrize(
     "opcode",
-    ["ld.acquire.gpu.global.u32", "cvt.rz.f16.f32", "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16", "call"],
+    [
+        "ld.mmio.relaxed.sys.global.u32",
+        "cvt.rn.satfinite.e4m3x2.f32",
+        "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16",
+        "call",
+    ],
 )
 def test_what_the_executor_does_not_model_is_refused(opcode):
     with pytest.raises(PtxError):

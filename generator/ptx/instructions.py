@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from generator.ptx.parser import Address, Instruction, Number, Operand, Pair, PtxError, Register, Symbol, Vector
+from generator.ptx.parser import (
+    Address,
+    Instruction,
+    Number,
+    Operand,
+    Pair,
+    PtxError,
+    Register,
+    Symbol,
+    Vector,
+    bits_of_type,
+)
 from generator.ptx.writer import C_TYPES, Writer
 
 Statements = Iterable[str]
@@ -53,7 +64,7 @@ def row_of(opcode: str) -> tuple[Row, re.Match]:
 def _compiled() -> dict[str, list[tuple[Row, re.Pattern]]]:
     found: dict[str, list[tuple[Row, re.Pattern]]] = {}
     for row in TABLE:
-        for name in re.match(r"\(\?:([\w|]+)\)|(\w+)", row.pattern).expand(r"\1\2").split("|"):
+        for name in re.match(r"\(\?(?::|P<name>)([\w|]+)\)|(\w+)", row.pattern).expand(r"\1\2").split("|"):
             found.setdefault(name, []).append((row, re.compile(row.pattern)))
     return found
 
@@ -114,7 +125,6 @@ def _halves(value: str) -> Emit:
         return [writer.write(target, kind, each, line)]
 
     return emit
-
 
 
 def _wide(operator: str) -> Emit:
@@ -306,18 +316,67 @@ def _store_local(match: re.Match, instruction: Instruction, writer: Writer) -> S
     yield f"  memcpy(reinterpret_cast<void*>({writer.address(target, line)}), word, sizeof word); }}"
 
 
+_UPDATES = {
+    "add": "old + a",
+    "min": "old < a ? old : a",
+    "max": "old > a ? old : a",
+    "and": "old & a",
+    "or": "old | a",
+    "xor": "old ^ a",
+    "exch": "a",
+    "cas": "old == a ? b : old",
+    "inc": "old >= a ? T(0) : T(old + 1)",
+    "dec": "old == 0 || old > a ? a : T(old - 1)",
+    "ld": "old",
+    "st": "a",
+}
+"""The new number in memory, from the old one and the operands a and b."""
+_FLOAT_UPDATES = {
+    "f32": "ptx::bits32(ptx::f32(old) + ptx::f32(a))",
+    "f64": "ptx::bits64(ptx::f64(old) + ptx::f64(a))",
+    **{
+        kind: f"ptx::halves<{half}>([](double x, double y) {{ return x + y; }}, old, a)"
+        for kind, half in _HALVES.items()
+    },
+}
+
+
+def _ordered(words: str) -> tuple[str, bool, bool]:
+    """Return the space of an atomic operation, whether it releases before, and whether it acquires after.
+
+    An order in the scope of a CTA or cluster orders nothing in global memory: see the rows of fences.
+    """
+    named = words.split(".")[1:]
+    space = next((one for one in named if one in _SPACES), "")
+    wide = space.startswith("shared") or not {"cta", "cluster"} & set(named)
+    orders = {one for one in named if one in ("acquire", "release", "acq_rel")} if wide else set()
+    return space, bool(orders & {"release", "acq_rel"}), bool(orders & {"acquire", "acq_rel"})
+
+
 def _atomic(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
-    line = instruction.line
-    *target, address, value = instruction.operands
+    line, kind, how = instruction.line, match["t"], match["op"] or match["name"]
+    space, releases, acquires = _ordered(match["words"])
+    operands = list(instruction.operands)
+    target = operands.pop(0) if match["name"] in ("atom", "ld") else None
+    place, *values = operands
+    element = kind.removesuffix("x2")
+    word = f"b{2 * bits_of_type(element) if kind.endswith('x2') else bits_of_type(element)}"
+    word = kind if kind[0] in "su" else word
+    update = _FLOAT_UPDATES[element] if how == "add" and element[0] in "fb" else _UPDATES[how]
+    if isinstance(place, Vector) or isinstance(target, Vector) or (values and isinstance(values[0], Vector)):
+        raise PtxError(f"{instruction.opcode} of vectors is not supported")
     fence = f"ptx::perform({line}, Kind::global_fence);"
-    if match["order"] in ("release", "acq_rel"):
+    if releases:
         yield fence
-    added = writer.read(value, "u32", line)
+    count = {"cas": 2, "ld": 0}.get(how, 1)
+    given = "".join(f", {C_TYPES[word]}({writer.read(one, word, line)})" for one in values[:count])
+    reads, writes = str(how != "st").lower(), str(how != "ld").lower()
     call = (
-        f"ptx::atomic_add({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(address, line)}, {added})"
+        f"ptx::atomic<{C_TYPES[word]}>({line}, ptx::At::{_SPACES[space]}, {writer.address(place, line)}, {reads}, {writes}, "
+        f"[](auto old, auto a, auto b) {{ using T = decltype(old); (void)a; (void)b; return T({update}); }}{given})"
     )
-    yield writer.write(target[0], "u32", call, line) if target else f"{call};"
-    if match["order"] in ("acquire", "acq_rel"):
+    yield writer.write(target, word, call, line) if target else f"{call};"
+    if acquires:
         yield fence
 
 
@@ -404,11 +463,29 @@ def _shuffle(match: re.Match, instruction: Instruction, writer: Writer) -> State
 def _vote(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
     target, predicate, members = instruction.operands
     line = instruction.line
-    lanes = f"ptx::vote({line}, {writer.read(predicate, 'pred', line)}, {writer.read(members, 'u32', line)})"
-    if match["mode"] == "ballot":
-        return [writer.write(target, "u32", lanes, line)]
-    tests = {"any": "lanes != 0", "all": "lanes == ~0u", "uni": "lanes == 0 || lanes == ~0u"}
-    return [f"{{ uint32_t const lanes = {lanes}; {writer.write(target, 'pred', tests[match['mode']], line)} }}"]
+    call = f"ptx::vote({line}, {writer.read(predicate, 'pred', line)}, {writer.read(members, 'u32', line)}, voters)"
+    found = {"any": "lanes != 0", "all": "lanes == voters", "uni": "lanes == 0 || lanes == voters", "ballot": "lanes"}
+    written = writer.write(target, "u32" if match["mode"] == "ballot" else "pred", found[match["mode"]], line)
+    return [f"{{ uint32_t voters = 0; uint32_t const lanes = {call}; (void)lanes; {written} }}"]
+
+
+_REDUCED = {
+    "add": "a + b",
+    "min": "a < b ? a : b",
+    "max": "a > b ? a : b",
+    "and": "a & b",
+    "or": "a | b",
+    "xor": "a ^ b",
+}
+
+
+def _reduce(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    target, value, members = instruction.operands
+    kind, line = C_TYPES[match["t"]], instruction.line
+    of_two = f"{kind} const a = {kind}(x), b = {kind}(y); return uint32_t({_REDUCED[match['op']]});"
+    combine = f"[](uint32_t x, uint32_t y) {{ {of_two} }}"
+    call = f"ptx::reduce({line}, {combine}, {writer.read(value, 'b32', line)}, {writer.read(members, 'u32', line)})"
+    return [writer.write(target, "b32", call, line)]
 
 
 # ---- Barriers in shared memory, TMA ----
@@ -418,21 +495,31 @@ def _mbarrier_arrive(match: re.Match, instruction: Instruction, writer: Writer) 
     line = instruction.line
     operands = list(instruction.operands)
     target = None if isinstance(operands[0], Address) else operands.pop(0)
-    size, count = "0", "1"
-    if len(operands) > 1:
-        number = writer.read(operands[1], "u32", line)
-        size, count = (number, count) if match["expects"] else (size, number)
-    space, address = _SPACES[match["space"] or ""], writer.address(operands[0], line)
-    yield f"ptx::mbarrier_arrive({line}, ptx::At::{space}, {address}, {size}, {count});"
-    if target is not None:
-        yield writer.write(target, "b64", "0", line)
+    more = writer.read(operands[1], "u32", line) if len(operands) > 1 else ""
+    counts = f"{more or 0}" if match["expects"] else f"0, {more or 1}"
+    call = f"ptx::mbarrier_arrive({line}, ptx::At::{_SPACES[match['space'] or '']}, {writer.address(operands[0], line)}, {counts})"
+    return [writer.write(target, "b64", call, line) if target is not None else f"{call};"]
+
+
+def _mbarrier_expect(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    line, (place, size) = instruction.line, instruction.operands
+    space = f"ptx::At::{_SPACES[match['space'] or '']}"
+    return [f"ptx::mbarrier_expect({line}, {space}, {writer.address(place, line)}, {writer.read(size, 'u32', line)});"]
+
+
+def _mbarrier_test(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
+    """The parity of a phase is its state, so both forms of the instruction are the same."""
+    target, place, parity = instruction.operands[:3]
+    line = instruction.line
+    call = f"ptx::mbarrier_test({line}, {writer.address(place, line)}, uint32_t({writer.read(parity, 'u64', line)}))"
+    return [writer.write(target, "pred", call, line)]
 
 
 def _mbarrier_wait(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
     """The executor blocks the thread until the phase ends, so that a loop around this instruction runs once."""
     target, address, parity = instruction.operands[:3]
     line = instruction.line
-    yield f"ptx::mbarrier_wait({line}, {writer.address(address, line)}, {writer.read(parity, 'u32', line)});"
+    yield f"ptx::mbarrier_wait({line}, {writer.address(address, line)}, uint32_t({writer.read(parity, 'u64', line)}));"
     yield writer.write(target, "pred", "true", line)
 
 
@@ -536,9 +623,9 @@ def _wmma(match: re.Match, instruction: Instruction, writer: Writer) -> Statemen
 def _wgmma(match: re.Match, instruction: Instruction, writer: Writer) -> Statements:
     line = instruction.line
     d, a, b, scale, *flags = instruction.operands
-    if isinstance(a, Vector):
-        raise PtxError("wgmma with A in registers is not supported")
     signs, transposed = flags[:2], flags[2:]
+    if isinstance(a, Vector):
+        transposed = [Number(0), *(transposed or [Number(0)])]
     if match["tb"] != match["t"] or any(not isinstance(one, Number) or one.value != 1 for one in signs):
         raise PtxError("wgmma with mixed types or negated operands is not supported")
     n, acc = int(match["n"]), match["acc"]
@@ -548,8 +635,14 @@ def _wgmma(match: re.Match, instruction: Instruction, writer: Writer) -> Stateme
     accumulate = f"bool({scale.value})" if isinstance(scale, Number) else writer.read(scale, "pred", line)
     places = ", ".join(map(str, writer.accumulators(d.parts)))
     yield f"{{ static constexpr uint16_t list[] = {{{places}}};"
-    yield f"  ptx::wgmma({line}, Element::{_ELEMENTS[match['t']]}, Element::{_ELEMENTS[acc]}, {n}, acc.file, list,"
-    yield f"    {writer.read(a, 'b64', line)}, {writer.read(b, 'b64', line)}, {accumulate}, {majors[0]}, {majors[1]}); }}"
+    a_list, described = "nullptr", "0"
+    if isinstance(a, Vector):
+        a_list = "a_list"
+        yield f"  static constexpr uint16_t a_list[] = {{{', '.join(map(str, writer.accumulators(a.parts)))}}};"
+    else:
+        described = writer.read(a, "b64", line)
+    yield f"  ptx::wgmma({line}, Element::{_ELEMENTS[match['t']]}, Element::{_ELEMENTS[acc]}, {n}, acc.file, list, {a_list},"
+    yield f"    {described}, {writer.read(b, 'b64', line)}, {accumulate}, {majors[0]}, {majors[1]}); }}"
 
 
 def _wgmma_order(kind: str) -> Emit:
@@ -590,6 +683,8 @@ _WORDS = r"(?P<t>[bsu](?:16|32|64)|f32|f64|f16|bf16)"
 _ROUNDED = r"(?:\.(?P<rounding>rn|rz|rm|rp))?(?P<ftz>\.ftz)?(?P<sat>\.sat)?"
 _HALF = r"\.(?P<t>f16|bf16)(?P<pair>x2)?"
 _SPACE = r"(?:\.(?P<space>global|shared::cta|shared::cluster|shared))?"
+_ORDER = r"(?P<words>(?:\.(?:relaxed|acquire|release|acq_rel|cta|cluster|gpu|sys|global|shared::cta|shared::cluster|shared))*)"
+_NUMBER = r"(?P<t>[bsu](?:16|32|64)|f32|f64|f16x2|bf16x2|f16|bf16)"
 _HINTS = r"(?:\.(?:ca|cg|cs|lu|cv|wb|wt|nc|L1::\w+|L2::\w+))*"
 _VECTOR = r"(?:\.v(?P<count>[248]))?"
 _WIDTH = r"\.(?P<t>[bsuf](?:8|16|32|64))"
@@ -647,8 +742,12 @@ TABLE: tuple[Row, ...] = (
     Row(r"abs(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "__builtin_fabs({a})", _FLOATS),
     Row(r"min(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "ptx::min_of({a}, {b})", _FLOATS),
     Row(r"max(?P<ftz>\.ftz)?\.(?P<t>f32|f64)", "ptx::max_of({a}, {b})", _FLOATS),
-    Row(r"min(?P<ftz>\.ftz)?\.NaN\.(?P<t>f32)", "{a} != {a} || {b} != {b} ? {a} + {b} : ptx::min_of({a}, {b})", _FLOATS),
-    Row(r"max(?P<ftz>\.ftz)?\.NaN\.(?P<t>f32)", "{a} != {a} || {b} != {b} ? {a} + {b} : ptx::max_of({a}, {b})", _FLOATS),
+    Row(
+        r"min(?P<ftz>\.ftz)?\.NaN\.(?P<t>f32)", "{a} != {a} || {b} != {b} ? {a} + {b} : ptx::min_of({a}, {b})", _FLOATS
+    ),
+    Row(
+        r"max(?P<ftz>\.ftz)?\.NaN\.(?P<t>f32)", "{a} != {a} || {b} != {b} ? {a} + {b} : ptx::max_of({a}, {b})", _FLOATS
+    ),
     Row(r"rcp\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "1.0f / {a}", _FLOATS),
     Row(r"sqrt\.(?:rn|approx)(?P<ftz>\.ftz)?\.(?P<t>f32)", "__builtin_sqrtf({a})", _FLOATS),
     Row(r"sqrt\.rn\.(?P<t>f64)", "__builtin_sqrt({a})", _FLOATS),
@@ -709,6 +808,21 @@ TABLE: tuple[Row, ...] = (
     Row(rf"st\.param(?:::func)?{_VECTOR}{_WIDTH}", _nothing, _DATA, writes=0, memory="writes an argument of a call"),
     Row(rf"ld\.(?P<space>local){_VECTOR}{_WIDTH}", _load, _DATA, memory="reads local"),
     Row(rf"st\.local{_VECTOR}{_WIDTH}", _store_local, _DATA, writes=0, memory="writes local"),
+    Row(
+        rf"(?P<name>ld)(?=[\w.:]*\.(?:relaxed|acquire)){_ORDER}(?P<op>){_HINTS}\.{_NUMBER}",
+        _atomic,
+        _DATA,
+        memory="reads global, shared, at once",
+        ordering="acquire: with the fence that it contains",
+    ),
+    Row(
+        rf"(?P<name>st)(?=[\w.:]*\.(?:relaxed|release)){_ORDER}(?P<op>){_HINTS}\.{_NUMBER}",
+        _atomic,
+        _DATA,
+        writes=0,
+        memory="writes global, shared, at once",
+        ordering="release: with the fence that it contains",
+    ),
     Row(rf"ld(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}", _load, _DATA, memory="reads global, shared"),
     Row(
         rf"st(?:\.(?:weak|volatile))?{_SPACE}{_HINTS}{_VECTOR}{_WIDTH}",
@@ -854,21 +968,22 @@ TABLE: tuple[Row, ...] = (
         ordering="initialized mbarriers are visible to the cluster and the TMA",
     ),
     Row(
-        rf"atom{_SPACE}(?:\.(?P<order>relaxed|acquire|release|acq_rel))?(?:\.(?:gpu|sys))?{_SPACE.replace('space', 'again')}"
-        r"\.add\.(?P<t>u32|s32)",
+        rf"(?P<name>atom){_ORDER}\.(?P<op>add|min|max|and|or|xor|exch|cas|inc|dec)(?:\.noftz)?(?:\.L2::cache_hint)?\.{_NUMBER}",
         _atomic,
         _SYNC,
-        memory="reads and writes global, at once",
+        memory="reads and writes global, shared, at once",
         ordering="with a fence before and after: releases and acquires",
     ),
     Row(
-        rf"red{_SPACE}(?:\.(?P<order>relaxed|release))?(?:\.(?:gpu|sys))?{_SPACE.replace('space', 'again')}\.add\.(?P<t>u32|s32)",
+        rf"(?P<name>red){_ORDER}\.(?P<op>add|min|max|and|or|xor|inc|dec)(?:\.noftz)?(?:\.L2::cache_hint)?\.{_NUMBER}",
         _atomic,
         _SYNC,
         writes=0,
-        memory="reads and writes global, at once",
+        memory="reads and writes global, shared, at once",
         ordering="with a fence before: releases",
     ),
+    Row(r"redux\.sync\.(?P<op>add|min|max)\.(?P<t>u32|s32)", _reduce, _SYNC, ordering="none"),
+    Row(r"redux\.sync\.(?P<op>and|or|xor)\.(?P<t>b32)", _reduce, _SYNC, ordering="none"),
     Row(r"elect\.sync", _elect, _SYNC, ordering="none"),
     Row(r"shfl\.sync\.(?P<mode>up|down|bfly|idx)\.b32", _shuffle, _SYNC, ordering="none"),
     Row(r"vote\.sync\.(?P<mode>any|all|uni)\.pred", _vote, _SYNC, ordering="none"),
@@ -887,7 +1002,27 @@ TABLE: tuple[Row, ...] = (
         ordering="threads that wait for the phase know what this thread knew",
     ),
     Row(
-        r"mbarrier\.try_wait\.parity(?:\.acquire\.(?:cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
+        r"mbarrier\.inval(?:\.shared(?:::cta)?)?\.b64",
+        _call("mbarrier_invalidate", "address"),
+        _SYNC,
+        writes=0,
+        memory="writes shared",
+    ),
+    Row(
+        r"mbarrier\.expect_tx(?:\.relaxed\.(?:cta|cluster))?(?:\.(?P<space>shared::cta|shared::cluster|shared))?\.b64",
+        _mbarrier_expect,
+        _SYNC,
+        writes=0,
+        ordering="the phase also waits for these bytes",
+    ),
+    Row(
+        r"mbarrier\.test_wait(?:\.parity)?(?:\.(?:acquire|relaxed)\.(?:cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
+        _mbarrier_test,
+        _SYNC,
+        ordering="if the phase has ended: as mbarrier.try_wait",
+    ),
+    Row(
+        r"mbarrier\.try_wait(?:\.parity)?(?:\.acquire\.(?:cta|cluster))?(?:\.shared(?:::cta)?)?\.b64",
         _mbarrier_wait,
         _SYNC,
         ordering="the thread knows what arriving threads knew, and that the phase's TMA loads are complete",
@@ -920,6 +1055,7 @@ TABLE: tuple[Row, ...] = (
         writes=0,
         memory="writes shared",
     ),
+    Row(r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", _call("transpose", "b32", writes="b32"), _MATRIX),
     Row(
         r"mma\.sync\.aligned\.m16n8k(?P<k>8|16)\.row\.col\.(?P<acc>f32|f16)\.(?P<t>f16|bf16|tf32)\.(?P<tb>f16|bf16|tf32)"
         r"\.(?P<from>f32|f16)",
@@ -971,4 +1107,5 @@ TABLE: tuple[Row, ...] = (
         ordering="frees registers",
     ),
     Row(r"nanosleep\.u32", _nothing, _MISC, writes=0),
+    Row(r"pmevent", _nothing, _MISC, writes=0),
 )

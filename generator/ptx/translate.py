@@ -75,14 +75,15 @@ def _origin(quote: str, location: Location | None) -> str:
 
 
 def accumulator_registers(kernel: Kernel) -> dict[str, int]:
-    """Return the registers that may hold accumulators of wgmma, numbered: those of its operands, and all copies by mov."""
+    """Return the registers that wgmma may use, numbered: its accumulators, those of A, and all copies by mov."""
     copies: dict[str, set[str]] = {}
     found: list[str] = []
     for one in kernel.body:
         if not isinstance(one, Instruction):
             continue
         if one.opcode.startswith("wgmma.mma_async") and isinstance(one.operands[0], Vector):
-            found += [part.name for part in one.operands[0].parts if isinstance(part, Register)]
+            vectors = [operand for operand in one.operands[:2] if isinstance(operand, Vector)]
+            found += [part.name for vector in vectors for part in vector.parts if isinstance(part, Register)]
         elif one.opcode.startswith("mov.") and all(isinstance(each, Register) for each in one.operands):
             left, right = (each.name for each in one.operands)
             copies.setdefault(left, set()).add(right)

@@ -50,6 +50,7 @@ _SPECIAL = {
     "%lanemask_gt": "~((2u << place->thread % 32) - 1)",
     "%lanemask_ge": "~((1u << place->thread % 32) - 1)",
     "%nwarpid": "(cta_threads / 32)",
+    "%gridid": "0",
 }
 _WORD = re.compile(r"\W")
 

@@ -67,12 +67,20 @@ HGEMM_DEVICE void global_fence(Site site = here()) {
   perform(fence);
 }
 HGEMM_DEVICE uint32_t global_fetch_add(uint32_t* counter, uint32_t value, Site site = here()) {
+  struct Add : executor::AtomicArguments {
+    uint32_t value;
+    static void run(executor::AtomicArguments& self, void* memory) {
+      uint32_t const before = *static_cast<uint32_t*>(memory);
+      *static_cast<uint32_t*>(memory) += static_cast<Add&>(self).value;
+      static_cast<Add&>(self).value = before;
+    }
+  } arguments{{&Add::run, true, true}, value};
   Operation add = operation(Kind::fetch_add, site);
   add.to = counter;
-  add.from = &value;  // in: the addend; out: the old value
+  add.second = &arguments;
   add.bytes = 4;
   perform(add);
-  return value;
+  return arguments.value;
 }
 
 // ---- Asynchronous copies ------------------------------------------------------------------------------------------

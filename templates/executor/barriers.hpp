@@ -5,45 +5,60 @@
 
 namespace hgemm::executor {
 
-void Machine::warp_barrier(Warp& warp) {
+void Machine::warp_barrier(Warp& warp, uint32_t lanes) {
   ClockUnion joined;
-  for (int i = 0; i < 32; ++i) joined.add(warp.lanes[i].knowledge);
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) joined.add(warp.lanes[__builtin_ctz(rest)].knowledge);
   Ref<Clock> const clock = joined.clock();
-  for (int i = 0; i < 32; ++i) {
-    warp.lanes[i].knowledge.learn(clock);
-    ++warp.lanes[i].knowledge.epoch;
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    Lane& lane = warp.lanes[__builtin_ctz(rest)];
+    lane.knowledge.learn(clock);
+    ++lane.knowledge.epoch;
   }
 }
 
 // PTX leaves open which lane is elected. The adversary chooses one for the whole launch.
-void Machine::elect_one(Warp& warp) {
-  uint64_t const elected = request_.order == HGEMM_ANY_ORDER    ? request_.seed % 32
-                           : request_.order == HGEMM_AHEAD_HIGH ? 31
-                                                                : 0;
-  for (uint64_t i = 0; i < 32; ++i) {
+void Machine::elect_one(Warp& warp, uint32_t lanes) {
+  uint32_t elected = request_.order == HGEMM_ANY_ORDER    ? uint32_t(request_.seed % 32)
+                     : request_.order == HGEMM_AHEAD_HIGH ? 31
+                                                          : 0;
+  while (!(lanes >> elected & 1)) elected = (elected + 1) % 32;
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    uint32_t const i = uint32_t(__builtin_ctz(rest));
     Operation const& operation = *warp.lanes[i].operation;
     *static_cast<bool*>(operation.to) = i == elected;
-    if (operation.second) *static_cast<uint32_t*>(const_cast<void*>(operation.second)) = uint32_t(elected);
+    if (operation.second) *static_cast<uint32_t*>(const_cast<void*>(operation.second)) = elected;
   }
 }
 
-void Machine::check_members(Warp const& warp, uint32_t members) {
-  if (members == ~0u) return;
-  findings_.add("divergence", warp.lanes[0].operation->site, [&] {
-    return text("%s: the mask of members is %08x: only whole warps are supported", describe(warp.lanes[0]).c_str(), members);
+// The mask of members names lanes that must take part, and the lane itself.
+void Machine::check_members(Warp const& warp, uint32_t lanes) {
+  Lane const& lane = warp.lanes[__builtin_ctz(lanes)];
+  uint32_t const members = lane.operation->number;
+  if (!members || (lanes & ~members) == 0) return;
+  findings_.add("divergence", lane.operation->site, [&] {
+    return text("%s: the mask of members is %08x, and lanes %08x take part", describe(lane).c_str(), members, lanes);
   });
 }
 
-// Source: PTX ISA, shfl.sync. `clamp_and_mask`: bits 0 to 4 clamp the lane, bits 8 to 12 divide the warp into segments.
-void Machine::shuffle(Warp& warp) {
+// Source: PTX ISA, shfl.sync. `clamp_and_mask`: bits 0 to 4 clamp the lane, bits 8 to 12 divide the warp into segments. The
+// value of a lane that does not take part is poison.
+void Machine::shuffle(Warp& warp, uint32_t lanes) {
   uint32_t values[32];
   auto arguments = [&](int lane) {
     return static_cast<ShuffleArguments*>(const_cast<void*>(warp.lanes[lane].operation->second));
   };
-  for (int i = 0; i < 32; ++i) values[i] = arguments(i)->value;
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < 32; ++i) values[i] = lanes >> i & 1 ? arguments(i)->value : ~0u;
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    int const i = __builtin_ctz(rest);
     ShuffleArguments& its = *arguments(i);
-    check_members(warp, its.members);
+    auto& result = *static_cast<uint32_t*>(warp.lanes[i].operation->to);
+    if (its.reduce) {
+      result = values[__builtin_ctz(lanes)];
+      for (uint32_t more = lanes & (lanes - 1); more; more &= more - 1) {
+        result = its.reduce(result, values[__builtin_ctz(more)]);
+      }
+      continue;
+    }
     int const by = int(its.by & 31), mask = int(its.clamp_and_mask >> 8 & 31), clamp = int(its.clamp_and_mask & 31);
     int const most = (i & mask) | (clamp & ~mask), least = i & mask;
     int from = i;
@@ -53,19 +68,22 @@ void Machine::shuffle(Warp& warp) {
       case Shuffle::butterfly: from = i ^ by, its.in_range = from <= most; break;
       case Shuffle::index: from = least | (by & ~mask), its.in_range = from <= most; break;
     }
-    *static_cast<uint32_t*>(warp.lanes[i].operation->to) = values[its.in_range ? from : i];
+    result = values[its.in_range ? from : i];
   }
 }
 
-void Machine::vote(Warp& warp) {
-  uint32_t lanes = 0;
+void Machine::vote(Warp& warp, uint32_t lanes) {
+  uint32_t in_favour = 0;
   auto arguments = [&](int lane) {
     return static_cast<VoteArguments*>(const_cast<void*>(warp.lanes[lane].operation->second));
   };
-  for (int i = 0; i < 32; ++i) lanes |= uint32_t(arguments(i)->predicate) << i;
-  for (int i = 0; i < 32; ++i) {
-    check_members(warp, arguments(i)->members);
-    arguments(i)->lanes = lanes;
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    int const i = __builtin_ctz(rest);
+    in_favour |= uint32_t(arguments(i)->predicate) << i;
+  }
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    arguments(__builtin_ctz(rest))->lanes = in_favour;
+    arguments(__builtin_ctz(rest))->voters = lanes;
   }
 }
 
@@ -202,6 +220,12 @@ Mbarrier* Machine::find_mbarrier(Lane const& lane, Operation const& operation, C
 }
 
 void Machine::mbarrier_init(Lane& lane, Operation const& operation) {
+  if (!operation.flag) {  // mbarrier.inval
+    if (!find_mbarrier(lane, operation, *lane.cta, operation.to, false)) return;
+    lane.cta->mbarriers.erase(reinterpret_cast<uintptr_t>(operation.to) % shared_window);
+    record_shared(lane, operation, operation.to, 8, true);
+    return;
+  }
   if (!check_shared(lane, operation, operation.to, 8)) return;
   record_shared(lane, operation, operation.to, 8, true);
   if (operation.number == 0) {
@@ -225,20 +249,22 @@ void Machine::mbarrier_arrive(Lane& lane, Operation const& operation) {
   Mbarrier* const barrier = find_mbarrier(lane, operation, cta, operation.to, &cta != lane.cta);
   if (!barrier) return;
   if (&cta != lane.cta) cta.record_remote_access(access_of(lane, operation), operation.site);
+  barrier->bytes += operation.bytes;
+  if (!operation.flag) return;  // mbarrier.expect_tx
+  if (operation.second) *static_cast<uint64_t*>(const_cast<void*>(operation.second)) = barrier->phase & 1;
   barrier->gathered.add(lane.knowledge);
   ++lane.knowledge.epoch;
-  barrier->bytes += operation.bytes;
-  for (uint32_t i = 0; i < std::max(operation.number, 1u); ++i) count_arrival(lane, cta, *barrier, operation.site);
+  count_arrival(lane, cta, *barrier, operation.site, operation.number ? operation.number : 1);
 }
 
-void Machine::count_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site site) {
-  if (barrier.pending == 0) {
+void Machine::count_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site site, uint32_t arrivals) {
+  if (barrier.pending < arrivals) {
     findings_.add("mbarrier", site, [&] {
       return text("%s arrives, but the phase already has its %u arrivals", describe(lane).c_str(), barrier.count);
     });
     return;
   }
-  --barrier.pending;
+  barrier.pending -= arrivals;
   end_phase_if_complete(cta, barrier, site);
 }
 
@@ -271,6 +297,15 @@ void Machine::mbarrier_wait(Lane& lane, Operation const& operation) {
   if (!barrier || !barrier->done) return;
   if (phase_end_.what() != barrier->done.get()) phase_end_ = ClockUpdate(barrier->done);
   phase_end_.apply(lane.knowledge);
+}
+
+// A thread that asks in a loop lets others run first.
+void Machine::mbarrier_test(Lane& lane, Operation const& operation) {
+  Mbarrier const* const barrier = find_mbarrier(lane, operation, *lane.cta, operation.to, false);
+  bool const ended = barrier && (barrier->phase & 1) != operation.number;
+  *static_cast<bool*>(const_cast<void*>(operation.second)) = ended || !barrier;
+  if (ended) mbarrier_wait(lane, operation);
+  lane.cta->warps[size_t(lane.thread) / 32].polls = !ended;
 }
 
 }  // namespace hgemm::executor

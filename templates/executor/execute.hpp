@@ -16,7 +16,7 @@ void Machine::execute(Warp& warp, uint32_t lanes) {
   SiteCost& cost = costs_.sites[costs_.site_index(first)];
   ++cost.requests;
   if (is_collective(kind)) {
-    execute_warp(warp, first, cost);
+    execute_warp(warp, lanes, first, cost);
   } else {
     Addresses shared, global;
     for (uint32_t rest = lanes; rest; rest &= rest - 1) {
@@ -40,7 +40,7 @@ void Machine::execute_lane(Lane& lane, Operation& operation, SiteCost& cost) {
   switch (operation.kind) {
     case Kind::load: execute_load(lane, operation, cost); break;
     case Kind::store: execute_store(lane, operation, cost); break;
-    case Kind::fetch_add: fetch_add(lane, operation); break;
+    case Kind::fetch_add: atomic(lane, operation); break;
     case Kind::global_fence: global_fence(lane); break;
     case Kind::cp_async: cp_async(lane, operation, cost); break;
     case Kind::cp_async_commit:
@@ -53,6 +53,7 @@ void Machine::execute_lane(Lane& lane, Operation& operation, SiteCost& cost) {
     case Kind::mbarrier_arrive: mbarrier_arrive(lane, operation); break;
     case Kind::mbarrier_arrive_after_copies: mbarrier_arrive_after_copies(lane, operation); break;
     case Kind::mbarrier_wait: mbarrier_wait(lane, operation); break;
+    case Kind::mbarrier_test: mbarrier_test(lane, operation); break;
     case Kind::tma_prefetch: check_box(lane, operation, map_of(operation), nullptr); break;
     case Kind::tma_load: tma_load(lane, operation, cost); break;
     case Kind::tma_store: tma_store(lane, operation, cost); break;
@@ -65,12 +66,19 @@ void Machine::execute_lane(Lane& lane, Operation& operation, SiteCost& cost) {
   }
 }
 
-void Machine::execute_warp(Warp& warp, Operation const& first, SiteCost& cost) {
+void Machine::execute_warp(Warp& warp, uint32_t lanes, Operation const& first, SiteCost& cost) {
   switch (first.kind) {
-    case Kind::warp_barrier: warp_barrier(warp); break;
-    case Kind::elect_one: elect_one(warp); break;
-    case Kind::shuffle: shuffle(warp); break;
-    case Kind::vote: vote(warp); break;
+    case Kind::warp_barrier:
+    case Kind::elect_one:
+    case Kind::shuffle:
+    case Kind::vote: check_members(warp, lanes); break;
+    default: break;
+  }
+  switch (first.kind) {
+    case Kind::warp_barrier: warp_barrier(warp, lanes); break;
+    case Kind::elect_one: elect_one(warp, lanes); break;
+    case Kind::shuffle: shuffle(warp, lanes); break;
+    case Kind::vote: vote(warp, lanes); break;
     case Kind::cluster_arrive: cluster_arrive(warp); break;
     case Kind::cluster_wait: cluster_wait(warp); break;
     case Kind::ldmatrix: ldmatrix(warp, int(first.number), cost); break;
@@ -124,6 +132,7 @@ void Machine::execute_store(Lane& lane, Operation& operation, SiteCost& cost) {
   if (operation.space == Space::shared) {
     if (!check_shared(lane, operation, operation.to, operation.bytes)) return;
     record_shared(lane, operation, operation.to, operation.bytes, true);
+    if (!atomics_.empty()) atomics_.erase(reinterpret_cast<uintptr_t>(operation.to));  // a plain write releases nothing
   } else {
     if (!check_global(lane, operation, operation.to, operation.bytes, true)) return;
     record_global_write(lane, operation, operation.to, operation.bytes, operation.from, access_of(lane, operation));
@@ -135,38 +144,50 @@ void Machine::execute_store(Lane& lane, Operation& operation, SiteCost& cost) {
 // ---- Atomic operations and fences ----------------------------------------------------------------------------------
 
 // An atomic releases only what was fenced before it: what this thread knew at its fence, and what other threads of the CTA knew
-// at theirs if this thread knows of those fences by a barrier.
-void Machine::fetch_add(Lane& lane, Operation& operation) {
-  uint32_t value;
-  memcpy(&value, operation.from, 4);
-  memset(const_cast<void*>(operation.from), HGEMM_POISON, 4);
-  if (!check_global(lane, operation, operation.to, 4, true)) return;
-  uintptr_t const at = reinterpret_cast<uintptr_t>(operation.to);
-  for (auto& region : memory_.regions) {
-    if (!region.has(HGEMM_WRITABLE) || !region.holds(at)) continue;
-    size_t const offset = region.offset(at);
-    Conflict const conflict = region.shadow.write(offset, 4, lane.knowledge, access_of(lane, operation), true);
-    if (conflict.clash != ConflictKind::none) report_conflict(lane, operation, conflict, region.name(), true);
+// at theirs if this thread knows of those fences by a barrier. A fence after it acquires what others released before.
+void Machine::atomic(Lane& lane, Operation& operation) {
+  auto& its = *static_cast<AtomicArguments*>(const_cast<void*>(operation.second));
+  Access const me = access_of(lane, operation);
+  void* at = operation.to;
+  if (operation.space == Space::shared) {
+    Cta* const cta = operation.threads ? cta_of_rank(lane, operation, operation.threads - 1) : lane.cta;
+    if (!cta || !check_shared(lane, operation, at, operation.bytes)) return;
+    size_t const offset = reinterpret_cast<uintptr_t>(at) % shared_window;
+    Conflict const conflict = cta->shadow.write(offset, operation.bytes, lane.knowledge, me, true);
+    if (conflict.clash != ConflictKind::none) report_conflict(lane, operation, conflict, "shared memory", its.writes);
+    if (cta != lane.cta) cta->record_remote_access(me, operation.site);
+    at = cta->arena + offset;
+  } else {
+    if (!check_global(lane, operation, at, operation.bytes, its.writes)) return;
+    uintptr_t const address = reinterpret_cast<uintptr_t>(at);
+    for (auto& region : memory_.regions) {
+      if (!region.has(HGEMM_WRITABLE) || !region.holds(address)) continue;
+      Conflict const conflict =
+          region.shadow.write(region.offset(address), operation.bytes, lane.knowledge, me, true);
+      if (conflict.clash != ConflictKind::none) report_conflict(lane, operation, conflict, region.name(), its.writes);
+    }
   }
 
-  Ref<Clock>& released = atomics_[at];
-  ClockUnion joined;
-  joined.add(released);
-  for (Lane const& other : lane.cta->lanes) {
-    Knowledge const& fenced = other.fenced;
-    if (fenced.epoch && lane.knowledge.known_of(fenced.cta, fenced.thread) >= fenced.epoch) joined.add(fenced);
+  Ref<Clock>& released = atomics_[reinterpret_cast<uintptr_t>(at)];
+  if (its.writes) {
+    ClockUnion joined;
+    if (its.reads) joined.add(released);  // a store begins anew
+    for (Lane const& other : lane.cta->lanes) {
+      Knowledge const& fenced = other.fenced;
+      if (fenced.epoch && lane.knowledge.known_of(fenced.cta, fenced.thread) >= fenced.epoch) joined.add(fenced);
+    }
+    released = joined.clock();
   }
-  released = joined.clock();
-  ClockUnion seen;
-  seen.add(lane.seen_atomic);
-  seen.add(released);
-  lane.seen_atomic = seen.clock();
-
-  uint32_t before;
-  memcpy(&before, operation.to, 4);
-  uint32_t const after = before + value;
-  memcpy(operation.to, &after, 4);
-  memcpy(const_cast<void*>(operation.from), &before, 4);
+  if (its.reads && released) {
+    ClockUnion seen;
+    seen.add(lane.seen_atomic);
+    seen.add(released);
+    lane.seen_atomic = seen.clock();
+  }
+  unsigned char before[8];
+  memcpy(before, at, operation.bytes);
+  its.apply(its, at);
+  if (memcmp(before, at, operation.bytes) == 0) lane.cta->warps[size_t(lane.thread) / 32].polls = true;
 }
 
 void Machine::global_fence(Lane& lane) {

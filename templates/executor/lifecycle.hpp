@@ -70,6 +70,11 @@ void Machine::protect_stacks() const {
   for (uint32_t thread = 0; thread < request_.threads; thread += 32) mprotect(stacks_ + thread * stack_bytes, 4096, PROT_NONE);
 }
 
+bool Machine::is_local(uint64_t address) const {
+  uint64_t const first = reinterpret_cast<uintptr_t>(stacks_);
+  return address >= first && address < first + ctas_.size() * request_.threads * stack_bytes;
+}
+
 Machine::~Machine() {
   if (ctas_.size() * request_.threads > max_cached_threads) {
     arena_pages.release();
@@ -125,6 +130,8 @@ void Machine::start(Cta& cta, uint32_t rank) {
   cta.free_registers = 0;
   memset(cta.arena, HGEMM_POISON, request_.shared_bytes);
   cta.shadow.reset(request_.shared_bytes, false);
+  uintptr_t const arena = reinterpret_cast<uintptr_t>(cta.arena);
+  atomics_.erase(atomics_.lower_bound(arena), atomics_.lower_bound(arena + shared_window));
   for (Barrier& barrier : cta.barriers) barrier = Barrier();
   cta.mbarriers.clear();
   cta.remote_accesses.clear();

@@ -35,6 +35,8 @@ class Machine {
   void report_register(Site site, char const* name);
   // Reports that the running thread fails an assert, or traps.
   void report_stop(Site site, char const* what);
+  // Tells whether an address is in the stacks of the kernel's threads.
+  bool is_local(uint64_t address) const;
 
  private:
   static constexpr uint32_t default_resident_ctas = 64;  // if the request does not set it
@@ -62,6 +64,7 @@ class Machine {
   bool ready(Lane const& lane) const;
   void complete_some();
   bool complete_next();
+  bool resume_polling();
   void report_deadlock();
   bool has_diverged(Warp const& warp) const;
   bool same_operation(Warp const& warp) const;
@@ -72,11 +75,11 @@ class Machine {
   // ---- Warp instructions: execute.hpp ----
   void execute(Warp& warp, uint32_t lanes);
   void execute_lane(Lane& lane, Operation& operation, SiteCost& cost);
-  void execute_warp(Warp& warp, Operation const& first, SiteCost& cost);
+  void execute_warp(Warp& warp, uint32_t lanes, Operation const& first, SiteCost& cost);
   static void count_memory_cost(Addresses const& shared, Addresses const& global, uint32_t bytes, SiteCost& cost);
   void execute_load(Lane& lane, Operation& operation, SiteCost& cost);
   void execute_store(Lane& lane, Operation& operation, SiteCost& cost);
-  void fetch_add(Lane& lane, Operation& operation);
+  void atomic(Lane& lane, Operation& operation);
   void global_fence(Lane& lane);
   void await_previous_launches(Lane& lane);
   void check_previous_launches(Lane const& lane, Operation const& operation);
@@ -86,11 +89,11 @@ class Machine {
   void mma(Warp& warp);
 
   // ---- Barriers of warps, CTAs and clusters; setmaxnreg: barriers.hpp ----
-  void warp_barrier(Warp& warp);
-  void elect_one(Warp& warp);
-  void shuffle(Warp& warp);
-  void vote(Warp& warp);
-  void check_members(Warp const& warp, uint32_t members);
+  static void warp_barrier(Warp& warp, uint32_t lanes);
+  void elect_one(Warp& warp, uint32_t lanes);
+  static void shuffle(Warp& warp, uint32_t lanes);
+  static void vote(Warp& warp, uint32_t lanes);
+  void check_members(Warp const& warp, uint32_t lanes);
   void arrive_at_barrier(Warp& warp, uint32_t lanes);
   void release_barrier(Cta& cta, Barrier& barrier);
   void cluster_arrive(Warp& warp);
@@ -102,8 +105,9 @@ class Machine {
   void mbarrier_init(Lane& lane, Operation const& operation);
   void mbarrier_init_fence(Lane& lane);
   void mbarrier_arrive(Lane& lane, Operation const& operation);
-  void count_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site site);
+  void count_arrival(Lane const& lane, Cta& cta, Mbarrier& barrier, Site site, uint32_t arrivals = 1);
   void mbarrier_wait(Lane& lane, Operation const& operation);
+  void mbarrier_test(Lane& lane, Operation const& operation);
   void end_phase_if_complete(Cta& cta, Mbarrier& barrier, Site site);
   Mbarrier const* awaited_mbarrier(Lane const& lane) const;
 
@@ -135,6 +139,8 @@ class Machine {
   void take_listed_accumulators(Warp& warp, Wgmma& op, int quarter);
   static void return_accumulators(Wgmma const& op, int quarter, Accumulators const& accumulators);
   void check_fenced(Warp const& warp);
+  void take_a(Warp& warp, Wgmma& op, int quarter);
+  static void return_a(Wgmma const& op, int quarter);
   bool check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* cost);
   void compute_wgmma(Warp& warp, Wgmma& op, int quarter);
   void compute_some_wgmma(Warpgroup& group, Cta& cta);

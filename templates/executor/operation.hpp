@@ -26,6 +26,7 @@ enum class Kind : uint8_t {
   mbarrier_arrive,
   mbarrier_arrive_after_copies,
   mbarrier_wait,
+  mbarrier_test,
   tma_prefetch,
   tma_load,
   tma_store,
@@ -55,6 +56,8 @@ enum class Kind : uint8_t {
   count
 };
 constexpr bool is_collective(Kind kind) { return kind >= Kind::barrier_sync; }
+// Collective for the lanes of a mask only.
+constexpr bool has_members(Kind kind) { return kind >= Kind::warp_barrier && kind <= Kind::vote; }
 
 enum class Space : uint8_t { global, shared };
 enum class Element : uint8_t { f16, bf16, tf32, f32 };
@@ -73,11 +76,13 @@ struct WgmmaArguments {
   bool a_k_major, b_k_major;
   bool accumulate;
   uint16_t const* list = nullptr;  // PTX: the accumulators, as indices of WgmmaRegisters; otherwise they are contiguous
+  uint16_t const* a_list = nullptr;  // PTX: the four registers of a, if it is not in shared memory
 };
 
 // PTX: the registers of a thread that may hold accumulators of wgmma. A copy of a register copies its token.
 struct WgmmaRegisters {
   static constexpr uint64_t accessed = 1;  // since the last wgmma fence
+  static constexpr uint64_t input = uint64_t(1) << 31;  // a wgmma in flight reads the register: with its number
 
   uint32_t* values;
   // 0, `accessed`, or that a wgmma in flight writes the register: 32 bits that number the accumulators, 24 bits that count
@@ -86,30 +91,38 @@ struct WgmmaRegisters {
   uint32_t count;
 };
 
+// An atomic operation on one number in memory. `apply` reads the number and writes the new one, if it `writes`.
+struct AtomicArguments {
+  void (*apply)(AtomicArguments& self, void* memory);
+  bool reads, writes;
+};
+
 // shfl.sync: how the lane to read from follows from the operand.
 enum class Shuffle : uint8_t { up, down, butterfly, index };
 struct ShuffleArguments {
   uint32_t value, by, clamp_and_mask, members;
   Shuffle mode;
   bool in_range;  // out: the predicate
+  uint32_t (*reduce)(uint32_t, uint32_t) = nullptr;  // redux.sync: all members get the result
 };
-// vote.sync: out: the lanes whose predicate is true.
+// vote.sync: out: the lanes that vote, and those whose predicate is true.
 struct VoteArguments {
   bool predicate;
-  uint32_t members, lanes;
+  uint32_t members, lanes, voters;
 };
 
 struct Operation {
   Kind kind;
   Space space = Space::global;
   // cp_async: copy (true) or fill with zeros; cp_async_wait for all groups: also for copies that are in none; ldmatrix, stmatrix,
-  // wmma_load: transpose; setmaxnreg: increase; mma of depth 8: two instructions
+  // wmma_load: transpose; setmaxnreg: increase; mma of depth 8: two instructions; mbarrier_init: false ends the mbarrier;
+  // mbarrier_arrive: false only expects bytes
   bool flag = true;
   Element in = Element::f16;   // mma, wgmma: type of a and b
   Element acc = Element::f32;  // mma, wgmma: type of d
   uint32_t bytes = 0;          // bytes that a lane accesses; mbarrier_arrive: bytes to expect
   // cp_async: zeros at the end; group waits: groups that may stay pending; mbarrier_wait: parity; barriers: index;
-  // mbarrier_init: arrival count; mbarrier_arrive: arrivals, 0 for one;
+  // mbarrier_init: arrival count; mbarrier_arrive: arrivals, 0 for 1; warp_barrier, elect_one, shuffle, vote: members, 0 for all;
   // ldmatrix, stmatrix: matrices; wmma_load: pitch; mma: depth; setmaxnreg: registers
   uint32_t number = 0;
   uint32_t threads = 0;          // barriers: participants, 0 for the whole CTA; mbarrier_arrive, load: 1 + rank of a CTA, or 0
@@ -117,7 +130,8 @@ struct Operation {
   // WgmmaRegisters
   void* to = nullptr;
   void const* from = nullptr;    // memory to read; mma: a; stmatrix: registers
-  // mma: b; wmma_load: first element of the fragment; elect_one: gets the elected lane; or further arguments
+  // mma: b; wmma_load: first element of the fragment; elect_one: gets the elected lane; mbarrier_arrive: gets the parity of the
+  // phase; mbarrier_test: gets whether the phase has ended; or further arguments
   void const* second = nullptr;
   Site site;
 };

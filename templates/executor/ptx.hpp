@@ -24,7 +24,27 @@ enum class At : uint8_t { global, shared, shared_cluster, generic };
 
 void load(int line, At space, void* to, uint64_t address, uint32_t bytes);
 void store(int line, At space, uint64_t address, void const* from, uint32_t bytes);
-uint32_t atomic_add(int line, At space, uint64_t address, uint32_t value);
+void atomic(int line, At space, uint64_t address, uint32_t bytes, AtomicArguments& arguments);
+
+// An atomic operation: `update` computes the new number from the old one, a and b. Returns the old one.
+template <class T, class Update>
+inline T atomic(int line, At space, uint64_t address, bool reads, bool writes, Update update, T a = 0, T b = 0) {
+  struct Call : AtomicArguments {
+    Update update;
+    T a, b, old;
+    Call(Update update, bool reads, bool writes, T a, T b)
+        : AtomicArguments{&run, reads, writes}, update(update), a(a), b(b), old(T(~T(0))) {}
+    static void run(AtomicArguments& self, void* memory) {
+      Call& call = static_cast<Call&>(self);
+      memcpy(&call.old, memory, sizeof(T));
+      T const now = T(call.update(call.old, call.a, call.b));
+      if (call.writes) memcpy(memory, &now, sizeof(T));
+    }
+  } call(update, reads, writes, a, b);
+  atomic(line, space, address, sizeof(T), call);
+  return call.old;
+}
+
 void cp_async(int line, uint64_t shared, uint64_t global, uint32_t bytes, uint32_t copied);
 
 uint64_t generic_of_shared(uint64_t address);
@@ -37,11 +57,18 @@ void perform(int line, Kind kind, uint32_t number = 0, bool flag = true, uint32_
 bool elect(int line, uint32_t members, uint32_t& lane);
 uint32_t shuffle(int line, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp_and_mask, uint32_t members,
                  bool& in_range);
-uint32_t vote(int line, bool predicate, uint32_t members);
+uint32_t reduce(int line, uint32_t (*operation)(uint32_t, uint32_t), uint32_t value, uint32_t members);
+uint32_t transpose(int line, uint32_t value);
+// Returns the lanes whose predicate is true; `voters` are all that take part.
+uint32_t vote(int line, bool predicate, uint32_t members, uint32_t& voters);
 void warp_barrier(int line, uint32_t members);
 
 void mbarrier_init(int line, uint64_t address, uint32_t arrivals);
-void mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals = 1);
+void mbarrier_invalidate(int line, uint64_t address);
+// Returns the parity of the phase in which the thread arrives.
+uint64_t mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals = 1);
+void mbarrier_expect(int line, At space, uint64_t address, uint32_t bytes);
+bool mbarrier_test(int line, uint64_t address, uint32_t parity);
 void mbarrier_arrive_after_copies(int line, uint64_t address);
 void mbarrier_wait(int line, uint64_t address, uint32_t parity);
 
@@ -66,8 +93,9 @@ void stmatrix(int line, uint64_t address, uint32_t const* registers, uint32_t ma
 void wmma_load(int line, uint32_t* registers, uint64_t address, uint32_t pitch, bool of_a, bool by_rows);
 // d += a b. a, b and d hold the registers of m16n8k16; those that a smaller shape lacks are 0.
 void mma(int line, Element in, Element acc, uint32_t depth, uint32_t* d, uint32_t const* a, uint32_t const* b);
-void wgmma(int line, Element in, Element acc, uint32_t n, WgmmaRegisters& registers, uint16_t const* list, uint64_t a,
-           uint64_t b, bool accumulate, bool a_mn_major, bool b_mn_major);
+// `a_list`: the registers of a, or null if `a` describes it in shared memory.
+void wgmma(int line, Element in, Element acc, uint32_t n, WgmmaRegisters& registers, uint16_t const* list,
+           uint16_t const* a_list, uint64_t a, uint64_t b, bool accumulate, bool a_mn_major, bool b_mn_major);
 void wgmma_order(int line, Kind kind, WgmmaRegisters& registers, uint32_t number = 0);
 
 void register_in_flight(int line, char const* name);

@@ -59,6 +59,10 @@ void* locate(Operation& operation, At space, uint64_t address) {
 // ---- Memory --------------------------------------------------------------------------------------------------------
 
 void load(int line, At space, void* to, uint64_t address, uint32_t bytes) {
+  if (space == At::generic && machine->is_local(address)) {
+    memcpy(to, reinterpret_cast<void const*>(address), bytes);
+    return;
+  }
   Operation read = operation(line, Kind::load);
   read.from = locate(read, space, address);
   read.to = to;
@@ -66,19 +70,22 @@ void load(int line, At space, void* to, uint64_t address, uint32_t bytes) {
   perform_in_order(read);
 }
 void store(int line, At space, uint64_t address, void const* from, uint32_t bytes) {
+  if (space == At::generic && machine->is_local(address)) {
+    memcpy(reinterpret_cast<void*>(address), from, bytes);
+    return;
+  }
   Operation write = operation(line, Kind::store);
   write.to = locate(write, space, address);
   write.from = from;
   write.bytes = bytes;
   perform_in_order(write);
 }
-uint32_t atomic_add(int line, At space, uint64_t address, uint32_t value) {
-  Operation add = operation(line, Kind::fetch_add);
-  add.to = locate(add, space, address);
-  add.from = &value;
-  add.bytes = 4;
-  perform_in_order(add);
-  return value;
+void atomic(int line, At space, uint64_t address, uint32_t bytes, AtomicArguments& arguments) {
+  Operation update = operation(line, Kind::fetch_add);
+  update.to = locate(update, space, address);
+  update.second = &arguments;
+  update.bytes = bytes;
+  perform_in_order(update);
 }
 void cp_async(int line, uint64_t shared, uint64_t global, uint32_t bytes, uint32_t copied) {
   Operation copy = operation(line, Kind::cp_async);
@@ -112,9 +119,10 @@ void perform(int line, Kind kind, uint32_t number, bool flag, uint32_t threads) 
   simple.threads = threads;
   perform_in_order(simple);
 }
-bool elect(int line, uint32_t, uint32_t& lane) {
+bool elect(int line, uint32_t members, uint32_t& lane) {
   bool elected = false;
   Operation election = operation(line, Kind::elect_one);
+  election.number = members;
   election.to = &elected;
   election.second = &lane;
   perform_in_order(election);
@@ -125,20 +133,41 @@ uint32_t shuffle(int line, Shuffle mode, uint32_t value, uint32_t by, uint32_t c
   ShuffleArguments arguments = {value, by, clamp_and_mask, members, mode, false};
   uint32_t result = 0;
   Operation exchange = operation(line, Kind::shuffle);
+  exchange.number = members;
   exchange.to = &result;
   exchange.second = &arguments;
   perform_in_order(exchange);
   in_range = arguments.in_range;
   return result;
 }
-uint32_t vote(int line, bool predicate, uint32_t members) {
-  VoteArguments arguments = {predicate, members, 0};
+uint32_t reduce(int line, uint32_t (*combine)(uint32_t, uint32_t), uint32_t value, uint32_t members) {
+  ShuffleArguments arguments = {value, 0, 0, members, Shuffle::index, false, combine};
+  uint32_t result = 0;
+  Operation exchange = operation(line, Kind::shuffle);
+  exchange.number = members;
+  exchange.to = &result;
+  exchange.second = &arguments;
+  perform_in_order(exchange);
+  return result;
+}
+// movmatrix: lane l holds columns l % 4 * 2 and the next one of row l / 4.
+uint32_t transpose(int line, uint32_t value) {
+  uint32_t const lane = uint32_t(place->thread) % 32, half = lane / 4 % 2 * 16, from = lane % 4 * 8 + lane / 8;
+  bool in_range;
+  uint32_t const low = shuffle(line, Shuffle::index, value, from, 31, ~0u, in_range) >> half & 0xffff;
+  uint32_t const high = shuffle(line, Shuffle::index, value, from + 4, 31, ~0u, in_range) >> half & 0xffff;
+  return low | high << 16;
+}
+uint32_t vote(int line, bool predicate, uint32_t members, uint32_t& voters) {
+  VoteArguments arguments = {predicate, members, 0, 0};
   Operation ballot = operation(line, Kind::vote);
+  ballot.number = members;
   ballot.second = &arguments;
   perform_in_order(ballot);
+  voters = arguments.voters;
   return arguments.lanes;
 }
-void warp_barrier(int line, uint32_t) { perform(line, Kind::warp_barrier); }
+void warp_barrier(int line, uint32_t members) { perform(line, Kind::warp_barrier, members); }
 
 void mbarrier_init(int line, uint64_t address, uint32_t arrivals) {
   Operation init = operation(line, Kind::mbarrier_init);
@@ -146,12 +175,38 @@ void mbarrier_init(int line, uint64_t address, uint32_t arrivals) {
   init.number = arrivals;
   perform_in_order(init);
 }
-void mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals) {
+void mbarrier_invalidate(int line, uint64_t address) {
+  Operation end = operation(line, Kind::mbarrier_init);
+  end.flag = false;
+  end.to = own(address);
+  perform_in_order(end);
+}
+uint64_t mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals) {
+  uint64_t parity = 0;
   Operation arrive = operation(line, Kind::mbarrier_arrive);
   arrive.number = arrivals;
+  arrive.number = arrivals;
   arrive.to = locate(arrive, space, address);
+  arrive.second = &parity;
   arrive.bytes = bytes;
   perform_in_order(arrive);
+  return parity;
+}
+void mbarrier_expect(int line, At space, uint64_t address, uint32_t bytes) {
+  Operation expect = operation(line, Kind::mbarrier_arrive);
+  expect.to = locate(expect, space, address);
+  expect.bytes = bytes;
+  expect.flag = false;
+  perform_in_order(expect);
+}
+bool mbarrier_test(int line, uint64_t address, uint32_t parity) {
+  bool ended = false;
+  Operation test = operation(line, Kind::mbarrier_test);
+  test.to = own(address);
+  test.number = parity & 1;
+  test.second = &ended;
+  perform_in_order(test);
+  return ended;
 }
 void mbarrier_arrive_after_copies(int line, uint64_t address) {
   Operation arrive = operation(line, Kind::mbarrier_arrive_after_copies);
@@ -238,9 +293,9 @@ void mma(int line, Element in, Element acc, uint32_t depth, uint32_t* d, uint32_
   product.second = b;
   perform_in_order(product);
 }
-void wgmma(int line, Element in, Element acc, uint32_t n, WgmmaRegisters& registers, uint16_t const* list, uint64_t a,
-           uint64_t b, bool accumulate, bool a_mn_major, bool b_mn_major) {
-  WgmmaArguments const arguments = {a, b, n, !a_mn_major, !b_mn_major, accumulate, list};
+void wgmma(int line, Element in, Element acc, uint32_t n, WgmmaRegisters& registers, uint16_t const* list,
+           uint16_t const* a_list, uint64_t a, uint64_t b, bool accumulate, bool a_mn_major, bool b_mn_major) {
+  WgmmaArguments const arguments = {a, b, n, !a_mn_major, !b_mn_major, accumulate, list, a_list};
   Operation product = operation(line, Kind::wgmma);
   product.in = in;
   product.acc = acc;

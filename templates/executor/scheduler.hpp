@@ -17,7 +17,7 @@ void Machine::run() {
   start_clusters();
   while (!resident_.empty() && !stopped_) {
     if (request_.timing == HGEMM_ANY_TIME) complete_some();
-    if (!step() && !complete_next()) {
+    if (!step() && !complete_next() && !resume_polling()) {
       report_deadlock();
     } else if (++steps_ >= limit) {
       findings_.add("endless", {nullptr, 0},
@@ -49,7 +49,7 @@ bool Machine::step() {
     if (request_.order == HGEMM_AHEAD_HIGH) at = warps - 1 - i;
     Cta& cta = *resident_[at / per_cta];
     Warp& warp = cta.warps[at % per_cta];
-    if (!warp.may_run) continue;
+    if (!warp.may_run || warp.polls) continue;
     uint32_t const lanes = choose_lanes(warp);
     if (!lanes) {
       warp.may_run = false;
@@ -64,6 +64,18 @@ bool Machine::step() {
     return true;
   }
   return false;
+}
+
+// Lets warps that poll go on. Returns false if there are none.
+bool Machine::resume_polling() {
+  bool any = false;
+  for (Cta* cta : resident_) {
+    for (Warp& warp : cta->warps) {
+      any |= warp.polls;
+      warp.polls = false;
+    }
+  }
+  return any;
 }
 
 // Returns the lanes of the warp's next instruction. If lanes have diverged, those at the lowest code address run first, so that
@@ -81,12 +93,15 @@ uint32_t Machine::choose_lanes(Warp& warp) const {
       if (other.kind != operation.kind || other.site.line != operation.site.line || other.site.file != operation.site.file) {
         continue;
       }
+      if (has_members(operation.kind) && other.number != operation.number) continue;
       group |= left & -left;
       if (ready(lane)) ready_lanes |= left & -left;
     }
     rest &= ~group;
     bool const at_barrier = operation.kind == Kind::barrier_sync || operation.kind == Kind::barrier_arrive;
-    if (is_collective(operation.kind) && ready_lanes != (at_barrier ? ~warp.exited : ~0u)) continue;
+    uint32_t needed = at_barrier ? ~warp.exited : ~0u;
+    if (has_members(operation.kind) && operation.number) needed = operation.number & ~warp.exited;
+    if (is_collective(operation.kind) && (ready_lanes & needed) != needed) continue;
     if (ready_lanes && (!best || first.program_counter < best_at)) {
       best = ready_lanes;
       best_at = first.program_counter;

@@ -82,6 +82,7 @@ struct Warp {
   uint32_t exited = 0;
   uint32_t at_barrier = 0;
   bool may_run = true;  // false: blocked, and nothing has changed since
+  bool polls = false;   // it found nothing new in memory or at an mbarrier: other warps and copies come first
 
   uint32_t registers = 0;  // per thread
   // ---- wgmma ----
@@ -129,6 +130,8 @@ struct Wgmma {
   Element in, acc;
   void* d[4][32] = {};  // accumulators, or the WgmmaRegisters with them, by warp and lane
   void* key[4] = {};    // of the accumulators of a warp
+  uint64_t a_number[4] = {};          // of the registers of a, by warp; 0 if a is in shared memory
+  std::vector<uint32_t> a_values[4];  // four for each lane
   bool issued[4] = {}, done[4] = {}, valid[4] = {};
   uint32_t group[4] = {};
   Ref<Clock> reader;  // what the first warp knew when its read of B was checked

@@ -164,6 +164,24 @@ struct WgmmaTile {
   alignas(16) float b[16][256];  // (k, n)
   alignas(16) float d[16][256];  // (m, n)
 
+  // Reads a from registers, four of each lane, which are laid out like those of m16n8k16, or of m16n8k8 for tf32.
+  void read_a(uint32_t const* registers, Element element) {
+    for (int l = 0; l < 32; ++l) {
+      for (int i = 0; i < 4; ++i) {
+        uint32_t const word = registers[l * 4 + i];
+        float* const row = a[l / 4 + i % 2 * 8];
+        if (element == Element::tf32) {
+          row[l % 4 + i / 2 * 4] = float_of(word & 0xffffe000);
+          continue;
+        }
+        bool const bf16 = element == Element::bf16;
+        uint16_t const low = uint16_t(word), high = uint16_t(word >> 16);
+        row[l % 4 * 2 + i / 2 * 8] = bf16 ? bfloat_to_float(low) : half_to_float(low);
+        row[l % 4 * 2 + i / 2 * 8 + 1] = bf16 ? bfloat_to_float(high) : half_to_float(high);
+      }
+    }
+  }
+
   void move_in(uint32_t lane, uint32_t n, uint32_t const* registers, Element acc, bool accumulate) {
     for (uint32_t i = 0; i < n / 4; ++i) {  // pairs
       float* const pair = d[lane / 4 + i % 2 * 8] + i / 2 * 8 + lane % 4 * 2;

@@ -68,7 +68,8 @@ void Machine::wgmma(Warp& warp, SiteCost& cost) {
     Operation const& operation = *warp.lanes[i].operation;
     WgmmaArguments const& its = wgmma_arguments(operation);
     same &= its.a == op.arguments.a && its.b == op.arguments.b && its.n == op.arguments.n &&
-            its.accumulate == op.arguments.accumulate && its.list == op.arguments.list;
+            its.accumulate == op.arguments.accumulate && its.list == op.arguments.list &&
+            its.a_list == op.arguments.a_list;
     op.d[quarter][i] = operation.to;
   }
   if (!same) {
@@ -82,7 +83,8 @@ void Machine::wgmma(Warp& warp, SiteCost& cost) {
   op.group[quarter] = warp.wgmma_committed;
   op.issued[quarter] = true;
   take_accumulators(warp, op, quarter);
-  op.valid[quarter] = check_operand(warp, op, false, &cost);
+  if (op.arguments.a_list) take_a(warp, op, quarter);
+  op.valid[quarter] = op.arguments.a_list || check_operand(warp, op, false, &cost);
   bool const judged = op.reader && covers(warp.lanes[0].knowledge.clock.get(), op.reader.get());
   if (judged) {
     for (int other = 0; other < 4; ++other) op.valid[quarter] &= !op.issued[other] || op.valid[other];
@@ -173,6 +175,37 @@ void Machine::take_listed_accumulators(Warp& warp, Wgmma& op, int quarter) {
   }
 }
 
+// Reads a from registers. Until the wait, they must not be accessed.
+void Machine::take_a(Warp& warp, Wgmma& op, int quarter) {
+  op.a_number[quarter] = ++listed_accumulators_;
+  op.a_values[quarter].resize(128);
+  bool accessed = false, mixed = false;
+  for (int i = 0; i < 32; ++i) {
+    WgmmaRegisters& registers = *static_cast<WgmmaRegisters*>(op.d[quarter][i]);
+    for (int j = 0; j < 4; ++j) {
+      uint64_t& token = registers.tokens[op.arguments.a_list[j]];
+      accessed |= token == WgmmaRegisters::accessed;
+      mixed |= token > WgmmaRegisters::accessed && (token & WgmmaRegisters::input) == 0;
+      token = op.a_number[quarter] << 32 | WgmmaRegisters::input;
+      op.a_values[quarter][size_t(i) * 4 + size_t(j)] = registers.values[op.arguments.a_list[j]];
+    }
+  }
+  if (!accessed && !mixed) return;
+  findings_.add("wgmma", warp.lanes[0].operation->site, [&] {
+    return describe(warp.lanes[0]) + (mixed ? ": a register of a is an accumulator in flight"
+                                            : ": a register of a was accessed after the last wgmma fence");
+  });
+}
+
+void Machine::return_a(Wgmma const& op, int quarter) {
+  for (void* const lane : op.d[quarter]) {
+    WgmmaRegisters& registers = *static_cast<WgmmaRegisters*>(lane);
+    for (uint32_t i = 0; i < registers.count; ++i) {
+      if (registers.tokens[i] == (op.a_number[quarter] << 32 | WgmmaRegisters::input)) registers.tokens[i] = 0;
+    }
+  }
+}
+
 // Moves the accumulators back to the registers of one warp.
 void Machine::return_accumulators(Wgmma const& op, int quarter, Accumulators const& accumulators) {
   size_t const count = registers_of(op);
@@ -258,8 +291,12 @@ void Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter) {
       }
     }
   };
-  read(op.arguments.a, op.arguments.a_k_major, uint32_t(quarter) * 16, 16,
-       [](uint32_t m, uint32_t k, float value) { tile.a[m][k] = value; });
+  if (op.arguments.a_list) {
+    tile.read_a(op.a_values[quarter].data(), op.in);
+  } else {
+    read(op.arguments.a, op.arguments.a_k_major, uint32_t(quarter) * 16, 16,
+         [](uint32_t m, uint32_t k, float value) { tile.a[m][k] = value; });
+  }
   read(op.arguments.b, op.arguments.b_k_major, 0, n,
        [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
   for (uint32_t l = 0; l < 32; ++l) tile.move_in(l, n, &accumulators.registers[l * count], op.acc, op.arguments.accumulate);
@@ -291,6 +328,7 @@ void Machine::wgmma_wait(Warp& warp, uint32_t pending) {
     if (op.group[quarter] >= complete) break;
     for (int other = 0; other < 4; ++other) compute_wgmma(cta.warps[size_t(warp.index) / 4 * 4 + size_t(other)], op, other);
     ++warp.wgmma_retired;
+    if (op.arguments.a_list) return_a(op, quarter);
     auto const found = group.accumulators[quarter].find(op.key[quarter]);
     if (--found->second.users) continue;
     return_accumulators(op, quarter, found->second);
