@@ -162,7 +162,7 @@ WARPS: dict[str, np.ndarray] = {
     "sub.u32 %a, 7, %tid; redux.sync.max.s32 %d, %a, -1;": np.full(32, 7),
     HALF_WARP.format(1, "vote.sync.all.pred %p2, %p7, 0xffff; selp.b32 %d, 1, 0, %p2;"): np.where(LANE < 16, 1, 9),
     HALF_WARP.format(2, "shfl.sync.down.b32 %d, %tid, 1, 31, 0xffff;"): np.select(
-        [LANE < 15, LANE < 16], [LANE + 1, 0xFFFFFFFF], 9
+        [LANE < 15, LANE < 16], [LANE + 1, np.uint32(0xFFFFFFFF)], np.uint32(9)
     ),
     HALF_WARP.format(3, "elect.sync %a|%p2, 0xffff; selp.b32 %d, %a, 77, %p2;"): np.where(
         LANE < 16, np.where(LANE == 0, 0, 77), 9
