@@ -1279,7 +1279,6 @@ AUDIT = (
             "if (k_tiles % 2 == 1) accumulators.promote()"
         ),
         {**AUDIT_80, "acc": "f16_promoted"},
-        "it only rounds twice as often, and the error bound of promoted sums is too loose for that",
     ),
     _audit(
         "tf32 fragments from another column",

@@ -86,6 +86,14 @@ def representable(values: np.ndarray, dtype: str) -> np.ndarray:
     return (nearest >> spare << spare).view(np.float32).astype(np.float64)
 
 
+def truncated(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Cut off the bits that tensor cores ignore. Returns float64."""
+    import numpy as np
+
+    kept = np.uint32(0xFFFFFFFF << DTYPES[dtype].ignored_bits & 0xFFFFFFFF)
+    return (np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) & kept).view(np.float32).astype(np.float64)
+
+
 def truncation_error(values: np.ndarray, dtype: str) -> np.ndarray:
     """Return how far each number may change if its ignored bits are cut off or rounded. It is 0 if they are 0."""
     import numpy as np

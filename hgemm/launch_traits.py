@@ -83,6 +83,7 @@ class LaunchTraits:
     max_ctas: int = 0
     copy: str = ""
     stages: int = 1
+    mma: str = ""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
@@ -113,6 +114,7 @@ class LaunchTraits:
                 max_ctas=grid.get("max_ctas", 0),
                 copy=spec.get("copy", ""),
                 stages=int(spec.get("stages", 1)),
+                mma=spec.get("mma", ""),
             )
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(f"the record of {record.get('symbol')} has no {error}: regenerate the variant") from None
@@ -138,6 +140,11 @@ class LaunchTraits:
                 "regenerate the variant"
             )
         return traits
+
+    @property
+    def arch_number(self) -> int:
+        """The number of the architecture: 90 for sm_90a."""
+        return int("".join(filter(str.isdigit, self.arch)))
 
     @property
     def decides_splits(self) -> bool:

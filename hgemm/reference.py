@@ -1,56 +1,107 @@
 """The reference of a product in float64, and a bound of the error of each element for a variant's arithmetic.
 
-The bound is a running error analysis (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). Each rounding adds
-at most a roundoff times the largest possible value at that point, and errors add up. So it is a strict bound, but it grows with
-the actual partial sums, not with the worst possible ones.
+D is accepted if an exact result within the bound rounds to it. So the bound holds only errors before D is rounded.
 
-Tensor cores. Products of two inputs are exact. An instruction adds them to the accumulator in groups of 4, 8 or 16 along k. Within
-a group, all terms are aligned to the largest one and truncated below its 24 bits, and the sum is truncated once more. So a group
-of b terms has b + 2 truncations of 2**-23 of the largest term. Groups of 4 are the worst case: 4 x 6 = 24 truncations for 16 of k.
-With f16 accumulators, the sum of each group is also rounded to f16, with an error of 2**-10 if it is truncated.
-Source: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330
-    (2021); Blanchard, Higham, Lopez, Mary, Pranesh, "Mixed precision block fused multiply-add", SIAM J. Sci. Comput.
-    42 (2020).
+Models. The bound covers two ways to add products to an accumulator, for each step of 16 of k:
+
+- Tensor cores add groups of b products. They align all terms to the largest one, cut each below its 24 or 25 fraction bits, and
+  cut the sum to f32. b is the k of the instruction, but 8 before sm_90 (4 for tf32). f16 accumulators round each group to nearest.
+- The CPU executor adds one product at a time in f32, and rounds to nearest.
+
+Roundings. U is a power of two: the largest one up to the root of the largest squared partial sum plus the squared products of the
+step. So U follows the actual partial sums. h is 2**-24 U, half a unit in the last place of f32. Rounding to nearest errs by at
+most h, with mean 0 and variance h**2 / 3. Cutting a sum errs by h towards 0 in the mean, with the same variance. Cutting a product
+errs by half a fraction bit towards 0 in the mean. The means add up with their signs, to the bias; the variances add up, too.
+16 roundings to nearest have more variance than the cuts of tensor cores.
+
+    bound = min(abs(bias) + CONFIDENCE * sqrt(variance), worst case)
+
+Confidence. Roundings are taken as independent and uniform. Then their sum is sub-Gaussian with this variance, so an element exceeds
+the bound with a probability below 2 exp(-CONFIDENCE**2 / 2) = 5e-11. This holds for inputs of random signs, which `hgemm.verify`
+draws. f16 accumulators of inputs of one sign may stagnate: then the roundings are not independent.
+
+Room. The bias is the room for GPUs, because the executor has none.
+`python -m benchmarks.bounds` prints the largest error of each arithmetic as a share of the bound.
+
+Source: Xie, Wang, Yang, Yang, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores", arXiv:2511.10909 (2025):
+    groups, fraction bits and roundings. Higham, Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci.
+    Comput. 41 (2019).
 
 tf32 inputs are stored as f32, but their lowest 13 bits are not multiplied. PTX ISA 9.0 ("Alternate floating-point data formats")
-does not say whether they are truncated or rounded. So each input with such bits has an error below 2**-10.
+does not say whether they are truncated or rounded. So the error is the largest of all four ways to do so for A and B.
 
 Integers have no error in any order of additions if the sum of absolute products fits into the accumulator. Then the bound is 0,
-and the check detects a single missing or additional element.
+and the check detects a single missing or additional element. For f16_promoted, the products of one k-tile must fit into f16.
 
 Inputs must be small enough that no accumulator overflows. Bounds are infinite for elements of D that may overflow.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hgemm.dtypes import DTYPES, truncation_error
+from hgemm.dtypes import DTYPES, Dtype, representable, truncated, truncation_error
 from hgemm.errors import HgemmError
 from hgemm.launch_traits import LaunchTraits
 
 STEP = 16
-"""Elements of k in one step of the analysis: one mma.m16n8k16, or two m16n8k8, which have as many groups."""
-_GROUPS, _CUTS = 4, 24
-_F32_CUT, _F32_ROUND, _F16_CUT = 2.0**-23, 2.0**-24, 2.0**-10
+"""Elements of k in one step of the analysis: one mma.m16n8k16, or two m16n8k8."""
+CONFIDENCE = 7.0
+"""Standard deviations of the sum of all roundings that the bound allows."""
+_F32_CUT, _F32_ROUND, _F16_ROUND, _F16_TINY = 2.0**-23, 2.0**-24, 2.0**-11, 2.0**-25
 _SECOND_ORDER = 1.01
 """Covers products of errors: roundings of values that the same step has already rounded. (1 + 2**-10)**4 < 1.01."""
+EXACT = {"f16": 2.0**11, "f32": 2.0**24}
+"""Integers up to this are exact."""
 _TINY = 2.0**-120
 """More than the sum of all f32 underflows."""
-_F64_STEP = 2.0**-48
-"""More than the error of float64 in a step of 16."""
+_EXPONENT = np.int64(0x7FF << 52)
+"""The exponent bits of float64."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Exact results and a bound of the error of each. Shapes: (batch, m, n), or the requested rows."""
+    """Exact results, and a bound of the error of each before it is rounded to `dtype_d`.
+
+    Shapes: (batch, m, n), or the requested rows.
+    """
 
     values: np.ndarray
     bound: np.ndarray
+    dtype_d: str = "f32"
+
+    def limit(self, found: np.ndarray) -> np.ndarray:
+        """Return the largest error that is allowed: the bound, and the rounding to D. f32 results are not rounded again."""
+        if self.dtype_d == "f32":
+            return self.bound
+        return self.bound + _half_ulp(found, np.abs(self.values) < np.abs(found), DTYPES[self.dtype_d])
+
+    def error_ratio(self, found: np.ndarray) -> np.ndarray:
+        """Return the ratio of each error to its limit. Up to 1, an exact result within the bound rounds to the one found."""
+        error = np.abs(found - self.values)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = np.where(error == 0.0, 0.0, error / self.limit(found))
+        ratio[np.isposinf(self.bound)] = 0.0
+        ratio[np.isnan(found)] = np.inf
+        return ratio
+
+
+def _half_ulp(found: np.ndarray, below: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """Return the distance from numbers of a type to the next tie: towards 0 if `below`, else away from it."""
+    magnitude = np.abs(found)
+    power = _power_of_two(magnitude)
+    inner = np.where(below & (magnitude == power), 0.5, 1.0)  # the numbers below a power of two are twice as dense
+    return np.maximum(power * inner * dtype.roundoff, dtype.underflow)
+
+
+def _power_of_two(x: np.ndarray) -> np.ndarray:
+    """Return the largest power of two up to each positive number, and 0 for 0."""
+    return (x.view(np.int64) & _EXPONENT).view(np.float64)
 
 
 @dataclass(frozen=True)
@@ -77,7 +128,7 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
         whole, split = (
             reference(replace(traits, grid_rule="split_k", splits=count), operands, rows) for count in (1, splits)
         )
-        return Reference(split.values, np.maximum(whole.bound, split.bound))
+        return replace(split, bound=np.maximum(whole.bound, split.bound))
     a, c, bias = operands.a, operands.c, operands.bias
     if rows is not None:
         a = a[:, rows]
@@ -97,22 +148,29 @@ def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> tuple[np.n
         product = a @ b
         return product, np.zeros_like(product)
     parts = (_split(traits, a, b, first, last) for first, last in _splits(traits, a.shape[-1]))
-    product, error = next(parts) if traits.splits == 1 else _add_up(parts, shared=False)
-    return product, error if lost is None else error + lost * _SECOND_ORDER
+    product = next(parts) if traits.splits == 1 else _add_up(parts, shared=False)
+    return product.total, product.error() if lost is None else product.error() + lost
 
 
 def _unread_error(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     """Return the error from input bits that tensor cores ignore, or None if there are none."""
-    a_lost, b_lost = truncation_error(a, traits.dtype_a), truncation_error(b, traits.dtype_b)
-    if not (a_lost.any() or b_lost.any()):
+    if not (truncation_error(a, traits.dtype_a).any() or truncation_error(b, traits.dtype_b).any()):
         return None
-    return a_lost @ (np.abs(b) + b_lost) + np.abs(a) @ b_lost
+    exact = a @ b
+    ways = itertools.product((truncated, representable), repeat=2)
+    return np.maximum.reduce([np.abs(take(a, traits.dtype_a) @ also(b, traits.dtype_b) - exact) for take, also in ways])
 
 
 def _is_exact(traits: LaunchTraits, a: np.ndarray, b: np.ndarray) -> bool:
-    whole = bool(np.all(a == np.rint(a)) and np.all(b == np.rint(b)))
-    holds = 2.0**24 if traits.acc == "f32" else 2.0**11
-    return whole and float(np.max(np.abs(a) @ np.abs(b))) <= holds
+    if not np.all(a == np.rint(a)) or not np.all(b == np.rint(b)):
+        return False
+    a, b = np.abs(a), np.abs(b)
+    if traits.acc == "f16_promoted":
+        depth = traits.tile_k
+        tiles = (a[..., at : at + depth] @ b[:, at : at + depth] for at in range(0, a.shape[-1], depth))
+        if max(float(np.max(tile)) for tile in tiles) > EXACT["f16"]:
+            return False
+    return float(np.max(a @ b)) <= EXACT["f16" if traits.acc == "f16" else "f32"]
 
 
 def _splits(traits: LaunchTraits, k: int) -> Iterator[tuple[int, int]]:
@@ -124,7 +182,22 @@ def _splits(traits: LaunchTraits, k: int) -> Iterator[tuple[int, int]]:
         yield min(first, k), min(last, k)
 
 
-def _split(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+@dataclass
+class _Sum:
+    """Exact sums, and what is known of their errors: mean, variance and worst case. Shapes: (batch, m, n)."""
+
+    total: np.ndarray
+    bias: np.ndarray
+    variance: np.ndarray
+    worst: np.ndarray
+
+    def error(self) -> np.ndarray:
+        """Return the bound of the error."""
+        likely = np.abs(self.bias) + CONFIDENCE * np.sqrt(self.variance)
+        return np.minimum(likely, self.worst) * _SECOND_ORDER + _TINY
+
+
+def _split(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> _Sum:
     if traits.acc != "f16_promoted":
         return _chain(traits, a, b, first, last)
     tiles = range(first, max(last, first + 1), traits.tile_k)
@@ -132,43 +205,77 @@ def _split(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
     return _add_up(parts, shared=traits.grid_rule == "stream_k")
 
 
-def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum over [first, last) of k in one accumulator, and its error.
+def group_of(traits: LaunchTraits) -> int:
+    """Return how many products a tensor core adds at once."""
+    if traits.arch_number < 90:
+        return 4 if traits.dtype_a == "tf32" else 8
+    return 16 if traits.mma.endswith("k16") else 8
 
-    In stream-K kernels, a new accumulator may start at any k-tile.
+
+def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> _Sum:
+    """Return the sum over [first, last) of k in one accumulator.
+
+    In stream-K kernels, a new accumulator may start at any k-tile. Then the signs of partial sums are unknown.
     """
-    shared = traits.grid_rule == "stream_k"
+    shared, group = traits.grid_rule == "stream_k", group_of(traits)
+    fraction = 2.0 ** -(25 if traits.arch_number < 90 else 26)  # half of the lowest bit of an aligned product
     low = high = np.float64(0)  # smallest and largest sum at which a new accumulator may start
     total = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]))
-    error = np.zeros_like(total)
-    relative, absolute = _CUTS * _F32_CUT + _F64_STEP, _TINY
-    if traits.acc != "f32":
-        relative, absolute = relative + _GROUPS * _F16_CUT, absolute + _GROUPS * 2.0**-24
+    bias, variance, worst = np.zeros((3, *total.shape))
+    a_squared, b_squared = a * a, b * b
+    a_signs, b_signs = np.sign(a).astype(np.float32), np.sign(b).astype(np.float32)
     for at in range(first, last, STEP):
-        a_step, b_step = a[:, :, at : min(at + STEP, last)], b[:, at : min(at + STEP, last)]
-        largest = np.abs(a_step) @ np.abs(b_step)
+        end = min(at + STEP, last)
+        groups = -(-(end - at) // group)
         if shared and at % traits.tile_k == 0:
             low, high = np.minimum(low, total), np.maximum(high, total)
-            error += _F32_ROUND * _SECOND_ORDER * (np.abs(total) + error)  # the addition to earlier accumulators
-        largest += np.maximum(total - low, high - total) if shared else np.abs(total)
-        largest += error
-        largest *= _SECOND_ORDER * relative
-        error += largest
-        error += absolute
-        total += a_step @ b_step
-    return total, error
+            half = _F32_ROUND * _power_of_two(np.abs(total))
+            variance += half * half / 3  # the addition to earlier accumulators
+            worst += half
+        before, total = total, total + a[:, :, at:end] @ b[:, at:end]
+        square = a_squared[:, :, at:end] @ b_squared[:, at:end]
+        if shared:
+            largest = np.maximum(np.maximum(before, total) - low, high - np.minimum(before, total))
+        else:
+            largest = np.maximum(np.abs(before), np.abs(total))
+        largest *= largest
+        largest += square
+        unit = _power_of_two(np.sqrt(largest, out=largest))
+        signs = a_signs[:, :, at:end] @ b_signs[:, at:end]
+        if shared:
+            bias += unit * (groups * _F32_ROUND + fraction * np.abs(signs))
+        else:
+            bias -= unit * (groups * _F32_ROUND * np.sign(total) + fraction * signs)
+        if traits.acc != "f32":
+            half = np.maximum(unit * _F16_ROUND, _F16_TINY)
+            worst += groups * half
+            half *= half
+            half *= groups / 3
+            variance += half
+        unit *= _F32_ROUND
+        worst += (end - at + 4 * groups) * unit
+        unit *= unit
+        unit *= (end - at) / 3
+        variance += unit
+    return _Sum(total, bias, variance, worst)
 
 
-def _add_up(parts: Iterator[tuple[np.ndarray, np.ndarray]], shared: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum of partial sums in f32 with rounding to nearest, and its error. `shared` parts are added in any order."""
-    total, error = next(parts)
+def _add_up(parts: Iterator[_Sum], shared: bool) -> _Sum:
+    """Return the sum of partial sums in f32 with rounding to nearest. `shared` parts are added in any order."""
+    found = next(parts)
     low = high = np.float64(0)
-    for part, part_error in parts:
-        low, high = np.minimum(low, total), np.maximum(high, total)
-        total, error = total + part, error + part_error
+    for part in parts:
+        low, high = np.minimum(low, found.total), np.maximum(high, found.total)
+        total = found.total + part.total
         largest = np.abs(total) + (np.maximum(total - low, high - total) if shared else 0)
-        error = error + _F32_ROUND * _SECOND_ORDER * (largest + error)
-    return total, error
+        half = _F32_ROUND * _power_of_two(largest)
+        found = _Sum(
+            total,
+            found.bias + part.bias,
+            found.variance + part.variance + half * half / 3,
+            found.worst + part.worst + half,
+        )
+    return found
 
 
 # ==== Epilogue ====
@@ -235,16 +342,23 @@ def apply_epilogue(
     c: np.ndarray | None,
     bias: np.ndarray | None,
 ) -> Reference:
-    """Return activation(alpha * product + beta * C + bias), and the bound after D is rounded."""
+    """Return activation(alpha * product + beta * C + bias), and the bound before D is rounded."""
     alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
     x, largest = alpha * product, abs(alpha) * (np.abs(product) + error)
-    for term in (beta * c if c is not None and beta != 0 else None, bias):
-        if term is not None:
-            x, largest = x + term, largest + np.abs(term)
-    error = abs(alpha) * error + 4 * _F32_ROUND * _SECOND_ORDER * largest + _TINY  # two products and two sums
+    roundings = not _is_power_of_two(alpha)
+    if c is not None and beta != 0:
+        x, largest = x + beta * c, largest + np.abs(beta * c)
+        roundings += 1 + (not _is_power_of_two(beta))
+    if bias is not None:
+        x, largest = x + bias, largest + np.abs(bias)
+        roundings += 1
+    error = abs(alpha) * error + roundings * _F32_ROUND * _SECOND_ORDER * largest + _TINY
     activation, out = formula_of(traits.activation), DTYPES[traits.dtype_d]
     y = activation.function(x)
     error = activation.steepest * error + activation.error * (1 + np.abs(x) + error)
-    rounding = 0.0 if traits.dtype_d == "f32" else out.roundoff
-    bound = error + rounding * (np.abs(y) + error) + out.underflow
-    return Reference(y, np.where(np.abs(y) + bound > out.largest, np.inf, bound))
+    overflows = np.abs(y) * (1 + out.roundoff) + error + out.underflow > out.largest
+    return Reference(y, np.where(overflows, np.inf, error), traits.dtype_d)
+
+
+def _is_power_of_two(x: float) -> bool:
+    return math.frexp(abs(x))[0] in (0.0, 0.5)

@@ -71,21 +71,20 @@ def cut(values: np.ndarray, bits: int) -> np.ndarray:
     return np.ldexp(np.trunc(np.ldexp(mantissa, bits)), exponent - bits)
 
 
-def tensor_core(a: np.ndarray, b: np.ndarray, start: np.ndarray, group: int, halves: bool, to_zero: bool) -> np.ndarray:
-    """Add a (m, k) b (k, n) to `start` as tensor cores do, `group` of k at a time, terms aligned to the largest one."""
+def tensor_core(a: np.ndarray, b: np.ndarray, start: np.ndarray, group: int, bits: int, halves: bool) -> np.ndarray:
+    """Add a (m, k) b (k, n) to `start` as tensor cores do, `group` of k at a time, terms cut `bits` below the largest one."""
     total = start
     for at in range(0, a.shape[1], group):
         products = a[:, None, at : at + group] * b[at : at + group].T[None]
         terms = np.concatenate([total[..., None], products], axis=-1)
         _, exponent = np.frexp(np.max(np.abs(terms), axis=-1, keepdims=True))
-        unit = np.ldexp(1.0, exponent - 24)
-        total = cut(np.sum(np.trunc(terms / unit) * unit, axis=-1), 24)
-        if halves:
-            total = cut(total, 11) if to_zero else total.astype(np.float16).astype(np.float64)
+        unit = np.ldexp(1.0, exponent - 1 - bits)
+        total = np.sum(np.trunc(terms / unit) * unit, axis=-1)
+        total = total.astype(np.float16).astype(np.float64) if halves else cut(total, 24)
     return total
 
 
-def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, group: int = 8, to_zero: bool = True) -> np.ndarray:
+def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, group: int = 8, bits: int = 25) -> np.ndarray:
     """Return A B as a variant computes it. Shapes: a (m, k), b (k, n)."""
     k_tiles = -(-a.shape[1] // traits.tile_k)
     total = np.zeros((a.shape[0], b.shape[1]), np.float32)
@@ -97,7 +96,7 @@ def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, group: int = 
         for at in range(first, last, step):
             a_part, b_part = a[:, at : min(at + step, last)], b[at : min(at + step, last)]
             zero = np.zeros(part.shape)
-            part = part + tensor_core(a_part, b_part, zero, group, traits.acc != "f32", to_zero).astype(np.float32)
+            part = part + tensor_core(a_part, b_part, zero, group, bits, traits.acc != "f32").astype(np.float32)
         total = total + part
     return total
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from simulated import accumulate, activate, record
 
 import hgemm.device
+from benchmarks import bounds
 from generator.proof.machine import HostMemory
 from hgemm import Kernel
 from hgemm.cases import Case, Shape, cases_of, default_cases
@@ -267,7 +268,18 @@ def test_integers_never_leave_what_the_accumulator_holds(acc: str, k: int) -> No
     traits = LaunchTraits.of(record(acc=acc))
     operands = draw(traits, Case(Shape(8, 8, k)), "integer", np.random.default_rng(0))
     products = np.abs(operands.a) @ np.abs(operands.b)
-    assert np.max(products) <= (2**24 if acc == "f32" else 2**11) and np.max(products) >= min(k, 300) / 10
+    assert np.max(products) <= (2**11 if acc == "f16" else 2**24) and np.max(products) >= min(k, 300) / 10
+
+
+@pytest.mark.parametrize("tile_k", [16, 32, 48, 64, 128])
+def test_f16_holds_the_integers_of_one_k_tile_and_not_of_two(tile_k: int) -> None:
+    traits = LaunchTraits.of(record(acc="f16_promoted", cta_tile=f"32x48x{tile_k}"))
+    given = draw(traits, Case(Shape(8, 8, 8 * tile_k)), "integer", np.random.default_rng(0))
+    assert not follow(traits, given.a, given.b)[1].any()
+    tiles = [given.a[..., at : at + tile_k] @ given.b[:, at : at + tile_k] for at in range(0, 8 * tile_k, tile_k)]
+    assert all(np.max(np.abs(tile)) <= 2048 for tile in tiles)
+    pairs = np.array(tiles[::2]) + tiles[1::2]
+    assert np.mean(pairs.astype(np.float16) != pairs) > 0.1
 
 
 def test_normal_data_does_not_overflow_f16() -> None:
@@ -340,24 +352,21 @@ def ratio(traits: LaunchTraits, given: Operands, computed: np.ndarray) -> float:
 @settings(max_examples=60, deadline=None)
 @given(
     acc=st.sampled_from(sorted(BY_ACC)),
-    group=st.sampled_from([4, 8, 16]),
-    to_zero=st.booleans(),
+    group_bits=st.sampled_from([(8, 24), (8, 25), (16, 25)]),
     splits=st.sampled_from([1, 1, 3, 7]),
     k=st.integers(1, 400),
     seed=st.integers(0, 10**6),
     spread=st.sampled_from([0, 3, 6]),
     ascending=st.booleans(),
 )
-def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(
-    acc, group, to_zero, splits, k, seed, spread, ascending
-) -> None:
-    traits = replace(BY_ACC[acc], splits=splits)
+def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(acc, group_bits, splits, k, seed, spread, ascending) -> None:
+    traits = replace(BY_ACC[acc], splits=splits, arch="sm_80" if group_bits[1] == 24 else "sm_90")
     drawn = operands(seed, 4, 4, k)
     scale = 2.0 ** np.random.default_rng(seed).integers(-spread, spread + 1, k)  # terms of many sizes, in any order
     a = drawn.a * (np.sort(scale) if ascending else scale)
     b = np.abs(drawn.b) if ascending else drawn.b
     given = Operands(decode(encode(a, "f16"), "f16"), b)
-    computed = accumulate(traits, given.a[0], given.b[0], group, to_zero)
+    computed = accumulate(traits, given.a[0], given.b[0], *group_bits)
     if np.all(np.abs(computed) < 30000):
         assert ratio(traits, given, computed) <= 1.0
 
@@ -365,7 +374,7 @@ def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(
 @settings(max_examples=60, deadline=None)
 @given(
     acc=st.sampled_from(sorted(BY_ACC)),
-    group=st.sampled_from([4, 8, 16]),
+    group=st.sampled_from([8, 16]),
     k=st.integers(1, 600),
     seed=st.integers(0, 10**6),
     share=st.integers(1, 9),
@@ -391,7 +400,7 @@ def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, s
 def test_the_bound_of_stream_k_is_hardly_wider_than_that_of_one_chain() -> None:
     given = operands(0, 16, 16, 2000)
     one, shared = (follow(traits, given.a, given.b)[1] for traits in (F32, LaunchTraits.of(record("stream_k"))))
-    assert np.all(shared >= one) and np.mean(shared) < 1.5 * np.mean(one)
+    assert np.all(shared >= one) and np.mean(shared) < 2 * np.mean(one)  # signs of partial sums are unknown
 
 
 @settings(max_examples=25, deadline=None)
@@ -441,6 +450,24 @@ def test_the_bound_grows_with_what_is_added_and_not_with_the_worst_case() -> Non
     assert np.max(bound) < worst / 20
 
 
+@pytest.mark.parametrize(
+    ("way", "types"),
+    [
+        ("executor", ("f16", "f32", "f32")),
+        ("Ampere", ("f16", "f32", "f16")),
+        ("Hopper", ("bf16", "f32", "bf16")),
+        ("executor", ("f16", "f16", "f16")),
+        ("Ampere", ("f16", "f16_promoted", "f32")),
+    ],
+)
+def test_the_bound_is_at_most_four_times_the_largest_error_and_rejects_faults(way: str, types: tuple[str, ...]) -> None:
+    arithmetic = next(one for one in bounds.ARITHMETIC if one.name == way)
+    normal = np.random.default_rng(3).standard_normal((2, 100, 64), np.float32)
+    found = bounds.row(arithmetic, *(representable(one, types[0]) for one in normal), *types)
+    assert 0.25 <= found["largest"] <= 1.0 and found["lost"] > 0.9
+    assert types[1] != "f32" or found["rounded"] > 0.02  # of each element
+
+
 # ---- tf32 -----------------------------------------------------------------------------------------------------------
 
 TF32 = LaunchTraits.of(record(dtype_a="tf32", dtype_b="tf32", dtype_d="f32"))
@@ -454,17 +481,17 @@ def cut(values: np.ndarray) -> np.ndarray:
 @given(
     seed=st.integers(0, 10**6),
     k=st.integers(1, 300),
-    group=st.sampled_from([4, 8]),
+    group_bits=st.sampled_from([(4, 24), (8, 25)]),
     a_takes=st.sampled_from([cut, lambda values: representable(values, "tf32")]),
     b_takes=st.sampled_from([cut, lambda values: representable(values, "tf32")]),
     one_sign=st.booleans(),
 )
-def test_tf32_is_cut_off_or_rounded_within_the_bound(seed, k, group, a_takes, b_takes, one_sign) -> None:
+def test_tf32_is_cut_off_or_rounded_within_the_bound(seed, k, group_bits, a_takes, b_takes, one_sign) -> None:
     given = operands(seed, 4, 4, k, "tf32")
     if one_sign:  # nothing cancels
         given = Operands(np.abs(given.a), np.abs(given.b))
-    computed = accumulate(TF32, a_takes(given.a[0]), b_takes(given.b[0]), group)
-    assert ratio(TF32, given, computed) <= 1.0
+    computed = accumulate(TF32, a_takes(given.a[0]), b_takes(given.b[0]), *group_bits)
+    assert ratio(replace(TF32, arch="sm_80"), given, computed) <= 1.0
 
 
 def test_the_bound_of_tf32_has_no_room_for_digits_that_are_not_there() -> None:
