@@ -814,7 +814,7 @@ WGMMA = (
     ),
     Fault(
         "a CTA leaves its cluster early",
-        At("gemm", "if constexpr (Place::size > 1 || in_cluster)").drop(),
+        At("gemm", "mainloop.producer_finish()").drop(),
         CLUSTER,
         TWO_CTAS,
         ("cluster", "pending", "mbarrier"),
@@ -827,11 +827,15 @@ WGMMA = (
         ("race",),
     ),
     Fault(
+        "a neighbour's accumulators reported before all consumers have stored them",
+        At("SplitKCluster::meet", "Threads::barrier()").drop(),
+        CLUSTER_SPLIT,
+        ONE_CTA,
+        ("race",),
+    ),
+    Fault(
         "a neighbour's accumulators read before they are written",
-        (
-            At("gemm", "cluster_arrive()", after="store_partials(accumulators, &", occurrence=1).drop(),
-            At("gemm", "cluster_wait()", after="store_partials(accumulators, &", occurrence=1).drop(),
-        ),
+        At("gemm", "InCluster::meet(...)", occurrence=1).drop(),
         CLUSTER_SPLIT,
         ONE_CTA,
         ("race", "deadlock"),
@@ -1406,7 +1410,7 @@ AUDIT = (
     _audit(
         "barriers of a cluster used before they are ready",
         (
-            At("gemm", "atoms::cluster_arrive()", occurrence=1).replace("atoms::cta_barrier()"),
+            At("gemm", "atoms::cluster_arrive_relaxed()", occurrence=1).replace("atoms::cta_barrier()"),
             At("gemm", "atoms::cluster_wait()", occurrence=1).drop(),
         ),
         AUDIT_CLUSTER,
@@ -1440,7 +1444,7 @@ AUDIT = (
     ),
     _audit(
         "a CTA leaves while others add its sums",
-        At("gemm", "Place::size > 1 || in_cluster").replace("Place::size > 1"),
+        At("gemm", "InCluster::meet(...)", occurrence=2).drop(),
         AUDIT_IN_CLUSTER,
     ),
     _audit(

@@ -928,7 +928,7 @@ TABLE: tuple[Row, ...] = (
         _perform("cluster_arrive", "false"),
         _SYNC,
         writes=0,
-        ordering="none: waiting threads learn nothing",
+        ordering="waiting threads know the mbarriers that this thread initialized and fenced, nothing else",
     ),
     Row(
         r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?",

@@ -34,6 +34,11 @@ HGEMM_DEVICE void cluster_arrive(Site site = here()) {
   Operation arrive = operation(Kind::cluster_arrive, site);
   perform(arrive);
 }
+HGEMM_DEVICE void cluster_arrive_relaxed(Site site = here()) {
+  Operation arrive = operation(Kind::cluster_arrive, site);
+  arrive.flag = false;
+  perform(arrive);
+}
 HGEMM_DEVICE void cluster_wait(Site site = here()) {
   Operation wait = operation(Kind::cluster_wait, site);
   perform(wait);

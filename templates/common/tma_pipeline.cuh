@@ -167,6 +167,16 @@ struct TmaPipeline {
     return full;
   }
 
+  // Waits until the consumers of the cluster have reported every stage as read. A CTA that ends before a report arrives would
+  // lose the shared memory that the report is for.
+  HGEMM_DEVICE void producer_finish() {
+    HGEMM_NO_UNROLL
+    for (int stage = 0; stage < Policy::stages; ++stage) {
+      producer_acquire();
+      state.advance();
+    }
+  }
+
   // ---- Consumers --------------------------------------------------------------------------------------------------
 
   HGEMM_DEVICE void consumer_wait() const { atoms::mbarrier_wait(&barriers.full[state.stage], state.phase); }

@@ -147,6 +147,13 @@ void Machine::cluster_arrive(Warp& warp) {
                     [&] { return describe(lane) + " arrives at the cluster barrier twice"; });
     }
     if (lane.operation->flag) cluster.gathered.add(lane.knowledge);  // otherwise .relaxed
+    if (lane.fenced_mbarriers) {  // even if .relaxed
+      for (auto& [offset, barrier] : warp.cta->mbarriers) {
+        bool const own = barrier.fenced && barrier.init.agent == lane.knowledge.thread;
+        if (own && !barrier.published) barrier.published = cluster.phase + 1;
+      }
+      lane.fenced_mbarriers = false;
+    }
     ++lane.knowledge.epoch;
     lane.cluster_phase = cluster.phase + 1;
   }
@@ -169,6 +176,7 @@ void Machine::cluster_wait(Warp& warp) {
       continue;
     }
     learning.apply(lane.knowledge);
+    lane.cluster_passed = lane.cluster_phase;
     lane.cluster_phase = 0;
   }
 }
@@ -205,7 +213,8 @@ Mbarrier* Machine::find_mbarrier(Lane const& lane, Operation const& operation, C
     return nullptr;
   }
   Mbarrier& result = found->second;
-  if (!lane.knowledge.knows(result.init)) {
+  bool const published = result.published && lane.cluster_passed >= result.published;
+  if (!published && !lane.knowledge.knows(result.init)) {
     findings_.add("race", operation.site, [&] {
       return text("%s uses the mbarrier at byte %zu without synchronization after its initialization by %s",
                   describe(lane).c_str(), offset, describe(result.init).c_str());
@@ -240,6 +249,7 @@ void Machine::mbarrier_init(Lane& lane, Operation const& operation) {
 
 void Machine::mbarrier_init_fence(Lane& lane) {
   for (auto& [offset, barrier] : lane.cta->mbarriers) barrier.fenced |= barrier.init.agent == lane.knowledge.thread;
+  lane.fenced_mbarriers = true;
 }
 
 void Machine::mbarrier_arrive(Lane& lane, Operation const& operation) {

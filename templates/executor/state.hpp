@@ -71,7 +71,9 @@ struct alignas(64) Lane : Place {
   Knowledge proxy_fenced;            // at its last proxy fence; epoch 0 if there was none
   uint32_t proxy_fenced_before = 0;  // the epoch at the proxy fence before that
 
-  uint32_t cluster_phase = 0;  // 1 + the phase of the cluster barrier that it arrived in; 0 if it did not arrive
+  uint32_t cluster_phase = 0;    // 1 + the phase of the cluster barrier that it arrived in; 0 if it did not arrive
+  uint32_t cluster_passed = 0;   // 1 + the last phase that it waited for
+  bool fenced_mbarriers = false;  // since its last arrival at the cluster barrier
 };
 
 struct Warp {
@@ -103,7 +105,8 @@ struct Barrier {
 // An mbarrier in shared memory. A phase ends after all expected arrivals and all expected bytes of TMA loads.
 struct Mbarrier {
   Access init;
-  bool fenced = false;  // its initialization is visible to the cluster and the TMA
+  bool fenced = false;     // its initialization is visible to the cluster and the TMA
+  uint32_t published = 0;  // 1 + the phase of the cluster barrier whose end publishes the initialization; 0: none
   uint32_t count = 0, pending = 0;
   int64_t bytes = 0;  // still to come
   uint32_t phase = 0;

@@ -96,6 +96,10 @@ struct TmaPipeline {
     empty[state.stage].wait(state.phase ^ 1);
     full[state.stage].arrive_and_expect_tx(bytes);
   }
+  // Waits until the consumers of the cluster have reported every stage as read. A CTA's shared memory must outlive their reports.
+  CUTE_DEVICE void producer_finish(State& state) {
+    for (int stage = 0; stage < STAGES; ++stage, ++state) empty[state.stage].wait(state.phase ^ 1);
+  }
   CUTE_DEVICE void consumer_wait(State const& state) { full[state.stage].wait(state.phase); }
 
   // By all threads of a warpgroup; some of them report to one CTA each.
@@ -302,7 +306,7 @@ CUTE_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     cutlass::arch::fence_barrier_init();
   }
   if constexpr (Place::size > 1) {
-    cluster_arrive();
+    cluster_arrive_relaxed();
     cluster_wait();
   } else {
     atoms::cta_barrier();
@@ -339,14 +343,9 @@ CUTE_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     if constexpr (Policy::producer_registers > 0) atoms::setmaxnreg_dec<Policy::producer_registers>();
     if (warp == Policy::consumers * 4 && elect_one_sync()) {
       while (scheduler.next(work)) load_tile<Policy>(problem, maps, work, place, shared, state);
+      if constexpr (Place::size > 1) barriers.pipeline.producer_finish(state);
     }
     atoms::warp_barrier();
-  }
-
-  // ---- A CTA's shared memory must outlive what its cluster sends to it --------------------------------------------
-  if constexpr (Place::size > 1) {
-    cluster_arrive();
-    cluster_wait();
   }
 }
 

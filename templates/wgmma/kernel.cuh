@@ -101,6 +101,9 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
   Tiles scheduler(problem, worker, atoms::grid_x() / Place::size);
   Mainloop<Policy> mainloop(shared.mainloop, shared.barriers, place);
   Work work;
+  // The producer finds its first tile while the barriers are set up. This takes several divisions.
+  bool const loads_by_tma = by_tma && warp == Policy::consumers * 4;
+  bool has_work = loads_by_tma && scheduler.next(work);
 
   // ---- Barriers ----------------------------------------------------------------------------------------------------
   if (warp == 0 && atoms::elect_one()) {
@@ -111,8 +114,8 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
     Mainloop<Policy>::init(shared.barriers);
     atoms::mbarrier_init_fence();
   }
-  if constexpr (Place::size > 1) {
-    atoms::cluster_arrive();
+  if constexpr (Place::size > 1 || in_cluster) {
+    atoms::cluster_arrive_relaxed();
     atoms::cluster_wait();
   } else {
     atoms::cta_barrier();
@@ -190,38 +193,30 @@ HGEMM_DEVICE void gemm(Problem const& problem, TensorMaps const& maps) {
       } else if constexpr (in_cluster) {
         if (mine.k.count == 0) accumulators.clear();
         InCluster::store_partials(accumulators, &shared.mainloop);
-        atoms::cluster_arrive();
-        atoms::cluster_wait();
+        InCluster::meet(&shared.barriers.order[0]);
         epilogue.template run_share<InCluster>(&shared.mainloop, work.split, work.batch, mine.m_first + m_offset, mine.n_first);
       } else {
         epilogue.run(accumulators, work.batch, mine.m_first + m_offset, mine.n_first);
       }
     }
     epilogue.finish();
+    if constexpr (in_cluster) InCluster::meet(&shared.barriers.order[1]);  // the other CTAs have read this CTA's shared memory
   } else {
     // ---- Producer --------------------------------------------------------------------------------------------------
     if constexpr (Policy::producer_registers > 0) atoms::setmaxnreg_dec<Policy::producer_registers>();
     if constexpr (is_stream_k<Policy> || is_at_launch<Policy>) {
       if constexpr (Policy::scheduler_per_role) scheduler = Tiles(problem, worker, atoms::grid_x());
     }
-    if (!by_tma || (warp == Policy::consumers * 4 && atoms::elect_one())) {
-      while (scheduler.next(work)) {
+    if constexpr (!by_tma) has_work = scheduler.next(work);
+    if (!by_tma || (loads_by_tma && atoms::elect_one())) {
+      for (; has_work; has_work = scheduler.next(work)) {
         CtaWork<Policy> const mine(work, place, k_tiles);
         mainloop.load(maps, problem, work.batch, mine.m_first, mine.n_first, mine.k.first, mine.k.count);
       }
+      if constexpr (Place::size > 1) mainloop.producer_finish();
     }
     if constexpr (!by_tma) atoms::cp_async_wait<0>();
     atoms::warp_barrier();
-    if constexpr (in_cluster) {  // the barrier that consumers pass after store_partials(): producers must arrive, too
-      atoms::cluster_arrive();
-      atoms::cluster_wait();
-    }
-  }
-
-  // ---- Exit only when the cluster no longer accesses this CTA's shared memory -------------------------------------
-  if constexpr (Place::size > 1 || in_cluster) {
-    atoms::cluster_arrive();
-    atoms::cluster_wait();
   }
 }
 

@@ -100,7 +100,8 @@ struct Mainloop : PipelineOf<Policy>::Type {
   static constexpr int mma_per_k_tile = Policy::consumer_m / 64 * (Policy::tile_k / wgmma_k);  // of a warpgroup
 
   struct Barriers : Pipeline::Barriers {
-    uint64_t order[2];  // pingpong: the other consumer has multiplied its tile
+    // Pingpong: the other consumer has multiplied its tile. split_k_cluster: all CTAs have stored their partials, or read them.
+    uint64_t order[2];
   };
 
   Barriers& barriers;
@@ -110,9 +111,10 @@ struct Mainloop : PipelineOf<Policy>::Type {
       : Pipeline(shared, barriers, place), barriers(barriers) {}
 
   HGEMM_DEVICE static void init(Barriers& barriers) {
+    constexpr int arrivals = Policy::schedule == Schedule::split_k_cluster ? Policy::splits : 1;
     Pipeline::init(barriers, readers);
-    atoms::mbarrier_init(&barriers.order[0], 1);
-    atoms::mbarrier_init(&barriers.order[1], 1);
+    atoms::mbarrier_init(&barriers.order[0], arrivals);
+    atoms::mbarrier_init(&barriers.order[1], arrivals);
   }
 
   // ---- Consumers: warpgroups --------------------------------------------------------------------------------------
