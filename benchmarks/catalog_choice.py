@@ -59,7 +59,7 @@ SMS = 132
 TRAP_WAVES = (1.05, 1.3, 2.1, 3.4, 6.06)
 TILES = ((128, 256), (128, 192), (128, 128))
 PROTOCOL = Protocol(screen_ms=1.0, screen_samples=3, sets_max=48, l2_multiple=2.0)
-MAX_CANDIDATES = 72
+MAX_CANDIDATES = 100
 MAX_ESTIMATE = 1.8
 """Kernels with a longer estimate, relative to the shortest, are not measured."""
 MAX_OPTIONS = 3
