@@ -611,6 +611,13 @@ MMA_SYNC_TMA = (
         ("race",),
     ),
     Fault(
+        "stage released without a fence between the proxies",
+        At("Mainloop::consumer_release", "fence_proxy_async()").drop(),
+        TMA_MMA_SYNC,
+        LONG_K,
+        ("proxy",),
+    ),
+    Fault(
         "stage never released",
         At("Mainloop::multiply", "consumer_release(", occurrence=1).drop(),
         TMA_MMA_SYNC,

@@ -252,17 +252,20 @@ struct Thread {
     atoms::mbarrier_wait(&shared.full, 0);
     put(0);
   }
-  void boxes_reused() const {  // the second box goes where the first one was, once all have read that
+  void reuse_box(bool awaited, bool fenced) const {  // the second box goes where the first one was, once all have read that
     begin(1);
     load(0);
     atoms::mbarrier_wait(&shared.full, 0);
     uint32_t const seen = atoms::ld_shared(reinterpret_cast<uint32_t*>(shared.box[0]) + index);
-    if (!fault || index == 0) atoms::mbarrier_arrive(&shared.empty);
-    if (index == 0 && !fault) atoms::mbarrier_wait(&shared.empty, 0);
+    if (fenced) atoms::fence_proxy_async();
+    if (awaited || index == 0) atoms::mbarrier_arrive(&shared.empty);
+    if (index == 0 && awaited) atoms::mbarrier_wait(&shared.empty, 0);
     load(0);
     atoms::mbarrier_wait(&shared.full, 1);
     put(seen);
   }
+  void boxes_reused() const { reuse_box(!fault, true); }
+  void reads_fenced() const { reuse_box(true, !fault); }
   void boxes_aligned() const {
     begin(1);
     if (index == 0) {
@@ -412,8 +415,8 @@ struct Thread {
   DO(inside_shared) DO(inside_global) DO(allowed) DO(aligned) DO(once) DO(always) DO(set) DO(copies_awaited)              \
   DO(copies_finished) DO(copies_arrived) DO(stores_of_copies_fenced)                                                      \
   DO(boxes_awaited) DO(too_many_expected) DO(too_few_expected) DO(barriers_fenced)                                        \
-  DO(barriers_begun) DO(arrivals_counted) DO(missing_arrival) DO(boxes_reused) DO(boxes_aligned) DO(stores_fenced)        \
-  DO(stores_awaited) DO(stores_within_rows) DO(products_fenced) DO(products_awaited) DO(operands_kept)                    \
+  DO(barriers_begun) DO(arrivals_counted) DO(missing_arrival) DO(boxes_reused) DO(reads_fenced) DO(boxes_aligned)         \
+  DO(stores_fenced) DO(stores_awaited) DO(stores_within_rows) DO(products_fenced) DO(products_awaited) DO(operands_kept)  \
   DO(registers_handed_over) DO(cluster_waits) DO(cluster_reads) DO(cluster_outlives) DO(launches_awaited)
 
 }  // namespace

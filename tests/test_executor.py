@@ -88,6 +88,7 @@ EXPECTED = {
     "arrivals_counted": {"mbarrier"},
     "missing_arrival": {"deadlock"},
     "boxes_reused": {"race", "poison", "deadlock"},
+    "reads_fenced": {"proxy"},
     "boxes_aligned": {"alignment"},
     "stores_fenced": {"proxy"},
     "stores_awaited": {"race"},

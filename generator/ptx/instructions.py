@@ -958,7 +958,7 @@ TABLE: tuple[Row, ...] = (
         _perform("async_proxy_fence"),
         _SYNC,
         writes=0,
-        ordering="writes of the thread are visible to the TMA and wgmma",
+        ordering="orders accesses of the thread before those of the TMA and wgmma",
     ),
     Row(
         r"fence\.mbarrier_init\.release\.cluster",

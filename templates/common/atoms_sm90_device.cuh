@@ -117,7 +117,7 @@ template <int PENDING>
 HGEMM_DEVICE void tma_store_wait_read() {
   cute::tma_store_wait<PENDING>();
 }
-// Makes this thread's writes to shared memory visible to the TMA and to wgmma.
+// Orders this thread's accesses to shared memory before later ones by the TMA and by wgmma.
 HGEMM_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- wgmma --------------------------------------------------------------------------------------------------------

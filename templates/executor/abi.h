@@ -130,7 +130,8 @@ enum hgemm_emulate_status {
  *   uninitialised  a read of memory that was never written
  *   poison         an element of D that depends on poison: unwritten memory, data in flight, padding, or an unset register
  *   race           two accesses of the same bytes, at least one a write, that no synchronization orders; also data in flight
- *   proxy          a write through the generic proxy that the async proxy (TMA store, wgmma) reads without a proxy fence
+ *   proxy          an access through the generic proxy, and a later one of the same bytes through the async proxy (TMA, wgmma)
+ *                  without a proxy fence between them; at least one is a write
  *   write_once     an element of D that is written twice, or never
  *   deadlock       no warp can run; the message says where each warp waits and for what
  *   divergence     a collective (mma, ldmatrix, barrier) that some lanes or threads never reach, or reach with other operands

@@ -122,23 +122,26 @@ Cta* Machine::cta_of_rank(Lane const& lane, Operation const& operation, uint32_t
   return ctas[rank];
 }
 
-// Records a read by the async proxy. Writes of threads and of cp.async are visible to it only after a proxy fence.
-void Machine::record_async_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, Access const& me) {
+// Records that the async proxy accesses the shared memory of `cta` at the offset of `address`. Its reads and writes are ordered
+// after writes of threads and of cp.async only by a proxy fence, and so are its writes after reads of threads.
+void Machine::record_async(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
+                           Access const& me) {
   size_t const offset = reinterpret_cast<uintptr_t>(address) % shared_window;
-  Shadow& shadow = lane.cta->shadow;
   Access unfenced;
   size_t unfenced_at = 0;
-  Conflict const conflict = shadow.read(offset, bytes, lane.knowledge, me, [&](Access const& write, size_t at) {
-    if (write.epoch == 0 || unfenced.epoch || visible_to_async_proxy(lane, write)) return;
-    unfenced = write;
+  auto const visit = [&](Access const& earlier, size_t at) {
+    if (earlier.epoch == 0 || unfenced.epoch || ordered_for_async_proxy(lane, earlier)) return;
+    unfenced = earlier;
     unfenced_at = at;
-  });
+  };
+  Conflict const conflict = write ? cta.shadow.write(offset, bytes, lane.knowledge, me, false, visit)
+                                  : cta.shadow.read(offset, bytes, lane.knowledge, me, visit);
   if (conflict.clash != ConflictKind::none) {
-    report_conflict(lane, operation, conflict, "shared memory", false);
+    report_conflict(lane, operation, conflict, "shared memory", write);
   } else if (unfenced.epoch) {
     findings_.add("proxy", operation.site, [&] {
-      return text("%s lets the async proxy read shared memory at byte %zu without a proxy fence after the write by %s",
-                  describe(lane).c_str(), unfenced_at, describe(unfenced).c_str());
+      return text("%s lets the async proxy %s shared memory at byte %zu without a proxy fence after the access by %s",
+                  describe(lane).c_str(), write ? "write" : "read", unfenced_at, describe(unfenced).c_str());
     });
   }
 }

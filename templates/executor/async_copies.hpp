@@ -1,4 +1,4 @@
-// Asynchronous copies: cp.async, TMA loads and stores, and the proxy fences that TMA stores need.
+// Asynchronous copies: cp.async, TMA loads and stores, and the proxy fences that the TMA needs.
 #pragma once
 
 #include <executor/machine.hpp>
@@ -218,7 +218,7 @@ void Machine::tma_load_to(Cta& cta, Lane& lane, Operation const& operation, bool
   uint32_t const bytes = row_bytes(map) * box_rows(map);
   size_t const offset = reinterpret_cast<uintptr_t>(operation.to) % shared_window;
   Access const me = {barrier->phase + 1, cta.number, barrier->agent, costs_.site_index(operation)};
-  record_shared(lane, operation, cta, operation.to, bytes, true, me);
+  record_async(lane, operation, cta, operation.to, bytes, true, me);
   cta.record_remote_access(me, operation.site);
   memset(cta.arena + offset, HGEMM_POISON, bytes);
   box_loads_.push_back({map,
@@ -281,7 +281,7 @@ void Machine::tma_store(Lane& lane, Operation const& operation, SiteCost& cost) 
   check_previous_launches(lane, operation);
   if (lane.stores_agent == no_agent) lane.stores_agent = lane.cta->new_agent();
   Access const me = {lane.stores_committed + 1, lane.cta->number, lane.stores_agent, costs_.site_index(operation)};
-  record_async_read(lane, operation, operation.from, row_bytes(map) * box_rows(map), me);
+  record_async(lane, operation, *lane.cta, operation.from, row_bytes(map) * box_rows(map), false, me);
   int const(&at)[5] = tma_arguments(operation).at;
   cost.global = true;
   for (uint32_t row = 0; row < box_rows(map); ++row) {
@@ -342,29 +342,27 @@ void Machine::tma_store_wait(Lane& lane, uint32_t pending) {
 // ---- Proxy fences --------------------------------------------------------------------------------------------------
 
 void Machine::proxy_fence(Lane& lane) {
-  lane.proxy_fenced_before = lane.proxy_fenced.epoch;
   lane.proxy_fenced = lane.knowledge;
+  lane.proxy_fences.push_back(lane.knowledge.epoch);
   ++lane.knowledge.epoch;
 }
 
-// Tells whether the async proxy, on behalf of `reader`, sees a write. Writes of the async proxy itself are visible. A write of
-// a thread is visible if the writer fenced after it and the reader knows of that fence, or if the reader fenced after it knew
-// of the write. A fence of the writer covers those of its cp.async that it has waited for.
-bool Machine::visible_to_async_proxy(Lane const& reader, Access const& write) const {
-  if (reader.proxy_fenced.epoch && reader.proxy_fenced.known_of(write.cta, write.agent) >= write.epoch) return true;
-  Cta const& cta = reader.cta->cluster->cta(write.cta);
-  Lane const* const copier = cta.copier(write.agent);
-  if (write.agent >= request_.threads && !copier) return true;
-  Lane const& writer = copier ? *copier : cta.lanes[write.agent];
-  uint32_t const known = reader.knowledge.known_of(write.cta, writer.knowledge.thread);
+// Tells whether the async proxy, on behalf of `issuer`, is ordered after an access that the issuer knows of. Accesses of the
+// async proxy itself are ordered. One of a thread is ordered if that thread fenced after it and the issuer knows of that fence, or
+// if the issuer fenced after it knew of the access. A fence of a thread covers those of its cp.async that it has waited for.
+bool Machine::ordered_for_async_proxy(Lane const& issuer, Access const& earlier) const {
+  if (issuer.proxy_fenced.epoch && issuer.proxy_fenced.known_of(earlier.cta, earlier.agent) >= earlier.epoch) return true;
+  Cta const& cta = issuer.cta->cluster->cta(earlier.cta);
+  Lane const* const copier = cta.copier(earlier.agent);
+  if (earlier.agent >= request_.threads && !copier) return true;
+  Lane const& thread = copier ? *copier : cta.lanes[earlier.agent];
+  uint32_t const known = issuer.knowledge.known_of(earlier.cta, thread.knowledge.thread);
   if (copier) {
-    Knowledge const& fenced = writer.proxy_fenced;
-    return fenced.epoch && fenced.epoch < known && fenced.copies_completed >= write.epoch;
+    Knowledge const& fenced = thread.proxy_fenced;
+    return fenced.epoch && fenced.epoch < known && fenced.copies_completed >= earlier.epoch;
   }
-  for (uint32_t const fence : {writer.proxy_fenced.epoch, writer.proxy_fenced_before}) {
-    if (fence >= write.epoch && fence < known) return true;
-  }
-  return false;
+  auto const first = std::lower_bound(thread.proxy_fences.begin(), thread.proxy_fences.end(), earlier.epoch);
+  return first != thread.proxy_fences.end() && *first < known;
 }
 
 }  // namespace hgemm::executor

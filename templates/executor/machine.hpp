@@ -130,7 +130,7 @@ class Machine {
   void write_row(BoxStore const& store, Lane& lane, uintptr_t address, unsigned char* row, uint32_t bytes);
   void tma_store_wait(Lane& lane, uint32_t pending);
   void proxy_fence(Lane& lane);
-  bool visible_to_async_proxy(Lane const& reader, Access const& write) const;
+  bool ordered_for_async_proxy(Lane const& issuer, Access const& earlier) const;
 
   // ---- wgmma: wgmma.hpp ----
   void wgmma(Warp& warp, SiteCost& cost);
@@ -153,7 +153,8 @@ class Machine {
   void record_shared(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
                    Access const& me);
   Cta* cta_of_rank(Lane const& lane, Operation const& operation, uint32_t rank);
-  void record_async_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes, Access const& me);
+  void record_async(Lane& lane, Operation const& operation, Cta& cta, void const* address, uint32_t bytes, bool write,
+                    Access const& me);
   void record_global_read(Lane& lane, Operation const& operation, void const* address, uint32_t bytes);
   void record_global_write(Lane& lane, Operation const& operation, void* address, uint32_t bytes, void const* value,
                          Access const& me);

@@ -250,24 +250,29 @@ class Shadow {
     return read(offset, bytes, reader, me, [](Access const&, size_t) {});
   }
 
-  // Records a write. Atomics on the same address are ordered, so an `atomic` write ignores earlier atomics.
-  Conflict write(size_t offset, size_t bytes, Knowledge const& writer, Access const& me, bool atomic = false) {
+  // Records a write. Atomics on the same address are ordered, so an `atomic` write ignores earlier atomics. Calls
+  // visit(earlier access, offset) for the last write and the reads since of each cell.
+  template <class EarlierAccess>
+  Conflict write(size_t offset, size_t bytes, Knowledge const& writer, Access const& me, bool atomic, EarlierAccess visit) {
     Conflict conflict;
     if (offset % line_bytes == 0 && bytes % line_bytes == 0) {
       for (size_t at = offset; at < offset + bytes; at += line_bytes) {
         Line& line = lines_[at / line_bytes];
         for_cells(line, at, at, at + line_bytes,
-                  [&](Cell& cell, size_t where) { check_write(cell, where, writer, conflict); });
+                  [&](Cell& cell, size_t where) { check_write(cell, where, writer, conflict, visit); });
         make_whole(line);
         overwrite(line.cell, me, atomic);
       }
     } else {
       each_cell(offset, bytes, [&](Cell& cell, size_t at) {
-        if (!(atomic && cell.atomic)) check_write(cell, at, writer, conflict);
+        if (!(atomic && cell.atomic)) check_write(cell, at, writer, conflict, visit);
         overwrite(cell, me, atomic);
       });
     }
     return conflict;
+  }
+  Conflict write(size_t offset, size_t bytes, Knowledge const& writer, Access const& me, bool atomic = false) {
+    return write(offset, bytes, writer, me, atomic, [](Access const&, size_t) {});
   }
 
  private:
@@ -385,10 +390,13 @@ class Shadow {
     cell.read_count = uint8_t(kept);
   }
 
-  void check_write(Cell const& cell, size_t at, Knowledge const& writer, Conflict& conflict) const {
+  template <class EarlierAccess>
+  void check_write(Cell const& cell, size_t at, Knowledge const& writer, Conflict& conflict, EarlierAccess& visit) const {
     if (conflict.clash != ConflictKind::none) return;
+    visit(cell.write, at);
     if (!writer.knows(cell.write)) conflict = {ConflictKind::write, cell.write, at};
     auto check = [&](Access const& read) {
+      visit(read, at);
       if (!writer.knows(read)) conflict = {ConflictKind::read, read, at};
     };
     for (int i = 0; i < cell.read_count; ++i) check(cell.reads[i]);

@@ -68,8 +68,8 @@ struct alignas(64) Lane : Place {
   std::vector<BoxStore> stores;  // not waited for
   uint32_t stores_committed = 0;
   uint16_t stores_agent = no_agent;
-  Knowledge proxy_fenced;            // at its last proxy fence; epoch 0 if there was none
-  uint32_t proxy_fenced_before = 0;  // the epoch at the proxy fence before that
+  Knowledge proxy_fenced;              // at its last proxy fence; epoch 0 if there was none
+  std::vector<uint32_t> proxy_fences;  // its epochs at its proxy fences, rising
 
   uint32_t cluster_phase = 0;    // 1 + the phase of the cluster barrier that it arrived in; 0 if it did not arrive
   uint32_t cluster_passed = 0;   // 1 + the last phase that it waited for

@@ -254,7 +254,7 @@ bool Machine::check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* co
         uint32_t const offset = matrix.vector_address(row, k + (matrix.k_major() ? 0 : i));
         unsigned char const* const vector = warp.cta->arena + offset;
         if (!check_shared(lane, operation, vector, 16)) return false;
-        record_async_read(lane, operation, vector, 16, me);
+        record_async(lane, operation, *lane.cta, vector, 16, false, me);
         addresses.add(int(i), vector);
       }
       if (cost) count_wavefronts(addresses, 16, *cost);

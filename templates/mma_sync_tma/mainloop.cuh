@@ -124,8 +124,10 @@ struct Mainloop : TmaPipeline<Policy> {
     } while (--k_tiles > 0);
   }
 
-  // Releases a stage that all lanes have read.
+  // Releases a stage that all lanes have read. Without the fence, an ldmatrix that waits in the SM's queue behind other accesses
+  // may read the stage after the TMA has overwritten it: the arrival does not wait for it, and the TMA does not use that queue.
   HGEMM_DEVICE void consumer_release(int stage) const {
+    atoms::fence_proxy_async();
     atoms::warp_barrier();
     Pipeline::consumer_release(stage, Warp::lane());
   }
