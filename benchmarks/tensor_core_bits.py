@@ -136,7 +136,7 @@ class Arithmetic:
     align: str = "zero"
     output: str | None = None
     normalized: bool = False
-    zero: str = "f32"
+    zero: str = "ignored"
     accumulator: str = "aligned"
     between: str | None = None
     subnormal: str = "kept"
@@ -151,7 +151,7 @@ CHOICES: dict[str, tuple] = {
     "align": ("zero", "nearest", "down"),
     "output": (None, "zero", "nearest", "down", "via_f32"),
     "normalized": (False, True),
-    "zero": ("f32", "least", "ignored"),
+    "zero": ("ignored", "f32", "least"),
     "accumulator": ("aligned", "after", "whole"),
     "between": (None, "f32"),
     "subnormal": ("kept", "normalized", "flushed"),
@@ -648,7 +648,8 @@ class Cpu:
             for name, x, flag in zip("ABCD", arrays, flags)
         )
         parameters = tuple(struct.pack("<Q", x.ctypes.data) for x in arrays)
-        launch = Launch(len(a), 1, 32 if instruction.m == 16 else 128, _SMEM_BYTES, parameters, regions, 1, 1 << 24)
+        one, threads = (1, 1, 1), 32 if instruction.m == 16 else 128
+        launch = Launch((len(a), 1, 1), one, threads, _SMEM_BYTES, parameters, regions, 1, 1 << 24, arch=self.arch)
         report = executable.run(launch, Adversary("late", "ahead_low", 1))
         if found := [str(one) for one in report.findings if one.kind != "poison"]:
             raise click.ClickException("; ".join(found))

@@ -75,6 +75,7 @@ class _Emulation(ctypes.Structure):
         ("cluster", ctypes.c_uint32 * 3),
         *((n, ctypes.c_uint32) for n in ("threads", "shared_bytes", "registers", "resident_ctas", "timing", "order")),
         ("programmatic", ctypes.c_uint32),
+        ("arch", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("step_limit", ctypes.c_uint64),
         ("parameter_count", ctypes.c_uint32),
@@ -137,6 +138,7 @@ class Launch:
     step_limit: int
     programmatic: bool = False
     block: tuple[int, int, int] = (0, 0, 0)
+    arch: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ class Executable:
             timing=TIMINGS.index(adversary.timing),
             order=ORDERS.index(adversary.order),
             programmatic=launch.programmatic,
+            arch=launch.arch,
             seed=adversary.seed,
             step_limit=launch.step_limit,
             parameter_count=len(blocks),

@@ -137,6 +137,7 @@ def launch_of(traits: LaunchTraits, problem: Problem, workers: int = PERSISTENT_
         resident_ctas=RESIDENT_CTAS * traits.cluster[0],
         step_limit=STEP_LIMIT,
         programmatic=traits.programmatic,
+        arch=int("".join(filter(str.isdigit, traits.arch))),
     )
 
 

@@ -97,6 +97,7 @@ struct hgemm_emulation {
                            * waits for another one. Races between CTAs are found in any case. */
   uint32_t timing, order; /* enum hgemm_timing, enum hgemm_order */
   uint32_t programmatic;  /* 1: the launch may begin before the previous ones end, as with programmatic stream serialization */
+  uint32_t arch;          /* the GPU, such as 89 for sm_89: its tensor cores' arithmetic; 0: 90 */
   uint64_t seed;          /* of the random choices; the same seed repeats the same run */
   uint64_t step_limit;    /* warp instructions after which the run stops as endless; 0: 1e9 */
   uint32_t parameter_count;

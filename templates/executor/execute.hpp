@@ -313,11 +313,11 @@ void Machine::mma(Warp& warp) {
     d[l] = operation.to;
   }
   if (first.in == Element::tf32) {
-    multiply_16x8x8(a, b, d);
+    multiply_16x8x8(a, b, d, arithmetic_);
     tf32_mma_count_++;
     return;
   }
-  multiply_16x8x16(a, b, d, first.in, first.acc, int(first.number));
+  multiply_16x8x16(a, b, d, first.in, first.acc, int(first.number), arithmetic_);
   mma_counts_[first.number == 8] += first.number == 8 && first.flag ? 2 : 1;
 }
 

@@ -37,7 +37,11 @@ class Pages {
 inline Pages arena_pages, stack_pages;
 
 Machine::Machine(hgemm_emulation const& request, Kernel const& kernel)
-    : request_(request), kernel_(kernel), memory_(request), random_state_(request.seed * 2 + 1) {
+    : request_(request),
+      arithmetic_(TensorCoreArithmetic::of(request.arch ? request.arch : 90)),
+      kernel_(kernel),
+      memory_(request),
+      random_state_(request.seed * 2 + 1) {
   uint32_t const ctas = request.grid[0] * request.grid[1] * request.grid[2];
   cluster_ctas_ = request.cluster[0] * request.cluster[1] * request.cluster[2];
   size_t const resident = std::min(request.resident_ctas ? request.resident_ctas : default_resident_ctas, ctas);

@@ -16,6 +16,7 @@
 #include <executor/kernel.hpp>
 #include <executor/report.hpp>
 #include <executor/state.hpp>
+#include <executor/tensor_core_arithmetic.hpp>
 
 namespace hgemm::executor {
 
@@ -164,6 +165,7 @@ class Machine {
   std::string describe(Lane const& lane) const;
 
   hgemm_emulation request_;
+  TensorCoreArithmetic const arithmetic_;
   Kernel kernel_;
   GlobalMemory memory_;
   Findings findings_;

@@ -1,18 +1,14 @@
-// The arithmetic of the tensor cores. It is not bit-exact, but within the error bound that results are checked against.
-//
-// Products are exact: significands of 11 bits (8 for bf16) have products of at most 22 bits, which f32 can represent. The lower
-// 13 bits of tf32 inputs are cut off; PTX leaves this open, and the error bound allows both ways.
-// f32 accumulators: the executor adds one product after the other in f32, rounding to nearest. Hardware aligns 4, 8 or 16
-// products to the largest one, truncates them, and adds them at once. Its error per product is at most 2^-23 of the largest
-// term; the executor's is 2^-24 of a partial sum.
-// f16 accumulators: the executor rounds the result of an instruction to f16 once, to nearest. Hardware rounds once per group.
+// The operands of tensor-core instructions: where each lane's registers lie in the matrices.
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include <executor/numbers.hpp>
 #include <executor/operation.hpp>
+#include <executor/tensor_core_arithmetic.hpp>
 
 namespace hgemm::executor {
 
@@ -28,14 +24,23 @@ inline Floats widen_to_f32(Words halves, Element element) {
   return reinterpret_cast<Floats>((special & (shifted | 0x7f800000)) | (~special & scaled) | (halves & 0x8000) << 16);
 }
 
+// The lower 13 bits of tf32 inputs are cut off. PTX leaves this open.
 inline Floats truncate_to_tf32(Words bits) { return reinterpret_cast<Floats>(bits & 0xffffe000); }
+
+inline float least_of(Element element) { return element == Element::f16 ? 0x1p-14f : 0x1p-126f; }
+
+// Rounds a sum of products, which was truncated with a sticky bit.
+inline uint16_t round_to_half(float sum) {
+  uint16_t const half = float_to_half(sum);
+  return half == 0x8000 ? 0 : half;
+}
 
 // The matrices of m16n8k16. Within a group of 8, k has the order of the lanes' registers, low halves first: 0, 2, 4, 6, 1, 3,
 // 5, 7.
 struct Fragment16x8x16 {
-  float a[16][16];             // (m, k)
-  alignas(16) float b[16][8];  // (k, n)
-  alignas(16) float d[16][8];  // (m, n)
+  alignas(32) float a[16][16], a_powers[16][16];  // (m, k)
+  alignas(32) float b[16][8], b_powers[16][8];    // (k, n)
+  alignas(32) float d[16][8];                     // (m, n)
 
   // Lane l holds rows l / 4 and l / 4 + 8 of a, columns l % 4 * 2, the next one, and both + 8; and column l / 4 of b. d is laid
   // out like the first half of a.
@@ -77,20 +82,10 @@ struct Fragment16x8x16 {
     }
   }
 
-  // Accumulates the products of k in [begin, end).
-  void multiply(int begin, int end) {
-    for (int row = 0; row < 16; ++row) {
-      Floats left, right;
-      memcpy(&left, d[row], 16);
-      memcpy(&right, d[row] + 4, 16);
-      for (int k = begin; k < end; ++k) {
-        Floats const* const columns = reinterpret_cast<Floats const*>(b[k]);
-        left += a[row][k] * columns[0];
-        right += a[row][k] * columns[1];
-      }
-      memcpy(d[row], &left, 16);
-      memcpy(d[row] + 4, &right, 16);
-    }
+  TensorCoreOperands operands(int depth, Element in, Element acc) {
+    TensorCoreOperands all = {a[0], b[0], a_powers[0], b_powers[0], d[0], 8, 8, least_of(in), acc == Element::f16};
+    prepare_operands(all, depth);
+    return all;
   }
 
   // Calls move(lane, half, pair) for each pair of accumulators.
@@ -104,12 +99,14 @@ struct Fragment16x8x16 {
 
 // d (16, 8) += a (16, 16) * b (16, 8), with each lane's registers. Depth 8 means two instructions in sequence.
 inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b, void* const* d, Element in, Element acc,
-                             int depth) {
+                             int depth, TensorCoreArithmetic arithmetic) {
   Fragment16x8x16 fragment;
   fragment.read(a, b, in);
+  int const step = std::min(depth, arithmetic.step_bytes / 2);
+  TensorCoreOperands const operands = fragment.operands(16, in, acc);
   if (acc == Element::f32) {
     fragment.each_pair([&](int l, int half, float* pair) { memcpy(pair, static_cast<float const*>(d[l]) + half * 2, 8); });
-    fragment.multiply(0, 16);
+    for (int k = 0; k < 16; k += step) add_products(operands, k, step, arithmetic.fraction_bits);
     fragment.each_pair([&](int l, int half, float* pair) { memcpy(static_cast<float*>(d[l]) + half * 2, pair, 8); });
     return;
   }
@@ -118,10 +115,10 @@ inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b,
     pair[0] = half_to_float(uint16_t(halves));
     pair[1] = half_to_float(uint16_t(halves >> 16));
   });
-  for (int k = 0; k < 16; k += depth) {
-    fragment.multiply(k, k + depth);
+  for (int k = 0; k < 16; k += step) {
+    add_products(operands, k, step, arithmetic.fraction_bits);
     fragment.each_pair([&](int l, int half, float* pair) {
-      uint16_t const low = float_to_half(pair[0]), high = float_to_half(pair[1]);
+      uint16_t const low = round_to_half(pair[0]), high = round_to_half(pair[1]);
       static_cast<uint32_t*>(d[l])[half] = low | uint32_t(high) << 16;
       pair[0] = half_to_float(low);
       pair[1] = half_to_float(high);
@@ -130,11 +127,14 @@ inline void multiply_16x8x16(uint32_t const* const* a, uint32_t const* const* b,
 }
 
 // d (16, 8) += a (16, 8) * b (8, 8), tf32.
-inline void multiply_16x8x8(uint32_t const* const* a, uint32_t const* const* b, void* const* d) {
+inline void multiply_16x8x8(uint32_t const* const* a, uint32_t const* const* b, void* const* d,
+                            TensorCoreArithmetic arithmetic) {
   Fragment16x8x16 fragment;
   fragment.read_tf32(a, b);
+  int const step = std::min(8, arithmetic.step_bytes / 4);
+  TensorCoreOperands const operands = fragment.operands(8, Element::tf32, Element::f32);
   fragment.each_pair([&](int l, int half, float* pair) { memcpy(pair, static_cast<float const*>(d[l]) + half * 2, 8); });
-  fragment.multiply(0, 8);
+  for (int k = 0; k < 8; k += step) add_products(operands, k, step, arithmetic.fraction_bits);
   fragment.each_pair([&](int l, int half, float* pair) { memcpy(static_cast<float*>(d[l]) + half * 2, pair, 8); });
 }
 
@@ -160,9 +160,9 @@ inline void widen_16_bytes(unsigned char const* from, float* to, Element element
 // One warp's part of m64nNk16, or of m64nNk8 for tf32: 16 rows. Lane l holds rows l / 4 and l / 4 + 8, and columns l % 4 * 2
 // and the next one of each group of 8.
 struct WgmmaTile {
-  float a[16][16];               // (m, k)
-  alignas(16) float b[16][256];  // (k, n)
-  alignas(16) float d[16][256];  // (m, n)
+  alignas(32) float a[16][16], a_powers[16][16];    // (m, k)
+  alignas(32) float b[16][256], b_powers[16][256];  // (k, n)
+  alignas(32) float d[16][256];                     // (m, n)
 
   // Reads a from registers, four of each lane, which are laid out like those of m16n8k16, or of m16n8k8 for tf32.
   void read_a(uint32_t const* registers, Element element) {
@@ -201,25 +201,15 @@ struct WgmmaTile {
       if (acc == Element::f32) {
         memcpy(registers + i * 2, pair, 8);
       } else {
-        registers[i] = float_to_half(pair[0]) | uint32_t(float_to_half(pair[1])) << 16;
+        registers[i] = round_to_half(pair[0]) | uint32_t(round_to_half(pair[1])) << 16;
       }
     }
   }
-  void multiply(uint32_t n, int depth) {
-    for (int row = 0; row < 16; ++row) {
-      for (uint32_t column = 0; column < n; column += 8) {
-        Floats left, right;
-        memcpy(&left, d[row] + column, 16);
-        memcpy(&right, d[row] + column + 4, 16);
-        for (int k = 0; k < depth; ++k) {
-          Floats const* const columns = reinterpret_cast<Floats const*>(b[k] + column);
-          left += a[row][k] * columns[0];
-          right += a[row][k] * columns[1];
-        }
-        memcpy(d[row] + column, &left, 16);
-        memcpy(d[row] + column + 4, &right, 16);
-      }
-    }
+  // Every instruction of a warpgroup takes one step.
+  void multiply(uint32_t n, int depth, Element in, Element acc, int fraction_bits) {
+    TensorCoreOperands all = {a[0], b[0], a_powers[0], b_powers[0], d[0], n, 256, least_of(in), acc == Element::f16};
+    prepare_operands(all, depth);
+    add_products(all, 0, depth, fraction_bits);
   }
 };
 

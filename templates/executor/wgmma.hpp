@@ -300,7 +300,7 @@ void Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter) {
   read(op.arguments.b, op.arguments.b_k_major, 0, n,
        [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
   for (uint32_t l = 0; l < 32; ++l) tile.move_in(l, n, &accumulators.registers[l * count], op.acc, op.arguments.accumulate);
-  tile.multiply(n, int(depth));
+  tile.multiply(n, int(depth), op.in, op.acc, arithmetic_.fraction_bits);
   for (uint32_t l = 0; l < 32; ++l) tile.move_out(l, n, &accumulators.registers[l * count], op.acc);
 }
 
