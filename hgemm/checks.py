@@ -65,13 +65,26 @@ def text(pattern: str = ".{0,4096}", expected: str = "printable text") -> Check:
     return test
 
 
-def integer(low: int = 0, high: int = MAX_INTEGER) -> Check:
-    """Accept an integer from `low` to `high`, but no bool."""
+def integer(low: int = 0, high: int = MAX_INTEGER, multiple: int = 1) -> Check:
+    """Accept an integer from `low` to `high`, but no bool. It must be a multiple of `multiple`."""
+    bounds = {"type": "integer", "minimum": low, "maximum": high} if low < high else {"const": low}
+    expected = f"a whole number from {low} to {high}" + (f", a multiple of {multiple}" if multiple > 1 else "")
 
-    @check({"type": "integer", "minimum": low, "maximum": high} if low < high else {"const": low})
+    @check({**bounds, "multipleOf": multiple} if multiple > 1 else bounds)
     def test(value: Any, field: str) -> None:
-        if type(value) is not int or not low <= value <= high:
-            reject(field, f"a whole number from {low} to {high}", value)
+        if type(value) is not int or not low <= value <= high or value % multiple:
+            reject(field, expected, value)
+
+    return test
+
+
+def one_of(*values: int | str) -> Check:
+    """Accept one of these values."""
+
+    @check({"type": "string" if isinstance(values[0], str) else "integer", "enum": [*values]})
+    def test(value: Any, field: str) -> None:
+        if type(value) not in (int, str) or value not in values:
+            reject(field, f"one of {', '.join(map(str, values))}", value)
 
     return test
 

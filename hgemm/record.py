@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +24,12 @@ from hgemm.checks import (
     list_of,
     map_of,
     number,
+    one_of,
     plain,
     scalar,
     text,
 )
+from hgemm.consistency import contradiction
 from hgemm.errors import DEFAULT_LIBRARY, LibraryError, regenerate_hint
 
 # ==== The schema of record.json ====
@@ -42,12 +46,31 @@ ARTEFACTS = (SOURCE_NAME, CUBIN_NAME, PTX_NAME)
 """The files of a C++ variant."""
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 
+HASH_FIELD = "sha256"
+"""The field with the hash of the record itself."""
+
 Scalar = str | int | float | bool
 
 SYMBOL = text(r"[a-z0-9_]{1,200}", "a symbol of a-z, 0-9 and _")
 _SHA256 = text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal")
 _COUNT = integer()
-_POSITIVE = integer(low=1)
+MAX_FILE_BYTES = 256 * 1024 * 1024
+"""Limit of an artefact's size. Kernels have at most some MB of machine code and PTX."""
+MAX_TILE = 1024
+MAX_SPLITS = 1024
+MAX_THREADS = 1024
+MAX_SMEM_BYTES = 227 * 1024
+MAX_STATIC_SMEM_BYTES = 48 * 1024
+MAX_CLUSTER_CTAS = 16
+"""Limits of a launch: CTA tile, splits, threads, shared memory and CTAs of a cluster.
+
+Source: CUDA Programming Guide 13.x, table 30, compute capability 9.0; non-portable cluster size.
+"""
+MAX_GRID_CTAS = 2**20
+"""Limit of a stream-K grid. GPUs hold fewer CTAs."""
+MAX_BOX = 256
+"""Source: CUDA Driver API 13.x, cuTensorMapEncodeTiled."""
+_CLUSTER = integer(low=1, high=MAX_CLUSTER_CTAS)
 _INPUT = text(r"(?!/)(?!.*(?:^|/)\.\.(?:/|$)).{1,512}", "a relative path without ..")
 _INSTRUCTION = text(r"[A-Z][A-Z0-9_.]{0,63}", "a SASS instruction")
 
@@ -74,7 +97,10 @@ _TOOLCHAIN = fields(
     others=either(list_of(TEXT), TEXT),
 )
 _FILE = fields(
-    {"sha256": _SHA256.about("SHA-256 of the file, in hexadecimal."), "bytes": _COUNT.about("Size of the file.", "B")}
+    {
+        "sha256": _SHA256.about("SHA-256 of the file, in hexadecimal."),
+        "bytes": integer(high=MAX_FILE_BYTES).about("Size of the file.", "B"),
+    }
 )
 _FILES_BY_NAME = fields(
     {
@@ -104,52 +130,52 @@ def _files(value: Any, field: str) -> None:
 _GRID = fields(
     {
         "rule": TEXT.about("How CTAs take work: the word of the spec's schedule."),
-        "tile_m": _POSITIVE.about("Rows of D per tile.", "elements"),
-        "tile_n": _POSITIVE.about("Columns of D per tile.", "elements"),
-        "splits": _POSITIVE.about("CTAs that share the k of a tile."),
+        "tile_m": integer(1, MAX_TILE).about("Rows of D per tile.", "elements"),
+        "tile_n": integer(1, MAX_TILE).about("Columns of D per tile.", "elements"),
+        "splits": integer(1, MAX_SPLITS).about("CTAs that share the k of a tile."),
     },
     optional={
-        "max_ctas": _POSITIVE.about("Largest grid, for stream-K: the workspace has room for this many CTAs."),
+        "max_ctas": integer(1, MAX_GRID_CTAS).about("Largest grid, for stream-K: the workspace has room for this many CTAs."),
         "persistent": boolean.about("Whether CTAs compute tiles until none is left."),
     },
 )
 _TENSOR_MAP = fields(
     {
         "operand": text(r"[abd]", "a, b or d").about("The matrix that the map describes."),
-        "box": list_of(_POSITIVE, length=3).about("Box: contiguous axis, other axis, batch.", "elements"),
-        "swizzle_bytes": integer(high=128).about("Span of the swizzle. 0: none.", "B"),
-        "element": TEXT.about("Type of an element."),
+        "box": list_of(integer(1, MAX_BOX), length=3).about("Box: contiguous axis, other axis, batch.", "elements"),
+        "swizzle_bytes": one_of(0, 32, 64, 128).about("Span of the swizzle. 0: none.", "B"),
+        "element": one_of("f16", "bf16", "tf32", "f32").about("Type of an element."),
         "contiguous": text(r"[kmn]", "k, m or n").about("The contiguous axis of the matrix."),
     }
 )
 _LAUNCH = fields(
     {
-        "threads": _POSITIVE.about("Threads per CTA."),
-        "smem_bytes": _COUNT.about("Dynamic shared memory per CTA.", "B"),
-        "cluster": list_of(_POSITIVE, length=3).about("Cluster dimensions x, y, z.", "CTAs"),
+        "threads": integer(32, MAX_THREADS, multiple=32).about("Threads per CTA."),
+        "smem_bytes": integer(high=MAX_SMEM_BYTES).about("Dynamic shared memory per CTA.", "B"),
+        "cluster": list_of(_CLUSTER, length=3).about("Cluster dimensions x, y, z.", "CTAs"),
         "grid": _GRID.about("How the grid follows from the problem."),
     },
     optional={
-        "cluster_shape": list_of(_POSITIVE, length=2).about("Tiles of a cluster along m and n.", "CTAs"),
+        "cluster_shape": list_of(_CLUSTER, length=2).about("Tiles of a cluster along m and n.", "CTAs"),
         "tensor_maps": list_of(_TENSOR_MAP).about("TMA tensor maps that the launch encodes."),
         "programmatic": boolean.about("Whether the launch may start before the previous grid has ended."),
-        "static_smem_bytes": _COUNT.about("Static shared memory per CTA.", "B"),
+        "static_smem_bytes": integer(high=MAX_STATIC_SMEM_BYTES).about("Static shared memory per CTA.", "B"),
     },
 )
 _RESOURCES = fields(
     {
-        "registers": _COUNT.about("Registers per thread."),
+        "registers": integer(high=255).about("Registers per thread."),
         "spill_bytes": _COUNT.about("Spill stores and loads per thread, as ptxas reports them.", "B"),
         "stack_bytes": _COUNT.about("Stack frame per thread.", "B"),
-        "smem_bytes": _COUNT.about("Static and dynamic shared memory per CTA.", "B"),
-        "ctas_per_sm": _COUNT.about("CTAs that an SM holds at once."),
-        "warps_per_sm": _COUNT.about("Warps that an SM holds at once."),
+        "smem_bytes": integer(high=MAX_SMEM_BYTES).about("Static and dynamic shared memory per CTA.", "B"),
+        "ctas_per_sm": integer(high=32).about("CTAs that an SM holds at once."),
+        "warps_per_sm": integer(high=64).about("Warps that an SM holds at once."),
         "occupancy": number(high=1.0).about("Ratio of these warps to the most that an SM can hold."),
     },
     others=scalar,
 )
 _ALIGN = {
-    name: _POSITIVE.about(f"Minimum alignment of {label}.", "elements")
+    name: one_of(1, 2, 4, 8).about(f"Minimum alignment of {label}.", "elements")
     for name, label in zip("abd", ("A", "B", "C and D"))
 }
 _TRAITS = fields(
@@ -158,7 +184,7 @@ _TRAITS = fields(
         "workspace": fields(
             {},
             optional={
-                "partial_bytes": _COUNT.about(
+                "partial_bytes": integer(high=4 * MAX_TILE**2).about(
                     "Partial accumulators of one tile; 0 if no launch shares the k of a tile.", "B"
                 ),
             },
@@ -255,7 +281,8 @@ _DOCUMENT = fields(
             others=number(),
         ).about("Time of each stage of the build."),
         "spilled": boolean.about("Whether the kernel uses local memory."),
-    }
+    },
+    optional={HASH_FIELD: _SHA256.about("SHA-256 of this record in canonical form, without this field.")},
 )
 
 
@@ -273,9 +300,12 @@ def json_schema() -> JsonSchema:
 # ==== Renamed words: old records, spec files and commands may use them ====
 
 
+_PRESENT_NAMES = {**RENAMED_FIELDS, **{f"proof_{old}": f"proof_{new}" for old, new in RENAMED_PROOF.items()}}
+
+
 def current_field(name: str) -> str:
     """Return the present name of a field of a spec or of a flat record."""
-    return {**RENAMED_FIELDS, **{f"proof_{old}": f"proof_{new}" for old, new in RENAMED_PROOF.items()}}.get(name, name)
+    return _PRESENT_NAMES.get(name, name)
 
 
 def current_word(field: str, text: str) -> str:
@@ -289,8 +319,20 @@ def current_word(field: str, text: str) -> str:
 
 def current_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec of a record in present words."""
-    named = {current_field(name): value for name, value in spec.items()}
-    return {name: current_word(name, value) if isinstance(value, str) else value for name, value in named.items()}
+    named = {_PRESENT_NAMES.get(name, name): value for name, value in spec.items()}
+    words = {name: current_word(name, named[name]) for name in RENAMED_WORDS if isinstance(named.get(name), str)}
+    return {**named, **words}
+
+
+def former_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec in the words that were renamed. Symbols of old records end with the hash of these."""
+    words = {name: {new: old for old, new in renamed.items()} for name, renamed in RENAMED_WORDS.items()}
+    names = {new: old for old, new in RENAMED_FIELDS.items()}
+    former = {names.get(name, name): value for name, value in spec.items()}
+    for name, renamed in words.items():
+        word, colon, size = str(former.get(name, "")).partition(":")
+        former |= {name: renamed[word] + colon + size} if word in renamed else {}
+    return former
 
 
 def current_rule(rule: str) -> str:
@@ -311,13 +353,15 @@ def _current(data: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Record:
-    """A validated record. `data` is the whole document."""
+    """A checked record. `data` is the whole document without its own hash, in present words."""
 
     data: dict[str, Any]
 
     @classmethod
     def parse(cls, document: bytes | str, source: str = RECORD_NAME, library: Path = DEFAULT_LIBRARY) -> Record:
-        """Parse and validate a document. `source` and `library` say where it is from, for error messages.
+        """Parse and check a document: schema, hash, and consistency. `source` and `library` say where it is from, for errors.
+
+        Records of older versions have no hash. Their symbol must then be that of their spec.
 
         Raises: LibraryError with the file and the invalid field.
         """
@@ -328,7 +372,16 @@ class Record:
         except Mismatch as error:
             raise LibraryError(f"{source}: {error}: {regenerate_hint(library)}") from None
         validate(data, source, library)
-        return cls(_current(data))
+        digest, current = data.pop(HASH_FIELD, None), _current(data)
+        if digest is not None and digest != _written_digest(document) and digest != record_digest(data):
+            raise LibraryError(
+                f"{source}: the record was changed (its {HASH_FIELD} differs): {regenerate_hint(library)}"
+            )
+        if wrong := contradiction(current):
+            raise LibraryError(f"{source}: {wrong}: {regenerate_hint(library)}")
+        if digest is None and not is_symbol_of(data["symbol"], data["spec"]):
+            raise LibraryError(f"{source}: the hash of its spec is not that of its symbol: {regenerate_hint(library)}")
+        return cls(current)
 
     @property
     def symbol(self) -> str:
@@ -368,9 +421,57 @@ def validate(data: object, source: str = RECORD_NAME, library: Path = DEFAULT_LI
         raise LibraryError(f"{source}: {error}: {regenerate_hint(library)}") from None
 
 
-def dump(data: dict[str, Any]) -> str:
-    """Return a record in its canonical form: sorted names, floats with nine digits, one final newline."""
+def dump(data: Mapping[str, Any]) -> str:
+    """Return a record in its canonical form with its hash: sorted names, floats with nine digits, one final newline."""
+    return _canonical({**data, HASH_FIELD: record_digest(data)})
+
+
+def record_digest(data: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record in its canonical form, without the field of the hash itself."""
+    text = _canonical({name: value for name, value in data.items() if name != HASH_FIELD})
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _canonical(data: Mapping[str, Any]) -> str:
     return json.dumps(_stable(data), sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
+_HASH_LINE = re.compile(rb'\n "%s": "[0-9a-f]{64}",(?=\n)' % HASH_FIELD.encode())
+
+
+def _written_digest(document: bytes | str) -> str:
+    """Return the hash of a document without the line of its hash. This is the record's hash if it is in canonical form."""
+    text = document.encode() if isinstance(document, str) else document
+    line = _HASH_LINE.search(text)
+    if not line:
+        return ""
+    digest = hashlib.sha256(text[: line.start()])
+    digest.update(text[line.end() :])
+    return digest.hexdigest()
+
+
+SPEC_DEFAULTS = {
+    "consumers": 0,
+    "cooperation": "cooperative",
+    "cluster": "1x1",
+    "swap_ab": False,
+    "store_spacing": 0,
+    "prefetch": True,
+    "smem_alloc": "dynamic",
+    "form": "atoms",
+}
+"""Fields of a spec that its hash leaves out if they have these values."""
+_HASHED_SYMBOL = re.compile(r"hgemm_sm\w*_([0-9a-f]{8})", re.ASCII)
+
+
+def is_symbol_of(symbol: str, spec: Mapping[str, Any]) -> bool:
+    """Return whether a symbol ends with the hash of a spec. Symbols of another form pass."""
+    digits = _HASHED_SYMBOL.fullmatch(symbol)
+    hashed = {
+        name: value for name, value in spec.items() if SPEC_DEFAULTS.get(_PRESENT_NAMES.get(name, name)) != value
+    }
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
+    return not digits or hashlib.sha256(text.encode()).hexdigest()[:8] == digits[1]
 
 
 def flatten(data: dict[str, Any]) -> dict[str, Scalar]:
@@ -414,7 +515,7 @@ def _constant(word: str) -> None:
 
 
 def _stable(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: _stable(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_stable(item) for item in value]

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from records import make_record
+from records import make_record, resources_of
 
 from generator.build.emit import Kernel, emit
 from generator.build.pipeline import planned
@@ -77,7 +77,7 @@ def paper_library(folder: Path, kernels: list[Kernel]) -> Library:
             kernel.symbol, {name: f"{name} of {kernel.symbol} {does}\n".encode() for name in ARTEFACTS}
         )
         record.update(planned(kernel))
-        record["resources"]["ctas_per_sm"] = spec.ctas_per_sm
+        record["resources"] = resources_of(kernel.plan, spec.ctas_per_sm)
         library.publish(record, files)
     return library
 

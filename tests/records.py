@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from generator.errors import RequestError
+from generator.families.base import Plan
+from generator.planner import plan_of
+from generator.spec import Spec, parse_field
 from hgemm.record import ARTEFACTS, SCHEMA
 
 SPEC = {
@@ -50,16 +54,34 @@ def make_artefacts(symbol: str) -> dict[str, bytes]:
     return {name: f"{name} of {symbol}\n".encode() for name in ARTEFACTS}
 
 
+def resources_of(plan: Plan, ctas_per_sm: int) -> dict[str, Any]:
+    """Return made-up resources that agree with the launch of a plan."""
+    warps_per_sm = ctas_per_sm * plan.threads // 32
+    return {**RESOURCES, "smem_bytes": plan.smem_bytes, "ctas_per_sm": ctas_per_sm, "warps_per_sm": warps_per_sm}
+
+
+def _is_known(name: str, value: Any) -> bool:
+    try:
+        parse_field(name, str(value))
+    except RequestError:
+        return False
+    return True
+
+
 def make_record(
     symbol: str, artefacts: dict[str, bytes] | None = None, **overrides: Any
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return a valid record and the artefacts that it describes.
+    """Return a valid record and the artefacts that it describes. Its launch and traits are those that its spec plans.
 
     An override named as a field of the spec or the resources replaces that one; any other replaces a top field.
     """
     files = make_artefacts(symbol) if artefacts is None else artefacts
     spec = {**SPEC, **{name: value for name, value in overrides.items() if name in SPEC}}
-    resources = {**RESOURCES, **{name: value for name, value in overrides.items() if name in RESOURCES}}
+    tile_m, tile_n, _ = map(int, spec["cta_tile"].split("x"))
+    spec["warp_tile"] = f"{min(tile_m, 64)}x{min(tile_n, 64)}"
+    plan = plan_of(Spec.from_dict({name: value if _is_known(name, value) else SPEC[name] for name, value in spec.items()}))
+    resources = resources_of(plan, overrides.get("ctas_per_sm", RESOURCES["ctas_per_sm"]))
+    resources |= {name: value for name, value in overrides.items() if name in RESOURCES}
     record = {
         "schema": SCHEMA,
         "symbol": symbol,
@@ -70,22 +92,11 @@ def make_record(
         "toolchain": {"nvrtc": "13.0", "cutlass": "4.2.0", "generator": "0.1.0", "options": ["-arch=sm_89"]},
         "inputs": {"mma_sync/kernel.cuh": hashlib.sha256(b"template").hexdigest()},
         "files": {name: _described(content) for name, content in files.items()},
-        "launch": {
-            "threads": 128,
-            "smem_bytes": 49152,
-            "cluster": [1, 1, 1],
-            "grid": {"rule": "tiles", "tile_m": 128, "tile_n": 128, "splits": 1},
-        },
+        "launch": plan.launch(),
         "resources": resources,
         "sass": {"HMMA": 128, "LDSM": 32, "LDGSTS": 16},
         "proof": {},
-        "traits": {
-            "deterministic": True,
-            "workspace": {"bytes_per_tile": 0},
-            "graph_safe": True,
-            "min_align": {"a": 8, "b": 8, "d": 8},
-            "exact_tiles_only": False,
-        },
+        "traits": plan.traits(),
         "seconds": {"emit": 0.001, "compile": 0.95, "inspect": 0.12},
         "spilled": False,
     }

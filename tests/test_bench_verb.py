@@ -11,7 +11,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import simulated
 from click.testing import CliRunner, Result
 from fake_bench import BenchDriver, FakeCublasLt, build
 from records import make_record
@@ -34,7 +33,6 @@ from hgemm.problem import Kind
 from hgemm.selection_query import SelectionQuery, Target
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE = simulated.record(beta=False)
 QUICK = "--seconds 0 --screen-ms 0.01 --warm-up 0 --rewarm 0 --rounds 3 --seed 1".split()
 
 
@@ -46,11 +44,8 @@ def lt_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     library = Library(tmp_path / "lib")
-    traits = {**MADE["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
     for symbol, layout in (("hgemm_fast", "tn"), ("hgemm_slow", "tn"), ("hgemm_other", "nt")):
-        made = make_record(
-            symbol, arch="sm_80", launch=MADE["launch"], traits=traits, cta_tile="32x48x16", layout=layout
-        )
+        made = make_record(symbol, arch="sm_80", cta_tile="32x48x16", layout=layout)
         library.publish(*made)
     return library.folder
 

@@ -68,6 +68,8 @@ def test_old_words_of_a_record_are_read_as_the_new_ones(tmp_path: Path) -> None:
     record, files = make_record("hgemm_old", copy="vector", schedule="cluster_k:2")
     record["spec"]["swapped"] = True
     record["launch"]["grid"]["rule"] = "cluster_k"
+    record["launch"]["cluster"] = [2, 1, 1]
+    record["toolchain"]["generator"] = "0.0.1"  # whose plans may differ
     Library(tmp_path).publish(record, files)
     (row,) = Library(tmp_path).rows()
     read = (row["copy"], row["schedule"], row["swap_ab"], row["grid"])
@@ -222,7 +224,7 @@ def test_no_field_may_be_missing_and_none_be_added(name: str) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.floats(0, 1e6), st.integers(0, 2**63 - 1))
+@given(st.floats(0, 1e6), st.integers(0, 255))
 def test_a_record_has_one_way_of_being_written(seconds: float, registers: int) -> None:
     record = make_record("one", seconds={"emit": seconds, "compile": 1, "inspect": 0.0}, registers=registers)[0]
     text = dump(record)

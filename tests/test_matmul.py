@@ -592,8 +592,10 @@ def test_a_record_of_another_schema_is_refused(copied: Path) -> None:
 
 
 def test_a_record_that_the_launcher_cannot_use_is_told(tmp_path: Path) -> None:
-    StoredLibrary(tmp_path).publish(*make_record("one"))
-    with pytest.raises(LibraryError, match="grid rule 'tiles' is unknown"):
+    record, files = make_record("one", schedule="tiles_of_tomorrow", toolchain={"generator": "9", "options": []})
+    record["launch"]["grid"]["rule"] = "tiles_of_tomorrow"
+    StoredLibrary(tmp_path).publish(record, files)
+    with pytest.raises(LibraryError, match="grid rule 'tiles_of_tomorrow' is unknown"):
         hgemm.open(tmp_path).table  # noqa: B018
 
 

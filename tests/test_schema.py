@@ -68,6 +68,7 @@ def test_every_record_that_is_written_agrees(small_library: Library, paper_libra
 def test_old_records_agree_and_are_read_in_present_words() -> None:
     old = make_record("one", copy="shifted", schedule="cluster_k:2", proof={"mma_per_tile": 64})[0]
     old["spec"]["swapped"] = True
+    old["launch"]["cluster"] = [2, 1, 1]
     VALIDATOR.validate(old)
     new = Record.parse(json.dumps(old)).data
     VALIDATOR.validate(new)

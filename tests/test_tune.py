@@ -15,12 +15,11 @@ from pathlib import Path
 import fake_driver
 import measured
 import pytest
-import simulated
 from click.testing import CliRunner, Result
 from fake_bench import BenchDriver
 from hypothesis import given
 from hypothesis import strategies as st
-from records import make_record
+from records import make_record, resources_of
 
 import hgemm.bench.operands
 import hgemm.device
@@ -53,8 +52,6 @@ from hgemm.tune.problem import FIRST_SAMPLES, Ranking, choose, decide, halve, is
 from hgemm.tune.runner import PROTOCOL, Prebuilt, TunePlan, run, simplicity
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE = simulated.record(beta=False)
-TRAITS = {**MADE["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
 COSTS_US = {"slow": 20.0, "fast": 8.0, "middle": 9.0, "third": 9.5, "last": 11.0, "sixth": 12.0}
 WORKS = [Work(40, 56, 24), Work(96, 96, 24), Work(8, 56, 24)]
 QUICK = replace(
@@ -67,7 +64,7 @@ QUICK_OPTIONS = "--seconds 0 --screen-ms 0.01 --warm-up 0 --rewarm 0 --rounds 3"
 def folder(tmp_path: Path) -> Path:
     library = Library(tmp_path / "lib")
     for name in COSTS_US:
-        made = make_record(f"hgemm_{name}", arch="sm_80", launch=MADE["launch"], traits=TRAITS, cta_tile="32x48x16")
+        made = make_record(f"hgemm_{name}", arch="sm_80", cta_tile="32x48x16")
         library.publish(*made)
     return library.folder
 
@@ -248,7 +245,7 @@ def biased(folder: Path, driver: BenchDriver) -> Kind:
     for name in costs_us:
         made = make_record(
             f"hgemm_{name}_biased",
-            **{"arch": "sm_80", "launch": MADE["launch"], "traits": TRAITS, "cta_tile": "32x48x16"},
+            **{"arch": "sm_80", "cta_tile": "32x48x16"},
             **{"bias": "launch" if name == "late" else "row", "activation": "gelu"},
         )
         Library(folder).publish(*made)
@@ -295,10 +292,8 @@ def test_without_problems_the_layers_of_the_packs_are_tuned(
 @pytest.fixture
 def open_variant(driver: BenchDriver, folder: Path) -> None:
     """Add a variant that leaves schedule, raster and bias to the launch. It is the fastest with 3 splits."""
-    made = simulated.record(beta=False, rule="launch", raster="launch", bias="launch")
-    traits = {**TRAITS, **{name: made["traits"][name] for name in ("workspace",)}}
     spec = {"arch": "sm_80", "cta_tile": "32x48x16", "schedule": "launch", "raster": "launch", "bias": "launch"}
-    Library(folder).publish(*make_record("hgemm_open", launch=made["launch"], traits=traits, **spec))
+    Library(folder).publish(*make_record("hgemm_open", **spec))
     (kernel,) = read_kernels(folder, "hgemm_open")
     driver.serve(kernel, 10.0)
 
@@ -444,7 +439,8 @@ class FakeMake:
         for place, plan in enumerate(plans):
             assert self.go.acquire(timeout=20)
             record, files = make_record(planned_record(plan)["symbol"])
-            record.update({**planned_record(plan), "spilled": place == 0}, resources=record["resources"])
+            resources = resources_of(plan, plan.spec.ctas_per_sm)
+            record.update({**planned_record(plan), "spilled": place == 0}, resources=resources)
             if place == 1:
                 yield place, Outcome(record["symbol"], "failed", error="it does not compile")
                 continue
@@ -488,7 +484,8 @@ def test_what_the_library_has_is_not_made_again(made: FakeMake) -> None:
     supply = generating(made, [work])
     (first, *_) = supply.ranking.best(work, 3)
     record, files = make_record(first)
-    record.update(planned_record(plans_for(work, ["sm_90a"], None)[first]), resources=record["resources"])
+    plan = plans_for(work, ["sm_90a"], None)[first]
+    record.update(planned_record(plan), resources=resources_of(plan, plan.spec.ctas_per_sm))
     made.library.publish(record, files)
     search = Search([work], 3, ("sm_90a",), None, 1)
     supply = Generating(made.library, [first], search, H200, lambda text: None)

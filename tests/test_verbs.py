@@ -367,7 +367,6 @@ def test_fields_are_listed_and_completed_with_a_library_and_without(folder: Path
         "sass_hmma",
         "sass_ldsm",
         "sass_ldgsts",
-        "workspace_bytes_per_tile",
     } and named == sorted(named)
     assert {*json.loads(call("list", "--library", tmp_path / "none", "--fields", "--json").stdout)} == FIELDS
     (columns,) = (option for option in hgemm_command.get_command(None, "list").params if option.name == "columns")
@@ -404,13 +403,11 @@ def test_listing_loads_nothing_slow() -> None:
 
 # ==== hgemm verify and hgemm run ======================================================================================
 
-MADE = simulated.record(beta=False)
 SHAPES = "33x49x17,8x8x8@2"
 
 
 def document(symbol: str, arch: str = "sm_80", **spec) -> tuple[dict, dict]:
-    traits = {**MADE["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
-    return make_record(symbol, arch=arch, launch=MADE["launch"], traits=traits, cta_tile="32x48x16", **spec)
+    return make_record(symbol, arch=arch, cta_tile="32x48x16", **spec)
 
 
 @pytest.fixture

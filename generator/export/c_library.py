@@ -17,6 +17,7 @@ from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.c_sources import Images, Shortlists, pack, table_c, table_h, with_enums
 from generator.store.files import EXPORT_FORMAT, EXPORT_MANIFEST, disk_errors, exported_files, temporary_name
+from generator.store.planned import require_planned
 from hgemm.dispatch_table import DispatchTable
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library, read_variant
@@ -210,6 +211,8 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     """
     check_name(options.name)
     _check_place(to)
+    for symbol in options.symbols:
+        require_planned(library.records[symbol], library.folder / symbol)
     records = [library.records[symbol].data for symbol in options.symbols]
     table = DispatchTable.of(records, read_sessions(library.folder))
     images = pack(library, (row.symbol for row in table.rows), options.compressed)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import accumulate
 
-from generator.errors import INSTALL, HgemmError
+from generator.errors import INSTALL, HgemmError, LibraryError
+from hgemm.consistency import MAX_CLUSTER_EXTENT
 from hgemm.dispatch_table import DispatchTable, Group, Row
 from hgemm.dtypes import OUTPUTS
 from hgemm.launch import OPERANDS
@@ -17,6 +18,7 @@ from hgemm.library import Library
 from hgemm.measured_options import MeasuredOptions, Place
 from hgemm.octave_grid import REGIONS, Shortlist, region_of
 from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES, LaunchOptions
+from hgemm.record import MAX_CLUSTER_CTAS, MAX_GRID_CTAS, MAX_SMEM_BYTES, MAX_SPLITS, MAX_TILE
 from hgemm.shortlists import RegionShortlists
 
 # ==== images.bin: the code of all kernels ====
@@ -206,7 +208,7 @@ def table_h(table: DispatchTable, shortlists: Shortlists, version: str) -> str:
 
 
 def table_c(table: DispatchTable, shortlists: Shortlists, traits: Mapping[str, LaunchTraits], images: Images) -> str:
-    """Return table.c, the table of kernels. Raises ValueError if a coefficient is not below MAX_CLOCKS."""
+    """Return table.c, the table of kernels. Raises LibraryError if a number of a row is out of bounds."""
     problems = [problem for survey in table.surveys for problem in survey.problems]
     orders = [str(row) for problem in problems for row in problem.order]
     candidates = [", ".join(f"{{{row}, {factor}}}" for row, factor in listed) for listed in shortlists.lists if listed]
@@ -245,10 +247,36 @@ def _group(group: Group) -> str:
     return f'{{"{group.arch}", {number}, {own}, 0x{group.kind:07x}, {group.first}, {group.count}}}'
 
 
+_BOUNDS = {
+    **dict.fromkeys(("tile_m", "tile_n", "tile_k"), (1, MAX_TILE)),
+    **dict.fromkeys(("cluster_m", "cluster_n", "cluster_ctas"), (1, MAX_CLUSTER_CTAS)),
+    **dict.fromkeys(("align_a", "align_b", "align_d", "operand_bytes", "result_bytes"), (1, 8)),
+    **dict.fromkeys(("beta", "exact_tiles_only", "tensor_maps", "decides_splits", "decides_raster"), (0, 1)),
+    "splits": (1, MAX_SPLITS),
+    "smem_bytes": (0, MAX_SMEM_BYTES),
+    "partial_bytes": (0, 4 * MAX_TILE**2),
+    "max_ctas": (0, MAX_GRID_CTAS),
+    "tiles_per_sm": (1, 64),
+    "unusable_sms": (0, 2**16),
+}
+"""The least and the largest value of a number of a row. The C library divides by some, and multiplies others in 32 bits."""
+
+
+def check_row(row: Row) -> None:
+    """Raise LibraryError if a number of a row would overflow, or would be a divisor of 0, in the C library."""
+    numbers = {field.name: getattr(row, field.name) for field in fields(row) if field.name != "symbol"}
+    bounds = {name: _BOUNDS.get(name, (0, MAX_CLOCKS - 1)) for name in numbers}
+    numbers |= {"m of a cluster": row.tile_m * row.cluster_m, "n of a cluster": row.tile_n * row.cluster_n}
+    bounds |= dict.fromkeys(("m of a cluster", "n of a cluster"), (1, MAX_CLUSTER_EXTENT))
+    for name, (low, high) in bounds.items():
+        if not low <= numbers[name] <= high:
+            raise LibraryError(
+                f"{row.symbol} cannot be exported: {name} is {numbers[name]}, which must be {low} to {high}: generate it again"
+            )
+
+
 def _row(row: Row, traits: LaunchTraits, images: Images) -> str:
-    for field in fields(row):
-        if field.name.endswith("_clocks") and getattr(row, field.name) >= MAX_CLOCKS:
-            raise ValueError(f"{row.symbol}: {field.name} is {getattr(row, field.name)}; it must be below {MAX_CLOCKS}")
+    check_row(row)
     rules = {rule.operand: rule for rule in traits.tensor_maps}
     numbers = [getattr(row, field.name) for field in fields(row)][1:]
     words = [

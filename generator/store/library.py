@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from generator.errors import LibraryError
+from generator.store.planned import require_planned
 from generator.store.files import disk_errors, reason_of, reject_export, sync_folder, temporary_name, write_folder
 from generator.store.index import (
     EVERYTHING,
@@ -124,12 +125,14 @@ class Library:
 
         Raises: RequestError for a malformed symbol; LibraryError if the variant is missing or fails a check.
         """
-        return read_variant(self.folder, symbol, verify)
+        variant = read_variant(self.folder, symbol, verify)
+        require_planned(variant.record, variant.folder)
+        return variant
 
     def get(self, symbol: str, verify: bool = True) -> Variant | None:
         """Read a variant like `load`, or return None if it is missing."""
         try:
-            return read_variant(self.folder, symbol, verify)
+            return self.load(symbol, verify)
         except MissingVariantError:
             return None
 

@@ -23,7 +23,7 @@ from generator.store.library import Library, is_ours
 from generator.store.library import join_sessions as join
 from generator.tables import counted
 from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
-from hgemm.library import is_symbol, read_artefact, read_record, read_variant, require_library, scan
+from hgemm.library import is_symbol, read_artefact, read_record, require_library, scan
 from hgemm.measured import FOLDER
 from hgemm.record import RECORD_NAME, SOURCE_NAMES
 
@@ -102,7 +102,7 @@ def _same(one: Path, other: Path) -> bool:
 
 def _check(folder: Path, symbol: str) -> _Found:
     """Read a variant and check all hashes. Raises: LibraryError if a check fails."""
-    record = read_variant(folder, symbol).record
+    record = Library(folder).load(symbol).record
     return _Found(folder, record.key, "executor" in record.data["proof"])
 
 
@@ -141,7 +141,7 @@ def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
 
 
 def _copy(found: _Found, symbol: str, library: Library) -> None:
-    variant = read_variant(found.library, symbol)
+    variant = Library(found.library).load(symbol)
     if variant.record.key != found.key:
         raise LibraryError(
             f"{variant.folder} was replaced by another process: run the merge again when that process is done"
@@ -256,7 +256,7 @@ def _is_kept(entry: os.DirEntry[str], place: Path, folder: int) -> bool:
 def _fault(place: Path) -> str:
     """Return the failed check of a variant, or an empty text."""
     try:
-        read_variant(place.parent, place.name)
+        Library(place.parent).load(place.name)
     except LibraryError as error:
         return str(error).rpartition(": ")[0]
     return ""

@@ -147,6 +147,9 @@ typedef struct hgemm_selected {
 
 enum { HGEMM_WORKSPACE_COUNTERS = 65536 };
 
+/* Tells whether no number by which the selection divides is 0. The exporter checks this too; a table may be damaged later. */
+int hgemm_has_divisors(hgemm_row const *row);
+
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
 
 /* Writes the selected row. Returns 0 if no row supports the query; hgemm_fail_unmet then tells why. */

@@ -90,6 +90,11 @@ static void choose_surveys(hgemm_target *target) {
   }
 }
 
+int hgemm_has_divisors(hgemm_row const *row) {
+  return row->tile_m * row->cluster_m != 0 && row->tile_n * row->cluster_n != 0 && row->cluster_m * row->cluster_n != 0 &&
+         row->tile_k != 0 && row->cluster_ctas != 0 && row->tiles_per_sm != 0 && row->splits != 0;
+}
+
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes) {
   target->number = number, target->sms = sms, target->smem_bytes = smem_bytes;
   target->count = 0;
@@ -104,6 +109,8 @@ void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint
   for (uint32_t i = 0; i < HGEMM_ROW_COUNT; ++i) {
     hgemm_row const *const row = &hgemm_rows[i];
     target->row_modes[i] = row->smem_bytes > smem_bytes ? HGEMM_CANNOT_RUN : target->group_modes[row->group];
+    if (!hgemm_has_divisors(row)) target->row_modes[i] = HGEMM_CANNOT_RUN;
+    if (target->row_modes[i] == HGEMM_CANNOT_RUN) continue;
     target->required[i] = required_by(row);
     target->tiles_per_sm[i] = tiles_per_sm(row, smem_bytes);
     target->sms_used[i] = sms_used(row, sms);

@@ -35,7 +35,9 @@ static Unmet count(hgemm_target const *target, hgemm_query const *q) {
     if (!hgemm_kind_matches(group->kind, q->kind)) continue;
     for (uint32_t row = group->first; row < group->first + group->count; ++row, ++all.rows) {
       uint64_t tiles, needed;
-      uint32_t const unmet = unmet_of(target, &hgemm_rows[row], q, &tiles);
+      uint32_t unmet;
+      if (!hgemm_has_divisors(&hgemm_rows[row])) continue;
+      unmet = unmet_of(target, &hgemm_rows[row], q, &tiles);
       for (uint32_t one = 0; one < REQUIREMENTS; ++one) all.counts[one] += unmet >> one & 1;
       if (unmet != 1U << WORKSPACE) continue;
       needed = hgemm_workspace_bytes(&hgemm_rows[row], tiles, hgemm_rows[row].splits);

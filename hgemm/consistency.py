@@ -1,0 +1,125 @@
+"""Consistency of a record: what its launch, traits and resources say must follow from its spec.
+
+The generator compares a record with the whole plan of its spec. These laws need no generator. They hold for every kernel family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hgemm.dtypes import DTYPES
+from hgemm.problem import LAUNCH, MAX_EXTENT
+
+WARP_THREADS = 32
+WARPGROUP_THREADS = 128
+MAX_CLUSTER_EXTENT = 2**31 - MAX_EXTENT
+"""Elements of D along one axis of a cluster, at most: extents are rounded up to whole clusters in 32 bits."""
+_IN_WORKSPACE = ("split_k", "stream_k", LAUNCH)
+"""Schedules whose partial accumulators can meet in a workspace."""
+_SPLIT = ("split_k", "split_k_cluster")
+
+
+def contradiction(data: Mapping[str, Any]) -> str:
+    """Return the first contradiction in a validated record in present words; "" if there is none."""
+    try:
+        return next(_contradictions(data), "")
+    except KeyError as error:
+        return f"spec lacks or misspells {error}"
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"spec has a malformed value ({error})"
+
+
+def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
+    spec, launch, traits, resources = data["spec"], data["launch"], data["traits"], data["resources"]
+    grid, align, threads = launch["grid"], traits["min_align"], launch["threads"]
+    m, n, k = _sizes(spec["cta_tile"], 3)
+    rule, _, number = spec["schedule"].partition(":")
+    splits = int(number or 1)
+    shape = _sizes(spec.get("cluster", "1x1"), 2)
+    ctas = splits if rule == "split_k_cluster" else shape[0] * shape[1]
+    smem_bytes = launch["smem_bytes"] + launch.get("static_smem_bytes", 0)
+    wgmma, copy = spec["mma"].startswith("m64n"), spec["copy"]
+    fills_gpu = rule == "persistent" or (rule == LAUNCH and (wgmma or copy == "tma"))
+    for name, found, expected in (
+        ("arch", data["arch"], spec["arch"]),
+        ("launch.grid.rule", grid["rule"], rule),
+        ("launch.grid.tile_m", grid["tile_m"], m),
+        ("launch.grid.tile_n", grid["tile_n"], n),
+        ("launch.grid.splits", grid["splits"], splits if rule in _SPLIT else 1),
+        ("launch.grid.persistent", grid.get("persistent", fills_gpu), fills_gpu),
+        ("launch.cluster", launch["cluster"], [ctas, 1, 1]),
+        ("launch.cluster_shape", launch.get("cluster_shape", [1, 1]), shape),
+        ("traits.min_align.a", align["a"], spec["align_a"]),
+        ("traits.min_align.b", align["b"], spec["align_b"]),
+        ("traits.min_align.d", align["d"], spec["align_d"]),
+        ("resources.smem_bytes", resources["smem_bytes"], smem_bytes),
+        ("resources.warps_per_sm", resources["warps_per_sm"], resources["ctas_per_sm"] * threads // WARP_THREADS),
+    ):
+        if found != expected:
+            yield f"{name} is {found}, but {expected} follows from the other fields"
+    for axis, extent in (("m", m * shape[0]), ("n", n * shape[1])):
+        if extent > MAX_CLUSTER_EXTENT:
+            yield f"a cluster has {extent} elements of D along {axis}: at most {MAX_CLUSTER_EXTENT} are supported"
+    workspace = traits["workspace"]
+    if not workspace.get("counter_bytes_per_tile"):  # an older layout, which no launch supports
+        partial_bytes = 4 * m * n if rule in _IN_WORKSPACE else 0
+        if workspace.get("partial_bytes", 0) != partial_bytes:
+            yield f"traits.workspace.partial_bytes is {workspace.get('partial_bytes', 0)}, but a tile has {partial_bytes} B"
+    if (rule == "stream_k") != ("max_ctas" in grid) or grid.get("max_ctas", 0) % ctas:
+        yield f"launch.grid.max_ctas is {grid.get('max_ctas')} with schedule {rule} and clusters of {ctas} CTAs"
+    if launch.get("programmatic") and not (wgmma or copy in ("tma", "ldg")):
+        yield f"launch.programmatic is true, but a kernel with copy {copy} does not wait for the previous grid"
+    if copy != "ldg":
+        staged_bytes = spec["stages"] * (m + n) * k * DTYPES[spec["dtype_a"]].bytes
+        if smem_bytes < staged_bytes:
+            yield f"launch.smem_bytes is {smem_bytes}, but the stages of A and B take {staged_bytes} B"
+    yield from _thread_contradictions(spec, threads, m, n, wgmma)
+    yield from _map_contradictions(spec, launch.get("tensor_maps", ()), (m, n, k), wgmma)
+
+
+def _thread_contradictions(spec: Mapping[str, Any], threads: int, m: int, n: int, wgmma: bool) -> Iterator[str]:
+    if wgmma:
+        consumers = WARPGROUP_THREADS * spec.get("consumers", 0)
+        expected = (consumers + WARP_THREADS, consumers + WARPGROUP_THREADS)  # the producer is a warp or a warpgroup
+    elif spec["copy"] in ("tma", "ldg"):
+        return  # the plan decides the producer's threads, and which warps share k
+    else:
+        warp_m, warp_n = _sizes(spec["warp_tile"], 2)
+        expected = (m // max(1, warp_m) * (n // max(1, warp_n)) * WARP_THREADS,)
+    if threads not in expected:
+        yield f"launch.threads is {threads}, but the tiles of the spec need {' or '.join(map(str, expected))}"
+
+
+def _map_contradictions(spec: Mapping[str, Any], maps: Any, tile: tuple[int, ...], wgmma: bool) -> Iterator[str]:
+    loaded = "ab" if spec["copy"] == "tma" else ""
+    expected = loaded + ("d" if wgmma and spec["store"] == "tma" else "")
+    operands = "".join(entry["operand"] for entry in maps)
+    if operands != expected:
+        yield f"launch.tensor_maps are those of {operands or 'no operand'}, but the kernel takes {expected or 'none'}"
+        return
+    extents = dict(zip("mnk", tile))
+    for entry in maps:
+        operand, box, swizzle_bytes = entry["operand"], entry["box"], entry["swizzle_bytes"]
+        axes = {"a": "mk", "b": "nk", "d": "mn"}[operand]
+        if operand == "d":
+            contiguous = "n"
+        else:
+            k_major = spec["layout"][0] == "t" if operand == "a" else spec["layout"][1] == "n"
+            contiguous = "k" if k_major else axes[0]
+        other = axes.replace(contiguous, "")
+        element = spec[f"dtype_{operand}"]
+        row_bytes = box[0] * DTYPES[element].bytes
+        fits = box[0] <= extents[contiguous] and box[1] <= extents[other] and box[2] == 1
+        whole = operand == "d" or not (extents[contiguous] % box[0] or extents[other] % box[1])
+        if entry["contiguous"] != contiguous or entry["element"] != element:
+            yield f"the tensor map of {operand} has {entry['element']} along {entry['contiguous']}, not {element} along {contiguous}"
+        elif not fits or not whole or (swizzle_bytes and swizzle_bytes != row_bytes):
+            yield f"the tensor map of {operand} has box {box} and a swizzle of {swizzle_bytes} B, which do not fit the tile"
+
+
+def _sizes(text: str, count: int) -> list[int]:
+    sizes = [int(word) for word in text.split("x")]
+    if len(sizes) != count or min(sizes) < 1:
+        raise ValueError(text)
+    return sizes
