@@ -113,7 +113,8 @@ def _map_contradictions(spec: Mapping[str, Any], maps: Any, tile: tuple[int, ...
         fits = box[0] <= extents[contiguous] and box[1] <= extents[other] and box[2] == 1
         whole = operand == "d" or not (extents[contiguous] % box[0] or extents[other] % box[1])
         if entry["contiguous"] != contiguous or entry["element"] != element:
-            yield f"the tensor map of {operand} has {entry['element']} along {entry['contiguous']}, not {element} along {contiguous}"
+            found = f"{entry['element']} along {entry['contiguous']}"
+            yield f"the tensor map of {operand} has {found}, not {element} along {contiguous}"
         elif not fits or not whole or (swizzle_bytes and swizzle_bytes != row_bytes):
             yield f"the tensor map of {operand} has box {box} and a swizzle of {swizzle_bytes} B, which do not fit the tile"
 

@@ -96,13 +96,63 @@ def open_folder(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Opening a pipe does not wait, and a symbolic link is rejected."""
+
+
 def read_regular(name: str, folder: int, limit_bytes: int) -> bytes:
     """Read a regular file of an open folder, up to `limit_bytes` + 1 bytes. Symbolic links are rejected."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
+    with os.fdopen(os.open(name, _READ, dir_fd=folder), "rb") as file:
+        _require_regular(file.fileno())
         return file.read(limit_bytes + 1)
+
+
+def read_whole(path: Path, limit_bytes: int) -> bytes:
+    """Read a regular file of at most `limit_bytes`. Symbolic links are rejected. Raises OSError otherwise."""
+    with os.fdopen(os.open(path, _READ), "rb") as file:
+        _require_regular(file.fileno())
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {limit_bytes} B")
+    return content
+
+
+def _require_regular(descriptor: int) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+# ==== Exchanging two folders ====
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Source: Linux, fcntl.h and fs.h."""
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two existing paths in one step. Return whether the system can do that. Raises OSError if it fails."""
+    code = _call("renameat2", _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    if code and code not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        raise OSError(code, os.strerror(code), str(other))
+    return not code
+
+
+def sync_disk(folder: int) -> None:
+    """Force everything that was written to the file system of an open folder to disk."""
+    code = _call("syncfs", folder)
+    if code == errno.ENOSYS:
+        os.sync()
+    elif code:
+        raise OSError(code, os.strerror(code))
+
+
+def _call(function: str, *arguments: int | bytes) -> int:
+    """Call a function of the C library, which Python lacks. Return 0 or its errno."""
+    import ctypes  # rarely needed, so `hgemm list` does not import it
+
+    found = getattr(ctypes.CDLL(None, use_errno=True), function, None)
+    if found is None:
+        return errno.ENOSYS
+    return ctypes.get_errno() if found(*arguments) else 0
 
 
 def is_stale(path: Path) -> bool:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from hgemm.checks import (
     scalar,
     text,
 )
-from hgemm.disk import disk_errors
+from hgemm.disk import disk_errors, read_whole
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError
 from hgemm.problem import ACCUMULATIONS, ACTIVATIONS, BIASES, LAYOUTS, MAX_EXTENT, TYPES, Kind, LaunchOptions
@@ -41,6 +42,8 @@ from hgemm.record import SYMBOL
 # ==== The schema of a session ====
 
 FOLDER = "measurements"
+MAX_SESSION_BYTES = 128 * 2**20
+_MAX_LINE_BYTES = 2**20
 SCHEMA = 1
 _HASH_DIGITS = 16
 _LOG = logging.getLogger(__name__)
@@ -212,18 +215,29 @@ class Session:
 
 
 def session_paths(library: Path) -> list[Path]:
-    """Return the files of a library's sessions, the oldest first. Files without a complete first line are ignored."""
-    return sorted(path for path in (library / FOLDER).glob("*.jsonl") if _is_begun(path))
+    """Return the files of a library's sessions, the oldest first. Files without a complete first line are ignored.
+
+    A folder of measurements that is a symbolic link is ignored with a warning.
+    """
+    folder = library / FOLDER
+    if folder.is_symlink():
+        _LOG.warning("%s is a symbolic link, and a library may contain none: its measurements are not used", folder)
+        return []
+    return sorted(path for path in folder.glob("*.jsonl") if _is_begun(path))
 
 
 def _is_begun(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
-            return file.readline().endswith(b"\n")
+        return not stat.S_ISREG(os.lstat(path).st_mode) or _has_line(path)
     except FileNotFoundError:
         return False
     except OSError:
         return True  # reading it reports the error
+
+
+def _has_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline(_MAX_LINE_BYTES).endswith(b"\n")
 
 
 def read_sessions(library: Path) -> list[Session]:
@@ -240,7 +254,9 @@ def read_sessions(library: Path) -> list[Session]:
 def read_session(path: Path) -> Session:
     """Read one session. Raises LibraryError if a complete line is damaged or has another schema."""
     with disk_errors("read", path):
-        *lines, _ = path.read_bytes().split(b"\n")  # the rest is empty, or a line that was not completed
+        *lines, _ = read_whole(path, MAX_SESSION_BYTES).split(
+            b"\n"
+        )  # the rest is empty, or a line that was not completed
     try:
         return _parse(path, lines)
     except Mismatch as error:

@@ -54,7 +54,7 @@ Scalar = str | int | float | bool
 SYMBOL = text(r"[a-z0-9_]{1,200}", "a symbol of a-z, 0-9 and _")
 _SHA256 = text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal")
 _COUNT = integer()
-MAX_FILE_BYTES = 256 * 1024 * 1024
+MAX_FILE_BYTES = 64 * 1024 * 1024
 """Limit of an artefact's size. Kernels have at most some MB of machine code and PTX."""
 MAX_TILE = 1024
 MAX_SPLITS = 1024
@@ -135,7 +135,9 @@ _GRID = fields(
         "splits": integer(1, MAX_SPLITS).about("CTAs that share the k of a tile."),
     },
     optional={
-        "max_ctas": integer(1, MAX_GRID_CTAS).about("Largest grid, for stream-K: the workspace has room for this many CTAs."),
+        "max_ctas": integer(1, MAX_GRID_CTAS).about(
+            "Largest grid, for stream-K: the workspace has room for this many CTAs."
+        ),
         "persistent": boolean.about("Whether CTAs compute tiles until none is left."),
     },
 )
@@ -423,20 +425,29 @@ def validate(data: object, source: str = RECORD_NAME, library: Path = DEFAULT_LI
 
 def dump(data: Mapping[str, Any]) -> str:
     """Return a record in its canonical form with its hash: sorted names, floats with nine digits, one final newline."""
-    return _canonical({**data, HASH_FIELD: record_digest(data)})
+    text = _canonical({**data, HASH_FIELD: _NO_HASH})
+    return text.replace(f'\n "{HASH_FIELD}": "{_NO_HASH}"', f'\n "{HASH_FIELD}": "{_written_digest(text)}"', 1)
+
+
+_NO_HASH = "0" * 64
 
 
 def record_digest(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a record in its canonical form, without the field of the hash itself."""
-    text = _canonical({name: value for name, value in data.items() if name != HASH_FIELD})
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _written_digest(_canonical({**data, HASH_FIELD: _NO_HASH}))
+
+
+def is_canonical(document: bytes) -> bool:
+    """Return whether a document has its hash, and the form of `dump`."""
+    line = _HASH_LINE.search(document)
+    return bool(line) and line[1].decode() == _written_digest(document)
 
 
 def _canonical(data: Mapping[str, Any]) -> str:
     return json.dumps(_stable(data), sort_keys=True, indent=1, allow_nan=False) + "\n"
 
 
-_HASH_LINE = re.compile(rb'\n "%s": "[0-9a-f]{64}",(?=\n)' % HASH_FIELD.encode())
+_HASH_LINE = re.compile(rb'\n "%s": "([0-9a-f]{64})",(?=\n)' % HASH_FIELD.encode())
 
 
 def _written_digest(document: bytes | str) -> str:
@@ -467,9 +478,7 @@ _HASHED_SYMBOL = re.compile(r"hgemm_sm\w*_([0-9a-f]{8})", re.ASCII)
 def is_symbol_of(symbol: str, spec: Mapping[str, Any]) -> bool:
     """Return whether a symbol ends with the hash of a spec. Symbols of another form pass."""
     digits = _HASHED_SYMBOL.fullmatch(symbol)
-    hashed = {
-        name: value for name, value in spec.items() if SPEC_DEFAULTS.get(_PRESENT_NAMES.get(name, name)) != value
-    }
+    hashed = {name: value for name, value in spec.items() if SPEC_DEFAULTS.get(_PRESENT_NAMES.get(name, name)) != value}
     text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
     return not digits or hashlib.sha256(text.encode()).hexdigest()[:8] == digits[1]
 

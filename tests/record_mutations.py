@@ -50,8 +50,39 @@ def record_of(plan: Plan) -> dict[str, Any]:
 # ---- Mutations ------------------------------------------------------------------------------------------------------
 
 _NUMBERS = (0, 1, -1, 2, 3, 7, 8, 16, 32, 33, 64, 128, 255, 256, 528, 1024, 2**16, 2**31, 2**32, 2**62, 2**63, 2**64)
-_OTHERS = (None, True, False, 0.5, -0.0, 1e308, "", "1", "launch", "x" * 5000, "\x1b[0m", [], [1], {}, {"a": {"b": [{}]}})
-_WORDS = ("tn", "nt", "f16", "bf16", "f32", "tf32", "row", "relu", "tma", "ldg", "stream_k", "split_k:3", "2x1", "64x64x32")
+_OTHERS = (
+    None,
+    True,
+    False,
+    0.5,
+    -0.0,
+    1e308,
+    "",
+    "1",
+    "launch",
+    "x" * 5000,
+    "\x1b[0m",
+    [],
+    [1],
+    {},
+    {"a": {"b": [{}]}},
+)
+_WORDS = (
+    "tn",
+    "nt",
+    "f16",
+    "bf16",
+    "f32",
+    "tf32",
+    "row",
+    "relu",
+    "tma",
+    "ldg",
+    "stream_k",
+    "split_k:3",
+    "2x1",
+    "64x64x32",
+)
 
 
 def flipped(document: bytes, rng: random.Random) -> bytes:
@@ -92,7 +123,9 @@ def _other_value(value: Any, rng: random.Random) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return rng.choice((*_NUMBERS, value + 1, value - 1, value + 32, 2 * value, value // 2, value ^ 1 << rng.randrange(32)))
+        return rng.choice(
+            (*_NUMBERS, value + 1, value - 1, value + 32, 2 * value, value // 2, value ^ 1 << rng.randrange(32))
+        )
     if isinstance(value, str):
         return rng.choice((*_WORDS, value + "0", value[:-1], value.upper(), value.replace("1", "2", 1)))
     return rng.choice((*_NUMBERS, *_OTHERS))

@@ -79,7 +79,9 @@ def make_record(
     spec = {**SPEC, **{name: value for name, value in overrides.items() if name in SPEC}}
     tile_m, tile_n, _ = map(int, spec["cta_tile"].split("x"))
     spec["warp_tile"] = f"{min(tile_m, 64)}x{min(tile_n, 64)}"
-    plan = plan_of(Spec.from_dict({name: value if _is_known(name, value) else SPEC[name] for name, value in spec.items()}))
+    plan = plan_of(
+        Spec.from_dict({name: value if _is_known(name, value) else SPEC[name] for name, value in spec.items()})
+    )
     resources = resources_of(plan, overrides.get("ctas_per_sm", RESOURCES["ctas_per_sm"]))
     resources |= {name: value for name, value in overrides.items() if name in RESOURCES}
     record = {

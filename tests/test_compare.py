@@ -111,13 +111,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
 
 def test_variants_that_compute_the_same_have_the_same_bits(driver: FakeDriver, tmp_path: Path) -> None:
-    made = simulated.record(beta=False)
-    promises = {**made["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
     settings, ran = Settings(Library(tmp_path / "lib"), templates_folder()), {}
     for name, faults in (("right", ()), ("alike", ()), ("wrong", ("drops an element of k",))):
-        document, files = make_record(
-            f"hgemm_{name}", arch="sm_80", launch=made["launch"], traits=promises, cta_tile="32x48x16"
-        )
+        document, files = make_record(f"hgemm_{name}", arch="sm_80", cta_tile="32x48x16")
         settings.library.publish(document, files)
         traits = LaunchTraits.of(document)
         driver.kernel = lambda problem, traits=traits, faults=faults: simulated.launch(

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
-import string
 import time
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from records import make_record
 from generator.errors import LibraryError, RequestError
 from generator.store import index as index_module
 from generator.store import library as library_module
-from generator.store.index import Compare, Every, Like, Literal, Node, Not, Some, Truth, matches, open_index, to_sql
+from generator.store.index import Compare, Every, Literal, matches, open_index
 from generator.store.library import Library, write_variant
 from generator.store.maintenance import collect_garbage
 from generator.store.query import MAX_COMPARISONS, parse_where
@@ -115,36 +114,56 @@ def test_a_row_left_behind_by_a_failed_update_is_brought_up_to_date(library: Lib
     assert [row["registers"] for row in library.rows()] == [2, 3]
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "truncated", "torn", "version", "tables", "rows"])
+STATEMENTS = {
+    "version": "PRAGMA user_version = 1",
+    "tables": "DROP TABLE variants",
+    "rows": "UPDATE variants SET flat = '{'",
+    "one cell": "UPDATE variants SET flat = replace(flat, '128', '129') WHERE symbol = 'k07'",
+    "bytes that are no text": "UPDATE variants SET flat = CAST(x'ff' || flat AS TEXT)",
+    "another type": "UPDATE variants SET flat = 7",
+    "measurement": "UPDATE measurements SET time_us = 1.0",
+    "trigger": "CREATE TRIGGER again AFTER INSERT ON variants BEGIN DELETE FROM variants; END",
+    "view": "CREATE VIEW more AS SELECT * FROM variants",
+    "endless view": "DROP TABLE variants; CREATE VIEW variants AS WITH RECURSIVE n(symbol, stamp, flat, hash) AS "
+    "(SELECT 1, 2, 3, 4 UNION ALL SELECT symbol, stamp, flat, hash FROM n) SELECT * FROM n",
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["missing", "empty", "garbage", "truncated", "torn", "fifo", "link", "device", "fifo of a journal", *STATEMENTS],
+)
 def test_a_damaged_index_heals_with_its_measurements(library: Library, damage: str) -> None:
-    for number in range(30):
+    for number in range(9):
         publish(library, f"k{number:02}")
     measure(library.folder)
     before = library.measurements()
     path = library.folder / "index.db"
     content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    elif damage in ("version", "tables", "rows"):
+    if damage in STATEMENTS:
         database = sqlite3.connect(path)
-        statements = {
-            "version": "PRAGMA user_version = 1",
-            "tables": "DROP TABLE facts",
-            "rows": "UPDATE variants SET flat = '{'",
-        }
-        database.execute(statements[damage])
-        database.commit()
+        database.executescript(STATEMENTS[damage])
         database.close()
+    elif damage == "fifo of a journal":
+        path.write_bytes(b"x" * 9000)
+        path.with_name("index.db-wal").unlink(missing_ok=True)
+        os.mkfifo(path.with_name("index.db-wal"))
+    elif damage in ("missing", "fifo", "link", "device"):
+        path.unlink()
+        if damage == "fifo":
+            os.mkfifo(path)
+        elif damage != "missing":
+            path.symlink_to("/dev/zero" if damage == "device" else library.folder / "k00" / "record.json")
     else:
         torn = content[:4096] + b"\xaa" * 40960 + content[45056:]
         changed = {"empty": b"", "garbage": b"x" * 9000, "truncated": content[: len(content) // 2], "torn": torn}
         path.write_bytes(changed[damage])
-    assert symbols(library) == [f"k{number:02}" for number in range(30)]
-    assert [row["registers"] for row in library.rows(parse_where("registers=128"))] == [128] * 30
+    assert symbols(library) == [f"k{number:02}" for number in range(9)]
+    assert [row["registers"] for row in library.rows(parse_where("registers=128"))] == [128] * 9
     assert library.measurements() == before and [found.time_us for found in before] == [12.5]
     publish(library, "more")
     assert "more" in symbols(library)
-    assert library.reindex() == 31
+    assert library.reindex() == 10
 
 
 def test_measurements_are_rows_as_long_as_their_files_are_there(library: Library) -> None:
@@ -258,56 +277,6 @@ FLAT = {
     "mma": "m64n256k16",
 }
 NAMES = ("registers", "occupancy", "layout", "cta_tile", "spilled")
-TEXTS = st.text(alphabet=string.ascii_letters + string.digits + "_x.[]*?^!- \u00e9\U0001f600", max_size=6)
-NUMBERS = st.one_of(
-    st.integers(-(2**63) + 1, 2**63 - 1), st.integers(-3, 3), st.floats(allow_nan=False, allow_infinity=False)
-)
-VALUES = st.one_of(TEXTS, NUMBERS, st.booleans())
-LITERALS = st.one_of(
-    st.builds(Literal, TEXTS), NUMBERS.map(lambda number: Literal(repr(number), number)), st.just(Literal("true", 1))
-)
-FIELDS = st.sampled_from(NAMES)
-LEAVES = st.one_of(
-    st.builds(Compare, FIELDS, st.sampled_from(("<", "<=", "=", ">=", ">")), LITERALS),
-    st.builds(Like, FIELDS, TEXTS),
-    st.builds(Truth, FIELDS),
-)
-NODES = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.builds(Not, inner),
-        st.lists(inner, max_size=3).map(lambda items: Every(tuple(items))),
-        st.lists(inner, max_size=3).map(lambda items: Some(tuple(items))),
-    ),
-    max_leaves=6,
-)
-
-
-def ask_sql(node: Node, flat: dict) -> bool:
-    database = sqlite3.connect(":memory:")
-    database.execute("CREATE TABLE variants (id INTEGER PRIMARY KEY)")
-    database.execute("CREATE TABLE facts (variant INTEGER, name TEXT, value, PRIMARY KEY (variant, name))")
-    database.execute("INSERT INTO variants VALUES (1)")
-    database.executemany("INSERT INTO facts VALUES (1, ?, ?)", flat.items())
-    sql, values = to_sql(node)
-    found = database.execute(f"SELECT id FROM variants WHERE {sql}", values).fetchall()
-    database.close()
-    return bool(found)
-
-
-@settings(max_examples=400, deadline=None)
-@given(node=NODES, flat=st.dictionaries(FIELDS, VALUES, max_size=5))
-def test_sql_and_python_agree(node: Node, flat: dict) -> None:
-    assert ask_sql(node, flat) == matches(node, flat)
-
-
-@settings(max_examples=200, deadline=None)
-@given(node=NODES)
-def test_no_value_of_an_expression_is_in_its_sql(node: Node) -> None:
-    sql, values = to_sql(node)
-    assert sql.count("?") == len(values)
-    assert set(sql) <= set(string.ascii_letters + "0123 ().=<>?,'")
-    assert not any(name in sql for name in NAMES)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +311,6 @@ def test_no_value_of_an_expression_is_in_its_sql(node: Node) -> None:
 def test_an_expression_means_what_it_says(text: str, expected: bool) -> None:
     node = parse_where(text)
     assert matches(node, FLAT) is expected
-    assert ask_sql(node, FLAT) is expected
 
 
 def test_an_architecture_may_be_written_short() -> None:
@@ -383,9 +351,9 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         node = parse_where(text)
     except RequestError:
         return
-    assert ask_sql(node, FLAT) == matches(node, FLAT)
+    assert matches(node, FLAT) in (True, False)
 
 
-def test_the_longest_expression_is_within_limits_of_sqlite() -> None:
-    text = " or ".join(["a=1"] * (MAX_COMPARISONS - 1)) + " or " + "not " * 30 + "a=2"
-    assert ask_sql(parse_where(text), {"a": 1})
+def test_the_longest_expression_is_evaluated() -> None:
+    text = " or ".join(["a=2"] * (MAX_COMPARISONS - 1)) + " or " + "not " * 29 + "a=2"
+    assert matches(parse_where(text), {"a": 1})

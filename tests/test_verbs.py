@@ -541,14 +541,7 @@ def test_run_prints_time_rate_and_error(driver: FakeDriver, device_folder: Path)
 def test_run_passes_the_splits_of_a_launch(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
     library = tmp_path / "decided"
     shutil.copytree(device_folder, library)
-    record, files = make_record("hgemm_decided")
-    record.update(
-        {
-            name: {**record[name], **value}
-            for name, value in simulated.record("launch").items()
-            if name in ("launch", "traits")
-        }
-    )
+    record, files = make_record("hgemm_decided", cta_tile="32x48x16", schedule="launch")
     Library(library).publish(record, files)
     given: list[Problem] = []
     driver.kernel = given.append

@@ -16,7 +16,15 @@ from generator import __version__
 from generator.build.toolchain import cutlass_include, templates_folder
 from generator.errors import HgemmError, LibraryError, RequestError
 from generator.export.c_sources import Images, Shortlists, pack, table_c, table_h, with_enums
-from generator.store.files import EXPORT_FORMAT, EXPORT_MANIFEST, disk_errors, exported_files, temporary_name
+from generator.store.files import (
+    EXPORT_FORMAT,
+    EXPORT_MANIFEST,
+    disk_errors,
+    exported_files,
+    remove_abandoned,
+    replace_folder,
+    temporary_name,
+)
 from generator.store.planned import require_planned
 from hgemm.dispatch_table import DispatchTable
 from hgemm.launch_traits import LaunchTraits
@@ -312,8 +320,12 @@ def _others(to: Path, listed: frozenset[str]) -> Iterator[str]:
 
 
 def _write(to: Path, files: dict[str, bytes], manifest: dict, options: ExportOptions) -> None:
-    """Fill a temporary folder beside `to`, then swap the two. An old export is deleted last."""
+    """Fill a temporary folder beside `to`, then exchange the two in one step. An old export is deleted last.
+
+    Folders that killed exports left beside `to` are deleted first.
+    """
     to.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(to.parent)
     temporary = to.parent / temporary_name()
     try:
         for path, content in files.items():
@@ -323,13 +335,7 @@ def _write(to: Path, files: dict[str, bytes], manifest: dict, options: ExportOpt
             build(temporary, options.name, options.compiler)
         (temporary / MANIFEST).write_bytes(_json({**manifest, "files": _hashes(temporary)}))
         _check_place(to)  # the compiler took seconds, in which files may have been added
-        if to.exists():
-            aside = to.parent / temporary_name()
-            os.rename(to, aside)
-            os.rename(temporary, to)
-            shutil.rmtree(aside)
-        else:
-            os.rename(temporary, to)
+        replace_folder(temporary, to)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

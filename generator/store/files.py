@@ -50,6 +50,7 @@ def reason_of(error: OSError | sqlite3.Error, option: str = LIBRARY_OPTION) -> s
 
 EXPORT_MANIFEST = "MANIFEST.json"
 EXPORT_FORMAT = 1
+_MAX_MANIFEST_BYTES = 64 * 2**20
 _MANIFEST = fields(
     {
         "format": integer(low=EXPORT_FORMAT, high=EXPORT_FORMAT),
@@ -62,7 +63,7 @@ _MANIFEST = fields(
 def exported_files(folder: Path) -> frozenset[str] | None:
     """Return the files that the manifest of an exported C library lists, or None if the folder has no such manifest."""
     try:
-        manifest = json.loads((folder / EXPORT_MANIFEST).read_bytes())
+        manifest = json.loads(disk.read_whole(folder / EXPORT_MANIFEST, _MAX_MANIFEST_BYTES))
         _MANIFEST(manifest, "")
     except (OSError, ValueError, RecursionError, Mismatch):
         return None
@@ -165,6 +166,31 @@ def retire(folder: Path, place: Path, ours: Callable[[str], bool]) -> int:
     if not any(os.scandir(folder)):
         os.rmdir(folder)
     return freed_bytes
+
+
+def replace_folder(temporary: Path, place: Path) -> None:
+    """Give a complete temporary folder the path `place`, and delete the folder that was there.
+
+    A process that is killed meanwhile leaves one of the two folders at `place`, on systems that can exchange paths.
+    """
+    if not place.exists():
+        os.rename(temporary, place)
+        return
+    old = temporary
+    if not disk.exchange(temporary, place):
+        old = place.parent / temporary_name()
+        os.rename(place, old)
+        os.rename(temporary, place)
+    shutil.rmtree(old)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Delete temporary files and folders of dead processes. Folders that a publication moved aside stay."""
+    for path in folder.glob(".tmp-*"):
+        found = disk.TEMPORARY.fullmatch(path.name)
+        if found and not found["name"] and disk.is_stale(path):
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,21 +1,25 @@
-"""The index of a library: conditions on records, and the SQLite database that answers them.
+"""The index of a library: conditions on records, and the SQLite database that keeps the flat records.
 
-A condition is a tree. It becomes SQL with bound parameters, or is evaluated in Python; both give the same answer.
-A comparison with a missing field is false. Numbers compare with numbers, texts with texts. A field alone is true if it is a
-number other than zero.
+A condition is a tree, which `matches` evaluates. A comparison with a missing field is false. Numbers compare with numbers, texts
+with texts. A field alone is true if it is a number other than zero.
+
+The database is a cache of the folders. Its schema and a hash of each row are checked before a row is used.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 import operator
 import os
 import re
 import sqlite3
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -24,7 +28,6 @@ from generator.store.files import temporary_name
 from hgemm.record import SCHEMA, Record, Scalar
 
 _OPERATORS = {"<": operator.lt, "<=": operator.le, "=": operator.eq, ">=": operator.ge, ">": operator.gt}
-_FACT = "EXISTS (SELECT 1 FROM facts WHERE facts.variant = variants.id AND facts.name = ? AND "
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,6 @@ Node = Compare | Like | Truth | Not | Every | Some
 EVERYTHING = Every(())
 """The condition that every record meets."""
 
-Sql = tuple[str, tuple[Scalar, ...]]
-
 
 def any_like(fields: tuple[str, ...], patterns: tuple[str, ...]) -> Node:
     """Return the condition that one of the fields is like one of the patterns."""
@@ -116,61 +117,29 @@ def _compares(value: Scalar, op: str, literal: Literal) -> bool:
     return _OPERATORS[op](value, literal.text)
 
 
-def to_sql(node: Node) -> Sql:
-    """Return the condition as an SQL expression over `variants`, and its parameters."""
-    if isinstance(node, (Every, Some)):
-        parts = [to_sql(item) for item in node.items]
-        joined = (" AND " if isinstance(node, Every) else " OR ").join(f"({sql})" for sql, _ in parts)
-        empty = "1" if isinstance(node, Every) else "0"
-        return joined or empty, tuple(value for _, values in parts for value in values)
-    if isinstance(node, Not):
-        sql, values = to_sql(node.item)
-        return f"NOT ({sql})", values
-    if isinstance(node, Truth):
-        return _FACT + "typeof(value) <> 'text' AND value <> 0)", (node.field,)
-    if isinstance(node, Like):
-        return _FACT + "typeof(value) = 'text' AND value GLOB ?)", (node.field, _glob(node.pattern))
-    return _compare_to_sql(node)
-
-
-def _compare_to_sql(node: Compare) -> Sql:
-    text, number = node.value.text, node.value.number
-    if node.op == "=":
-        if number is None:
-            return _FACT + "value = ?)", (node.field, text)
-        return _FACT + "value IN (?, ?))", (node.field, text, number)
-    if node.op not in _OPERATORS:
-        raise ValueError(f"no such operator: {node.op}")
-    kind = "=" if number is None else "<>"
-    return _FACT + f"typeof(value) {kind} 'text' AND value {node.op} ?)", (
-        node.field,
-        text if number is None else number,
-    )
-
-
 def _glob(pattern: str) -> str:
-    """Write a pattern of * and ? for GLOB and fnmatch. Escape [, which is special in both."""
+    """Write a pattern of * and ? for fnmatch. Escape [, which is special there."""
     return re.sub(r"\*+", "*", pattern).replace("[", "[[]")
 
 
 # ---- The SQLite database --------------------------------------------------------------------------------------------
 
 INDEX_NAME = "index.db"
-VERSION = 1000 * SCHEMA + 3
+VERSION = 1000 * SCHEMA + 4
 BUSY_TIMEOUT_S = 15.0
 BATCH_ROWS = 100
+MAX_BYTES = 512 * 2**20
 
 TABLES = """
-CREATE TABLE variants (id INTEGER PRIMARY KEY, symbol TEXT NOT NULL UNIQUE, key TEXT NOT NULL, arch TEXT NOT NULL,
-    stamp TEXT NOT NULL, flat TEXT NOT NULL);
-CREATE TABLE facts (variant INTEGER NOT NULL, name TEXT NOT NULL, value, PRIMARY KEY (variant, name)) WITHOUT ROWID;
+CREATE TABLE variants (symbol TEXT NOT NULL UNIQUE, stamp TEXT NOT NULL, flat TEXT NOT NULL, hash TEXT NOT NULL);
 CREATE TABLE sessions (name TEXT PRIMARY KEY, stamp TEXT NOT NULL);
 CREATE TABLE measurements (id INTEGER PRIMARY KEY, session TEXT NOT NULL, symbol TEXT NOT NULL, key TEXT NOT NULL,
     problem TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL, clocks TEXT NOT NULL, date TEXT NOT NULL,
-    toolchain TEXT NOT NULL, time_us REAL NOT NULL, details TEXT NOT NULL);
+    toolchain TEXT NOT NULL, time_us REAL NOT NULL, details TEXT NOT NULL, hash TEXT NOT NULL);
 CREATE INDEX measurements_symbol ON measurements (symbol);
 CREATE INDEX measurements_session ON measurements (session);
 """
+"""`hash` is that of the other columns of its row, without `id`."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +164,13 @@ class Measurement:
 
 
 MEASURED = ", ".join(field.name for field in fields(Measurement))
-_VALUES = ", ".join("?" * len(fields(Measurement)))
-_ADD_MEASUREMENT = f"INSERT INTO measurements ({MEASURED}) VALUES ({_VALUES})"
+_VALUES = ", ".join("?" * (len(fields(Measurement)) + 1))
+_ADD_MEASUREMENT = f"INSERT INTO measurements ({MEASURED}, hash) VALUES ({_VALUES})"
+_HASH_DIGITS = 16
+
+
+def _row_hash(*values: str | float) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:_HASH_DIGITS]
 
 
 class Damaged(sqlite3.DatabaseError):
@@ -210,8 +184,7 @@ def open_index(library: Path) -> Iterator[Index]:
     Raises: Damaged if it must be replaced first; sqlite3.Error if it cannot be used now.
     """
     path = library / INDEX_NAME
-    if not path.exists():
-        raise Damaged("it does not exist")
+    _require_regular(path)
     with closing(_connect(path)) as database:
         try:
             yield Index(database)
@@ -219,6 +192,21 @@ def open_index(library: Path) -> Iterator[Index]:
             if type(error) is sqlite3.DatabaseError or "no such" in str(error):
                 raise Damaged(str(error)) from error
             raise
+
+
+def _require_regular(path: Path) -> None:
+    """Raise Damaged unless the index is a regular file of a sound size, and its journals are regular files, if any."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        try:
+            status = os.lstat(f"{path}{suffix}")
+        except FileNotFoundError:
+            if not suffix:
+                raise Damaged("it does not exist") from None
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise Damaged(f"{path.name}{suffix} is not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise Damaged(f"{path.name}{suffix} has {status.st_size} B, more than {MAX_BYTES}")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -235,6 +223,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _checked(uri: str) -> sqlite3.Connection:
     database = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    database.text_factory = lambda text: text.decode(errors="replace")  # the hash of a damaged row differs
     try:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
@@ -243,6 +232,9 @@ def _checked(uri: str) -> sqlite3.Connection:
             )
         if version != VERSION:
             raise Damaged(f"it has version {version}, not {VERSION}")
+        database.execute("PRAGMA trusted_schema = OFF")
+        if _schema_of(database) != _expected_schema():
+            raise Damaged("its schema is not that of an index")
         database.execute("PRAGMA synchronous = NORMAL")
         return database
     except sqlite3.DatabaseError as error:
@@ -250,6 +242,31 @@ def _checked(uri: str) -> sqlite3.Connection:
         if type(error) is sqlite3.DatabaseError:
             raise Damaged(str(error)) from error
         raise
+
+
+def _flat_record(symbol: str, flat: str) -> dict[str, Scalar]:
+    try:
+        row = json.loads(flat)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"the row of {symbol!a:.80} is not JSON: {error}") from error
+    if type(row) is not dict or row.get("symbol") != symbol or not all(type(one) in _SCALARS for one in row.values()):
+        raise Damaged(f"the row of {symbol!a:.80} is not a flat record")
+    return row
+
+
+_SCALARS = frozenset((str, int, float, bool))
+
+
+def _schema_of(database: sqlite3.Connection) -> list[tuple[str, str, str, str]]:
+    """Return the definition of each table, index, view and trigger."""
+    return sorted(database.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master"))
+
+
+@cache
+def _expected_schema() -> list[tuple[str, str, str, str]]:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(TABLES)
+        return _schema_of(database)
 
 
 class Index:
@@ -263,17 +280,15 @@ class Index:
         return dict(self._database.execute("SELECT symbol, stamp FROM variants"))
 
     def rows(self, where: Node = EVERYTHING) -> list[dict[str, Scalar]]:
-        """Return the flat records that meet a condition, sorted by symbol."""
-        condition, values = to_sql(where)
-        found = self._database.execute(f"SELECT flat FROM variants WHERE {condition} ORDER BY symbol", values)
-        try:
-            return [json.loads(flat) for (flat,) in found]
-        except (ValueError, TypeError) as error:
-            raise Damaged(f"a row cannot be read: {error}") from error
-
-    def names(self) -> set[str]:
-        """Return the names of all fields that any variant has."""
-        return {name for (name,) in self._database.execute("SELECT DISTINCT name FROM facts")}
+        """Return the flat records that meet a condition, sorted by symbol. Raises Damaged if a row was changed."""
+        found = []
+        for symbol, stamp, flat, digest in self._database.execute(
+            "SELECT symbol, stamp, flat, hash FROM variants ORDER BY symbol"
+        ):
+            if digest != _row_hash(symbol, stamp, flat):
+                raise Damaged(f"the row of {symbol!a:.80} was changed (its hash differs)")
+            found.append(_flat_record(symbol, flat))
+        return [row for row in found if matches(where, row)]
 
     def check(self) -> None:
         """Check every page. Raises Damaged if one is corrupt."""
@@ -284,7 +299,7 @@ class Index:
     def clear(self) -> None:
         """Delete all rows."""
         with self._transaction():
-            for table in ("facts", "variants", "measurements", "sessions"):
+            for table in ("variants", "measurements", "sessions"):
                 self._database.execute(f"DELETE FROM {table}")
 
     def upsert(self, rows: list[tuple[Record, str]]) -> None:
@@ -295,24 +310,13 @@ class Index:
                     self._upsert(record, stamp)
 
     def _upsert(self, record: Record, stamp: str) -> None:
-        flat = record.flat()
-        values = (record.symbol, record.key, record.arch, stamp, json.dumps(flat))
-        self._database.execute("INSERT OR IGNORE INTO variants VALUES (NULL, ?, ?, ?, ?, ?)", values)
-        query = "SELECT id FROM variants WHERE symbol = ?"
-        (variant,) = self._database.execute(query, (record.symbol,)).fetchone()
-        update = "UPDATE variants SET symbol = ?, key = ?, arch = ?, stamp = ?, flat = ? WHERE id = ?"
-        self._database.execute(update, (*values, variant))
-        self._database.execute("DELETE FROM facts WHERE variant = ?", (variant,))
-        traits = [(variant, name, value) for name, value in flat.items()]
-        self._database.executemany("INSERT INTO facts VALUES (?, ?, ?)", traits)
+        row = (record.symbol, stamp, json.dumps(record.flat()))
+        self._database.execute("INSERT OR REPLACE INTO variants VALUES (?, ?, ?, ?)", (*row, _row_hash(*row)))
 
     def delete(self, rows: list[tuple[str, str]]) -> None:
         """Remove the rows of these symbols that still have these stamps."""
         with self._transaction():
-            for row in rows:
-                of_row = "(SELECT id FROM variants WHERE symbol = ? AND stamp = ?)"
-                self._database.execute(f"DELETE FROM facts WHERE variant IN {of_row}", row)
-                self._database.execute("DELETE FROM variants WHERE symbol = ? AND stamp = ?", row)
+            self._database.executemany("DELETE FROM variants WHERE symbol = ? AND stamp = ?", rows)
 
     def session_stamps(self) -> dict[str, str]:
         """Return the stamp of each indexed session of measurements, by name."""
@@ -322,7 +326,8 @@ class Index:
         """Replace the measurements of a session."""
         with self._transaction():
             self._database.execute("DELETE FROM measurements WHERE session = ?", (name,))
-            self._database.executemany(_ADD_MEASUREMENT, map(astuple, measurements))
+            rows = map(astuple, measurements)
+            self._database.executemany(_ADD_MEASUREMENT, ((*row, _row_hash(*row)) for row in rows))
             self._database.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (name, stamp))
 
     def delete_session(self, name: str) -> None:
@@ -333,8 +338,13 @@ class Index:
 
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
         """Return the measurements of one variant, or of all, oldest session first."""
-        query = f"SELECT {MEASURED} FROM measurements WHERE ?1 IS NULL OR symbol = ?1 ORDER BY session, id"
-        return [Measurement(*row) for row in self._database.execute(query, (symbol,))]
+        query = f"SELECT {MEASURED}, hash FROM measurements WHERE ?1 IS NULL OR symbol = ?1 ORDER BY session, id"
+        found = []
+        for *row, digest in self._database.execute(query, (symbol,)):
+            if digest != _row_hash(*row):
+                raise Damaged(f"a measurement of {row[1]!a:.80} was changed (its hash differs)")
+            found.append(Measurement(*row))
+        return found
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -386,7 +396,7 @@ def _is_sound(library: Path) -> bool:
         with open_index(library) as index:
             index.check()
             index.rows()
-            index.names()
+            index.measurements()
             return True
     except sqlite3.OperationalError as error:
         if path_exists and "locked" in str(error):  # in use, not damaged

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from generator.errors import LibraryError
-from generator.store.planned import require_planned
 from generator.store.files import disk_errors, reason_of, reject_export, sync_folder, temporary_name, write_folder
 from generator.store.index import (
     EVERYTHING,
@@ -29,6 +28,7 @@ from generator.store.index import (
     open_index,
     replace_index,
 )
+from generator.store.planned import require_planned
 from hgemm.library import (
     MissingVariantError,
     UnusableVariantError,
@@ -161,7 +161,7 @@ class Library:
 
     def field_names(self) -> set[str]:
         """Return the names of all fields that any variant has."""
-        return self._ask(Index.names, lambda: {name for row in self._scan_rows(EVERYTHING) for name in row})
+        return {name for row in self.rows() for name in row}
 
     def measurements(self, symbol: str | None = None) -> list[Measurement]:
         """Return the measurements of one variant, or of all. Return none if the index cannot be read."""
@@ -268,7 +268,7 @@ def _stamps(library: Path) -> dict[str, str]:
     stamps = {}
     for path in session_paths(library):
         with suppress(FileNotFoundError):
-            stamps[path.stem] = stamp_of(os.stat(path))
+            stamps[path.stem] = stamp_of(os.lstat(path))
     return stamps
 
 

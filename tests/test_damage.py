@@ -1,0 +1,238 @@
+"""Damaged and hand-edited libraries: a reader notices, says so in one line, and neither hangs nor crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import measured
+import pytest
+from record_mutations import judge, record_of, sound_records
+from records import make_artefacts, make_record
+
+import hgemm
+from generator.export.c_sources import MAX_CLOCKS, check_row
+from generator.spec import Spec, spec_hash
+from generator.store.files import remove_abandoned, replace_folder, temporary_name
+from generator.store.library import Library
+from generator.store.maintenance import collect_garbage, merge
+from generator.sweep import sweep
+from hgemm.consistency import contradiction
+from hgemm.dispatch_table import row_of
+from hgemm.errors import LibraryError
+from hgemm.launch_traits import LaunchTraits
+from hgemm.record import HASH_FIELD, SPEC_DEFAULTS, Record, dump
+
+DEAD_PID = 2**22 + 1  # above the kernel's largest pid
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    library = Library(tmp_path / "library")
+    for name in ("one", "two"):
+        library.publish(*make_record(name))
+    return library.folder
+
+
+def edit(folder: Path, **changes: object) -> Path:
+    """Change numbers of a record's grid as an editor does. Its hash stays."""
+    path = folder / "one" / "record.json"
+    data = json.loads(path.read_bytes())
+    data["launch"]["grid"] |= changes
+    path.write_text(json.dumps(data))
+    return path
+
+
+def hash_again(folder: Path, **changes: object) -> Path:
+    """Change numbers of a record's grid, and give it the hash that they have."""
+    path = edit(folder, **changes)
+    path.write_text(dump(json.loads(path.read_bytes())))
+    return path
+
+
+# ==== Records: their hash, their bounds, their consistency, their plan ================================================
+
+
+def test_a_record_carries_its_hash_in_any_layout_of_the_document() -> None:
+    record = make_record("one")[0]
+    text = dump(record)
+    document = json.loads(text)
+    assert len(document.pop(HASH_FIELD)) == 64 and document == record
+    assert Record.parse(text).data == Record.parse(json.dumps(json.loads(text))).data == record
+
+
+@pytest.mark.parametrize("change", [edit, hash_again])
+@pytest.mark.parametrize("grid", [{"tile_n": 528}, {"tile_m": 2**32}, {"splits": 2}, {"rule": "persistent"}])
+def test_an_edited_launch_is_refused_by_every_reader(folder: Path, tmp_path: Path, change, grid: dict) -> None:
+    place = change(folder, **grid)
+    for read in (
+        lambda: hgemm.open(folder).records,
+        lambda: hgemm.open(folder).kernel("one"),
+        lambda: Library(folder).load("one"),
+        lambda: merge([folder], tmp_path / "merged", print),
+    ):
+        with pytest.raises(LibraryError, match=f"{place}: (launch.grid|the record was changed)"):
+            read()
+    assert [row["symbol"] for row in Library(folder).rows()] == ["two"]
+    assert [removal.name for removal in collect_garbage(Library(folder))] == ["one"]
+
+
+def test_a_record_of_an_older_version_needs_no_hash_but_its_symbol_names_its_spec() -> None:
+    record = record_of(*sweep([{"arch": "sm_80", "tile": "64x64x32"}]).plans)
+    assert HASH_FIELD not in record and Record.parse(json.dumps(record)).data == record
+    changed = {**record, "spec": {**record["spec"], "layout": "nn"}}
+    with pytest.raises(LibraryError, match="the hash of its spec is not that of its symbol"):
+        Record.parse(json.dumps(changed))
+
+
+def test_the_hash_of_a_spec_leaves_out_the_same_defaults_everywhere() -> None:
+    assert {name: Spec.__dataclass_fields__[name].default for name in SPEC_DEFAULTS} | {
+        "cluster": "1x1"
+    } == SPEC_DEFAULTS
+    for record in sound_records():
+        assert record["symbol"].endswith(spec_hash(Spec.from_dict(record["spec"]))[:8])
+
+
+def test_the_generator_compares_a_record_with_the_plan_of_its_spec(tmp_path: Path) -> None:
+    record = record_of(*sweep([{"arch": "sm_90a", "tile": "128x128x64", "schedule": "stream_k"}]).plans)
+    symbol = record["symbol"]
+    record["launch"]["grid"]["max_ctas"] *= 2  # no law without the plan knows the number of SMs
+    assert not contradiction(record)
+    files = make_artefacts(symbol)
+    record["files"] = make_record(symbol, files)[0]["files"]
+    Library(tmp_path).publish(record, files)
+    with pytest.raises(LibraryError, match="launch.grid is .*, but the plan of its spec has"):
+        Library(tmp_path).load(symbol)
+    record["toolchain"]["generator"] = "0.0.1"  # whose plans may differ
+    Library(tmp_path).publish(record, files)
+    assert Library(tmp_path).load(symbol)
+
+
+def test_every_planned_record_is_consistent() -> None:
+    assert [wrong for record in sound_records() if (wrong := contradiction(record))] == []
+
+
+def test_no_row_of_an_export_divides_by_zero_or_overflows() -> None:
+    record = record_of(*sweep([{"arch": "sm_80", "tile": "64x64x32"}]).plans)
+    row = row_of(LaunchTraits.of(record), record)
+    check_row(row)
+    for change in (
+        {"tile_m": 0},
+        {"tile_n": 2**32},
+        {"tile_k": 0},
+        {"cluster_m": 16, "tile_m": 128},
+        {"cluster_ctas": 0},
+        {"tiles_per_sm": 0},
+        {"splits": 0},
+        {"k_tile_clocks": MAX_CLOCKS},
+        {"partial_bytes": 2**31},
+    ):
+        with pytest.raises(LibraryError, match="cannot be exported"):
+            check_row(replace(row, **change))
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(50_000, marks=pytest.mark.slow)])
+def test_no_mutated_record_is_accepted_that_launches_otherwise(count: int) -> None:
+    tally = judge(count)
+    assert tally.failures == []
+    assert tally.counts["one bit", "rejected"] == count // 4
+
+
+# ==== Files that are no files, or too large ===========================================================================
+
+
+@pytest.fixture
+def measured_folder(folder: Path) -> Path:
+    measured.write(folder, [(measured.problem(64, 64, 64), {"one": 12.5})])
+    return folder
+
+
+def replaced(path: Path, kind: str) -> None:
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.relpath(path))
+    else:  # 2^40 bytes without a line, and without taking any space
+        with path.open("wb") as file:
+            file.truncate(2**40)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "socket", "huge"])
+@pytest.mark.parametrize("name", ["measurements", "record.json", "kernel.cubin", "MANIFEST.json"])
+def test_what_is_no_file_of_a_sound_size_is_told_and_read_no_further(
+    measured_folder: Path, tmp_path: Path, monkeypatch, caplog, name: str, kind: str
+) -> None:
+    folder = measured_folder
+    monkeypatch.chdir(folder)
+    where = {"measurements": Path("measurements"), "MANIFEST.json": Path(".")}.get(name, Path("one"))
+    place = where / ("20261123t000000000000z_00000000.jsonl" if name == "measurements" else name)
+    replaced(place, kind)
+    library = Library(folder)
+    symbols = [str(row["symbol"]) for row in library.rows()]
+    assert symbols == (["two"] if name == "record.json" else ["one", "two"])
+    assert [found.time_us for found in library.measurements("one")] == [12.5]
+    if name == "kernel.cubin":
+        with pytest.raises(LibraryError, match="kernel.cubin"):
+            hgemm.open(folder).kernel("one")
+    elif name != "record.json":
+        assert hgemm.open(folder).table.rows
+    library.publish(*make_record("three"))
+    removed = [removal.name for removal in collect_garbage(library)]
+    assert removed == (["one"] if where == Path("one") and kind != "folder" else removed)
+
+
+def test_a_link_of_the_measurements_is_not_followed(measured_folder: Path, tmp_path: Path, caplog) -> None:
+    (measured_folder / "measurements").rename(tmp_path / "elsewhere")
+    (measured_folder / "measurements").symlink_to(tmp_path / "elsewhere")
+    assert Library(measured_folder).measurements() == [] and "is a symbolic link" in caplog.text
+
+
+def test_a_record_that_promises_huge_files_is_refused_and_cleaned_up(folder: Path) -> None:
+    path = folder / "one" / "record.json"
+    data = json.loads(path.read_bytes())
+    data["files"]["kernel.cubin"]["bytes"] = 2**62
+    path.write_text(dump(data))
+    with pytest.raises(LibraryError, match="files.kernel.cubin.bytes must be a whole number from 0 to 67108864"):
+        hgemm.open(folder).kernel("one")
+    assert [removal.name for removal in collect_garbage(Library(folder))] == ["one"]
+
+
+# ==== Exports =========================================================================================================
+
+
+def test_an_export_is_exchanged_in_one_step(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    replace_folder(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old" / "file").read_text() == "new" and os.listdir(tmp_path) == ["old"]
+
+
+def test_a_killed_export_leaves_one_whole_and_the_next_one_cleans_up(tmp_path: Path, monkeypatch) -> None:
+    def die(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    place = tmp_path / "export"
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    (tmp_path / "old").rename(place)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("generator.store.files.shutil.rmtree", die)
+        replace_folder(tmp_path / "new", place)
+    assert (place / "file").read_text() == "new" and (tmp_path / "new" / "file").read_text() == "old"
+    dead, alive = tmp_path / f".tmp-{DEAD_PID}-{'0' * 16}", tmp_path / temporary_name()
+    aside = tmp_path / f".tmp-{DEAD_PID}-{'1' * 16}.one"  # the only copy of a variant
+    for path in (dead, alive, aside, tmp_path / ".tmp-mine"):
+        path.mkdir()
+    remove_abandoned(tmp_path)
+    assert not dead.exists() and alive.exists() and aside.exists() and (tmp_path / ".tmp-mine").exists()
