@@ -436,11 +436,9 @@ QUICK = "--seconds 0 --screen-ms 0.01 --warm-up 0 --rewarm 0 --rounds 3".split()
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     """A library with one module, which leaves a mark where anything runs it."""
     monkeypatch.chdir(tmp_path)
-    made = simulated.record(beta=False)
-    traits = {**made["traits"], "deterministic": True, "graph_safe": True, "exact_tiles_only": False}
     text = f"open({str(tmp_path / 'it was run')!r}, 'w').close()\n".encode()
     files = {"kernel.py": text, "kernel.cubin": b"code", "kernel.ptx": b"text"}
-    record, _ = make_record(SYMBOL, files, **SPEC, launch=made["launch"], traits=traits)
+    record, _ = make_record(SYMBOL, files, **SPEC)
     library = Library(tmp_path / "library")
     library.publish({**record, "spec": {**record["spec"], "form": "dsl"}}, files)
     return library
