@@ -246,6 +246,28 @@ def advice_on_spills(plan: Plan) -> str:
     return ""
 
 
+_SMALL_CHANGES = ({"raster": "row"}, {"fragment_stages": "1"}, {"schedule": "one_tile"})
+"""Changes of a kernel that spilled, tried before the fixes of the rule of registers: they keep its tile."""
+
+
+def spill_fallbacks(plan: Plan, request: Request) -> Iterator[tuple[Plan, str]]:
+    """Yield legal plans for a kernel that spilled, nearest first, each with its change as options.
+
+    Fields that the request sets are kept. The other fields are planned again. No plan needs more registers by the estimate.
+    """
+    fixes = (change for rule in rules_of(plan) if rule.name == "registers" for change in rule.fixes(plan))
+    seen = {plan}
+    for change in (effective(plan, proposed) for proposed in (*_SMALL_CHANGES, *fixes)):
+        if not change or change.keys() & request.keys():
+            continue
+        after = plan_of(resolve({**request, **{name: parse_field(name, text) for name, text in change.items()}}))
+        if after in seen or not _same_family(plan, after) or broken_rules(after):
+            continue
+        seen.add(after)
+        if after.max_registers - after.needed_registers >= plan.max_registers - plan.needed_registers:
+            yield after, options_of(change)
+
+
 # ---- Fixes in words -------------------------------------------------------------------------------------------------
 
 _TOLD = ("mma", "copy", "form", "cta_tile", "acc", "dtype_d", "align_a", "align_b", "align_d", "schedule")

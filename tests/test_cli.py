@@ -51,6 +51,25 @@ def test_the_table_and_the_progress(capsys, tmp_path: Path) -> None:
     assert left_out.startswith("generate: columns left out: ") and left_out.endswith("--columns NAMES` shows them")
 
 
+SPILLING = {"arch": "sm_90a", "layout": "nt", "acc": "f16", "tile": "192x112x128", "activation": "gelu", "bias": "row"}
+
+
+@pytest.mark.slow
+def test_a_kernel_that_spills_is_replaced_unless_every_field_is_set(capsys, tmp_path: Path) -> None:
+    words = [word for name, text in SPILLING.items() for word in ("--" + name, text)]
+    library = ["-q", "--library", tmp_path]
+    status, out, err = generate(capsys, *words, *library)
+    assert status == 0 and "spills registers: built it with --raster row" in err and out.split()[-1] != err.split()[1]
+    (row,) = Library(tmp_path).rows()
+    assert not row["spilled"] and row["cta_tile"] == "192x112x128" and row["raster"] == "row"
+    status, out, err = generate(
+        capsys, *words, "--raster", "group:8", "--schedule", "persistent", "--consumers", "3", *library
+    )
+    assert status == 1 and "registers spill" in err and "built it with" not in err
+    status, out, err = generate(capsys, *words, "--allow-spills", *library)
+    assert status == 0 and out.splitlines()[1].startswith("spilled") and "built it with" not in err
+
+
 def test_json_is_one_list_of_records(capsys, small_library: Library) -> None:
     status, out, err = generate(
         capsys, *ARGUMENTS, "--layout", "nn,tn", "--json", "-q", "--library", small_library.folder

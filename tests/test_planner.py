@@ -26,9 +26,11 @@ from generator.planner import (
     reject_illegal,
     resolve,
     rules_of,
+    spill_fallbacks,
     violations,
 )
-from generator.spec import Spec, Tile, WarpTile, parse_field
+from generator.spec import BY_FIELD, Spec, Tile, WarpTile, parse_field
+from generator.sweep import sweep
 
 
 def plan(text: str) -> Plan:
@@ -510,3 +512,34 @@ def test_the_advice_on_spills_frees_registers_and_breaks_no_rule(text: str) -> N
     assert violations(after) == ()
     before, now = (each.max_registers - each.needed_registers for each in (spilling, after))
     assert now - before >= SPILL_HEADROOM
+
+
+# ---- Kernels that spilled -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_texts",
+    [
+        {"arch": "sm_90a", "tile": "192x112x128", "acc": "f16", "bias": "row"},
+        {"arch": "sm_90a", "tile": "192x112x128", "raster": "group:4"},
+        {"arch": "sm_80", "tile": "192x128x32"},
+        {"arch": "sm_80", "warp_tile": "64x64"},
+    ],
+    ids=str,
+)
+def test_a_fallback_is_legal_keeps_what_was_asked_and_needs_no_more_registers(request_texts: dict[str, str]) -> None:
+    (candidate,) = sweep([request_texts]).candidates
+    found = list(itertools.islice(spill_fallbacks(candidate.plan, candidate.request), 4))
+    assert found and len({plan for plan, _ in found} | {candidate.plan}) == len(found) + 1
+    for plan, change in found:
+        assert not violations(plan) and change.startswith("--")
+        assert all(getattr(plan.spec, name) == value for name, value in candidate.request.items())
+        assert plan.max_registers - plan.needed_registers >= (
+            candidate.plan.max_registers - candidate.plan.needed_registers
+        )
+
+
+def test_no_fallback_changes_a_field_that_was_set() -> None:
+    (candidate,) = sweep([{"arch": "sm_80", "tile": "192x128x32"}]).candidates
+    whole = {name: getattr(candidate.plan.spec, name) for name in BY_FIELD}
+    assert not list(spill_fallbacks(candidate.plan, whole))

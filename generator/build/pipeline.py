@@ -121,7 +121,8 @@ class Prepared:
 class Product:
     """The result of building a variant: its record and files, or an error.
 
-    Fields: `status` is built, proved, spilled or failed. `failure` is the error of the compiler for `source`.
+    Fields: `status` is built, proved, spilled or failed. `failure` is the error of the compiler for `source`. `spills` is set if it
+        failed because registers spill.
     """
 
     symbol: str
@@ -133,6 +134,7 @@ class Product:
     failure: BuildError | None = None
     source: str = ""
     source_name: str = SOURCE_NAME
+    spills: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
         error = f"{symbol} differs from its plan and is not registered: {'; '.join(inspection.violations)}"
         if inspection.resources.spill_bytes and (advice := advice_on_spills(prepared.kernel.plan)):
             error = f"{error}. {advice}"
-        return Product(symbol, "failed", total, error=error)
+        return Product(symbol, "failed", total, error=error, spills=bool(inspection.resources.spill_bytes))
     data = document(prepared.kernel, built.headers, built.compiled, inspection, seconds)
     began = time.perf_counter()
     try:
@@ -237,6 +239,7 @@ class Outcome:
     """The outcome of one variant. `status` is built, proved, cached, spilled or failed; a failed one has no record.
 
     Units: `seconds` in this run.
+    Fields: `spills` is set if it failed because registers spill.
     """
 
     symbol: str
@@ -244,6 +247,7 @@ class Outcome:
     seconds: float = 0.0
     record: Record | None = None
     error: str = ""
+    spills: bool = False
 
 
 class WorkerPool(Protocol):
@@ -326,7 +330,7 @@ def filed(product: Product, library: Library) -> Outcome:
         error = product.error
         if product.failure:
             error = str(keep_failure(library.folder, product.source, product.source_name, product.failure))
-        return Outcome(product.symbol, "failed", product.seconds, error=error)
+        return Outcome(product.symbol, "failed", product.seconds, error=error, spills=product.spills)
     library.publish(product.record, product.files)
     forget_failure(library.folder, product.symbol)
     return Outcome(product.symbol, product.status, product.seconds, Record(product.record))
