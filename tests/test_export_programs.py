@@ -366,6 +366,10 @@ def test_a_new_stream_with_an_old_handle_gets_another_workspace(told: Callable[.
     """The work of a destroyed stream may still run."""
     made = told("stream=16 run new_streams run")
     assert len({*made.workspaces}) == 2
+    made = told("stream=16 run capture=16 run capture=0 new_streams run capture=16 run run")
+    assert not any(made.statuses) and len({*made.workspaces}) == 4
+    made = told("stream=16 set=0x700000000 new_streams run capture=16 run")
+    assert not any(made.statuses) and 0x700000000 not in made.workspaces
 
 
 def test_streams_beyond_the_limit_allocate_in_stream_order(told: Callable[..., Told]) -> None:

@@ -29,6 +29,7 @@ enum {
   HGEMM_CU_LAUNCH_PROGRAMMATIC = 6,
   HGEMM_CU_OUT_OF_MEMORY = 2,
   HGEMM_CU_CAPTURE_RELAXED = 2,
+  HGEMM_CU_PER_THREAD = 2, /* the handle of the calling thread's default stream, as a number */
   HGEMM_CU_STREAM_NON_BLOCKING = 1,
   HGEMM_CU_MAP_FLOAT16 = 6,
   HGEMM_CU_MAP_FLOAT32 = 7,

@@ -19,11 +19,16 @@ enum hgemm_workspace_use {
   HGEMM_IN_RESERVE,
   HGEMM_FOR_LAUNCHES,
   HGEMM_FOR_CAPTURES, /* the launches that graphs capture on the stream */
-  HGEMM_OF_CALLER     /* for both; not owned */
+  HGEMM_OF_CALLER,    /* for both; not owned */
+  HGEMM_RETIRED       /* of a destroyed stream, whose work or graphs may still run */
 };
 
+#define HGEMM_UNKNOWN_STREAM UINT64_MAX /* no stream has this id */
+
 typedef struct hgemm_workspace {
-  uint64_t address, stream; /* the stream's id, which no later stream has, unlike its handle */
+  uint64_t address;
+  uint64_t stream;    /* the stream's id, which no later stream has; unknown if only captures have used the stream */
+  void const *handle; /* the stream's handle, which a later stream may have */
   enum hgemm_workspace_use use;
 } hgemm_workspace;
 

@@ -43,19 +43,76 @@ static hgemm_status add_to_reserve(hgemm_handle *handle) {
   }
   cuda->exchange_capture_mode(&mode);
   if (status != 0) return fail_to_allocate(cuda, status, handle->workspace_bytes);
-  handle->workspaces[handle->workspace_count++] = (hgemm_workspace){address, 0, HGEMM_IN_RESERVE};
+  handle->workspaces[handle->workspace_count++] = (hgemm_workspace){address, 0, NULL, HGEMM_IN_RESERVE};
   return HGEMM_OK;
+}
+
+/* ---- Streams ----------------------------------------------------------------------------------------------------------- */
+
+/* During a capture the driver does not tell a stream's id. Then the handle identifies the stream. */
+typedef struct stream_key {
+  void const *handle;
+  uint64_t id; /* HGEMM_UNKNOWN_STREAM during a capture */
+  int captured;
+} stream_key;
+
+static hgemm_status key_of(hgemm_driver const *cuda, void *stream, stream_key *key) {
+  static _Thread_local char of_thread;
+  unsigned long long id = HGEMM_UNKNOWN_STREAM;
+  int captured = 0, status = cuda->is_capturing(stream, &captured);
+  if (status == 0 && !captured) {
+    int mode = HGEMM_CU_CAPTURE_RELAXED; /* another thread may capture */
+    status = cuda->exchange_capture_mode(&mode);
+    if (status == 0) {
+      status = cuda->stream_id(stream, &id);
+      cuda->exchange_capture_mode(&mode);
+    }
+  }
+  /* The streams of all threads have the same handle. */
+  *key = (stream_key){(uintptr_t)stream == HGEMM_CU_PER_THREAD ? &of_thread : stream, id, captured};
+  return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "identify the stream");
 }
 
 /* ---- The list of workspaces, under its mutex --------------------------------------------------------------------------- */
 
+static int belongs_to(hgemm_workspace const *workspace, stream_key const *stream) {
+  return stream->captured ? workspace->handle == stream->handle : workspace->stream == stream->id;
+}
+
 /* Returns the workspace of a stream for one use, or null. */
-static hgemm_workspace *find(hgemm_handle *handle, uint64_t stream, enum hgemm_workspace_use use) {
+static hgemm_workspace *find(hgemm_handle *handle, stream_key const *stream, enum hgemm_workspace_use use) {
   for (uint32_t i = 0; i < handle->workspace_count; ++i) {
     hgemm_workspace *const found = &handle->workspaces[i];
-    if (found->use == use && (use == HGEMM_IN_RESERVE || found->stream == stream)) return found;
+    if (found->use == use && (use == HGEMM_IN_RESERVE || belongs_to(found, stream))) return found;
   }
   return NULL;
+}
+
+/* Tells the workspaces of a handle the id of its stream. Those of an earlier stream with this handle serve no further launch. */
+static void tell_id(hgemm_handle *handle, stream_key const *stream) {
+  for (uint32_t i = 0; i < handle->workspace_count; ++i) {
+    hgemm_workspace *const found = &handle->workspaces[i];
+    if (found->use == HGEMM_IN_RESERVE || found->use == HGEMM_RETIRED || found->handle != stream->handle) continue;
+    if (found->stream == HGEMM_UNKNOWN_STREAM) found->stream = stream->id;
+    if (found->stream == stream->id) continue;
+    if (found->use == HGEMM_OF_CALLER) {
+      *found = handle->workspaces[--handle->workspace_count];
+      --i;
+    } else {
+      found->use = HGEMM_RETIRED;
+    }
+  }
+}
+
+/* Returns the id of a stream, or of the stream that has its handle, if it is known. */
+static uint64_t known_id(hgemm_handle const *handle, stream_key const *stream) {
+  uint64_t id = stream->id;
+  for (uint32_t i = 0; i < handle->workspace_count && id == HGEMM_UNKNOWN_STREAM; ++i) {
+    hgemm_workspace const *const other = &handle->workspaces[i];
+    int const in_use = other->use != HGEMM_IN_RESERVE && other->use != HGEMM_RETIRED;
+    if (in_use && other->handle == stream->handle) id = other->stream;
+  }
+  return id;
 }
 
 static uint32_t count_reserve(hgemm_handle const *handle) {
@@ -74,16 +131,19 @@ static hgemm_status fill_reserve(hgemm_handle *handle, uint32_t count) {
   return status;
 }
 
-static hgemm_status take(hgemm_handle *handle, uint64_t stream, enum hgemm_workspace_use use, hgemm_scratch *scratch) {
-  hgemm_workspace *found = find(handle, stream, HGEMM_OF_CALLER);
+static hgemm_status take(hgemm_handle *handle, stream_key const *stream, hgemm_scratch *scratch) {
+  enum hgemm_workspace_use const use = stream->captured ? HGEMM_FOR_CAPTURES : HGEMM_FOR_LAUNCHES;
   hgemm_status status = HGEMM_OK;
+  hgemm_workspace *found;
   *scratch = (hgemm_scratch){0, 1, 0};
+  if (!stream->captured) tell_id(handle, stream);
+  found = find(handle, stream, HGEMM_OF_CALLER);
   if (found == NULL) found = find(handle, stream, use);
   if (found == NULL) {
     if (use == HGEMM_FOR_LAUNCHES) status = fill_reserve(handle, 1);
     if (status != HGEMM_OK) return status;
     if ((found = find(handle, stream, HGEMM_IN_RESERVE)) == NULL) return HGEMM_OK;
-    found->stream = stream, found->use = use;
+    *found = (hgemm_workspace){found->address, known_id(handle, stream), stream->handle, use};
     /* The next capture cannot allocate. If this fails, the capture reports that it has no workspace. */
     if (use == HGEMM_FOR_LAUNCHES) fill_reserve(handle, 1);
   }
@@ -93,26 +153,17 @@ static hgemm_status take(hgemm_handle *handle, uint64_t stream, enum hgemm_works
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------------- */
 
-/* Writes the id of a stream, and whether a graph captures it. */
-static hgemm_status ask(hgemm_driver const *cuda, void *stream, uint64_t *id, int *captured) {
-  unsigned long long number = 0;
-  int status = cuda->stream_id(stream, &number);
-  if (status == 0) status = cuda->is_capturing(stream, captured);
-  *id = number;
-  return status == 0 ? HGEMM_OK : hgemm_fail_driver(cuda, status, "identify the stream");
-}
-
 hgemm_status hgemm_take_workspace(hgemm_handle *handle, void *stream, uint64_t bytes, hgemm_scratch *scratch) {
   hgemm_driver const *const cuda = handle->cuda;
-  uint64_t id;
-  int captured = 0, failed;
-  hgemm_status status = ask(cuda, stream, &id, &captured);
+  stream_key key;
+  int failed;
+  hgemm_status status = key_of(cuda, stream, &key);
   if (status != HGEMM_OK) return status;
   pthread_mutex_lock(&handle->allocating);
-  status = take(handle, id, captured ? HGEMM_FOR_CAPTURES : HGEMM_FOR_LAUNCHES, scratch);
+  status = take(handle, &key, scratch);
   pthread_mutex_unlock(&handle->allocating);
   if (status != HGEMM_OK || scratch->address != 0) return status;
-  if (captured) {
+  if (key.captured) {
     return hgemm_fail(HGEMM_ERROR_CAPTURE,
                       "the stream is captured and no workspace is in reserve: before the capture, call hgemm_prepare, or "
                       "hgemm_reserve_workspaces for several streams; or pass a workspace (a handle has %d at most)",
@@ -193,8 +244,10 @@ static hgemm_status check_memory(hgemm_handle const *handle, void const *workspa
 }
 
 /* Replaces or adds the caller's workspace of a stream, or removes it if `address` is 0. */
-static hgemm_status replace(hgemm_handle *handle, uint64_t stream, uint64_t address) {
-  hgemm_workspace *found = find(handle, stream, HGEMM_OF_CALLER);
+static hgemm_status replace(hgemm_handle *handle, stream_key const *stream, uint64_t address) {
+  hgemm_workspace *found;
+  tell_id(handle, stream);
+  found = find(handle, stream, HGEMM_OF_CALLER);
   if (address == 0) {
     if (found != NULL) *found = handle->workspaces[--handle->workspace_count];
     return HGEMM_OK;
@@ -206,25 +259,25 @@ static hgemm_status replace(hgemm_handle *handle, uint64_t stream, uint64_t addr
     }
     found = &handle->workspaces[handle->workspace_count++];
   }
-  *found = (hgemm_workspace){address, stream, HGEMM_OF_CALLER};
+  *found = (hgemm_workspace){address, stream->id, stream->handle, HGEMM_OF_CALLER};
   return HGEMM_OK;
 }
 
 hgemm_status hgemm_set_workspace(hgemm_handle *handle, void *stream, void *workspace, uint64_t workspace_bytes) {
-  uint64_t id;
-  int pushed, captured = 0, failed = 0;
+  stream_key key;
+  int pushed, failed = 0;
   hgemm_status status = check_handle(handle);
   if (status == HGEMM_OK) status = hgemm_enter(handle, &pushed);
   if (status != HGEMM_OK) return status;
-  status = ask(handle->cuda, stream, &id, &captured);
-  if (status == HGEMM_OK) status = check_memory(handle, workspace, workspace_bytes, captured);
+  status = key_of(handle->cuda, stream, &key);
+  if (status == HGEMM_OK) status = check_memory(handle, workspace, workspace_bytes, key.captured);
   if (status == HGEMM_OK && workspace != NULL) {
     failed = handle->cuda->zero((uintptr_t)workspace, 0, counters_in(workspace_bytes), stream);
     if (failed != 0) status = hgemm_fail_driver(handle->cuda, failed, "zero the counters of the workspace");
   }
   if (status == HGEMM_OK) {
     pthread_mutex_lock(&handle->allocating);
-    status = replace(handle, id, (uintptr_t)workspace);
+    status = replace(handle, &key, (uintptr_t)workspace);
     pthread_mutex_unlock(&handle->allocating);
   }
   hgemm_leave(handle, pushed);
