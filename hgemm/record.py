@@ -240,6 +240,9 @@ PROVED = {
     "shapes": list_of(TEXT).about("Shapes that were run."),
     "timings": list_of(TEXT).about("Orders of execution that were run."),
     "executor": TEXT.about("Version of the executor."),
+    "subject": map_of(text(r"[a-z]{1,16}", "a word"), _SHA256).about(
+        "SHA-256 of what was proved: source, PTX, cubin and launch data."
+    ),
     "host_compiler": TEXT.about("The C++ compiler that compiled the run."),
     "unproved": TEXT.about("Why the kernel cannot be run on the CPU, in form dsl only."),
 }

@@ -28,7 +28,7 @@ LAYERS = (
     "generator.build",
     "generator.catalog",
     "generator.ptx",
-    "generator.proof generator.device_check",
+    "generator.proof generator.device_check generator.rebuild",
     "generator.export generator.ladders generator.pack generator.tuning",
     "generator.report generator.explain generator.compare generator.doctor",
     "generator.cli",

@@ -21,6 +21,7 @@ from generator.errors import LibraryError
 from generator.store.index import INDEX_NAME
 from generator.store.library import Library
 from generator.store.maintenance import merge
+from generator.store.proofs import with_proof
 from hgemm.measured import SessionWriter, chained
 
 
@@ -130,7 +131,8 @@ def test_a_damaged_variant_of_the_target_is_replaced(tmp_path: Path, caplog: pyt
 def test_one_with_a_proof_goes_before_one_without(tmp_path: Path) -> None:
     plain, proved, c = tmp_path / "plain", tmp_path / "proved", tmp_path / "c"
     library(plain, "one")
-    library(proved, "one", proof={"executor": "1234"})
+    record, artefacts = make_record("one")
+    Library(proved).publish(with_proof(record, {"executor": "1234", "shapes": ["8x8x8"], "races": 0}), artefacts)
     join(plain, to=c)
     assert join(plain, proved, to=c).replaced == 1 and files(c) == files(proved)
     assert join(plain, to=c).present == 1 and files(c) == files(proved)

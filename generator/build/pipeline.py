@@ -23,6 +23,7 @@ from generator.families.base import Plan
 from generator.planner import advice_on_spills
 from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
+from generator.store.proofs import unproved, with_proof
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
 
 _LOCAL_MEMORY = ("LDL", "STL")
@@ -205,7 +206,7 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
     began = time.perf_counter()
     try:
         if prover:
-            data["proof"] |= prover.proof(prepared.kernel.source, data)
+            data = with_proof(data, prover.proof(prepared.kernel.source, data))
     except ProofError as error:
         message = f"{symbol} fails its check and is not registered: {error}"
         return Product(symbol, "failed", total + time.perf_counter() - began, error=message)
@@ -306,9 +307,12 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     data = variant.record.data
     if any(data[name] != value for name, value in planned(prepared.kernel).items()):
         return None
+    if variant.source != prepared.kernel.source.encode():
+        _LOG.log(level, "rebuilding %s: its %s is not what this version writes", symbol, variant.record.source_name)
+        return None
     if data["spilled"] and not settings.allow_spills:
         return None
-    if settings.prover and data["proof"].get("executor") != settings.prover.version:
+    if settings.prover and unproved(data, settings.prover.version):
         return None
     status = "spilled" if data["spilled"] else "cached"
     return Outcome(symbol, status, prepared.seconds + time.perf_counter() - start, variant.record)

@@ -30,6 +30,8 @@ from generator.export.selection import (
     selected,
 )
 from generator.store.library import Library
+from generator.store.proofs import NO_PROOF
+from generator.store.proofs import unproved as why_unproved
 from generator.store.query import Selection, nothing_matches, select_rows
 from generator.tables import counted, to_text
 from hgemm.device import open_device
@@ -275,7 +277,9 @@ Examples:
 )
 @click.option("--prefix", default="hgemm", show_default=True, metavar="NAME", help="Prefix of symbols and file names.")
 @click.option("--source", is_flag=True, help="Also write the kernels' sources, to compile them into your own files.")
-@click.option("--require-proof", is_flag=True, help="Fail if a kernel was not proved on the CPU.")
+@click.option(
+    "--require-proof", is_flag=True, help="Fail if a kernel has no proof of its files on the CPU by this version."
+)
 @click.option("--uncompressed", is_flag=True, help="Embed cubins and PTX uncompressed. This needs no nvFatbin.")
 @click.option(
     "--cc", default="cc", envvar="CC", show_default=True, show_envvar=True, metavar="CC", help="The C compiler."
@@ -305,11 +309,15 @@ def export_command(
         )
     if not symbols:
         raise nothing_matches(opened)
-    unproved = [str(row["symbol"]) for row in rows if "proof_executor" not in row]
-    warning = _unproved_warning(len(unproved), len(rows))
+    from generator.proof.jobs import executor_version  # slow to load, and needed only here
+
+    runtime, version = open_library(library), executor_version()
+    reasons = {symbol: why for symbol in symbols if (why := why_unproved(runtime.records[symbol].data, version))}
+    unproved = [*reasons]
+    warning = _unproved_warning(reasons, len(rows))
     if unproved and require_proof:
         raise ProofError(f"{warning}, and nothing was exported: {_how_to_prove(library)}")
-    done = export(open_library(library), to, ExportOptions(symbols, prefix, source, not uncompressed, cc))
+    done = export(runtime, to, ExportOptions(symbols, prefix, source, not uncompressed, cc))
     if not done.compiler:
         why = f"the {missing} is not installed" if missing else f"{cc} --version failed"
         click.echo(f"hgemm: {why}: wrote the sources; build lib/ with CMake", err=True)
@@ -322,8 +330,11 @@ def export_command(
     click.echo(f"{done.folder}: {kernels} for {archs}, {done.image_bytes:,} B of images")
 
 
-def _unproved_warning(unproved: int, total: int) -> str:
-    return f"{unproved} of {counted(total, 'kernel')} {'has' if unproved == 1 else 'have'} no proof"
+def _unproved_warning(reasons: dict[str, str], total: int) -> str:
+    """Return how many kernels have no proof that counts, and what is wrong with the first proof that does not count."""
+    wrong = [f" ({symbol}: {reason})" for symbol, reason in reasons.items() if reason != NO_PROOF]
+    proof = f"no valid proof{wrong[0]}" if wrong else "no proof"
+    return f"{len(reasons)} of {counted(total, 'kernel')} {'has' if len(reasons) == 1 else 'have'} {proof}"
 
 
 def _how_to_prove(library: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from generator.arch import parse_arch_list
+from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.cli.options import SIZE, Symbol, filter_options, json_option, library_option, variant_options
 from generator.cli.output import note_left_out
@@ -166,15 +167,18 @@ def _run_text(answer: dict) -> str:
 
 # ==== verify ====
 
-_VERIFY_HELP = """Check variants on the GPU (--device), or on the CPU without a GPU (--emulate).
+_VERIFY_HELP = """Check variants on the GPU (--device) or on the CPU (--emulate), or build them again and compare (--rebuild).
 
-Both check that results are within the error bound of the arithmetic, that every element of D is written, that nothing else is
-written, and that two runs give the same bits.
+--device and --emulate check that results are within the error bound of the arithmetic, that every element of D is written, that
+nothing else is written, and that two runs give the same bits.
 
 --emulate compiles the emitted source with this machine's C++ compiler (CXX) and runs every thread of it on the CPU, under
 adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of uninitialized
 memory, and counts bank conflicts. The proof is stored in the variant's record. With --of ptx, it runs the PTX that ptxas assembles
-instead, also of CuTe DSL modules, and stores nothing.
+instead, also of CuTe DSL modules, and stores nothing. A source that this version would not write is not run without --trust.
+
+--rebuild writes, compiles and compares. With the same versions of all compilers, PTX and cubin must be the same byte for byte.
+Otherwise the instruction counts must be the same.
 
 SYMBOLS are symbols, hashes, aliases, prefixes or globs. Without SYMBOLS, the filters select. The default shapes derive from each
 variant's tile: whole, ragged, tiny, batched, and with padded rows. Variants that the GPU cannot run are skipped and listed.
@@ -187,6 +191,7 @@ Examples:
   hgemm verify --emulate --of ptx --arch 90a
   hgemm verify --device '*128x128x32*' --shapes 128x128x64,33x65x17@3
   hgemm verify --device --arch 90 --junit results.xml
+  hgemm verify --rebuild --library downloaded
 """
 
 
@@ -194,7 +199,9 @@ Examples:
 @click.argument("symbols", nargs=-1, type=Symbol())
 @click.option("--device", "on_device", is_flag=True, help="Check on this machine's GPU.")
 @click.option("--emulate", is_flag=True, help="Check on this machine's CPU. Needs no GPU.")
+@click.option("--rebuild", is_flag=True, help="Build again, and compare source, PTX and cubin.")
 @click.option("--of", type=click.Choice(("source", "ptx")), default="source", help="What --emulate runs.")
+@click.option("--trust", is_flag=True, help="Also run sources that this version would not write. Stores no proof.")
 @library_option
 @filter_options
 @click.option("--shapes", default="", metavar="SHAPES", help="Shapes MxNxK or MxNxK@BATCH: 128x128x64,33x65x17@3.")
@@ -223,7 +230,9 @@ def verify_command(
     symbols: tuple[str, ...],
     on_device: bool,
     emulate: bool,
+    rebuild: bool,
     of: str,
+    trust: bool,
     library: Path,
     shapes: str,
     seed: int,
@@ -234,31 +243,49 @@ def verify_command(
     as_json: bool,
     **filters: str,
 ) -> None:
-    if on_device == emulate:
-        mistake = "--device and --emulate exclude each other" if emulate else "no place to verify is given"
-        raise RequestError(f"{mistake}: use --device for this machine's GPU, or --emulate for its CPU")
-    if of != "source" and on_device:
-        raise RequestError(f"--of {of} is for --emulate: on a GPU, choose the code with --code")
+    places = [
+        flag for flag, given in (("--device", on_device), ("--emulate", emulate), ("--rebuild", rebuild)) if given
+    ]
+    if len(places) != 1:
+        mistake = f"{' and '.join(places)} exclude each other" if places else "no place to verify is given"
+        raise RequestError(
+            f"{mistake}: use --device for this machine's GPU, --emulate for its CPU, or --rebuild to build again"
+        )
+    for flag, given in ((f"--of {of}", of != "source"), ("--trust", trust)):
+        if given and not emulate:
+            hint = ": on a GPU, choose the code with --code" if on_device and flag != "--trust" else ""
+            raise RequestError(f"{flag} is for --emulate{hint}")
+    if shapes and rebuild:
+        raise RequestError("--shapes is for --device and --emulate: --rebuild runs no kernel")
     if shapes:
         Shape.parse_list(shapes)
     require_writable(junit, "--junit")
     opened = Library(library)
     note_left_out(opened, Selection(**filters), symbols)
     chosen = choose(opened, symbols, Selection(**filters))
+    line, summary = outcome_line, outcome_summary
     if emulate:
-        found = _emulated(opened, chosen, of, shapes, seed, jobs, timeout)
+        found = _emulated(opened, chosen, of, shapes, seed, jobs, timeout, trust)
+    elif rebuild:
+        from generator.rebuild import rebuilt, rebuilt_line, rebuilt_summary  # slow to load, and needed only here
+
+        found, line, summary = (
+            rebuilt(opened, chosen, templates_folder(), jobs or cores()),
+            rebuilt_line,
+            rebuilt_summary,
+        )
     else:
         found = _on_device(library, chosen, shapes, seed, jobs, timeout, code)
     outcomes = []
     for outcome in found:
         outcomes.append(outcome)
-        click.echo(outcome_line(outcome), err=as_json)
+        click.echo(line(outcome), err=as_json)
     if junit:
         write_junit(junit, outcomes)
     if as_json:
         click.echo(json.dumps([json_of(outcome) for outcome in outcomes], indent=1))
     else:
-        click.echo(outcome_summary(outcomes))
+        click.echo(summary(outcomes))
     if junit:
         click.echo(f"hgemm: wrote {junit}", err=True)
     ctx.exit(int(any(outcome.failed for outcome in outcomes) or not any(outcome.passed for outcome in outcomes)))
@@ -275,12 +302,19 @@ def _on_device(
 
 
 def _emulated(
-    library: Library, symbols: list[str], of: str, shapes: str, seed: int, jobs: int | None, timeout: float | None
+    library: Library,
+    symbols: list[str],
+    of: str,
+    shapes: str,
+    seed: int,
+    jobs: int | None,
+    timeout: float | None,
+    trust: bool,
 ) -> Iterator[CheckOutcome]:
     from generator.proof.jobs import Emulation, host_toolchain  # slow to load, and needed only here
 
     emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores())
-    return replace(emulation, of=of, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
+    return replace(emulation, of=of, trust=trust, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 
 
 # ==== bench ====

@@ -199,8 +199,9 @@ def _paths(variant: Variant) -> str:
 
 _MERGE_HELP = """Add the variants and measurements of several libraries to one library.
 
-The target may be new, or one of the sources. A variant that several libraries hold is added once; a copy with a proof is
-preferred. Two variants with the same symbol and different content are an error. The error names both, and nothing is written.
+The target may be new, or one of the sources. A variant that several libraries hold is added once. A copy is preferred if it has a
+proof of its files by this version. Two variants with the same symbol and different content are an error. The error names both, and
+nothing is written.
 All records and hashes are checked first. To complete an interrupted merge, run the same command again.
 
 \b
@@ -219,11 +220,12 @@ Examples:
 @json_option
 def merge_command(libraries: tuple[Path, ...], to: Path, quiet: bool, as_json: bool) -> None:
     from generator.build.pipeline import Outcome  # slow to load, and needed only here
+    from generator.proof.jobs import executor_version
     from generator.store.maintenance import merge
 
     symbols = {symbol for folder in (*libraries, to) if folder.is_dir() for symbol in scan(folder)}
     with progress(len(symbols), quiet) as show:
-        done = merge(libraries, to, lambda *fields: show(Outcome(*fields)))
+        done = merge(libraries, to, lambda *fields: show(Outcome(*fields)), executor_version())
     if as_json:
         click.echo(json.dumps({**asdict(done), "library": str(to)}))
         return

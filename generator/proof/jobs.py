@@ -10,13 +10,14 @@ import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from generator.build.compile import ptx_with_lines
 from generator.build.emit import emit
+from generator.build.fresh import refusal
 from generator.build.toolchain import OWN_HEADERS, headers, templates_folder
 from generator.device_check import CheckOutcome, CheckWorkers, answer
 from generator.errors import HgemmError, ProofError
@@ -26,6 +27,7 @@ from generator.ptx.parser import Location
 from generator.ptx.translate import PTX_FILE, source_lines
 from generator.spec import Spec
 from generator.store.library import Library
+from generator.store.proofs import subject_of, with_proof
 from hgemm.cases import Shape
 from hgemm.record import PTX_NAME, SOURCE_NAME, dump
 
@@ -149,7 +151,8 @@ def _shown(location: Location) -> str:
 class Emulation:
     """The proof of kernels of a library: shapes, seed and number of processes.
 
-    Fields: `of` is what is run: the emitted source, or the PTX that ptxas assembles.
+    Fields: `of` is what is run: the emitted source, or the PTX that ptxas assembles. With `trust`, sources that this version
+        would not write are compiled and run, too; their proofs are not stored.
     """
 
     library: Library
@@ -159,6 +162,8 @@ class Emulation:
     jobs: int = 1
     timeout_s: float = TIMEOUT_S
     of: str = SOURCE
+    trust: bool = False
+    _subjects: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
         """Yield the outcome of each kernel, in order. A proof of the source on the default shapes is stored in its record."""
@@ -181,10 +186,15 @@ class Emulation:
             return replace(request, ptx=pack(variant.artefacts[PTX_NAME]))
         if variant.record.source_name != SOURCE_NAME:
             return CheckOutcome(symbol, skipped=NOT_IN_CPP)
+        why = "" if self.trust else refusal(variant, self.host_toolchain.templates)
+        if why:
+            return CheckOutcome(symbol, error=why)
         try:
             require_same_headers(self.host_toolchain, variant.record.data)
         except ProofError as error:
             return CheckOutcome(symbol, error=str(error))
+        if not self.trust:
+            self._subjects[symbol] = subject_of(variant.record.data)
         source = variant.source.decode()
         return request_of(self.host_toolchain, source, variant.record.data, self.shapes, self.seed)
 
@@ -215,11 +225,15 @@ class Emulation:
         return source_lines(variant.artefacts[PTX_NAME].decode(), annotated.decode())
 
     def _store(self, outcome: CheckOutcome) -> None:
+        """Store a proof in the record of the files that it is about, unless they were not checked, or have been replaced."""
         variant = self.library.load(outcome.symbol)
-        old = variant.record.data["proof"]
-        new = {**old, **outcome.proof}
-        if dump({**new, _TIMES: None}) != dump({**old, _TIMES: None}):
-            self.library.publish({**variant.record.data, "proof": new}, variant.artefacts)
+        record = variant.record.data
+        new = with_proof(record, outcome.proof)
+        if new["proof"]["subject"] != self._subjects.get(outcome.symbol):
+            return
+        before, after = (dump({**one["proof"], _TIMES: None}) for one in (record, new))
+        if before != after:
+            self.library.publish(new, variant.artefacts)
 
 
 def require_same_headers(host_toolchain: HostToolchain, record: Mapping[str, Any]) -> None:
@@ -249,6 +263,11 @@ class Prover:
         if not outcome.passed:
             raise ProofError(outcome.reason)
         return outcome.proof
+
+
+def executor_version() -> str:
+    """Return the version of the installed executor, which every proof states. It needs no compiler."""
+    return HostToolchain(HostCompiler((), ""), templates_folder(), Path()).version()
 
 
 def local_prover() -> Prover:

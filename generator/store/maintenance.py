@@ -21,11 +21,12 @@ from generator.store.files import (
 )
 from generator.store.library import Library, is_ours
 from generator.store.library import join_sessions as join
+from generator.store.proofs import unproved
 from generator.tables import counted
 from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
 from hgemm.library import is_symbol, read_artefact, read_record, require_library, scan
 from hgemm.measured import FOLDER
-from hgemm.record import RECORD_NAME, SOURCE_NAMES
+from hgemm.record import RECORD_NAME, SOURCE_NAMES, Record
 
 Tell = Callable[[str, str, float], None]
 """Receives for each variant its symbol, `added`, `replaced` or `present`, and the seconds that it took."""
@@ -48,27 +49,29 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Found:
-    """A variant of one library that passed all checks."""
+    """A variant of one library that passed all checks. `files` are the hashes of its files."""
 
     library: Path
     key: str
+    files: tuple[str, ...]
     proved: bool
 
 
-def merge(sources: Sequence[Path], target: Path, tell: Tell) -> Merged:
+def merge(sources: Sequence[Path], target: Path, tell: Tell, executor: str = "") -> Merged:
     """Add the variants and measurements of the libraries at `sources` to `target`, which may be one of them.
 
-    Every library is read and every hash is checked before anything is written. After an interrupted run, run it again.
-    Raises: LibraryError if a source is damaged, or variants of one symbol have different content keys.
+    Every library is read and every hash is checked before anything is written. After an interrupted run, run it again. Of
+    equal variants, one with a proof is taken: a proof about these files, of version `executor` if that is given.
+    Raises: LibraryError if a source is damaged, or variants of one symbol have different content keys or files.
     """
     reject_export(target)
     folders = _distinct(sources)
     measurements = join((folder for folder in folders if not _same(folder, target)), target)
-    found = _sound_of_target(target)
+    found = _sound_of_target(target, executor)
     for folder in folders:
         if not _same(folder, target):
             for symbol in sorted(scan(folder)):
-                found.setdefault(symbol, []).append(_check(folder, symbol))
+                found.setdefault(symbol, []).append(_check(folder, symbol, executor))
     _refuse_conflicts(found)
     with disk_errors("write", target, "--to"):
         target.mkdir(parents=True, exist_ok=True)
@@ -100,18 +103,22 @@ def _same(one: Path, other: Path) -> bool:
     return other.exists() and one.samefile(other)
 
 
-def _check(folder: Path, symbol: str) -> _Found:
+def _check(folder: Path, symbol: str, executor: str) -> _Found:
     """Read a variant and check all hashes. Raises: LibraryError if a check fails."""
-    record = Library(folder).load(symbol).record
-    return _Found(folder, record.key, "executor" in record.data["proof"])
+    return _described(folder, Library(folder).load(symbol).record, executor)
 
 
-def _sound_of_target(target: Path) -> dict[str, list[_Found]]:
+def _described(folder: Path, record: Record, executor: str) -> _Found:
+    files = tuple(record.files[name]["sha256"] for name in sorted(record.files))
+    return _Found(folder, record.key, files, not unproved(record.data, executor))
+
+
+def _sound_of_target(target: Path, executor: str) -> dict[str, list[_Found]]:
     """Return the variants of the target. A damaged one counts as missing."""
     found: dict[str, list[_Found]] = {}
     for symbol in sorted(scan(target)) if target.exists() else ():
         try:
-            found[symbol] = [_check(target, symbol)]
+            found[symbol] = [_check(target, symbol, executor)]
         except LibraryError as error:
             _LOG.warning("%s is damaged and will be replaced: %s", symbol, error)
     return found
@@ -122,9 +129,15 @@ def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
     lines = []
     for symbol, candidates in sorted(found.items()):
         keys = {candidate.key: candidate.library for candidate in reversed(candidates)}
+        files = {candidate.files: candidate.library for candidate in reversed(candidates)}
         if len(keys) > 1:
             places = [f"{key[:_KEY_DIGITS]} in {keys[key]}" for key in sorted(keys, key=lambda key: str(keys[key]))]
             lines.append(f"  {symbol}: key {', '.join(places)}")
+        elif len(files) > 1:
+            places = sorted(map(str, files.values()))
+            lines.append(
+                f"  {symbol}: one key, other files in {', '.join(places)}; `hgemm verify --rebuild` finds the sound ones"
+            )
     if lines:
         count = counted(len(lines), "variant")
         more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
@@ -142,7 +155,8 @@ def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
 
 def _copy(found: _Found, symbol: str, library: Library) -> None:
     variant = Library(found.library).load(symbol)
-    if variant.record.key != found.key:
+    now = _described(found.library, variant.record, "")
+    if (now.key, now.files) != (found.key, found.files):
         raise LibraryError(
             f"{variant.folder} was replaced by another process: run the merge again when that process is done"
         )
