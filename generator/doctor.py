@@ -111,7 +111,9 @@ def _nvrtc() -> Iterator[Check]:
 
 def _nvdisasm() -> Iterator[Check]:
     program = find_nvdisasm()
-    out = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    out = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, errors="replace", timeout=30, check=True
+    ).stdout
     yield Check("nvdisasm", OK, f"{program}: {(out.strip().splitlines() or ['no version'])[-1]}")
 
 

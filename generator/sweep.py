@@ -29,6 +29,7 @@ from generator.planner import (
 )
 from generator.spec import SPEC_OPTIONS, Request, Spec, SpecOption, Texts, option_of, parse_field
 from generator.tables import counted
+from hgemm.disk import read_text
 from hgemm.record import current_word
 
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
@@ -234,10 +235,10 @@ def read_spec_file(path: Path) -> list[Texts]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the contents of a TOML file. Raises: RequestError if it cannot be read or is not TOML."""
     try:
-        return _toml().loads(path.read_text(encoding="utf-8"))
+        return _toml().loads(read_text(path).replace("\r\n", "\n"))
     except OSError as error:
         raise RequestError(f"spec file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"spec file {path} is not TOML: {error}") from error
 
 

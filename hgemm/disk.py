@@ -83,6 +83,19 @@ def disk_reason(error: OSError, option: str = LIBRARY_OPTION) -> str:
     return f"{error.strerror or error}: check the folder, or choose another {option}"
 
 
+MAX_TEXT_BYTES = 64 * 2**20
+"""The largest file of a user that is read. A device such as /dev/zero has no end."""
+
+
+def read_text(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Return the text of a file in UTF-8. Raises OSError if it cannot be read or is too large, ValueError if it is not UTF-8."""
+    with open(path, "rb") as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {limit_bytes:,} B")
+    return content.decode("utf-8")
+
+
 # ==== Folders of a library ====
 
 TEMPORARY = re.compile(r"\.tmp-(?P<pid>[0-9]{1,10})-[0-9a-f]{16}(?:\.(?P<name>[a-z0-9_]+))?", re.ASCII)
@@ -153,6 +166,33 @@ def _call(function: str, *arguments: int | bytes) -> int:
     if found is None:
         return errno.ENOSYS
     return ctypes.get_errno() if found(*arguments) else 0
+
+
+# ==== A lock ====
+
+_LOCK_PAUSE_S = 0.05
+
+
+@contextmanager
+def locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock of a file, which is created if it is missing. Symbolic links are rejected.
+
+    Raises: OSError if the file cannot be opened, or another process holds the lock for `timeout_s` seconds.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor, end = os.open(path, flags, 0o666), time.monotonic() + timeout_s
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_LOCK_PAUSE_S)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_stale(path: Path) -> bool:

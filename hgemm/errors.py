@@ -6,6 +6,7 @@ exit with the error's `exit_code`.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import warnings
@@ -96,6 +97,28 @@ def regenerate_hint(library: Path) -> str:
 
 
 # ==== How a command reports an error ====
+
+_MAX_WORD = 300
+_LONG_WORD = re.compile(rf"\S{{{_MAX_WORD},}}")
+
+
+def shortened(text: str) -> str:
+    """Return a text whose very long words, such as a malformed argument, are cut in the middle."""
+    return _LONG_WORD.sub(lambda word: f"{word[0][:100]}...({len(word[0]) - 200} more)...{word[0][-100:]}", text)
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes instead of control characters, which a terminal would obey. Lines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" or _is_byte(char) else ascii(char)[1:-1] for char in text
+    )
+
+
+def _is_byte(char: str) -> bool:
+    """Return whether a character stands for a byte of a path that is not UTF-8."""
+    return "\udc80" <= char <= "\udcff"
 
 
 def usage_line(error: Any, program: str) -> str:

@@ -43,7 +43,7 @@ def default_library(environment: Mapping[str, str] | None = None) -> Path:
     if known.get(LIBRARY_VARIABLE):
         return Path(known[LIBRARY_VARIABLE])
     if known.get(CACHE_VARIABLE):
-        return Path(known[CACHE_VARIABLE]) / "library"
+        return Path(known[CACHE_VARIABLE]).absolute() / "library"
     return Path(known.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm" / "library"
 
 

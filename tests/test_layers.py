@@ -205,6 +205,7 @@ READS_ENVIRONMENT = {
     "generator.isolated": "hands the folders of PYTHONPATH on to an isolated process",
     "generator.device_check": "hands its own environment on to the process that uses the device",
     "generator.proof.jobs": "asks which compiler CXX names, and where the user keeps caches",
+    "generator.proof.executor": "hands its environment on to a compiler, without variables that name folders",
     "generator.proof.sandbox": "hands LD_LIBRARY_PATH on to the process of a kernel, whose compiler may need it",
     "generator.build.dsl_worker": "takes CuTe DSL's own variables out of its environment, where they would change kernels",
     "hgemm.torch.native": "asks which compiler CXX names, and where the user keeps caches",

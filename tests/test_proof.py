@@ -468,7 +468,7 @@ def test_stream_k_may_touch_the_places_of_the_ctas_of_its_grid_only() -> None:
     for ctas in (1, 7):
         launch = launch_of(traits, replace(problem, workspace=1 << 24), ctas)
         (sums,) = (region for region in launch.regions if region.name == "partial results")
-        assert (launch.grid_x, sums.row_bytes) == (ctas, ctas * 2 * traits.partial_bytes)
+        assert (launch.grid[0], sums.row_bytes) == (ctas, ctas * 2 * traits.partial_bytes)
 
 
 def test_tensor_maps_are_what_the_kernel_expects_in_size_and_place() -> None:

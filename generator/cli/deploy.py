@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -298,6 +299,7 @@ def export_command(
     as_json: bool,
     **filters: str,
 ) -> None:
+    cc = os.path.abspath(cc) if os.sep in cc else cc  # the compiler runs in another folder
     opened = Library(library)
     rows = select_rows(opened, Selection(**filters))
     symbols = [str(row["symbol"]) for row in rows]

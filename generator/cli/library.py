@@ -18,6 +18,7 @@ from generator.store.library import Library
 from generator.store.query import Selection, check_field, condition_of, fields_in, known_fields, resolve, select_rows
 from generator.store.schema import schema_text
 from generator.tables import counted, fitted, line_width, to_csv, to_text
+from hgemm.errors import printable
 from hgemm.library import Variant, scan
 from hgemm.record import CUBIN_NAME, PTX_NAME, Scalar
 
@@ -177,7 +178,7 @@ def show_command(symbol: str, library: Path, as_json: bool, **views: bool) -> No
 
 
 def _source(variant: Variant) -> str:
-    return variant.source.decode(errors="replace")
+    return printable(variant.source.decode(errors="replace"))
 
 
 def _ptx(variant: Variant) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import sys
 import warnings
@@ -24,7 +25,7 @@ from generator.cli.options import (
     spec_options,
 )
 from generator.errors import HgemmError, closest_words
-from hgemm.errors import DeprecatedWord, usage_line
+from hgemm.errors import DeprecatedWord, printable, shortened, usage_line
 
 VERBS = {
     "bench": ("device", "Measure variants beside cuBLASLt."),
@@ -264,6 +265,9 @@ def hgemm_main() -> None:
 def main(command: click.Command, arguments: list[str]) -> int:
     """Run a command and return its exit status. Errors are one line on stderr, or a traceback with --debug."""
     program = str(command.name)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path that is not UTF-8 is printed as its bytes
+            stream.reconfigure(errors="surrogateescape")
     logging.basicConfig(format=f"{program}: warning: %(message)s", level=logging.WARNING)
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, program)
@@ -281,7 +285,7 @@ def _run(command: click.Command, program: str, arguments: list[str]) -> int:
         error.show()  # the help
         return error.exit_code
     except click.UsageError as error:
-        click.echo(usage_line(error, program), err=True)
+        click.echo(printable(shortened(usage_line(error, program))), err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo(f"{program}: interrupted", err=True)
@@ -302,11 +306,13 @@ def _show_warning(program: str, message: Warning | str, *_: Any) -> None:
 def _told(program: str, error: Exception) -> int:
     exit_code = getattr(error, "exit_code", None)  # set by all errors of the project
     if exit_code is not None:
-        click.echo(f"{program}: error: {error}", err=True)
+        click.echo(printable(shortened(f"{program}: error: {error}")), err=True)
         return exit_code
     if isinstance(error, OSError):  # such as a full disk behind stdout
         click.echo(f"{program}: error: {error.strerror or error}", err=True)
         return 1
     note = " ".join(f"{type(error).__name__}: {error}".split())
-    click.echo(f"{program}: internal error ({note}): run again with --debug and report it", err=True)
+    click.echo(
+        f"{program}: internal error ({printable(shortened(note))}): run again with --debug and report it", err=True
+    )
     return 1

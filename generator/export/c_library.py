@@ -133,7 +133,7 @@ def compiler_version(compiler: str) -> str:
     """Return the first line of `compiler --version`, or an empty string if a tool is missing."""
     if missing_tool(compiler):
         return ""
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = _finished([compiler, "--version"])
     return (done.stdout.splitlines() or [""])[0] if done.returncode == 0 else ""
 
 
@@ -156,8 +156,16 @@ def build(folder: Path, name: str, compiler: str) -> None:
     shutil.rmtree(objects)
 
 
+def _finished(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. Raises: HgemmError if it does not start or takes too long."""
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HgemmError(f"{command[0]} does not run ({error}): choose another compiler with --cc") from error
+
+
 def _run(folder: Path, *command: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = _finished(command, folder)
     if done.returncode:
         raise HgemmError(
             f"{Path(command[0]).name} failed: {_first_error(done.stderr)}: choose another compiler with --cc"

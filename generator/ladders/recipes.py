@@ -6,6 +6,7 @@ A step lists only the options that it changes over the step before it.
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,7 @@ _STEP_EXTRAS: _Kinds = {
     "tuned": dict,
     "baseline_kernel": dict,
 }
+_SOURCE = re.compile(r"\w+\.cu", re.ASCII)
 _RENAMED = {"rival": "baseline_kernel"}
 """Old names of a step's fields. They stay accepted for one release."""
 
@@ -53,6 +55,9 @@ class BaselineSource:
         """Read it from a step's table. Raises: RequestError if the table is malformed."""
         kinds: _Kinds = {"source": str, "tile": str, "threads": int, "smem_bytes": int}
         _check(table, kinds, kinds, f"{place}, baseline_kernel,")
+        if not _SOURCE.fullmatch(table["source"]) or not (FOLDER / table["source"]).is_file():
+            known = ", ".join(sorted(path.name for path in FOLDER.glob("*.cu")))
+            raise RequestError(f"recipes {place}: no baseline kernel {table['source']!a}: use {known}")
         return cls(**{**table, "tile": Tile.parse(table["tile"])})
 
 

@@ -13,6 +13,7 @@ from generator.errors import HgemmError, LibraryError, RequestError
 from generator.tables import to_csv, to_text
 from hgemm.bench.work import WORK, Work
 from hgemm.checks import TEXT, Mismatch, boolean, either, fields, list_of, map_of, null, number, plain
+from hgemm.disk import read_text
 from hgemm.record import Scalar
 
 SCHEMA = 1
@@ -65,7 +66,7 @@ def read(path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     Raises: LibraryError if the file is not such a document; RequestError if a name matches no ladder.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise LibraryError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(document, dict) or (document.get("kind"), document.get("schema")) != (KIND, SCHEMA):

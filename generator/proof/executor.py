@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from generator.build.toolchain import cuda_include, cutlass_include, in_whole_cute, version_of
 from generator.errors import BuildError, HgemmError, first_error
+from generator.isolated import NEUTRAL_FOLDER
 from generator.ptx.parser import parse
 from generator.ptx.translate import PTX_FILE, origins, translate
 from generator.store.files import disk_errors, temporary_name
@@ -277,7 +279,10 @@ def find_compiler(named: str = "") -> HostCompiler:
 
     Raises: NoCompiler, with a fix.
     """
-    words = tuple(shlex.split(named))
+    try:
+        words = tuple(shlex.split(named))
+    except ValueError as error:
+        raise NoCompiler(f"CXX is {named!a}, which is not a command ({error}): {_FIX}") from None
     if words:
         if not shutil.which(words[0]):
             raise NoCompiler(f"CXX is {words[0]}, which is not installed: {_FIX}")
@@ -343,11 +348,10 @@ _MIN_AGE_S = 60.0
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the cache folder: below HGEMM_CACHE_DIR, XDG_CACHE_HOME or ~/.cache."""
+    """Return the absolute path of the cache folder: below HGEMM_CACHE_DIR, XDG_CACHE_HOME or ~/.cache."""
     named = environment.get(CACHE_VARIABLE)
-    if named:
-        return Path(named) / "executor"
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm" / "executor"
+    base = Path(named) if named else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm"
+    return base.absolute() / "executor"
 
 
 def cached(folder: Path, name: str) -> Path | None:
@@ -424,6 +428,10 @@ _VARIANT_OPTIONS = (*_COMMON, "-shared", "-DHGEMM_HOST")
 _PTX_OPTIONS = (*_COMMON, "-shared", "-fwrapv")
 """PTX defines overflow of signed integers."""
 _BUILD_TIMEOUT_S = 300
+_UNWANTED_VARIABLES = frozenset(
+    "CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH COMPILER_PATH GCC_EXEC_PREFIX DEPENDENCIES_OUTPUT SUNPRO_DEPENDENCIES".split()
+)
+"""Variables that make a compiler read or write other files. An empty entry of a path is the current folder."""
 _INSTRUCTIONS = ("executor/cute", "executor/cutlass")
 """CPU versions of CuTe and CUTLASS headers."""
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
@@ -504,7 +512,8 @@ class HostToolchain:
             yield [
                 *(_cute_folders(self.templates) if whole else ()),
                 f"-DHGEMM_VARIANT={symbol}",
-                f'-DHGEMM_VARIANT_FILE="{text}"',
+                f'-DHGEMM_VARIANT_FILE="{text.name}"',  # a path may contain quotes
+                *("-iquote", str(text.parent)),
                 self._path(VARIANT),
             ]
         finally:
@@ -555,11 +564,23 @@ class HostToolchain:
 
     def _run(self, symbol: str, options: tuple[str, ...], arguments: list[str]) -> None:
         command = [*self.compiler.command, *options, *self.flags, "-I", str(self.templates), *arguments]
+        environment = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_BUILD_TIMEOUT_S)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_BUILD_TIMEOUT_S,
+                env={**environment, "TMPDIR": str(self.cache)},
+                cwd=NEUTRAL_FOLDER,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BuildError(symbol, f"error: {command[0]}: {error}") from error
         if done.returncode:
+            with disk_errors("write to the cache", self.cache, CACHE_VARIABLE):
+                if os.strerror(errno.ENOSPC) in done.stderr:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise BuildError(symbol, done.stderr or f"{command[0]} exits with status {done.returncode}")
 
 

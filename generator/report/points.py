@@ -12,6 +12,7 @@ from generator.errors import LibraryError
 from hgemm.bench.contenders import symbol_of
 from hgemm.bench.work import WORK, Work
 from hgemm.checks import NAME, TEXT, Mismatch, either, fields, integer, list_of, map_of, null, number, plain
+from hgemm.disk import read_text
 from hgemm.measured import Result, Session, VariantTime
 
 _SCHEMA = 1
@@ -101,7 +102,7 @@ def kinds_of(points: Iterable[Point]) -> dict[Kind, list[Point]]:
 def read_bench(path: Path) -> list[Point]:
     """Return the points of a document of `hgemm bench --keep`. Raises: LibraryError if the file is not one."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
         _DOCUMENT(document, "")
     except OSError as error:
         raise LibraryError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 from generator.errors import LibraryError
 from generator.store.files import temporary_name
+from hgemm.disk import locked
 from hgemm.record import SCHEMA, Record, Scalar
 
 _OPERATORS = {"<": operator.lt, "<=": operator.le, "=": operator.eq, ">=": operator.ge, ">": operator.gt}
@@ -211,7 +212,7 @@ def _require_regular(path: Path) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     """Open a database. Write nothing if its folder is read-only."""
-    place = "file:" + quote(str(path.absolute()))
+    place = "file:" + quote(os.fsencode(path.absolute()))
     try:
         return _checked(place + "?mode=rw")
     except sqlite3.OperationalError:
@@ -368,10 +369,8 @@ def replace_index(library: Path) -> None:
 
     Raises: OSError or sqlite3.Error if the folder cannot be written.
     """
-    from filelock import FileLock  # rarely needed, so `hgemm list` does not import it
-
     path = library / INDEX_NAME
-    with FileLock(library / LOCK_NAME, timeout=4 * BUSY_TIMEOUT_S):
+    with locked(library / LOCK_NAME, timeout_s=4 * BUSY_TIMEOUT_S):
         if _is_sound(library):
             return
         fresh = library / (temporary_name() + ".db")

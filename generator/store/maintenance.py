@@ -184,7 +184,9 @@ def collect_garbage(library: Library, dry_run: bool = False) -> list[Removal]:
     symbols = scan(library.folder)
     orphans = [Removal(symbol, "row of a deleted variant", 0) for symbol in library.orphan_rows()]
     with disk_errors("clean up", library.folder):
-        places = [*library.folder.iterdir(), *(library.folder / FOLDER).glob(".tmp-*")]
+        sessions = library.folder / FOLDER
+        inner = [] if sessions.is_symlink() else sessions.glob(".tmp-*")  # behind a link, files belong to others
+        places = [*library.folder.iterdir(), *inner]
         stale = [path for path in sorted(places) if is_stale(path)]
         removals = [_remove_stale(path, dry_run) for path in stale]
         removals += [_remove_failure(path, dry_run) for path in failures_of(library.folder)]

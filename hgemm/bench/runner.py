@@ -33,7 +33,7 @@ from hgemm.bench.results import line
 from hgemm.bench.work import Work, checked, grid, names, read_suite
 from hgemm.cases import Shape
 from hgemm.device import Device, driver_cuda, open_device
-from hgemm.disk import require_writable, write_atomically
+from hgemm.disk import read_text, require_writable, write_atomically
 from hgemm.dtypes import stored_dtype
 from hgemm.errors import DeviceError, LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
@@ -318,8 +318,8 @@ def _new_document(plan: BenchPlan, device: Device) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        kept = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise LibraryError(f"{path} cannot be read: {error}") from None
     if not isinstance(kept, dict) or kept.get("schema") != SCHEMA:
         raise LibraryError(f"{path} is no benchmark results file of schema {SCHEMA}: use another file")

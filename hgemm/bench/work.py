@@ -12,6 +12,7 @@ from typing import Any
 
 from hgemm.cases import Shape
 from hgemm.checks import TEXT, fields, integer, text
+from hgemm.disk import read_text
 from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
@@ -190,7 +191,7 @@ def read_suite(name: str, groups: str = "") -> list[Work]:
     """
     path = FOLDER / f"{name}.json" if name in names() else Path(name)
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(read_text(path))
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
             raise RequestError(
                 f"suite {name} is not a list of problems or groups: see the example {FOLDER / 'public.json'}"
@@ -202,7 +203,7 @@ def read_suite(name: str, groups: str = "") -> list[Work]:
         raise RequestError(f"no suite {name!a}: use a file, or one of {', '.join(names())}") from None
     except OSError as error:
         raise RequestError(f"suite {name} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"suite {name} cannot be read ({type(error).__name__}: {error})") from None
     return _of_groups(works, groups) if groups else works
 
@@ -314,6 +315,6 @@ def _read(path: Path) -> Kernel:
 
 def _record(path: Path) -> dict:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise LibraryError(f"{path} cannot be read: {error}") from None

@@ -86,7 +86,7 @@ def built(environment: Mapping[str, str]) -> Path:
 def _cache_folder(environment: Mapping[str, str]) -> Path:
     named = environment.get("HGEMM_CACHE_DIR")
     base = Path(named) if named else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hgemm"
-    return base / "torch"
+    return base.absolute() / "torch"
 
 
 def _compiler(environment: Mapping[str, str]) -> str:
@@ -114,7 +114,9 @@ def _compile(place: Path, compiler: str) -> None:
         for standard in STANDARDS:
             command = [compiler, f"-std={standard}", str(SOURCE), *_flags(), *libraries, "-o", str(made)]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+                done = subprocess.run(
+                    command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S
+                )
             except subprocess.TimeoutExpired:
                 raise BuildError(f"{compiler} ran for more than {COMPILE_TIMEOUT_S:.0f} s") from None
             if done.returncode == 0:
