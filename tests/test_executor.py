@@ -572,7 +572,9 @@ def test_objects_are_private(object_path: Path, tmp_path: Path, monkeypatch) -> 
     object_path.symlink_to("elsewhere")
     assert cached(folder, "object") is None and cached(folder, "elsewhere")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    monkeypatch.setattr(os, "stat", lambda path, stat=os.stat: os.stat_result((0, 0, 0, 0, 4711, *stat(path)[5:])))
+    stat = os.stat
+    foreign = os.stat_result((*stat(folder)[:4], 4711, *stat(folder)[5:]))
+    monkeypatch.setattr(os, "stat", lambda path, **more: foreign if path == folder else stat(path, **more))
     for use in (lambda: cached(folder, "elsewhere"), lambda: temporary_file(folder)):
         with pytest.raises(LibraryError, match="belongs to user 4711.*set HGEMM_CACHE_DIR"):
             use()
