@@ -279,7 +279,7 @@ def _load(match: re.Match, instruction: Instruction, writer: Writer) -> Statemen
     yield "{"
     yield f"  {C_TYPES[_unsigned(kind)]} word[{len(parts)}];"
     space = match["space"] or ""
-    if space == "param" and not writer.is_parameter(source):
+    if space == "param" and writer.is_argument(source):
         yield "  memset(word, 0, sizeof word);"  # the result of printf
     elif space in ("param", "local"):
         yield f"  memcpy(word, reinterpret_cast<void const*>({writer.address(source, line)}), {whole});"

@@ -121,12 +121,17 @@ class Label:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of a state space (shared, global, const), or a parameter. An extern array has 0 bytes."""
+    """A variable of a state space (shared, global, const, local), or a parameter. An extern array has 0 bytes.
+
+    Fields: `type` is that of an element; `pointer` tells whether the PTX says that a parameter is a pointer.
+    """
 
     name: str
     space: str
     align: int
     size_bytes: int
+    type: str = ""
+    pointer: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,8 +182,8 @@ _END = re.compile(r"\s*\Z")
 _REG = re.compile(r"\s*\.(\w+)\s+(.*)", re.DOTALL)
 _DECLARED = re.compile(rf"({_NAME})\s*(?:<\s*(\d+)\s*>)?")
 _VARIABLE = re.compile(
-    rf"\.(?P<space>shared|global|const|param|local)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
-    rf"(?:\.ptr\s+(?:\.(?:global|shared|const|local)\s+)?(?:\.align\s+\d+\s+)?)?(?P<name>{_NAME})"
+    r"\.(?P<space>shared|global|const|param|local)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
+    rf"(?P<pointer>\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?(?P<name>{_NAME})"
     r"\s*(?P<array>\[\s*(?P<count>\d*)\s*\])?"
 )
 _ENTRY = re.compile(rf"\.entry\s+(?P<name>{_NAME})\s*(?:\((?P<parameters>[^)]*)\))?(?P<limits>[^{{]*)\{{")
@@ -225,7 +230,10 @@ def parse(text: str) -> Module:
 def _variable(match: re.Match) -> Variable:
     size = bits_of_type(match["type"]) // 8
     count = 1 if match["array"] is None else int(match["count"] or 0)
-    return Variable(match["name"], match["space"], int(match["align"] or size), size * count)
+    kind = match["type"] if match["array"] is None else f"{match['type']}[]"
+    return Variable(
+        match["name"], match["space"], int(match["align"] or size), size * count, kind, bool(match["pointer"])
+    )
 
 
 def _three(words: tuple[str, ...]) -> tuple[int, int, int]:
@@ -327,9 +335,9 @@ class _Body:
         words = match["words"]
         if match["directive"] == ".reg":
             self._declare(words, self._line(match.start("directive")))
-        elif match["directive"] in (".shared", ".local"):
+        elif match["directive"] in (".shared", ".local", ".param"):  # parameters are those of calls
             self._variables.append(_variable(_VARIABLE.match(match["directive"] + words)))
-        elif match["directive"] not in (".pragma", ".loc", ".param"):  # parameters of calls need no memory
+        elif match["directive"] not in (".pragma", ".loc"):
             line = self._line(match.start("directive"))
             raise PtxError(f"directive {match['directive']} at line {line} of the PTX is not supported")
 

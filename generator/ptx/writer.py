@@ -72,6 +72,7 @@ class Writer:
         self._parameters = {one.name: i for i, one in enumerate(kernel.parameters)}
         self._shared = shared_offsets
         self._locals = {one.name for one in kernel.variables if one.space == "local"}
+        self._arguments = {one.name for one in kernel.variables if one.space == "param"}
         self._texts = texts
         self._accumulators = accumulators
 
@@ -147,10 +148,10 @@ class Writer:
         """Return the name of a local variable's array."""
         return "local_" + _WORD.sub("_", name)
 
-    def is_parameter(self, operand: Operand) -> bool:
-        """Tell whether an address is in the parameters of the kernel, not in those of a call."""
+    def is_argument(self, operand: Operand) -> bool:
+        """Tell whether an address is in the arguments or the result of a call, not in the parameters of the kernel."""
         base = operand.base if isinstance(operand, Address) else operand
-        return not isinstance(base, Symbol) or base.name in self._parameters
+        return isinstance(base, Symbol) and base.name in self._arguments
 
     def address(self, operand: Operand, line: int) -> str:
         """Return an address as an expression of 64 bits. Registers of 32 bits count as unsigned."""
