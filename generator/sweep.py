@@ -232,14 +232,14 @@ def read_spec_file(path: Path) -> list[Texts]:
     return [over(common, texts_in(table, path)) for table in tables]
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the contents of a TOML file. Raises: RequestError if it cannot be read or is not TOML."""
+def read_toml(path: Path, what: str = "spec file") -> dict[str, Any]:
+    """Return the contents of a TOML file. Raises: RequestError if it cannot be read or is not TOML. It says `what` it is."""
     try:
         return _toml().loads(read_text(path).replace("\r\n", "\n"))
     except OSError as error:
-        raise RequestError(f"spec file {path} cannot be read: {error.strerror}") from error
+        raise RequestError(f"{what} {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"spec file {path} is not TOML: {error}") from error
+        raise RequestError(f"{what} {path} is not TOML: {error}") from error
 
 
 def sweep_of(spec: Spec) -> Sweep:

@@ -29,7 +29,7 @@ LAYERS = (
     "generator.catalog",
     "generator.ptx",
     "generator.proof generator.device_check generator.rebuild",
-    "generator.export generator.ladders generator.pack generator.tuning",
+    "generator.export generator.ladders generator.pack generator.sanitize generator.tuning",
     "generator.report generator.explain generator.compare generator.doctor",
     "generator.cli",
     "generator.__main__",

@@ -44,6 +44,7 @@ VERBS = {
     "reindex": ("library", "Rebuild the index of a library from its folders."),
     "report": ("inspect", "Write a library as one HTML file with tables and charts."),
     "run": ("device", "Run a variant on one problem, time it and check it."),
+    "sanitize": ("sanitize", "Check any kernel's PTX on the CPU: races, bounds, barriers, results."),
     "select": ("deploy", "Print the variant that a library selects for a problem, and why."),
     "show": ("library", "Show one variant in full."),
     "tune": ("device", "Find the best variant for each problem by measuring, and record the result."),
