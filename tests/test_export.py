@@ -58,6 +58,8 @@ MAX_BYTES = 12 * 2**20
 def test_the_folder_is_what_its_manifest_says(paper_export: Path, paper_library: Library) -> None:
     assert check_manifest(paper_export) == []
     manifest = json.loads((paper_export / "MANIFEST.json").read_text())
+    assert manifest["kernels"].keys() == manifest["variants"].keys()
+    assert all(kernel.keys() == {"source", "ptx", "cubin", "launch"} for kernel in manifest["kernels"].values())
     assert manifest["variants"] == {record.symbol: record.key for record in paper_library.records()}
     names = {"include/hgemm.h", "include/hgemm.hpp", "lib/libhgemm.a", "lib/libhgemm.so", "lib/pkgconfig/hgemm.pc"}
     assert names <= manifest["files"].keys() and "lib/cmake/hgemm/hgemm-config.cmake" in manifest["files"]

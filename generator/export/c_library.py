@@ -26,6 +26,7 @@ from generator.store.files import (
     temporary_name,
 )
 from generator.store.planned import require_planned
+from generator.store.proofs import subject_of
 from hgemm.dispatch_table import DispatchTable
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import Library, read_variant
@@ -252,6 +253,7 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
         "archs": archs,
         "compiler": compiler,
         "variants": {record["symbol"]: record["key"] for record in records},
+        "kernels": {record["symbol"]: subject_of(record) for record in records},
     }
     with disk_errors("write", to, "--to"):
         _write(to, files, manifest, options)
