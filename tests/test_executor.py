@@ -44,6 +44,7 @@ from generator.proof.executor import (
 )
 from generator.store.files import temporary_name
 from hgemm.errors import DeviceError
+from hgemm.object_cache import seal
 
 SOURCE = (ROOT / "tests" / "executor_rules.cu").read_text()
 RULES = re.findall(r"\bDO\((\w+)\)", SOURCE)
@@ -408,7 +409,7 @@ def test_a_compiler_that_makes_nothing_to_load_is_told_in_one_line(host_compiler
 
 def test_nothing_is_compiled_twice(fake: Path) -> None:
     first = host_toolchain(fake).executable("hgemm_x", "text")
-    assert first == host_toolchain(fake).executable("hgemm_x", "text") and first.read_text() == "object\n"
+    assert first == host_toolchain(fake).executable("hgemm_x", "text") and first.read_text().startswith("object\n")
     assert len(calls(fake)) == 2  # the executor, and the variant
     assert host_toolchain(fake).executable("hgemm_x", "other text") != first and len(calls(fake)) == 3
     assert host_toolchain(fake, flags=("-fsanitize=address",)).executable("hgemm_x", "text") != first
@@ -425,15 +426,23 @@ def test_a_variant_is_built_as_the_interface_says(fake: Path) -> None:
 
 
 def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def variants() -> int:
+        return sum("-DHGEMM_VARIANT=hgemm_x" in call for call in calls(fake))
+
     subject = proving.Subject("hgemm_x", "text", {}, 0)
     path = host_toolchain(fake).executable("hgemm_x", "text")
-    path.write_bytes(b"")
     with pytest.raises(ProofError, match=r"the output of .*fake\+\+ .* cannot be loaded \(.*: set CXX to another"):
         proving.load(subject, host_toolchain(fake))
-    assert len(calls(fake)) == 4 and path.read_text() == "object\n"  # the executor and the variant, twice
+    assert variants() == 2 and path.read_text().startswith("object\n")
+
+    def loaded(found: Path, runner: Path, ptx: str) -> bytes:
+        content = found.read_bytes()
+        return content if content.startswith(b"object") else ctypes.CDLL(str(found))
+
     path.write_bytes(b"")
-    monkeypatch.setattr(proving, "Executable", lambda found, ptx: found.read_bytes() or ctypes.CDLL(str(found)))
-    assert proving.load(subject, host_toolchain(fake)) == b"object\n" and len(calls(fake)) == 6
+    seal(path)
+    monkeypatch.setattr(proving, "SandboxedExecutable", loaded)
+    assert proving.load(subject, host_toolchain(fake)).startswith(b"object\n") and variants() == 3
 
 
 def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: Path) -> None:
@@ -527,8 +536,48 @@ def test_what_was_not_used_for_long_is_dropped(tmp_path: Path) -> None:
     assert cached(tmp_path, "oldest") and cached(tmp_path, "none") is None  # now it is the newest
     left = tmp_path / temporary_name().replace(str(os.getpid()), "999999999")
     left.write_bytes(b"x" * 7)
-    assert trim(tmp_path, max_bytes=200) == 107
+    size = (tmp_path / "new").stat().st_size
+    assert trim(tmp_path, max_bytes=2 * size) == size + 7
     assert {path.name for path in tmp_path.iterdir()} == {"new", "oldest"}
+
+
+@pytest.fixture
+def object_path(tmp_path: Path) -> Path:
+    made = temporary_file(tmp_path / "cache")
+    made.write_bytes(b"x" * 100)
+    return add_to_cache(made, "object")
+
+
+@pytest.mark.parametrize("place", [0, 99, 110, -1])
+def test_a_damaged_object_is_built_again(object_path: Path, caplog, place: int) -> None:
+    assert cached(object_path.parent, "object") == object_path
+    content = bytearray(object_path.read_bytes())
+    content[place] ^= 1
+    object_path.write_bytes(content)
+    assert cached(object_path.parent, "object") is None and "is damaged" in caplog.text
+    object_path.write_bytes(content[:50])
+    assert cached(object_path.parent, "object") is None
+
+
+def test_objects_are_private(object_path: Path, tmp_path: Path, monkeypatch) -> None:
+    folder = object_path.parent
+    assert folder.stat().st_mode & 0o777 == object_path.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    temporary_file(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    object_path.chmod(0o722)
+    assert cached(folder, "object") is None
+    object_path.chmod(0o700)
+    object_path.rename(folder / "elsewhere")
+    object_path.symlink_to("elsewhere")
+    assert cached(folder, "object") is None and cached(folder, "elsewhere")
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    stat = os.stat
+    foreign = os.stat_result((*stat(folder)[:4], 4711, *stat(folder)[5:]))
+    monkeypatch.setattr(os, "stat", lambda path, **more: foreign if path == folder else stat(path, **more))
+    for use in (lambda: cached(folder, "elsewhere"), lambda: temporary_file(folder)):
+        with pytest.raises(LibraryError, match="belongs to user 4711.*set HGEMM_CACHE_DIR"):
+            use()
 
 
 def test_a_cache_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shlex
@@ -28,6 +29,7 @@ from generator.ptx.translate import PTX_FILE, origins, translate
 from generator.store.files import disk_errors, temporary_name
 from hgemm.disk import TEMPORARY, is_stale
 from hgemm.errors import DeviceError
+from hgemm.object_cache import is_sound, private_folder, reject_foreign, seal
 
 COSTS_CASE = "costs of a k-tile"
 """The name of the last check: the counted costs of a k-tile match the plan."""
@@ -341,6 +343,7 @@ def _ask(command: tuple[str, ...], question: str) -> str:
 
 
 CACHE_VARIABLE = "HGEMM_CACHE_DIR"
+_LOG = logging.getLogger(__name__)
 MAX_CACHE_BYTES = 512 * 2**20
 """Above this size, the least recently used objects are deleted."""
 _MIN_AGE_S = 60.0
@@ -355,24 +358,30 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def cached(folder: Path, name: str) -> Path | None:
-    """Return the path of the object `name` if the cache has it, and mark it as used."""
+    """Return the path of the object `name` if the cache has it undamaged, and mark it as used.
+
+    Raises: LibraryError if the folder belongs to another user.
+    """
     path = folder / name
+    reject_foreign(folder, CACHE_VARIABLE)
     try:
-        os.utime(path)
+        if not is_sound(path):
+            _LOG.warning("%s is damaged, or others may write it: building it again", path)
+            return None
     except FileNotFoundError:
         return None
-    except OSError:  # read-only cache
-        return path if path.is_file() else None
+    with suppress(OSError):  # read-only cache
+        os.utime(path)
     return path
 
 
 def temporary_file(folder: Path, text: str = "") -> Path:
     """Create a temporary file in the cache, with `text` as its content. `add_to_cache` gives it its final name.
 
-    Raises: LibraryError if the folder is not writable.
+    Raises: LibraryError if the folder is not writable, or belongs to another user.
     """
     with disk_errors("write to the cache", folder, CACHE_VARIABLE):
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder, CACHE_VARIABLE)
         path = folder / temporary_name()
         path.touch(exist_ok=False)
         path.write_text(text)
@@ -380,9 +389,11 @@ def temporary_file(folder: Path, text: str = "") -> Path:
 
 
 def add_to_cache(made: Path, name: str) -> Path:
-    """Give a finished object its final name, atomically. Raises LibraryError if the folder is not writable."""
+    """Seal a finished object and give it its final name, atomically. Raises LibraryError if the folder is not writable."""
     path = made.with_name(name)
     with disk_errors("write to the cache", made.parent, CACHE_VARIABLE):
+        seal(made)
+        made.chmod(0o700)
         os.replace(made, path)
     return path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from hgemm.dtypes import DTYPES, OUTPUTS
 from hgemm.errors import LibraryError, RequestError, unknown_word
 from hgemm.kernel import Kernel
 from hgemm.launch_traits import LaunchTraits
-from hgemm.library import UnusableVariantError, warn_once
-from hgemm.problem import ACTIVATIONS, BIASES, LAUNCH, MAX_EXTENT, Kind, unknown_kind_word
+from hgemm.library import read_usable_records, read_variant, scan
+from hgemm.problem import ACTIVATIONS, BIASES, LAUNCH, MAX_EXTENT, Kind
+from hgemm.record import CUBIN_NAME, PTX_NAME
 
 LAYOUTS = ("tn", "nn", "nt", "tt")
 ACCUMULATORS = ("f32", "f16", "f16_promoted")
@@ -287,34 +288,11 @@ def read_kernels(folder: Path, names: str = "") -> list[Kernel]:
     Raises: LibraryError if there are none, or if a record cannot be read.
     """
     patterns = [word.strip() for word in names.split(",") if word.strip()] or ["*"]
-    found = [
-        _read(path) for path in sorted(folder.glob("*/record.json")) if _named(path, patterns) and _is_usable(path)
-    ]
+    found = []
+    for symbol, record in read_usable_records(folder, sorted(scan(folder))).items():
+        if any(fnmatch.fnmatch(name, pattern) for name in (symbol, record.data["alias"]) for pattern in patterns):
+            files = read_variant(folder, symbol).artefacts
+            found.append(Kernel(record.data, files[CUBIN_NAME], files[PTX_NAME]))
     if not found:
         raise LibraryError(f"no variant in {folder} matches {', '.join(patterns)}: create variants with `generate`")
     return found
-
-
-def _is_usable(path: Path) -> bool:
-    """Return whether this version has the words of a variant. Warn if not."""
-    word = unknown_kind_word(_record(path).get("spec", {}))
-    if word:
-        warn_once(str(UnusableVariantError.of(path.parent, word)))
-    return not word
-
-
-def _named(path: Path, patterns: Sequence[str]) -> bool:
-    names = [path.parent.name, str(_record(path).get("alias", ""))]
-    return any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
-
-
-def _read(path: Path) -> Kernel:
-    cubin, ptx = (path.with_name(f"kernel.{kind}") for kind in ("cubin", "ptx"))
-    return Kernel(_record(path), *(one.read_bytes() if one.exists() else b"" for one in (cubin, ptx)))
-
-
-def _record(path: Path) -> dict:
-    try:
-        return json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LibraryError(f"{path} cannot be read: {error}") from None

@@ -23,8 +23,10 @@ import torch
 
 from hgemm.arrays import ARRAY_ADAPTERS, View
 from hgemm.capture import preparing
+from hgemm.errors import LibraryError
 from hgemm.library import Library
 from hgemm.matmul import MatmulOptions, launcher_of
+from hgemm.object_cache import is_sound, private_folder, seal
 from hgemm.problem import ACTIVATIONS
 from hgemm.workspace import workspace_address
 
@@ -52,7 +54,7 @@ def load(environment: Mapping[str, str] | None = None) -> Any:
         module = importlib.util.module_from_spec(importlib.util.spec_from_loader(MODULE, loader))
         loader.exec_module(module)
         return module
-    except (BuildError, OSError, ImportError) as error:
+    except (BuildError, LibraryError, OSError, ImportError) as error:
         warn_unavailable(error)
         return None
 
@@ -73,11 +75,11 @@ def built(environment: Mapping[str, str]) -> Path:
     versions = (torch.__version__, platform.python_version(), sysconfig.get_config_var("SOABI"), platform.machine())
     key = hashlib.sha256(source + repr((versions, _flags(), STANDARDS)).encode()).hexdigest()[:16]
     folder = _cache_folder(environment)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(folder, "HGEMM_CACHE_DIR")
     place = folder / f"{MODULE}-{key}.so"
     with (folder / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.exists():
+        if not (place.exists() and is_sound(place)):
             _log.warning("hgemm.torch: building the C++ operator for torch %s, once; about 20 s", torch.__version__)
             _compile(place, _compiler(environment))
     return place
@@ -120,6 +122,8 @@ def _compile(place: Path, compiler: str) -> None:
             except subprocess.TimeoutExpired:
                 raise BuildError(f"{compiler} ran for more than {COMPILE_TIMEOUT_S:.0f} s") from None
             if done.returncode == 0:
+                seal(made)
+                made.chmod(0o700)
                 made.replace(place)
                 return
             lines = done.stderr.splitlines()
