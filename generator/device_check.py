@@ -230,15 +230,14 @@ class CheckWorkers:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(self._running):
-                _kill(process)
+                kill_session(process)
 
     def check(self, request: CheckRequest) -> tuple[CheckOutcome, str]:
         """Check one variant in a process of its own. Return the outcome and the output."""
         started = time.monotonic()
         if started - self.began > self.budget_s:
             return CheckOutcome(request.symbol, error=f"not started within {self.budget_s:g} s"), ""
-        command = [*self.wrapper, *isolated.command(self.module, json.dumps(asdict(request)))]
-        status, out, err = self._run(command)
+        status, out, err = self._run(json.dumps(asdict(request)))
         took = time.monotonic() - started
         if status is None:
             hung = f"no answer within {self.timeout_s:g} s: the kernel may hang"
@@ -252,11 +251,11 @@ class CheckWorkers:
             request.symbol, error=f"its process ended with status {status}: {last}", seconds=took
         ), out + err
 
-    def _run(self, command: list[str]) -> tuple[int | None, str, str]:
-        """Run a command in a session of its own. The status is None if it was killed after the time limit."""
+    def _run(self, request: str) -> tuple[int | None, str, str]:
+        """Check in a session of its own. Return its status, stdout and stderr; no status if it was killed at the time limit."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            command,
+            [*self.wrapper, *isolated.command(self.module, request)],
             stdout=pipe,
             stderr=pipe,
             text=True,
@@ -270,7 +269,7 @@ class CheckWorkers:
             out, err = process.communicate(timeout=self.timeout_s)
             return process.returncode, out, err
         except subprocess.TimeoutExpired:
-            _kill(process)
+            kill_session(process)
             return (None, *process.communicate())
         finally:
             self._running.discard(process)
@@ -280,7 +279,8 @@ class CheckWorkers:
         return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, threads)}
 
 
-def _kill(process: subprocess.Popen) -> None:
+def kill_session(process: subprocess.Popen) -> None:
+    """Kill a process that began a session, and all its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
+import gc
 import json
 import os
 import re
+import select
+import subprocess
 import sys
 import time
+import traceback
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 from generator.build.compile import ptx_with_lines
 from generator.build.emit import emit
 from generator.build.fresh import refusal
 from generator.build.toolchain import OWN_HEADERS, headers, templates_folder
-from generator.device_check import CheckOutcome, CheckWorkers, answer
+from generator.device_check import CheckOutcome, CheckWorkers, answer, kill_session
 from generator.errors import HgemmError, ProofError
+from generator.isolated import NEUTRAL_FOLDER, command
 from generator.planner import plan_of
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
 from generator.ptx.parser import Location
@@ -88,9 +95,125 @@ def request_of(
     )
 
 
+# ==== Processes ====
+
+
+class _Server:
+    """A process that has imported everything, and forks a process for each proof: a Python starts in 0.5 s, a fork in 2 ms."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command("generator.proof.jobs:serve"),
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            env=environment,
+            cwd=NEUTRAL_FOLDER,
+            start_new_session=True,
+        )
+        atexit.register(self.end)
+
+    def ask(self, request: str, timeout_s: float) -> tuple[int | None, str, str]:
+        """Return the status, stdout and stderr of a proof. Without an answer in time, kill everything; then there is no status."""
+        try:
+            self.process.stdin.write(f"{request}\n")
+            self.process.stdin.flush()
+            if not select.select([self.process.stdout], [], [], timeout_s)[0]:
+                kill_session(self.process)
+                return None, "", ""
+            answer = json.loads(self.process.stdout.readline())
+        except (OSError, ValueError):  # it was killed
+            kill_session(self.process)
+            return self.process.wait(), "", ""
+        return answer["status"], answer["out"], answer["err"]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        """End the process. It ends by itself if this process is killed, because its stdin is closed then."""
+        atexit.unregister(self.end)
+        if self.is_alive:
+            kill_session(self.process)
+            self.process.wait()
+        self.process.stdout.close()
+        with suppress(OSError):
+            self.process.stdin.close()
+
+
+_IDLE: dict[str, list[_Server]] = {}
+"""Servers without work, by the environment of their processes."""
+
+
+@dataclass(frozen=True)
+class ProofWorkers(CheckWorkers):
+    """Processes that prove requests, `jobs` at a time. Each proof has a process of its own, which a server forks."""
+
+    def _run(self, request: str) -> tuple[int | None, str, str]:
+        environment = self._environment()
+        idle = _IDLE.setdefault(json.dumps(sorted(environment.items())), [])
+        try:
+            server = idle.pop()
+        except IndexError:
+            server = _Server(environment)
+        self._running.add(server.process)
+        try:
+            answer = server.ask(request, self.timeout_s)
+        finally:
+            self._running.discard(server.process)
+        if answer[0] is not None and server.is_alive:
+            idle.append(server)
+        else:
+            server.end()
+        return answer
+
+
 def workers(jobs: int, timeout_s: float = TIMEOUT_S) -> CheckWorkers:
     """Return the worker processes that prove requests, `jobs` at a time."""
-    return CheckWorkers(jobs, timeout_s, module="generator.proof.jobs")
+    return ProofWorkers(jobs, timeout_s)
+
+
+def serve() -> None:
+    """Prove the requests that arrive at stdin, each in a fork of this process, until stdin is closed."""
+    import generator.proof.proving  # noqa: F401  # imports NumPy, before the forks
+
+    gc.freeze()  # leaves the pages of what is imported shared
+    for line in sys.stdin:
+        outputs = [os.memfd_create(name) for name in ("out", "err")]
+        child = os.fork()
+        if not child:
+            _prove_in_fork(line, outputs)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out, err = map(_text_of, outputs)
+        print(json.dumps({"status": status, "out": out, "err": err}), flush=True)
+
+
+def _prove_in_fork(line: str, outputs: Iterable[int]) -> NoReturn:
+    status = 1
+    try:
+        empty = os.open(os.devnull, os.O_RDONLY)
+        for number, descriptor in enumerate((empty, *outputs)):
+            os.dup2(descriptor, number)
+        answer(ProofRequest(**json.loads(line)), check_here)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(status)
+
+
+def _text_of(descriptor: int) -> str:
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+# ==== A proof ====
 
 
 def check_here(request: ProofRequest) -> CheckOutcome:
@@ -273,7 +396,3 @@ def executor_version() -> str:
 def local_prover() -> Prover:
     """Return the prover of this machine. Raises HgemmError if it has no C++ compiler that works."""
     return Prover(host_toolchain())
-
-
-if __name__ == "__main__":
-    answer(ProofRequest(**json.loads(sys.argv[1])), check_here)
