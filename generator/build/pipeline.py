@@ -24,6 +24,7 @@ from generator.planner import advice_on_spills
 from generator.store.files import disk_errors, forget_failure, keep_failure, temporary_name
 from generator.store.library import Library
 from generator.store.proofs import unproved, with_proof
+from hgemm.library import MissingVariantError, read_variant
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
 
 _LOCAL_MEMORY = ("LDL", "STL")
@@ -298,11 +299,15 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     if settings.force:
         return None
     try:
-        variant = settings.library.get(symbol)
+        variant = read_variant(
+            settings.library.folder, symbol
+        )  # below, the plan is compared that Library.load would make
+    except MissingVariantError:
+        return None
     except LibraryError as error:
         _LOG.log(level, "rebuilding %s: %s", symbol, str(error).rpartition(": ")[0])
         return None
-    if variant is None or variant.record.key != prepared.key:
+    if variant.record.key != prepared.key:
         return None
     data = variant.record.data
     if any(data[name] != value for name, value in planned(prepared.kernel).items()):
