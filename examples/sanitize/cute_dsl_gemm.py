@@ -1,6 +1,6 @@
 """Check the dense GEMM for sm_90a among CuTe DSL's examples, on a machine without a GPU.
 
-pip install 'hgemm-generator[dsl]'
+pip install nvidia-cutlass-dsl==4.8.1
 git clone --depth 1 https://github.com/NVIDIA/cutlass
 python examples/sanitize/cute_dsl_gemm.py cutlass
 """
@@ -30,7 +30,7 @@ def compiled(path: Path) -> str:
         import cutlass.cute as cute
         from cutlass.cute.runtime import from_dlpack
     except ImportError:
-        missing("nvidia-cutlass-dsl", "pip install 'hgemm-generator[dsl]'")
+        missing("nvidia-cutlass-dsl", "pip install nvidia-cutlass-dsl==4.8.1")
     spec = importlib.util.spec_from_file_location("dense_gemm", path)
     example = sys.modules["dense_gemm"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)

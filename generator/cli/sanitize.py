@@ -68,7 +68,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="N",
     help="Runs with different orders of warps and times of asynchronous copies.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the data and the schedules.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, metavar="N", help="Seed of the data and the schedules."
+)
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Schedules at a time. Default: one per core."
 )

@@ -25,6 +25,7 @@ _FIXED = (("late", "ahead_low"), ("any_time", "any_order"), ("late", "ahead_high
 """The first schedules. Late copies, while one warp runs far ahead of the others, expose most faults. The next ones are random."""
 DEFAULT_SCHEDULES = len(_FIXED)
 _MODULE = "generator.sanitize.running"
+_LONGEST_NAME = 60
 _MOST_PLACES = 8
 """Places of bank conflicts and of scattered accesses that the text shows. --json has all."""
 
@@ -236,7 +237,8 @@ def cost_lines(verdict: Verdict) -> Iterator[str]:
 def summary_line(verdict: Verdict) -> str:
     """Return the verdict as one line."""
     count = len(verdict.schedules)
-    head = f"{'ok  ' if verdict.passed else 'FAIL'}  {verdict.kernel}  {count} schedule{'s' * (count != 1)}"
+    name = verdict.kernel if len(verdict.kernel) <= _LONGEST_NAME else verdict.kernel[:_LONGEST_NAME] + "..."
+    head = f"{'ok  ' if verdict.passed else 'FAIL'}  {name}  {count} schedule{'s' * (count != 1)}"
     told = [head]
     if verdict.has_reference and count:
         ratio = verdict.max_bound_ratio

@@ -162,13 +162,13 @@ class Costs {
  public:
   // Returns the index of an operation's source line in `sites`.
   uint16_t site_index(Operation const& operation) {
-    size_t slot = (size_t(operation.site.line) * 31 + size_t(operation.kind)) % slots;
-    for (;; slot = (slot + 1) % slots) {
+    for (size_t slot = slot_of(operation.site, operation.kind);; slot = (slot + 1) % slots_.size()) {
       uint16_t const found = slots_[slot];
       if (found == 0) {
         sites.push_back({operation.site, operation.kind});
         slots_[slot] = uint16_t(sites.size() - 1);
-        return slots_[slot];
+        if (sites.size() * 2 > slots_.size()) grow();
+        return uint16_t(sites.size() - 1);
       }
       SiteCost const& cost = sites[found];
       if (cost.site.line == operation.site.line && cost.kind == operation.kind && cost.site.file == operation.site.file) {
@@ -203,8 +203,17 @@ class Costs {
   std::deque<SiteCost> sites = {SiteCost{{nullptr, 0}, Kind::count}};
 
  private:
-  static constexpr size_t slots = 4096;  // more than the sites of any kernel
-  std::vector<uint16_t> slots_ = std::vector<uint16_t>(slots);
+  size_t slot_of(Site site, Kind kind) const { return (size_t(site.line) * 31 + size_t(kind)) % slots_.size(); }
+  void grow() {
+    slots_.assign(slots_.size() * 2, 0);
+    for (size_t i = 1; i < sites.size(); ++i) {
+      size_t slot = slot_of(sites[i].site, sites[i].kind);
+      while (slots_[slot]) slot = (slot + 1) % slots_.size();
+      slots_[slot] = uint16_t(i);
+    }
+  }
+
+  std::vector<uint16_t> slots_ = std::vector<uint16_t>(4096);  // at most half of them are in use
 };
 
 // Counters that do not belong to a source line.
