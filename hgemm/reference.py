@@ -224,6 +224,7 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
     bias, variance, worst = np.zeros((3, *total.shape))
     a_squared, b_squared = a * a, b * b
     a_signs, b_signs = np.sign(a).astype(np.float32), np.sign(b).astype(np.float32)
+    a_fine, b_fine = (_fineness(one, traits.dtype_a) for one in (a, b))
     for at in range(first, last, STEP):
         end = min(at + STEP, last)
         groups = -(-(end - at) // group)
@@ -254,10 +255,28 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
             variance += half
         unit *= _F32_ROUND
         worst += (end - at + 4 * groups) * unit
+        rounded = (
+            end - at
+            if a_fine is None
+            else np.minimum(np.sqrt(2 * unit) * (a_fine[:, :, at:end] @ b_fine[:, at:end]), end - at)
+        )
         unit *= unit
-        unit *= (end - at) / 3
-        variance += unit
+        variance += unit * rounded / 3
     return _Sum(total, bias, variance, worst)
+
+
+def _fineness(values: np.ndarray, dtype: str) -> np.ndarray | None:
+    """Return 1 / sqrt(lowest bit) of each number for types whose sums are seldom rounded; None for others.
+
+    With u the lowest bit of a sum and p that of a product, the sum is rounded only if p <= u. So the sum of sqrt(u / p) over the
+    products bounds the number of roundings.
+    """
+    if dtype != "bf16":
+        return None
+    mantissa, exponent = np.frexp(values)
+    digits = np.abs(np.ldexp(mantissa, 24)).astype(np.int64)
+    lowest = np.ldexp((digits & -digits).astype(np.float64), exponent - 24)
+    return np.where(digits > 0, 1 / np.sqrt(np.where(digits > 0, lowest, 1.0)), 0.0)
 
 
 def _add_up(parts: Iterator[_Sum], shared: bool) -> _Sum:
