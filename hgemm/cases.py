@@ -156,6 +156,9 @@ def covering_cases(traits: LaunchTraits, workers: int) -> list[Case]:
         long_k = (2 * traits.stages + 1) * traits.tile_k
         turns = Case(Shape(9, 8, long_k, _RING_BATCH * workers), *_scalars(traits, 2), broadcast="a")
         cases.append(replace(turns, options=LaunchOptions(1, 0, 2)))
+        if traits.beta:  # the epilogue without C reuses its shared memory, too
+            few = replace(turns.shape, k=traits.tile_k)
+            cases.append(Case(few, broadcast="a", once=True, options=LaunchOptions(1, 0, 2)))
     cases += raster_cases(traits)
     side = 17 + 2 * traits.align_d
     aliased = Case(Shape(side, side, traits.tile_k + 1, 2), *_scalars(traits, 1), loose=True, once=True)
