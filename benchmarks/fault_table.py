@@ -1394,6 +1394,25 @@ AUDIT = (
         AUDIT_90,
     ),
     _audit(
+        "barriers before the stages",
+        (
+            At("SharedStorage", "typename Mainloop<Policy>::Shared mainloop;").insert_before(
+                "alignas(128) typename Mainloop<Policy>::Barriers barriers; "
+            ),
+            At("SharedStorage", "typename Mainloop<Policy>::Barriers barriers;", occurrence=1).drop(),
+            At("TmaPipeline::Shared", "alignas(1024) unsigned char a").replace("alignas(128) unsigned char a"),
+            At("TmaPipeline::Shared", "alignas(1024) unsigned char b").replace("alignas(128) unsigned char b"),
+            At("Epilogue::Shared", "alignas(1024) unsigned char subtile").replace("alignas(128) unsigned char subtile"),
+        ),
+        AUDIT_90,
+    ),
+    _audit(
+        "the instruction of another type",
+        At("", "HGEMM_WGMMA(").argument(0, "64x128x16_F32BF16BF16_SS"),
+        AUDIT_90,
+        of="ptx",
+    ),
+    _audit(
         "row groups of another swizzle",
         At("WgmmaOperand::descriptor", "8 * Boxes::row_bytes / 16").replace("8 * 128 / 16"),
         {"arch": "sm_90a", "tile": "128x128x32", "cluster": "1x1"},

@@ -1,11 +1,12 @@
 """Seed faults into the PTX of kernels, and see whether the checks of PTX find them.
 
-    python -m benchmarks.ptx_faults SYMBOL... [--library DIR] [--most 20] [--only drop,flip] [--shapes SHAPES] [-j 2] [--json FILE]
+    python -m benchmarks.ptx_faults [--only drop,flip] [--most 20] [-j 2] [--json FILE]
+    python -m benchmarks.ptx_faults SYMBOL... --library DIR
 
-Faults are generated from the table of instructions: each instruction that orders something is dropped or weakened, predicates are
-flipped, constants are halved, registers are swapped. `--most` faults of each kernel are run, spread over all of them; 0 runs
-all. The table lists what found each fault. A fault that nothing finds is a gap, or leaves the kernel equivalent. No GPU is
-needed.
+Without symbols, it builds the kernels of KERNELS. Faults are generated from the table of instructions. Each instruction that orders
+something is dropped, weakened, or moved behind the next access of memory. Predicates are flipped, constants are halved, registers
+are swapped. `--most` faults of each kernel are run, spread over all of them; 0 runs all. The table lists what found each fault, or
+the rule of benchmarks/ptx_equivalence.py by which it changes nothing. The exit status is 1 if there is neither. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -15,22 +16,42 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.ptx_equivalence import equivalence
+from generator.build.pipeline import Settings, make
+from generator.build.toolchain import templates_folder
 from generator.device_check import CheckOutcome
+from generator.errors import BuildError
 from generator.proof.jobs import host_toolchain, pack, request_of, workers
 from generator.ptx.instructions import row_of
-from generator.ptx.parser import Instruction, parse
+from generator.ptx.parser import Instruction, Kernel, Label, parse
 from generator.store.library import Library
+from generator.sweep import sweep
 from generator.tables import to_text
 from hgemm.record import PTX_NAME
 
+_SM_80 = {"arch": "sm_80", "tile": "64x64x32", "stages": "3"}
+_WGMMA = {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "schedule": "persistent"}
+KERNELS = {
+    "mma_sync": _SM_80,
+    "register copy": {"arch": "sm_75", "tile": "64x64x32", "stages": "2"},
+    "mma_sync_tma": {"arch": "sm_90", "tile": "64x64x64", "copy": "tma", "stages": "3"},
+    "cooperative": {**_WGMMA, "tile": "128x64x64", "cooperation": "cooperative"},
+    "ping-pong": {**_WGMMA, "cooperation": "pingpong"},
+    "wgmma cp_async": {"arch": "sm_90a", "tile": "64x64x64", "stages": "3", "copy": "cp_async", "mma": "m64n64k16"},
+    "stream_k": {**_SM_80, "schedule": "stream_k"},
+    "mma_sync_direct": {"arch": "sm_90", "tile": "16x64x128", "copy": "ldg"},
+}
+"""The options of the kernels that faults are seeded into: each family, copy and schedule that waits in another way."""
 TIMEOUT_S = 60.0
-MISSED = "nothing"
+MISSED, EQUIVALENT = "nothing", "equivalent"
+_PATH = re.compile(r"(?<=\s)/\S+: ")
 _WAITS = re.compile(r"(wait_group(?:\.read)?(?:\.sync\.aligned)?\s+)(\d+);")
 _NUMBER = re.compile(r"\b(\d+);")
 _PREDICATE = re.compile(r"@(!?)(%?\w+)")
@@ -40,12 +61,13 @@ _HALVED = re.compile(r"(mov\.u32\s+%\w+,\s+)(\d+);")
 
 @dataclass(frozen=True)
 class PtxFault:
-    """A fault: what was done to which line of a PTX text, and the text with the fault."""
+    """A fault: what was done to which line of a PTX text, the text with the fault, and why it changes nothing, if so."""
 
     way: str
     line: int
     instruction: str
     ptx: str
+    equivalent: str = ""
 
 
 def faults_of(ptx: str) -> Iterator[PtxFault]:
@@ -53,13 +75,39 @@ def faults_of(ptx: str) -> Iterator[PtxFault]:
     lines = ptx.splitlines()
     kernel = parse(ptx).kernel()
     sizes = _expected_sizes(kernel.body)
-    for one in kernel.body:
+    for place, one in enumerate(kernel.body):
         if isinstance(one, Instruction):
             text = lines[one.line - 1]
+            shown = " ".join(text.split())[:70]
             for way, changed in _changes(one, text, sizes):
                 if changed != text:
                     whole = [*lines[: one.line - 1], changed, *lines[one.line :]]
-                    yield PtxFault(way, one.line, " ".join(text.split())[:70], "\n".join(whole))
+                    reason = equivalence(kernel, place, way)
+                    yield PtxFault(way, one.line, shown, "\n".join(whole), reason)
+            after = _next_access(kernel, place)
+            if after and _orders(one) and not row_of(one.opcode)[0].memory and text.strip().endswith(";"):
+                end = next(at for at in range(after.line - 1, len(lines)) if ";" in lines[at]) + 1
+                whole = [*lines[: one.line - 1], "", *lines[one.line : end], text, *lines[end:]]
+                yield PtxFault("move", one.line, shown, "\n".join(whole), equivalence(kernel, place, "move", after))
+
+
+def _orders(one: Instruction) -> bool:
+    """Return whether an instruction has no result, and orders something."""
+    row, _ = row_of(one.opcode)
+    return bool(row.ordering) and not row.writes and not row.ordering.startswith("none")
+
+
+def _next_access(kernel: Kernel, place: int) -> Instruction | None:
+    """Return the next instruction that accesses memory, if nothing else that orders or branches is before it."""
+    for one in kernel.body[place + 1 :]:
+        if isinstance(one, Label) or one.opcode.startswith(("bra", "ret", "exit")):
+            return None
+        row, _ = row_of(one.opcode)
+        if row.memory and "param" not in row.memory:
+            return one
+        if row.ordering and not row.ordering.startswith("none"):
+            return None
+    return None
 
 
 def _expected_sizes(body: tuple) -> set[str]:
@@ -72,10 +120,9 @@ def _expected_sizes(body: tuple) -> set[str]:
 
 
 def _changes(one: Instruction, text: str, sizes: set[str]) -> Iterator[tuple[str, str]]:
-    row, _ = row_of(one.opcode)
     name = one.opcode
     statement = re.compile(rf"(?:@!?%?\w+\s+)?{re.escape(name)}(?![\w.])[^;]*;")
-    if row.ordering and not row.writes and not row.ordering.startswith("none"):
+    if _orders(one):
         yield "drop", statement.sub("", text, count=1)
     if _WAITS.search(text):
         yield "weaken", _WAITS.sub(lambda found: f"{found[1]}{int(found[2]) + 1};", text, count=1)
@@ -111,44 +158,61 @@ def found_by(outcome: CheckOutcome) -> str:
     return ", ".join(kinds) or MISSED
 
 
+def built(options: dict[str, str], library: Library) -> str:
+    """Build a kernel and return its symbol. Raises: BuildError if it cannot be built."""
+    (plan,) = sweep([options]).plans
+    ((_, outcome),) = make([plan], Settings(library, templates_folder()), 0)
+    if not outcome.record:
+        raise BuildError(outcome.symbol, outcome.error)
+    return outcome.symbol
+
+
+def rows_of(name: str, symbol: str, library: Library, args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Yield a row for each fault of a kernel that is run."""
+    made, variant = host_toolchain(), library.load(symbol)
+    ways = [way for way in args.only.split(",") if way]
+    faults = [one for one in faults_of(variant.artefacts[PTX_NAME].decode()) if not ways or one.way in ways]
+    faults = spread(faults, args.most)
+    request = request_of(made, "", variant.record.data, args.shapes)
+    requests = [replace(request, ptx=pack(one.ptx.encode())) for one in faults]
+    for fault, (outcome, _) in zip(faults, workers(args.jobs, TIMEOUT_S).check_all(requests), strict=True):
+        found = found_by(outcome)
+        print(f"{name:16}{fault.way:7}{fault.line:6}  {found:32}  {fault.instruction}", file=sys.stderr)
+        yield {
+            "kernel": name,
+            "line": fault.line,
+            "fault": fault.way,
+            "instruction": fault.instruction,
+            "found by": EQUIVALENT if found == MISSED and fault.equivalent else found,
+            "reason": fault.equivalent if found == MISSED else _PATH.sub("", outcome.reason)[:100],
+        }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("symbols", nargs="+")
+    parser.add_argument("symbols", nargs="*", help="kernels of --library; default: those of KERNELS")
     parser.add_argument("--library", type=Path, default=Path("emitted"))
     parser.add_argument("--most", type=int, default=20)
-    parser.add_argument("--only", default="", help="ways, separated by commas: drop, weaken, flip, halve, swap")
+    parser.add_argument("--only", default="", help="ways, separated by commas: drop, weaken, move, flip, halve, swap")
     parser.add_argument("--shapes", default="", help="shapes instead of the default cases")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="write the table to this file")
     args = parser.parse_args()
-    made, library, rows = host_toolchain(), Library(args.library), []
-    made.executor()
-    for symbol in args.symbols:
-        variant = library.load(symbol)
-        ptx = variant.artefacts[PTX_NAME].decode()
-        ways = [way for way in args.only.split(",") if way]
-        faults = spread([one for one in faults_of(ptx) if not ways or one.way in ways], args.most)
-        request = request_of(made, "", variant.record.data, args.shapes)
-        requests = [replace(request, ptx=pack(one.ptx.encode())) for one in faults]
-        outcomes = workers(args.jobs, TIMEOUT_S).check_all(requests)
-        for fault, (outcome, _) in zip(faults, outcomes, strict=True):
-            rows.append(
-                {
-                    "kernel": symbol[-8:],
-                    "line": fault.line,
-                    "fault": fault.way,
-                    "instruction": fault.instruction,
-                    "found by": found_by(outcome),
-                    "reason": outcome.reason[:160],
-                }
-            )
-            print(f"{fault.way:7}{fault.line:6}  {found_by(outcome):32}  {fault.instruction}", file=sys.stderr)
+    host_toolchain().executor()
+    with tempfile.TemporaryDirectory() as folder:
+        library = Library(args.library if args.symbols else Path(folder))
+        symbols = {symbol[-8:]: symbol for symbol in args.symbols}
+        symbols = symbols or {name: built(options, library) for name, options in KERNELS.items()}
+        rows = [row for name, symbol in symbols.items() for row in rows_of(name, symbol, library, args)]
     print(to_text(rows, ["kernel", "line", "fault", "instruction", "found by"]), end="")
-    found = sum(row["found by"] != MISSED for row in rows)
-    print(f"{found} of {len(rows)} faults are found")
+    found = sum(row["found by"] not in (MISSED, EQUIVALENT) for row in rows)
+    equivalent = sum(row["found by"] == EQUIVALENT for row in rows)
+    print(f"{found} of {len(rows)} faults are found, {equivalent} change nothing")
     if args.json:
-        args.json.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n")
-    return 0 if found == len(rows) else 1
+        texts = [json.dumps(row) for row in rows]
+        lines = [", ".join(texts[at : at + 10]) for at in range(0, len(texts), 10)]
+        args.json.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
+    return 0 if found + equivalent == len(rows) else 1
 
 
 if __name__ == "__main__":
