@@ -1,20 +1,28 @@
-"""Checks variants on the GPU, each in a process of its own, so that a kernel that hangs or faults harms no other."""
+"""Checks variants on the GPU, in other processes, so that a kernel that hangs or faults harms no other variant.
+
+A process checks one variant after another, because a new process needs longer to begin than many variants take. After a variant
+that fails, a new process checks the next one.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from xml.etree import ElementTree
 
 from generator import isolated
@@ -24,12 +32,17 @@ from generator.tables import counted
 from hgemm.cases import Shape, cases_of, default_cases
 from hgemm.device import open_device
 from hgemm.disk import write_atomically
-from hgemm.errors import DeviceError, UnsupportedError
+from hgemm.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from hgemm.kernel import Kernel
 from hgemm.record import CUBIN_NAME, PTX_NAME
 
 TIMEOUT_S = 300.0
+MEMORY_WAIT_S = 30.0
+"""How long a case that needs much memory waits for such a case of another process."""
 CODES = ("auto", "cubin", "ptx")
+_MODULE = "generator.device_check"
+_SERVE = "--serve"
+_NAMED_CASES = 3
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -52,11 +65,13 @@ class CheckRequest:
 class CheckOutcome:
     """The result of checking a variant: its checks (see hgemm.verify.Check), or why it was skipped or failed.
 
-    Fields: `proof` is added to the variant's record after a run on the CPU; `sites` are the costs of its source lines.
+    Fields: `skipped_cases` are the cases without a check, each with its `case` and a `reason`. `proof` is added to the variant's
+        record after a run on the CPU; `sites` are the costs of its source lines.
     """
 
     symbol: str
     checks: tuple[dict, ...] = ()
+    skipped_cases: tuple[dict, ...] = ()
     skipped: str = ""
     error: str = ""
     seconds: float = 0.0
@@ -121,16 +136,38 @@ def check_here(request: CheckRequest) -> CheckOutcome:
     if request.shapes:
         cases = cases_of(kernel.traits, Shape.parse_list(request.shapes))
     else:
-        cases = default_cases(kernel.traits, resident_ctas, device.free_bytes)
+        cases = default_cases(kernel.traits, resident_ctas, device.memory_bytes)
     checks: list[dict] = []
+    skipped: list[dict] = []
     error = ""
     for case in cases:
         try:
-            checks.append(asdict(verify(kernel, case, device, options)))
+            with _much_memory() if case.min_leading else nullcontext():
+                checks.append(asdict(verify(kernel, case, device, options)))
+        except DeviceMemoryError as lack:
+            skipped.append({"case": str(case), "reason": str(lack)})
         except DeviceError as fault:  # the fault destroys the context
             error = f"{case}: {fault}"
             break
-    return CheckOutcome(request.symbol, tuple(checks), error=error, seconds=time.monotonic() - started)
+    if not checks and skipped:
+        error = error or skipped[0]["reason"]
+    return CheckOutcome(request.symbol, tuple(checks), tuple(skipped), error=error, seconds=time.monotonic() - started)
+
+
+@contextmanager
+def _much_memory() -> Iterator[None]:
+    """Wait until no other process of this checkout runs a case that needs much memory."""
+    until = time.monotonic() + MEMORY_WAIT_S
+    with open(__file__, "rb") as lock:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a file system without locks
+                break
+        yield
 
 
 # ==== Outcomes as text and files ====
@@ -144,6 +181,7 @@ def outcome_line(outcome: CheckOutcome) -> str:
     if not outcome.passed:
         return f"FAIL  {outcome.symbol}  {cases}  {outcome.reason}"
     found = [cases, *["instruction and byte counts as planned"] * (outcome.shapes != outcome.checks)]
+    found += [f"skipped {skipped['case']}: {skipped['reason']}" for skipped in outcome.skipped_cases]
     found.append(f"largest error {outcome.worst_ratio:.2f} of its bound")
     if proof := outcome.proof:
         conflicts = proof["read_conflicts_per_k_tile"] + proof["copy_conflicts_per_k_tile"]
@@ -152,12 +190,17 @@ def outcome_line(outcome: CheckOutcome) -> str:
 
 
 def outcome_summary(outcomes: list[CheckOutcome]) -> str:
-    """Return how many variants and shapes passed."""
+    """Return how many variants and shapes passed, and which shapes were skipped."""
     passed, failed = sum(outcome.passed for outcome in outcomes), sum(outcome.failed for outcome in outcomes)
     cases = sum(outcome.passed_shapes for outcome in outcomes)
     skipped = len(outcomes) - passed - failed
     found = f"{counted(passed, 'variant')} passed, {failed} failed, {skipped} skipped"
-    return f"{found}; {counted(cases, 'shape')} passed"
+    found += f"; {counted(cases, 'shape')} passed"
+    lacking = [f"{case['case']} of {outcome.symbol}" for outcome in outcomes for case in outcome.skipped_cases]
+    if not lacking:
+        return found
+    named = ", ".join(lacking[:_NAMED_CASES]) + (", ..." if len(lacking) > _NAMED_CASES else "")
+    return f"{found}, {len(lacking)} skipped for lack of memory: {named}"
 
 
 def json_of(outcome: CheckOutcome) -> Any:
@@ -185,10 +228,10 @@ def write_junit(path: Path, outcomes: Iterable[CheckOutcome]) -> None:
 def _suite(outcome: CheckOutcome) -> ElementTree.Element:
     failures = len(outcome.checks) - outcome.passed_cases
     counts = {
-        "tests": len(outcome.checks) or 1,
+        "tests": len(outcome.checks) + len(outcome.skipped_cases) or 1,
         "failures": failures,
         "errors": int(bool(outcome.error)),
-        "skipped": int(bool(outcome.skipped)),
+        "skipped": int(bool(outcome.skipped)) + len(outcome.skipped_cases),
     }
     written = {name: str(count) for name, count in counts.items()}
     suite = ElementTree.Element("testsuite", name=outcome.symbol, time=f"{outcome.seconds:.3f}", **written)
@@ -196,6 +239,9 @@ def _suite(outcome: CheckOutcome) -> ElementTree.Element:
         case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name=check["case"])
         if not check["passed"]:
             ElementTree.SubElement(case, "failure", message=check["reason"])
+    for lacking in outcome.skipped_cases:
+        case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name=lacking["case"])
+        ElementTree.SubElement(case, "skipped", message=lacking["reason"])
     for tag, reason in (("error", outcome.error), ("skipped", outcome.skipped)):
         if reason:
             case = ElementTree.SubElement(suite, "testcase", classname=outcome.symbol, name="load")
@@ -206,34 +252,102 @@ def _suite(outcome: CheckOutcome) -> ElementTree.Element:
 # ==== Processes ====
 
 
+class _CheckServer:
+    """A process that checks variants of this module, one after another: a line of JSON is a request, and one is its outcome."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors_read = 0
+        self.process = subprocess.Popen(
+            isolated.command(_MODULE, _SERVE),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            cwd=isolated.NEUTRAL_FOLDER,
+            start_new_session=True,
+        )
+        self._seen = b""
+
+    def ask(self, request: str, timeout_s: float) -> tuple[int | None, str, str]:
+        """Return the status, None if there was no answer in time and 0 if there was one, and all output since the last one."""
+        assert self.process.stdin and self.process.stdout
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(request.encode() + b"\n")
+            self.process.stdin.flush()
+        until, status = time.monotonic() + timeout_s, 0
+        while not any(map(_is_answer, self._seen.decode(errors="replace").splitlines(keepends=True))):
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+                kill_session(self.process)
+                status = None
+                break
+            more = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not more:
+                status = self.process.wait()
+                break
+            self._seen += more
+        out, self._seen = self._seen.decode(errors="replace"), b""
+        size = os.fstat(self._errors.fileno()).st_size
+        err = os.pread(self._errors.fileno(), size - self._errors_read, self._errors_read)
+        self._errors_read = size
+        return status, out, err.decode(errors="replace")
+
+    def close(self) -> None:
+        kill_session(self.process)
+        self.process.communicate()
+        self._errors.close()
+
+
+def _is_answer(line: str) -> bool:
+    return line.startswith('{"symbol": ') and line.endswith("\n")
+
+
+def _outcome_in(out: str) -> CheckOutcome | None:
+    """Return the last outcome in the output of a process, if there is one."""
+    answers = [line for line in out.splitlines(keepends=True) if _is_answer(line)]
+    if not answers:
+        return None
+    answer = json.loads(answers[-1])
+    return CheckOutcome(**{**answer, **{name: tuple(answer[name]) for name in ("checks", "skipped_cases")}})
+
+
 @dataclass(frozen=True)
 class CheckWorkers:
     """Processes that check variants, `jobs` at a time.
 
     Fields: `wrapper` is a command before the interpreter, such as compute-sanitizer; after `budget_s` no further variant is
-        started; `module` is what a process runs, with a request as its argument.
+        started; `module` is what a process runs, with a request as its argument. With a wrapper or another module, each process
+        checks one variant.
     """
 
     jobs: int = 1
     timeout_s: float = TIMEOUT_S
     wrapper: tuple[str, ...] = ()
     budget_s: float = float("inf")
-    module: str = "generator.device_check"
+    module: str = _MODULE
     began: float = field(default_factory=time.monotonic)
     _running: set[subprocess.Popen] = field(default_factory=set)
+    _idle: list[_CheckServer] = field(default_factory=list)
+    _many: threading.Event = field(default_factory=threading.Event)
 
     def check_all(self, requests: Iterable[CheckRequest]) -> Iterator[tuple[CheckOutcome, str]]:
         """Yield the outcomes in the order of the requests, each with the output of its process."""
         pool = ThreadPoolExecutor(self.jobs)
+        if self.module == _MODULE and not self.wrapper:
+            self._many.set()
         try:
             yield from pool.map(self.check, requests)
         finally:
+            self._many.clear()
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(self._running):
                 kill_session(process)
+            while self._idle:
+                self._idle.pop().close()
 
     def check(self, request: CheckRequest) -> tuple[CheckOutcome, str]:
-        """Check one variant in a process of its own. Return the outcome and the output."""
+        """Check one variant in another process. Return the outcome and the output."""
         started = time.monotonic()
         if started - self.began > self.budget_s:
             return CheckOutcome(request.symbol, error=f"not started within {self.budget_s:g} s"), ""
@@ -242,17 +356,33 @@ class CheckWorkers:
         if status is None:
             hung = f"no answer within {self.timeout_s:g} s: the kernel may hang"
             return CheckOutcome(request.symbol, error=hung, seconds=took), out + err
-        answers = [line for line in out.splitlines() if line.startswith('{"symbol": ')]
-        if answers:
-            answer = json.loads(answers[-1])
-            return CheckOutcome(**{**answer, "checks": tuple(answer["checks"])}), out + err
+        if outcome := _outcome_in(out):
+            return outcome, out + err
         last = (err.strip() or out.strip() or "no output").splitlines()[-1]
         return CheckOutcome(
             request.symbol, error=f"its process ended with status {status}: {last}", seconds=took
         ), out + err
 
     def _run(self, request: str) -> tuple[int | None, str, str]:
-        """Check in a session of its own. Return its status, stdout and stderr; no status if it was killed at the time limit."""
+        """Check in another session. Return its status, stdout and stderr; no status if it was killed at the time limit."""
+        return self._run_in_turn(request) if self._many.is_set() else self._run_alone(request)
+
+    def _run_in_turn(self, request: str) -> tuple[int | None, str, str]:
+        try:
+            server = self._idle.pop()
+        except IndexError:
+            server = _CheckServer(self._environment())
+        self._running.add(server.process)
+        status, out, err = server.ask(request, self.timeout_s)
+        self._running.discard(server.process)
+        outcome = _outcome_in(out)
+        if outcome and not outcome.failed and self._many.is_set():
+            self._idle.append(server)
+        else:
+            server.close()
+        return status, out, err
+
+    def _run_alone(self, request: str) -> tuple[int | None, str, str]:
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             [*self.wrapper, *isolated.command(self.module, request)],
@@ -297,4 +427,5 @@ def answer(request: Any, check: Callable[[Any], CheckOutcome]) -> None:
 
 
 if __name__ == "__main__":
-    answer(CheckRequest(**json.loads(sys.argv[1])), check_here)
+    for line in sys.stdin if sys.argv[1] == _SERVE else sys.argv[1:]:
+        answer(CheckRequest(**json.loads(line)), check_here)

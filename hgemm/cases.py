@@ -22,7 +22,7 @@ _RING_BATCH = TILES_PER_CTA + 1
 FAR_ELEMENTS = 2**31
 """Offsets beyond this do not fit a signed 32-bit integer."""
 _USED_SHARE = 0.8
-"""The share of the free memory that one case may take."""
+"""The share of the memory that one case may take."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class Case:
         return " ".join(words + ([str(self.options)] if self.options else []))
 
 
-def default_cases(traits: LaunchTraits, resident_ctas: int, free_bytes: int = 0) -> list[Case]:
+def default_cases(traits: LaunchTraits, resident_ctas: int, memory_bytes: int = 0) -> list[Case]:
     """Return the cases that every variant must pass on a device. They depend on its tile, stages and schedule.
 
     `resident_ctas` CTAs fit on the device. A persistent variant gets problems with more tiles than that. A stream-K variant
     gets problems with fewer and with more tiles. A variant whose launches decide the splits gets whole waves and a split tail.
-    Offsets beyond 2^31 need memory: they are checked if `free_bytes` suffice.
+    Offsets beyond 2^31 need memory: there is a case of them if the device's `memory_bytes` suffice.
     """
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     plain = [
@@ -141,7 +141,7 @@ def default_cases(traits: LaunchTraits, resident_ctas: int, free_bytes: int = 0)
     cases += covering_cases(traits, resident_ctas // traits.cluster[0])
     side = max(m, n, k) + 1
     far = far_case(traits, Shape(side, side, side), -(-FAR_ELEMENTS // (side - 1)))
-    if _operand_bytes(traits, far) <= _USED_SHARE * free_bytes:
+    if _operand_bytes(traits, far) <= _USED_SHARE * memory_bytes:
         cases.append(far)
     return varied(traits, cases)
 

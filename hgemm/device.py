@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hgemm.errors import DeviceError, LibraryError, UnsupportedError
+from hgemm.errors import DeviceError, DeviceMemoryError, LibraryError, UnsupportedError
 from hgemm.launch_traits import LaunchTraits
 
 # ==== Which code runs on which device ====
@@ -80,12 +80,12 @@ def driver() -> Any:
     return bindings
 
 
-def checked(result: tuple, doing: str) -> Any:
-    """Return the values of a driver call without its status. Raises DeviceError that says what failed."""
+def checked(result: tuple, doing: str, kind: type[DeviceError] = DeviceError) -> Any:
+    """Return the values of a driver call without its status. Raises an error of this kind that says what failed."""
     status, *values = result
     if int(status):
         text = driver().cuGetErrorString(status)[1]
-        raise DeviceError(f"cannot {doing}: {status.name} ({text.decode() if text else 'unknown error'})")
+        raise kind(f"cannot {doing}: {status.name} ({text.decode() if text else 'unknown error'})")
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
@@ -264,18 +264,27 @@ class Device:
     # ---- Memory -----------------------------------------------------------------------------------------------------
 
     def allocate(self, size_bytes: int) -> Address:
+        """Return the address of new memory. Raises DeviceMemoryError if there is not enough, or DeviceError."""
         with self.current():
-            return int(self._call("cuMemAlloc", f"allocate {size_bytes} B", size_bytes))
+            result = driver().cuMemAlloc(size_bytes)
+        lack = result[0] == driver().CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        return int(checked(result, f"allocate {size_bytes} B", DeviceMemoryError if lack else DeviceError))
 
     @property
-    def free_bytes(self) -> int:
-        """The memory of the device that is not allocated."""
+    def memory_bytes(self) -> int:
+        """The size of the device's memory."""
         with self.current():
-            return int(self._call("cuMemGetInfo", "read the size of free memory")[0])
+            return int(self._call("cuMemGetInfo", "read the size of the memory")[1])
 
     def free(self, pointer: Address) -> None:
         with self.current():
             self._call("cuMemFree", "free memory", pointer)
+
+    def fill(self, pointer: Address, byte: int, size_bytes: int) -> None:
+        """Fill memory with a byte, in the order of the legacy default stream."""
+        with self.current():
+            stream = driver().CUstream(0)
+            self._call("cuMemsetD8Async", f"fill {size_bytes} B", pointer, byte, size_bytes, stream)
 
     def upload(self, pointer: Address, host: Address, size_bytes: int) -> None:
         """Copy from host memory, and wait for the copy."""

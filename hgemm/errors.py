@@ -48,6 +48,10 @@ class DeviceError(HgemmError):
     """There is no GPU, the GPU cannot run the kernel, or the driver returned an error."""
 
 
+class DeviceMemoryError(DeviceError):
+    """The GPU does not have enough free memory."""
+
+
 class UnsupportedError(DeviceError):
     """No kernel, or not this kernel, supports the request on this device."""
 

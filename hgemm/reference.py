@@ -108,7 +108,8 @@ def _power_of_two(x: np.ndarray) -> np.ndarray:
 class Operands:
     """The operands in float64.
 
-    Shapes: a (batch, m, k), b (batch, k, n), c (batch, m, n), bias (batch, 1, n) or (batch, m, 1). A batch of 1 is shared.
+    Shapes: a (batch, m, k), b (batch, k, n), c (batch, m, n), bias (batch, 1, n) or (batch, m, 1). A batch of 1 is shared. If a
+        or b has fewer matrices than `batch`, they repeat.
     """
 
     a: np.ndarray
@@ -117,6 +118,7 @@ class Operands:
     bias: np.ndarray | None = None
     alpha: float = 1.0
     beta: float = 0.0
+    batch: int = 1
 
 
 def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None = None, splits: int = 1) -> Reference:
@@ -135,6 +137,9 @@ def reference(traits: LaunchTraits, operands: Operands, rows: np.ndarray | None 
         c = None if c is None else c[:, rows]
         bias = bias[:, rows] if bias is not None and bias.shape[1] > 1 else bias
     product, error = accumulate(traits, a, operands.b)
+    if 1 < len(product) < operands.batch:
+        at = np.arange(operands.batch) % len(product)
+        product, error = product[at], error[at]
     return apply_epilogue(traits, product, error, operands.alpha, operands.beta, c, bias)
 
 

@@ -32,6 +32,9 @@ LOOSE_MATRICES = {"a": 5, "b": 7, "c": 8, "d": 3, "bias": 5}
 _NONZERO_PRODUCTS = 1500.0
 _DENSITY = 0.6
 _LARGEST_ADDEND = 8
+_DISTINCT_MATRICES = 13
+"""The matrices of A and of B that are drawn for a batch. Larger batches repeat them. No power of two is a multiple, and no usual
+number of CTAs."""
 _UNSCALED_K = 2**14
 """Up to this k, dot products of normal numbers stay below a third of the f16 range."""
 
@@ -99,7 +102,8 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
     make = _integers if kind == "integer" else _normals
     s = case.shape
     make = _tile_sums if kind == "integer" and traits.acc == "f16_promoted" else make
-    a, b = make(rng, traits, s.k, (_batch(case, "a"), s.m, s.k), (_batch(case, "b"), s.k, s.n))
+    many = {name: min(_batch(case, name), _DISTINCT_MATRICES) for name in "ab"}
+    a, b = make(rng, traits, s.k, (many["a"], s.m, s.k), (many["b"], s.k, s.n))
     bias_kind = bias_of_case(traits, case)
     bias_shape = (1, s.n) if bias_kind == "row" else (s.m, 1)
     c = _addend(kind, rng, (_batch(case, "c"), s.m, s.n)) if case.beta else None
@@ -113,6 +117,7 @@ def draw(traits: LaunchTraits, case: Case, kind: str, rng: np.random.Generator) 
         None if bias is None else stored_digits(bias, traits.dtype_d),
         case.alpha,
         case.beta,
+        s.batch,
     )
 
 
@@ -157,7 +162,10 @@ def stored_digits(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def stored(traits: LaunchTraits, operands: Operands) -> dict[str, np.ndarray]:
-    """Return the operands as they are stored. Shapes: (batch, rows, columns) of `operand_layouts`."""
+    """Return the operands as they are stored.
+
+    Shapes: (batch, rows, columns) of `operand_layouts`. Operands with fewer matrices repeat.
+    """
     a = operands.a if traits.a_k_major else operands.a.swapaxes(1, 2)
     b = operands.b.swapaxes(1, 2) if traits.b_k_major else operands.b
     found = {"a": encode(a, traits.dtype_a), "b": encode(b, traits.dtype_b)}
@@ -185,13 +193,15 @@ SPARSE_GUARD_BYTES = 256
 class Buffer:
     """Device memory with a guard band on each side, and a host copy of its content before the launch.
 
-    Without guard bands (`guard_bytes` 0) the allocation ends with the last element, as compute-sanitizer needs it.
+    Without guard bands (`guard_bytes` 0) the allocation ends with the last element, as compute-sanitizer needs it. A `blank`
+    buffer holds canaries only.
     """
 
     def __init__(self, device: Device, size_bytes: int, align_bytes: int, guard_bytes: int = GUARD_BYTES) -> None:
         # Allocations are aligned to 256 bytes. The elements get no more than the variant's alignment.
         self.front_bytes = guard_bytes + align_bytes if guard_bytes else 0
         self.before = np.full((self.front_bytes + size_bytes + guard_bytes + 1) // 2, CANARY, "<u2").view(np.uint8)
+        self.blank = True
         self.device = device
         self.size_bytes = size_bytes
         self.block = device.allocate(len(self.before))
@@ -203,7 +213,10 @@ class Buffer:
         return inner[: self.size_bytes // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype)
 
     def upload(self) -> None:
-        self.device.upload(self.block, self.before.ctypes.data, len(self.before))
+        if self.blank:
+            self.device.fill(self.block, CANARY & 0xFF, len(self.before))
+        else:
+            self.device.upload(self.block, self.before.ctypes.data, len(self.before))
 
     def download(self) -> np.ndarray:
         after = np.empty_like(self.before)
@@ -264,8 +277,18 @@ class Operand(Buffer):
     def fill(self, stored: np.ndarray | None) -> None:
         """Upload elements, or canaries if `stored` is None."""
         if stored is not None:
-            self.matrices(self.before)[...] = stored
+            self._put(self.matrices(self.before), stored)
         self.upload()
+
+    def fill_beside(self, stored: np.ndarray) -> None:
+        """Upload the elements of the matrix before the columns of this one, and canaries."""
+        self._put(self.beside(self.before), stored)
+        self.upload()
+
+    def _put(self, matrices: np.ndarray, stored: np.ndarray) -> None:
+        repeats = 1 < len(stored) < len(matrices)
+        matrices[...] = stored[np.arange(len(matrices)) % len(stored)] if repeats else stored
+        self.blank = False
 
     def written(self, after: np.ndarray) -> tuple[np.ndarray, str]:
         """Return the elements of a host copy, and a complaint if memory around them was changed."""
@@ -293,6 +316,7 @@ class SparseOperand(Operand):
         self.size_bytes = layout.elements * item
         window = 2 * self.guard_bytes + layout.columns * item
         self.before = np.full((layout.batch * layout.rows, window), 0xFF, np.uint8)
+        self.blank = True
         self.block = device.allocate(self.front_bytes + self.size_bytes + self.guard_bytes)
         self.pointer = self.block + self.front_bytes
 
@@ -323,6 +347,34 @@ class SparseOperand(Operand):
     def changed(self, after: np.ndarray) -> str:
         at = np.argwhere(after != self.before)
         return f"memory near row {at[0][0]} was written" if len(at) else ""
+
+
+class Workspace(Buffer):
+    """A workspace in device memory. Of its content only the guard bands and the counters are checked."""
+
+    def __init__(self, device: Device, size_bytes: int, guard_bytes: int = GUARD_BYTES) -> None:
+        self.front_bytes = guard_bytes + WORKSPACE_ALIGN_BYTES if guard_bytes else 0
+        self.guard_bytes, self.size_bytes, self.device = guard_bytes, size_bytes, device
+        whole_bytes = self.front_bytes + size_bytes + guard_bytes
+        self.block = device.allocate(whole_bytes)
+        self.pointer = self.block + self.front_bytes
+        device.fill(self.block, CANARY & 0xFF, whole_bytes)
+
+    def complaint(self, counter_bytes: int) -> str:
+        """Return what is wrong after a launch that uses so many bytes of counters, or ''."""
+        if self._read(self.pointer, counter_bytes).any():
+            return "the counters of the workspace are not 0 after the launch"
+        for first, count in ((-self.front_bytes, self.front_bytes), (self.size_bytes, self.guard_bytes)):
+            written = np.flatnonzero(self._read(self.pointer + first, count) != CANARY & 0xFF)
+            if len(written):
+                return f"workspace: its guard band was written at byte {first + int(written[0])}"
+        return ""
+
+    def _read(self, pointer: int, size_bytes: int) -> np.ndarray:
+        found = np.empty(size_bytes, np.uint8)
+        if size_bytes:
+            self.device.download(found.ctypes.data, pointer, size_bytes)
+        return found
 
 
 def operand_in(device: Device, layout: OperandLayout, guard_bytes: int, align_bytes: int) -> Operand:
@@ -392,7 +444,7 @@ class Trial:
         rng = np.random.default_rng([options.seed, *f"{case} {kind}".encode()])
         self.operands = draw(self.traits, case, kind, rng)
         self.buffers: dict[str, Operand] = {}
-        self.workspace: Buffer | None = None
+        self.workspace: Workspace | None = None
 
     @property
     def splits(self) -> int:
@@ -433,19 +485,13 @@ class Trial:
             if name in numbers or name in poisoned:
                 if name == "d" and beside is not None:
                     self.buffers[name] = Operand(self.device, layout, guard_bytes, align_bytes, layout.leading // 2)
-                    self.buffers[name].beside(self.buffers[name].before)[...] = beside
+                    self.buffers[name].fill_beside(beside)
                 else:
                     self.buffers[name] = operand_in(self.device, layout, guard_bytes, align_bytes)
-                self.buffers[name].fill(numbers.get(name))
+                    self.buffers[name].fill(numbers.get(name))
         sizes = (self.shape.m, self.shape.n, self.shape.batch)
         if size := workspace_bytes(self.traits, *sizes, self.launch_options):
-            self.workspace = Buffer(self.device, size, WORKSPACE_ALIGN_BYTES, self.options.guard_bytes)
-            self.workspace.upload()  # canaries: a launch zeroes its counters
-            self._counters(self.workspace.before)[:] = 0
-
-    def _counters(self, memory: np.ndarray) -> np.ndarray:
-        size = counter_bytes(self.traits, self.shape.m, self.shape.n, self.shape.batch, self.launch_options)
-        return self.workspace.elements(memory, "u1")[:size]
+            self.workspace = Workspace(self.device, size, self.options.guard_bytes)  # a launch zeroes its counters
 
     def problem(self) -> Problem:
         shape = self.shape
@@ -485,12 +531,8 @@ class Trial:
                 return f"{name}: {words}"
         if not self.workspace:
             return ""
-        after = self.workspace.download()
-        if self._counters(after).any():
-            return "the counters of the workspace are not 0 after the launch"
-        self.workspace.elements(after, "u1")[:] = self.workspace.elements(self.workspace.before, "u1")
-        words = self.workspace.changed(after)
-        return f"workspace: {words}" if words else ""
+        sizes = (self.shape.m, self.shape.n, self.shape.batch)
+        return self.workspace.complaint(counter_bytes(self.traits, *sizes, self.launch_options))
 
 
 def compare(case: str, values: np.ndarray, expected: Reference, kind: str) -> Check:

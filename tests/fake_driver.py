@@ -50,7 +50,7 @@ class FakeDriver:
         self.encoded = 0
         self.resident_clusters = 2
         self.status = real.CUresult.CUDA_SUCCESS
-        self.free_bytes = 0
+        self.memory_bytes = 0
         self.captured: set[int] = set()  # streams whose launches a graph captures
 
     def cuInit(self, flags):
@@ -75,7 +75,7 @@ class FakeDriver:
         return SUCCESS, _ATTRIBUTES[attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
 
     def cuMemGetInfo(self):
-        return SUCCESS, self.free_bytes, 80 << 30
+        return SUCCESS, self.memory_bytes, self.memory_bytes
 
     def cuPointerGetAttribute(self, attribute, pointer):
         return SUCCESS, 0

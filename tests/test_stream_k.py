@@ -179,8 +179,8 @@ def test_one_workspace_zeroed_once_serves_all_kernels_and_shapes(host_toolchain:
     ]
     memory = HostMemory()
     shared = Buffer(memory, 8 << 20, WORKSPACE_ALIGN_BYTES)
-    shared.elements(shared.before, "u1")[: WORKSPACE_COUNTERS * COUNTER_BYTES] = 0
     shared.upload()
+    memory.fill(shared.pointer, 0, WORKSPACE_COUNTERS * COUNTER_BYTES)
     for at in range(3):
         for kernel in kernels:
             alone = replace(kernel, adversaries=adversaries_of("w", at), zeroes=False, reports=[])

@@ -451,7 +451,7 @@ def call_on_device(verb: str, *arguments: object) -> Result:
 def test_verify_prints_a_line_a_variant(driver: FakeDriver, device_folder: Path) -> None:
     result = call_on_device("verify", "--device", "--library", device_folder, "--shapes", SHAPES)
     good, other, unfit, summary = result.stdout.splitlines()
-    assert good.startswith("ok    hgemm_good  2/2 shapes; largest error 0.") and other.startswith("ok    hgemm_other")
+    assert good.startswith("ok    hgemm_good  2/2 shapes; largest error ") and other.startswith("ok    hgemm_other")
     assert unfit.startswith("skip  hgemm_unfit  kernels for sm_120 do not run on sm_90")
     assert summary == "2 variants passed, 0 failed, 1 skipped; 4 shapes passed" and result.exit_code == 0
 
@@ -582,7 +582,64 @@ def test_a_launch_that_fails_is_told_of_with_its_case(driver: FakeDriver, device
     )
 
 
+def test_a_case_without_memory_is_skipped_and_named(driver: FakeDriver, device_folder: Path, tmp_path: Path) -> None:
+    allocate = driver.cuMemAlloc
+    lack = FakeDriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
+    driver.cuMemAlloc = lambda size: lack if size > 100_000 else allocate(size)
+    report = tmp_path / "junit.xml"
+    words = ["verify", "--device", "--library", device_folder, "hgemm_good", "--shapes", "8x8x8,256x8x256"]
+    result = call_on_device(*words, "--junit", report)
+    line, summary = result.stdout.splitlines()
+    assert result.exit_code == 0 and not driver.memory
+    assert "  1/1 shape; skipped 256x8x256 alpha=-0.5 loose: cannot allocate" in line and "OUT_OF_MEMORY" in line
+    assert summary == (
+        "1 variant passed, 0 failed, 0 skipped; 1 shape passed, 1 skipped for lack of memory: "
+        "256x8x256 alpha=-0.5 loose of hgemm_good"
+    )
+    assert ElementTree.parse(report).getroot()[0].get("skipped") == "1"
+    (answer,) = json.loads(call_on_device(*words, "--json").stdout)
+    assert [case["case"] for case in answer["skipped_cases"]] == ["256x8x256 alpha=-0.5 loose"]
+    driver.cuMemAlloc = lambda size: lack
+    assert call_on_device(*words).exit_code == 1
+
+
 # ---- Processes ------------------------------------------------------------------------------------------------------
+
+SERVER = """
+import json, os, sys, time
+
+for line in sys.stdin:
+    symbol = json.loads(line)["symbol"]
+    if symbol == "dies":
+        print("broken", file=sys.stderr)
+        sys.exit(9)
+    if symbol == "hangs":
+        time.sleep(60)
+    check = {"case": "1x1x1", "max_bound_ratio": 0.0, "passed": symbol != "bad", "reason": "", "max_error": 0.0}
+    print(json.dumps({"symbol": symbol, "checks": [check], "skipped_cases": [], "seconds": os.getpid()}), flush=True)
+"""
+
+
+def served(symbols: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> list[CheckOutcome]:
+    """Return the outcomes of a process whose check is a script. Their seconds are the number of the process."""
+    (tmp_path / "stub_of_checks.py").write_text(SERVER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("generator.device_check._MODULE", "stub_of_checks")
+    workers = CheckWorkers(timeout_s=timeout_s, module="stub_of_checks")
+    return [outcome for outcome, _ in workers.check_all(CheckRequest("", symbol) for symbol in symbols.split())]
+
+
+def test_a_worker_checks_variants_until_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, bad, third, dead, last = served("a b bad c dies d", tmp_path, monkeypatch, timeout_s=60)
+    assert first.seconds == second.seconds == bad.seconds != third.seconds != last.seconds
+    assert first.passed and bad.failed and last.passed
+    assert dead.error == "its process ended with status 9: broken"
+
+
+@pytest.mark.slow
+def test_a_worker_of_several_variants_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, hung, last = served("a hangs b", tmp_path, monkeypatch, timeout_s=5)
+    assert first.passed and "no answer within 5 s" in hung.error and last.passed
 
 
 def test_a_worker_without_a_gpu_answers(device_folder: Path) -> None:

@@ -128,6 +128,8 @@ def test_a_batch_that_takes_one_matrix_is_found(driver: FakeDriver) -> None:
     case = Case(Shape(20, 20, 20, 3))
     assert not checked(driver, record(), case, "takes one B").passed
     assert checked(driver, record(), replace(case, broadcast="b"), "takes one B").passed
+    large = Case(Shape(9, 8, 16, 40), 2.0, 0.25, loose=True)
+    assert checked(driver, record(), large).passed and not checked(driver, record(), large, "takes one B").passed
 
 
 def test_c_is_not_read_where_beta_is_zero(driver: FakeDriver) -> None:

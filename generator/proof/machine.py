@@ -68,6 +68,9 @@ class HostMemory:
         for pointer in self._blocks:
             arena().free(pointer)
 
+    def fill(self, pointer: int, byte: int, size_bytes: int) -> None:
+        ctypes.memset(pointer, byte, size_bytes)
+
     def upload(self, pointer: int, host: int, size_bytes: int) -> None:
         ctypes.memmove(pointer, host, size_bytes)
 
