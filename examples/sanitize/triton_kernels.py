@@ -27,6 +27,18 @@ NO_FENCE = Known(
     (Fault("a fence added", r"^(\s*)(cp\.async\.wait_group .*)$", r"\1\2\n\1fence.proxy.async.shared::cta;", count=0),),
 )
 """Triton 3.6 writes the operands of wgmma by cp.async without a proxy fence. Triton 3.7 has the fence (pull request 10537)."""
+NO_INIT_FENCE = Known(
+    frozenset({"mbarrier"}),
+    (
+        Fault(
+            "a fence added",
+            r"^(.*mbarrier\.init\.shared::cta\.b64.*)$",
+            r"\1\nfence.mbarrier_init.release.cluster;",
+            count=0,
+        ),
+    ),
+)
+"""Triton 3.6 has no fence between the initialization of an mbarrier and its use by the TMA."""
 
 
 @triton.jit
@@ -76,6 +88,16 @@ def softmax(out_ptr, in_ptr, pitch_out, pitch_in, rows, columns, width: tl.const
         values = tl.load(in_ptr + row * pitch_in + at, mask=at < columns, other=float("-inf"))
         powers = tl.exp(values - tl.max(values, axis=0))
         tl.store(out_ptr + row * pitch_out + at, powers / tl.sum(powers, axis=0), mask=at < columns)
+
+
+@triton.jit
+def tma_matmul(a, b, c, k, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr):
+    """C (m, n) = A (m, k) B (n, k)^T by TMA: a, b and c are tensor descriptors."""
+    row, column = tl.program_id(0) * block_m, tl.program_id(1) * block_n
+    total = tl.zeros((block_m, block_n), tl.float32)
+    for first in range(0, k, block_k):
+        total = tl.dot(a.load([row, first]), b.load([column, first]).T, total)
+    c.store([row, column], total.to(tl.float16))
 
 
 def compiled(function, arch: int, types: dict[str, str], constants: dict[str, int], aligned: set[str], stages: int):
@@ -137,6 +159,57 @@ d = "C[m,n]"
     sanitize(f"triton_matmul_sm{arch}", ptx, launch, faults, known=NO_FENCE if missing_fence else None)
 
 
+def check_tma_matmul() -> None:
+    tile = 64
+    types = {**dict.fromkeys("abc", f"tensordesc<fp16[{tile},{tile}]>"), "k": "i32"}
+    constants = dict.fromkeys(("block_m", "block_n", "block_k"), tile)
+    kernel = compiled(tma_matmul, 90, types, constants, set(), stages=3)
+    parameters, buffers = "", ""
+    for name, rows, columns in (("A", M, K), ("B", N, K), ("C", M, N)):
+        # a descriptor is a tensor map, its extents and its strides
+        parameters += f'    {{ tensor_map = "map_{name}" }},\n'
+        for kind, value in (("s32", rows), ("s32", columns), ("s64", columns), ("s64", 1)):
+            parameters += f'    {{ type = "{kind}", value = {value} }},\n'
+        role = 'role = "out"' if name == "C" else 'role = "in"\ninit = "uniform"'
+        buffers += f"""
+[buffers.{name}]
+dtype = "f16"
+shape = [{rows}, {columns}]
+{role}
+
+[tensor_maps.map_{name}]
+buffer = "{name}"
+box = [{tile}, {tile}]
+swizzle = 128
+"""
+    launch = f"""
+grid = [{-(-M // tile)}, {-(-N // tile)}, 1]
+dynamic_smem_bytes = {kernel.metadata.shared}
+parameters = [
+{parameters}    {{ type = "s32", value = {K} }},
+    {{ null = true }},  # Triton's scratch memory, which this kernel does not use
+    {{ null = true }},
+]
+{buffers}
+[reference]
+a = "A[m,k]"
+b = "B[n,k]"
+d = "C[m,n]"
+"""
+    faults = [
+        Fault("too few expected bytes", r"(expect_tx\.shared\.b64 _, \[%r\d+\], )16384", r"\g<1>8192", count=0),
+        Fault(
+            "the wait for the operands dropped",
+            r"^\s*mbarrier\.try_wait\.parity\S* complete,.*$",
+            "setp.eq.u32 complete, 0, 0;",
+        ),
+        Fault("the fence before the TMA store dropped", r"^\s*fence\.proxy\.async\.shared::cta;$", count=0),
+    ]
+    ptx = kernel.asm["ptx"]
+    missing_fence = "fence.mbarrier_init" not in ptx and ptx.count("fence.proxy.async") < 2
+    sanitize("triton_tma_matmul_sm90", ptx, launch, faults, known=NO_INIT_FENCE if missing_fence else None)
+
+
 def check_softmax(arch: int) -> None:
     names = ("pitch_out", "pitch_in", "rows", "columns")
     types = {"out_ptr": "*fp32", "in_ptr": "*fp32", **dict.fromkeys(names, "i32")}
@@ -175,3 +248,4 @@ if __name__ == "__main__":
     for target in (80, 90):
         check_matmul(target)
         check_softmax(target)
+    check_tma_matmul()

@@ -192,7 +192,7 @@ int32_t run(Emulate emulate, std::vector<char> const& text, char* report) {
   Body body(text);
   hgemm_emulation request;
   memcpy(&request, body.take(sizeof request), sizeof request);
-  if (request.parameter_count > 16 || request.region_count > 64) _exit(1);
+  if (request.parameter_count > 4096 || request.region_count > 4096) _exit(1);
   std::vector<uint64_t> sizes(request.parameter_count);
   std::vector<uint64_t> name_bytes(request.region_count);
   std::vector<hgemm_region> regions(request.region_count);
