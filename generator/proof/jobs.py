@@ -235,7 +235,8 @@ def check_here(request: ProofRequest) -> CheckOutcome:
     )
     proved = prove(subject, host_toolchain, shapes, request.seed)
     checks = tuple(asdict(check) for check in proved.checks)
-    return CheckOutcome(request.symbol, checks, "", "", time.monotonic() - began, proved.proof, proved.sites)
+    took = time.monotonic() - began
+    return CheckOutcome(request.symbol, checks, seconds=took, proof=proved.proof, sites=proved.sites)
 
 
 # ==== `hgemm verify --emulate` and `generate --verify emulate` ====
