@@ -61,11 +61,15 @@ def warn_once(text: str) -> None:
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant that was read: its record, its folder, and its artefacts if their hashes were checked."""
+    """A variant that was read: its record, its folder, its artefacts and the text of its record.
+
+    Without a check of the hashes, `artefacts` and `document` are empty.
+    """
 
     record: Record
     folder: Path
     artefacts: Mapping[str, bytes]
+    document: bytes = b""
 
     @property
     def symbol(self) -> str:
@@ -167,9 +171,13 @@ def _read_once(place: Path, verify: bool) -> Variant:
             ) from None
         raise
     try:
-        record = read_record(place, folder)
-        artefacts = {name: read_artefact(place, folder, record, name) for name in record.files} if verify else {}
-        return Variant(record, place, artefacts)
+        document = _read_document(place, folder)
+        record = _parsed(place, document)
+        if not verify:
+            return Variant(record, place, {})
+        return Variant(
+            record, place, {name: read_artefact(place, folder, record, name) for name in record.files}, document
+        )
     except LibraryError:
         if not _is_at(folder, place):
             raise _Replaced from None
@@ -191,6 +199,10 @@ def read_record(place: Path, folder: int) -> Record:
     Raises: LibraryError if it is malformed, MissingVariantError if there is none, UnusableVariantError if this version lacks a word
         of it.
     """
+    return _parsed(place, _read_document(place, folder))
+
+
+def _read_document(place: Path, folder: int) -> bytes:
     path = place / RECORD_NAME
     try:
         with disk_errors("read", path):
@@ -201,6 +213,11 @@ def read_record(place: Path, folder: int) -> Record:
         raise
     if len(document) > MAX_RECORD_BYTES:
         raise LibraryError(f"{path} exceeds {MAX_RECORD_BYTES} B: {regenerate_hint(place.parent)}")
+    return document
+
+
+def _parsed(place: Path, document: bytes) -> Record:
+    path = place / RECORD_NAME
     record = Record.parse(document, str(path), place.parent)
     if record.symbol != place.name:
         raise LibraryError(f"{path}: symbol is {record.symbol}, not its folder's name: {regenerate_hint(place.parent)}")

@@ -234,7 +234,9 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     table = DispatchTable.of(records, read_sessions(library.folder))
     images = pack(library, (row.symbol for row in table.rows), options.compressed)
     traits = {record["symbol"]: LaunchTraits.of(record) for record in records}
-    digest = hashlib.sha256(images.blob + json.dumps(table.to_dict(), sort_keys=True).encode()).hexdigest()
+    hashed = hashlib.sha256(images.blob)
+    hashed.update(json.dumps(table.to_dict(), sort_keys=True).encode())
+    digest = hashed.hexdigest()
     templates = templates_folder()
     files = _templates(templates / "capi", options.name)
     shortlists = Shortlists.of(table)
@@ -353,5 +355,15 @@ def _write(to: Path, files: dict[str, bytes], manifest: dict, options: ExportOpt
 
 def _hashes(folder: Path) -> dict[str, dict[str, str | int]]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    return {name: {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)} for name, text in found.items()}
+    return {path.relative_to(folder).as_posix(): _described(path) for path in paths}
+
+
+def _described(path: Path) -> dict[str, str | int]:
+    hashed = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_PART_BYTES):
+            hashed.update(part)
+    return {"sha256": hashed.hexdigest(), "bytes": path.stat().st_size}
+
+
+_PART_BYTES = 2**20

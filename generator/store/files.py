@@ -97,30 +97,49 @@ def write_folder(place: Path, files: Mapping[str, bytes], ours: Callable[[str], 
     Entries of the old folder whose names are not `ours` move to the new folder.
     Raises: OSError. It leaves no partial folder. A killed process leaves a temporary folder, which `hgemm gc` removes.
     """
-    parent, temporary = place.parent, place.parent / temporary_name()
-    os.mkdir(temporary)
-    lock = open_folder(temporary)
+    return write_folders({place: files}, ours)[place]
+
+
+def write_folders(
+    folders: Mapping[Path, Mapping[str, bytes]], ours: Callable[[str], bool]
+) -> dict[Path, dict[str, os.stat_result]]:
+    """Write folders of one parent as `write_folder` does, and wait for the disk once for all of them."""
+    (parent,) = {place.parent for place in folders}
+    one = len(folders) == 1
+    staged: dict[Path, tuple[Path, int]] = {}
+    written = {}
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        written = {name: _write_file(temporary / name, content) for name, content in files.items()}
-        os.fsync(lock)
-        aside = _swap(temporary, place)
+        for place, files in folders.items():
+            temporary = parent / temporary_name()
+            os.mkdir(temporary)
+            lock = open_folder(temporary)
+            staged[place] = temporary, lock
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            written[place] = {name: _write_file(temporary / name, content, one) for name, content in files.items()}
+            if one:
+                os.fsync(lock)
+        if not one:
+            disk.sync_disk(lock)
+        aside = [(folder, place) for place, (temporary, _) in staged.items() for folder in _swap(temporary, place)]
         sync_folder(parent)
-        for folder in aside:
+        for folder, place in aside:
             retire(folder, place, ours)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for temporary, _ in staged.values():
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:
-        os.close(lock)
+        for _, lock in staged.values():
+            os.close(lock)
     return written
 
 
-def _write_file(path: Path, content: bytes) -> os.stat_result:
+def _write_file(path: Path, content: bytes, sync: bool) -> os.stat_result:
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
         return os.fstat(file.fileno())
 
 

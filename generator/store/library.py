@@ -9,14 +9,14 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from generator.errors import LibraryError
-from generator.store.files import disk_errors, reason_of, reject_export, sync_folder, temporary_name, write_folder
+from generator.store.files import disk_errors, reason_of, reject_export, sync_folder, temporary_name, write_folders
 from generator.store.index import (
     EVERYTHING,
     INDEX_NAME,
@@ -42,7 +42,7 @@ from hgemm.library import (
 )
 from hgemm.measured import FOLDER, Session, read_session, session_paths
 from hgemm.problem import unknown_kind_word
-from hgemm.record import ARTEFACTS, MODULE_NAME, RECORD_NAME, Record, Scalar
+from hgemm.record import ARTEFACTS, MODULE_NAME, RECORD_NAME, Record, Scalar, is_canonical
 from hgemm.record import dump as dump_record
 
 
@@ -58,7 +58,7 @@ def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, b
         lies in an exported C library.
     """
     record = Record.parse(dump_record(data), f"the record of {ascii(data.get('symbol'))[:80]}")
-    place = library / check_symbol(record.symbol)
+    check_symbol(record.symbol)
     if sorted(record.files) != sorted(artefacts):
         raise LibraryError(
             f"{record.symbol}: the record names {sorted(record.files)}, but the files are {sorted(artefacts)}"
@@ -68,19 +68,34 @@ def write_variant(library: Path, data: dict[str, Any], artefacts: Mapping[str, b
             raise LibraryError(
                 f"{record.symbol}: the SHA-256 in the record is not that of {name}: write the record from these files"
             )
+    found = Variant(record, library / record.symbol, artefacts, record.dump().encode())
+    return record, _write_variants(library, [found])[record.symbol]
+
+
+def _write_variants(library: Path, variants: Sequence[Variant]) -> dict[str, str]:
+    """Write the folders of variants whose records describe their artefacts. Return the stamps of the records by symbol."""
     reject_export(library)
-    _refuse_collision(place, record)
-    with disk_errors("write", place):
+    for variant in variants:
+        _refuse_collision(library / check_symbol(variant.symbol), variant.record)
+    doing = library / variants[0].symbol if len(variants) == 1 else library
+    with disk_errors("write", doing):
         library.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            if not stat.S_ISDIR(os.lstat(place).st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, "a file has the name of this folder")
-        written = write_folder(place, {**artefacts, RECORD_NAME: record.dump().encode()}, is_ours)
-    return record, stamp_of(written[RECORD_NAME])
+        folders = {}
+        for variant in variants:
+            place = library / variant.symbol
+            with suppress(FileNotFoundError):
+                if not stat.S_ISDIR(os.lstat(place).st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, "a file has the name of this folder")
+            as_written = variant.document if is_canonical(variant.document) else variant.record.dump().encode()
+            folders[place] = {**variant.artefacts, RECORD_NAME: as_written}
+        written = write_folders(folders, is_ours)
+    return {place.name: stamp_of(files[RECORD_NAME]) for place, files in written.items()}
 
 
 def _refuse_collision(place: Path, record: Record) -> None:
     """Raise LibraryError if a variant of another spec has this symbol: the hashes of two specs begin alike."""
+    if not os.path.lexists(place):
+        return
     try:
         present = read_variant(place.parent, place.name, verify=False).record.data["spec"]
     except LibraryError:
@@ -114,11 +129,22 @@ class Library:
         Raises: LibraryError if the record or the files are malformed, or the disk fails.
         """
         written, stamp = write_variant(self.folder, record, files)
-        try:
-            self._with_index(lambda index: index.upsert([(written, stamp)]))
-        except (sqlite3.Error, OSError) as error:
-            _LOG.info("%s is written; the index of %s will be updated later (%s)", written.symbol, self.folder, error)
+        self._add_to_index([(written, stamp)])
         return self.folder / written.symbol
+
+    def publish_read(self, variants: Sequence[Variant]) -> None:
+        """Write variants that were read, with their files, from other libraries. The disk is waited for once.
+
+        Raises: LibraryError if the disk fails.
+        """
+        stamps = _write_variants(self.folder, variants)
+        self._add_to_index([(variant.record, stamps[variant.symbol]) for variant in variants])
+
+    def _add_to_index(self, rows: list[tuple[Record, str]]) -> None:
+        try:
+            self._with_index(lambda index: index.upsert(rows))
+        except (sqlite3.Error, OSError) as error:
+            _LOG.info("variants are written; the index of %s will be updated later (%s)", self.folder, error)
 
     def load(self, symbol: str, verify: bool = True) -> Variant:
         """Read a variant. With `verify`, read its files too and check their hashes.
@@ -232,18 +258,19 @@ class Library:
         return index
 
     def _read(self, symbols: Mapping[str, str]) -> Iterator[Record]:
-        """Yield the records of these variants. Skip one that fails a check, with a warning."""
+        """Yield the records of these variants. Skip one that fails a check, with a warning.
+
+        They are not compared with their plans: a list shows what is there, and `load` decides what is used.
+        """
         for symbol in sorted(symbols):
             try:
-                variant = self.get(symbol, verify=False)
+                yield read_variant(self.folder, symbol, verify=False).record
+            except MissingVariantError:
+                continue
             except UnusableVariantError as error:
                 warn_once(str(error))
-                continue
             except LibraryError as error:
                 self._warn(str(error))
-                continue
-            if variant:
-                yield variant.record
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:

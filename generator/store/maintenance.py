@@ -24,7 +24,7 @@ from generator.store.library import join_sessions as join
 from generator.store.proofs import unproved
 from generator.tables import counted
 from hgemm.disk import TEMPORARY, is_stale, open_folder, require_writable
-from hgemm.library import is_symbol, read_artefact, read_record, require_library, scan
+from hgemm.library import Variant, is_symbol, read_artefact, read_record, read_variant, require_library, scan
 from hgemm.measured import FOLDER
 from hgemm.record import RECORD_NAME, SOURCE_NAMES, Record
 
@@ -34,6 +34,8 @@ Tell = Callable[[str, str, float], None]
 _LOG = logging.getLogger(__name__)
 _MAX_SHOWN = 20
 _KEY_DIGITS = 16
+_BATCH = 128
+"""Variants that a merge writes before it waits for the disk."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,20 @@ def merge(sources: Sequence[Path], target: Path, tell: Tell, executor: str = "")
         target.mkdir(parents=True, exist_ok=True)
     require_writable(target, "--to")
     library, counts = Library(target), dict.fromkeys(("added", "replaced", "present"), 0)
-    for symbol, candidates in sorted(found.items()):
-        start = time.perf_counter()
-        best = next((one for one in candidates if one.proved), candidates[0])
-        status = "present" if best.library == target else "replaced" if candidates[0].library == target else "added"
-        if status != "present":
-            _copy(best, symbol, library)
-        counts[status] += 1
-        tell(symbol, status, time.perf_counter() - start)
+    chosen = [(symbol, _best(candidates), candidates[0]) for symbol, candidates in sorted(found.items())]
+    for first in range(0, len(chosen), _BATCH):
+        start, batch, statuses = time.perf_counter(), [], {}
+        for symbol, best, first_found in chosen[first : first + _BATCH]:
+            statuses[symbol] = (
+                "present" if best.library == target else "replaced" if first_found.library == target else "added"
+            )
+            if statuses[symbol] != "present":
+                batch.append(_loaded(best, symbol))
+        if batch:
+            library.publish_read(batch)
+        for symbol, status in statuses.items():
+            counts[status] += 1
+            tell(symbol, status, (time.perf_counter() - start) / len(statuses))
     measurements.write(target)
     return Merged(target, **counts, measurements=measurements.timings)
 
@@ -153,14 +161,18 @@ def _refuse_conflicts(found: dict[str, list[_Found]]) -> None:
         )
 
 
-def _copy(found: _Found, symbol: str, library: Library) -> None:
-    variant = Library(found.library).load(symbol)
+def _best(candidates: Sequence[_Found]) -> _Found:
+    return next((one for one in candidates if one.proved), candidates[0])
+
+
+def _loaded(found: _Found, symbol: str) -> Variant:
+    variant = read_variant(found.library, symbol)
     now = _described(found.library, variant.record, "")
     if (now.key, now.files) != (found.key, found.files):
         raise LibraryError(
             f"{variant.folder} was replaced by another process: run the merge again when that process is done"
         )
-    library.publish(variant.record.data, variant.artefacts)
+    return variant
 
 
 # ---- Garbage: temporary files of killed processes, kept failures, damaged variants ----------------------------------
