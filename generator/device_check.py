@@ -71,12 +71,12 @@ class CheckOutcome:
 
     symbol: str
     checks: tuple[dict, ...] = ()
-    skipped_cases: tuple[dict, ...] = ()
     skipped: str = ""
     error: str = ""
     seconds: float = 0.0
     proof: dict = field(default_factory=dict)
     sites: tuple[dict, ...] = ()
+    skipped_cases: tuple[dict, ...] = ()
 
     @property
     def passed_cases(self) -> int:
@@ -151,7 +151,8 @@ def check_here(request: CheckRequest) -> CheckOutcome:
             break
     if not checks and skipped:
         error = error or skipped[0]["reason"]
-    return CheckOutcome(request.symbol, tuple(checks), tuple(skipped), error=error, seconds=time.monotonic() - started)
+    took = time.monotonic() - started
+    return CheckOutcome(request.symbol, tuple(checks), error=error, seconds=took, skipped_cases=tuple(skipped))
 
 
 @contextmanager
