@@ -164,6 +164,16 @@ def test_the_verb_reports_and_tells_by_its_status(tmp_path, capsys, monkeypatch,
     assert (status, document["passed"], document["kernel"]) == (1, False, "mirror")
     assert "past the end of x" in document["findings"][0]["message"]
     assert "[1/1] late, ahead_low" in err
+    status, _, err = hgemm(capsys, "sanitize", tmp_path / "mirror.ptx", "--ignore", "bound")
+    assert status == 2 and "did you mean bounds?" in err
+
+
+@pytest.mark.slow
+def test_ignored_kinds_are_listed_and_do_not_fail(tmp_path, capsys):
+    (tmp_path / "mirror.ptx").write_text(MIRROR)
+    (tmp_path / "mirror.toml").write_text(LAUNCH.format(fault=2))
+    status, out, _ = hgemm(capsys, "sanitize", tmp_path / "mirror.ptx", "--schedules", "1", "--ignore", "bounds,poison")
+    assert status == 0 and "ignored bounds at mirror.ptx:" in out and "ok    mirror" in out
 
 
 # ---- What is refused ------------------------------------------------------------------------------------------------

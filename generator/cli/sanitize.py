@@ -16,10 +16,11 @@ from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import HEARTBEAT_S
 from generator.device_check import CheckOutcome
-from generator.errors import RequestError
+from generator.errors import RequestError, unknown_word
 from generator.proof.jobs import host_toolchain
 from generator.sanitize.check import (
     DEFAULT_SCHEDULES,
+    KINDS,
     TIMEOUT_S,
     Check,
     cost_lines,
@@ -59,6 +60,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     default="",
     metavar="FILE.py:FUNCTION",
     help="A function of your own that computes the results with NumPy. The file is run.",
+)
+@click.option(
+    "--ignore",
+    default="",
+    metavar="KINDS",
+    help=f"Kinds of findings that do not fail the check: {', '.join(KINDS)}.",
 )
 @click.option(
     "--schedules",
@@ -102,6 +109,7 @@ def sanitize_command(ctx: click.Context, **options) -> None:
         jobs=options["jobs"] or cores(),
         timeout_s=options["timeout"],
         reference=options["reference"],
+        ignored=_kinds(options["ignore"]),
     )
     with _progress(options["schedules"], options["quiet"]) as show:
         verdict = check.run(show)
@@ -111,6 +119,14 @@ def sanitize_command(ctx: click.Context, **options) -> None:
         for line in (*finding_lines(verdict), *cost_lines(verdict), summary_line(verdict)):
             click.echo(line)
     ctx.exit(0 if verdict.passed else 1)
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    for word in words:
+        if word not in KINDS:
+            raise unknown_word("--ignore", word, KINDS)
+    return words
 
 
 def _write_launch_file(path: Path, launch: Path, name: str) -> None:

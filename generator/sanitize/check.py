@@ -26,6 +26,22 @@ _FIXED = (("late", "ahead_low"), ("any_time", "any_order"), ("late", "ahead_high
 DEFAULT_SCHEDULES = len(_FIXED)
 _MODULE = "generator.sanitize.running"
 _LONGEST_NAME = 60
+KINDS = (
+    *(
+        "race",
+        "proxy",
+        "bounds",
+        "alignment",
+        "uninitialised",
+        "poison",
+        "write_once",
+        "deadlock",
+        "divergence",
+        "pending",
+    ),
+    *("mbarrier", "wgmma", "tma", "wmma", "setmaxnreg", "cluster", "launch", "assert"),
+)
+"""The kinds of findings; see templates/executor/abi.h."""
 _MOST_PLACES = 8
 """Places of bank conflicts and of scattered accesses that the text shows. --json has all."""
 
@@ -62,8 +78,9 @@ class Place:
 class Verdict:
     """What a check found.
 
-    Fields: `errors` are schedules that did not end; `wrong` are results outside their tolerance, by schedule; `differing` tells
-        whether schedules have different results, which is legal for atomic additions of floats.
+    Fields: `ignored` are findings of kinds that the user ignores; `errors` are schedules that did not end; `wrong` are results
+        outside their tolerance, by schedule; `differing` tells whether schedules have different results, which is legal for
+        atomic additions of floats.
     """
 
     kernel: str
@@ -71,6 +88,7 @@ class Verdict:
     has_reference: bool
     schedules: tuple[dict[str, Any], ...]
     findings: tuple[Finding, ...]
+    ignored: tuple[Finding, ...]
     wrong: tuple[str, ...]
     errors: tuple[str, ...]
     differing: bool
@@ -111,7 +129,8 @@ def require_function(place: str) -> None:
 class Check:
     """A check to run: the PTX, the file that describes its launch, and the options of the command line.
 
-    Fields: `reference` is FILE.py:FUNCTION, the user's own code, or empty.
+    Fields: `reference` is FILE.py:FUNCTION, the user's own code, or empty; findings of the kinds in `ignored` do not fail the
+        check.
     """
 
     ptx: Path
@@ -122,6 +141,7 @@ class Check:
     jobs: int = 1
     timeout_s: float = TIMEOUT_S
     reference: str = ""
+    ignored: tuple[str, ...] = ()
 
     def run(self, show: Callable[[int, CheckOutcome], None] = lambda place, outcome: None) -> Verdict:
         """Build the kernel for the CPU, run every schedule, and call `show` after each.
@@ -168,13 +188,15 @@ class Check:
         checks = [check for outcome in outcomes for check in outcome.checks]
         errors = tuple(dict.fromkeys(outcome.error for outcome in outcomes if outcome.error))
         sites = next((outcome.sites for outcome in outcomes if outcome.sites), ())
+        found = tuple(_findings(checks, self.ptx.name))
         kept = ("case", "passed", "reason", "max_error", "max_bound_ratio", "run_seconds", "outputs")
         return Verdict(
             kernel=description.kernel,
             ptx=str(self.ptx),
             has_reference=bool(description.reference or self.reference),
             schedules=tuple({name: check[name] for name in kept} for check in checks),
-            findings=tuple(_findings(checks, self.ptx.name)),
+            findings=tuple(one for one in found if one.kind not in self.ignored),
+            ignored=tuple(one for one in found if one.kind in self.ignored),
             wrong=tuple(f"{check['reason']} ({check['case']})" for check in checks if check["reason"]),
             errors=errors,
             differing=len({check["outputs"] for check in checks}) > 1,
@@ -212,11 +234,12 @@ def _places(text: str, sites: tuple[dict, ...], used: str, least: str) -> Iterat
 def finding_lines(verdict: Verdict) -> Iterator[str]:
     """Yield the findings, one a line."""
     name = Path(verdict.ptx).name
-    for one in verdict.findings:
+    for one in (*verdict.findings, *verdict.ignored):
+        head = "ignored " * (one in verdict.ignored)
         place = f" at {name}:{one.line}" if one.line else ""
         times = f" ({one.count:,} times)" if one.count > 1 else ""
         seen = f"{len(one.schedules)} of {len(verdict.schedules)} schedules, first {one.schedules[0]}"
-        yield f"{one.kind}{place}: {one.message}{times} [{seen}]"
+        yield f"{head}{one.kind}{place}: {one.message}{times} [{seen}]"
     yield from (f"wrong result: {text}" for text in verdict.wrong[:1])
     yield from (f"error: {text}" for text in verdict.errors)
 
@@ -247,6 +270,8 @@ def summary_line(verdict: Verdict) -> str:
         told.append("results not compared: no reference")
     faults = len(verdict.findings) + bool(verdict.wrong) + len(verdict.errors)
     told.append(f"{faults} finding{'s' * (faults != 1)}" if faults else "no finding")
+    if verdict.ignored:
+        told.append(f"{len(verdict.ignored)} ignored")
     if verdict.differing:
         told.append("results differ between schedules")
     conflicts = sum(one.used - one.least for one in verdict.bank_conflicts)
