@@ -1,6 +1,6 @@
 """Seed faults into the PTX of kernels, and see whether the checks of PTX find them.
 
-    python -m benchmarks.ptx_faults [--only drop,flip] [--most 20] [-j 2] [--json FILE]
+    python -m benchmarks.ptx_faults [--only drop,flip] [--most 16] [-j 2] [--json FILE]
     python -m benchmarks.ptx_faults SYMBOL... --library DIR
 
 Without symbols, it builds the kernels of KERNELS. Faults are generated from the table of instructions. Each instruction that orders
@@ -192,7 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("symbols", nargs="*", help="kernels of --library; default: those of KERNELS")
     parser.add_argument("--library", type=Path, default=Path("emitted"))
-    parser.add_argument("--most", type=int, default=20)
+    parser.add_argument("--most", type=int, default=16)
     parser.add_argument("--only", default="", help="ways, separated by commas: drop, weaken, move, flip, halve, swap")
     parser.add_argument("--shapes", default="", help="shapes instead of the default cases")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
