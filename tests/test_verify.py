@@ -337,6 +337,7 @@ def test_a_large_run_is_checked_on_some_rows(driver: FakeDriver, monkeypatch: py
 # ==== The bound =======================================================================================================
 
 F32 = LaunchTraits.of(record())
+BF16 = LaunchTraits.of(record(dtype_a="bf16", dtype_b="bf16", dtype_d="f32"))
 BY_ACC = {acc: LaunchTraits.of(record(acc=acc)) for acc in ("f32", "f16", "f16_promoted")}
 
 
@@ -371,6 +372,28 @@ def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(acc, group_bits, splits
     computed = accumulate(traits, given.a[0], given.b[0], *group_bits)
     if np.all(np.abs(computed) < 30000):
         assert ratio(traits, given, computed) <= 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    group_bits=st.sampled_from([(8, 24), (16, 25)]),
+    k=st.integers(1, 600),
+    seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0, 4]),
+    whole=st.booleans(),
+)
+def test_short_products_are_seldom_rounded_and_stay_under_the_bound(group_bits, k, seed, spread, whole) -> None:
+    """Sums of bf16: also of integers, whose sums are exact, and one number that makes all of them inexact."""
+    drawn = operands(seed, 4, 4, k, "bf16", whole)
+    a = drawn.a * 2.0 ** np.random.default_rng(seed).integers(-spread, spread + 1, k)
+    a[..., 0] = 1 + 2.0**-7
+    given = Operands(a * 2.0**12 if whole else a, drawn.b)
+    traits = replace(BF16, arch="sm_80" if group_bits[1] == 24 else "sm_90")
+    assert ratio(traits, given, accumulate(traits, given.a[0], given.b[0], *group_bits)) <= 1.0
+    one_by_one = np.zeros((4, 4), np.float32)
+    for i in range(k):
+        one_by_one = one_by_one + (given.a[0][:, i, None] * given.b[0][i]).astype(np.float32)
+    assert ratio(traits, given, one_by_one) <= 1.0
 
 
 @settings(max_examples=60, deadline=None)
