@@ -204,8 +204,8 @@ def outcome_summary(outcomes: list[CheckOutcome]) -> str:
     return f"{found}, {len(lacking)} skipped for lack of memory: {named}"
 
 
-def json_of(outcome: CheckOutcome) -> Any:
-    """Return an outcome as JSON. Infinities and NaN become null."""
+def json_of(outcome: Any) -> Any:
+    """Return an outcome, or another dataclass, as JSON. Infinities and NaN become null."""
     return _finite(asdict(outcome))
 
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -15,7 +14,7 @@ import click
 from generator.build.workers import cores
 from generator.cli.options import json_option
 from generator.cli.output import HEARTBEAT_S
-from generator.device_check import CheckOutcome
+from generator.device_check import CheckOutcome, json_of
 from generator.errors import RequestError, unknown_word
 from generator.proof.jobs import host_toolchain
 from generator.sanitize.check import (
@@ -114,7 +113,7 @@ def sanitize_command(ctx: click.Context, **options) -> None:
     with _progress(options["schedules"], options["quiet"]) as show:
         verdict = check.run(show)
     if options["as_json"]:
-        click.echo(json.dumps({**asdict(verdict), "passed": verdict.passed}, indent=1))
+        click.echo(json.dumps({**json_of(verdict), "passed": verdict.passed}, indent=1))
     else:
         for line in (*finding_lines(verdict), *cost_lines(verdict), summary_line(verdict)):
             click.echo(line)
