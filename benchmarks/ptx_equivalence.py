@@ -30,7 +30,7 @@ def equivalence(kernel: Kernel, place: int, way: str, passed: Instruction | None
     for name, reason in _HINTS.items():
         if one.opcode.startswith(name):
             return reason
-    if way == "drop" and one.opcode.startswith(("bar.sync", "barrier.sync")):
+    if way == "drop" and one.opcode.startswith(("bar.sync", "barrier.sync", "bar.warp.sync")):
         return _repeated(kernel, place)
     if way in ("drop", "move") and one.opcode.startswith("fence.mbarrier_init"):
         return _local_mbarriers(kernel)
