@@ -3,7 +3,7 @@ VENV ?= .venv
 ARGS ?= --arch sm_89 --tile 128x128x32
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup generate catalog test test-slow test-all verify lint docs docs-check clean
+.PHONY: help setup generate catalog test test-slow test-all test-oldest verify lint docs docs-check clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,12 @@ test-slow: $(INSTALLED)  ## Run the slow tests: many kernels, all of CuTe, kille
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m slow
 
 test-all: test test-slow  ## Run all tests, as CI does
+
+test-oldest:  ## Run the tests with the oldest versions of all dependencies, in a venv of their own
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(VENV)-oldest/bin/python -m uv pip install --quiet --python $(VENV)-oldest/bin/python --resolution lowest-direct -e '.[dev]'
+	$(VENV)-oldest/bin/python -m pytest -n auto --dist worksteal -m "not slow"
 
 verify: $(INSTALLED)  ## Prove the shipped kernels by running them on the CPU; needs g++ or clang++ (CXX)
 	@$(VENV)/bin/python -m generator.cli.prove_catalog $(SAMPLE)

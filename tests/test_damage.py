@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import resource
+import shutil
+import signal
 import socket
+import sqlite3
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import measured
 import pytest
-from record_mutations import judge, record_of, sound_records
+from record_mutations import judge, mutated, record_of, sound_records
 from records import make_artefacts, make_record
+from test_index import STATEMENTS
 
 import hgemm
 from generator.export.c_sources import MAX_CLOCKS, check_row
@@ -22,8 +29,10 @@ from generator.store.maintenance import collect_garbage, merge
 from generator.sweep import sweep
 from hgemm.consistency import contradiction
 from hgemm.dispatch_table import row_of
-from hgemm.errors import LibraryError
+from hgemm.errors import HgemmError, LibraryError
 from hgemm.launch_traits import LaunchTraits
+from hgemm.library import scan
+from hgemm.measured import read_sessions
 from hgemm.record import HASH_FIELD, SPEC_DEFAULTS, Record, dump
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest pid
@@ -204,6 +213,107 @@ def test_a_record_that_promises_huge_files_is_refused_and_cleaned_up(folder: Pat
     with pytest.raises(LibraryError, match="files.kernel.cubin.bytes must be a whole number from 0 to 67108864"):
         hgemm.open(folder).kernel("one")
     assert [removal.name for removal in collect_garbage(Library(folder))] == ["one"]
+
+
+# ==== Hostile libraries ===============================================================================================
+
+
+PLACES = (
+    "index.db",
+    "index.db-wal",
+    "index.db-shm",
+    "index.db-journal",
+    "index.db.lock",
+    "MANIFEST.json",
+    "failed",
+    "measurements",
+)
+MESSAGE = b"not what belongs here\n"
+
+
+def spoil(folder: Path, rng: random.Random) -> str:
+    """Damage one to three things of a library as a disk or a hostile hand may, and return what was done."""
+    done = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        place = rng.choice([*files, *(folder / name for name in PLACES), *sorted(folder.glob("measurements/*"))])
+        kind = rng.choice(("fifo", "device", "folder", "huge", "bit", "cut", "text", "view", "record", "link out"))
+        done.append(f"{kind} {place.relative_to(folder)}")
+        if kind in ("fifo", "device", "folder", "huge", "link out") and place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        if kind == "link out":
+            place.unlink(missing_ok=True)
+            place.symlink_to(rng.choice(("/etc", "/dev/urandom", "/proc/self/mem", "..", place.name)))
+        elif kind in ("fifo", "device", "folder", "huge"):
+            replaced(place, kind)
+        elif kind == "view":
+            spoil_index(folder / "index.db", rng)
+        elif kind == "record" and place.name == "record.json" and place.is_file():
+            place.write_text(dump(mutated(json.loads(place.read_bytes()), rng)))
+        elif place.is_file() and not place.is_symlink():
+            content = bytearray(place.read_bytes()) or bytearray(1)
+            if kind == "bit":
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            place.write_bytes(
+                content[: rng.randrange(len(content))] if kind == "cut" else MESSAGE if kind == "text" else content
+            )
+    return ", ".join(done)
+
+
+def spoil_index(path: Path, rng: random.Random) -> None:
+    with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(path)) as database:
+        database.executescript(rng.choice([*STATEMENTS.values()]))
+
+
+def use_all(folder: Path, target: Path) -> list[Exception]:
+    """Use a library as every verb does, and return the errors of each use."""
+    library = Library(folder)
+    uses = (
+        library.rows,
+        library.measurements,
+        library.field_names,
+        lambda: [library.load(symbol) for symbol in scan(folder)],
+        lambda: hgemm.open(folder).table,
+        lambda: [hgemm.open(folder).kernel(symbol) for symbol in hgemm.open(folder).symbols],
+        lambda: read_sessions(folder),
+        lambda: merge([folder], target, lambda *told: None),
+        lambda: library.publish(*make_record("more")),
+        library.reindex,
+        lambda: collect_garbage(library, dry_run=True),
+        lambda: collect_garbage(library),
+        library.rows,
+    )
+    errors = []
+    for use in uses:
+        try:
+            use()
+        except Exception as error:
+            errors.append(error)
+    return errors
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_a_hostile_library_neither_hangs_nor_crashes(
+    measured_folder: Path, tmp_path: Path, monkeypatch, count: int
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the disk's speed is not what is tested
+    monkeypatch.chdir(tmp_path)  # sockets have short paths
+    Library(measured_folder).rows()
+    for seed in range(count):
+        rng, place, target = random.Random(seed), tmp_path / "hostile", tmp_path / "target"
+        shutil.copytree(measured_folder, place)
+        done = spoil(place, rng)
+        signal.alarm(30)
+        try:
+            errors = use_all(place, target)
+        finally:
+            signal.alarm(0)
+        internal = [error for error in errors if not isinstance(error, HgemmError)]
+        assert not internal, (seed, done, internal)
+        assert not any(len(str(error).splitlines()) > 8 for error in errors), (seed, done)
+        for folder in (place, target):
+            shutil.rmtree(folder, ignore_errors=True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20 or count < 100, "more than 1 GiB"
 
 
 # ==== Exports =========================================================================================================
