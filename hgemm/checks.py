@@ -65,15 +65,24 @@ def text(pattern: str = ".{0,4096}", expected: str = "printable text") -> Check:
     return test
 
 
-def integer(low: int = 0, high: int = MAX_INTEGER, multiple: int = 1) -> Check:
-    """Accept an integer from `low` to `high`, but no bool. It must be a multiple of `multiple`."""
-    bounds = {"type": "integer", "minimum": low, "maximum": high} if low < high else {"const": low}
-    expected = f"a whole number from {low} to {high}" + (f", a multiple of {multiple}" if multiple > 1 else "")
+def integer(low: int = 0, high: int = MAX_INTEGER) -> Check:
+    """Accept an integer from `low` to `high`, but no bool."""
 
-    @check({**bounds, "multipleOf": multiple} if multiple > 1 else bounds)
+    @check({"type": "integer", "minimum": low, "maximum": high} if low < high else {"const": low})
     def test(value: Any, field: str) -> None:
-        if type(value) is not int or not low <= value <= high or value % multiple:
-            reject(field, expected, value)
+        if type(value) is not int or not low <= value <= high:
+            reject(field, f"a whole number from {low} to {high}", value)
+
+    return test
+
+
+def multiple_of(factor: int, low: int, high: int) -> Check:
+    """Accept an integer from `low` to `high` that is a multiple of `factor`, but no bool."""
+
+    @check({"type": "integer", "minimum": low, "maximum": high, "multipleOf": factor})
+    def test(value: Any, field: str) -> None:
+        if type(value) is not int or not low <= value <= high or value % factor:
+            reject(field, f"a multiple of {factor} from {low} to {high}", value)
 
     return test
 
@@ -199,8 +208,10 @@ def fields(
             if key not in value:
                 raise Mismatch(f"{prefix}{key} is missing")
         for key, entry in value.items():
-            names.test(key, f"a name in {field or 'the document'}")
-            rule = tests.get(key, other_test)
+            rule = tests.get(key)
+            if rule is None:
+                names.test(key, f"a name in {field or 'the document'}")
+                rule = other_test
             if rule is None:
                 raise Mismatch(f"{prefix}{key} is not a field of this schema")
             rule(entry, f"{prefix}{key}")

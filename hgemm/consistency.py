@@ -17,6 +17,10 @@ MAX_CLUSTER_EXTENT = 2**31 - MAX_EXTENT
 """Elements of D along one axis of a cluster, at most: extents are rounded up to whole clusters in 32 bits."""
 _IN_WORKSPACE = ("split_k", "stream_k", LAUNCH)
 """Schedules whose partial accumulators can meet in a workspace."""
+_TYPES = {
+    **dict.fromkeys(("beta", "swap_ab", "prefetch"), bool),
+    **dict.fromkeys(("stages", "ctas_per_sm", "consumers"), int),
+}
 _SPLIT = ("split_k", "split_k_cluster")
 
 
@@ -24,15 +28,16 @@ def contradiction(data: Mapping[str, Any]) -> str:
     """Return the first contradiction in a validated record in present words; "" if there is none."""
     try:
         return next(_contradictions(data), "")
-    except KeyError as error:
-        return f"spec lacks or misspells {error}"
-    except (AttributeError, TypeError, ValueError) as error:
-        return f"spec has a malformed value ({error})"
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"its spec lacks a field or has a malformed value ({error})"
 
 
 def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
     spec, launch, traits, resources = data["spec"], data["launch"], data["traits"], data["resources"]
     grid, align, threads = launch["grid"], traits["min_align"], launch["threads"]
+    for name, kind in _TYPES.items():
+        if type(spec.get(name, kind())) is not kind:
+            yield f"spec.{name} is {spec[name]!a:.60}, not {'true or false' if kind is bool else 'a whole number'}"
     m, n, k = _sizes(spec["cta_tile"], 3)
     rule, _, number = spec["schedule"].partition(":")
     splits = int(number or 1)

@@ -23,6 +23,7 @@ from hgemm.checks import (
     integer,
     list_of,
     map_of,
+    multiple_of,
     number,
     one_of,
     plain,
@@ -152,7 +153,7 @@ _TENSOR_MAP = fields(
 )
 _LAUNCH = fields(
     {
-        "threads": integer(32, MAX_THREADS, multiple=32).about("Threads per CTA."),
+        "threads": multiple_of(32, 32, MAX_THREADS).about("Threads per CTA."),
         "smem_bytes": integer(high=MAX_SMEM_BYTES).about("Dynamic shared memory per CTA.", "B"),
         "cluster": list_of(_CLUSTER, length=3).about("Cluster dimensions x, y, z.", "CTAs"),
         "grid": _GRID.about("How the grid follows from the problem."),
@@ -370,15 +371,17 @@ class Record:
 
         Raises: LibraryError with the file and the invalid field.
         """
+        sound = is_canonical(document.encode() if isinstance(document, str) else document)
+        unique = None if sound else _object  # a document with its hash has no name twice
         try:
-            data = json.loads(document, object_pairs_hook=_object, parse_constant=_constant)
+            data = json.loads(document, object_pairs_hook=unique, parse_constant=_constant)
         except (ValueError, RecursionError) as error:
             raise LibraryError(f"{source} is not a JSON document ({error}): {regenerate_hint(library)}") from None
         except Mismatch as error:
             raise LibraryError(f"{source}: {error}: {regenerate_hint(library)}") from None
         validate(data, source, library)
         digest, current = data.pop(HASH_FIELD, None), _current(data)
-        if digest is not None and digest != _written_digest(document) and digest != record_digest(data):
+        if not sound and digest is not None and digest != record_digest(data):
             raise LibraryError(
                 f"{source}: the record was changed (its {HASH_FIELD} differs): {regenerate_hint(library)}"
             )
@@ -429,7 +432,7 @@ def validate(data: object, source: str = RECORD_NAME, library: Path = DEFAULT_LI
 def dump(data: Mapping[str, Any]) -> str:
     """Return a record in its canonical form with its hash: sorted names, floats with nine digits, one final newline."""
     text = _canonical({**data, HASH_FIELD: _NO_HASH})
-    return text.replace(f'\n "{HASH_FIELD}": "{_NO_HASH}"', f'\n "{HASH_FIELD}": "{_written_digest(text)}"', 1)
+    return text.replace(f'\n "{HASH_FIELD}": "{_NO_HASH}"', f'\n "{HASH_FIELD}": "{_written_digest(text.encode())}"', 1)
 
 
 _NO_HASH = "0" * 64
@@ -437,7 +440,7 @@ _NO_HASH = "0" * 64
 
 def record_digest(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a record in its canonical form, without the field of the hash itself."""
-    return _written_digest(_canonical({**data, HASH_FIELD: _NO_HASH}))
+    return _written_digest(_canonical({**data, HASH_FIELD: _NO_HASH}).encode())
 
 
 def is_canonical(document: bytes) -> bool:
@@ -453,9 +456,8 @@ def _canonical(data: Mapping[str, Any]) -> str:
 _HASH_LINE = re.compile(rb'\n "%s": "([0-9a-f]{64})",(?=\n)' % HASH_FIELD.encode())
 
 
-def _written_digest(document: bytes | str) -> str:
+def _written_digest(text: bytes) -> str:
     """Return the hash of a document without the line of its hash. This is the record's hash if it is in canonical form."""
-    text = document.encode() if isinstance(document, str) else document
     line = _HASH_LINE.search(text)
     if not line:
         return ""

@@ -18,8 +18,10 @@ from generator.families.base import Plan
 from generator.spec import symbol_of
 from generator.store.planned import deviation
 from generator.sweep import sweep
+from hgemm.dispatch_table import row_of
 from hgemm.errors import HgemmError, LibraryError
 from hgemm.launch_traits import LaunchTraits
+from hgemm.problem import unknown_kind_word
 from hgemm.record import HASH_FIELD, SPEC_DEFAULTS, Record, dump
 
 FEW_ROWS = {"arch": "sm_80", "tile": "8x8x256", "copy": "ldg"}
@@ -156,6 +158,8 @@ class Tally:
                 raise LibraryError("the symbol is not the folder's name")
             same = used_by_launch(record.data) == used_by_launch(sound) if by_hand else record.data == sound
             planned = not deviation(record)
+            if by_hand and not unknown_kind_word(record.data["spec"]):
+                row_of(LaunchTraits.of(record.data), record.data)
         except LibraryError:
             self.counts[kind, "rejected"] += 1
             return
@@ -192,7 +196,9 @@ def judge(count: int, seed: int = 0) -> Tally:
         if kind == "one bit":
             document = flipped(texts[place].encode(), rng)
         elif kind == "changed":
-            document = json.dumps(mutated(json.loads(texts[place]), rng)).encode()
+            changed = mutated(json.loads(texts[place]), rng)
+            kind = kind if HASH_FIELD in changed else "without a hash"
+            document = json.dumps(changed).encode()
         else:
             document = _by_hand(sound[place], rng, kind == "hashed again")
         tally.add(kind, document, parsed[place])

@@ -11,16 +11,19 @@ import signal
 import socket
 import sqlite3
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import measured
 import pytest
+from exports import export_paper, loaded, need_compiler
 from record_mutations import judge, mutated, record_of, sound_records
 from records import make_artefacts, make_record
+from test_export_select import NO_KERNEL, drawn, in_c
 from test_index import STATEMENTS
 
 import hgemm
+from generator.export.c_library import build
 from generator.export.c_sources import MAX_CLOCKS, check_row
 from generator.spec import Spec, spec_hash
 from generator.store.files import remove_abandoned, replace_folder, temporary_name
@@ -28,12 +31,15 @@ from generator.store.library import Library
 from generator.store.maintenance import collect_garbage, merge
 from generator.sweep import sweep
 from hgemm.consistency import contradiction
-from hgemm.dispatch_table import row_of
+from hgemm.dispatch_table import Row, kind_of, row_of
 from hgemm.errors import HgemmError, LibraryError
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import scan
 from hgemm.measured import read_sessions
+from hgemm.problem import Kind, Problem
 from hgemm.record import HASH_FIELD, SPEC_DEFAULTS, Record, dump
+from hgemm.selection import Selector
+from hgemm.selection_query import SelectionQuery, Target
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest pid
 
@@ -97,6 +103,14 @@ def test_a_record_of_an_older_version_needs_no_hash_but_its_symbol_names_its_spe
         Record.parse(json.dumps(changed))
 
 
+def test_a_merge_adds_hashes_to_old_records(folder: Path, tmp_path: Path) -> None:
+    path = folder / "one" / "record.json"
+    data = json.loads(path.read_bytes())
+    path.write_text(json.dumps({name: value for name, value in data.items() if name != HASH_FIELD}))
+    merge([folder], tmp_path / "new", lambda *told: None)
+    assert json.loads((tmp_path / "new" / "one" / "record.json").read_bytes()) == data
+
+
 def test_the_hash_of_a_spec_leaves_out_the_same_defaults_everywhere() -> None:
     assert {name: Spec.__dataclass_fields__[name].default for name in SPEC_DEFAULTS} | {
         "cluster": "1x1"
@@ -148,6 +162,61 @@ def test_no_mutated_record_is_accepted_that_launches_otherwise(count: int) -> No
     tally = judge(count)
     assert tally.failures == []
     assert tally.counts["one bit", "rejected"] == count // 4
+
+
+@pytest.mark.slow
+def test_python_and_c_select_alike_from_records_that_only_their_plans_refuse(tmp_path: Path, monkeypatch) -> None:
+    """A hand may edit a record and hash it again. What the laws let pass must neither crash a selection nor split the two."""
+    library = Library(tmp_path / "library")
+    for at, record in enumerate(judge(6_000, seed=7).lawful):
+        files = make_artefacts(f"edited_{at}")
+        described = make_record(f"edited_{at}", files)[0]
+        record = {**record, "symbol": f"edited_{at}", "files": described["files"], "key": described["key"]}
+        with suppress(LibraryError):  # a number that no row of a table may have
+            check_row(row_of(LaunchTraits.of(record), record))
+            library.publish(record, files)
+    monkeypatch.setattr("generator.export.c_library.require_planned", lambda record, place: None)
+    folder = export_paper(library, tmp_path / "export")
+    in_python, in_c_library = hgemm.open(library.folder), loaded(folder)
+    table, rng = in_python.table, random.Random(0)
+    assert len(table.rows) > 100
+    kinds = sorted({kind_of(LaunchTraits.of(record.data)) for record in in_python.records.values()}, key=str)
+    found = 0
+    for _ in range(3_000):
+        target, kind, problem, workspace_bytes = drawn(rng, kinds, table)
+        expected = Selector(table, target).find(SelectionQuery.of(kind, problem, workspace_bytes))
+        status, choice = in_c(in_c_library, target, kind, problem, workspace_bytes)
+        assert (choice.symbol.decode() if choice.symbol else None) == (expected.symbol if expected else None)
+        assert not expected or (status, choice.estimated_clocks) == (0, expected.clocks)
+        found += bool(expected)
+    assert found > 1_000
+
+
+@pytest.mark.slow
+def test_a_table_whose_numbers_were_set_to_zero_selects_without_dividing(tmp_path: Path) -> None:
+    library = Library(tmp_path / "library")
+    for number in range(8):
+        library.publish(*make_record(f"kernel_{number}"))
+    folder = export_paper(library, tmp_path / "export")
+    table = folder / "src" / "table.c"
+    names = [field.name for field in fields(Row)]
+    lines = table.read_text().splitlines()
+    rows = [at for at, line in enumerate(lines) if '{"kernel_' in line]
+    zeroed = ("tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "cluster_ctas", "tiles_per_sm", "splits")
+    for at, name in zip(rows, zeroed, strict=True):
+        words = lines[at].split(", ")
+        words[names.index(name)] = "0"
+        lines[at] = ", ".join(words)
+    table.write_text("\n".join(lines))
+    build(folder, "hgemm", need_compiler())
+    status, choice = in_c(
+        loaded(folder),
+        Target.typical("sm_89"),
+        Kind(),
+        Problem(64, 64, 64, a=1 << 56, b=2 << 56, d=3 << 56, lda=64, ldb=64, ldd=64),
+        0,
+    )
+    assert status == NO_KERNEL and not choice.symbol
 
 
 # ==== Files that are no files, or too large ===========================================================================
