@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from benchmarks.launch_cost import Pinned
 from hgemm.bench.baselines import CublasLt
@@ -244,9 +245,22 @@ def losses(times: Times, kept: Sequence[str]) -> list[float]:
     return [min((us[name] for name in kept if name in us), default=math.inf) / min(us.values()) - 1 for us in times]
 
 
-def cost(values: Sequence[float], worst: float) -> float:
-    """Return what the choice minimises: the mean loss, and the parts of losses above `worst`, tenfold."""
-    return statistics.fmean(min(one, 4.0) + 10 * max(0.0, min(one, 4.0) - worst) for one in values)
+MAX_LOSS = 4.0
+"""Losses count as at most this. A kernel that was not measured on a problem loses this much."""
+
+
+def loss_table(times: Times, names: Sequence[str]) -> np.ndarray:
+    """Return the loss of each kernel on each problem. Shapes: (problem, kernel)."""
+    table = np.array([[us.get(name, math.inf) for name in names] for us in times]).reshape(len(times), len(names))
+    return np.minimum(table / np.array([[min(us.values())] for us in times]) - 1, MAX_LOSS)
+
+
+def costs(values: np.ndarray, worst: float) -> np.ndarray:
+    """Return what the choice minimises: the mean loss, and the parts of losses above `worst`, tenfold.
+
+    Shapes: values (problem, set) gives (set).
+    """
+    return (values + 10 * np.maximum(values - worst, 0)).mean(axis=0)
 
 
 def choose_kernels(times: Times, mean: float, worst: float) -> list[str]:
@@ -255,27 +269,22 @@ def choose_kernels(times: Times, mean: float, worst: float) -> list[str]:
     Adds the kernel that lowers the cost most, until the limits hold. Then removes each kernel that they do not need.
     """
     names = sorted({name for us in times for name in us})
-    kept: list[str] = []
-    while names:
-        found = losses(times, kept)
-        if kept and statistics.fmean(found) <= mean and max(found) <= worst:
-            break
-        best = min(names, key=lambda name: cost(losses(times, [*kept, name]), worst))
-        if kept and cost(losses(times, [*kept, best]), worst) >= cost(found, worst):
+    table = loss_table(times, names)
+    kept: list[int] = []
+    covered = np.full(len(times), MAX_LOSS)
+    while len(kept) < len(names) and not (covered.mean() <= mean and covered.max() <= worst):
+        candidates = costs(np.minimum(table, covered[:, None]), worst)
+        best = int(candidates.argmin())
+        if kept and candidates[best] >= costs(covered[:, None], worst)[0]:
             break
         kept.append(best)
-        names.remove(best)
-    return _pruned(times, kept, mean, worst)
-
-
-def _pruned(times: Times, kept: list[str], mean: float, worst: float) -> list[str]:
-    """Remove the kernels that the limits do not need, the last one added first."""
-    for name in reversed(list(kept)):
-        without = [other for other in kept if other != name]
-        found = losses(times, without) if without else [math.inf]
-        if statistics.fmean(found) <= mean and max(found) <= worst:
+        covered = np.minimum(covered, table[:, best])
+    for at in reversed(list(kept)):  # the last one added first
+        without = [other for other in kept if other != at]
+        found = table[:, without].min(axis=1) if without else np.array([math.inf])
+        if found.mean() <= mean and found.max() <= worst:
             kept = without
-    return kept
+    return [names[at] for at in kept]
 
 
 @main.command()
