@@ -229,7 +229,8 @@ def test_shapes_get_the_tiles_that_suit_them() -> None:
 
     assert tile(8192, 8192, 8192) == "256x128x32"
     assert tile(16, 8192 * 4, 4096) == "16x128x64"
-    assert tile(64, 64, 65536, workspace_bytes=ANY_WORKSPACE) == "16x64x64"
+    assert tile(64, 64, 65536, workspace_bytes=ANY_WORKSPACE, align_b=4) == "16x64x64"
+    assert tile(1, 1600, 6400) == "8x8x2048"
     assert tile(4096, 4096, 4096, align_b=1) == "256x128x32"
 
 
