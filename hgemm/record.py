@@ -58,6 +58,7 @@ _COUNT = integer()
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Limit of an artefact's size. Kernels have at most some MB of machine code and PTX."""
 MAX_TILE = 1024
+MAX_TILE_K = 4096
 MAX_SPLITS = 1024
 MAX_THREADS = 1024
 MAX_SMEM_BYTES = 227 * 1024

@@ -69,7 +69,7 @@ def test_types_layouts_and_bias_share_the_measurement_of_a_kernel() -> None:
 
 
 def test_kernels_that_were_not_measured_share_the_factors_of_their_family() -> None:
-    assert row(tile="64x232x64").calibration == OF_FAMILY
+    assert row(tile="128x232x64", cluster="4x1").calibration == OF_FAMILY
     assert row(schedule="launch", raster="launch", tile="128x240x64").calibration == OF_KERNEL  # as a persistent one
     assert row(dtype="tf32", tile="128x128x32", out="f32").calibration == UNCALIBRATED
     assert identity(record(out="f32")["spec"]) == ()

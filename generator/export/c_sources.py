@@ -18,7 +18,16 @@ from hgemm.library import Library, read_variant
 from hgemm.measured_options import MeasuredOptions, Place
 from hgemm.octave_grid import REGIONS, Shortlist, region_of
 from hgemm.problem import ACCUMULATIONS, ACTIVATION_TABLE, ACTIVATIONS, BIASES, LAYOUTS, TYPES, LaunchOptions
-from hgemm.record import CUBIN_NAME, MAX_CLUSTER_CTAS, MAX_GRID_CTAS, MAX_SMEM_BYTES, MAX_SPLITS, MAX_TILE, PTX_NAME
+from hgemm.record import (
+    CUBIN_NAME,
+    MAX_CLUSTER_CTAS,
+    MAX_GRID_CTAS,
+    MAX_SMEM_BYTES,
+    MAX_SPLITS,
+    MAX_TILE,
+    MAX_TILE_K,
+    PTX_NAME,
+)
 from hgemm.shortlists import RegionShortlists
 
 # ==== images.bin: the code of all kernels ====
@@ -257,7 +266,8 @@ def _group(group: Group) -> str:
 
 
 _BOUNDS = {
-    **dict.fromkeys(("tile_m", "tile_n", "tile_k"), (1, MAX_TILE)),
+    **dict.fromkeys(("tile_m", "tile_n"), (1, MAX_TILE)),
+    "tile_k": (1, MAX_TILE_K),
     **dict.fromkeys(("cluster_m", "cluster_n", "cluster_ctas"), (1, MAX_CLUSTER_CTAS)),
     **dict.fromkeys(("align_a", "align_b", "align_d", "operand_bytes", "result_bytes"), (1, 8)),
     **dict.fromkeys(("beta", "exact_tiles_only", "tensor_maps", "decides_splits", "decides_raster"), (0, 1)),
