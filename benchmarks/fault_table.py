@@ -25,8 +25,7 @@ class Fault:
 
     Fields: `edit` is one edit or several; `options` are those of the kernel, as `generate` takes them; `shapes` are the
         problems that it runs, or DEFAULT_CASES; `caught_by` are kinds of findings, or NUMBERS, one of which must be reported, or
-        ANYTHING; `unfound` says why nothing finds the fault, or why it is none; `of` is what must be run to find it: the
-        source, or the PTX.
+        ANYTHING; `unfound` says why nothing finds the fault, or why it is none.
     """
 
     name: str
@@ -35,7 +34,6 @@ class Fault:
     shapes: str
     caught_by: tuple[str, ...]
     unfound: str = ""
-    of: str = "source"
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -1210,10 +1208,8 @@ AUDIT_CUTE = {**AUDIT_CLUSTER, "form": "cute", "cluster": "1x1"}
 AUDIT_TMA = {"arch": "sm_90a", "mma": "m16n8k16", "copy": "tma", "tile": "64x64x64"}
 
 
-def _audit(
-    name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str], unfound: str = "", of: str = "source"
-) -> Fault:
-    return Fault(f"audit: {name}", edit, options, DEFAULT_CASES, ANYTHING, unfound, of)
+def _audit(name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str], unfound: str = "") -> Fault:
+    return Fault(f"audit: {name}", edit, options, DEFAULT_CASES, ANYTHING, unfound)
 
 
 AUDIT = (
@@ -1410,7 +1406,6 @@ AUDIT = (
         "the instruction of another type",
         At("", "HGEMM_WGMMA(").argument(0, "64x128x16_F32BF16BF16_SS"),
         AUDIT_90,
-        of="ptx",
     ),
     _audit(
         "row groups of another swizzle",
@@ -1595,21 +1590,18 @@ AUDIT = (
         "no fence between the proxies on the device",
         At("fence_proxy_async", "asm volatile(...)").drop(),
         AUDIT_90,
-        of="ptx",
     ),
     _audit(
         "one group more in flight on the device",
         At("cp_async_wait", "cute::cp_async_wait<").template_argument(0, "PENDING + 1"),
         AUDIT_80,
-        of="ptx",
     ),
     _audit(
         "f16 rounded towards zero on the device",
         At("", "__float2half_rn(").replace("__float2half_rz("),
         AUDIT_80,
-        of="ptx",
     ),
-    _audit("no fence of the device", At("global_fence", "__threadfence()").drop(), AUDIT_SPLIT, of="ptx"),
+    _audit("no fence of the device", At("global_fence", "__threadfence()").drop(), AUDIT_SPLIT),
 )
 
 FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC, *MMA_SYNC_DIRECT, *AUDIT)

@@ -1,12 +1,12 @@
 """Seed faults into the templates, and see whether the checks of kernels find them.
 
-    python -m benchmarks.faults [--seed 0] [--only NAME,...] [--of ptx] [-j 2] [--json FILE]
+    python -m benchmarks.faults [--seed 0] [--only NAME,...] [-j 2] [--json FILE]
     python -m benchmarks.faults --default
     python -m benchmarks.faults --resolve
 
-Builds a kernel from templates with each fault of benchmarks/fault_table.py in turn, runs it on the CPU, and prints what
+Compiles a kernel from templates with each fault of benchmarks/fault_table.py in turn, runs its PTX on the CPU, and prints what
 found the fault. The exit status is 1 if nothing finds a fault, or if its anchor does not fit one place of the templates.
-`--of ptx` compiles the faulty source, and runs its PTX. `--default` runs the cases of a proof instead of the problems in the
+`--default` runs the cases of a proof instead of the problems in the
 table. `--resolve` only checks the anchors, which takes a second. No GPU is needed.
 """
 
@@ -29,14 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.anchors import KERNEL, AnchorError, Program
 from benchmarks.fault_table import DEFAULT_CASES, FAULTS, NUMBERS, Fault
-from generator.build.compile import compile_kernel
 from generator.build.emit import Kernel, emit
-from generator.build.pipeline import planned
-from generator.build.toolchain import headers, templates_folder
+from generator.build.toolchain import templates_folder
 from generator.device_check import CheckOutcome
 from generator.errors import BuildError
 from generator.proof.executor import HostToolchain
-from generator.proof.jobs import SOURCE, SUBJECTS, ProofRequest, host_toolchain, pack, request_of, workers
+from generator.proof.jobs import ProofRequest, Text, host_toolchain, request_of, workers
 from generator.sweep import sweep
 from generator.tables import to_text
 from hgemm.errors import HgemmError
@@ -157,31 +155,22 @@ def catch(
     seed: int,
     seeded: bool = True,
     check: Callable[[ProofRequest], CheckOutcome] = in_a_process,
-    of: str = "",
 ) -> Caught:
-    """Check the kernel of a fault, with the fault in it or without. `of` is what is run; empty is what finds the fault."""
+    """Check the kernel of a fault, with the fault in it or without."""
     kernel = kernel_of(fault)
     texts = seeded_texts(fault, kernel.source) if seeded else {}
     source = texts.pop(KERNEL, kernel.source)
     with templates_with(texts) as templates:
-        record = {**planned(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
-        request = request_of(replace(made, templates=templates), source, record, fault.shapes, seed)
-        if (of or fault.of) != SOURCE:
-            try:
-                request = replace(request, ptx=_ptx_of(kernel, source, templates))
-            except BuildError as error:
-                return Caught(fault, ("error",), str(error).splitlines()[0], seed)
+        text = replace(Text.of(kernel), kernel=replace(kernel, source=source))
         try:
-            outcome = check(request)
-        except HgemmError as error:  # in this process; a process of its own reports it
-            outcome = CheckOutcome(request.symbol, error=str(error))
+            ptx = text.ptx(templates)
+        except BuildError as error:
+            return Caught(fault, ("error",), str(error).splitlines()[0], seed)
+    try:
+        outcome = check(request_of(made, ptx, text.record, fault.shapes, seed))
+    except HgemmError as error:  # in this process; a process of its own reports it
+        outcome = CheckOutcome(kernel.symbol, error=str(error))
     return Caught(fault, *_by(outcome), seed)
-
-
-def _ptx_of(kernel: Kernel, source: str, templates: Path) -> str:
-    """Return the packed PTX of a kernel with another source. Raises: BuildError."""
-    found = headers(kernel.entry_header, templates)
-    return pack(compile_kernel(replace(kernel, source=source), found).ptx)
 
 
 def _by(outcome: CheckOutcome) -> tuple[tuple[str, ...], str]:
@@ -193,10 +182,10 @@ def _by(outcome: CheckOutcome) -> tuple[tuple[str, ...], str]:
     return tuple(kinds), "" if outcome.passed else outcome.reason
 
 
-def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True, of: str = "") -> list[Caught]:
+def catch_all(faults: Sequence[Fault], seed: int, jobs: int, seeded: bool = True) -> list[Caught]:
     """Check the kernels of faults in several processes."""
     with ProcessPoolExecutor(jobs) as pool:
-        return list(pool.map(partial(catch, made=host_toolchain(), seed=seed, seeded=seeded, of=of), faults))
+        return list(pool.map(partial(catch, made=host_toolchain(), seed=seed, seeded=seeded), faults))
 
 
 def main() -> int:
@@ -207,7 +196,6 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the table to this file")
     parser.add_argument("--default", action="store_true", help="run the cases of a proof for every fault")
     parser.add_argument("--resolve", action="store_true", help="only check that each anchor fits one place")
-    parser.add_argument("--of", choices=SUBJECTS, default="", help="what is run; default: as in the table")
     args = parser.parse_args()
     words = [word for word in args.only.split(",") if word]
     faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
@@ -220,7 +208,7 @@ def main() -> int:
     if args.resolve:
         print(f"the anchors of {len(faults)} faults resolve")
         return 0
-    caught = catch_all(faults, args.seed, args.jobs, of=args.of)
+    caught = catch_all(faults, args.seed, args.jobs)
     rows = [one.row() for one in caught]
     print(to_text(rows, ["fault", "caught by", "seed", "first finding"]), end="")
     found = sum(one.as_expected for one in caught)

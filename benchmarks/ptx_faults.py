@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -28,7 +28,7 @@ from generator.build.pipeline import Settings, make
 from generator.build.toolchain import templates_folder
 from generator.device_check import CheckOutcome
 from generator.errors import BuildError
-from generator.proof.jobs import host_toolchain, pack, request_of, workers
+from generator.proof.jobs import host_toolchain, request_of, workers
 from generator.ptx.instructions import row_of
 from generator.ptx.parser import Instruction, Kernel, Label, parse
 from generator.store.library import Library
@@ -173,8 +173,7 @@ def rows_of(name: str, symbol: str, library: Library, args: argparse.Namespace) 
     ways = [way for way in args.only.split(",") if way]
     faults = [one for one in faults_of(variant.artefacts[PTX_NAME].decode()) if not ways or one.way in ways]
     faults = spread(faults, args.most)
-    request = request_of(made, "", variant.record.data, args.shapes)
-    requests = [replace(request, ptx=pack(one.ptx.encode())) for one in faults]
+    requests = [request_of(made, one.ptx.encode(), variant.record.data, args.shapes) for one in faults]
     for fault, (outcome, _) in zip(faults, workers(args.jobs, TIMEOUT_S).check_all(requests), strict=True):
         found = found_by(outcome)
         print(f"{name:16}{fault.way:7}{fault.line:6}  {found:32}  {fault.instruction}", file=sys.stderr)

@@ -28,7 +28,6 @@ from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, versions
 from generator.build.emit import emit
 from generator.build.inspect import parse_ptxas_log
-from generator.build.pipeline import planned
 from generator.build.toolchain import headers, templates_folder
 from generator.device_check import CheckOutcome, outcome_line, outcome_summary
 from generator.errors import RequestError
@@ -36,8 +35,7 @@ from generator.families.base import Plan
 from generator.families.mma_sync.rules import warp_extents
 from generator.families.wgmma.rules import TILE_M, consumers_of
 from generator.planner import broken_rules, plan_of, resolve, violations
-from generator.proof.executor import trim
-from generator.proof.jobs import host_toolchain, request_of, workers
+from generator.proof.jobs import Text, host_toolchain, prove_texts
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Request, Schedule, Smem, Tile, WarpTile, parse_field
 from generator.sweep import sweep
 from hgemm.problem import LAUNCH
@@ -335,16 +333,11 @@ def drawn(seed: int, count: int, family: str = "mma.sync") -> list[Plan]:
 
 def prove(plans: list[Plan], seed: int, jobs: int) -> list[CheckOutcome]:
     """Check the kernels of plans on the CPU, and print a line for each."""
-    toolchain, templates, requests = host_toolchain(), templates_folder(), []
-    for plan in plans:
-        kernel = emit(plan, templates)
-        record = {**planned(kernel), "proof": {"mma_per_k_tile": plan.mma_per_k_tile}}
-        requests.append(request_of(toolchain, kernel.source, record, seed=seed))
+    texts = [Text.of(emit(plan, templates_folder())) for plan in plans]
     outcomes = []
-    for outcome, _ in workers(jobs, TIMEOUT_S).check_all(requests):
+    for outcome in prove_texts(texts, host_toolchain(), jobs, seed, TIMEOUT_S):
         outcomes.append(outcome)
         print(f"[{len(outcomes)}/{len(plans)}] {outcome_line(outcome)}", flush=True)
-    trim(toolchain.cache)
     return outcomes
 
 

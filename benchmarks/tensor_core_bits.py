@@ -640,7 +640,7 @@ class Cpu:
         self.ptx = compile_for(f"sm_{arch}{'a' if arch == 90 else ''}", ptx=True).rstrip(b"\0").decode()
 
     def execute(self, instruction: Instruction, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        executable = Executable(self.toolchain.ptx_executable(instruction.name, self.ptx), self.ptx)
+        executable = Executable(self.toolchain.executable(instruction.name, self.ptx), self.ptx)
         arrays = [np.ascontiguousarray(x) for x in (a, b, c)] + [np.zeros_like(c)]
         flags = [abi.READABLE | abi.INITIALISED] * 3 + [abi.WRITABLE | abi.WRITE_ONCE]
         regions = tuple(

@@ -16,7 +16,7 @@ from generator.families.base import Plan
 from generator.planner import Violation, reject_illegal, violations
 from generator.spec import FORMS
 from generator.sweep import Candidate
-from hgemm.record import CUBIN_NAME, SOURCE_NAME, Record, Scalar
+from hgemm.record import CUBIN_NAME, PTX_NAME, Record, Scalar
 
 _BUILT = "compile_s registers spill_bytes smem_bytes ctas_per_sm cubin_bytes".split()
 
@@ -133,10 +133,7 @@ def run_on_device(built: BuiltForm, settings: Settings, shape: tuple[int, int, i
 
 
 def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltForm:
-    """Run a variant on the CPU, on a few ragged tiles. A variant that is not C++ is returned without a result.
-
-    Raises: BuildError if the host compiler rejects its source.
-    """
+    """Run a variant on the CPU, on a few ragged tiles. Raises: HgemmError if its PTX cannot be translated or run."""
     from generator.proof.executor import Adversary  # NumPy, needed only for a run
     from generator.proof.machine import EmulatedKernel, HostMemory
     from generator.proof.proving import Subject, load
@@ -146,12 +143,10 @@ def run_on_cpu(built: BuiltForm, settings: Settings, host_toolchain) -> BuiltFor
     from hgemm.reference import reference
     from hgemm.verify import CheckOptions, Trial, compare
 
-    if built.record.source_name != SOURCE_NAME:
-        return built
     data = built.record.data
-    source = settings.library.load(built.record.symbol).source.decode()
+    ptx = settings.library.load(built.record.symbol).artefacts[PTX_NAME].decode()
     traits = LaunchTraits.of(data)
-    executable = load(Subject(built.record.symbol, source, data, data["proof"]["mma_per_k_tile"]), host_toolchain)
+    executable = load(Subject(built.record.symbol, ptx, data, data["proof"]["mma_per_k_tile"]), host_toolchain)
     kernel = EmulatedKernel(traits, executable, (Adversary("late", "any_order", 1),))
     case = Case(Shape(traits.tile_m + 3, traits.tile_n + 5, 3 * traits.tile_k + 7), 1.0, _beta(built.record))
     trial = Trial(kernel, case, HostMemory(), CheckOptions(), "normal")

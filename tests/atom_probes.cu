@@ -168,7 +168,8 @@ struct Thread {
   HGEMM_DEVICE void multiply() const {
     uint64_t const base = atoms::shared_address(shared.words) / 16;
     Instance::Sum sums[Instance::registers];
-    for (int i = 0; i < Instance::registers; ++i) sums[i] = Instance::Sum(i % 7);
+    // opaque, because the compiler would set constants after the fence
+    for (int i = 0; i < Instance::registers; ++i) sums[i] = Instance::Sum(atoms::opaque(i % 7));
     atoms::wgmma_fence();
     atoms::wgmma<Instance>(sums, probe.a + base, probe.b + base, true);
     atoms::wgmma<Instance>(sums, probe.a + base, probe.b + base, true);

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from atom_probes import (
@@ -30,9 +31,9 @@ from atom_probes import (
     probes,
 )
 
-from generator.build.compile import compile_kernel
+from generator.build.compile import compile_kernel, ptx_of
 from generator.build.emit import Kernel, emit
-from generator.build.toolchain import headers, templates_folder
+from generator.build.toolchain import Headers, headers, templates_folder
 from generator.proof import executor as abi
 from generator.proof.executor import Adversary, Executable, Launch, Region, TensorMap
 from generator.sweep import sweep
@@ -137,13 +138,24 @@ def _device_map(probe: Probe, at: int, to: int) -> bytes:
     return ctypes.string_at(checked(encoded, f"encode the map of {probe.name}").getPtr(), 128)
 
 
-def compiled(text: str) -> bytes:
-    """Return the cubin of a probing kernel's text for sm_90a."""
+def compiled(text: str, symbol: str = SYMBOL) -> bytes:
+    """Return the cubin of a kernel of atoms for sm_90a."""
+    return compile_kernel(*_kernel_and_headers(text, symbol)).cubin
+
+
+@cache
+def translatable(text: str, symbol: str = SYMBOL) -> str:
+    """Return its PTX."""
+    return ptx_of(*_kernel_and_headers(text, symbol)).decode()
+
+
+def _kernel_and_headers(text: str, symbol: str) -> tuple[Kernel, Headers]:
     (plan,) = sweep([{"arch": "sm_90a", "tile": "64x64x64"}]).plans
-    kernel: Kernel = replace(emit(plan, templates_folder()), source=text, symbol=SYMBOL)
-    reached = [headers(root, templates_folder()) for root in ("common/atoms_sm90.cuh", "mma_sync/wmma.cuh")]
+    kernel = replace(emit(plan, templates_folder()), source=text, symbol=symbol)
+    roots = ("common/atoms_sm90.cuh", "mma_sync/wmma.cuh", "common/activation.cuh")
+    reached = [headers(root, templates_folder()) for root in roots]
     files = {header.name: header for found in reached for header in found.files}
-    return compile_kernel(kernel, replace(reached[0], files=tuple(files.values()))).cubin
+    return kernel, replace(reached[0], files=tuple(files.values()))
 
 
 # ---- What is kept ---------------------------------------------------------------------------------------------------

@@ -13,17 +13,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from generator.build.pipeline import Outcome, Settings, make
+from generator.build.emit import Kernel
+from generator.build.pipeline import Outcome, Settings, make, planned
 from generator.build.toolchain import templates_folder
 from generator.cli.main import generate_command, hgemm_command, main
-from generator.proof.executor import HostCompiler, HostToolchain, NoCompiler, find_compiler
-from generator.proof.jobs import Prover, check_here, request_of
+from generator.proof.executor import Executable, HostCompiler, HostToolchain, NoCompiler, find_compiler
+from generator.proof.jobs import Prover, Text, check_here, request_of
+from generator.proof.proving import Subject
 from generator.store.library import Library
 from generator.sweep import sweep
 
@@ -171,11 +174,27 @@ def made(texts: dict[str, str], settings: Settings, processes: int = 0) -> list[
     return [outcome for _, outcome in sorted(make(sweep([texts]).plans, settings, processes))]
 
 
+@cache
+def ptx_of(kernel: Kernel) -> bytes:
+    """Return the PTX of an emitted kernel."""
+    return Text.of(kernel).ptx(templates_folder())
+
+
+def subject_of(kernel: Kernel) -> Subject:
+    """Return what a proof of an emitted kernel takes."""
+    return Subject(kernel.symbol, ptx_of(kernel).decode(), planned(kernel), kernel.plan.mma_per_k_tile)
+
+
+def executable_of(kernel: Kernel, host_toolchain: HostToolchain) -> Executable:
+    """Return an emitted kernel, to run on the CPU in this process."""
+    return Executable(host_toolchain.executable(kernel.symbol, ptx_of(kernel).decode()))
+
+
 class ProverHere(Prover):
     """Proves in this process: no test kernel crashes, and starting a process takes longer than most proofs."""
 
-    def proof(self, source: str, record: Mapping[str, Any]) -> dict[str, Any]:
-        outcome = check_here(request_of(self.host_toolchain, source, record))
+    def proof(self, ptx: bytes, record: Mapping[str, Any]) -> dict[str, Any]:
+        outcome = check_here(request_of(self.host_toolchain, ptx, record))
         assert outcome.passed, outcome.reason
         return outcome.proof
 

@@ -35,21 +35,21 @@ struct Thread {
   int index = atoms::thread_index();
   bool fault = p.fault;
 
-  void put(uint32_t value) const { atoms::st_global(p.out + atoms::cta_x() * 128 + index, value); }
+  HGEMM_DEVICE void put(uint32_t value) const { atoms::st_global(p.out + atoms::cta_x() * 128 + index, value); }
 
   // ---- Threads among themselves -----------------------------------------------------------------------------------
 
-  void neighbours_of_a_cta() const {
+  HGEMM_DEVICE void neighbours_of_a_cta() const {
     atoms::st_shared(&shared.words[index], uint32_t(index));
     if (!fault) atoms::cta_barrier();
     put(atoms::ld_shared(&shared.words[(index + 32) % 128]));
   }
-  void neighbours_of_a_warp() const {
+  HGEMM_DEVICE void neighbours_of_a_warp() const {
     atoms::st_shared(&shared.words[index], uint32_t(index));
     if (!fault) atoms::warp_barrier();
     put(atoms::ld_shared(&shared.words[index ^ 1]));
   }
-  void overwritten_while_read() const {
+  HGEMM_DEVICE void overwritten_while_read() const {
     atoms::st_shared(&shared.words[index], uint32_t(index));
     atoms::cta_barrier();
     uint32_t const seen = atoms::ld_shared(&shared.words[127 - index]);
@@ -57,41 +57,41 @@ struct Thread {
     atoms::st_shared(&shared.words[index], 0u);
     put(seen);
   }
-  void halves_of_a_word() const {  // neighbours share words, and banks, but no bytes
+  HGEMM_DEVICE void halves_of_a_word() const {  // neighbours share words, and banks, but no bytes
     auto* const halves = reinterpret_cast<f16*>(shared.words);
     atoms::st_shared(halves + index, atoms::from_float<f16>(1.f));
     put(fault ? uint32_t(atoms::to_float(atoms::ld_shared(halves + (index ^ 1)))) : 1);
   }
-  void a_barrier_for_all() const {
+  HGEMM_DEVICE void a_barrier_for_all() const {
     if (!fault || index < 96) atoms::cta_barrier();
     put(0);
   }
-  void a_collective_for_all() const {
+  HGEMM_DEVICE void a_collective_for_all() const {
     float d[4] = {};
     uint32_t const a[4] = {}, b[2] = {};
     if (!fault || index % 32 < 16) atoms::mma<f16, 16>(d, a, b);
     put(atoms::float_bits(d[0]));
   }
-  void fragment(f16 const* corner) const {  // 16 rows of 24
+  HGEMM_DEVICE void fragment(f16 const* corner) const {  // 16 rows of 24
     atoms::st_shared(reinterpret_cast<Vec16B*>(shared.words) + index, Vec16B{7, 7, 7, 7});
     atoms::cta_barrier();
     uint32_t registers[8];
     atoms::wmma_load<f16, true, true>(corner, 24, registers);
     put(registers[0] + registers[3]);
   }
-  void fragments_of_a_warp() const { fragment(reinterpret_cast<f16 const*>(shared.words) + (fault ? index % 2 * 16 : 0)); }
-  void fragments_aligned() const { fragment(reinterpret_cast<f16 const*>(shared.words) + (fault ? 8 : 16)); }
-  void named_barriers() const {
+  HGEMM_DEVICE void fragments_of_a_warp() const { fragment(reinterpret_cast<f16 const*>(shared.words) + (fault ? index % 2 * 16 : 0)); }
+  HGEMM_DEVICE void fragments_aligned() const { fragment(reinterpret_cast<f16 const*>(shared.words) + (fault ? 8 : 16)); }
+  HGEMM_DEVICE void named_barriers() const {
     if (index < 64) {
       atoms::st_shared(&shared.words[index], 7u);
-      atoms::named_barrier_arrive(3, 128);
+      asm volatile("barrier.cta.arrive 3, 128;" ::: "memory");
       put(7);
     } else {
       atoms::named_barrier(3, fault ? 96 : 128);
       put(atoms::ld_shared(&shared.words[index - 64]));
     }
   }
-  void fences_between_ctas() const {  // CTAs add up what each of them leaves in memory; the last one sees all of it
+  HGEMM_DEVICE void fences_between_ctas() const {  // CTAs add up what each of them leaves in memory; the last one sees all of it
     atoms::st_global(p.scratch + 1 + atoms::cta_x() * 128 + index, 1u);
     if (!fault) atoms::global_fence();
     atoms::cta_barrier();
@@ -106,45 +106,48 @@ struct Thread {
     }
     put(sum);
   }
-  void launches_awaited() const {
+  HGEMM_DEVICE void launches_awaited() const {
     atoms::launch_dependent_grids();
     if (!fault && index < 32) atoms::wait_on_dependent_grids();
     atoms::cta_barrier();
     put(0);
   }
-  void endless() const {
-    while (fault && atoms::ld_global(p.in) != 1) {
-    }
+  HGEMM_DEVICE void endless() const {
+    uint32_t seen = 1;
+    do {
+      if (fault) asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(seen) : "l"(p.in));
+    } while (seen != 1);
     put(0);
   }
 
   // ---- Memory -----------------------------------------------------------------------------------------------------
 
-  void initialised() const {
+  HGEMM_DEVICE void initialised() const {
     if (!fault || index != 5) atoms::st_shared(&shared.words[index], 1u);
     put(atoms::ld_shared(&shared.words[index]));
   }
-  void inside_shared() const {
+  HGEMM_DEVICE void inside_shared() const {
     atoms::st_shared(fault ? reinterpret_cast<uint32_t*>(&shared + 1) + index : shared.words + index, 1u);
     put(0);
   }
-  void inside_global() const { put(atoms::ld_global(p.in + index + (fault ? 129 : 0))); }
-  void allowed() const {
+  HGEMM_DEVICE void inside_global() const { put(atoms::ld_global(p.in + index + (fault ? 129 : 0))); }
+  HGEMM_DEVICE void allowed() const {
     if (fault) atoms::st_global(const_cast<uint32_t*>(p.in) + index, 1u);
     put(0);
   }
-  void aligned() const {
+  HGEMM_DEVICE void aligned() const {
     auto const* const from = reinterpret_cast<Vec8B const*>(p.in + index / 2 * 2 + (fault ? 1 : 0));
-    put(atoms::ld_global(from).x);
+    Vec8B const both = atoms::ld_global(from);
+    put(both.x + both.y);
   }
-  void once() const {
+  HGEMM_DEVICE void once() const {
     put(0);
     if (fault && index == 3) put(0);
   }
-  void always() const {
+  HGEMM_DEVICE void always() const {
     if (!fault || index != 3) put(0);
   }
-  void set() const {  // the stack of a thread begins as poison
+  HGEMM_DEVICE void set() const {  // the stack of a thread begins as poison
     float volatile sums[4];
     if (!fault) sums[2] = 0.f;
     put(atoms::float_bits(sums[2] + 1.f));
@@ -152,7 +155,7 @@ struct Thread {
 
   // ---- Asynchronous copies ----------------------------------------------------------------------------------------
 
-  void copies_awaited() const {
+  HGEMM_DEVICE void copies_awaited() const {
     atoms::cp_async<4>(&shared.words[index], p.in + index, true);
     atoms::cp_async_commit();
     atoms::cp_async<4>(&shared.words[128 + index], p.in + index, true);
@@ -163,7 +166,7 @@ struct Thread {
     put(atoms::ld_shared(&shared.words[255 - index]));
     if (fault) atoms::cp_async_wait<0>();
   }
-  void copies_finished() const {
+  HGEMM_DEVICE void copies_finished() const {
     atoms::cp_async<16>(&shared.words[index * 4], p.in + index % 64 * 4, true);
     if (!fault) atoms::cp_async_wait<0>();
     put(0);
@@ -171,7 +174,7 @@ struct Thread {
 
   // ---- Barriers in shared memory, and boxes -----------------------------------------------------------------------
 
-  void begin(int arrivals, bool fenced = true, bool waits = true) const {
+  HGEMM_DEVICE void begin(int arrivals, bool fenced = true, bool waits = true) const {
     if (index == 0) {
       atoms::mbarrier_init(&shared.full, arrivals);
       atoms::mbarrier_init(&shared.empty, 128);
@@ -179,12 +182,12 @@ struct Thread {
     }
     if (waits) atoms::cta_barrier();
   }
-  void load(int stage, uint32_t bytes = 4096) const {
+  HGEMM_DEVICE void load(int stage, uint32_t bytes = 4096) const {
     if (index != 0) return;
     atoms::mbarrier_arrive_expect_tx(&shared.full, bytes);
     atoms::tma_load(shared.box[stage], map, &shared.full, 0, 0, 0);
   }
-  void copies_arrived() const {
+  HGEMM_DEVICE void copies_arrived() const {
     begin(128);
     atoms::cp_async<4>(&shared.words[index], p.in + index, true);
     if (fault) atoms::mbarrier_arrive(&shared.full);
@@ -193,7 +196,7 @@ struct Thread {
     put(atoms::ld_shared(&shared.words[(index + 64) % 128]));
     atoms::cp_async_wait<0>();
   }
-  void stores_of_copies_fenced() const {  // 1024 words to a box, by one thread's TMA store
+  HGEMM_DEVICE void stores_of_copies_fenced() const {  // 1024 words to a box, by one thread's TMA store
     begin(128);
     auto* const words = reinterpret_cast<uint32_t*>(shared.box[0]);
     for (int i = index; i < 1024; i += 128) atoms::cp_async<4>(words + i, p.in + i % 64, true);
@@ -208,35 +211,35 @@ struct Thread {
     }
     if (!fault) atoms::cp_async_wait<0>();
   }
-  void put_box(int stage) const { put(atoms::ld_shared(reinterpret_cast<uint32_t*>(shared.box[stage]) + index)); }
+  HGEMM_DEVICE void put_box(int stage) const { put(atoms::ld_shared(reinterpret_cast<uint32_t*>(shared.box[stage]) + index)); }
 
-  void boxes_awaited() const {
+  HGEMM_DEVICE void boxes_awaited() const {
     begin(1);
     load(0);
     if (!fault) atoms::mbarrier_wait(&shared.full, 0);
     put_box(0);
   }
-  void bytes_expected(uint32_t bytes) const {
+  HGEMM_DEVICE void bytes_expected(uint32_t bytes) const {
     begin(1);
     load(0, fault ? bytes : 4096);
     atoms::mbarrier_wait(&shared.full, 0);
     put_box(0);
   }
-  void too_many_expected() const { bytes_expected(4100); }
-  void too_few_expected() const { bytes_expected(4000); }
-  void barriers_fenced() const {
+  HGEMM_DEVICE void too_many_expected() const { bytes_expected(4100); }
+  HGEMM_DEVICE void too_few_expected() const { bytes_expected(4000); }
+  HGEMM_DEVICE void barriers_fenced() const {
     begin(1, !fault);
     load(0);
     atoms::mbarrier_wait(&shared.full, 0);
     put_box(0);
   }
-  void barriers_begun() const {
+  HGEMM_DEVICE void barriers_begun() const {
     begin(1, true, !fault);
     if (index >= 96) atoms::mbarrier_wait(&shared.full, 1);
     if (fault) atoms::cta_barrier();
     put(0);
   }
-  void arrivals_counted() const {
+  HGEMM_DEVICE void arrivals_counted() const {
     begin(1);
     if (index == 0) {
       atoms::mbarrier_arrive_expect_tx(&shared.full, 4096);
@@ -246,13 +249,13 @@ struct Thread {
     atoms::mbarrier_wait(&shared.full, 0);
     put_box(0);
   }
-  void missing_arrival() const {
+  HGEMM_DEVICE void missing_arrival() const {
     begin(fault ? 129 : 128);
     atoms::mbarrier_arrive(&shared.full);
     atoms::mbarrier_wait(&shared.full, 0);
     put(0);
   }
-  void reuse_box(bool awaited, bool fenced) const {  // the second box goes where the first one was, once all have read that
+  HGEMM_DEVICE void reuse_box(bool awaited, bool fenced) const {  // the second box goes where the first one was, once all have read that
     begin(1);
     load(0);
     atoms::mbarrier_wait(&shared.full, 0);
@@ -264,9 +267,9 @@ struct Thread {
     atoms::mbarrier_wait(&shared.full, 1);
     put(seen);
   }
-  void boxes_reused() const { reuse_box(!fault, true); }
-  void reads_fenced() const { reuse_box(true, !fault); }
-  void boxes_aligned() const {
+  HGEMM_DEVICE void boxes_reused() const { reuse_box(!fault, true); }
+  HGEMM_DEVICE void reads_fenced() const { reuse_box(true, !fault); }
+  HGEMM_DEVICE void boxes_aligned() const {
     begin(1);
     if (index == 0) {
       atoms::mbarrier_arrive_expect_tx(&shared.full, 4096);
@@ -276,11 +279,11 @@ struct Thread {
     put(0);
   }
 
-  void stage(uint32_t value) const {
+  HGEMM_DEVICE void stage(uint32_t value) const {
     auto* const words = reinterpret_cast<uint32_t*>(shared.box[0]);
     for (int i = index; i < 1024; i += 128) atoms::st_shared(words + i, value + uint32_t(i));
   }
-  void stores_fenced() const {  // 1024 words by one box
+  HGEMM_DEVICE void stores_fenced() const {  // 1024 words by one box
     stage(0);
     if (!fault) atoms::fence_proxy_async();
     atoms::cta_barrier();
@@ -290,7 +293,7 @@ struct Thread {
       atoms::tma_store_wait_read<0>();
     }
   }
-  void stores_awaited() const {
+  HGEMM_DEVICE void stores_awaited() const {
     stage(0);
     atoms::fence_proxy_async();
     atoms::cta_barrier();
@@ -303,7 +306,7 @@ struct Thread {
     stage(7);
     if (index == 0) atoms::tma_store_wait_read<0>();
   }
-  void stores_within_rows() const {  // rows of 15 words, whose sixteenth a box would write, too
+  HGEMM_DEVICE void stores_within_rows() const {  // rows of 15 words, whose sixteenth a box would write, too
     stage(0);
     atoms::fence_proxy_async();
     atoms::cta_barrier();
@@ -320,28 +323,28 @@ struct Thread {
 
   // ---- Products of a warpgroup ------------------------------------------------------------------------------------
 
-  uint64_t descriptor(void const* at) const {  // pieces of 8 rows follow each other along k, then along m or n
+  HGEMM_DEVICE uint64_t descriptor(void const* at) const {  // pieces of 8 rows follow each other along k, then along m or n
     return uint64_t(atoms::shared_address(at) >> 4) | uint64_t(128 / 16) << 16 | uint64_t(256 / 16) << 32;
   }
-  void operands() const {
+  HGEMM_DEVICE void operands() const {
     auto* const words = reinterpret_cast<uint32_t*>(shared.more);
     for (int i = index; i < 1024; i += 128) atoms::st_shared(words + i, 0x3c003c00u);  // ones
     atoms::fence_proxy_async();
     atoms::cta_barrier();
   }
-  void multiply(float (&sums)[32], bool fenced = true) const {
+  HGEMM_DEVICE void multiply(float (&sums)[32], bool fenced = true) const {
     if (fenced) atoms::wgmma_fence();
     atoms::wgmma<Product>(sums, descriptor(shared.more), descriptor(shared.more + 2048), false);
     atoms::wgmma_commit();
   }
-  void products_fenced() const {
+  HGEMM_DEVICE void products_fenced() const {
     float sums[32];
     operands();
     multiply(sums, !fault);
     atoms::wgmma_wait<0>();
     put(uint32_t(sums[0]));
   }
-  void products_awaited() const {
+  HGEMM_DEVICE void products_awaited() const {
     float sums[32];
     operands();
     multiply(sums);
@@ -349,7 +352,7 @@ struct Thread {
     put(atoms::float_bits(sums[0]));
     if (fault) atoms::wgmma_wait<0>();
   }
-  void operands_kept() const {
+  HGEMM_DEVICE void operands_kept() const {
     float sums[32];
     operands();
     multiply(sums);
@@ -359,7 +362,7 @@ struct Thread {
     if (fault) atoms::wgmma_wait<0>();
     put(uint32_t(sums[0]));
   }
-  void registers_handed_over() const {  // three warpgroups, which begin with 168 a thread
+  HGEMM_DEVICE void registers_handed_over() const {  // three warpgroups, which begin with 168 a thread
     if (index < 128) {
       if (!fault) atoms::setmaxnreg_dec<40>();
       if (fault) atoms::setmaxnreg_dec<120>();
@@ -371,7 +374,7 @@ struct Thread {
 
   // ---- Clusters ---------------------------------------------------------------------------------------------------
 
-  void cluster_waits() const {  // each CTA loads a box for both
+  HGEMM_DEVICE void cluster_waits() const {  // each CTA loads a box for both
     begin(1);
     atoms::cluster_arrive();
     atoms::cluster_wait();
@@ -384,7 +387,7 @@ struct Thread {
     if (!fault || index > 0) atoms::cluster_arrive();
     if (!fault || index > 0) atoms::cluster_wait();
   }
-  void cluster_reads() const {  // each CTA reads what the other one wrote, which stays until it has
+  HGEMM_DEVICE void cluster_reads() const {  // each CTA reads what the other one wrote, which stays until it has
     atoms::st_shared(&shared.words[index], uint32_t(index));
     atoms::cluster_arrive();
     atoms::cluster_wait();
@@ -395,7 +398,7 @@ struct Thread {
     atoms::st_shared(&shared.words[index], seen);
     put(seen);
   }
-  void cluster_outlives() const {
+  HGEMM_DEVICE void cluster_outlives() const {
     begin(128);
     atoms::cluster_arrive();
     atoms::cluster_wait();

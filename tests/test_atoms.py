@@ -24,7 +24,7 @@ from atom_probes import (
     Probe,
     probes,
 )
-from atom_runs import VECTORS, compiled, kept, map_base, run_on_device, run_on_executor
+from atom_runs import VECTORS, compiled, kept, map_base, run_on_device, run_on_executor, translatable
 
 from generator.proof.executor import Adversary, Executable, HostToolchain
 
@@ -44,7 +44,7 @@ def executed(hasty_workshop: HostToolchain):
     def execute(probe: Probe, adversary: Adversary = LATE) -> np.ndarray:
         text = probe.text()
         if text not in executables:
-            executables[text] = Executable(hasty_workshop.executable(SYMBOL, text))
+            executables[text] = Executable(hasty_workshop.executable(SYMBOL, translatable(text)))
         words, findings = run_on_executor(executables[text], probe, adversary)
         assert not findings, [str(finding) for finding in findings]
         return words
@@ -207,7 +207,9 @@ def test_halves_are_rounded_as_numpy_rounds_them(executed) -> None:
 
 @pytest.mark.parametrize("probe", FAULTS, ids=lambda probe: probe.name.replace(" ", "-"))
 def test_boxes_that_fault_are_found(hasty_workshop: HostToolchain, probe: Probe) -> None:
-    _, findings = run_on_executor(Executable(hasty_workshop.executable(SYMBOL, probe.text())), probe, LATE)
+    _, findings = run_on_executor(
+        Executable(hasty_workshop.executable(SYMBOL, translatable(probe.text()))), probe, LATE
+    )
     assert any(finding.kind == "tma" and "multiple of 16" in str(finding) for finding in findings)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pycute
 import pytest
+from conftest import subject_of
 
 from generator.arch import ARCHS
 from generator.build.compile import compile_kernel, every_atom
@@ -21,7 +22,7 @@ from generator.families.tensor_maps import OperandBoxes
 from generator.layouts import OperandTile
 from generator.planner import plan_of, resolve, violations
 from generator.proof.executor import HostToolchain
-from generator.proof.proving import Subject, prove
+from generator.proof.proving import prove
 from generator.spec import DTYPE_BYTES, Spec, parse_field
 from generator.sweep import sweep
 
@@ -210,10 +211,7 @@ def test_it_compiles_to_what_is_planned() -> None:
 def test_it_is_proved_on_the_cpu(texts: dict, host_toolchain: HostToolchain) -> None:
     plan = plan_in_cute(tile="32x32x32", layout="nt", schedule="persistent", bias="column", **texts)
     kernel = emit(plan, TEMPLATES)
-    record = {"symbol": kernel.symbol, "arch": plan.spec.arch, "spec": plan.spec.to_dict()}
-    record |= {"launch": plan.launch(), "traits": plan.traits()}
-    subject = Subject(kernel.symbol, kernel.source, record, plan.mma_per_k_tile)
-    proved = prove(subject, host_toolchain)
+    proved = prove(subject_of(kernel), host_toolchain)
     assert [check.reason for check in proved.checks if not check.passed] == []
     assert (proved.proof["races"], proved.proof["read_conflicts_per_k_tile"]) == (0, 0)
 
@@ -321,9 +319,6 @@ def test_it_compiles_to_what_is_planned_on_wgmma() -> None:
 def test_it_is_proved_on_the_cpu_on_wgmma(host_toolchain: HostToolchain) -> None:
     plan = plan_on_wgmma(tile="64x32x64", layout="nt", cluster="2x1", bias="column", stages="3")
     kernel = emit(plan, TEMPLATES)
-    record = {"symbol": kernel.symbol, "arch": plan.spec.arch, "spec": plan.spec.to_dict()}
-    record |= {"launch": plan.launch(), "traits": plan.traits()}
-    subject = Subject(kernel.symbol, kernel.source, record, plan.mma_per_k_tile)
-    proved = prove(subject, host_toolchain)
+    proved = prove(subject_of(kernel), host_toolchain)
     assert [check.reason for check in proved.checks if not check.passed] == []
     assert (proved.proof["races"], proved.proof["epilogue_conflicts"]) == (0, 0)

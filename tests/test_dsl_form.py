@@ -25,7 +25,6 @@ from exports import need_compiler
 from fake_bench import BenchDriver, FakeCublasLt
 from fake_bench import build as build_library
 from fake_driver import FakeDriver
-from ptx_machine import PtxKernel
 from records import make_record
 
 import hgemm.bench.operands
@@ -46,8 +45,9 @@ from generator.families.base import Plan
 from generator.families.mma_sync import form_rules
 from generator.families.mma_sync.form_rules import DSL_ACTIVATIONS, DSL_ARCHS
 from generator.planner import plan_of, resolve, violations
-from generator.proof import jobs as emulate
-from generator.proof.machine import HostMemory
+from generator.proof.executor import Executable, HostToolchain
+from generator.proof.machine import EmulatedKernel
+from generator.proof.proving import check_case
 from generator.store.library import Library
 from generator.sweep import sweep
 from hgemm.bench import baselines
@@ -58,7 +58,6 @@ from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import PROBLEM_BYTES, Problem
 from hgemm.record import Record
 from hgemm.tune.__main__ import command as tune_here
-from hgemm.verify import CheckOptions, verify
 
 TEMPLATES = templates_folder()
 GOLDEN = ROOT / "tests" / "data" / "hgemm_dsl.py"
@@ -70,7 +69,6 @@ SPECS = [
     {"layout": "nt", "tile": "128x64x32", "smem": "pad:8", "acc": "f16"},
     {"layout": "tn", "tile": "64x64x64", "smem": "none"},
 ]
-ONE_KIND = CheckOptions(data=("normal",))
 SYMBOL = "hgemm_module"
 needs_dsl = pytest.mark.skipif(
     not importlib.util.find_spec("nvidia_cutlass_dsl"), reason="nvidia-cutlass-dsl is not installed"
@@ -345,14 +343,14 @@ def test_modules_compile_to_what_is_planned_and_take_a_problem(products: dict[st
         assert record["sass"]["HMMA"] == record["proof"]["mma_per_k_tile"] and record["resources"]["spill_bytes"] == 0
         assert {*product.files} == {"kernel.py", "kernel.cubin", "kernel.ptx"} and record["inputs"] == {}
         assert {"cutlass_dsl", "nvjitlink"} <= {*record["toolchain"]} and "nvrtc" not in record["toolchain"]
-        assert "on a device" in record["proof"]["unproved"]
 
 
 @pytest.mark.slow
 @needs_dsl
 @pytest.mark.parametrize("name", BUILT)
-def test_the_ptx_computes_ragged_products_and_touches_nothing_else(products: dict[str, Product], name: str) -> None:
-    """On a machine for PTX, with copies at once and as late as they may be, and warps in either order."""
+def test_the_ptx_computes_ragged_products_and_touches_nothing_else(
+    products: dict[str, Product], name: str, host_toolchain: HostToolchain
+) -> None:
     traits, ptx = LaunchTraits.of(products[name].record), products[name].files["kernel.ptx"].decode()
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     beta = 0.25 if traits.beta else 0.0
@@ -362,8 +360,8 @@ def test_the_ptx_computes_ragged_products_and_touches_nothing_else(products: dic
         Case(Shape(17, 1, k), 1.0, 1.0 if traits.beta else 0.0),
         Case(Shape(1, n + 8, 0), 1.0, beta),
     ]
-    kernel = PtxKernel(traits, ptx)
-    checks = [verify(kernel, case, HostMemory(), ONE_KIND) for case in cases]
+    kernel = EmulatedKernel(traits, Executable(host_toolchain.executable(products[name].symbol, ptx)), ())
+    checks = [check_case(kernel, case, seed=0) for case in cases]
     assert [check.reason for check in checks if not check.passed] == []
 
 
@@ -378,8 +376,7 @@ def test_the_ptx_computes_ragged_products_and_touches_nothing_else(products: dic
         ("cute.arch.sync_threads()  # the next slab", "# the next slab"),
     ],
 )
-def test_the_machine_for_ptx_finds_what_is_wrong(right: str, wrong: str) -> None:
-    """Faults seeded into a module are found, so what it passes means something."""
+def test_a_fault_of_a_module_is_found(right: str, wrong: str, hasty_workshop: HostToolchain) -> None:
     plan = plan_in_dsl(**BUILT["whole"])
     kernel = emit(plan, TEMPLATES)
     assert right in kernel.source
@@ -388,10 +385,8 @@ def test_the_machine_for_ptx_finds_what_is_wrong(right: str, wrong: str) -> None
     traits = LaunchTraits.of({**record, "launch": plan.launch(), "traits": plan.traits()})
     m, n, k = traits.tile_m, traits.tile_n, traits.tile_k
     shapes = [Shape(m + 1, n + 7, 4 * k + 5), Shape(m - 1, n - 1, k + 3)]
-    machine = PtxKernel(traits, ptx)
-    with pytest.raises(AssertionError):
-        for shape in shapes:
-            assert verify(machine, Case(shape, 1.0, 0.5), HostMemory(), ONE_KIND).passed
+    faulty = EmulatedKernel(traits, Executable(hasty_workshop.executable(kernel.symbol, ptx)), ())
+    assert not all(check_case(faulty, Case(shape, 1.0, 0.5), seed=0).passed for shape in shapes)
 
 
 @needs_dsl
@@ -491,7 +486,7 @@ def call(library: Library, *words: str) -> Result:
     [
         (["list", "--json"], 0, f'"symbol": "{SYMBOL}"'),
         (["show", SYMBOL, "--source"], 0, "open("),
-        (["verify", "--emulate"], 1, f"skip  {SYMBOL}  {emulate.NOT_IN_CPP}"),
+        (["verify", "--emulate"], 1, "its kernel.py is not what this version writes"),
         (["reindex"], 0, "1 variant indexed"),
         (["gc", "--dry-run"], 0, "0 would be removed"),
         (["report", "--to", "report.html"], 0, "report.html"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shlex
 import shutil
 import struct
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from atom_runs import translatable
 from conftest import ROOT
 
 from generator.build.toolchain import templates_folder
@@ -95,7 +95,7 @@ EXPECTED = {
     "stores_awaited": {"race"},
     "stores_within_rows": {"bounds"},
     "products_fenced": {"wgmma"},
-    "products_awaited": {"poison"},
+    "products_awaited": {"poison", "wgmma"},
     "operands_kept": {"race"},
     "registers_handed_over": {"deadlock"},
     "cluster_waits": {"divergence", "race", "uninitialised", "poison"},
@@ -163,7 +163,8 @@ def run(executable: Executable, rule: str, fault: bool, adversary: Adversary, me
 
 @pytest.fixture(scope="session")
 def rules(host_toolchain: HostToolchain) -> Executable:
-    return Executable(host_toolchain.executable("executor_rules", SOURCE))
+    ptx = translatable(SOURCE, "executor_rules")
+    return Executable(host_toolchain.executable("executor_rules", ptx), ptx)
 
 
 def test_every_rule_has_its_kernels() -> None:
@@ -197,8 +198,8 @@ def test_a_race_names_both_sides(rules: Executable) -> None:
         r"CTA \(0,0,0\) thread \d+ reads shared memory at byte \d+ without synchronization after the write by thread"
     )
     assert re.match(expected, message.replace("writes", "reads").replace("the read", "the write"))
-    line = int(message.rpartition(":")[2])
-    assert "st_shared" in SOURCE.splitlines()[line - 1] or "ld_shared" in SOURCE.splitlines()[line - 1]
+    line = int(re.search(r"kernel\.ptx:(\d+)", message)[1])
+    assert re.search(r"(st|ld)\.shared", translatable(SOURCE, "executor_rules").splitlines()[line - 1])
 
 
 def test_a_deadlock_says_who_waits_for_what(rules: Executable) -> None:
@@ -282,21 +283,6 @@ def test_instructions_are_counted(rules: Executable) -> None:
 
 # ---- Other ways to build it -----------------------------------------------------------------------------------------
 
-EXAMPLE = ROOT / "templates" / "executor" / "example.cpp"
-
-
-@pytest.mark.slow
-def test_the_example_in_the_text_of_the_example_works(host_toolchain: HostToolchain, tmp_path: Path) -> None:
-    """As its first lines say, with stacks that take turns through the C library, as on hosts without an own switch."""
-    lines = [line[2:].strip() for line in EXAMPLE.read_text().splitlines()[2:5]]
-    command, _, program = " ".join(lines).partition(" && ")
-    words = [*host_toolchain.compiler.command, "-DHGEMM_FIBER_UCONTEXT", *shlex.split(command)[1:], "-O0"]
-    words[words.index("example")] = str(tmp_path / "example")
-    subprocess.run(words, cwd=ROOT, check=True)
-    done = subprocess.run([tmp_path / Path(program).name], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith('{"findings": []') and "\n0 of 19650" in done.stdout
-
-
 SANITIZED = """
 import sys
 from pathlib import Path
@@ -320,7 +306,8 @@ def test_sanitizers_find_nothing_in_the_executor(host_toolchain: HostToolchain) 
     ).stdout.strip()
     if not Path(library).is_file():
         pytest.skip(f"{host_toolchain.compiler.command[0]} has no address sanitizer that can be preloaded")
-    built = replace(host_toolchain, flags=flags).executable("executor_rules", SOURCE)
+    ptx = translatable(SOURCE, "executor_rules")
+    built = replace(host_toolchain, flags=flags).executable("executor_rules", ptx)
     environment = {
         **os.environ,
         "LD_PRELOAD": library,
@@ -359,6 +346,17 @@ def fake(tmp_path: Path) -> Path:
 
 def host_toolchain(fake: Path, templates: Path = TEMPLATES, **others) -> HostToolchain:
     return HostToolchain(find_compiler(str(fake)), templates, fake.parent / "cache", **others)
+
+
+def ptx_of(number: int) -> str:
+    """Return the PTX of a kernel that sets a register."""
+    return (
+        ".version 9.0\n.target sm_80\n.visible .entry hgemm_x()\n{\n.reg .b32 %r1;\n"
+        f"mov.u32 %r1, {number};\nret;\n}}\n"
+    )
+
+
+TEXT, OTHER = ptx_of(1), ptx_of(2)
 
 
 def calls(fake: Path) -> list[str]:
@@ -408,29 +406,29 @@ def test_a_compiler_that_makes_nothing_to_load_is_told_in_one_line(host_compiler
 
 
 def test_nothing_is_compiled_twice(fake: Path) -> None:
-    first = host_toolchain(fake).executable("hgemm_x", "text")
-    assert first == host_toolchain(fake).executable("hgemm_x", "text") and first.read_text().startswith("object\n")
+    first = host_toolchain(fake).executable("hgemm_x", TEXT)
+    assert first == host_toolchain(fake).executable("hgemm_x", TEXT) and first.read_text().startswith("object\n")
     assert len(calls(fake)) == 2  # the executor, and the variant
-    assert host_toolchain(fake).executable("hgemm_x", "other text") != first and len(calls(fake)) == 3
-    assert host_toolchain(fake, flags=("-fsanitize=address",)).executable("hgemm_x", "text") != first
+    assert host_toolchain(fake).executable("hgemm_x", OTHER) != first and len(calls(fake)) == 3
+    assert host_toolchain(fake, flags=("-fsanitize=address",)).executable("hgemm_x", TEXT) != first
     assert len(calls(fake)) == 5
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".tmp")]
 
 
 def test_a_variant_is_built_as_the_interface_says(fake: Path) -> None:
-    host_toolchain(fake).executable("hgemm_x", "text")
+    host_toolchain(fake).executable("hgemm_x", TEXT)
     executor, variant = calls(fake)
     assert "-c" in executor.split() and "executor/executor.cpp" in executor
-    for option in ("-std=c++17", "-fPIC", "-shared", "-DHGEMM_HOST", "-DHGEMM_VARIANT=hgemm_x", f"-I {TEMPLATES}"):
+    for option in ("-std=c++17", "-fPIC", "-shared", "-fwrapv", f"-I {TEMPLATES}"):
         assert option in variant, option
 
 
 def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def variants() -> int:
-        return sum("-DHGEMM_VARIANT=hgemm_x" in call for call in calls(fake))
+        return sum("x c++" in call for call in calls(fake))
 
-    subject = proving.Subject("hgemm_x", "text", {}, 0)
-    path = host_toolchain(fake).executable("hgemm_x", "text")
+    subject = proving.Subject("hgemm_x", TEXT, {}, 0)
+    path = host_toolchain(fake).executable("hgemm_x", TEXT)
     with pytest.raises(ProofError, match=r"the output of .*fake\+\+ .* cannot be loaded \(.*: set CXX to another"):
         proving.load(subject, host_toolchain(fake))
     assert variants() == 2 and path.read_text().startswith("object\n")
@@ -448,28 +446,27 @@ def test_what_the_cache_has_and_does_not_load_is_built_again_once(fake: Path, mo
 def test_a_changed_header_builds_what_can_include_it_anew(fake: Path, tmp_path: Path) -> None:
     templates = tmp_path / "templates"
     shutil.copytree(TEMPLATES, templates)
-    source = "#include <mma_sync/kernel.cuh>\n"
-    before = host_toolchain(fake, templates).executable("hgemm_x", source)
+    before = host_toolchain(fake, templates).executable("hgemm_x", TEXT)
     (templates / "common" / "unrelated.cuh").write_text("// nobody includes this\n")
-    assert host_toolchain(fake, templates).executable("hgemm_x", source) == before
-    header = templates / "common" / "warp_epilogue.cuh"
+    assert host_toolchain(fake, templates).executable("hgemm_x", TEXT) == before
+    header = templates / "executor" / "ptx.hpp"
     header.write_text(header.read_text() + "\n// changed\n")
-    assert host_toolchain(fake, templates).executable("hgemm_x", source) != before
-    assert len(calls(fake)) == 3  # not the executor
+    assert host_toolchain(fake, templates).executable("hgemm_x", TEXT) != before
+    assert len(calls(fake)) == 4  # the executor, too
 
 
 def test_the_place_of_the_templates_is_not_part_of_a_name(fake: Path, tmp_path: Path) -> None:
     shutil.copytree(TEMPLATES, tmp_path / "elsewhere")
     here, there = (
-        host_toolchain(fake, place).executable("hgemm_x", "text") for place in (TEMPLATES, tmp_path / "elsewhere")
+        host_toolchain(fake, place).executable("hgemm_x", TEXT) for place in (TEMPLATES, tmp_path / "elsewhere")
     )
     assert here == there
 
 
 def test_includes_are_followed() -> None:
     found = includes_of(b"#include <mma_sync/kernel.cuh>\n#include <vector>\n", TEMPLATES)
-    assert {"mma_sync/kernel.cuh", "mma_sync/operand.cuh", "common/atoms_host.hpp"} <= {*found}
-    assert "executor/abi.h" in includes_of_file("executor/variant.cpp", TEMPLATES)
+    assert {"mma_sync/kernel.cuh", "mma_sync/operand.cuh", "common/atoms.cuh"} <= {*found}
+    assert "executor/abi.h" in includes_of_file("executor/ptx.hpp", TEMPLATES)
 
 
 def test_a_compilers_complaint_is_kept(tmp_path: Path, fake: Path) -> None:
@@ -477,17 +474,8 @@ def test_a_compilers_complaint_is_kept(tmp_path: Path, fake: Path) -> None:
     broken.write_text(FAKE.split('echo "$@"')[0] + "echo 'kernel.cu:3: error: what' >&2; exit 1\n")
     broken.chmod(0o755)
     with pytest.raises(BuildError, match="the executor does not compile: kernel.cu:3: error: what"):
-        host_toolchain(broken).executable("hgemm_x", "text")
+        host_toolchain(broken).executable("hgemm_x", TEXT)
     assert not any((fake.parent / "cache").iterdir())
-
-
-def test_a_text_that_is_no_cpp_is_refused_without_building_the_executor_again(fake: Path) -> None:
-    host_toolchain(fake).executable("hgemm_x", "text")
-    fake.write_text(FAKE.partition("while")[0] + "echo 'kernel.cu:3: error: what' >&2; exit 1\n")
-    with pytest.raises(BuildError, match="hgemm_x does not compile: kernel.cu:3: error: what"):
-        proving.load(proving.Subject("hgemm_x", "no text", {}, 0), host_toolchain(fake))
-    again = [("-fsyntax-only" in call, "executor.cpp" in call) for call in calls(fake)[2:]]
-    assert again == [(False, False), (True, False)]
 
 
 def test_the_structures_are_those_of_the_header(host_compiler: HostCompiler, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL, call
+from conftest import ROOT, SMALL, call, executable_of
 from exports import check_manifest, export_paper, fake_driver, loaded, need_compiler
 
 from generator import __version__
@@ -348,7 +348,7 @@ def test_d_is_what_is_left_and_nothing_is_read(options: dict[str, str], host_too
     (plan,) = sweep([options]).plans
     kernel = emit(plan, templates_folder())
     traits = LaunchTraits.of(planned(kernel))
-    executable = Executable(host_toolchain.executable(kernel.symbol, kernel.source))
+    executable = executable_of(kernel, host_toolchain)
     for adversary in adversaries_of(kernel.symbol, 0):
         d, guard = emulated(traits, executable, adversary)
         assert (d[:, :N] == 2 * np.arange(M * N).reshape(M, N) % 1024).all(), adversary

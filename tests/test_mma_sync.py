@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
+import struct
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import made
+from conftest import executable_of, made, subject_of
 from refusals import assert_refused_by_the_compiler
 
 from generator.build.compile import compile_kernel
 from generator.build.emit import emit
 from generator.build.inspect import Binary, Code, Listing, disassemble, inspect, read_cubin
-from generator.build.pipeline import Settings, planned
+from generator.build.pipeline import Settings
 from generator.build.toolchain import headers, templates_folder
 from generator.families import expectation_of
 from generator.families.base import Plan
@@ -28,8 +28,17 @@ from generator.families.mma_sync.plan import (
 from generator.layouts import OperandTile, conflict_free, read_conflicts
 from generator.planner import plan_of as wmma_plan_of
 from generator.planner import resolve, violations
-from generator.proof.executor import HostToolchain
-from generator.proof.proving import Subject, prove
+from generator.proof.executor import (
+    INITIALISED,
+    READABLE,
+    WRITABLE,
+    WRITE_ONCE,
+    Adversary,
+    HostToolchain,
+    Launch,
+    Region,
+)
+from generator.proof.proving import prove
 from generator.spec import Smem, parse_field
 from generator.sweep import sweep
 from hgemm.launch_traits import LaunchTraits
@@ -266,7 +275,7 @@ KINDS = (
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: "-".join(texts.values()))
 def test_staged_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**texts), TEMPLATES)
-    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), host_toolchain)
+    proved = prove(subject_of(kernel), host_toolchain)
     assert not [check.reason for check in proved.checks if not check.passed]
     assert proved.proof["races"] == 0 and proved.proof["barriers_per_k_tile"] == 3 - int(kernel.plan.spec.stages)
 
@@ -280,30 +289,42 @@ def test_a_matrix_that_is_shifted_may_begin_anywhere(
         Buffer, "__init__", lambda self, device, size, _, *guard: begin(self, device, size, offset_bytes, *guard)
     )
     kernel = emit(plan_of(**SMALL, copy="ldg_sts_unaligned", align="1", layout="tt"), TEMPLATES)
-    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), host_toolchain)
+    proved = prove(subject_of(kernel), host_toolchain)
     told = [check.reason for check in proved.checks if not check.passed]
     assert len(told) == (offset_bytes == 0) and all("bytes per k tile" in reason for reason in told)  # asked for once
 
 
 FIRST_ELEMENTS = """
-extern "C" __attribute__((visibility("default"))) void first_elements(hgemm::Vec16B const* piece, int count, hgemm::Vec16B* first) {
-  *first = hgemm::UnalignedCopy<Policy, Policy::A, Policy::tile_m>::first_elements(*piece, count);
+extern "C" __global__ void first_elements(hgemm::Vec16B const* piece, int const* counts, hgemm::Vec16B* first) {
+  first[threadIdx.x] =
+      hgemm::UnalignedCopy<Policy, Policy::A, Policy::tile_m>::first_elements(*piece, counts[threadIdx.x]);
 }
 """
 
 
 def test_of_a_piece_that_the_matrix_ends_in_the_first_elements_are_kept(host_toolchain: HostToolchain) -> None:
     """Of one that it does not end in all are, however much of k is left."""
-    kernel = emit(plan_of(**SMALL, copy="ldg_sts_unaligned", align="1"), TEMPLATES)
-    library = ctypes.CDLL(str(host_toolchain.executable(kernel.symbol, kernel.source + FIRST_ELEMENTS)))
-    memory = np.zeros(64, np.uint16)
+    ours = emit(plan_of(**SMALL, copy="ldg_sts_unaligned", align="1"), TEMPLATES)
+    kernel = replace(ours, symbol="first_elements", source=ours.source + FIRST_ELEMENTS)
+    counts = np.resize(np.array([-1, *range(10), 2**27, 2**28 + 1, 2**31 - 1], np.int32), 32)
+    memory = np.zeros(33 * 8 + 8, np.uint16)
     at = -memory.ctypes.data % 16 // 2
-    piece, first = memory[at : at + 8], memory[at + 8 : at + 16]
+    piece, first = memory[at : at + 8], memory[at + 8 : at + 264].reshape(32, 8)
     piece[:] = range(1, 9)
-    for count in (-1, *range(10), 2**27, 2**28 + 1, 2**31 - 1):
-        library.first_elements(ctypes.c_void_p(piece.ctypes.data), count, ctypes.c_void_p(first.ctypes.data))
-        kept = min(max(count, 0), 8)
-        assert [*first] == [*range(1, kept + 1)] + [0] * (8 - kept), count
+    regions = tuple(
+        Region(name, array.ctypes.data, 1, array.nbytes, array.nbytes, 1, 0, array.itemsize, flags)
+        for name, array, flags in (
+            ("piece", piece, READABLE | INITIALISED),
+            ("counts", counts, READABLE | INITIALISED),
+            ("first", first, WRITABLE | WRITE_ONCE),
+        )
+    )
+    parameters = tuple(struct.pack("<Q", region.base) for region in regions)
+    launch = Launch((1, 1, 1), (1, 1, 1), 32, 0, parameters, regions, 1, 10_000)
+    assert not executable_of(kernel, host_toolchain).run(launch, Adversary("late", "ahead_low", 1)).findings
+    for count, row in zip(counts, first, strict=True):
+        kept = min(max(int(count), 0), 8)
+        assert [*row] == [*range(1, kept + 1)] + [0] * (8 - kept), count
 
 
 # ==== WMMA fragments ==================================================================================================

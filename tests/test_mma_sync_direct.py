@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from conftest import subject_of
 
 from generator.arch import ARCHS
 from generator.build.emit import emit
-from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.families import family_of
 from generator.families.base import Plan
 from generator.planner import apply, broken_rules, violations
 from generator.proof.executor import HostToolchain
-from generator.proof.proving import Subject, prove
+from generator.proof.proving import prove
 from generator.sweep import sweep
 from generator.tuning import planned_record
 from hgemm.dispatch_table import clocks_of
@@ -94,6 +94,6 @@ KINDS = (
 @pytest.mark.parametrize("texts", KINDS, ids=lambda texts: texts["tile"])
 def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**texts), TEMPLATES)
-    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), host_toolchain)
+    proved = prove(subject_of(kernel), host_toolchain)
     assert not [check.reason for check in proved.checks if not check.passed]
     assert proved.proof["races"] == proved.proof["barriers_per_k_tile"] == 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from conftest import made
+from conftest import made, subject_of
 
 from generator.arch import ARCHS
 from generator.build.emit import emit
-from generator.build.pipeline import Settings, planned
+from generator.build.pipeline import Settings
 from generator.build.toolchain import templates_folder
 from generator.families import family_of
 from generator.families.base import Plan
 from generator.families.mma_sync_tma.rules import RULES
 from generator.planner import requested_family, violations
 from generator.proof.executor import HostToolchain
-from generator.proof.proving import Subject, prove
+from generator.proof.proving import prove
 from generator.spec import parse_field
 from generator.sweep import sweep
 from generator.tuning import planned_record
@@ -223,7 +223,7 @@ KINDS = (
 def test_kernels_are_proved_on_the_cpu(texts: dict[str, str], host_toolchain: HostToolchain) -> None:
     kernel = emit(plan_of(**{**SMALL, **texts}), TEMPLATES)
     assert not violations(kernel.plan)
-    proved = prove(Subject(kernel.symbol, kernel.source, planned(kernel), kernel.plan.mma_per_k_tile), host_toolchain)
+    proved = prove(subject_of(kernel), host_toolchain)
     assert not [check.reason for check in proved.checks if not check.passed]
     assert proved.proof["races"] == proved.proof["read_conflicts_per_k_tile"] == 0
     assert proved.proof["barriers_per_k_tile"] == 0

@@ -8,17 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import hgemm
 
 from benchmarks.ptx_faults import MISSED, faults_of, found_by, spread
-from generator.build.compile import ptx_with_lines
+from generator.build.compile import ptx_of
 from generator.build.emit import emit
 from generator.build.toolchain import headers, templates_folder
 from generator.errors import ProofError
 from generator.planner import plan_of
 from generator.proof import executor as abi
 from generator.proof.executor import Adversary, Executable, HostToolchain, Launch, Region
-from generator.proof.jobs import check_here, pack, request_of
+from generator.proof.jobs import check_here, request_of
 from generator.proof.proving import Subject, require_launch
 from generator.ptx.instructions import TABLE, row_of
 from generator.ptx.parser import Address, Instruction, Label, Number, Pair, PtxError, Register, Symbol, Vector, parse
@@ -211,7 +210,7 @@ def test_copies_of_accumulators_are_accumulators():
 def test_a_launch_that_the_ptx_does_not_allow_is_refused(small_library):
     symbol = next(iter(small_library.records())).symbol
     record = small_library.load(symbol).record.data
-    traits, subject = LaunchTraits.of(record), Subject(symbol, "", record, 0, REVERSE.replace("reverse", symbol))
+    traits, subject = LaunchTraits.of(record), Subject(symbol, REVERSE.replace("reverse", symbol), record, 0)
     require_launch(subject, replace(traits, threads=64))
     with pytest.raises(ProofError, match="launches 128 threads, and the PTX allows exactly 64"):
         require_launch(subject, replace(traits, threads=128))
@@ -221,7 +220,7 @@ def test_a_launch_that_the_ptx_does_not_allow_is_refused(small_library):
 
 
 def test_a_kernel_of_ptx_runs_and_its_race_is_found(host_toolchain: HostToolchain):
-    executable = Executable(host_toolchain.ptx_executable("reverse", REVERSE), REVERSE)
+    executable = Executable(host_toolchain.executable("reverse", REVERSE), REVERSE)
     for waits in (1, 0):
         out = np.zeros(64, np.uint32)
         region = Region("D", out.ctypes.data, 1, 256, 256, 1, 0, 4, abi.WRITABLE | abi.WRITE_ONCE)
@@ -294,7 +293,7 @@ $L_wait:
 
 
 def test_accumulators_of_wgmma_are_checked_register_by_register(host_toolchain: HostToolchain):
-    executable = Executable(host_toolchain.ptx_executable("accumulate", ACCUMULATORS), ACCUMULATORS)
+    executable = Executable(host_toolchain.executable("accumulate", ACCUMULATORS), ACCUMULATORS)
     expected = (
         "",
         "no wgmma fence",
@@ -313,22 +312,10 @@ def test_accumulators_of_wgmma_are_checked_register_by_register(host_toolchain: 
 
 
 @pytest.mark.slow
-def test_a_variant_is_proved_by_its_ptx(small_library, host_toolchain, monkeypatch, capsys):
-    monkeypatch.setenv(abi.CACHE_VARIABLE, str(host_toolchain.cache.parent))
-    symbol = next(iter(small_library.records())).symbol
-    before = small_library.load(symbol).record.data["proof"]
-    status, out, _ = hgemm(
-        capsys, "verify", "--emulate", "--of", "ptx", "--library", small_library.folder, "--shapes", "33x35x40", symbol
-    )
-    assert status == 0, out
-    assert small_library.load(symbol).record.data["proof"] == before
-
-
-@pytest.mark.slow
 def test_line_information_leaves_the_instructions_as_they_are(small_library):
     variant = small_library.load(next(iter(small_library.records())).symbol)
     kernel = emit(plan_of(Spec.from_dict(variant.record.data["spec"])), templates_folder())
-    annotated = ptx_with_lines(kernel, headers(kernel.entry_header, templates_folder())).decode()
+    annotated = ptx_of(kernel, headers(kernel.entry_header, templates_folder()), lines=True).decode()
     plain = variant.artefacts[PTX_NAME].decode()
     lines = source_lines(plain, annotated)
     waits = [one for one in parse(plain).kernel().body if getattr(one, "opcode", "") == "bar.sync"]
@@ -338,8 +325,7 @@ def test_line_information_leaves_the_instructions_as_they_are(small_library):
 @pytest.mark.slow
 def test_seeded_faults_of_ptx_are_found(small_library, host_toolchain):
     variant = small_library.load(next(iter(small_library.records())).symbol)
-    request = request_of(host_toolchain, "", variant.record.data)
     faults = [one for one in faults_of(variant.artefacts[PTX_NAME].decode()) if one.way in ("weaken", "swap", "drop")]
     for fault in spread(faults, 6):
-        outcome = check_here(replace(request, ptx=pack(fault.ptx.encode())))
+        outcome = check_here(request_of(host_toolchain, fault.ptx.encode(), variant.record.data))
         assert found_by(outcome) != MISSED, (fault.line, fault.instruction)

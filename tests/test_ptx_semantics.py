@@ -29,7 +29,7 @@ def executed(
         f"mad.wide.u32 %in, %tid, {words.shape[-1] * 4}, %in; mad.wide.u32 %out, %tid, {results * 4}, %out;\n"
         f"{body}\nret;\n}}\n".replace(";", ";\n")  # findings and costs belong to lines
     )
-    executable = Executable(made.ptx_executable("k", text), text)
+    executable = Executable(made.executable("k", text), text)
     out = np.full((threads, results), 0x5EADBEEF, np.uint32)
     regions = (
         Region("in", words.ctypes.data, 1, words.nbytes, words.nbytes, 1, 0, 4, READ),

@@ -220,13 +220,13 @@ def test_a_malformed_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: P
 def test_only_a_ladder_runs_a_baseline_kernel(host_toolchain: HostToolchain) -> None:
     (kernel,) = ladder_on(load_system("s4"), "sm_80").baseline_kernels
     assert kernel.symbol in kernel.source and kernel.planned()["spec"]["layout"] == "tt"
-    proved = check_here(request_of(host_toolchain, kernel.source, kernel.planned(), shapes="33x35x40"))
+    made = kernel.compile()
+    proved = check_here(request_of(host_toolchain, made.ptx, kernel.planned(), shapes="33x35x40"))
     assert proved.passed, proved.reason
     traits, spec = LaunchTraits.of(kernel.planned()), kernel.planned()["spec"]
-    executable = load(Subject(kernel.symbol, kernel.source, kernel.planned(), 0), host_toolchain)
+    executable = load(Subject(kernel.symbol, made.ptx.decode(), kernel.planned(), 0), host_toolchain)
     costs, _ = count(EmulatedKernel(traits, executable, ()), spec)
     assert costs.bytes_per_k_tile == 2 * 32 * 32 * 4 and not [*disagreements(costs, traits, spec, 0)]
-    made = kernel.compile()
     assert 0 < made.registers <= 64 and made.load().traits.threads == 1024 and b".entry baseline_tiled_f32" in made.ptx
     assert len(load_recipes("s4/*")) == len(load_system("s4").steps) - 1
     with pytest.raises(RequestError, match="s4/tiled is a hand-written baseline kernel"):

@@ -100,7 +100,7 @@ def check(tmp_path: Path, host_toolchain: HostToolchain) -> Callable[..., tuple[
                 "mirror",
                 str(tmp_path / "mirror.ptx"),
                 str(tmp_path / "mirror.toml"),
-                str(host_toolchain.ptx_executable("mirror", MIRROR)),
+                str(host_toolchain.executable("mirror", MIRROR)),
                 str(host_toolchain.runner()),
                 adversary.timing,
                 adversary.order,

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import executable_of
 
 from generator.build.emit import emit
 from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
-from generator.proof.executor import Adversary, Executable, HostToolchain
+from generator.proof.executor import Adversary, HostToolchain
 from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.proof.proving import LAUNCHES, adversaries_of, check_case
 from generator.sweep import sweep
@@ -53,9 +54,7 @@ WORKERS = (1, 2, 3, 5, 8)
 def kernel_of(options: dict[str, str], host_toolchain: HostToolchain) -> EmulatedKernel:
     (plan,) = sweep([options]).plans
     made = emit(plan, templates_folder())
-    return EmulatedKernel(
-        LaunchTraits.of(planned(made)), Executable(host_toolchain.executable(made.symbol, made.source)), ()
-    )
+    return EmulatedKernel(LaunchTraits.of(planned(made)), executable_of(made, host_toolchain), ())
 
 
 def shape_of(traits: LaunchTraits, tiles: int, k: int) -> Shape:

@@ -203,19 +203,24 @@ def compile_kernel(kernel: Kernel, headers: Headers) -> Compiled:
 
 
 @_signals_kept()
-def ptx_with_lines(kernel: Kernel, headers: Headers) -> bytes:
-    """Return the PTX of a C++ kernel with the source line of each instruction (.loc). The instructions are the same.
+def ptx_of(kernel: Kernel, headers: Headers, lines: bool = False) -> bytes:
+    """Return the PTX of a kernel, as `compile_kernel` does. `lines` adds the source line of each instruction (.loc).
 
-    Raises: BuildError with the log of the compiler; HgemmError for a CuTe DSL module, or if the wheel of a compiler is missing.
+    Raises: BuildError with the log of the compiler; HgemmError for the lines of a CuTe DSL module, or if the wheel of a
+        compiler is missing.
     """
     if _in_dsl(kernel):
-        raise HgemmError("CuTe DSL modules have no source lines in their PTX")
+        if lines:
+            raise HgemmError("CuTe DSL modules have no source lines in their PTX")
+        translate.begin()
+        return translate.ptx_of(kernel.symbol, kernel.source, kernel.plan.spec.arch).rstrip(b"\0")
     try:
         from cuda.bindings import nvjitlink, nvrtc  # takes 0.1 s and loads the compilers
     except ImportError as missing:
         raise HgemmError(f"wheel cuda-python is missing: {INSTALL}") from missing
-    lto_ir = _front_end(nvrtc, kernel, headers, ("-lineinfo",))
-    arguments = (*link_options(kernel), "-lineinfo")
+    further = ("-lineinfo",) if lines else ()
+    lto_ir = _front_end(nvrtc, kernel, headers, further)
+    arguments = (*link_options(kernel), *further)
     ptx, _ = _link(nvjitlink, kernel, arguments, nvjitlink.InputType.LTOIR, lto_ir, "ptx")
     return ptx.rstrip(b"\0")
 

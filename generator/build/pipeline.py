@@ -28,7 +28,6 @@ from hgemm.library import MissingVariantError, read_variant
 from hgemm.record import CUBIN_NAME, PTX_NAME, SCHEMA, SOURCE_NAME, Record
 
 _LOCAL_MEMORY = ("LDL", "STL")
-_NOT_PROVABLE = "the executor does not run CuTe DSL modules: verify it on a device"
 
 
 def planned(kernel: Kernel) -> dict[str, Any]:
@@ -81,8 +80,7 @@ def spills(inspection: Inspection) -> bool:
 def _proof(plan: Plan, inspection: Inspection) -> dict[str, Any]:
     """Return what inspection shows. `bank_conflicts` counts those of one stage."""
     apart = {} if inspection.store_spacing is None else {"mma_between_stores": inspection.store_spacing}
-    unproved = {"unproved": _NOT_PROVABLE} if plan.spec.form == "dsl" else {}
-    return {"mma_per_k_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart, **unproved}
+    return {"mma_per_k_tile": plan.mma_per_k_tile, "bank_conflicts": plan.bank_conflicts, **apart}
 
 
 def _described(content: bytes) -> dict[str, Any]:
@@ -106,7 +104,7 @@ class Prover(Protocol):
 
     version: str
 
-    def proof(self, source: str, record: dict[str, Any]) -> dict[str, Any]:
+    def proof(self, ptx: bytes, record: dict[str, Any]) -> dict[str, Any]:
         """Return the additions to the `proof` of the record. Raises: ProofError if the variant fails."""
 
 
@@ -207,7 +205,7 @@ def _product(built: _Built, inspection: Inspection, inspect_seconds: float, prov
     began = time.perf_counter()
     try:
         if prover:
-            data = with_proof(data, prover.proof(prepared.kernel.source, data))
+            data = with_proof(data, prover.proof(built.compiled.ptx, data))
     except ProofError as error:
         message = f"{symbol} fails its check and is not registered: {error}"
         return Product(symbol, "failed", total + time.perf_counter() - began, error=message)

@@ -341,4 +341,4 @@ def _unproved_warning(reasons: dict[str, str], total: int) -> str:
 
 def _how_to_prove(library: Path) -> str:
     verify = f"hgemm verify{library_suffix(library)}"
-    return f"`{verify} --emulate` proves C++ kernels on the CPU; `{verify} --device` checks any kernel on a GPU"
+    return f"`{verify} --emulate` proves them on the CPU; `{verify} --device` checks them on a GPU"

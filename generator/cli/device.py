@@ -172,10 +172,10 @@ _VERIFY_HELP = """Check variants on the GPU (--device) or on the CPU (--emulate)
 --device and --emulate check that results are within the error bound of the arithmetic, that every element of D is written, that
 nothing else is written, and that two runs give the same bits.
 
---emulate compiles the emitted source with this machine's C++ compiler (CXX) and runs every thread of it on the CPU, under
-adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of uninitialized
-memory, and counts bank conflicts. The proof is stored in the variant's record. With --of ptx, it runs the PTX that ptxas assembles
-instead, also of CuTe DSL modules, and stores nothing. A source that this version would not write is not run without --trust.
+--emulate translates the variant's PTX to C++, compiles it with this machine's C++ compiler (CXX), and runs every thread of it on
+the CPU, under adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of
+uninitialized memory, and counts bank conflicts. The proof is stored in the variant's record. A variant whose source this version
+would not write is not run without --trust.
 
 --rebuild writes, compiles and compares. With the same versions of all compilers, PTX and cubin must be the same byte for byte.
 Otherwise the instruction counts must be the same.
@@ -188,7 +188,7 @@ Exit status 1: a variant failed, or none passed.
 \b
 Examples:
   hgemm verify --emulate
-  hgemm verify --emulate --of ptx --arch 90a
+  hgemm verify --emulate --arch 90a
   hgemm verify --device '*128x128x32*' --shapes 128x128x64,33x65x17@3
   hgemm verify --device --arch 90 --junit results.xml
   hgemm verify --rebuild --library downloaded
@@ -200,8 +200,9 @@ Examples:
 @click.option("--device", "on_device", is_flag=True, help="Check on this machine's GPU.")
 @click.option("--emulate", is_flag=True, help="Check on this machine's CPU. Needs no GPU.")
 @click.option("--rebuild", is_flag=True, help="Build again, and compare source, PTX and cubin.")
-@click.option("--of", type=click.Choice(("source", "ptx")), default="source", help="What --emulate runs.")
-@click.option("--trust", is_flag=True, help="Also run sources that this version would not write. Stores no proof.")
+@click.option(
+    "--trust", is_flag=True, help="Also run variants whose source this version would not write. Stores no proof."
+)
 @library_option
 @filter_options
 @click.option("--shapes", default="", metavar="SHAPES", help="Shapes MxNxK or MxNxK@BATCH: 128x128x64,33x65x17@3.")
@@ -231,7 +232,6 @@ def verify_command(
     on_device: bool,
     emulate: bool,
     rebuild: bool,
-    of: str,
     trust: bool,
     library: Path,
     shapes: str,
@@ -251,10 +251,8 @@ def verify_command(
         raise RequestError(
             f"{mistake}: use --device for this machine's GPU, --emulate for its CPU, or --rebuild to build again"
         )
-    for flag, given in ((f"--of {of}", of != "source"), ("--trust", trust)):
-        if given and not emulate:
-            hint = ": on a GPU, choose the code with --code" if on_device and flag != "--trust" else ""
-            raise RequestError(f"{flag} is for --emulate{hint}")
+    if trust and not emulate:
+        raise RequestError("--trust is for --emulate")
     if shapes and rebuild:
         raise RequestError("--shapes is for --device and --emulate: --rebuild runs no kernel")
     if shapes:
@@ -265,7 +263,7 @@ def verify_command(
     chosen = choose(opened, symbols, Selection(**filters))
     line, summary = outcome_line, outcome_summary
     if emulate:
-        found = _emulated(opened, chosen, of, shapes, seed, jobs, timeout, trust)
+        found = _emulated(opened, chosen, shapes, seed, jobs, timeout, trust)
     elif rebuild:
         from generator.rebuild import rebuilt, rebuilt_line, rebuilt_summary  # slow to load, and needed only here
 
@@ -304,7 +302,6 @@ def _on_device(
 def _emulated(
     library: Library,
     symbols: list[str],
-    of: str,
     shapes: str,
     seed: int,
     jobs: int | None,
@@ -314,7 +311,7 @@ def _emulated(
     from generator.proof.jobs import Emulation, host_toolchain  # slow to load, and needed only here
 
     emulation = Emulation(library, host_toolchain(), shapes, seed, jobs or cores())
-    return replace(emulation, of=of, trust=trust, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
+    return replace(emulation, trust=trust, timeout_s=timeout or emulation.timeout_s).outcomes(symbols)
 
 
 # ==== bench ====

@@ -51,8 +51,6 @@ def run(options: dict[str, Any]) -> int:
     available = [plan for plan in asked.plans if plan not in missing]
     if not available:
         raise RequestError(next(iter(missing.values())))
-    if options["verify"]:
-        _refuse_unprovable(available)
     note_hints(asked)
     if asked.illegal:
         click.echo(f"generate: {asked.summary('and skipped')}; --explain shows the reasons", err=True)
@@ -115,15 +113,6 @@ def _worker_pool(options: dict[str, Any]) -> WorkerPool | None:
 
     prover = local_prover if options["verify"] == "emulate" else None
     return Cluster(options["address"], options["allow_spills"], prover, options["worker_timeout"])
-
-
-def _refuse_unprovable(plans: Sequence[Plan]) -> None:
-    modules = sum(plan.spec.form == "dsl" for plan in plans)
-    if modules:
-        raise RequestError(
-            f"--verify emulate runs C++ only, and {modules} of {len(plans)} kernels are CuTe DSL modules: remove --verify or "
-            "--form dsl, or check them on a GPU with `hgemm verify --device`"
-        )
 
 
 def _prover(options: dict[str, Any]) -> Prover | None:

@@ -26,7 +26,6 @@ from generator.cli.options import (
 )
 from generator.cli.output import note_left_out, progress, scratch_library, scratch_library_option
 from generator.compare import (
-    BuiltForm,
     FormPlan,
     build,
     buildable,
@@ -39,7 +38,7 @@ from generator.compare import (
 from generator.errors import RequestError
 from generator.explain import Question
 from generator.planner import plan_of
-from generator.proof.jobs import NOT_IN_CPP, host_toolchain
+from generator.proof.jobs import host_toolchain
 from generator.report.draw import picture_of
 from generator.spec import Spec
 from generator.store.library import Library
@@ -150,7 +149,6 @@ def compare_command(
     try:
         if host:
             built = [run_on_cpu(one, settings, host) for one in built]
-            _note_not_run(built)
         else:
             built = [run_on_device(one, settings, (m, n or m, k or m), repeat) for one in built]
     except DeviceError as error:
@@ -172,12 +170,6 @@ def _note_skipped(form: FormPlan) -> None:
         click.echo(f"hgemm: form {form.form} is skipped, {violation.rule}: {violation.message}", err=True)
     if form.missing and not form.violations:
         click.echo(f"hgemm: form {form.form} is skipped: {form.missing}", err=True)
-
-
-def _note_not_run(built: Sequence[BuiltForm]) -> None:
-    for one in built:
-        if not one.result:
-            click.echo(f"hgemm: form {one.form} is not run: {NOT_IN_CPP}", err=True)
 
 
 # ==== draw ====

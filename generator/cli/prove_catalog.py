@@ -10,22 +10,18 @@ import argparse
 import hashlib
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from generator.build.emit import Kernel, emit
-from generator.build.pipeline import planned
+from generator.build.emit import emit
 from generator.build.toolchain import templates_folder
 from generator.build.workers import cores
 from generator.catalog import LOCK, catalog_kernels, read_lock
 from generator.device_check import outcome_line, outcome_summary
 from generator.errors import HgemmError
-from generator.ladders.ladder import ladder_on
+from generator.ladders.ladder import ENTRY_HEADER, ladder_on
 from generator.ladders.recipes import load_system, system_names
-from generator.proof.executor import trim
-from generator.proof.jobs import host_toolchain, request_of, workers
+from generator.proof.jobs import Text, host_toolchain, prove_texts
 
 
 def chosen(texts: Sequence[Text], sample: int, seed: str, changed: Iterable[str]) -> list[Text]:
@@ -47,29 +43,12 @@ def changed_since(commit: str, lock: Path) -> set[str]:
     return {symbol for symbol, hashes in now.items() if before.get(symbol) != hashes}
 
 
-@dataclass(frozen=True)
-class Text:
-    """A kernel to prove: its source, and the sections of its record that are known before compilation."""
-
-    symbol: str
-    source: str
-    record: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, kernel: Kernel) -> Text:
-        """Return the text of an emitted kernel."""
-        proof = {"mma_per_k_tile": kernel.plan.mma_per_k_tile}
-        return cls(kernel.symbol, kernel.source, {**planned(kernel), "proof": proof})
-
-
 def prove(texts: Sequence[Text], jobs: int) -> bool:
     """Prove kernels, print a line for each, and return whether all passed."""
-    toolchain = host_toolchain()
     outcomes = []
-    for outcome, _ in workers(jobs).check_all([request_of(toolchain, text.source, text.record) for text in texts]):
+    for outcome in prove_texts(texts, host_toolchain(), jobs):
         outcomes.append(outcome)
         print(outcome_line(outcome), flush=True)
-    trim(toolchain.cache)
     print(outcome_summary(outcomes))
     return not any(outcome.failed for outcome in outcomes)
 
@@ -81,7 +60,7 @@ def recipe_texts() -> list[Text]:
     plans = dict.fromkeys(plan for ladder in ladders for plan in ladder.plans)
     baselines = [kernel for ladder in ladders for kernel in ladder.baseline_kernels]
     ours = [Text.of(emit(plan, templates)) for plan in plans]
-    return ours + [Text(kernel.symbol, kernel.source, kernel.planned()) for kernel in baselines]
+    return ours + [Text(kernel.kernel, ENTRY_HEADER, kernel.planned()) for kernel in baselines]
 
 
 def main() -> int:

@@ -45,6 +45,10 @@ class BaselineKernel:
     def source(self) -> str:
         return (FOLDER / self.hand_written.source).read_text(encoding="utf-8")
 
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(self.like, self.symbol, "", self.source)
+
     def planned(self) -> dict[str, Any]:
         """Return the sections of a record that a launch and a proof read."""
         spec, tile = self.like.spec, self.hand_written.tile
@@ -77,8 +81,7 @@ class BaselineKernel:
 
     def compile(self) -> CompiledBaseline:
         """Compile the kernel. Raises: BuildError with the compiler's log."""
-        kernel = Kernel(self.like, self.symbol, "", self.source)
-        compiled = compile_kernel(kernel, headers(ENTRY_HEADER, templates_folder()))
+        compiled = compile_kernel(self.kernel, headers(ENTRY_HEADER, templates_folder()))
         registers = parse_ptxas_log(compiled.ptxas_log)[self.symbol].registers
         return CompiledBaseline(self, compiled.cubin, compiled.ptx, registers)
 

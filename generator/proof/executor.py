@@ -1,4 +1,4 @@
-"""Build a kernel's source for the CPU and run it there: C interface of the executor, host compiler, cache, and build."""
+"""Build a kernel's PTX for the CPU and run it there: C interface of the executor, host compiler, cache, and build."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from generator.build.toolchain import cuda_include, cutlass_include, in_whole_cute, version_of
+import generator.ptx
 from generator.errors import BuildError, HgemmError, first_error
 from generator.isolated import NEUTRAL_FOLDER
 from generator.ptx.parser import parse
@@ -425,28 +425,23 @@ def _delete(path: Path, size_bytes: int) -> int:
     return 0
 
 
-# ==== Build: from emitted source to shared object ====
+# ==== Build: from PTX to shared object ====
 
 
 EXECUTOR = "executor/executor.cpp"
 RUNNER = "executor/runner.cpp"
-VARIANT = "executor/variant.cpp"
 PTX = "executor/ptx.hpp"
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
 _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
 _RUNNER_OPTIONS = ("-std=c++17", "-O1")
-_VARIANT_OPTIONS = (*_COMMON, "-shared", "-DHGEMM_HOST")
-_PTX_OPTIONS = (*_COMMON, "-shared", "-fwrapv")
+_KERNEL_OPTIONS = (*_COMMON, "-shared", "-fwrapv")
 """PTX defines overflow of signed integers."""
-_PTX_LEVELS = {"-O1": "-Og"}
-"""For translated PTX, -Og makes code as fast as -O1 in half the time: NVCC has optimized it already."""
 _BUILD_TIMEOUT_S = 300
 _UNWANTED_VARIABLES = frozenset(
     "CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH COMPILER_PATH GCC_EXEC_PREFIX DEPENDENCIES_OUTPUT SUNPRO_DEPENDENCIES".split()
 )
 """Variables that make a compiler read or write other files. An empty entry of a path is the current folder."""
-_INSTRUCTIONS = ("executor/cute", "executor/cutlass")
-"""CPU versions of CuTe and CUTLASS headers."""
+_TRANSLATION = tuple(sorted(Path(generator.ptx.__file__).parent.glob("*.py")))
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -462,25 +457,10 @@ class HostToolchain:
     templates: Path
     cache: Path
     flags: tuple[str, ...] = ()
-    level: str = "-O1"
+    level: str = "-Og"
+    """It makes code as fast as -O1 in half the time, because NVCC has optimized the PTX already."""
 
-    def executable(self, symbol: str, source: str, rebuild: bool = False) -> Path:
-        """Return the shared object of a kernel's source, from the cache unless `rebuild` is set.
-
-        Raises: BuildError with the compiler's log; LibraryError if the cache is not writable.
-        """
-        executor = self.executor(rebuild)
-        read = includes_of(source.encode(), self.templates) | includes_of_file(VARIANT, self.templates)
-        inputs = {**read, "kernel.cu": _hash(source.encode()), "": executor.name}
-        options = (*_VARIANT_OPTIONS, self.level)
-        name = self._name("variant", options, inputs | (self._cute() if _in_whole_cute(read) else {}), ".so")
-        found = None if rebuild else cached(self.cache, name)
-        if found:
-            return found
-        with self._arguments(symbol, source) as arguments:
-            return self._compile(symbol, options, [*arguments, str(executor)], name)
-
-    def ptx_executable(self, symbol: str, ptx: str, rebuild: bool = False) -> Path:
+    def executable(self, symbol: str, ptx: str, rebuild: bool = False) -> Path:
         """Return the shared object of a kernel's PTX, translated to C++, from the cache unless `rebuild` is set.
 
         Raises: PtxError for an instruction that is not supported; BuildError with the compiler's log; LibraryError if the
@@ -489,8 +469,8 @@ class HostToolchain:
         executor = self.executor(rebuild)
         translated = translate(parse(ptx), symbol)
         inputs = {**includes_of_file(PTX, self.templates), "kernel.cpp": _hash(translated.encode()), "": executor.name}
-        options = (*_PTX_OPTIONS, _PTX_LEVELS.get(self.level, self.level))
-        name = self._name("ptx", options, inputs, ".so")
+        options = (*_KERNEL_OPTIONS, self.level)
+        name = self._name("kernel", options, inputs, ".so")
         found = None if rebuild else cached(self.cache, name)
         if found:
             return found
@@ -507,58 +487,17 @@ class HostToolchain:
             "the runner", _RUNNER_OPTIONS, [self._path(RUNNER), "-ldl"], name
         )
 
-    def compiles(self, symbol: str, source: str) -> bool:
-        """Tell whether the compiler accepts a source, regardless of the cache."""
-        try:
-            with self._arguments(symbol, source) as arguments:
-                self._run(symbol, (*_VARIANT_OPTIONS, "-fsyntax-only"), arguments)
-        except BuildError:
-            return False
-        return True
-
-    @contextmanager
-    def _arguments(self, symbol: str, source: str) -> Iterator[list[str]]:
-        """Yield the compiler's arguments for a kernel. Its source is in a temporary file meanwhile."""
-        whole = _in_whole_cute(includes_of(source.encode(), self.templates))
-        text = temporary_file(self.cache, source)
-        try:
-            yield [
-                *(_cute_folders(self.templates) if whole else ()),
-                f"-DHGEMM_VARIANT={symbol}",
-                f'-DHGEMM_VARIANT_FILE="{text.name}"',  # a path may contain quotes
-                *("-iquote", str(text.parent)),
-                self._path(VARIANT),
-            ]
-        finally:
-            text.unlink()
-
     def executor(self, rebuild: bool = False) -> Path:
         """Return the executor's object file, which is linked into every kernel. Building it takes some seconds."""
         name = self._name("executor", _EXECUTOR_OPTIONS, includes_of_file(EXECUTOR, self.templates), ".o")
         found = None if rebuild else cached(self.cache, name)
         return found or self._compile("the executor", _EXECUTOR_OPTIONS, [self._path(EXECUTOR)], name)
 
-    def _cute(self) -> dict[str, str]:
-        """Return further inputs of a kernel that uses all of CuTe: the CPU versions of its headers, and its version."""
-        paths = sorted(path for folder in _INSTRUCTIONS for path in (self.templates / folder).rglob("*.h*"))
-        ours = {path.relative_to(self.templates).as_posix(): _hash(path.read_bytes()) for path in paths}
-        return {**ours, "cutlass": version_of("nvidia-cutlass")}
-
     def version(self) -> str:
-        """Return a short hash of the sources of the executor and the atoms."""
-        read = includes_of_file(EXECUTOR, self.templates) | includes_of_file(VARIANT, self.templates)
-        atoms = {
-            name: text
-            for name, text in read.items()
-            if name.startswith(("executor/", "common/types")) or "atoms" in name
-        }
-        atoms |= self._cute()
-        return _hash(json.dumps(atoms, sort_keys=True).encode())[:16]
-
-    def hash_of(self, name: str) -> str:
-        """Return the hash of a template file, or an empty string if it does not exist."""
-        path = self.templates / name
-        return _hash(path.read_bytes()) if path.is_file() else ""
+        """Return a short hash of the executor and of the translation of PTX."""
+        files = {**includes_of_file(EXECUTOR, self.templates), **includes_of_file(PTX, self.templates)}
+        files |= {path.name: _hash(path.read_bytes()) for path in _TRANSLATION}
+        return _hash(json.dumps(files, sort_keys=True).encode())[:16]
 
     def _path(self, name: str) -> str:
         return str(self.templates / name)
@@ -595,17 +534,6 @@ class HostToolchain:
                 if os.strerror(errno.ENOSPC) in done.stderr:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise BuildError(symbol, done.stderr or f"{command[0]} exits with status {done.returncode}")
-
-
-def _in_whole_cute(headers: Iterable[str]) -> bool:
-    return any(map(in_whole_cute, headers))
-
-
-def _cute_folders(templates: Path) -> list[str]:
-    """Return the include options for all of CuTe. The CPU versions of its headers come first."""
-    cuda = cuda_include()
-    genuine = (cutlass_include(), cuda, cuda / "cccl")
-    return ["-I", str(templates / "executor"), *(word for folder in genuine for word in ("-isystem", str(folder)))]
 
 
 def includes_of_file(name: str, templates: Path) -> dict[str, str]:

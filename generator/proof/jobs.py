@@ -14,17 +14,19 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from generator.build.compile import ptx_with_lines
-from generator.build.emit import emit
+from generator.build.compile import ptx_of
+from generator.build.emit import Kernel, emit
 from generator.build.fresh import refusal
-from generator.build.toolchain import OWN_HEADERS, headers, templates_folder
+from generator.build.pipeline import planned
+from generator.build.toolchain import headers, templates_folder
 from generator.device_check import CheckOutcome, CheckWorkers, answer, kill_session
 from generator.errors import HgemmError, ProofError
 from generator.isolated import NEUTRAL_FOLDER, command
@@ -36,23 +38,17 @@ from generator.spec import Spec
 from generator.store.library import Library
 from generator.store.proofs import subject_of, with_proof
 from hgemm.cases import Shape
-from hgemm.record import PTX_NAME, SOURCE_NAME, dump
+from hgemm.record import PTX_NAME, dump
 
 TIMEOUT_S = 300.0
-SOURCE, PTX = "source", "ptx"
-SUBJECTS = (SOURCE, PTX)
-"""What a proof runs: the emitted source, or the PTX that ptxas assembles."""
 
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """A kernel to prove: its source, its record, and the host toolchain. Empty `shapes` means its default cases.
-
-    Fields: `ptx` is packed by `pack`; if it is set, it is proved instead of the source.
-    """
+    """A kernel to prove: its PTX, packed by `pack`, its record, and the host toolchain. Empty `shapes` means its default cases."""
 
     symbol: str
-    source: str
+    ptx: str
     record: Mapping[str, Any]
     mma_per_k_tile: int
     compiler: tuple[str, ...]
@@ -63,7 +59,6 @@ class ProofRequest:
     seed: int = 0
     flags: tuple[str, ...] = ()
     level: str = HostToolchain.level
-    ptx: str = ""
 
 
 def pack(text: bytes) -> str:
@@ -76,12 +71,12 @@ def unpack(packed: str) -> str:
 
 
 def request_of(
-    host_toolchain: HostToolchain, source: str, record: Mapping[str, Any], shapes: str = "", seed: int = 0
+    host_toolchain: HostToolchain, ptx: bytes, record: Mapping[str, Any], shapes: str = "", seed: int = 0
 ) -> ProofRequest:
-    """Return the request for a kernel's source and record. The record may lack the sections of a compiled kernel."""
+    """Return the request for a kernel's PTX and record. The record may lack the sections of a compiled kernel."""
     return ProofRequest(
         symbol=record["symbol"],
-        source=source,
+        ptx=pack(ptx),
         record={name: record[name] for name in ("symbol", "arch", "spec", "launch", "traits")},
         mma_per_k_tile=record["proof"]["mma_per_k_tile"],
         compiler=host_toolchain.compiler.command,
@@ -226,26 +221,62 @@ def check_here(request: ProofRequest) -> CheckOutcome:
         compiler, Path(request.templates), Path(request.cache), tuple(request.flags), request.level
     )
     shapes = Shape.parse_list(request.shapes) if request.shapes else ()
-    subject = Subject(
-        request.symbol,
-        request.source,
-        request.record,
-        request.mma_per_k_tile,
-        unpack(request.ptx) if request.ptx else "",
-    )
+    subject = Subject(request.symbol, unpack(request.ptx), request.record, request.mma_per_k_tile)
     proved = prove(subject, host_toolchain, shapes, request.seed)
     checks = tuple(asdict(check) for check in proved.checks)
     took = time.monotonic() - began
     return CheckOutcome(request.symbol, checks, seconds=took, proof=proved.proof, sites=proved.sites)
 
 
+# ==== Emitted kernels, which no library has ====
+
+
+@dataclass(frozen=True)
+class Text:
+    """An emitted kernel to prove: its source, its first header, and the sections of its record that precede compilation."""
+
+    kernel: Kernel
+    entry_header: str
+    record: Mapping[str, Any]
+
+    @property
+    def symbol(self) -> str:
+        return self.kernel.symbol
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Text:
+        """Return the text of a kernel of ours."""
+        record = {**planned(kernel), "proof": {"mma_per_k_tile": kernel.plan.mma_per_k_tile}}
+        return cls(kernel, kernel.entry_header, record)
+
+    def ptx(self, templates: Path) -> bytes:
+        """Return its PTX. Raises: BuildError with the log of the compiler."""
+        return ptx_of(self.kernel, headers(self.entry_header, templates))
+
+
+def prove_texts(
+    texts: Sequence[Text], host_toolchain: HostToolchain, jobs: int, seed: int = 0, timeout_s: float = TIMEOUT_S
+) -> Iterator[CheckOutcome]:
+    """Compile emitted kernels to PTX, and prove them, in several processes. Yield the outcomes in order."""
+    host_toolchain.executor()
+    prove = partial(_prove_text, host_toolchain=host_toolchain, seed=seed, timeout_s=timeout_s)
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(prove, texts)
+    trim(host_toolchain.cache)
+
+
+def _prove_text(text: Text, host_toolchain: HostToolchain, seed: int, timeout_s: float) -> CheckOutcome:
+    try:
+        ptx = text.ptx(host_toolchain.templates)
+    except HgemmError as error:
+        return CheckOutcome(text.symbol, error=str(error))
+    outcome, _ = workers(1, timeout_s).check(request_of(host_toolchain, ptx, text.record, seed=seed))
+    return located(outcome, ptx, text.record, host_toolchain.templates) if outcome.failed else outcome
+
+
 # ==== `hgemm verify --emulate` and `generate --verify emulate` ====
 
 
-NOT_IN_CPP = (
-    "the executor runs C++ kernels only, and this is a CuTe DSL module: verify it on a GPU, or its PTX with "
-    "`hgemm verify --emulate --of ptx`"
-)
 _TIMES = "emulate_seconds"
 
 
@@ -271,12 +302,34 @@ def _shown(location: Location) -> str:
     return f"{PurePosixPath(location.file).name}:{location.line}"
 
 
+def located(outcome: CheckOutcome, ptx: bytes, record: Mapping[str, Any], templates: Path) -> CheckOutcome:
+    """Return an outcome whose PTX lines are followed by source lines, if the kernel compiles to the same PTX with them."""
+    try:
+        kernel = emit(plan_of(Spec.from_dict(record["spec"])), templates)
+        annotated = ptx_of(kernel, headers(kernel.entry_header, templates), lines=True)
+        lines = source_lines(ptx.decode(), annotated.decode())
+    except HgemmError:
+        return outcome
+
+    def with_line(match: re.Match) -> str:
+        found = lines.get(int(match[1]))
+        return match[0] + (f" ({_shown(found)})" if found else "")
+
+    def texts(one: Any) -> Any:
+        if isinstance(one, str):
+            return _PTX_LINE.sub(with_line, one)
+        if isinstance(one, dict):
+            return {name: texts(value) for name, value in one.items()}
+        return tuple(map(texts, one)) if isinstance(one, (list, tuple)) else one
+
+    return replace(outcome, checks=texts(outcome.checks))
+
+
 @dataclass(frozen=True)
 class Emulation:
     """The proof of kernels of a library: shapes, seed and number of processes.
 
-    Fields: `of` is what is run: the emitted source, or the PTX that ptxas assembles. With `trust`, sources that this version
-        would not write are compiled and run, too; their proofs are not stored.
+    Fields: with `trust`, kernels whose source this version would not write are run, too; their proofs are not stored.
     """
 
     library: Library
@@ -285,12 +338,11 @@ class Emulation:
     seed: int = 0
     jobs: int = 1
     timeout_s: float = TIMEOUT_S
-    of: str = SOURCE
     trust: bool = False
     _subjects: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
-        """Yield the outcome of each kernel, in order. A proof of the source on the default shapes is stored in its record."""
+        """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record."""
         items = [self._request(symbol) for symbol in symbols]
         requests = [one for one in items if isinstance(one, ProofRequest)]
         if requests:
@@ -298,55 +350,23 @@ class Emulation:
         outcomes = workers(self.jobs, self.timeout_s).check_all(requests)
         for one in items:
             outcome = next(outcomes)[0] if isinstance(one, ProofRequest) else one
-            if outcome.proof and self.of == SOURCE:
+            if outcome.proof:
                 self._store(outcome)
-            yield self._located(outcome) if self.of == PTX and outcome.failed else outcome
+            yield self._located(outcome) if outcome.failed else outcome
         trim(self.host_toolchain.cache)
 
     def _request(self, symbol: str) -> ProofRequest | CheckOutcome:
         variant = self.library.load(symbol)
-        if self.of == PTX:
-            request = request_of(self.host_toolchain, "", variant.record.data, self.shapes, self.seed)
-            return replace(request, ptx=pack(variant.artefacts[PTX_NAME]))
-        if variant.record.source_name != SOURCE_NAME:
-            return CheckOutcome(symbol, skipped=NOT_IN_CPP)
         why = "" if self.trust else refusal(variant, self.host_toolchain.templates)
         if why:
             return CheckOutcome(symbol, error=why)
-        try:
-            require_same_headers(self.host_toolchain, variant.record.data)
-        except ProofError as error:
-            return CheckOutcome(symbol, error=str(error))
         if not self.trust:
             self._subjects[symbol] = subject_of(variant.record.data)
-        source = variant.source.decode()
-        return request_of(self.host_toolchain, source, variant.record.data, self.shapes, self.seed)
+        return request_of(self.host_toolchain, variant.artefacts[PTX_NAME], variant.record.data, self.shapes, self.seed)
 
     def _located(self, outcome: CheckOutcome) -> CheckOutcome:
-        """Return an outcome whose PTX lines are followed by source lines, if the kernel compiles to the same PTX with them."""
-        try:
-            lines = self._source_lines(outcome.symbol)
-        except HgemmError:
-            return outcome
-
-        def located(match: re.Match) -> str:
-            found = lines.get(int(match[1]))
-            return match[0] + (f" ({_shown(found)})" if found else "")
-
-        def texts(one: Any) -> Any:
-            if isinstance(one, str):
-                return _PTX_LINE.sub(located, one)
-            if isinstance(one, dict):
-                return {name: texts(value) for name, value in one.items()}
-            return tuple(map(texts, one)) if isinstance(one, (list, tuple)) else one
-
-        return replace(outcome, checks=texts(outcome.checks))
-
-    def _source_lines(self, symbol: str) -> dict[int, Location]:
-        variant = self.library.load(symbol)
-        kernel = emit(plan_of(Spec.from_dict(variant.record.data["spec"])), self.host_toolchain.templates)
-        annotated = ptx_with_lines(kernel, headers(kernel.entry_header, self.host_toolchain.templates))
-        return source_lines(variant.artefacts[PTX_NAME].decode(), annotated.decode())
+        variant = self.library.load(outcome.symbol)
+        return located(outcome, variant.artefacts[PTX_NAME], variant.record.data, self.host_toolchain.templates)
 
     def _store(self, outcome: CheckOutcome) -> None:
         """Store a proof in the record of the files that it is about, unless they were not checked, or have been replaced."""
@@ -358,13 +378,6 @@ class Emulation:
         before, after = (dump({**one["proof"], _TIMES: None}) for one in (record, new))
         if before != after:
             self.library.publish(new, variant.artefacts)
-
-
-def require_same_headers(host_toolchain: HostToolchain, record: Mapping[str, Any]) -> None:
-    """Raise ProofError if the installed templates differ from those that the kernel was compiled from."""
-    for name, sha256 in record["inputs"].items():
-        if name.startswith(OWN_HEADERS) and host_toolchain.hash_of(name) != sha256 and "host" not in name:
-            raise ProofError(f"templates/{name} has changed since the kernel was compiled: generate it again")
 
 
 @dataclass(frozen=True)
@@ -379,13 +392,11 @@ class Prover:
         """Return the version of the executor, which is part of every proof."""
         return self.host_toolchain.version()
 
-    def proof(self, source: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    def proof(self, ptx: bytes, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return the `proof` section of a kernel's record. Raises ProofError with the findings."""
-        if record["spec"]["form"] == "dsl":
-            raise ProofError(NOT_IN_CPP)
-        outcome, _ = workers(1, self.timeout_s).check(request_of(self.host_toolchain, source, record))
+        outcome, _ = workers(1, self.timeout_s).check(request_of(self.host_toolchain, ptx, record))
         if not outcome.passed:
-            raise ProofError(outcome.reason)
+            raise ProofError(located(outcome, ptx, record, self.host_toolchain.templates).reason)
         return outcome.proof
 
 

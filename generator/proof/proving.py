@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from generator.errors import BuildError, ProofError
+from generator.errors import ProofError
 from generator.layouts import BANK_BYTES, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
 from generator.proof.coverage import COVERAGE_CASE, Coverage
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
@@ -266,16 +266,12 @@ _MAX_FAILED_CASES = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """The kernel to prove: its source, its record, and the planned number of tensor instructions per k-tile and warp.
-
-    Fields: the kernel is built from `ptx` if it is set, otherwise from `source`.
-    """
+    """The kernel to prove: its PTX, its record, and the planned number of tensor instructions per k-tile and warp."""
 
     symbol: str
-    source: str
+    ptx: str
     record: Mapping[str, Any]
     mma_per_k_tile: int
-    ptx: str = ""
 
     @property
     def stages(self) -> int:
@@ -304,14 +300,12 @@ def prove(
 ) -> ProofResult:
     """Build and check a kernel, on its default cases or on `shapes`.
 
-    Raises: BuildError if the compiler rejects its source, DeviceError if the executor rejects a launch.
+    Raises: PtxError if its PTX has an instruction that is not supported, BuildError if the compiler rejects the translation,
+        DeviceError if the executor rejects a launch.
     """
     began = time.monotonic()
     traits = LaunchTraits.of(subject.record)
-    if subject.ptx:
-        require_launch(subject, traits)
-    else:
-        require_declared_launch(subject, traits)
+    require_launch(subject, traits)
     coverage = Coverage(traits, subject.mma_per_k_tile * _issuers(traits, subject.record["spec"]))
     kernel = EmulatedKernel(traits, load(subject, host_toolchain), (), coverage=coverage)
     cases = cases_of(traits, shapes) if shapes else default_cases(traits, subject.stages)
@@ -328,22 +322,6 @@ def prove(
     proof = proof_of(subject, host_toolchain, checks[:-1], costs, seed, time.monotonic() - began)
     proof["coverage"] = coverage.record()
     return ProofResult(tuple(checks), proof, tuple(sites))
-
-
-_DECLARED = re.compile(r"HGEMM_(?:CLUSTER_)?KERNEL\(([0-9]+), [0-9]+(?:, ([0-9]+))?\) ([a-z_0-9]+)\(")
-"""The launch bounds of an emitted kernel: threads, CTAs per SM, CTAs of a cluster. The host compiler ignores them."""
-
-
-def require_declared_launch(subject: Subject, traits: LaunchTraits) -> None:
-    """Raise ProofError if the record launches a kernel in another way than its source declares."""
-    for threads, cluster, symbol in _DECLARED.findall(subject.source):
-        declared = (int(threads), int(cluster or 1))
-        launched = (traits.threads, math.prod(traits.cluster))
-        if symbol == subject.symbol and declared != launched:
-            raise ProofError(
-                f"{symbol} declares {declared[0]} threads and clusters of {declared[1]}, but is launched with {launched[0]} and "
-                f"{launched[1]}: generate it again"
-            )
 
 
 def require_launch(subject: Subject, traits: LaunchTraits) -> None:
@@ -364,19 +342,11 @@ def require_launch(subject: Subject, traits: LaunchTraits) -> None:
 def load(subject: Subject, host_toolchain: HostToolchain) -> Executable:
     """Build and load a kernel. If this fails because the cache is damaged, build everything once more.
 
-    Raises: BuildError if the compiler rejects the source, ProofError if the result cannot be loaded.
+    Raises: PtxError or BuildError if it cannot be built, ProofError if the result cannot be loaded.
     """
-    if subject.ptx:
-        build = partial(host_toolchain.ptx_executable, subject.symbol, subject.ptx)
-    else:
-        build = partial(host_toolchain.executable, subject.symbol, subject.source)
-    try:
+    build = partial(host_toolchain.executable, subject.symbol, subject.ptx)
+    with suppress(OSError, AttributeError):
         return SandboxedExecutable(build(), host_toolchain.runner(), subject.ptx)
-    except BuildError:
-        if subject.ptx or not host_toolchain.compiles(subject.symbol, subject.source):
-            raise
-    except (OSError, AttributeError):
-        pass
     path = build(rebuild=True)
     try:
         return SandboxedExecutable(path, host_toolchain.runner(), subject.ptx)

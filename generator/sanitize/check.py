@@ -154,7 +154,7 @@ class Check:
         if self.reference:
             require_function(self.reference)
         try:
-            shared_object = self.toolchain.ptx_executable(description.kernel, text)
+            shared_object = self.toolchain.executable(description.kernel, text)
         except PtxError as error:
             raise RequestError(f"{self.ptx}: {error}") from None
         built_s = time.monotonic() - began

@@ -1,25 +1,8 @@
-// Number types, vector types and compiler keywords, once for the GPU and once for the CPU executor (HGEMM_HOST).
+// Number types, vector types and compiler keywords.
 //
 // A number type needs: an alias, to_float, from_float; for wgmma also pack and from_bits. Its tensor instructions are named in
-// atoms_device.cuh (MmaAtom) and atoms_host.hpp (ElementOf).
+// atoms.cuh (MmaAtom).
 #pragma once
-
-#if defined(HGEMM_HOST)
-
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <executor/numbers.hpp>
-
-#define HGEMM_DEVICE inline __attribute__((always_inline))
-#define HGEMM_UNROLL
-#define HGEMM_NO_UNROLL
-#define HGEMM_KERNEL(threads, ctas_per_sm) extern "C" void
-#define HGEMM_CLUSTER_KERNEL(threads, ctas_per_sm, cluster_size) extern "C" void
-#define HGEMM_PARAMETER const
-
-#else
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -33,8 +16,6 @@
 #define HGEMM_CLUSTER_KERNEL(threads, ctas_per_sm, cluster_size) \
   extern "C" __global__ void __launch_bounds__(threads, ctas_per_sm) __cluster_dims__(cluster_size, 1, 1)
 #define HGEMM_PARAMETER __grid_constant__ const
-
-#endif
 
 namespace hgemm {
 
@@ -54,48 +35,6 @@ struct alignas(sizeof(T) * COUNT) Vec {
 
 using f32 = float;
 struct tf32 { uint32_t bits; };  // a float; the tensor cores read its upper 19 bits
-
-#if defined(HGEMM_HOST)
-
-struct f16 { uint16_t bits; };
-struct bf16 { uint16_t bits; };
-
-namespace atoms {
-
-HGEMM_DEVICE float to_float(f16 value) { return executor::half_to_float(value.bits); }
-HGEMM_DEVICE float to_float(bf16 value) { return executor::bfloat_to_float(value.bits); }
-HGEMM_DEVICE float to_float(float value) { return value; }
-
-template <class Out>
-HGEMM_DEVICE Out from_float(float value);
-template <>
-HGEMM_DEVICE f16 from_float<f16>(float value) { return {executor::float_to_half(value)}; }
-template <>
-HGEMM_DEVICE bf16 from_float<bf16>(float value) { return {executor::float_to_bfloat(value)}; }
-template <>
-HGEMM_DEVICE float from_float<float>(float value) { return value; }
-template <>
-HGEMM_DEVICE tf32 from_float<tf32>(float value) { return {executor::bits_of(value)}; }
-
-template <class Out>
-HGEMM_DEVICE uint32_t pack(float low, float high) {
-  return from_float<Out>(low).bits | uint32_t(from_float<Out>(high).bits) << 16;
-}
-
-HGEMM_DEVICE float bits_float(uint32_t bits) { return executor::float_of(bits); }
-HGEMM_DEVICE uint32_t float_bits(float value) { return executor::bits_of(value); }
-
-template <class Out>
-HGEMM_DEVICE Out from_bits(uint16_t bits) { return {bits}; }
-
-HGEMM_DEVICE float low_half(uint32_t pair) { return executor::half_to_float(static_cast<uint16_t>(pair)); }
-HGEMM_DEVICE float high_half(uint32_t pair) { return executor::half_to_float(static_cast<uint16_t>(pair >> 16)); }
-
-HGEMM_DEVICE float absolute(float value) { return __builtin_fabsf(value); }
-HGEMM_DEVICE float exp2_approx(float value) { return __builtin_exp2f(value); }
-HGEMM_DEVICE float rcp_approx(float value) { return 1.f / value; }
-
-#else
 
 using f16 = __half;
 using bf16 = __nv_bfloat16;
@@ -159,8 +98,6 @@ HGEMM_DEVICE float rcp_approx(float value) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 }
-
-#endif
 
 template <class Out>
 HGEMM_DEVICE float from_bits(uint32_t bits) { return bits_float(bits); }

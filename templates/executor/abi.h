@@ -1,15 +1,13 @@
 /* The C interface of the CPU executor: how a program runs a kernel (a "variant") on the CPU.
  *
- * Build the executor once. Then build each emitted kernel, unchanged, into a shared object of its own:
+ * Build the executor once. Then translate the PTX of each kernel to C++ (`generator.ptx.translate`), and build it into a shared
+ * object of its own:
  *
  *     c++ -std=c++17 -O2 -fPIC -fvisibility=hidden -I TEMPLATES -c TEMPLATES/executor/executor.cpp -o executor.o
- *     c++ -std=c++17 -O1 -fPIC -fvisibility=hidden -shared -DHGEMM_HOST -I TEMPLATES
- *         -DHGEMM_VARIANT_FILE='"/path/of/kernel.cu"' -DHGEMM_VARIANT=SYMBOL
- *         TEMPLATES/executor/variant.cpp executor.o -o variant.so
+ *     c++ -std=c++17 -O1 -fPIC -fvisibility=hidden -fwrapv -shared -I TEMPLATES kernel.cpp executor.o -o variant.so
  *
  * Load it with `dlopen` and call hgemm_emulate. A shared object keeps its state in globals, so it runs one call at a time; a
- * second concurrent call fails. Several processes or shared objects can run in parallel. A kernel that accesses memory without
- * using atoms may crash the process.
+ * second concurrent call fails. Several processes or shared objects can run in parallel.
  *
  * Memory filled with 0xFF bytes (HGEMM_POISON) is poison: a NaN that keeps its bits through the executor's arithmetic. Fill
  * padding, guard bands and D with it before a run. The report then names each element of D that depends on poison.

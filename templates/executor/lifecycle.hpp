@@ -179,9 +179,7 @@ void Machine::finish(Cluster& cluster) {
 
 // ---- Fibers --------------------------------------------------------------------------------------------------------
 
-void perform(Operation& operation) { machine->wait_for(operation, __builtin_return_address(0)); }
-
-void perform_in_order(Operation& operation) {
+void perform(Operation& operation) {
   machine->wait_for(operation, reinterpret_cast<void const*>(uintptr_t(operation.site.line)));
 }
 

@@ -137,7 +137,6 @@ class Machine {
   void wgmma(Warp& warp, SiteCost& cost);
   static void wgmma_fence(Warp& warp);
   void take_accumulators(Warp& warp, Wgmma& op, int quarter);
-  void take_listed_accumulators(Warp& warp, Wgmma& op, int quarter);
   static void return_accumulators(Wgmma const& op, int quarter, Accumulators const& accumulators);
   void check_fenced(Warp const& warp);
   void take_a(Warp& warp, Wgmma& op, int quarter);

@@ -1,17 +1,16 @@
-// Requests of the kernel's threads to the executor. Each atom fills in one Operation and waits until it has been executed.
+// Requests of the kernel's threads to the executor. Each instruction that touches more than registers fills in one Operation and
+// waits until it has been executed.
 #pragma once
 
 #include <stdint.h>
 
 namespace hgemm::executor {
 
-// A source line of the kernel. As a default argument, here() is the line that calls the atom.
+// A line of the PTX.
 struct Site {
   char const* file;
   int line;
 };
-constexpr Site here(char const* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
-
 enum class Kind : uint8_t {
   // Executed by each lane independently.
   load,
@@ -75,11 +74,11 @@ struct WgmmaArguments {
   uint32_t n;
   bool a_k_major, b_k_major;
   bool accumulate;
-  uint16_t const* list = nullptr;  // PTX: the accumulators, as indices of WgmmaRegisters; otherwise they are contiguous
-  uint16_t const* a_list = nullptr;  // PTX: the four registers of a, if it is not in shared memory
+  uint16_t const* list;    // the accumulators, as indices of WgmmaRegisters
+  uint16_t const* a_list;  // the four registers of a, or null if it is in shared memory
 };
 
-// PTX: the registers of a thread that may hold accumulators of wgmma. A copy of a register copies its token.
+// The registers of a thread that may hold accumulators of wgmma. A copy of a register copies its token.
 struct WgmmaRegisters {
   static constexpr uint64_t accessed = 1;  // since the last wgmma fence
   static constexpr uint64_t input = uint64_t(1) << 31;  // a wgmma in flight reads the register: with its number
@@ -138,8 +137,6 @@ struct Operation {
 
 // Suspends the calling kernel thread until the executor has executed `operation`.
 void perform(Operation& operation);
-// The same for code whose lines are in the order of its instructions, such as PTX.
-void perform_in_order(Operation& operation);
 
 // The position of the running kernel thread in its launch.
 struct Place {

@@ -67,7 +67,7 @@ void load(int line, At space, void* to, uint64_t address, uint32_t bytes) {
   read.from = locate(read, space, address);
   read.to = to;
   read.bytes = bytes;
-  perform_in_order(read);
+  executor::perform(read);
 }
 void store(int line, At space, uint64_t address, void const* from, uint32_t bytes) {
   if (space == At::generic && machine->is_local(address)) {
@@ -78,14 +78,14 @@ void store(int line, At space, uint64_t address, void const* from, uint32_t byte
   write.to = locate(write, space, address);
   write.from = from;
   write.bytes = bytes;
-  perform_in_order(write);
+  executor::perform(write);
 }
 void atomic(int line, At space, uint64_t address, uint32_t bytes, AtomicArguments& arguments) {
   Operation update = operation(line, Kind::fetch_add);
   update.to = locate(update, space, address);
   update.second = &arguments;
   update.bytes = bytes;
-  perform_in_order(update);
+  executor::perform(update);
 }
 void cp_async(int line, uint64_t shared, uint64_t global, uint32_t bytes, uint32_t copied) {
   Operation copy = operation(line, Kind::cp_async);
@@ -94,7 +94,7 @@ void cp_async(int line, uint64_t shared, uint64_t global, uint32_t bytes, uint32
   copy.bytes = bytes;
   copy.flag = copied > 0;
   copy.number = copied > 0 && copied < bytes ? bytes - copied : 0;
-  perform_in_order(copy);
+  executor::perform(copy);
 }
 
 uint64_t generic_of_shared(uint64_t address) {
@@ -117,7 +117,7 @@ void perform(int line, Kind kind, uint32_t number, bool flag, uint32_t threads) 
   simple.number = number;
   simple.flag = flag;
   simple.threads = threads;
-  perform_in_order(simple);
+  executor::perform(simple);
 }
 bool elect(int line, uint32_t members, uint32_t& lane) {
   bool elected = false;
@@ -125,7 +125,7 @@ bool elect(int line, uint32_t members, uint32_t& lane) {
   election.number = members;
   election.to = &elected;
   election.second = &lane;
-  perform_in_order(election);
+  executor::perform(election);
   return elected;
 }
 uint32_t shuffle(int line, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp_and_mask, uint32_t members,
@@ -136,7 +136,7 @@ uint32_t shuffle(int line, Shuffle mode, uint32_t value, uint32_t by, uint32_t c
   exchange.number = members;
   exchange.to = &result;
   exchange.second = &arguments;
-  perform_in_order(exchange);
+  executor::perform(exchange);
   in_range = arguments.in_range;
   return result;
 }
@@ -147,7 +147,7 @@ uint32_t reduce(int line, uint32_t (*combine)(uint32_t, uint32_t), uint32_t valu
   exchange.number = members;
   exchange.to = &result;
   exchange.second = &arguments;
-  perform_in_order(exchange);
+  executor::perform(exchange);
   return result;
 }
 // movmatrix: lane l holds columns l % 4 * 2 and the next one of row l / 4.
@@ -163,7 +163,7 @@ uint32_t vote(int line, bool predicate, uint32_t members, uint32_t& voters) {
   Operation ballot = operation(line, Kind::vote);
   ballot.number = members;
   ballot.second = &arguments;
-  perform_in_order(ballot);
+  executor::perform(ballot);
   voters = arguments.voters;
   return arguments.lanes;
 }
@@ -173,13 +173,13 @@ void mbarrier_init(int line, uint64_t address, uint32_t arrivals) {
   Operation init = operation(line, Kind::mbarrier_init);
   init.to = own(address);
   init.number = arrivals;
-  perform_in_order(init);
+  executor::perform(init);
 }
 void mbarrier_invalidate(int line, uint64_t address) {
   Operation end = operation(line, Kind::mbarrier_init);
   end.flag = false;
   end.to = own(address);
-  perform_in_order(end);
+  executor::perform(end);
 }
 uint64_t mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, uint32_t arrivals) {
   uint64_t parity = 0;
@@ -189,7 +189,7 @@ uint64_t mbarrier_arrive(int line, At space, uint64_t address, uint32_t bytes, u
   arrive.to = locate(arrive, space, address);
   arrive.second = &parity;
   arrive.bytes = bytes;
-  perform_in_order(arrive);
+  executor::perform(arrive);
   return parity;
 }
 void mbarrier_expect(int line, At space, uint64_t address, uint32_t bytes) {
@@ -197,7 +197,7 @@ void mbarrier_expect(int line, At space, uint64_t address, uint32_t bytes) {
   expect.to = locate(expect, space, address);
   expect.bytes = bytes;
   expect.flag = false;
-  perform_in_order(expect);
+  executor::perform(expect);
 }
 bool mbarrier_test(int line, uint64_t address, uint32_t parity) {
   bool ended = false;
@@ -205,26 +205,26 @@ bool mbarrier_test(int line, uint64_t address, uint32_t parity) {
   test.to = own(address);
   test.number = parity & 1;
   test.second = &ended;
-  perform_in_order(test);
+  executor::perform(test);
   return ended;
 }
 void mbarrier_arrive_after_copies(int line, uint64_t address) {
   Operation arrive = operation(line, Kind::mbarrier_arrive_after_copies);
   arrive.to = own(address);
-  perform_in_order(arrive);
+  executor::perform(arrive);
 }
 void mbarrier_wait(int line, uint64_t address, uint32_t parity) {
   Operation wait = operation(line, Kind::mbarrier_wait);
   wait.to = own(address);
   wait.number = parity & 1;
-  perform_in_order(wait);
+  executor::perform(wait);
 }
 
 void tma_prefetch(int line, uint64_t map) {
   TmaArguments const arguments = {reinterpret_cast<void const*>(map), {}, nullptr, 0, 0};
   Operation prefetch = operation(line, Kind::tma_prefetch);
   prefetch.second = &arguments;
-  perform_in_order(prefetch);
+  executor::perform(prefetch);
 }
 static TmaArguments tma_arguments_of(uint64_t map, Coordinates const& box, uint64_t* barrier, uint32_t ranks) {
   TmaArguments result = {reinterpret_cast<void const*>(map), {}, barrier, uint16_t(ranks), box.dimensions};
@@ -236,14 +236,14 @@ void tma_load(int line, uint64_t shared, uint64_t map, Coordinates const& box, u
   Operation copy = operation(line, Kind::tma_load);
   copy.to = own(shared);
   copy.second = &arguments;
-  perform_in_order(copy);
+  executor::perform(copy);
 }
 void tma_store(int line, uint64_t map, Coordinates const& box, uint64_t shared) {
   TmaArguments const arguments = tma_arguments_of(map, box, nullptr, 0);
   Operation copy = operation(line, Kind::tma_store);
   copy.from = own(shared);
   copy.second = &arguments;
-  perform_in_order(copy);
+  executor::perform(copy);
 }
 
 // ---- Matrices ------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ void ldmatrix(int line, uint32_t* registers, uint64_t address, uint32_t matrices
   read.bytes = 16;
   read.number = matrices;
   read.flag = transpose;
-  perform_in_order(read);
+  executor::perform(read);
 }
 void stmatrix(int line, uint64_t address, uint32_t const* registers, uint32_t matrices, bool transpose) {
   Operation write = operation(line, Kind::stmatrix);
@@ -266,7 +266,7 @@ void stmatrix(int line, uint64_t address, uint32_t const* registers, uint32_t ma
   write.bytes = 16;
   write.number = matrices;
   write.flag = transpose;
-  perform_in_order(write);
+  executor::perform(write);
 }
 void wmma_load(int line, uint32_t* registers, uint64_t address, uint32_t pitch, bool of_a, bool by_rows) {
   bool const transpose = of_a != by_rows, down_first = of_a != transpose;
@@ -280,7 +280,7 @@ void wmma_load(int line, uint32_t* registers, uint64_t address, uint32_t pitch, 
   read.bytes = 16;
   read.number = pitch;
   read.flag = transpose;
-  perform_in_order(read);
+  executor::perform(read);
 }
 void mma(int line, Element in, Element acc, uint32_t depth, uint32_t* d, uint32_t const* a, uint32_t const* b) {
   Operation product = operation(line, Kind::mma);
@@ -291,7 +291,7 @@ void mma(int line, Element in, Element acc, uint32_t depth, uint32_t* d, uint32_
   product.to = d;
   product.from = a;
   product.second = b;
-  perform_in_order(product);
+  executor::perform(product);
 }
 void wgmma(int line, Element in, Element acc, uint32_t n, WgmmaRegisters& registers, uint16_t const* list,
            uint16_t const* a_list, uint64_t a, uint64_t b, bool accumulate, bool a_mn_major, bool b_mn_major) {
@@ -301,13 +301,13 @@ void wgmma(int line, Element in, Element acc, uint32_t n, WgmmaRegisters& regist
   product.acc = acc;
   product.to = &registers;
   product.second = &arguments;
-  perform_in_order(product);
+  executor::perform(product);
 }
 void wgmma_order(int line, Kind kind, WgmmaRegisters& registers, uint32_t number) {
   Operation order = operation(line, kind);
   order.to = &registers;
   order.number = number;
-  perform_in_order(order);
+  executor::perform(order);
 }
 
 void register_in_flight(int line, char const* name) { machine->report_register({file, line}, name); }

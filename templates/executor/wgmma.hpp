@@ -113,28 +113,9 @@ void Machine::check_fenced(Warp const& warp) {
   });
 }
 
-// Moves the accumulators out of the caller's registers, unless an earlier wgmma in flight has done so.
-void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
-  if (op.arguments.list) {
-    take_listed_accumulators(warp, op, quarter);
-    return;
-  }
-  auto& all = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter];
-  op.key[quarter] = op.d[quarter][0];
-  Accumulators& accumulators = all[op.key[quarter]];
-  if (accumulators.users++) return;
-  check_fenced(warp);
-  uint32_t const count = registers_of(op);
-  accumulators.registers.resize(count * 32);
-  for (int i = 0; i < 32; ++i) {
-    memcpy(&accumulators.registers[size_t(i) * count], op.d[quarter][i], count * 4);
-    memset(op.d[quarter][i], HGEMM_POISON, count * 4);
-  }
-}
-
-// The same for registers of PTX. The registers must all be ready, or all hold the accumulators of one earlier wgmma in flight,
+// Moves the accumulators out of the caller's registers. These must all be ready, or all hold the accumulators of one earlier wgmma in flight,
 // in the same order. Compilers copy registers between wgmmas in flight, but ptxas gives such copies the same register.
-void Machine::take_listed_accumulators(Warp& warp, Wgmma& op, int quarter) {
+void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
   auto& all = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter];
   uint16_t const* const list = op.arguments.list;
   auto file = [&](int lane) -> WgmmaRegisters& { return *static_cast<WgmmaRegisters*>(op.d[quarter][lane]); };
@@ -211,10 +192,6 @@ void Machine::return_accumulators(Wgmma const& op, int quarter, Accumulators con
   size_t const count = registers_of(op);
   for (size_t i = 0; i < 32; ++i) {
     uint32_t const* const from = &accumulators.registers[i * count];
-    if (!op.arguments.list) {
-      memcpy(op.d[quarter][i], from, count * 4);
-      continue;
-    }
     WgmmaRegisters& registers = *static_cast<WgmmaRegisters*>(op.d[quarter][i]);
     for (uint32_t j = 0; j < registers.count; ++j) {
       uint64_t& token = registers.tokens[j];
