@@ -246,7 +246,7 @@ PROVED = {
         "SHA-256 of what was proved: source, PTX, cubin and launch data."
     ),
     "host_compiler": TEXT.about("The C++ compiler that compiled the run."),
-    "unproved": TEXT.about("Why the kernel cannot be run on the CPU, in form dsl only."),
+    "unproved": TEXT.about("Why the kernel has no proof, in records of form dsl of older versions."),
 }
 """The known fields of a proof. The first three come from the plan and the SASS, the others from a run on the CPU."""
 
