@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from generator.store.library import Library
 from hgemm.errors import LibraryError
 
 ARGUMENTS = [word for name, text in SMALL.items() for word in ("--" + name, text)]
+SUGGESTS = re.compile("Did you mean|Possible options")  # by version of click
 TOO_LARGE = ["--arch", "sm_89", "--tile", "256x256x64", "--stages", "4"]
 
 
@@ -281,9 +283,7 @@ def test_old_options_are_accepted_with_one_note_that_names_the_new_one(capsys, s
 
 def test_an_unknown_option_is_answered_with_no_deprecated_one(capsys) -> None:
     status, _, err = hgemm(capsys, "select", "--arch", "90", "--m", "64", "--dtype-x", "f16")
-    assert (
-        status == 2 and "Did you mean" in err and "'--dtype'" in err and "--dtype-" not in err.partition("Did you")[2]
-    )
+    assert status == 2 and SUGGESTS.search(err) and "--dtype" in err and "--dtype-" not in SUGGESTS.split(err)[1]
 
 
 def test_a_deprecated_word_of_a_spec_file_is_noted_once(capsys, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_every_verb_has_the_same_words_for_types(capsys) -> None:
 
 def test_a_misspelt_option_or_verb_ends_with_2(capsys) -> None:
     status, _, err = generate(capsys, "--arhc", "90")
-    assert status == 2 and "Did you mean" in err and "--arch" in err
+    assert status == 2 and SUGGESTS.search(err) and "--arch" in err
     assert err.startswith("generate: error: No such option") and err.endswith(" (see `generate --help`)\n")
     assert err.count("\n") == 1
     status, _, err = hgemm(capsys, "show")

@@ -28,6 +28,7 @@ from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, counter_bytes, grid_
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import LaunchOptions
+from hgemm.record import dump
 from hgemm.workspace import DEFAULT_WORKSPACE_BYTES
 
 EXAMPLE = ROOT / "examples" / "c"
@@ -537,6 +538,6 @@ def test_a_header_that_changed_since_is_told(small_library: Library, tmp_path: P
     path = folder / symbol / "record.json"
     record = json.loads(path.read_text())
     record["inputs"]["common/problem.cuh"] = hashlib.sha256(b"older").hexdigest()
-    path.write_text(json.dumps(record))
+    path.write_text(dump(record))
     with pytest.raises(LibraryError, match="was compiled with a different common/problem.cuh than the installed one"):
         export(open_library(folder), tmp_path / "export", ExportOptions([symbol], sources=True, compressed=False))
