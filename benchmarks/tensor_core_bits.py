@@ -2,7 +2,7 @@
 
 \b
     python -m benchmarks.tensor_core_bits run --save bits.npz        # needs a GPU and cuda-bindings; 20 s
-    python -m benchmarks.tensor_core_bits judge bits.npz       # no GPU: which parameters agree best
+    python -m benchmarks.tensor_core_bits judge bits.npz             # no GPU: which parameters agree best
     python -m benchmarks.tensor_core_bits compile sm_90a             # no GPU: the kernels compile
 
 `run` executes one instruction on thousands of random and adversarial operands. It compares each result with the model, bit by
@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -125,6 +125,7 @@ class Arithmetic:
         `between` is the type that a sum has between two steps; None means the accumulator's.
         `subnormal` inputs keep their least exponent (`kept`), are normalised (`normalized`) or count as zero (`flushed`).
         `signed_zero` tells whether a negative sum that rounds to zero gives -0.
+        `min_exponent` is the least exponent that terms are aligned to.
     Source: Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 7:e330 (2021);
         Xie et al., "MMA-Sim", arXiv:2511.10909; Khattak and Mikaitis, "Accurate models of NVIDIA tensor cores",
         arXiv:2512.07004.
@@ -142,6 +143,7 @@ class Arithmetic:
     subnormal: str = "kept"
     signed_zero: bool = False
     overflow: str = "infinity"
+    min_exponent: int = -133
 
 
 CHOICES: dict[str, tuple] = {
@@ -157,6 +159,7 @@ CHOICES: dict[str, tuple] = {
     "subnormal": ("kept", "normalized", "flushed"),
     "signed_zero": (False, True),
     "overflow": ("infinity", "largest"),
+    "min_exponent": (-400, -149, -135, -134, -133, -132, -131, -126),
 }
 
 
@@ -252,7 +255,7 @@ def _step(a: Numbers, b: Numbers, c: Numbers, kind: str, to: str, how: Arithmeti
     top = exponent.max(axis=-1)
     if how.accumulator == "aligned":
         top = np.maximum(top, c_exponent)
-    top = np.maximum(top, -400)  # all are zeros that are ignored
+    top = np.maximum(top, how.min_exponent)
     low = top - how.fraction_bits
     total = shifted(product, low[..., None] - unit, how.align).sum(axis=-1)
     if how.accumulator == "aligned":
@@ -757,6 +760,24 @@ def report(verdicts: list[Verdict]) -> bool:
     return all(one.good for one in verdicts)
 
 
+def write_json(path: Path, device: str, date: str, verdicts: list[Verdict]) -> None:
+    """Write the verdicts, one line for each instruction."""
+    lines = [
+        {
+            "instruction": one.instruction,
+            "results": sum(one.results.values()),
+            "differing": sum(one.mismatches.values()),
+            "step": one.how.step,
+            "fraction_bits": one.how.fraction_bits,
+            "min_exponent": one.how.min_exponent,
+        }
+        for one in verdicts
+    ]
+    head = json.dumps({"device": device, "date": date, "kinds": KINDS, "seed": SEED})[:-1]
+    rows = ",\n  ".join(map(json.dumps, lines))
+    path.write_text(f'{head},\n "instructions": [\n  {rows}\n ]}}\n')
+
+
 SCANS = ("never", "mismatch", "always")
 
 
@@ -782,36 +803,36 @@ def run(save: Path | None, json_path: Path | None, scan: str, jobs: int) -> None
     print(f"{gpu.device.name}, sm_{gpu.arch}: executed in {time.time() - began:.1f} s", flush=True)
     if save:
         flat = {f"{name}/{kind}": bits for name, kinds in found.items() for kind, bits in kinds.items()}
-        np.savez_compressed(save, arch=np.array(gpu.arch), **flat)
+        np.savez_compressed(save, arch=gpu.arch, device=gpu.device.name, date=time.strftime("%Y-%m-%d"), **flat)
     verdicts = judge_all(found, gpu.arch, scan, jobs)
     good = report(verdicts)
     print(f"{time.time() - began:.1f} s")
     if json_path:
-        json_path.write_text(
-            json.dumps(
-                {"device": gpu.device.name, "arch": gpu.arch, "verdicts": [asdict(v) for v in verdicts]}, indent=1
-            )
-            + "\n"
-        )
+        write_json(json_path, gpu.device.name, time.strftime("%Y-%m-%d"), verdicts)
     sys.exit(0 if good else 1)
 
 
 @main.command()
 @click.argument("saved", type=click.Path(path_type=Path, exists=True))
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="file for the verdicts")
 @click.option(
     "--scan", type=click.Choice(SCANS), default="mismatch", show_default=True, help="when to try other parameters"
 )
 @click.option("--jobs", default=2, show_default=True)
-def judge(saved: Path, scan: str, jobs: int) -> None:
+def judge(saved: Path, json_path: Path | None, scan: str, jobs: int) -> None:
     """Judge saved results. Needs no GPU."""
     found: dict[str, dict[str, np.ndarray]] = {}
     with np.load(saved) as data:
-        arch = int(data["arch"])
+        arch, device, date = int(data["arch"]), str(data["device"]), str(data["date"])
         for key in data.files:
             name, _, kind = key.partition("/")
             if kind:
                 found.setdefault(name, {})[kind] = data[key]
-    sys.exit(0 if report(judge_all(found, arch, scan, jobs)) else 1)
+    verdicts = judge_all(found, arch, scan, jobs)
+    good = report(verdicts)
+    if json_path:
+        write_json(json_path, device, date, verdicts)
+    sys.exit(0 if good else 1)
 
 
 @main.command("compile")

@@ -6,7 +6,7 @@ Models. The bound covers two ways to add products to an accumulator, for each st
 
 - Tensor cores add groups of b products. They align all terms to the largest one, cut each below its 24 or 25 fraction bits, and
   cut the sum to f32. b is the k of the instruction, but 8 before sm_90 (4 for tf32). f16 accumulators round each group to nearest.
-- The CPU executor adds one product at a time in f32, and rounds to nearest.
+- Additions of one product at a time in f32, rounded to nearest.
 
 Roundings. U is a power of two: the largest one up to the root of the largest squared partial sum plus the squared products of the
 step. So U follows the actual partial sums. h is 2**-24 U, half a unit in the last place of f32. Rounding to nearest errs by at
@@ -20,7 +20,6 @@ Confidence. Roundings are taken as independent and uniform. Then their sum is su
 the bound with a probability below 2 exp(-CONFIDENCE**2 / 2) = 5e-11. This holds for inputs of random signs, which `hgemm.verify`
 draws. f16 accumulators of inputs of one sign may stagnate: then the roundings are not independent.
 
-Room. The bias is the room for GPUs, because the executor has none.
 `python -m benchmarks.bounds` prints the largest error of each arithmetic as a share of the bound.
 
 Source: Xie, Wang, Yang, Yang, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores", arXiv:2511.10909 (2025):

@@ -4,7 +4,8 @@
 // the accumulator to the largest exponent and keeps `fraction_bits` bits below it; the rest is cut off. It adds these numbers
 // exactly. Then it rounds the sum to the accumulator's type: f32 towards zero, f16 to nearest.
 // The exponent of a product is the sum of both exponents, also if the product of the significands is 2 or more. A subnormal
-// number has its type's least exponent. Zeros have no exponent. A sum that rounds to zero is +0.
+// number has its type's least exponent. Zeros have no exponent. Terms are aligned to 2^-133 at least. A sum that rounds to zero
+// is +0.
 //
 // NaNs differ from the hardware's, which are all 0x7fffffff: a NaN is poison if an operand is, and otherwise 0x7fc00000.
 //
@@ -61,6 +62,7 @@ struct TensorCoreOperands {
 inline bool is_poison(float value) { return is_poison_float(bits_of(value)); }
 
 constexpr int no_exponent = -1000;  // less than any
+constexpr int min_exponent = -133;  // that terms are aligned to; measured on an H100
 
 // Returns the exponent of a finite number as the hardware compares it. `least` is 2^-14 or 2^-126.
 inline int exponent_of(float value, float least) {
@@ -95,7 +97,7 @@ inline float add_column(float const* a, float const* b, size_t stride, int count
     }
   }
   if (!finite) return special == special ? float(special) : float_of(poison ? ~0u : 0x7fc00000u);
-  if (top < 2 * -149) return 0;  // all are zeros
+  top = top < min_exponent ? min_exponent : top;
   double const scale = ldexp(1.0, fraction_bits - top);
   int64_t sum = int64_t(double(c) * scale);
   for (int k = 0; k < count; ++k) sum += int64_t(double(a[k]) * double(b[size_t(k) * stride]) * scale);
