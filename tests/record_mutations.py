@@ -105,7 +105,7 @@ def mutated(data: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
         elif isinstance(holder, dict) and rng.random() < 0.1:
             holder[rng.choice(("extra", "Name", "persistent", "max_ctas", "static_smem_bytes"))] = rng.choice(_NUMBERS)
         else:
-            holder[name] = _other_value(holder[name], rng)
+            holder[name] = copy.deepcopy(_other_value(holder[name], rng))
     return changed
 
 

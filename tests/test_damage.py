@@ -319,7 +319,7 @@ def spoil(folder: Path, rng: random.Random) -> str:
             spoil_index(folder / "index.db", rng)
         elif kind == "record" and place.name == "record.json" and place.is_file():
             place.write_text(dump(mutated(json.loads(place.read_bytes()), rng)))
-        elif place.is_file() and not place.is_symlink():
+        elif place.is_file() and not place.is_symlink() and place.stat().st_size < 2**20:
             content = bytearray(place.read_bytes()) or bytearray(1)
             if kind == "bit":
                 content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -330,6 +330,8 @@ def spoil(folder: Path, rng: random.Random) -> str:
 
 
 def spoil_index(path: Path, rng: random.Random) -> None:
+    if not all(one.is_file() and not one.is_symlink() for one in path.parent.glob("index.db*")):
+        return  # SQLite would wait for a pipe
     with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(path)) as database:
         database.executescript(rng.choice([*STATEMENTS.values()]))
 

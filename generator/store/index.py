@@ -385,7 +385,7 @@ def replace_index(library: Path) -> None:
 
 
 def _remove_journals(path: Path) -> None:
-    for suffix in ("-wal", "-shm"):
+    for suffix in ("-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
