@@ -118,8 +118,8 @@ def test_blocks_of_the_arena_are_used_again() -> None:
     first = arena().allocate(5000)
     arena().free(first)
     assert arena().allocate(8192) == first and arena().allocate(8192) != first
-    with pytest.raises(DeviceError, match="exceed the 4096 GiB"):
-        arena().allocate(2**43)
+    with pytest.raises(DeviceError, match="exceed the 32768 GiB"):
+        arena().allocate(2**46)
 
 
 def test_texts_that_would_reach_a_terminal_are_printable() -> None:

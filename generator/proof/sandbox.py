@@ -28,7 +28,7 @@ from hgemm.errors import DeviceError
 
 ARENA_ADDRESS = 0x2000_0000_0000
 """Far from where Linux puts programs, shared objects, stacks, and the shadow of sanitizers."""
-ARENA_BYTES = 4 << 40
+ARENA_BYTES = 32 << 40
 """Only pages that are written take memory."""
 _ALIGN_BYTES = 4096
 _KEPT_BYTES = 64 << 20
