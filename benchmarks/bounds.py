@@ -79,7 +79,9 @@ def chain(way: Arithmetic, products: np.ndarray, halves: bool) -> np.ndarray:
 
 
 def accumulated(way: Arithmetic, acc: str, products: np.ndarray, promote_every: int = 1) -> np.ndarray:
-    """Return the accumulators of a kernel with k-tiles of TILE_K."""
+    """Return the accumulators of a kernel with k-tiles of TILE_K. Shapes: products (count, k), k a multiple of TILE_K."""
+    if traits_of(way, acc, "f16", "f32").last_k_tile_first:
+        products = np.roll(products, TILE_K, axis=1)
     if acc != "f16_promoted":
         return chain(way, products, acc == "f16")
     total, step = np.zeros(len(products), np.float32), promote_every * TILE_K
@@ -94,6 +96,7 @@ def traits_of(way: Arithmetic, acc: str, dtype: str, dtype_d: str) -> LaunchTrai
         symbol="", arch=way.arch, layout="tn", dtype_a=dtype, dtype_b=dtype, dtype_d=dtype_d, acc=acc, beta=False,
         bias="none", activation="none", tile_m=64, tile_n=64, tile_k=TILE_K, align_a=8, align_b=8, align_d=8, threads=128,
         smem_bytes=0, cluster=(1, 1, 1), grid_rule="one_tile", splits=1, partial_bytes=0, persistent=False, mma=way.mma,
+        copy="cp_async" if way.mma.startswith("m16") else "tma",
     )  # fmt: skip
 
 

@@ -142,6 +142,11 @@ class LaunchTraits:
         return traits
 
     @property
+    def last_k_tile_first(self) -> bool:
+        """Whether each accumulator multiplies its last k-tile, which may be ragged, before all others."""
+        return self.copy in ("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned") and self.mma[:3] != "m64"
+
+    @property
     def arch_number(self) -> int:
         """The number of the architecture: 90 for sm_90a."""
         return int("".join(filter(str.isdigit, self.arch)))

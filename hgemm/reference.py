@@ -20,6 +20,9 @@ Confidence. Roundings are taken as independent and uniform. Then their sum is su
 the bound with a probability below 2 exp(-CONFIDENCE**2 / 2) = 5e-11. This holds for inputs of random signs, which `hgemm.verify`
 draws. f16 accumulators of inputs of one sign may stagnate: then the roundings are not independent.
 
+Order. The partial sums depend on the order of k. Kernels on mma.sync that copy with threads multiply the last k-tile of each
+accumulator first (templates/mma_sync/mainloop.cuh), all others in the order of k.
+
 `python -m benchmarks.bounds` prints the largest error of each arithmetic as a share of the bound.
 
 Source: Xie, Wang, Yang, Yang, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores", arXiv:2511.10909 (2025):
@@ -204,8 +207,8 @@ class _Sum:
 def _split(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> _Sum:
     if traits.acc != "f16_promoted":
         return _chain(traits, a, b, first, last)
-    tiles = range(first, max(last, first + 1), traits.tile_k)
-    parts = (_chain(traits, a, b, at, min(at + traits.tile_k, last)) for at in tiles)
+    tiles = steps_of(traits, first, last, traits.tile_k) or [(first, first)]
+    parts = (_chain(traits, a, b, *tile) for tile in tiles)
     return _add_up(parts, shared=traits.grid_rule == "stream_k")
 
 
@@ -216,21 +219,37 @@ def group_of(traits: LaunchTraits) -> int:
     return 16 if traits.mma.endswith("k16") else 8
 
 
+def steps_of(traits: LaunchTraits, first: int, last: int, step: int) -> list[tuple[int, int]]:
+    """Return the begin and end of each step of one accumulator over [first, last) of k, in the order of the kernel."""
+    split = first
+    if traits.last_k_tile_first and last > first:
+        split += (last - first - 1) // traits.tile_k * traits.tile_k
+    return [
+        (at, min(at + step, end)) for begin, end in ((split, last), (first, split)) for at in range(begin, end, step)
+    ]
+
+
 def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last: int) -> _Sum:
     """Return the sum over [first, last) of k in one accumulator.
 
-    In stream-K kernels, a new accumulator may start at any k-tile. Then the signs of partial sums are unknown.
+    In stream-K kernels, a new accumulator may start at any k-tile. Then the signs of partial sums are unknown. It may hold any
+    later k-tile, if the last one comes first.
     """
     shared, group = traits.grid_rule == "stream_k", group_of(traits)
     fraction = 2.0 ** -(25 if traits.arch_number < 90 else 26)  # half of the lowest bit of an aligned product
     low = high = np.float64(0)  # smallest and largest sum at which a new accumulator may start
+    least = most = np.float64(0)  # smallest and largest sum of a k-tile that comes before others
+    if shared and traits.last_k_tile_first and last - first > traits.tile_k:
+        for at, end in steps_of(traits, first, last, traits.tile_k):
+            tile = a[:, :, at:end] @ b[:, at:end]
+            least, most = np.minimum(least, tile), np.maximum(most, tile)
     total = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]))
     bias, variance, worst = np.zeros((3, *total.shape))
     a_squared, b_squared = a * a, b * b
     a_signs, b_signs = np.sign(a).astype(np.float32), np.sign(b).astype(np.float32)
     a_fine, b_fine = (_fineness(one, traits.dtype_a) for one in (a, b))
-    for at in range(first, last, STEP):
-        end = min(at + STEP, last)
+    steps = steps_of(traits, first, last, STEP)
+    for at, end in sorted(steps) if shared else steps:
         groups = -(-(end - at) // group)
         if shared and at % traits.tile_k == 0:
             low, high = np.minimum(low, total), np.maximum(high, total)
@@ -240,7 +259,7 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
         before, total = total, total + a[:, :, at:end] @ b[:, at:end]
         square = a_squared[:, :, at:end] @ b_squared[:, at:end]
         if shared:
-            largest = np.maximum(np.maximum(before, total) - low, high - np.minimum(before, total))
+            largest = np.maximum(np.maximum(before, total) - low + most, high - np.minimum(before, total) - least)
         else:
             largest = np.maximum(np.abs(before), np.abs(total))
         largest *= largest

@@ -12,7 +12,7 @@ from hgemm.dtypes import DTYPES, decode, encode
 from hgemm.launch import COUNTER_BYTES, WORKSPACE_COUNTERS, Matrix, matrices
 from hgemm.launch_traits import LaunchTraits
 from hgemm.problem import LAUNCH, Problem
-from hgemm.reference import ACTIVATION_FORMULAS
+from hgemm.reference import ACTIVATION_FORMULAS, steps_of
 
 # What a variant is, as its record says; tests replace fields.
 RECORD = {
@@ -91,12 +91,13 @@ def accumulate(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, group: int = 
     for split in range(traits.splits):
         each, longer = divmod(k_tiles, traits.splits)
         first, last = ((at * each + min(at, longer)) * traits.tile_k for at in (split, split + 1))
-        step = traits.tile_k if traits.acc == "f16_promoted" else max(last - first, 1)
+        tiles = [slice(*tile) for tile in steps_of(traits, first, min(last, a.shape[1]), traits.tile_k)]
         part = np.zeros_like(total)
-        for at in range(first, last, step):
-            a_part, b_part = a[:, at : min(at + step, last)], b[at : min(at + step, last)]
-            zero = np.zeros(part.shape)
-            part = part + tensor_core(a_part, b_part, zero, group, bits, traits.acc != "f32").astype(np.float32)
+        for chain in [[tile] for tile in tiles] if traits.acc == "f16_promoted" else [tiles]:
+            sums = np.zeros(part.shape)
+            for tile in chain:
+                sums = tensor_core(a[:, tile], b[tile], sums, group, bits, traits.acc != "f32")
+            part = part + sums.astype(np.float32)
         total = total + part
     return total
 

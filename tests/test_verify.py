@@ -361,9 +361,12 @@ def ratio(traits: LaunchTraits, given: Operands, computed: np.ndarray) -> float:
     seed=st.integers(0, 10**6),
     spread=st.sampled_from([0, 3, 6]),
     ascending=st.booleans(),
+    copy=st.sampled_from(["tma", "cp_async"]),
 )
-def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(acc, group_bits, splits, k, seed, spread, ascending) -> None:
-    traits = replace(BY_ACC[acc], splits=splits, arch="sm_80" if group_bits[1] == 24 else "sm_90")
+def test_no_arithmetic_of_tensor_cores_exceeds_the_bound(
+    acc, group_bits, splits, k, seed, spread, ascending, copy
+) -> None:
+    traits = replace(BY_ACC[acc], splits=splits, arch="sm_80" if group_bits[1] == 24 else "sm_90", copy=copy)
     drawn = operands(seed, 4, 4, k)
     scale = 2.0 ** np.random.default_rng(seed).integers(-spread, spread + 1, k)  # terms of many sizes, in any order
     a = drawn.a * (np.sort(scale) if ascending else scale)
@@ -404,10 +407,11 @@ def test_short_products_are_seldom_rounded_and_stay_under_the_bound(group_bits, 
     seed=st.integers(0, 10**6),
     share=st.integers(1, 9),
     offset=st.floats(-2, 2),
+    copy=st.sampled_from(["tma", "cp_async"]),
 )
-def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, seed, share, offset) -> None:
+def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, seed, share, offset, copy) -> None:
     """Whatever the number of workers: shares begin and end at any k-tiles, and their sums are added in the order of k."""
-    whole, traits = BY_ACC[acc], LaunchTraits.of(record("stream_k", acc=acc))
+    whole, traits = replace(BY_ACC[acc], copy=copy), LaunchTraits.of(record("stream_k", acc=acc, copy=copy))
     drawn = operands(seed, 4, 4, k)
     rng = np.random.default_rng(seed)
     a = drawn.a + offset * np.sign(rng.standard_normal())  # sums that grow, and then fall where a share may begin
@@ -420,6 +424,29 @@ def test_shares_of_any_k_tiles_stay_under_the_bound_of_stream_k(acc, group, k, s
         computed = computed + part
     if all(np.all(np.abs(part) < 30000) for part in sums):
         assert ratio(traits, given, computed) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("case", "tile_k", "row", "column", "found"),
+    [
+        (Case(Shape(131, 257, 67), 1, -1, loose=True), 64, 106, 9, 8.875),
+        (Case(Shape(257, 256, 64), -0.5, 1), 32, 222, 222, 7.8125),
+        (Case(Shape(17, 2305, 96), 1, -1), 32, 10, 1712, -7.53125),
+    ],
+)
+def test_the_bound_follows_the_k_tile_that_comes_first(
+    case: Case, tile_k: int, row: int, column: int, found: float
+) -> None:
+    """An H100 computed these numbers with kernels on mma.sync, whose last k-tile comes first."""
+    copied = replace(BY_ACC["f16"], tile_k=tile_k, copy="cp_async")
+    drawn = draw(copied, case, "normal", np.random.default_rng([0, *f"{case} normal".encode()]))
+    one = replace(drawn, a=drawn.a[:, [row]], b=drawn.b[..., [column]], c=drawn.c[:, [row]][..., [column]])
+    d = np.array([[[found]]])
+    assert one.alpha * accumulate(copied, one.a[0], one.b[0], 16) + one.beta * one.c[0] == pytest.approx(
+        found, rel=2**-11
+    )
+    assert reference(replace(copied, mma="m16n8k16"), one).error_ratio(d) <= 1.0
+    assert reference(replace(copied, mma="m16n8k16", copy="tma"), one).error_ratio(d) > 1.0
 
 
 def test_the_bound_of_stream_k_is_hardly_wider_than_that_of_one_chain() -> None:
