@@ -245,6 +245,7 @@ def _chain(traits: LaunchTraits, a: np.ndarray, b: np.ndarray, first: int, last:
             least, most = np.minimum(least, tile), np.maximum(most, tile)
     total = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]))
     bias, variance, worst = np.zeros((3, *total.shape))
+    a, b, last, first = a[:, :, first:last], b[:, first:last], last - first, 0  # `first` begins a k-tile
     a_squared, b_squared = a * a, b * b
     a_signs, b_signs = np.sign(a).astype(np.float32), np.sign(b).astype(np.float32)
     a_fine, b_fine = (_fineness(one, traits.dtype_a) for one in (a, b))

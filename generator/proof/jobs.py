@@ -32,6 +32,7 @@ from generator.errors import HgemmError, ProofError
 from generator.isolated import NEUTRAL_FOLDER, command
 from generator.planner import plan_of
 from generator.proof.executor import HostCompiler, HostToolchain, cache_folder, find_compiler, require_working, trim
+from generator.ptx.instructions import row_of
 from generator.ptx.parser import Location
 from generator.ptx.translate import PTX_FILE, source_lines
 from generator.spec import Spec
@@ -174,6 +175,7 @@ def serve() -> None:
     """Prove the requests that arrive at stdin, each in a fork of this process, until stdin is closed."""
     import generator.proof.proving  # noqa: F401  # imports NumPy, before the forks
 
+    row_of("mov.b32")  # compiles the patterns of the table
     gc.freeze()  # leaves the pages of what is imported shared
     for line in sys.stdin:
         outputs = [os.memfd_create(name) for name in ("out", "err")]

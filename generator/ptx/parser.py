@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from generator.errors import HgemmError
 
@@ -205,6 +206,7 @@ def bits_of_type(name: str) -> int:
     return 1 if name == "pred" else _BYTES[name.lstrip("busf")] * 8
 
 
+@lru_cache(maxsize=4)  # a proof needs it three times
 def parse(text: str) -> Module:
     """Parse a PTX text. Raises: PtxError with the line that is not understood."""
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)

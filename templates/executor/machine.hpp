@@ -142,7 +142,7 @@ class Machine {
   void take_a(Warp& warp, Wgmma& op, int quarter);
   static void return_a(Wgmma const& op, int quarter);
   bool check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* cost);
-  void compute_wgmma(Warp& warp, Wgmma& op, int quarter);
+  bool compute_wgmma(Warp& warp, Wgmma& op, int quarter, bool has_b = false);
   void compute_some_wgmma(Warpgroup& group, Cta& cta);
   void wgmma_wait(Warp& warp, uint32_t pending);
 

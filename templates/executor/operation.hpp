@@ -88,6 +88,7 @@ struct WgmmaRegisters {
   // their wgmmas, 8 bits for the index of the accumulator
   uint64_t* tokens;
   uint32_t count;
+  bool any_accessed = false;  // false: no token is `accessed`
 };
 
 // An atomic operation on one number in memory. `apply` reads the number and writes the new one, if it `writes`.

@@ -113,7 +113,11 @@ struct AccumulatorRegisters {
   explicit AccumulatorRegisters(char const* const* names) : names(names) { memset(values, 0xff, sizeof values); }
   void access(int line, int i) {
     if (tokens[i] > WgmmaRegisters::accessed) register_in_flight(line, names[i]);
-    else tokens[i] = WgmmaRegisters::accessed;
+    else mark_accessed(i);
+  }
+  void mark_accessed(int i) {
+    tokens[i] = WgmmaRegisters::accessed;
+    file.any_accessed = true;
   }
   __attribute__((noinline)) uint32_t read(int line, int i) {
     access(line, i);
@@ -125,7 +129,7 @@ struct AccumulatorRegisters {
   }
   // mov of another value, which gives the name to a new register
   __attribute__((noinline)) void set(int i, uint32_t value) {
-    tokens[i] = WgmmaRegisters::accessed;
+    mark_accessed(i);
     values[i] = value;
   }
   // mov from one to the other, in this order: pairs of `to` and `from`.

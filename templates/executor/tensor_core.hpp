@@ -84,7 +84,8 @@ struct Fragment16x8x16 {
 
   TensorCoreOperands operands(int depth, Element in, Element acc) {
     TensorCoreOperands all = {a[0], b[0], a_powers[0], b_powers[0], d[0], 8, 8, least_of(in), acc == Element::f16};
-    prepare_operands(all, depth);
+    prepare_a(all, depth);
+    prepare_b(all, depth);
     return all;
   }
 
@@ -163,6 +164,7 @@ struct WgmmaTile {
   alignas(32) float a[16][16], a_powers[16][16];    // (m, k)
   alignas(32) float b[16][256], b_powers[16][256];  // (k, n)
   alignas(32) float d[16][256];                     // (m, n)
+  bool b_unusual, b_nonzero;
 
   // Reads a from registers, four of each lane, which are laid out like those of m16n8k16, or of m16n8k8 for tf32.
   void read_a(uint32_t const* registers, Element element) {
@@ -206,9 +208,17 @@ struct WgmmaTile {
     }
   }
   // Every instruction of a warpgroup takes one step.
-  void multiply(uint32_t n, int depth, Element in, Element acc, int fraction_bits) {
+  // `has_b`: B is that of the previous product.
+  void multiply(uint32_t n, int depth, Element in, Element acc, int fraction_bits, bool has_b) {
     TensorCoreOperands all = {a[0], b[0], a_powers[0], b_powers[0], d[0], n, 256, least_of(in), acc == Element::f16};
-    prepare_operands(all, depth);
+    if (!has_b) {
+      prepare_b(all, depth);
+      b_unusual = all.any_unusual;
+      b_nonzero = all.b_nonzero;
+    }
+    all.any_unusual = b_unusual;
+    all.b_nonzero = b_nonzero;
+    prepare_a(all, depth);
     add_products(all, 0, depth, fraction_bits);
   }
 };

@@ -180,12 +180,16 @@ HGEMM_INLINE bool prepare(float const* values, float* powers, int count, float l
   return any_of(any);
 }
 
-// Prepares `depth` columns of A and rows of B.
-HGEMM_CLONES static void prepare_operands(TensorCoreOperands& operands, int depth) {
+// Prepares `depth` columns of A.
+HGEMM_CLONES static void prepare_a(TensorCoreOperands& operands, int depth) {
   for (int row = 0; row < operands.rows; ++row) {
     int const at = row * operands.depth;
     operands.a_nonzero[row] = prepare(operands.a + at, operands.a_powers + at, depth, operands.least, operands.any_unusual);
   }
+}
+
+// Prepares `depth` rows of B.
+HGEMM_CLONES static void prepare_b(TensorCoreOperands& operands, int depth) {
   for (int k = 0; k < depth; ++k) {
     size_t const at = size_t(k) * operands.pitch;
     operands.b_nonzero |=

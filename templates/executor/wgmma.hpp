@@ -100,7 +100,9 @@ void Machine::wgmma_fence(Warp& warp) {
   warp.wgmma_fenced = true;
   for (int i = 0; i < 32; ++i) {
     auto* const registers = static_cast<WgmmaRegisters*>(warp.lanes[i].operation->to);
-    for (uint32_t j = 0; registers && j < registers->count; ++j) {
+    if (!registers || !registers->any_accessed) continue;
+    registers->any_accessed = false;
+    for (uint32_t j = 0; j < registers->count; ++j) {
       if (registers->tokens[j] == WgmmaRegisters::accessed) registers->tokens[j] = 0;
     }
   }
@@ -130,20 +132,22 @@ void Machine::take_accumulators(Warp& warp, Wgmma& op, int quarter) {
   uint64_t const before = number << 32 | uint64_t(accumulators.version) << 8;
   uint64_t const after = number << 32 | uint64_t(++accumulators.version) << 8;
   for (int i = 0; i < 32; ++i) {
+    uint64_t* const tokens = file(i).tokens;
+    uint32_t* const values = file(i).values;
+    uint32_t* const taken = &accumulators.registers[size_t(i) * count];
+    for (uint32_t j = 0; first && j < count; ++j) {
+      uint64_t const token = tokens[list[j]];
+      taken[j] = values[list[j]];
+      accessed |= token == WgmmaRegisters::accessed;
+      mixed |= token > WgmmaRegisters::accessed;
+    }
+    for (uint32_t j = 0; !first && j < count; ++j) mixed |= tokens[list[j]] != (before | j);
     for (uint32_t j = 0; j < count; ++j) {
-      uint64_t& token = file(i).tokens[list[j]];
-      uint32_t& value = file(i).values[list[j]];
-      if (first) {
-        accumulators.registers[size_t(i) * count + j] = value;
-        accessed |= token == WgmmaRegisters::accessed;
-        mixed |= token > WgmmaRegisters::accessed;
-      } else {
-        mixed |= token != (before | j);
-      }
-      token = after | j;
-      value = ~0u;
+      tokens[list[j]] = after | j;
+      values[list[j]] = ~0u;
     }
   }
+  for (uint32_t j = 0; j < count; ++j) mixed |= file(0).tokens[list[j]] != (after | j);  // a register that is listed twice
   if (accessed) {
     findings_.add("wgmma", warp.lanes[0].operation->site, [&] {
       return describe(warp.lanes[0]) + ": an accumulator was accessed after the last wgmma fence";
@@ -244,15 +248,16 @@ bool Machine::check_operand(Warp& warp, Wgmma const& op, bool is_b, SiteCost* co
   return true;
 }
 
-// Computes one warp's part, 16 rows.
-void Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter) {
-  if (op.done[quarter]) return;
+// Computes one warp's part, 16 rows. Returns whether it has read B, which the next part need not do (`has_b`) if nothing has run
+// in between.
+bool Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter, bool has_b) {
+  if (op.done[quarter]) return false;
   op.done[quarter] = true;
   uint32_t const n = op.arguments.n, depth = depth_of(op), count = registers_of(op);
   Accumulators& accumulators = warp.cta->warpgroups[size_t(warp.index) / 4].accumulators[quarter].at(op.key[quarter]);
   if (!op.valid[quarter]) {
     std::fill(accumulators.registers.begin(), accumulators.registers.end(), ~0u);
-    return;
+    return false;
   }
   static WgmmaTile tile;
   auto read = [&](uint64_t descriptor, bool k_major, uint32_t first, uint32_t extent, auto put) {
@@ -274,11 +279,14 @@ void Machine::compute_wgmma(Warp& warp, Wgmma& op, int quarter) {
     read(op.arguments.a, op.arguments.a_k_major, uint32_t(quarter) * 16, 16,
          [](uint32_t m, uint32_t k, float value) { tile.a[m][k] = value; });
   }
-  read(op.arguments.b, op.arguments.b_k_major, 0, n,
-       [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
+  if (!has_b) {
+    read(op.arguments.b, op.arguments.b_k_major, 0, n,
+         [](uint32_t column, uint32_t k, float value) { tile.b[k][column] = value; });
+  }
   for (uint32_t l = 0; l < 32; ++l) tile.move_in(l, n, &accumulators.registers[l * count], op.acc, op.arguments.accumulate);
-  tile.multiply(n, int(depth), op.in, op.acc, arithmetic_.fraction_bits);
+  tile.multiply(n, int(depth), op.in, op.acc, arithmetic_.fraction_bits, has_b);
   for (uint32_t l = 0; l < 32; ++l) tile.move_out(l, n, &accumulators.registers[l * count], op.acc);
+  return true;
 }
 
 // Completes some wgmmas in flight, in the order of issue.
@@ -303,7 +311,10 @@ void Machine::wgmma_wait(Warp& warp, uint32_t pending) {
   for (Wgmma& op : group.in_flight) {
     if (number++ < warp.wgmma_retired || !op.issued[quarter]) continue;
     if (op.group[quarter] >= complete) break;
-    for (int other = 0; other < 4; ++other) compute_wgmma(cta.warps[size_t(warp.index) / 4 * 4 + size_t(other)], op, other);
+    bool has_b = false;
+    for (int other = 0; other < 4; ++other) {
+      has_b |= compute_wgmma(cta.warps[size_t(warp.index) / 4 * 4 + size_t(other)], op, other, has_b);
+    }
     ++warp.wgmma_retired;
     if (op.arguments.a_list) return_a(op, quarter);
     auto const found = group.accumulators[quarter].find(op.key[quarter]);
