@@ -43,7 +43,7 @@ CODES = ("auto", "cubin", "ptx")
 _MODULE = "generator.device_check"
 _SERVE = "--serve"
 _NAMED_CASES = 3
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -407,7 +407,7 @@ class CheckWorkers:
 
     def _environment(self) -> dict[str, str]:
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
-        return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, threads)}
+        return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, threads)}
 
 
 def kill_session(process: subprocess.Popen) -> None:

@@ -27,7 +27,7 @@ from generator.build.emit import Kernel, emit
 from generator.build.fresh import refusal
 from generator.build.pipeline import planned
 from generator.build.toolchain import headers, templates_folder
-from generator.device_check import CheckOutcome, CheckWorkers, answer, kill_session
+from generator.device_check import THREAD_VARIABLES, CheckOutcome, CheckWorkers, answer, kill_session
 from generator.errors import HgemmError, ProofError
 from generator.isolated import NEUTRAL_FOLDER, command
 from generator.planner import plan_of
@@ -146,6 +146,10 @@ _IDLE: dict[str, list[_Server]] = {}
 @dataclass(frozen=True)
 class ProofWorkers(CheckWorkers):
     """Processes that prove requests, `jobs` at a time. Each proof has a process of its own, which a server forks."""
+
+    def _environment(self) -> dict[str, str]:
+        """Give NumPy one thread: it multiplies small matrices, and further threads only spin."""
+        return {**super()._environment(), **dict.fromkeys(THREAD_VARIABLES, "1")}
 
     def _run(self, request: str) -> tuple[int | None, str, str]:
         environment = self._environment()
