@@ -22,8 +22,6 @@ from hgemm.errors import printable, shortened
 from hgemm.growth import default_library
 from hgemm.measured import FOLDER
 
-TEXT = "template <class T> struct Text {};\n"
-
 
 def one_line(done: subprocess.CompletedProcess[str], *words: str) -> bool:
     return done.stderr.count("\n") == 1 and all(word in done.stderr for word in words) and "internal" not in done.stderr
@@ -42,11 +40,11 @@ def test_a_relative_cache_is_resolved_where_the_variable_is_read(
 
 @pytest.mark.parametrize("name", ['a"b', "a\nb", "a'b $HOME `id`", "a b\\c"])
 def test_a_cache_may_have_any_name(host_compiler: HostCompiler, tmp_path: Path, name: str) -> None:
-    """The file of the kernel is found. The executor is left out, because building it takes seconds."""
+    """Programs are written to it and found there. The executor is left out, because building it takes seconds."""
     toolchain = HostToolchain(host_compiler, tmp_path / "templates", tmp_path / name)
     (tmp_path / "templates" / "executor").mkdir(parents=True)
-    (tmp_path / "templates" / "executor" / "variant.cpp").write_text("#include HGEMM_VARIANT_FILE\nText<int> text;\n")
-    assert toolchain.compiles("hgemm_x", TEXT) and not toolchain.compiles("hgemm_x", "Text<")
+    (tmp_path / "templates" / "executor" / "runner.cpp").write_text("int main() {}\n")
+    assert toolchain.runner() == toolchain.runner() and subprocess.run([toolchain.runner()]).returncode == 0
 
 
 def test_a_full_disk_is_no_fault_of_the_kernel(host_toolchain: HostToolchain, tmp_path: Path) -> None:
@@ -67,8 +65,8 @@ def test_variables_of_a_compiler_that_name_folders_are_ignored(
     (tmp_path / "planted" / "cstdio").write_text("#error planted\n")
     monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(tmp_path / "planted"))
     (tmp_path / "executor").mkdir()
-    (tmp_path / "executor" / "variant.cpp").write_text("#include HGEMM_VARIANT_FILE\n")
-    assert HostToolchain(host_compiler, tmp_path, tmp_path / "cache").compiles("hgemm_x", "#include <cstdio>\n")
+    (tmp_path / "executor" / "runner.cpp").write_text("#include <cstdio>\nint main() {}\n")
+    assert HostToolchain(host_compiler, tmp_path, tmp_path / "cache").runner().is_file()
 
 
 # ---- Files ----------------------------------------------------------------------------------------------------------
@@ -183,6 +181,8 @@ def test_the_source_of_a_library_does_not_command_a_terminal(small_library: Libr
     assert "\x1b" not in done.stdout and "// \\x1b]0;owned\\x07" in done.stdout
 
 
-def test_an_error_of_a_compiler_names_the_kernel(host_toolchain: HostToolchain) -> None:
-    with pytest.raises(BuildError, match="hgemm_x does not compile: "):
-        host_toolchain.executable("hgemm_x", "this is no C++")
+def test_an_error_of_a_compiler_names_what_does_not_compile(host_compiler: HostCompiler, tmp_path: Path) -> None:
+    (tmp_path / "executor").mkdir()
+    (tmp_path / "executor" / "runner.cpp").write_text("this is no C++\n")
+    with pytest.raises(BuildError, match="the runner does not compile: "):
+        HostToolchain(host_compiler, tmp_path, tmp_path / "cache").runner()
