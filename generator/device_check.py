@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from xml.etree import ElementTree
@@ -29,16 +30,20 @@ from generator import isolated
 from generator.proof.executor import COSTS_CASE
 from generator.store.library import Library
 from generator.tables import counted
-from hgemm.cases import Shape, cases_of, default_cases
-from hgemm.device import open_device
+from hgemm.cases import Shape, cases_of, default_cases, far_bytes
+from hgemm.device import Device, open_device
 from hgemm.disk import write_atomically
 from hgemm.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from hgemm.kernel import Kernel
 from hgemm.record import CUBIN_NAME, PTX_NAME
 
 TIMEOUT_S = 300.0
-MEMORY_WAIT_S = 30.0
-"""How long a case that needs much memory waits for such a case of another process."""
+TURN_WAIT_S = 30.0
+"""How long a case that needs much memory waits until no other process allocates for such a case."""
+MEMORY_WAIT_S = 3.0
+"""How long it then waits for memory of other processes. Their cases of this kind take less."""
+SPARE_BYTES = 2**31
+"""The memory that such a case leaves to the other cases of all processes."""
 CODES = ("auto", "cubin", "ptx")
 _MODULE = "generator.device_check"
 _SERVE = "--serve"
@@ -142,8 +147,8 @@ def check_here(request: CheckRequest) -> CheckOutcome:
     error = ""
     for case in cases:
         try:
-            with _much_memory() if case.min_leading else nullcontext():
-                checks.append(asdict(verify(kernel, case, device, options)))
+            allocating = partial(room, device, far_bytes(kernel.traits)) if case.min_span else nullcontext
+            checks.append(asdict(verify(kernel, case, device, options, allocating)))
         except DeviceMemoryError as lack:
             skipped.append({"case": str(case), "reason": str(lack)})
         except DeviceError as fault:  # the fault destroys the context
@@ -156,19 +161,31 @@ def check_here(request: CheckRequest) -> CheckOutcome:
 
 
 @contextmanager
-def _much_memory() -> Iterator[None]:
-    """Wait until no other process of this checkout runs a case that needs much memory."""
-    until = time.monotonic() + MEMORY_WAIT_S
+def room(device: Device, size_bytes: int) -> Iterator[None]:
+    """Wait until so much device memory is free, or too long. One process of this checkout at a time waits or allocates.
+
+    So no two processes take the same free memory, and as many of them run such cases as the memory holds.
+    """
     with open(__file__, "rb") as lock:
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError:  # a file system without locks
-                break
+        _wait(TURN_WAIT_S, lambda: _has_locked(lock))
+        _wait(MEMORY_WAIT_S, lambda: device.free_bytes >= size_bytes + SPARE_BYTES)
         yield
+
+
+def _wait(most_s: float, is_ready: Callable[[], bool]) -> None:
+    until = time.monotonic() + most_s
+    while not is_ready() and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def _has_locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 # ==== Outcomes as text and files ====

@@ -62,12 +62,13 @@ class Shape:
 class Case:
     """One check: a shape, scalars, and the memory layout of the operands.
 
-    Units: `min_leading` is elements.
+    Units: `min_leading` and `min_span` are elements.
     Fields: `loose` leaves gaps after each row and each matrix of a batch; they differ from operand to operand. `broadcast` lists
         the operands (of a, b, c, bias) that have one matrix for the whole batch. `in_place` puts C, which needs beta, and D in
         the same memory. `beside` makes C and D columns of one wider matrix. `same_ab` takes A's memory for B. `min_leading` is
-        the least leading dimension of A, B, C and D. `once` runs the case once, with normal numbers: its faults do not depend on
-        timing. `bias` and `options` are for variants that leave them to the launch.
+        the least leading dimension of A, B, C and D. `min_span` is the least distance of the last row of each from its first.
+        `once` runs the case once, with normal numbers: its faults do not depend on timing. `bias` and `options` are for variants
+        that leave them to the launch.
     """
 
     shape: Shape
@@ -81,6 +82,7 @@ class Case:
     beside: bool = False
     same_ab: bool = False
     min_leading: int = 0
+    min_span: int = 0
     once: bool = False
 
     def __str__(self) -> str:
@@ -89,6 +91,7 @@ class Case:
         words += ["in-place"] * self.in_place + [f"bias={self.bias}"] * (self.bias != "none")
         words += ["C-beside-D"] * self.beside + ["A-is-B"] * self.same_ab
         words += [f"ld>={self.min_leading}"] * bool(self.min_leading)
+        words += [f"span>={self.min_span}"] * bool(self.min_span)
         return " ".join(words + ([str(self.options)] if self.options else []))
 
 
@@ -139,9 +142,8 @@ def default_cases(traits: LaunchTraits, resident_ctas: int, memory_bytes: int = 
     if traits.decides_splits:
         cases += _waves(traits, resident_ctas // traits.cluster_ctas)
     cases += covering_cases(traits, resident_ctas // traits.cluster[0])
-    side = max(m, n, k) + 1
-    far = far_case(traits, Shape(side, side, side), -(-FAR_ELEMENTS // (side - 1)))
-    if _operand_bytes(traits, far) <= _USED_SHARE * memory_bytes:
+    far = far_case(traits, Shape(m + 1, n + 1, k + 1), min_span=FAR_ELEMENTS)
+    if far_bytes(traits) <= _USED_SHARE * memory_bytes:
         cases.append(far)
     return varied(traits, cases)
 
@@ -187,16 +189,15 @@ def raster_cases(traits: LaunchTraits) -> list[Case]:
     return {"group": [tall], "panel": [wide]}.get(kind, [tall, wide])
 
 
-def far_case(traits: LaunchTraits, shape: Shape, min_leading: int) -> Case:
+def far_case(traits: LaunchTraits, shape: Shape, min_leading: int = 0, min_span: int = 0) -> Case:
     """Return a problem whose last rows begin more than 2^31 elements behind the first."""
-    return Case(shape, *_scalars(traits, 1), loose=True, min_leading=min_leading, once=True)
+    return Case(shape, *_scalars(traits, 1), loose=True, min_leading=min_leading, min_span=min_span, once=True)
 
 
-def _operand_bytes(traits: LaunchTraits, case: Case) -> int:
-    """Return about how much memory A, B, C and D take, from their leading dimension."""
-    s, dtypes = case.shape, (traits.dtype_a, traits.dtype_b, traits.dtype_d, traits.dtype_d)
-    rows = (s.m if traits.a_k_major else s.k, s.n if traits.b_k_major else s.k, s.m, s.m)
-    return sum(count * case.min_leading * DTYPES[dtype].bytes for count, dtype in zip(rows, dtypes))
+def far_bytes(traits: LaunchTraits) -> int:
+    """Return about how much memory A, B, C and D take in the default case of offsets beyond 2^31."""
+    dtypes = (traits.dtype_a, traits.dtype_b, *[traits.dtype_d] * (1 + traits.beta))
+    return sum(FAR_ELEMENTS * DTYPES[dtype].bytes for dtype in dtypes)
 
 
 def _waves(traits: LaunchTraits, clusters: int) -> list[Case]:

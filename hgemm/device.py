@@ -276,6 +276,12 @@ class Device:
         with self.current():
             return int(self._call("cuMemGetInfo", "read the size of the memory")[1])
 
+    @property
+    def free_bytes(self) -> int:
+        """The memory that no process has allocated."""
+        with self.current():
+            return int(self._call("cuMemGetInfo", "read the free memory")[0])
+
     def free(self, pointer: Address) -> None:
         with self.current():
             self._call("cuMemFree", "free memory", pointer)

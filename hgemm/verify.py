@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -73,7 +73,8 @@ def operand_layouts(traits: LaunchTraits, case: Case) -> dict[str, OperandLayout
     found = {}
     for name, ((rows, columns), dtype, align) in extents.items():
         loose_rows, loose_matrices = (LOOSE_ROWS[name], LOOSE_MATRICES[name]) if case.loose else (0, 0)
-        least = columns if name == "bias" else max(columns, case.min_leading)
+        spread = -(-case.min_span // max(1, rows - 1))
+        least = columns if name == "bias" else max(columns, case.min_leading, spread)
         leading = (-(-least // align) + loose_rows) * align
         stride = leading * rows + loose_matrices * align
         found[name] = OperandLayout(rows, columns, leading, _batch(case, name), stride, dtype, align)
@@ -413,8 +414,14 @@ class Check:
     reason: str = ""
 
 
-def verify(kernel: Kernel, case: Case, device: Device, options: CheckOptions = CheckOptions()) -> Check:
-    """Check one case with each kind of data. The first failure is the reason.
+def verify(
+    kernel: Kernel,
+    case: Case,
+    device: Device,
+    options: CheckOptions = CheckOptions(),
+    allocating: Callable[[], AbstractContextManager] = nullcontext,
+) -> Check:
+    """Check one case with each kind of data. The first failure is the reason. Memory is allocated within `allocating`.
 
     Raises: ProblemError if the variant does not support the problem, DeviceError if a launch fails.
     """
@@ -424,7 +431,7 @@ def verify(kernel: Kernel, case: Case, device: Device, options: CheckOptions = C
     for kind in options.data:
         trial = Trial(kernel, case, device, options, kind)
         try:
-            checks.append(trial.check())
+            checks.append(trial.check(allocating))
         finally:
             trial.free()
     failed = [check for check in checks if not check.passed]
@@ -452,12 +459,16 @@ class Trial:
         return splits_of(self.traits, self.launch_options)
 
     def free(self) -> None:
-        for buffer in (*self.buffers.values(), *([self.workspace] if self.workspace else [])):
+        """Free all device memory. Further calls do nothing."""
+        taken: list[Buffer] = [*self.buffers.values(), *([self.workspace] if self.workspace else [])]
+        self.buffers, self.workspace = {}, None
+        for buffer in taken:
             with suppress(DeviceError):  # after a fault every call fails: only the first error matters
                 buffer.free()
 
-    def check(self) -> Check:
-        self.prepare()
+    def check(self, allocating: Callable[[], AbstractContextManager] = nullcontext) -> Check:
+        with allocating():
+            self.prepare()
         problem = self.problem()
         found, complaint = self.launch(problem)
         complaint = complaint or self._other_memory()
@@ -465,6 +476,7 @@ class Trial:
             again, complaint = self.launch(problem, zeroed=True)  # as launches that share a workspace
             differing = int(np.count_nonzero(again.view("u1") != found.view("u1")))
             complaint = complaint or (f"a second launch differs in {differing} B of D" if differing else "")
+        self.free()  # other processes may need the memory while this one computes the reference
         if complaint:
             return Check(str(self.case), float("inf"), float("inf"), False, f"{self.kind}: {complaint}")
         values = decode(found, self.traits.dtype_d)

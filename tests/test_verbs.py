@@ -22,6 +22,7 @@ from fake_driver import FakeDriver
 from records import make_record
 
 import hgemm.device
+from generator import device_check
 from generator.cli.main import hgemm_command
 from generator.device_check import CheckOutcome, CheckRequest, CheckWorkers, check_here, write_junit
 from generator.errors import HgemmError, LibraryError, RequestError
@@ -640,6 +641,27 @@ def test_a_worker_checks_variants_until_one_fails(tmp_path: Path, monkeypatch: p
 def test_a_worker_of_several_variants_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, hung, last = served("a hangs b", tmp_path, monkeypatch, timeout_s=5)
     assert first.passed and "no answer within 5 s" in hung.error and last.passed
+
+
+def test_cases_that_need_much_memory_wait_for_a_turn_and_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Filled:
+        free = [0, 99, 100]
+
+        @property
+        def free_bytes(self) -> int:
+            return device_check.SPARE_BYTES + (self.free.pop(0) if len(self.free) > 1 else self.free[0])
+
+    device = Filled()
+    monkeypatch.setattr(device_check, "TURN_WAIT_S", 0.02)
+    with device_check.room(device, 100):
+        assert device.free == [100]
+        began = time.monotonic()
+        with device_check.room(device, 100):
+            assert time.monotonic() - began >= 0.02, "another one has its turn"
+    monkeypatch.setattr(device_check, "MEMORY_WAIT_S", 0.05)
+    began = time.monotonic()
+    with device_check.room(device, 101):
+        assert time.monotonic() - began >= 0.05, "there is not enough"
 
 
 def test_a_worker_without_a_gpu_answers(device_folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ import hgemm.device
 from benchmarks import bounds
 from generator.proof.machine import HostMemory
 from hgemm import Kernel
-from hgemm.cases import Case, Shape, cases_of, default_cases
+from hgemm.cases import Case, Shape, cases_of, default_cases, far_bytes
 from hgemm.device import open_device
 from hgemm.dtypes import DTYPES, decode, encode, representable, truncation_error
 from hgemm.errors import DeviceError, RequestError
@@ -33,6 +34,7 @@ from hgemm.verify import (
     Operand,
     OperandLayout,
     SparseOperand,
+    Trial,
     compare,
     draw,
     operand_in,
@@ -182,9 +184,35 @@ def test_rows_that_are_far_apart_are_copied_one_by_one(driver: FakeDriver) -> No
 
 def test_far_offsets_need_memory() -> None:
     traits = LaunchTraits.of(record())
-    far = [case for case in default_cases(traits, 6, 80 << 30) if case.min_leading]
-    assert len(far) == 1 and far[0].min_leading * (far[0].shape.m - 1) >= 2**31
-    assert not any(case.min_leading for case in default_cases(traits, 6, 1 << 30))
+    (far,) = (case for case in default_cases(traits, 6, 80 << 30) if case.min_span)
+    layouts = operand_layouts(traits, far)
+    spans = [layout.elements for name, layout in layouts.items() if name != "bias"]
+    assert all(2**31 <= span < 1.01 * 2**31 for span in spans)
+    assert not any(case.min_span for case in default_cases(traits, 6, 1 << 30))
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt", "tt"])
+def test_the_case_of_far_offsets_is_small_whatever_the_tile(layout: str) -> None:
+    traits = replace(LaunchTraits.of(record(layout=layout)), tile_m=8, tile_n=16, tile_k=2048)
+    (far,) = (case for case in default_cases(traits, 6, 80 << 30) if case.min_span)
+    assert far.shape == Shape(9, 17, 2049)
+    operands = [one for name, one in operand_layouts(traits, far).items() if name != "bias"]
+    assert all((one.rows - 1) * one.leading >= 2**31 for one in operands)
+    assert sum(one.elements * 2 for one in operands) < 1.01 * far_bytes(traits)
+
+
+def test_device_memory_is_free_when_the_check_of_a_case_returns(driver: FakeDriver) -> None:
+    entered = []
+    trial = Trial(kernel_of(driver, record()), CASE, open_device(), CheckOptions(), "normal")
+
+    @contextmanager
+    def allocating() -> Iterator[None]:
+        entered.append(len(driver.memory))
+        yield
+        entered.append(len(driver.memory))
+
+    assert trial.check(allocating).passed and not driver.memory and entered == [0, 4]
+    trial.free()
 
 
 def test_without_guard_bands_the_allocations_end_with_the_last_element(driver: FakeDriver) -> None:
