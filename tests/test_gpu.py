@@ -32,6 +32,7 @@ from hgemm.bench.work import Work
 from hgemm.cases import default_cases
 from hgemm.device import choose_code, open_device
 from hgemm.errors import UnsupportedError
+from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import ACTIVATIONS, Kind, Problem
 from hgemm.selection_query import SelectionQuery, Target
@@ -364,17 +365,31 @@ def test_the_default_cases_pass_as_c_chooses(exported: Path, library: Library, l
     assert used
 
 
-def test_split_k_is_taken_and_right_twice(exported: Path, library: Library) -> None:
+SPLITTING = {"tile": "64x64x64", "layout": "tn", "schedule": "split_k:4"}
+
+
+@pytest.fixture(scope="module")
+def splitting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LaunchTraits]:
+    """An export whose only kernel splits k through the workspace. The catalog may have better ones, which need none."""
+    need_compiler()
+    folder = tmp_path_factory.mktemp("splitting")
+    texts = {**SPLITTING, "arch": "sm_{}{}".format(*open_device().capability)}
+    (outcome,) = made(texts, Settings(Library(folder / "library"), templates_folder()))
+    assert not outcome.error, outcome.error
+    opened = open_library(folder / "library")
+    export(opened, folder / "hgemm", ExportOptions(opened.symbols, compressed=False))
+    return folder / "hgemm", opened.kernel(opened.symbols[0]).traits
+
+
+def test_split_k_is_taken_and_right_twice(splitting: tuple[Path, LaunchTraits]) -> None:
     from hgemm.cases import Case, Shape
     from hgemm.verify import CheckOptions, Trial
 
-    opened = open_library(library.folder)
-    kernels = [opened.kernel(symbol).traits for symbol in opened.symbols]
-    traits = next(one for one in kernels if one.grid_rule == "split_k" and one.splits == 4 and one.arch != "sm_90a")
+    exported, traits = splitting
     kernel = ByC(loaded(exported), traits)
     trial = Trial(kernel, Case(Shape(64, 64, 65536), beta=1.0), open_device(), CheckOptions(), "integer")
     try:
-        assert trial.check().passed and opened.kernel(kernel.chosen).traits.grid_rule == "split_k", kernel.chosen
+        assert trial.check().passed and kernel.chosen == traits.symbol
     finally:
         trial.free()
         kernel.close()
@@ -403,12 +418,12 @@ def test_a_launch_is_captured_in_a_graph(exported: Path, library: Library) -> No
     kernel.close()
 
 
-def test_the_handle_provides_workspaces_for_streams_and_graphs(exported: Path, library: Library) -> None:
+def test_the_handle_provides_workspaces_for_streams_and_graphs(splitting: tuple[Path, LaunchTraits]) -> None:
     """Products that split k give the same bits on every stream and in a graph, all at the same time."""
     torch = pytest.importorskip("torch")
-    opened = open_library(library.folder)
+    exported, traits = splitting
     c = loaded(exported)
-    kernel = ByC(c, opened.kernel(opened.symbols[0]).traits)
+    kernel = ByC(c, traits)
     x, w = (torch.randn(64, 65536, device="cuda", dtype=torch.float16) for _ in range(2))
     outputs = torch.zeros(3, 64, 64, device="cuda", dtype=torch.float16)
     given, choice = [], CChoice()
