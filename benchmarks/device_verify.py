@@ -3,8 +3,9 @@
     python -m benchmarks.device_verify LIBRARY --jobs 8 --budget 400 --json verify.json
     python -m benchmarks.device_verify LIBRARY --sanitize 8 --budget 400 --json sanitize.json
 
-Needs numpy, cuda-bindings and click. A process checks one variant after another, up to one that fails. Under compute-sanitizer, each
-variant has a process, shapes are small and ragged, and buffers have no guard bands, so that the tool sees every access outside them.
+Needs numpy, cuda-bindings and click. A process checks one variant after another, up to one that fails. Under compute-sanitizer,
+each variant has a process, and shapes are small and ragged. Buffers have no guard bands then, so that the tool sees every access
+outside them.
 """
 
 from __future__ import annotations
