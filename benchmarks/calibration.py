@@ -231,7 +231,7 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
 
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
-SHARED_SPREAD, OWN_SPREAD, NOISE = 0.5, 0.3, 0.04
+SHARED_SPREAD, OWN_SPREAD, NOISE = 0.5, 1.0, 0.04
 """Expected logarithms of the shared factors, of a kernel's own beside them, and of a time. Source: cross-validation."""
 FAR, LEAST_WEIGHT, SOFT = 0.5, 0.03, 0.1
 """A launch this much slower than the best of its problem has the least weight. Errors above SOFT count linearly."""
