@@ -62,9 +62,13 @@ def _layout_numbers(plan: Plan) -> dict[str, Any]:
     """Return the numbers that only a legal plan has."""
     partial_bytes, splits = plan.traits()["workspace"]["partial_bytes"], plan.spec.schedule.splits
     per_cta = PARTIAL_TILES_PER_CTA * partial_bytes if plan.streams else 0
+    order = plan.accumulation_order.to_dict()
     return {
         **plan.placements(),
         "bank_conflicts": plan.bank_conflicts,
+        "accumulation_order": order["id"],
+        "order_text": order["text"],
+        "fixed_order": order["fixed"],
         "workspace_bytes_per_tile": splits * partial_bytes if plan.spec.schedule.kind == "split_k" else 0,
         **({"workspace_bytes_beside": per_cta * plan.max_ctas} if per_cta else {}),
     }

@@ -5,6 +5,7 @@ The generator compares a record with the whole plan of its spec. These laws need
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,11 @@ _TYPES = {
     **dict.fromkeys(("stages", "ctas_per_sm", "consumers"), int),
 }
 _SPLIT = ("split_k", "split_k_cluster")
+
+
+def order_id(text: str) -> str:
+    """Return the short hash of the text of an accumulation order."""
+    return "order_" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def contradiction(data: Mapping[str, Any]) -> str:
@@ -66,6 +72,11 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
     for axis, extent in (("m", m * shape[0]), ("n", n * shape[1])):
         if extent > MAX_CLUSTER_EXTENT:
             yield f"a cluster has {extent} elements of D along {axis}: at most {MAX_CLUSTER_EXTENT} are supported"
+    if order := data.get("accumulation_order"):
+        if order["id"] != order_id(order["text"]):
+            yield f"accumulation_order.id is {order['id']}, but its text has {order_id(order['text'])}"
+        if order["fixed"] != (rule not in ("stream_k", LAUNCH)):
+            yield f"accumulation_order.fixed is {order['fixed']} with schedule {rule}"
     workspace = traits["workspace"]
     if not workspace.get("counter_bytes_per_tile"):  # an older layout, which no launch supports
         partial_bytes = 4 * m * n if rule in _IN_WORKSPACE else 0

@@ -261,6 +261,15 @@ _PROOF = fields(
     optional={**PROVED, **{old: old_name(PROVED[new], new) for old, new in RENAMED_PROOF.items()}},
     others=plain,
 )
+_ORDER = fields(
+    {
+        "id": text(r"order_[0-9a-f]{8}", "order_ and 8 hexadecimal digits").about("Short hash of the text."),
+        "text": TEXT.about("The order in words, with the tensor instruction's k and the type of each sum."),
+        "fixed": boolean.about(
+            "Whether every launch has this order, for any m and n. If not, launches that do not share the k of a tile."
+        ),
+    }
+)
 _DOCUMENT = fields(
     {
         "schema": integer(low=SCHEMA, high=SCHEMA).about("Version of the format."),
@@ -289,7 +298,13 @@ _DOCUMENT = fields(
         ).about("Time of each stage of the build."),
         "spilled": boolean.about("Whether the kernel uses local memory."),
     },
-    optional={HASH_FIELD: _SHA256.about("SHA-256 of this record in canonical form, without this field.")},
+    optional={
+        "accumulation_order": _ORDER.about(
+            "The order in which the products of an element are added, before alpha. Kernels with the same order give the same bits "
+            "of this sum on the same GPU."
+        ),
+        HASH_FIELD: _SHA256.about("SHA-256 of this record in canonical form, without this field."),
+    },
 )
 
 
@@ -491,7 +506,7 @@ def is_symbol_of(symbol: str, spec: Mapping[str, Any]) -> bool:
 
 def flatten(data: dict[str, Any]) -> dict[str, Scalar]:
     """Return all scalars of a record by a short name. A name that is taken gets its section as a prefix."""
-    launch, traits = data["launch"], data["traits"]
+    launch, traits, order = data["launch"], data["traits"], data.get("accumulation_order", {})
     flat: dict[str, Scalar] = {name: data[name] for name in ("symbol", "alias", "key", "arch", "spilled")}
     sections: list[tuple[str, dict[str, Any]]] = [
         ("resources", data["resources"]),
@@ -502,6 +517,7 @@ def flatten(data: dict[str, Any]) -> dict[str, Scalar]:
         ("traits", {name: traits[name] for name in ("deterministic", "graph_safe", "exact_tiles_only")}),
         ("traits", {f"min_align_{name}": value for name, value in traits["min_align"].items()}),
         ("traits", {f"workspace_{name}": value for name, value in traits["workspace"].items()}),
+        ("order", {"accumulation_order": order["id"], "fixed_order": order["fixed"]} if order else {}),
         ("sass", {"sass_" + name.lower().replace(".", "_"): count for name, count in data["sass"].items()}),
         ("files", {name.partition(".")[2] + "_bytes": file["bytes"] for name, file in data["files"].items()}),
         ("seconds", {f"{name}_seconds": value for name, value in data["seconds"].items()}),

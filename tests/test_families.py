@@ -31,6 +31,7 @@ class StubPlan(Plan):
     fixed_fields = {"copy": "tma"}
     threads, accumulator_registers, needed_registers, max_registers = 256, 0, 64, 255
     mma_per_k_tile, mma_opcode, bank_conflicts = 4, "UTCHMMA", 0
+    mma_k, k_order = 16, "k in order"
 
     @property
     def stage_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from generator.families.base import Expectation, Family, Plan, Rule, problem_fields
+from generator.families.base import IN_ORDER, Expectation, Family, Plan, Rule, problem_fields
 from generator.spec import Raster, Request, Schedule, Smem, Spec, Tile, WarpTile
 
 NAME = "simt"
@@ -19,6 +19,7 @@ class SimtPlan(Plan):
 
     instruction = "fma.rn.f32"
     mma_opcode = "FFMA"
+    mma_k, k_order = 1, IN_ORDER
     fixed_fields = {"copy": "cp_async", "store": "direct"}
     threads = THREADS
     max_registers = 255

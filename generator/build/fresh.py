@@ -25,7 +25,8 @@ def foreign(variant: Variant, templates: Path) -> str:
         return f"its spec cannot be written again ({error})"
     if variant.source != kernel.source.encode():
         return f"its {variant.record.source_name} is not what this version writes for its spec"
-    sections = [name for name, value in planned(kernel).items() if variant.record.data[name] != value]
+    data = variant.record.data
+    sections = [name for name, value in planned(kernel).items() if data.get(name, value) != value]
     return f"its {' and '.join(sections)} are not those of its spec" if sections else ""
 
 

@@ -41,6 +41,7 @@ def planned(kernel: Kernel) -> dict[str, Any]:
         "spec": plan.spec.to_dict(),
         "launch": plan.launch(),
         "traits": plan.traits(),
+        "accumulation_order": plan.accumulation_order.to_dict(),
     }
 
 
@@ -308,7 +309,7 @@ def cached(prepared: Prepared, settings: Settings, level: int = logging.WARNING)
     if variant.record.key != prepared.key:
         return None
     data = variant.record.data
-    if any(data[name] != value for name, value in planned(prepared.kernel).items()):
+    if any(data.get(name) != value for name, value in planned(prepared.kernel).items()):
         return None
     if variant.source != prepared.kernel.source.encode():
         _LOG.log(level, "rebuilding %s: its %s is not what this version writes", symbol, variant.record.source_name)

@@ -241,6 +241,7 @@ def card(variant: Variant, measurements: list[Measurement]) -> str:
         ("sass", dict(sorted(data["sass"].items(), key=lambda item: (-item[1], item[0])))),
         ("traits", shown_traits),
         ("plan", planned),
+        ("accumulation order", data.get("accumulation_order", {})),
         ("proof", proof or {"none yet": f"hgemm verify --emulate{library_suffix(variant.folder.parent)}"}),
         ("coverage", covered),
         ("toolchain", {**data["toolchain"], "options": " ".join(data["toolchain"]["options"])}),

@@ -8,8 +8,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from generator.arch import ARCHS, Arch
-from generator.spec import DTYPE_BYTES, Request, Spec
+from generator.spec import DTYPE_BYTES, Request, Spec, symbol_of
+from hgemm.consistency import order_id
+from hgemm.problem import LAUNCH
 from hgemm.selection_query import TYPICAL
+
+# ==== The order of a sum ====
+
+IN_ORDER = "k in order"
+
+
+def last_first(k_tile: int) -> str:
+    """Return the order of kernels that multiply the last k-tile, which may be ragged, before the others."""
+    return f"last k-tile of {k_tile} first, then k in order"
+
+
+@dataclass(frozen=True)
+class AccumulationOrder:
+    """The order in which a kernel adds the products of an element, up to the sum that alpha multiplies.
+
+    Kernels with the same text give the same bits of this sum on the same GPU. `fixed` says whether every launch has this order,
+    for any m and n. If not, it is the order of launches that do not share the k of a tile.
+    """
+
+    text: str
+    fixed: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record's `accumulation_order`."""
+        return {"id": order_id(self.text), "text": self.text, "fixed": self.fixed}
+
 
 # ==== Plan ====
 
@@ -108,6 +136,16 @@ class Plan(ABC):
 
     @property
     @abstractmethod
+    def mma_k(self) -> int:
+        """Depth of the machine's tensor instruction."""
+
+    @property
+    @abstractmethod
+    def k_order(self) -> str:
+        """The order in which a CTA adds the products of its k-tiles, in words. See `AccumulationOrder`."""
+
+    @property
+    @abstractmethod
     def mma_opcode(self) -> str:
         """The opcode of every tensor instruction in SASS."""
 
@@ -156,6 +194,19 @@ class Plan(ABC):
     def persistent(self) -> bool:
         """Whether CTAs compute tiles until none is left, so that the grid need not be larger than the GPU."""
         return self.spec.schedule.kind == "persistent"
+
+    @property
+    def accumulation_order(self) -> AccumulationOrder:
+        """The order of a sum. A tile's m and n, its stages and its place in the grid do not change it."""
+        spec, k = self.spec, self.spec.cta_tile.k
+        sum_ = f"f16 sum of each k-tile of {k}, added in f32" if spec.acc == "f16_promoted" else f"{spec.acc} sum"
+        parts = ""
+        if spec.schedule.splits > 1:
+            parts = f"; {spec.schedule.splits} parts of whole k-tiles of {k}, added in f32 in order of k"
+        if self.streams:
+            parts = f"; parts of {symbol_of(spec)}"
+        fixed = not self.streams and spec.schedule.kind != LAUNCH
+        return AccumulationOrder(f"{spec.dtype_a} mma k{self.mma_k}, {sum_}; {self.k_order}{parts}", fixed)
 
     def launch(self) -> dict[str, Any]:
         """Return the record's `launch`: what a launcher needs besides the problem."""

@@ -28,10 +28,15 @@ def deviation(record: Record) -> str:
         return ""
     try:
         plan = plan_of(Spec.from_dict(spec))
-        planned = {"launch": plan.launch(), "traits": plan.traits()}
+        planned = {
+            "launch": plan.launch(),
+            "traits": plan.traits(),
+            "accumulation_order": plan.accumulation_order.to_dict(),
+        }
     except (RequestError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         return f"its spec cannot be planned ({error})"
     found = {"launch": _with_defaults(data["launch"]), "traits": data["traits"]}
+    found["accumulation_order"] = data.get("accumulation_order", planned["accumulation_order"])  # older records lack it
     for section, values in planned.items():
         for name in values.keys() | found[section].keys():
             expected, value = values.get(name), found[section].get(name)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.families.base import Plan
+from generator.families.base import Plan, last_first
 from generator.families.common import OPCODE_SUFFIXES
 from generator.layouts import ASYNC_BYTES, VECTOR_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES, WMMA, Cluster
@@ -85,6 +85,10 @@ class MmaSyncPlan(Plan):
         if self.wmma:
             return 16 if ARCHS[self.spec.arch].has_mma_k16 else 8
         return int(self.spec.mma.rpartition("k")[2])
+
+    @property
+    def k_order(self) -> str:
+        return last_first(self.spec.cta_tile.k)
 
     @property
     def vector_elements(self) -> int:

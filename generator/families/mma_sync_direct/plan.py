@@ -38,6 +38,7 @@ class DirectPlan(Plan):
     instruction = "mma.sync"
     bank_conflicts = 0
     stage_bytes = 0
+    mma_k = 16
     max_registers = MmaSyncPlan.max_registers
 
     @cached_property
@@ -100,6 +101,14 @@ class DirectPlan(Plan):
     @property
     def mma_per_k_tile(self) -> int:
         return MMA_PER_BLOCK * self.spec.stages * self.spec.cta_tile.n // COLUMNS
+
+    @property
+    def k_order(self) -> str:
+        """Each warp sums its part of every k-tile. An instruction takes the first or the second half of each lane's 8 elements."""
+        return (
+            f"{self.warps} sums, of {self.warp_k} k in turn; of {K_BLOCK} k, those with k mod 8 below 4 first; "
+            "an f32 sum of the last k mod 8 products, one by one, then these sums in order"
+        )
 
     @property
     def mma_opcode(self) -> str:

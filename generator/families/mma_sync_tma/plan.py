@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
+from generator.families.base import IN_ORDER
 from generator.families.mma_sync.plan import MMA_ROWS, MmaSyncPlan
 from generator.families.tensor_maps import SWIZZLES_BYTES, OperandBoxes, TensorMap, stages_bytes, whole_parts
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
@@ -65,6 +66,8 @@ class TmaPlan(MmaSyncPlan):
     A CTA has consumer warps, which multiply, and then a producer, one of whose threads loads. The producer is a warp, or a
     warpgroup that gives most of its registers to the consumers if they need them and the architecture has setmaxnreg.
     """
+
+    k_order = IN_ORDER  # TMA fills a ragged k-tile with zeros, which change no sum
 
     @cached_property
     def fixed_fields(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.families.base import Plan
+from generator.families.base import IN_ORDER, Plan
 from generator.families.common import OPCODE_SUFFIXES
 from generator.families.tensor_maps import (
     ROWS_PER_WARPGROUP,
@@ -257,6 +257,8 @@ class WgmmaPlan(Plan):
         return self.rebalanced[1] or self.launch_registers
 
     # ---- Tensor instructions ----------------------------------------------------------------------------------------
+
+    k_order = IN_ORDER
 
     @staticmethod
     def takes(dtype: str, layout: str) -> bool:
