@@ -148,7 +148,7 @@ KERNELS = {
     "cp.async": {**CP_ASYNC, "tile": "32x32x32"},
     "cp.async, larger": {**CP_ASYNC, "stages": "4"},
     "cp.async, CuTe": {**CP_ASYNC, "form": "cute"},
-    "wgmma, CuTe": {**WGMMA, "form": "cute"},
+    "wgmma, CuTe": {**WGMMA, "form": "cute", "schedule": "persistent"},
     "registers": {**CP_ASYNC, "copy": "ldg_sts", "tile": "32x64x32"},
     "cp.async, k-tile 64": {**CP_ASYNC, "tile": "32x32x64"},
     "m16n8k8": {**TMA, "mma": "m16n8k8"},
