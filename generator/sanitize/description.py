@@ -333,9 +333,10 @@ def _list(value: object, where: str) -> list:
 
 
 def _positive(value: object, where: str) -> float:
-    if _number(value, where) < 0:
-        raise RequestError(f"{where} is {value}, but must not be negative")
-    return float(value)  # type: ignore[arg-type]
+    number = _number(value, where)
+    if number < 0:
+        raise RequestError(f"{where} is {number}, but must not be negative")
+    return float(number)
 
 
 def _tables(table: _Table, key: str, place: str) -> list[tuple[str, object]]:
