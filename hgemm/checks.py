@@ -171,16 +171,30 @@ def list_of(item: Check, length: int | None = None) -> Check:
     return test
 
 
+_MAX_REMEMBERED = 4096
+
+
 def map_of(name: Check, item: Check) -> Check:
-    """Accept an object whose names `name` accepts and whose values `item` accepts."""
+    """Accept an object whose names `name` accepts and whose values `item` accepts.
+
+    Accepted pairs of texts are remembered, because the kernels of a library have most of them in common.
+    """
+    accepted: set[tuple[str, str]] = set()
+    of_texts = item.schema.get("type") == "string"
 
     @check({"type": "object", "propertyNames": name.schema, "additionalProperties": item.schema})
     def test(value: Any, field: str) -> None:
         if type(value) is not dict:
             reject(field, "an object", value)
+        if of_texts and all(type(entry) is str for entry in value.values()) and accepted.issuperset(value.items()):
+            return
         for key, entry in value.items():
             name.test(key, f"a name in {field}")
             item.test(entry, f"{field}.{key}")
+        if of_texts and len(value) <= _MAX_REMEMBERED:
+            if len(accepted) + len(value) > _MAX_REMEMBERED:
+                accepted.clear()
+            accepted.update(value.items())
 
     return test
 

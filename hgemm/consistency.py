@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hgemm.dtypes import DTYPES
+from hgemm.gpus import TYPICAL, max_stream_k_ctas
 from hgemm.problem import LAUNCH, MAX_EXTENT
+from hgemm.tensor_maps import maps_of
 
 WARP_THREADS = 32
 WARPGROUP_THREADS = 128
@@ -52,15 +54,21 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
     smem_bytes = launch["smem_bytes"] + launch.get("static_smem_bytes", 0)
     wgmma, copy = spec["mma"].startswith("m64n"), spec["copy"]
     fills_gpu = rule == "persistent" or (rule == LAUNCH and (wgmma or copy == "tma"))
+    waits = wgmma or copy in ("tma", "ldg")  # for the previous grid
     for name, found, expected in (
         ("arch", data["arch"], spec["arch"]),
         ("launch.grid.rule", grid["rule"], rule),
         ("launch.grid.tile_m", grid["tile_m"], m),
         ("launch.grid.tile_n", grid["tile_n"], n),
         ("launch.grid.splits", grid["splits"], splits if rule in _SPLIT else 1),
-        ("launch.grid.persistent", grid.get("persistent", fills_gpu), fills_gpu),
+        ("launch.grid.persistent", grid.get("persistent", rule == "persistent"), fills_gpu),
         ("launch.cluster", launch["cluster"], [ctas, 1, 1]),
         ("launch.cluster_shape", launch.get("cluster_shape", [1, 1]), shape),
+        ("launch.programmatic", launch.get("programmatic", False), waits),
+        ("launch.tensor_maps", launch.get("tensor_maps", []), maps_of(spec)),
+        ("traits.deterministic", traits["deterministic"], True),
+        ("traits.graph_safe", traits["graph_safe"], True),
+        ("traits.exact_tiles_only", traits["exact_tiles_only"], False),
         ("traits.min_align.a", align["a"], spec["align_a"]),
         ("traits.min_align.b", align["b"], spec["align_b"]),
         ("traits.min_align.d", align["d"], spec["align_d"]),
@@ -82,16 +90,17 @@ def _contradictions(data: Mapping[str, Any]) -> Iterator[str]:
         partial_bytes = 4 * m * n if rule in _IN_WORKSPACE else 0
         if workspace.get("partial_bytes", 0) != partial_bytes:
             yield f"traits.workspace.partial_bytes is {workspace.get('partial_bytes', 0)}, but a tile has {partial_bytes} B"
-    if (rule == "stream_k") != ("max_ctas" in grid) or grid.get("max_ctas", 0) % ctas:
-        yield f"launch.grid.max_ctas is {grid.get('max_ctas')} with schedule {rule} and clusters of {ctas} CTAs"
-    if launch.get("programmatic") and not (wgmma or copy in ("tma", "ldg")):
-        yield f"launch.programmatic is true, but a kernel with copy {copy} does not wait for the previous grid"
+    number = int("".join(filter(str.isdigit, spec["arch"])))
+    max_ctas = (
+        max_stream_k_ctas(number, spec["ctas_per_sm"], ctas) if rule == "stream_k" and number in TYPICAL else None
+    )
+    if grid.get("max_ctas") != max_ctas:
+        yield f"launch.grid.max_ctas is {grid.get('max_ctas')}, but {max_ctas} follows from the other fields"
     if copy != "ldg":
         staged_bytes = spec["stages"] * (m + n) * k * DTYPES[spec["dtype_a"]].bytes
         if smem_bytes < staged_bytes:
             yield f"launch.smem_bytes is {smem_bytes}, but the stages of A and B take {staged_bytes} B"
     yield from _thread_contradictions(spec, threads, m, n, wgmma)
-    yield from _map_contradictions(spec, launch.get("tensor_maps", ()), (m, n, k), wgmma)
 
 
 def _thread_contradictions(spec: Mapping[str, Any], threads: int, m: int, n: int, wgmma: bool) -> Iterator[str]:
@@ -105,34 +114,6 @@ def _thread_contradictions(spec: Mapping[str, Any], threads: int, m: int, n: int
         expected = (m // max(1, warp_m) * (n // max(1, warp_n)) * WARP_THREADS,)
     if threads not in expected:
         yield f"launch.threads is {threads}, but the tiles of the spec need {' or '.join(map(str, expected))}"
-
-
-def _map_contradictions(spec: Mapping[str, Any], maps: Any, tile: tuple[int, ...], wgmma: bool) -> Iterator[str]:
-    loaded = "ab" if spec["copy"] == "tma" else ""
-    expected = loaded + ("d" if wgmma and spec["store"] == "tma" else "")
-    operands = "".join(entry["operand"] for entry in maps)
-    if operands != expected:
-        yield f"launch.tensor_maps are those of {operands or 'no operand'}, but the kernel takes {expected or 'none'}"
-        return
-    extents = dict(zip("mnk", tile))
-    for entry in maps:
-        operand, box, swizzle_bytes = entry["operand"], entry["box"], entry["swizzle_bytes"]
-        axes = {"a": "mk", "b": "nk", "d": "mn"}[operand]
-        if operand == "d":
-            contiguous = "n"
-        else:
-            k_major = spec["layout"][0] == "t" if operand == "a" else spec["layout"][1] == "n"
-            contiguous = "k" if k_major else axes[0]
-        other = axes.replace(contiguous, "")
-        element = spec[f"dtype_{operand}"]
-        row_bytes = box[0] * DTYPES[element].bytes
-        fits = box[0] <= extents[contiguous] and box[1] <= extents[other] and box[2] == 1
-        whole = operand == "d" or not (extents[contiguous] % box[0] or extents[other] % box[1])
-        if entry["contiguous"] != contiguous or entry["element"] != element:
-            found = f"{entry['element']} along {entry['contiguous']}"
-            yield f"the tensor map of {operand} has {found}, not {element} along {contiguous}"
-        elif not fits or not whole or (swizzle_bytes and swizzle_bytes != row_bytes):
-            yield f"the tensor map of {operand} has box {box} and a swizzle of {swizzle_bytes} B, which do not fit the tile"
 
 
 def _sizes(text: str, count: int) -> list[int]:

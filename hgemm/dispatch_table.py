@@ -15,6 +15,7 @@ from typing import Any
 from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError, RequestError
+from hgemm.gpus import TYPICAL
 from hgemm.launch import COUNTER_BYTES, PARTIAL_TILES_PER_CTA, WORKSPACE_COUNTERS
 from hgemm.launch_traits import LaunchTraits
 from hgemm.measured import BestKnown, ProblemKey, Session, best_known
@@ -24,7 +25,7 @@ from hgemm.model.kernel import by_wgmma
 from hgemm.model.predict import ACCUMULATOR_BYTES, KernelShape, cycles_of, fit_of
 from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, LaunchOptions, kind_supports
-from hgemm.selection_query import TYPICAL, SelectionQuery, Target
+from hgemm.selection_query import SelectionQuery, Target
 
 FORMAT = 9
 EXACT, COMPATIBLE, PTX = range(3)

@@ -383,7 +383,7 @@ class Record:
     def parse(cls, document: bytes | str, source: str = RECORD_NAME, library: Path = DEFAULT_LIBRARY) -> Record:
         """Parse and check a document: schema, hash, and consistency. `source` and `library` say where it is from, for errors.
 
-        Records of older versions have no hash. Their symbol must then be that of their spec.
+        Records of older versions have no hash.
 
         Raises: LibraryError with the file and the invalid field.
         """
@@ -403,7 +403,7 @@ class Record:
             )
         if wrong := contradiction(current):
             raise LibraryError(f"{source}: {wrong}: {regenerate_hint(library)}")
-        if digest is None and not is_symbol_of(data["symbol"], data["spec"]):
+        if not is_symbol_of(data["symbol"], data["spec"]):
             raise LibraryError(f"{source}: the hash of its spec is not that of its symbol: {regenerate_hint(library)}")
         return cls(current)
 
@@ -497,11 +497,15 @@ _HASHED_SYMBOL = re.compile(r"hgemm_sm\w*_([0-9a-f]{8})", re.ASCII)
 
 
 def is_symbol_of(symbol: str, spec: Mapping[str, Any]) -> bool:
-    """Return whether a symbol ends with the hash of a spec. Symbols of another form pass."""
+    """Return whether a symbol ends with the hash of a spec, in present or former words. Symbols of another form pass."""
     digits = _HASHED_SYMBOL.fullmatch(symbol)
+    return not digits or digits[1] == _spec_digits(spec) or digits[1] == _spec_digits(former_spec(spec))
+
+
+def _spec_digits(spec: Mapping[str, Any]) -> str:
     hashed = {name: value for name, value in spec.items() if SPEC_DEFAULTS.get(_PRESENT_NAMES.get(name, name)) != value}
     text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
-    return not digits or hashlib.sha256(text.encode()).hexdigest()[:8] == digits[1]
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def flatten(data: dict[str, Any]) -> dict[str, Scalar]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hgemm.device import Device
 from hgemm.dtypes import DTYPES
 from hgemm.errors import RequestError
+from hgemm.gpus import TYPICAL
 from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
 from hgemm.model.predict import SECTOR_BYTES
 from hgemm.octave_grid import Point, point
@@ -50,28 +51,6 @@ class Target:
             raise RequestError(f"arch {arch!a} is unknown: use {', '.join(f'sm_{known}' for known in TYPICAL)}")
         usual_sms, smem_kib = TYPICAL[int(number)]
         return cls(divmod(int(number), 10), sms or usual_sms, smem_kib * KIB)
-
-
-TYPICAL = {
-    75: (40, 64),
-    80: (108, 163),
-    86: (84, 99),
-    87: (16, 163),
-    88: (16, 99),
-    89: (142, 99),
-    90: (132, 227),
-    100: (148, 227),
-    103: (160, 227),
-    110: (20, 227),
-    120: (170, 99),
-    121: (48, 99),
-}
-"""A common GPU of each compute capability: SMs and KiB of shared memory per CTA.
-
-The GPUs are T4, A100, A40, Orin, a later Orin, L40S, H100 and H200, B200, B300, Thor, RTX 5090 and GB10.
-
-Source: CUDA Programming Guide 13.x, section 5.1.3, table 31 (shared memory); the products' data sheets (SMs).
-"""
 
 
 # ==== The query ====

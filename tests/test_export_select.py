@@ -18,6 +18,7 @@ from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loa
 from generator.store.library import Library
 from hgemm.dispatch_table import PTX, DispatchTable, kind_of
 from hgemm.errors import UnsupportedError
+from hgemm.gpus import TYPICAL
 from hgemm.launch_traits import LaunchTraits
 from hgemm.library import open_library
 from hgemm.problem import (
@@ -33,7 +34,7 @@ from hgemm.problem import (
     kind_supports,
 )
 from hgemm.selection import MEASURED, SHIPPED, Selector, unmet_requirements
-from hgemm.selection_query import TYPICAL, SelectionQuery, Target
+from hgemm.selection_query import SelectionQuery, Target
 
 PROBLEMS = 3_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15

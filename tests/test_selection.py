@@ -27,6 +27,7 @@ from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dispatch_table import COMPATIBLE, EXACT, LIMIT, PTX, DispatchTable, code_match, estimate_clocks, kind_of
 from hgemm.dtypes import OUTPUTS
 from hgemm.errors import LibraryError, RequestError, UnsupportedError
+from hgemm.gpus import TYPICAL
 from hgemm.growth import size_of_tile
 from hgemm.launch import check, workspace_bytes
 from hgemm.launch_traits import LaunchTraits
@@ -42,7 +43,7 @@ from hgemm.octave_grid import (
 )
 from hgemm.problem import ACTIVATIONS, BIASES, LAYOUTS, TYPES, Kind, Problem, kind_supports
 from hgemm.selection import ESTIMATED, MEASURED, NEAR, SHIPPED, Selector, row_supports
-from hgemm.selection_query import TYPICAL, SelectionQuery, Target
+from hgemm.selection_query import SelectionQuery, Target
 from hgemm.shortlists import SAMPLE_OFFSETS, SHORTLIST_LENGTH, SHORTLIST_WITH_WORKSPACE, RegionShortlists
 
 H200 = Target.typical("sm_90")

@@ -273,10 +273,10 @@ def test_a_variant_is_named_by_symbol_alias_beginning_or_glob(folder: Path, name
 
 def test_a_variant_is_named_by_the_hash_of_its_symbol(tmp_path: Path) -> None:
     library = Library(tmp_path)
-    for symbol in ("hgemm_sm80_s3_7f3a91c2", "hgemm_sm80_s3_7f3ab000", "hgemm_sm80_s3_beef0001_long"):
+    for symbol in ("paper_sm80_s3_7f3a91c2", "paper_sm80_s3_7f3ab000", "paper_sm80_s3_beef0001_long"):
         library.publish(*make_record(symbol))
-    assert resolve(library, "7f3a91c2") == resolve(library, "7F3A9") == ["hgemm_sm80_s3_7f3a91c2"]
-    assert listed(tmp_path, "--kernels", "7f3a") == ["hgemm_sm80_s3_7f3a91c2", "hgemm_sm80_s3_7f3ab000"]
+    assert resolve(library, "7f3a91c2") == resolve(library, "7F3A9") == ["paper_sm80_s3_7f3a91c2"]
+    assert listed(tmp_path, "--kernels", "7f3a") == ["paper_sm80_s3_7f3a91c2", "paper_sm80_s3_7f3ab000"]
     for name, message in {"7f3a": "matches 2 variants", "beef0001": "no variant", "7f3": "no variant"}.items():
         with pytest.raises(RequestError, match=message):
             resolve(library, name)

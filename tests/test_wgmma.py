@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from generator.arch import ARCHS
 from generator.cli.generate import hints
 from generator.families import family_of
-from generator.families.tensor_maps import OperandBoxes, StoreBoxes
+from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.defaults import MAX_STAGES
 from generator.families.wgmma.plan import WgmmaPlan
 from generator.families.wgmma.rules import RULES
@@ -20,6 +20,7 @@ from generator.planner import apply, plan_of, reject_illegal, requested_family, 
 from generator.spec import DTYPE_BYTES, Cluster, Tile, parse_field
 from generator.sweep import sweep
 from hgemm.launch_traits import LaunchTraits
+from hgemm.tensor_maps import StoreBoxes
 
 LIMITS = ARCHS["sm_90a"].limits
 

@@ -10,8 +10,8 @@ from typing import Any
 from generator.arch import ARCHS, Arch
 from generator.spec import DTYPE_BYTES, Request, Spec, symbol_of
 from hgemm.consistency import order_id
+from hgemm.gpus import max_stream_k_ctas
 from hgemm.problem import LAUNCH
-from hgemm.selection_query import TYPICAL
 
 # ==== The order of a sum ====
 
@@ -181,9 +181,7 @@ class Plan(ABC):
     @property
     def max_ctas(self) -> int:
         """Largest grid of stream-K, in whole clusters: as many CTAs as a common GPU of the architecture holds."""
-        sms, _ = TYPICAL[ARCHS[self.spec.arch].number]
-        cluster = self.spec.cluster.ctas
-        return max(1, sms * max(1, self.spec.ctas_per_sm) // cluster) * cluster
+        return max_stream_k_ctas(ARCHS[self.spec.arch].number, self.spec.ctas_per_sm, self.spec.cluster.ctas)
 
     @property
     def streams(self) -> bool:

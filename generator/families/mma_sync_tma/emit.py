@@ -9,7 +9,7 @@ from generator.families.common import common_values, partials_in_flight
 from generator.families.mma_sync.emit import summary
 from generator.families.mma_sync.plan import MMA_ROWS
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
-from generator.families.mma_sync_tma.plan import WarpBoxes
+from generator.families.tensor_maps import OperandBoxes
 
 
 def values(plan: Plan, symbol: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def values(plan: Plan, symbol: str) -> dict[str, Any]:
     }
 
 
-def _operand(boxes: WarpBoxes, axis: str, extent: int) -> dict[str, Any]:
+def _operand(boxes: OperandBoxes, axis: str, extent: int) -> dict[str, Any]:
     return {
         "extent": extent,
         "k_major": boxes.k_major,

@@ -9,8 +9,9 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.families.base import IN_ORDER
 from generator.families.mma_sync.plan import MMA_ROWS, MmaSyncPlan
-from generator.families.tensor_maps import SWIZZLES_BYTES, OperandBoxes, TensorMap, stages_bytes, whole_parts
+from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
 from hgemm.problem import LAUNCH, LONG_ACTIVATIONS
+from hgemm.tensor_maps import TensorMap
 
 NAME = "mma_sync_tma"
 
@@ -40,23 +41,6 @@ accumulators are f32, halves lie along k, and only C is added: none of 32 accept
 
 WIDE_COLUMNS = 64
 """With more columns of a warp tile, two rows of A's fragments are read far enough ahead."""
-
-
-@dataclass(frozen=True)
-class WarpBoxes(OperandBoxes):
-    """One stage of A or B. Rows of an MN-major operand are no longer than the `warp_extent` of a warp tile."""
-
-    warp_extent: int = 0
-
-    @cached_property
-    def swizzle_bytes(self) -> int:
-        along = (self.k if self.k_major else self.warp_extent) * self.element_bytes
-        return next((size for size in SWIZZLES_BYTES if along % size == 0), SWIZZLES_BYTES[-1])
-
-    @property
-    def by_ldmatrix(self) -> bool:
-        """Whether ldmatrix can read the fragments. It transposes elements of 2 bytes only."""
-        return self.k_major or self.element_bytes == 2
 
 
 @dataclass(frozen=True)
@@ -93,15 +77,15 @@ class TmaPlan(MmaSyncPlan):
         return (self.warps + (WARPGROUP_WARPS if changing else 1)) * ARCHS[self.spec.arch].limits.warp_threads
 
     @cached_property
-    def a(self) -> WarpBoxes:
+    def a(self) -> OperandBoxes:
         return self._operand(self.spec.a_k_major, self.spec.cta_tile.m, self.spec.warp_tile.m)
 
     @cached_property
-    def b(self) -> WarpBoxes:
+    def b(self) -> OperandBoxes:
         return self._operand(self.spec.b_k_major, self.spec.cta_tile.n, self.spec.warp_tile.n)
 
-    def _operand(self, k_major: bool, extent: int, warp_extent: int) -> WarpBoxes:
-        return WarpBoxes(k_major, extent, self.spec.cta_tile.k, 1, self.spec.operand_bytes, warp_extent)
+    def _operand(self, k_major: bool, extent: int, warp_extent: int) -> OperandBoxes:
+        return OperandBoxes(k_major, extent, self.spec.cta_tile.k, 1, self.spec.operand_bytes, warp_extent)
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 

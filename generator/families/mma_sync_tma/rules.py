@@ -12,8 +12,8 @@ from generator.families.common import fewer_ctas
 from generator.families.mma_sync import rules as mma_sync
 from generator.families.mma_sync.defaults import on_mma_sync
 from generator.families.mma_sync_tma.plan import TmaPlan as Plan
-from generator.families.tensor_maps import SWIZZLES_BYTES
 from generator.spec import WMMA
+from hgemm.tensor_maps import SWIZZLES_BYTES
 
 STAGES = range(2, 17)
 """One stage is read while another is filled. More keep loads in flight."""
@@ -75,9 +75,9 @@ def boxes(plan: Plan) -> str | None:
     least = SWIZZLES_BYTES[-1] // plan.spec.operand_bytes
     sides = (("A", plan.a), ("B", plan.b))
     strays = [
-        f"{boxes.warp_extent} elements of {name}"
+        f"{boxes.row_extent} elements of {name}"
         for name, boxes in sides
-        if not boxes.k_major and boxes.warp_extent % least
+        if not boxes.k_major and boxes.row_extent % least
     ]
     if not strays:
         return None

@@ -12,10 +12,11 @@ from generator.families.common import (
     cute_integers,
     partials_in_flight,
 )
-from generator.families.tensor_maps import ROWS_PER_WARPGROUP, OperandBoxes
+from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.spec import DTYPE_BYTES
 from hgemm.problem import LONG_ACTIVATIONS
+from hgemm.tensor_maps import ROWS_PER_WARPGROUP
 
 
 def unroll_epilogue(plan: Plan) -> bool:

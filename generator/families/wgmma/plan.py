@@ -10,16 +10,10 @@ from typing import Any
 from generator.arch import ARCHS
 from generator.families.base import IN_ORDER, Plan
 from generator.families.common import OPCODE_SUFFIXES
-from generator.families.tensor_maps import (
-    ROWS_PER_WARPGROUP,
-    OperandBoxes,
-    StoreBoxes,
-    TensorMap,
-    stages_bytes,
-    whole_parts,
-)
+from generator.families.tensor_maps import OperandBoxes, stages_bytes, whole_parts
 from generator.spec import DTYPE_BYTES, Cluster, Tile, WarpTile
 from hgemm.problem import LAUNCH
+from hgemm.tensor_maps import ROWS_PER_WARPGROUP, StoreBoxes, TensorMap, store_boxes
 
 NAME = "wgmma"
 
@@ -34,16 +28,6 @@ PINGPONG_BARRIERS = 2
 """One for each of two ping-pong consumers."""
 
 RESULT_BYTES = 4
-SHARE_COLUMNS, SHARE_BYTES = 8, (128, 64, 32, 16)
-"""Smallest number of columns, and row lengths, of the subtiles of D that the CTAs of split_k_cluster share."""
-SUBTILE_BYTES = {True: {152: 128, 176: 64}, False: {128: 128, 176: 64}}
-"""Longest row of a subtile of D by the most accumulator registers, with ping-pong and without. Beyond, it is NARROWEST_BYTES.
-
-A shorter row needs fewer other registers. A bias counts as BIAS_ACCUMULATORS more with ping-pong.
-Source: spills of ptxas 13.0.88 for 128x144 to 128x192 with ping-pong, and for 256x136 to 256x160, with beta.
-"""
-NARROWEST_BYTES, BIAS_ACCUMULATORS = 32, 24
-
 DIRECT_BYTES = 16
 """Placeholder for the staged rows if threads store D from registers."""
 
@@ -130,15 +114,17 @@ class WgmmaPlan(Plan):
 
     @cached_property
     def d(self) -> StoreBoxes:
-        registers = self.accumulator_registers + BIAS_ACCUMULATORS * (self.pingpong and self.spec.bias != "none")
-        widths = SUBTILE_BYTES[self.pingpong].items()
-        fitting = (size for most, size in widths if self.spec.swap_ab or registers <= most)
-        row_bytes = next(fitting, NARROWEST_BYTES)
-        if self.spec.schedule.kind == "split_k_cluster":  # each CTA finishes a subtile
-            size, blocks = DTYPE_BYTES[self.spec.dtype_d], -(-self.consumer_rows // ROWS_PER_WARPGROUP)
-            share = max(SHARE_COLUMNS, self.tile.n * blocks // self.spec.schedule.splits) * size
-            row_bytes = next(bytes_ for bytes_ in SHARE_BYTES if bytes_ <= min(share, row_bytes))
-        return StoreBoxes(self.tile.n, DTYPE_BYTES[self.spec.dtype_d], self.spec.swap_ab, row_bytes)
+        spec = self.spec
+        return store_boxes(
+            self.tile.n,
+            self.consumer_rows,
+            DTYPE_BYTES[spec.dtype_d],
+            swap_ab=spec.swap_ab,
+            pingpong=self.pingpong,
+            f16_sums=spec.acc == "f16",
+            bias=spec.bias != "none",
+            cluster_splits=spec.schedule.splits if spec.schedule.kind == "split_k_cluster" else 0,
+        )
 
     # ---- Shared memory ----------------------------------------------------------------------------------------------
 

@@ -11,11 +11,12 @@ from generator.families import common
 from generator.families.base import Change, Rule, collector
 from generator.families.common import MAX_RASTER_TILES, clamp, fewer_ctas
 from generator.families.mma_sync.defaults import on_mma_sync
-from generator.families.tensor_maps import CORE_ROWS, OperandBoxes
+from generator.families.tensor_maps import OperandBoxes
 from generator.families.wgmma.plan import WgmmaPlan as Plan
 from generator.layouts import ASYNC_BYTES
 from generator.spec import DTYPE_BYTES, Cluster, Raster, Tile
 from hgemm.problem import LAUNCH
+from hgemm.tensor_maps import CORE_ROWS
 
 TMA_ALIGN_BYTES = 16
 """Source: CUDA driver API, cuTensorMapEncodeTiled, globalAddress and globalStrides."""

@@ -1,0 +1,242 @@
+"""Tensor maps of TMA: the boxes of A, B and D, and their swizzles. They follow from the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from hgemm.dtypes import DTYPES
+
+ROWS_PER_WARPGROUP = 64
+"""Rows of D that one wgmma computes. A consumer stages as many at a time."""
+
+SWIZZLES_BYTES = (128, 64, 32)
+"""Row widths of a box that TMA swizzles and wgmma reads, the widest first.
+
+Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", swizzling modes.
+"""
+
+CORE_ROWS = 8
+"""Rows of a core matrix, which swizzles consist of. A slice of a stage must be whole ones."""
+
+SHARE_COLUMNS, SHARE_BYTES = 8, (128, 64, 32, 16)
+"""Smallest number of columns, and row lengths, of the subtiles of D that the CTAs of split_k_cluster share."""
+
+SUBTILE_BYTES = {True: {152: 128, 176: 64}, False: {128: 128, 176: 64}}
+"""Longest row of a subtile of D by the most accumulator registers, with ping-pong and without. Beyond, it is NARROWEST_BYTES.
+
+A shorter row needs fewer other registers. A bias counts as BIAS_ACCUMULATORS more with ping-pong.
+Source: spills of ptxas 13.0.88 for 128x144 to 128x192 with ping-pong, and for 256x136 to 256x160, with beta.
+"""
+NARROWEST_BYTES, BIAS_ACCUMULATORS = 32, 24
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """The map of an operand that a launcher encodes: 3-D, (contiguous, other, batch).
+
+    Units: `box` in elements, along the same dimensions. A swizzle of 0 bytes means none.
+    """
+
+    operand: str
+    box: tuple[int, int, int]
+    swizzle_bytes: int
+    element: str
+    contiguous: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "box": [*self.box]}
+
+
+@dataclass(frozen=True)
+class LoadBoxes:
+    """One stage of A or B as TMA loads it. If `shared_by` CTAs of a cluster share it, each loads one slice for all, or they take
+    turns.
+
+    Rows of an MN-major operand are no longer than `row_extent`, or than the whole extent if that is 0.
+    Shapes: (extent, k). Slices of a K-major operand are along its extent, slices of an MN-major one along k.
+    """
+
+    k_major: bool
+    extent: int
+    k: int
+    shared_by: int
+    element_bytes: int = 2
+    row_extent: int = 0
+
+    @cached_property
+    def swizzle_bytes(self) -> int:
+        """Bytes of a box's rows: the widest swizzle that divides the contiguous extent."""
+        along = (self.k if self.k_major else self.row_extent or self.extent) * self.element_bytes
+        return next((size for size in SWIZZLES_BYTES if along % size == 0), SWIZZLES_BYTES[-1])
+
+    @property
+    def sliced(self) -> int:
+        """Extent that the slices divide."""
+        return self.extent if self.k_major else self.k
+
+    @property
+    def slices(self) -> int:
+        """Parts of a stage that different CTAs load: 1 if slices would not be whole groups of 8 rows, so that CTAs take turns."""
+        return 1 if self.sliced % (self.shared_by * CORE_ROWS) else self.shared_by
+
+    @property
+    def box(self) -> tuple[int, int, int]:
+        return (self.swizzle_bytes // self.element_bytes, self.sliced // self.slices, 1)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.extent * self.k * self.element_bytes
+
+    def tensor_map(self, operand: str, extent: str, element: str) -> TensorMap:
+        return TensorMap(operand, self.box, self.swizzle_bytes, element, "k" if self.k_major else extent)
+
+
+@dataclass(frozen=True)
+class StoreBoxes:
+    """D as consumers stage it, one subtile of 64 rows after another.
+
+    Shapes: a subtile is (64, subtile_columns), in boxes of (64, width). With swapped operands it is one box (subtile_columns, 64).
+    Units: `max_subtile_bytes` is the longest row of a subtile. A shorter one needs fewer registers.
+    """
+
+    n: int
+    element_bytes: int
+    swap_ab: bool
+    max_subtile_bytes: int = SWIZZLES_BYTES[0]
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of D's n in a box: the widest swizzle that divides the tile, else 16 bytes. 64 with swapped operands."""
+        if self.swap_ab:
+            return ROWS_PER_WARPGROUP
+        swizzles = [size for size in SWIZZLES_BYTES if size <= self.max_subtile_bytes]
+        sizes = [size // self.element_bytes for size in (*swizzles, 16)]
+        return next((size for size in sizes if self.n % size == 0), sizes[-1])
+
+    @cached_property
+    def subtile_columns(self) -> int:
+        """Columns of a subtile, `max_subtile_bytes` at most. With swapped operands they divide the tile."""
+        most = min(self.n, self.max_subtile_bytes // self.element_bytes)
+        return next((size for size in range(most, 8, -8) if not self.swap_ab or self.n % size == 0), 8)
+
+    @property
+    def subtile_bytes(self) -> int:
+        """Bytes of a subtile."""
+        return ROWS_PER_WARPGROUP * self.subtile_columns * self.element_bytes
+
+    @property
+    def swizzle_bytes(self) -> int:
+        size = self.width * self.element_bytes
+        return size if size in SWIZZLES_BYTES else 0
+
+    def tensor_map(self, element: str) -> TensorMap:
+        box = (self.width, self.subtile_columns if self.swap_ab else ROWS_PER_WARPGROUP, 1)
+        return TensorMap("d", box, self.swizzle_bytes, element, "n")
+
+
+def store_boxes(
+    columns: int,
+    rows: int,
+    element_bytes: int,
+    *,
+    swap_ab: bool,
+    pingpong: bool,
+    f16_sums: bool,
+    bias: bool,
+    cluster_splits: int,
+) -> StoreBoxes:
+    """Return how the consumers of a wgmma kernel stage D.
+
+    Fields: a consumer computes `rows` x `columns` of the kernel's D. With split_k_cluster, `cluster_splits` CTAs share a tile.
+    """
+    registers = rows // ROWS_PER_WARPGROUP * columns // 2 // (2 if f16_sums else 1)
+    registers += BIAS_ACCUMULATORS * (pingpong and bias)
+    fitting = (size for most, size in SUBTILE_BYTES[pingpong].items() if swap_ab or registers <= most)
+    row_bytes = next(fitting, NARROWEST_BYTES)
+    if cluster_splits:  # each CTA finishes a subtile
+        blocks = -(-rows // ROWS_PER_WARPGROUP)
+        share = max(SHARE_COLUMNS, columns * blocks // cluster_splits) * element_bytes
+        row_bytes = next(size for size in SHARE_BYTES if size <= min(share, row_bytes))
+    return StoreBoxes(columns, element_bytes, swap_ab, row_bytes)
+
+
+# ==== The maps of a record's spec ====
+
+
+def maps_of(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tensor maps that the kernel of a spec in present words takes, as a record has them.
+
+    Raises: LookupError, TypeError or ValueError if a field is missing or malformed.
+    """
+    if spec["copy"] != "tma" and spec["store"] != "tma":
+        return []
+    return [one.to_dict() for one in _maps(*(spec.get(name, default) for name, default in _DECIDING.items()))]
+
+
+_DECIDING = {
+    "mma": "",
+    "copy": "",
+    "store": "",
+    "layout": "",
+    "cta_tile": "",
+    "warp_tile": "",
+    "dtype_a": "",
+    "dtype_b": "",
+    "dtype_d": "",
+    "acc": "",
+    "bias": "none",
+    "schedule": "",
+    "cluster": "1x1",
+    "consumers": 0,
+    "cooperation": "cooperative",
+    "swap_ab": False,
+}
+
+
+@lru_cache(maxsize=1024)
+def _maps(
+    mma: str,
+    copy: str,
+    store: str,
+    layout: str,
+    cta_tile: str,
+    warp_tile: str,
+    dtype_a: str,
+    dtype_b: str,
+    dtype_d: str,
+    acc: str,
+    bias: str,
+    schedule: str,
+    cluster: str,
+    consumers: int,
+    cooperation: str,
+    swap_ab: bool,
+) -> tuple[TensorMap, ...]:
+    m, n, k = map(int, cta_tile.split("x"))
+    warp_m, warp_n = map(int, warp_tile.split("x"))
+    cluster_m, cluster_n = map(int, cluster.split("x"))
+    wgmma, maps = mma.startswith("m64"), []
+    if copy == "tma":
+        size = DTYPES[dtype_a].bytes
+        a = LoadBoxes(layout[0] == "t", m, k, cluster_n, size, 0 if wgmma else warp_m)
+        b = LoadBoxes(layout[1] == "n", n, k, cluster_m, size, 0 if wgmma else warp_n)
+        maps = [a.tensor_map("a", "m", dtype_a), b.tensor_map("b", "n", dtype_b)]
+    if wgmma and store == "tma":
+        kernel_m, kernel_n = (n, m) if swap_ab else (m, n)
+        rule, _, splits = schedule.partition(":")
+        pingpong = cooperation == "pingpong"
+        boxes = store_boxes(
+            kernel_n,
+            kernel_m // (1 if pingpong else max(1, consumers)),
+            DTYPES[dtype_d].bytes,
+            swap_ab=swap_ab,
+            pingpong=pingpong,
+            f16_sums=acc == "f16",
+            bias=bias != "none",
+            cluster_splits=int(splits) if rule == "split_k_cluster" else 0,
+        )
+        maps.append(boxes.tensor_map(dtype_d))
+    return tuple(maps)
