@@ -112,21 +112,22 @@ NONE = Calibration((), 0, STATE, "", (), (), {})
 
 OPTIONS = {"cta_tile": "tile"}
 """Fields of an identity whose option has another name."""
-DERIVED = ("form", "copy", "mma")
-"""Fields of an identity that follow from the others."""
+DERIVED = {"tma": ("form", "copy", "mma"), "ldg": ("form", "mma", "consumers", "cooperation", "cluster", "swap_ab")}
+"""Fields of an identity that follow from the others, by its copy."""
 
 
-def rows_of(documents: Sequence[Mapping[str, Any]]) -> dict[Words, Row]:
-    """Return the rows of all kernels in data files, by the cost model alone. Kernels that cannot be planned are left out."""
+def rows_of(documents: Sequence[Mapping[str, Any]], calibrated: Calibration = NONE) -> dict[Words, Row]:
+    """Return the rows of all kernels in data files, by default by the model alone. Kernels that cannot be planned are left out."""
     every = {tuple(words): None for document in documents for words in document["kernels"]}
     requests = [
-        {OPTIONS.get(name, name): word for name, word in zip((*IDENTITY, *NEARLY), words) if name not in DERIVED}
-        for words in every
+        {OPTIONS.get(name, name): word for name, word in named.items() if name not in DERIVED[named["copy"]]}
+        for named in (dict(zip((*IDENTITY, *NEARLY), words)) for words in every)
+        if named["copy"] in DERIVED
     ]
     found = {}
     for plan in sweep(requests).plans:
         record = {**planned(emit(plan, templates_folder())), "resources": {"ctas_per_sm": plan.spec.ctas_per_sm}}
-        found[identity(record["spec"])] = row_of(LaunchTraits.of(record), record, calibrated=NONE)
+        found[identity(record["spec"])] = row_of(LaunchTraits.of(record), record, calibrated=calibrated)
     return {words: found[words] for words in every if words in found}
 
 
@@ -231,7 +232,7 @@ def clocks(launches: Launches, rows: Sequence[Row], factors: np.ndarray | None) 
 
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
-SHARED_SPREAD, OWN_SPREAD, NOISE = 0.5, 1.0, 0.04
+SHARED_SPREAD, OWN_SPREAD, NOISE = 0.5, 0.5, 0.04
 """Expected logarithms of the shared factors, of a kernel's own beside them, and of a time. Source: cross-validation."""
 FAR, LEAST_WEIGHT, SOFT = 0.5, 0.03, 0.1
 """A launch this much slower than the best of its problem has the least weight. Errors above SOFT count linearly."""
@@ -403,7 +404,7 @@ def judge_command(files: Sequence[Path], catalog: bool) -> None:
 def _in_catalog(rows: Mapping[Words, Row]) -> np.ndarray:
     from generator.catalog import catalog_kernels  # reads and plans the whole catalog
 
-    kernels = [kernel for kernel in catalog_kernels() if kernel.plan.spec.arch == "sm_90a"]
+    kernels = [kernel for kernel in catalog_kernels() if kernel.plan.spec.arch in ("sm_90", "sm_90a")]
     shipped = {identity(planned(kernel)["spec"])[: len(IDENTITY)] for kernel in kernels}
     return np.array([words[: len(IDENTITY)] in shipped for words in rows])
 

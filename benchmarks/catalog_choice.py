@@ -35,12 +35,13 @@ from hgemm.bench.measure import BASELINE, OURS, LostDevice, OutputSample, Varian
 from hgemm.bench.protocol import Protocol, geometric_mean
 from hgemm.bench.work import Work
 from hgemm.device import Device, open_device
-from hgemm.dispatch_table import candidate_options, launch_clocks
+from hgemm.dispatch_table import candidate_options, estimate_clocks, launch_clocks
 from hgemm.errors import DeviceError, HgemmError
 from hgemm.kernel import Kernel
 from hgemm.library import open_library
+from hgemm.model.calibrated import calibration, identity
 from hgemm.problem import Kind, LaunchOptions
-from hgemm.selection import Choice, Selector
+from hgemm.selection import Choice, Selector, row_supports
 from hgemm.selection_query import SelectionQuery, Target
 
 LAYERS = {
@@ -287,17 +288,42 @@ def choose_kernels(times: Times, mean: float, worst: float) -> list[str]:
     return [names[at] for at in kept]
 
 
+def estimated_times(specs: Mapping[str, Mapping[str, Any]], count: int, seed: int) -> list[dict[str, float]]:
+    """Return the estimated time of each kernel on drawn problems. Units: clocks of an SM."""
+    from benchmarks.calibration import CAPABILITY, rows_of  # it imports this module's figures
+
+    words = {symbol: identity(spec) for symbol, spec in specs.items()}
+    rows = rows_of([{"kernels": [*words.values()]}], calibration())
+    target = Target.typical(f"sm_{CAPABILITY}", SMS)
+    queries = [SelectionQuery.dense(Kind(), work.extents) for work in problems(count, seed)]
+    return [
+        {
+            symbol: float(estimate_clocks(rows[its], query, target))
+            for symbol, its in words.items()
+            if its in rows and row_supports(rows[its], query, target)
+        }
+        for query in queries
+    ]
+
+
 @main.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--mean", default=0.02, show_default=True, help="Highest mean loss.")
 @click.option("--worst", default=0.08, show_default=True, help="Highest loss of a problem.")
 @click.option(
+    "--estimated", default=0, show_default=True, help="Number of drawn problems that count by their estimates."
+)
+@click.option("--seed", default=1, show_default=True, help="Seed of these problems.")
+@click.option(
     "--to",
     type=click.Path(path_type=Path),
     help="Write the kernels chosen from all problems as variants of a spec file.",
 )
-def choose(files: Sequence[Path], mean: float, worst: float, to: Path | None) -> None:
-    """Choose kernels on half of the problems, and report their losses on the other half."""
+def choose(files: Sequence[Path], mean: float, worst: float, estimated: int, seed: int, to: Path | None) -> None:
+    """Choose kernels on half of the problems, and report their losses on the other half.
+
+    Measured problems are few. With --estimated, the final choice also has to serve drawn problems, by the calibrated estimates.
+    """
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     specs = {symbol: spec for document in documents for symbol, spec in document["specs"].items()}
     every = [problem for document in documents for problem in document["problems"] if not problem["wrong"]]
@@ -318,7 +344,12 @@ def choose(files: Sequence[Path], mean: float, worst: float, to: Path | None) ->
             f"best of 16 {geometric_mean(best):.3f} (minimum {min(best):.3f}); "
             f"lowest estimate {statistics.fmean(selected):.3f} times the best"
         )
-    kept_all = choose_kernels(times, mean, worst)
+    guessed = estimated_times(specs, estimated, seed) if estimated else []
+    kept_all = choose_kernels([*times, *guessed], mean, worst)
+    for title, part in (("measured", times), ("estimated", guessed)):
+        if found := losses(part, kept_all):
+            loss = f"loss {100 * statistics.fmean(found):.1f} % mean, {100 * max(found):.1f} % worst"
+            click.echo(f"chosen on all, {title}: {len(part)} problems, {loss}")
     click.echo(f"{len(kept)} kernels from one half; {len(kept_all)} from all problems:")
     for symbol in kept_all:
         spec = specs[symbol]

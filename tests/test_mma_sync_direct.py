@@ -54,7 +54,7 @@ ILLEGAL = (
     ({"align": "4"}, "alignment", "requires 8 elements"),
     ({"acc": "f16"}, "accumulator", "supports f32"),
     ({"schedule": "split_k:2"}, "fixed_fields", "require schedule one_tile"),
-    ({"tile": "8x64x1024"}, "registers", "the limit is 80"),
+    ({"tile": "8x64x1024", "ctas_per_sm": "3"}, "registers", "the limit is 80"),
     ({"arch": "sm_80"}, "family", "no programmatic dependent launch"),
 )
 

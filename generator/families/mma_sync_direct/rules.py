@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from generator.arch import ARCHS, Arch
 from generator.families import common
@@ -44,8 +45,11 @@ def resolve(request: Request) -> Spec:
         "raster": Raster("column"),
         "warp_tile": WarpTile(tile.m, tile.n),
     }
-    fixed = Plan(Spec(**{**fields, **_PLACEHOLDERS, **request})).fixed_fields
-    return Spec(**{**fields, **fixed, **request})
+    plan = Plan(Spec(**{**fields, **_PLACEHOLDERS, **request}))
+    while "ctas_per_sm" not in request and fields["ctas_per_sm"] > 1 and plan.needed_registers > plan.max_registers:
+        fields["ctas_per_sm"] -= 1
+        plan = Plan(replace(plan.spec, ctas_per_sm=fields["ctas_per_sm"]))
+    return Spec(**{**fields, **plan.fixed_fields, **request})
 
 
 _PLACEHOLDERS: Request = {
