@@ -351,11 +351,15 @@ class CheckWorkers:
 
     def check_all(self, requests: Iterable[CheckRequest]) -> Iterator[tuple[CheckOutcome, str]]:
         """Yield the outcomes in the order of the requests, each with the output of its process."""
+        yield from self.each(self.check, requests)
+
+    def each(self, do: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """Yield what `do`, which calls `check`, returns for each item, in order. `jobs` threads call it."""
         pool = ThreadPoolExecutor(self.jobs)
         if self.module == _MODULE and not self.wrapper:
             self._many.set()
         try:
-            yield from pool.map(self.check, requests)
+            yield from pool.map(do, items)
         finally:
             self._many.clear()
             pool.shutdown(wait=False, cancel_futures=True)

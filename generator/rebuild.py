@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from generator.build.compile import compile_kernel, key_of, versions_of
+from generator.build.compile import compile_kernel, key_of
 from generator.build.emit import Kernel
-from generator.build.fresh import foreign, fresh_kernel
+from generator.build.fresh import differing_inputs, foreign, fresh_kernel
 from generator.build.inspect import Binary, inspect
 from generator.build.toolchain import headers
 from generator.build.workers import Lost, process_pool, run
@@ -72,19 +72,11 @@ def _compared(variant: Variant, kernel: Kernel, templates: Path) -> Iterator[dic
         for cubin, log in ((variant.artefacts[CUBIN_NAME], ""), (compiled.cubin, compiled.ptxas_log))
     )
     counts = "" if theirs == record.data["sass"] else "the cubin has other instructions than its record states"
-    yield _check(f"instruction counts ({_difference(variant, kernel)})", counts or _differing(theirs, ours))
+    yield _check(f"instruction counts ({differing_inputs(variant, kernel)})", counts or _differing(theirs, ours))
 
 
 def _check(case: str, reason: str) -> dict:
     return {"case": case, "max_error": 0.0, "max_bound_ratio": 0.0, "passed": not reason, "reason": reason}
-
-
-def _difference(variant: Variant, kernel: Kernel) -> str:
-    """Return which inputs of the compilation differ."""
-    there, here = variant.record.data["toolchain"], versions_of(kernel)
-    differ = [f"{name} {there.get(name, 'none')} there, {version} here" for name, version in here.items()]
-    differ = [text for text, name in zip(differ, here) if there.get(name) != here[name]]
-    return ", ".join(differ) or "the templates differ"
 
 
 def _differing(theirs: dict[str, int], ours: dict[str, int]) -> str:

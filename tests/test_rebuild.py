@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,27 @@ def test_a_source_of_others_is_run_only_with_trust_and_never_proved(
     assert unproved(library.load(symbol).record.data) == NO_PROOF
 
 
+def of_other_inputs(record: dict[str, Any], files: dict[str, bytes]) -> None:
+    record["key"], record["toolchain"]["nvrtc"] = "0" * 64, "13.0.1"
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (flip("kernel.ptx"), "its kernel.ptx is not what its source compiles to"),
+        (of_other_inputs, "its kernel.ptx was compiled from other inputs (nvrtc 13.0.1 there, 13.0."),
+    ],
+)
+def test_ptx_of_others_is_run_only_with_trust(
+    library: Library, host_toolchain: HostToolchain, change: Change, reason: str
+) -> None:
+    symbol = forge(library, change)
+    (outcome,) = Emulation(library, host_toolchain, "8x8x8").outcomes([symbol])
+    assert outcome.failed and not outcome.checks and outcome.reason.startswith(reason)
+    (outcome,) = Emulation(library, host_toolchain, "8x8x8", trust=True).outcomes([symbol])
+    assert outcome.checks and not unproved(library.load(symbol).record.data) == ""
+
+
 def test_what_a_constructor_of_the_source_prints_is_no_verdict(library: Library, host_toolchain: HostToolchain) -> None:
     """Only the PTX is run, and only what the translation wrote for it."""
     answer = {"symbol": "x", "checks": [{"case": "8x8x8", "passed": True, "max_error": 0, "max_bound_ratio": 0}]}
@@ -112,10 +134,7 @@ def test_files_that_were_not_built_from_the_spec_are_found(library: Library, nam
 
 
 def test_kernels_of_other_compilers_are_compared_by_their_instructions(library: Library) -> None:
-    def older(record: dict[str, Any], files: dict[str, bytes]) -> None:
-        record["key"], record["toolchain"]["nvrtc"] = "0" * 64, "13.0.1"
-
-    symbol = forge(library, older)
+    symbol = forge(library, of_other_inputs)
     (outcome,) = rebuilt(library, [symbol], templates_folder(), 1)
     assert outcome.passed and outcome.checks[1]["case"].startswith("instruction counts (nvrtc 13.0.1 there, 13.0.")
     forge(library, lambda record, files: record["sass"].update(LDL=1))
@@ -175,7 +194,7 @@ def test_a_proof_is_stored_only_for_the_files_that_were_run(library: Library, ho
     """Another process may replace a variant between the run and the moment when the proof is stored."""
     (symbol,) = (path.name for path in library.folder.glob("hgemm_*"))
     emulation = Emulation(library, host_toolchain)
-    emulation._request(symbol)
+    emulation._outcome(library.load(symbol), lambda variant: "", SimpleNamespace(check=lambda request: (None, "")))
     forge(library, flip("kernel.cubin"))
     emulation._store(CheckOutcome(symbol, proof=PROOF))
     assert unproved(library.load(symbol).record.data) == NO_PROOF

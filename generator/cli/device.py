@@ -174,8 +174,8 @@ nothing else is written, and that two runs give the same bits.
 
 --emulate translates the variant's PTX to C++, compiles it with this machine's C++ compiler (CXX), and runs every thread of it on
 the CPU, under adversarial schedules and copy orders. It also finds races, missing waits, accesses out of bounds and reads of
-uninitialized memory, and counts bank conflicts. The proof is stored in the variant's record. A variant whose source this version
-would not write is not run without --trust.
+uninitialized memory, and counts bank conflicts. The proof is stored in the variant's record. A variant whose source or PTX this
+version would not write is not run without --trust.
 
 --rebuild writes, compiles and compares. With the same versions of all compilers, PTX and cubin must be the same byte for byte.
 Otherwise the instruction counts must be the same.
@@ -201,7 +201,7 @@ Examples:
 @click.option("--emulate", is_flag=True, help="Check on this machine's CPU. Needs no GPU.")
 @click.option("--rebuild", is_flag=True, help="Build again, and compare source, PTX and cubin.")
 @click.option(
-    "--trust", is_flag=True, help="Also run variants whose source this version would not write. Stores no proof."
+    "--trust", is_flag=True, help="Also run variants whose source or PTX this version would not write. Stores no proof."
 )
 @library_option
 @filter_options

@@ -14,9 +14,9 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
@@ -27,6 +27,7 @@ from generator.build.emit import Kernel, emit
 from generator.build.fresh import refusal
 from generator.build.pipeline import planned
 from generator.build.toolchain import headers, templates_folder
+from generator.build.workers import WorkerLost, process_pool
 from generator.device_check import THREAD_VARIABLES, CheckOutcome, CheckWorkers, answer, kill_session
 from generator.errors import HgemmError, ProofError
 from generator.isolated import NEUTRAL_FOLDER, command
@@ -39,6 +40,7 @@ from generator.spec import Spec
 from generator.store.library import Library
 from generator.store.proofs import subject_of, with_proof
 from hgemm.cases import Shape
+from hgemm.library import Variant
 from hgemm.record import PTX_NAME, dump
 
 TIMEOUT_S = 300.0
@@ -335,7 +337,7 @@ def located(outcome: CheckOutcome, ptx: bytes, record: Mapping[str, Any], templa
 class Emulation:
     """The proof of kernels of a library: shapes, seed and number of processes.
 
-    Fields: with `trust`, kernels whose source this version would not write are run, too; their proofs are not stored.
+    Fields: with `trust`, kernels that this version would not write are run, too; their proofs are not stored.
     """
 
     library: Library
@@ -349,26 +351,42 @@ class Emulation:
 
     def outcomes(self, symbols: Iterable[str]) -> Iterator[CheckOutcome]:
         """Yield the outcome of each kernel, in order. A proof on the default shapes is stored in its record."""
-        items = [self._request(symbol) for symbol in symbols]
-        requests = [one for one in items if isinstance(one, ProofRequest)]
-        if requests:
+        variants = [self.library.load(symbol) for symbol in symbols]
+        if variants:
             self.host_toolchain.executor()  # build it once, before the processes; its errors are not a kernel's
-        outcomes = workers(self.jobs, self.timeout_s).check_all(requests)
-        for one in items:
-            outcome = next(outcomes)[0] if isinstance(one, ProofRequest) else one
-            if outcome.proof:
-                self._store(outcome)
-            yield self._located(outcome) if outcome.failed else outcome
+        proofs = workers(self.jobs, self.timeout_s)
+        with self._judge(len(variants)) as judge:
+            for outcome in proofs.each(partial(self._outcome, judge=judge, proofs=proofs), variants):
+                if outcome.proof:
+                    self._store(outcome)
+                yield self._located(outcome) if outcome.failed else outcome
         trim(self.host_toolchain.cache)
 
-    def _request(self, symbol: str) -> ProofRequest | CheckOutcome:
-        variant = self.library.load(symbol)
-        why = "" if self.trust else refusal(variant, self.host_toolchain.templates)
+    @contextmanager
+    def _judge(self, count: int) -> Iterator[Callable[[Variant], str]]:
+        """Yield a function that returns why a variant is not run, or "". It compiles, in processes if there are several."""
+        judge = partial(refusal, templates=self.host_toolchain.templates)
+        jobs = min(self.jobs, count)
+        if self.trust:
+            yield lambda variant: ""
+        elif jobs < 2:
+            yield judge
+        else:
+            with process_pool(jobs) as pool:
+                yield lambda variant: pool.executor.submit(judge, variant).result()
+
+    def _outcome(self, variant: Variant, judge: Callable[[Variant], str], proofs: CheckWorkers) -> CheckOutcome:
+        try:
+            why = judge(variant)
+        except WorkerLost as lost:
+            why = f"the process that compiled it again {lost}"
         if why:
-            return CheckOutcome(symbol, error=why)
+            return CheckOutcome(variant.symbol, error=why)
+        record = variant.record.data
         if not self.trust:
-            self._subjects[symbol] = subject_of(variant.record.data)
-        return request_of(self.host_toolchain, variant.artefacts[PTX_NAME], variant.record.data, self.shapes, self.seed)
+            self._subjects[variant.symbol] = subject_of(record)
+        request = request_of(self.host_toolchain, variant.artefacts[PTX_NAME], record, self.shapes, self.seed)
+        return proofs.check(request)[0]
 
     def _located(self, outcome: CheckOutcome) -> CheckOutcome:
         variant = self.library.load(outcome.symbol)
