@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from hgemm.accumulation import unsplit_order
 from hgemm.device import cubin_runs, ptx_runs
 from hgemm.dtypes import DTYPES
 from hgemm.errors import LibraryError, RequestError
@@ -27,7 +28,7 @@ from hgemm.octave_grid import Point, point
 from hgemm.problem import Kind, LaunchOptions, kind_supports
 from hgemm.selection_query import SelectionQuery, Target
 
-FORMAT = 9
+FORMAT = 10
 EXACT, COMPATIBLE, PTX = range(3)
 """How code runs on a device, the best first: a cubin for this device, a compatible cubin, or PTX."""
 
@@ -39,7 +40,8 @@ class Row:
     Units: elements for tiles and alignments; bytes of one element for `operand_bytes` (A and B) and `result_bytes` (D).
     Fields: `decides_splits` and `decides_raster` are 1 if each launch decides them. `max_ctas` is the largest grid of stream-K,
         0 for kernels that have none. `partial_bytes` are those of a tile's partial accumulators in a workspace. See Clocks for
-        `tiles_per_sm` and all fields after it.
+        `tiles_per_sm` to `calibration`. `order` is the accumulation order of launches that do not split k, as a number, 0 if it is
+        unknown or depends on the grid. `cublas_order` is 1 if it is that of cuBLASLt's unsplit kernels.
     """
 
     symbol: str
@@ -79,6 +81,8 @@ class Row:
     split_clocks: int
     partial_clocks: int
     calibration: int
+    order: int
+    cublas_order: int
 
     def work(self, m: int, n: int, batch: int) -> int:
         """Return the CTA tiles of a problem: tiles times splits times batch. Splits that a launch decides do not count."""
@@ -235,6 +239,7 @@ def row_of(
         raise LibraryError(
             f"{traits.symbol}: its record lacks a field of the cost estimate ({error!r}): regenerate the variant"
         ) from error
+    order, cublas_order = unsplit_order(record)
     return Row(
         symbol=traits.symbol,
         group=group,
@@ -273,6 +278,8 @@ def row_of(
         split_clocks=clocks.split,
         partial_clocks=clocks.partial,
         calibration=clocks.calibration,
+        order=order,
+        cublas_order=int(cublas_order),
     )
 
 

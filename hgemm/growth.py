@@ -12,9 +12,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from hgemm.disk import disk_errors
 from hgemm.dispatch_table import DispatchTable, Row
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DeviceError, HgemmError, LibraryError
+from hgemm.invariance import KOrder, keeps_order, order_key
 from hgemm.selection import WGMMA_CAPABILITY, Choice, FallbackWatch, Selector, wgmma_computes
 from hgemm.selection_query import SelectionQuery, Target
 
@@ -103,6 +104,12 @@ class GrowingSelector(Selector):
         super().__init__(library.table, target, library.folder, watch)
         self._library, self._growth = library, growth
 
+    def order(self, query: SelectionQuery) -> KOrder | None:
+        """Return the order of Selector.order. Kernels that are added later do not change the order of a product."""
+        if query.batch_invariant and (found := self._growth.orders.get((self.target, order_key(query)))):
+            return found
+        return super().order(query)
+
     def choose_any(self, queries: Sequence[SelectionQuery]) -> Choice:
         """Return the best variant, as Selector.choose_any, after a missing one was built.
 
@@ -112,9 +119,13 @@ class GrowingSelector(Selector):
         current = self._library.selector(self.target)
         if current is not self:  # the library has grown since this selector was made
             return current.choose_any(queries)
+        queries = [replace(query, cublas_order=True) if query.batch_invariant else query for query in queries]
         if self._growth.grows(self, queries):
             return self._library.selector(self.target).choose_any(queries)
-        return super().choose_any(queries)
+        choice = super().choose_any(queries)
+        if choice.order and queries[0].batch_invariant:
+            self._growth.orders.setdefault((self.target, order_key(queries[0])), choice.order)
+        return choice
 
     def missing(self, queries: Sequence[SelectionQuery]) -> Missing | None:
         """Return the kernel that a call lacks, or None if it lacks none."""
@@ -135,6 +146,9 @@ class GrowingSelector(Selector):
         rows = [row for row in self.supporting(query) if row.align_a >= least_a and row.align_b >= least_b]
         if self.watch and self.target.number == WGMMA_CAPABILITY and wgmma_computes(query):
             rows = [row for row in rows if row.symbol in self.watch.wgmma]
+        if query.batch_invariant:
+            order = self.order(query)
+            rows = [row for row in rows if order and keeps_order(row, order, query)]
         return rows
 
 
@@ -154,7 +168,8 @@ class Missing:
     def key(self) -> tuple[object, ...]:
         """What all calls share that lack the same kernel."""
         q = self.query
-        return self.target, q.kind.code, q.align_a, q.align_b, q.align_d, q.beta, self.size, self.clocks > 0
+        aligns = (q.align_a, q.align_b, q.align_d)
+        return self.target, q.kind.code, *aligns, q.beta, q.batch_invariant, self.size, self.clocks > 0
 
     @property
     def problem(self) -> tuple[object, ...]:
@@ -178,6 +193,8 @@ class Growth:
     def __init__(self, library: GrowingLibrary, builder: Callable[[], Builder] | None = None) -> None:
         self._library, self._find_builder = library, builder or _builder
         self._lock = threading.Lock()
+        self.orders: dict[Hashable, KOrder] = {}
+        """The accumulation orders that batch-invariant products have, by device, kind, n and k."""
         self._tried: set[tuple[object, ...]] = set()
 
     def grows(self, selector: GrowingSelector, queries: Sequence[SelectionQuery]) -> bool:

@@ -384,6 +384,8 @@ class Library:
         workspace: Any = None,
         stream: Any = None,
         precision: str = "",
+        batch_invariant: bool = False,
+        cublas_order: bool = False,
     ) -> Any:
         """Launch out = activation(alpha * a b + beta * c + bias) with the best variant, and return `out` without waiting.
 
@@ -391,7 +393,8 @@ class Library:
         `out`'s library (torch, CuPy) or the legacy default stream. Variants that split k use the stream's automatic workspace,
         or `workspace`: any array, which one call at a time may use. The first call of a geometry chooses and loads a variant.
         CUDA graphs can capture later calls, or those of a MatmulPlan. f32 arrays need `precision="tf32"`, which drops 13 of
-        their 24 significant bits.
+        their 24 significant bits. With `batch_invariant`, the bits of a row of `out` depend on that row of `a`, on b, n and k, but
+        not on m or the batch. `cublas_order` prefers kernels that sum k as the unsplit kernels of cuBLASLt do.
 
         Shapes: a (m, k), b (k, n), out and c (m, n), bias (n,) or (m,); if m = n, bias is (n,). Each may have a leading batch.
             One of the last two axes of a and b is contiguous; the last one of out and c is.
@@ -401,7 +404,8 @@ class Library:
         if out is None:
             out = empty_product(a, b)
         return self._launch_cache.run(
-            a, b, out, bias, c, workspace, stream, (alpha, beta, activation or "none", precision)
+            *(a, b, out, bias, c, workspace, stream),
+            (alpha, beta, activation or "none", precision, batch_invariant, cublas_order),
         )
 
     def plan(
@@ -411,13 +415,15 @@ class Library:
         *,
         device: int = 0,
         workspace_bytes: int | None = None,
+        batch_invariant: bool = False,
+        cublas_order: bool = False,
     ) -> MatmulPlan:
         """Choose the variant for a problem and load it.
 
         Addresses of `problem` may be 0: arrays are then assumed to be aligned as allocations are. Leading dimensions may be 0:
         rows then have no gaps. With `workspace_bytes`, each call will pass a workspace of that size; 0 is none. By default, calls
-        use the automatic workspace of their stream.
+        use the automatic workspace of their stream. `batch_invariant` and `cublas_order` are those of `matmul`.
 
         Raises: UnsupportedError with the reasons if no variant supports it, DeviceError if there is no such device.
         """
-        return make_plan(self, problem, kind, device, workspace_bytes)
+        return make_plan(self, problem, kind, device, workspace_bytes, batch_invariant, cublas_order)

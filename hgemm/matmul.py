@@ -6,7 +6,7 @@ views, selects a variant and loads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Protocol
@@ -210,7 +210,13 @@ def _with_workspace(
 
 
 def make_plan(
-    library: KernelSource, problem: Problem, kind: Kind, device: int, workspace_bytes: int | None
+    library: KernelSource,
+    problem: Problem,
+    kind: Kind,
+    device: int,
+    workspace_bytes: int | None,
+    batch_invariant: bool = False,
+    cublas_order: bool = False,
 ) -> MatmulPlan:
     """Choose the variant of a library for a problem on a device. Raises UnsupportedError if there is none.
 
@@ -220,7 +226,9 @@ def make_plan(
     workspace_bytes = automatic_bytes if workspace_bytes is None else workspace_bytes
     problem = with_dense_strides(problem, kind)
     target = Target.of(open_device(device))
-    choice = library.selector(target).choose(SelectionQuery.of(kind, problem, workspace_bytes))
+    query = SelectionQuery.of(kind, problem, workspace_bytes)
+    query = replace(query, batch_invariant=batch_invariant, cublas_order=cublas_order)
+    choice = library.selector(target).choose(query)
     problem = replace(problem, options=choice.options)
     return MatmulPlan(library.kernel(choice.symbol), problem, device, automatic_bytes)
 
@@ -239,6 +247,8 @@ class MatmulOptions:
     beta: float = 0.0
     activation: str = "none"
     precision: str = ""
+    batch_invariant: bool = False
+    cublas_order: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,10 +285,19 @@ def launcher_of(
     views = fold_batch(views)
     size = views["workspace"].size_bytes if "workspace" in views else library.workspace_bytes
     selector = library.selector(Target.of(open_device(device)))
-    choice = selector.choose_any([_query(kind, views, options, size) for kind in matching_kinds(views, options)])
+    queries = [_query(kind, views, options, size) for kind in matching_kinds(views, options)]
+    if options.batch_invariant:
+        queries = [_independent_of_rows(queries)]
+    choice = selector.choose_any(queries)
     kernel = library.kernel(choice.symbol)
     problem = replace(problem_of(kernel.traits, views, options.alpha, options.beta), options=choice.options)
     return _with_workspace(kernel, problem, device, views, library.workspace_bytes, allocate)
+
+
+def _independent_of_rows(queries: Sequence[SelectionQuery]) -> SelectionQuery:
+    """Return the description of a product whose layout does not depend on m. One row fits both layouts of A."""
+    first = [query for query in queries if query.kind.layout[0] == queries[0].kind.layout[0]]
+    return max(first, key=lambda query: query.align_b)
 
 
 def empty_product(a: Any, b: Any) -> Any:
@@ -369,4 +388,5 @@ def _query(kind: Kind, views: Mapping[str, View], options: MatmulOptions, worksp
     problem = problem_of(MatmulRequest(kind), views, options.alpha, options.beta)
     if options.beta and "C" not in views:
         raise ProblemError(f"beta is {options.beta}, but there is no C: pass c, which may be out itself")
-    return SelectionQuery.of(kind, problem, workspace_bytes)
+    query = SelectionQuery.of(kind, problem, workspace_bytes)
+    return replace(query, batch_invariant=options.batch_invariant, cublas_order=options.cublas_order)

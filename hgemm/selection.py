@@ -3,66 +3,42 @@
 In order: the best measured variant, if this very problem was measured on such a device. Else the best corrected estimate in
 the shortlist of the problem's region, if anything was measured. Else the best estimate of all. Measurements that ship with the
 package have calibrated the estimates of many variants (hgemm/model/calibrated.py). The launch options of the chosen variant are
-measured ones if they exist (hgemm/measured_options.py). The exported C library does the same steps with the same numbers
-(templates/capi/src/select.c).
+measured ones if they exist (hgemm/measured_options.py). A batch-invariant query has only the variants that keep one accumulation
+order (hgemm/invariance.py). The exported C library does the same steps with the same numbers (templates/capi/src/select.c).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hgemm.dispatch_table import OF_KERNEL, PTX, DispatchTable, Row, Survey, SurveyPoint, estimate_clocks
+from hgemm.dispatch_table import (
+    OF_KERNEL,
+    PTX,
+    DispatchTable,
+    Row,
+    Survey,
+    SurveyPoint,
+    default_group,
+    estimate_clocks,
+    launch_clocks,
+)
 from hgemm.dtypes import DTYPES
 from hgemm.errors import DEFAULT_LIBRARY, UnsupportedError, library_suffix
-from hgemm.launch import MAX_CTAS, WORKSPACE_COUNTERS
-from hgemm.launch_traits import MAX_MAP_STRIDE_BYTES
+from hgemm.invariance import KOrder, chosen_order, keeps_order, order_key, order_of
 from hgemm.measured_options import MeasuredOptions, options_of
 from hgemm.octave_grid import CORRECTED_LIMIT, FACTOR_ONE, distance, region_of
 from hgemm.problem import LAYOUTS, LaunchOptions, kind_supports
+from hgemm.requirements import FEWER_TILES, row_supports, unmet_requirements
 from hgemm.selection_query import SelectionQuery, Target
 
-# ==== Requirements of a variant ====
-
-_FEWER_TILES = f"fewer CTA tiles ({MAX_CTAS} at most)"
-
-
-_FEWER_SHARED = f"fewer tiles that share k ({WORKSPACE_COUNTERS} at most)"
-
-
-def row_supports(row: Row, query: SelectionQuery, target: Target) -> bool:
-    """Return whether a variant supports a query, if its kind fits and its code runs on the device."""
-    return next(unmet_requirements(row, query, target), None) is None
-
-
-def unmet_requirements(row: Row, query: SelectionQuery, target: Target) -> Iterator[str]:
-    """Yield each requirement of a variant that a query does not meet, with the query's value."""
-    q = query
-    if row.align_a > q.align_a or row.align_b > q.align_b or row.align_d > q.align_d:
-        yield f"more alignment (A, B and D have {q.align_a}, {q.align_b} and {q.align_d} elements)"
-    if row.beta < q.beta:
-        yield "beta 0"
-    if row.smem_bytes > target.smem_bytes_per_cta:
-        yield f"more shared memory (a CTA has {target.smem_bytes_per_cta} B)"
-    if row.tensor_maps and (q.k == 0 or not q.mappable):
-        yield f"addresses that TMA supports (k above 0, strides below {MAX_MAP_STRIDE_BYTES} B)"
-    if row.exact_tiles_only and (q.m % row.tile_m or q.n % row.tile_n or q.k % row.tile_k or q.k == 0):
-        yield "extents of whole tiles"
-    if row.work(q.m, q.n, q.batch) > MAX_CTAS:
-        yield _FEWER_TILES
-    elif not row.has_counters(q.m, q.n, q.batch):
-        yield _FEWER_SHARED
-    elif row.workspace_bytes(q.m, q.n, q.batch) > q.workspace_bytes:
-        yield f"more workspace ({q.workspace_bytes} B are given)"
-
-
-# ==== Selection ====
-
+MAX_ORDERS_KEPT = 4096
+"""Accumulation orders that a selector remembers, by kind, n and k."""
 ESTIMATED, NEAR, MEASURED, SHIPPED = range(4)
 """What a choice is based on, as hgemm_rule of hgemm.h. SHIPPED is an estimate that the package's measurements have calibrated."""
 
@@ -74,7 +50,8 @@ class Choice:
     Units: `clocks` is the estimated time in clocks of an SM; FACTOR_ONE of `factor` is 1.0.
     Fields: `code_match` says how the code runs on the device. `nearest` is the measured problem at this place or the nearest
         one, if measurements decided. `factor` is the correction of the estimate. `options` are those of the launch, None if the
-        variant leaves none open; `measured_options` tells whether they were measured.
+        variant leaves none open; `measured_options` tells whether they were measured. `order` is the accumulation order of all
+        products with this n and k, if the query asked for one.
     """
 
     row: Row
@@ -86,6 +63,7 @@ class Choice:
     factor: int = FACTOR_ONE
     options: LaunchOptions | None = None
     measured_options: bool = False
+    order: KOrder | None = None
 
     @property
     def options_text(self) -> str:
@@ -118,6 +96,7 @@ class Selector:
         self.groups = table.runnable_groups(target)
         self._shortlists: dict[int, Any] = {}
         self._options: dict[int, MeasuredOptions] = {}
+        self._orders: dict[Hashable, KOrder | None] = {}
 
     @cached_property
     def surveys(self) -> dict[int, Survey]:
@@ -135,32 +114,66 @@ class Selector:
 
     def find(self, query: SelectionQuery) -> Choice | None:
         """Return the variant for a query, or None. Extents are 1 or more; k may be 0."""
+        order = self.order(query)
+        if order is not None:
+            found = self._find(query, order)
+            if found or query.batch_invariant:
+                return found
+        elif query.batch_invariant and query.k:
+            return None
+        return self._find(query, None)
+
+    def order(self, query: SelectionQuery) -> KOrder | None:
+        """Return the accumulation order that a query must or should have, or None if any order will do.
+
+        None for a batch-invariant query with k above 0 means that no variant has a fixed order.
+        """
+        if not (query.batch_invariant or query.cublas_order) or query.k == 0:
+            return None
+        key = order_key(query)
+        if key not in self._orders:
+            if len(self._orders) >= MAX_ORDERS_KEPT:
+                self._orders.clear()
+            candidates = ((match, self.table.rows[row]) for match, row in self._of_kind(query))
+            self._orders[key] = chosen_order(candidates, query, self.target)
+        found = self._orders[key]
+        return found if found and (query.batch_invariant or found.is_cublas) else None
+
+    def _find(self, query: SelectionQuery, order: KOrder | None) -> Choice | None:
         by_match: dict[int, list[int]] = {}
-        for match, row in self._supporting(query):
+        for match, row in self._supporting(query, order):
             by_match.setdefault(match, []).append(row)
         if not by_match:
             return None
         best = min(by_match)
-        return self._best(by_match[best], best, query)
+        return self._best(by_match[best], best, query, order)
 
-    def _best(self, rows: Sequence[int], match: int, query: SelectionQuery) -> Choice:
+    def _best(self, rows: Sequence[int], match: int, query: SelectionQuery, order: KOrder | None) -> Choice:
         survey = self.surveys.get(query.kind.code)
         if survey:
             if survey.sms == self.target.sms:
                 extents = (query.m, query.n, query.k, query.batch)
                 measured = next((one for one in survey.problems if one.extents == extents), None)
-                best = next((row for row in measured.order if row in rows), None) if measured else None
+                of_order = (row for row in measured.order if row in rows) if measured else iter(())
+                best = next((row for row in of_order if self._was_measured(row, query, order)), None)
                 if best is not None:
-                    return self._choice(best, match, query, MEASURED, measured)
+                    return self._choice(best, match, query, order, MEASURED, measured)
             factors = self.shortlist(query)
-            scores = {row: factor * self._capped(row, query) for row, factor in factors.items() if row in rows}
+            scores = {row: factor * self._capped(row, query, order) for row, factor in factors.items() if row in rows}
             if scores:
                 best = min(scores, key=scores.__getitem__)
                 nearest = min(survey.problems, key=lambda problem: distance(problem.point, query.point))
-                return self._choice(best, match, query, NEAR, nearest, factors[best])
-        best = min(rows, key=lambda row: self._clocks(row, query))
+                return self._choice(best, match, query, order, NEAR, nearest, factors[best])
+        best = min(rows, key=lambda row: self._clocks(row, query, order))
         rule = SHIPPED if self.table.rows[best].calibration == OF_KERNEL else ESTIMATED
-        return self._choice(best, match, query, rule)
+        return self._choice(best, match, query, order, rule)
+
+    def _was_measured(self, row: int, query: SelectionQuery, order: KOrder | None) -> bool:
+        """Return whether the measured launch of a row had this order."""
+        if order is None or not self.table.rows[row].decides_splits:
+            return True
+        measured = self.measured_options(query)
+        return _has_order(measured.find(row, query) if measured else None, order)
 
     def measured_options(self, query: SelectionQuery) -> MeasuredOptions | None:
         """Return the launch options that were measured for a query's kind, if the devices have as many SMs as this one."""
@@ -182,8 +195,8 @@ class Selector:
             self._shortlists[survey.kind] = RegionShortlists(self.table, survey)
         return dict(self._shortlists[survey.kind].at(region_of(query.point, query.straddling)))
 
-    def _capped(self, row: int, query: SelectionQuery) -> int:
-        return min(self._clocks(row, query), CORRECTED_LIMIT)
+    def _capped(self, row: int, query: SelectionQuery, order: KOrder | None) -> int:
+        return min(self._clocks(row, query, order), CORRECTED_LIMIT)
 
     def choose(self, query: SelectionQuery) -> Choice:
         """Return the variant for a query. Raises UnsupportedError with the reasons if there is none."""
@@ -214,36 +227,50 @@ class Selector:
     def ranked(self, query: SelectionQuery) -> list[Choice]:
         """Return all variants that support a query, the chosen one first, the others by their estimates."""
         best = self.find(query)
-        found = [self._choice(row, match, query) for match, row in self._supporting(query)]
+        if best is None:
+            return []
+        order = best.order
+        found = [self._choice(row, match, query, order) for match, row in self._supporting(query, order)]
         others = sorted(found, key=lambda choice: (choice.code_match, choice.clocks))
-        return [best, *(choice for choice in others if choice.row is not best.row)] if best else []
+        return [best, *(choice for choice in others if choice.row is not best.row)]
 
-    def _supporting(self, query: SelectionQuery) -> Iterator[tuple[int, int]]:
-        """Yield code match and row of each variant that supports a query."""
+    def _of_kind(self, query: SelectionQuery) -> Iterator[tuple[int, int]]:
+        """Yield code match and row of each variant whose kind fits and whose code runs on the device, the best match first."""
         for match, place in self.groups:
             group = self.table.groups[place]
             if kind_supports(group.kind, query.kind.code):
-                for row in range(group.first, group.first + group.count):
-                    if row_supports(self.table.rows[row], query, self.target):
-                        yield match, row
+                yield from ((match, row) for row in range(group.first, group.first + group.count))
 
-    def _clocks(self, row: int, query: SelectionQuery) -> int:
-        return estimate_clocks(self.table.rows[row], query, self.target)
+    def _supporting(self, query: SelectionQuery, order: KOrder | None = None) -> Iterator[tuple[int, int]]:
+        """Yield code match and row of each variant that supports a query, and keeps an order if one is given."""
+        for match, at in self._of_kind(query):
+            row = self.table.rows[at]
+            if row_supports(row, query, self.target) and (order is None or keeps_order(row, order, query)):
+                yield match, at
+
+    def _clocks(self, row: int, query: SelectionQuery, order: KOrder | None) -> int:
+        if order is None:
+            return estimate_clocks(self.table.rows[row], query, self.target)
+        return launch_clocks(self.table.rows[row], query, self.target, order.options)
 
     def _choice(
         self,
         at: int,
         match: int,
         query: SelectionQuery,
+        order: KOrder | None,
         rule: int = ESTIMATED,
         nearest: SurveyPoint | None = None,
         factor: int = FACTOR_ONE,
     ) -> Choice:
         row = self.table.rows[at]
         options, were_measured = options_of(at, row, query, self.target, self.measured_options(query))
+        if order and row.decides_splits and not (were_measured and _has_order(options, order)):
+            raster_tiles = default_group(row, self.target) if row.decides_raster else 1
+            options, were_measured = replace(order.options, raster_tiles=raster_tiles), False
         workspace_bytes = row.workspace_bytes(query.m, query.n, query.batch, options)
-        clocks = self._clocks(at, query)
-        return Choice(row, match, clocks, workspace_bytes, rule, nearest, factor, options, were_measured)
+        clocks = self._clocks(at, query, order)
+        return Choice(row, match, clocks, workspace_bytes, rule, nearest, factor, options, were_measured, order)
 
     def _reason(self, query: SelectionQuery) -> str:
         """Return why no variant supports a query, and a command that generates one."""
@@ -265,11 +292,37 @@ class Selector:
             if kind_supports((group := self.table.groups[place]).kind, query.kind.code)
             for row in self.table.rows[group.first : group.first + group.count]
         ]
+        order = self.order(query) if query.batch_invariant else None
+        if query.batch_invariant and query.k and order is None:
+            return (
+                f"no variant for {query.kind} on {self.target.name} adds k in one order for every m (stream-K does not, and old "
+                f"records do not tell): `{self._order_command(query, 1)}` makes one"
+            )
+        if order is not None:
+            rows = [row for row in rows if order_of(row, query.k, order.splits) == order]
         counts = Counter(unmet for row in rows for unmet in unmet_requirements(row, query, self.target))
-        reasons = ", ".join(f"{count} of {len(rows)} need {unmet}" for unmet, count in counts.most_common())
+        if order is not None:
+            needs_more = sum(row_supports(row, query, self.target) for row in rows)
+            counts.update({f"more workspace ({query.workspace_bytes} B are given)": needs_more})
+            fix = f"`{self._order_command(query, order.splits)}` makes one, or pass aligned operands"
+        reasons = ", ".join(f"{count} of {len(rows)} need {unmet}" for unmet, count in counts.most_common() if count)
         extents = f"{query.m}x{query.n}x{query.k}"
-        hint = "" if counts[_FEWER_TILES] == len(rows) else f"; {fix}"
-        return f"no variant for {query.kind} on {self.target.name} supports {extents}: {reasons}{hint}"
+        hint = "" if counts[FEWER_TILES] == len(rows) else f"; {fix}"
+        all_m = f", with the order of all m ({order})" if order else ""
+        return f"no variant for {query.kind} on {self.target.name} supports {extents}{all_m}: {reasons}{hint}"
+
+    def _order_command(self, query: SelectionQuery, splits: int) -> str:
+        """Return a command that generates a kernel with a fixed order for a query."""
+        align = min(query.align_a, query.align_b, query.align_d)
+        schedule = "one_tile" if splits == 1 else f"split_k_cluster:{splits}"
+        arch = f"{self.target.number}a" if splits > 1 else self.target.number
+        options = f"--arch {arch} {query.kind.cover_options} --align {align} --schedule {schedule}"
+        return f"generate {options}{library_suffix(self.library)}"
+
+
+def _has_order(options: LaunchOptions | None, order: KOrder) -> bool:
+    """Return whether a launch with options splits k as an order does. Whole tiles among split ones would not."""
+    return options is not None and (options.splits, options.whole_tiles) == (order.splits, 0)
 
 
 # ==== Choices that are slower than they could be ====

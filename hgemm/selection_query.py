@@ -67,7 +67,8 @@ class SelectionQuery:
 
     Units: alignments are 1 to MAX_ALIGN elements. Each holds for the pointer, the leading dimension and the batch stride.
     Fields: `mappable` is whether TMA supports the strides. `straddling` counts the operands of A and B whose rows do not
-        begin on L2 sectors.
+        begin on L2 sectors. `batch_invariant` requires one accumulation order for all m and batches. `cublas_order` prefers the
+        order of cuBLASLt's unsplit kernels.
     """
 
     kind: Kind
@@ -82,6 +83,8 @@ class SelectionQuery:
     workspace_bytes: int = 0
     mappable: bool = True
     straddling: int = 0
+    batch_invariant: bool = False
+    cublas_order: bool = False
 
     @property
     def point(self) -> Point:

@@ -145,7 +145,7 @@ class CProblem(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint64),
         *((name, ctypes.c_int32) for name in ("layout", "dtype_a", "dtype_b", "dtype_d")),
-        *((name, ctypes.c_int32) for name in ("acc", "bias_kind", "activation", "reserved")),
+        *((name, ctypes.c_int32) for name in ("acc", "bias_kind", "activation", "flags")),
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "batch")),
         *((name, ctypes.c_void_p) for name in ("a", "b", "c", "d", "bias", "workspace")),
         ("workspace_bytes", ctypes.c_uint64),
@@ -156,7 +156,7 @@ class CProblem(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, kind: Kind, problem: Problem, workspace_bytes: int) -> CProblem:
+    def of(cls, kind: Kind, problem: Problem, workspace_bytes: int, flags: int = 0) -> CProblem:
         """Return a problem as C takes it."""
         words = {
             "layout": LAYOUTS.index(kind.layout),
@@ -164,6 +164,7 @@ class CProblem(ctypes.Structure):
             "acc": ACCUMULATIONS.index(kind.acc),
             "bias_kind": BIASES.index(problem.bias_kind if kind.bias == LAUNCH else kind.bias),
             "activation": ACTIVATIONS.index(kind.activation),
+            "flags": flags,
         }
         others = {field.name for field in fields(problem)} - {"bias_kind", "options"}
         values = {name: getattr(problem, name) for name in others}

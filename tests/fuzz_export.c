@@ -56,7 +56,7 @@ static hgemm_problem draw(void) {
   p.acc = rarely(100) ? (int32_t)edge() : (int32_t)below(3);
   p.bias_kind = rarely(4) ? (int32_t)below(4) : 0;
   p.activation = rarely(4) ? (int32_t)below(5) : 0;
-  p.reserved = rarely(200);
+  p.flags = rarely(200) ? 4 : rarely(4) ? (int32_t)below(4) : 0;
   p.m = extent(), p.n = extent(), p.k = extent();
   p.batch = rarely(4) ? extent() : 1;
   p.a = place(0), p.b = place(1), p.c = place(2), p.d = place(3), p.bias = place(4), p.workspace = place(5);
@@ -100,7 +100,7 @@ static char const *judge(hgemm_problem const *p, hgemm_choice const *choice, uin
   int const bytes = p->dtype_d == HGEMM_F32 ? 4 : 2;
   Wide const d_bytes = span(p->m, p->n, p->ldd, p->batch, p->batch_stride_d) * bytes;
   char const *what;
-  if (p->struct_size != sizeof *p || p->layout < 0 || p->layout >= HGEMM_LAYOUT_COUNT || p->reserved || p->bias_kind >= HGEMM_BIAS_COUNT ||
+  if (p->struct_size != sizeof *p || p->layout < 0 || p->layout >= HGEMM_LAYOUT_COUNT || p->flags < 0 || p->flags > 3 || p->bias_kind >= HGEMM_BIAS_COUNT ||
       p->activation >= HGEMM_ACTIVATION_COUNT) return "word";
   if (p->m < 1 || p->n < 1 || p->k < 0 || p->batch < 1) return "extent";
   if (p->k > 0 && (what = fault(p->a, a_rows, a_columns, p->lda, p->batch, p->batch_stride_a, 2))) return what;

@@ -15,6 +15,8 @@ import pytest
 from conftest import made_once
 from exports import ANY_WORKSPACE, CChoice, CDevice, CProblem, export_paper, loaded
 
+from generator.export.c_library import BATCH_INVARIANT
+from generator.export.c_sources import Shortlists, table_h
 from generator.store.library import Library
 from hgemm.dispatch_table import PTX, DispatchTable, kind_of
 from hgemm.errors import UnsupportedError
@@ -38,6 +40,7 @@ from hgemm.selection_query import SelectionQuery, Target
 
 PROBLEMS = 3_000
 OK, WORKSPACE, NO_KERNEL = 0, 14, 15
+ORDER_CUBLAS = 2
 
 
 MEASURED_KINDS = (Kind("tn"), Kind("tt", "bf16", "bf16", "bf16"), Kind("tn", acc="f16"), Kind("tn", bias="row"))
@@ -99,10 +102,10 @@ def extents(rng: random.Random) -> list[int]:
 
 
 def in_c(
-    library: ctypes.CDLL, target: Target, kind: Kind, problem: Problem, workspace_bytes: int
+    library: ctypes.CDLL, target: Target, kind: Kind, problem: Problem, workspace_bytes: int, flags: int = 0
 ) -> tuple[int, CChoice]:
     device = CDevice(*target.capability, target.sms, target.smem_bytes_per_cta)
-    given = CProblem.of(kind, problem, workspace_bytes)
+    given = CProblem.of(kind, problem, workspace_bytes, flags)
     choice = CChoice()
     status = library.hgemm_select_for(ctypes.byref(device), ctypes.byref(given), ctypes.byref(choice))
     return status, choice
@@ -229,6 +232,47 @@ def test_c_tells_what_kernels_need_as_python_does(measured_library: Library, lib
         if status != OK:
             kinds_told.add(told_alike(library.hgemm_last_message().decode(), status, selector, wanted))
     assert {"fewer", "shared", "alignment"} <= {word for told in kinds_told for word in told.split()}, kinds_told
+
+
+def test_c_keeps_the_orders_that_python_keeps(measured_library: Library, library: ctypes.CDLL) -> None:
+    """With HGEMM_BATCH_INVARIANT and HGEMM_ORDER_CUBLAS: the kernel, its options, and what is missing."""
+    table, rng = open_library(measured_library.folder).table, random.Random(4)
+    kinds = sorted({kind_of(LaunchTraits.of(record.data)) for record in measured_library.records()}, key=str)
+    selectors: dict[Target, Selector] = {}
+    orders, messages = [], set()
+    for _ in range(150):
+        target, kind, problem, workspace_bytes = drawn(rng, kinds, table)
+        if rng.random() < 0.3:  # few columns and a long k, for which an order with parts of k may be the best
+            n, k = 64 * rng.randint(1, 6), 64 * rng.randint(64, 500)
+            target, kind = Target.typical("sm_90"), rng.choice([Kind(), Kind(bias="row")])
+            problem = replace(problem, n=n, k=k, lda=k, ldb=k, ldc=n, ldd=n)
+        selector = selectors.setdefault(target, Selector(table, target))
+        flags = rng.choice([BATCH_INVARIANT, BATCH_INVARIANT, ORDER_CUBLAS, BATCH_INVARIANT | ORDER_CUBLAS])
+        for m in (problem.m, rng.choice([1, 7, 64, 4096])):
+            lda = problem.lda if kind.layout[0] == "t" else max(problem.lda, m)
+            given = replace(problem, m=m, lda=lda)
+            wanted = SelectionQuery.of(kind, given, workspace_bytes)
+            wanted = replace(wanted, batch_invariant=bool(flags & 1), cublas_order=bool(flags & 2))
+            expected = selector.find(wanted)
+            status, found = in_c(library, target, kind, given, workspace_bytes, flags)
+            if expected is None:
+                assert status in (NO_KERNEL, WORKSPACE)
+                messages.add(library.hgemm_last_message().decode().split(":")[0][-30:])
+                continue
+            assert status == OK, library.hgemm_last_message()
+            assert (found.symbol.decode(), found.estimated_clocks) == (expected.symbol, expected.clocks)
+            options = expected.options or LaunchOptions(expected.row.splits, 0, 1)
+            assert (found.splits, found.whole_tiles, found.raster_tiles) == astuple(options)
+            assert (found.rule, found.workspace_bytes) == (expected.rule, expected.workspace_bytes)
+            orders.append(expected.order)
+    fixed = [order for order in orders if order]
+    assert len(fixed) > len(orders) // 3 and any(order.splits > 1 for order in fixed)
+    assert any("order" in text for text in messages), messages
+
+
+def test_an_invariant_export_needs_no_flag(paper_library: Library, tmp_path: Path) -> None:
+    header = table_h(open_library(paper_library.folder).table, Shortlists((), ()), "", BATCH_INVARIANT)
+    assert f"#define HGEMM_ALWAYS_FLAGS {BATCH_INVARIANT}\n" in header
 
 
 def told_alike(text: str, status: int, selector: Selector, wanted: SelectionQuery) -> str:

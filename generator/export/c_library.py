@@ -182,6 +182,8 @@ def _first_error(text: str) -> str:
 
 
 MANIFEST = EXPORT_MANIFEST
+BATCH_INVARIANT = 1
+"""HGEMM_BATCH_INVARIANT of hgemm.h."""
 _DESTINATIONS = {
     "include/hgemm.h.in": "include/{name}.h",
     "include/hgemm.hpp": "include/{name}.hpp",
@@ -198,7 +200,7 @@ class ExportOptions:
     """What to export, and how.
 
     Fields: `name` is the prefix of all symbols; `sources` adds the kernels' sources; `compressed` packs code as compressed fat
-        binaries.
+        binaries; `invariant` makes all products of the library batch-invariant.
     """
 
     symbols: Sequence[str]
@@ -206,6 +208,7 @@ class ExportOptions:
     sources: bool = False
     compressed: bool = True
     compiler: str = "cc"
+    invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,9 @@ def export(library: Library, to: Path, options: ExportOptions) -> Export:
     templates = templates_folder()
     files = _templates(templates / "capi", options.name)
     shortlists = Shortlists.of(table)
-    files["src/table.h"] = renamed(table_h(table, shortlists, f"{__version__} {digest[:8]}"), options.name).encode()
+    version = f"{__version__} {digest[:8]}"
+    table_header = table_h(table, shortlists, version, BATCH_INVARIANT if options.invariant else 0)
+    files["src/table.h"] = renamed(table_header, options.name).encode()
     files["src/table.c"] = _table_source(table, shortlists, traits, images, options.name).encode()
     files["src/images.bin"] = images.blob
     files["table.json"] = _json(table.to_dict())

@@ -195,8 +195,8 @@ class Shortlists:
         return cls(tuple(regions), tuple(places))
 
 
-def table_h(table: DispatchTable, shortlists: Shortlists, version: str) -> str:
-    """Return table.h, the sizes of the table and of the enumerations."""
+def table_h(table: DispatchTable, shortlists: Shortlists, version: str, flags: int = 0) -> str:
+    """Return table.h, the sizes of the table and of the enumerations. `flags` are hgemm_flags that all problems have."""
     sizes = {
         "GROUP_COUNT": len(table.groups),
         "ROW_COUNT": len(table.rows),
@@ -208,6 +208,7 @@ def table_h(table: DispatchTable, shortlists: Shortlists, version: str) -> str:
         "SHORTLIST_COUNT": len(shortlists.lists),
         "CANDIDATE_COUNT": sum(map(len, shortlists.lists)),
         **COUNTS,
+        "ALWAYS_FLAGS": flags,
     }
     lines = [f"#define HGEMM_{name} {size}" for name, size in sizes.items()]
     return "\n".join(
@@ -277,6 +278,8 @@ _BOUNDS = {
     "max_ctas": (0, MAX_GRID_CTAS),
     "tiles_per_sm": (1, 64),
     "unusable_sms": (0, 2**16),
+    "order": (0, 2**32 - 1),
+    "cublas_order": (0, 1),
 }
 """The least and the largest value of a number of a row. The C library divides by some, and multiplies others in 32 bits."""
 

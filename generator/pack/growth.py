@@ -70,12 +70,20 @@ def best_plan(query: SelectionQuery, target: Target, size: str, failed: Collecti
     for arch, kind in itertools.product(archs_of(target), kinds):
         found = [one for one in candidates_for(kind, query, arch) if row_supports(one.row, query, target)]
         found = [one for one in found if one.plan.spec.copy not in FEW_ROWS_COPIES]
+        if query.batch_invariant:
+            found = _of_one_order(found)
         found = [one for one in found if not needs_as_much(one.plan.spec, failed)]
         sized = [one for one in found if _size(one) == size]
         if sized or found:
             problems = [query, *(replace(query, m=m) for m in USUAL_ROWS[size])]
             return min(sized or found, key=lambda one: _total_log(one.row, problems, target)).plan
     return None
+
+
+def _of_one_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that sum k as cuBLASLt's unsplit kernels do, or those of another fixed order if there are none."""
+    fixed = [one for one in candidates if one.row.order and one.row.splits == 1]
+    return [one for one in fixed if one.row.cublas_order] or fixed
 
 
 def _with_usual_alignment(query: SelectionQuery) -> SelectionQuery:

@@ -56,7 +56,7 @@ static hgemm_status check_values(hgemm_problem const *p) {
   if ((status = check_value("acc", p->acc, HGEMM_ACC_COUNT)) != HGEMM_OK) return status;
   if ((status = check_value("bias_kind", p->bias_kind, HGEMM_BIAS_COUNT)) != HGEMM_OK) return status;
   if ((status = check_value("activation", p->activation, HGEMM_ACTIVATION_COUNT)) != HGEMM_OK) return status;
-  return check_value("reserved", p->reserved, 1);
+  return check_value("flags", p->flags, 2 * HGEMM_ORDER_CUBLAS);
 }
 
 static hgemm_status check_extent(char const *name, int64_t value) {
@@ -203,6 +203,7 @@ static hgemm_query query_of(hgemm_problem const *p, Matrix const matrices[MATRIC
   q.mappable = 1;
   for (int i = A; i <= D; ++i) q.mappable &= (uint32_t)(!(used >> i & 1) || mappable(&matrices[i]));
   q.workspace_bytes = p->workspace_bytes;
+  q.flags = (uint32_t)p->flags | HGEMM_ALWAYS_FLAGS;
   return q;
 }
 

@@ -30,6 +30,8 @@ typedef struct hgemm_row { /* one kernel */
   uint32_t k_tile_clocks, straddling_clocks, tile_clocks, single_k_tile_clocks, single_tile_clocks, launch_clocks;
   uint32_t dram_start_clocks, dram_mib_clocks, l2_clocks, l2_mib_clocks, split_clocks, partial_clocks;
   uint32_t calibration; /* whose measurements corrected the coefficients: 0 none, 1 other kernels, 2 this kernel */
+  uint32_t order;        /* accumulation order of launches that do not split k; 0 if it is unknown or depends on the grid */
+  uint32_t cublas_order; /* 1 if it is that of cuBLASLt's unsplit kernels */
   /* The launch. */
   uint32_t threads, persistent;
   uint32_t programmatic;  /* 1: programmatic dependent launch; the kernel itself waits for the previous grid */
@@ -94,6 +96,7 @@ typedef struct hgemm_query {
   uint32_t mappable;   /* 1 if TMA can address the strides */
   uint32_t straddling; /* how many of A and B have rows that do not start at an L2 sector */
   uint64_t workspace_bytes;
+  uint32_t flags; /* hgemm_flags */
 } hgemm_query;
 
 typedef struct hgemm_request {
@@ -151,6 +154,21 @@ enum { HGEMM_WORKSPACE_COUNTERS = 65536 };
 int hgemm_has_divisors(hgemm_row const *row);
 
 void hgemm_target_init(hgemm_target *target, uint32_t number, uint32_t sms, uint32_t smem_bytes);
+
+/* The accumulation order of a launch. KOrder of hgemm/invariance.py has the same fields. */
+typedef struct hgemm_order {
+  uint32_t order;        /* of an unsplit launch, as in hgemm_row */
+  uint32_t splits;       /* parts of k that are summed separately and then added in order */
+  uint32_t part, longer; /* elements of a part, 0 if there is one; the k-tile by which the first parts are longer, or 0 */
+  uint32_t is_cublas;
+} hgemm_order;
+
+/* Writes the accumulation order that a query must or should have, and returns 1. Returns 0 if there is none: any order will do,
+ * or, for a batch-invariant query with k above 0, no kernel has a fixed order. */
+int hgemm_find_order(hgemm_target const *target, hgemm_query const *query, hgemm_order *order);
+
+/* Tells whether launches of a row can have an order. With splits that the launch decides, it also needs a workspace. */
+int hgemm_has_order(hgemm_row const *row, int64_t k, hgemm_order const *order);
 
 /* Writes the selected row. Returns 0 if no row supports the query; hgemm_fail_unmet then tells why. */
 int hgemm_find(hgemm_target const *target, hgemm_query const *query, hgemm_selected *selected);

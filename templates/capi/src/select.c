@@ -4,7 +4,8 @@
  * 1. hgemm_target_init computes, once for each device, everything that does not depend on the problem.
  * 2. hgemm_find tries the kernels by how their code runs on the device: cubin of this architecture, compatible cubin, PTX.
  *    In the first group that supports the problem it takes the fastest kernel measured on exactly this problem,
- *    else the best corrected estimate in the shortlist of the problem's region, else the best estimate of all kernels. */
+ *    else the best corrected estimate in the shortlist of the problem's region, else the best estimate of all kernels.
+ * A batch-invariant query has only the kernels that keep one accumulation order (invariance.py of the Python package). */
 #include <string.h>
 
 #include "internal.h"
@@ -301,10 +302,167 @@ static uint64_t best_options(hgemm_target const *target, uint32_t index, hgemm_q
   return best;
 }
 
+/* Returns the estimate of a launch: with the splits of an order if there is one, else with the best options. */
 static uint64_t clocks_of(hgemm_target const *target, uint32_t index, hgemm_query const *q, Size size, uint64_t tiles,
-                          Limit limit) {
+                          Limit limit, hgemm_order const *order) {
   Options options;
+  if (order != NULL) return launch_clocks(target, index, q, size, tiles, (Options){order->splits, 0}, limit);
   return best_options(target, index, q, size, tiles, limit, &options);
+}
+
+/* ---- Accumulation orders: order_of() to chosen_order() of invariance.py ------------------------------------------------- */
+
+static Limit const NO_LIMIT = {UINT64_MAX, 1};
+enum { MIX_ROWS = 14, SCORE_BITS = 12, MAX_ORDERS = 64, MAX_ALIGN = 8, SECTOR_BYTES = 32 };
+
+/* Writes the order of a row's launches with so many splits. Returns 0 if it has none that is fixed. */
+static int order_of(hgemm_row const *row, int64_t k, uint32_t splits, hgemm_order *order) {
+  uint32_t const k_tiles = ceil_div(k > 0 ? (uint32_t)k : 1, row->tile_k);
+  if (row->order == 0 || splits > k_tiles || !(row->decides_splits || row->splits == splits)) return 0;
+  *order = (hgemm_order){row->order, splits, 0, 0, splits == 1 && row->cublas_order};
+  if (splits > 1) order->part = k_tiles / splits * row->tile_k, order->longer = k_tiles % splits ? row->tile_k : 0;
+  return 1;
+}
+
+static int equal_orders(hgemm_order const *x, hgemm_order const *y) {
+  return x->order == y->order && x->splits == y->splits && x->part == y->part && x->longer == y->longer;
+}
+
+int hgemm_has_order(hgemm_row const *row, int64_t k, hgemm_order const *order) {
+  hgemm_order its;
+  return order_of(row, k, order->splits, &its) && equal_orders(&its, order);
+}
+
+/* Tells whether a row supports a query, and keeps the order if there is one. Writes the CTA tiles of the whole batch. */
+static int supports_in(hgemm_target const *target, uint32_t index, hgemm_query const *q, uint32_t provided, uint64_t *tiles,
+                       hgemm_order const *order) {
+  hgemm_row const *const row = &hgemm_rows[index];
+  if (!supports(target, index, q, provided, tiles)) return 0;
+  if (order == NULL) return 1;
+  if (!hgemm_has_order(row, q->k, order)) return 0;
+  if (order->splits == 1 || !row->decides_splits) return 1;
+  return *tiles <= HGEMM_WORKSPACE_COUNTERS && hgemm_workspace_bytes(row, *tiles, order->splits) <= q->workspace_bytes;
+}
+
+static uint32_t alignment(int64_t extent) {
+  uint64_t const x = (uint64_t)extent | MAX_ALIGN;
+  return (uint32_t)(x & (~x + 1));
+}
+
+/* Returns the query with other rows, without gaps between the rows of A, B and D, and with the usual workspace. */
+static hgemm_query typical_query(hgemm_query const *q, int64_t m, uint32_t beta) {
+  uint32_t const layout = q->kind & 15, dtype_a = q->kind >> 4 & 15, dtype_b = q->kind >> 8 & 15;
+  int64_t const row_a = layout == HGEMM_TN || layout == HGEMM_TT ? q->k : 0;
+  int64_t const row_b = layout == HGEMM_TN || layout == HGEMM_NN ? q->k : q->n;
+  hgemm_query typical = *q;
+  typical.m = m, typical.batch = 1, typical.beta = beta;
+  typical.align_a = alignment(row_a), typical.align_b = alignment(row_b), typical.align_d = alignment(q->n);
+  typical.workspace_bytes = HGEMM_DEFAULT_WORKSPACE_BYTES;
+  typical.mappable = 1;
+  typical.straddling = (uint32_t)(row_a * (dtype_a >= HGEMM_F32 ? 4 : 2) % SECTOR_BYTES != 0) +
+                       (uint32_t)(row_b * (dtype_b >= HGEMM_F32 ? 4 : 2) % SECTOR_BYTES != 0);
+  return typical;
+}
+
+/* Writes the orders in which some kernel computes any number of rows without a workspace, and returns how many there are. */
+static uint32_t possible_orders(hgemm_target const *target, hgemm_query const *q, uint32_t beta, hgemm_order orders[MAX_ORDERS]) {
+  hgemm_query least = typical_query(q, 1, beta);
+  uint8_t best = HGEMM_CANNOT_RUN;
+  uint32_t count = 0, provided;
+  if ((q->kind & 15) == HGEMM_NN || (q->kind & 15) == HGEMM_NT) least.align_a = 1; /* its rows are as long as m */
+  provided = provided_by(&least);
+  for (uint32_t i = 0; i < target->count; ++i) {
+    hgemm_group const *const group = &hgemm_groups[target->order[i]];
+    if (!hgemm_kind_matches(group->kind, q->kind)) continue;
+    for (uint32_t index = group->first; index < group->first + group->count; ++index) {
+      hgemm_row const *const row = &hgemm_rows[index];
+      uint8_t const mode = target->row_modes[index];
+      uint32_t known = 0;
+      uint64_t tiles;
+      hgemm_order order;
+      if (mode == HGEMM_CANNOT_RUN || (best != HGEMM_CANNOT_RUN && mode != best) || count == MAX_ORDERS) continue;
+      if (!order_of(row, q->k, row->splits, &order) || row->exact_tiles_only) continue;
+      if ((row->partial_bytes > 0 && !row->decides_splits) || !supports(target, index, &least, provided, &tiles)) continue;
+      best = mode;
+      while (known < count && !equal_orders(&orders[known], &order)) ++known;
+      if (known == count) orders[count++] = order;
+    }
+  }
+  return count;
+}
+
+/* Returns the lowest estimate of the rows that keep an order, among those whose code runs best. */
+static uint64_t clocks_in(hgemm_target const *target, hgemm_query const *q, hgemm_order const *order) {
+  uint32_t const provided = provided_by(q);
+  uint8_t best = HGEMM_CANNOT_RUN;
+  uint64_t found = CORRECTED_LIMIT;
+  for (uint32_t i = 0; i < target->count; ++i) {
+    hgemm_group const *const group = &hgemm_groups[target->order[i]];
+    if (!hgemm_kind_matches(group->kind, q->kind)) continue;
+    for (uint32_t index = group->first; index < group->first + group->count; ++index) {
+      uint8_t const mode = target->row_modes[index];
+      uint64_t tiles;
+      if (mode == HGEMM_CANNOT_RUN || (best != HGEMM_CANNOT_RUN && mode != best)) continue;
+      if (!supports_in(target, index, q, provided, &tiles, order)) continue;
+      best = mode;
+      found = min64(found, clocks_of(target, index, q, size_of(q), tiles, NO_LIMIT, order));
+    }
+  }
+  return found;
+}
+
+/* Keeps only the orders of cuBLASLt, if there are any. Returns how many are left. */
+static uint32_t keep_cublas(hgemm_order orders[MAX_ORDERS], uint32_t count) {
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (orders[i].is_cublas) orders[kept++] = orders[i];
+  }
+  return kept > 0 ? kept : count;
+}
+
+/* Writes the order with the least sum of relative times over 1, 2, 4 to 8192 rows. Returns 0 if there is none. */
+static int choose_order(hgemm_target const *target, hgemm_query const *q, hgemm_order *chosen) {
+  hgemm_order orders[MAX_ORDERS];
+  uint64_t times[MAX_ORDERS], totals[MAX_ORDERS] = {0};
+  uint32_t beta = 1, count = possible_orders(target, q, beta, orders), best = 0;
+  if (count == 0) beta = 0, count = possible_orders(target, q, beta, orders);
+  if (count == 0) return 0;
+  if (q->flags & HGEMM_ORDER_CUBLAS) count = keep_cublas(orders, count);
+  for (uint32_t i = 0; count > 1 && i < MIX_ROWS; ++i) {
+    hgemm_query const typical = typical_query(q, INT64_C(1) << i, beta);
+    uint64_t fastest = UINT64_MAX;
+    for (uint32_t j = 0; j < count; ++j) {
+      times[j] = clocks_in(target, &typical, &orders[j]);
+      fastest = min64(fastest, times[j]);
+    }
+    for (uint32_t j = 0; j < count; ++j) totals[j] += (times[j] << SCORE_BITS) / (fastest > 1 ? fastest : 1);
+  }
+  for (uint32_t j = 1; j < count; ++j) best = totals[j] < totals[best] ? j : best;
+  *chosen = orders[best];
+  return 1;
+}
+
+int hgemm_find_order(hgemm_target const *target, hgemm_query const *q, hgemm_order *order) {
+  enum { ENTRIES = 32 };
+  typedef struct Entry {
+    uint32_t number, sms, smem_bytes, kind, flags; /* sms is 0 in an empty entry */
+    int64_t n, k;
+    int found;
+    hgemm_order order;
+  } Entry;
+  static _Thread_local Entry entries[ENTRIES];
+  uint32_t const flags = q->flags & HGEMM_ORDER_CUBLAS;
+  uint64_t const hash = ((uint64_t)q->n * 37 + (uint64_t)q->k * 41 + q->kind) * UINT64_C(0x9E3779B97F4A7C15);
+  Entry *const entry = &entries[hash >> 59]; /* 5 bits, for 32 entries */
+  if (q->flags == 0 || q->k == 0) return 0;
+  if (entry->sms != target->sms || entry->number != target->number || entry->smem_bytes != target->smem_bytes ||
+      entry->kind != q->kind || entry->flags != flags || entry->n != q->n || entry->k != q->k) {
+    hgemm_order chosen = {0, 1, 0, 0, 0};
+    int const found = choose_order(target, q, &chosen);
+    *entry = (Entry){target->number, target->sms, target->smem_bytes, q->kind, flags, q->n, q->k, found, chosen};
+  }
+  *order = entry->order;
+  return entry->found && (q->flags & HGEMM_BATCH_INVARIANT || entry->order.is_cublas);
 }
 
 /* ---- Measurements ------------------------------------------------------------------------------------------------------ */
@@ -374,7 +532,6 @@ static hgemm_measured const *find_measured(hgemm_survey const *survey, hgemm_que
 
 /* ---- Selection --------------------------------------------------------------------------------------------------------- */
 
-static Limit const NO_LIMIT = {UINT64_MAX, 1};
 static hgemm_selected const NONE = {HGEMM_ROW_COUNT, HGEMM_RULE_ESTIMATED, 0, 0, 1, 0, 1};
 
 /* Returns the width of the groups for which all SMs together load the least. */
@@ -445,13 +602,21 @@ static hgemm_options const *find_options(hgemm_target const *target, hgemm_query
   return best != NULL && is_usable(best, row, q, selected->tiles, place[HGEMM_PLACE_K_TILES]) ? best : NULL;
 }
 
+/* Tells whether a launch with these options splits k as an order does. Whole tiles among split ones would not. */
+static int splits_as(hgemm_options const *options, hgemm_order const *order) {
+  return options->splits == order->splits && options->whole_tiles == 0;
+}
+
 /* Writes the options of the selected row's launch: measured ones, or those with the lowest estimate. options_of() of the
  * Python package returns the same ones. */
-static void set_options(hgemm_target const *target, hgemm_query const *q, hgemm_selected *found) {
+static void set_options(hgemm_target const *target, hgemm_query const *q, hgemm_order const *order, hgemm_selected *found) {
   hgemm_row const *const row = &hgemm_rows[found->row];
   hgemm_options const *measured = NULL;
   if (row->decides_splits || row->decides_raster) measured = find_options(target, q, found);
-  if (measured != NULL) {
+  if (row->decides_splits && order != NULL && !(measured != NULL && splits_as(measured, order))) {
+    found->splits = order->splits, found->whole_tiles = 0;
+    found->raster_tiles = row->decides_raster ? best_group(target, found->row) : 1;
+  } else if (measured != NULL) {
     found->splits = measured->splits, found->whole_tiles = measured->whole_tiles * row->cluster_m * row->cluster_n;
     found->raster_tiles = row->decides_raster ? measured->raster_tiles : 1;
   } else {
@@ -462,16 +627,25 @@ static void set_options(hgemm_target const *target, hgemm_query const *q, hgemm_
   }
 }
 
+/* Tells whether the measured launch of a row had an order. */
+static int was_measured(hgemm_target const *target, hgemm_query const *q, hgemm_selected const *row, hgemm_order const *order) {
+  hgemm_options const *options;
+  if (order == NULL || !hgemm_rows[row->row].decides_splits) return 1;
+  options = find_options(target, q, row);
+  return options != NULL && splits_as(options, order);
+}
+
 /* Returns the fastest row that was measured on this problem and runs in this mode. */
 static hgemm_selected best_measured(hgemm_target const *target, hgemm_query const *q, hgemm_measured const *measured,
-                                    uint8_t mode) {
+                                    uint8_t mode, hgemm_order const *order) {
   for (uint32_t i = 0; i < measured->order_count; ++i) {
     uint32_t const row = hgemm_orders[measured->first_order + i];
     uint64_t tiles;
-    if (target->row_modes[row] == mode && supports(target, row, q, provided_by(q), &tiles)) {
+    if (target->row_modes[row] == mode && supports_in(target, row, q, provided_by(q), &tiles, order)) {
       hgemm_selected found = NONE;
       found.row = row, found.rule = HGEMM_RULE_MEASURED, found.tiles = tiles;
-      found.clocks = clocks_of(target, row, q, size_of(q), tiles, NO_LIMIT);
+      if (!was_measured(target, q, &found, order)) continue;
+      found.clocks = clocks_of(target, row, q, size_of(q), tiles, NO_LIMIT, order);
       return found;
     }
   }
@@ -479,7 +653,8 @@ static hgemm_selected best_measured(hgemm_target const *target, hgemm_query cons
 }
 
 /* Returns the row with the lowest corrected estimate in a shortlist. Stops early for rows that cannot win. */
-static hgemm_selected best_near(hgemm_target const *target, hgemm_query const *q, uint32_t shortlist, uint8_t mode) {
+static hgemm_selected best_near(hgemm_target const *target, hgemm_query const *q, uint32_t shortlist, uint8_t mode,
+                                hgemm_order const *order) {
   hgemm_selected best = NONE;
   Limit limit = NO_LIMIT;
   uint32_t const provided = provided_by(q);
@@ -491,8 +666,8 @@ static hgemm_selected best_near(hgemm_target const *target, hgemm_query const *q
     limit.factor = hgemm_candidates[i].factor;
     if (target->row_modes[index] != mode) continue;
     if (corrected(row->launch_clocks + dram_clocks(row, dram_kib(row, size)), limit.factor) >= limit.best) continue;
-    if (!supports(target, index, q, provided, &tiles)) continue;
-    clocks = clocks_of(target, index, q, size, tiles, limit);
+    if (!supports_in(target, index, q, provided, &tiles, order)) continue;
+    clocks = clocks_of(target, index, q, size, tiles, limit, order);
     if (corrected(clocks, limit.factor) < limit.best) {
       limit.best = corrected(clocks, limit.factor);
       best.row = index, best.rule = HGEMM_RULE_NEAR, best.tiles = tiles, best.clocks = clocks;
@@ -502,7 +677,7 @@ static hgemm_selected best_near(hgemm_target const *target, hgemm_query const *q
 }
 
 /* Returns the row with the lowest estimate of all rows that run in this mode. */
-static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, uint8_t mode) {
+static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query const *q, uint8_t mode, hgemm_order const *order) {
   hgemm_selected best = NONE;
   uint32_t const provided = provided_by(q);
   Size const size = size_of(q);
@@ -513,28 +688,37 @@ static hgemm_selected best_estimated(hgemm_target const *target, hgemm_query con
       uint32_t const rule = hgemm_rows[row].calibration == OF_KERNEL ? HGEMM_RULE_SHIPPED : HGEMM_RULE_ESTIMATED;
       hgemm_selected found = {row, rule, 0, 0, 1, 0, 1};
       Limit const limit = {best.row < HGEMM_ROW_COUNT ? best.clocks : UINT64_MAX, 1};
-      if (target->row_modes[row] != mode || !supports(target, row, q, provided, &found.tiles)) continue;
-      found.clocks = clocks_of(target, row, q, size, found.tiles, limit);
+      if (target->row_modes[row] != mode || !supports_in(target, row, q, provided, &found.tiles, order)) continue;
+      found.clocks = clocks_of(target, row, q, size, found.tiles, limit, order);
       if (found.clocks < best.clocks || best.row == HGEMM_ROW_COUNT) best = found;
     }
   }
   return best;
 }
 
-static int search(hgemm_target const *target, hgemm_query const *q, hgemm_selected *found) {
+static int search_in(hgemm_target const *target, hgemm_query const *q, hgemm_order const *order, hgemm_selected *found) {
   hgemm_survey const *const survey = find_survey(target, q->kind);
   uint32_t const region = survey != NULL ? hgemm_regions[(survey - hgemm_surveys) * HGEMM_REGION_COUNT + region_of(q)] : 0;
   uint32_t const shortlist = region & ~HGEMM_HAS_MEASURED;
   hgemm_measured const *const measured = region != shortlist && survey->sms == target->sms ? find_measured(survey, q) : NULL;
   for (uint8_t mode = HGEMM_SAME_ARCH_CUBIN; mode <= HGEMM_PTX_JIT; ++mode) {
-    *found = measured != NULL ? best_measured(target, q, measured, mode) : NONE;
-    if (found->row == HGEMM_ROW_COUNT && survey != NULL) *found = best_near(target, q, shortlist, mode);
-    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, mode);
+    *found = measured != NULL ? best_measured(target, q, measured, mode, order) : NONE;
+    if (found->row == HGEMM_ROW_COUNT && survey != NULL) *found = best_near(target, q, shortlist, mode, order);
+    if (found->row == HGEMM_ROW_COUNT) *found = best_estimated(target, q, mode, order);
     if (found->row == HGEMM_ROW_COUNT) continue;
-    set_options(target, q, found);
+    set_options(target, q, order, found);
     return 1;
   }
   return 0;
+}
+
+static int search(hgemm_target const *target, hgemm_query const *q, hgemm_selected *found) {
+  int const invariant = (q->flags & HGEMM_BATCH_INVARIANT) != 0 && q->k > 0;
+  hgemm_order order;
+  if (hgemm_find_order(target, q, &order)) {
+    if (search_in(target, q, &order, found)) return 1;
+  }
+  return invariant ? 0 : search_in(target, q, NULL, found);
 }
 
 /* ---- Cache: programs repeat the same few problems ---------------------------------------------------------------------- */
@@ -548,7 +732,7 @@ typedef struct Entry {
 static int equal(hgemm_query const *x, hgemm_query const *y) {
   return x->kind == y->kind && x->m == y->m && x->n == y->n && x->k == y->k && x->batch == y->batch && x->beta == y->beta &&
          x->align_a == y->align_a && x->align_b == y->align_b && x->align_d == y->align_d && x->mappable == y->mappable &&
-         x->straddling == y->straddling && x->workspace_bytes == y->workspace_bytes;
+         x->straddling == y->straddling && x->workspace_bytes == y->workspace_bytes && x->flags == y->flags;
 }
 
 int hgemm_find(hgemm_target const *target, hgemm_query const *q, hgemm_selected *selected) {

@@ -28,19 +28,24 @@ static uint32_t unmet_of(hgemm_target const *target, hgemm_row const *row, hgemm
   return hgemm_workspace_bytes(row, *tiles, row->splits) > q->workspace_bytes ? unmet | 1U << WORKSPACE : unmet;
 }
 
-static Unmet count(hgemm_target const *target, hgemm_query const *q) {
+/* Counts the rows of the right kind and, if `order` is not null, of this accumulation order. */
+static Unmet count(hgemm_target const *target, hgemm_query const *q, hgemm_order const *order) {
   Unmet all = {0, {0}, UINT64_MAX};
   for (uint32_t i = 0; i < target->count; ++i) {
     hgemm_group const *const group = &hgemm_groups[target->order[i]];
     if (!hgemm_kind_matches(group->kind, q->kind)) continue;
-    for (uint32_t row = group->first; row < group->first + group->count; ++row, ++all.rows) {
+    for (uint32_t row = group->first; row < group->first + group->count; ++row) {
+      uint32_t const splits = order != NULL ? order->splits : hgemm_rows[row].splits;
       uint64_t tiles, needed;
       uint32_t unmet;
+      if (order != NULL && !(hgemm_has_divisors(&hgemm_rows[row]) && hgemm_has_order(&hgemm_rows[row], q->k, order))) continue;
+      ++all.rows;
       if (!hgemm_has_divisors(&hgemm_rows[row])) continue;
       unmet = unmet_of(target, &hgemm_rows[row], q, &tiles);
+      if (order != NULL && unmet == 0) unmet = 1U << WORKSPACE; /* of splits that the launch decides */
       for (uint32_t one = 0; one < REQUIREMENTS; ++one) all.counts[one] += unmet >> one & 1;
       if (unmet != 1U << WORKSPACE) continue;
-      needed = hgemm_workspace_bytes(&hgemm_rows[row], tiles, hgemm_rows[row].splits);
+      needed = hgemm_workspace_bytes(&hgemm_rows[row], tiles, splits);
       if (needed < all.workspace_bytes) all.workspace_bytes = needed;
     }
   }
@@ -84,8 +89,11 @@ static void list(Unmet *all, hgemm_target const *target, hgemm_query const *q, c
 }
 
 hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *q) {
-  Unmet all = count(target, q);
-  char text[LIST_BYTES];
+  int const invariant = (q->flags & HGEMM_BATCH_INVARIANT) != 0 && q->k > 0;
+  hgemm_order order;
+  int const ordered = invariant && hgemm_find_order(target, q, &order);
+  Unmet all = count(target, q, ordered ? &order : NULL);
+  char text[LIST_BYTES], all_m[ITEM_BYTES] = "";
   if (target->count == 0) {
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel of this library runs on sm_%lu", (unsigned long)target->number);
   }
@@ -93,12 +101,21 @@ hgemm_status hgemm_fail_unmet(hgemm_target const *target, hgemm_query const *q) 
     return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu has this layout, types, bias and activation",
                       (unsigned long)target->number);
   }
-  if (all.workspace_bytes != UINT64_MAX) {
+  if (invariant && !ordered) {
+    return hgemm_fail(HGEMM_ERROR_NO_KERNEL,
+                      "no kernel for sm_%lu adds k in one order for every m: export one with schedule one_tile, or clear "
+                      "HGEMM_BATCH_INVARIANT", (unsigned long)target->number);
+  }
+  if (all.workspace_bytes != UINT64_MAX && !ordered) {
     return hgemm_fail(HGEMM_ERROR_WORKSPACE, "the workspace has %llu bytes, and %llu are needed",
                       (unsigned long long)q->workspace_bytes, (unsigned long long)all.workspace_bytes);
   }
   list(&all, target, q, text);
-  return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu supports %lldx%lldx%lld, batch %lld: %s",
+  if (ordered) {
+    snprintf(all_m, sizeof all_m, ", with the order of all m (order_%08lx, splits %lu)", (unsigned long)order.order,
+             (unsigned long)order.splits);
+  }
+  return hgemm_fail(HGEMM_ERROR_NO_KERNEL, "no kernel for sm_%lu supports %lldx%lldx%lld, batch %lld%s: %s",
                     (unsigned long)target->number, (long long)q->m, (long long)q->n, (long long)q->k, (long long)q->batch,
-                    text);
+                    all_m, text);
 }
