@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -66,10 +66,14 @@ Kernels for the GPU's own architecture are preferred, then machine code for an o
 
 Estimates are clocks of an SM, by the cost model of `hgemm explain --m`.
 
+With --invariant, the bits of a row of D do not depend on m or the batch. All m have one accumulation order, which the line below
+the table names.
+
 \b
 Examples:
   hgemm select --arch 90 --m 4096 --layout tt
   hgemm select --arch 89 --m 1 --n 4096 --k 4096 --all
+  hgemm select --arch 90 --m 1 --n 4096 --k 4096 --invariant
 """
 
 
@@ -85,6 +89,8 @@ Examples:
 @click.option("--beta", is_flag=True, help="Add beta * C. Requires a variant with --beta on.")
 @click.option("--align", type=click.Choice(_ALIGNS), help="Alignment of all operands, in elements. Default: dense.")
 @click.option("--workspace", type=click.IntRange(0), metavar="BYTES", help="Largest workspace. Default: no limit.")
+@click.option("--invariant", is_flag=True, help="Select a variant whose order of k is that of all m and batches.")
+@click.option("--cublas-order", is_flag=True, help="Prefer the order of k of cuBLASLt's unsplit kernels.")
 @click.option("--arch", default="", metavar="ARCH", help="Architecture of the GPU. Default: this machine's GPU.")
 @click.option("--sms", type=click.IntRange(1), metavar="N", help="SMs of that GPU. Default: a typical number.")
 @click.option("--all", "show_all", is_flag=True, help="Print every variant that supports the problem, best first.")
@@ -98,6 +104,8 @@ def select_command(
     beta: bool,
     align: str | None,
     workspace: int | None,
+    invariant: bool,
+    cublas_order: bool,
     arch: str,
     sms: int | None,
     show_all: bool,
@@ -109,6 +117,7 @@ def select_command(
         raise RequestError("--sms needs --arch: without --arch, this machine's GPU is used")
     workspace_bytes = ANY_WORKSPACE if workspace is None else workspace
     query = DenseProblem(m, n, k, batch, beta, int(align) if align else None, workspace_bytes).query(kind_from(**kind))
+    query = replace(query, batch_invariant=invariant, cublas_order=cublas_order)
     target = Target.typical(parse_arch(arch, "--arch"), sms or 0) if arch else _this_machine()
     selector = open_library(library).selector(target)
     best = selected(selector, query)
@@ -267,6 +276,7 @@ Examples:
   hgemm export --to build/hgemm
   hgemm export --to build/hgemm --where "proof_executor like '*'" --require-proof
   hgemm export --to third_party/mygemm --arch 90,90a --prefix mygemm
+  hgemm export --to build/invariant --invariant
 """
 
 
@@ -277,6 +287,7 @@ Examples:
     "--to", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="The folder to write."
 )
 @click.option("--prefix", default="hgemm", show_default=True, metavar="NAME", help="Prefix of symbols and file names.")
+@click.option("--invariant", is_flag=True, help="Make all products batch-invariant, as with HGEMM_BATCH_INVARIANT.")
 @click.option("--source", is_flag=True, help="Also write the kernels' sources, to compile them into your own files.")
 @click.option(
     "--require-proof", is_flag=True, help="Fail if a kernel has no proof of its files on the CPU by this version."
@@ -292,6 +303,7 @@ def export_command(
     library: Path,
     to: Path,
     prefix: str,
+    invariant: bool,
     source: bool,
     require_proof: bool,
     uncompressed: bool,
@@ -319,7 +331,7 @@ def export_command(
     warning = _unproved_warning(reasons, len(rows))
     if unproved and require_proof:
         raise ProofError(f"{warning}, and nothing was exported: {_how_to_prove(library)}")
-    done = export(runtime, to, ExportOptions(symbols, prefix, source, not uncompressed, cc))
+    done = export(runtime, to, ExportOptions(symbols, prefix, source, not uncompressed, cc, invariant))
     if not done.compiler:
         why = f"the {missing} is not installed" if missing else f"{cc} --version failed"
         click.echo(f"hgemm: {why}: wrote the sources; build lib/ with CMake", err=True)

@@ -39,6 +39,8 @@ The cost model estimates each candidate for each layer and number of rows. The p
 predicted to be within --loss of the best candidate everywhere. It contains q, k and v, and gate and up, apart and fused.
 Layers that are followed by an activation get kernels with the activation and without it.
 
+With --invariant, all kernels of a layer sum k in one order, for products whose bits do not depend on the number of rows.
+
 The result is a library: `hgemm export`, `hgemm.open` and `hgemm tune` take it as it is.
 
 \b
@@ -47,6 +49,7 @@ Examples:
   hgemm pack llama --arch 80,90a --dtype f16 --to build/llama
   hgemm pack --nk 4096x14336,14336x4096 --dtype bf16 --bias row --arch 90a --to build/mlp
   hgemm pack llama --arch 90a --dry-run
+  hgemm pack llama --arch 90a --invariant --to build/llama
 """
 _SIZES_ONLY = ("layout", "bias", "activation")
 _CHECK_SHAPE = "8x128x256"
@@ -70,6 +73,7 @@ _CHECK_SHAPE = "8x128x256"
     metavar="PERCENT",
     help="Predicted time over the best candidate's, at most. A larger loss needs fewer kernels.",
 )
+@click.option("--invariant", is_flag=True, help="Only kernels that sum k in one order, without splits.")
 @click.option("--dry-run", "--explain", "dry_run", is_flag=True, help="Print layers and kernels; build nothing.")
 @click.option("--check", is_flag=True, help="Also run one kernel on this machine's CPU and check its result.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes. Default: all cores.")
@@ -87,6 +91,7 @@ def pack_command(
     bias: str,
     activation: str,
     loss: float,
+    invariant: bool,
     dry_run: bool,
     check: bool,
     jobs: int | None,
@@ -104,7 +109,7 @@ def pack_command(
     dtypes = dtypes_of(read, dtype or "")
     _note(read, archs, dtype or "")
     layers = distinct(read.layers)
-    choosers = choosers_of(read, archs, dtypes)
+    choosers = choosers_of(read, archs, dtypes, invariant)
     if dry_run:
         choices = [chooser.choose(loss / 100) for chooser in choosers]
         text = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -68,7 +68,7 @@ def selected(selector: Selector, query: SelectionQuery) -> dict[str, Any]:
     """
     best = selector.choose(query)
     why = _reason(best, selector, query) + _options_reason(best) + _preferred_code(best, selector, query)
-    return {**row_of(best), "why": why}
+    return {**row_of(best), "why": why + _order_reason(best, query)}
 
 
 def alternatives(selector: Selector, query: SelectionQuery) -> Iterator[dict[str, Any]]:
@@ -81,6 +81,7 @@ def row_of(choice: Choice) -> dict[str, Any]:
     """Return the columns of a choice, and the measured problem that decided it, if any."""
     row = {name: getattr(choice, name) for name in COLUMNS if name != "rule"} | {"rule": _RULES[choice.rule]}
     row |= {"options": choice.options_text} if choice.options else {}
+    row |= {"order": asdict(choice.order)} if choice.order else {}
     return row | ({"near": list(choice.nearest.extents)} if choice.nearest else {})
 
 
@@ -114,6 +115,14 @@ def _options_reason(choice: Choice) -> str:
         return ""
     source = "measured on these tiles" if choice.measured_options else "with the lowest estimate"
     return f"; launched with {choice.options_text}, {source}"
+
+
+def _order_reason(choice: Choice, query: SelectionQuery) -> str:
+    """Return the accumulation order of the choice, if the query asked for one."""
+    if not choice.order:
+        return "; no variant has the order of cuBLASLt" if query.cublas_order and query.k else ""
+    which = f"all m with n {query.n} and k {query.k}" if query.batch_invariant else "cuBLASLt's unsplit kernels"
+    return f"; the accumulation order of {which}: {choice.order}"
 
 
 def _preferred_code(choice: Choice, selector: Selector, query: SelectionQuery) -> str:

@@ -25,12 +25,12 @@ from generator.pack.models import Layer, Model, distinct
 from generator.spec import Spec, symbol_of
 from generator.store.library import Library
 from generator.tuning import planned_record, plans_of
-from hgemm.dispatch_table import Row, estimate_clocks, kind_of, row_of
+from hgemm.dispatch_table import Row, estimate_clocks, kind_of, launch_clocks, row_of
 from hgemm.dtypes import type_word
 from hgemm.launch_traits import LaunchTraits
 from hgemm.octave_grid import extents_between
 from hgemm.packed import PackedLayer, add_pack
-from hgemm.problem import TYPES, Kind, kind_supports
+from hgemm.problem import TYPES, Kind, LaunchOptions, kind_supports
 from hgemm.record import CUBIN_NAME, PTX_NAME
 from hgemm.selection import row_supports
 from hgemm.selection_query import ANY_WORKSPACE, SelectionQuery, Target
@@ -131,9 +131,14 @@ class Choice:
 class Chooser:
     """Chooses the kernels of a pack for layers of one type on one architecture. Each kind is estimated once."""
 
-    def __init__(self, layers: Sequence[Layer], dtype: str, arch: str, max_rows: int = MAX_ROWS) -> None:
-        """Raises: RequestError if the architecture has no kernel for a layer."""
-        self.arch, self.target = arch, Target.typical(arch)
+    def __init__(
+        self, layers: Sequence[Layer], dtype: str, arch: str, max_rows: int = MAX_ROWS, invariant: bool = False
+    ) -> None:
+        """`invariant` chooses among kernels that sum k in one order, without splits.
+
+        Raises: RequestError if the architecture has no kernel for a layer.
+        """
+        self.arch, self.target, self.invariant = arch, Target.typical(arch), invariant
         self.rows = [*extents_between(1, max_rows)]
         if dtype != "f16" and not ARCHS[arch].has_bf16:
             raise RequestError(f"{arch} multiplies f16 only: use --dtype f16, or another --arch")
@@ -183,7 +188,37 @@ class Chooser:
             for place in by_kind[code]:
                 row = self.candidates[place].row
                 if row_supports(row, query, self.target):
-                    times[at, place] = estimate_clocks(row, query, self.target)
+                    times[at, place] = self._clocks(row, query)
+        return self._of_one_order(times) if self.invariant else times
+
+    def _clocks(self, row: Row, query: SelectionQuery) -> float:
+        """Return the estimated time of a launch, of one that does not split k if the pack is batch-invariant."""
+        if not self.invariant:
+            return estimate_clocks(row, query, self.target)
+        unsplit = row.order and row.splits == 1
+        return launch_clocks(row, query, self.target, LaunchOptions(1)) if unsplit else np.inf
+
+    def _of_one_order(self, times: np.ndarray) -> np.ndarray:
+        """Return times with inf for each kernel that has not the order of its kind: the one that supports the most problems.
+
+        Of equals, the order of cuBLASLt's kernels comes first, then the fastest one.
+        """
+        times = times.copy()
+        orders = np.array([one.row.order for one in self.candidates])
+        is_cublas = {one.row.order: one.row.cublas_order for one in self.candidates}
+        kinds = np.array([one.query.kind.code for one in self.problems])
+        for kind in set(kinds):
+            of_kind = np.flatnonzero(kinds == kind)
+            best = {order: times[np.ix_(of_kind, orders == order)].min(axis=1) for order in set(orders)}
+            chosen = max(
+                best,
+                key=lambda order: (
+                    np.isfinite(best[order]).sum(),
+                    is_cublas[order],
+                    -np.log(best[order][np.isfinite(best[order])]).sum(),
+                ),
+            )
+            times[np.ix_(of_kind, orders != chosen)] = np.inf
         return times
 
     def choose(
@@ -317,20 +352,25 @@ def pack(
     return Pack(settings.library.folder, tuple(choices), tuple(plans), dropped, size, time.perf_counter() - start)
 
 
-def choosers_of(model: Model, archs: Sequence[str], dtypes: Sequence[str]) -> list[Chooser]:
+def choosers_of(
+    model: Model, archs: Sequence[str], dtypes: Sequence[str], invariant: bool = False
+) -> list[Chooser]:
     """Return a chooser for each architecture and type. Raises: RequestError if one has no kernel for a layer."""
     layers = distinct(model.layers)
-    return [Chooser(layers, dtype, arch) for arch in archs for dtype in dtypes]
+    return [Chooser(layers, dtype, arch, invariant=invariant) for arch in archs for dtype in dtypes]
 
 
-def pack_model(model: Model, folder: Path, arch: str, dtype: str = "", max_loss: float = MAX_LOSS) -> Pack:
+def pack_model(
+    model: Model, folder: Path, arch: str, dtype: str = "", max_loss: float = MAX_LOSS, invariant: bool = False
+) -> Pack:
     """Build the kernels of a model into the library in `folder`, in one process per core. This is `hgemm pack`.
 
-    `arch` is a list such as sm_90a or 80,90a. `dtype` is the model's own if it is not given.
+    `arch` is a list such as sm_90a or 80,90a. `dtype` is the model's own if it is not given. `invariant` packs kernels that sum k
+    in one order.
     Raises: RequestError for an unknown architecture or type, LibraryError if the folder cannot be written.
     """
     settings = Settings(Library(folder), templates_folder())
-    choosers = choosers_of(model, parse_arch_list(arch), dtypes_of(model, dtype))
+    choosers = choosers_of(model, parse_arch_list(arch), dtypes_of(model, dtype), invariant)
     return pack(choosers, settings, max_loss, cores())
 
 

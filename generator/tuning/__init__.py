@@ -103,6 +103,7 @@ def planned_record(plan: Plan) -> Mapping[str, Any]:
         "spec": plan.spec.to_dict(),
         "launch": plan.launch(),
         "traits": plan.traits(),
+        "accumulation_order": plan.accumulation_order.to_dict(),
         "resources": {"ctas_per_sm": plan.spec.ctas_per_sm},
     }
 
