@@ -109,9 +109,7 @@ def chosen_order(candidates: Iterable[Candidate], query: SelectionQuery, target:
     return orders[totals.index(min(totals))]
 
 
-def possible_orders(
-    candidates: Sequence[Candidate], query: SelectionQuery, target: Target, beta: bool
-) -> list[KOrder]:
+def possible_orders(candidates: Sequence[Candidate], query: SelectionQuery, target: Target, beta: bool) -> list[KOrder]:
     """Return the orders in which some variant computes any number of rows without a workspace.
 
     Only the best way in which such variants run on the device counts.

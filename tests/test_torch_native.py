@@ -106,14 +106,36 @@ def test_the_second_call_of_a_geometry_does_not_ask_python(launching: NativeDriv
         raise AssertionError("asked")
 
     monkeypatch.setattr(native, "launcher_of", asked)
-    assert operator._native.linear(x, weight, None, "none") is not NotImplemented
-    assert operator._native.matmul(x, weight.t(), None, None, 1.0, 0.0, "none", None) is not NotImplemented
+    assert operator._native.linear(x, weight, None, "none", False) is not NotImplemented
+    assert operator._native.matmul(x, weight.t(), None, None, 1.0, 0.0, "none", None, False) is not NotImplemented
     other = whole(40, 64) + 1
     assert (hgemm_torch.linear(other, weight).double() == exact(other, weight.t())).all()
     with pytest.raises(AssertionError, match="asked"):
         hgemm_torch.linear(x[1:], weight)
     with pytest.raises(AssertionError, match="asked"):
         torch.ops.hgemm.matmul(x[1:], weight.t())
+
+
+def test_batch_invariant_products_are_launches_of_their_own(launching: NativeDriver, monkeypatch) -> None:
+    x, weight, asked = whole(24, 64), whole(48, 64), []
+    choose = native.launcher_of
+    monkeypatch.setattr(native, "launcher_of", lambda *given: asked.append(given[3].batch_invariant) or choose(*given))
+    for batch_invariant in (False, True, True, False):
+        y = hgemm_torch.linear(x, weight, batch_invariant=batch_invariant)
+        assert (torch.ops.hgemm.matmul(x, weight.t(), batch_invariant=batch_invariant) == y).all()
+        assert (y.double() == exact(x, weight.t())).all()
+    assert asked == [False, True]
+    monkeypatch.setattr(operator, "_orders", (True, False))
+    hgemm_torch.linear(x[:7], weight)
+    assert asked == [False, True, True]
+
+
+def test_gradients_of_batch_invariant_products_are_batch_invariant(launching: NativeDriver, monkeypatch) -> None:
+    x, weight, asked = whole(24, 64).requires_grad_(), whole(48, 64).requires_grad_(), []
+    choose = native.launcher_of
+    monkeypatch.setattr(native, "launcher_of", lambda *given: asked.append(given[3].batch_invariant) or choose(*given))
+    hgemm_torch.linear(x, weight, batch_invariant=True).sum().backward()
+    assert asked == [True] * 3
 
 
 def test_errors_of_selection_keep_their_type(launching: NativeDriver) -> None:

@@ -20,12 +20,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let the layers compute with torch on the CPU, and a library support everything but leaky_relu. Return the activations."""
     found = []
 
-    def compute(x, weight, bias=None, activation="none"):
+    def compute(x, weight, bias=None, activation="none", batch_invariant=False):
         found.append(activation)
         y = nn.functional.linear(x, weight, bias)
         return y if activation == "none" else getattr(nn.functional, activation)(y)
 
-    def check(module, layout, activation):
+    def check(module, layout, activation, batch_invariant):
         if activation == "leaky_relu":
             raise UnsupportedError("no variant computes leaky_relu")
 
@@ -55,6 +55,15 @@ def test_linear_layers_change_and_change_back(calls: list[str]) -> None:
     assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, Odd, nn.Linear]
     assert torch.equal(model(x), expected) and len(calls) == 2
     assert torch.equal(copied(x), expected) and len(calls) == 4
+
+
+def test_layers_can_be_batch_invariant(calls: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    patch = hgemm_torch.patch(model, "0", batch_invariant=True)
+    assert model[0].batch_invariant and "batch_invariant=True" in str(model[0])
+    patch.unpatch()
+    assert "batch_invariant" not in vars(model[0])
+    assert hgemm_torch.Linear.of(nn.Linear(4, 4), batch_invariant=True).batch_invariant
 
 
 def test_names_select_layers(calls: list[str]) -> None:

@@ -352,9 +352,7 @@ def pack(
     return Pack(settings.library.folder, tuple(choices), tuple(plans), dropped, size, time.perf_counter() - start)
 
 
-def choosers_of(
-    model: Model, archs: Sequence[str], dtypes: Sequence[str], invariant: bool = False
-) -> list[Chooser]:
+def choosers_of(model: Model, archs: Sequence[str], dtypes: Sequence[str], invariant: bool = False) -> list[Chooser]:
     """Return a chooser for each architecture and type. Raises: RequestError if one has no kernel for a layer."""
     layers = distinct(model.layers)
     return [Chooser(layers, dtype, arch, invariant=invariant) for arch in archs for dtype in dtypes]

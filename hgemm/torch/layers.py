@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
@@ -20,7 +20,7 @@ from hgemm.dtypes import stored_dtype
 from hgemm.errors import HgemmError, ProblemError
 from hgemm.problem import Kind
 from hgemm.selection_query import SelectionQuery, Target
-from hgemm.torch.operator import check_activation, linear, used_library
+from hgemm.torch.operator import always_invariant, check_activation, linear, used_library
 
 
 class Linear(nn.Linear):
@@ -30,26 +30,27 @@ class Linear(nn.Linear):
     """
 
     activation = "none"
+    batch_invariant = False
 
-    def __init__(self, *arguments, activation: str = "none", **options) -> None:
+    def __init__(self, *arguments, activation: str = "none", batch_invariant: bool = False, **options) -> None:
         check_activation(activation)
         super().__init__(*arguments, **options)
-        self.activation = activation
+        self.activation, self.batch_invariant = activation, batch_invariant
 
     @classmethod
-    def of(cls, module: nn.Linear, activation: str = "none") -> Linear:
+    def of(cls, module: nn.Linear, activation: str = "none", batch_invariant: bool = False) -> Linear:
         """Return a replacement of a torch.nn.Linear that shares its parameters."""
-        made = cls(
-            module.in_features, module.out_features, module.bias is not None, device="meta", activation=activation
-        )
+        sizes = (module.in_features, module.out_features, module.bias is not None)
+        made = cls(*sizes, device="meta", activation=activation, batch_invariant=batch_invariant)
         made.weight, made.bias = module.weight, module.bias
         return made.train(module.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.activation)
+        return linear(x, self.weight, self.bias, self.activation, self.batch_invariant)
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + f", activation={self.activation}" * (self.activation != "none")
+        its = super().extra_repr() + f", activation={self.activation}" * (self.activation != "none")
+        return its + ", batch_invariant=True" * self.batch_invariant
 
 
 class Fused(nn.Module):
@@ -65,9 +66,10 @@ def _conv1d_of(base: type) -> type:
 
     class Conv1D(base):
         activation = "none"
+        batch_invariant = False
 
         def forward(self, x: Tensor) -> Tensor:
-            return linear(x, self.weight.t(), self.bias, self.activation)
+            return linear(x, self.weight.t(), self.bias, self.activation, self.batch_invariant)
 
     return Conv1D
 
@@ -100,7 +102,7 @@ def _kind(module: nn.Module, layout: str, activation: str) -> Kind:
     return Kind(layout, dtype, dtype, stored_dtype(dtype), bias=bias, activation=activation)
 
 
-def _check(module: nn.Module, layout: str, activation: str) -> None:
+def _check(module: nn.Module, layout: str, activation: str, batch_invariant: bool) -> None:
     """Raise HgemmError if the library in use cannot compute a layer, with the reason."""
     weight = module.weight
     if weight.device.type != "cuda":
@@ -118,6 +120,7 @@ def _check(module: nn.Module, layout: str, activation: str) -> None:
     k, n = weight.shape if layout == "tt" else reversed(weight.shape)
     for rows in _ROWS:
         query = SelectionQuery.dense(kind, (rows, n, k, 1), library.workspace_bytes)
+        query = replace(query, batch_invariant=batch_invariant or always_invariant())
         library.selector(target).choose_any([query])  # a library that grows builds what is missing
 
 
@@ -231,16 +234,18 @@ class Patch:
         ]
         return "\n".join(lines + [f"  {one.name}: unchanged, {one.reason}" for one in self.kept])
 
-    def _change(self, module: nn.Module, to: type, activation: str = "none") -> None:
+    def _change(self, module: nn.Module, to: type, **options: str | bool) -> None:
         before = type(module)
+        changed = {name: value for name, value in options.items() if value != getattr(to, name)}
 
         def undo() -> None:
             module.__class__ = before
-            module.__dict__.pop("activation", None)
+            for name in changed:
+                module.__dict__.pop(name, None)
 
         module.__class__ = to
-        if activation != "none":
-            module.activation = activation
+        for name, value in changed.items():
+            setattr(module, name, value)
         self._undo.append(undo)
 
 
@@ -251,6 +256,7 @@ def patch(
     exclude: str | Sequence[str] = (),
     fuse: bool = False,
     tanh_gelu: bool = False,
+    batch_invariant: bool = False,
 ) -> Patch:
     """Let each torch.nn.Linear, and Conv1D of transformers, that the library supports use the library. Return how to undo it.
 
@@ -259,7 +265,7 @@ def patch(
     Fields: `names` and `exclude` are glob patterns of module names, as of model.named_modules. `fuse` computes an activation
         after a layer in the layer's kernel, in torch.nn.Sequential and in the MLPs of GPT-2, BERT, ViT, Llama and others, if
         the library has kernels for it. `tanh_gelu` also fuses approximations of gelu by tanh as gelu, which changes results
-        by up to 0.0005.
+        by up to 0.0005. With `batch_invariant`, the bits of a row of a layer's output do not depend on the number of rows.
     Raises: LibraryError if no library is set.
     """
     used_library()
@@ -273,7 +279,7 @@ def patch(
         elif (found := _replacement(module)) is None:
             done.kept.append(Kept(name, f"it is a {type(module).__name__}, a subclass of Linear"))
         else:
-            _patch_one(done, name, module, *found, fusions.get(id(module)))
+            _patch_one(done, name, module, *found, fusions.get(id(module)), batch_invariant)
     return done
 
 
@@ -282,17 +288,23 @@ def _matches(name: str, patterns: str | Sequence[str]) -> bool:
 
 
 def _patch_one(
-    done: Patch, name: str, module: nn.Module, to: type, layout: str, fusion: tuple[nn.Module, str] | None
+    done: Patch,
+    name: str,
+    module: nn.Module,
+    to: type,
+    layout: str,
+    fusion: tuple[nn.Module, str] | None,
+    batch_invariant: bool,
 ) -> None:
     """Replace one layer: with its activation if there are kernels for both, else alone, else not."""
     layer = type(module).__name__
     for follower, activation in (*([fusion] if fusion else []), (None, "none")):
         try:
-            _check(module, layout, activation)
+            _check(module, layout, activation, batch_invariant)
         except HgemmError as error:
             reason = str(error)
             continue
-        done._change(module, to, activation)
+        done._change(module, to, activation=activation, batch_invariant=batch_invariant)
         if follower is not None:
             done._change(follower, Fused)
         done.replaced.append(Replaced(name, layer, activation))

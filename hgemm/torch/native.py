@@ -170,10 +170,16 @@ _OPERANDS = ("A", "B", "C", "D", "bias")
 
 
 class Questions:
-    """Answers to the C++ operator. `library` returns the library in use."""
+    """Answers to the C++ operator.
 
-    def __init__(self, library: Callable[[], Library]) -> None:
-        self._library = library
+    Fields: `library` returns the library in use; `orders` whether all products are batch-invariant, and whether they prefer the
+        order of cuBLASLt.
+    """
+
+    def __init__(
+        self, library: Callable[[], Library], orders: Callable[[], tuple[bool, bool]] = lambda: (False, False)
+    ) -> None:
+        self._library, self._orders = library, orders
         self._allocate = ARRAY_ADAPTERS[torch.Tensor].allocate
 
     def describe(
@@ -184,6 +190,7 @@ class Questions:
         beta: float,
         activation: int,
         tf32: bool,
+        batch_invariant: bool,
         stream: int,
     ) -> dict[str, Any]:
         """Choose and load a kernel, and return its launch as Launcher.describe, and whether to keep it for later calls.
@@ -198,7 +205,10 @@ class Questions:
         }
         if 0 in views["D"].shape:
             return {"empty": True, "keep": True}
-        options = MatmulOptions(alpha, beta, ACTIVATIONS[activation], "tf32" if tf32 else "")
+        always, cublas_order = self._orders()
+        precision = "tf32" if tf32 else ""
+        orders = (batch_invariant or always, cublas_order)
+        options = MatmulOptions(alpha, beta, ACTIVATIONS[activation], precision, *orders)
         with preparing(stream) as preparation:
             found = launcher_of(self._library(), views, device, options, self._allocate).describe()
         return {**found, "keep": not preparation.forbidden}

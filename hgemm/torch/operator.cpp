@@ -127,7 +127,8 @@ struct Call {
   Operand operand[5];  // A, B, C, D, BIAS
   double alpha = 1, beta = 0;
   int64_t device = 0, activation = 0;
-  bool tf32 = false;  // float32 may be multiplied as tf32
+  bool tf32 = false;       // float32 may be multiplied as tf32
+  bool invariant = false;  // the bits of a row must not depend on the number of rows
 };
 
 bool as_tf32(Tensor const& a) {
@@ -149,7 +150,7 @@ struct Key {
       low = low << 5 | int(x.address & 31);  // variants require at most 8 elements of 4 bytes
     }
     word[at++] = low;
-    word[at++] = call.device << 16 | call.tf32 << 8 | call.activation;
+    word[at++] = call.device << 16 | call.invariant << 9 | call.tf32 << 8 | call.activation;
     std::memcpy(&word[at++], &call.alpha, 8);
     std::memcpy(&word[at++], &call.beta, 8);
   }
@@ -254,7 +255,7 @@ std::shared_ptr<Launch const> ask(Call const& call, Key const& key, void* stream
     py::tuple operands(5);
     for (int i = 0; i < 5; ++i) operands[i] = described(call.operand[i]);
     py::object arguments = py::make_tuple(operands, call.device, call.alpha, call.beta, call.activation,
-                                          call.tf32, reinterpret_cast<uint64_t>(stream));
+                                          call.tf32, call.invariant, reinterpret_cast<uint64_t>(stream));
     py::object given = owned(PyObject_CallObject(describe, arguments.ptr()));
     py::dict const description = py::reinterpret_borrow<py::dict>(given);
     made = std::make_shared<Launch const>(read(description));
@@ -372,7 +373,7 @@ Tensor readable(Tensor const& x) {
 }
 
 Tensor matmul(Tensor const& a_given, Tensor const& b_given, optional<Tensor> const& bias, optional<Tensor> const& c,
-              double alpha, double beta, int64_t activation, Tensor const* out = nullptr) {
+              double alpha, double beta, int64_t activation, bool invariant, Tensor const* out = nullptr) {
   Tensor const a = readable(a_given), b = readable(b_given);
   if ((a.dim() != 2 && a.dim() != 3) || (b.dim() != 2 && b.dim() != 3))
     raise(problem_error, "A has ", a.dim(), " axes and B ", b.dim(), ": pass 2, or 3 with a batch");
@@ -395,6 +396,7 @@ Tensor matmul(Tensor const& a_given, Tensor const& b_given, optional<Tensor> con
     if (x->device() != a.device())
       raise(problem_error, "the arrays lie on different devices: A on ", a.device(), ", another on ", x->device());
   call.alpha = alpha, call.beta = beta, call.activation = activation, call.tf32 = as_tf32(a);
+  call.invariant = invariant;
   call.device = std::max<int64_t>(a.device().index(), 0);
   return run(call, !out) ? d : Tensor();
 }
@@ -402,7 +404,7 @@ Tensor matmul(Tensor const& a_given, Tensor const& b_given, optional<Tensor> con
 // ==== The dispatcher's kernels ====
 
 using Matmul = Tensor(Tensor const&, Tensor const&, optional<Tensor> const&, optional<Tensor> const&, double, double,
-                      c10::string_view);
+                      c10::string_view, bool);
 
 c10::TypedOperatorHandle<Matmul> const& handle() {
   static auto const found =
@@ -422,8 +424,8 @@ bool records(Tensor const& x) { return x.requires_grad(); }
 bool records(optional<Tensor> const& x) { return x && x->requires_grad(); }
 
 Tensor compute(Tensor const& a, Tensor const& b, optional<Tensor> const& bias, optional<Tensor> const& c, double alpha,
-               double beta, c10::string_view activation) {
-  return matmul(a, b, bias, c, alpha, beta, activation_code(activation));
+               double beta, c10::string_view activation, bool invariant) {
+  return matmul(a, b, bias, c, alpha, beta, activation_code(activation), invariant);
 }
 
 // ---- Gradients ----
@@ -455,8 +457,9 @@ c10::SmallVector<int64_t, 3> broadcast(Tensor const& bias, Tensor const& d) {
   return shape;
 }
 
-Tensor product(Tensor const& a, Tensor const& b, double alpha, optional<Tensor> const& c = {}, double beta = 0) {
-  return handle().call(a, b, {}, c, alpha, beta, "none");
+Tensor product(Tensor const& a, Tensor const& b, double alpha, bool invariant, optional<Tensor> const& c = {},
+               double beta = 0) {
+  return handle().call(a, b, {}, c, alpha, beta, "none", invariant);
 }
 
 Tensor silu_gradient(Tensor const& d, Tensor const& x) {
@@ -477,13 +480,14 @@ struct Product : torch::autograd::Function<Product> {
 
   static Tensor forward(torch::autograd::AutogradContext* ctx, Tensor const& a, Tensor const& b,
                         optional<Tensor> const& bias, optional<Tensor> const& c, double alpha, double beta,
-                        std::string const& activation) {
+                        std::string const& activation, bool invariant) {
     at::AutoDispatchBelowADInplaceOrView below;
-    Tensor const d = handle().call(a, b, bias, c, alpha, beta, activation);
+    Tensor const d = handle().call(a, b, bias, c, alpha, beta, activation, invariant);
     ctx->save_for_backward({a, b, bias.value_or(Tensor()), c.value_or(Tensor()), activation == "relu" ? d : Tensor()});
     ctx->saved_data["alpha"] = alpha;
     ctx->saved_data["beta"] = beta;
     ctx->saved_data["activation"] = activation;
+    ctx->saved_data["invariant"] = invariant;
     return d;
   }
 
@@ -493,11 +497,12 @@ struct Product : torch::autograd::Function<Product> {
     Tensor const &a = saved[0], &b = saved[1], &bias = saved[2], &c = saved[3], &result = saved[4];
     double const alpha = ctx->saved_data["alpha"].toDouble(), beta = ctx->saved_data["beta"].toDouble();
     std::string const activation = ctx->saved_data["activation"].toStringRef();
+    bool const invariant = ctx->saved_data["invariant"].toBool();
     Tensor d = gradients[0];
     if (activation == "relu") {
       d = at::threshold_backward(d, result, 0);  // the sign of the result is all that it needs
     } else if (activation != "none") {
-      Tensor x = product(a, b, alpha, c.defined() ? optional<Tensor>(c) : optional<Tensor>(), beta);
+      Tensor x = product(a, b, alpha, invariant, c.defined() ? optional<Tensor>(c) : optional<Tensor>(), beta);
       if (bias.defined()) x = x + bias.reshape(broadcast(bias, x));
       if (activation == "gelu") d = at::gelu_backward(d, x);
       if (activation == "silu") d = silu_gradient(d, x);
@@ -505,46 +510,48 @@ struct Product : torch::autograd::Function<Product> {
     }
     Tensor da, db, dbias, dc;
     size_t edge = 2;
-    if (ctx->needs_input_grad(0)) da = summed_to(product(d, b.mT(), alpha), a.sizes());
+    if (ctx->needs_input_grad(0)) da = summed_to(product(d, b.mT(), alpha, invariant), a.sizes());
     if (ctx->needs_input_grad(1)) {
       bool const flat = b.dim() == 2;  // the gradient sums over the batch, as over rows
       Tensor const rows = flat ? a.reshape({-1, a.size(-1)}) : a, of = flat ? d.reshape({-1, d.size(-1)}) : d;
-      db = summed_to(product(rows.mT(), of, alpha), b.sizes());
+      db = summed_to(product(rows.mT(), of, alpha, invariant), b.sizes());
     }
     if (bias.defined() && ctx->needs_input_grad(edge++))
       dbias = d.sum_to_size(broadcast(bias, d)).reshape(bias.sizes());
     if (c.defined() && ctx->needs_input_grad(edge)) dc = summed_to(beta * d, c.sizes());
-    return {da, db, dbias, dc, Tensor(), Tensor(), Tensor()};
+    return {da, db, dbias, dc, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
 // Goes below autograd if no tensor requires gradients. Python records calls that are traced, or whose activation is new.
 Tensor differentiate(c10::DispatchKeySet keys, Tensor const& a, Tensor const& b, optional<Tensor> const& bias,
-                     optional<Tensor> const& c, double alpha, double beta, c10::string_view activation) {
+                     optional<Tensor> const& c, double alpha, double beta, c10::string_view activation,
+                     bool invariant) {
   if (!at::GradMode::is_enabled() || !(records(a) || records(b) || records(bias) || records(c))) {
     at::AutoDispatchBelowADInplaceOrView below;
-    return handle().redispatch(keys & c10::after_ADInplaceOrView_keyset, a, b, bias, c, alpha, beta, activation);
+    return handle().redispatch(keys & c10::after_ADInplaceOrView_keyset, a, b, bias, c, alpha, beta, activation,
+                               invariant);
   }
   Plain const plain;
   if (plain(a) && plain(b) && plain(bias) && plain(c) && Product::differentiates(activation))
-    return Product::apply(a, b, bias, c, alpha, beta, std::string(activation));
+    return Product::apply(a, b, bias, c, alpha, beta, std::string(activation), invariant);
   py::gil_scoped_acquire gil;
   auto wrap = [](Tensor const& x) { return owned(THPVariable_Wrap(x)); };
   auto wrap_optional = [&](optional<Tensor> const& x) { return x ? wrap(*x) : py::object(py::none()); };
   py::object arguments = py::make_tuple(wrap(a), wrap(b), wrap_optional(bias), wrap_optional(c), alpha, beta,
-                                        py::str(activation.data(), activation.size()));
+                                        py::str(activation.data(), activation.size()), invariant);
   py::object result = owned(PyObject_CallObject(record, arguments.ptr()));
   return THPVariable_Unpack(result.ptr());
 }
 
 // Casts to the type of autocast, as torch.nn.functional.linear does.
 Tensor cast(Tensor const& a, Tensor const& b, optional<Tensor> const& bias, optional<Tensor> const& c, double alpha,
-            double beta, c10::string_view activation) {
+            double beta, c10::string_view activation, bool invariant) {
   c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(autocast)};
   auto type = at::autocast::get_autocast_dtype(device_type);
   auto as = [&](Tensor const& x) { return at::autocast::cached_cast(type, x, device_type); };
   auto as_optional = [&](optional<Tensor> const& x) { return x ? optional<Tensor>(as(*x)) : x; };
-  return handle().call(as(a), as(b), as_optional(bias), as_optional(c), alpha, beta, activation);
+  return handle().call(as(a), as(b), as_optional(bias), as_optional(c), alpha, beta, activation, invariant);
 }
 
 std::vector<std::unique_ptr<torch::Library>> registered;
@@ -590,10 +597,10 @@ optional<Tensor> unpack(PyObject* object) {
   return object == Py_None ? optional<Tensor>() : optional<Tensor>(THPVariable_Unpack(object));
 }
 
-// matmul(a, b, bias, c, alpha, beta, activation, out): NotImplemented if the call is not plain, or records gradients.
+// matmul(a, b, bias, c, alpha, beta, activation, out, batch_invariant): NotImplemented if the call is not plain, or records gradients.
 PyObject* py_matmul(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK(count == 8, "matmul takes 8 arguments");
+  TORCH_CHECK(count == 9, "matmul takes 9 arguments");
   Given plain;
   if (!plain(given[0]) || !plain(given[1]) || !plain.optional(given[2]) || !plain.optional(given[3]) ||
       !plain.optional(given[7]) || plain.records)
@@ -607,24 +614,26 @@ PyObject* py_matmul(PyObject*, PyObject* const* given, Py_ssize_t count) {
   {
     py::gil_scoped_release no_gil;
     result = matmul(THPVariable_Unpack(given[0]), THPVariable_Unpack(given[1]), unpack(given[2]), unpack(given[3]),
-                    alpha, beta, activation, out ? &*out : nullptr);
+                    alpha, beta, activation, given[8] == Py_True, out ? &*out : nullptr);
   }
   return wrap(std::move(result));
   END_HANDLE_TH_ERRORS
 }
 
 // x weight^T + bias by the dispatcher, which records gradients.
-Tensor recorded_linear(Tensor const& x, Tensor const& weight, optional<Tensor> const& bias, c10::string_view activation) {
-  if (x.dim() == 2) return handle().call(x, weight.t(), bias, {}, 1, 0, activation);
+Tensor recorded_linear(Tensor const& x, Tensor const& weight, optional<Tensor> const& bias, c10::string_view activation,
+                       bool invariant) {
+  if (x.dim() == 2) return handle().call(x, weight.t(), bias, {}, 1, 0, activation, invariant);
   c10::SmallVector<int64_t, 5> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = weight.size(0);
-  return handle().call(x.reshape({-1, x.size(-1)}), weight.t(), bias, {}, 1, 0, activation).reshape(sizes);
+  Tensor const rows = x.reshape({-1, x.size(-1)});
+  return handle().call(rows, weight.t(), bias, {}, 1, 0, activation, invariant).reshape(sizes);
 }
 
-// linear(x, weight, bias, activation): NotImplemented if the call is not plain, or x needs a copy.
+// linear(x, weight, bias, activation, batch_invariant): NotImplemented if the call is not plain, or x needs a copy.
 PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK(count == 4, "linear takes 4 arguments");
+  TORCH_CHECK(count == 5, "linear takes 5 arguments");
   Given plain;
   if (!plain(given[0]) || !plain(given[1]) || !plain.optional(given[2])) Py_RETURN_NOTIMPLEMENTED;
   Tensor const &x = THPVariable_Unpack(given[0]), &weight = THPVariable_Unpack(given[1]);
@@ -642,7 +651,7 @@ PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
     Tensor y;
     {
       py::gil_scoped_release no_gil;
-      y = recorded_linear(x, weight, bias, c10::string_view(word, size_t(length)));
+      y = recorded_linear(x, weight, bias, c10::string_view(word, size_t(length)), given[4] == Py_True);
     }
     return THPVariable_Wrap(std::move(y));
   }
@@ -658,7 +667,7 @@ PyObject* py_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (bias.dim() != 1 || bias.device() != x.device()) Py_RETURN_NOTIMPLEMENTED;
     call.operand[BIAS] = operand_of(bias);
   }
-  call.activation = activation, call.tf32 = as_tf32(x);
+  call.activation = activation, call.tf32 = as_tf32(x), call.invariant = given[4] == Py_True;
   call.device = std::max<int64_t>(x.device().index(), 0);
   Tensor d;
   {

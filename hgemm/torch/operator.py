@@ -19,26 +19,41 @@ from hgemm.torch import native
 
 SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, Tensor? c=None, *, "
-    'float alpha=1.0, float beta=0.0, str activation="none") -> Tensor'
+    'float alpha=1.0, float beta=0.0, str activation="none", bool batch_invariant=False) -> Tensor'
 )
 _library: Library | None = None
+_orders = (False, False)
+"""Whether all products are batch-invariant, and whether they prefer the order of cuBLASLt."""
 
 
-def use(library: Library | str | PathLike[str] | None = None, *, cpp: bool = True) -> Library:
+def use(
+    library: Library | str | PathLike[str] | None = None,
+    *,
+    cpp: bool = True,
+    batch_invariant: bool = False,
+    cublas_order: bool = False,
+) -> Library:
     """Set the library of this process: an open one or a folder. By default, the default library, which builds missing kernels.
 
     The first use on a machine with a GPU builds the operator in C++, which takes about 20 s, and keeps it in the cache. Without
-    a compiler, or with `cpp=False`, the operator runs in Python, at about 10 us more a call.
+    a compiler, or with `cpp=False`, the operator runs in Python, at about 10 us more a call. With `batch_invariant`, the bits of a
+    row of each product do not depend on the number of rows. `cublas_order` prefers the order of k of cuBLASLt's unsplit kernels.
 
     Raises: LibraryError if there is no library.
     """
-    global _library
+    global _library, _orders
+    _orders = (batch_invariant, cublas_order)
     _library = library if isinstance(library, Library) else hgemm.open(library, build=library is None)
     if cpp and torch.cuda.is_available():
         _start_native()
     else:
         _stop_native()
     return _library
+
+
+def always_invariant() -> bool:
+    """Return whether all products are batch-invariant."""
+    return _orders[0]
 
 
 def used_library() -> Library:
@@ -60,31 +75,41 @@ def matmul(
     alpha: float = 1.0,
     beta: float = 0.0,
     activation: str = "none",
+    batch_invariant: bool = False,
 ) -> Tensor:
     """Return activation(alpha * a b + beta * c + bias) as a new tensor, with gradients for all four tensors.
 
-    float32 is multiplied as tf32 if torch.set_float32_matmul_precision allows it, and is rejected otherwise.
+    float32 is multiplied as tf32 if torch.set_float32_matmul_precision allows it, and is rejected otherwise. With
+    `batch_invariant`, the bits of a row do not depend on the number of rows.
 
     Shapes: as Library.matmul. The gradient of a broadcast batch is summed.
     Raises: as Library.matmul.
     """
     if not torch.compiler.is_compiling():
         if _native is not None:
-            found = _native.matmul(a, b, bias, c, alpha, beta, activation, None)
+            found = _native.matmul(a, b, bias, c, alpha, beta, activation, None, batch_invariant)
             if found is not NotImplemented:
                 return found
         check_activation(activation)
-    return torch.ops.hgemm.matmul(a, b, bias, c, alpha=alpha, beta=beta, activation=activation)
+    options = {"alpha": alpha, "beta": beta, "activation": activation, "batch_invariant": batch_invariant}
+    return torch.ops.hgemm.matmul(a, b, bias, c, **options)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    batch_invariant: bool = False,
+) -> Tensor:
     """Return activation(x weight^T + bias). Shapes: x (..., k), weight (n, k), bias (n,), result (..., n)."""
     if _native is not None and not torch.compiler.is_compiling():
-        found = _native.linear(x, weight, bias, activation)
+        found = _native.linear(x, weight, bias, activation, batch_invariant)
         if found is not NotImplemented:
             return found
     rows = x.reshape(-1, x.shape[-1])
-    return matmul(rows, weight.t(), bias, activation=activation).reshape(*x.shape[:-1], weight.shape[0])
+    d = matmul(rows, weight.t(), bias, activation=activation, batch_invariant=batch_invariant)
+    return d.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def external_matmul(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -95,10 +120,10 @@ def external_matmul(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """
     with torch.no_grad():
         if _native is not None:
-            found = _native.matmul(a, b, None, None, 1.0, 0.0, "none", out)
+            found = _native.matmul(a, b, None, None, 1.0, 0.0, "none", out, False)
             if found is not NotImplemented:
                 return out
-        return used_library().matmul(_readable(a), _readable(b), out, precision=_precision(a))
+        return used_library().matmul(_readable(a), _readable(b), out, precision=_precision(a), **_order_options())
 
 
 def check_activation(activation: str) -> str:
@@ -121,10 +146,14 @@ ACTIVATION_FUNCTIONS = {
 # ==== The kernels in Python ====
 
 
-def _launch(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
-    return used_library().matmul(
-        _readable(a), _readable(b), None, bias, activation, alpha, beta, c, precision=_precision(a)
-    )
+def _launch(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none", batch_invariant=False):
+    options = {"precision": _precision(a), **_order_options(batch_invariant)}
+    return used_library().matmul(_readable(a), _readable(b), None, bias, activation, alpha, beta, c, **options)
+
+
+def _order_options(batch_invariant: bool = False) -> dict[str, bool]:
+    always, cublas_order = _orders
+    return {"batch_invariant": batch_invariant or always, "cublas_order": cublas_order}
 
 
 def _precision(a: Tensor) -> str:
@@ -144,7 +173,7 @@ def _readable(x: Tensor) -> Tensor:
     return x if by_rows or by_columns else x.contiguous()
 
 
-def _meta(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
+def _meta(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none", batch_invariant=False):
     """Return a tensor with the shape, type and strides of the product, without data."""
     torch._check(a.dim() in (2, 3) and b.dim() in (2, 3), lambda: "a and b have 2 axes, or 3 with a batch")
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"a is {tuple(a.shape)} and b {tuple(b.shape)}: k differs")
@@ -152,11 +181,12 @@ def _meta(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
     return a.new_empty((*batch, a.shape[-2], b.shape[-1]))
 
 
-def _differentiable(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none"):
+def _differentiable(a, b, bias=None, c=None, *, alpha=1.0, beta=0.0, activation="none", batch_invariant=False):
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, c)):
-        return _Product.apply(a, b, bias, c, alpha, beta, activation)
+        return _Product.apply(a, b, bias, c, alpha, beta, activation, batch_invariant)
+    options = {"alpha": alpha, "beta": beta, "activation": activation, "batch_invariant": batch_invariant}
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.hgemm.matmul(a, b, bias, c, alpha=alpha, beta=beta, activation=activation)
+        return torch.ops.hgemm.matmul(a, b, bias, c, **options)
 
 
 def _cast(device_type: str):
@@ -180,9 +210,10 @@ class _Product(torch.autograd.Function):
     """The operator with gradients. They are products of the same library."""
 
     @staticmethod
-    def forward(a, b, bias, c, alpha, beta, activation):
+    def forward(a, b, bias, c, alpha, beta, activation, batch_invariant):
+        options = {"alpha": alpha, "beta": beta, "activation": activation, "batch_invariant": batch_invariant}
         with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.hgemm.matmul(a, b, bias, c, alpha=alpha, beta=beta, activation=activation)
+            return torch.ops.hgemm.matmul(a, b, bias, c, **options)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -193,32 +224,34 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d: Tensor) -> tuple[Tensor | None, ...]:
         a, b, bias, c, result = ctx.saved_tensors
-        alpha, beta, _ = ctx.options
+        alpha, beta, _, invariant = ctx.options
         d = _before_activation(ctx.options, d, a, b, bias, c, result)
         needed = ctx.needs_input_grad
         return (
-            _sum_to(torch.ops.hgemm.matmul(d, b.mT, alpha=alpha), a.shape) if needed[0] else None,
-            _gradient_b(a, d, b, alpha) if needed[1] else None,
+            _sum_to(torch.ops.hgemm.matmul(d, b.mT, alpha=alpha, batch_invariant=invariant), a.shape)
+            if needed[0]
+            else None,
+            _gradient_b(a, d, b, alpha, invariant) if needed[1] else None,
             d.sum_to_size(_broadcast(bias, d)).reshape(bias.shape) if bias is not None and needed[2] else None,
             _sum_to(beta * d, c.shape) if c is not None and needed[3] else None,
-            *(None, None, None),
+            *(None, None, None, None),
         )
 
 
-def _gradient_b(a: Tensor, d: Tensor, b: Tensor, alpha: float) -> Tensor:
+def _gradient_b(a: Tensor, d: Tensor, b: Tensor, alpha: float, invariant: bool) -> Tensor:
     if b.dim() == 2:  # the gradient sums over the batch, as over rows
         a, d = a.reshape(-1, a.shape[-1]), d.reshape(-1, d.shape[-1])
-    return _sum_to(torch.ops.hgemm.matmul(a.mT, d, alpha=alpha), b.shape)
+    return _sum_to(torch.ops.hgemm.matmul(a.mT, d, alpha=alpha, batch_invariant=invariant), b.shape)
 
 
 def _before_activation(options, d, a, b, bias, c, result) -> Tensor:
     """Return the gradient of the activation's argument, which is recomputed if the activation needs it."""
-    alpha, beta, activation = options
+    alpha, beta, activation, invariant = options
     if activation == "none":
         return d
     if activation == "relu":
         return torch.where(result > 0, d, 0)
-    x = torch.ops.hgemm.matmul(a, b, None, c, alpha=alpha, beta=beta)
+    x = torch.ops.hgemm.matmul(a, b, None, c, alpha=alpha, beta=beta, batch_invariant=invariant)
     x = x if bias is None else x + bias.reshape(_broadcast(bias, x))
     _, pullback = torch.func.vjp(ACTIVATION_FUNCTIONS[activation], x)
     return pullback(d)[0]
@@ -269,7 +302,7 @@ def _start_native(backend: str = "CUDA", driver: dict[str, int] | None = None) -
         return
     _python._destroy()
     _python = None
-    questions = native.Questions(used_library)
+    questions = native.Questions(used_library, lambda: _orders)
     codes = {word: code for code, word in enumerate(ACTIVATIONS)}
     callbacks = (questions.describe, questions.allocate, _Product.apply)
     module.configure(addresses, *callbacks, codes, ProblemError, DeviceError, backend)

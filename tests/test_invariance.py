@@ -1,0 +1,320 @@
+"""Batch-invariant selection: all rows of the products with one n and k have one accumulation order."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import hgemm as run_hgemm
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tables import catalog_records, catalog_table, record_of
+
+from generator.build.emit import emit
+from generator.build.toolchain import templates_folder
+from generator.pack.growth import best_plan
+from generator.pack.kernels import Chooser
+from generator.pack.models import Layer
+from generator.store.library import Library
+from generator.sweep import sweep
+from generator.tuning import planned_record
+from hgemm.accumulation import unsplit_order
+from hgemm.arrays import View
+from hgemm.dispatch_table import DispatchTable
+from hgemm.errors import UnsupportedError
+from hgemm.growth import GrowingSelector, Growth
+from hgemm.invariance import order_of
+from hgemm.matmul import MatmulOptions, _independent_of_rows, _query, matching_kinds
+from hgemm.problem import LAYOUTS, Kind, LaunchOptions
+from hgemm.selection import Choice, Selector
+from hgemm.selection_query import SelectionQuery, Target
+
+H100 = Target.typical("sm_90")
+WORKSPACE_BYTES = 34 << 20
+RECORDS = {record["symbol"]: record for record in catalog_records()}
+SELECTORS = {name: Selector(catalog_table(), Target.typical(name)) for name in ("sm_75", "sm_80", "sm_90", "sm_120")}
+
+
+def invariant(m: int, n: int, k: int, kind: Kind = Kind(), batch: int = 1, **fields: Any) -> SelectionQuery:  # noqa: B008
+    query = SelectionQuery.dense(kind, (m, n, k, batch), WORKSPACE_BYTES)
+    return replace(query, batch_invariant=True, **fields)
+
+
+def order_of_launch(choice: Choice, k: int) -> tuple[str, tuple[int, ...]]:
+    """Return the order of an unsplit launch, and where the parts of k end.
+
+    Source: the kernel's record, and k_range of templates/common/scheduler.cuh.
+    """
+    record, row = RECORDS[choice.symbol], choice.row
+    splits = choice.options.splits if row.decides_splits else row.splits
+    assert splits == 1 or not (choice.options and choice.options.whole_tiles)
+    each, longer = divmod(-(-k // row.tile_k), splits)
+    ends = [each + (part < longer) for part in range(splits)]
+    text = re.sub(r"; \d+ parts.*", "", record["accumulation_order"]["text"])
+    return text, tuple(int(end) * row.tile_k for end in np.cumsum(ends)[:-1])
+
+
+# ---- The law ---------------------------------------------------------------------------------------------------------
+
+extents = st.integers(1, 64).map(lambda x: 8 * x) | st.integers(1, 300).map(lambda x: 64 * x) | st.integers(1, 2**16)
+kinds = st.builds(
+    Kind,
+    layout=st.sampled_from(LAYOUTS),
+    dtype_a=st.just("f16"),
+    dtype_b=st.just("f16"),
+    bias=st.sampled_from(("none", "none", "row")),
+    acc=st.sampled_from(("f32", "f32", "f16")),
+)
+
+
+FEW_COLUMNS = {"n": 320, "k": 16384 + 64, "kind": Kind(), "beta": False, "name": "sm_90", "cublas_order": False}
+
+
+@settings(max_examples=60, deadline=None)
+@example(**FEW_COLUMNS, rows=[(m, 1) for m in (3, 17, 64, 500, 8192)], workspace_bytes=WORKSPACE_BYTES)
+@example(**FEW_COLUMNS, rows=[(m, 2) for m in (2, 130, 4096)], workspace_bytes=0)
+@given(
+    n=extents,
+    k=extents,
+    kind=kinds,
+    rows=st.lists(st.tuples(st.integers(1, 20000), st.integers(1, 5)), min_size=3, max_size=8),
+    beta=st.booleans(),
+    workspace_bytes=st.sampled_from((0, WORKSPACE_BYTES)),
+    name=st.sampled_from(("sm_90", "sm_90", "sm_80", "sm_120", "sm_75")),
+    cublas_order=st.booleans(),
+)
+def test_all_rows_and_batches_have_one_order(
+    n: int,
+    k: int,
+    kind: Kind,
+    rows: list[tuple[int, int]],
+    beta: bool,
+    workspace_bytes: int,
+    name: str,
+    cublas_order: bool,
+) -> None:
+    more = {"workspace_bytes": workspace_bytes, "cublas_order": cublas_order, "beta": beta}
+    found = [SELECTORS[name].find(invariant(m, n, k, kind, batch, **more)) for m, batch in [(1, 1), *rows]]
+    if None in found:
+        assert found == [None] * len(found)
+        return
+    assert len({order_of_launch(choice, k) for choice in found}) == 1
+    (order,) = {choice.order for choice in found}
+    for choice in found:
+        assert order_of(choice.row, k, order.splits) == order
+        assert choice.workspace_bytes <= workspace_bytes
+
+
+def test_what_is_added_to_the_product_does_not_change_the_order() -> None:
+    for n, k in ((4096, 4096), (512, 16384)):
+        plain, added = (SELECTORS["sm_90"].find(invariant(64, n, k, beta=beta)) for beta in (False, True))
+        assert plain.order == added.order
+
+
+def test_the_workspace_does_not_change_the_order() -> None:
+    for n, k in ((4096, 4096), (512, 16384), (1024, 8192)):
+        found = {SELECTORS["sm_90"].find(invariant(8, n, k, workspace_bytes=size)).order for size in (0, 2**20, 2**40)}
+        assert len(found) == 1
+
+
+def test_a_long_k_with_few_columns_is_split_for_every_m() -> None:
+    splits = {
+        (n, k): {SELECTORS["sm_90"].find(invariant(m, n, k)).order.splits for m in (1, 3, 100, 8192)}
+        for n, k in ((4096, 4096), (28672, 4096), (256, 16384))
+    }
+    assert splits[4096, 4096] == splits[28672, 4096] == {1}
+    assert len(splits[256, 16384]) == 1 and splits[256, 16384] != {1}
+
+
+def test_without_kernels_that_split_k_nothing_is_split() -> None:
+    records = [record for record in RECORDS.values() if "split" not in record["spec"]["schedule"]]
+    selector = Selector(DispatchTable.of(records), H100)
+    for m in (1, 64, 4096):
+        choice = selector.find(invariant(m, 256, 16384))
+        assert choice.order.splits == 1 and (choice.options is None or choice.options.splits == 1)
+
+
+def test_k_of_0_has_no_order() -> None:
+    assert SELECTORS["sm_90"].find(invariant(16, 16, 0)).order is None
+
+
+def test_the_order_of_cublas_is_preferred() -> None:
+    wanted = replace(invariant(8, 256, 16384), cublas_order=True)
+    for query in (wanted, replace(wanted, batch_invariant=False)):
+        assert SELECTORS["sm_90"].find(query).order.is_cublas
+    turing = replace(invariant(8, 256, 16384), cublas_order=True, batch_invariant=False)
+    assert SELECTORS["sm_75"].find(turing) == SELECTORS["sm_75"].find(replace(turing, cublas_order=False))
+
+
+def test_an_order_is_chosen_once_for_each_n_and_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hgemm.selection
+
+    asked = []
+    choose = hgemm.selection.chosen_order
+    monkeypatch.setattr(hgemm.selection, "chosen_order", lambda *given: asked.append(1) or choose(*given))
+    selector = Selector(catalog_table(), H100)
+    for m in (1, 2, 300):
+        selector.find(invariant(m, 1024, 1024))
+        selector.find(invariant(m, 1024, 1024, batch=2))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("flags", [{"batch_invariant": True}, {"cublas_order": True}])
+def test_old_records_have_no_order(flags: dict[str, bool]) -> None:
+    records = [
+        {name: value for name, value in record.items() if name != "accumulation_order"} for record in RECORDS.values()
+    ]
+    selector = Selector(DispatchTable.of(records), H100)
+    query = replace(invariant(8, 64, 64), **{"batch_invariant": False, **flags})
+    if "cublas_order" in flags:
+        assert selector.find(query).order is None
+        return
+    with pytest.raises(UnsupportedError, match="one order for every m.*generate --arch 90 .*--schedule one_tile"):
+        selector.choose(query)
+
+
+# ---- Texts of orders -------------------------------------------------------------------------------------------------
+
+
+def test_texts_of_orders_are_read() -> None:
+    """Splits do not change the order of an unsplit launch; the order of stream-K depends on the grid."""
+    base = {"arch": "sm_90a", "tile": "64x64x64", "out": "f32", "beta": "off", "mma": "wgmma"}
+    schedules = ("persistent", "launch", "split_k:3", "split_k_cluster:3", "stream_k")
+    orders = {}
+    for schedule in schedules:
+        (plan,) = sweep([{**base, "schedule": schedule}]).plans
+        orders[schedule] = unsplit_order(planned_record(plan))
+    assert orders.pop("stream_k") == (0, False)
+    assert len(set(orders.values())) == 1 and orders["launch"][1]
+    (f16_sums,) = sweep([{**base, "acc": "f16", "schedule": "persistent"}]).plans
+    assert unsplit_order(planned_record(f16_sums))[0] not in (0, orders["launch"][0])
+    assert not unsplit_order(planned_record(f16_sums))[1]
+
+
+# ---- Arrays ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_row_has_the_layout_of_many() -> None:
+    """One row fits both layouts of A, and their kernels may have different orders."""
+
+    def query(m: int) -> SelectionQuery:
+        views = {
+            "A": View(2**20, (m, 64), (64, 1), "f16", 0),
+            "B": View(2**30, (64, 96), (1, 64), "f16", 0),
+            "D": View(2**31, (m, 96), (96, 1), "f16", 0),
+        }
+        options = MatmulOptions(batch_invariant=True)
+        return _independent_of_rows([_query(kind, views, options, 0) for kind in matching_kinds(views, options)])
+
+    assert {query(m).kind.layout for m in (1, 2, 100)} == {"tn"}
+    assert all(query(m).batch_invariant for m in (1, 2))
+
+
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_no_kernel_of_the_order_supports_is_named() -> None:
+    query = replace(invariant(64, 256, 16384), align_a=1)
+    choice = SELECTORS["sm_90"].find(replace(query, align_a=8))
+    assert choice.order.splits > 1
+    with pytest.raises(UnsupportedError) as caught:
+        SELECTORS["sm_90"].choose(query)
+    assert f"split_k_cluster:{choice.order.splits}" in str(caught.value) and "more alignment" in str(caught.value)
+    assert str(choice.order) in str(caught.value)
+
+
+# ---- Verbs -----------------------------------------------------------------------------------------------------------
+
+
+def test_select_shows_the_order(paper_library: Library, capsys: pytest.CaptureFixture[str]) -> None:
+    place = (
+        "select",
+        "--library",
+        paper_library.folder,
+        "--arch",
+        "90",
+        "--n",
+        "4096",
+        "--k",
+        "4096",
+        "--invariant",
+        "--json",
+    )
+    orders = []
+    for m in ("1", "4096"):
+        status, out, _ = run_hgemm(capsys, *place, "--m", m)
+        found = json.loads(out)
+        assert status == 0 and "the accumulation order of all m with n 4096 and k 4096: order_" in found["why"]
+        orders.append(found["order"])
+    assert orders[0] == orders[1]
+
+
+def test_packs_have_kernels_of_one_order() -> None:
+    chooser = Chooser([Layer("a", 512, 8192), Layer("b", 1001, 512)], "f16", "sm_90a", 512, invariant=True)
+    plans = chooser.choose().plans
+    table = DispatchTable.of([planned_record(plan) for plan in plans])
+    selector = Selector(table, H100)
+    for n, k in ((512, 8192), (1001, 512)):
+        found = [selector.find(invariant(m, n, k)) for m in (1, 8, 100, 512)]
+        assert all(found) and len({choice.order for choice in found}) == 1
+        assert found[0].order.splits == 1
+
+
+# ---- Libraries that grow ---------------------------------------------------------------------------------------------
+
+
+class PaperLibrary:
+    """A library whose kernels are planned and not compiled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.records = folder, []
+        self.growth = Growth(self, lambda: self.build)
+        self.built: list[str] = []
+        self.refresh()
+
+    @property
+    def table(self) -> DispatchTable:
+        return DispatchTable.of(self.records)
+
+    def selector(self, target: Target) -> GrowingSelector:
+        return self._selectors.setdefault(target, GrowingSelector(self, target, None, self.growth))
+
+    def refresh(self) -> None:
+        self._selectors: dict[Target, GrowingSelector] = {}
+
+    def build(self, folder: Path, missing: Any) -> str:
+        plan = best_plan(missing.query, missing.target, missing.size)
+        self.records.append(planned_record(plan))
+        self.built.append(missing.size)
+        return self.records[-1]["symbol"]
+
+
+def test_kernels_that_are_added_do_not_change_the_order(tmp_path: Path) -> None:
+    library = PaperLibrary(tmp_path)
+    templates = templates_folder()
+    (plan,) = sweep([{"arch": "sm_90", "tile": "64x64x32", "schedule": "one_tile", "mma": "m16n8k8"}]).plans
+    library.records.append(record_of(emit(plan, templates)))
+    orders = {library.selector(H100).choose(invariant(m, 512, 4096)).order for m in (1, 64, 4096, 1)}
+    assert len(orders) == 1 and {order.is_cublas for order in orders} == {True}
+    assert library.built == ["few_rows", "small", "medium"]
+
+
+# ---- Launch options --------------------------------------------------------------------------------------------------
+
+
+def launches() -> Iterator[Choice]:
+    for m in (1, 40, 700, 5000):
+        yield SELECTORS["sm_90"].find(invariant(m, 4096, 14336, Kind(bias="row")))
+
+
+def test_launches_that_decide_splits_keep_the_order() -> None:
+    decided = [choice for choice in launches() if choice.row.decides_splits]
+    assert decided and {choice.options.splits for choice in decided} == {1}
+    free = SELECTORS["sm_90"].find(replace(invariant(40, 512, 16384), batch_invariant=False))
+    assert free.row.splits > 1 or free.options != LaunchOptions(1)
