@@ -5,10 +5,12 @@ A line `<!-- generated: NAME -->` in a page is replaced by what the function of 
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import click
@@ -228,7 +230,47 @@ def _plain(comment: str) -> str:
     )
 
 
+# ---- Measurements ----------------------------------------------------------------------------------------------------
+
+BATCH_INVARIANCE = ROOT / "benchmarks" / "data" / "batch_invariance_h100.json"
+BATCH_INVARIANCE_COMMAND = "python -m benchmarks.batch_invariance --library emitted --json batch_invariance.json"
+
+
+def batch_invariance() -> str:
+    """Return the bits and the speed of batch-invariant products, or the command that measures them if there is no data."""
+    if not BATCH_INVARIANCE.exists():
+        return f"It is not measured yet. On a machine with a GPU, measure it with\n\n    {BATCH_INVARIANCE_COMMAND}\n"
+    data = json.loads(BATCH_INVARIANCE.read_text())
+    bits = {(one["n"], one["k"]): one for one in data["bits"]}
+    triton = [name for name in data["pairs"][0]["ratio"] if name.startswith("triton")]
+    rows = []
+    for pair in data["pairs"]:
+        ratio, its = pair["ratio"], bits[pair["n"], pair["k"]]
+        best_triton = [min(of) for of in zip(*(ratio[name] for name in triton))]
+        speeds = (ratio["ordinary"], ratio["torch"], best_triton)
+        differing = (f"{its[way]['m_differing']} of {its['m_compared']}" for way in ("invariant", "ordinary", "torch"))
+        rows.append((f"{pair['n']}, {pair['k']}", *differing, *map(_mean_and_least, speeds)))
+    header = ("n, k", "differing: invariant", "ordinary", "torch", "speed over ordinary", "over torch", "over Triton")
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    lines = (
+        "The first columns count the numbers of rows m for which some row differs from the same row in a product of 8192 rows. "
+        f"The others are speeds of batch-invariant products for {', '.join(map(str, data['pairs'][0]['m']))} rows: the "
+        "geometric mean, and the minimum in parentheses. Triton is the faster of two batch-invariant kernels with one tile each.",
+        table(header, rows),
+        f"{data['device']}, {data['date']}, {versions}, f16, CUDA graphs. Command:",
+        f"    {BATCH_INVARIANCE_COMMAND}",
+    )
+    return "\n\n".join(lines) + "\n"
+
+
+def _mean_and_least(ratios: list[float]) -> str:
+    return f"{geometric_mean(ratios):.2f} ({min(ratios):.2f})"
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     made.__name__: made
-    for made in (cli, spec_fields, architectures, record_fields, record_schema, emitted_kernel, python_api, c_api)
+    for made in (
+        *(cli, spec_fields, architectures, record_fields, record_schema, emitted_kernel, python_api, c_api),
+        batch_invariance,
+    )
 }
