@@ -11,29 +11,37 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import executable_of
 from conftest import hgemm as run_hgemm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tables import catalog_records, catalog_table, record_of
 
 from generator.build.emit import emit
+from generator.build.pipeline import planned
 from generator.build.toolchain import templates_folder
 from generator.pack.growth import best_plan
 from generator.pack.kernels import Chooser
 from generator.pack.models import Layer
+from generator.proof.executor import Adversary, HostToolchain
+from generator.proof.machine import EmulatedKernel, HostMemory
 from generator.store.library import Library
 from generator.sweep import sweep
 from generator.tuning import planned_record
 from hgemm.accumulation import unsplit_order
 from hgemm.arrays import View
-from hgemm.dispatch_table import DispatchTable
+from hgemm.cases import Case, Shape
+from hgemm.dispatch_table import DispatchTable, Row, row_of
+from hgemm.dtypes import decode
 from hgemm.errors import UnsupportedError
 from hgemm.growth import GrowingSelector, Growth
 from hgemm.invariance import order_of
+from hgemm.launch_traits import LaunchTraits
 from hgemm.matmul import MatmulOptions, _independent_of_rows, _query, matching_kinds
 from hgemm.problem import LAYOUTS, Kind, LaunchOptions
 from hgemm.selection import Choice, Selector
 from hgemm.selection_query import SelectionQuery, Target
+from hgemm.verify import CheckOptions, Trial
 
 H100 = Target.typical("sm_90")
 WORKSPACE_BYTES = 34 << 20
@@ -318,3 +326,55 @@ def test_launches_that_decide_splits_keep_the_order() -> None:
     assert decided and {choice.options.splits for choice in decided} == {1}
     free = SELECTORS["sm_90"].find(replace(invariant(40, 512, 16384), batch_invariant=False))
     assert free.row.splits > 1 or free.options != LaunchOptions(1)
+
+
+# ---- The bits --------------------------------------------------------------------------------------------------------
+
+WGMMA = {"arch": "sm_90a", "out": "f32", "mma": "wgmma"}
+LAUNCHED = {
+    "whole": ({**WGMMA, "tile": "64x64x64", "schedule": "persistent"}, 1),
+    "decided": ({**WGMMA, "tile": "128x64x64", "schedule": "launch"}, 1),
+    "cluster of 2": ({**WGMMA, "tile": "64x64x64", "schedule": "split_k_cluster:2"}, 2),
+    "decided, 2": ({**WGMMA, "tile": "128x64x64", "schedule": "launch"}, 2),
+    "swapped, k-tile 128": ({**WGMMA, "tile": "16x64x128", "swap_ab": "on", "schedule": "split_k_cluster:2"}, 2),
+    "decided, 3": ({**WGMMA, "tile": "64x64x64", "schedule": "launch"}, 3),
+    "cluster of 3": ({**WGMMA, "tile": "64x128x64", "schedule": "split_k_cluster:3"}, 3),
+}
+"""Kernels with the splits that they are launched with."""
+LONG_K = 512
+
+
+@pytest.mark.slow
+def test_launches_have_the_same_bits_if_and_only_if_they_have_the_same_order(hasty_workshop: HostToolchain) -> None:
+    """Rows of the products with 3 and 41 rows, on the CPU."""
+    bits: dict[Any, set[bytes]] = {}
+    for texts, splits in LAUNCHED.values():
+        (plan,) = sweep([texts]).plans
+        made = emit(plan, templates_folder())
+        record = planned(made)
+        row = row_of(LaunchTraits.of(record), {**record, "resources": {"ctas_per_sm": 1}})
+        executable = executable_of(made, hasty_workshop)
+        order = order_of(row, LONG_K, splits)
+        for m in (3, 41):
+            bits.setdefault((order, m), set()).add(sums_of(row, LaunchTraits.of(record), executable, splits, m))
+    assert {len(found) for found in bits.values()} == {1}
+    assert (
+        len({one for (_, m), found in bits.items() if m == 3 for one in found})
+        == len({order for order, _ in bits})
+        == 3
+    )
+
+
+def sums_of(row: Row, traits: LaunchTraits, executable: Path, splits: int, m: int) -> bytes:
+    """Return the bytes of a product with `m` rows."""
+    kernel = EmulatedKernel(traits, executable, (Adversary("late", "ahead_low", 1),))
+    trial = Trial(kernel, Case(Shape(m, 64, LONG_K), 1.0, 0.0), HostMemory(), CheckOptions(seed=0), "normal")
+    if row.decides_splits:
+        trial.launch_options = LaunchOptions(splits)
+    try:
+        trial.prepare()
+        found, complaint = trial.launch(trial.problem())
+    finally:
+        trial.free()
+    assert not complaint
+    return np.ascontiguousarray(decode(found, traits.dtype_d)).tobytes()

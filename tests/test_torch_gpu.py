@@ -56,6 +56,23 @@ def test_a_split_product_is_repeatable_and_takes_its_streams_workspace() -> None
     assert all(torch.equal(one, first) for one in found)
 
 
+@pytest.mark.parametrize("shape", [(512, 256, 512), SPLIT])
+def test_batch_invariant_rows_have_the_same_bits_for_every_m(shape: tuple[int, int, int]) -> None:
+    _, n, k = shape
+    x, w = (torch.randn(rows, k, device="cuda", dtype=torch.float16) for rows in (700, n))
+    with torch.no_grad():
+        whole_batch = hgemm_torch.linear(x, w, batch_invariant=True)
+        for m in (1, 2, 3, 16, 17, 64, 300, 699):
+            rows = torch.randperm(len(x), device="cuda")[:m]
+            assert torch.equal(hgemm_torch.linear(x[rows], w, batch_invariant=True), whole_batch[rows])
+        one, graph = x[5:6].clone(), torch.cuda.CUDAGraph()
+        hgemm_torch.linear(one, w, batch_invariant=True)
+        with torch.cuda.graph(graph):
+            captured = hgemm_torch.linear(one, w, batch_invariant=True)
+        graph.replay()
+        assert torch.equal(captured[0], whole_batch[5])
+
+
 def test_streams_are_those_of_torch() -> None:
     x, w = operands(2048, 2048, 2048)
     stream = torch.cuda.Stream()
