@@ -69,8 +69,11 @@ def order_of(row: Row, k: int, splits: int) -> KOrder | None:
 
 def keeps_order(row: Row, order: KOrder, query: SelectionQuery) -> bool:
     """Return whether a variant that supports a query can compute it in an order, with the query's workspace."""
-    if order_of(row, query.k, order.splits) != order:
-        return False
+    return order_of(row, query.k, order.splits) == order and _has_workspace(row, order, query)
+
+
+def _has_workspace(row: Row, order: KOrder, query: SelectionQuery) -> bool:
+    """Return whether a query's workspace suffices for splits that the launch decides."""
     if order.splits == 1 or not row.decides_splits:
         return True
     sizes = (query.m, query.n, query.batch)
@@ -100,10 +103,11 @@ def chosen_order(candidates: Iterable[Candidate], query: SelectionQuery, target:
         orders = [order for order in orders if order.is_cublas] or orders
     if len(orders) <= 1:
         return orders[0] if orders else None
+    keeping = [[one for one in candidates if order_of(one[1], query.k, order.splits) == order] for order in orders]
     totals = [0] * len(orders)
     for m in ROWS_MIX:
         typical = typical_query(query, m, beta)
-        times = [_clocks(candidates, order, typical, target) for order in orders]
+        times = [_clocks(keep, order, typical, target) for order, keep in zip(orders, keeping, strict=True)]
         fastest = max(min(times), 1)
         totals = [total + time * SCORE_ONE // fastest for total, time in zip(totals, times, strict=True)]
     return orders[totals.index(min(totals))]
@@ -153,13 +157,13 @@ def _alignment(extent: int) -> int:
 
 
 def _clocks(candidates: Sequence[Candidate], order: KOrder, query: SelectionQuery, target: Target) -> int:
-    """Return the lowest estimate of the variants that keep an order, among those whose code runs best."""
+    """Return the lowest estimate of variants that have an order, among those whose code runs best."""
     found = CORRECTED_LIMIT
     best = None
     for match, row in candidates:
         if best is not None and match != best:
             break
-        if row_supports(row, query, target) and keeps_order(row, order, query):
+        if row_supports(row, query, target) and _has_workspace(row, order, query):
             best = match
             found = min(found, launch_clocks(row, query, target, order.options))
     return found
