@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import compile_time, cost_model, cutlass, verdicts
+from benchmarks import batch_invariance, compile_time, cost_model, cutlass, verdicts
 from benchmarks.cost_model import Configuration, asked, distance, matched
 from benchmarks.cpi import Failed, check_code, compile_for, judge, measure, probes
 from benchmarks.verdicts import SOUND, VERDICTS, Case
@@ -271,3 +272,18 @@ def timed_report(number: int) -> dict:
     launch = [{"stream_us": 2.0, "graph_us": 1.0, "round_trip_us": 9.0}]
     device = {"device": "a device", "date": "2026-11-21", "sms": 4, "l2_bytes": 50 << 20, "max_sm_mhz": 1000.0}
     return {**device, "command": "a command", "cpi": rows, "steady": steady, "launch": launch}
+
+
+def test_batch_invariance_reports_each_contender():
+    counts = batch_invariance.rows_to_check(random.Random(0))
+    assert counts[:300] == [*range(1, 301)] and counts[-1] < batch_invariance.MAX_M and len(counts) > 320
+    names = ("ordinary", "torch", *batch_invariance.TILES)
+    rows = [
+        {"n": 64, "k": 32, "m": m, "us": {"torch": 2.0}, "ratio": dict.fromkeys(names, ratio), "spread": {}}
+        for m, ratio in ((1, 0.5), (8, 2.0))
+    ]
+    found = batch_invariance.summary(rows)
+    assert found["torch"] == {"mean": 1.0, "least": 0.5, "least_at": "1x64x32", "problems": 2}
+    pair = batch_invariance.columns(rows)
+    assert pair["m"] == [1, 8] and pair["ratio"]["ordinary"] == [0.5, 2.0]
+    assert json.loads(batch_invariance.text_of({"pairs": [pair], "summary": found}))["pairs"] == [pair]
