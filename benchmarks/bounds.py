@@ -80,8 +80,6 @@ def chain(way: Arithmetic, products: np.ndarray, halves: bool) -> np.ndarray:
 
 def accumulated(way: Arithmetic, acc: str, products: np.ndarray, promote_every: int = 1) -> np.ndarray:
     """Return the accumulators of a kernel with k-tiles of TILE_K. Shapes: products (count, k), k a multiple of TILE_K."""
-    if traits_of(way, acc, "f16", "f32").last_k_tile_first:
-        products = np.roll(products, TILE_K, axis=1)
     if acc != "f16_promoted":
         return chain(way, products, acc == "f16")
     total, step = np.zeros(len(products), np.float32), promote_every * TILE_K

@@ -80,21 +80,21 @@ MMA_SYNC = (
     # ---- Waits for copies
     Fault(
         "one cp.async wait less, in the loop",
-        At("run_pipelined", "cp_async_wait<", after="do {").template_argument(0, "@ + 1"),
+        At("multiply_pipelined", "cp_async_wait<").template_argument(0, "@ + 1"),
         PIPELINED,
         WHOLE,
         ("race",),
     ),
     Fault(
         "one cp.async wait less, before the loop",
-        At("run_pipelined", "cp_async_wait<", occurrence=1).template_argument(0, "@ + 1"),
+        At("run_pipelined", "cp_async_wait<").template_argument(0, "@ + 1"),
         PIPELINED,
         WHOLE,
         ("race",),
     ),
     Fault(
         "no wait in a loop of one stage",
-        At("run_in_turn", "cp_async_wait<").drop(),
+        At("multiply_in_turn", "cp_async_wait<").drop(),
         ONE_STAGE,
         WHOLE,
         ("race",),
@@ -116,7 +116,7 @@ MMA_SYNC = (
     # ---- Barriers
     Fault(
         "no barrier in the loop",
-        At("run_pipelined", "cta_barrier()", after="do {").drop(),
+        At("multiply_pipelined", "cta_barrier()").drop(),
         PIPELINED,
         WHOLE,
         ("race",),
@@ -238,21 +238,56 @@ MMA_SYNC = (
     # ---- Global memory
     Fault(
         "leading dimension of the other operand",
-        At("CpAsyncMainloop::CpAsyncMainloop", "problem.ldb").replace("problem.lda"),
+        At("TileOperands::copy_b", "problem.ldb").replace("problem.lda"),
         LAYOUT_NT,
         "32x48x40",
         ("bounds", "poison", NUMBERS),
     ),
     Fault(
         "k tail not filled with zeros",
-        At("OperandCopy::copy_last", "copy_chunk(").argument(2, "rows > 0 ? chunk : 0"),
+        At("OperandCopy::OperandCopy", "k_end / chunk * chunk").replace("(k_end + chunk - 1) / chunk * chunk"),
         PIPELINED,
         K_TAIL,
         ("bounds",),
     ),
     Fault(
+        "the ends of rows are not copied",
+        At("CpAsyncMainloop::run_pipelined", "copy_ends(").drop(),
+        PIPELINED,
+        K_TAIL,
+        (NUMBERS,),
+    ),
+    Fault(
+        "the ends of rows are copied while warps read the k-tile",
+        At("CpAsyncMainloop::run_pipelined", "cta_barrier()", occurrence=2).drop(),
+        PIPELINED,
+        K_TAIL,
+        ("race",),
+    ),
+    Fault(
+        "the ends of rows are read before they are copied",
+        At("CpAsyncMainloop::run_pipelined", "cta_barrier()", occurrence=3).drop(),
+        PIPELINED,
+        K_TAIL,
+        ("race",),
+    ),
+    Fault(
+        "fragments without the ends of rows are multiplied",
+        At("CpAsyncMainloop::run_pipelined", "warp.read_first(", occurrence=2).drop(),
+        PIPELINED,
+        K_TAIL,
+        (NUMBERS,),
+    ),
+    Fault(
+        "the last row of an MN-major operand is copied past the end of memory",
+        At("TileOperands::copy_b", "k_end - (!Policy::B::k_major && b_has_ends())").replace("k_end"),
+        LAYOUT_NT,
+        "33x41x40",
+        ("bounds",),
+    ),
+    Fault(
         "rows past the edge are copied",
-        At("OperandCopy::copy", "along < extent_left").replace("along <= extent_left"),
+        At("OperandCopy::inside", "row_step < rows_left").replace("row_step <= rows_left"),
         PIPELINED,
         "31x32x80,31x31x80",
         ("bounds",),
@@ -280,7 +315,7 @@ MMA_SYNC = (
     ),
     Fault(
         "batch stride of the other operand",
-        At("CpAsyncMainloop::CpAsyncMainloop", "problem.batch_stride_a").replace("problem.batch_stride_b"),
+        At("TileOperands::a", "problem.batch_stride_a").replace("problem.batch_stride_b"),
         PIPELINED,
         BATCHES,
         ("bounds", "poison", NUMBERS),
@@ -417,14 +452,14 @@ REGISTER_COPY = (
     ),
     Fault(
         "register copy: no barrier after the loop",
-        At("RegisterCopyMainloop::run", "cta_barrier()").drop(),
+        At("RegisterCopyMainloop::run", "cta_barrier()", occurrence=3).drop(),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: fragments read before the k-tile has arrived",
-        At("RegisterCopyMainloop::run", "begin_k_tile()", after="do {").swap_with_next(),
+        At("RegisterCopyMainloop::multiply", "begin_k_tile()").swap_with_next(),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
         ("race",),
@@ -448,14 +483,14 @@ REGISTER_COPY = (
     ),
     Fault(
         "register copy: B stored to the wrong stage",
-        At("RegisterCopyMainloop::store_after", "copy_b.store(").argument(0, "shared.b[0]"),
+        At("RegisterCopyMainloop::store_vec", "copy_b.store(").argument(0, "shared.b[0]"),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
         ("race",),
     ),
     Fault(
         "register copy: fragments read past the end of the k-tile",
-        At("RegisterCopyMainloop::run", "read_behind(").argument(3, "@ + 1"),
+        At("RegisterCopyMainloop::multiply", "read_behind(").argument(3, "@ + 1"),
         TWO_STAGES_ONE_FRAGMENT,
         WHOLE,
         ("race",),
@@ -470,9 +505,9 @@ REGISTER_COPY = (
     # ---- Global memory
     Fault(
         "register copy: a k-tile loaded past the last one",
-        At("RegisterCopyMainloop::load_next", "<= 0").replace("< 0"),
+        At("OperandCopy::advance", "columns_left <= 0").replace("columns_left < 0"),
         TWO_STAGES,
-        K_TAIL,
+        WHOLE,
         ("bounds",),
     ),
     Fault(
@@ -484,28 +519,28 @@ REGISTER_COPY = (
     ),
     Fault(
         "register copy: rows past the edge are loaded",
-        At("RegisterCopy::load", "along < extent_left").replace("along <= extent_left"),
+        At("OperandCopy::inside", "row_step < rows_left").replace("row_step <= rows_left"),
         TWO_STAGES,
         "31x32x80,31x31x80",
         ("bounds",),
     ),
     Fault(
         "register copy: chunks that k ends in are loaded whole",
-        At("RegisterCopy::copy_last", ">= chunk").replace("> 0"),
+        At("OperandCopy::OperandCopy", "k_end / chunk * chunk").replace("(k_end + chunk - 1) / chunk * chunk"),
         TWO_STAGES,
         K_TAIL,
         ("bounds",),
     ),
     Fault(
         "register copy: chunks that k ends in are left out",
-        At("RegisterCopy::copy_last", "copy_ends(").drop(),
+        At("RegisterCopyMainloop::run", "copy_ends(").drop(),
         TWO_STAGES,
         K_TAIL,
         (NUMBERS,),
     ),
     Fault(
         "register copy: elements past the edge are loaded one by one",
-        At("OperandCopy::elements", "rows > 0 && owns(").replace("owns("),
+        At("OperandCopy::inside", "row_step < rows_left").replace("row_step <= rows_left"),
         ELEMENTWISE,
         RAGGED,
         ("bounds", NUMBERS),
@@ -520,7 +555,7 @@ REGISTER_COPY = (
     ),
     Fault(
         "unaligned copy: neighbours before the matrix are loaded",
-        At("UnalignedCopy::is_inside", "address >= first && address").replace("address"),
+        At("UnalignedCopy::load", "address >= first && address").replace("address"),
         UNALIGNED,
         WHOLE,
         ("bounds",),
@@ -533,15 +568,16 @@ REGISTER_COPY = (
         (NUMBERS,),
     ),
     Fault(
-        "unaligned copy: such elements of the last k-tile are not copied",
-        At("UnalignedCopy::copy_last", "copy_elements(").drop(),
-        UNALIGNED,
-        RAGGED,
-        (NUMBERS,),
+        "unaligned copy: vectors of rows behind the last k are loaded",
+        At("UnalignedCopy::load", "last = last_begin();").drop(),
+        UNALIGNED_ROWS,
+        "33x131x43",
+        ANYTHING,
+        unfound="such k-tiles are copied by element, which is slower",
     ),
     Fault(
         "unaligned copy: neighbours behind the end of k are multiplied",
-        At("UnalignedCopy::copy_last", "first_elements(..., count)").replace("@1"),
+        At("OperandCopy::OperandCopy", "k_end / chunk * chunk").replace("(k_end + chunk - 1) / chunk * chunk"),
         UNALIGNED,
         "33x41x43",
         (NUMBERS,),
@@ -1177,7 +1213,7 @@ MMA_SYNC_DIRECT = (
     ),
     Fault(
         "fragments from global memory: a warp's partial accumulators left out",
-        At("store_sums", "int warp = 0").replace("int warp = 1"),
+        At("store_sums", "int warp = 1").replace("int warp = 2"),
         TO_REGISTERS,
         TWO_K_TILES,
         (NUMBERS,),
@@ -1261,17 +1297,19 @@ AUDIT = (
         {**AUDIT_80, "activation": "gelu"},
     ),
     # ---- The mainloop of mma.sync
-    _audit("copies stop one k-tile late", At("CpAsyncMainloop::commit", "<= 0").replace("< 0"), AUDIT_80),
+    _audit(
+        "copies stop one k-tile late",
+        At("OperandCopy::advance", "columns_left <= 0").replace("columns_left < 0"),
+        AUDIT_80,
+    ),
     _audit(
         "B with m as its extent",
-        At("CpAsyncMainloop::CpAsyncMainloop", "n_first, problem.n").replace("n_first, problem.m"),
+        At("TileOperands::copy_b", "n_first, problem.n").replace("n_first, problem.m"),
         AUDIT_80,
     ),
     _audit(
         "the end of k not filled with zeros",
-        At("OperandCopy::copy_chunk", "atoms::st_shared(to + e, ...)").replace(
-            "if (e < elements) atoms::st_shared(to + e, atoms::ld_global(from + e))"
-        ),
+        At("OperandCopy::copy_end", "e < count", occurrence=1).replace("e < chunk"),
         AUDIT_80,
     ),
     _audit(
@@ -1282,7 +1320,7 @@ AUDIT = (
     _audit("no swizzle", At("SmemLayout::swizzle", "return ...;").replace("return element;"), AUDIT_80),
     _audit(
         "every second k-tile promoted",
-        At("CpAsyncMainloop::run_pipelined", "accumulators.promote()").replace(
+        At("CpAsyncMainloop::multiply_pipelined", "accumulators.promote()").replace(
             "if (k_tiles % 2 == 1) accumulators.promote()"
         ),
         {**AUDIT_80, "acc": "f16_promoted"},
@@ -1293,8 +1331,8 @@ AUDIT = (
         {"arch": "sm_80", "dtype": "tf32", "tile": "64x64x32", "layout": "nn"},
     ),
     _audit(
-        "one k-tile more through registers",
-        At("RegisterCopyMainloop", "k_tiles_to_load(k_tiles - 1)").replace("k_tiles_to_load(k_tiles)"),
+        "the first k-tile is not stored to shared memory",
+        At("RegisterCopyMainloop::run", "store_all()").drop(),
         {"arch": "sm_75", "tile": "64x64x32"},
     ),
     _audit("shifts of half words", At("UnalignedCopy::cut", "bytes % 4 * 8").replace("bytes % 2 * 8"), AUDIT_UNALIGNED),

@@ -45,7 +45,8 @@ class LaunchTraits:
     Shapes: A (m, k) is k-contiguous if `layout` begins with t, B (k, n) if it ends with n. C and D (m, n) are row-major. bias
         is (n,) if `bias` is row, (m,) if it is column.
     Units: alignments and tiles count elements; `cluster_shape` counts CTA tiles along m and n.
-    Fields: `smem_bytes` is dynamic shared memory, without `static_smem_bytes`. A `programmatic` launch may start before the
+    Fields: with `last_k_tile_first`, each accumulator multiplies its last k-tile, which may be ragged, before all others.
+        `smem_bytes` is dynamic shared memory, without `static_smem_bytes`. A `programmatic` launch may start before the
         previous one in its stream has ended (programmatic dependent launch). `max_ctas` limits the grid of a stream-K
         variant, because its workspace has room for that many; 0 is no limit. `persistent` CTAs compute tiles until none is
         left. `partial_bytes` are those of a tile's partial accumulators in a workspace, 0 if it never needs one. `raster` is
@@ -84,6 +85,7 @@ class LaunchTraits:
     copy: str = ""
     stages: int = 1
     mma: str = ""
+    last_k_tile_first: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LaunchTraits:
@@ -115,6 +117,7 @@ class LaunchTraits:
                 copy=spec.get("copy", ""),
                 stages=int(spec.get("stages", 1)),
                 mma=spec.get("mma", ""),
+                last_k_tile_first=_last_k_tile_first(record, spec),
             )
         except (KeyError, IndexError, ValueError) as error:
             raise LibraryError(f"the record of {record.get('symbol')} has no {error}: regenerate the variant") from None
@@ -140,11 +143,6 @@ class LaunchTraits:
                 "regenerate the variant"
             )
         return traits
-
-    @property
-    def last_k_tile_first(self) -> bool:
-        """Whether each accumulator multiplies its last k-tile, which may be ragged, before all others."""
-        return self.copy in ("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned") and self.mma[:3] != "m64"
 
     @property
     def arch_number(self) -> int:
@@ -186,4 +184,13 @@ class LaunchTraits:
         return self.layout[1] == "n"
 
 
+def _last_k_tile_first(record: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Tell from the order of the record. Records of older versions lack it."""
+    if order := record.get("accumulation_order"):
+        return "last k-tile of" in order["text"]
+    return spec.get("copy", "") in _LAST_FIRST_COPIES and not spec.get("mma", "").startswith("m64n")
+
+
 _SPEC_FIELDS = ("layout", "dtype_a", "dtype_b", "dtype_d", "acc", "beta", "bias", "activation")
+_LAST_FIRST_COPIES = ("cp_async", "ldg_sts", "ldg_sts_scalar", "ldg_sts_unaligned")
+"""Copies of mma.sync kernels that, without a recorded order, multiply the last k-tile first."""

@@ -51,6 +51,10 @@ def order_of(options: dict[str, str]) -> AccumulationOrder:
         {**WGMMA, "out": "f16", "layout": "nn", "bias": "row"},
         TMA,
         {**TMA, "tile": "128x128x64"},
+        CP_ASYNC,
+        {**CP_ASYNC, "tile": "128x128x64", "layout": "nt", "align": "4"},
+        {**CP_ASYNC, "copy": "ldg_sts"},
+        {**CP_ASYNC, "copy": "ldg_sts_unaligned", "align": "1"},
     ],
 )
 def test_kernels_that_add_k_in_order_share_one_order(options: dict[str, str]):
@@ -61,8 +65,8 @@ def test_kernels_that_add_k_in_order_share_one_order(options: dict[str, str]):
 @pytest.mark.parametrize(
     "change",
     [
-        {"copy": "cp_async"},
-        {"copy": "cp_async", "tile": "64x64x64"},
+        {"copy": "cp_async", "form": "cute"},
+        {"copy": "cp_async", "form": "cute", "tile": "64x64x64"},
         {"acc": "f16"},
         {"acc": "f16_promoted"},
         {"dtype": "bf16"},
@@ -73,7 +77,7 @@ def test_kernels_that_add_k_in_order_share_one_order(options: dict[str, str]):
     ],
 )
 def test_what_changes_bits_changes_the_order(change: dict[str, str]):
-    others = [{}, {"copy": "cp_async", "tile": "32x32x48"}, {"schedule": "split_k:4"}]
+    others = [{}, {"copy": "cp_async", "form": "cute", "tile": "64x64x48"}, {"schedule": "split_k:4"}]
     assert order_of({**TMA, **change}).to_dict()["id"] not in {
         order_of({**TMA, **other}).to_dict()["id"] for other in others
     }
@@ -149,7 +153,10 @@ KERNELS = {
     "cp.async, larger": {**CP_ASYNC, "stages": "4"},
     "cp.async, CuTe": {**CP_ASYNC, "form": "cute"},
     "wgmma, CuTe": {**WGMMA, "form": "cute", "schedule": "persistent"},
+    "cp.async, n and t": {**CP_ASYNC, "tile": "32x64x32", "layout": "nt"},
+    "cp.async, 2 elements": {**CP_ASYNC, "tile": "64x32x32", "align": "2"},
     "registers": {**CP_ASYNC, "copy": "ldg_sts", "tile": "32x64x32"},
+    "registers, unaligned": {**CP_ASYNC, "copy": "ldg_sts_unaligned", "align": "1", "tile": "32x64x32"},
     "cp.async, k-tile 64": {**CP_ASYNC, "tile": "32x32x64"},
     "m16n8k8": {**TMA, "mma": "m16n8k8"},
     "direct": {**BASE, "copy": "ldg", "tile": "16x32x256"},

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from conftest import executable_of, made, subject_of
+from conftest import made, subject_of
 from refusals import assert_refused_by_the_compiler
 
 from generator.build.compile import compile_kernel
@@ -29,14 +27,7 @@ from generator.layouts import OperandTile, conflict_free, read_conflicts
 from generator.planner import plan_of as wmma_plan_of
 from generator.planner import resolve, violations
 from generator.proof.executor import (
-    INITIALISED,
-    READABLE,
-    WRITABLE,
-    WRITE_ONCE,
-    Adversary,
     HostToolchain,
-    Launch,
-    Region,
 )
 from generator.proof.proving import prove
 from generator.spec import Smem, parse_field
@@ -292,39 +283,6 @@ def test_a_matrix_that_is_shifted_may_begin_anywhere(
     proved = prove(subject_of(kernel), host_toolchain)
     told = [check.reason for check in proved.checks if not check.passed]
     assert len(told) == (offset_bytes == 0) and all("bytes per k tile" in reason for reason in told)  # asked for once
-
-
-FIRST_ELEMENTS = """
-extern "C" __global__ void first_elements(hgemm::Vec16B const* piece, int const* counts, hgemm::Vec16B* first) {
-  first[threadIdx.x] =
-      hgemm::UnalignedCopy<Policy, Policy::A, Policy::tile_m>::first_elements(*piece, counts[threadIdx.x]);
-}
-"""
-
-
-def test_of_a_piece_that_the_matrix_ends_in_the_first_elements_are_kept(host_toolchain: HostToolchain) -> None:
-    """Of one that it does not end in all are, however much of k is left."""
-    ours = emit(plan_of(**SMALL, copy="ldg_sts_unaligned", align="1"), TEMPLATES)
-    kernel = replace(ours, symbol="first_elements", source=ours.source + FIRST_ELEMENTS)
-    counts = np.resize(np.array([-1, *range(10), 2**27, 2**28 + 1, 2**31 - 1], np.int32), 32)
-    memory = np.zeros(33 * 8 + 8, np.uint16)
-    at = -memory.ctypes.data % 16 // 2
-    piece, first = memory[at : at + 8], memory[at + 8 : at + 264].reshape(32, 8)
-    piece[:] = range(1, 9)
-    regions = tuple(
-        Region(name, array.ctypes.data, 1, array.nbytes, array.nbytes, 1, 0, array.itemsize, flags)
-        for name, array, flags in (
-            ("piece", piece, READABLE | INITIALISED),
-            ("counts", counts, READABLE | INITIALISED),
-            ("first", first, WRITABLE | WRITE_ONCE),
-        )
-    )
-    parameters = tuple(struct.pack("<Q", region.base) for region in regions)
-    launch = Launch((1, 1, 1), (1, 1, 1), 32, 0, parameters, regions, 1, 10_000)
-    assert not executable_of(kernel, host_toolchain).run(launch, Adversary("late", "ahead_low", 1)).findings
-    for count, row in zip(counts, first, strict=True):
-        kept = min(max(int(count), 0), 8)
-        assert [*row] == [*range(1, kept + 1)] + [0] * (8 - kept), count
 
 
 # ==== WMMA fragments ==================================================================================================

@@ -25,14 +25,12 @@ struct Policy {
     static constexpr int align = 8, pitch = 32, pair_pad = 0;
     static constexpr int swizzle_bits = 2, swizzle_base = 3, swizzle_shift = 3;
     static constexpr int row_align = 8;
-    static constexpr int copies_in_flight = 8;
   };
   struct B {  // (128, 32) a stage, k contiguous
     static constexpr bool k_major = true;
     static constexpr int align = 8, pitch = 32, pair_pad = 0;
     static constexpr int swizzle_bits = 2, swizzle_base = 3, swizzle_shift = 3;
     static constexpr int row_align = 8;
-    static constexpr int copies_in_flight = 8;
   };
 
   static constexpr auto schedule = hgemm::Schedule::one_tile;

@@ -50,40 +50,38 @@ struct CpAsyncMainloop {
   // ---- State ------------------------------------------------------------------------------------------------------
 
   Shared& shared;
+  TileOperands<Policy, CopyA, CopyB> operands;
   CopyA copy_a;
   CopyB copy_b;
   Warp warp;
-  int k_left;  // elements of k from the first k-tile to the end of the matrix
-  int k_tiles, k_tiles_to_copy;
+  int k_tiles;  // to multiply before the loop is left
   int write_stage = 0;
 
   // Prepares the tile of D at (m_first, n_first) and its k-tiles [k_tile_first, k_tile_first + k_tiles).
   HGEMM_DEVICE CpAsyncMainloop(Shared& shared, Problem const& problem, int batch, int m_first, int n_first, int k_tile_first,
                                int k_tiles)
       : shared(shared),
-        copy_a(static_cast<In const*>(problem.a) + batch * problem.batch_stride_a, problem.lda, m_first, problem.m,
-               k_tile_first * Policy::tile_k),
-        copy_b(static_cast<In const*>(problem.b) + batch * problem.batch_stride_b, problem.ldb, n_first, problem.n,
-               k_tile_first * Policy::tile_k),
+        operands(problem, batch, m_first, n_first, k_tile_first, k_tiles),
+        copy_a(operands.copy_a()),
+        copy_b(operands.copy_b()),
         warp(shared),
-        k_left(problem.k - k_tile_first * Policy::tile_k),
-        k_tiles(k_tiles),
-        k_tiles_to_copy(k_tiles) {}
+        k_tiles(k_tiles) {}
 
   // ---- Loop -------------------------------------------------------------------------------------------------------
 
-  // Multiplies the k-tiles and adds the products to `accumulators`. Only the last k-tile along k may be ragged. It is copied
-  // and multiplied before all others, so that the loop copies only whole k-tiles. All threads of the CTA must call run().
-  // Shared memory is free when it returns.
+  // Multiplies the k-tiles in order and adds the products to `accumulators`. The loop has no branch. If its copies leave out
+  // elements of the last k-tile, it ends before this k-tile, copy_ends() copies them, and it begins again. All threads of the CTA
+  // must call run(). Shared memory is free when it returns.
   HGEMM_DEVICE void run(WarpAccumulators<Policy>& accumulators) {
     if (Policy::splits > 1 && k_tiles == 0) return;  // more splits than k-tiles
-    copy_last();
     HGEMM_NO_UNROLL
-    for (int stage = 1; stage < stages_ahead; ++stage) copy_next();
+    for (int stage = 0; stage < stages_ahead; ++stage) copy_next();
+    bool ends = operands.has_ends();
+    k_tiles -= ends;
     if constexpr (pipelined) {
-      run_pipelined(accumulators);
+      run_pipelined(accumulators, ends);
     } else {
-      run_in_turn(accumulators);
+      run_in_turn(accumulators, ends);
     }
     atoms::cp_async_wait<0>();
     atoms::cta_barrier();
@@ -92,7 +90,19 @@ struct CpAsyncMainloop {
   // Processes one k-tile after another: waits for its copies, reads its fragments, multiplies them. Products of two k-tiles do
   // not overlap. With two stages, the next copy overlaps the products. With one stage, the next copy starts when the last
   // fragments of this k-tile are in registers.
-  HGEMM_DEVICE void run_in_turn(WarpAccumulators<Policy>& accumulators) {
+  HGEMM_DEVICE void run_in_turn(WarpAccumulators<Policy>& accumulators, bool ends) {
+    HGEMM_NO_UNROLL
+    for (;;) {
+      if (k_tiles > 0) multiply_in_turn(accumulators);
+      if (!ends) return;
+      atoms::cp_async_wait<0>();
+      atoms::cta_barrier();
+      operands.copy_ends(shared, warp.read_stage);
+      ends = false;
+      k_tiles = 1;
+    }
+  }
+  HGEMM_DEVICE void multiply_in_turn(WarpAccumulators<Policy>& accumulators) {
     HGEMM_NO_UNROLL
     do {
       atoms::cp_async_wait<0>();
@@ -122,12 +132,25 @@ struct CpAsyncMainloop {
   // free:
   //   with one fragment stage     the stage of the previous k-tile
   //   with two fragment stages    the stage of this k-tile: the fragments of its last block are already in registers
-  HGEMM_DEVICE void run_pipelined(WarpAccumulators<Policy>& accumulators) {
+  HGEMM_DEVICE void run_pipelined(WarpAccumulators<Policy>& accumulators, bool ends) {
     Fragments fragments[Policy::fragment_stages];
     atoms::cp_async_wait<stages_ahead - 1>();
-    atoms::cta_barrier();  // copy_last() may use plain stores; this makes them visible
+    atoms::cta_barrier();
     warp.read_first(fragments[0], warp.read_stage);
     if constexpr (copy_block == k_blocks - 1) copy_whole();
+    HGEMM_NO_UNROLL
+    for (;;) {
+      if (k_tiles > 0) multiply_pipelined(accumulators, fragments);
+      if (!ends) return;
+      atoms::cta_barrier();  // all warps have read the first block without the ends
+      operands.copy_ends(shared, warp.read_stage);
+      atoms::cta_barrier();
+      warp.read_first(fragments[0], warp.read_stage);
+      ends = false;
+      k_tiles = 1;
+    }
+  }
+  HGEMM_DEVICE void multiply_pipelined(WarpAccumulators<Policy>& accumulators, Fragments (&fragments)[Policy::fragment_stages]) {
     HGEMM_NO_UNROLL
     do {
       HGEMM_UNROLL
@@ -164,14 +187,7 @@ struct CpAsyncMainloop {
 
   // ---- Copies -----------------------------------------------------------------------------------------------------
 
-  HGEMM_DEVICE void copy_last() {
-    int const k_tiles_before = k_tiles - 1;
-    copy_a.copy_last(shared.a[write_stage], k_tiles_before, k_left - k_tiles_before * Policy::tile_k);
-    copy_b.copy_last(shared.b[write_stage], k_tiles_before, k_left - k_tiles_before * Policy::tile_k);
-    commit();
-  }
-
-  // Issues the copy of the next k-tile to the next free stage. If no k-tile is left to copy, it fills the stage with zeros.
+  // Issues the copy of the next k-tile to the next free stage. After the last k-tile, it fills the stage with zeros.
   HGEMM_DEVICE void copy_next() {
     copy_whole();
     advance();
@@ -193,15 +209,8 @@ struct CpAsyncMainloop {
   HGEMM_DEVICE void advance() {
     copy_a.advance();
     copy_b.advance();
-    commit();
-  }
-  HGEMM_DEVICE void commit() {
     atoms::cp_async_commit();
     write_stage = Warp::next(write_stage);
-    if (--k_tiles_to_copy <= 0) {
-      copy_a.stop();
-      copy_b.stop();
-    }
   }
 
   // The copy block divides the copies of a k-tile into actions. It issues them between its products, A's before B's.

@@ -24,30 +24,28 @@ template <>
 struct VecOf<2> { using Type = uint16_t; };
 
 // Copies the chunks of OperandCopy by way of registers. All of a thread's vectors of a k-tile are loaded first, so that the
-// loads overlap. The mainloop says when each is stored. Zeros are stored past the end of the extent and of k.
+// loads overlap. The mainloop says when each is stored.
 template <class Policy, class Operand, int EXTENT>
 struct RegisterCopy : OperandCopy<Policy, Operand, EXTENT> {
   using Chunks = OperandCopy<Policy, Operand, EXTENT>;
   using In = typename Policy::In;
   using Vector = typename VecOf<Chunks::chunk * sizeof(In)>::Type;
-  using Chunks::advance, Chunks::chunk, Chunks::column, Chunks::column_passes, Chunks::column_step, Chunks::elements;
-  using Chunks::extent_left, Chunks::owns, Chunks::place, Chunks::row, Chunks::row_passes, Chunks::row_step, Chunks::source;
+  using Chunks::advance, Chunks::column_passes, Chunks::column_step, Chunks::inside, Chunks::owns, Chunks::place;
+  using Chunks::row_passes, Chunks::source;
 
   static constexpr int vecs = row_passes * column_passes;  // of a thread and k-tile
 
   Vector loaded[row_passes][column_passes];
 
-  HGEMM_DEVICE RegisterCopy(void const* matrix, int64_t leading_dimension, int first, int extent, int k_first, int)
-      : Chunks(matrix, leading_dimension, first, extent, k_first) {}
+  using Chunks::Chunks;
 
-  // Loads the next k-tile, which is whole, or zeros after the last one.
+  // Loads the next k-tile, or zeros after the last one.
   HGEMM_DEVICE void load() {
     HGEMM_UNROLL
     for (int pass_row = 0; pass_row < row_passes; ++pass_row) {
       HGEMM_UNROLL
       for (int pass_column = 0; pass_column < column_passes; ++pass_column) {
-        int const along = Operand::k_major ? pass_row * row_step : pass_column * column_step;
-        bool const valid = owns(pass_row, pass_column) && along < extent_left;
+        bool const valid = owns(pass_row, pass_column) && inside(pass_row, pass_column);
         loaded[pass_row][pass_column] = valid ? atoms::ld_global(vec_at(source + pass_column * column_step)) : Vector{};
       }
       source += Chunks::pass_step;
@@ -65,51 +63,10 @@ struct RegisterCopy : OperandCopy<Policy, Operand, EXTENT> {
 
   HGEMM_DEVICE void finish(In*) const {}
 
-  // Copies the last k-tile, which follows `k_tiles_before` others. The matrix has `k_left` of its k.
-  HGEMM_DEVICE void copy_last(In* stage, int k_tiles_before, int k_left) const {
-    constexpr int batch = row_passes < Operand::copies_in_flight ? row_passes : Operand::copies_in_flight;  // rows
-    In const* from = source + k_tiles_before * Chunks::k_tile_step;
-    HGEMM_NO_UNROLL
-    for (int first = 0; first < row_passes; first += batch) {
-      Vector vec[batch][column_passes];
-      HGEMM_UNROLL
-      for (int i = 0; i < batch; ++i) {
-        HGEMM_UNROLL
-        for (int pass_column = 0; pass_column < column_passes; ++pass_column) {
-          bool const whole = first + i < row_passes && elements(first + i, pass_column, k_left) >= chunk;
-          In const* const here = from + i * Chunks::pass_step + pass_column * column_step;
-          vec[i][pass_column] = whole ? atoms::ld_global(vec_at(here)) : Vector{};
-        }
-      }
-      HGEMM_UNROLL
-      for (int i = 0; i < batch; ++i) {
-        HGEMM_UNROLL
-        for (int pass_column = 0; pass_column < column_passes; ++pass_column) {
-          if (first + i < row_passes && owns(first + i, pass_column)) {
-            atoms::st_shared(vec_at(stage + place(first + i, pass_column)), vec[i][pass_column]);
-          }
-        }
-      }
-      from += batch * Chunks::pass_step;
-    }
-    if constexpr (chunk > 1) copy_ends(stage, source + k_tiles_before * Chunks::k_tile_step, k_left);
-  }
-
-  // Copies the elements of chunks in which the matrix ends.
-  HGEMM_DEVICE void copy_ends(In* stage, In const* from, int k_left) const {
-    HGEMM_NO_UNROLL
-    for (int pass_row = 0; pass_row < row_passes; ++pass_row) {
-      HGEMM_NO_UNROLL
-      for (int pass_column = 0; pass_column < column_passes; ++pass_column) {
-        int const count = elements(pass_row, pass_column, k_left);
-        HGEMM_NO_UNROLL
-        for (int e = 0; e < count && count < chunk; ++e) {
-          In* const to = stage + place(pass_row, pass_column) + e;
-          atoms::st_shared(to, atoms::ld_global(from + pass_column * column_step + e));
-        }
-      }
-      from += Chunks::pass_step;
-    }
+  // Replaces what was loaded by zeros.
+  HGEMM_DEVICE void clear() {
+    HGEMM_UNROLL
+    for (int vec = 0; vec < vecs; ++vec) loaded[vec / column_passes][vec % column_passes] = Vector{};
   }
 
   HGEMM_DEVICE static Vector* vec_at(In* elements) { return reinterpret_cast<Vector*>(elements); }
@@ -124,8 +81,8 @@ template <class Policy, class Operand, int EXTENT>
 struct UnalignedCopy : OperandCopy<Policy, Operand, EXTENT> {
   using Chunks = OperandCopy<Policy, Operand, EXTENT>;
   using In = typename Policy::In;
-  using Chunks::advance, Chunks::chunk, Chunks::column, Chunks::elements, Chunks::extent_left, Chunks::k_tile_step;
-  using Chunks::owns, Chunks::pass_step, Chunks::place, Chunks::row, Chunks::row_passes, Chunks::row_step, Chunks::source;
+  using Chunks::chunk, Chunks::columns_left, Chunks::k_tile_step, Chunks::owns, Chunks::pass_step, Chunks::place;
+  using Chunks::row_passes, Chunks::row_step, Chunks::rows_left, Chunks::source;
 
   static constexpr int vecs = row_passes;  // of a thread and k-tile
   static constexpr int row_align_bytes = Operand::row_align * sizeof(In);
@@ -137,32 +94,39 @@ struct UnalignedCopy : OperandCopy<Policy, Operand, EXTENT> {
   struct Neighbours { Vec16B low, high; };  // two aligned vectors; the wanted one begins in the first
 
   Neighbours loaded[row_passes];
-  uint64_t first, last;   // first and last address at which a whole k-tile of this thread can be loaded inside the matrix
+  uint64_t first, last;   // first and last address at which a k-tile of this thread can be loaded inside the matrix
   In const* end;          // of the matrix
   uint32_t bytes_before;  // offset of this thread's first vector from a multiple of 16 bytes
-  bool by_element;        // whether the k-tile in registers must be copied by single elements
+  int rows_by_element;    // rows of the k-tile in registers that must be copied by single elements
 
-  HGEMM_DEVICE UnalignedCopy(void const* matrix, int64_t leading_dimension, int first_place, int extent, int k_first, int k)
-      : Chunks(matrix, leading_dimension, first_place, extent, k_first) {
+  HGEMM_DEVICE UnalignedCopy(void const* matrix, int64_t leading_dimension, int first_place, int extent, int k_first, int k_end,
+                             int k)
+      : Chunks(matrix, leading_dimension, first_place, extent, k_first, k_end, k) {
     int const rows = Operand::k_major ? extent : k, columns = Operand::k_major ? k : extent;
     end = static_cast<In const*>(matrix) + (rows - 1) * leading_dimension + columns;
     first = (reinterpret_cast<uint64_t>(matrix) + 15) / 16 * 16;
-    last = last_begin(Operand::k_major ? extent_left : row_passes * row_step);
+    last = last_begin();
     bytes_before = reinterpret_cast<uint64_t>(source) % 16;
-    by_element = false;
+    rows_by_element = 0;
   }
 
-  // Loads the next k-tile, which is whole, or zeros after the last one.
+  // Only the ends of rows: vectors of the last row that reach past the end of the matrix are copied by element anyway.
+  HGEMM_DEVICE static bool has_ends(int first_place, int extent, int k) {
+    return Operand::k_major && Chunks::has_ends(first_place, extent, k);
+  }
+
+  // Loads the next k-tile, or zeros after the last one.
   HGEMM_DEVICE void load() {
-    bool const inside = is_inside(source, last);
+    uint64_t const address = reinterpret_cast<uint64_t>(source);
+    bool const by_vector = address >= first && address <= last;
     HGEMM_UNROLL
     for (int pass = 0; pass < row_passes; ++pass) {
-      int const along = Operand::k_major ? pass * row_step : 0;
-      loaded[pass] = load_neighbours(source, inside && owns(pass, 0) && along < extent_left);
+      loaded[pass] = load_neighbours(source, by_vector && owns(pass, 0) && Chunks::inside(pass, 0));
       source += pass_step;
     }
-    by_element = !inside && extent_left > 0;  // after the last k-tile the registers hold zeros already
-    advance();
+    rows_by_element = by_vector ? 0 : rows_left;
+    Chunks::advance();
+    if (!Operand::k_major && rows_left < row_passes * row_step) last = last_begin();
   }
 
   // Stores one vector of what was loaded.
@@ -171,44 +135,19 @@ struct UnalignedCopy : OperandCopy<Policy, Operand, EXTENT> {
   }
   // Copies single elements, after all stores, if vectors could not be loaded.
   HGEMM_DEVICE void finish(In* stage) const {
-    if (by_element) copy_elements(stage, source - k_tile_step, Policy::tile_k);
+    if (rows_by_element > 0) copy_elements(stage, source - k_tile_step);
   }
 
-  // Copies the last k-tile, which follows `k_tiles_before` others. The matrix has `k_left` of its k.
-  HGEMM_DEVICE void copy_last(In* stage, int k_tiles_before, int k_left) const {
-    constexpr int batch = row_passes < Operand::copies_in_flight ? row_passes : Operand::copies_in_flight;  // vectors
-    In const* const tile = source + k_tiles_before * k_tile_step;
-    int const rows = Operand::k_major ? extent_left : k_left - row();
-    bool const inside = is_inside(tile, last_begin(rows));
-    In const* from = tile;
-    HGEMM_NO_UNROLL
-    for (int begin = 0; begin < row_passes; begin += batch) {
-      Neighbours vec[batch];
-      HGEMM_UNROLL
-      for (int i = 0; i < batch; ++i) {
-        bool const some = begin + i < row_passes && elements(begin + i, 0, k_left) > 0;
-        vec[i] = load_neighbours(from + i * pass_step, inside && some);
-      }
-      HGEMM_UNROLL
-      for (int i = 0; i < batch; ++i) {
-        if (begin + i >= row_passes || !owns(begin + i, 0)) continue;
-        int const count = Operand::k_major ? elements(begin + i, 0, k_left) : chunk;
-        Vec16B const whole = cut(vec[i], begin + i);
-        atoms::st_shared(vec_at(stage + place(begin + i, 0)), first_elements(whole, count));
-      }
-      from += batch * pass_step;
-    }
-    if (!inside && elements(0, 0, k_left) > 0) copy_elements(stage, tile, k_left);
+  // Replaces what was loaded by zeros.
+  HGEMM_DEVICE void clear() {
+    HGEMM_UNROLL
+    for (int pass = 0; pass < row_passes; ++pass) loaded[pass] = Neighbours{};
   }
 
-  // The last address at which a k-tile of this thread may begin, if the matrix has `rows` from its first row on.
-  HGEMM_DEVICE uint64_t last_begin(int rows) const {
-    int const last_pass = (rows - 1) / row_step < row_passes ? (rows - 1) / row_step : row_passes - 1;
+  // The last address at which the next k-tile of this thread may begin.
+  HGEMM_DEVICE uint64_t last_begin() const {
+    int const last_pass = (rows_left - 1) / row_step < row_passes ? (rows_left - 1) / row_step : row_passes - 1;
     return reinterpret_cast<uint64_t>(end - (last_pass * pass_step + 2 * chunk - 1));
-  }
-  HGEMM_DEVICE bool is_inside(In const* tile, uint64_t last_address) const {
-    uint64_t const address = reinterpret_cast<uint64_t>(tile);
-    return address >= first && address <= last_address;
   }
 
   HGEMM_DEVICE static Neighbours load_neighbours(In const* vec, bool valid) {
@@ -235,21 +174,11 @@ struct UnalignedCopy : OperandCopy<Policy, Operand, EXTENT> {
     return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> bits);
   }
 
-  // The first `count` elements of a vector, and zeros after them.
-  HGEMM_DEVICE static Vec16B first_elements(Vec16B vec, int count) {
-    int const bits = (count < chunk ? count : chunk) * static_cast<int>(8 * sizeof(In));
-    return {first_bits(vec.x, bits), first_bits(vec.y, bits - 32), first_bits(vec.z, bits - 64),
-            first_bits(vec.w, bits - 96)};
-  }
-  HGEMM_DEVICE static uint32_t first_bits(uint32_t word, int bits) {
-    return bits >= 32 ? word : bits <= 0 ? 0 : word & ((1u << bits) - 1);
-  }
-
-  // Copies this thread's part of a k-tile by single elements. The matrix has `k_left` of its k.
-  HGEMM_DEVICE void copy_elements(In* stage, In const* from, int k_left) const {
+  // Copies this thread's part of a k-tile by single elements.
+  HGEMM_DEVICE void copy_elements(In* stage, In const* from) const {
+    int const count = Operand::k_major || columns_left > chunk ? chunk : columns_left;
     HGEMM_NO_UNROLL
-    for (int pass = 0; pass < row_passes; ++pass) {
-      int const count = elements(pass, 0, k_left);
+    for (int pass = 0; pass < row_passes && pass * row_step < rows_by_element; ++pass) {
       In element[chunk];
       HGEMM_UNROLL
       for (int i = 0; i < chunk; ++i) element[i] = i < count ? atoms::ld_global(from + i) : atoms::from_float<In>(0.f);
@@ -307,35 +236,34 @@ struct RegisterCopyMainloop {
   // ---- State ------------------------------------------------------------------------------------------------------
 
   Shared& shared;
+  TileOperands<Policy, CopyA, CopyB> operands;
   CopyA copy_a;
   CopyB copy_b;
   Warp warp;
-  int k_left;  // of the matrix, from the first k-tile on
-  int k_tiles, k_tiles_to_load;
+  int k_tiles;  // to multiply before the loop is left
   int write_stage = 0;
 
   // For k-tiles [k_tile_first, k_tile_first + k_tiles) of the tile of D at (m_first, n_first).
   HGEMM_DEVICE RegisterCopyMainloop(Shared& shared, Problem const& problem, int batch, int m_first, int n_first,
                                     int k_tile_first, int k_tiles)
       : shared(shared),
-        copy_a(static_cast<In const*>(problem.a) + batch * problem.batch_stride_a, problem.lda, m_first, problem.m,
-               k_tile_first * Policy::tile_k, problem.k),
-        copy_b(static_cast<In const*>(problem.b) + batch * problem.batch_stride_b, problem.ldb, n_first, problem.n,
-               k_tile_first * Policy::tile_k, problem.k),
+        operands(problem, batch, m_first, n_first, k_tile_first, k_tiles),
+        copy_a(operands.copy_a()),
+        copy_b(operands.copy_b()),
         warp(shared),
-        k_left(problem.k - k_tile_first * Policy::tile_k),
-        k_tiles(k_tiles),
-        k_tiles_to_load(k_tiles - 1) {}
+        k_tiles(k_tiles) {}
 
   // ---- Loop -------------------------------------------------------------------------------------------------------
 
-  // Multiplies the k-tiles and adds the products to `accumulators`. Only the last k-tile along k may be ragged. It is copied
-  // and multiplied before all others, so that the loop copies only whole k-tiles. All threads of the CTA must call run().
-  // Shared memory is free when it returns.
+  // Multiplies the k-tiles in order and adds the products to `accumulators`. If load() leaves out elements of the last k-tile, the
+  // loop ends before it, copy_ends() copies them, and the loop begins again. All threads of the CTA must call run(). Shared
+  // memory is free when it returns.
   HGEMM_DEVICE void run(WarpAccumulators<Policy>& accumulators) {
     if (Policy::splits > 1 && k_tiles == 0) return;  // more splits than k-tiles
-    copy_a.copy_last(shared.a[0], k_tiles - 1, k_left - (k_tiles - 1) * Policy::tile_k);
-    copy_b.copy_last(shared.b[0], k_tiles - 1, k_left - (k_tiles - 1) * Policy::tile_k);
+    bool ends = operands.has_ends();
+    k_tiles -= ends;
+    load_next();
+    store_all();
     Fragments fragments[Policy::fragment_stages];
     if constexpr (two_fragment_stages) {
       begin_k_tile();
@@ -343,6 +271,25 @@ struct RegisterCopyMainloop {
       HGEMM_UNROLL
       for (int step = 0; step < steps; ++step) store_after(step);
     }
+    HGEMM_NO_UNROLL
+    for (;;) {
+      if (k_tiles > 0) multiply(accumulators, fragments);
+      if (!ends) break;
+      atoms::cta_barrier();  // the k-tile is in shared memory, and all warps have read the first block without the ends
+      operands.copy_ends(shared, warp.read_stage);
+      if constexpr (two_fragment_stages) {
+        atoms::cta_barrier();
+        warp.read_first(fragments[0], warp.read_stage);
+        copy_a.clear();  // nothing follows the last k-tile; copy_ends() needs the registers
+        copy_b.clear();
+      }
+      ends = false;
+      k_tiles = 1;
+    }
+    atoms::cta_barrier();
+  }
+
+  HGEMM_DEVICE void multiply(WarpAccumulators<Policy>& accumulators, Fragments (&fragments)[Policy::fragment_stages]) {
     HGEMM_NO_UNROLL
     do {
       HGEMM_UNROLL
@@ -368,7 +315,6 @@ struct RegisterCopyMainloop {
       if constexpr (two_fragment_stages && k_blocks % 2 == 1) fragments[0] = fragments[1];
       warp.read_stage = Warp::next(warp.read_stage);
     } while (--k_tiles > 0);
-    atoms::cta_barrier();
   }
 
   // ---- Copies -----------------------------------------------------------------------------------------------------
@@ -384,12 +330,19 @@ struct RegisterCopyMainloop {
   }
 
   HGEMM_DEVICE void load_next() {
-    if (k_tiles_to_load-- <= 0) {
-      copy_a.stop();
-      copy_b.stop();
-    }
     copy_a.load();
     copy_b.load();
+  }
+  HGEMM_DEVICE void store_all() {
+    HGEMM_UNROLL
+    for (int vec = 0; vec < vecs; ++vec) store_vec(vec);
+  }
+  HGEMM_DEVICE void store_vec(int vec) {
+    if (vec < CopyA::vecs) {
+      copy_a.store(shared.a[write_stage], vec);
+    } else {
+      copy_b.store(shared.b[write_stage], vec - CopyA::vecs);
+    }
   }
 
   // Stores the vector that follows a step, or all of them. Scheduling barriers keep the compiler from grouping stores. Without
@@ -402,11 +355,7 @@ struct RegisterCopyMainloop {
       if (stages == 1 && vec == 0) atoms::cta_barrier();  // all warps have read the k-tile
       if (!Policy::prefetch && vec == 0) load_next();
       if constexpr (store_step > 0) atoms::scheduling_barrier(1 + 2 * vec);
-      if (vec < CopyA::vecs) {
-        copy_a.store(shared.a[write_stage], vec);
-      } else {
-        copy_b.store(shared.b[write_stage], vec - CopyA::vecs);
-      }
+      store_vec(vec);
       if constexpr (store_step > 0) atoms::scheduling_barrier(2 + 2 * vec);
     }
   }

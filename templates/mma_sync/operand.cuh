@@ -4,6 +4,7 @@
 // extent and its columns along k; if it is MN-major, the other way round. Columns are contiguous in global and shared memory.
 #pragma once
 
+#include <common/problem.cuh>
 #include <common/warp_mma.cuh>
 #include <mma_sync/wmma.cuh>
 
@@ -62,10 +63,12 @@ struct SmemStages {
 // ---- Global to shared memory --------------------------------------------------------------------------------------
 
 // Copies one k-tile after another. Each thread copies the same columns, `align` elements a chunk, in rows that are row_step
-// apart. Chunks past the end of the extent are not read and arrive as zeros.
+// apart. Other elements arrive as zeros: those past the end of the extent or of k, and those that copy_ends() copies.
 //
-// All k-tiles but the last are whole, so copy() has no branch. It may read the padding of an MN-major row, on which no stored
-// element of D depends. copy_last() copies the last k-tile, which may end within a chunk and at the end of memory.
+// copy() has no branch. It copies whole chunks, also if they reach into the padding of an MN-major row, on which no stored
+// element of D depends. Memory may end in these places, which copy_ends() copies element by element:
+//   K-major     the last chunk of every row, if k is not whole chunks
+//   MN-major    the last row, if the extent ends within a chunk of the tile
 template <class Policy, class Operand, int EXTENT>
 struct OperandCopy {
   using In = typename Policy::In;
@@ -85,16 +88,20 @@ struct OperandCopy {
   int64_t pass_step;    // elements to its chunk of the next pass
   int64_t k_tile_step;  // elements from one k-tile to the next
   int linear;           // offset of its first chunk in a stage, before the swizzle
-  int extent_left;      // of the extent, from its first chunk on; 0 after the last k-tile
+  int rows_left;        // rows to copy, from its first one on; at most 0 if it has no column to copy
+  int columns_left;     // columns to copy, from its first one on
 
-  HGEMM_DEVICE OperandCopy(void const* matrix, int64_t leading_dimension, int first, int extent, int k_first) {
+  // For k in [k_first, k_end), without what copy_ends() copies.
+  HGEMM_DEVICE OperandCopy(void const* matrix, int64_t leading_dimension, int first, int extent, int k_first, int k_end, int) {
     int const row_first = Operand::k_major ? first : k_first;
     int const column_first = Operand::k_major ? k_first : first;
     source = static_cast<In const*>(matrix) + (row_first + row()) * leading_dimension + column_first + column();
     pass_step = row_step * leading_dimension;
     k_tile_step = Operand::k_major ? Policy::tile_k : Policy::tile_k * leading_dimension;
     linear = Layout::linear(row(), column());
-    extent_left = extent - first - (Operand::k_major ? row() : column());
+    rows_left = (Operand::k_major ? extent : k_end) - row_first - row();
+    columns_left = (Operand::k_major ? k_end / chunk * chunk : extent) - column_first - column();
+    if (column_passes == 1 && columns_left <= 0) rows_left = 0;
   }
 
   // This thread's first chunk in the tile.
@@ -110,11 +117,9 @@ struct OperandCopy {
     return in_rows && (even_columns || column() + pass_column * column_step < Layout::columns);
   }
 
-  // How many elements the matrix has from the beginning of a chunk on; 0 if the chunk is not this thread's.
-  HGEMM_DEVICE int elements(int pass_row, int pass_column, int k_left) const {
-    int const rows = (Operand::k_major ? extent_left : k_left - row()) - pass_row * row_step;
-    int const columns = (Operand::k_major ? k_left - column() : extent_left) - pass_column * column_step;
-    return rows > 0 && owns(pass_row, pass_column) ? columns : 0;
+  // Whether a chunk of the next k-tile is to be copied. With one pass along the columns, rows_left tells it alone.
+  HGEMM_DEVICE bool inside(int pass_row, int pass_column) const {
+    return pass_row * row_step < rows_left && (column_passes == 1 || pass_column * column_step < columns_left);
   }
 
   // Elements from this thread's first row to that of a pass. An odd number of rows from an odd row passes one more pair.
@@ -137,10 +142,9 @@ struct OperandCopy {
       for (int pass_row = begin; pass_row < end; ++pass_row) {
         HGEMM_UNROLL
         for (int pass_column = 0; pass_column < column_passes; ++pass_column) {
-          int const along = Operand::k_major ? pass_row * row_step : pass_column * column_step;
           if (owns(pass_row, pass_column)) {
             atoms::cp_async<chunk * sizeof(In)>(stage + place(pass_row, pass_column),
-                                                source + pass_column * column_step, along < extent_left);
+                                                source + pass_column * column_step, inside(pass_row, pass_column));
           }
         }
         source += pass_step;
@@ -148,8 +152,16 @@ struct OperandCopy {
     }
   }
 
-  HGEMM_DEVICE void advance() { source += k_tile_step - row_passes * pass_step; }
-  HGEMM_DEVICE void stop() { extent_left = 0; }
+  // Moves on to the next k-tile.
+  HGEMM_DEVICE void advance() {
+    source += k_tile_step - row_passes * pass_step;
+    if constexpr (!Operand::k_major) {
+      rows_left -= Policy::tile_k;
+    } else {
+      columns_left -= Policy::tile_k;
+      if (column_passes == 1 && columns_left <= 0) rows_left = 0;
+    }
+  }
 
   // copy() for operands that are aligned to one element.
   HGEMM_DEVICE void copy_through_registers(In* stage, int begin, int end) {
@@ -161,8 +173,7 @@ struct OperandCopy {
       for (int i = 0; i < batch; ++i) {
         HGEMM_UNROLL
         for (int pass_column = 0; pass_column < column_passes; ++pass_column) {
-          int const along = Operand::k_major ? (first + i) * row_step : pass_column * column_step;
-          bool const valid = first + i < end && owns(first + i, pass_column) && along < extent_left;
+          bool const valid = first + i < end && owns(first + i, pass_column) && inside(first + i, pass_column);
           element[i][pass_column] =
               valid ? atoms::ld_global(source + pass_column * column_step) : atoms::from_float<In>(0.f);
         }
@@ -180,34 +191,75 @@ struct OperandCopy {
     }
   }
 
-  // Issues the copy of the last k-tile, which follows `k_tiles_before` others. The matrix has `k_left` of its k; zeros follow.
-  HGEMM_DEVICE void copy_last(In* stage, int k_tiles_before, int k_left) const {
-    In const* from = source + k_tiles_before * k_tile_step;
-    HGEMM_NO_UNROLL
-    for (int pass_row = 0; pass_row < row_passes; ++pass_row) {
-      HGEMM_NO_UNROLL
-      for (int pass_column = 0; pass_column < column_passes; ++pass_column) {
-        if (!owns(pass_row, pass_column)) continue;
-        int const rows = (Operand::k_major ? extent_left : k_left - row()) - pass_row * row_step;
-        int const columns = (Operand::k_major ? k_left - column() : extent_left) - pass_column * column_step;
-        In* const to = stage + Layout::swizzle(linear + to_row(pass_row) + pass_column * column_step);
-        copy_chunk(to, from + pass_column * column_step, rows > 0 ? columns : 0);
-      }
-      from += pass_step;
-    }
+  // ---- The ends of rows, or the last row --------------------------------------------------------------------------
+
+  // Whether copy_ends() has to copy elements of the last k-tile. The tile begins at `first` of the extent.
+  HGEMM_DEVICE static bool has_ends(int first, int extent, int k) {
+    if constexpr (chunk == 1) return false;
+    return Operand::k_major ? k % chunk != 0 : extent - first < EXTENT && (extent - first) % chunk != 0;
   }
 
-  // Copies the first `elements` of a chunk, and zeros after them.
-  HGEMM_DEVICE static void copy_chunk(In* to, In const* from, int elements) {
-    if constexpr (!through_registers) {
-      if (elements <= 0 || elements >= chunk) {
-        atoms::cp_async<chunk * sizeof(In)>(to, from, elements > 0);
-        return;
-      }
-    }
+  // Copies the elements of the last k-tile that copy() leaves out. One load of a thread at a time takes few registers.
+  HGEMM_DEVICE static void copy_ends(In* stage, void const* matrix, int64_t leading_dimension, int first, int extent, int k) {
+    int const k_first = Operand::k_major ? k / chunk * chunk : k - 1;
+    int const in_tile = k_first % Policy::tile_k;
     HGEMM_NO_UNROLL
-    for (int e = 0; e < chunk; ++e) {
-      atoms::st_shared(to + e, e < elements ? atoms::ld_global(from + e) : atoms::from_float<In>(0.f));
+    for (int index = atoms::thread_index(); index < (k - k_first) * EXTENT; index += Policy::threads) {
+      int const along = index % EXTENT, k_along = index / EXTENT;
+      if (first + along >= extent) continue;
+      int const row = Operand::k_major ? first + along : k_first, column = Operand::k_major ? k_first + k_along : first + along;
+      int const to = Operand::k_major ? Layout::linear(along, in_tile + k_along) : Layout::linear(in_tile, along);
+      In const* const from = static_cast<In const*>(matrix) + row * leading_dimension + column;
+      atoms::st_shared(stage + Layout::swizzle(to), atoms::ld_global(from));
+    }
+  }
+};
+
+// The copies of A and B for the tile of D at (m_first, n_first), of k in [k_first, k_end).
+template <class Policy, class CopyA, class CopyB>
+struct TileOperands {
+  using In = typename Policy::In;
+
+  Problem const& problem;
+  int batch, m_first, n_first, k_first, k_end;
+
+  // For k-tiles [k_tile_first, k_tile_first + k_tiles).
+  HGEMM_DEVICE TileOperands(Problem const& problem, int batch, int m_first, int n_first, int k_tile_first, int k_tiles)
+      : problem(problem), batch(batch), m_first(m_first), n_first(n_first), k_first(k_tile_first * Policy::tile_k) {
+    int const end = (k_tile_first + k_tiles) * Policy::tile_k;
+    k_end = end < problem.k ? end : problem.k;
+  }
+
+  HGEMM_DEVICE In const* a() const { return static_cast<In const*>(problem.a) + batch * problem.batch_stride_a; }
+  HGEMM_DEVICE In const* b() const { return static_cast<In const*>(problem.b) + batch * problem.batch_stride_b; }
+
+  HGEMM_DEVICE CopyA copy_a() const {
+    int const end = k_end - (!Policy::A::k_major && a_has_ends());
+    return CopyA(a(), problem.lda, m_first, problem.m, k_first, end, problem.k);
+  }
+  HGEMM_DEVICE CopyB copy_b() const {
+    int const end = k_end - (!Policy::B::k_major && b_has_ends());
+    return CopyB(b(), problem.ldb, n_first, problem.n, k_first, end, problem.k);
+  }
+
+  // Whether the last of these k-tiles is that of the matrix.
+  HGEMM_DEVICE bool to_last() const { return k_first < k_end && k_end == problem.k; }
+  HGEMM_DEVICE bool a_has_ends() const { return to_last() && CopyA::has_ends(m_first, problem.m, problem.k); }
+  HGEMM_DEVICE bool b_has_ends() const { return to_last() && CopyB::has_ends(n_first, problem.n, problem.k); }
+  HGEMM_DEVICE bool has_ends() const { return a_has_ends() || b_has_ends(); }
+
+  // Copies what the copies leave out of the last k-tile, to its stage. The compiler must not keep addresses for it in registers.
+  template <class Shared>
+  HGEMM_DEVICE void copy_ends(Shared& shared, int stage) const {
+    int const m = atoms::opaque(m_first), n = atoms::opaque(n_first);
+    int64_t const matrix = atoms::opaque(batch);
+    if (CopyA::has_ends(m, problem.m, problem.k)) {
+      In const* const a = static_cast<In const*>(problem.a) + matrix * problem.batch_stride_a;
+      CopyA::copy_ends(shared.a[stage], a, problem.lda, m, problem.m, problem.k);
+    }
+    if (CopyB::has_ends(n, problem.n, problem.k)) {
+      In const* const b = static_cast<In const*>(problem.b) + matrix * problem.batch_stride_b;
+      CopyB::copy_ends(shared.b[stage], b, problem.ldb, n, problem.n, problem.k);
     }
   }
 };

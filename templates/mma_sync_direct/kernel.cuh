@@ -150,9 +150,10 @@ HGEMM_DEVICE void store_sums(WarpEpilogue<ByElement<Policy>> const& epilogue, Sh
   for (int index = atoms::thread_index(); index < Policy::tile_m * Policy::tile_n; index += Policy::threads) {
     int const row = index / Policy::tile_n, column = index % Policy::tile_n;
     if (m_first + row >= epilogue.problem.m || n_first + column >= epilogue.problem.n) continue;
-    float sum = end_of_product<Policy>(epilogue.problem, batch, m_first + row, n_first + column, whole_k);
+    float sum = atoms::ld_shared(&shared.partials[0][row][column]);
     HGEMM_UNROLL
-    for (int warp = 0; warp < Policy::warps; ++warp) sum += atoms::ld_shared(&shared.partials[warp][row][column]);
+    for (int warp = 1; warp < Policy::warps; ++warp) sum += atoms::ld_shared(&shared.partials[warp][row][column]);
+    sum += end_of_product<Policy>(epilogue.problem, batch, m_first + row, n_first + column, whole_k);
     epilogue.template store_vec<1, BIAS>(&sum, m_first + row, n_first + column);
   }
 }

@@ -28,7 +28,6 @@ MMA_TO_COPY_FIRST = 128
 """Tensor instructions of a k-tile from which on a single fragment stage copies in the first block: 4 to 9 % faster."""
 
 COPIES_IN_FLIGHT = 8
-UNALIGNED_COPIES_IN_FLIGHT = 4
 """Loads of a copy through registers that are under way at once; an unaligned one holds two vectors each."""
 
 
@@ -66,11 +65,9 @@ def stores_behind_mma(plan: Plan) -> bool:
     return not plan.spec.prefetch or (unaligned and plan.spec.fragment_stages == 1)
 
 
-def copies_in_flight(plan: Plan, chunk: int, align: int) -> int:
-    """Return how many loads of an operand are under way at once, or 0 where cp.async copies it."""
-    if plan.register_copy:
-        return UNALIGNED_COPIES_IN_FLIGHT if is_unaligned(chunk, align) else COPIES_IN_FLIGHT
-    return COPIES_IN_FLIGHT if _through_registers(plan, chunk) else 0
+def copies_in_flight(plan: Plan, chunk: int) -> int:
+    """Return how many single elements of an operand a thread loads at once, or 0 if it copies wider chunks."""
+    return COPIES_IN_FLIGHT if not plan.register_copy and _through_registers(plan, chunk) else 0
 
 
 def is_unaligned(chunk: int, align: int) -> bool:
@@ -164,7 +161,7 @@ def _atoms_operand(plan: Plan, tile: OperandTile, axis: str, extent: int, align:
         "pitch": tile.pitch,
         "pair_pad": tile.smem.pair_pad,
         "swizzle": tile.smem.swizzle,
-        "copies_in_flight": copies_in_flight(plan, tile.chunk, align),
+        "copies_in_flight": copies_in_flight(plan, tile.chunk),
     }
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from generator.arch import ARCHS
-from generator.families.base import Plan, last_first
+from generator.families.base import IN_ORDER, Plan, last_first
 from generator.families.common import OPCODE_SUFFIXES
 from generator.layouts import ASYNC_BYTES, VECTOR_BYTES, OperandTile, read_conflicts, write_conflicts
 from generator.spec import DTYPE_BYTES, WMMA, Cluster
@@ -88,7 +88,7 @@ class MmaSyncPlan(Plan):
 
     @property
     def k_order(self) -> str:
-        return last_first(self.spec.cta_tile.k)
+        return last_first(self.spec.cta_tile.k) if self.spec.form in ("cute", "dsl") else IN_ORDER
 
     @property
     def vector_elements(self) -> int:

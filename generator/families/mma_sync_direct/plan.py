@@ -107,7 +107,7 @@ class DirectPlan(Plan):
         """Each warp sums its part of every k-tile. An instruction takes the first or the second half of each lane's 8 elements."""
         return (
             f"{self.warps} sums, of {self.warp_k} k in turn; of {K_BLOCK} k, those with k mod 8 below 4 first; "
-            "an f32 sum of the last k mod 8 products, one by one, then these sums in order"
+            "these sums in order, then an f32 sum of the last k mod 8 products, one by one"
         )
 
     @property
