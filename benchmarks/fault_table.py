@@ -1309,7 +1309,7 @@ AUDIT = (
     ),
     _audit(
         "the end of k not filled with zeros",
-        At("OperandCopy::copy_end", "e < count", occurrence=1).replace("e < chunk"),
+        At("OperandCopy::copy_ends", "(k - k_first)").replace("chunk"),
         AUDIT_80,
     ),
     _audit(
@@ -1642,4 +1642,57 @@ AUDIT = (
     _audit("no fence of the device", At("global_fence", "__threadfence()").drop(), AUDIT_SPLIT),
 )
 
-FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC, *MMA_SYNC_DIRECT, *AUDIT)
+# ---- The order of accumulation. Every result is within its bound. ------------------------------------------------------
+
+
+def _order(name: str, edit: Edit | tuple[Edit, ...], options: dict[str, str]) -> Fault:
+    return Fault(f"order: {name}", edit, options, DEFAULT_CASES, (NUMBERS,))
+
+
+def _k_tiles_in_order(k: str) -> tuple[Edit, Edit]:
+    """Return edits with which the TMA loads another k-tile than the next one."""
+    return tuple(At("TmaPipeline::load", f"{side}::load(").argument(4, k) for side in "AB")
+
+
+_LAST_FIRST = "k == k_first * Policy::tile_k ? k_end - Policy::tile_k : k - Policy::tile_k"
+_WGMMA_ORDER = {"arch": "sm_90a", "mma": "wgmma", "tile": "64x64x64", "stages": "3"}
+_TMA_ORDER = {"arch": "sm_90", "mma": "m16n8k16", "copy": "tma", "tile": "64x64x32", "stages": "3"}
+_SPLIT_ORDER = {"arch": "sm_80", "tile": "64x64x32", "schedule": "split_k:3"}
+
+ORDER = (
+    _order("the remainder first", _k_tiles_in_order(_LAST_FIRST), _WGMMA_ORDER),
+    _order(
+        "k-tiles in another order in some rows of tiles",
+        _k_tiles_in_order(f"m_first / Policy::tile_m % 2 == 0 ? k : {_LAST_FIRST}"),
+        _WGMMA_ORDER,
+    ),
+    _order(
+        "k-tiles in another order in one matrix of a batch",
+        _k_tiles_in_order(f"batch == 0 ? k : {_LAST_FIRST}"),
+        _TMA_ORDER,
+    ),
+    _order(
+        "k-tiles in another order in products of few rows",
+        _k_tiles_in_order(f"problem.m > 1 ? k : {_LAST_FIRST}"),
+        _TMA_ORDER,
+    ),
+    _order(
+        "parts of k that depend on m",
+        At("gemm", "k_range(k_tiles, work)").replace("k_range(k_tiles + problem.m / 64 * 2, work)"),
+        _SPLIT_ORDER,
+    ),
+    _order(
+        "parts of k added backwards",
+        At("SplitK::reduce", "uint64_t(split) * vecs, first").replace(
+            "uint64_t(work.splits - 1 - split) * vecs, first"
+        ),
+        _SPLIT_ORDER,
+    ),
+    _order(
+        "the ends of rows in a step of their own",
+        At("CpAsyncMainloop::run", "k_tiles -= ends").drop(),
+        {"arch": "sm_90", "mma": "m16n8k16", "copy": "cp_async", "tile": "64x64x32"},
+    ),
+)
+
+FAULTS = (*MMA_SYNC, *REGISTER_COPY, *WGMMA, *MMA_SYNC_TMA, *WGMMA_CP_ASYNC, *MMA_SYNC_DIRECT, *AUDIT, *ORDER)

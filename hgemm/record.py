@@ -239,6 +239,7 @@ PROVED = {
     "copy_conflicts_per_k_tile": number().about("Bank conflicts of the copies per k-tile, counted from addresses."),
     "epilogue_conflicts": number().about("Bank conflicts of the epilogue, counted from addresses."),
     "coverage": _COVERAGE.about("What the launches of the run cover."),
+    "order_elements": _COUNT.about("Elements of D whose bits follow from the order of accumulation."),
     "shapes": list_of(TEXT).about("Shapes that were run."),
     "timings": list_of(TEXT).about("Orders of execution that were run."),
     "executor": TEXT.about("Version of the executor."),

@@ -20,8 +20,8 @@ Confidence. Roundings are taken as independent and uniform. Then their sum is su
 the bound with a probability below 2 exp(-CONFIDENCE**2 / 2) = 5e-11. This holds for inputs of random signs, which `hgemm.verify`
 draws. f16 accumulators of inputs of one sign may stagnate: then the roundings are not independent.
 
-Order. The partial sums depend on the order of k. Kernels on mma.sync that copy with threads multiply the last k-tile of each
-accumulator first (templates/mma_sync/mainloop.cuh), all others in the order of k.
+Order. The partial sums depend on the order of k. Some kernels on mma.sync multiply the last k-tile of each accumulator first
+(`LaunchTraits.last_k_tile_first`). All others add k in order.
 
 `python -m benchmarks.bounds` prints the largest error of each arithmetic as a share of the bound.
 

@@ -430,9 +430,11 @@ def _delete(path: Path, size_bytes: int) -> int:
 
 EXECUTOR = "executor/executor.cpp"
 RUNNER = "executor/runner.cpp"
+ORDERED_SUM = "executor/ordered_sum.cpp"
 PTX = "executor/ptx.hpp"
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
 _EXECUTOR_OPTIONS = (*_COMMON, "-O2", "-c")
+_LIBRARY_OPTIONS = (*_COMMON, "-O2", "-shared")
 _RUNNER_OPTIONS = ("-std=c++17", "-O1")
 _KERNEL_OPTIONS = (*_COMMON, "-shared", "-fwrapv")
 """PTX defines overflow of signed integers."""
@@ -485,6 +487,13 @@ class HostToolchain:
         name = self._name("runner", _RUNNER_OPTIONS, includes_of_file(RUNNER, self.templates), "")
         return cached(self.cache, name) or self._compile(
             "the runner", _RUNNER_OPTIONS, [self._path(RUNNER), "-ldl"], name
+        )
+
+    def ordered_sum(self) -> Path:
+        """Return the shared object that adds products in a given order."""
+        name = self._name("ordered-sum", _LIBRARY_OPTIONS, includes_of_file(ORDERED_SUM, self.templates), ".so")
+        return cached(self.cache, name) or self._compile(
+            "the ordered sum", _LIBRARY_OPTIONS, [self._path(ORDERED_SUM)], name
         )
 
     def executor(self, rebuild: bool = False) -> Path:

@@ -73,6 +73,10 @@ def unpack(packed: str) -> str:
     return zlib.decompress(base64.b85decode(packed)).decode()
 
 
+_SECTIONS = ("symbol", "arch", "spec", "launch", "traits", "accumulation_order")
+"""The sections of a record that a proof reads. Records of older versions lack the last one."""
+
+
 def request_of(
     host_toolchain: HostToolchain, ptx: bytes, record: Mapping[str, Any], shapes: str = "", seed: int = 0
 ) -> ProofRequest:
@@ -80,7 +84,7 @@ def request_of(
     return ProofRequest(
         symbol=record["symbol"],
         ptx=pack(ptx),
-        record={name: record[name] for name in ("symbol", "arch", "spec", "launch", "traits")},
+        record={name: record[name] for name in _SECTIONS if name in record},
         mma_per_k_tile=record["proof"]["mma_per_k_tile"],
         compiler=host_toolchain.compiler.command,
         identity=host_toolchain.compiler.identity,

@@ -13,6 +13,7 @@ from typing import Any
 
 from generator.errors import ProofError
 from generator.layouts import BANK_BYTES, PHASE_BYTES, VECTOR_BYTES, OperandTile, conflicts, read_conflicts
+from generator.proof.bits import OrderTrial, adder, order_cases, require_order
 from generator.proof.coverage import COVERAGE_CASE, Coverage
 from generator.proof.executor import COSTS_CASE, Adversary, Executable, Finding, HostToolchain, Report, Site
 from generator.proof.machine import EmulatedKernel, HostMemory, default_cases, measured_case
@@ -319,8 +320,14 @@ def prove(
         checks.append(EmulatedCheck(COVERAGE_CASE, 0.0, 0.0, False, lacking))
     if wrong or lacking:
         return ProofResult(tuple(checks), {}, tuple(sites))
+    ordered = list(_order_checks(replace(kernel, coverage=None), subject.record, host_toolchain, seed))
+    if not all(check.passed for check, _ in ordered):
+        return ProofResult((*checks, *(check for check, _ in ordered)), {}, tuple(sites))
     proof = proof_of(subject, host_toolchain, checks[:-1], costs, seed, time.monotonic() - began)
     proof["coverage"] = coverage.record()
+    if ordered:
+        proof["order_elements"] = sum(elements for _, elements in ordered)
+        checks += [check for check, _ in ordered]
     return ProofResult(tuple(checks), proof, tuple(sites))
 
 
@@ -377,6 +384,27 @@ def check_case(kernel: EmulatedKernel, case: Case, seed: int) -> EmulatedCheck:
     findings = tuple({**asdict(finding), "adversary": str(adversary)} for adversary, finding in found)
     numbers = {name: value for name, value in asdict(check).items() if name not in ("passed", "reason")}
     return EmulatedCheck(**numbers, passed=False, reason=reason, numbers_passed=check.passed, findings=findings)
+
+
+def _order_checks(
+    kernel: EmulatedKernel, record: Mapping[str, Any], host_toolchain: HostToolchain, seed: int
+) -> Iterator[tuple[EmulatedCheck, int]]:
+    """Yield a check of each case that shows the order of accumulation, with the number of elements that have it."""
+    order = require_order(record, kernel.traits.arch_number)
+    if not order:
+        return
+    add = adder(host_toolchain.ordered_sum())
+    for case in order_cases(kernel.traits):
+        name = f"order {case}"
+        alone = replace(kernel, adversaries=adversaries_of(name, seed)[1:2], reports=[])
+        trial = OrderTrial(alone, case, HostMemory(), CheckOptions(seed=seed))
+        try:
+            complaint, elements = trial.complaint(order, add)
+        finally:
+            trial.free()
+        found = [(adversary, finding) for adversary, report in alone.reports for finding in report.findings]
+        reason = "; ".join([*_lines_of(found), *([complaint] if complaint else [])])
+        yield EmulatedCheck(name, 0.0, 0.0, not reason, reason, numbers_passed=not complaint), elements
 
 
 def _lines_of(found: list[tuple[Adversary, Finding]]) -> Iterator[str]:

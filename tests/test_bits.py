@@ -1,0 +1,145 @@
+"""The bits of a product, predicted from the order of accumulation, and data that reveal another order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import executable_of
+
+from generator.build.emit import emit
+from generator.build.pipeline import planned
+from generator.build.toolchain import templates_folder
+from generator.errors import ProofError
+from generator.proof.bits import (
+    Adder,
+    Order,
+    OrderTrial,
+    adder,
+    bits_of,
+    order_cases,
+    predicted,
+    require_order,
+    revealing,
+    sums_of,
+)
+from generator.proof.executor import Adversary, HostToolchain
+from generator.proof.machine import EmulatedKernel, HostMemory
+from generator.sweep import sweep
+from hgemm.cases import Case, Shape
+from hgemm.launch_traits import LaunchTraits
+from hgemm.reference import Operands
+from hgemm.verify import CheckOptions
+
+IN_ORDER = "f16 mma k16, f32 sum; k in order"
+DIRECT = (
+    "f16 mma k16, f32 sum; 2 sums, of 64 k in turn; of 32 k, those with k mod 8 below 4 first; these sums in order, then an f32 "
+    "sum of the last k mod 8 products, one by one"
+)
+
+
+@pytest.fixture(scope="module")
+def add(host_toolchain: HostToolchain) -> Adder:
+    return adder(host_toolchain.ordered_sum())
+
+
+def order(text: str, arch: int = 90) -> Order:
+    found = Order.parse(text, arch)
+    assert found
+    return found
+
+
+def covered(one: Order, k: int) -> list[int]:
+    """Return every k that is added, in order."""
+    return [int(at) for part in one.chains(k) for chain in part for at in chain if at >= 0]
+
+
+# ---- Orders ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_in_words_gives_the_k_of_each_step():
+    assert (
+        order(IN_ORDER).step == 16 and order(IN_ORDER, 80).step == 8 and order(IN_ORDER.replace("k16", "k8")).step == 8
+    )
+    assert order("tf32 mma k8, f32 sum; k in order", 80).step == 4
+    assert covered(order(IN_ORDER), 45) == [*range(45)]
+    last_first = order("f16 mma k16, f16 sum; last k-tile of 32 first, then k in order")
+    assert last_first.to_f16 and covered(last_first, 70) == [*range(64, 70), *range(64)]
+    parts = [
+        [*chain]
+        for (chain,) in order(f"{IN_ORDER}; 2 parts of whole k-tiles of 32, added in f32 in order of k").chains(70)
+    ]
+    assert [len(part) for part in parts] == [64, 16]
+    promoted = order("f16 mma k16, f16 sum of each k-tile of 32, added in f32; k in order")
+    assert [len(chain) for part in promoted.chains(70) for chain in part] == [32, 32, 16]
+
+
+@pytest.mark.parametrize("k", [8, 100, 300, 513])
+def test_warps_that_share_k_take_every_whole_vector_once(k: int):
+    whole = k // 8 * 8
+    found = covered(order(DIRECT), k)
+    assert sorted(found) == [*range(whole)]
+    assert found[:4] == [0, 1, 8, 9] if whole > 8 else found == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_an_order_of_the_grid_is_not_predicted_and_an_unknown_one_is_an_error():
+    assert require_order({}, 90) is None
+    assert require_order({"accumulation_order": {"text": f"{IN_ORDER}; parts of hgemm_x"}}, 90) is None
+    with pytest.raises(ProofError, match="unknown"):
+        require_order({"accumulation_order": {"text": f"{IN_ORDER}, upside down"}}, 90)
+
+
+# ---- Sums ------------------------------------------------------------------------------------------------------------
+
+
+def test_products_that_need_no_rounding_have_exact_sums(add: Adder):
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((21, 70), (70, 300)))
+    parts = f"{IN_ORDER}; 3 parts of whole k-tiles of 32, added in f32 in order of k"
+    for text in (IN_ORDER, parts, IN_ORDER.replace("f32", "f16"), DIRECT):
+        assert np.array_equal(sums_of(order(text), a, b, add), a @ b), text
+
+
+def test_another_order_changes_almost_every_element(add: Adder):
+    (plan,) = sweep([{"arch": "sm_90", "tile": "64x64x32"}]).plans
+    traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
+    case = Case(Shape(40, 50, 123))
+    a, b = (one[0].astype(np.float32) for one in revealing(traits, case, np.random.default_rng(0)))
+    bits = [bits_of(sums_of(order(text), a, b, add).astype(np.float16)) for text in (IN_ORDER, IN_ORDER, DIRECT)]
+    last_first = bits_of(
+        sums_of(order(IN_ORDER.replace("k in", "last k-tile of 32 first, then k in")), a, b, add).astype(np.float16)
+    )
+    assert np.array_equal(bits[0], bits[1])
+    assert np.mean(bits[0] != bits[2]) > 0.8 and np.mean(bits[0] != last_first) > 0.8
+
+
+def test_a_prediction_knows_bias_activation_and_nan(add: Adder):
+    (plan,) = sweep([{"arch": "sm_80", "tile": "64x64x32", "bias": "row", "activation": "relu", "out": "bf16"}]).plans
+    traits = LaunchTraits.of(planned(emit(plan, templates_folder())))
+    a, b = np.ones((1, 2, 8)), np.ones((1, 8, 3))
+    a[0, 1, 0] = np.nan
+    found = predicted(order(IN_ORDER, 80), traits, Operands(a, b, None, np.array([[[1.0, -9.0, 0.0]]])), add)
+    assert [hex(word) for word in found.bits.ravel()] == ["0x4110", "0x0", "0x4100", *["0x7fff"] * 3]
+    gelu = predicted(order(IN_ORDER, 80), replace(traits, activation="gelu"), Operands(a, b), add)
+    assert not gelu.known.any()
+
+
+def test_a_kernel_with_another_order_than_its_record_fails(host_toolchain: HostToolchain, add: Adder):
+    (plan,) = sweep([{"arch": "sm_80", "tile": "32x32x32"}]).plans
+    made = emit(plan, templates_folder())
+    record = planned(made)
+    traits = LaunchTraits.of(record)
+    executable = executable_of(made, host_toolchain)
+    case = order_cases(traits)[0]
+    right = require_order(record, 80)
+    assert right
+    for stated, fails in ((right, False), (replace(right, last_first_k=32), True)):
+        kernel = EmulatedKernel(traits, executable, (Adversary("late", "ahead_low", 1),))
+        trial = OrderTrial(kernel, case, HostMemory(), CheckOptions())
+        try:
+            complaint, elements = trial.complaint(stated, add)
+        finally:
+            trial.free()
+        assert bool(complaint) == fails and bool(elements) != fails
+        assert not fails or "do not have the order of the record" in complaint
