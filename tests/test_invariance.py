@@ -228,7 +228,7 @@ def test_one_row_has_the_layout_of_many() -> None:
 
 
 def test_what_no_kernel_of_the_order_supports_is_named() -> None:
-    query = replace(invariant(64, 256, 16384), align_a=1)
+    query = replace(invariant(64, 256, 16384), align_a=1, workspace_bytes=0)
     choice = SELECTORS["sm_90"].find(replace(query, align_a=8))
     assert choice.order.splits > 1
     with pytest.raises(UnsupportedError) as caught:
