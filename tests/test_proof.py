@@ -119,6 +119,7 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     proof = record.data["proof"]
     assert proof["mma_per_k_tile"] == proof["bytes_per_k_tile"] / 1024 == 2 and proof["bank_conflicts"] == 0
     assert proof["read_conflicts_per_k_tile"] == proof["copy_conflicts_per_k_tile"] == proof["races"] == 0
+    assert proof["order_elements"] > 32 * 32
     assert proof["barriers_per_k_tile"] == 1 and proof["seed"] == 3 and proof["executor"] == host_toolchain.version()
     assert 0 < proof["max_bound_ratio"] <= 1 and len(proof["shapes"]) == 17 and len(proof["timings"]) == 4
     assert proof["coverage"]["rounds_per_tile"] == proof["coverage"]["rounds_per_cta"] == 2.5
@@ -126,7 +127,7 @@ def test_a_library_is_proved_and_the_proof_is_filed(
     assert "\ncoverage\n" in invoke(show_command, record.symbol, "--library", library.folder).stdout
     assert 0 < proof["least_sectors_per_request"] <= proof["sectors_per_request"]
     (suite,) = ElementTree.parse(report).getroot()
-    assert suite.get("tests") == "18" and suite.get("failures") == "0"
+    assert suite.get("tests") == "21" and suite.get("failures") == "0"
     written = (library.folder / record.symbol / "record.json").stat().st_mtime_ns
     assert invoke(verify.verify_command, "--emulate", "--library", library.folder, "--seed", 3).exit_code == 0
     assert (library.folder / record.symbol / "record.json").stat().st_mtime_ns == written
