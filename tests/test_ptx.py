@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -163,6 +164,52 @@ def test_other_text_is_refused_in_one_line(text):
     with pytest.raises(PtxError) as error:
         parse(text)
     assert "\n" not in str(error.value)
+
+
+BLOCK = ".visible .entry k()\n{\n.reg .b32 %r<3>;\n"
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (".reg .b32 %q<999999999999>;", "more than 1,048,576 registers"),
+        ("{" * 100, "nests more than 64 blocks"),
+        (".shared junk;", "declares a variable in an unknown way"),
+        (".shared .foo x[3];", "unknown type .foo"),
+        (".shared .align 0 .b8 x[3];", "has alignment 0: use a power of two"),
+        (".local .b8 x[99999999999];", "99999999999 B: the limit is 4294967296 B"),
+        (f".shared .b8 x[{'9' * 6000}];", "malformed number"),
+        (f"mov.u32 %r1, {'9' * 6000};", "malformed number"),
+        ("mov.f32 %r1, 0fzz;", "malformed number"),
+        ("mov.b64 %r1, {%r1,,%r2};", "unknown operand"),
+        ("add.u32 %r1, " + "{" * 9000 + ";", "unknown operand"),
+        ("mov.b32 %r1|%r2|%r1, %r2;", "unknown operand"),
+        ("ld.global.u32 %r1, [%r1+%r2];", "malformed number"),
+        ("setp.gt.s32 %r1;", "unknown operands"),
+        ("mov.u32 %r1, %r2, %r1;", "unknown operands"),
+        ("ld.param.u32 %r1;", "unknown operands"),
+        ("wgmma.mma_async.sync;", "is not supported"),
+    ],
+)
+def test_malformed_ptx_is_refused(text, reason):
+    with pytest.raises(PtxError, match=reason):
+        translate(parse(HEAD + BLOCK + text + "\nret;\n}"))
+
+
+@pytest.mark.parametrize(
+    "text", ["/* " * 200_000, ".entry a(" * 50_000, ".entry k" + " " * 300_000 + "x", ".entry a " * 50_000]
+)
+def test_unclosed_ptx_takes_no_time(text):
+    began = time.process_time()
+    try:
+        parse(HEAD + text)
+    except PtxError:
+        pass
+    assert time.process_time() - began < 2  # quadratic searches take minutes
+
+
+def test_a_declaration_of_a_kernel_is_no_kernel():
+    assert [one.name for one in parse(HEAD + ".entry j();\n" + BLOCK + "ret;\n}").kernels] == ["k"]
 
 
 # ---- Instructions ---------------------------------------------------------------------------------------------------

@@ -74,11 +74,11 @@ def statements(instruction: Instruction, writer: Writer) -> Statements:
     try:
         row, match = row_of(instruction.opcode)
         if not isinstance(row.cpp, str):
-            return row.cpp(match, instruction, writer)
-        return _expression(row, match, instruction, writer)
+            return [*row.cpp(match, instruction, writer)]
+        return [*_expression(row, match, instruction, writer)]
     except PtxError as error:
         raise PtxError(f"{error}, at line {instruction.line} of the PTX") from None
-    except (IndexError, ValueError, KeyError, AttributeError) as error:
+    except (IndexError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise PtxError(f"{instruction.opcode} has unknown operands, at line {instruction.line} of the PTX") from error
 
 

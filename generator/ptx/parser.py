@@ -171,7 +171,12 @@ class Module:
 
 # ==== Reading ====
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+MAX_REGISTERS = 2**20
+MAX_DEPTH = 64
+MAX_VARIABLE_BYTES = 2**32
+"""Limits of a kernel: registers, nested blocks, and bytes of a variable. Kernels have at most some thousands of registers."""
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _NAME = r"[A-Za-z_$%][\w$%]*"
 _TOKEN = re.compile(
     rf"\s*(?:(?P<open>\{{)|(?P<close>\}})|(?P<label>{_NAME})\s*:(?!:)"
@@ -187,7 +192,7 @@ _VARIABLE = re.compile(
     rf"(?P<pointer>\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?(?P<name>{_NAME})"
     r"\s*(?P<array>\[\s*(?P<count>\d*)\s*\])?"
 )
-_ENTRY = re.compile(rf"\.entry\s+(?P<name>{_NAME})\s*(?:\((?P<parameters>[^)]*)\))?(?P<limits>[^{{]*)\{{")
+_ENTRY = re.compile(rf"\.entry\s+(?P<name>{_NAME})")
 _LIMIT = re.compile(r"\.(maxntid|reqntid|reqnctapercluster)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 _INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
@@ -196,7 +201,7 @@ _OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,\s|]+(?:\s*\|\s*[^,\s]+)?)\s
 _CALLS = ("call", "call.uni")
 _CALLED = re.compile(rf"\s*(?:\([^)]*\)\s*,)?\s*({_NAME})")
 """The function of a call. Its results and arguments are left out."""
-_INTEGER = re.compile(r"(-?)(0[xX][0-9A-Fa-f]+|0[bB][01]+|\d+)U?\Z")
+_INTEGER = re.compile(r"(-?)(0[xX][0-9A-Fa-f]+|0[bB][01]+|[0-9]+)U?\Z")
 _SPACES = re.compile(r"\s+")
 _BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 
@@ -206,6 +211,14 @@ def bits_of_type(name: str) -> int:
     return 1 if name == "pred" else _BYTES[name.lstrip("busf")] * 8
 
 
+def _whole(digits: str, base: int = 10) -> int:
+    """Return a whole number. Raises: PtxError if it is none, or longer than any of 64 bits in any base."""
+    try:
+        return int(digits[:80], base) if len(digits) <= 80 else int("", base)
+    except ValueError:
+        raise PtxError(f"the PTX has a malformed number, {digits[:20]!a}") from None
+
+
 @lru_cache(maxsize=4)  # a proof needs it three times
 def parse(text: str) -> Module:
     """Parse a PTX text. Raises: PtxError with the line that is not understood."""
@@ -213,33 +226,73 @@ def parse(text: str) -> Module:
     header = _HEADER.search(text)
     if not header:
         raise PtxError("the text is not PTX: it has no .version and .target")
-    files = {int(number): path for number, path in _FILE.findall(text)}
+    files = {_whole(number): path for number, path in _FILE.findall(text)}
     ends = [match.end() for match in re.finditer("\n", text)]
-    entries = list(_ENTRY.finditer(text))
     kernels, outside, at = [], [], 0
-    for entry in entries:
-        if entry.start() < at:
-            continue
+    while entry := _ENTRY.search(text, at):
         outside.append(text[at : entry.start()])
-        body = _Body(text, entry, ends, files)
-        kernels.append(body.kernel)
-        at = body.end
+        at = entry.end()
+        if head := _head(text, entry):
+            body = _Body(text, head, ends, files)
+            kernels.append(body.kernel)
+            at = body.end
     outside.append(text[at:])
     variables = tuple(_variable(match) for part in outside for match in _VARIABLE.finditer(part))
     return Module(header[1], header[2], variables, tuple(kernels))
 
 
-def _variable(match: re.Match) -> Variable:
-    size = bits_of_type(match["type"]) // 8
-    count = 1 if match["array"] is None else int(match["count"] or 0)
-    kind = match["type"] if match["array"] is None else f"{match['type']}[]"
-    return Variable(
-        match["name"], match["space"], int(match["align"] or size), size * count, kind, bool(match["pointer"])
-    )
+@dataclass(frozen=True)
+class _Head:
+    """What precedes the body of an entry function. `end` is the position after its opening brace."""
+
+    name: str
+    parameters: str
+    limits: str
+    end: int
+
+
+def _head(text: str, entry: re.Match) -> _Head | None:
+    """Return the head of an entry function; None if the text only declares it."""
+    at, parameters = _SPACE.match(text, entry.end()).end(), ""
+    if text.startswith("(", at):
+        close = text.find(")", at)
+        if close < 0:
+            raise PtxError(f"the parameters of kernel {entry['name']} have no end")
+        parameters, at = text[at + 1 : close], close + 1
+    brace = _BODY.search(text, at)
+    if not brace:
+        raise PtxError(f"kernel {entry['name']} has no body")
+    if brace[0] == ";":
+        return None
+    return _Head(entry["name"], parameters, text[at : brace.start()], brace.end())
+
+
+_SPACE, _BODY = re.compile(r"\s*"), re.compile(r"[{;]")
+
+
+def _variable(match: re.Match | None) -> Variable:
+    if match is None:
+        raise PtxError("the PTX declares a variable in an unknown way")
+    name, kind = match["name"], match["type"]
+    try:
+        size = bits_of_type(kind) // 8
+    except KeyError:
+        raise PtxError(f"variable {name} has unknown type .{kind}") from None
+    count = 1 if match["array"] is None else _whole(match["count"] or "0")
+    align = _whole(match["align"]) if match["align"] else max(size, 1)
+    if align not in _ALIGNMENTS:
+        raise PtxError(f"variable {name} has alignment {align}: use a power of two up to {_ALIGNMENTS[-1]}")
+    if size * count > MAX_VARIABLE_BYTES:
+        raise PtxError(f"variable {name} has {size * count} B: the limit is {MAX_VARIABLE_BYTES} B")
+    array = kind if match["array"] is None else f"{kind}[]"
+    return Variable(name, match["space"], align, size * count, array, bool(match["pointer"]))
+
+
+_ALIGNMENTS = [2**power for power in range(17)]
 
 
 def _three(words: tuple[str, ...]) -> tuple[int, int, int]:
-    first, second, third = (int(word or 1) for word in words)
+    first, second, third = (_whole(word or "1") for word in words)
     return first, second, third
 
 
@@ -255,7 +308,7 @@ class _Scope:
 class _Body:
     """Reads one entry function: from its opening brace to the closing one."""
 
-    def __init__(self, text: str, entry: re.Match, ends: list[int], files: dict[int, str]) -> None:
+    def __init__(self, text: str, head: _Head, ends: list[int], files: dict[int, str]) -> None:
         self._text, self._ends, self._files = text, ends, files
         self._scopes = [_Scope("")]
         self._blocks = 0
@@ -265,11 +318,11 @@ class _Body:
         self._all: list[Register] = []
         self._known: dict[str, Operand] = {}
         self._variables: list[Variable] = []
-        self.end = self._read(entry.end())
-        limits = {name: _three(words) for name, *words in _LIMIT.findall(entry["limits"])}
+        self.end = self._read(head.end)
+        limits = {name: _three(words) for name, *words in _LIMIT.findall(head.limits)}
         self.kernel = Kernel(
-            entry["name"],
-            tuple(_variable(match) for match in _VARIABLE.finditer(entry["parameters"] or "")),
+            head.name,
+            tuple(_variable(match) for match in _VARIABLE.finditer(head.parameters)),
             tuple(self._all),
             tuple(self._body),
             tuple(self._variables),
@@ -300,6 +353,8 @@ class _Body:
             elif kind == "open":
                 self._blocks += 1
                 self._scopes.append(_Scope(f"$${self._blocks}"))
+                if len(self._scopes) > MAX_DEPTH:
+                    raise PtxError(f"line {self._line(at)} of the PTX nests more than {MAX_DEPTH} blocks")
                 self._predeclare_labels(at)
                 self._known = {}
             elif kind == "close":
@@ -313,8 +368,8 @@ class _Body:
     def _locate(self, match: re.Match) -> None:
         """Note the source line of what follows."""
         caller = _INLINED.search(match["loc"])
-        file = self._files.get(int(match["file"]), "")
-        self._location = Location(file, int(match["row"]), self._callers.get(caller.groups()) if caller else None)
+        file = self._files.get(_whole(match["file"]), "")
+        self._location = Location(file, _whole(match["row"]), self._callers.get(caller.groups()) if caller else None)
         self._callers[match["file"], match["row"], match["column"]] = self._location
 
     def _predeclare_labels(self, at: int) -> None:
@@ -349,7 +404,10 @@ class _Body:
             raise PtxError(f"line {line} of the PTX declares registers in an unknown way: .reg{words}")
         scope = self._scopes[-1]
         for name, count in _DECLARED.findall(declared[2]):
-            names = [f"{name}{i}" for i in range(int(count))] if count else [name]
+            total = _whole(count) if count else 1
+            if len(self._all) + total > MAX_REGISTERS:
+                raise PtxError(f"line {line} of the PTX declares more than {MAX_REGISTERS:,} registers")
+            names = [f"{name}{i}" for i in range(total)] if count else [name]
             for one in names:
                 register = Register(one + scope.suffix, declared[1])
                 scope.registers[one] = register
@@ -371,7 +429,7 @@ class _Body:
         while at < end:
             match = _OPERAND.match(text, at)
             if not match:
-                raise PtxError(f"line {line} of the PTX has unknown operands: {_SPACES.sub(' ', text).strip()}")
+                raise PtxError(f"line {line} of the PTX has unknown operands: {_SPACES.sub(' ', text[:200]).strip()}")
             at = match.end()
             yield self._operand(match[1], line)
 
@@ -382,6 +440,8 @@ class _Body:
         return found
 
     def _read_operand(self, text: str, line: int) -> Operand:
+        if not text or text.count("{") > 1 or text.count("|") > 1:
+            raise PtxError(f"line {line} of the PTX has an unknown operand: {text[:60]}")
         if text[0] == "{":
             return Vector(tuple(self._operand(part.strip(), line) for part in text[1:-1].split(",")))
         if text[0] == "[":
@@ -395,18 +455,18 @@ class _Body:
         if text == "_":
             return Register("_", "")
         if text[:2] in ("0f", "0F"):
-            return Number(int(text[2:], 16), is_float=True)
+            return Number(_whole(text[2:], 16), is_float=True)
         if text[:2] in ("0d", "0D"):
-            return Number(int(text[2:], 16), is_float=True)
+            return Number(_whole(text[2:], 16), is_float=True)
         integer = _INTEGER.match(text)
         if integer:
-            value = int(integer[2], 0) if integer[2][:2].lower() in ("0x", "0b") else int(integer[2])
+            value = _whole(integer[2], 0 if integer[2][:2].lower() in ("0x", "0b") else 10)
             return Number(-value if integer[1] else value)
         if text[0] == "%":
             return Special(text)
         if re.fullmatch(_NAME, text):
             return Symbol(self._label(text))
-        raise PtxError(f"line {line} of the PTX has an unknown operand: {text}")
+        raise PtxError(f"line {line} of the PTX has an unknown operand: {text[:60]}")
 
     def _address(self, text: str, line: int) -> Address:
         place, comma, rest = text.partition(",")
@@ -415,5 +475,5 @@ class _Body:
         if comma:
             vector = self._operand(rest.strip(), line)
             coordinates = vector.parts if isinstance(vector, Vector) else (vector,)
-        number = int(offset, 0) if plus else 0
+        number = _whole(offset.strip(), 0) if plus else 0
         return Address(self._operand(base.strip(), line), number, coordinates)

@@ -81,10 +81,10 @@ def accumulator_registers(kernel: Kernel) -> dict[str, int]:
     for one in kernel.body:
         if not isinstance(one, Instruction):
             continue
-        if one.opcode.startswith("wgmma.mma_async") and isinstance(one.operands[0], Vector):
+        if one.opcode.startswith("wgmma.mma_async") and isinstance(next(iter(one.operands), None), Vector):
             vectors = [operand for operand in one.operands[:2] if isinstance(operand, Vector)]
             found += [part.name for vector in vectors for part in vector.parts if isinstance(part, Register)]
-        elif one.opcode.startswith("mov.") and all(isinstance(each, Register) for each in one.operands):
+        elif one.opcode.startswith("mov.") and [*map(type, one.operands)] == [Register, Register]:
             left, right = (each.name for each in one.operands)
             copies.setdefault(left, set()).add(right)
             copies.setdefault(right, set()).add(left)
@@ -132,6 +132,8 @@ def _function(kernel: Kernel, writer: Writer, accumulators: dict[str, int]) -> I
 def _copied(one: Instruction | Label, writer: Writer) -> tuple[int, int] | None:
     """Return the places of the accumulators that an instruction copies, if it does nothing else."""
     if isinstance(one, Label) or one.predicate is not None or not one.opcode.startswith("mov."):
+        return None
+    if len(one.operands) != 2:
         return None
     return writer.copied(*one.operands)
 

@@ -99,12 +99,12 @@ def _pointers(kernel: Kernel) -> set[str]:
     for one in kernel.body:
         if not isinstance(one, Instruction):
             continue
-        if one.opcode.startswith("ld.param") and isinstance(one.operands[0], Register):
-            source = one.operands[1]
+        target, source = (*one.operands, None, None)[:2]
+        if one.opcode.startswith("ld.param") and isinstance(target, Register):
             if isinstance(source, Address) and isinstance(source.base, Symbol):
-                loaded[one.operands[0].name] = source.base.name
-        elif one.opcode.startswith("cvta.to.global") and isinstance(one.operands[1], Register):
-            found.add(loaded.get(one.operands[1].name, ""))
+                loaded[target.name] = source.base.name
+        elif one.opcode.startswith("cvta.to.global") and isinstance(source, Register):
+            found.add(loaded.get(source.name, ""))
         else:
             bases = [each.base for each in one.operands if isinstance(each, Address)]
             found.update(loaded.get(base.name, "") for base in bases if isinstance(base, Register))
