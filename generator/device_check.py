@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -326,7 +326,12 @@ def _outcome_in(out: str) -> CheckOutcome | None:
     answers = [line for line in out.splitlines(keepends=True) if _is_answer(line)]
     if not answers:
         return None
-    answer = json.loads(answers[-1])
+    try:
+        answer = json.loads(answers[-1])
+    except ValueError:  # a reference of the user may print anything
+        return None
+    if not {"symbol", "checks", "skipped_cases"} <= answer.keys() <= {one.name for one in fields(CheckOutcome)}:
+        return None
     return CheckOutcome(**{**answer, **{name: tuple(answer[name]) for name in ("checks", "skipped_cases")}})
 
 

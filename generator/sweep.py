@@ -232,10 +232,17 @@ def read_spec_file(path: Path) -> list[Texts]:
     return [over(common, texts_in(table, path)) for table in tables]
 
 
+MAX_TOML_BYTES, MAX_DOTS = 8 * 2**20, 256
+"""Limits of a TOML file, and of the dots in a line: tomllib takes a time quadratic in the parts of a dotted key."""
+
+
 def read_toml(path: Path, what: str = "spec file") -> dict[str, Any]:
     """Return the contents of a TOML file. Raises: RequestError if it cannot be read or is not TOML. It says `what` it is."""
     try:
-        return _toml().loads(read_text(path).replace("\r\n", "\n"))
+        text = read_text(path, MAX_TOML_BYTES)
+        if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+            raise ValueError(f"a line has more than {MAX_DOTS} dots")
+        return _toml().loads(text.replace("\r\n", "\n"))
     except OSError as error:
         raise RequestError(f"{what} {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -10,7 +10,8 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -113,16 +114,37 @@ def shortened(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return a text with escapes instead of control characters, which a terminal would obey. Lines and tabs stay."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in "\n\t" or _is_byte(char) else ascii(char)[1:-1] for char in text
-    )
+    return _UNUSUAL.sub(_escaped, text)
 
 
-def _is_byte(char: str) -> bool:
-    """Return whether a character stands for a byte of a path that is not UTF-8."""
-    return "\udc80" <= char <= "\udcff"
+_UNUSUAL = re.compile(r"[^\t\n -~]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    char = match[0]
+    is_byte = "\udc80" <= char <= "\udcff"  # of a path that is not UTF-8
+    return char if char.isprintable() or is_byte else ascii(char)[1:-1]
+
+
+class EscapedStream:
+    """A stream of text that writes escapes instead of control characters. `stream` is the one behind it."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def escaped_output() -> Iterator[None]:
+    """Escape control characters in what the process prints. They may come from files of others."""
+    with redirect_stdout(EscapedStream(sys.stdout)), redirect_stderr(EscapedStream(sys.stderr)):
+        yield
 
 
 def usage_line(error: Any, program: str) -> str:
@@ -141,10 +163,11 @@ def run_command(command: Any, program: str) -> NoReturn:
     import click  # the library works without it
 
     try:
-        sys.exit(command.main(prog_name=program, standalone_mode=False))
+        with escaped_output():
+            sys.exit(command.main(prog_name=program, standalone_mode=False))
     except click.UsageError as error:
-        click.echo(usage_line(error, program), err=True)
+        click.echo(printable(shortened(usage_line(error, program))), err=True)
         sys.exit(error.exit_code)
     except HgemmError as error:
-        click.echo(f"{program}: error: {error}", err=True)
+        click.echo(printable(shortened(f"{program}: error: {error}")), err=True)
         sys.exit(error.exit_code)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from conftest import call
 
@@ -17,8 +19,9 @@ from generator.proof.executor import HostCompiler, HostToolchain, NoCompiler, ca
 from generator.store.index import LOCK_NAME, replace_index
 from generator.store.library import Library
 from generator.store.maintenance import collect_garbage
+from generator.sweep import read_toml
 from hgemm import disk
-from hgemm.errors import printable, shortened
+from hgemm.errors import escaped_output, printable, shortened
 from hgemm.growth import default_library
 from hgemm.measured import FOLDER
 
@@ -81,7 +84,7 @@ def test_a_device_without_an_end_is_not_read_to_the_end(
         ("hgemm", "bench", "--suite", "/dev/zero", "--library", str(small_library.folder)),
         ("hgemm", "ladder", "--from", "/dev/zero"),
     ):
-        assert one_line(call(command, *words), "/dev/zero", "more than 1,000 B")
+        assert one_line(call(command, *words), "/dev/zero", "more than ")
 
 
 def test_deep_documents_are_refused(small_library: Library, tmp_path: Path) -> None:
@@ -161,6 +164,22 @@ def test_compilers_need_not_write_utf_8(
 
 
 # ---- What reaches a terminal ----------------------------------------------------------------------------------------
+
+
+def test_a_terminal_gets_no_control_characters_from_files_of_others(capsys) -> None:
+    """Also on a terminal, where click does not remove them."""
+    with escaped_output():
+        click.echo("\x1b[31m red \u202e \u00e9\ttab", color=True)
+        click.echo("\x1b]0;title\x07", err=True, color=True)
+    assert capsys.readouterr() == (r"\x1b[31m red \u202e " + "\u00e9\ttab\n", r"\x1b]0;title\x07" + "\n")
+
+
+def test_a_key_of_many_parts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text("a" + ".a" * 100_000 + " = 1\n")
+    began = time.process_time()
+    with pytest.raises(RequestError, match="a line has more than 256 dots"):
+        read_toml(tmp_path / "spec.toml")
+    assert time.process_time() - began < 1
 
 
 def test_long_words_are_cut_and_control_characters_escaped() -> None:

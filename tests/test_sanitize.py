@@ -210,6 +210,13 @@ REFUSED = {
         buffers={**BUFFERS, "x": {**BUFFERS["x"], "init": "uniform"}}
     ),
     "strides has 2 numbers, and shape 1": table(buffers={**BUFFERS, "x": {**BUFFERS["x"], "strides": [1, 1]}}),
+    "there is no buffer [1]": table(parameters=[{"buffer": [1]}, *PARAMETERS[1:]]),
+    "init is 1000": table(buffers={**BUFFERS, "x": {**BUFFERS["x"], "init": 10**400}}),
+    "grid 65536x65536x1 has too many CTAs": table(grid=[65536, 65536]),  # 2^32, which is 0 in 32 bits
+    "the buffers take 8,589,934,": table(buffers={**BUFFERS, "x": {**BUFFERS["x"], "shape": [2**31 - 1]}}),
+    "the buffers take 4,294,967,552 B": table(
+        buffers={**BUFFERS, "x": {**BUFFERS["x"], "shape": [2**20, 2**10], "strides": [0, 0]}}
+    ),
     "dynamic_smem_bytes is 300000": table(dynamic_smem_bytes=300000),
     "the limit is 232448 B": table(dynamic_smem_bytes=232448),
     "the PTX has no kernel other: its kernels are mirror": table(kernel="other"),

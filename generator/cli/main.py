@@ -25,7 +25,7 @@ from generator.cli.options import (
     spec_options,
 )
 from generator.errors import HgemmError, closest_words
-from hgemm.errors import DeprecatedWord, printable, shortened, usage_line
+from hgemm.errors import DeprecatedWord, escaped_output, printable, shortened, usage_line
 
 VERBS = {
     "bench": ("device", "Measure variants beside cuBLASLt."),
@@ -269,8 +269,8 @@ def main(command: click.Command, arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path that is not UTF-8 is printed as its bytes
             stream.reconfigure(errors="surrogateescape")
-    logging.basicConfig(format=f"{program}: warning: %(message)s", level=logging.WARNING)
-    with warnings.catch_warnings():
+    with escaped_output(), warnings.catch_warnings():
+        logging.basicConfig(format=f"{program}: warning: %(message)s", level=logging.WARNING)
         warnings.showwarning = partial(_show_warning, program)
         warnings.simplefilter("once", DeprecatedWord)
         return _run(command, program, arguments)

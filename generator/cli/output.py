@@ -149,7 +149,7 @@ def _terminal() -> Console | None:
         return None
     from rich.console import Console  # 0.1 s, for a terminal only
 
-    console = Console(stderr=True)
+    console = Console(file=getattr(sys.stderr, "stream", sys.stderr))  # the bar consists of control characters
     return console if console.is_interactive else None
 
 

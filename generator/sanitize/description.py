@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,10 @@ MAX_SMEM_BYTES = 232448
 """Most shared memory of a CTA. Source: CUDA C++ Programming Guide, technical specifications of compute capability 9.0."""
 MAX_THREADS = 1024
 MAX_PTX_BYTES = 64 << 20
+MAX_BUFFER_BYTES = 4 << 30
+"""Most memory of all buffers: each is filled, and a reference needs several copies of it."""
+MAX_CTAS = 2**24
+"""Most CTAs of a launch that the executor runs. More take days."""
 
 DTYPE_BYTES = {
     **{"f16": 2, "bf16": 2, "tf32": 4, "f32": 4, "f64": 8},
@@ -68,6 +73,11 @@ class Buffer:
     @property
     def bytes(self) -> int:
         return self.elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def filled_bytes(self) -> int:
+        """Return the memory of its values. It exceeds `bytes` if a stride is 0."""
+        return max(self.elements, math.prod(self.shape)) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -208,7 +218,7 @@ def _integer(least: int = 0, most: int = 2**63 - 1) -> Callable[[object, str], i
 
 
 def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise RequestError(f"{where} is {_shown(value)}, but must be a number")
     return value
 
@@ -303,6 +313,8 @@ def description_of(values: Mapping[str, Any], module: Module, place: str) -> Des
         name: _buffer(name, one, f"{place}: buffers.{name}", Path(place).parent)
         for name, one in _tables(table, "buffers", place)
     }
+    if (total := sum(one.filled_bytes for one in buffers.values())) > MAX_BUFFER_BYTES:
+        raise RequestError(f"{place}: the buffers take {total:,} B: use smaller ones, of {MAX_BUFFER_BYTES:,} B in all")
     maps = {
         name: _tensor_map(name, one, f"{place}: tensor_maps.{name}", buffers)
         for name, one in _tables(table, "tensor_maps", place)
@@ -363,8 +375,6 @@ def _buffer(name: str, values: object, place: str, folder: Path) -> Buffer:
     if writes == "once" and role == "in":
         raise RequestError(f'{place}: writes = "once" is for buffers with role "out" or "inout"')
     found = Buffer(name, dtype, shape, strides, init, role, writes)
-    if found.bytes > 2**36:
-        raise RequestError(f"{place}: the buffer spans {found.bytes} B; the limit is {2**36} B")
     return found
 
 
@@ -421,11 +431,11 @@ def _tensor_map(name: str, values: object, place: str, buffers: Mapping[str, Buf
 
 def _named(what: str, known: Mapping[str, Any]) -> Callable[[object, str], str]:
     def read(value: object, where: str) -> str:
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise RequestError(
                 f"{where}: there is no {what} {_shown(value)}: the file has {', '.join(known) or 'none'}"
             )
-        return str(value)
+        return value
 
     return read
 
@@ -556,6 +566,10 @@ def _check_launch(found: Description, kernel: Kernel, module: Module, place: str
     if found.threads > MAX_THREADS or found.threads % 32:
         raise RequestError(
             f"{place}: block has {found.threads} threads: use whole warps of 32, up to {MAX_THREADS} threads"
+        )
+    if math.prod(found.grid) > MAX_CTAS:
+        raise RequestError(
+            f"{place}: grid {_times(found.grid)} has too many CTAs: use a smaller one, of at most {MAX_CTAS:,}"
         )
     for grid, cluster in zip(found.grid, found.cluster, strict=True):
         if grid % cluster:

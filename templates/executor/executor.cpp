@@ -43,6 +43,16 @@ std::string Machine::report() const {
 
 namespace {
 
+constexpr uint32_t max_ctas = 1 << 24, max_cluster_ctas = 16;  // more CTAs take days
+
+bool product_exceeds(uint32_t const (&extents)[3], uint32_t limit) {
+  uint64_t product = 1;
+  for (uint32_t extent : extents) {
+    if (extent > limit || (product *= extent) > limit) return true;
+  }
+  return false;
+}
+
 // Returns what is wrong with a request, or an empty string.
 std::string request_error(hgemm_emulation const& request, Kernel const& kernel) {
   if (request.version != HGEMM_ABI_VERSION) return text("version is %u and must be %d", request.version, HGEMM_ABI_VERSION);
@@ -57,6 +67,10 @@ std::string request_error(hgemm_emulation const& request, Kernel const& kernel) 
     if (!request.grid[i] || !request.cluster[i] || request.grid[i] % request.cluster[i]) {
       return "grid must be a multiple of cluster";
     }
+  }
+  if (product_exceeds(request.grid, max_ctas)) return text("grid has more CTAs than the limit of %u", max_ctas);
+  if (product_exceeds(request.cluster, max_cluster_ctas)) {
+    return text("cluster has more CTAs than the limit of %u", max_cluster_ctas);
   }
   if (request.parameter_count != kernel.parameter_count) {
     return text("the kernel takes %u parameters, the request has %u", kernel.parameter_count, request.parameter_count);
